@@ -46,7 +46,7 @@ def build(app: App, wheels: Path | None = None) -> TrainingStack:
     )
     if dataset_stack is not None:
         training_stack.add_stack_dependency(dataset_stack)
-    if parameters.review_repository:
+    if parameters.review.repository:
         reviewed = [stack for stack in (dataset_stack, training_stack) if stack is not None]
         ReviewStack(
             app,

@@ -14,9 +14,9 @@ from dataclasses import asdict
 from itertools import groupby
 from typing import Any, get_args
 
+from benchmarks import fitting
 from benchmarks.seeds.tables import SEEDS, Claim, Verdict, claims
 from sizing.cli.tables import print_json, show
-from sizing.evidence import fitting
 from sizing.models.fitted import FITTED_FILE, Fitted, fitted
 
 

@@ -10,9 +10,8 @@ from cloudformation.described import (
     validation_event,
 )
 from cloudformation.engine import Engine
-from cloudformation.errors import CloudFormationError, no_such_change_set, no_such_stack
+from cloudformation.errors import CloudFormationError, no_such_stack
 from cloudformation.records import ChangeSet, Stack, StackPlan
-from cloudformation.wire import Operation
 
 Request = dict[str, Any]
 Response = dict[str, Any]
@@ -28,20 +27,13 @@ EARLY_VALIDATION = (
 )
 
 
-class ChangeSets:
-    """The operations, by their names in the API (`operations`)."""
+class ChangeSetOperations:
+    """The operations on change sets, by their names in boto3."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
-        self.operations: dict[str, Operation] = {
-            "CreateChangeSet": self.create,
-            "DescribeChangeSet": self.describe,
-            "ExecuteChangeSet": self.execute,
-            "DeleteChangeSet": self.delete,
-            "ListChangeSets": self.list_,
-        }
 
-    def create(self, request: Request) -> Response:
+    def create_change_set(self, request: Request) -> Response:
         """Create a change set; on return it is complete or has failed."""
         name, kind = request["StackName"], request.get("ChangeSetType", "UPDATE")
         stack = self.engine.find_active(name)
@@ -100,8 +92,8 @@ class ChangeSets:
             return _failed(change_set, NO_CHANGES)
         return change_set
 
-    def describe(self, request: Request) -> Response:
-        stack, change_set = self.find(request)
+    def describe_change_set(self, request: Request) -> Response:
+        stack, change_set = self.find_change_set(request)
         return described_change_set(stack, change_set) | {
             "Changes": change_set.changes,
             "Parameters": described_parameters(change_set.plan),
@@ -110,14 +102,14 @@ class ChangeSets:
             "Tags": described_tags(change_set.plan),
         }
 
-    def list_(self, request: Request) -> Response:
+    def list_change_sets(self, request: Request) -> Response:
         stack = self.engine.find(request["StackName"])
         return {
             "Summaries": [described_change_set(stack, item) for item in stack.change_sets.values()]
         }
 
-    def execute(self, request: Request) -> Response:
-        stack, change_set = self.find(request)
+    def execute_change_set(self, request: Request) -> Response:
+        stack, change_set = self.find_change_set(request)
         if change_set.execution_status != "AVAILABLE":
             raise CloudFormationError(
                 f"ChangeSet [{change_set.id}] cannot be executed in its current status of "
@@ -129,19 +121,23 @@ class ChangeSets:
             stack.on_failure = change_set.on_stack_failure
         # Executing one change set makes the others obsolete.
         stack.change_sets.clear()
-        run = self.engine.create if change_set.type == "CREATE" else self.engine.update
-        run(stack, change_set.plan, request.get("ClientRequestToken"))
+        self.engine.carry_out(
+            stack,
+            change_set.plan,
+            creating=change_set.type == "CREATE",
+            token=request.get("ClientRequestToken"),
+        )
         return {}
 
-    def delete(self, request: Request) -> Response:
+    def delete_change_set(self, request: Request) -> Response:
         try:
-            stack, change_set = self.find(request)
+            stack, change_set = self.find_change_set(request)
         except CloudFormationError:
             return {}
         del stack.change_sets[change_set.name]
         return {}
 
-    def find(self, request: Request) -> tuple[Stack, ChangeSet]:
+    def find_change_set(self, request: Request) -> tuple[Stack, ChangeSet]:
         """Return the change set that a request names, by its ARN or by its name and stack."""
         wanted = request["ChangeSetName"]
         stacks = (
@@ -153,7 +149,7 @@ class ChangeSets:
             for change_set in stack.change_sets.values():
                 if wanted in (change_set.name, change_set.id):
                     return stack, change_set
-        raise no_such_change_set(wanted)
+        raise CloudFormationError(f"ChangeSet [{wanted}] does not exist", "ChangeSetNotFound")
 
 
 def _failed(change_set: ChangeSet, reason: str) -> ChangeSet:

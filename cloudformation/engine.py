@@ -21,7 +21,6 @@ from cloudformation.resource import Registry
 from cloudformation.template import parse_template
 
 BODY_LIMIT = 51_200
-Problems = Mapping[str, list[str]]
 _UPDATABLE = {
     "CREATE_COMPLETE", "UPDATE_COMPLETE", "UPDATE_ROLLBACK_COMPLETE", "CREATE_FAILED",
     "UPDATE_FAILED", "IMPORT_COMPLETE",
@@ -115,7 +114,7 @@ class Engine:
     def is_unchanged(self, stack: Stack, plan: StackPlan, prediction: Prediction) -> bool:
         """Whether carrying the plan out would change nothing, outputs and tags included."""
         return (
-            prediction.is_empty
+            not prediction.changes
             and stack.plan is not None
             and not stack.status.endswith("FAILED")
             and stack.plan.tags == plan.tags
@@ -151,28 +150,20 @@ class Engine:
         thread.start()
         thread.join(self.patience_seconds)
 
-    def create(
+    def carry_out(
         self,
         stack: Stack,
         plan: StackPlan,
+        *,
+        creating: bool,
         token: str | None = None,
-        problems: Problems | None = None,
+        problems: Mapping[str, list[str]] | None = None,
     ) -> None:
-        """Carry out a new stack's first plan in the background."""
-        carry_out = partial(StackOperation.carry_out, plan=plan, creating=True, problems=problems)
-        self.start(stack, "CREATE_IN_PROGRESS", carry_out, token)
-
-    def update(
-        self,
-        stack: Stack,
-        plan: StackPlan,
-        token: str | None = None,
-        problems: Problems | None = None,
-    ) -> None:
-        """Carry out a plan for an existing stack in the background."""
-        self.check_updatable(stack)
-        carry_out = partial(StackOperation.carry_out, plan=plan, creating=False, problems=problems)
-        self.start(stack, "UPDATE_IN_PROGRESS", carry_out, token)
+        """Carry out a plan in the background: a new stack's first one, or an update."""
+        if not creating:
+            self.check_updatable(stack)
+        work = partial(StackOperation.carry_out, plan=plan, creating=creating, problems=problems)
+        self.start(stack, f"{'CREATE' if creating else 'UPDATE'}_IN_PROGRESS", work, token)
 
     def check_updatable(self, stack: Stack) -> None:
         if stack.status not in _UPDATABLE:

@@ -17,7 +17,3 @@ class ResourceFailed(ValueError):
 
 def no_such_stack(name: str) -> CloudFormationError:
     return CloudFormationError(f"Stack with id {name} does not exist")
-
-
-def no_such_change_set(name: str) -> CloudFormationError:
-    return CloudFormationError(f"ChangeSet [{name}] does not exist", "ChangeSetNotFound")

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cloudformation.errors import CloudFormationError
-from cloudformation.intrinsics import Expressions, truth
+from cloudformation.intrinsics import Expressions, scalar, truth
 from cloudformation.template import Template
 
 SSM_VALUE = re.compile(r"AWS::SSM::Parameter::Value<(.+)>")
@@ -114,16 +114,12 @@ def _texts(
         elif "ParameterValue" in item:
             texts[name] = item["ParameterValue"]
         elif "Default" in declaration:
-            texts[name] = _default_text(declaration["Default"])
+            texts[name] = scalar(declaration["Default"])
         else:
             missing.append(name)
     if missing:
         raise CloudFormationError(f"Parameters: [{', '.join(missing)}] must have values")
     return texts
-
-
-def _default_text(default: Any) -> str:
-    return str(default).lower() if isinstance(default, bool) else str(default)
 
 
 def _check_constraints(name: str, text: str, declaration: Mapping[str, Any]) -> None:

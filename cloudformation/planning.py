@@ -4,7 +4,7 @@ It predicts and refuses; it never changes a resource.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from cloudformation import schema
@@ -22,13 +22,8 @@ Import = Callable[[str], str]
 class Prediction:
     """What carrying out a plan would do."""
 
-    order: list[str]
     changes: list[dict[str, Any]]
-    problems: dict[str, list[str]] = field(default_factory=dict)
-
-    @property
-    def is_empty(self) -> bool:
-        return not self.changes
+    problems: dict[str, list[str]]
 
 
 def check_types(template: Template, registry: Registry) -> None:
@@ -65,18 +60,6 @@ def needed_capabilities(template: Template) -> list[str]:
     return ["CAPABILITY_IAM"] if iam else []
 
 
-def pseudo_parameters(account: RegionalAccount, stack: Stack, plan: StackPlan) -> dict[str, Any]:
-    return {
-        "AWS::AccountId": account.id,
-        "AWS::Region": account.region,
-        "AWS::Partition": "aws",
-        "AWS::URLSuffix": "amazonaws.com",
-        "AWS::StackName": stack.name,
-        "AWS::StackId": stack.id,
-        "AWS::NotificationARNs": plan.notification_arns,
-    }
-
-
 def expressions_for(
     account: RegionalAccount,
     stack: Stack,
@@ -88,8 +71,16 @@ def expressions_for(
 ) -> Expressions:
     """Return a plan's expressions; by default they refer to the stack's existing resources."""
     return Expressions(
-        parameters=pseudo_parameters(account, stack, plan)
-        | {name: item.value for name, item in plan.parameters.items()},
+        parameters={
+            "AWS::AccountId": account.id,
+            "AWS::Region": account.region,
+            "AWS::Partition": "aws",
+            "AWS::URLSuffix": "amazonaws.com",
+            "AWS::StackName": stack.name,
+            "AWS::StackId": stack.id,
+            "AWS::NotificationARNs": plan.notification_arns,
+            **{name: item.value for name, item in plan.parameters.items()},
+        },
         mappings=plan.template.section("Mappings"),
         conditions=plan.template.section("Conditions"),
         reference=reference or (lambda name: stack.resources[name].physical_id),
@@ -162,7 +153,7 @@ def predict(
             moving[name] = _movement(change)
     expressions.value(outputs_of(plan.template, expressions))
     changes += [_removal(item) for name, item in stack.resources.items() if name not in order]
-    return Prediction(order=order, changes=changes, problems=problems)
+    return Prediction(changes=changes, problems=problems)
 
 
 def outputs_of(template: Template, expressions: Expressions) -> dict[str, Any]:

@@ -38,12 +38,12 @@ class Provisioner:
                     f"replacing. Rename {name} and update the stack again."
                 )
             after.physical_id = name
-            if type_.exists(self._request(after, None, physical=after)):
+            if type_.exists(self._request(after, physical=after)):
                 after.physical_id = existing.physical_id if existing else ""
                 raise ResourceFailed(
                     f"Resource of type '{after.type}' with identifier '{name}' already exists."
                 )
-        made = type_.create(self._request(after, None))
+        made = type_.create(self._request(after))
         after.physical_id, after.attributes = made.id, made.attributes
         if existing is None:
             self.record(after, "CREATE_IN_PROGRESS", "Resource creation Initiated")
@@ -52,7 +52,7 @@ class Provisioner:
         """Set what `create` left unset on a new resource."""
         configure = self.registry[after.type].configure
         if configure is not None:
-            configure(self._request(after, None, physical=after))
+            configure(self._request(after, physical=after))
 
     def update(self, after: StackResource, existing: StackResource) -> None:
         """Update a resource in place."""
@@ -97,7 +97,7 @@ class Provisioner:
     def _request(
         self,
         wanted: StackResource,
-        existing: StackResource | None,
+        existing: StackResource | None = None,
         physical: StackResource | None = None,
     ) -> HandlerRequest:
         physical = physical or existing

@@ -11,7 +11,7 @@ from cfnlint.jsonschema import StandardValidator
 from cfnlint.schema import PROVIDER_SCHEMA_MANAGER
 from cfnlint.schema._exceptions import ResourceNotFoundError
 
-from cloudformation.intrinsics import Unknown, has_unknown
+from cloudformation.intrinsics import Unknown, has_unknown, scalar
 
 REGION = "us-east-1"
 # Whether these hold does not depend on values that are not known yet.
@@ -181,10 +181,8 @@ def _branches(root: Mapping[str, Any], node: Mapping[str, Any]) -> Iterator[Mapp
 
 
 def _scalar(value: Any, wanted: str) -> Any:
-    if wanted == "string" and isinstance(value, bool):
-        return "true" if value else "false"
-    if wanted == "string" and isinstance(value, int | float):
-        return str(value)
+    if wanted == "string" and isinstance(value, bool | int | float):
+        return scalar(value)
     if wanted == "boolean" and str(value).lower() in ("true", "false"):
         return str(value).lower() == "true"
     if wanted in ("integer", "number") and isinstance(value, str):

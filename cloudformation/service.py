@@ -1,44 +1,14 @@
 """CloudFormation's operations: each reads a request, calls the engine and writes the response."""
 
-from typing import Any
-
-from cloudformation.change_sets import ChangeSets
+from cloudformation.change_sets import ChangeSetOperations, Request, Response
 from cloudformation.described import described_resource, described_stack, description_of
-from cloudformation.engine import Engine
 from cloudformation.errors import CloudFormationError, no_such_stack
 from cloudformation.records import Stack
 from cloudformation.template import parse_template
-from cloudformation.wire import Operation
-
-Request = dict[str, Any]
-Response = dict[str, Any]
 
 
-class CloudFormation:
-    """The operations, by their names in the API (`operations`)."""
-
-    def __init__(self, engine: Engine) -> None:
-        self.engine = engine
-        self.change_sets = ChangeSets(engine)
-        self.operations: dict[str, Operation] = {
-            "CreateStack": self.create_stack,
-            "UpdateStack": self.update_stack,
-            "DeleteStack": self.delete_stack,
-            **self.change_sets.operations,
-            "DescribeStacks": self.describe_stacks,
-            "ListStacks": self.list_stacks,
-            "DescribeStackEvents": self.describe_stack_events,
-            "DescribeEvents": self.describe_events,
-            "DescribeStackResource": self.describe_stack_resource,
-            "DescribeStackResources": self.describe_stack_resources,
-            "ListStackResources": self.list_stack_resources,
-            "ListExports": self.list_exports,
-            "ListImports": self.list_imports,
-            "GetTemplate": self.get_template,
-            "GetTemplateSummary": self.get_template_summary,
-            "ValidateTemplate": self.get_template_summary,
-            "UpdateTerminationProtection": self.update_termination_protection,
-        }
+class CloudFormation(ChangeSetOperations):
+    """All operations of the API that the engine has, by their names in boto3."""
 
     # Stacks
 
@@ -52,8 +22,13 @@ class CloudFormation:
         stack = self.engine.new_stack(name, "REVIEW_IN_PROGRESS")
         stack.termination_protection = bool(request.get("EnableTerminationProtection"))
         stack.on_failure = request.get("OnFailure", "ROLLBACK")
-        token = request.get("ClientRequestToken")
-        self.engine.create(stack, plan, token, prediction.problems)
+        self.engine.carry_out(
+            stack,
+            plan,
+            creating=True,
+            token=request.get("ClientRequestToken"),
+            problems=prediction.problems,
+        )
         return {"StackId": stack.id}
 
     def update_stack(self, request: Request) -> Response:
@@ -63,8 +38,13 @@ class CloudFormation:
         prediction = self.engine.predict(stack, plan)
         if self.engine.is_unchanged(stack, plan, prediction):
             raise CloudFormationError("No updates are to be performed.")
-        token = request.get("ClientRequestToken")
-        self.engine.update(stack, plan, token, prediction.problems)
+        self.engine.carry_out(
+            stack,
+            plan,
+            creating=False,
+            token=request.get("ClientRequestToken"),
+            problems=prediction.problems,
+        )
         return {"StackId": stack.id}
 
     def delete_stack(self, request: Request) -> None:
@@ -108,7 +88,7 @@ class CloudFormation:
 
     def describe_events(self, request: Request) -> Response:
         if request.get("ChangeSetName"):
-            _, change_set = self.change_sets.find(request)
+            _, change_set = self.find_change_set(request)
             return {"OperationEvents": change_set.problems}
         stack = self.engine.find(request["StackName"])
         failed_only = (request.get("Filters") or {}).get("FailedEvents")
@@ -161,7 +141,7 @@ class CloudFormation:
 
     def get_template(self, request: Request) -> Response:
         if request.get("ChangeSetName"):
-            return {"TemplateBody": self.change_sets.find(request)[1].plan.template.body}
+            return {"TemplateBody": self.find_change_set(request)[1].plan.template.body}
         stack = self.engine.find(request["StackName"])
         if stack.plan is None:
             return {}
@@ -188,3 +168,5 @@ class CloudFormation:
             ],
             "ResourceTypes": sorted({item["Type"] for item in template.resources.values()}),
         }  # fmt: skip
+
+    validate_template = get_template_summary

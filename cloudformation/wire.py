@@ -1,9 +1,9 @@
 """CloudFormation's wire format (AWS query): a form in, XML out, by moto's parser and serializer."""
 
 import uuid
-from collections.abc import Callable, Mapping
 from typing import Any
 
+from botocore import xform_name
 from moto.core.parse import QueryParser
 from moto.core.serialize import QuerySerializer, SerializationContext
 from moto.core.utils import get_service_model
@@ -12,11 +12,9 @@ from werkzeug.wrappers import Request, Response
 
 from cloudformation.errors import CloudFormationError
 
-Operation = Callable[[dict[str, Any]], dict[str, Any] | None]
 
-
-def answer(request: Request, operations: Mapping[str, Operation]) -> Response:
-    """Run the operation that the request names; return its result or its error as XML."""
+def answer(request: Request, service: object) -> Response:
+    """Call the service's method that the request names; return its result or error as XML."""
     values = request.values
     model = get_service_model("cloudformation")
     action = values.get("Action", "")
@@ -26,7 +24,7 @@ def answer(request: Request, operations: Mapping[str, Operation]) -> Response:
             f"Could not find operation {values.get('Action')}", "InvalidAction"
         )
     else:
-        result = _run(model.operation_model(action), values, operations)
+        result = _run(model.operation_model(action), values, service)
     context = SerializationContext(request_id=str(uuid.uuid4()))
     serialized = QuerySerializer(model.operation_model(action), context).serialize(result)
     return Response(
@@ -34,8 +32,8 @@ def answer(request: Request, operations: Mapping[str, Operation]) -> Response:
     )
 
 
-def _run(model: Any, values: MultiDict[str, str], operations: Mapping[str, Operation]) -> Any:
-    operation = operations.get(model.name)
+def _run(model: Any, values: MultiDict[str, str], service: object) -> Any:
+    operation = getattr(service, xform_name(model.name), None)
     if operation is None:
         return CloudFormationError(
             f"The embedded AWS has no CloudFormation operation {model.name}", "InvalidAction"

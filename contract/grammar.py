@@ -1,9 +1,10 @@
-"""How often to commit and which checkpoints to keep: the texts that users write, read once.
+"""Intervals, what to keep, counts: the texts that users write, read once.
 
 The same text is accepted, or refused with the same sentence, by the command line, the stack
 parameters, run.env and the plan.
 """
 
+import math
 import re
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, cast
@@ -69,3 +70,29 @@ def parse_span(text: str) -> Span | None:
     if not match:
         return None
     return Span(value=int(match["value"]), unit=cast(SpanUnit, match["unit"] + "s"))
+
+
+def parse_positive(text: str) -> float:
+    """Read a number above 0."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < math.inf:
+        raise UserError(f"{text} is not a positive number")
+    return value
+
+
+def parse_count(text: str) -> int:
+    """Read a whole number, 0 or more."""
+    if not re.fullmatch("[0-9]+", text):
+        raise UserError(f"{text!r} is not a whole number, 0 or more")
+    return int(text)
+
+
+def parse_positive_count(text: str) -> int:
+    """Read a whole number above 0."""
+    number = parse_count(text)
+    if number == 0:
+        raise UserError(f"{text} is not positive")
+    return number

@@ -20,8 +20,13 @@ SOURCE_FOLDER = "program/source"
 WORKLOAD = "program"
 
 NOTICE_SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "none")
-# What may differ between a run's attempts: it decides nothing about what is computed.
-PLACEMENT = frozenset({"interpreter", "notice_signal", "quiet_seconds", "metric_definitions"})
+# Installed if the source has it; a file of another name must be there.
+USUAL_REQUIREMENTS = "requirements.txt"
+# What may differ between a run's attempts: it decides nothing about what is computed, or, as the
+# requirements, is a file of the source, whose checksum is compared.
+PLACEMENT = frozenset(
+    {"interpreter", "notice_signal", "quiet_seconds", "metric_definitions", "requirements"}
+)
 
 _FORMAT = 1
 # The limits of SageMaker's CreateTrainingJob.
@@ -48,6 +53,7 @@ class Program:
     environment: Mapping[str, str] = field(default_factory=dict)
     channels: tuple[str, ...] = ("training",)  # one: the whole dataset; several: its folders
     working_folder: str = "."  # within the source folder
+    requirements: str = USUAL_REQUIREMENTS  # a file of the source that the boot installs; "": none
     interpreter: str = ""  # what `python` in the command is; "": the one that runs this project
     notice_signal: str = "SIGTERM"
     quiet_seconds: float = 10.0  # seconds without a write before the folder is snapshotted

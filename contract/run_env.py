@@ -6,8 +6,8 @@ userdata/run.env.example documents each of them; a test compares it with this.
 import re
 from typing import Literal, TypeAlias, get_args
 
-from contract.grammar import parse_interval, parse_kept
-from contract.notice import POLICIES
+from contract.errors import UserError
+from contract.trainer_options import check_option, read_words
 
 Name: TypeAlias = Literal[
     "RUN_ID",
@@ -22,13 +22,8 @@ Name: TypeAlias = Literal[
     "DATA_ON",
     "DATA_DEVICE_NAME",
     "NUM_GPUS",
-    "CHECKPOINT_INTERVAL",
-    "CHECKPOINTS_KEPT",
+    "TRAINER_OPTIONS",
     "NOTICE_BUDGET_SECONDS",
-    "NOTICE_POLICY",
-    "LEASE_TTL_SECONDS",
-    "NAN_RETRIES",
-    "NAN_SKIPS",
     "DATASET_WAIT_SECONDS",
     "STACK_NAME",
     "AWS_REGION",
@@ -36,19 +31,26 @@ Name: TypeAlias = Literal[
 ]
 # In the order of writing.
 NAMES: tuple[Name, ...] = get_args(Name)
+# The option that each of these was before TRAINER_OPTIONS: the machine's template may be older than
+# its run's bundle, or newer.
+OLDER_NAMES = {
+    **{name: name.lower() for name in ("CHECKPOINT_INTERVAL", "NOTICE_POLICY")},
+    **{name: name.lower() for name in ("LEASE_TTL_SECONDS", "NAN_RETRIES", "NAN_SKIPS")},
+    "CHECKPOINTS_KEPT": "keep",
+}
 
 # What is mounted at DATA_MOUNT: the volume of the launch template, or the machine's own disks.
 DATA_PLACES = ("ebs", "nvme")
 
 _S3_URI = (r"s3://[^/\s]+/\S+", "s3://bucket/key")
 _SECONDS = (r"0*[1-9]\d*(\.\d+)?|0\.\d*[1-9]\d*", "a number of seconds above 0")
-_COUNT = (r"\d+", "a whole number")
 _WORDS = (r'"[^"$`\\]*"', '"a=b c=d" in double quotes')
 _PATH = (r"/[^\s\"']+", "an absolute path")
 _WORD = (r"[^\s\"'$`\\]+", "one word without quotes")
 _SHAPES: dict[str, tuple[str, str]] = {
     "OVERRIDES": _WORDS,
     "PREDICTION": _WORDS,
+    "TRAINER_OPTIONS": _WORDS,
     "DATASET_URI": _S3_URI,
     "RUN_URI": _S3_URI,
     "BUNDLE_URI": _S3_URI,
@@ -57,13 +59,8 @@ _SHAPES: dict[str, tuple[str, str]] = {
     "FLEET_PARAMETER": _PATH,
     "NUM_GPUS": (r"\d+", "a number"),
     "NOTICE_BUDGET_SECONDS": _SECONDS,
-    "NOTICE_POLICY": ("|".join(POLICIES), " or ".join(POLICIES)),
-    "LEASE_TTL_SECONDS": _SECONDS,
-    "NAN_RETRIES": _COUNT,
-    "NAN_SKIPS": _COUNT,
     "DATASET_WAIT_SECONDS": (r"\d+(\.\d+)?", "a number of seconds"),
 }
-_PARSERS = {"CHECKPOINT_INTERVAL": parse_interval, "CHECKPOINTS_KEPT": parse_kept}
 
 
 def find_fault(name: str, value: str) -> str | None:
@@ -71,10 +68,10 @@ def find_fault(name: str, value: str) -> str | None:
     pattern, wanted = _SHAPES.get(name, _WORD)
     if not re.fullmatch(pattern, value):
         return f"{name} has to be {wanted}, got {value!r}"
-    parse = _PARSERS.get(name)
-    if parse:
+    if name == "TRAINER_OPTIONS":
         try:
-            parse(value)
-        except ValueError as error:
+            for option, text in read_words(value.strip('"')).items():
+                check_option(option, text)
+        except UserError as error:
             return f"{name}: {error}"
     return None

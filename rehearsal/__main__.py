@@ -21,24 +21,31 @@ from contract.cleared_folder import cleared_folder
 from contract.errors import EXIT_STOPPED
 from rehearsal.alarms.trial import trial_table, try_alarms
 from rehearsal.aws import EmbeddedAws, PortInUse
-from rehearsal.drill.cdk import run_cdk
-from rehearsal.drill.children import ChildFailed, Children
-from rehearsal.drill.defaults import PROGRAM_INTERRUPTIONS, by_workload, defaults_of
-from rehearsal.drill.demo import Demo, DemoSettings
-from rehearsal.drill.deployment import REPOSITORY, RehearsalFailed
+from rehearsal.drill.children import ChildFailed, Children, run_cdk
+from rehearsal.drill.demo import Demo
+from rehearsal.drill.deployment import REPOSITORY, DeployedStacks
+from rehearsal.drill.fleet import RehearsalFailed
 from rehearsal.drill.interruptions import SYNTAX, PlannedInterruption, parse_interruption
-from rehearsal.drill.lineage import read_lineage
-from rehearsal.drill.outcome import show_receipt
 from rehearsal.drill.program import RehearsedProgram
-from rehearsal.drill.program_receipt import make_program_receipt, program_faults, program_rows
-from rehearsal.drill.receipt import find_faults, make_receipt, receipt_rows
-from rehearsal.drill.report import write_program_report, write_report
+from rehearsal.drill.receipt import find_faults, loss_curves, make_receipt
+from rehearsal.drill.report import receipt_rows, show_receipt, write_report
+from rehearsal.drill.workload import (
+    PROGRAM_INTERRUPTIONS,
+    RehearsedWorkload,
+    by_workload,
+    defaults_of,
+)
 from rehearsal.machines.commands import CommandFailed
 from rehearsal.machines.nspawn.host import NspawnHost, nspawn_host
 from rehearsal.machines.nspawn.namespaces import check_host, enter_namespaces
 from rehearsal.machines.nspawn.root_image import root_image
 from rehearsal.scenarios.scenario import NSPAWN, PROCESS, Scenario, choose
-from rehearsal.scenarios.series import Outcome, Series, outcome_table, scenario_table
+from rehearsal.scenarios.series import (
+    DrillOutcome,
+    DrillSeries,
+    outcome_table,
+    scenario_table,
+)
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -170,47 +177,17 @@ def main() -> int:
 
 def rehearse(arguments: argparse.Namespace, say: Callable[[str], None]) -> int:
     """Run the demo, write and show its receipt; fail if it breaks a promise."""
-    program = None
-    if arguments.program is not None:
-        program = RehearsedProgram.from_folder(arguments.program, arguments.data)
-    defaults = defaults_of(arguments.workload)
-    usual = defaults.interruptions if program is None else PROGRAM_INTERRUPTIONS
+    trained, usual = _what_trains(arguments)
     plan = arguments.interrupt or [parse_interruption(text) for text in usual]
-    folder = (REPOSITORY / arguments.out).resolve()
-    settings = DemoSettings(
-        folder=folder,
-        size=arguments.size,
-        program=program,
-        workload=arguments.workload,
-        recipe=arguments.recipe,
-        overrides=arguments.overrides,
-        count=defaults.count if arguments.count is None else arguments.count,
-        seed=arguments.seed,
-        checkpoint_interval=arguments.checkpoint_interval or defaults.checkpoint_interval,
-        notice_seconds=arguments.notice_seconds,
-        lease_ttl_seconds=arguments.lease_ttl_seconds,
-        plan=[] if arguments.no_interruptions else plan,
-        timeout_seconds=arguments.timeout_seconds,
-    )
-    image = _prepare(arguments.machine, say)
-    with (
-        cleared_folder(folder),
-        EmbeddedAws() as aws,
-        Children(say=say, environment=child_environment(aws), folder=REPOSITORY) as children,
-        _nspawn_host(image, folder / "network", aws) as nspawn,
-    ):
-        demo = Demo(settings=settings, aws=aws, children=children, say=say, nspawn=nspawn)
+    plan = [] if arguments.no_interruptions else plan
+    with _embedded_aws(arguments, say, say) as stacks:
+        demo = Demo(trained=trained, plan=plan, options=arguments, stacks=stacks, say=say)
         rehearsed = demo.run()
-        report = folder / "report.html"
-        if program is None:
-            receipt = make_receipt(rehearsed)
-            rows, faults = receipt_rows(receipt), find_faults(receipt, len(settings.plan))
-            write_report(report, receipt, read_lineage(rehearsed.run), rows)
-        else:
-            receipt = make_program_receipt(rehearsed)
-            rows, faults = program_rows(receipt), program_faults(receipt, len(settings.plan))
-            write_program_report(report, receipt, rows)
-    path = folder / "receipt.json"
+        receipt = make_receipt(rehearsed)
+        rows, faults = receipt_rows(receipt), find_faults(receipt, len(plan))
+        report = stacks.folder / "report.html"
+        write_report(report, receipt, loss_curves(rehearsed, receipt), rows)
+    path = stacks.folder / "receipt.json"
     path.write_text(json.dumps(receipt, indent=2) + "\n")
     if arguments.json:
         print(json.dumps(receipt, indent=2))
@@ -220,6 +197,41 @@ def rehearse(arguments: argparse.Namespace, say: Callable[[str], None]) -> int:
         print(f"rehearsal: broken promise: {fault}", file=sys.stderr)
     say(f"receipt: {path}, report: {report}")
     return 1 if faults else 0
+
+
+def _what_trains(
+    arguments: argparse.Namespace,
+) -> tuple[RehearsedWorkload | RehearsedProgram, Sequence[str]]:
+    """What is trained, and how it is interrupted unless told otherwise."""
+    if arguments.program is not None:
+        program = RehearsedProgram.from_folder(arguments.program, arguments.data)
+        return program, PROGRAM_INTERRUPTIONS
+    defaults = defaults_of(arguments.workload)
+    workload = RehearsedWorkload(
+        name=arguments.workload,
+        recipe=arguments.recipe,
+        overrides=arguments.overrides,
+        count=defaults.count if arguments.count is None else arguments.count,
+        seed=arguments.seed,
+        checkpoint_interval=arguments.checkpoint_interval or defaults.checkpoint_interval,
+    )
+    return workload, defaults.interruptions
+
+
+@contextmanager
+def _embedded_aws(
+    arguments: argparse.Namespace, say: Callable[[str], None], told: Callable[[str], None]
+) -> Iterator[DeployedStacks]:
+    """An embedded AWS for the stacks, its files in --out; `told` gets what programs say."""
+    folder = (REPOSITORY / arguments.out).resolve()
+    image = _prepare(arguments.machine, say)
+    with (
+        cleared_folder(folder),
+        EmbeddedAws() as aws,
+        Children(say=told, environment=child_environment(aws), folder=REPOSITORY) as children,
+        _nspawn_host(image, folder / "network", aws) as nspawn,
+    ):
+        yield DeployedStacks(folder=folder, aws=aws, children=children, nspawn=nspawn)
 
 
 def _prepare(machine: str, say: Callable[[str], None]) -> Path | None:
@@ -260,36 +272,19 @@ def run_drills(arguments: argparse.Namespace, say: Callable[[str], None]) -> int
 
 def _rehearse_drills(
     scenarios: Sequence[Scenario], arguments: argparse.Namespace, say: Callable[[str], None]
-) -> list[Outcome]:
-    folder = (REPOSITORY / arguments.out).resolve()
-    image = _prepare(arguments.machine, say)
+) -> list[DrillOutcome]:
     outcomes = []
-    with (
-        cleared_folder(folder),
-        (folder / "cdk.log").open("a", encoding="utf-8") as log,
-        EmbeddedAws() as aws,
-    ):
 
-        def keep(text: str) -> None:
-            print(text, file=log, flush=True)
+    def keep(text: str) -> None:
+        with (stacks.folder / "cdk.log").open("a", encoding="utf-8") as log:
+            print(text, file=log)
 
-        with (
-            Children(say=keep, environment=child_environment(aws), folder=REPOSITORY) as children,
-            _nspawn_host(image, folder / "network", aws) as nspawn,
-        ):
-            series = Series(
-                scenarios=scenarios,
-                folder=folder,
-                aws=aws,
-                children=children,
-                say=say,
-                nspawn=nspawn,
-            )
-            for outcome in series.run():
-                outcomes.append(outcome)
-                # After each, so that Ctrl-C keeps those before it.
-                records = [asdict(each) for each in outcomes]
-                (folder / "drills.json").write_text(json.dumps(records, indent=2) + "\n")
+    with _embedded_aws(arguments, say, keep) as stacks:
+        for outcome in DrillSeries(scenarios=scenarios, stacks=stacks, say=say).run():
+            outcomes.append(outcome)
+            # After each, so that Ctrl-C keeps those before it.
+            records = [asdict(each) for each in outcomes]
+            (stacks.folder / "drills.json").write_text(json.dumps(records, indent=2) + "\n")
     return outcomes
 
 

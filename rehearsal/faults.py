@@ -20,11 +20,11 @@ LOWEST_ERROR, HIGHEST_ERROR = 400, 599
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fault:
-    """What happens to a share of the requests for an action (with *), from its beginning on.
+    """What happens to a share of the requests for an action (* is a wildcard) once it begins.
 
     Exactly one of: `status` answers with this error instead, `delay_seconds` answers later,
-    `loses_answer` does what was asked and resets the connection. `key` is S3's, or the metadata's
-    path; with * too.
+    `loses_answer` carries the request out, then resets the connection. `key` is the S3 key or the
+    metadata path, with wildcards too.
     """
 
     action: str
@@ -38,7 +38,7 @@ class Fault:
     def __post_init__(self) -> None:
         if not _ACTION.fullmatch(self.action):
             raise ValueError(
-                f"action is {self.action!r}; give one like ec2:TerminateInstances or s3:*, of "
+                f"action is {self.action!r}; write it like ec2:TerminateInstances or s3:*, of "
                 f"{', '.join(SERVICES)}"
             )
         if sum(map(bool, (self.status, self.delay_seconds, self.loses_answer))) != 1:
@@ -47,11 +47,11 @@ class Fault:
                 "loses_answer"
             )
         if self.status and not LOWEST_ERROR <= self.status <= HIGHEST_ERROR:
-            raise ValueError(f"status is {self.status}; give an error's, {LOWEST_ERROR} to 599")
+            raise ValueError(f"status is {self.status}; use an error, {LOWEST_ERROR} to 599")
         if self.delay_seconds < 0:
-            raise ValueError(f"delay_seconds is {self.delay_seconds}; give a number above 0")
+            raise ValueError(f"delay_seconds is {self.delay_seconds}; it must be above 0")
         if not 0 < self.share <= 1:
-            raise ValueError(f"share is {self.share}; give a number above 0, at most 1")
+            raise ValueError(f"share is {self.share}; it must be above 0 and at most 1")
 
     def covers(self, action: str, key: str) -> bool:
         """Whether a request is of this kind."""
@@ -60,32 +60,32 @@ class Fault:
 
 @dataclass(kw_only=True, slots=True)
 class FaultInjector:
-    """The faults that hold now. Any thread may ask."""
+    """The faults in force; thread-safe."""
 
     clock: Callable[[], float] = time.monotonic
     # How far AWS's clock is ahead of the machines'.
     clock_ahead_seconds: float = 0.0
-    # Those that a request has met since the last end().
+    # Faults that a request has met since the last end().
     met: set[Fault] = field(default_factory=set)
     _began: float = 0.0
     _faults: Sequence[Fault] = ()
-    # Seeded: a drill that is repeated meets the same.
+    # Seeded, so that a repeated drill meets the same faults.
     _dice: random.Random = field(default_factory=lambda: random.Random(0))
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def begin(self, faults: Sequence[Fault]) -> None:
-        """Let these begin now, in place of those before."""
+        """Replace the faults in force, starting now."""
         with self._lock:
             self._faults, self._began = faults, self.clock()
 
     def end(self) -> None:
-        """Be as AWS is, its clock too."""
+        """End all faults, the clock's too."""
         self.begin(())
         self.clock_ahead_seconds = 0.0
         self.met.clear()
 
     def meet(self, action: str, key: str = "") -> Fault | None:
-        """Return the fault that a request meets; a delay is over by then."""
+        """Return the fault that a request meets, after waiting out its delay."""
         with self._lock:
             seconds = self.clock() - self._began
             found = next(

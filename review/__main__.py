@@ -20,9 +20,9 @@ from review.assembly import (
     head_name,
     merge_base,
     read_assembly,
+    run_cdk_diff,
     synthesize,
 )
-from review.cdk_diff import run_cdk_diff
 from review.comment import write_comment, write_refusal
 from review.verdict import Review, judge
 

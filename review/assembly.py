@@ -1,6 +1,7 @@
-"""The two sides to compare: their cloud assemblies, or the deployed templates.
+"""The two sides to compare, and how the CDK CLI sees the difference.
 
-The base is synthesized from its own code, in a git worktree in a temporary folder.
+A side is a cloud assembly, or the deployed templates. The base is synthesized from its own code, in
+a git worktree in a temporary folder.
 """
 
 import json
@@ -20,6 +21,9 @@ from botocore.exceptions import BotoCoreError, ClientError
 # Besides the stacks' code, these packages decide what a template contains.
 _SYNTH_PACKAGES = re.compile(r"(aws-cdk[\w.-]*|constructs|cdk-nag|jsii)==\S+")
 _ENVIRONMENT_FOLDERS = (".venv", "node_modules")
+_DESTRUCTIVE = re.compile(
+    r"^  (?P<stack>[\w-]+): .*?(?P<logical_id>\w+) (?P<impact>(?:will|may) be \w+)", re.MULTILINE
+)
 
 
 class CannotReview(ValueError):
@@ -48,6 +52,15 @@ class Side:
     stacks: Mapping[str, StackSide]
     folder: Path | None = None
     notes: Sequence[str] = field(default_factory=tuple)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CdkDiff:
+    """The output of `cdk diff`, and by logical id the changes that it calls destructive."""
+
+    stack: str
+    text: str
+    destructive: Mapping[str, str]
 
 
 def read_assembly(folder: Path, name: str, notes: Sequence[str] = ()) -> Side:
@@ -79,6 +92,30 @@ def synthesize(checkout: Path, out: Path, context: Sequence[str], name: str) -> 
         lines = [line for line in done.stderr.splitlines() if line.strip()]
         shown = [line for line in lines if not re.match(r"npm warn|Subprocess exited", line)]
         raise CannotReview(f"{name} does not synthesize:\n  " + "\n  ".join(shown[-8:]))
+
+
+def run_cdk_diff(
+    repository: Path, head: Path, stack: str, base_template: Mapping[str, Any] | None
+) -> CdkDiff:
+    """Compare `stack` of the assembly `head` with a template, or with what is deployed (None)."""
+    command = ["npx", "--no-install", "cdk", "diff", "--app", str(head), "--exclusively", stack]
+    command += ["--fail-on", "destructive", "--no-color", "--ci", "--no-notices"]
+    with tempfile.TemporaryDirectory(prefix="review-") as folder:
+        if base_template is None:
+            command += ["--method", "template"]
+        else:
+            file = Path(folder) / "base.template.json"
+            file.write_text(json.dumps(base_template), encoding="utf-8")
+            command += ["--template", str(file)]
+        done = _run(command, repository)
+    _, found, listed = done.stderr.partition("destructive change(s)")
+    if done.returncode != 0 and not found:
+        raise CannotReview(f"cdk diff of {stack} failed: {done.stderr.strip()[-600:]}")
+    return CdkDiff(
+        stack=stack,
+        text=done.stdout.strip(),
+        destructive={each["logical_id"]: each["impact"] for each in _DESTRUCTIVE.finditer(listed)},
+    )
 
 
 @contextmanager

@@ -14,6 +14,16 @@ _EMPTY = StackSide(template={})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Objection:
+    """What a deploy would lose or CloudFormation would refuse, and what to do instead."""
+
+    stack: str
+    path: str
+    what: str
+    instead: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Change:
     """One resource that differs; for a replacement, `why` names the property that forces it."""
 
@@ -33,6 +43,10 @@ class Change:
     @property
     def new_properties(self) -> Mapping[str, Any]:
         return (self.new or {}).get("Properties") or {}
+
+    def objection(self, what: str, instead: str) -> Objection:
+        """Return what speaks against this change."""
+        return Objection(stack=self.stack, path=self.path, what=what, instead=instead)
 
     def differences(self) -> list[tuple[str, Any, Any]]:
         """List the property paths that differ, with their values before and after."""

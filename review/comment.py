@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 
 from review.changes import Change
 from review.costs import LEFT_OUT
-from review.run_env import read_run_env
+from review.run_effects import read_run_env
 from review.spelling import short
 from review.verdict import Review
 
@@ -41,16 +41,15 @@ def _top(review: Review) -> Iterable[str]:
     yield f"## What this change does to what is deployed\n\n{_summary(review)}\n"
     yield f"`{review.head}` against `{review.base}`.\n"
     yield from (f"- {note}" for note in review.notes)
-    if review.losses:
-        yield "\n### Data loss\n"
-        for loss in review.losses:
-            where = _code(f"{loss.stack}/{loss.path}")
-            yield f"- **{where}**: {loss.what}. Instead: {loss.instead}."
-    if review.refusals:
-        yield "\n### A deploy would fail\n"
-        for refusal in review.refusals:
-            where = _code(f"{refusal.stack}/{refusal.path}")
-            yield f"- **{where}**: {refusal.what}. Instead: {refusal.instead}."
+    for head, found in (
+        ("Data loss", review.losses),
+        ("A deploy would fail", review.refusals),
+    ):
+        if found:
+            yield f"\n### {head}\n"
+        for each in found:
+            where = _code(f"{each.stack}/{each.path}")
+            yield f"- **{where}**: {each.what}. Instead: {each.instead}."
     if review.destructive:
         yield "\n### Replaced and removed\n"
         yield from _table(

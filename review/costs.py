@@ -6,6 +6,7 @@ volume, custom metrics while an instance runs, data transfer - is left out, and 
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import methodcaller
 from typing import Any
 
 from review.assembly import Side, StackSide
@@ -20,7 +21,7 @@ _GUARD_MINUTES = 10
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Row:
+class CostRow:
     """One row of the cost table."""
 
     name: str
@@ -31,7 +32,7 @@ class Row:
     is_headline: bool = False
 
 
-def cost_rows(base: Side, head: Side) -> list[Row]:
+def cost_rows(base: Side, head: Side) -> list[CostRow]:
     """Return the cost of an hour, an idle month and a run on both sides, as table rows."""
     old, new = _training_stack(base), _training_stack(head)
     rows = _hour_rows(_Hour.of(old), _Hour.of(new))
@@ -49,7 +50,7 @@ def cost_rows(base: Side, head: Side) -> list[Row]:
         rows += _plan_rows(*plans)
     else:
         rows.append(
-            Row(name="run time and cost", before=NOT_PREDICTED, after=NOT_PREDICTED,
+            CostRow(name="run time and cost", before=NOT_PREDICTED, after=NOT_PREDICTED,
                 is_headline=True)
         )  # fmt: skip
     return rows
@@ -172,39 +173,45 @@ class _Hour:
         return price.usd_per_hour + self.volumes_usd + self.address_usd
 
 
-def _hour_rows(old: _Hour | None, new: _Hour | None) -> list[Row]:
-    both = (old, new)
+def _hour_rows(old: _Hour | None, new: _Hour | None) -> list[CostRow]:
+    def both(read: Callable[[_Hour], Any]) -> list[Any]:
+        return [read(hour) if hour else None for hour in (old, new)]
+
     rows = [
-        _text_row("size", *(hour.size if hour else None for hour in both)),
-        _text_row(
-            "sizes the fleet may launch", *(" ".join(hour.sizes) if hour else None for hour in both)
-        ),
-        _text_row("on-demand base", *(str(hour.on_demand_base) if hour else None for hour in both)),
-        _text_row("volumes", *(hour.volumes if hour else None for hour in both)),
+        _text_row("size", *both(lambda hour: hour.size)),
+        _text_row("sizes the fleet may launch", *both(lambda hour: " ".join(hour.sizes))),
+        _text_row("on-demand base", *both(lambda hour: str(hour.on_demand_base))),
+        _text_row("volumes", *both(lambda hour: hour.volumes)),
     ]
-    for name, find in (("Spot", catalogue.spot_price), ("on demand", catalogue.hourly_price)):
-        prices = [hour.price(find) if hour else None for hour in both]
+    markets = {"Spot": catalogue.spot_price, "on demand": catalogue.hourly_price}
+    for name, find in markets.items():
+        prices = both(methodcaller("price", find))
         bases = " → ".join(dict.fromkeys(price.basis for price in prices if price))
-        rows.append(
+        rows += [
             _money_row(
                 f"instance, {name}, $/h ({bases})",
                 *(price.usd_per_hour if price else None for price in prices),
-            )
-        )
-        dearest = [hour.dearest(find) if hour else None for hour in both]
-        rows.append(_money_row(f"dearest size it may launch, {name}, $/h", *dearest))
+            ),
+            _money_row(
+                f"dearest size it may launch, {name}, $/h",
+                *both(methodcaller("dearest", find)),
+            ),
+        ]
     rows += [
-        _money_row("volumes, $/h", *(hour.volumes_usd if hour else None for hour in both)),
+        _money_row("volumes, $/h", *both(lambda hour: hour.volumes_usd)),
         _money_row(
             f"loading the root volume ({service_prices.IMAGE_GIB} GiB), $ a machine that boots",
-            *(hour.initialization_usd if hour else None for hour in both),
+            *both(lambda hour: hour.initialization_usd),
         ),
-        _money_row("public IPv4, $/h", *(hour.address_usd if hour else None for hour in both)),
+        _money_row("public IPv4, $/h", *both(lambda hour: hour.address_usd)),
     ]
-    for name, find in (("Spot", catalogue.spot_price), ("on demand", catalogue.hourly_price)):
-        totals = [hour.total(find) if hour else None for hour in both]
-        rows.append(_money_row(f"**an hour of training, {name}**, $/h", *totals))
-    return rows
+    return rows + [
+        _money_row(
+            f"**an hour of training, {name}**, $/h",
+            *both(methodcaller("total", find)),
+        )
+        for name, find in markets.items()
+    ]
 
 
 _HEADLINES = ("size", "hours, p50", "run on Spot, p50, $", "checkpoint fits the notice")
@@ -226,14 +233,14 @@ _PLAN_KEYS: Sequence[tuple[str, str]] = (
 )
 
 
-def _plan_rows(old: Mapping[str, Any] | None, new: Mapping[str, Any] | None) -> list[Row]:
+def _plan_rows(old: Mapping[str, Any] | None, new: Mapping[str, Any] | None) -> list[CostRow]:
     rows = [
         _text_row("predicted for", *(_plan_subject(plan) if plan else None for plan in (old, new)))
     ]
     for key, name in _PLAN_KEYS:
         before, after = ((plan or {}).get(key) for plan in (old, new))
         rows.append(
-            Row(
+            CostRow(
                 name=name,
                 before=_predicted(before) if old else NOT_PREDICTED,
                 after=_predicted(after) if new else NOT_PREDICTED,
@@ -288,15 +295,15 @@ def _volume_usd(disk: Mapping[str, Any]) -> float:
     )
 
 
-def _text_row(name: str, before: str | None, after: str | None) -> Row:
-    return Row(name=name, before=before or "-", after=after or "-",
+def _text_row(name: str, before: str | None, after: str | None) -> CostRow:
+    return CostRow(name=name, before=before or "-", after=after or "-",
                difference="" if before == after else "changed",
                is_headline=name in _HEADLINES)  # fmt: skip
 
 
-def _money_row(name: str, before: float | None, after: float | None) -> Row:
+def _money_row(name: str, before: float | None, after: float | None) -> CostRow:
     shown = [f"{value:.4f}" if value is not None else "-" for value in (before, after)]
-    return Row(name=name, before=shown[0], after=shown[1], difference=_percent(before, after),
+    return CostRow(name=name, before=shown[0], after=shown[1], difference=_percent(before, after),
                is_headline=name.startswith(("**", "dearest")))  # fmt: skip
 
 

@@ -1,11 +1,10 @@
 """Data that a deploy would lose, leave outside any stack, or leave unprotected."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from review.assembly import Side
-from review.changes import Change
+from review.changes import Change, Objection
 from review.spelling import path_of
 
 # Resources with content that cannot be created again.
@@ -25,17 +24,7 @@ _STRENGTH = ("Retain", "RetainExceptOnCreate", "Snapshot", "Delete")
 _ADOPTED_BY = {"DatasetBucket": "dataset_bucket", "RunBucket": "run_bucket"}
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Loss:
-    """One way to lose data: what happens, and what to do instead."""
-
-    stack: str
-    path: str
-    what: str
-    instead: str
-
-
-def find_losses(base: Side, head: Side, changes: Sequence[Change]) -> list[Loss]:
+def find_losses(base: Side, head: Side, changes: Sequence[Change]) -> list[Objection]:
     """List every loss of a deploy of head over base."""
     losses = [loss for change in changes for loss in _losses_of(change)]
     losses += _renamed_stacks(base, head)
@@ -43,7 +32,7 @@ def find_losses(base: Side, head: Side, changes: Sequence[Change]) -> list[Loss]
         before = base.stacks.get(name)
         if before is not None and before.is_protected and not stack.is_protected:
             losses.append(
-                Loss(
+                Objection(
                     stack=name,
                     path="(the stack)",
                     what="termination protection is removed: `cdk destroy` would succeed",
@@ -53,7 +42,7 @@ def find_losses(base: Side, head: Side, changes: Sequence[Change]) -> list[Loss]
     return losses
 
 
-def _renamed_stacks(base: Side, head: Side) -> Iterator[Loss]:
+def _renamed_stacks(base: Side, head: Side) -> Iterator[Objection]:
     """Find stacks replaced by a new one with the same kinds of storage, which start empty."""
     new = {
         each["Type"]
@@ -64,7 +53,7 @@ def _renamed_stacks(base: Side, head: Side) -> Iterator[Loss]:
         for logical_id, resource in base.stacks[name].resources.items():
             kind = STATEFUL.get(resource["Type"])
             if kind and kind != "log group" and resource["Type"] in new:
-                yield Loss(
+                yield Objection(
                     stack=name,
                     path=path_of(logical_id, resource),
                     what=f"{name} is no longer part of the app, and a new stack creates a new, "
@@ -73,7 +62,7 @@ def _renamed_stacks(base: Side, head: Side) -> Iterator[Loss]:
                 )
 
 
-def _losses_of(change: Change) -> Iterator[Loss]:
+def _losses_of(change: Change) -> Iterator[Objection]:
     kind = STATEFUL.get(change.type)
     if kind is None or change.old is None:
         return
@@ -82,21 +71,20 @@ def _losses_of(change: Change) -> Iterator[Loss]:
         policy = _policy(change.old, attribute)
         if kind == "log group" and policy == "Delete":
             return  # Its own stack says that it is not needed afterwards.
-        yield _loss(change, *_gone(change, kind, policy))
+        yield change.objection(*_gone(change, kind, policy))
         return
     for attribute in ("DeletionPolicy", "UpdateReplacePolicy"):
         old, new = _policy(change.old, attribute), _policy(change.new or {}, attribute)
         if _STRENGTH.index(old) < _STRENGTH.index(new) and old in _KEEPS:
-            yield _loss(
-                change,
+            yield change.objection(
                 f"{attribute} of the {kind} goes from {old} to {new}",
                 f"keep {attribute}: {old} (removal_policy)",
             )
     if change.type == "AWS::S3::Bucket":
         yield from _weaker_bucket(change)
     if change.type == "AWS::KMS::Key" and change.new_properties.get("Enabled") is False:
-        yield _loss(
-            change, "the key is disabled: what it encrypts cannot be read", "keep it enabled"
+        yield change.objection(
+            "the key is disabled: what it encrypts cannot be read", "keep it enabled"
         )
 
 
@@ -116,14 +104,13 @@ def _gone(change: Change, kind: str, policy: str) -> tuple[str, str]:
     )
 
 
-def _weaker_bucket(change: Change) -> Iterator[Loss]:
+def _weaker_bucket(change: Change) -> Iterator[Objection]:
     old, new = change.old_properties, change.new_properties
     status = "VersioningConfiguration"
     if (old.get(status) or {}).get("Status") == "Enabled" and (new.get(status) or {}).get(
         "Status"
     ) != "Enabled":
-        yield _loss(
-            change,
+        yield change.objection(
             "versioning is suspended: an overwritten or deleted object is gone at once",
             "keep versioned=True",
         )
@@ -131,8 +118,7 @@ def _weaker_bucket(change: Change) -> Iterator[Loss]:
     for rule in _rules(new):
         if _without_id(rule) not in known and _expires_current(rule):
             prefix = rule.get("Prefix") or "every key"
-            yield _loss(
-                change,
+            yield change.objection(
                 f"a lifecycle rule deletes current objects under {prefix}",
                 "remove the rule: checkpoints and datasets do not become useless with age",
             )
@@ -154,7 +140,3 @@ def _expires_current(rule: Mapping[str, Any]) -> bool:
 def _policy(resource: Mapping[str, Any], attribute: str) -> str:
     policy = str(resource.get(attribute, "Delete"))
     return policy if policy in _STRENGTH else "Delete"
-
-
-def _loss(change: Change, what: str, instead: str) -> Loss:
-    return Loss(stack=change.stack, path=change.path, what=what, instead=instead)

@@ -1,27 +1,16 @@
 """Deploys of a valid template that CloudFormation would refuse, or that would fail half-way."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from cloudformation import schema
 from cloudformation.template import references
 from review.assembly import Side
-from review.changes import Change
+from review.changes import Change, Objection
 from review.spelling import spell
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Refusal:
-    """Something that CloudFormation would refuse, and what to do instead."""
-
-    stack: str
-    path: str
-    what: str
-    instead: str
-
-
-def find_refusals(base: Side, head: Side, changes: Sequence[Change]) -> list[Refusal]:
+def find_refusals(base: Side, head: Side, changes: Sequence[Change]) -> list[Objection]:
     """List what would make a deploy of head over base fail."""
     return [
         *(refusal for change in changes for refusal in _of_change(change)),
@@ -30,28 +19,24 @@ def find_refusals(base: Side, head: Side, changes: Sequence[Change]) -> list[Ref
     ]
 
 
-def _of_change(change: Change) -> Iterator[Refusal]:
+def _of_change(change: Change) -> Iterator[Objection]:
     if change.action != "replaced" or change.old is None:
         return
     if change.old["Type"] != change.type:
-        yield Refusal(
-            stack=change.stack,
-            path=change.path,
+        yield change.objection(
             what=f"a resource cannot become another type ({change.old['Type']} → {change.type})",
             instead="give it another id",
         )
     name = schema.custom_name(change.type, change.new_properties)
     if name and name == schema.custom_name(change.type, change.old_properties):
-        yield Refusal(
-            stack=change.stack,
-            path=change.path,
+        yield change.objection(
             what=f"it is replaced, and the template names it {name}: the new one is created before "
             "the old one is deleted, and the name is taken",
             instead="change the name as well",
         )
 
 
-def _names_taken(changes: Sequence[Change]) -> Iterator[Refusal]:
+def _names_taken(changes: Sequence[Change]) -> Iterator[Objection]:
     """Find names that move to another logical id: both resources would exist at once."""
     had = {
         (change.type, name): change
@@ -63,15 +48,13 @@ def _names_taken(changes: Sequence[Change]) -> Iterator[Refusal]:
         name = schema.custom_name(change.type, change.new_properties)
         if change.action == "added" and name and (change.type, name) in had:
             old = had[change.type, name]
-            yield Refusal(
-                stack=change.stack,
-                path=change.path,
+            yield change.objection(
                 what=f"the name {name} still belongs to {old.path} when it is created",
                 instead="keep the logical id, or change the name",
             )
 
 
-def _exports_in_use(base: Side, head: Side, changes: Sequence[Change]) -> Iterator[Refusal]:
+def _exports_in_use(base: Side, head: Side, changes: Sequence[Change]) -> Iterator[Objection]:
     """Find exports that a deployed stack imports: they cannot be removed or changed."""
     imported = {
         name: user for user, stack in base.stacks.items() for name in _imports(stack.template)
@@ -85,14 +68,14 @@ def _exports_in_use(base: Side, head: Side, changes: Sequence[Change]) -> Iterat
                 continue
             user = imported[name]
             if name not in exports:
-                yield Refusal(
+                yield Objection(
                     stack=stack_name,
                     path=name,
                     what=f"the export is removed while {user} imports it",
                     instead=f"keep it with export_value until {user} is deployed without it",
                 )
             elif any((stack_name, each) in replaced for each, _ in references(exports[name])):
-                yield Refusal(
+                yield Objection(
                     stack=stack_name,
                     path=name,
                     what=f"the export's value changes while {user} imports it",

@@ -5,20 +5,28 @@ cannot be made in place replaces the fleet (docs/deploy.md).
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, cast
 
 from contract.run_env import Name
 from review.assembly import Side, StackSide
 from review.changes import Change
-from review.limit_effects import find_limit_effects, has_deadline
-from review.run_env import boot_script, read_run_env
-from review.spelling import short
+from review.spelling import short, spell
 from sizing import catalogue
 
 # The first attempt wrote these into config.json: a replacement refuses another value by name.
 _FIXED_BY_THE_RUN: tuple[Name, ...] = ("WORKLOAD", "RECIPE", "OVERRIDES")
 # Resources in use by a running instance: CloudFormation cannot delete the old one.
 _HELD = ("AWS::EC2::Subnet", "AWS::EC2::VPC", "AWS::EC2::SecurityGroup")
+# The Guard's variables with a limit, and how a limit reads. In all but the first, 0 is none.
+_SPELLED = {
+    "MAX_BILLED_HOURS": "{} billed hours",
+    "MAX_USD": "${}",
+    "MAX_WAIT_HOURS": "{} hours without a machine",
+}
+_NONE = "0"
+_DEADLINE = "DEADLINE_HOURS"
+_HERE_DOCUMENT = re.compile(r"run\.env\" <<'(\w+)'\n(.*?)\n\1\n(.*)", re.DOTALL)
 _SSM = "Session Manager, S3 and the trainer's commits fail at once"
 
 
@@ -59,7 +67,7 @@ def _of_stack(base: StackSide, head: StackSide, changes: Sequence[Change]) -> It
             "A fleet that a finished run has sent to zero is set to its capacity again: one "
             "instance boots, sees that the run is finished and sends the fleet back to zero."
         )
-        if has_deadline(head):
+        if _has_deadline(head):
             yield (
                 "If the Guard has bought on-demand capacity for the deadline, the update sets the "
                 "fleet back to Spot; the Guard decides anew within ten minutes."
@@ -126,7 +134,7 @@ def _next_attempt(
             "The code bundle changes: a run that has started continues with the bundle that its "
             "config.json names; only a new run uses this one."
         )
-    if boot_script(base.template) != boot_script(head.template):
+    if _boot_script(base.template) != _boot_script(head.template):
         yield "The boot script changes for the next instance."
     yield from _numerics(base, head)
 
@@ -192,4 +200,84 @@ def _surroundings(changes: Sequence[Change]) -> Iterator[str]:
             yield "The instance role's policy changes for the running trainer too, at once."
         elif change.type == "AWS::Lambda::Function" and change.action == "changed":
             yield f"{change.path.partition('/')[0]} uses the new code and settings at once."
-            yield from find_limit_effects(change)
+            yield from _limit_effects(change)
+
+
+def _limit_effects(change: Change) -> Iterator[str]:
+    """Yield a sentence for each limit that a changed Guard gets; none for another function."""
+    old, new = _variables(change.old_properties), _variables(change.new_properties)
+    for name, spelling in _SPELLED.items():
+        before, after = old.get(name, _NONE), new.get(name, _NONE)
+        if before == after:
+            continue
+        was, text = spelling.format(before), f"The Guard stops the run at {spelling.format(after)}"
+        if after == _NONE:
+            yield f"**A limit goes**: the Guard no longer stops the run at {was}."
+        elif before == _NONE:
+            yield f"{text} now; there was no such limit. What the run has used so far counts."
+        elif float(after) < float(before):
+            yield (
+                f"**{text}, no longer {was}**: a run that has used more goes to "
+                "zero within ten minutes. It saves, and a deploy with a higher limit resumes it."
+            )
+        else:
+            yield f"{text}, no longer {was}; what the run has used so far counts."
+    yield from _deadline_effects(old.get(_DEADLINE, _NONE), new.get(_DEADLINE, _NONE))
+
+
+def _has_deadline(stack: StackSide) -> bool:
+    """Whether the stack's Guard buys on-demand capacity to meet a deadline."""
+    return any(
+        _variables(each.get("Properties") or {}).get(_DEADLINE, _NONE) != _NONE
+        for each in stack.resources.values()
+        if each["Type"] == "AWS::Lambda::Function"
+    )
+
+
+def _deadline_effects(before: str, after: str) -> Iterator[str]:
+    if before == after:
+        return
+    if after == _NONE:
+        yield (
+            f"**The deadline of {before} hours goes**: the Guard asks for what the template has. "
+            "An on-demand instance that it bought trains until Spot is there, and ends then."
+        )
+    elif before == _NONE:
+        yield (
+            f"**The run gets a deadline, {after} hours after its start**: where Spot puts it in "
+            "danger, the Guard buys an on-demand instance. Moving to it is a notice to the "
+            "trainer, which saves and resumes there."
+        )
+    else:
+        yield (
+            f"The deadline moves from {before} to {after} hours after the run's start: the Guard "
+            "decides anew between Spot and on demand within ten minutes."
+        )
+
+
+def _variables(properties: Mapping[str, object]) -> Mapping[str, str]:
+    environment = properties.get("Environment")
+    variables = environment.get("Variables") if isinstance(environment, dict) else None
+    return variables if isinstance(variables, dict) else {}
+
+
+def read_run_env(template: Mapping[str, Any]) -> dict[Name, str]:
+    """Return run.env's variables from the launch template, none if there is no run.env."""
+    return _parts(template)[0]
+
+
+def _boot_script(template: Mapping[str, Any]) -> str:
+    """Return what the user data runs after writing run.env."""
+    return _parts(template)[1]
+
+
+def _parts(template: Mapping[str, Any]) -> tuple[dict[Name, str], str]:
+    for resource in (template.get("Resources") or {}).values():
+        if resource["Type"] == "AWS::EC2::LaunchTemplate":
+            data = resource["Properties"].get("LaunchTemplateData", {})
+            found = _HERE_DOCUMENT.search(spell(data.get("UserData", "")))
+            if found:
+                lines = [line.partition("=") for line in found.group(2).splitlines()]
+                variables = {cast(Name, name): value.strip('"') for name, _, value in lines}
+                return variables, found.group(3)
+    return {}, ""

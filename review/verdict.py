@@ -5,12 +5,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from review.assembly import Side
-from review.cdk_diff import CdkDiff
-from review.changes import Change, find_changes
-from review.costs import Row, cost_rows, plan_warnings
-from review.losses import STATEFUL, Loss, find_losses
-from review.refusals import Refusal, find_refusals
+from review.assembly import CdkDiff, Side
+from review.changes import Change, Objection, find_changes
+from review.costs import CostRow, cost_rows, plan_warnings
+from review.losses import STATEFUL, find_losses
+from review.refusals import find_refusals
 from review.run_effects import find_run_effects
 from review.security import SecurityChange, find_security_changes
 
@@ -25,11 +24,11 @@ class Review:
     head: str
     notes: Sequence[str]
     changes: Sequence[Change]
-    losses: Sequence[Loss]
-    refusals: Sequence[Refusal]
+    losses: Sequence[Objection]
+    refusals: Sequence[Objection]
     security: Sequence[SecurityChange]
     run_effects: Sequence[str]
-    costs: Sequence[Row]
+    costs: Sequence[CostRow]
     warnings: Sequence[str]
     diffs: Sequence[CdkDiff]
 

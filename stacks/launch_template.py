@@ -57,11 +57,11 @@ class TrainingLaunchTemplate(Construct):
 
 
 def _block_devices(parameters: StackParameters, key: kms.IKey | None) -> list[ec2.BlockDevice]:
-    rate = parameters.root_initialization_mib_per_second
+    rate = parameters.root_volume.initialization_mib_per_second
     root = ec2.BlockDevice(
         device_name=ROOT_DEVICE_NAME,
         volume=ec2.BlockDeviceVolume.ebs(
-            parameters.root_volume_gib,
+            parameters.root_volume.gib,
             volume_type=ec2.EbsDeviceVolumeType.GP3,
             encrypted=True,
             kms_key=key,
@@ -75,10 +75,10 @@ def _block_devices(parameters: StackParameters, key: kms.IKey | None) -> list[ec
     data = ec2.BlockDevice(
         device_name=DATA_DEVICE_NAME,
         volume=ec2.BlockDeviceVolume.ebs(
-            parameters.data_volume_gib,
+            parameters.data_volume.gib,
             volume_type=ec2.EbsDeviceVolumeType.GP3,
-            iops=parameters.data_volume_iops,
-            throughput=parameters.data_volume_mib_per_second,
+            iops=parameters.data_volume.iops,
+            throughput=parameters.data_volume.mib_per_second,
             encrypted=True,
             kms_key=key,
             # EC2's default for non-root volumes is false: every interruption would leave a

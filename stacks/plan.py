@@ -13,12 +13,11 @@ from aws_cdk import Annotations, Stack, Token
 
 from sizing.catalogue import PRICE_REGION, hourly_price, spot_price
 from sizing.catalogue.service_prices import IMAGE_GIB, initialization_usd
-from sizing.models.footprints import NotMeasuredError
 from sizing.plan.checks import check_plan
 from sizing.plan.deadline import sentence, with_fallback
 from sizing.plan.report import one_line, to_json
 from stacks.parameters import StackParameters
-from stacks.parameters.limits import MICRO_BATCH, plan_run
+from stacks.parameters.decisions import MICRO_BATCH, plan_run
 
 _PREDICTED = (
     *("size", "hours_p50", "hours_p90", "usd_on_demand", "usd_spot_p50", "usd_spot_p90"),
@@ -58,21 +57,23 @@ def annotate(stack: Stack, parameters: StackParameters) -> dict[str, Any] | None
     notes.add_info_v2("plan:limits", limits(parameters))
     if parameters.sizes[1:]:
         notes.add_info_v2("plan:sizes", f"the fleet may start {offered(parameters)}")
-    if parameters.root_initialization_mib_per_second:
+    if parameters.root_volume.initialization_mib_per_second:
         notes.add_info_v2("plan:root", root_volume(parameters))
     if parameters.program:
         _annotate_program(notes, parameters)
         return None
-    try:
-        plan = plan_run(parameters, price_region(stack, parameters.size))
-    except NotMeasuredError as unknown:
+    plan = parameters.plan
+    if plan is None:
         if parameters.deadline_hours:
             raise ValueError(
                 f"deadline_hours is {parameters.deadline_hours:g}, but how long the run takes is "
-                f"not known: {unknown}"
-            ) from unknown
-        notes.add_info_v2("plan:none", f"no plan: {unknown}")
+                f"not known: {parameters.why_unplanned}"
+            )
+        notes.add_info_v2("plan:none", f"no plan: {parameters.why_unplanned}")
         return None
+    region = price_region(stack, parameters.size)
+    if region != PRICE_REGION:
+        plan = plan_run(parameters, region)
     findings = check_plan(plan).accepting(_accepted(parameters))
     refused = "; ".join(findings.problems.values())
     if refused:
@@ -118,7 +119,7 @@ def limits(p: StackParameters) -> str:
 
 def root_volume(p: StackParameters) -> str:
     """Say what each machine's root volume costs before anything else."""
-    rate = p.root_initialization_mib_per_second
+    rate = p.root_volume.initialization_mib_per_second
     return (
         f"each machine that boots, replacements too, costs ${initialization_usd(rate):.3f} more: "
         f"its root volume is loaded at {rate} MiB/s ({IMAGE_GIB} GiB, modelled; max_usd does not "

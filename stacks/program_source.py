@@ -15,23 +15,23 @@ REQUIREMENTS_FILE = "program/requirements.txt"
 
 def write_program(parameters: StackParameters, bundle: Path) -> None:
     """Write the program, its source and what to install into the bundle's folder."""
-    source = Path(parameters.source)
+    source, program = Path(parameters.source), program_of(parameters)
     paths = find_files(source)
     target = bundle / SOURCE_FOLDER
     for path in paths:
         (target / path).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(source / path, target / path)
     # Where nothing lies in it, git has no folder.
-    (target / parameters.working_folder).mkdir(parents=True, exist_ok=True)
-    (bundle / PROGRAM_FILE).write_text(program_of(parameters).to_json(), encoding="utf-8")
-    name = Path(parameters.requirements)
-    if not parameters.requirements or not (source / name).is_file():
+    (target / program.working_folder).mkdir(parents=True, exist_ok=True)
+    (bundle / PROGRAM_FILE).write_text(program.to_json(), encoding="utf-8")
+    name = Path(program.requirements)
+    if not program.requirements or not (source / name).is_file():
         return
     refuse_unless(
         name in paths,
-        f"requirements is {parameters.requirements!r}, which git ignores or which lies outside of "
-        f"{parameters.source!r}: no machine would have it; take it out of .gitignore, or give "
-        "requirements= to install nothing",
+        f"requirements is {program.requirements!r}, which git ignores or which lies outside of "
+        f"{parameters.source!r}: no machine would have it; take it out of .gitignore, or write "
+        '"" to install nothing',
     )
     # pip finds what it includes beside it.
     text = f"-r {Path(SOURCE_FOLDER).name}/{name.as_posix()}\n"

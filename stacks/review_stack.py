@@ -1,6 +1,6 @@
 """ReviewStack: the role with which a pull request's review reads the deployed templates.
 
-    npx cdk deploy ReviewStack -c review_repository=OWNER@ID/NAME@ID -c review_oidc_provider=ARN
+    npx cdk deploy ReviewStack -c review.repository=OWNER@ID/NAME@ID -c review.oidc_provider=ARN
 
 It uses the account's existing GitHub OIDC provider: an account can have only one.
 """
@@ -52,19 +52,19 @@ class ReviewStack(Stack):
             **kwargs,
         )
         provider = iam.OpenIdConnectProvider.from_open_id_connect_provider_arn(
-            self, "GitHub", parameters.review_oidc_provider
+            self, "GitHub", parameters.review.oidc_provider
         )
         self.role = iam.Role(
             self,
             "Role",
-            description=f"Pull requests of {parameters.review_repository}: read templates",
+            description=f"Pull requests of {parameters.review.repository}: read templates",
             max_session_duration=Duration.hours(1),
             assumed_by=iam.OpenIdConnectPrincipal(
                 provider,
                 conditions={
                     "StringEquals": {
                         f"{ISSUER}:aud": "sts.amazonaws.com",
-                        f"{ISSUER}:sub": subjects(parameters.review_repository),
+                        f"{ISSUER}:sub": subjects(parameters.review.repository),
                     }
                 },
             ),

@@ -88,7 +88,7 @@ class TrainingStack(Stack):
         network = Network(self, "Network", zones=parameters.zones)
         role, template = self._machine(data, network, wheels, first_boot)
         topic = TrainingTopic(
-            self, "Notifications", email=parameters.alarm_email, key=data.key
+            self, "Notifications", email=parameters.alarm.email, key=data.key
         ).topic
         guard = Guard(
             self,

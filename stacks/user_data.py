@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from contract.run_env import Name
+from contract.trainer_options import write_words
 from sizing import catalogue
 from stacks.parameters import StackParameters
 
@@ -45,13 +46,8 @@ def run_env(
         "DATA_DEVICE_NAME": DATA_DEVICE_NAME,
         # Every size of the fleet has as many.
         "NUM_GPUS": str(catalogue.find(parameters.size).num_gpus),
-        "CHECKPOINT_INTERVAL": parameters.checkpoint_interval,
-        "CHECKPOINTS_KEPT": parameters.checkpoints_kept,
+        "TRAINER_OPTIONS": f'"{write_words(parameters.train)}"',
         "NOTICE_BUDGET_SECONDS": str(parameters.notice_budget_seconds),
-        "NOTICE_POLICY": parameters.notice_policy,
-        "LEASE_TTL_SECONDS": str(parameters.lease_ttl_seconds),
-        "NAN_RETRIES": str(parameters.nan_retries),
-        "NAN_SKIPS": str(parameters.nan_skips),
         "DATASET_WAIT_SECONDS": str(parameters.dataset_wait_seconds),
         "STACK_NAME": stack_name,
         "AWS_REGION": region,

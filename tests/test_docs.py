@@ -14,9 +14,10 @@ import boto3
 import pytest
 from botocore.validate import validate_parameters
 
+from contract.trainer_options import OPTIONS
 from review.assembly import read_assembly
 from review.costs import cost_rows
-from stacks.parameters import StackParameters
+from stacks.parameters.fields import KINDS
 
 REPOSITORY = Path(__file__).parent.parent
 DOCS = REPOSITORY / "docs"
@@ -45,7 +46,7 @@ def commands(text: str) -> set[tuple[str, str]]:
 
 
 def options(text: str) -> set[str]:
-    return set(re.findall(r"-c ([a-z_]+)=", text))
+    return set(re.findall(r"-c ([a-z_.]+)=", text))
 
 
 @cache
@@ -97,7 +98,7 @@ def test_every_path_and_option_exists(path: Path) -> None:
     paths = [each for each in re.findall(PATH, text) if not each.startswith(made_by_commands)]
     roots = [REPOSITORY, path.parent]
     assert [each for each in paths if not any((root / each).exists() for root in roots)] == []
-    known = StackParameters.__dataclass_fields__
+    known = {*KINDS, *(f"train.{option}" for option in OPTIONS)}
     assert [each for each in sorted(options(text)) if each not in known] == []
 
 

@@ -17,7 +17,7 @@ PLANTED = {
     "rehearsal boots the user data": ("rehearsal/drill/fleet.py", "import training.errors"),
     "review reads templates": ("review/costs.py", "import rehearsal.drill.fleet"),
     "only training/store/s3.py imports boto3": ("training/record/head.py", "import boto3"),
-    "the rooms of training/": ("training/save/write.py", "import training.engine.loop"),
+    "the rooms of training/": ("training/save/publish.py", "import training.engine.loop"),
     "a workload imports the ground floor": (
         "training/workloads/trajectory/model.py",
         "import training.engine.loop",

@@ -1,16 +1,20 @@
-"""Remove from run.env the variables that an older bundle does not know and would refuse.
+"""Rewrite run.env for the older bundle that a run keeps: it would refuse what it does not know.
 
-The launch template may have gained variables since the run started; the run keeps its bundle, which
-ignores them. Run: python3 -m userdata.older_bundle RUN_ENV BUNDLE_ZIP
+The launch template may have gained variables and trainer options since the run started, and has
+TRAINER_OPTIONS in place of several. Run: python3 -m userdata.older_bundle RUN_ENV BUNDLE_ZIP
 """
 
+import subprocess
 import sys
 import zipfile
 from pathlib import Path
 
-from userdata.run_env import read_run_env
+from contract.run_env import OLDER_NAMES
+from contract.trainer_options import OPTIONS, read_words, write_words
+from userdata.run_env import read_run_env, write_run_env
 
 EXAMPLE = "userdata/run.env.example"
+_LIST_OPTIONS = "from contract.trainer_options import OPTIONS; print(*OPTIONS)"
 
 
 def cut(run_env: Path, bundle: Path) -> list[str]:
@@ -21,9 +25,34 @@ def cut(run_env: Path, bundle: Path) -> list[str]:
     names = read_run_env(known).keys()
     known.unlink()
     variables = read_run_env(run_env)
-    kept = [f"{name}={value}\n" for name, value in variables.items() if name in names]
-    run_env.write_text("".join(kept))
-    return sorted(variables.keys() - names)
+    options = read_words(variables.pop("TRAINER_OPTIONS", "").strip('"'))
+    kept = {name: value for name, value in variables.items() if name in names}
+    if "TRAINER_OPTIONS" in names:
+        understood = set(_options_of(bundle))
+        words = {name: text for name, text in options.items() if name in understood}
+        kept["TRAINER_OPTIONS"] = f'"{write_words(words)}"'
+    else:
+        understood = set(OLDER_NAMES.values())
+        for name, option in OLDER_NAMES.items():
+            if name in names:
+                kept[name] = options.get(option, OPTIONS[option].default or "")
+    write_run_env(run_env, kept)
+    ignored = [f"train.{name}" for name in options if name not in understood]
+    return sorted([*(variables.keys() - names), *ignored])
+
+
+def _options_of(bundle: Path) -> list[str]:
+    """Return the trainer options of the bundle's own contract, which Python reads from the zip."""
+    # In the bundle's folder, so that no other contract is found first.
+    done = subprocess.run(
+        [sys.executable, "-c", _LIST_OPTIONS],
+        cwd=bundle.parent,
+        env={"PYTHONPATH": str(bundle)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return done.stdout.split()
 
 
 def main() -> int:

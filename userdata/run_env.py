@@ -1,13 +1,16 @@
 """Check run.env against contract/run_env.py: every name known, none missing, every value valid.
 
-Refuses with one sentence that names what is wrong. Run: python3 -m userdata.run_env FILE
+What an older template wrote is rewritten first. Refuses with one sentence that names what is wrong.
+Run: python3 -m userdata.run_env FILE
 """
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 from contract.errors import EXIT_CONFIG
-from contract.run_env import NAMES, find_fault
+from contract.run_env import NAMES, OLDER_NAMES, find_fault
+from contract.trainer_options import write_words
 
 EXAMPLE = Path(__file__).with_name("run.env.example")
 
@@ -23,6 +26,19 @@ def read_run_env(path: Path) -> dict[str, str]:
             raise ValueError(f"line {number} of {path} is not NAME=value: {line!r}")
         variables[name] = value
     return variables
+
+
+def write_run_env(path: Path, variables: Mapping[str, str]) -> None:
+    """Write NAME=value lines."""
+    path.write_text("".join(f"{name}={value}\n" for name, value in variables.items()))
+
+
+def upgraded(variables: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables with TRAINER_OPTIONS in place of what an older template wrote."""
+    older = {option: variables[name] for name, option in OLDER_NAMES.items() if name in variables}
+    options = {"TRAINER_OPTIONS": f'"{write_words(older)}"'} if older else {}
+    kept = {name: value for name, value in variables.items() if name not in OLDER_NAMES}
+    return {**options, **kept}
 
 
 def find_faults(variables: dict[str, str]) -> list[str]:
@@ -44,13 +60,16 @@ def main() -> int:
     """Print the verdict on the file given as the argument."""
     path = Path(sys.argv[1])
     try:
-        variables = read_run_env(path)
+        given = read_run_env(path)
+        variables = upgraded(given)
         faults = find_faults(variables)
     except ValueError as error:
         faults = [str(error)]
     if faults:
         print("; ".join(faults), file=sys.stderr)
         return EXIT_CONFIG
+    if variables != given:
+        write_run_env(path, variables)
     print(f"{len(variables)} variables for run {variables['RUN_ID']}")
     return 0
 

@@ -40,6 +40,10 @@ set -o noglob
 for override in $OVERRIDES; do
     set -- "$@" --override "$override"
 done
+for option in $TRAINER_OPTIONS; do
+    name=${option%%=*}
+    set -- "$@" "--${name//_/-}" "${option#*=}"
+done
 # A signal would kill the trainer before it listens; it then checks for the notice file itself.
 trap '' USR1 USR2
 export PYTHONPATH=$PWD:$packages
@@ -49,14 +53,8 @@ exec "$PYTHON" -m training "$@" \
     --run-uri "$RUN_URI" \
     --run-id "$RUN_ID" \
     --prediction "$PREDICTION" \
-    --checkpoint-interval "$CHECKPOINT_INTERVAL" \
-    --keep "$CHECKPOINTS_KEPT" \
     --notice-budget-seconds "$NOTICE_BUDGET_SECONDS" \
     --notice-file "$run/notice.json" \
-    --notice-policy "$NOTICE_POLICY" \
-    --lease-ttl-seconds "$LEASE_TTL_SECONDS" \
-    --nan-retries "$NAN_RETRIES" \
-    --nan-skips "$NAN_SKIPS" \
     --metrics-file "$root/var/log/training/metrics.jsonl" \
     --writer "$INSTANCE_ID" \
     --bundle-uri "$(kept_bundle)" \

@@ -18,7 +18,7 @@ from sizing.models.data_path import DATA, GP3_MB_PER_SECOND, epoch_data, volume_
 from sizing.models.footprints import stages
 from sizing.models.host import host_memory
 from sizing.models.memory import GpuMemory, gpu_memory
-from sizing.models.step_time import StepTime, roofline, step_time
+from sizing.models.step_time import StepEstimate, roofline, step_time
 from sizing.plan.plan import Plan, make_plan
 from sizing.plan.request import Request
 from sizing.plan.work import StagePlan
@@ -77,7 +77,7 @@ def _memory(target: str, recipe: str, micro_batch: int) -> GpuMemory:
 
 
 @cache
-def _step(phase: str, batch: str, recipe: str) -> StepTime:
+def _step(phase: str, batch: str, recipe: str) -> StepEstimate:
     size = int(batch)
     found = stages(_language(phase), recipe, micro_batch=size, batch=size, path=MODELS_FILE)
     instance = catalogue.find(_SIZE)

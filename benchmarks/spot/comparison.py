@@ -14,7 +14,7 @@ from benchmarks.spot.placements import Greedy, OnDemandOnly, UniformProgress
 from contract.auto_interval import MIN_SECONDS, choose_interval, expected_life_seconds
 from contract.notice import idle_seconds
 from sizing.fallback.decision import Fallback
-from sizing.fallback.evidence import PRIOR_WEIGHT
+from sizing.fallback.situation import PRIOR_WEIGHT
 from sizing.spot.interruptions import interruptions
 from sizing.spot.pattern import NOTICE_ARRIVES
 from sizing.spot.replay import Clock, Placement, Prices, Replay, ReplayJob, ReplayOutcome, Saving

@@ -1,7 +1,7 @@
 """How most resource types are created, found and deleted: rows that name a service's operations.
 
 The service's own API model (from botocore) says which properties an operation takes, and their
-form. A type whose behaviour differs has a function of its own beside its row.
+form. A type whose behaviour differs has its own function next to its row.
 """
 
 import json

@@ -62,7 +62,7 @@ def without_its_fleet(stream: Stream) -> None:
 
 
 def silent_program(stream: Stream) -> None:
-    """a program that says nothing of its steps; it saves"""
+    """a program that reports no steps but saves"""
     stream.is_program = True
     stream.boot()
     for _ in range(6):
@@ -71,7 +71,7 @@ def silent_program(stream: Stream) -> None:
 
 
 def terse_program(stream: Stream) -> None:
-    """a program that says its loss every 40 minutes, and saves then"""
+    """a program that reports its loss every 40 minutes and saves then"""
     stream.is_program = True
     stream.boot()
     for _ in range(6):
@@ -86,28 +86,23 @@ def starved(stream: Stream) -> None:
         stream.train(2 * HOUR, steps=1)
 
 
-def leaking(stream: Stream) -> None:
-    """GPU memory fills up"""
-    stream.boot()
-    stream.train(HOUR)
-    with stream.changed(memory_percent=97):
+def _after_an_hour(description: str, *, steps: int = 10, **readings: float) -> Scenario:
+    """Return the fault that the agent's readings change after an hour of training."""
+
+    def scenario(stream: Stream) -> None:
+        stream.boot()
         stream.train(HOUR)
+        with stream.changed(**readings):
+            stream.train(HOUR, steps=steps)
+
+    scenario.__doc__ = description
+    return scenario
 
 
-def hot(stream: Stream) -> None:
-    """the card's cooling fails"""
-    stream.boot()
-    stream.train(HOUR)
-    with stream.changed(celsius=90):
-        stream.train(HOUR)
-
-
-def hanging(stream: Stream) -> None:
-    """a collective hangs, the GPU spins"""
-    stream.boot()
-    stream.train(HOUR)
-    with stream.changed(utilization=100):
-        stream.train(HOUR, steps=0)
+leaking = _after_an_hour("GPU memory fills up", memory_percent=97)
+hot = _after_an_hour("the card's cooling fails", celsius=90)
+hanging = _after_an_hour("a collective hangs, the GPU spins", steps=0, utilization=100)
+full = _after_an_hour("the data volume fills up", disk_percent=93)
 
 
 def uncommitted(stream: Stream) -> None:
@@ -126,14 +121,6 @@ def unsaved(stream: Stream) -> None:
     stream.without_instance(5)
     stream.boot()
     stream.train(HOUR)
-
-
-def full(stream: Stream) -> None:
-    """the data volume fills up"""
-    stream.boot()
-    stream.train(HOUR)
-    with stream.changed(disk_percent=93):
-        stream.train(HOUR)
 
 
 def throttled(stream: Stream) -> None:

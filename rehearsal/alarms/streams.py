@@ -57,7 +57,6 @@ class AgentReadings:
     exceeded_percent: float = 2
 
 
-IDLE = AgentReadings(utilization=0, memory_percent=2, celsius=38)
 GPU_MEMORY_MIB = 23_028
 
 
@@ -78,7 +77,7 @@ class Stream:
     # Whether its clock calls the Guard; events of other instances of the account always do.
     clock_runs: bool = True
     step: int = 0
-    # Whether a program trains, which says where it is when it likes.
+    # Whether a program trains: it reports its progress when it likes.
     is_program: bool = False
     _watch: TrainingWatch = field(default_factory=TrainingWatch)
 
@@ -86,7 +85,7 @@ class Stream:
         """Boot an instance: no trainer yet, the GPU idle."""
         self._watch = TrainingWatch(is_program=self.is_program)
         for _ in range(minutes):
-            self._minute(replace(self.readings, **_gpu_of(IDLE)))
+            self._minute(replace(self.readings, utilization=0, memory_percent=2, celsius=38))
 
     def train(
         self, minutes: int, *, steps: int = 10, kind: str = "step", commits: bool = False
@@ -104,7 +103,7 @@ class Stream:
             self._minute(self.readings, training=True)
 
     def notice(self, *, commits: bool) -> None:
-        """Give an instance its last minute, and publish whether steps are unsaved."""
+        """Let an instance's last minute pass, and publish whether steps are unsaved."""
         lines = [{"kind": "step", "step": self.step + 1}]
         self.step += 1
         if commits:
@@ -174,11 +173,3 @@ class Stream:
     def _put(self, namespace: str, name: str, dimensions: Dimensions, value: float) -> None:
         metric = Metric(namespace=namespace, name=name, dimensions=dimensions)
         self.series.setdefault(metric, []).append((self.now, value))
-
-
-def _gpu_of(readings: AgentReadings) -> dict[str, float]:
-    return {
-        "utilization": readings.utilization,
-        "memory_percent": readings.memory_percent,
-        "celsius": readings.celsius,
-    }

@@ -32,7 +32,7 @@ class Course:
     """What the pools that match `market`, `size` and `zone` (with *) have from a second on.
 
     `steps` are (second, machines) in order, counted from the course's start; before the first, and
-    where `machines` is infinite, there is no limit. `has_notice`: whether what goes gets a notice.
+    where `machines` is infinite, there is no limit. `has_notice`: whether instances get a notice.
     """
 
     market: str = SPOT
@@ -44,7 +44,7 @@ class Course:
 
     def __post_init__(self) -> None:
         if self.market not in MARKETS:
-            raise ValueError(f"market is {self.market!r}; give {' or '.join(MARKETS)}")
+            raise ValueError(f"market is {self.market!r}; use {' or '.join(MARKETS)}")
         seconds = [second for second, _ in self.steps]
         if not seconds or seconds != sorted(seconds) or any(n < 0 for _, n in self.steps):
             raise ValueError(
@@ -67,7 +67,7 @@ class Course:
 def trace_steps(path: Path, *, hour_seconds: float) -> tuple[tuple[float, float], ...]:
     """Read a Spot trace (skypilot-org/spot-traces), one hour of it in `hour_seconds`."""
     if not hour_seconds > 0:
-        raise ValueError(f"hour_seconds is {hour_seconds}; give a number above 0")
+        raise ValueError(f"hour_seconds is {hour_seconds}; it must be above 0")
     gap, counts = read_counts(path)
     scale = gap / 3600 * hour_seconds
     changes = [0, *(i for i in range(1, len(counts)) if counts[i] != counts[i - 1])]
@@ -81,7 +81,7 @@ class Ending:
     ends_at: float
     reason: str
     has_notice: bool
-    # Excess is not replaced; what was lost is, once it is gone.
+    # Excess capacity is not replaced; a lost instance is, once it has ended.
     is_excess: bool = False
 
 

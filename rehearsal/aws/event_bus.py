@@ -2,8 +2,8 @@
 
 moto matches the rules. A Lambda target runs the handler from the function's deployed code in a
 process of its own, with its configured environment, which like Lambda's serves later events too; a
-topic gets a message, a log group a line. Nothing comes from our source tree, so what is rehearsed
-is what was deployed.
+topic gets a message, a log group a line. Nothing comes from our source tree, so the rehearsal
+runs the deployed code.
 """
 
 import contextlib
@@ -63,7 +63,7 @@ class EventBus:
 
     aws: EmbeddedAws
     code_folder: Path
-    # What a rehearsal changes of the functions: variables that outrank the deployed ones, and
+    # A rehearsal's changes to the functions: variables that outrank the deployed ones, and
     # whether anything invokes them at all.
     variables: Mapping[str, str] = field(default_factory=dict)
     invokes: bool = True

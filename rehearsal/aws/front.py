@@ -15,7 +15,7 @@ from typing import Any, Never
 
 from werkzeug.wrappers import Request
 
-from cloudformation.wire import Operation, answer
+from cloudformation.wire import answer
 from rehearsal.aws.moto_services import moto_services, signed_for
 from rehearsal.aws.refusals import is_from_instance, refusal, requested, skew_refusal
 from rehearsal.faults import FaultInjector
@@ -24,8 +24,8 @@ from rehearsal.faults import FaultInjector
 class Front:
     """The WSGI application."""
 
-    def __init__(self, operations: Mapping[str, Operation]) -> None:
-        self.operations = operations
+    def __init__(self, cloudformation: object) -> None:
+        self.cloudformation = cloudformation
         self.faults = FaultInjector()
         self._locks: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
 
@@ -33,7 +33,7 @@ class Front:
         service, _ = signed_for(environ)
         if service == "cloudformation":
             # Without a lock: an operation calls the other services, and some responses wait.
-            return answer(Request(environ), self.operations)(environ, start_response)
+            return answer(Request(environ), self.cloudformation)(environ, start_response)
         # The body is read before the lock is taken, so that a slow client blocks nobody.
         body = _body_of(environ)
         environ["wsgi.input"] = io.BytesIO(body)

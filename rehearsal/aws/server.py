@@ -74,7 +74,7 @@ class EmbeddedAws:
         self.engine = self._new_engine()
         self._clients: dict[str, Any] = {}
         self._lock = threading.Lock()
-        self._front = Front({})
+        self._front = Front(CloudFormation(self.engine))
         self._server: BaseWSGIServer | None = None
         self._thread: threading.Thread | None = None
 
@@ -97,7 +97,7 @@ class EmbeddedAws:
         moto_patches.install()
         self.engine = self._new_engine()
         self.capacity = spot_fleet.CAPACITY[0] = Capacity()
-        self._front = Front(CloudFormation(self.engine).operations)
+        self._front = Front(CloudFormation(self.engine))
         self._server = make_server(
             HOST, self.port, self._front, threaded=True, request_handler=_QuietHandler,
             fd=listener.fileno(),
@@ -130,7 +130,7 @@ class EmbeddedAws:
 
     @property
     def application(self) -> Any:
-        """The WSGI application, for who serves it at another address too."""
+        """The WSGI application, to serve it at a second address too."""
         return self._front
 
     @property
@@ -170,7 +170,7 @@ class EmbeddedAws:
 
     @property
     def faults(self) -> FaultInjector:
-        """What goes wrong for instances; nobody else meets it."""
+        """The faults that instances meet, and nobody else."""
         return self._front.faults
 
     def maintain_fleets(self) -> None:

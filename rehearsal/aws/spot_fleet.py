@@ -114,7 +114,7 @@ class TemplateFleet:
         self.reach_target()
 
     def reach_target(self) -> None:
-        """Mark what EC2 takes back, end what is due, launch what is missing and to be had."""
+        """Mark instances to take back, end those that are due, launch those that are missing."""
         with _LOCK:
             self._drop_ended()
             on_demand = int(self.config.get("OnDemandTargetCapacity") or 0)
@@ -228,7 +228,7 @@ class TemplateFleet:
 
 
 def maintain_fleets(backend: Any) -> None:
-    """Do for every fleet what is due by now."""
+    """Take back, end and replace instances of every fleet as is due by now."""
     for fleet in _template_fleets(backend):
         fleet.reach_target()
 

@@ -1,9 +1,11 @@
-"""Programs that the rehearsal starts: their output is relayed, none is left behind."""
+"""Programs that the rehearsal starts, the pinned CDK CLI among them: none is left behind."""
 
 import os
+import re
 import signal
 import subprocess
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -103,3 +105,17 @@ class Children:
                     tail.append(text)
                     if relayed(text):
                         self.say(f"{name}: {text}")
+
+
+def run_cdk(children: Children, name: str, *arguments: str) -> None:
+    """Run one CLI command and wait for it; ChildFailed has its last lines."""
+    children.say(f"{name} ...")
+    started = time.monotonic()
+    command = ["npx", "--no-install", "cdk", *arguments, "--ci", "--no-color"]
+    children.start(name, command, relayed=_is_news).expect()
+    children.say(f"{name}: {time.monotonic() - started:.1f} s")
+
+
+def _is_news(line: str) -> bool:
+    """Whether a line is worth relaying: of each resource one, when it is complete."""
+    return not re.search(r"IN_PROGRESS|npm warn|^Trusted|^Using default|Stack ARN|^arn:", line)

@@ -1,7 +1,6 @@
 """The stacks on the embedded AWS, deployed by the real CDK CLI, and programs of training/ beside.
 
-What a rehearsal needs before its first machine boots: bootstrap, dataset, synth, deploy; and the
-uninterrupted run that results are compared with.
+What a rehearsal needs before its first machine boots: bootstrap, synth, deploy, upload.
 """
 
 import contextlib
@@ -13,9 +12,10 @@ from pathlib import Path
 import psutil
 
 from rehearsal.aws import EmbeddedAws
-from rehearsal.drill.cdk import run_cdk
-from rehearsal.drill.children import Child, Children
-from rehearsal.drill.fleet import BootableMachine, Instance
+from rehearsal.aws.event_bus import EventBus
+from rehearsal.drill.children import Child, Children, run_cdk
+from rehearsal.drill.fleet import BootableMachine, Fleet, RehearsalFailed, RunningInstance
+from rehearsal.drill.run_files import BucketFiles, bucket_files
 from rehearsal.machines import ProcessMachine
 from rehearsal.machines.metadata import MetadataServer
 from rehearsal.machines.nspawn.host import NspawnHost
@@ -27,12 +27,8 @@ STACKS = ("DatasetStack", "TrainingStack")
 NOTICE_SECONDS, HANDLER_POLL_SECONDS = 120.0, 2.0
 
 
-class RehearsalFailed(RuntimeError):
-    """The rehearsal stopped before its end; the message says where."""
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Deployment:
+class DeployedStacks:
     """One embedded AWS with our stacks in it, or soon; `folder` holds what is made on the way."""
 
     folder: Path
@@ -52,21 +48,13 @@ class Deployment:
         output = ("--output", str(self.folder / "bootstrap.out"))
         run_cdk(self.children, "cdk bootstrap", "bootstrap", environment, *output)
 
-    def start_dataset(self, *, workload: str, count: int, seed: int) -> Child:
-        """Start making a dataset; do not wait."""
-        return self.start_python(
-            "dataset",
-            *("-m", "training", "data", "make", "--workload", workload),
-            *("--out", str(self.dataset), "--count", str(count), "--seed", str(seed)),
-        )
-
-    def upload(self, workload: str) -> None:
-        """Upload the dataset to the deployed bucket."""
+    def upload(self, name: str) -> None:
+        """Upload the dataset to the deployed bucket, under this name."""
         bucket = self.output("DatasetStack", "DatasetBucketName")
         self.start_python(
             "upload",
             *("-m", "training", "data", "upload", str(self.dataset)),
-            *("--dataset-uri", f"s3://{bucket}/{workload}"),
+            *("--dataset-uri", f"s3://{bucket}/{name}"),
         ).expect()
 
     def deploy(self, assembly: Path, stack: str) -> None:
@@ -92,26 +80,25 @@ class Deployment:
         self.children.say(f"{sum(counts.values())} resources exist, each checked by its own API")
         return counts
 
-    def start_reference(
-        self, folder: Path, *, workload: str, recipe: str, overrides: str, interval: str
-    ) -> Child:
-        """Start the run that nobody interrupts, in a folder; do not wait."""
-        words = [word for pair in overrides.split() for word in ("--override", pair)]
-        return self.start_python(
-            "uninterrupted",
-            *("-m", "training", "run", "--workload", workload, "--recipe", recipe, *words),
-            *("--dataset-uri", str(self.dataset), "--run-uri", str(folder)),
-            *("--checkpoint-interval", interval),
-            relayed=lambda line: False,
-        )
-
-    def fleet_id(self) -> str:
-        """Return the id of the fleet that is deployed now."""
+    def fleet(
+        self,
+        bus: EventBus,
+        boot: Callable[[RunningInstance], BootableMachine],
+        say: Callable[[str], None],
+    ) -> Fleet:
+        """Return the fleet that is deployed now."""
         found = self.aws.client("ssm").get_parameter(Name="/TrainingStack/fleet-id")
-        return str(found["Parameter"]["Value"])
+        identifier = str(found["Parameter"]["Value"])
+        where = f"{self.aws.region}:{self.aws.account}"
+        arn = f"arn:aws:ec2:{where}:spot-fleet-request/{identifier}"
+        return Fleet(aws=self.aws, bus=bus, id=identifier, arn=arn, boot=boot, say=say)
+
+    def run_files(self) -> BucketFiles:
+        """Return the files of the run that is deployed now."""
+        return bucket_files(self.aws.client("s3"), self.output("TrainingStack", "RunUri"))
 
     def machine(
-        self, instance: Instance, folder: Path, notice_seconds: float, quirks: Quirks
+        self, instance: RunningInstance, folder: Path, notice_seconds: float, quirks: Quirks
     ) -> BootableMachine:
         """Return the machine of an instance, not yet started."""
         metadata = MetadataServer(

@@ -20,6 +20,11 @@ FLEET_TAG = "aws:ec2spot:fleet-request-id"
 # How long EC2 waits for an operating system to shut down is not documented; it is some minutes.
 SHUTDOWN_SECONDS = 60.0
 TERMINATED = "terminated by an API call"
+POLL_SECONDS = 0.2
+
+
+class RehearsalFailed(RuntimeError):
+    """The rehearsal stopped before its end; the message says where."""
 
 
 class BootableMachine(Protocol):
@@ -60,7 +65,7 @@ class BootableMachine(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Instance:
+class RunningInstance:
     """One running instance as EC2 describes it."""
 
     id: str
@@ -73,10 +78,10 @@ class Instance:
 
 
 @dataclass(kw_only=True, slots=True)
-class Life:
+class MachineLife:
     """One instance and its machine, from power-on to its end; times are monotonic."""
 
-    instance: Instance
+    instance: RunningInstance
     machine: BootableMachine
     started: float
     template_user_data: bytes
@@ -84,6 +89,7 @@ class Life:
     ends_at: float | None = None
     ended: float | None = None
     processes_killed: int = 0
+    relayed: int = 0  # lines of its log
 
     @property
     def seconds(self) -> float:
@@ -91,7 +97,7 @@ class Life:
         return (self.ended or time.monotonic()) - self.started
 
 
-def user_data_faults(lives: Sequence[Life]) -> list[str]:
+def user_data_faults(lives: Sequence[MachineLife]) -> list[str]:
     """List the machines that ran other user data than the launch template's, byte for byte."""
     return [
         f"{life.instance.id} ran other user data than the template's: {life.machine.user_data_file}"
@@ -116,9 +122,9 @@ class Fleet:
     bus: EventBus
     id: str
     arn: str
-    boot: Callable[[Instance], BootableMachine]
+    boot: Callable[[RunningInstance], BootableMachine]
     say: Callable[[str], None]
-    lives: dict[str, Life] = field(default_factory=dict)
+    lives: dict[str, MachineLife] = field(default_factory=dict)
 
     def step(self) -> None:
         """Let EC2 do what is due, then follow: power machines off, boot those of new instances."""
@@ -130,7 +136,37 @@ class Fleet:
             if instance_id not in self.lives:
                 self._power_on(instance_id, found)
 
-    def running(self) -> list[Life]:
+    def follow(
+        self,
+        is_over: Callable[[], bool],
+        *,
+        tell: Callable[[str], None],
+        tick_seconds: float,
+        timeout_seconds: float,
+        logs: Path,
+    ) -> None:
+        """Step, relay the machines' logs and let the clock call the Guard, until it `is_over`."""
+        next_tick = time.monotonic() + tick_seconds
+        end = time.monotonic() + timeout_seconds
+        while True:
+            self.step()
+            for life in self.lives.values():
+                lines = life.machine.log_lines()
+                for line in lines[life.relayed :]:
+                    tell(f"{life.instance.id}: {line}")
+                life.relayed = len(lines)
+            if is_over():
+                return
+            if time.monotonic() >= next_tick and self.bus.is_idle:
+                self.bus.tick()
+                next_tick = time.monotonic() + tick_seconds
+            if time.monotonic() > end:
+                raise RehearsalFailed(
+                    f"not over after {timeout_seconds:g} s; the machines' logs are in {logs}"
+                )
+            time.sleep(POLL_SECONDS)
+
+    def running(self) -> list[MachineLife]:
         """Return the machines that are still running."""
         return [life for life in self.lives.values() if life.ended is None]
 
@@ -146,7 +182,7 @@ class Fleet:
         """Whether no machine runs and none is to come."""
         return not self.running() and self.target_capacity() == 0
 
-    def interrupt(self, life: Life, *, notice: bool) -> None:
+    def interrupt(self, life: MachineLife, *, notice: bool) -> None:
         """Take an instance away: with a notice, or without one (SIGKILL now)."""
         reason = "interrupted with a notice" if notice else "killed without a notice"
         self.aws.capacity.end(life.instance.id, reason, has_notice=notice)
@@ -156,7 +192,7 @@ class Fleet:
             life.reason = reason
             self._power_off(life)
 
-    def rebalance(self, life: Life) -> None:
+    def rebalance(self, life: MachineLife) -> None:
         """Recommend to rebalance: EC2 may take the instance back, sooner or later, or never."""
         life.machine.rebalance()
         self.bus.publish(
@@ -184,7 +220,7 @@ class Fleet:
             for item in reservation["Instances"]
         }
 
-    def _follow(self, life: Life, *, is_alive: bool) -> None:
+    def _follow(self, life: MachineLife, *, is_alive: bool) -> None:
         ending = self.aws.capacity.endings.get(life.instance.id)
         if ending is not None and ending.has_notice and life.ends_at is None:
             self._announce(life, ending.reason)
@@ -205,7 +241,7 @@ class Fleet:
         user_data = self.aws.client("ec2").describe_instance_attribute(
             InstanceId=instance_id, Attribute="userData"
         )["UserData"]["Value"]
-        instance = Instance(
+        instance = RunningInstance(
             id=instance_id,
             type=found["InstanceType"],
             image_id=found["ImageId"],
@@ -214,7 +250,7 @@ class Fleet:
             tags={tag["Key"]: tag["Value"] for tag in found["Tags"]},
             market=found.get("InstanceLifecycle", ON_DEMAND),
         )
-        life = Life(
+        life = MachineLife(
             instance=instance,
             machine=self.boot(instance),
             started=time.monotonic(),
@@ -237,7 +273,7 @@ class Fleet:
         )["LaunchTemplateVersions"]
         return base64.b64decode(versions[0]["LaunchTemplateData"]["UserData"])
 
-    def _announce(self, life: Life, reason: str) -> None:
+    def _announce(self, life: MachineLife, reason: str) -> None:
         seconds = self.aws.capacity.notice_seconds
         life.reason = reason
         life.ends_at = time.monotonic() + seconds
@@ -249,7 +285,7 @@ class Fleet:
         )
         self.say(f"{life.instance.id} {reason}: {seconds:g} s left")
 
-    def _power_off(self, life: Life) -> None:
+    def _power_off(self, life: MachineLife) -> None:
         life.processes_killed = life.machine.kill()
         life.ended = time.monotonic()
         killed = f"SIGKILL to {life.processes_killed} processes"

@@ -7,13 +7,13 @@ interruption comes at the same step on a fast laptop and on a slow one.
 import json
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from contract.keys import HEAD
-from rehearsal.drill.fleet import Fleet, Life
-from rehearsal.drill.lineage import Files, read_json
+from rehearsal.drill.fleet import Fleet, MachineLife
+from rehearsal.drill.run_files import Files, read_json
 
 SYNTAX = "kill:STAGE:N or notice:STAGE:N; of a program kill:program:STEP or kill:snapshot:N"
 # In place of a stage: what counts are the snapshots of a program that have been committed.
@@ -41,18 +41,23 @@ def parse_interruption(text: str) -> PlannedInterruption:
 
 
 @dataclass(kw_only=True, slots=True)
-class Interruption:
+class SeenInterruption:
     """An interruption that happened, as seen from outside the machine.
 
     `progress` is the machine's last metrics line, `noticed` its line when the notice came.
     """
 
     planned: PlannedInterruption
-    life: Life
+    life: MachineLife
     at: float
     committed: float | None = None
     progress: dict[str, Any] = field(default_factory=dict)
     noticed: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def reached(self) -> Mapping[str, Any]:
+        """Where the machine was when its notice came, or when it was killed."""
+        return self.noticed or self.progress
 
     @property
     def notice_to_commit_seconds(self) -> float | None:
@@ -71,7 +76,7 @@ class Drill:
     fleet: Fleet
     run: Files
     plan: Sequence[PlannedInterruption]
-    interruptions: list[Interruption] = field(default_factory=list)
+    interruptions: list[SeenInterruption] = field(default_factory=list)
     first_progress: dict[str, float] = field(default_factory=dict)
     first_step: dict[str, float] = field(default_factory=dict)
     _read: dict[str, int] = field(default_factory=dict)
@@ -95,7 +100,7 @@ class Drill:
         for life in self.fleet.running():
             if life.ends_at is None and self._is_due(planned, life):
                 self.interruptions.append(
-                    Interruption(planned=planned, life=life, at=time.monotonic())
+                    SeenInterruption(planned=planned, life=life, at=time.monotonic())
                 )
                 self.fleet.interrupt(life, notice=planned.notice)
                 return
@@ -108,22 +113,17 @@ class Drill:
             interruption.progress = self._latest.get(interruption.life.instance.id, {})
             interruption.noticed = self._noticed.get(interruption.life.instance.id, {})
 
-    def latest(self, life: Life) -> dict[str, Any]:
+    def latest(self, life: MachineLife) -> dict[str, Any]:
         """Return the latest metrics line of a machine, empty before its first."""
         return self._latest.get(life.instance.id, {})
 
-    def _is_due(self, planned: PlannedInterruption, life: Life) -> bool:
-        line = self.latest(life)
+    def _is_due(self, planned: PlannedInterruption, life: MachineLife) -> bool:
         if planned.stage == SNAPSHOT:
             # Not before this machine trains: the snapshots may be of the one before.
             return life.instance.id in self._read and self._num_snapshots >= planned.after
-        if line.get("stage") != planned.stage:
-            return False
-        # A program's stage has no steps but its own.
-        done = line.get("stage_step", line.get("done", line.get("step", 0)))
-        return int(done) >= planned.after
+        return has_done(self.latest(life), planned.stage, planned.after)
 
-    def _follow(self, life: Life) -> None:
+    def _follow(self, life: MachineLife) -> None:
         path = life.machine.metrics_file
         if not path.exists():
             return
@@ -154,6 +154,13 @@ class Drill:
                 interruption.committed = time.monotonic()
 
 
+def has_done(line: Mapping[str, Any], stage: str, number: int) -> bool:
+    """Whether a metrics line says that so many steps or shards of the stage are done."""
+    # A program's stage has no steps but its own.
+    done = line.get("stage_step", line.get("done", line.get("step", 0)))
+    return line.get("stage") == stage and int(done) >= number
+
+
 def is_safe(head: dict[str, Any], noticed: dict[str, Any] | None) -> bool:
     """Whether the head shows that a machine with a notice has committed what it had by then.
 
@@ -165,7 +172,7 @@ def is_safe(head: dict[str, Any], noticed: dict[str, Any] | None) -> bool:
     return noticed is not None and bool(steps) and max(steps) >= int(noticed["step"])
 
 
-def steps_lost(interruption: Interruption, resumes: Sequence[dict[str, Any]]) -> int:
+def steps_lost(interruption: SeenInterruption, resumes: Sequence[dict[str, Any]]) -> int:
     """Count the optimizer steps of the interrupted machine that its successor did again.
 
     `resumes` are the run's metrics lines of kind resume; the successor is the next generation.

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from contract.program import Program
 from rehearsal.drill.children import Child
-from rehearsal.drill.deployment import Deployment
+from rehearsal.drill.deployment import DeployedStacks
 
 SPEC = "program.json"
 MAKER = "make_data.py"
@@ -22,7 +22,7 @@ class RehearsedProgram:
 
     folder: Path
     spec: Program
-    make_data: Callable[[Deployment], Child | None]
+    make_data: Callable[[DeployedStacks], Child | None]
 
     @classmethod
     def from_folder(cls, folder: Path, data: Path | None) -> "RehearsedProgram":
@@ -44,50 +44,33 @@ class RehearsedProgram:
 
     def context(self) -> dict[str, str]:
         """The stack's parameters."""
-        named = {
-            "hyperparameter": self.spec.hyperparameters.items(),
-            "env": self.spec.environment.items(),
-            "metric": self.spec.metric_definitions,
-        }
-        return {
-            "program": self.spec.command,
-            "source": str(self.folder),
-            "dataset": self.name,
-            "channels": ",".join(self.spec.channels),
-            "working_folder": self.spec.working_folder,
-            "interpreter": self.spec.interpreter,
-            "notice_signal": self.spec.notice_signal,
-            "quiet_seconds": f"{self.spec.quiet_seconds:g}",
-            **{f"{kind}.{name}": value for kind, pairs in named.items() for name, value in pairs},
-        }
+        return {"program": str(self.folder / SPEC), "dataset": self.name}
 
-    def start_reference(self, deployment: Deployment, folder: Path) -> Child:
+    def start_reference(self, stacks: DeployedStacks, folder: Path) -> Child:
         """Start the run that nobody interrupts, in a folder; do not wait."""
-        return deployment.start_python(
+        return stacks.start_python(
             "uninterrupted",
             *("-m", "training", "run", "--program-file", str(self.folder / SPEC)),
-            *("--source", str(self.folder), "--dataset-uri", str(deployment.dataset)),
+            *("--source", str(self.folder), "--dataset-uri", str(stacks.dataset)),
             *("--run-uri", str(folder), "--ml-root", str(folder.with_name("uninterrupted-ml"))),
             relayed=lambda line: False,
         )
 
 
-def _data_of(folder: Path, data: Path | None) -> Callable[[Deployment], Child | None]:
+def _data_of(folder: Path, data: Path | None) -> Callable[[DeployedStacks], Child | None]:
     if data is not None:
         given = data.resolve()
         if not given.is_dir():
             raise ValueError(f"{given} is not a folder; give the folder with the program's data")
 
-        def copy(deployment: Deployment) -> None:
+        def copy(stacks: DeployedStacks) -> None:
             # The upload writes a manifest, which the user's folder need not have.
-            shutil.copytree(given, deployment.dataset)
+            shutil.copytree(given, stacks.dataset)
 
         return copy
     for maker in (folder / MAKER, folder.parent / MAKER):
         if maker.is_file():
-            return lambda deployment: deployment.start_python(
-                "dataset", str(maker), str(deployment.dataset)
-            )
+            return lambda stacks: stacks.start_python("dataset", str(maker), str(stacks.dataset))
     raise ValueError(
         f"there is no data for {folder}; give its folder (--data, with make DATA=), or a "
         f"{MAKER} OUT beside the program"

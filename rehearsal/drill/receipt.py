@@ -1,36 +1,169 @@
-"""The demo's receipt: what happened, what it cost, and whether anything but time was lost."""
+"""The receipt of a rehearsal: what happened, what it cost, and whether anything but time was lost.
+
+Of a workload, equal bits are promised. Of a program nothing is: what it does after a restart is its
+own affair, so its receipt says what the interruptions cost and how the result differs.
+"""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from contract.keys import HEAD
-from rehearsal.drill.interruptions import Interruption, steps_lost
-from rehearsal.drill.lineage import Files, read_events, read_json, read_lineage, read_metrics
-from rehearsal.drill.outcome import (
-    Rehearsed,
-    common_facts,
-    common_faults,
-    cost_rows,
-    end_rows,
-    read_receipt,
-    start_rows,
+from contract.keys import GUARD, HEAD, RECEIPT
+from contract.lineage import Line
+from contract.samples import lineage_problems
+from rehearsal.drill.fleet import MachineLife, user_data_faults
+from rehearsal.drill.interruptions import Drill, SeenInterruption, steps_lost
+from rehearsal.drill.run_files import (
+    Files,
+    losses,
+    read_events,
+    read_json,
+    read_metrics,
+    read_steps,
 )
+from sizing import catalogue
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rehearsed:
+    """Everything that goes into a receipt."""
+
+    run: Files
+    reference: Files
+    drill: Drill
+    resources: Mapping[str, int]
+    processes_left: int
+    notice_seconds: float
+    seconds: float
+
+    @property
+    def lives(self) -> Sequence[MachineLife]:
+        """The machines, in the order in which they booted."""
+        return list(self.drill.fleet.lives.values())
 
 
 def make_receipt(rehearsed: Rehearsed) -> dict[str, Any]:
     """Compile the receipt from the stores of both runs and what was seen from outside."""
-    ours, theirs = read_receipt(rehearsed.run), read_receipt(rehearsed.reference)
-    lineage, reference = read_lineage(rehearsed.run), read_lineage(rehearsed.reference)
-    resumes = [line for line in read_metrics(rehearsed.run) if line["kind"] == "resume"]
-    gained = _gained_steps(rehearsed.run)
-    interruptions = [_describe(each, resumes, gained) for each in rehearsed.drill.interruptions]
-    notices = [item["notice_to_commit_seconds"] for item in interruptions if item["notice"]]
-    lost = sum(item["steps_lost"] for item in interruptions)
+    ours, theirs = _own_receipt(rehearsed.run), _own_receipt(rehearsed.reference)
+    interruptions = rehearsed.drill.interruptions
+    invocations = rehearsed.drill.fleet.bus.invocations
     head = read_json(rehearsed.run, HEAD) or {}
+    facts = _program_facts if "program" in ours else _workload_facts
     return {
-        **common_facts(rehearsed, ours),
-        "steps": len(lineage.steps),
-        "steps_computed": len(lineage.steps) + lost,
+        "resources": sum(rehearsed.resources.values()),
+        "resources_by_type": dict(sorted(rehearsed.resources.items())),
+        "dataset": _dataset(rehearsed.run),
+        "workload": ours["workload"],
+        "recipe": ours["recipe"],
+        "attempts": head["generation"],
+        "interruptions": len(interruptions),
+        "notice_seconds": rehearsed.notice_seconds,
+        **facts(rehearsed, ours, theirs),
+        "fleet_target_capacity": rehearsed.drill.fleet.target_capacity(),
+        "instances_running": sum(life.ended is None for life in rehearsed.lives),
+        "processes_left": rehearsed.processes_left,
+        "user_data_faults": user_data_faults(rehearsed.lives),
+        "guard_invocations": len(invocations),
+        "guard_actions": [each.answer for each in invocations],
+        "guard_errors": [each.error for each in invocations if each.error],
+        **_cost(rehearsed.lives),
+        "spent": _spent(rehearsed.run),
+        "machines": _machines(rehearsed),
+        "seconds": round(rehearsed.seconds, 1),
+    }
+
+
+def compare_runs(
+    run: Files, reference: Files, ours: Mapping[str, Any], theirs: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the facts that `inequalities` judges; `ours` and `theirs` are the runs' receipts."""
+    steps, others = read_steps(run), read_steps(reference)
+    return {
+        "weights_sha256": ours["weights_sha256"],
+        "uninterrupted_weights_sha256": theirs["weights_sha256"],
+        "losses_equal": losses(steps) == losses(others),
+        "lineage_problems": lineage_problems(steps) + lineage_problems(others),
+    }
+
+
+def inequalities(facts: Mapping[str, Any]) -> list[str]:
+    """List what differs from the uninterrupted run: samples, weights, losses."""
+    found = list(facts["lineage_problems"])
+    if facts["weights_sha256"] != facts["uninterrupted_weights_sha256"]:
+        found.append("the weights differ from the uninterrupted run's")
+    if not facts["losses_equal"]:
+        found.append("the losses differ from the uninterrupted run's")
+    return found
+
+
+def find_faults(receipt: Mapping[str, Any], expected_interruptions: int) -> list[str]:
+    """List the promises that a receipt shows as broken; none after a good rehearsal."""
+    happened = receipt["interruptions"]
+    checks = {
+        f"{happened} interruptions happened, not {expected_interruptions}": (
+            happened != expected_interruptions
+        ),
+        f"the fleet's target is {receipt['fleet_target_capacity']}, not 0": (
+            receipt["fleet_target_capacity"] != 0
+        ),
+        f"{receipt['instances_running']} instances are still running": receipt["instances_running"]
+        > 0,
+        f"{receipt['processes_left']} processes were left behind": receipt["processes_left"] > 0,
+        "the Guard never ran": receipt["guard_invocations"] == 0,
+        f"the Guard failed: {receipt['guard_errors'][:1]}": bool(receipt["guard_errors"]),
+    }
+    own = _program_faults(receipt) if "program" in receipt else _workload_faults(receipt)
+    return [
+        *own,
+        *receipt["user_data_faults"],
+        *(text for text, is_broken in checks.items() if is_broken),
+    ]
+
+
+def loss_curves(rehearsed: Rehearsed, receipt: Mapping[str, Any]) -> dict[str, list[Line]]:
+    """Return the steps to draw: a workload's by stage, a program's of both runs."""
+    if "program" in receipt:
+        found = {
+            "interrupted": receipt["losses"],
+            "uninterrupted": receipt["uninterrupted_losses"],
+        }
+        return {name: steps for name, steps in found.items() if steps}
+    stages: dict[str, list[Line]] = {}
+    for _, line in sorted(read_steps(rehearsed.run).items()):
+        stages.setdefault(line["stage"], []).append(line)
+    return stages
+
+
+def baselines_of(stages: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+    """Return the accuracies of the stages before the last one: the baselines of the result."""
+    accuracies = [(name, m["accuracy"]) for name, m in stages.items() if "accuracy" in m]
+    return dict(accuracies[:-1])
+
+
+def _workload_facts(
+    rehearsed: Rehearsed, ours: Mapping[str, Any], theirs: Mapping[str, Any]
+) -> dict[str, Any]:
+    run, events = rehearsed.run, read_events(rehearsed.run)
+    resumes = [line for line in read_metrics(run) if line["kind"] == "resume"]
+    # By machine: the steps done and committed after the first commit of its notice.
+    gained = {e["instance_id"]: int(e["gained_steps"]) for e in events if "gained_steps" in e}
+    interruptions = []
+    for each in rehearsed.drill.interruptions:
+        unit = "shard" if each.reached.get("kind") == "prepare" else "step"
+        number = each.reached.get("stage_step", each.reached.get("done"))
+        interruptions.append(
+            {
+                "what": f"{_kind(each)} in {each.planned.stage} at {unit} {number}",
+                **_seen(each),
+                "gained_steps": gained.get(each.life.instance.id, 0),
+                "steps_lost": steps_lost(each, resumes),
+            }
+        )
+    notices = [item["notice_to_commit_seconds"] for item in interruptions if item["notice"]]
+    lost, num_steps = sum(item["steps_lost"] for item in interruptions), len(read_steps(run))
+    return {
+        "steps": num_steps,
+        "steps_computed": num_steps + lost,
         "interruption_list": interruptions,
         "notice_to_commit_seconds": max(notices) if None not in notices and notices else None,
         "steps_lost": lost,
@@ -38,109 +171,159 @@ def make_receipt(rehearsed: Rehearsed) -> dict[str, Any]:
         "validation_accuracy": ours.get("validation_accuracy"),
         "single_frame_accuracy": ours.get("single_frame_accuracy"),
         "baseline_accuracies": baselines_of(ours["stages"]),
-        "weights_sha256": ours["weights_sha256"],
-        "uninterrupted_weights_sha256": theirs["weights_sha256"],
+        **compare_runs(run, rehearsed.reference, ours, theirs),
         "numerics_key": ours["numerics_key"],
         "uninterrupted_numerics_key": theirs["numerics_key"],
-        "losses_equal": lineage.losses() == reference.losses(),
-        "lineage_problems": lineage.problems() + reference.problems(),
-        "attempts": head["generation"],
     }
 
 
-def find_faults(receipt: Mapping[str, Any], expected_interruptions: int) -> list[str]:
-    """List the promises that a receipt shows as broken; none after a good rehearsal."""
-    lost_notice = [
+def _workload_faults(receipt: Mapping[str, Any]) -> list[str]:
+    faults = inequalities(receipt)
+    if receipt["numerics_key"] != receipt["uninterrupted_numerics_key"]:
+        faults.append("the numerics keys differ; receipt.json has both")
+    lost = [
         item["what"]
         for item in receipt["interruption_list"]
         if item["notice"] and item["notice_to_commit_seconds"] is None
     ]
-    checks = {
-        "the weights differ from the uninterrupted run's": receipt["weights_sha256"]
-        != receipt["uninterrupted_weights_sha256"],
-        "the losses differ from the uninterrupted run's": not receipt["losses_equal"],
-        "the numerics keys differ; receipt.json has both": receipt["numerics_key"]
-        != receipt["uninterrupted_numerics_key"],
-        f"no commit was seen after {lost_notice}; did the run finish before it?": bool(lost_notice),
-    }
-    broken = [text for text, is_broken in checks.items() if is_broken]
-    return [
-        *receipt["lineage_problems"],
-        *broken,
-        *common_faults(receipt, expected_interruptions),
-    ]
+    if lost:
+        faults.append(f"no commit was seen after {lost}; did the run finish before it?")
+    return faults
 
 
-def receipt_rows(receipt: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return the receipt's rows as people read them: name and value."""
-    equal = (
-        receipt["weights_sha256"] == receipt["uninterrupted_weights_sha256"]
-        and receipt["losses_equal"]
-    )
-    commit = receipt["notice_to_commit_seconds"]
-    gained = sum(item.get("gained_steps", 0) for item in receipt["interruption_list"])
-    return [
-        *start_rows(receipt),
-        ("steps", f"{receipt['steps']} in the lineage, {receipt['steps_computed']} computed"),
-        (
-            "interruptions",
-            f"{receipt['interruptions']}: "
-            + "; ".join(item["what"] for item in receipt["interruption_list"]),
-        ),
-        (
-            "notice to commit",
-            f"{'never' if commit is None else f'{commit:.2f} s'} of {receipt['notice_seconds']:g} s"
-            " (the demo's notice; EC2 gives 120 s)"
-            + (f", then {gained} steps more, committed" if gained else ""),
-        ),
-        ("steps lost", f"{receipt['steps_lost']} (done again, never skipped)"),
-        _result(receipt),
-        *cost_rows(receipt),
-        *end_rows(receipt),
-        ("weights", receipt["weights_sha256"]),
-        ("uninterrupted", receipt["uninterrupted_weights_sha256"]),
-        ("equal bit for bit", "yes, weights and losses" if equal else "NO"),
-    ]
-
-
-def _result(receipt: Mapping[str, Any]) -> tuple[str, str]:
-    """The accuracy beside its baselines; else the last stage's first metric in each stage."""
-    if (accuracy := receipt["validation_accuracy"]) is not None:
-        baselines = receipt["baseline_accuracies"].items()
-        others = "".join(f"; {name.replace('_', ' ')} {value:.3f}" for name, value in baselines)
-        return "validation accuracy", f"{accuracy:.3f}{others}"
-    stages = receipt["stages"]
-    metric = next(iter(list(stages.values())[-1]))
-    found = [f"{stage} {m[metric]:.4g}" for stage, m in stages.items() if metric in m]
-    return f"validation {metric}", "; ".join(found)
-
-
-def _gained_steps(run: Files) -> dict[str, int]:
-    """Count, by machine, the steps done and committed after the first commit of its notice."""
-    commits = [event for event in read_events(run) if "gained_steps" in event]
-    return {event["instance_id"]: int(event["gained_steps"]) for event in commits}
-
-
-def _describe(
-    interruption: Interruption, resumes: Sequence[dict[str, Any]], gained: Mapping[str, int]
+def _program_facts(
+    rehearsed: Rehearsed, ours: Mapping[str, Any], theirs: Mapping[str, Any]
 ) -> dict[str, Any]:
-    kind = "notice" if interruption.planned.notice else "kill without notice"
-    seconds = interruption.notice_to_commit_seconds
-    reached = interruption.noticed or interruption.progress
-    unit = "shard" if reached.get("kind") == "prepare" else "step"
-    number = reached.get("stage_step", reached.get("done"))
+    costs = {cost["generation"]: cost for cost in ours["interruptions"]}
+    interruptions = []
+    for each in rehearsed.drill.interruptions:
+        cost = costs.get(int(each.reached.get("generation", 0)), {})
+        redone, what = cost.get("steps_redone"), _kind(each)
+        # A program that names no steps has a snapshot's number there.
+        if redone is not None:
+            what += f" at step {each.reached.get('step', 0)}, {redone} steps done again"
+        lost = cost.get("seconds_lost")
+        interruptions.append(
+            {"what": what, **_seen(each), "steps_redone": redone, "seconds_lost": lost}
+        )
     return {
-        "what": f"{kind} in {interruption.planned.stage} at {unit} {number}",
+        "program": ours["program"],
+        "steps": ours["steps"],
+        "steps_redone": ours["steps_redone"],
+        "seconds_lost": ours["seconds_lost"],
+        "snapshots": ours["snapshots"],
+        "interruption_list": interruptions,
+        "last_metrics": ours["stages"]["program"],
+        "uninterrupted_last_metrics": theirs["stages"]["program"],
+        "losses": _losses(rehearsed.run),
+        "uninterrupted_losses": _losses(rehearsed.reference),
+        "final_files": ours["final_files"],
+        "uninterrupted_final_files": theirs["final_files"],
+    }
+
+
+def _program_faults(receipt: Mapping[str, Any]) -> list[str]:
+    names, others = receipt["final_files"].keys(), receipt["uninterrupted_final_files"].keys()
+    faults = []
+    if not names or names != others:
+        faults.append(
+            f"the run left {sorted(names)} in its model folder, the uninterrupted {sorted(others)}"
+        )
+    if receipt["attempts"] != receipt["interruptions"] + 1:
+        faults.append(
+            f"{receipt['attempts']} attempts for {receipt['interruptions']} interruptions: one "
+            "failed, or the run ended before an interruption"
+        )
+    return faults
+
+
+def _losses(run: Files) -> list[dict[str, Any]]:
+    """Return every attempt's losses in order of time, for the chart."""
+    return [
+        {"step": line["step"], "loss": line["loss"], "generation": line["generation"]}
+        for line in read_metrics(run)
+        if line["kind"] == "step" and "loss" in line
+    ]
+
+
+def _kind(interruption: SeenInterruption) -> str:
+    return "notice" if interruption.planned.notice else "kill without notice"
+
+
+def _seen(interruption: SeenInterruption) -> dict[str, Any]:
+    seconds = interruption.notice_to_commit_seconds
+    return {
         "instance": interruption.life.instance.id,
         "notice": interruption.planned.notice,
         "notice_to_commit_seconds": None if seconds is None else round(seconds, 3),
-        "gained_steps": gained.get(interruption.life.instance.id, 0),
-        "steps_lost": steps_lost(interruption, resumes),
         "processes_killed": interruption.life.processes_killed,
     }
 
 
-def baselines_of(stages: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
-    """Return the accuracies of the stages before the last one: the baselines of the result."""
-    accuracies = [(name, m["accuracy"]) for name, m in stages.items() if "accuracy" in m]
-    return dict(accuracies[:-1])
+def _own_receipt(run: Files) -> dict[str, Any]:
+    receipt = read_json(run, RECEIPT)
+    if receipt is None:
+        raise ValueError("the run has no receipt.json: it did not finish")
+    return receipt
+
+
+def _dataset(run: Files) -> dict[str, float]:
+    synced = [event for event in read_events(run) if event["name"] == "dataset-synced"]
+    if not synced:
+        raise ValueError("no machine reported a synced dataset")
+    first = synced[0]
+    megabytes = first["bytes"] / 1e6
+    return {
+        "files": first["files"],
+        "megabytes": round(megabytes, 3),
+        "seconds": round(first["seconds"], 3),
+        "megabytes_per_second": round(megabytes / max(first["seconds"], 1e-3), 1),
+    }
+
+
+def _cost(lives: Sequence[MachineLife]) -> dict[str, Any]:
+    on_demand = spot = seconds = 0.0
+    for life in lives:
+        size, hours = life.instance.type, life.seconds / 3600
+        seconds += life.seconds
+        on_demand += hours * catalogue.hourly_price(size).usd_per_hour
+        spot += hours * catalogue.spot_price(size).usd_per_hour
+    size = lives[0].instance.type
+    return {
+        "size": size,
+        "billed_seconds": round(seconds, 1),
+        "usd_on_demand": round(on_demand, 6),
+        "usd_spot": round(spot, 6),
+        "spot_price_basis": catalogue.spot_price(size).basis,
+        "spot_price_source": catalogue.spot_price(size).source,
+    }
+
+
+def _spent(run: Files) -> dict[str, Any]:
+    """Return what the Guard counted by market, and how often it changed the market."""
+    guard = read_json(run, GUARD) or {}
+    billed = guard.get("billed", {})
+    return {"by_market": billed, "moves": guard.get("market", {}).get("moves", 0)}
+
+
+def _machines(rehearsed: Rehearsed) -> list[dict[str, Any]]:
+    boots: dict[str, dict[str, float]] = {}
+    for event in read_events(rehearsed.run):
+        if event["name"].startswith("boot") and "seconds" in event:
+            name = event["name"].removeprefix("boot-")
+            boots.setdefault(event["instance_id"], {})[name] = event["seconds"]
+    first = rehearsed.lives[0].started
+    return [
+        {
+            "instance": life.instance.id,
+            "size": life.instance.type,
+            "at": round(life.started - first, 1),
+            "seconds": round(life.seconds, 1),
+            "ended": life.reason,
+            "processes_killed": life.processes_killed,
+            "boot": boots.get(life.instance.id, {}),
+            "seconds_to_first_progress": rehearsed.drill.first_progress.get(life.instance.id),
+            "seconds_to_first_step": rehearsed.drill.first_step.get(life.instance.id),
+        }
+        for life in rehearsed.lives
+    ]

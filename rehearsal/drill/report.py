@@ -1,12 +1,14 @@
-"""The demo's report: one HTML page with receipt, the machines' timeline and the loss curves."""
+"""A receipt for people: its rows, and one HTML page with the machines' timeline and the losses."""
 
 import html
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
+from rich.table import Table
+
 from contract.lineage import Line
-from rehearsal.drill.lineage import Lineage
 
 WIDTH, ROW, LEFT, CHART = 900, 26, 170, 220
 PAGE = """<!doctype html>
@@ -28,46 +30,40 @@ a red line is an interruption.</p>
 """
 
 
+def receipt_rows(receipt: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return the receipt's rows as people read them: name and value."""
+    return _program_rows(receipt) if "program" in receipt else _workload_rows(receipt)
+
+
+def show_receipt(rows: Sequence[tuple[str, str]], console: Console) -> None:
+    """Print the receipt's rows as a table."""
+    table = Table(show_header=False, title="receipt", title_justify="left")
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in rows:
+        table.add_row(name, value)
+    console.print(table)
+
+
 def write_report(
-    path: Path, receipt: Mapping[str, Any], lineage: Lineage, rows: Sequence[tuple[str, str]]
+    path: Path,
+    receipt: Mapping[str, Any],
+    curves: Mapping[str, Sequence[Line]],
+    rows: Sequence[tuple[str, str]],
 ) -> None:
     """Write the page; everything is inline, so that the file can be mailed."""
-    title = f"{receipt['workload']} / {receipt['recipe']}"
-    curves = [_curve(stage, steps) for stage, steps in _by_stage(lineage).items()]
-    path.write_text(_page(title, receipt, curves, rows))
-
-
-def _page(
-    title: str,
-    receipt: Mapping[str, Any],
-    curves: Sequence[str],
-    rows: Sequence[tuple[str, str]],
-) -> str:
+    title = receipt.get("program") or f"{receipt['workload']} / {receipt['recipe']}"
     cells = "".join(
         f"<tr><td>{html.escape(name)}</td><td>{html.escape(value)}</td></tr>"
         for name, value in rows
     )
-    return PAGE.format(
+    page = PAGE.format(
         title=html.escape(title),
         timeline=_timeline(receipt["machines"]),
-        curves="".join(curves),
+        curves="".join(_curve(name, steps) for name, steps in curves.items()),
         rows=cells,
     )
-
-
-def write_program_report(
-    path: Path, receipt: Mapping[str, Any], rows: Sequence[tuple[str, str]]
-) -> None:
-    """Write the page of a program's rehearsal: what it reported, beside the uninterrupted run."""
-    curves = [
-        _curve(name, steps)
-        for name, steps in (
-            ("interrupted", receipt["losses"]),
-            ("uninterrupted", receipt["uninterrupted_losses"]),
-        )
-        if steps
-    ]
-    path.write_text(_page(receipt["program"], receipt, curves, rows))
+    path.write_text(page)
 
 
 def _timeline(machines: Sequence[Mapping[str, Any]]) -> str:
@@ -97,14 +93,6 @@ def _bar(x: float, y: float, width: float, colour: str) -> str:
     return f'<rect x="{x:.1f}" y="{y}" width="{max(width, 0):.1f}" height="18" fill="{colour}"/>'
 
 
-def _by_stage(lineage: Lineage) -> dict[str, list[Line]]:
-    stages: dict[str, list[Line]] = {}
-    for step in sorted(lineage.steps):
-        record = lineage.steps[step]
-        stages.setdefault(record["stage"], []).append(record)
-    return stages
-
-
 def _curve(stage: str, steps: Sequence[Mapping[str, Any]]) -> str:
     highest = max(step["loss"] for step in steps) or 1.0
     across = (WIDTH - LEFT - 10) / max(len(steps) - 1, 1)
@@ -130,3 +118,132 @@ def _curve(stage: str, steps: Sequence[Mapping[str, Any]]) -> str:
 
 def _svg(height: float, content: str) -> str:
     return f'<svg width="{WIDTH}" height="{height}" viewBox="0 0 {WIDTH} {height}">{content}</svg>'
+
+
+def _workload_rows(receipt: Mapping[str, Any]) -> list[tuple[str, str]]:
+    equal = (
+        receipt["weights_sha256"] == receipt["uninterrupted_weights_sha256"]
+        and receipt["losses_equal"]
+    )
+    commit = receipt["notice_to_commit_seconds"]
+    gained = sum(item.get("gained_steps", 0) for item in receipt["interruption_list"])
+    return [
+        *_start_rows(receipt),
+        ("steps", f"{receipt['steps']} in the lineage, {receipt['steps_computed']} computed"),
+        (
+            "interruptions",
+            f"{receipt['interruptions']}: "
+            + "; ".join(item["what"] for item in receipt["interruption_list"]),
+        ),
+        (
+            "notice to commit",
+            f"{'never' if commit is None else f'{commit:.2f} s'} of {receipt['notice_seconds']:g} s"
+            " (the demo's notice; EC2 gives 120 s)"
+            + (f", then {gained} steps more, committed" if gained else ""),
+        ),
+        ("steps lost", f"{receipt['steps_lost']} (done again, never skipped)"),
+        _result(receipt),
+        *_cost_rows(receipt),
+        *_end_rows(receipt),
+        ("weights", receipt["weights_sha256"]),
+        ("uninterrupted", receipt["uninterrupted_weights_sha256"]),
+        ("equal bit for bit", "yes, weights and losses" if equal else "NO"),
+    ]
+
+
+def _result(receipt: Mapping[str, Any]) -> tuple[str, str]:
+    """The accuracy beside its baselines; else the last stage's first metric in each stage."""
+    if (accuracy := receipt["validation_accuracy"]) is not None:
+        baselines = receipt["baseline_accuracies"].items()
+        others = "".join(f"; {name.replace('_', ' ')} {value:.3f}" for name, value in baselines)
+        return "validation accuracy", f"{accuracy:.3f}{others}"
+    stages = receipt["stages"]
+    metric = next(iter(list(stages.values())[-1]))
+    found = [f"{stage} {m[metric]:.4g}" for stage, m in stages.items() if metric in m]
+    return f"validation {metric}", "; ".join(found)
+
+
+def _program_rows(receipt: Mapping[str, Any]) -> list[tuple[str, str]]:
+    redone = receipt["steps_redone"]
+    equal = receipt["final_files"] == receipt["uninterrupted_final_files"]
+    return [
+        *_start_rows(receipt),
+        ("program", f"{receipt['program']}, in {receipt['attempts']} attempts"),
+        (
+            "interruptions",
+            f"{receipt['interruptions']}: "
+            + "; ".join(item["what"] for item in receipt["interruption_list"]),
+        ),
+        (
+            "steps",
+            f"{receipt['steps']} in the run"
+            + ("" if redone is None else f", {redone} of them done again"),
+        ),
+        ("time lost", f"{receipt['seconds_lost']:.1f} s, since what the last snapshots hold"),
+        ("snapshots", f"{receipt['snapshots']} of its checkpoint folder"),
+        ("last metrics", _figures(receipt["last_metrics"])),
+        ("uninterrupted", _figures(receipt["uninterrupted_last_metrics"])),
+        *_cost_rows(receipt),
+        *_end_rows(receipt),
+        ("model", ", ".join(receipt["final_files"])),
+        (
+            "equal bit for bit",
+            "yes"
+            if equal
+            else "no: this program goes on otherwise than it would have without interruption; a "
+            "workload does not (docs/your-program.md)",
+        ),
+    ]
+
+
+def _start_rows(receipt: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return the rows of what was there before the first step."""
+    data = receipt["dataset"]
+    return [
+        ("stack resources", f"{receipt['resources']} created, each checked by its own API"),
+        (
+            "dataset synced",
+            f"{data['files']} files, {data['megabytes']:.1f} MB, "
+            f"{data['megabytes_per_second']:.1f} MB/s",
+        ),
+    ]
+
+
+def _cost_rows(receipt: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return the rows of what it cost."""
+    return [
+        (
+            "cost, modelled",
+            f"these {receipt['billed_seconds']:.0f} machine seconds at the prices of "
+            f"{receipt['size']}: ${receipt['usd_on_demand']:.4f} on demand (list price), "
+            f"${receipt['usd_spot']:.4f} on Spot ({receipt['spot_price_basis']})",
+        ),
+        ("spent by market", _spending(receipt["spent"])),
+    ]
+
+
+def _end_rows(receipt: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return the rows of what was left running."""
+    return [
+        ("fleet", f"target capacity {receipt['fleet_target_capacity']}"),
+        (
+            "left running",
+            f"{receipt['instances_running']} instances, {receipt['processes_left']} processes",
+        ),
+        ("Guard", f"ran {receipt['guard_invocations']} times on the fleet's events"),
+    ]
+
+
+def _spending(spent: Mapping[str, Any]) -> str:
+    """Return dollars by market, as the Guard counted them at its last call, and the fallback."""
+    markets = "; ".join(
+        f"{market} ${each['usd']:.4f} for {each['hours'] * 3600:.0f} s"
+        for market, each in spent["by_market"].items()
+    )
+    moves = spent["moves"]
+    fallback = f"fallback: {moves} moves between markets" if moves else "fallback: none"
+    return f"{markets or 'nothing counted'}; {fallback} (the Guard's count, at modelled prices)"
+
+
+def _figures(metrics: Mapping[str, float]) -> str:
+    return ", ".join(f"{name} {value:.4g}" for name, value in metrics.items()) or "none reported"

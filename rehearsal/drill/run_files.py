@@ -1,10 +1,28 @@
-"""Reads a run's files where they are: in a bucket of the embedded AWS or in a folder."""
+"""Reads what a run published, from a bucket of the embedded AWS or from a folder.
 
-from collections.abc import Sequence
+It knows the S3 layout of contract/keys.py and nothing of the training code.
+"""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 from urllib.parse import urlsplit
+
+from contract.keys import EVENTS, METRICS
+from contract.lineage import Line, newest_by_step
+from contract.metrics import LineReader
+
+
+class Files(Protocol):
+    """The two operations that a run's store must have."""
+
+    def names(self, prefix: str) -> Sequence[str]:
+        """List the names below the run that start with the prefix, sorted."""
+
+    def read(self, name: str) -> bytes | None:
+        """Return a file's content, None if it does not exist."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,3 +73,30 @@ def bucket_files(client: Any, uri: str) -> BucketFiles:
     """Return the files below an s3:// URI."""
     parts = urlsplit(uri)
     return BucketFiles(client=client, bucket=parts.netloc, prefix=parts.path.strip("/"))
+
+
+def read_steps(files: Files) -> dict[int, Line]:
+    """Merge every attempt's step records; the newest generation wins."""
+    return newest_by_step(read_metrics(files), "step")
+
+
+def losses(steps: Mapping[int, Line]) -> list[float]:
+    """Return the loss of every step in order."""
+    return [steps[step]["loss"] for step in sorted(steps)]
+
+
+def read_metrics(files: Files) -> Iterable[dict[str, Any]]:
+    """Return every metrics line of a run, attempt by attempt, in the order of writing."""
+    return LineReader(lambda: files.names(METRICS), lambda names: map(files.read, names)).new()
+
+
+def read_events(files: Files) -> list[dict[str, Any]]:
+    """Return every event of a run in order of time."""
+    events = [json.loads(files.read(name) or b"{}") for name in files.names(EVENTS)]
+    return sorted(events, key=lambda event: str(event.get("time")))
+
+
+def read_json(files: Files, name: str) -> dict[str, Any] | None:
+    """Return one JSON object of the run, None if it does not exist yet."""
+    content = files.read(name)
+    return None if content is None else json.loads(content)

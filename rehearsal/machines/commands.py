@@ -1,4 +1,4 @@
-"""Runs programs of the host, and knows what to say when one ends badly."""
+"""Runs programs on this host and reports how they failed."""
 
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 class CommandFailed(RuntimeError):
-    """A program ended badly; the message has its words and what it said."""
+    """A program failed; the message has its command line and its output."""
 
 
 def run(

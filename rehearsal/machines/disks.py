@@ -100,7 +100,7 @@ def mkfs_xfs(arguments: list[str]) -> int:
 
 
 def mount(arguments: list[str]) -> int:
-    """Mount what fstab says on a folder: replace it with a link to the disk's files."""
+    """Mount a folder's fstab entry: replace the folder with a link to the disk's files."""
     if arguments[:1] == ["--bind"]:
         return bind(Path(arguments[1]), Path(arguments[2]))
     if len(arguments) != 1:
@@ -124,7 +124,7 @@ def mount(arguments: list[str]) -> int:
 
 
 def bind(source: Path, folder: Path) -> int:
-    """Mount what is mounted elsewhere on a folder too."""
+    """Bind a disk that is mounted elsewhere to a second folder."""
     for path, disk in read_disks().items():
         if disk["mounted"] == inside(str(source)):
             files = disks_folder() / Path(path).name
@@ -133,11 +133,11 @@ def bind(source: Path, folder: Path) -> int:
             folder.symlink_to(files)
             write_disk(path, {**disk, "bound": inside(str(folder))})
             return 0
-    sys.exit(f"mount: {folder}: process machines bind only what a disk is mounted on")
+    sys.exit(f"mount: {folder}: process machines can bind only a disk's mount point")
 
 
 def findmnt(arguments: list[str]) -> int:
-    """Print the UUID of what is mounted on a folder; status 1 if nothing is."""
+    """Print the UUID of the disk mounted on a folder; status 1 if none is."""
     expect(arguments[:-1], ["--noheadings", "--output", "UUID", "--mountpoint"])
     point = inside(arguments[-1])
     disks = read_disks().values()

@@ -128,7 +128,7 @@ class Init:
         """Run the programs that the rehearsal asks for; return when it is gone."""
         reader, writer = await asyncio.open_connection(sock=rehearsal)
         while line := await reader.readline():
-            # Not waited for: meanwhile the rehearsal may go.
+            # Not awaited: the rehearsal may go away while it runs.
             self._keep(asyncio.create_task(self._execute(json.loads(line), writer)))
 
     async def _execute(self, command: Sequence[str], writer: asyncio.StreamWriter) -> None:
@@ -168,7 +168,7 @@ def _show(service: SystemdService, options: Mapping[str, str]) -> str:
         "MainPID": str(service.main_pid),
         "NRestarts": str(service.restarts),
         "ExecMainStatus": str(service.main_status),
-        "InvocationID": "",  # there is no journal in which to look for it
+        "InvocationID": "",  # a process machine has no journal to search for it
     }
     wanted = options["property"].split(",")
     unknown = [name for name in wanted if name not in known]

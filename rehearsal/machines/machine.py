@@ -11,9 +11,9 @@ from rehearsal.machines.quirks import Quirks
 
 POLL_SECONDS = 0.05
 # What every machine logs: the user data, the boot that it starts, and training.
-LOGS = tuple(
-    f"var/log/{name}.log" for name in ("cloud-init-output", "training/boot", "training/training")
-)
+USER_DATA = "var/log/cloud-init-output.log"
+BOOT = "var/log/training/boot.log"
+TRAINING = "var/log/training/training.log"
 
 
 @dataclass(kw_only=True)
@@ -37,19 +37,14 @@ class RehearsedMachine:
         return self.folder.resolve()
 
     @property
-    def user_data_log(self) -> Path:
-        """The log of the user data, which starts the boot."""
-        return self.root / LOGS[0]
-
-    @property
     def boot_log(self) -> Path:
         """The log of the boot steps."""
-        return self.root / LOGS[1]
+        return self.root / BOOT
 
     @property
     def training_log(self) -> Path:
         """The trainer's log."""
-        return self.root / LOGS[2]
+        return self.root / TRAINING
 
     @property
     def metrics_file(self) -> Path:
@@ -66,7 +61,7 @@ class RehearsedMachine:
 
     def log_lines(self) -> Sequence[str]:
         """Return the lines of boot and training so far, in the order in which we saw them."""
-        for name in LOGS:
+        for name in (USER_DATA, BOOT, TRAINING):
             path = self.root / name
             if not path.exists():
                 continue

@@ -32,7 +32,7 @@ REBALANCE = "meta-data/events/recommendations/rebalance"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Credentials:
-    """The credentials that the service gives for the instance's role."""
+    """The credentials that the service returns for the instance's role."""
 
     access_key_id: str = field(default_factory=lambda: "ASIA" + secrets.token_hex(8).upper())
     secret_access_key: str = field(default_factory=lambda: secrets.token_urlsafe(30))
@@ -43,7 +43,7 @@ class QuietServer(ThreadingHTTPServer):
     """An HTTP server without a traceback for each client that hangs up."""
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Pass over clients that hang up, as those of a machine that is killed do."""
+        """Ignore clients that hang up, as those of a killed machine do."""
         if not isinstance(sys.exc_info()[1], ConnectionError):
             super().handle_error(request, client_address)
 
@@ -113,7 +113,7 @@ class MetadataServer:
         return when
 
     def withdraw(self) -> None:
-        """Announce nothing, as to the machine that comes after this one."""
+        """Withdraw all announcements, as for the next machine."""
         self._announced.clear()
 
     def rebalance(self) -> None:
@@ -228,7 +228,7 @@ class MetadataHandler(BaseHTTPRequestHandler):
         return self._answer(404) if found is None else self._answer(200, found)
 
     def _meets_fault(self) -> bool:
-        """Whether a drill's fault has answered this request, or keeps anybody from it."""
+        """Whether a drill's fault has answered or dropped this request."""
         path = re.sub(VERSION, "", self.path, count=1)
         fault = self.metadata.faults.meet(f"{METADATA}:{self.command.capitalize()}", path)
         if fault is None or fault.delay_seconds:

@@ -68,7 +68,7 @@ class ProcessMachine(RehearsedMachine):
                 [
                     sys.executable,
                     "-m",
-                    "rehearsal.machines.init",
+                    INIT,
                     str(self.root),
                     str(inits_end.fileno()),
                 ],
@@ -130,14 +130,14 @@ class ProcessMachine(RehearsedMachine):
         except ConnectionError:
             line = b""
         if not line:
-            raise failure(command, -signal.SIGKILL, "the machine went off meanwhile")
+            raise failure(command, -signal.SIGKILL, "the machine powered off while it ran")
         reply = json.loads(line)
         if reply["status"] != 0:
             raise failure(command, reply["status"], reply["error"] or reply["output"])
         return str(reply["output"])
 
     def remove(self) -> None:
-        """Kill what is left and delete the folder with all disks."""
+        """Kill everything that is left and delete the folder with all disks."""
         self.kill()
         if self.folder.exists():
             shutil.rmtree(self.folder)
@@ -160,7 +160,7 @@ class ProcessMachine(RehearsedMachine):
         (self.folder / "run/machine.json").write_text(json.dumps(self._environment(), indent=1))
 
     def _environment(self) -> dict[str, str]:
-        """Return the processes' whole environment; credentials come only from the metadata."""
+        """Return its processes' complete environment; credentials come only from the metadata."""
         nowhere = str(self.root / "nowhere")
         return {
             **self.quirks.environment,

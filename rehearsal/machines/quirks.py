@@ -1,4 +1,4 @@
-"""What is wrong with one machine, put into its folder before it starts."""
+"""What is unusual about one machine, put into its folder before it starts."""
 
 import re
 import shutil
@@ -19,7 +19,7 @@ DATA_DEVICE_NAME, DATA_MIB = "sdf", 4096
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Volume:
-    """An EBS volume: the name that EC2 attached it under, what is on it, and since when.
+    """An EBS volume: its device name, its content, and when it appears.
 
     A file system holds the file kept.txt. `late_seconds` are from power-on.
     """
@@ -32,7 +32,7 @@ class Volume:
     def __post_init__(self) -> None:
         if self.content not in CONTENTS:
             known = ", ".join(repr(name) for name in CONTENTS)
-            raise ValueError(f"content is {self.content!r}; give one of: {known}")
+            raise ValueError(f"content is {self.content!r}; use one of: {known}")
 
 
 DATA_VOLUME = Volume()
@@ -40,12 +40,12 @@ DATA_VOLUME = Volume()
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Quirks:
-    """Programs and files of a machine's own, its environment, what it lacks, its other disks.
+    """A machine's own programs, files, environment and disks, and the packages that it lacks.
 
     A program is the text of a shell script by name, found before all others; in it, `$real` is the
     program that it hides. A file is a text by its path on the machine. A lacking package is
-    invisible to the machine's Python. `disks` are all EBS volumes beside that of /; None: an empty
-    one for the data. `memory_mib` is what all processes have together, before the kernel kills one.
+    invisible to the machine's Python. `disks` are the EBS volumes other than the root volume; None
+    means one empty data volume. `memory_mib` limits all processes together.
     """
 
     programs: Mapping[str, str] = field(default_factory=dict)
@@ -57,15 +57,15 @@ class Quirks:
 
     @property
     def volumes(self) -> tuple[Volume, ...]:
-        """The EBS volumes beside that of /."""
+        """The EBS volumes other than the root volume."""
         return (DATA_VOLUME,) if self.disks is None else self.disks
 
     def check_for_process_machine(self) -> None:
         """Refuse what a process machine cannot have."""
         if self.memory_mib is not None or any(each.mib != DATA_MIB for each in self.volumes):
             raise ValueError(
-                "process machines have neither memory nor disks of a size of their own: memory_mib "
-                "and mib need machines of kind nspawn"
+                "process machines cannot limit memory or disk sizes: memory_mib and mib need "
+                "machines of kind nspawn"
             )
 
     def furnish(self, root: Path, pytorch: Path, path: str) -> None:
@@ -98,7 +98,7 @@ def lend_environment(source: Path, target: Path, lacking: Collection[str]) -> No
     packages = Path(f"lib/python{sys.version_info.major}.{sys.version_info.minor}/site-packages")
     (target / packages).mkdir(parents=True)
     (target / "bin").mkdir()
-    # The interpreter looks for its packages beside the folder that it was started from.
+    # The interpreter looks for its packages next to the folder that it was started from.
     (target / "pyvenv.cfg").symlink_to(source / "pyvenv.cfg")
     for program in (source / "bin").iterdir():
         (target / "bin" / program.name).symlink_to(program)

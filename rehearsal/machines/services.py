@@ -91,7 +91,7 @@ class SystemdService:
 
     @property
     def main_pid(self) -> int:
-        """The main process's id, 0 if there is none."""
+        """The main process's id, or 0."""
         return self._main.pid if self._main is not None else 0
 
     def start(self) -> "asyncio.Task[None]":

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rehearsal.aws.capacity import Course
+from rehearsal.drill.interruptions import has_done
 from rehearsal.faults import Fault
 from rehearsal.scenarios.tables import check_choice
 
@@ -76,8 +77,7 @@ class Action:
             return seen.seconds >= float(value)
         if name == LOG:
             return any(re.search(value, line) for line in seen.log)
-        done = int(seen.line.get("stage_step", seen.line.get("done", 0)))
-        return seen.line.get("stage") == name and done >= int(value)
+        return has_done(seen.line, name, int(value))
 
 
 def _check_moment(at: str) -> None:

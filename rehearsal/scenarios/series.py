@@ -2,38 +2,42 @@
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from rich.table import Table
 
 from contract.keys import RECEIPT
-from rehearsal.aws import EmbeddedAws
-from rehearsal.drill.children import Child, ChildFailed, Children
-from rehearsal.drill.deployment import Deployment, RehearsalFailed, synth_arguments
+from rehearsal.drill.children import Child, ChildFailed
+from rehearsal.drill.deployment import DeployedStacks, synth_arguments
+from rehearsal.drill.fleet import RehearsalFailed
 from rehearsal.drill.run_files import FolderFiles
+from rehearsal.drill.workload import RehearsedWorkload
 from rehearsal.machines.commands import CommandFailed
-from rehearsal.machines.nspawn.host import NspawnHost
 from rehearsal.scenarios.scenario import EQUAL, Scenario
-from rehearsal.scenarios.trial import Trial
+from rehearsal.scenarios.trial import ScenarioTrial
 from rehearsal.scenarios.verdict import Ended, find_faults, why
 
 NOTICE_SECONDS = 5.0
-CLIPS = 132
 # A run of a few seconds with all kinds of stages; scenarios may change what they need.
+WORKLOAD = RehearsedWorkload(
+    name="trajectory",
+    recipe="laptop",
+    overrides="single_frame_epochs=1 time_average_epochs=1 shuffled_epochs=1 epochs=20",
+    count=132,
+    seed=0,
+    checkpoint_interval="2epochs",
+)
 CONTEXT: Mapping[str, str] = {
     "size": "g5.xlarge",
-    "workload": "trajectory",
-    "recipe": "laptop",
-    "overrides": "single_frame_epochs=1 time_average_epochs=1 shuffled_epochs=1 epochs=20",
-    "checkpoint_interval": "2epochs",
+    **WORKLOAD.context(),
     "notice_budget_seconds": f"{NOTICE_SECONDS:g}",
-    "lease_ttl_seconds": "3",
+    "train.lease_ttl_seconds": "3",
 }
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Outcome:
+class DrillOutcome:
     """How one drill ended; without faults it went as written."""
 
     name: str
@@ -47,34 +51,25 @@ class Outcome:
 
 
 @dataclass(kw_only=True, slots=True)
-class Series:
+class DrillSeries:
     """Rehearses scenarios one after the other; each one's stack is synthesized beside the last."""
 
     scenarios: Sequence[Scenario]
-    folder: Path
-    aws: EmbeddedAws
-    children: Children
+    stacks: DeployedStacks
     say: Callable[[str], None]
-    nspawn: NspawnHost | None = None  # None: process machines
     _references: dict[str, Child] = field(default_factory=dict)
 
-    @property
-    def deployment(self) -> Deployment:
-        return Deployment(
-            folder=self.folder, aws=self.aws, children=self.children, nspawn=self.nspawn
-        )
-
-    def run(self) -> Iterator[Outcome]:
+    def run(self) -> Iterator[DrillOutcome]:
         """Rehearse one after the other; one that breaks does not keep the next from running."""
         started = time.monotonic()
         synthesis = self._synthesize(0)
-        making = self.deployment.start_dataset(workload=CONTEXT["workload"], count=CLIPS, seed=0)
-        self.deployment.bootstrap()
+        making = WORKLOAD.make_data(self.stacks)
+        self.stacks.bootstrap()
         synthesis.expect()
-        self.deployment.deploy(self._assembly(0), "DatasetStack")
+        self.stacks.deploy(self._assembly(0), "DatasetStack")
         making.expect()
-        self.deployment.upload(CONTEXT["workload"])
-        self.aws.capacity.notice_seconds = NOTICE_SECONDS
+        self.stacks.upload(WORKLOAD.name)
+        self.stacks.aws.capacity.notice_seconds = NOTICE_SECONDS
         self.say(f"ready after {time.monotonic() - started:.1f} s")
         for index, scenario in enumerate(self.scenarios):
             synthesis.wait()
@@ -83,7 +78,7 @@ class Series:
                 synthesis = self._synthesize(index + 1)
             yield self._rehearse(index, scenario, ready)
 
-    def _rehearse(self, index: int, scenario: Scenario, synthesis: Child) -> Outcome:
+    def _rehearse(self, index: int, scenario: Scenario, synthesis: Child) -> DrillOutcome:
         started = time.monotonic()
         self.say(f"{scenario.name} ...")
         overrides = self._context(index)["overrides"]
@@ -91,9 +86,9 @@ class Series:
             self._start_reference(overrides)
         folder = self._folder(index)
         with (folder / "rehearsal.log").open("a", encoding="utf-8") as log:
-            trial = Trial(
+            trial = ScenarioTrial(
                 scenario=scenario,
-                deployment=self.deployment,
+                stacks=self.stacks,
                 context=self._context(index),
                 folder=folder,
                 say=self.say,
@@ -111,7 +106,7 @@ class Series:
         seconds = time.monotonic() - started
         self.say(f"{scenario.name}: {'; '.join(faults) or 'as written'}, {seconds:.1f} s")
         invocations = trial.fleet.bus.invocations if trial.is_deployed else []
-        return Outcome(
+        return DrillOutcome(
             name=scenario.name,
             about=scenario.about,
             ends=scenario.expect.ends,
@@ -122,7 +117,7 @@ class Series:
             faults=tuple(faults),
         )
 
-    def _faults(self, trial: Trial, overrides: str) -> list[str]:
+    def _faults(self, trial: ScenarioTrial, overrides: str) -> list[str]:
         if trial.scenario.expect.ends == EQUAL:
             self._references[overrides].expect()
         ended = Ended(
@@ -141,24 +136,20 @@ class Series:
     def _start_reference(self, overrides: str) -> None:
         """Start the uninterrupted run with these overrides, once for all drills that have them."""
         if overrides not in self._references:
-            self._references[overrides] = self.deployment.start_reference(
-                self._reference(overrides),
-                workload=CONTEXT["workload"],
-                recipe=CONTEXT["recipe"],
-                overrides=overrides,
-                interval=CONTEXT["checkpoint_interval"],
-            )
+            trained = replace(WORKLOAD, overrides=overrides)
+            folder = self._reference(overrides)
+            self._references[overrides] = trained.start_reference(self.stacks, folder)
 
     def _reference(self, overrides: str) -> Path:
         number = [*self._references, overrides].index(overrides)
-        return self.folder / f"uninterrupted-{number}"
+        return self.stacks.folder / f"uninterrupted-{number}"
 
     def _context(self, index: int) -> dict[str, str]:
         run_id = {"run_id": f"drill-{index + 1}"}
         return {**CONTEXT, **run_id, **self.scenarios[index].parameters}
 
     def _folder(self, index: int) -> Path:
-        folder = self.folder / self.scenarios[index].name.replace(" ", "-")
+        folder = self.stacks.folder / self.scenarios[index].name.replace(" ", "-")
         folder.mkdir(parents=True, exist_ok=True)
         return folder
 
@@ -168,10 +159,10 @@ class Series:
     def _synthesize(self, index: int) -> Child:
         arguments = synth_arguments(self._assembly(index), self._context(index))
         command = ["npx", "--no-install", "cdk", *arguments, "--ci", "--no-color"]
-        return self.children.start("cdk synth", command, relayed=lambda line: False)
+        return self.stacks.children.start("cdk synth", command, relayed=lambda line: False)
 
 
-def outcome_table(outcomes: Sequence[Outcome]) -> Table:
+def outcome_table(outcomes: Sequence[DrillOutcome]) -> Table:
     """Return the drills as a table, with the seconds that each took."""
     table = Table(title="drills", title_justify="left")
     for name in ("drill", "ends in", "machines", "seconds", "as written"):

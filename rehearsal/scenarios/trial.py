@@ -6,13 +6,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from rehearsal.aws.event_bus import EventBus
-from rehearsal.drill.cdk import run_cdk
-from rehearsal.drill.demo import POLL_SECONDS
-from rehearsal.drill.deployment import Deployment, RehearsalFailed, handler_poll, synth_arguments
-from rehearsal.drill.fleet import BootableMachine, Fleet, Instance, Life
+from rehearsal.drill.children import run_cdk
+from rehearsal.drill.deployment import DeployedStacks, handler_poll, synth_arguments
+from rehearsal.drill.fleet import BootableMachine, Fleet, MachineLife, RunningInstance
 from rehearsal.drill.interruptions import Drill
-from rehearsal.drill.narrator import Narrator
-from rehearsal.drill.run_files import BucketFiles, bucket_files
+from rehearsal.drill.run_files import BucketFiles
 from rehearsal.faults import Fault
 from rehearsal.scenarios.action import Action, Seen
 from rehearsal.scenarios.scenario import Scenario
@@ -24,11 +22,11 @@ WAITS = {"STEP_RETRY_SECONDS": "0.5", "FETCH_ATTEMPTS": "1", "TERMINATE_RETRY_SE
 
 
 @dataclass(kw_only=True, slots=True)
-class Trial:
+class ScenarioTrial:
     """One scenario on its own run id; `context` is what its stack was synthesized with."""
 
     scenario: Scenario
-    deployment: Deployment
+    stacks: DeployedStacks
     context: dict[str, str]
     folder: Path
     say: Callable[[str], None]
@@ -39,10 +37,6 @@ class Trial:
     unmet: list[Fault] = field(default_factory=list)
     _fleet: Fleet | None = None
     _run: BucketFiles | None = None
-    _narrator: Narrator = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._narrator = Narrator(say=self.log)
 
     @property
     def fleet(self) -> Fleet:
@@ -66,28 +60,19 @@ class Trial:
 
     def run(self, assembly: Path) -> None:
         """Deploy, follow the run to its end, leave nothing running; raise if it has no end."""
-        aws = self.deployment.aws
+        aws = self.stacks.aws
         aws.capacity.reset()
         aws.capacity.follow(self.scenario.capacity)
         aws.faults.begin(self.scenario.faults)
-        self.deployment.deploy(assembly, "TrainingStack")
+        self.stacks.deploy(assembly, "TrainingStack")
         bus = EventBus(
             aws=aws,
             code_folder=self.folder / "functions",
             variables=self.scenario.guard,
             invokes=self.scenario.guard_is_invoked,
         )
-        identifier = self.deployment.fleet_id()
-        self._fleet = Fleet(
-            aws=aws,
-            bus=bus,
-            id=identifier,
-            arn=f"arn:aws:ec2:{aws.region}:{aws.account}:spot-fleet-request/{identifier}",
-            boot=self._machine,
-            say=self._tell,
-        )
-        run_uri = self.deployment.output("TrainingStack", "RunUri")
-        self._run = bucket_files(aws.client("s3"), run_uri)
+        self._fleet = self.stacks.fleet(bus, self._machine, self._tell)
+        self._run = self.stacks.run_files()
         try:
             self._follow()
         finally:
@@ -102,32 +87,27 @@ class Trial:
     def _follow(self) -> None:
         progress = Drill(fleet=self.fleet, run=self.run_files, plan=())
         self.deployed = self.acted = time.monotonic()
-        next_tick = self.deployed + TICK_SECONDS
-        while True:
-            self.fleet.step()
+
+        def is_over() -> bool:
             progress.step()
-            for life in self.fleet.lives.values():
-                self._narrator.relay(life)
             # What is done after the end waits until all is told: the Guard answers to it late.
             is_over = self.fleet.is_over() and (not self.undone or self.fleet.bus.is_idle)
-            if not self._act(progress, is_over=is_over) and is_over:
-                return
-            if time.monotonic() >= next_tick and self.fleet.bus.is_idle:
-                self.fleet.bus.tick()
-                next_tick = time.monotonic() + TICK_SECONDS
-            if time.monotonic() - self.deployed > self.scenario.timeout_seconds:
-                raise RehearsalFailed(
-                    f"not over after {self.scenario.timeout_seconds:g} s; the machines' logs are "
-                    f"in {self.folder / 'machines'}"
-                )
-            time.sleep(POLL_SECONDS)
+            return not self._act(progress, is_over=is_over) and is_over
+
+        self.fleet.follow(
+            is_over,
+            tell=self.log,
+            tick_seconds=TICK_SECONDS,
+            timeout_seconds=self.scenario.timeout_seconds,
+            logs=self.folder / "machines",
+        )
 
     def _act(self, progress: Drill, *, is_over: bool) -> bool:
         """Do the next action if it is due; return whether it was."""
         if self.done == len(self.scenario.actions):
             return False
         action = self.scenario.actions[self.done]
-        candidates: list[Life | None] = [
+        candidates: list[MachineLife | None] = [
             life for life in self.fleet.running() if life.ends_at is None
         ]
         for life in candidates or ([] if action.is_to_machine else [None]):
@@ -145,8 +125,8 @@ class Trial:
                 return True
         return False
 
-    def _do(self, action: Action, life: Life | None) -> None:
-        aws = self.deployment.aws
+    def _do(self, action: Action, life: MachineLife | None) -> None:
+        aws = self.stacks.aws
         if life is not None and action.is_to_machine:
             self._do_to_machine(action, life)
         elif action.do == "capacity":
@@ -160,16 +140,16 @@ class Trial:
         elif action.do == "operate":
             uri = f"s3://{self.run_files.bucket}/{self.run_files.prefix}"
             command = ("bash", "-euc", action.command)
-            self.deployment.children.start(
+            self.stacks.children.start(
                 "operate", command, FLEET_ID=self.fleet.id, RUN_URI=uri
             ).expect()
         elif action.do == "deploy":
             assembly = self.folder / f"cdk.out-{self.done}"
             context = {**self.context, **action.parameters}
-            run_cdk(self.deployment.children, "cdk synth", *synth_arguments(assembly, context))
-            self.deployment.deploy(assembly, "TrainingStack")
+            run_cdk(self.stacks.children, "cdk synth", *synth_arguments(assembly, context))
+            self.stacks.deploy(assembly, "TrainingStack")
 
-    def _do_to_machine(self, action: Action, life: Life) -> None:
+    def _do_to_machine(self, action: Action, life: MachineLife) -> None:
         if action.do == "execute":
             # Only process machines have it; elsewhere paths begin with nothing.
             command = f': "${{MACHINE_ROOT=}}"\n{action.command}'
@@ -177,17 +157,17 @@ class Trial:
         elif action.do == "rebalance":
             self.fleet.rebalance(life)
         else:
-            capacity = self.deployment.aws.capacity
+            capacity = self.stacks.aws.capacity
             usual = capacity.notice_seconds
             capacity.notice_seconds = usual if action.seconds is None else action.seconds
             self.fleet.interrupt(life, notice=action.do == "notice")
             capacity.notice_seconds = usual
 
-    def _machine(self, instance: Instance) -> BootableMachine:
+    def _machine(self, instance: RunningInstance) -> BootableMachine:
         quirks = self.scenario.quirks(len(self.fleet.lives) + 1)
-        notice_seconds = self.deployment.aws.capacity.notice_seconds
+        notice_seconds = self.stacks.aws.capacity.notice_seconds
         environment = {**WAITS, **handler_poll(notice_seconds), **quirks.environment}
-        return self.deployment.machine(
+        return self.stacks.machine(
             instance,
             self.folder / "machines",
             notice_seconds,
@@ -201,7 +181,7 @@ class Trial:
     def alive(self) -> list[str]:
         """Return the ids of the instances that EC2 still runs, whoever started them."""
         states = [{"Name": "instance-state-name", "Values": ["pending", "running"]}]
-        found = self.deployment.aws.client("ec2").describe_instances(Filters=states)
+        found = self.stacks.aws.client("ec2").describe_instances(Filters=states)
         return [
             item["InstanceId"]
             for reservation in found["Reservations"]
@@ -211,8 +191,8 @@ class Trial:
     def end_what_is_left(self) -> None:
         """Terminate every instance, so that no drill finds another one's."""
         if alive := self.alive():
-            self.deployment.aws.client("ec2").terminate_instances(InstanceIds=alive)
+            self.stacks.aws.client("ec2").terminate_instances(InstanceIds=alive)
 
     def processes_left(self) -> int:
         """Return how many processes of this drill's machines still run."""
-        return self.deployment.processes_left(self.folder)
+        return self.stacks.processes_left(self.folder)

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from contract.keys import HEAD, RECEIPT
-from rehearsal.drill.fleet import Life, user_data_faults
-from rehearsal.drill.lineage import Files, read_events, read_json, read_lineage
+from rehearsal.drill.fleet import MachineLife, user_data_faults
+from rehearsal.drill.receipt import compare_runs, inequalities
+from rehearsal.drill.run_files import Files, read_events, read_json
 from rehearsal.scenarios.scenario import EQUAL, FAILURE, Expectation
 
 
@@ -17,7 +18,7 @@ class Ended:
 
     run: Files
     reference: Files
-    lives: Sequence[Life]
+    lives: Sequence[MachineLife]
     deployed: float
     target_capacity: int
     alive: Sequence[str]
@@ -93,11 +94,4 @@ def _equality(ended: Ended, head: Mapping[str, Any]) -> list[str]:
     ours, theirs = read_json(ended.run, RECEIPT), read_json(ended.reference, RECEIPT)
     if ours is None or theirs is None:
         return ["a finished run has no receipt.json"]
-    lineage = read_lineage(ended.run)
-    checks = {
-        "the weights differ from the uninterrupted run's": ours["weights_sha256"]
-        != theirs["weights_sha256"],
-        "the losses differ from the uninterrupted run's": lineage.losses()
-        != read_lineage(ended.reference).losses(),
-    }
-    return [*lineage.problems(), *(text for text, broken in checks.items() if broken)]
+    return inequalities(compare_runs(ended.run, ended.reference, ours, theirs))

@@ -11,7 +11,7 @@ from statistics import median, quantiles
 from typing import Literal
 
 from sizing.catalogue.sizes import find
-from sizing.catalogue.snapshot import Offer, Snapshot, snapshot
+from sizing.catalogue.snapshot import Offer, PriceSnapshot, snapshot
 from sizing.suggestion import suggest
 
 PRICE_REGION = "us-east-1"
@@ -92,7 +92,7 @@ def spot_price(size: str, region: str = PRICE_REGION, zone: str | None = None) -
     )
 
 
-def _seen(offer: Offer, zone: str | None, region: str, seen: Snapshot) -> Price:
+def _seen(offer: Offer, zone: str | None, region: str, seen: PriceSnapshot) -> Price:
     zones = offer.spot_usd_per_hour
     taken = zone or max(zones, key=lambda name: zones[name])
     which = "" if zone else f", the dearest of {len(zones)} zones"
@@ -104,7 +104,7 @@ def _seen(offer: Offer, zone: str | None, region: str, seen: Snapshot) -> Price:
     )
 
 
-def _modelled_share(size: str, region: str, seen: Snapshot) -> tuple[float, str]:
+def _modelled_share(size: str, region: str, seen: PriceSnapshot) -> tuple[float, str]:
     """Return the share of the list price: the family's highest, else the upper quartile."""
     shares = {
         other: max(offer.spot_usd_per_hour.values()) / offer.on_demand_usd_per_hour
@@ -119,7 +119,7 @@ def _modelled_share(size: str, region: str, seen: Snapshot) -> tuple[float, str]
     return third, f"the upper quartile of all sizes seen in {region}"
 
 
-def check_region(region: str, seen: Snapshot | None = None) -> None:
+def check_region(region: str, seen: PriceSnapshot | None = None) -> None:
     """Refuse a region without prices in one sentence that says what to do."""
     known = (seen or snapshot()).regions
     if region not in known:
@@ -129,7 +129,7 @@ def check_region(region: str, seen: Snapshot | None = None) -> None:
         )
 
 
-def check_zone(zone: str | None, region: str, seen: Snapshot) -> None:
+def check_zone(zone: str | None, region: str, seen: PriceSnapshot) -> None:
     """Refuse a zone that the region does not have, or that is an account's own name for one."""
     if zone is None:
         return

@@ -27,7 +27,7 @@ AMI_FAMILIES = frozenset(
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Instance:
+class InstanceType:
     """One EC2 size. MB are decimal, GiB and MiB binary; `source` says where the figures are from.
 
     Fields ending in `_from_memory` were never checked against a source.
@@ -91,7 +91,7 @@ def _all_cards_gbps(label: str) -> float:
 
 
 @cache
-def instances() -> dict[str, Instance]:
+def instances() -> dict[str, InstanceType]:
     """Return all known sizes by name, in the order of the file."""
 
     def num_gpus(row: Mapping[str, str]) -> int:
@@ -102,7 +102,7 @@ def instances() -> dict[str, Instance]:
 
     rows = read_rows(
         CATALOGUE_FILE,
-        Instance,
+        InstanceType,
         num_gpus=num_gpus,
         network_baseline_gbps=gbps("network_baseline_gbps"),
         network_peak_gbps=gbps("network_peak_gbps"),
@@ -116,7 +116,7 @@ def families() -> dict[str, Family]:
     return {family.name: family for family in read_rows(FAMILIES_FILE, Family)}
 
 
-def find(size: str) -> Instance:
+def find(size: str) -> InstanceType:
     """Return the size called `size`; an unknown one is a ValueError that names the nearest."""
     found = instances().get(size)
     if found is None:
@@ -128,7 +128,7 @@ def find(size: str) -> Instance:
 
 def alternates(
     size: str, *, mix_gpus: bool = False, price_factor: float = ALTERNATES_PRICE_FACTOR
-) -> tuple[Instance, ...]:
+) -> tuple[InstanceType, ...]:
     """Return the 0 to 4 cheapest other sizes with the same GPUs and at least the memory.
 
     None costs more than `price_factor` times the size itself, on demand: the fleet starts whatever
@@ -156,7 +156,7 @@ def alternates(
 
 
 @cache
-def trainable_by_price() -> tuple[Instance, ...]:
+def trainable_by_price() -> tuple[InstanceType, ...]:
     """Return the sizes that the stack can train on, cheapest on demand first."""
     found = [i for i in instances().values() if i.is_trainable and i.on_demand_usd_per_hour]
     return tuple(sorted(found, key=lambda i: i.on_demand_usd_per_hour or 0.0))

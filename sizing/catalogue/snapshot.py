@@ -29,7 +29,7 @@ class Offer:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Snapshot:
+class PriceSnapshot:
     """All offers of one day, by size and region, and where they are from."""
 
     day: date
@@ -43,12 +43,12 @@ class Snapshot:
 
 
 @cache
-def snapshot() -> Snapshot:
+def snapshot() -> PriceSnapshot:
     """Return the snapshot that ships with the catalogue."""
     return read(SNAPSHOT_FILE)
 
 
-def read(path: Path) -> Snapshot:
+def read(path: Path) -> PriceSnapshot:
     """Read a file that `write` wrote."""
     with path.open(newline="", encoding="utf-8") as lines:
         day, source = next(lines).removeprefix("# ").rstrip("\n").split(": ", 1)
@@ -64,10 +64,10 @@ def read(path: Path) -> Snapshot:
             )
             for row in csv.DictReader(lines)
         }
-    return Snapshot(day=date.fromisoformat(day), source=source, offers=offers)
+    return PriceSnapshot(day=date.fromisoformat(day), source=source, offers=offers)
 
 
-def write(found: Snapshot, path: Path) -> None:
+def write(found: PriceSnapshot, path: Path) -> None:
     """Write a snapshot: a line on its origin, then one row for each size and region."""
     with path.open("w", newline="", encoding="utf-8") as lines:
         lines.write(f"# {found.day}: {found.source}\n")
@@ -78,7 +78,7 @@ def write(found: Snapshot, path: Path) -> None:
             rows.writerow([size, region, f"{offer.on_demand_usd_per_hour:.7g}", zones])
 
 
-def import_skypilot(path: Path, *, day: date, source: str) -> Snapshot:
+def import_skypilot(path: Path, *, day: date, source: str) -> PriceSnapshot:
     """Read our sizes from SkyPilot's vms.csv; another file is a ValueError."""
     with path.open(newline="", encoding="utf-8") as lines:
         rows = csv.DictReader(lines)
@@ -90,7 +90,7 @@ def import_skypilot(path: Path, *, day: date, source: str) -> Snapshot:
         offers = _offers(rows, path)
     if not offers:
         raise ValueError(f"{path} has no price of any size of the catalogue")
-    return Snapshot(day=day, source=source, offers=offers)
+    return PriceSnapshot(day=day, source=source, offers=offers)
 
 
 def _offers(rows: Iterable[Mapping[str, str]], path: Path) -> dict[tuple[str, str], Offer]:

@@ -12,8 +12,8 @@ from statistics import median
 from typing import Any
 
 from sizing.cli.tables import print_json, show
-from sizing.evidence import accuracy, fitting, memory
-from sizing.evidence.accuracy import Row
+from sizing.evidence import accuracy, fit, memory
+from sizing.evidence.accuracy import CheckedTruth
 from sizing.models.constants import Constants
 
 HELP = "predictions beside published runs, misses included"
@@ -56,7 +56,7 @@ def markdown(rows: list[dict[str, Any]]) -> str:
     return "\n".join(f"| {line} |" for line in lines)
 
 
-def _shown(row: Row) -> dict[str, Any]:
+def _shown(row: CheckedTruth) -> dict[str, Any]:
     verdict = {None: "not predicted", True: "hit", False: "MISS"}[row.is_hit]
     return {
         "run": row.truth.name,
@@ -92,7 +92,7 @@ def summary() -> list[dict[str, Any]]:
 
 
 def _covered(what: str) -> dict[str, Any]:
-    inside, rows = fitting.covered(what)
+    inside, rows = fit.covered(what)
     promise = f"p10 to p90 holds the run, without its {what}"
     return {"promise": promise, "rows": rows, "hold": inside, "figure": f"{inside / rows:.0%}"}
 
@@ -111,13 +111,13 @@ def _ladder() -> dict[str, Any]:
     }
 
 
-def _rankings(rows: Sequence[Row]) -> dict[str, list[Row]]:
+def _rankings(rows: Sequence[CheckedTruth]) -> dict[str, list[CheckedTruth]]:
     ranked = [row for row in rows if row.truth.is_on_the_ladder]
     others = [row for row in ranked if not row.truth.model.startswith("regnet")]
     return {"timm's models": ranked, "timm's models but the RegNets": others}
 
 
-def _ranking(name: str, ranked: Sequence[Row]) -> dict[str, Any]:
+def _ranking(name: str, ranked: Sequence[CheckedTruth]) -> dict[str, Any]:
     found = accuracy.ranking(ranked)
     return {
         "promise": f"ranking over {accuracy.RANKING_LIMIT}, {name}",
@@ -127,7 +127,7 @@ def _ranking(name: str, ranked: Sequence[Row]) -> dict[str, Any]:
     }
 
 
-def _line(promise: str, rows: Sequence[Row]) -> dict[str, Any]:
+def _line(promise: str, rows: Sequence[CheckedTruth]) -> dict[str, Any]:
     errors = [abs(row.ratio - 1) for row in rows if row.ratio is not None]
     return {
         "promise": promise,

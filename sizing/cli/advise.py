@@ -15,7 +15,6 @@ from sizing.cli.candidates import candidate_row, show_candidates, show_side_by_s
 from sizing.cli.request import add_request_arguments, planner, request
 from sizing.cli.tables import cell, print_json, show
 from sizing.plan.advice import PlannedSize, best, rank, would_change
-from sizing.plan.budget import budget
 from sizing.plan.finished_run import read_run
 from sizing.plan.plan import Plan
 from sizing.plan.report import to_json
@@ -26,6 +25,7 @@ from sizing.plan.triggers import RULES_FILE, Fired, as_given, fire, load_rules
 HELP = "which size to use and why; triggers with their evidence"
 DEFAULT_SIZE = "g5.2xlarge"
 _BUDGETED = 4
+WEEKS_A_YEAR = 52
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -63,8 +63,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print the advice."""
     given, origin = _given(arguments.given), "given"
-    if arguments.hours_per_week is not None:
-        budget(0.0, arguments.hours_per_week)  # refuses the hours before a table is shown
+    hours = arguments.hours_per_week
+    if hours is not None and not 0 < hours <= 168:
+        raise ValueError(f"hours per week are {hours:g}; give more than 0, at most 168")
     asked = as_given(request(arguments, arguments.size), given)
 
     plan = planner(arguments)
@@ -156,20 +157,20 @@ def budget_rows(
     """Return what the size in use and the first candidates cost at so many hours a week."""
     plans = [current, *(each.plan for each in found[:_BUDGETED] if each.findings.fits)]
     unique = {plan.request.size: plan for plan in plans}
-    now = budget(current.inputs.price.usd_per_hour, hours_per_week)
+    now = current.inputs.price.usd_per_hour * hours_per_week
     rows = []
     for size, plan in unique.items():
-        spent = budget(plan.inputs.price.usd_per_hour, hours_per_week)
-        spot = budget(plan.inputs.spot_price.usd_per_hour, hours_per_week)
+        week = plan.inputs.price.usd_per_hour * hours_per_week
+        spot_week = plan.inputs.spot_price.usd_per_hour * hours_per_week
         rows.append(
             {
                 "size": size,
-                "usd_week": round(spent.week, 2),
-                "usd_month": round(spent.month, 2),
-                "usd_year": round(spent.year),
-                "usd_year_more": round(spent.year - now.year),
-                "spot_usd_week": round(spot.week, 2),
-                "spot_usd_year": round(spot.year),
+                "usd_week": round(week, 2),
+                "usd_month": round(week * WEEKS_A_YEAR / 12, 2),
+                "usd_year": round(week * WEEKS_A_YEAR),
+                "usd_year_more": round((week - now) * WEEKS_A_YEAR),
+                "spot_usd_week": round(spot_week, 2),
+                "spot_usd_year": round(spot_week * WEEKS_A_YEAR),
             }
         )
     return rows

@@ -19,12 +19,12 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from sizing import catalogue
-from sizing.catalogue import Instance, Price
+from sizing.catalogue import InstanceType, Price
 from sizing.catalogue.refresh import PriceBook, Refreshed, cache_file, load_answers, refresh, save
 from sizing.catalogue.snapshot import SNAPSHOT_FILE, import_skypilot, snapshot, write
 from sizing.cli.prices import add_price_arguments, ages, price_book
 from sizing.cli.tables import print_json, show
-from sizing.select.families import family_uses
+from sizing.select.families import family_rows
 from sizing.spot.interruptions import has_advisor_figure, interruptions
 from sizing.suggestion import suggest
 
@@ -63,7 +63,11 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.import_snapshot is not None:
         return import_snapshot(arguments)
     if arguments.families:
-        return show_families(as_json=arguments.json)
+        if arguments.json:
+            print_json("catalogue", {"families": family_rows()})
+        else:
+            show(family_rows(), notes=["list prices on demand, us-east-1"])
+        return 0
     chosen = select(arguments)
     book = asked_of_aws(arguments, [instance.size for instance in chosen])
     answers, costs = book.answers, {each.size: book.find(each.size) for each in chosen}
@@ -81,27 +85,6 @@ def run(arguments: argparse.Namespace) -> int:
         show(rows, notes=notes(chosen, costs, answers, arguments.region))
     for problem in answers.problems if answers and arguments.refresh else ():
         print(f"not refreshed: {problem}", file=sys.stderr)
-    return 0
-
-
-def show_families(*, as_json: bool) -> int:
-    """Show the families, cheapest first."""
-    rows = [
-        {
-            "family": use.family.name,
-            "compute": use.compute,
-            "fit": sorted(use.family.fit),
-            "cost_level": use.level,
-            "usd_per_hour_from": use.usd_from,
-            "usd_per_hour_to": use.usd_to,
-            "use": use.family.what,
-        }
-        for use in family_uses()
-    ]
-    if as_json:
-        print_json("catalogue", {"families": rows})
-    else:
-        show(rows, notes=["list prices on demand, us-east-1"])
     return 0
 
 
@@ -148,7 +131,7 @@ def _plain(value: Any) -> Any:
     return ", ".join(value) if isinstance(value, list) else value
 
 
-def select(arguments: argparse.Namespace) -> list[Instance]:
+def select(arguments: argparse.Namespace) -> list[InstanceType]:
     """Return the sizes asked for; a ValueError if none match."""
     found = [catalogue.find(size) for size in arguments.sizes]
     found = found or list(catalogue.instances().values())
@@ -172,7 +155,7 @@ def _unknown(what: str, name: str, known: list[str]) -> str:
     return f"no {what} {name!r} in the catalogue; {suggest(name, known, most=3, cutoff=0.4)}"
 
 
-def row(instance: Instance, cost: Costs) -> dict[str, Any]:
+def row(instance: InstanceType, cost: Costs) -> dict[str, Any]:
     """Return one row of the table."""
     on_demand, spot = cost
     return {
@@ -199,7 +182,7 @@ def _span(base: float, most: float) -> str:
 
 
 def describe(
-    instance: Instance, cost: Costs, answers: Refreshed | None, region: str
+    instance: InstanceType, cost: Costs, answers: Refreshed | None, region: str
 ) -> dict[str, Any]:
     """Return everything known about one size, with sources."""
     family = catalogue.families()[instance.family]
@@ -244,7 +227,7 @@ def _price(market: str, price: Price | None) -> dict[str, Any]:
 
 
 def notes(
-    chosen: list[Instance], costs: Mapping[str, Costs], answers: Refreshed | None, region: str
+    chosen: list[InstanceType], costs: Mapping[str, Costs], answers: Refreshed | None, region: str
 ) -> list[str]:
     """Return where the figures of the table are from, and what they mean."""
     lines = [

@@ -19,6 +19,7 @@ from typing import Any
 from sizing.cli.request import add_request_arguments, planner, price_ages, request
 from sizing.cli.tables import console, print_json, show
 from sizing.models.calibration import CALIBRATION_FILE, Entry, add_entry
+from sizing.models.memory import MEMORY_PARTS
 from sizing.plan.checks import Findings, check_plan
 from sizing.plan.finished_run import FinishedRun, read_run
 from sizing.plan.plan import Plan
@@ -209,16 +210,12 @@ def show_basis(plan: Plan) -> None:
 def memory_rows(plan: Plan) -> list[dict[str, Any]]:
     """Return the parts of GPU memory, and what is free."""
     memory, there = plan.work.memory, plan.inputs.instance.gpu_memory_mib
-    parts = {
-        "parameters": memory.parameters,
-        "gradients": memory.gradients,
-        "optimizer": memory.optimizer,
-        f"activations (logits {memory.logits:,.1f})": memory.activations,
-        "workspace": memory.workspace,
-        "fragments": memory.fragmentation,
-        "context": memory.context,
-        "free": there - memory.need,
+    words = {
+        "activations": f"activations (logits {memory.logits:,.1f})",
+        "fragmentation": "fragments",
     }
+    parts = {words.get(name, name): getattr(memory, name) for name in MEMORY_PARTS}
+    parts["free"] = there - memory.need
     return [
         {"part": name, "MiB": round(value, 1), "": "#" * round(_BAR * max(0.0, value) / there)}
         for name, value in parts.items()

@@ -26,12 +26,12 @@ from dataclasses import asdict
 from typing import Any
 
 from sizing import catalogue
-from sizing.catalogue import Instance
+from sizing.catalogue import InstanceType
 from sizing.cli.prices import add_price_arguments, ages, price_book
 from sizing.cli.tables import print_json, show
 from sizing.models.serving import Throughput, models
 from sizing.select.ranking import select
-from sizing.select.requirements import PHASES, Requirements, Selection
+from sizing.select.requirements import PHASES, Requirements, SizeSelection
 from sizing.select.rightsizing import rightsize
 
 HELP = "sizes for experiments, data preparation, training, tuning or serving; cheaper endpoints"
@@ -105,7 +105,7 @@ def _rightsize(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _in_use(arguments: argparse.Namespace, instance: Instance) -> tuple[float, float | None]:
+def _in_use(arguments: argparse.Namespace, instance: InstanceType) -> tuple[float, float | None]:
     """Return the percent and the MiB in use: of the GPU, or of a host without one."""
     has_gpu = instance.num_gpus > 0
     if instance.num_accelerators and not has_gpu:
@@ -159,13 +159,10 @@ def _given(arguments: argparse.Namespace, phase: str) -> dict[str, Any]:
 def make_requirements(arguments: argparse.Namespace) -> Requirements:
     """Return the requirements; a ValueError if options contradict each other."""
     given = _given(arguments, arguments.phase)
-    throughputs = _own(given.get("throughput", []), given.get("latency", []))
+    throughputs = _own(given.pop("throughput", []), given.pop("latency", []))
     if arguments.phase.startswith("serve"):
         _check_serving(arguments, throughputs)
-    renamed = {"latency_ms": "latency_goal_ms", "min_instances": "least_instances"}
-    plain = {renamed.get(name, name): value for name, value in given.items()
-             if name not in ("throughput", "latency")}  # fmt: skip
-    return Requirements(phase=arguments.phase, throughputs=throughputs, **plain)
+    return Requirements(phase=arguments.phase, throughputs=throughputs, **given)
 
 
 def _check_serving(arguments: argparse.Namespace, throughputs: dict[str, Throughput]) -> None:
@@ -216,7 +213,7 @@ def _pair(option: str, text: str) -> tuple[str, float]:
     return catalogue.find(size).size, value
 
 
-def show_selection(selection: Selection, phase: str) -> None:
+def show_selection(selection: SizeSelection, phase: str) -> None:
     """Show the candidates, then reasons and cautions, then what was left out."""
     shown = selection.candidates[:SHOWN]
     show([{"size": each.size, **each.figures} for each in shown])

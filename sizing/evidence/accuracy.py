@@ -6,7 +6,9 @@ GPU or its lab. Misses stay in the table.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import median
+from statistics import correlation, median
+
+import numpy as np
 
 from sizing.evidence import fit, memory
 from sizing.evidence.truths import Truth, predictable, truths
@@ -15,7 +17,7 @@ THROUGHPUT_LIMIT, MEMORY_LIMIT, RANKING_LIMIT = 0.30, 0.15, 0.90
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Row:
+class CheckedTruth:
     """A truth beside its prediction; `ratio` is predicted / measured."""
 
     truth: Truth
@@ -33,18 +35,18 @@ class Row:
         return None if self.ratio is None else abs(self.ratio - 1) <= self.limit
 
 
-def throughput_rows(left_out: str = "model") -> list[Row]:
+def throughput_rows(left_out: str = "model") -> list[CheckedTruth]:
     """Return every throughput row beside its prediction by a fit without its like."""
     return [
-        Row(truth=truth, ratio=ratio, limit=THROUGHPUT_LIMIT)
+        CheckedTruth(truth=truth, ratio=ratio, limit=THROUGHPUT_LIMIT)
         for truth, ratio in zip(predictable("throughput"), fit.without(left_out), strict=True)
     ]
 
 
-def memory_rows() -> list[Row]:
+def memory_rows() -> list[CheckedTruth]:
     """Return every row of max_memory_allocated beside its prediction, its lab left out."""
     return [
-        Row(truth=truth, ratio=_memory_ratio(truth), limit=MEMORY_LIMIT)
+        CheckedTruth(truth=truth, ratio=_memory_ratio(truth), limit=MEMORY_LIMIT)
         for truth in predictable("memory")
     ]
 
@@ -55,10 +57,10 @@ def _memory_ratio(truth: Truth) -> float:
     return (memory.counted_bytes(truth, truth.batch) + workspace) / (truth.measured * 1e9)
 
 
-def tensors_rows() -> list[Row]:
+def tensors_rows() -> list[CheckedTruth]:
     """Return the same rows beside what tensors alone need."""
     return [
-        Row(
+        CheckedTruth(
             truth=truth,
             ratio=memory.counted_bytes(truth, truth.batch) / (truth.measured * 1e9),
             limit=MEMORY_LIMIT,
@@ -67,10 +69,10 @@ def tensors_rows() -> list[Row]:
     ]
 
 
-def rows() -> list[Row]:
+def rows() -> list[CheckedTruth]:
     """Return every row of throughput and memory; those that cannot be predicted come last."""
     unknown = [
-        Row(truth=truth, ratio=None, limit=THROUGHPUT_LIMIT)
+        CheckedTruth(truth=truth, ratio=None, limit=THROUGHPUT_LIMIT)
         for truth in truths()
         if truth.role == "not predictable"
     ]
@@ -82,7 +84,7 @@ def ladder() -> list[Truth]:
     return [truth for truth in predictable("throughput") if truth.is_on_the_ladder]
 
 
-def ranking(ranked: Sequence[Row]) -> float:
+def ranking(ranked: Sequence[CheckedTruth]) -> float:
     """Return Spearman's correlation of predicted and measured throughput."""
     return spearman(
         [row.truth.measured for row in ranked], [row.predicted or 0.0 for row in ranked]
@@ -91,8 +93,5 @@ def ranking(ranked: Sequence[Row]) -> float:
 
 def spearman(one: Sequence[float], other: Sequence[float]) -> float:
     """Return Spearman's rank correlation of two sequences without ties."""
-    ranks = [
-        [sorted(values).index(value) for value in values] for values in (list(one), list(other))
-    ]
-    distance = float(sum((a - b) ** 2 for a, b in zip(*ranks, strict=True)))
-    return 1 - 6 * distance / (len(one) * (len(one) ** 2 - 1))
+    ranks = (np.argsort(np.argsort(values)) for values in (one, other))
+    return correlation(*(rank.tolist() for rank in ranks))

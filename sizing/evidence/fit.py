@@ -5,6 +5,7 @@ prior that keeps the few constants near what physics says. `python -m benchmarks
 writes them.
 """
 
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sizing.evidence.truths import Truth, gpu_of, predictable, step_of
+from sizing.models.fitted import ErrorRange
 from sizing.models.step_time import features, time_factor_of
 
 Values = npt.NDArray[np.float64]
@@ -175,3 +177,28 @@ LIKE: Mapping[str, Callable[[Truth], tuple[str, ...]]] = {
 def is_like(what: str, truth: Truth, group: tuple[str, ...]) -> bool:
     """Whether a row is of the group's model, or chip, ...: of any of them, where there are two."""
     return any(own == of_group for own, of_group in zip(LIKE[what](truth), group, strict=True))
+
+
+def interval(ratios: Sequence[float]) -> ErrorRange:
+    """Return p10 and p90 of measured / predicted, a little outside where there are few runs."""
+    ordered = sorted(ratios)
+    last = len(ordered) - 1
+    low = max(0, math.floor(0.1 * (last + 2)) - 1)
+    high = min(last, math.ceil(0.9 * (last + 2)) - 1)
+    return ErrorRange(low=min(1.0, ordered[low]), high=max(1.0, ordered[high]), runs=len(ordered))
+
+
+def covered(what: str) -> tuple[int, int]:
+    """Return how many runs lie in the interval of those that are not like them, and of all.
+
+    `what` was left out of the fit, and is left out of the runs that make the interval (see fit).
+    """
+    rows = list(zip(predictable("throughput"), without(what), strict=True))
+    inside = 0
+    for truth, ratio in rows:
+        group, kind = LIKE[what](truth), step_of(truth).kind
+        unlike = [(t, r) for t, r in rows if not is_like(what, t, group)]
+        alike = [r for t, r in unlike if step_of(t).kind == kind]
+        expected = interval(alike or [r for _, r in unlike])
+        inside += expected.low <= ratio <= expected.high
+    return inside, len(rows)

@@ -3,23 +3,22 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from sizing.fallback.evidence import Evidence, observe
 from sizing.fallback.lookahead import expected_hours
-from sizing.fallback.situation import Decision, Market, Situation
+from sizing.fallback.situation import Decision, Market, Situation, SpotHistory, observe
 
 # What a market must save to be preferred to staying on demand: less is an error of rounding.
 LEAST_GAIN_HOURS = 1e-6
 
 
-def decide(situation: Situation, evidence: Evidence) -> Decision:
+def decide(situation: Situation, history: SpotHistory) -> Decision:
     """Choose a market until the next decision, with the figures that led to it."""
     figures = {
         "hours_to_deadline": (situation.deadline - situation.now) / 3600,
         "hours_left": situation.left / 3600,
         "slack_hours": situation.slack / 3600,
         "least_slack_hours": situation.least_slack / 3600,
-        "spot_losses_per_hour": evidence.losses_per_hour,
-        "spot_arrivals_per_hour": evidence.arrivals_per_hour,
+        "spot_losses_per_hour": history.losses_per_hour,
+        "spot_arrivals_per_hour": history.arrivals_per_hour,
     }
     if situation.is_in_danger:
         reason = (
@@ -30,7 +29,7 @@ def decide(situation: Situation, evidence: Evidence) -> Decision:
     if situation.place == "spot":
         # Leaving a machine that trains never pays.
         return Decision(market="spot", reason="it trains, and no deadline is near", figures=figures)
-    hours = expected_hours(situation, evidence)
+    hours = expected_hours(situation, history)
     usd = {market: each * situation.on_demand_per_hour for market, each in hours.items()}
     figures |= {f"usd_{market.replace('-', '_')}": each for market, each in usd.items()}
     expected = ", ".join(f"{name} ${each:.2f}" for name, each in usd.items())
@@ -53,16 +52,16 @@ def _cheapest(hours: Mapping[Market, float]) -> Market:
 
 @dataclass(slots=True)
 class Fallback:
-    """What the Guard does: the same decision, with the same evidence."""
+    """What the Guard does: the same decision, with the same history."""
 
-    evidence: Evidence = field(default_factory=Evidence)
+    history: SpotHistory = field(default_factory=SpotHistory)
 
     def choose(self, situation: Situation) -> Decision:
         """Learn what Spot did since the last decision, and decide."""
-        self.evidence = observe(
-            self.evidence,
+        self.history = observe(
+            self.history,
             seconds=situation.now,
             machine=situation.spot_machine,
             asks=situation.asks_for_spot,
         )
-        return decide(situation, self.evidence)
+        return decide(situation, self.history)

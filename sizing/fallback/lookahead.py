@@ -9,8 +9,7 @@ import math
 from dataclasses import dataclass
 from functools import lru_cache
 
-from sizing.fallback.evidence import Evidence
-from sizing.fallback.situation import Market, Situation
+from sizing.fallback.situation import Market, Situation, SpotHistory
 
 # Steps from the start to the deadline, and the grid of rates: fine enough that finer changes the
 # cost by less than a tenth of a point, coarse enough that a table serves many decisions.
@@ -39,14 +38,14 @@ class Values:
 Table = tuple[Values, ...]
 
 
-def expected_hours(situation: Situation, evidence: Evidence) -> dict[Market, float]:
+def expected_hours(situation: Situation, history: SpotHistory) -> dict[Market, float]:
     """Return what each market is expected to cost from now on, in on-demand hours."""
     step = situation.deadline / NUM_STEPS
     change = situation.change / step
     at_risk = (situation.until_next + situation.interval) / step
     table = make_table(
-        round(math.log2(evidence.losses_per_hour) * RATES_PER_OCTAVE),
-        round(math.log2(evidence.arrivals_per_hour) * RATES_PER_OCTAVE),
+        round(math.log2(history.losses_per_hour) * RATES_PER_OCTAVE),
+        round(math.log2(history.arrivals_per_hour) * RATES_PER_OCTAVE),
         round(situation.spot_per_hour / situation.on_demand_per_hour, 4),
         step / 3600,
         round(change, 6),

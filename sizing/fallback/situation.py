@@ -1,12 +1,22 @@
-"""What is known when a market is chosen, and the choice. Times are seconds since the job began."""
+"""What is known when a market is chosen: the job, what Spot did so far, and the choice.
 
-from dataclasses import dataclass, field
+Times are seconds since the job began.
+"""
+
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 # spot: only Spot is asked for, and nothing runs until it comes; bridge: an on-demand machine trains
 # while Spot is asked for; on-demand: an on-demand machine trains, and Spot is not asked for.
 Market = Literal["spot", "bridge", "on-demand"]
 Place = Literal["none", "spot", "on-demand"]
+
+# The prior, in hours (sizing/spot/interruptions.py, one zone), and its weight in ends.
+PRIOR_LIFE_HOURS = 2.6
+PRIOR_WAIT_HOURS = 1.66
+PRIOR_WEIGHT = 2.0
+# What Spot did this long ago counts half.
+HALF_LIFE_HOURS = 24.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,3 +83,49 @@ class Decision:
     market: Market
     reason: str
     figures: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SpotHistory:
+    """Discounted hours of Spot's two states and their ends, as of `seconds` in the job."""
+
+    up_hours: float = 0.0
+    losses: float = 0.0
+    down_hours: float = 0.0
+    arrivals: float = 0.0
+    seconds: float = 0.0
+    # The Spot machine seen then; None: there was none, although it was asked for.
+    machine: str | None = None
+    # Nothing is learned from a time in which Spot was not asked for.
+    was_asked: bool = False
+
+    @property
+    def losses_per_hour(self) -> float:
+        """Losses per hour with a machine, prior included."""
+        return (self.losses + PRIOR_WEIGHT) / (self.up_hours + PRIOR_WEIGHT * PRIOR_LIFE_HOURS)
+
+    @property
+    def arrivals_per_hour(self) -> float:
+        """Machines that come per hour without one, prior included."""
+        return (self.arrivals + PRIOR_WEIGHT) / (self.down_hours + PRIOR_WEIGHT * PRIOR_WAIT_HOURS)
+
+
+def observe(
+    history: SpotHistory, *, seconds: float, machine: str | None, asks: bool
+) -> SpotHistory:
+    """Count the time since the last look, and what changed in it."""
+    hours = max(0.0, seconds - history.seconds) / 3600
+    keep = 0.5 ** (hours / HALF_LIFE_HOURS)
+    had, was_asked = history.machine is not None, history.was_asked
+    is_lost = was_asked and had and machine != history.machine
+    has_come = was_asked and machine is not None and machine != history.machine
+    return replace(
+        history,
+        up_hours=history.up_hours * keep + (hours if was_asked and had else 0.0),
+        losses=history.losses * keep + is_lost,
+        down_hours=history.down_hours * keep + (hours if was_asked and not had else 0.0),
+        arrivals=history.arrivals * keep + has_come,
+        seconds=max(seconds, history.seconds),
+        machine=machine,
+        was_asked=asks,
+    )

@@ -6,7 +6,7 @@ A burst spends a bucket of credits that is full at launch; what takes longer run
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from sizing.catalogue import Instance
+from sizing.catalogue import InstanceType
 from sizing.figures import Basis
 from sizing.models.constants import Constants
 
@@ -87,7 +87,7 @@ class Rate:
         return self.burst_seconds + (megabytes - within) / self.baseline
 
 
-def volume_rate(instance: Instance, gp3_mb_per_second: float, constants: Constants) -> Rate:
+def volume_rate(instance: InstanceType, gp3_mb_per_second: float, constants: Constants) -> Rate:
     """Return the data volume's rate on this size: the slower of volume and instance."""
     return Rate(
         baseline=min(gp3_mb_per_second, instance.ebs_baseline_mb_per_second),
@@ -110,7 +110,7 @@ INSTANCE_STORE_READ_IOPS: Mapping[str, int] = {
 }
 
 
-def instance_store_rate(instance: Instance) -> Rate | None:
+def instance_store_rate(instance: InstanceType) -> Rate | None:
     """Return the least rate of the size's instance store; None where nothing is published.
 
     That of random 4 KiB reads: a dataset's larger ones are no slower. It does not burst.
@@ -122,7 +122,7 @@ def instance_store_rate(instance: Instance) -> Rate | None:
     return Rate(baseline=least, burst=least, burst_seconds=0.0)
 
 
-def network_rate(instance: Instance, constants: Constants) -> Rate:
+def network_rate(instance: InstanceType, constants: Constants) -> Rate:
     """Return the size's network rate; 1 Gb/s is 125 MB/s."""
     baseline = instance.network_baseline_gbps
     return Rate(
@@ -150,7 +150,7 @@ def epoch_data(
     *,
     samples: float,
     facts: DataFacts,
-    instance: Instance,
+    instance: InstanceType,
     volume: Rate,
     cache_bytes: float,
     epoch_bytes: float,

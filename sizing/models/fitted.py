@@ -15,7 +15,7 @@ FEW_RUNS = 3
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Interval:
+class ErrorRange:
     """Measured time / predicted time of like runs: p10 and p90, and of how many runs."""
 
     low: float
@@ -45,12 +45,12 @@ class Fitted:
     time_factors: Mapping[str, float]
     traffic_passes: float
     exponents: Mapping[str, float]
-    intervals: Mapping[str, Interval]
+    intervals: Mapping[str, ErrorRange]
     launches: Mapping[str, Launch]
     runs: Mapping[str, int]
     workspace_mib: float
 
-    def interval(self, kind: str, gpu: str) -> tuple[Interval, str]:
+    def interval(self, kind: str, gpu: str) -> tuple[ErrorRange, str]:
         """Return the interval of runs like one of `kind` on `gpu`, and which runs those are."""
         count = self.runs.get(gpu, 0)
         known = count >= FEW_RUNS
@@ -69,7 +69,7 @@ def fitted(path: Path = FITTED_FILE) -> Fitted:
         time_factors=content["time_factors"],
         traffic_passes=content["traffic_passes"],
         exponents=content["exponents"],
-        intervals={name: Interval(**each) for name, each in content["intervals"].items()},
+        intervals={name: ErrorRange(**each) for name, each in content["intervals"].items()},
         launches={name: Launch(**each) for name, each in content["launches"].items()},
         runs=content["runs"],
         workspace_mib=content["workspace_mib"],

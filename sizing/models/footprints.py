@@ -6,7 +6,7 @@ extrapolates from the last two; both say "modelled". Others are refused with the
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
@@ -46,26 +46,26 @@ class Footprint:
     kind: Literal["prepare", "train"]
     micro_batch: int
     global_batch: int
-    precision: str
+    precision: str = "float32"
     samples_per_epoch: int
     epochs: float  # a stage of steps may end within one
     steps_per_epoch: int
-    validation_samples: int
+    validation_samples: int = 0
     evaluations: int
     parameters: int
     parameter_bytes: int
-    gradient_bytes: int
-    optimizer_bytes: int
+    gradient_bytes: int = 0
+    optimizer_bytes: int = 0
     peak_bytes: int
-    usual_peak_bytes: int | None  # where batches differ: of one of the average size
+    usual_peak_bytes: int | None = None  # where batches differ: of one of the average size
     activation_bytes: int
-    output_bytes: int
-    checkpoint_bytes: int
+    output_bytes: int = 0
+    checkpoint_bytes: int = 0
     flops_per_sample: float
     kept_bytes_per_sample: float
     kernels_per_step: int | None
-    convolution_share: float
-    grouped_share: float
+    convolution_share: float = 0.0
+    grouped_share: float = 0.0
     channels_last: bool
     basis: Basis
     source: str
@@ -201,40 +201,24 @@ def _between(rows: list[dict[str, Any]], wanted: int) -> dict[str, Any]:
 def _footprint(
     first: Mapping[str, Any], row: Mapping[str, Any], rows: list[dict[str, Any]]
 ) -> Footprint:
-    prepares = first["kind"] == "prepare"
     micro_batch, samples = int(row["micro_batch"]), int(row["samples_per_epoch"])
-    return Footprint(
-        stage=str(row["stage"]),
-        kind=row["kind"],
-        micro_batch=micro_batch,
-        global_batch=int(row.get("global_batch", micro_batch)),
-        precision=str(row.get("precision", "float32")),
-        samples_per_epoch=samples,
-        epochs=float(row["epochs"]),
-        steps_per_epoch=int(row.get("steps_per_epoch", -(-samples // micro_batch))),
-        validation_samples=int(row.get("validation_samples", 0)),
-        evaluations=0 if prepares else int(row["evaluations"]),
-        parameters=int(row["parameters"]),
-        parameter_bytes=int(row["parameter_bytes"]) + int(row.get("buffer_bytes", 0)),
-        gradient_bytes=int(row.get("gradient_bytes", 0)),
-        optimizer_bytes=int(row.get("optimizer_bytes", 0)),
-        peak_bytes=int(row["peak_bytes"]),
-        usual_peak_bytes=row.get("usual_peak_bytes"),
-        activation_bytes=_activation_bytes(row),
-        output_bytes=int(row.get("output_bytes", 0)),
-        checkpoint_bytes=int(row.get("checkpoint_bytes", 0)),
-        flops_per_sample=float(row["flops_per_sample"]),
-        kept_bytes_per_sample=0.0 if prepares else _kept_bytes_per_sample(rows),
-        kernels_per_step=row.get("kernels"),
-        convolution_share=float(row.get("convolution_share", 0.0)),
-        grouped_share=float(row.get("grouped_share", 0.0)),
-        channels_last=float(row.get("channels_last_share", 0.0)) > 0.5,
-        basis="modelled" if row.get("modelled") else "measured",
-        source=f"{MEASURE}: a real step on fake tensors"
-        + (", between counted micro-batches" if row.get("modelled") else ""),
-        phases=tuple(Phase(**phase) for phase in row.get("phases", ())),
-        evaluation_work=float(row.get("evaluation_work", 1.0)),
-    )
+    prepares, is_modelled = first["kind"] == "prepare", "modelled" in row
+    # What is called in the file as here; the rest is computed from it.
+    known = {field.name: row[field.name] for field in fields(Footprint) if field.name in row}
+    computed = {
+        "evaluations": 0 if prepares else row["evaluations"],
+        "parameter_bytes": row["parameter_bytes"] + row.get("buffer_bytes", 0),
+        "activation_bytes": _activation_bytes(row),
+        "kept_bytes_per_sample": 0.0 if prepares else _kept_bytes_per_sample(rows),
+        "kernels_per_step": row.get("kernels"),
+        "channels_last": row.get("channels_last_share", 0.0) > 0.5,
+        "basis": "modelled" if is_modelled else "measured",
+        "source": f"{MEASURE}: a real step on fake tensors"
+        + (", between counted micro-batches" if is_modelled else ""),
+        "phases": tuple(Phase(**phase) for phase in row.get("phases", ())),
+    }
+    steps = -(-samples // micro_batch)
+    return Footprint(**{"global_batch": micro_batch, "steps_per_epoch": steps, **known, **computed})
 
 
 def _activation_bytes(row: Mapping[str, Any]) -> int:

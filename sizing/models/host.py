@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from sizing.catalogue import Instance
+from sizing.catalogue import InstanceType
 from sizing.models.constants import GIB, Constants
 from sizing.models.footprints import Footprint
 
@@ -101,7 +101,7 @@ class HostMemory:
 
 
 def host_memory(
-    instance: Instance,
+    instance: InstanceType,
     constants: Constants,
     *,
     runs: int = 1,

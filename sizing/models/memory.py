@@ -11,6 +11,12 @@ from sizing.models.constants import MIB, Constants
 from sizing.models.fitted import fitted
 from sizing.models.footprints import Footprint
 
+# What adds up to `GpuMemory.need`.
+MEMORY_PARTS = (
+    *("parameters", "gradients", "optimizer", "activations"),
+    *("workspace", "fragmentation", "context"),
+)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GpuMemory:

@@ -6,7 +6,7 @@ Boot, sync and resume add up to the restart. Burst credits are not relied on: th
 
 from dataclasses import dataclass
 
-from sizing.catalogue import Instance
+from sizing.catalogue import InstanceType
 from sizing.catalogue.gpus import Gpu
 from sizing.models.constants import Constants
 from sizing.models.data_path import Rate, network_rate, sync_seconds
@@ -54,7 +54,7 @@ def notice_fit(
     checkpoint_bytes: float,
     longest_step_seconds: float,
     gpu: Gpu,
-    instance: Instance,
+    instance: InstanceType,
     constants: Constants,
     notice_seconds: float | None = None,
 ) -> NoticeFit:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from sizing import catalogue
-from sizing.catalogue import Instance
+from sizing.catalogue import InstanceType
 from sizing.catalogue.gpus import find_gpu
 from sizing.csv_rows import read_rows
 
@@ -84,11 +84,11 @@ def _scaled(found: Sequence[Throughput]) -> list[Throughput]:
     ]
 
 
-def _kind(instance: Instance) -> str:
+def _kind(instance: InstanceType) -> str:
     return catalogue.families()[instance.family].kind
 
 
-def _on_cpu(found: Sequence[Throughput], other: Instance) -> Throughput | None:
+def _on_cpu(found: Sequence[Throughput], other: InstanceType) -> Throughput | None:
     """Scale by vCPUs and clock, to half to four times the vCPUs: large sizes scale badly."""
     for base in found:
         instance = catalogue.find(base.size)
@@ -102,7 +102,7 @@ def _on_cpu(found: Sequence[Throughput], other: Instance) -> Throughput | None:
     return None
 
 
-def _on_gpu(found: Sequence[Throughput], other: Instance) -> Throughput | None:
+def _on_gpu(found: Sequence[Throughput], other: InstanceType) -> Throughput | None:
     """Scale to a single GPU: one that was published, else the lowest of what others give."""
     if other.family not in _SERVING_GPUS or other.num_gpus != 1:
         return None
@@ -121,14 +121,14 @@ def _rate(throughput: Throughput | None) -> float:
     return throughput.per_second if throughput else 0.0
 
 
-def _by_roofs(base: Throughput, other: Instance) -> Throughput:
+def _by_roofs(base: Throughput, other: InstanceType) -> Throughput:
     """Scale by the lower of tensor rate and bandwidth: more of one is worth nothing alone."""
     instance = catalogue.find(base.size)
     one, two = (find_gpu(each.gpu, each.gpu_memory_mib) for each in (instance, other))
     return _times(base, other, two.speed_beside(one), "the lower of tensor rate and bandwidth")
 
 
-def _times(base: Throughput, other: Instance, share: float, why: str) -> Throughput:
+def _times(base: Throughput, other: InstanceType, share: float, why: str) -> Throughput:
     latency = base.latency_ms
     return replace(
         base,

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from sizing.catalogue.gpus import Gpu
 from sizing.models.constants import Constants
-from sizing.models.fitted import Fitted, Interval, Launch, fitted
+from sizing.models.fitted import ErrorRange, Fitted, Launch, fitted
 from sizing.models.footprints import Footprint
 
 # Frozen forward passes keep nothing for backward: each layer writes and reads its output once.
@@ -44,7 +44,7 @@ class Step:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class StepTime:
+class StepEstimate:
     """Seconds of one optimizer step by what they are spent on, and the range of two of them.
 
     `work_low` and `work_high` multiply compute and traffic, `launches_low` and `launches_high` the
@@ -122,7 +122,7 @@ def roofline(
     kernels: float = 0.0,
     launch: Launch | None = None,
     found: Fitted | None = None,
-) -> StepTime:
+) -> StepEstimate:
     """Return the time of a step that starts `kernels` kernels, each as slow as `launch`."""
     found, scale = found or fitted(), constants.time_factor
     bandwidth = gpu.bandwidth_gb_per_second * 1e9
@@ -132,12 +132,12 @@ def roofline(
     interval, basis = found.interval(step.kind, gpu.name)
     launch = launch or launch_of(gpu, found)
     if scale != 1:
-        interval, basis = Interval(low=1.0, high=1.0, runs=1), "a run of this on this GPU"
+        interval, basis = ErrorRange(low=1.0, high=1.0, runs=1), "a run of this on this GPU"
     if scale != 1 or constants.launch_factor != 1:
         launch = Launch(
             low=launch.likely, likely=launch.likely, high=launch.likely, hosts="its own"
         )
-    return StepTime(
+    return StepEstimate(
         compute=step.samples
         * step.flops_per_sample
         / gpu.peak_flops(step.precision)
@@ -164,7 +164,9 @@ def launch_of(gpu: Gpu, found: Fitted | None = None) -> Launch:
     return launches.get(gpu.name) or launches["other"]
 
 
-def step_time(footprint: Footprint, gpu: Gpu, constants: Constants, *, world: int = 1) -> StepTime:
+def step_time(
+    footprint: Footprint, gpu: Gpu, constants: Constants, *, world: int = 1
+) -> StepEstimate:
     """Return the time of a stage's optimizer step, its global batch shared by `world` GPUs."""
     prepares = footprint.kind == "prepare"
     samples = footprint.micro_batch if prepares else footprint.global_batch / world

@@ -176,7 +176,7 @@ def _volume(plan: Plan) -> str | None:
     return (
         f"the dataset of {dataset:.1f} GiB needs {need:.0f} GiB with its file system, the "
         f"{'data volume' if on_ebs else 'instance store'} has {plan.request.data_gib}; "
-        f"{'' if on_ebs else 'data_on=ebs with '}data_volume_gib={math.ceil(need)} would hold it"
+        f"{'' if on_ebs else 'data_on=ebs with '}data_volume.gib={math.ceil(need)} would hold it"
     )
 
 

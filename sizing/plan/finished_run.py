@@ -5,16 +5,16 @@ Reads a run's folder (a local one, or downloaded from the run bucket) or its rec
 
 import json
 from array import array
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from contract.keys import CONFIG, METRICS, RECEIPT
+from contract.keys import CONFIG, EVENTS, METRICS, RECEIPT
 from contract.metrics import LineReader
 from contract.program import WORKLOAD
-from sizing.plan.run_events import SeenRestarts, seen_restarts
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,7 +39,7 @@ class FinishedRun:
     prediction: Mapping[str, float]
     overrides: Mapping[str, str]
     world: int
-    restarts: SeenRestarts
+    restarts: Mapping[str, float]  # constants that the run's events measured, by name
 
     @property
     def interruptions(self) -> int:
@@ -153,3 +153,43 @@ def _content(path: Path) -> bytes | None:
         return path.read_bytes()
     except FileNotFoundError:  # merged since it was listed
         return None
+
+
+def seen_restarts(folder: Path) -> dict[str, float]:
+    """Return medians over the run's machines, by the constant that they measure.
+
+    user_data_seconds   user data, without the dataset's sync
+    first_step_seconds   from there until a replacement has resumed
+
+    Damaged events are passed over; a run without events (or a laptop's) teaches nothing.
+    """
+    by_machine: dict[str, dict[str, Mapping[str, Any]]] = {}
+    for event in _events(folder):
+        # The first of each name: a machine that restarts its trainer resumes more than once.
+        by_machine.setdefault(str(event.get("instance_id")), {}).setdefault(event["name"], event)
+    boots, steps = [], []
+    for events in by_machine.values():
+        boot, resumed = events.get("boot"), events.get("resumed")
+        if boot is None or "seconds" not in boot:
+            continue
+        sync = float(events.get("boot-dataset", {}).get("seconds", 0.0))
+        boots.append(max(0.0, float(boot["seconds"]) - sync))
+        if resumed is not None:
+            steps.append((_time(resumed) - _time(boot)).total_seconds())
+    seen = {"user_data_seconds": boots, "first_step_seconds": [s for s in steps if s >= 0]}
+    return {name: median(seconds) for name, seconds in seen.items() if seconds}
+
+
+def _events(folder: Path) -> Iterable[dict[str, Any]]:
+    for path in sorted((folder / EVENTS).glob("*.json")):
+        try:
+            event = json.loads(path.read_text(encoding="utf-8"))
+            _time(event)
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+        if "name" in event:
+            yield event
+
+
+def _time(event: Mapping[str, Any]) -> datetime:
+    return datetime.fromisoformat(event["time"])

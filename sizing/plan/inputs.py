@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
-from sizing.catalogue import Instance, Price
+from sizing.catalogue import InstanceType, Price
 from sizing.catalogue.gpus import Gpu, find_gpu
 from sizing.models import footprints
 from sizing.models.calibration import calibrated
@@ -24,11 +24,11 @@ from sizing.spot.interruptions import Interruptions, interruptions, interruption
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Inputs:
+class PlanInputs:
     """A request with all that was looked up for it; nothing here is predicted yet."""
 
     request: Request
-    instance: Instance
+    instance: InstanceType
     gpu: Gpu
     constants: Constants
     calibrated_by: tuple[str, ...]
@@ -65,7 +65,7 @@ def look_up(
     footprints_file: Path,
     calibration_file: Path,
     constants: Constants | None = None,
-) -> Inputs:
+) -> PlanInputs:
     """Look up what the plan needs; a request that cannot be planned is a ValueError."""
     instance = request.find_instance()
     gpu = find_gpu(instance.gpu, instance.gpu_memory_mib)
@@ -87,7 +87,7 @@ def look_up(
     if request.dataset is not None:
         facts = request.dataset.applied(facts)
     price, spot_price = request.prices.require(request.size)
-    return Inputs(
+    return PlanInputs(
         request=request,
         instance=instance,
         gpu=gpu,
@@ -105,7 +105,7 @@ def look_up(
     )
 
 
-def _data_rate(request: Request, instance: Instance, constants: Constants) -> Rate:
+def _data_rate(request: Request, instance: InstanceType, constants: Constants) -> Rate:
     """Of what is mounted for data; an instance store without published figures counts as EBS."""
     if request.data_on == "nvme" and (rate := instance_store_rate(instance)) is not None:
         return rate

@@ -16,9 +16,9 @@ from sizing.models.constants import GIB, Constants
 from sizing.models.footprints import FOOTPRINTS_FILE
 from sizing.models.host import HostMemory, host_memory, start_memory
 from sizing.models.notice import NoticeFit, Restart, notice_fit, restart
-from sizing.plan.inputs import Inputs, look_up
+from sizing.plan.inputs import PlanInputs, look_up
 from sizing.plan.request import Request
-from sizing.plan.work import StagePlan, Work, plan_work
+from sizing.plan.work import PlannedWork, StagePlan, plan_work
 from sizing.spot.forecast import SpotForecast, forecast
 from sizing.spot.pattern import NEVER, NOTICE_ARRIVES
 from sizing.spot.simulation import SpotRun
@@ -28,9 +28,9 @@ from sizing.spot.simulation import SpotRun
 class Plan:
     """All that is predicted; `spot` is None where the run would never end on Spot."""
 
-    inputs: Inputs
+    inputs: PlanInputs
     host: HostMemory
-    work: Work
+    work: PlannedWork
     notice: NoticeFit
     restart: Restart
     spot: SpotForecast | None
@@ -152,7 +152,7 @@ def make_plan(
 
 
 def _forecast(
-    inputs: Inputs, host: HostMemory, work: Work, notice: NoticeFit, replacement: Restart
+    inputs: PlanInputs, host: HostMemory, work: PlannedWork, notice: NoticeFit, replacement: Restart
 ) -> SpotForecast | None:
     """Hours and dollars on Spot; None where the run would never end."""
     request, taken = inputs.request, inputs.interruptions

@@ -7,6 +7,7 @@ from sizing import catalogue
 from sizing.catalogue import Price
 from sizing.catalogue.service_prices import IMAGE_GIB
 from sizing.figures import Basis, Figure, rounded
+from sizing.models.memory import MEMORY_PARTS
 from sizing.plan.checks import Findings
 from sizing.plan.deadline import sentence, with_fallback
 from sizing.plan.plan import Plan
@@ -26,16 +27,13 @@ def to_json(plan: Plan, findings: Findings) -> dict[str, Any]:
         "hours_on_demand": plan.hours_on_demand,
         "hours_on_demand_p10": plan.hours_low,
         "hours_on_demand_p90": plan.hours_high,
-        "hours_p50": spot.hours_p50 if spot else None,
-        "hours_p90": spot.hours_p90 if spot else None,
+        **_spot(spot, "hours_p50", "hours_p90"),
         "usd_per_hour": plan.inputs.price.usd_per_hour,
         "usd_spot_per_hour": plan.inputs.spot_price.usd_per_hour,
         "usd_on_demand": plan.usd_on_demand,
         "usd_spot_p50": spot.usd_p50 if spot else None,
         "usd_spot_p90": spot.usd_p90 if spot else None,
-        "interruptions": spot.interruptions if spot else None,
-        "no_machine_share": spot.no_machine_share if spot else None,
-        "first_wait_hours": spot.first_wait_hours if spot else None,
+        **_spot(spot, "interruptions", "no_machine_share", "first_wait_hours"),
         "checkpoint_interval_seconds": spot.interval_seconds if spot else None,
         "checkpoint_seconds": plan.notice.save,
         "restart_seconds": plan.restart.seconds,
@@ -65,6 +63,10 @@ def to_json(plan: Plan, findings: Findings) -> dict[str, Any]:
         "stages": [_stage(stage) for stage in plan.work.stages],
         "figures": {name: figure.to_json() for name, figure in figures(plan).items()},
     }
+
+
+def _spot(spot: SpotForecast | None, *names: str) -> dict[str, float | None]:
+    return {name: getattr(spot, name, None) for name in names}
 
 
 def _with_fallback(plan: Plan) -> dict[str, Any] | None:
@@ -101,19 +103,7 @@ def _stage(stage: StagePlan) -> dict[str, Any]:
         "gpu_memory_mib": round(memory.need),
         "usual_gpu_memory_mib": None if memory.usual_need is None else round(memory.usual_need),
         "allocated_mib": rounded(memory.allocated),
-        "memory_mib": {
-            name: rounded(getattr(memory, name))
-            for name in (
-                "parameters",
-                "gradients",
-                "optimizer",
-                "activations",
-                "workspace",
-                "fragmentation",
-                "context",
-                "logits",
-            )
-        },
+        "memory_mib": {name: rounded(getattr(memory, name)) for name in (*MEMORY_PARTS, "logits")},
     }
 
 

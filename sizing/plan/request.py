@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from contract.notice import MAX_SECONDS
 from contract.run_env import DATA_PLACES
 from sizing import catalogue
-from sizing.catalogue import Instance
+from sizing.catalogue import InstanceType
 from sizing.catalogue.refresh import PriceBook
 from sizing.models.data_path import GP3_MB_PER_SECOND, MB_PER_MIB
 from sizing.plan.dataset import DatasetFacts
@@ -76,7 +76,7 @@ class Request:
             return self.volume_gib
         return 200 if self.data_on == "ebs" else catalogue.find(self.size).instance_store_gib
 
-    def find_instance(self) -> Instance:
+    def find_instance(self) -> InstanceType:
         """Return the size's instance; a ValueError where it cannot train with that many GPUs."""
         instance = catalogue.find(self.size)
         if instance.num_gpus < 1:
@@ -90,11 +90,11 @@ class Request:
             raise ValueError(f"gpus is {self.gpus}; {self.size} has {instance.num_gpus}")
         return instance
 
-    def runs_per_gpu(self, instance: Instance) -> int:
+    def runs_per_gpu(self, instance: InstanceType) -> int:
         """The most runs that share a GPU: they are spread over all that the size has."""
         return math.ceil(self.runs / (instance.num_gpus // self.gpus))
 
-    def volume_mb_per_second(self, instance: Instance) -> float:
+    def volume_mb_per_second(self, instance: InstanceType) -> float:
         """The volume's throughput: as given, else what the size sustains, at least gp3's floor."""
         if self.volume_mib_per_second:
             return self.volume_mib_per_second * MB_PER_MIB

@@ -171,7 +171,7 @@ def calibration(run: FinishedRun, plan: Plan) -> Entry:
             f"the run {run.run_id} has no metrics of stage {main!r} beside its receipt; "
             "give the run's whole folder"
         )
-    constants = {**_step_constants(run.step_seconds[main], plan), **run.restarts.constants()}
+    constants = {**_step_constants(run.step_seconds[main], plan), **run.restarts}
     if run.peak_gpu_bytes:
         ratio = run.peak_gpu_bytes / MIB / plan.work.memory.allocated
         constants["memory_factor"] = plan.inputs.constants.memory_factor * ratio

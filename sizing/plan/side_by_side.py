@@ -73,6 +73,6 @@ def _with_gpus(plan: Plan, gpus: int) -> str | None:
     return next(same, None)
 
 
-def _is_same(one: catalogue.Instance, other: catalogue.Instance, gpus: int) -> bool:
+def _is_same(one: catalogue.InstanceType, other: catalogue.InstanceType, gpus: int) -> bool:
     same = (one.gpu, one.gpu_memory_mib) == (other.gpu, other.gpu_memory_mib)
     return same and one.num_gpus >= gpus

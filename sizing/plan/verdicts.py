@@ -6,7 +6,7 @@ Several triggers name the wrong remedy, such as a larger size of the family for 
 from collections.abc import Callable, Mapping
 
 from sizing import catalogue
-from sizing.catalogue import Instance
+from sizing.catalogue import InstanceType
 from sizing.catalogue.gpus import Gpu, find_gpu
 from sizing.models.constants import GIB, MIB
 from sizing.models.host import host_memory
@@ -113,7 +113,7 @@ def _gpu_utilization(plan: Plan, percent: float) -> str:
     return "unknown: no size with known peaks holds the model"
 
 
-def _gpu_of(instance: Instance) -> Gpu | None:
+def _gpu_of(instance: InstanceType) -> Gpu | None:
     """The peaks of a size's GPU; None where they are not known."""
     try:
         return find_gpu(instance.gpu, instance.gpu_memory_mib)

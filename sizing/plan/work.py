@@ -6,8 +6,8 @@ from sizing.models.data_path import epoch_data
 from sizing.models.footprints import Footprint, Phase
 from sizing.models.host import HostMemory
 from sizing.models.memory import GpuMemory, gpu_memory
-from sizing.models.step_time import StepTime, step_time
-from sizing.plan.inputs import Inputs
+from sizing.models.step_time import StepEstimate, step_time
+from sizing.plan.inputs import PlanInputs
 
 # PCIe between GPUs of a g5, and what gradients of all ranks take on it (ring: twice their bytes).
 _ALLREDUCE_GB_PER_SECOND = 10.0
@@ -18,7 +18,7 @@ class PhasePlan:
     """Epochs of a stage whose samples take equal work; `waits`: an epoch, by what it waits for."""
 
     phase: Phase
-    step: StepTime
+    step: StepEstimate
     waits: tuple[tuple[str, float], ...]
 
     @property
@@ -54,7 +54,7 @@ class StagePlan:
     """One stage: its time by what takes it, and its memory. `step` is the largest one."""
 
     footprint: Footprint
-    step: StepTime
+    step: StepEstimate
     phases: tuple[PhasePlan, ...]
     epoch_seconds: float
     evaluation_seconds: float
@@ -66,7 +66,7 @@ class StagePlan:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Work:
+class PlannedWork:
     """All stages, and the ones that decide."""
 
     stages: tuple[StagePlan, ...]
@@ -102,12 +102,12 @@ class Work:
         return max(stage.step.seconds * stage.footprint.largest_over_usual for stage in self.stages)
 
 
-def plan_work(inputs: Inputs, host: HostMemory) -> Work:
+def plan_work(inputs: PlanInputs, host: HostMemory) -> PlannedWork:
     """Return the work of the request; `host` says how much of the data the page cache holds."""
-    return Work(stages=tuple(_stage(each, inputs, host) for each in inputs.footprints))
+    return PlannedWork(stages=tuple(_stage(each, inputs, host) for each in inputs.footprints))
 
 
-def share_gpu(step: StepTime, *, runs_per_gpu: int, runs_per_vcpu: float) -> StepTime:
+def share_gpu(step: StepEstimate, *, runs_per_gpu: int, runs_per_vcpu: float) -> StepEstimate:
     """Return a step of each of several equal runs on one GPU.
 
     Their work on the GPU adds up. Their launches do not: each run launches from a CPU of its own,
@@ -122,7 +122,7 @@ def share_gpu(step: StepTime, *, runs_per_gpu: int, runs_per_vcpu: float) -> Ste
     )
 
 
-def _stage(footprint: Footprint, inputs: Inputs, host: HostMemory) -> StagePlan:
+def _stage(footprint: Footprint, inputs: PlanInputs, host: HostMemory) -> StagePlan:
     """One stage's time: that of its phases and evaluations."""
     runs_per_gpu = inputs.request.runs_per_gpu(inputs.instance)
     step = _step(footprint, 1.0, inputs)
@@ -155,7 +155,7 @@ def _stage(footprint: Footprint, inputs: Inputs, host: HostMemory) -> StagePlan:
     )
 
 
-def _step(footprint: Footprint, work: float, inputs: Inputs) -> StepTime:
+def _step(footprint: Footprint, work: float, inputs: PlanInputs) -> StepEstimate:
     """A step whose samples take `work` times that of the counted ones, with its exchange."""
     gpus = inputs.request.gpus
     lighter = replace(
@@ -171,7 +171,7 @@ def _step(footprint: Footprint, work: float, inputs: Inputs) -> StepTime:
 
 
 def _epoch_data(
-    footprint: Footprint, inputs: Inputs, host: HostMemory
+    footprint: Footprint, inputs: PlanInputs, host: HostMemory
 ) -> tuple[tuple[str, float], ...]:
     """The seconds that an epoch's data takes, by what it waits for."""
     facts = inputs.facts

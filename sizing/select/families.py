@@ -1,6 +1,6 @@
 """What each family of sizes is for, and how much an hour of it costs, in words and dollars."""
 
-from dataclasses import dataclass
+from typing import Any
 
 from sizing import catalogue
 from sizing.catalogue import Family
@@ -10,21 +10,15 @@ _LEVELS = ((0.05, "Low"), (0.5, "Moderate"), (2.0, "High"))
 _HIGHEST = "Very High"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class FamilyUse:
-    """A family with its use, and the dollars of its cheapest and dearest size (us-east-1)."""
+def family_rows() -> list[dict[str, Any]]:
+    """Return all families, cheapest first; those without a price come last.
 
-    family: Family
-    compute: str
-    usd_from: float | None
-    usd_to: float | None
-    level: str
-
-
-def family_uses() -> list[FamilyUse]:
-    """Return all families, cheapest first; those without a price come last."""
-    found = [_use(family) for family in catalogue.families().values()]
-    return sorted(found, key=lambda each: (each.usd_from is None, each.usd_from or 0.0))
+    Dollars are those of the cheapest and the dearest size, in us-east-1.
+    """
+    found = [_row(family) for family in catalogue.families().values()]
+    return sorted(
+        found, key=lambda row: (row["usd_per_hour_from"] is None, row["usd_per_hour_from"] or 0.0)
+    )
 
 
 def cost_level(family: str) -> str:
@@ -32,10 +26,10 @@ def cost_level(family: str) -> str:
     known = catalogue.families()
     if family not in known:
         raise ValueError(f"family {family!r} is not in the catalogue; known are {', '.join(known)}")
-    return _use(known[family]).level
+    return str(_row(known[family])["cost_level"])
 
 
-def _use(family: Family) -> FamilyUse:
+def _row(family: Family) -> dict[str, Any]:
     of_family = [i for i in catalogue.instances().values() if i.family == family.name]
     prices = [i.on_demand_usd_per_hour for i in of_family if i.on_demand_usd_per_hour]
     least = min(prices, default=None)
@@ -43,10 +37,12 @@ def _use(family: Family) -> FamilyUse:
     if least is not None:
         level = next((word for limit, word in _LEVELS if least < limit), _HIGHEST)
     cpu = family.kind in ("cpu", "burstable")
-    return FamilyUse(
-        family=family,
-        compute="CPU" if cpu else next((i.gpu for i in of_family if i.gpu), "-"),
-        usd_from=least,
-        usd_to=max(prices, default=None),
-        level=level,
-    )
+    return {
+        "family": family.name,
+        "compute": "CPU" if cpu else next((i.gpu for i in of_family if i.gpu), "-"),
+        "fit": sorted(family.fit),
+        "cost_level": level,
+        "usd_per_hour_from": least,
+        "usd_per_hour_to": max(prices, default=None),
+        "use": family.what,
+    }

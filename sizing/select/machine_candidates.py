@@ -3,7 +3,7 @@
 from typing import Any
 
 from sizing import catalogue
-from sizing.catalogue import Instance, Price
+from sizing.catalogue import InstanceType, Price
 from sizing.models.burstable import FROM_MEMORY, day_of_work, is_burstable
 from sizing.models.constants import Constants
 from sizing.select.requirements import UNSUPPORTED, Candidate, Prices, Requirements
@@ -52,7 +52,7 @@ def training_candidates(
     return found
 
 
-def _why_not_train(instance: Instance, requirements: Requirements, wanted: int) -> str | None:
+def _why_not_train(instance: InstanceType, requirements: Requirements, wanted: int) -> str | None:
     """Return the rule that excludes a size, if any."""
     kind = catalogue.families()[instance.family].kind
     if kind == "chip":
@@ -91,7 +91,7 @@ def working_candidates(
     return found
 
 
-def _day(instance: Instance, requirements: Requirements, price: Price) -> Candidate:
+def _day(instance: InstanceType, requirements: Requirements, price: Price) -> Candidate:
     """Return a day's cost on one CPU size."""
     figures: dict[str, Any] = {"usd_per_hour": price.usd_per_hour}
     reasons, cautions = [], []

@@ -4,11 +4,11 @@ Where the answer differs from common advice, it says so.
 """
 
 from sizing.select.machine_candidates import training_candidates, working_candidates
-from sizing.select.requirements import Candidate, Prices, Requirements, Selection
+from sizing.select.requirements import Candidate, Prices, Requirements, SizeSelection
 from sizing.select.serving_candidates import serving_candidates
 
 
-def select(requirements: Requirements, prices: Prices) -> Selection:
+def select(requirements: Requirements, prices: Prices) -> SizeSelection:
     """Rank the sizes that meet the requirements: supported ones first, then by dollars."""
     left_out: dict[str, str] = {}
     if requirements.phase in ("serve-online", "serve-batch"):
@@ -18,7 +18,7 @@ def select(requirements: Requirements, prices: Prices) -> Selection:
     else:
         found = working_candidates(requirements, prices, left_out)
     found.sort(key=lambda each: (not each.is_supported, each.usd, each.size))
-    return Selection(
+    return SizeSelection(
         candidates=tuple(found), left_out=left_out, differs=_differences(requirements, found)
     )
 

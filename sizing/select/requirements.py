@@ -26,8 +26,8 @@ class Requirements:
     model: str | None = None
     throughputs: Mapping[str, Throughput] = field(default_factory=dict)
     requests_per_minute: float | None = None
-    latency_goal_ms: float | None = None
-    least_instances: int = 1
+    latency_ms: float | None = None
+    min_instances: int = 1
     needs_cuda: bool = False
     gpu_memory_mib: int | None = None
     memory_gib: float = 0.0
@@ -49,7 +49,7 @@ class Candidate:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Selection:
+class SizeSelection:
     """The ranking, what was left out and why, and where common advice differs."""
 
     candidates: tuple[Candidate, ...]

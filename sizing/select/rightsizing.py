@@ -8,7 +8,7 @@ bandwidth and its half-precision peak, for CPUs its vCPUs. Modelled: a throughpu
 from dataclasses import dataclass
 
 from sizing import catalogue
-from sizing.catalogue import Instance
+from sizing.catalogue import InstanceType
 from sizing.catalogue.gpus import find_gpu
 from sizing.models.burstable import baseline_percent, is_burstable
 from sizing.select.requirements import UNSUPPORTED, Prices
@@ -71,14 +71,14 @@ def rightsize(
     return sorted(found, key=lambda each: (bool(each.cautions), each.usd_per_hour))
 
 
-def _most_percent(instance: Instance) -> float:
+def _most_percent(instance: InstanceType) -> float:
     """The share of a size that may be in use: of a burstable one what its credits sustain."""
     if not is_burstable(instance.size):
         return TARGET_PERCENT
     return min(TARGET_PERCENT, baseline_percent(instance.size))
 
 
-def _is_like(now: Instance, other: Instance, memory_mib: float | None) -> bool:
+def _is_like(now: InstanceType, other: InstanceType, memory_mib: float | None) -> bool:
     """Whether the same program runs there: GPUs of known speed with the memory, or CPUs."""
     if not now.num_gpus:
         need = now.memory_gib * 1024 if memory_mib is None else memory_mib
@@ -92,6 +92,6 @@ def _is_like(now: Instance, other: Instance, memory_mib: float | None) -> bool:
     return other.num_gpus > 0 and other.gpu_memory_mib >= need
 
 
-def _cautions(instance: Instance) -> tuple[str, ...]:
+def _cautions(instance: InstanceType) -> tuple[str, ...]:
     unsupported = UNSUPPORTED.get(instance.family)
     return () if unsupported is None else (unsupported,)

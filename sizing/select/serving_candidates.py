@@ -42,19 +42,19 @@ def serving_candidates(
 def _online(requirements: Requirements, throughput: Throughput, price: Price) -> Candidate | str:
     """Return one size that serves requests as they arrive, or why it cannot."""
     assert requirements.requests_per_minute is not None
-    assert requirements.latency_goal_ms is not None
+    assert requirements.latency_ms is not None
     demand = requirements.requests_per_minute / 60
     service = serve_online(
         throughput,
         demand_per_second=demand,
-        latency_goal_ms=requirements.latency_goal_ms,
+        latency_goal_ms=requirements.latency_ms,
         usd_per_hour=price.usd_per_hour,
-        least_instances=requirements.least_instances,
+        least_instances=requirements.min_instances,
     )
     if service is None:
         return (
             f"one inference takes {throughput.service_ms:.3g} ms or waits too long: the goal of "
-            f"{requirements.latency_goal_ms:g} ms is out of reach"
+            f"{requirements.latency_ms:g} ms is out of reach"
         )
     reasons = (
         f"{service.instances} x ${price.usd_per_hour:g}/h for {demand:.4g} requests/s is "

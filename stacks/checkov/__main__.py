@@ -30,7 +30,7 @@ ASSEMBLIES: dict[str, dict[str, str]] = {
     "default": {},
     "kms": {"kms": "create", "access_logs": "true"},
     "adopted": {"dataset_bucket": "my-data", "run_bucket": "my-runs"},
-    "review": {"review_repository": "me@1/mine@2", "review_oidc_provider": _PROVIDER},
+    "review": {"review.repository": "me@1/mine@2", "review.oidc_provider": _PROVIDER},
 }
 
 

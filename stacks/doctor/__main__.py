@@ -13,8 +13,16 @@ from typing import Any
 
 from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError
 
-from stacks.doctor import capacity, deployment, limits
-from stacks.doctor.account import Account, Check, Finding, connect, run
+from stacks.doctor import capacity, deployment
+from stacks.doctor.account import (
+    Check,
+    DeployTarget,
+    Diagnosis,
+    connect,
+    ok,
+    problem,
+    run,
+)
 from stacks.parameters import StackParameters
 from stacks.parameters.context import defaults
 
@@ -26,8 +34,8 @@ CHECKS: Mapping[str, Check] = {
     "quota": capacity.quota_suffices,
     "spot capacity": capacity.capacity_is_likely,
     "image": capacity.image_resolves,
-    "key": limits.key_can_be_used,
-    "network": limits.vpc_quota_suffices,
+    "key": deployment.key_can_be_used,
+    "network": capacity.vpc_quota_suffices,
     "stack": deployment.stacks_can_be_deployed,
     "dataset": deployment.dataset_is_uploaded,
     "alarm e-mail": deployment.alarm_email_is_confirmed,
@@ -35,34 +43,31 @@ CHECKS: Mapping[str, Check] = {
 _LOG_IN = "aws configure sso && aws sso login   # or: export AWS_PROFILE=NAME"
 
 
-def examine(account: Account) -> Iterator[Finding]:
+def examine(target: DeployTarget) -> Iterator[Diagnosis]:
     """Yield the findings one by one; without credentials, only the first."""
-    found = _credentials(account)
+    found = _credentials(target)
     yield found
     if found.state == "ok":
         for name, check in CHECKS.items():
-            yield from run(name, check, account)
+            yield from run(name, check, target)
 
 
-def _credentials(account: Account) -> Finding:
-    if not account.region:
-        return Finding(
-            check="region",
-            state="problem",
-            what="no region is set; nothing else was checked",
-            fix="export AWS_REGION=us-east-1 AWS_DEFAULT_REGION=us-east-1",
-        )
+def _credentials(target: DeployTarget) -> Diagnosis:
+    if not target.region:
+        fix = "export AWS_REGION=us-east-1 AWS_DEFAULT_REGION=us-east-1"
+        what = "no region is set; nothing else was checked"
+        return problem(check="region", what=what, fix=fix)
+    check = "credentials"
     try:
-        identity = account.client("sts").get_caller_identity()
+        identity = target.client("sts").get_caller_identity()
     except (NoCredentialsError, ClientError) as error:
-        what = f"{error}; nothing else was checked"
-        return Finding(check="credentials", state="problem", what=what, fix=_LOG_IN)
+        return problem(what=f"{error}; nothing else was checked", fix=_LOG_IN, check=check)
     except BotoCoreError as error:
         what = f"cannot call AWS ({error}); nothing else was checked"
-        fix = f"aws sts get-caller-identity --region {account.region}"
-        return Finding(check="credentials", state="problem", what=what, fix=fix)
-    what = f"account {identity['Account']} in {account.region} as {identity['Arn']}"
-    return Finding(check="credentials", state="ok", what=what)
+        fix = f"aws sts get-caller-identity --region {target.region}"
+        return problem(what=what, fix=fix, check=check)
+    what = f"account {identity['Account']} in {target.region} as {identity['Arn']}"
+    return ok(what=what, check=check)
 
 
 def main(
@@ -78,14 +83,14 @@ def main(
     except (ValueError, BotoCoreError) as mistake:
         print(f"doctor: {mistake}", file=sys.stderr)
         return 2
-    account = Account(
+    target = DeployTarget(
         client=client,
         region=region,
         parameters=parameters,
         options="".join(f" -c {shlex.quote(pair)}" for pair in options.context),
     )
     findings = []
-    for found in examine(account):
+    for found in examine(target):
         findings.append(found)
         if not options.json:
             _show(found)
@@ -98,7 +103,7 @@ def main(
     return int(problems > 0)
 
 
-def _show(found: Finding) -> None:
+def _show(found: Diagnosis) -> None:
     print(f"{found.state:<9}{found.check:<20}{found.what}", flush=True)
     if found.fix:
         print(f"{'':<9}{'':<20}$ {found.fix}", flush=True)

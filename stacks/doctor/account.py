@@ -1,8 +1,9 @@
-"""The account under examination, a check's findings, and refused calls as findings."""
+"""What a deploy would meet, what a check finds there, and refused calls as findings."""
 
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Literal
 
 import boto3
@@ -17,17 +18,22 @@ _NO_ACCESS = ("AccessDenied", "AccessDeniedException", "UnauthorizedOperation")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Finding:
+class Diagnosis:
     """One line of the report; `fix` is the exact command that solves it."""
 
-    check: str
     state: State
     what: str
     fix: str = ""
+    check: str = ""  # the name of the check that it comes from, unless it says otherwise
+
+
+ok = partial(Diagnosis, state="ok")
+warning = partial(Diagnosis, state="warning")
+problem = partial(Diagnosis, state="problem")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Account:
+class DeployTarget:
     """Input of all checks: clients by service, the deploy's parameters and its `-c` options."""
 
     client: Callable[[str], Any]
@@ -60,7 +66,7 @@ class Account:
         )
 
 
-Check = Callable[[Account], Iterator[Finding]]
+Check = Callable[[DeployTarget], Iterator[Diagnosis]]
 
 
 def connect(profile: str | None = None) -> tuple[Callable[[str], Any], str]:
@@ -79,31 +85,27 @@ def connect(profile: str | None = None) -> tuple[Callable[[str], Any], str]:
     return client, session.region_name or ""
 
 
-def run(name: str, check: Check, account: Account) -> Iterator[Finding]:
-    """Run one check; a call that AWS refuses becomes a finding too."""
+def run(name: str, check: Check, target: DeployTarget) -> Iterator[Diagnosis]:
+    """Run one check; a call that AWS refuses becomes a diagnosis too."""
     try:
-        yield from check(account)
+        for found in check(target):
+            yield replace(found, check=found.check or name)
     except ClientError as error:
         yield _refused(name, error)
     except BotoCoreError as error:
-        yield Finding(
-            check=name,
-            state="problem",
-            what=f"no response: {error}",
-            fix=f"aws sts get-caller-identity --region {account.region}",
-        )
+        fix = f"aws sts get-caller-identity --region {target.region}"
+        yield problem(check=name, what=f"no response: {error}", fix=fix)
 
 
-def _refused(name: str, error: ClientError) -> Finding:
+def _refused(name: str, error: ClientError) -> Diagnosis:
     code = error.response.get("Error", {}).get("Code", "")
     call = error.operation_name
     if code in _NO_ACCESS:
-        return Finding(
+        return problem(
             check=name,
-            state="problem",
             what=f"not checked: these credentials may not call {call}",
             fix="use credentials with the managed policies ReadOnlyAccess and "
             "ServiceQuotasReadOnlyAccess for the doctor",
         )
     message = error.response.get("Error", {}).get("Message", "")
-    return Finding(check=name, state="problem", what=f"{call} failed with {code}: {message}")
+    return problem(check=name, what=f"{call} failed with {code}: {message}")

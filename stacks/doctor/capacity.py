@@ -1,13 +1,14 @@
-"""Checks that instances can start: size, zones, quota, service-linked roles, image, Spot score."""
+"""Checks that instances can start: size, zones, quotas, service-linked roles, image, Spot score."""
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from botocore.exceptions import ClientError
 
 from sizing import catalogue
-from stacks.doctor.account import Account, Finding
+from stacks.doctor.account import DeployTarget, Diagnosis, ok, problem, warning
 from stacks.network import NUM_ZONES_BY_DEFAULT
 from stacks.parameters.checks import MIN_UBUNTU, ROOT_DEVICE_NAME
 
@@ -24,47 +25,51 @@ _SERVICE_ROLES = {
 }
 # GetSpotPlacementScores: from 1 (unlikely) to 10; below this, a run waits for its instance.
 _LOW_SCORE = 4
+# VPCs per region; five unless raised.
+_VPC_QUOTA = "L-F678F1CE"
 
 
-def size_is_offered(account: Account) -> Iterator[Finding]:
+def size_is_offered(target: DeployTarget) -> Iterator[Diagnosis]:
     """Check that the region and the subnets' zones offer the size."""
-    p, ec2 = account.parameters, account.client("ec2")
-    name = "size"
+    p, ec2 = target.parameters, target.client("ec2")
     offers = ec2.describe_instance_type_offerings(
         LocationType="availability-zone",
         Filters=[{"Name": "instance-type", "Values": list(p.sizes)}],
     )["InstanceTypeOfferings"]
-    zones = {size: {each["Location"] for each in offers if each["InstanceType"] == size}
-             for size in p.sizes}  # fmt: skip
+    zones = {
+        size: {each["Location"] for each in offers if each["InstanceType"] == size}
+        for size in p.sizes
+    }
     offered = sorted(zones[p.size])
     if not offered:
         others = [size for size in p.sizes if zones[size]]
         fix = f"npx cdk deploy -c size={others[0]}" if others else "export AWS_REGION=us-east-1"
-        what = f"no zone of {account.region} offers {p.size}"
-        yield Finding(check=name, state="problem", what=what, fix=fix)
+        what = f"no zone of {target.region} offers {p.size}"
+        yield problem(what=what, fix=fix)
         return
-    available = sorted(each["ZoneName"] for each in ec2.describe_availability_zones(
-        Filters=[{"Name": "zone-type", "Values": ["availability-zone"]}]
-    )["AvailabilityZones"])  # fmt: skip
+    available = sorted(
+        each["ZoneName"]
+        for each in ec2.describe_availability_zones(
+            Filters=[{"Name": "zone-type", "Values": ["availability-zone"]}]
+        )["AvailabilityZones"]
+    )
     # Without `zones` CloudFormation takes the first ones of Fn::GetAZs.
     used = list(p.zones) or available[:NUM_ZONES_BY_DEFAULT]
     useless = [zone for zone in used if zone not in offered]
     better = f"-c zones={','.join(offered[: max(2, len(used))])}"
     what = f"{p.size} is offered in {', '.join(offered)}; the subnets are in {', '.join(used)}"
     if len(useless) == len(used):
-        yield Finding(check=name, state="problem", what=what, fix=f"{account.deploy()} {better}")
+        yield problem(what=what, fix=f"{target.deploy()} {better}")
     elif useless:
-        yield Finding(
-            check=name, state="warning", what=f"{what}; not offered in {', '.join(useless)}",
-            fix=f"{account.deploy()} {better}",
-        )  # fmt: skip
+        what += f"; not offered in {', '.join(useless)}"
+        yield warning(what=what, fix=f"{target.deploy()} {better}")
     else:
-        yield Finding(check=name, state="ok", what=what)
+        yield ok(what=what)
 
 
-def quota_suffices(account: Account) -> Iterator[Finding]:
+def quota_suffices(target: DeployTarget) -> Iterator[Diagnosis]:
     """Check that the vCPU quotas suffice for what the fleet may start."""
-    p, instance = account.parameters, account.parameters.instance
+    p, instance = target.parameters, target.parameters.instance
     spot = p.target_capacity - p.on_demand_base
     codes = [("spot quota", instance.spot_quota_code, spot)]
     # With a deadline, the Guard buys an on-demand instance when Spot may miss it.
@@ -73,13 +78,13 @@ def quota_suffices(account: Account) -> Iterator[Finding]:
         codes.append(("on-demand quota", code, p.target_capacity))
     for name, code, capacity in codes:
         if code and capacity:
-            yield _quota(account, name, code, capacity)
+            yield replace(_quota(target, code, capacity), check=name)
         elif capacity:
-            yield Finding(check=name, state="warning", what=f"the quota of {p.size} is unknown")
+            yield warning(what=f"the quota of {p.size} is unknown", check=name)
 
 
-def _quota(account: Account, name: str, code: str, capacity: int) -> Finding:
-    p, quotas = account.parameters, account.client("service-quotas")
+def _quota(target: DeployTarget, code: str, capacity: int) -> Diagnosis:
+    p, quotas = target.parameters, target.client("service-quotas")
     which = {"ServiceCode": "ec2", "QuotaCode": code}
     try:
         value = quotas.get_service_quota(**which)["Quota"]["Value"]
@@ -93,73 +98,71 @@ def _quota(account: Account, name: str, code: str, capacity: int) -> Finding:
     # While a fleet is replaced, both the old and the new one run.
     fix = (
         "aws service-quotas request-service-quota-increase --service-code ec2 "
-        f"--quota-code {code} --desired-value {2 * needed} --region {account.region}"
+        f"--quota-code {code} --desired-value {2 * needed} --region {target.region}"
     )
     if value < needed:
-        return Finding(check=name, state="problem", what=what, fix=fix)
+        return problem(what=what, fix=fix)
     too_large = [size for size in p.sizes if catalogue.find(size).vcpus * capacity > value]
     if too_large:
         what += f"; too low for the alternates {', '.join(too_large)}"
-        return Finding(check=name, state="warning", what=what, fix=fix)
-    return Finding(check=name, state="ok", what=what)
+        return warning(what=what, fix=fix)
+    return ok(what=what)
 
 
-def service_roles_exist(account: Account) -> Iterator[Finding]:
+def service_roles_exist(target: DeployTarget) -> Iterator[Diagnosis]:
     """Check for the service-linked roles, which the stack does not create (one per account)."""
     for service, reason in _SERVICE_ROLES.items():
         prefix = f"/aws-service-role/{service}/"
-        roles = account.client("iam").list_roles(PathPrefix=prefix)["Roles"]
+        roles = target.client("iam").list_roles(PathPrefix=prefix)["Roles"]
         if roles:
-            what = f"{roles[0]['RoleName']} exists"
-            yield Finding(check="service role", state="ok", what=what)
+            yield ok(what=f"{roles[0]['RoleName']} exists")
         else:
-            yield Finding(
-                check="service role",
-                state="problem",
+            yield problem(
                 what=f"none for {service}: {reason}",
                 fix=f"aws iam create-service-linked-role --aws-service-name {service}",
             )
 
 
-def image_resolves(account: Account) -> Iterator[Finding]:
+def image_resolves(target: DeployTarget) -> Iterator[Diagnosis]:
     """Check that the image exists and fits the root volume."""
-    p = account.parameters
+    p = target.parameters
     image_id = p.pytorch_ami_parameter
     if image_id.startswith("/"):
-        ssm = account.client("ssm")
+        ssm = target.client("ssm")
         try:
             image_id = ssm.get_parameter(Name=image_id)["Parameter"]["Value"]
         except ClientError as error:
             if error.response["Error"]["Code"] != "ParameterNotFound":
                 raise
-            what = f"{account.region} has no parameter {p.pytorch_ami_parameter}"
-            yield Finding(check="image", state="problem", what=what, fix=_list_images(account))
+            what = f"{target.region} has no parameter {p.pytorch_ami_parameter}"
+            yield problem(what=what, fix=_list_images(target))
             return
     # Filters, not ImageIds: an unknown id then gives an empty result, not an error.
-    found = account.client("ec2").describe_images(
+    found = target.client("ec2").describe_images(
         Filters=[{"Name": "image-id", "Values": [image_id]}]
     )["Images"]
     if not found or found[0].get("State") != "available":
-        what = f"the image {image_id} is not available in {account.region}"
-        yield Finding(check="image", state="problem", what=what, fix=_list_images(account))
+        what = f"the image {image_id} is not available in {target.region}"
+        yield problem(what=what, fix=_list_images(target))
         return
     (image,) = found
-    sizes = [each.get("Ebs", {}).get("VolumeSize", 0) for each in image["BlockDeviceMappings"]
-             if each["DeviceName"] == image.get("RootDeviceName")]  # fmt: skip
+    sizes = [
+        each.get("Ebs", {}).get("VolumeSize", 0)
+        for each in image["BlockDeviceMappings"]
+        if each["DeviceName"] == image.get("RootDeviceName")
+    ]
     what = f"{image_id}: {image.get('Name', '-')}"
     fault = _cannot_boot(image)
     if fault:
         what = f"{what}; {fault}"
-        yield Finding(check="image", state="problem", what=what, fix=_list_images(account))
-    elif sizes and sizes[0] > p.root_volume_gib:
-        yield Finding(
-            check="image",
-            state="problem",
-            what=f"{what}; its root has {sizes[0]} GiB, root_volume_gib is {p.root_volume_gib}",
-            fix=f"{account.deploy()} -c root_volume_gib={sizes[0]}",
+        yield problem(what=what, fix=_list_images(target))
+    elif sizes and sizes[0] > p.root_volume.gib:
+        yield problem(
+            what=f"{what}; its root has {sizes[0]} GiB, root_volume.gib is {p.root_volume.gib}",
+            fix=f"{target.deploy()} -c root_volume.gib={sizes[0]}",
         )
     else:
-        yield Finding(check="image", state="ok", what=what)
+        yield ok(what=what)
 
 
 def _cannot_boot(image: dict[str, Any]) -> str | None:
@@ -173,28 +176,30 @@ def _cannot_boot(image: dict[str, Any]) -> str | None:
     return None
 
 
-def _list_images(account: Account) -> str:
-    folder = re.sub(r"/[^/]+/latest/ami-id$", "", account.parameters.pytorch_ami_parameter)
+def _list_images(target: DeployTarget) -> str:
+    folder = re.sub(r"/[^/]+/latest/ami-id$", "", target.parameters.pytorch_ami_parameter)
     folder = folder if folder.startswith("/") else "/aws/service/deeplearning/ami/x86_64"
     return (
-        f"aws ssm get-parameters-by-path --recursive --path {folder} --region {account.region} "
+        f"aws ssm get-parameters-by-path --recursive --path {folder} --region {target.region} "
         "--query 'Parameters[].Name' --output text"
     )
 
 
-def capacity_is_likely(account: Account) -> Iterator[Finding]:
+def capacity_is_likely(target: DeployTarget) -> Iterator[Diagnosis]:
     """Check EC2's Spot placement score: an estimate, not a guarantee."""
-    p, ec2 = account.parameters, account.client("ec2")
+    p, ec2 = target.parameters, target.client("ec2")
     if p.target_capacity == p.on_demand_base:
         return
     scores = ec2.get_spot_placement_scores(
         InstanceTypes=list(p.sizes),
         TargetCapacity=p.target_capacity,
         SingleAvailabilityZone=True,
-        RegionNames=[account.region],
+        RegionNames=[target.region],
     )["SpotPlacementScores"]
-    zones = {each["ZoneId"]: each["ZoneName"]
-             for each in ec2.describe_availability_zones()["AvailabilityZones"]}  # fmt: skip
+    zones = {
+        each["ZoneId"]: each["ZoneName"]
+        for each in ec2.describe_availability_zones()["AvailabilityZones"]
+    }
     # Without `zones`, the subnets are in the account's first ones.
     named = {zones.get(each.get("AvailabilityZoneId", ""), "?"): each["Score"] for each in scores}
     used = list(p.zones) or sorted(zones.values())[:NUM_ZONES_BY_DEFAULT]
@@ -203,10 +208,29 @@ def capacity_is_likely(account: Account) -> Iterator[Finding]:
     shown = ", ".join(f"{zone} {named[zone]}" for zone in best[:6]) or "none returned"
     what = f"Spot placement score (1-10) of {' '.join(p.sizes)}: {shown}"
     if max(here.values(), default=0) >= _LOW_SCORE:
-        yield Finding(check="spot capacity", state="ok", what=what)
+        yield ok(what=what)
         return
-    fix = f"{account.deploy()} -c on_demand_base={p.target_capacity}"
+    fix = f"{target.deploy()} -c on_demand_base={p.target_capacity}"
     if best and named[best[0]] >= _LOW_SCORE:
-        fix = f"{account.deploy()} -c zones={','.join(sorted(best[:2]))}"
+        fix = f"{target.deploy()} -c zones={','.join(sorted(best[:2]))}"
     what += f"; low in the subnets' zones ({', '.join(used)})"
-    yield Finding(check="spot capacity", state="warning", what=what, fix=fix)
+    yield warning(what=what, fix=fix)
+
+
+def vpc_quota_suffices(target: DeployTarget) -> Iterator[Diagnosis]:
+    """Check that the VPC quota allows one more, unless the stack is deployed already."""
+    if target.stack("TrainingStack"):
+        return
+    number = len(target.client("ec2").describe_vpcs()["Vpcs"])
+    quota = target.client("service-quotas").get_service_quota(
+        ServiceCode="vpc", QuotaCode=_VPC_QUOTA
+    )["Quota"]["Value"]
+    what = f"{number} of {quota:g} VPCs are in use in {target.region}"
+    if number < quota:
+        yield ok(what=what)
+        return
+    fix = (
+        f"aws service-quotas request-service-quota-increase --service-code vpc --quota-code "
+        f"{_VPC_QUOTA} --desired-value {number + 2} --region {target.region}"
+    )
+    yield problem(what=what, fix=fix)

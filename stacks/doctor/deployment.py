@@ -1,4 +1,4 @@
-"""Checks that a deploy and its run can succeed: bootstrap, stacks, dataset, e-mail."""
+"""Checks that a deploy and its run can succeed: bootstrap, stacks, dataset, e-mail, key."""
 
 import json
 from collections.abc import Iterator
@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from botocore.exceptions import ClientError
 
 from contract.keys import MANIFEST
-from stacks.doctor.account import STACKS, Account, Finding
+from stacks.data_key import SERVICE_LINKED_ROLES
+from stacks.doctor.account import STACKS, DeployTarget, Diagnosis, ok, problem, warning
 from stacks.parameters.checks import VOLUME_PER_DATASET
 from stacks.parameters.context import CDK_JSON
 
@@ -14,126 +15,109 @@ from stacks.parameters.context import CDK_JSON
 _BOOTSTRAP_VERSION = 6
 _QUALIFIER = "@aws-cdk/core:bootstrapQualifier"
 _DEFAULT_QUALIFIER = "hnb659fds"
+_GRANTED = (
+    "Encrypt Decrypt ReEncryptFrom ReEncryptTo GenerateDataKey GenerateDataKeyWithoutPlaintext "
+    "DescribeKey CreateGrant"
+)
 
 
-def is_bootstrapped(account: Account) -> Iterator[Finding]:
+def is_bootstrapped(target: DeployTarget) -> Iterator[Diagnosis]:
     """Check that `cdk bootstrap` was run in this account and region."""
     context = json.loads(CDK_JSON.read_text(encoding="utf-8"))["context"]
     parameter = f"/cdk-bootstrap/{context.get(_QUALIFIER, _DEFAULT_QUALIFIER)}/version"
-    number = account.client("sts").get_caller_identity()["Account"]
-    fix = f"npx cdk bootstrap aws://{number}/{account.region}"
+    number = target.client("sts").get_caller_identity()["Account"]
+    fix = f"npx cdk bootstrap aws://{number}/{target.region}"
     try:
-        version = int(account.client("ssm").get_parameter(Name=parameter)["Parameter"]["Value"])
+        version = int(target.client("ssm").get_parameter(Name=parameter)["Parameter"]["Value"])
     except ClientError as error:
         if error.response["Error"]["Code"] != "ParameterNotFound":
             raise
-        what = f"{account.region} is not bootstrapped: no {parameter}"
-        yield Finding(check="bootstrap", state="problem", what=what, fix=fix)
+        what = f"{target.region} is not bootstrapped: no {parameter}"
+        yield problem(what=what, fix=fix)
         return
     what = f"version {version}; {_BOOTSTRAP_VERSION} or newer is needed"
     if version < _BOOTSTRAP_VERSION:
-        yield Finding(check="bootstrap", state="problem", what=what, fix=fix)
+        yield problem(what=what, fix=fix)
     else:
-        yield Finding(check="bootstrap", state="ok", what=what)
+        yield ok(what=what)
 
 
-def stacks_can_be_deployed(account: Account) -> Iterator[Finding]:
+def stacks_can_be_deployed(target: DeployTarget) -> Iterator[Diagnosis]:
     """Check that no stack is in a state that blocks a deploy."""
     for name in STACKS:
-        status = (account.stack(name) or {}).get("StackStatus", "")
-        check = f"stack {name}"
-        if not status:
-            yield Finding(check=check, state="ok", what="not deployed yet")
-        elif status in ("ROLLBACK_COMPLETE", "ROLLBACK_FAILED", "DELETE_FAILED"):
-            fix = f"aws cloudformation delete-stack --stack-name {name} --region {account.region}"
-            yield Finding(check=check, state="problem", what=f"{status}: its first deploy failed "
-                          "and it can only be deleted", fix=fix)  # fmt: skip
+        status = (target.stack(name) or {}).get("StackStatus", "")
+        call = what = ""
+        if status in ("ROLLBACK_COMPLETE", "ROLLBACK_FAILED", "DELETE_FAILED"):
+            call = "delete-stack"
+            what = f"{status}: its first deploy failed and it can only be deleted"
         elif status == "UPDATE_ROLLBACK_FAILED":
-            fix = (
-                f"aws cloudformation continue-update-rollback --stack-name {name} "
-                f"--region {account.region}"
-            )
-            yield Finding(check=check, state="problem", what=status, fix=fix)
+            call, what = "continue-update-rollback", status
         elif status.endswith("IN_PROGRESS"):
-            fix = (
-                f"aws cloudformation wait stack-update-complete --stack-name {name} "
-                f"--region {account.region}"
-            )
-            yield Finding(check=check, state="warning", what=f"{status}: wait for it", fix=fix)
-        else:
-            yield Finding(check=check, state="ok", what=status)
+            call, what = "wait stack-update-complete", f"{status}: wait for it"
+        if not call:
+            yield ok(what=status or "not deployed yet", check=f"stack {name}")
+            continue
+        diagnosis = warning if call.startswith("wait") else problem
+        fix = f"aws cloudformation {call} --stack-name {name} --region {target.region}"
+        yield diagnosis(what=what, fix=fix, check=f"stack {name}")
 
 
-def dataset_is_uploaded(account: Account) -> Iterator[Finding]:
+def dataset_is_uploaded(target: DeployTarget) -> Iterator[Diagnosis]:
     """Check that the manifest is in the bucket, in this region, and its files fit the volume."""
-    p = account.parameters
-    bucket = p.dataset_bucket or account.output("DatasetStack", "DatasetBucketName")
+    p = target.parameters
+    bucket = p.dataset_bucket or target.output("DatasetStack", "DatasetBucketName")
     if not bucket:
         what = "DatasetStack is not deployed; the instance would wait for the manifest"
-        yield Finding(check="dataset", state="problem", what=what,
-                      fix=account.deploy("DatasetStack"))  # fmt: skip
+        yield problem(what=what, fix=target.deploy("DatasetStack"))
         return
-    s3, key = account.client("s3"), f"{p.dataset}/{MANIFEST}"
+    s3, key = target.client("s3"), f"{p.dataset}/{MANIFEST}"
     uri = f"s3://{bucket}/{p.dataset}"
     try:
         # For us-east-1 the response has no location.
         place = s3.get_bucket_location(Bucket=bucket).get("LocationConstraint") or "us-east-1"
         manifest = json.loads(s3.get_object(Bucket=bucket, Key=key)["Body"].read())
         needed = sum(int(file["bytes"]) for file in manifest["files"]) / 2**30
-    except ClientError as error:
-        if error.response["Error"]["Code"] not in ("NoSuchKey", "NoSuchBucket"):
-            raise
-        yield Finding(
-            check="dataset",
-            state="problem",
-            what=f"{uri}/{MANIFEST} does not exist; the instance waits "
-            f"{p.dataset_wait_seconds} s for it, then the fleet goes to zero",
-            fix=f"python -m training data upload DIR --dataset-uri {uri}",
-        )
-        return
-    except (ValueError, KeyError, TypeError) as error:
-        yield Finding(
-            check="dataset",
-            state="problem",
-            what=f"{uri}/{MANIFEST} is not a manifest ({type(error).__name__}: {error})",
-            fix=f"python -m training data upload DIR --dataset-uri {uri}",
-        )
+    except (ClientError, ValueError, KeyError, TypeError) as error:
+        wrong = f"is not a manifest ({type(error).__name__}: {error})"
+        if isinstance(error, ClientError):
+            if error.response["Error"]["Code"] not in ("NoSuchKey", "NoSuchBucket"):
+                raise
+            wrong = (
+                f"does not exist; the instance waits {p.dataset_wait_seconds} s for it, then the "
+                "fleet goes to zero"
+            )
+        fix = f"python -m training data upload DIR --dataset-uri {uri}"
+        yield problem(what=f"{uri}/{MANIFEST} {wrong}", fix=fix)
         return
     what = f"{len(manifest['files'])} files, {needed:.1f} GiB at {uri}"
-    if place != account.region:
-        yield Finding(
-            check="dataset",
-            state="warning",
+    if place != target.region:
+        yield warning(
             what=f"{what}; the bucket is in {place}, so every boot pays for cross-region transfer",
-            fix=f"AWS_REGION={place} {account.deploy()}",
+            fix=f"AWS_REGION={place} {target.deploy()}",
         )
     if needed * VOLUME_PER_DATASET > p.data_gib:
         least = int(needed * VOLUME_PER_DATASET) + 1
-        yield Finding(
-            check="dataset",
-            state="problem",
+        yield problem(
             what=f"{what}; {p.data_on} has {p.data_gib} GiB",
-            fix=f"{account.deploy()} -c data_on=ebs -c data_volume_gib={least}",
+            fix=f"{target.deploy()} -c data_on=ebs -c data_volume.gib={least}",
         )
     else:
-        there = f"{what}, on {p.data_gib} GiB of {p.data_on}"
-        yield Finding(check="dataset", state="ok", what=there)
+        yield ok(what=f"{what}, on {p.data_gib} GiB of {p.data_on}")
 
 
-def alarm_email_is_confirmed(account: Account) -> Iterator[Finding]:
+def alarm_email_is_confirmed(target: DeployTarget) -> Iterator[Diagnosis]:
     """Check that someone gets the alarms: a confirmed e-mail address."""
-    p = account.parameters
-    topic = account.output("TrainingStack", "TopicArn")
+    p = target.parameters
+    topic = target.output("TrainingStack", "TopicArn")
     if topic is None:
-        if p.alarm_email:
-            what = f"{p.alarm_email} gets a confirmation e-mail once TrainingStack is deployed"
-            yield Finding(check="alarm e-mail", state="ok", what=what)
+        if p.alarm.email:
+            what = f"{p.alarm.email} gets a confirmation e-mail once TrainingStack is deployed"
+            yield ok(what=what)
         else:
-            what = "alarm_email is empty: nobody is notified when a run fails"
-            yield Finding(check="alarm e-mail", state="warning", what=what,
-                          fix=f"{account.deploy()} -c alarm_email=YOU@EXAMPLE.COM")  # fmt: skip
+            what = "alarm.email is empty: nobody is notified when a run fails"
+            yield warning(what=what, fix=f"{target.deploy()} -c alarm.email=YOU@EXAMPLE.COM")
         return
-    subscriptions = account.client("sns").list_subscriptions_by_topic(TopicArn=topic)
+    subscriptions = target.client("sns").list_subscriptions_by_topic(TopicArn=topic)
     states = {
         each["Endpoint"]: each["SubscriptionArn"]
         for each in subscriptions["Subscriptions"]
@@ -141,20 +125,63 @@ def alarm_email_is_confirmed(account: Account) -> Iterator[Finding]:
     }
     pending = [endpoint for endpoint, arn in states.items() if not arn.startswith("arn:")]
     for endpoint in pending:
-        yield Finding(
-            check="alarm e-mail",
-            state="problem",
+        yield problem(
             what=f"{endpoint} has not confirmed: look for an e-mail from AWS Notifications",
             fix=f"aws sns subscribe --topic-arn {topic} --protocol email "
-            f"--notification-endpoint {endpoint} --region {account.region}",
+            f"--notification-endpoint {endpoint} --region {target.region}",
         )
     confirmed = sorted(states.keys() - set(pending))
     if confirmed:
-        yield Finding(check="alarm e-mail", state="ok", what=f"{', '.join(confirmed)} confirmed")
+        yield ok(what=f"{', '.join(confirmed)} confirmed")
     elif not pending:
-        yield Finding(
-            check="alarm e-mail",
-            state="warning",
+        yield warning(
             what="the topic has no subscriber",
-            fix=f"{account.deploy()} -c alarm_email=YOU@EXAMPLE.COM",
+            fix=f"{target.deploy()} -c alarm.email=YOU@EXAMPLE.COM",
         )
+
+
+def key_can_be_used(target: DeployTarget) -> Iterator[Diagnosis]:
+    """Check that a given key lets Spot create volumes and alarms publish."""
+    arn = target.parameters.kms
+    if not arn.startswith("arn:"):
+        return
+    if arn.split(":")[3] != target.region:
+        what = f"{arn} is not in {target.region}"
+        yield problem(what=what, fix=target.deploy() + " -c kms=")
+        return
+    kms = target.client("kms")
+    try:
+        state = kms.describe_key(KeyId=arn)["KeyMetadata"]["KeyState"]
+    except ClientError as error:
+        if error.response["Error"]["Code"] != "NotFoundException":
+            raise
+        state = "missing"
+    if state != "Enabled":
+        fix = f"aws kms enable-key --key-id {arn} --region {target.region}"
+        yield problem(what=f"{arn} is {state}", fix=fix)
+        return
+    policy = json.loads(kms.get_key_policy(KeyId=arn, PolicyName="default")["Policy"])
+    text = json.dumps(policy)
+    grantees = " ".join(each["GranteePrincipal"] for each in kms.list_grants(KeyId=arn)["Grants"])
+    number = arn.split(":")[4]
+    is_fine = True
+    for role in SERVICE_LINKED_ROLES:
+        if role not in text and role not in grantees:
+            is_fine = False
+            yield problem(
+                what=f"neither policy nor grants name {role.rpartition('/')[2]}: instances would "
+                "terminate at launch with Client.InternalError",
+                fix=f"aws kms create-grant --key-id {arn} --operations {_GRANTED} "
+                f"--grantee-principal arn:aws:iam::{number}:role/aws-service-role/{role} "
+                f"--region {target.region}",
+            )
+    if "cloudwatch.amazonaws.com" not in text:
+        is_fine = False
+        yield problem(
+            what="its policy does not allow cloudwatch.amazonaws.com and events.amazonaws.com "
+            "kms:Decrypt and kms:GenerateDataKey*: alarms would be lost without an error",
+            fix=f"aws kms put-key-policy --key-id {arn} --policy-name default --policy "
+            "file://policy.json   # the current policy plus these two",
+        )
+    if is_fine:
+        yield ok(what=f"Spot and alarms may use {arn}")

@@ -110,8 +110,8 @@ class Guard(Construct):
                 "FORECAST": json.dumps(_forecast(plan)),
                 "NOTICE_SECONDS": str(parameters.notice_budget_seconds),
                 "USD_PER_HOUR": json.dumps(self._prices(parameters.sizes)),
-                "HEARTBEAT_TIMEOUT_SECONDS": str(parameters.heartbeat_timeout_seconds),
-                "MAX_BARREN_ATTEMPTS": str(parameters.max_barren_attempts),
+                "HEARTBEAT_TIMEOUT_SECONDS": str(parameters.guard.heartbeat_timeout_seconds),
+                "MAX_BARREN_ATTEMPTS": str(parameters.guard.max_barren_attempts),
             },
         )
         self.clock = events.Rule(

@@ -10,8 +10,7 @@ from functools import partial
 from typing import Any
 
 from sizing.fallback.decision import decide
-from sizing.fallback.evidence import Evidence, observe
-from sizing.fallback.situation import Decision, Market, Place, Situation
+from sizing.fallback.situation import Decision, Market, Place, Situation, SpotHistory, observe
 from stacks.guard import fleet
 from stacks.guard.fleet import ON_DEMAND, SPOT, Instance
 from stacks.guard.ledger import Ledger, Note
@@ -110,8 +109,8 @@ def _trained(tick: Tick, machines: list[Instance], forecast: Forecast) -> float:
     return min(max(0.0, tick.now - since), forecast.interval_seconds)
 
 
-def _observed(ledger: Ledger, now: Situation) -> Evidence:
-    before = Evidence(**ledger.market.get("evidence", {}))
+def _observed(ledger: Ledger, now: Situation) -> SpotHistory:
+    before = SpotHistory(**ledger.market.get("evidence", {}))
     return observe(before, seconds=now.now, machine=now.spot_machine, asks=now.asks_for_spot)
 
 

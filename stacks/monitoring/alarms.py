@@ -31,7 +31,7 @@ _PROGRAM_STANDS_STILL = (
     "times longer than ever before: most likely a collective or a kernel hangs. Nothing restarts "
     "it: terminate the instance, and the next one goes on from the last snapshot."
 )
-_COMMITS = "Look for save errors in the training log, give a shorter checkpoint_interval"
+_COMMITS = "Look for save errors in the training log, give a shorter train.checkpoint_interval"
 _SAVES = (
     "Look in the training log for whether the program saves, and whether its checkpoint folder "
     "was ever quiet or a commit asked for; let it save more often"
@@ -69,14 +69,15 @@ class TrainingAlarms(Construct):
         epoch_seconds: float | None,
     ) -> None:
         super().__init__(scope, construct_id)
-        interval = commit_interval_seconds(parameters.checkpoint_interval, epoch_seconds)
-        if interval > parameters.alarm_commit_seconds:
+        interval_text = parameters.trainer_option("checkpoint_interval")
+        interval = commit_interval_seconds(interval_text, epoch_seconds)
+        if interval > parameters.alarm.commit_seconds:
             Annotations.of(self).add_warning_v2(
                 "alarms:commit",
-                f"healthy commits are up to {interval:.0f} s apart (checkpoint_interval "
-                f"{parameters.checkpoint_interval}), so the alarm CommitTooOld at "
-                f"{parameters.alarm_commit_seconds} s would fire without a fault; give "
-                f"alarm_commit_seconds={math.ceil(1.5 * interval)} or a shorter interval",
+                f"healthy commits are up to {interval:.0f} s apart (train.checkpoint_interval "
+                f"{interval_text}), so the alarm CommitTooOld at "
+                f"{parameters.alarm.commit_seconds} s would fire without a fault; give "
+                f"alarm.commit_seconds={math.ceil(1.5 * interval)} or a shorter interval",
             )
         plans = [
             *_gpu_alarms(parameters, metrics),
@@ -117,7 +118,7 @@ def commit_interval_seconds(interval: str, epoch_seconds: float | None) -> float
 
 
 def _gpu_alarms(p: StackParameters, metrics: RunMetrics) -> list[AlarmPlan]:
-    low = p.alarm_gpu_utilization_percent
+    low = p.alarm.gpu_utilization_percent
     return [
         AlarmPlan(
             construct_id="GpuUtilizationLow",
@@ -138,20 +139,20 @@ def _gpu_alarms(p: StackParameters, metrics: RunMetrics) -> list[AlarmPlan]:
         AlarmPlan(
             construct_id="GpuMemoryNearlyFull",
             metric=metrics.gpu_memory_percent,
-            threshold=p.alarm_gpu_memory_percent,
+            threshold=p.alarm.gpu_memory_percent,
             points=3,
             periods=3,
-            says=f"GPU memory has been {p.alarm_gpu_memory_percent:g} % full for 15 minutes: a "
+            says=f"GPU memory has been {p.alarm.gpu_memory_percent:g} % full for 15 minutes: a "
             "larger batch or a fragmented allocator would end the run. Use a smaller micro-batch "
             "or a size with more GPU memory.",
         ),
         AlarmPlan(
             construct_id="GpuHot",
             metric=metrics.agent("nvidia_smi_temperature_gpu", "Maximum"),
-            threshold=p.alarm_gpu_celsius,
+            threshold=p.alarm.gpu_celsius,
             points=2,
             periods=2,
-            says=f"A GPU has been at {p.alarm_gpu_celsius:g} degrees Celsius or above for ten "
+            says=f"A GPU has been at {p.alarm.gpu_celsius:g} degrees Celsius or above for ten "
             "minutes; its driver will soon lower the clock. Training cannot fix that: terminate "
             "the instance, and the fleet starts another one.",
         ),
@@ -159,12 +160,12 @@ def _gpu_alarms(p: StackParameters, metrics: RunMetrics) -> list[AlarmPlan]:
 
 
 def _training_alarms(p: StackParameters, metrics: RunMetrics) -> list[AlarmPlan]:
-    minutes = p.alarm_commit_seconds / 60
+    minutes = p.alarm.commit_seconds / 60
     return [
         AlarmPlan(
             construct_id="StepsStandStill",
             metric=metrics.gpu_without_steps,
-            threshold=p.alarm_gpu_utilization_percent,
+            threshold=p.alarm.gpu_utilization_percent,
             points=3,
             periods=3,
             says=_PROGRAM_STANDS_STILL if p.program else _STANDS_STILL,
@@ -172,12 +173,12 @@ def _training_alarms(p: StackParameters, metrics: RunMetrics) -> list[AlarmPlan]
         AlarmPlan(
             construct_id="CommitTooOld",
             metric=metrics.training("seconds_since_commit", "Maximum"),
-            threshold=p.alarm_commit_seconds,
+            threshold=p.alarm.commit_seconds,
             points=2,
             periods=2,
             says=f"The last commit is older than {minutes:g} minutes while training runs: losing "
             f"the machine would lose that much work. {_SAVES if p.program else _COMMITS}, or give "
-            "a larger alarm_commit_seconds.",
+            "a larger alarm.commit_seconds.",
         ),
         AlarmPlan(
             construct_id="NoticeWithoutCommit",
@@ -194,15 +195,15 @@ def _training_alarms(p: StackParameters, metrics: RunMetrics) -> list[AlarmPlan]
 
 
 def _machine_alarms(p: StackParameters, metrics: RunMetrics) -> list[AlarmPlan]:
-    larger = "a larger data_volume_gib" if p.data_on == "ebs" else "data_on=ebs or a larger size"
+    larger = "a larger data_volume.gib" if p.data_on == "ebs" else "data_on=ebs or a larger size"
     return [
         AlarmPlan(
             construct_id="DiskNearlyFull",
             metric=metrics.agent("disk_used_percent", "Maximum"),
-            threshold=p.alarm_disk_percent,
+            threshold=p.alarm.disk_percent,
             points=2,
             periods=2,
-            says=f"The root or data volume is {p.alarm_disk_percent:g} % full: the next "
+            says=f"The root or data volume is {p.alarm.disk_percent:g} % full: the next "
             f"checkpoint may not fit. Deploy {larger}, which the next instance gets.",
         ),
         AlarmPlan(
@@ -212,7 +213,7 @@ def _machine_alarms(p: StackParameters, metrics: RunMetrics) -> list[AlarmPlan]:
             points=6,
             periods=6,
             says="For half an hour, EBS demand exceeded the limits of the size or the volume at "
-            "least half of the time. Give more data_volume_mib_per_second if the size can use it "
+            "least half of the time. Give more data_volume.mib_per_second if the size can use it "
             "(make parameters), otherwise a larger size.",
         ),
     ]

@@ -4,25 +4,24 @@ cdk.json has the defaults, with "by-size" or "by-plan" for what follows from tho
 and impossible values are refused in one sentence. Tables: python -m stacks.parameters --help
 """
 
-import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 from sizing import catalogue
+from sizing.models.footprints import NotMeasuredError
+from sizing.plan.plan import Plan
 from stacks.parameters import checks, protection
 from stacks.parameters.context import (
     LEFT_OPEN,
-    Named,
     defaults,
+    flatten,
     parse,
     parse_text,
     refuse_unknown_names,
-    with_named,
-    without_cdk_keys,
 )
-from stacks.parameters.decisions import DECISIONS
-from stacks.parameters.fields import ParameterFields
-from stacks.parameters.limits import PLANNED, check_limits
+from stacks.parameters.decisions import DECISIONS, PLANNED, check_limits, plan_run, with_limits
+from stacks.parameters.fields import GROUPS, ParameterFields
 from stacks.parameters.programs import check_program, workload_of_program
 
 # Of everything but limits, which a plan of checked parameters decides.
@@ -43,6 +42,9 @@ CHECKS = (
 class StackParameters(ParameterFields):
     """The checked parameters of all stacks. Build them with `for_size` or `from_context`."""
 
+    plan: Plan | None  # of the run, at the prices of PRICE_REGION
+    why_unplanned: str
+
     @classmethod
     def for_size(cls, size: str, **overrides: object) -> "StackParameters":
         """Return the parameters of `size` with cdk.json's defaults and the given overrides."""
@@ -51,10 +53,8 @@ class StackParameters(ParameterFields):
     @classmethod
     def from_context(cls, context: Mapping[str, object]) -> "StackParameters":
         """Return the parameters in a CDK context, ignoring CDK's own keys."""
-        fields = dataclasses.fields(cls)
-        named = [field.name for field in fields if field.type == Named]
-        given = with_named(without_cdk_keys(context), named)
-        refuse_unknown_names(given, [field.name for field in fields])
+        given = flatten(context)
+        refuse_unknown_names(given)
         values = workload_of_program({**defaults(), **given})
         instance = catalogue.find(parse_text("size", values["size"]))
         for name, decide in DECISIONS.items():
@@ -62,16 +62,28 @@ class StackParameters(ParameterFields):
                 values[name] = decide(instance, values)
         planned = [name for name in PLANNED if values[name] in LEFT_OPEN]
         values |= dict.fromkeys(planned, 0)
-        parsed = {field.name: parse(field.type, field.name, values[field.name]) for field in fields}
-        decided = ParameterFields(**parsed)  # type: ignore[arg-type]
+        parameters = cls(**_nested(values), plan=None, why_unplanned="")
         # Before a plan is asked for: it would refuse in other words.
         for check in CHECKS:
-            check(decided)
+            check(parameters)
+        try:
+            plan = plan_run(parameters)
+        except NotMeasuredError as unknown:
+            plan, parameters = None, replace(parameters, why_unplanned=str(unknown))
         for name in planned:
-            parsed[name] = PLANNED[name](decided)
-            decided = ParameterFields(**parsed)  # type: ignore[arg-type]
-        return cls(**parsed)  # type: ignore[arg-type]
+            limit: Any = {name: PLANNED[name](parameters, plan)}
+            parameters = replace(parameters, **limit)
+        check_limits(parameters)
+        return replace(parameters, plan=plan and with_limits(plan, parameters))
 
-    def __post_init__(self) -> None:
-        for check in (*CHECKS, check_limits):
-            check(self)
+
+def _nested(values: Mapping[str, object]) -> dict[str, Any]:
+    """Return the values, parsed, by the fields of ParameterFields."""
+    fields: dict[str, Any] = {name: {} for name in ("train", *GROUPS)}
+    for name, value in values.items():
+        group, _, inner = name.partition(".")
+        if inner:
+            fields[group][inner] = parse(name, value)
+        else:
+            fields[name] = parse(name, value)
+    return fields | {name: group(**fields[name]) for name, group in GROUPS.items()}

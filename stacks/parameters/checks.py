@@ -5,9 +5,11 @@ import math
 import re
 from collections.abc import Iterable
 
-from contract.grammar import parse_interval, parse_kept
-from contract.notice import MAX_SECONDS, POLICIES
+from contract.errors import UserError
+from contract.grammar import parse_interval
+from contract.notice import MAX_SECONDS
 from contract.run_env import DATA_PLACES
+from contract.trainer_options import check_option
 from sizing import catalogue
 from stacks.parameters.fields import ParameterFields
 from stacks.parameters.workloads import recipes, workloads
@@ -147,19 +149,19 @@ def check_size(p: ParameterFields) -> None:
 def check_volumes(p: ParameterFields) -> None:
     """Refuse volumes that gp3 does not offer, the size cannot use or the dataset does not fit."""
     refuse_unless(
-        MIN_ROOT_GIB <= p.root_volume_gib <= GP3_MAX_GIB,
-        f"root_volume_gib is {p.root_volume_gib}; give {MIN_ROOT_GIB} to {GP3_MAX_GIB}",
+        MIN_ROOT_GIB <= p.root_volume.gib <= GP3_MAX_GIB,
+        f"root_volume.gib is {p.root_volume.gib}; give {MIN_ROOT_GIB} to {GP3_MAX_GIB}",
     )
-    rate = p.root_initialization_mib_per_second
+    rate = p.root_volume.initialization_mib_per_second
     refuse_unless(
         rate in (0, *EBS_INITIALIZATION_MIB_PER_SECOND),
-        f"root_initialization_mib_per_second is {rate}; give "
+        f"root_volume.initialization_mib_per_second is {rate}; give "
         f"{EBS_INITIALIZATION_MIB_PER_SECOND[0]} to {EBS_INITIALIZATION_MIB_PER_SECOND[-1]}, or 0 "
         "for the default rate, which costs nothing",
     )
     refuse_unless(
-        1 <= p.data_volume_gib <= GP3_MAX_GIB,
-        f"data_volume_gib is {p.data_volume_gib}; give 1 to {GP3_MAX_GIB}",
+        1 <= p.data_volume.gib <= GP3_MAX_GIB,
+        f"data_volume.gib is {p.data_volume.gib}; give 1 to {GP3_MAX_GIB}",
     )
     refuse_unless(p.dataset_gib >= 0, f"dataset_gib is {p.dataset_gib:g}; give 0 or more")
     needed = math.ceil(round(p.dataset_gib * VOLUME_PER_DATASET, 6))
@@ -171,8 +173,8 @@ def check_volumes(p: ParameterFields) -> None:
         _check_instance_store(p, needed)
         return
     refuse_unless(
-        p.data_volume_gib >= needed,
-        f"data_volume_gib is {p.data_volume_gib}; the dataset has {p.dataset_gib:.1f} GiB and "
+        p.data_volume.gib >= needed,
+        f"data_volume.gib is {p.data_volume.gib}; the dataset has {p.dataset_gib:.1f} GiB and "
         f"needs free space beside it: give {needed} or more",
     )
     _check_speed(p)
@@ -198,27 +200,27 @@ def _check_speed(p: ParameterFields) -> None:
     most = int(instance.ebs_max_mb_per_second * 1e6 / 2**20)
     most = min(max(most, GP3_MIN_MIB_PER_SECOND), GP3_MAX_MIB_PER_SECOND)
     refuse_unless(
-        GP3_MIN_MIB_PER_SECOND <= p.data_volume_mib_per_second <= most,
-        f"data_volume_mib_per_second is {p.data_volume_mib_per_second}; "
+        GP3_MIN_MIB_PER_SECOND <= p.data_volume.mib_per_second <= most,
+        f"data_volume.mib_per_second is {p.data_volume.mib_per_second}; "
         f"give {GP3_MIN_MIB_PER_SECOND} to {most}, the most that {p.size} can use",
     )
     most = min(max(instance.ebs_max_iops, GP3_MIN_IOPS), GP3_MAX_IOPS)
     refuse_unless(
-        GP3_MIN_IOPS <= p.data_volume_iops <= most,
-        f"data_volume_iops is {p.data_volume_iops}; give {GP3_MIN_IOPS} to {most}, the most that "
+        GP3_MIN_IOPS <= p.data_volume.iops <= most,
+        f"data_volume.iops is {p.data_volume.iops}; give {GP3_MIN_IOPS} to {most}, the most that "
         f"{p.size} can use",
     )
     # The baseline IOPS come with a volume of any size.
-    gib = 1 if p.data_volume_iops == GP3_MIN_IOPS else p.data_volume_iops / GP3_MAX_IOPS_PER_GIB
+    gib = 1 if p.data_volume.iops == GP3_MIN_IOPS else p.data_volume.iops / GP3_MAX_IOPS_PER_GIB
     refuse_unless(
-        p.data_volume_gib >= gib,
-        f"data_volume_gib is {p.data_volume_gib}; {p.data_volume_iops} IOPS need "
-        f"{math.ceil(gib)} or more, or give less data_volume_mib_per_second",
+        p.data_volume.gib >= gib,
+        f"data_volume.gib is {p.data_volume.gib}; {p.data_volume.iops} IOPS need "
+        f"{math.ceil(gib)} or more, or give less data_volume.mib_per_second",
     )
-    needed = p.data_volume_mib_per_second * GP3_IOPS_PER_MIB_PER_SECOND
+    needed = p.data_volume.mib_per_second * GP3_IOPS_PER_MIB_PER_SECOND
     refuse_unless(
-        p.data_volume_iops >= needed,
-        f"data_volume_iops is {p.data_volume_iops}; {p.data_volume_mib_per_second} MiB/s need "
+        p.data_volume.iops >= needed,
+        f"data_volume.iops is {p.data_volume.iops}; {p.data_volume.mib_per_second} MiB/s need "
         f"{needed}",
     )
 
@@ -235,8 +237,8 @@ def check_fleet(p: ParameterFields) -> None:
         "because the base is part of target_capacity",
     )
     refuse_unless(
-        1 <= p.max_barren_attempts <= 100,
-        f"max_barren_attempts is {p.max_barren_attempts}; give 1 to 100",
+        1 <= p.guard.max_barren_attempts <= 100,
+        f"guard.max_barren_attempts is {p.guard.max_barren_attempts}; give 1 to 100",
     )
     refuse_unless(
         1 <= p.alternates_price_factor <= 100,
@@ -247,61 +249,48 @@ def check_fleet(p: ParameterFields) -> None:
 
 def check_times(p: ParameterFields) -> None:
     """Refuse times that would stop a healthy run or never stop a hung one."""
-    parse_interval(p.checkpoint_interval)
-    parse_kept(p.checkpoints_kept)
+    for name, text in p.train.items():
+        try:
+            check_option(name, text)
+        except UserError as error:
+            raise ValueError(f"train.{error}") from error
     refuse_unless(
         5 <= p.notice_budget_seconds <= MAX_SECONDS,
         f"notice_budget_seconds is {p.notice_budget_seconds}; give 5 to {MAX_SECONDS}: EC2 "
         "gives at most two minutes",
     )
     refuse_unless(
-        p.notice_policy in POLICIES,
-        f"notice_policy is {p.notice_policy!r}; give {' or '.join(POLICIES)}",
-    )
-    refuse_unless(
-        2 <= p.lease_ttl_seconds <= 600,
-        f"lease_ttl_seconds is {p.lease_ttl_seconds}; give 2 to 600",
-    )
-    refuse_unless(
         0 <= p.dataset_wait_seconds <= 86_400,
         f"dataset_wait_seconds is {p.dataset_wait_seconds}; give 0 to 86400",
     )
-    for name in ("nan_retries", "nan_skips"):
-        value = getattr(p, name)
-        refuse_unless(0 <= value <= 1000, f"{name} is {value}; give 0 to 1000")
     least = p.dataset_wait_seconds + BOOT_ALLOWANCE_SECONDS
+    patience = p.guard.heartbeat_timeout_seconds
     refuse_unless(
-        p.heartbeat_timeout_seconds >= least,
-        f"heartbeat_timeout_seconds is {p.heartbeat_timeout_seconds}; give {least} or more: the "
-        f"instance may wait {p.dataset_wait_seconds} s for its dataset before the first heartbeat",
+        patience >= least,
+        f"guard.heartbeat_timeout_seconds is {patience}; give {least} or more: the instance may "
+        f"wait {p.dataset_wait_seconds} s for its dataset before the first heartbeat",
     )
 
 
 def check_alarms(p: ParameterFields) -> None:
     """Refuse alarms that never or always fire, and an invalid e-mail address."""
-    if p.alarm_email:
-        check_match(
-            "alarm_email",
-            p.alarm_email,
-            _EMAIL,
-            "give one address like you@example.org, or nothing",
+    if p.alarm.email:
+        advice = "give one address like you@example.org, or nothing"
+        check_match("alarm.email", p.alarm.email, _EMAIL, advice)
+    for name in ("gpu_utilization_percent", "gpu_memory_percent", "disk_percent"):
+        value = getattr(p.alarm, name)
+        refuse_unless(
+            0 < value < 100, f"alarm.{name} is {value:g}; give more than 0, less than 100"
         )
-    for name in (
-        "alarm_gpu_utilization_percent",
-        "alarm_gpu_memory_percent",
-        "alarm_disk_percent",
-    ):
-        value = getattr(p, name)
-        refuse_unless(0 < value < 100, f"{name} is {value:g}; give more than 0, less than 100")
     refuse_unless(
-        40 <= p.alarm_gpu_celsius <= 110,
-        f"alarm_gpu_celsius is {p.alarm_gpu_celsius:g}; give 40 to 110: an idle GPU is cooler, "
+        40 <= p.alarm.gpu_celsius <= 110,
+        f"alarm.gpu_celsius is {p.alarm.gpu_celsius:g}; give 40 to 110: an idle GPU is cooler, "
         "and none gets hotter",
     )
-    interval = parse_interval(p.checkpoint_interval)
+    interval = parse_interval(p.trainer_option("checkpoint_interval"))
     least = max(600, math.ceil(2 * interval.value) if interval.unit == "s" else 0)
     refuse_unless(
-        least <= p.alarm_commit_seconds <= 86_400,
-        f"alarm_commit_seconds is {p.alarm_commit_seconds}; give {least} to 86400: twice the "
+        least <= p.alarm.commit_seconds <= 86_400,
+        f"alarm.commit_seconds is {p.alarm.commit_seconds}; give {least} to 86400: twice the "
         "checkpoint interval and ten minutes are healthy",
     )

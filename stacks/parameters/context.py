@@ -3,57 +3,79 @@
 import difflib
 import json
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TypeAlias
 
-# A parameter of any number of names: -c env.NAME=VALUE, in cdk.json "env": {"NAME": "VALUE"}.
-Named: TypeAlias = tuple[tuple[str, str], ...]
+from contract.program import PROGRAM_FILE
+from contract.trainer_options import OPTIONS
+from stacks.parameters.fields import GROUPS, KINDS
+
 CDK_JSON = Path(__file__).parents[2] / "cdk.json"
-# cdk.json's values of parameters that decisions.py and limits.py decide.
+# cdk.json's values of parameters that decisions.py decides.
 LEFT_OPEN = ("by-size", "by-workload", "by-manifest", "by-plan")
+# What a name was, and what it is now.
+_OLDER_NAMES = {
+    "checkpoints_kept": "train.keep",
+    "root_initialization_mib_per_second": "root_volume.initialization_mib_per_second",
+    **{option: f"train.{option}" for option in OPTIONS},
+    **{name.replace(".", "_"): name for name in KINDS if "." in name},
+    **{name.partition(".")[2]: name for name in KINDS if name.startswith("guard.")},
+}
+# What was a parameter and stands in program.json alone.
+_OF_PROGRAMS = {
+    "hyperparameter": "hyperparameters",
+    "env": "environment",
+    "metric": "metric_definitions",
+    **{name: name for name in ("requirements", "working_folder", "interpreter")},
+    **{name: name for name in ("channels", "notice_signal", "quiet_seconds")},
+}
 _TRUTHS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False, "": False}
 
 
 def defaults() -> dict[str, object]:
-    """Return cdk.json's context without CDK's own keys."""
-    context = json.loads(CDK_JSON.read_text(encoding="utf-8"))["context"]
-    return without_cdk_keys(context)
+    """Return cdk.json's values by the names that `-c` takes."""
+    return flatten(json.loads(CDK_JSON.read_text(encoding="utf-8"))["context"])
 
 
-def without_cdk_keys(context: Mapping[str, object]) -> dict[str, object]:
-    """Drop CDK's own keys: feature flags start with @, lookups and CLI switches contain a colon."""
-    return {
-        name: value
-        for name, value in context.items()
-        if not name.startswith("@") and ":" not in name
-    }
+def flatten(context: Mapping[str, object]) -> dict[str, object]:
+    """Return a CDK context by the names that `-c` takes, without CDK's own keys.
+
+    {"alarm": {"email": ...}} becomes alarm.email, which an alarm.email of its own overrides.
+    """
+    # Feature flags start with @, lookups and CLI switches contain a colon.
+    own = {n: value for n, value in context.items() if not n.startswith("@") and ":" not in n}
+    flat: dict[str, object] = {}
+    for name in own.keys() & {"train", *GROUPS}:
+        values = own.pop(name)
+        if not isinstance(values, Mapping):
+            raise ValueError(f"{name} is {values!r}; give each as -c {name}.NAME=VALUE")
+        flat |= {f"{name}.{key}": value for key, value in values.items()}
+    return flat | own
 
 
-def with_named(given: Mapping[str, object], names: Collection[str]) -> dict[str, object]:
-    """Gather each -c NAME.KEY=VALUE of these names into NAME's own values, which it overrides."""
-    gathered = dict(given)
-    for dotted, value in given.items():
-        name, dot, key = dotted.partition(".")
-        if dot and name in names:
-            own = gathered.get(name)
-            gathered[name] = {**(own if isinstance(own, Mapping) else {}), key: value}
-            del gathered[dotted]
-    return gathered
+def refuse_unknown_names(given: Mapping[str, object]) -> None:
+    """Refuse a name that is not a parameter: say what it is now, or suggest the nearest."""
+    known = [*KINDS, *(f"train.{option}" for option in OPTIONS)]
+    for name, value in given.items():
+        if name in known:
+            continue
+        if name in _OLDER_NAMES:
+            now = _OLDER_NAMES[name]
+            what = "a trainer option" if now.startswith("train.") else f"now {now}"
+            raise ValueError(f"{name} is {what}: -c {now}={value}")
+        if (first := name.partition(".")[0]) in _OF_PROGRAMS:
+            raise ValueError(
+                f"{name} is a program's: write it into its {Path(PROGRAM_FILE).name}, as part of "
+                f'"{_OF_PROGRAMS[first]}" (docs/your-script.md)'
+            )
+        near = difflib.get_close_matches(name, known, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}"
+        raise ValueError(f"context {name!r} is unknown; {hint}")
 
 
-def refuse_unknown_names(given: Mapping[str, object], known: Sequence[str]) -> None:
-    """Refuse a name that is not a parameter, and suggest the nearest."""
-    for name in given:
-        if name not in known:
-            first, dot, key = name.partition(".")
-            near = difflib.get_close_matches(first, known, n=1)
-            hint = f"did you mean {near[0]}{dot}{key}?" if near else f"known are {', '.join(known)}"
-            raise ValueError(f"context {name!r} is unknown; {hint}")
-
-
-def parse(kind: object, name: str, value: object) -> object:
+def parse(name: str, value: object) -> object:
     """Turn a context value into a parameter of the type that its field declares."""
+    kind = str if name.startswith("train.") else KINDS[name].type
     return _PARSERS[kind](name, value)
 
 
@@ -68,6 +90,9 @@ def parse_int(name: str, value: object) -> int:
 
 def parse_text(name: str, value: object) -> str:
     """Read a string without surrounding white space."""
+    # What cdk.json has as a number is a text to the trainer.
+    if name.startswith("train.") and not isinstance(value, str):
+        value = json.dumps(value)
     if not isinstance(value, str):
         raise ValueError(f"{name} is {value!r}; give a string")
     return value.strip()
@@ -101,20 +126,10 @@ def _parse_texts(name: str, value: object) -> tuple[str, ...]:
     raise ValueError(f"{name} is {value!r}; give values separated by spaces")
 
 
-def _parse_named(name: str, value: object) -> Named:
-    if not isinstance(value, Mapping):
-        raise ValueError(f"{name} is {value!r}; give each as -c {name}.NAME=VALUE")
-    # What cdk.json has as a number is a text to the program.
-    return tuple(
-        (key, text if isinstance(text, str) else json.dumps(text)) for key, text in value.items()
-    )
-
-
 _PARSERS: Mapping[object, Callable[[str, object], object]] = {
     str: parse_text,
     int: parse_int,
     float: _parse_float,
     bool: _parse_bool,
     tuple[str, ...]: _parse_texts,
-    Named: _parse_named,
 }

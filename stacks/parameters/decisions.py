@@ -1,30 +1,47 @@
-"""Parameters that follow from the size, the workload or a manifest: one function each.
+"""Parameters that follow from the size, the workload, a manifest or the plan: one function each.
 
-Each function is named like its parameter; its docstring is the reason that `python -m
-stacks.parameters` prints.
+Its docstring is the reason that `python -m stacks.parameters` prints. The plan is made once, from
+parameters that have been checked, and decides after how many hours and dollars the run is stopped.
 """
 
 import json
+import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
-from sizing.catalogue import Instance
+from sizing.catalogue import PRICE_REGION, InstanceType
+from sizing.catalogue.refresh import PriceBook
+from sizing.plan.dataset import read_manifest
+from sizing.plan.plan import Plan, make_plan
+from sizing.plan.request import Request
 from stacks.parameters import checks
+from stacks.parameters.checks import refuse_unless
 from stacks.parameters.context import parse_int, parse_text
+from stacks.parameters.fields import ParameterFields
 
 Values = Mapping[str, object]
 BYTES_PER_MIB = 2**20
 BYTES_PER_GIB = 2**30
+# A plan that errs by this factor still lets the run finish; a run that takes longer hangs or is not
+# the run that was planned. Nothing is lost: with a higher limit it goes on.
+PLAN_FACTOR = 3
+# A shorter limit would end a run that only waits for its dataset or tries a second machine.
+LEAST_HOURS = 4
+HOURS_WITHOUT_PLAN = 72
+MAX_HOURS = 8760
+# The only override that footprints cover; what others change, only a measurement shows.
+MICRO_BATCH = "micro_batch"
 
 
-def dataset(_: Instance, values: Values) -> object:
+def dataset(_: InstanceType, values: Values) -> object:
     """the workload's name; a program's is its source folder's"""
     if values["program"]:
         return Path(str(values["source"])).resolve().name
     return values["workload"]
 
 
-def dataset_gib(_: Instance, values: Values) -> object:
+def dataset_gib(_: InstanceType, values: Values) -> object:
     """total of the files in dataset_manifest; 0: unknown at synth"""
     path = parse_text("dataset_manifest", values["dataset_manifest"])
     if not path:
@@ -39,21 +56,114 @@ def dataset_gib(_: Instance, values: Values) -> object:
         ) from error
 
 
-def data_volume_mib_per_second(instance: Instance, _: Values) -> object:
+def data_volume_mib_per_second(instance: InstanceType, _: Values) -> object:
     """what the size sustains to EBS, within gp3's limits"""
     sustained = int(instance.ebs_baseline_mb_per_second * 1e6 / BYTES_PER_MIB)
     return min(max(sustained, checks.GP3_MIN_MIB_PER_SECOND), checks.GP3_MAX_MIB_PER_SECOND)
 
 
-def data_volume_iops(_: Instance, values: Values) -> object:
+def data_volume_iops(_: InstanceType, values: Values) -> object:
     """what the throughput needs: a dataset is read in large pieces"""
-    throughput = parse_int("data_volume_mib_per_second", values["data_volume_mib_per_second"])
+    name = "data_volume.mib_per_second"
+    throughput = parse_int(name, values[name])
     needed = throughput * checks.GP3_IOPS_PER_MIB_PER_SECOND
     return min(max(needed, checks.GP3_MIN_IOPS), checks.GP3_MAX_IOPS)
 
 
 # In this order: the IOPS follow from the throughput.
-DECISIONS: Mapping[str, Callable[[Instance, Values], object]] = {
-    decide.__name__: decide
-    for decide in (dataset, dataset_gib, data_volume_mib_per_second, data_volume_iops)
+DECISIONS: Mapping[str, Callable[[InstanceType, Values], object]] = {
+    "dataset": dataset,
+    "dataset_gib": dataset_gib,
+    "data_volume.mib_per_second": data_volume_mib_per_second,
+    "data_volume.iops": data_volume_iops,
 }
+
+
+def plan_run(p: ParameterFields, region: str = PRICE_REGION) -> Plan:
+    """Return the plan of the stack's run, at a region's prices; NotMeasuredError without one."""
+    overrides = dict(text.split("=", 1) for text in p.overrides)
+    micro_batch = overrides.get(MICRO_BATCH, "")
+    plan = make_plan(
+        Request(
+            workload=p.workload,
+            recipe=p.recipe,
+            size=p.size,
+            micro_batch=int(micro_batch) if micro_batch.isdecimal() else None,
+            data_on=p.data_on,
+            volume_gib=p.data_gib,
+            volume_mib_per_second=p.data_volume.mib_per_second,
+            root_initialization_mib_per_second=p.root_volume.initialization_mib_per_second,
+            notice_seconds=p.notice_budget_seconds,
+            trains_on_at_notice=p.trainer_option("notice_policy") == "train-on",
+            checkpoint_interval=p.trainer_option("checkpoint_interval"),
+            dataset_gib=p.dataset_gib or None,
+            dataset=read_manifest(Path(p.dataset_manifest)) if p.dataset_manifest else None,
+            prices=PriceBook(region=region),
+            # Each pair of zone and size is a Spot pool; without given zones there are two.
+            pools=max(1, len(p.zones) or 2) * len(p.sizes),
+            on_demand=p.on_demand_base > 0,
+        )
+    )
+    return with_limits(plan, p)
+
+
+def with_limits(plan: Plan, p: ParameterFields) -> Plan:
+    """Return the plan with the limits by which it is judged: none where it is of another run."""
+    if not is_covered(p):
+        return plan
+    request = replace(
+        plan.request,
+        max_hours=p.max_hours or None,
+        max_usd=p.max_usd or None,
+        deadline_hours=p.deadline_hours or None,
+    )
+    return replace(plan, inputs=replace(plan.inputs, request=request))
+
+
+def is_covered(p: ParameterFields) -> bool:
+    """Whether a plan covers the length of this run: overrides and other data may change it."""
+    names = {text.split("=")[0] for text in p.overrides}
+    return names <= {MICRO_BATCH} and p.dataset == p.workload and not p.program
+
+
+def max_hours(p: ParameterFields, plan: Plan | None) -> float:
+    """three times the plan's p90 of machine hours, at least 4; 72 without a plan of this run"""
+    if plan is None or not is_covered(p):
+        return HOURS_WITHOUT_PLAN
+    on_spot = plan.spot if p.on_demand_base == 0 else None
+    hours = on_spot.machine_hours_p90 if on_spot else plan.hours_high
+    return min(MAX_HOURS, math.ceil(max(LEAST_HOURS, PLAN_FACTOR * hours)))
+
+
+def max_usd(p: ParameterFields, _: Plan | None) -> float:
+    """max_hours at the size's on-demand list price"""
+    return math.ceil(p.max_hours * (p.instance.on_demand_usd_per_hour or 0.0))
+
+
+# In this order: the dollars follow from the hours.
+PLANNED: Mapping[str, Callable[[ParameterFields, Plan | None], float]] = {
+    "max_hours": max_hours,
+    "max_usd": max_usd,
+}
+
+
+def check_limits(p: ParameterFields) -> None:
+    """Refuse limits that no run could keep, or that contradict each other."""
+    refuse_unless(
+        0 < p.max_hours <= MAX_HOURS,
+        f"max_hours is {p.max_hours:g}; give more than 0, at most {MAX_HOURS}",
+    )
+    refuse_unless(
+        0 <= p.max_usd < 1e6, f"max_usd is {p.max_usd:g}; give dollars, or 0 for no limit"
+    )
+    for name, nothing in (("max_wait_hours", "to wait forever"), ("deadline_hours", "for none")):
+        hours = getattr(p, name)
+        refuse_unless(
+            0 <= hours <= MAX_HOURS,
+            f"{name} is {hours:g}; give hours, at most {MAX_HOURS}, or 0 {nothing}",
+        )
+    refuse_unless(
+        not (p.deadline_hours and p.on_demand_base),
+        f"deadline_hours is {p.deadline_hours:g} and on_demand_base {p.on_demand_base}: a fleet "
+        "that is always on demand has nothing to fall back to; give one of them",
+    )

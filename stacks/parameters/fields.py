@@ -1,78 +1,128 @@
-"""The fields of the stack parameters: their names and types; StackParameters adds the checks."""
+"""Every stack parameter: its name, type, meaning and an example; cdk.json has the defaults.
 
-from dataclasses import dataclass
+docs/parameters.md is made from this table. StackParameters adds how they are read and checked.
+"""
 
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields, is_dataclass
+from typing import Any, TypeAlias
+
+from contract.trainer_options import OPTIONS
 from sizing import catalogue
-from sizing.catalogue import Instance
-from stacks.parameters.context import Named
+from sizing.catalogue import InstanceType
+
+# Only the options that differ from the trainer's defaults.
+TrainerOptions: TypeAlias = Mapping[str, str]
+
+
+def _about(meaning: str, example: str) -> Any:
+    return field(metadata={"meaning": meaning, "example": example})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RootVolume:
+    """The volume that the image is on."""
+
+    gib: int = _about("size of the root volume", "150")
+    initialization_mib_per_second: int = _about(
+        "how fast EBS loads the image before it is read; 0: EBS's own rate, which is free", "300"
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DataVolume:
+    """The volume for dataset and staged checkpoints, where data_on is ebs."""
+
+    gib: int = _about("size of the data volume", "400")
+    iops: int = _about("its IOPS", "6000")
+    mib_per_second: int = _about("its throughput", "500")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GuardPatience:
+    """How long the Guard watches a run that does not progress."""
+
+    heartbeat_timeout_seconds: int = _about(
+        "without a heartbeat for this long while an instance runs, the Guard stops the run", "7200"
+    )
+    max_barren_attempts: int = _about(
+        "after this many attempts in a row without a commit, the Guard stops the run", "10"
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AlarmSettings:
+    """When the alarms fire, and whom they reach."""
+
+    email: str = _about("who gets the alarms; empty: nobody", "you@example.org")
+    gpu_utilization_percent: float = _about("GpuUtilizationLow fires below it", "40")
+    gpu_memory_percent: float = _about("GpuMemoryNearlyFull fires from it on", "98")
+    gpu_celsius: float = _about("GpuHot fires from it on", "90")
+    disk_percent: float = _about("DiskNearlyFull fires from it on", "80")
+    commit_seconds: int = _about("CommitTooOld fires when the last commit is this old", "14400")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReviewAccess:
+    """What ReviewStack lets a repository's pull requests do; both or neither."""
+
+    oidc_provider: str = _about(
+        "ARN of the account's provider for GitHub's tokens",
+        "arn:aws:iam::123456789012:oidc-provider/token.actions.githubusercontent.com",
+    )
+    repository: str = _about("whose pull requests may read the templates", "me@1/mine@2")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ParameterFields:
     """All parameters of a deployment, unchecked: build StackParameters instead."""
 
-    size: str
-    workload: str
-    recipe: str
-    overrides: tuple[str, ...]
-    program: str
-    source: str
-    requirements: str
-    working_folder: str
-    interpreter: str
-    hyperparameter: Named
-    env: Named
-    metric: Named
-    channels: tuple[str, ...]
-    notice_signal: str
-    quiet_seconds: float
-    run_id: str
-    dataset: str
-    dataset_manifest: str
-    dataset_gib: float
-    dataset_bucket: str
-    run_bucket: str
-    versions_kept_days: int
-    access_logs: bool
-    kms: str
-    zones: tuple[str, ...]
-    pytorch_ami_parameter: str
-    root_volume_gib: int
-    root_initialization_mib_per_second: int
-    data_on: str
-    data_volume_gib: int
-    data_volume_iops: int
-    data_volume_mib_per_second: int
-    mix_gpus: bool
-    alternates_price_factor: float
-    on_demand_base: int
-    target_capacity: int
-    checkpoint_interval: str
-    checkpoints_kept: str
-    notice_budget_seconds: int
-    notice_policy: str
-    lease_ttl_seconds: int
-    dataset_wait_seconds: int
-    nan_retries: int
-    nan_skips: int
-    max_hours: float
-    max_usd: float
-    max_wait_hours: float
-    deadline_hours: float
-    heartbeat_timeout_seconds: int
-    max_barren_attempts: int
-    accept: tuple[str, ...]
-    alarm_email: str
-    alarm_gpu_utilization_percent: float
-    alarm_gpu_memory_percent: float
-    alarm_gpu_celsius: float
-    alarm_disk_percent: float
-    alarm_commit_seconds: int
-    review_oidc_provider: str
-    review_repository: str
+    size: str = _about("instance size", "g5.xlarge")
+    workload: str = _about("what is trained: a name of training/registry.py", "growth")
+    recipe: str = _about("which config of the workload", "laptop")
+    overrides: tuple[str, ...] = _about("fields of the recipe to change", "epochs=20 width=128")
+    train: TrainerOptions
+    program: str = _about(
+        "your own training program: its command, or a program.json", "python train.py"
+    )
+    source: str = _about("the folder of your program; empty: the program.json's", "path/to/folder")
+    run_id: str = _about("names the run; a new id starts a new one", "run-2")
+    dataset: str = _about("the dataset's prefix in its bucket", "clips/v2")
+    dataset_manifest: str = _about(
+        "the dataset's manifest.json, for the plan", "data/manifest.json"
+    )
+    dataset_gib: float = _about("how large the dataset is", "150")
+    dataset_bucket: str = _about("an existing bucket to adopt; empty: a new one", "my-data")
+    run_bucket: str = _about("an existing bucket to adopt; empty: a new one", "my-runs")
+    versions_kept_days: int = _about("how long deleted and replaced objects of runs stay", "30")
+    access_logs: bool = _about("whether S3 logs each access to the buckets", "true")
+    kms: str = _about("key of the data: `create`, an ARN, or empty for AWS's own", "create")
+    zones: tuple[str, ...] = _about("availability zones; empty: two", "us-east-1a,us-east-1b")
+    pytorch_ami_parameter: str = _about(
+        "SSM parameter of the image, or its id", "ami-0123456789abcdef0"
+    )
+    root_volume: RootVolume
+    data_on: str = _about("what /data is on: the volume, or the size's own disks", "nvme")
+    data_volume: DataVolume
+    mix_gpus: bool = _about("whether sizes with other GPUs may be started too", "true")
+    alternates_price_factor: float = _about(
+        "how many times the size's price another size may cost", "1.5"
+    )
+    on_demand_base: int = _about("1: an on-demand instance, never Spot", "1")
+    target_capacity: int = _about("0: a fleet without an instance", "0")
+    notice_budget_seconds: int = _about("time from a Spot notice to the machine's end", "90")
+    dataset_wait_seconds: int = _about("how long a machine waits for the dataset's upload", "0")
+    max_hours: float = _about("billed hours after which the Guard stops the run", "5")
+    max_usd: float = _about("dollars after which it does; 0: no limit", "20")
+    max_wait_hours: float = _about("hours without a machine after which it does; 0: none", "48")
+    deadline_hours: float = _about("hours within which the run must end; 0: no deadline", "72")
+    guard: GuardPatience
+    accept: tuple[str, ...] = _about("problems of the plan to accept", "memory,notice")
+    alarm: AlarmSettings
+    review: ReviewAccess
 
     @property
-    def instance(self) -> Instance:
+    def instance(self) -> InstanceType:
         """The catalogue's record of the requested size."""
         return catalogue.find(self.size)
 
@@ -80,7 +130,7 @@ class ParameterFields:
     def data_gib(self) -> int:
         """What the data mount holds on every size of the fleet."""
         if self.data_on == "ebs":
-            return self.data_volume_gib
+            return self.data_volume.gib
         return min(catalogue.find(size).instance_store_gib for size in self.sizes)
 
     @property
@@ -90,3 +140,41 @@ class ParameterFields:
             self.size, mix_gpus=self.mix_gpus, price_factor=self.alternates_price_factor
         )
         return (self.size, *(other.size for other in others))
+
+    def trainer_option(self, name: str) -> str:
+        """A trainer option as given, else the trainer's default."""
+        return self.train.get(name, OPTIONS[name].default or "")
+
+    def flat(self) -> dict[str, Any]:
+        """Each value by the name that `-c` takes; of the trainer's options those given."""
+        values: dict[str, Any] = {}
+        for name in KINDS:
+            first, _, rest = name.partition(".")
+            value = getattr(self, first)
+            values[name] = getattr(value, rest) if rest else value
+        return values | {f"train.{name}": text for name, text in self.train.items()}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ParameterKind:
+    """The type of a parameter, its meaning and an example."""
+
+    type: Any
+    meaning: str
+    example: str
+
+
+def _kinds() -> Iterator[tuple[str, ParameterKind]]:
+    for each in fields(ParameterFields):
+        inner = fields(each.type) if is_dataclass(each.type) else ()
+        named = [(f"{each.name}.{one.name}", one) for one in inner] or [(each.name, each)]
+        for name, one in named:
+            if one.name != "train":
+                yield name, ParameterKind(type=one.type, **one.metadata)
+
+
+# By the name that `-c` takes: alarm.email. The trainer's options stand in the contract.
+KINDS: Mapping[str, ParameterKind] = dict(_kinds())
+GROUPS: Mapping[str, Any] = {
+    each.name: each.type for each in fields(ParameterFields) if is_dataclass(each.type)
+}

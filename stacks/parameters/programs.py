@@ -1,89 +1,95 @@
-"""Parameters of a program that is not a workload: which go together, and what they describe.
+"""A program that is not a workload: its program.json, and what of a stack it has no use for.
 
-The contract's own checks of them are those of contract/program.py.
+program.json alone says what differs from the defaults of contract/program.py, which checks it.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
-from contract.program import WORKLOAD, Program
+from contract.program import PROGRAM_FILE, USUAL_REQUIREMENTS, WORKLOAD, Program
+from contract.trainer_options import OPTIONS
 from stacks.parameters.checks import refuse_unless
 from stacks.parameters.context import defaults
 from stacks.parameters.fields import ParameterFields
 
-# What only a program has.
-_OF_PROGRAMS = (
-    *("source", "requirements", "working_folder", "interpreter", "hyperparameter", "env"),
-    *("metric", "channels", "notice_signal", "quiet_seconds"),
-)
 # What only a workload has, and what to do about it.
 _OF_WORKLOADS = {
-    "recipe": "give hyperparameter.NAME=VALUE",
-    "overrides": "give hyperparameter.NAME=VALUE",
-    "checkpoint_interval": "a program says itself when it saves",
-    "nan_retries": "a program sees itself to losses that diverge",
-    "nan_skips": "a program sees itself to losses that diverge",
+    **dict.fromkeys(("recipe", "overrides"), "write hyperparameters into program.json"),
+    **{
+        f"train.{option.name}": option.why_not_for_programs
+        for option in OPTIONS.values()
+        if option.why_not_for_programs
+    },
 }
 
 
 def workload_of_program(values: Mapping[str, object]) -> dict[str, object]:
     """Return the values with the workload that runs programs, where one is given."""
     usual = defaults()
-    if not values["program"]:
-        for name in _OF_PROGRAMS:
-            refuse_unless(
-                values[name] == usual[name],
-                f"{name} is {values[name]!r}, which only a program has; give program=COMMAND too",
-            )
+    program, source = str(values["program"]).strip(), str(values["source"])
+    if not program:
+        refuse_unless(
+            not source,
+            f"source is {source!r}, which only a program has; give program=COMMAND too",
+        )
         return dict(values)
     for name, advice in _OF_WORKLOADS.items():
         refuse_unless(
-            values[name] == usual[name],
-            f"{name} is {values[name]!r}, which a program does not have; drop it: {advice}",
+            values.get(name) == usual.get(name),
+            f"{name} is {values.get(name)!r}, which a program does not have; drop it: {advice}",
         )
     refuse_unless(
         values["workload"] in (usual["workload"], WORKLOAD),
-        f"workload is {values['workload']!r} and program {values['program']!r}; give one of them",
+        f"workload is {values['workload']!r} and program {program!r}; give one of them",
     )
-    return {**values, "workload": WORKLOAD, "recipe": WORKLOAD}
+    if _is_file(program) and not source:
+        source = str(Path(program).parent)
+    return {**values, "source": source, "workload": WORKLOAD, "recipe": WORKLOAD}
+
+
+def _is_file(program: str) -> bool:
+    return program.endswith(".json") and len(program.split()) == 1
 
 
 def program_of(p: ParameterFields) -> Program:
-    """Return the program of these parameters; a ValueError for what the contract refuses."""
-    return Program(
-        command=p.program,
-        hyperparameters=dict(p.hyperparameter),
-        environment=dict(p.env),
-        channels=p.channels,
-        working_folder=p.working_folder,
-        interpreter=p.interpreter,
-        notice_signal=p.notice_signal,
-        quiet_seconds=p.quiet_seconds,
-        metric_definitions=p.metric,
-    )
+    """Return the program: the file that `program` names, or its command and source/program.json.
+
+    A ValueError says what the contract refuses.
+    """
+    is_file = _is_file(p.program)
+    path = Path(p.program) if is_file else Path(p.source, Path(PROGRAM_FILE).name)
+    if not is_file and not path.is_file():
+        return Program(command=p.program)
+    try:
+        spec = Program.from_json(path.read_text(encoding="utf-8"), str(path))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"program is {p.program!r}, which cannot be read ({error})") from error
+    return spec if is_file else replace(spec, command=p.program)
 
 
 def check_program(p: ParameterFields) -> None:
     """Refuse a program that the contract refuses, or that has no source folder."""
     if not p.program:
         return
-    words = program_of(p).words
     refuse_unless(p.source, f"program is {p.program!r}; give source=FOLDER, which has its files")
     refuse_unless(Path(p.source).is_dir(), f"source is {p.source!r}, which is not a folder")
-    folder = Path(p.source, p.working_folder)
+    program = program_of(p)
+    folder = Path(p.source, program.working_folder)
     refuse_unless(
         folder.is_dir(),
-        f"working_folder is {p.working_folder!r}, but there is no folder {str(folder)!r}",
+        f"working_folder is {program.working_folder!r}, but there is no folder {str(folder)!r}",
     )
+    words = program.words
     script = next((word for word in words[1:] if not word.startswith("-")), "")
     is_script = words[0].startswith("python") and script.endswith(".py")
     refuse_unless(
         not is_script or (folder / script).is_file(),
-        f"program is {p.program!r}, but there is no file {script!r} in {str(folder)!r}",
+        f"program is {program.command!r}, but there is no file {script!r} in {str(folder)!r}",
     )
-    usual = p.requirements == defaults()["requirements"]
+    requirements = program.requirements
     refuse_unless(
-        usual or not p.requirements or Path(p.source, p.requirements).is_file(),
-        f"requirements is {p.requirements!r}, which is not a file in {p.source!r}; give a file of "
-        "it, or nothing to install nothing",
+        requirements in ("", USUAL_REQUIREMENTS) or Path(p.source, requirements).is_file(),
+        f"requirements is {requirements!r}, which is not a file in {p.source!r}; name a file of "
+        'it, or write "" to install nothing',
     )

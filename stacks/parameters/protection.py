@@ -39,15 +39,15 @@ def check_kept(p: ParameterFields) -> None:
 
 def check_review(p: ParameterFields) -> None:
     """Refuse only one of ReviewStack's two parameters, or trust in more than one repository."""
-    given = {name: getattr(p, name) for name in ("review_oidc_provider", "review_repository")}
+    given = {"oidc_provider": p.review.oidc_provider, "repository": p.review.repository}
     if not any(given.values()):
         return
-    missing = [name for name, value in given.items() if not value]
+    missing = [f"review.{name}" for name, value in given.items() if not value]
     refuse_unless(
         not missing,
         f"{''.join(missing)} is missing; give both of ReviewStack's parameters or neither",
     )
     advice = "give arn:aws:iam::ACCOUNT:oidc-provider/token.actions.githubusercontent.com"
-    check_match("review_oidc_provider", p.review_oidc_provider, _OIDC_PROVIDER, advice)
+    check_match("review.oidc_provider", p.review.oidc_provider, _OIDC_PROVIDER, advice)
     advice = "give OWNER/NAME, or OWNER@ID/NAME@ID, which a repository made since July 2026 needs"
-    check_match("review_repository", p.review_repository, _REPOSITORY, advice)
+    check_match("review.repository", p.review.repository, _REPOSITORY, advice)

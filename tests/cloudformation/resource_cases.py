@@ -36,6 +36,15 @@ def attribute(name: str, key: str) -> dict[str, list[str]]:
     return {"Fn::GetAtt": [name, key]}
 
 
+def group(**properties: Any) -> dict[str, Any]:
+    return of("Logs::LogGroup", **properties)
+
+
+def parameter(value: Any = "1", **more: Any) -> dict[str, Any]:
+    return of("SSM::Parameter", Type="String", Value=value, **more)
+
+
+TOPIC = of("SNS::Topic")
 ROLE = of("IAM::Role", AssumeRolePolicyDocument=TRUST)
 VPC = of("EC2::VPC", CidrBlock="10.0.0.0/16")
 SUBNET = of("EC2::Subnet", VpcId=ref("Vpc"), CidrBlock="10.0.0.0/24")

@@ -4,19 +4,11 @@ from pathlib import Path
 from typing import Any
 
 from rehearsal.aws import EmbeddedAws
+from tests.cloudformation.resource_cases import TOPIC, group, parameter
 from tests.rehearsal.cli import NEVER, Cli
 
-
-def group(**properties: Any) -> dict[str, Any]:
-    return {"Type": "AWS::Logs::LogGroup", "Properties": properties}
-
-
-def value(of: Any) -> dict[str, Any]:
-    return {"Type": "AWS::SSM::Parameter", "Properties": {"Type": "String", "Value": of}}
-
-
 PRODUCER = {
-    "Resources": {"Topic": {"Type": "AWS::SNS::Topic"}},
+    "Resources": {"Topic": TOPIC},
     "Outputs": {"Topic": {"Value": {"Ref": "Topic"}, "Export": {"Name": "topic"}}},
 }
 AMI = (
@@ -29,7 +21,7 @@ def consumer(**resources: Any) -> dict[str, Any]:
     kind = "AWS::SSM::Parameter::Value<AWS::EC2::Image::Id>"
     return {
         "Parameters": {"Ami": {"Type": kind, "Default": AMI}},
-        "Resources": {"Imported": value({"Fn::ImportValue": "topic"}), **resources},
+        "Resources": {"Imported": parameter({"Fn::ImportValue": "topic"}), **resources},
         "Outputs": {"Image": {"Value": {"Ref": "Ami"}}},
     }
 
@@ -62,9 +54,8 @@ def test_two_stacks_from_first_deploy_to_destroy(aws: EmbeddedAws, tmp_path: Pat
 
     out = deploy(
         Log=group(LogGroupName="third"),
-        Bad={"Type": "AWS::SSM::Parameter", "DependsOn": "Log",
-             "Properties": {"Type": "String", "Value": "x", "Name": "/aws/service/mine"}},
-    )  # fmt: skip
+        Bad={**parameter(Name="/aws/service/mine"), "DependsOn": "Log"},
+    )
     assert "UPDATE_ROLLBACK_COMPLET" in out  # the CLI cuts it
     assert "No access to reserved parameter name: /aws/service/mine" in out
     assert status() == "UPDATE_ROLLBACK_COMPLETE"
@@ -83,9 +74,8 @@ def test_fails_and_can_be_deployed_again_after_a_broken_first_deploy(
     aws: EmbeddedAws, tmp_path: Path
 ) -> None:
     cli = Cli(aws, tmp_path)
-    bad = {"Type": "String", "Value": "x", "Name": "/aws/service/mine"}
-    cli.write({"Again": {"Resources": {"A": {"Type": "AWS::SSM::Parameter", "Properties": bad}}}})
+    cli.write({"Again": {"Resources": {"A": parameter(Name="/aws/service/mine")}}})
     assert "ROLLBACK_COMPLETE" in cli.run("deploy", "Again", *NEVER, fails=True)
-    cli.write({"Again": {"Resources": {"A": value("x")}}})
+    cli.write({"Again": {"Resources": {"A": parameter("x")}}})
     assert "CREATE_COMPLETE" in cli.run("deploy", "Again", *NEVER)
     aws.client("cloudformation").delete_stack(StackName="Again")

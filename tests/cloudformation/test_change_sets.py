@@ -5,15 +5,7 @@ from typing import Any
 import pytest
 from botocore.exceptions import ClientError
 
-TOPIC = {"Type": "AWS::SNS::Topic"}
-
-
-def group(**properties: Any) -> dict[str, Any]:
-    return {"Type": "AWS::Logs::LogGroup", "Properties": properties}
-
-
-def value(of: Any) -> dict[str, Any]:
-    return {"Type": "AWS::SSM::Parameter", "Properties": {"Type": "String", "Value": of}}
+from tests.cloudformation.resource_cases import TOPIC, group, parameter
 
 
 def changes(change_set: dict[str, Any]) -> dict[str, tuple[str, str | None]]:
@@ -42,8 +34,8 @@ def test_changes_say_what_is_replaced_and_what_follows_from_it(stacks: Any) -> N
             "Gone": TOPIC,
             "Kept": group(RetentionInDays=7),
             "Moved": group(LogGroupName="a"),
-            "Follows": value({"Ref": "Moved"}),
-            "Rests": value({"Ref": "Kept"}),
+            "Follows": parameter({"Ref": "Moved"}),
+            "Rests": parameter({"Ref": "Kept"}),
         },
     )
     drafted = stacks.change_set(
@@ -52,8 +44,8 @@ def test_changes_say_what_is_replaced_and_what_follows_from_it(stacks: Any) -> N
             "New": TOPIC,
             "Kept": group(RetentionInDays=30),
             "Moved": group(LogGroupName="b"),
-            "Follows": value({"Ref": "Moved"}),
-            "Rests": value({"Ref": "Kept"}),
+            "Follows": parameter({"Ref": "Moved"}),
+            "Rests": parameter({"Ref": "Kept"}),
         },
     )
     assert changes(drafted) == {

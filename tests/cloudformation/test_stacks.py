@@ -5,15 +5,7 @@ from typing import Any
 import pytest
 from botocore.exceptions import ClientError
 
-TOPIC = {"Type": "AWS::SNS::Topic"}
-
-
-def parameter(value: Any = "1", **more: Any) -> dict[str, Any]:
-    return {"Type": "AWS::SSM::Parameter", "Properties": {"Type": "String", "Value": value} | more}
-
-
-def group(**properties: Any) -> dict[str, Any]:
-    return {"Type": "AWS::Logs::LogGroup", "Properties": properties}
+from tests.cloudformation.resource_cases import TOPIC, group, parameter
 
 
 def test_a_stack_has_outputs_tags_parameters_and_resources(stacks: Any) -> None:

@@ -14,6 +14,7 @@ WHOLE = Program(
     environment={"TOKENIZERS_PARALLELISM": "false"},
     channels=("train", "validation"),
     working_folder="scripts",
+    requirements="more.txt",
     interpreter="/usr/bin/python3.12",
     notice_signal="SIGUSR1",
     quiet_seconds=2.5,

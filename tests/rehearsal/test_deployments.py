@@ -16,7 +16,7 @@ from rehearsal.machines.metadata import MetadataServer
 from tests.rehearsal.cli import NEVER, Cli
 
 pytestmark = pytest.mark.slow
-PROTECTED = ("-c", "kms=create", "-c", "access_logs=true", "-c", "alarm_email=me@example.org")
+PROTECTED = ("-c", "kms=create", "-c", "access_logs=true", "-c", "alarm.email=me@example.org")
 
 
 def outputs(aws: EmbeddedAws, stack: str) -> dict[str, str]:
@@ -201,7 +201,7 @@ class Guarded:
 def test_the_guard_stops_a_run_for_each_of_its_reasons(aws: EmbeddedAws, tmp_path: Path) -> None:
     cli = Cli(aws, tmp_path / "cdk.out")
     cli.run("bootstrap", app=False)
-    caps = ("max_hours=10", "max_barren_attempts=2", "heartbeat_timeout_seconds=2400")
+    caps = ("max_hours=10", "guard.max_barren_attempts=2", "guard.heartbeat_timeout_seconds=2400")
     context = [word for pair in caps for word in ("-c", pair)]
     cli.run("deploy", "TrainingStack", *NEVER, *context, app=False)
     guarded = Guarded(aws, tmp_path)

@@ -5,8 +5,7 @@ from collections.abc import Callable
 from aws_cdk import aws_s3 as s3
 from constructs import Construct
 
-from review.assembly import Side
-from review.cdk_diff import CdkDiff
+from review.assembly import CdkDiff, Side
 from review.comment import MARKER, MAX_CHARACTERS, write_comment
 from review.verdict import Review, judge
 

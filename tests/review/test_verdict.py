@@ -10,8 +10,7 @@ from aws_cdk import aws_iam as iam
 from aws_cdk import aws_s3 as s3
 from constructs import Construct
 
-from review.assembly import Side
-from review.cdk_diff import CdkDiff
+from review.assembly import CdkDiff, Side
 from review.verdict import Review, judge
 from sizing.catalogue import spot_price
 
@@ -56,7 +55,7 @@ def test_a_size_shows_overrides_throughput_and_cost_and_replaces_nothing(
 
 
 def test_a_rate_for_the_root_volume_shows_what_each_machine_pays(review_of: Reviewer) -> None:
-    review = review_of(root_initialization_mib_per_second="300")
+    review = review_of(**{"root_volume.initialization_mib_per_second": "300"})
     assert review.destructive == []
     row = "loading the root volume (45 GiB), $ a machine that boots"
     assert cost(review, row) == ("0.0000", "0.1620")
@@ -120,7 +119,7 @@ def test_a_new_limit_says_what_it_does_to_the_run(
 def test_an_update_of_the_fleet_takes_back_what_a_deadline_bought(
     base: Side, make_side: Callable[..., Side]
 ) -> None:
-    larger, sentence = make_side(data_volume_gib="400"), "sets the fleet back to Spot"
+    larger, sentence = make_side(**{"data_volume.gib": "400"}), "sets the fleet back to Spot"
     without = judge(base, larger, []).run_effects
     deadline = {"DEADLINE_HOURS": "8"}
     with_one = judge(limited(base, **deadline), limited(larger, **deadline), []).run_effects

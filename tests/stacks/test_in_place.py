@@ -12,14 +12,14 @@ CHANGES = {
     "size": {"size": "g5.xlarge"},
     "many GPUs": {"size": "g5.12xlarge"},
     "family": {"size": "g6.2xlarge"},
-    "volume": {"data_volume_gib": "400"},
+    "volume": {"data_volume.gib": "400"},
     "instance store": {"data_on": "nvme"},
     "image": {"pytorch_ami_parameter": "ami-0123456789abcdef0"},
     "pools": {"mix_gpus": "true"},
     "base": {"on_demand_base": "1"},
     "zero": {"target_capacity": "0"},
-    "alarms": {"alarm_disk_percent": "80", "alarm_email": "me@example.org"},
-    "caps": {"max_hours": "5", "max_barren_attempts": "2"},
+    "alarms": {"alarm.disk_percent": "80", "alarm.email": "me@example.org"},
+    "caps": {"max_hours": "5", "guard.max_barren_attempts": "2"},
 }
 
 

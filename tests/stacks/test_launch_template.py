@@ -35,7 +35,9 @@ def test_only_the_root_volume_is_loaded_at_a_rate_and_only_where_one_is_given(
     data: Any, synthesize: Callable[..., Any]
 ) -> None:
     assert "VolumeInitializationRate" not in str(data["BlockDeviceMappings"])
-    resources = synthesize(root_initialization_mib_per_second=300)["TrainingStack"]["Resources"]
+    resources = synthesize(**{"root_volume.initialization_mib_per_second": 300})["TrainingStack"][
+        "Resources"
+    ]
     (template,) = [
         each for each in resources.values() if each["Type"] == "AWS::EC2::LaunchTemplate"
     ]

@@ -10,6 +10,10 @@ from aws_cdk.assertions import Annotations, Match
 from stacks.parameters import StackParameters
 from stacks.plan import annotate, epoch_seconds, plan_run, prediction, write_plan
 
+RATE = {"root_volume.initialization_mib_per_second": "300"}
+INTERVAL = {"train.checkpoint_interval": "600s"}
+SMALL = {"data_volume.gib": 100}
+
 
 @pytest.fixture
 def stack() -> Stack:
@@ -52,7 +56,7 @@ def test_the_dearest_alternate_and_its_price_are_said(stack: Stack) -> None:
 
 
 def test_what_the_loading_of_a_root_volume_costs_is_said(stack: Stack) -> None:
-    annotate(stack, StackParameters.for_size("g5.xlarge", root_initialization_mib_per_second="300"))
+    annotate(stack, StackParameters.for_size("g5.xlarge", **RATE))
     each = r"each machine that boots, replacements too, costs \$0\.162 more: .* at 300 MiB/s"
     Annotations.from_stack(stack).has_info("*", Match.string_like_regexp(each))
 
@@ -106,12 +110,12 @@ def test_an_unmeasured_workload_says_how_to_measure_it(stack: Stack) -> None:
 
 def test_the_stacks_own_settings_are_planned_with() -> None:
     parameters = StackParameters.for_size(
-        "g5.xlarge", overrides="micro_batch=8", checkpoint_interval="600s", zones="us-east-1a"
+        "g5.xlarge", overrides="micro_batch=8", zones="us-east-1a", **INTERVAL
     )
     request = plan_run(parameters).request
     assert (request.micro_batch, request.checkpoint_interval) == (8, "600s")
     assert request.pools == len(parameters.sizes)
-    assert request.volume_mib_per_second == parameters.data_volume_mib_per_second
+    assert request.volume_mib_per_second == parameters.data_volume.mib_per_second
 
 
 def test_a_stack_with_a_region_is_planned_at_its_prices() -> None:
@@ -128,11 +132,11 @@ def test_a_stack_with_a_region_is_planned_at_its_prices() -> None:
 
 
 # A dataset of which only the plan's own data model knows that it is larger than the volume.
-LARGE = {"data_volume_gib": 2}
+LARGE = {"data_volume.gib": 2}
 
 
 def test_fails_on_what_cannot_work_with_the_change_that_would_pass(stack: Stack) -> None:
-    with pytest.raises(ValueError, match=r"data_volume_gib=\d+ would hold it.*-c accept=volume"):
+    with pytest.raises(ValueError, match=r"data_volume\.gib=\d+ would hold it.*-c accept=volume"):
         annotate(stack, StackParameters.for_size("g5.xlarge", **LARGE))
 
 
@@ -224,7 +228,7 @@ def test_imagenet_fits_the_default_volume_and_a_small_one_is_refused(stack: Stac
     plan = annotate(stack, parameters)
     assert plan is not None
     assert plan["bound_by"] == "GPU memory bandwidth"
-    small = StackParameters.for_size("g5.2xlarge", workload="imagenet", data_volume_gib=100)
+    small = StackParameters.for_size("g5.2xlarge", workload="imagenet", **SMALL)
     with pytest.raises(ValueError, match=r"GiB .*volume.*accept=volume"):
         annotate(Stack(App(), "Small"), small)
 
@@ -234,7 +238,7 @@ def test_a_datasets_own_manifest_changes_the_plan(tmp_path: Path) -> None:
     meta = {"splits": {"train": 128_117}, "image_bytes": 16_500, "image_pixels": 87_000}
     files = [{"name": "train-00000.tar", "bytes": 2_200_000_000}]
     manifest.write_text(json.dumps({"files": files, "meta": meta}))
-    given = {"workload": "imagenet", "data_volume_gib": 100}
+    given = {"workload": "imagenet", **SMALL}
     own = StackParameters.for_size("g5.2xlarge", **given, dataset_manifest=str(manifest))
     plan = annotate(Stack(App(), "Own"), own)
     assert plan is not None

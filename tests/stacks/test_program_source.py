@@ -1,5 +1,6 @@
 """A program in the bundle: the spec that boot reads, its files and what to install."""
 
+import json
 import os
 import subprocess
 from pathlib import Path
@@ -30,15 +31,16 @@ def parameters(source: Path, **others: object) -> StackParameters:
 def test_the_bundle_has_the_program_its_source_and_what_to_install(
     source: Path, tmp_path: Path
 ) -> None:
-    given = parameters(source, **{"env.MODE": "fast", "hyperparameter.lr": 0.1})
-    write_program(given, tmp_path / "bundle")
+    spec = {"command": "python train.py --lr 1", "environment": {"MODE": "fast"}}
+    (source / "program.json").write_text(json.dumps(spec))
+    write_program(parameters(source), tmp_path / "bundle")
     program = Program.from_json((tmp_path / "bundle/program/program.json").read_text())
-    assert program.command == "python train.py"
-    assert (program.environment, program.hyperparameters) == ({"MODE": "fast"}, {"lr": "0.1"})
+    assert (program.command, program.environment) == ("python train.py", {"MODE": "fast"})
     assert (tmp_path / "bundle/program/source/nets/model.py").read_text() == "nets/model.py"
     requirements = tmp_path / "bundle/program/requirements.txt"
     assert requirements.read_text() == "-r source/requirements.txt\n"
-    write_program(parameters(source, requirements=""), tmp_path / "nothing")
+    (source / "program.json").write_text('{"command": "python train.py", "requirements": ""}')
+    write_program(parameters(source), tmp_path / "nothing")
     assert not (tmp_path / "nothing/program/requirements.txt").exists()
 
 

@@ -9,7 +9,7 @@ from stacks.parameters import StackParameters
 from stacks.review_stack import subjects
 
 PROVIDER = "arn:aws:iam::123456789012:oidc-provider/token.actions.githubusercontent.com"
-GIVEN = {"review_oidc_provider": PROVIDER, "review_repository": "somebody@583231/training@1296269"}
+GIVEN = {"review.oidc_provider": PROVIDER, "review.repository": "somebody@583231/training@1296269"}
 
 
 @pytest.fixture(scope="module")
@@ -68,12 +68,12 @@ def test_adopted_buckets_leave_one_template_to_read(synthesize: Callable[..., An
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"review_oidc_provider": ""}, "review_oidc_provider is missing; give both"),
-        ({"review_repository": ""}, "review_repository is missing; give both"),
-        ({"review_repository": "somebody/*"}, "give OWNER/NAME"),
-        ({"review_repository": "somebody@*/training@*"}, "give OWNER/NAME"),
-        ({"review_repository": "somebody@1/training"}, "or OWNER@ID/NAME@ID, which a repository"),
-        ({"review_oidc_provider": PROVIDER.replace("token", "token.evil")}, "oidc-provider/token"),
+        ({"review.oidc_provider": ""}, "review.oidc_provider is missing; give both"),
+        ({"review.repository": ""}, "review.repository is missing; give both"),
+        ({"review.repository": "somebody/*"}, "give OWNER/NAME"),
+        ({"review.repository": "somebody@*/training@*"}, "give OWNER/NAME"),
+        ({"review.repository": "somebody@1/training"}, "or OWNER@ID/NAME@ID, which a repository"),
+        ({"review.oidc_provider": PROVIDER.replace("token", "token.evil")}, "oidc-provider/token"),
     ],
     ids=["provider", "repository", "wildcard", "any id", "one id", "another issuer"],
 )

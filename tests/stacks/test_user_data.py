@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from contract.run_env import NAMES
+from contract.run_env import NAMES, OLDER_NAMES
 from stacks import user_data
 from stacks.parameters import StackParameters
 
@@ -51,7 +51,7 @@ def test_run_env_has_the_names_of_the_contract(script: str, tmp_path: Path) -> N
 def test_writer_and_example_name_the_same_variables() -> None:
     example = ROOT / "userdata" / "run.env.example"
     names = re.findall(r"^([A-Z_]+)=", example.read_text(encoding="utf-8"), flags=re.MULTILINE)
-    assert sorted(names) == sorted(NAMES)
+    assert sorted(names) == sorted([*NAMES, *OLDER_NAMES])
 
 
 def test_run_env_holds_the_decisions(script: str, tmp_path: Path) -> None:
@@ -67,10 +67,12 @@ def test_run_env_holds_the_decisions(script: str, tmp_path: Path) -> None:
     assert re.fullmatch(r"s3://\S+\.zip", values["BUNDLE_URI"])
 
 
-def test_overrides_stand_in_quotes(synthesize: Callable[..., Any], tmp_path: Path) -> None:
-    templates = synthesize(overrides="head.width=64 seed=2")
+def test_several_words_stand_in_quotes(synthesize: Callable[..., Any], tmp_path: Path) -> None:
+    options = {"train.nan_skips": "2", "train.keep": "3,10epochs"}
+    templates = synthesize(overrides="head.width=64 seed=2", **options)
     written = _written(_resolved(templates["TrainingStack"]), tmp_path)
     assert 'OVERRIDES="head.width=64 seed=2"\n' in written
+    assert 'TRAINER_OPTIONS="checkpoint_interval=auto keep=3,10epochs nan_skips=2"\n' in written
 
 
 def test_first_boot_follows_verbatim(script: str) -> None:

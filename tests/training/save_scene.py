@@ -14,7 +14,7 @@ from training.attempt.context import AttemptContext
 from training.attempt.notice import Notice
 from training.attempt.supervisor import Supervisor
 from training.attempt.world import RankEnvironment, World
-from training.record.checkpoint_entry import Kind
+from training.record.checkpoint_entry import Kind, checkpoint_name
 from training.record.events import Events
 from training.record.head import read_head
 from training.record.lease import Lease, acquire
@@ -24,8 +24,8 @@ from training.record.retention import KEEP_NEWEST
 from training.save.checkpointer import Checkpointer
 from training.save.read import read_checkpoint
 from training.save.schedule import Schedule
-from training.save.state import LiveState, checkpoint_name
-from training.save.write import SaveRequest
+from training.save.state import LiveState
+from training.save.tensors import SaveRequest
 from training.store.folder import FolderStore
 from training.store.protocol import Upload
 

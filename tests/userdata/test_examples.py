@@ -1,5 +1,6 @@
 """Each example as it is, through the real boot of a machine that is then lost."""
 
+import json
 import re
 import shutil
 import subprocess
@@ -49,9 +50,12 @@ def boot_program(
     for path in data.iterdir():
         s3.upload_file(str(path), "datasets", f"{rig.run_id}/{path.name}")
     spec = RehearsedProgram.from_folder(EXAMPLES / example, data)
-    given = {f"hyperparameter.{name}": value for name, value in hyperparameters.items()}
+    own = tmp_path / "program.json"
+    record = json.loads((EXAMPLES / example / "program.json").read_text())
+    given = {**record.get("hyperparameters", {}), **hyperparameters}
     # Its epochs are shorter here.
-    context = {**spec.context(), **given, "quiet_seconds": "0.2"}
+    own.write_text(json.dumps({**record, "hyperparameters": given, "quiet_seconds": 0.2}))
+    context = {**spec.context(), "program": str(own), "source": str(EXAMPLES / example)}
     write_program(StackParameters.for_size("g5.xlarge", **context), tmp_path)
     path = tmp_path / "bundle.zip"
     with zipfile.ZipFile(path, "w") as bundle:
@@ -67,7 +71,7 @@ def boot_program(
         RECIPE="program",
         OVERRIDES='""',
         DATASET_URI=f"s3://datasets/{rig.run_id}",
-        LEASE_TTL_SECONDS="2",
+        TRAINER_OPTIONS='"lease_ttl_seconds=2"',
         NOTICE_BUDGET_SECONDS="60",
     )
 

@@ -5,51 +5,67 @@ from pathlib import Path
 
 import pytest
 
+from contract.run_env import OLDER_NAMES
 from userdata import run_env
 from userdata.older_bundle import EXAMPLE, main
 
-
-@pytest.fixture
-def newer(tmp_path: Path) -> Path:
-    """The example itself, and a name that it does not have yet."""
-    path = tmp_path / "run.env"
-    path.write_text(run_env.EXAMPLE.read_text() + 'FROM_TOMORROW="a=b c=d"\n')
-    return path
+NEWER = 'FROM_TOMORROW="a=b c=d"\n'
+TEXT = run_env.EXAMPLE.read_text()
+KNOWN = '"checkpoint_interval=600s keep=4"'
+OPTIONS = KNOWN[:-1] + ' nan_skips=1 watchdog_seconds=0"'
 
 
-def bundle_of(tmp_path: Path, example: str) -> Path:
-    path = tmp_path / "bundle.zip"
-    with zipfile.ZipFile(path, "w") as archive:
+def rewritten(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, example: str, options: str = KNOWN
+) -> dict[str, str]:
+    """The run.env of a newer template, after it was rewritten for a bundle with this example."""
+    path, bundle = folder / "run.env", folder / "bundle.zip"
+    given = {**run_env.upgraded(run_env.read_run_env(run_env.EXAMPLE)), "TRAINER_OPTIONS": options}
+    run_env.write_run_env(path, given)
+    path.write_text(path.read_text() + NEWER)
+    with zipfile.ZipFile(bundle, "w") as archive:
         archive.writestr(EXAMPLE, example)
-    return path
+        archive.writestr("contract/__init__.py", "")
+        names = 'OPTIONS = ["checkpoint_interval", "keep", "nan_skips"]\n'
+        archive.writestr("contract/trainer_options.py", names)
+    monkeypatch.setattr("sys.argv", ["older_bundle", str(path), str(bundle)])
+    assert main() == 0
+    assert sorted(each.name for each in folder.iterdir()) == ["bundle.zip", "run.env"]
+    return run_env.read_run_env(path)
 
 
 def test_what_an_older_bundle_would_refuse_is_taken_out_and_named(
-    newer: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    before = run_env.read_run_env(newer)
-    assert any("FROM_TOMORROW" in fault for fault in run_env.find_faults(before))
-    bundle = bundle_of(tmp_path, run_env.EXAMPLE.read_text())
-    monkeypatch.setattr("sys.argv", ["older_bundle", str(newer), str(bundle)])
-    assert main() == 0
-    after = run_env.read_run_env(newer)
+    after = rewritten(tmp_path, monkeypatch, TEXT, OPTIONS)
     assert run_env.find_faults(after) == []
-    assert before.keys() - after.keys() == {"FROM_TOMORROW"}
-    assert all(before[name] == value for name, value in after.items())
-    assert "ignoring FROM_TOMORROW, unknown to the run's older bundle" in capsys.readouterr().out
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["bundle.zip", "run.env"]
+    assert after["TRAINER_OPTIONS"] == KNOWN[:-1] + ' nan_skips=1"'
+    said = "ignoring FROM_TOMORROW, train.watchdog_seconds, unknown to the run's older bundle"
+    assert said in capsys.readouterr().out
+
+
+def test_a_bundle_from_before_the_options_finds_its_own_variables(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    example = TEXT.replace("TRAINER_OPTIONS", "#")
+    after = rewritten(tmp_path, monkeypatch, example, OPTIONS)
+    assert sorted(after) == sorted(
+        line.partition("=")[0] for line in example.splitlines() if line and line[0] != "#"
+    )
+    assert {name: after[name] for name in OLDER_NAMES} == {
+        "CHECKPOINT_INTERVAL": "600s",
+        "CHECKPOINTS_KEPT": "4",
+        "NAN_SKIPS": "1",
+        "NOTICE_POLICY": "train-on",
+        "LEASE_TTL_SECONDS": "30",
+        "NAN_RETRIES": "2",
+    }
 
 
 def test_a_bundle_that_knows_every_name_changes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = tmp_path / "run.env"
-    path.write_text(run_env.EXAMPLE.read_text())
-    bundle = bundle_of(tmp_path, run_env.EXAMPLE.read_text())
-    monkeypatch.setattr("sys.argv", ["older_bundle", str(path), str(bundle)])
-    assert main() == 0
-    assert run_env.read_run_env(path) == run_env.read_run_env(run_env.EXAMPLE)
+    after = rewritten(tmp_path, monkeypatch, TEXT + NEWER)
+    assert after["TRAINER_OPTIONS"] == KNOWN
+    assert "FROM_TOMORROW" in after
     assert capsys.readouterr().out == ""

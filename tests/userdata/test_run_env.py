@@ -6,21 +6,23 @@ from pathlib import Path
 import pytest
 
 from contract.run_env import NAMES
+from contract.trainer_options import read_words
 from stacks.parameters import StackParameters
 from stacks.user_data import run_env
 from tests.userdata.rig import USERDATA
-from userdata.run_env import find_faults, read_run_env
+from userdata.run_env import find_faults, main, read_run_env, upgraded, write_run_env
 
 EXAMPLE = USERDATA / "run.env.example"
 
 
 def example(**changes: str) -> dict[str, str]:
-    return {**read_run_env(EXAMPLE), **changes}
+    """The example as boot reads it."""
+    return {**upgraded(read_run_env(EXAMPLE)), **changes}
 
 
 def test_example_is_itself_a_good_run_env() -> None:
     assert find_faults(example()) == []
-    assert tuple(example()) == NAMES
+    assert sorted(example()) == sorted(NAMES)
 
 
 def test_writer_and_example_have_the_same_names() -> None:
@@ -53,9 +55,8 @@ def test_example_documents_every_variable() -> None:
     [
         ("DATASET_URI", "bucket/prefix"),
         ("DATA_MOUNT", "data"),
-        ("CHECKPOINTS_KEPT", "3, 10epochs"),
-        ("LEASE_TTL_SECONDS", "0"),
-        ("NOTICE_POLICY", "go"),
+        ("TRAINER_OPTIONS", "keep=3"),
+        ("NOTICE_BUDGET_SECONDS", "0"),
         ("OVERRIDES", "a=b c=d"),
         ("RECIPE", '"full"'),
         ("WORKLOAD", ""),
@@ -68,12 +69,44 @@ def test_fails_on_an_impossible_value_by_its_name(name: str, value: str) -> None
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("CHECKPOINT_INTERVAL", "often"), ("CHECKPOINTS_KEPT", "all")]
+    ("options", "sentence"),
+    [
+        ("checkpoint_interval=often", "checkpoint_interval: the checkpoint interval 'often' cann"),
+        ("keep=all", "keep: the checkpoints to keep, 'all', cannot be read"),
+        ("lease_ttl_seconds=0", "lease_ttl_seconds: 0 is not a positive number"),
+        ("notice_policy=go", "notice_policy: 'go' is unknown; give train-on or stop"),
+        ("nan_skip=2", "nan_skip is not a trainer option; did you mean nan_skips?"),
+    ],
 )
-def test_fails_in_the_words_that_the_trainer_uses(name: str, value: str) -> None:
-    (fault,) = find_faults(example(**{name: value}))
-    assert fault.startswith(f"{name}: the checkpoint")
-    assert f"{value!r}" in fault
+def test_fails_in_the_words_that_the_trainer_uses(options: str, sentence: str) -> None:
+    (fault,) = find_faults(example(TRAINER_OPTIONS=f'"{options}"'))
+    assert fault.startswith(f"TRAINER_OPTIONS: {sentence}")
+
+
+def test_what_an_older_template_wrote_is_read_as_options(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    older = {"CHECKPOINT_INTERVAL": "600s", "CHECKPOINTS_KEPT": "3,10epochs", "NAN_SKIPS": "2"}
+    path = tmp_path / "run.env"
+    variables = {**read_run_env(EXAMPLE), **older}
+    del variables["TRAINER_OPTIONS"]
+    write_run_env(path, variables)
+    monkeypatch.setattr("sys.argv", ["run_env", str(path)])
+    assert main() == 0
+    upgraded = read_run_env(path)
+    assert sorted(upgraded) == sorted(NAMES)
+    assert read_words(upgraded["TRAINER_OPTIONS"].strip('"')) == {
+        "checkpoint_interval": "600s",
+        "keep": "3,10epochs",
+        "nan_skips": "2",
+        "notice_policy": "train-on",
+        "lease_ttl_seconds": "30",
+        "nan_retries": "2",
+    }
+    # It is left as it is from then on.
+    before = path.read_bytes()
+    assert main() == 0
+    assert path.read_bytes() == before
 
 
 def test_fails_on_a_line_that_is_no_variable(tmp_path: Path) -> None:

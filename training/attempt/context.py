@@ -1,9 +1,12 @@
 """What the parts of one attempt share: where it writes, what it listens to, what it was told."""
 
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from contract.grammar import Interval
 from training.attempt.consensus import Consensus
@@ -14,7 +17,6 @@ from training.record.events import Events
 from training.record.lease import Lease
 from training.record.metrics import Metrics
 from training.record.retention import KEEP_NEWEST, Retention
-from training.report.meter import Meter
 from training.report.profiler import StepProfiler
 from training.store.protocol import Store
 
@@ -32,7 +34,7 @@ class AttemptContext:
     retention: Retention = KEEP_NEWEST
     scratch: Path
     world: World
-    meter: Meter = field(default_factory=Meter)
+    usd_per_hour: float | None = None
     profiler: StepProfiler | None = None
     artifacts: Store | None = None  # where runs share derived data
     numerics: Mapping[str, Any] = field(default_factory=dict)  # this machine's key
@@ -54,13 +56,17 @@ class AttemptContext:
         assert self.own_lease is not None, "only rank 0 holds the lease"
         return self.own_lease
 
-    def tell_take_over(self) -> None:
-        """Write the event of a new generation, with the price that its report counts with."""
-        price = self.meter.usd_per_hour
-        known = {} if price is None else {"usd_per_hour": price}
-        self.events.emit("take-over", "ok", generation=self.generation, **known)
-
     @property
     def generation(self) -> int:
         """This attempt's number, from 1."""
         return self.lease.head.generation
+
+    def meter_text(self) -> str:
+        """GPU memory if there is a GPU, dollars if there is a price; starts with a comma."""
+        parts = []
+        if torch.cuda.is_available():
+            parts.append(f"GPU memory peak {torch.cuda.max_memory_allocated() / 2**30:.2f} GiB")
+        if (price := self.usd_per_hour) is not None:
+            dollars = (time.monotonic() - self.supervisor.began) / 3600 * price
+            parts.append(f"{dollars:.4f} dollars so far (this attempt, {price:g}/h)")
+        return "".join(f", {part}" for part in parts)

@@ -7,9 +7,10 @@ Imports no torch.
 
 import logging
 import threading
+import time
 from typing import Protocol
 
-from contract.notice import Policy, last_save_needs
+from contract.notice import Policy
 from training.attempt.notice import InterruptedRunError, Interruption, Notice
 from training.record.head import is_waited_for
 from training.record.lease import Lease
@@ -95,6 +96,10 @@ class ExtraTime:
         """The attempt ends."""
         self._ended.set()
 
+    def watch_candidates(self) -> None:
+        """On rank 0: have `is_lease_wanted` say, from here on, whether a candidate waits."""
+        threading.Thread(target=self._watch, name="candidates", daemon=True).start()
+
     def answer(self, ranks: Ranks, work_seconds: float | None, saves: Saves) -> None:
         """At a boundary in a notice: save what is due; InterruptedRunError, on all ranks alike,
         unless the next work (None: of unknown duration) and the last save after it still fit.
@@ -123,7 +128,7 @@ class ExtraTime:
         self._save_seconds = save_seconds
         if self._lease is not None:
             _log.info("[notice] safe, %.1f s left", notice.seconds_left)
-            threading.Thread(target=self._watch, name="candidates", daemon=True).start()
+            self.watch_candidates()
 
     def would_allow(
         self, work_seconds: float | None, save_seconds: float | None, first: float = 0.0
@@ -138,12 +143,7 @@ class ExtraTime:
             return False  # an end without a known time may come at any moment
         if self._policy == "stop" or self.is_lease_wanted:
             return False
-        need = first + last_save_needs(
-            work_seconds=work_seconds,
-            save_seconds=save_seconds,
-            notice_seconds=notice.deadline - notice.received,
-        )
-        return need <= notice.seconds_left
+        return time.monotonic() + first <= notice.last_save_at(save_seconds, work_seconds)
 
     def _watch(self) -> None:
         """Watch from a thread, until a candidate waits or the attempt ends."""

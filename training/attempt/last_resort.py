@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable
 from typing import NoReturn, Protocol
 
-from contract.notice import exit_reserve
 from training.attempt.notice import Interruption, Notice
 from training.attempt.watchdog import STDERR
 from training.errors import EXIT_FAILED, EXIT_INTERRUPTED
@@ -108,14 +107,13 @@ class LastResort:
             self._end(notice)
 
     def _last_moment(self, notice: Notice) -> float:
-        budget = notice.deadline - notice.received
-        reserve = exit_reserve(budget)
         if self._staged_copy is not None:
+            reserve = notice.deadline - notice.exit_by
             moment = self._staged_copy.must_start_by(notice) - reserve
-            return max(moment, notice.received + 0.25 * budget)
+            return max(moment, notice.received + 0.25 * notice.seconds)
         if self._lease is not None or self._follows:
-            return notice.deadline - reserve
-        return notice.received + min(_GRACE_SECONDS, 0.5 * budget)
+            return notice.exit_by
+        return notice.received + min(_GRACE_SECONDS, 0.5 * notice.seconds)
 
     def _end(self, notice: Notice) -> NoReturn:
         what = "no step boundary can be reached" if self._lease else "nothing is held here"

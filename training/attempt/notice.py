@@ -17,6 +17,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Literal, TypeAlias
 
+from contract.notice import exit_reserve, last_save_needs, save_reserve
+
 Cause: TypeAlias = Literal["notice", "shutdown"]
 
 _CAUSES: dict[int, Cause] = {
@@ -32,7 +34,7 @@ class InterruptedRunError(RuntimeError):
 
 @dataclass(kw_only=True, slots=True)
 class Notice:
-    """The cause of an interruption and its deadline, on this process's monotonic clock.
+    """The cause of an interruption, and its times on this process's monotonic clock.
 
     The deadline only ever comes nearer, for everyone who holds the notice.
     """
@@ -43,9 +45,30 @@ class Notice:
     is_dated: bool = False  # the notice names the deadline; else it is the budget, an assumption
 
     @property
+    def seconds(self) -> float:
+        """Seconds from the notice to the end of the machine."""
+        return self.deadline - self.received
+
+    @property
     def seconds_left(self) -> float:
         """Seconds until the machine may be taken."""
         return self.deadline - time.monotonic()
+
+    @property
+    def save_by(self) -> float:
+        """When each save must be over: what is left then belongs to the end of the process."""
+        return self.deadline - save_reserve(self.seconds)
+
+    @property
+    def exit_by(self) -> float:
+        """When the process must begin to end."""
+        return self.deadline - exit_reserve(self.seconds)
+
+    def last_save_at(self, save_seconds: float, work_seconds: float = 0.0) -> float:
+        """When work and the last save after it must begin, to be safely over in time."""
+        return self.deadline - last_save_needs(
+            work_seconds=work_seconds, save_seconds=save_seconds, notice_seconds=self.seconds
+        )
 
     def shorten(self, deadline: float) -> None:
         """Move the deadline if that one is nearer."""

@@ -1,6 +1,7 @@
 """Everything that may stop an attempt: notices, hangs, lost ranks. Imports no torch."""
 
 import logging
+import time
 from pathlib import Path
 
 from contract.notice import Policy
@@ -28,6 +29,7 @@ class Supervisor:
         watchdog_seconds: float = 0.0,
         notify_socket: str | None = None,
     ) -> None:
+        self.began = time.monotonic()
         self.interruption = Interruption(budget_seconds=budget_seconds, notice_file=notice_file)
         self.extra_time = ExtraTime(self.interruption, notice_policy)
         self.last_resort = LastResort(self.interruption)
@@ -42,7 +44,7 @@ class Supervisor:
     def take_lease(
         self, store: Store, run_id: str, writer: str, ttl_seconds: float
     ) -> Lease | Head:
-        """Take over the run, waiting for its holder; the head instead if the run has ended."""
+        """Take over the run and hold it, waiting for its holder; its head if it has ended."""
 
         def waiting(holder: str) -> None:
             line = "[lease] held by %s; taking over if it shows no heartbeat for %g s"
@@ -52,7 +54,11 @@ class Supervisor:
             self.watchdog.beat()
             return self.interruption.wait(seconds)
 
-        return acquire(store, run_id, writer, ttl_seconds, wait, waiting)
+        lease = acquire(store, run_id, writer, ttl_seconds, wait, waiting)
+        if isinstance(lease, Lease):
+            self.last_resort.hold(lease)
+            self.extra_time.hold(store, lease)
+        return lease
 
     def close(self) -> None:
         """Stop supervising: the process ends by itself."""

@@ -5,15 +5,12 @@ import json
 import math
 from pathlib import Path
 
-from contract.keys import HEAD, REPORT
+from contract.keys import REPORT
 from training.cli.outputs import checked_file, checked_folder
 from training.cli.run_options import positive
 from training.errors import EXIT_FINISHED, UserError
-from training.record.head import Head, read_head
-from training.record.run_config import RunConfig, read_run_config
+from training.record.open_run import open_run
 from training.report.page import summary, write_report
-from training.store.open import open_store
-from training.store.protocol import Store
 
 _RUN = "s3://bucket/runs/<run id>, or a folder"
 
@@ -27,7 +24,7 @@ def add_report(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--run-uri", required=True, help=_RUN)
     parser.add_argument("--out", type=Path, help="also write the page to this file")
     parser.add_argument(
-        "--usd-per-hour", type=float, help="price of the machine, to give costs in dollars"
+        "--usd-per-hour", type=float, help="price of the machine, to show costs in dollars"
     )
     parser.add_argument("--json", action="store_true", help="print the summary as JSON")
     parser.set_defaults(act=_report)
@@ -52,21 +49,14 @@ def add_tensorboard(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(act=_tensorboard)
 
 
-def _open(uri: str) -> tuple[Store, RunConfig, Head]:
-    store = open_store(uri)
-    record, head = read_run_config(store), read_head(store)
-    if record is None or head is None:
-        raise UserError(f"no run found at {store.uri} (no {HEAD}); check the URI")
-    return store, record, head
-
-
 def _report(options: argparse.Namespace) -> int:
-    store, record, head = _open(options.run_uri)
+    run = open_run(options.run_uri)
+    store, head = run.store, run.head
     if options.usd_per_hour is not None and not 0 <= options.usd_per_hour < math.inf:
         raise UserError(f"--usd-per-hour is {options.usd_per_hour}; give 0 or more")
     if options.out is not None:
         checked_file(options.out)
-    history = write_report(store, record, head, options.usd_per_hour)
+    history = write_report(store, run.record, head, options.usd_per_hour)
     if options.out is not None:
         store.get_file(REPORT, options.out)
     if options.json:
@@ -88,7 +78,7 @@ def _report(options: argparse.Namespace) -> int:
 
 
 def _tensorboard(options: argparse.Namespace) -> int:
-    store, _, _ = _open(options.run_uri)
+    store = open_run(options.run_uri).store
     from training.report.tensorboard import follow, write_event_files
 
     checked_folder(options.out)

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
 
-from training.engine.exit_code import exit_code_of
+from training.attempt.exit_code import exit_code_of
 from training.report.log import configure_logging
 
 EXIT_CODES = """exit codes: 0 finished · 75 interrupted and saved · 76 lost the lease to another

@@ -152,7 +152,7 @@ def _import_packed(
         began = time.monotonic()
         try:
             with RateBar(f"packing {len(files)} files") as bar:
-                made = packing.pack_dataset(files, output, options.seed, bar.show)
+                made = packing.pack_dataset(files, output, options.seed, bar)
             called = output.where.rpartition("/")[2]
             output.write(MANIFEST, manifest_of(called, name, made.meta, made.files))
         except OSError as error:

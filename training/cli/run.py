@@ -92,17 +92,17 @@ def _train(arguments: argparse.Namespace, supervisor: Supervisor, scratch: Path)
         print(f"[ok] {store.uri} is finished already", flush=True)
         return EXIT_FINISHED
     # Here, because they import torch: seconds that the lines above do not need.
-    from training.engine.attempt import run_attempt
+    from training.engine.attempt import run_workload
     from training.preflight.preflight import gpu_mib, preflight
 
     options = run_options.parse(arguments, store, scratch, os.environ)
     checked = preflight(options)
     with _reserved(checked.request, gpu_mib()), checked.explaining_out_of_memory():
-        return run_attempt(options, checked.job, supervisor)
+        return run_workload(options, checked.job, supervisor)
 
 
 def _reserved(request: "ResourceRequest", gpu_mib: Sequence[int]) -> AbstractContextManager[None]:
-    """This run's share of the machine, beside other runs; all ranks of a run hold one together."""
+    """This run's share of the machine, next to other runs; all its ranks hold one together."""
     from training.preflight.admission import MachineCapacity, Reservations
 
     if os.environ.get("RANK", "0") != "0":

@@ -1,14 +1,15 @@
 """The options of `python -m training run`, and the types that other commands share with it."""
 
 import argparse
-import math
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
-from contract.notice import MAX_SECONDS, POLICIES
+from contract.grammar import parse_count, parse_interval, parse_positive, parse_positive_count
+from contract.notice import MAX_SECONDS
+from contract.trainer_options import OPTIONS
 from training.cli import run_program
 from training.errors import UserError
 from training.store.open import open_store
@@ -17,12 +18,14 @@ from training.store.protocol import Store
 if TYPE_CHECKING:
     from training.engine.job import RunOptions
 
+Value = TypeVar("Value")
+
 
 def add(parser: argparse.ArgumentParser) -> None:
     """Add every option, in the order in which --help shows them."""
     _add_what(parser)
-    _add_saving(parser)
-    _add_divergence(parser)
+    _add_trainer_options(parser)
+    _add_notice(parser)
     _add_limits(parser)
     _add_records(parser)
     run_program.add(parser)
@@ -43,7 +46,6 @@ def parse(
     arguments: argparse.Namespace, store: Store, scratch: Path, environ: Mapping[str, str]
 ) -> "RunOptions":
     """The options of one attempt: what argparse has read, by name, and what has a grammar."""
-    from contract.grammar import parse_interval
     from training.attempt.world import RankEnvironment
     from training.config import parse_overrides
     from training.engine.job import RunOptions
@@ -102,22 +104,22 @@ def _add_what(parser: argparse.ArgumentParser) -> None:
     add("--run-id", help="default: the last part of the run URI")
 
 
-def _add_saving(parser: argparse.ArgumentParser) -> None:
-    """Add the options of checkpoints, notices and the lease."""
+def _add_trainer_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options that a stack may set too (contract/trainer_options.py)."""
+    for option in OPTIONS.values():
+        shown = "" if option.default is None else " (default: %(default)s)"
+        parser.add_argument(
+            "--" + option.name.replace("_", "-"),
+            type=argument_type(option.read),
+            default=option.default,
+            metavar=option.form,
+            help=option.means + shown,
+        )
+
+
+def _add_notice(parser: argparse.ArgumentParser) -> None:
+    """Add what the machine says of its end."""
     add = parser.add_argument
-    add(
-        "--checkpoint-interval",
-        default="2epochs",
-        metavar="auto|2epochs|100steps|600s",
-        help="how often to save (default: %(default)s)",
-    )
-    add(
-        "--keep",
-        default="3",
-        metavar="3|3,10epochs|3,5000steps",
-        help="checkpoints to keep: the newest, and the first of every N epochs or steps; each "
-        "stage's best and those still needed are kept too (default: %(default)s)",
-    )
     add(
         "--notice-budget-seconds",
         type=positive,
@@ -125,19 +127,6 @@ def _add_saving(parser: argparse.ArgumentParser) -> None:
         help="time from a notice to the end of the machine (default: %(default)s)",
     )
     add("--notice-file", type=Path, help="JSON with the notice's time, written by the handler")
-    add(
-        "--notice-policy",
-        choices=POLICIES,
-        default="train-on",
-        help="after the commit at a notice whose time is known: train on and commit once more as "
-        "late as is safe, or stop (default: %(default)s)",
-    )
-    add(
-        "--lease-ttl-seconds",
-        type=positive,
-        default=30.0,
-        help="take over a lease that shows no heartbeat for this long (default: %(default)s)",
-    )
 
 
 def _add_limits(parser: argparse.ArgumentParser) -> None:
@@ -166,45 +155,11 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
         metavar="N|auto",
         help="processes that train together on this machine (default: auto, one per GPU)",
     )
-    add(
-        "--watchdog-seconds",
-        type=float,
-        default=600.0,
-        help="a trainer silent for this long prints its stacks and exits 1; 0: never "
-        "(default: %(default)s)",
-    )
-
-
-def _add_divergence(parser: argparse.ArgumentParser) -> None:
-    """Add what is done where a loss, a gradient norm or a weight is not finite."""
-    add = parser.add_argument
-    add(
-        "--nan-retries",
-        type=count,
-        default=2,
-        metavar="N",
-        help="where training diverges: go back to the last commit this often without progress past "
-        "the step, then fail the run (default: %(default)s)",
-    )
-    add(
-        "--nan-skips",
-        type=count,
-        default=0,
-        metavar="N",
-        help="and leave the step out on the retry, which every later attempt does too: at most N "
-        "steps of the run (default: %(default)s)",
-    )
 
 
 def _add_records(parser: argparse.ArgumentParser) -> None:
     """Add what is kept beside checkpoints, and what goes into the run's record."""
     add = parser.add_argument
-    add(
-        "--profile",
-        type=positive_int,
-        metavar="N",
-        help="keep a torch.profiler trace of N steps after a warm-up in the run, under profiles/",
-    )
     add(
         "--usd-per-hour",
         type=positive,
@@ -218,27 +173,21 @@ def _add_records(parser: argparse.ArgumentParser) -> None:
     add("--scratch", type=Path, help="local folder for downloads (default: a temporary one)")
 
 
-def positive(text: str) -> float:
-    """Parse a number above 0."""
-    value = float(text)
-    if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text} is not a positive number")
-    return value
+def argument_type(read: Callable[[str], Value]) -> Callable[[str], Value]:
+    """Let argparse say what a reader says of a wrong value."""
+
+    def typed(text: str) -> Value:
+        try:
+            return read(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from error
+
+    return typed
 
 
-def positive_int(text: str) -> int:
-    """Parse a whole number above 0."""
-    value = int(text)
-    if value <= 0:
-        raise argparse.ArgumentTypeError(f"{text} is not positive")
-    return value
-
-
-def count(text: str) -> int:
-    """Parse a whole number, 0 or more."""
-    if not text.isdigit():
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number, 0 or more")
-    return int(text)
+positive = argument_type(parse_positive)
+positive_int = argument_type(parse_positive_count)
+count = argument_type(parse_count)
 
 
 def count_or_auto(text: str) -> int | None:

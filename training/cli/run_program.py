@@ -68,9 +68,9 @@ def run(arguments: argparse.Namespace, supervisor: Supervisor, scratch: Path) ->
     program = _program(arguments)
     source = _source(arguments)
     store = open_store(arguments.run_uri)
-    from training.program.attempt import run_program
+    from training.program.container import SAGEMAKER_ROOT
+    from training.program.job import identity, run_program
     from training.program.options import ProgramOptions
-    from training.program.root import SAGEMAKER_ROOT
 
     prediction = parse_prediction(arguments.prediction)
     root = arguments.ml_root or (SAGEMAKER_ROOT if SAGEMAKER_ROOT.is_dir() else scratch / "ml")
@@ -94,7 +94,7 @@ def run(arguments: argparse.Namespace, supervisor: Supervisor, scratch: Path) ->
     )
     head, record = read_head(store), read_run_config(store)
     if head and record and head.state == "finished" and record.workload == WORKLOAD:
-        mine, theirs = options.identity(source_sha256(source)), dict(record.config)
+        mine, theirs = identity(options, source_sha256(source)), dict(record.config)
         if all(mine[name] == theirs.get(name) for name in mine.keys() - PLACEMENT):
             print(f"[ok] {store.uri} is finished already", flush=True)
             return EXIT_FINISHED
@@ -105,7 +105,7 @@ def run(arguments: argparse.Namespace, supervisor: Supervisor, scratch: Path) ->
 def _source(arguments: argparse.Namespace) -> Path:
     source: Path | None = arguments.source
     if source is None:
-        raise UserError("--source is missing; give the folder that the program lies in")
+        raise UserError("--source is missing; name the folder of the program")
     if not source.is_dir():
         raise UserError(f"the source folder {source} does not exist; check --source")
     return source
@@ -151,5 +151,5 @@ def _pairs(option: str, texts: Iterable[str]) -> list[tuple[str, str]]:
         found.append((name, value))
     names = [name for name, _ in found]
     if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise UserError(f"{option} gives {twice[0]!r} twice; give it once")
+        raise UserError(f"{option} sets {twice[0]!r} twice; set it once")
     return found

@@ -21,7 +21,7 @@ from typing import IO
 
 from contract.keys import CONFIG, FINAL, MANIFEST, RECEIPT, REPORT
 from training.cli.outputs import checked_folder
-from training.cli.sagemaker_job import Job, read_job
+from training.cli.sagemaker_job import SageMakerJob, read_job
 from training.errors import (
     EXIT_FAILED,
     EXIT_FINISHED,
@@ -75,7 +75,7 @@ def _act(arguments: argparse.Namespace) -> int:
         raise
 
 
-def _train(job: Job) -> int:
+def _train(job: SageMakerJob) -> int:
     trainer, code = _import(job)
     if code == EXIT_FINISHED:
         trainer = Trainer([*_TRAINING, *job.arguments])
@@ -89,17 +89,17 @@ def _train(job: Job) -> int:
     return code if code > 0 else EXIT_FAILED
 
 
-def _import(job: Job) -> tuple["Trainer", int]:
+def _import(job: SageMakerJob) -> tuple["Trainer", int]:
     """Make the dataset of files of one's own, which are checked before anything is trained."""
     if job.importing is None or (job.dataset / MANIFEST).is_file():
         return Trainer(_TRAINING), EXIT_FINISHED
-    # Of a container that was killed meanwhile.
+    # A container that was killed meanwhile may have left a part of it.
     shutil.rmtree(job.dataset, ignore_errors=True)
     importer = Trainer([*_TRAINING, *job.importing], max_failures=1)
     return importer, importer.run()
 
 
-def _reason_of_run(job: Job) -> str | None:
+def _reason_of_run(job: SageMakerJob) -> str | None:
     """Why the run has failed for good: a second attempt says so in its log only."""
     with contextlib.suppress(UserError, StoreError):
         head = read_head(open_store(job.run_uri))
@@ -178,7 +178,7 @@ class Trainer:
             self._process.send_signal(signal.SIGTERM)
 
 
-def _leave_model(job: Job) -> int:
+def _leave_model(job: SageMakerJob) -> int:
     """Copy the deliverables to the model folder, which SageMaker uploads as model.tar.gz."""
     store = open_store(job.run_uri)
     for key in (FINAL, CONFIG, RECEIPT, REPORT):
@@ -196,7 +196,7 @@ def _leave_model(job: Job) -> int:
     return EXIT_FINISHED
 
 
-def _await_the_end(job: Job, told_at: float, how: str) -> int:
+def _await_the_end(job: SageMakerJob, told_at: float, how: str) -> int:
     """Wait for SageMaker to kill the container; say so where it does not.
 
     It reads exit code 0 as a completed job and any other as a failed one, and this is neither.

@@ -42,7 +42,7 @@ NOTICE_SECONDS = 120.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Job:
+class SageMakerJob:
     """One container's share of a training job."""
 
     root: Path
@@ -60,8 +60,8 @@ class Job:
         return self.root / "output" / "failure"
 
 
-def read_job(root: Path, environ: Mapping[str, str]) -> Job:
-    """Read input/config; UserError if that is no job that one machine can train."""
+def read_job(root: Path, environ: Mapping[str, str]) -> SageMakerJob:
+    """Read input/config; UserError if one machine cannot train that job."""
     given = dict(_hyperparameters(root))
     missing = [name for name in _REQUIRED if not given.get(name)]
     if missing:
@@ -88,7 +88,7 @@ def read_job(root: Path, environ: Mapping[str, str]) -> Job:
     writer = f"{environ.get('TRAINING_JOB_NAME', 'sagemaker')}/{hosts[0]}"
     arguments = [f"--{name}={value}" for name, value in options.items()]
     arguments += [f"--override={name}={value}" for name, value in given.items()]
-    return Job(
+    return SageMakerJob(
         root=root,
         arguments=("run", *arguments, f"--writer={writer}", f"--scratch={scratch}"),
         run_uri=options["run-uri"],
@@ -155,7 +155,7 @@ def _config(root: Path, name: str) -> dict[str, Any]:
     except ValueError as error:
         raise UserError(f"{path} is not JSON ({error}); SageMaker writes it: see the job") from None
     if not isinstance(value, dict):
-        raise UserError(f"{path} holds no object; SageMaker writes it: see the job")
+        raise UserError(f"{path} is not a JSON object; SageMaker writes it: see the job")
     return value
 
 
@@ -166,6 +166,6 @@ def _positive(text: str) -> float:
         value = 0.0
     if not 0 < value < 3600:
         raise UserError(
-            f"the hyperparameter notice-budget-seconds is {text!r}; give seconds, as in 120"
+            f"the hyperparameter notice-budget-seconds is {text!r}; write seconds, as in 120"
         )
     return value

@@ -1,44 +1,37 @@
-"""One attempt of a run: take the lease, resume, go through the stages, finish.
+"""What trains in an attempt of a workload: its ranks, its stages, and retries of a divergence.
 
-It ends in one of five ways, which are the exit codes: finished, failed, interrupted and saved,
-lease lost, or refused because of a user's mistake.
+Rank 0 holds the run (training/attempt/attempt.py); the others follow it.
 """
 
 import contextlib
-import logging
 import secrets
-import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, replace
 from typing import Any
 
 import torch.distributed as dist
 
+from training.attempt.attempt import HeldRun, run_attempt
 from training.attempt.context import AttemptContext
+from training.attempt.dataset import opened_dataset
 from training.attempt.launch import OtherRanks, interpreters
 from training.attempt.notice import InterruptedRunError
 from training.attempt.supervisor import Supervisor
 from training.attempt.world import RankEnvironment, World
 from training.code_fingerprint import code_fingerprint
 from training.engine.divergence import Retries
-from training.engine.job import Job, RunOptions, run_dataset
+from training.engine.job import ResolvedWorkload, RunOptions
 from training.engine.numerics import configure, numerics_key
 from training.engine.stages import StageSequence
-from training.errors import EXIT_FAILED, EXIT_FINISHED, RankLostError, RunFailedError
-from training.record.events import Events, SilentEvents
-from training.record.head import Head
-from training.record.lease import Lease, LeaseLostError
-from training.record.metrics import Metrics, SilentMetrics
-from training.record.reopen import with_way_back
-from training.record.run_config import RunConfig, ensure_run_config
+from training.errors import EXIT_FINISHED, RankLostError, UserError
+from training.record.events import SilentEvents
+from training.record.metrics import SilentMetrics
+from training.record.run_config import RunConfig
 from training.registry import module_of
-from training.report.meter import Meter
 from training.report.profiler import StepProfiler
-from training.report.receipt import conclude
+from training.report.receipt import RunResult
+from training.settings import recorded
 from training.store.local_dataset import LocalDataset
-from training.store.protocol import Store, StoreError
-
-_log = logging.getLogger(__name__)
 
 # The rooms of training/ whose code decides about the weights.
 _ROOMS = ("artifacts", "attempt", "engine", "save", "workloads/expansion")
@@ -46,14 +39,14 @@ _ROOMS = ("artifacts", "attempt", "engine", "save", "workloads/expansion")
 _RANK_SECONDS = 1.0
 
 
-def run_attempt(options: RunOptions, job: Job, supervisor: Supervisor) -> int:
+def run_workload(options: RunOptions, resolved: ResolvedWorkload, supervisor: Supervisor) -> int:
     """Train until the run or this attempt ends; return the exit code of a run that has ended."""
-    began = time.monotonic()
     with (
-        run_dataset(options, job.workload, supervisor.watchdog) as dataset,
+        opened_dataset(options.dataset_uri, options.scratch, supervisor.watchdog) as dataset,
         _start_ranks(options, supervisor) as environment,
     ):
-        config = job.config
+        _refuse_other_workload(options, resolved, dataset)
+        config = resolved.config
         device = configure(
             num_threads=config.num_threads,
             deterministic=config.deterministic,
@@ -63,27 +56,126 @@ def run_attempt(options: RunOptions, job: Job, supervisor: Supervisor) -> int:
             device,
             world=environment.world_size,
             deterministic=config.deterministic,
-            stages=job.numerics,
+            stages=resolved.numerics,
             code=code_fingerprint(module_of(options.workload), *_ROOMS),
         )
-        if environment.rank > 0:
-            world = World(environment, device)
-            return _follow(options, job, dataset, supervisor, world, key)
-        run_config = ensure_run_config(
-            options.store, job.run_config(options, dataset, key), job.workload.placement_fields
-        )
-        lease = supervisor.take_lease(
-            options.store, options.run_id, options.writer, options.lease_ttl_seconds
-        )
         world = World(environment, device)
-        if isinstance(lease, Head):
-            return world.share((_report_ended(options.store, lease), run_config))[0]
-        supervisor.last_resort.hold(lease)
-        supervisor.extra_time.hold(options.store, lease)
-        world.share((None, run_config))
-        context = _leading_context(options, supervisor, lease, world, key, began)
-        return _lead(
-            context, run_config, lambda: _train(options, context, job, dataset, run_config)
+        job = WorkloadJob(options, resolved, dataset, world, key)
+        with _leaving(world), contextlib.closing(job):
+            return job.lead(supervisor) if world.leads else job.follow(supervisor)
+
+
+def _refuse_other_workload(
+    options: RunOptions, resolved: ResolvedWorkload, dataset: LocalDataset
+) -> None:
+    made_for, asked = dataset.manifest["workload"], resolved.workload.name
+    if made_for != asked:
+        raise UserError(
+            f"the dataset {options.dataset_uri} was made for workload {made_for!r}, "
+            f"not {asked!r}; use a dataset of this workload"
+        )
+
+
+class WorkloadJob:
+    """The stages of a workload, trained by all ranks of an attempt."""
+
+    def __init__(
+        self,
+        options: RunOptions,
+        resolved: ResolvedWorkload,
+        dataset: LocalDataset,
+        world: World,
+        key: Mapping[str, Any],
+    ) -> None:
+        self.placement = resolved.workload.placement_fields
+        self._options = options
+        self._resolved = resolved
+        self._dataset = dataset
+        self._world = world
+        self._key = key
+        self._has_begun = False
+        self._profiler: StepProfiler | None = None
+
+    def run_config(self) -> RunConfig:
+        """What config.json says of the run, if this is its first attempt."""
+        options, origin = self._options, self._resolved.origin
+        return options.run_config(
+            workload=options.workload,
+            recipe=options.recipe,
+            overrides=dict(options.overrides),
+            config=recorded(self._resolved.config),
+            dataset=self._dataset.fingerprint,
+            numerics_key=self._key,
+            origin=asdict(origin) if origin else None,
+        )
+
+    def lead(self, supervisor: Supervisor) -> int:
+        """Rank 0: hold the run and train; the exit code of a run that has ended."""
+        code = run_attempt(self._options, self, supervisor)
+        if not self._has_begun:  # it had ended before, as the others now hear
+            self._world.share((code, None))
+        return code
+
+    def train(self, run: HeldRun) -> RunResult:
+        """Rank 0: train the stages, from the newest valid checkpoint to the end."""
+        options, self._has_begun = self._options, True
+        self._world.share((None, run.record))
+        if options.profile_steps is not None:
+            self._profiler = StepProfiler(
+                options.profile_steps, options.store, run.generation, options.scratch
+            )
+        result = self._train(self._context(run.supervisor, run), run.record, run)
+        assert result is not None
+        return result
+
+    def follow(self, supervisor: Supervisor) -> int:
+        """A rank above 0: trains along, and writes nothing but its shards of derived data."""
+        supervisor.last_resort.follow()
+        supervisor.extra_time.follow()
+        # Rank 0 may be at work on its own for long, and its watchdog is for all.
+        supervisor.watchdog.close()
+        code, record = self._world.share((None, None))
+        if code is not None:
+            return code
+        assert record is not None
+        self._train(self._context(supervisor, None), record, None)
+        return EXIT_FINISHED
+
+    def close(self) -> None:
+        """Store the trace of the steps, if one was asked for."""
+        if self._profiler is not None:
+            self._profiler.close()
+
+    def _context(self, supervisor: Supervisor, run: HeldRun | None) -> AttemptContext:
+        """What the stages see of the attempt; rank 0 alone writes what happens to the run."""
+        options = self._options
+        return AttemptContext(
+            store=options.store,
+            own_lease=run.lease if run else None,
+            metrics=run.metrics if run else SilentMetrics(),
+            events=run.events if run else SilentEvents(),
+            supervisor=supervisor,
+            interval=options.interval,
+            retention=options.retention,
+            scratch=options.scratch,
+            world=self._world,
+            artifacts=options.artifacts,
+            numerics=self._key,
+            keeps_compiled=options.keep_compiled,
+            usd_per_hour=options.usd_per_hour,
+            profiler=self._profiler,
+        )
+
+    def _train(
+        self, context: AttemptContext, record: RunConfig, run: HeldRun | None
+    ) -> RunResult | None:
+        """Go through the stages, and again from the last commit where training diverges."""
+        options = self._options
+        retries = Retries(
+            context, run, num_retries=options.nan_retries, num_skips=options.nan_skips
+        )
+        return retries.train(
+            lambda: StageSequence(context, self._resolved, self._dataset, record).run()
         )
 
 
@@ -116,99 +208,6 @@ def _start_ranks(options: RunOptions, supervisor: Supervisor) -> Iterator[RankEn
         meeting.unlink(missing_ok=True)
 
 
-def _leading_context(
-    options: RunOptions,
-    supervisor: Supervisor,
-    lease: Lease,
-    world: World,
-    key: Mapping[str, Any],
-    began: float,
-) -> AttemptContext:
-    """The context of rank 0, which alone writes what happens to the run."""
-    generation = lease.head.generation
-    profiler = None
-    if options.profile_steps is not None:
-        profiler = StepProfiler(options.profile_steps, options.store, generation, options.scratch)
-    context = AttemptContext(
-        store=options.store,
-        own_lease=lease,
-        metrics=Metrics(options.store, generation, lease.head.nonce, options.metrics_file),
-        events=Events(options.store, options.writer),
-        supervisor=supervisor,
-        interval=options.interval,
-        retention=options.retention,
-        scratch=options.scratch,
-        world=world,
-        artifacts=options.artifacts,
-        numerics=key,
-        keeps_compiled=options.keep_compiled,
-        meter=Meter(usd_per_hour=options.usd_per_hour, began=began),
-        profiler=profiler,
-    )
-    context.tell_take_over()
-    return context
-
-
-def _train(
-    options: RunOptions,
-    context: AttemptContext,
-    job: Job,
-    dataset: LocalDataset,
-    run_config: RunConfig,
-) -> None:
-    """Go through the stages, and again from the last commit where training diverges."""
-    retries = Retries(context, num_retries=options.nan_retries, num_skips=options.nan_skips)
-    retries.train(lambda: StageSequence(context, job, dataset, run_config).run())
-
-
-def _lead(context: AttemptContext, run_config: RunConfig, train: Callable[[], None]) -> int:
-    """Rank 0: train, and leave nothing behind however that ends."""
-    try:
-        with _leaving(context.world), _ending(context):
-            context.lease.start_heartbeat()
-            train()
-    finally:
-        if context.profiler is not None:
-            context.profiler.close()
-        conclude(context.store, run_config, context.lease.head)
-    return EXIT_FINISHED
-
-
-def _follow(
-    options: RunOptions,
-    job: Job,
-    dataset: LocalDataset,
-    supervisor: Supervisor,
-    world: World,
-    key: Mapping[str, Any],
-) -> int:
-    """A rank above 0: trains along, and writes nothing but its shards of derived data."""
-    supervisor.last_resort.follow()
-    supervisor.extra_time.follow()
-    # Rank 0 may be at work on its own for long, and its watchdog is for all.
-    supervisor.watchdog.close()
-    code, run_config = world.share((None, None))
-    if code is not None:
-        return code
-    assert run_config is not None
-    context = AttemptContext(
-        store=options.store,
-        own_lease=None,
-        metrics=SilentMetrics(),
-        events=SilentEvents(),
-        supervisor=supervisor,
-        interval=options.interval,
-        scratch=options.scratch,
-        world=world,
-        artifacts=options.artifacts,
-        numerics=key,
-        keeps_compiled=options.keep_compiled,
-    )
-    with _leaving(world):
-        _train(options, context, job, dataset, run_config)
-    return EXIT_FINISHED
-
-
 @contextlib.contextmanager
 def _leaving(world: World) -> Iterator[None]:
     """Where all ranks end alike, the others wait for rank 0: torchrun ends all when one has."""
@@ -218,37 +217,3 @@ def _leaving(world: World) -> Iterator[None]:
         world.close()
         raise
     world.close()
-
-
-def _report_ended(store: Store, head: Head) -> int:
-    """Print that a run has ended already; return the exit code."""
-    if head.state == "finished":
-        _log.info("[ok] %s is finished: weights %s", store.uri, head.weights_sha256)
-        return EXIT_FINISHED
-    _log.error("[failed] %s has failed: %s", store.uri, head.reason)
-    return EXIT_FAILED
-
-
-@contextlib.contextmanager
-def _ending(context: AttemptContext) -> Iterator[None]:
-    """Release the lease and flush the metrics, however the attempt ends."""
-    try:
-        yield
-    except RunFailedError as error:
-        context.metrics.flush()
-        reason = with_way_back(str(error), context.store.uri)
-        context.events.emit("failed", "failed", message=reason)
-        context.lease.fail(reason)
-        _log.error("[failed] the run has failed: %s", reason)
-        raise
-    finally:
-        context.supervisor.last_resort.stand_down()
-        # What ends the attempt is more telling than a release that did not work either.
-        with contextlib.suppress(LeaseLostError, StoreError):
-            context.lease.release()
-        with contextlib.suppress(StoreError):
-            context.metrics.flush()
-        if context.lease.head.state == "released":
-            context.events.emit("released", "ok", generation=context.generation)
-        context.lease.close()
-        context.metrics.close()

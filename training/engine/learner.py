@@ -27,8 +27,8 @@ from training.engine.stage_checks import (
 )
 from training.errors import RunFailedError, UserError
 from training.randomness import seed_torch
-from training.save.read import Snapshot
-from training.save.sharded import ShardedSnapshot
+from training.save.read import CheckpointContent
+from training.save.sharded import ShardedContent
 from training.save.slices import is_sharded as has_shards
 from training.save.state import LiveState, flatten_state, unflatten_state
 from training.workload import Batch, Inputs, Start, Train
@@ -60,7 +60,7 @@ class Learner:
         stage: Train,
         inputs: Inputs,
         world: World,
-        snapshot: Snapshot | ShardedSnapshot | None,
+        snapshot: CheckpointContent | ShardedContent | None,
         started_with: Mapping[str, str],
     ) -> None:
         self._stage = stage
@@ -93,7 +93,7 @@ class Learner:
             self._load(snapshot)
 
     def _build_model(
-        self, snapshot: Snapshot | ShardedSnapshot | None, started_with: Mapping[str, str]
+        self, snapshot: CheckpointContent | ShardedContent | None, started_with: Mapping[str, str]
     ) -> nn.Module:
         stage, inputs = self._stage, self._inputs
         seed_torch(inputs.device, "model", inputs.seed, stage.name)
@@ -105,7 +105,7 @@ class Learner:
             if self.start.failures:
                 raise RunFailedError(f"stage {stage.name!r} cannot start: {self.start.failures[0]}")
         release_prior(inputs)
-        if isinstance(snapshot, Snapshot):
+        if isinstance(snapshot, CheckpointContent):
             model.load_state_dict(snapshot.take("model"))
         if not self.is_sharded:
             model = model.to(inputs.device)
@@ -150,8 +150,8 @@ class Learner:
             )
         start_state(self._stage, self._optimizer, self.model, state)
 
-    def _load(self, snapshot: Snapshot | ShardedSnapshot) -> None:
-        if isinstance(snapshot, ShardedSnapshot):
+    def _load(self, snapshot: CheckpointContent | ShardedContent) -> None:
+        if isinstance(snapshot, ShardedContent):
             self._fill(snapshot)
             return
         state = unflatten_state(snapshot.state["optimizer"], snapshot.take("optimizer"))
@@ -160,7 +160,7 @@ class Learner:
         if self._average is not None:
             self._average.load(snapshot.take("ema"))
 
-    def _fill(self, snapshot: ShardedSnapshot) -> None:
+    def _fill(self, snapshot: ShardedContent) -> None:
         """Fill this rank's share of the state in place."""
         state: dict[str, Tensor] = {}
         create_optimizer_state(self._optimizer)

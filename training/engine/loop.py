@@ -29,8 +29,8 @@ from training.errors import RunFailedError
 from training.record.position import Position
 from training.save.checkpointer import Checkpointer
 from training.save.policy import CheckpointPolicy
-from training.save.read import Snapshot
-from training.save.sharded import ShardedSnapshot
+from training.save.read import CheckpointContent
+from training.save.sharded import ShardedContent
 from training.save.state import LiveState
 from training.tally import Tally
 from training.workload import Batch, Inputs, Samples, Train, implements
@@ -48,7 +48,7 @@ class StageLoop:
         stage: Train,
         inputs: Inputs,
         position: Position,
-        snapshot: Snapshot | ShardedSnapshot | None,
+        snapshot: CheckpointContent | ShardedContent | None,
         skipped_steps: Container[int] = (),
     ) -> None:
         self._context = context

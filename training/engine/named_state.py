@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from training.errors import UserError
-from training.save.read import Snapshot
+from training.save.read import CheckpointContent
 from training.save.state import unflatten_state
 from training.workload import OptimizerState, Train
 
@@ -27,7 +27,7 @@ def parameter_names(optimizer: Optimizer, model: nn.Module) -> list[list[str]]:
     return [names[id(p)] for group in optimizer.param_groups for p in group["params"]]
 
 
-def state_by_name(snapshot: Snapshot) -> OptimizerState:
+def state_by_name(snapshot: CheckpointContent) -> OptimizerState:
     """The optimizer's state in a checkpoint of which at least that part was read."""
     tensors = snapshot.tensors.get(OPTIMIZER, {})
     state = unflatten_state(snapshot.state[OPTIMIZER], tensors)["state"]

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from training.artifacts.prepare import ensure_artifact, open_artifact
 from training.attempt.context import AttemptContext
-from training.engine.job import Job
+from training.engine.job import ResolvedWorkload
 from training.engine.loop import StageLoop
 from training.engine.named_state import OPTIMIZER, state_by_name
 from training.engine.parallel import is_sharded
@@ -22,13 +22,13 @@ from training.record.checkpoint_entry import CheckpointEntry
 from training.record.newest_valid import DamagedCheckpointError
 from training.record.position import Position
 from training.record.run_config import RunConfig, changed_parts
-from training.report.receipt import write_receipt
-from training.report.spending import read_spending
+from training.report.bottleneck import longest, sentence
+from training.report.receipt import RunResult
 from training.save.checkpointer import Checkpointer
 from training.save.export import export_final
 from training.save.policy import SPENT_SECONDS
-from training.save.read import WEIGHTS, Snapshot, read_checkpoint
-from training.save.resume import AnySnapshot, find_newest, follow, share_snapshot
+from training.save.read import WEIGHTS, CheckpointContent, read_checkpoint
+from training.save.resume import AnyContent, find_newest, follow, share_snapshot
 from training.save.schedule import Schedule
 from training.store.local_dataset import LocalDataset
 from training.store.protocol import Store, StoreError
@@ -43,32 +43,33 @@ class StageSequence:
     def __init__(
         self,
         context: AttemptContext,
-        job: Job,
+        resolved: ResolvedWorkload,
         dataset: LocalDataset,
         run_config: RunConfig,
     ) -> None:
         self._context = context
-        self._config = job.config
-        self._stages = job.stages
+        self._config = resolved.config
+        self._stages = resolved.stages
         self._dataset = dataset
         self._run_config = run_config
         self._artifacts: dict[str, str] = {}
         self._opened: dict[str, Sequence[Mapping[str, Tensor]]] = {}
         self._skipped_steps: tuple[int, ...] = ()
-        self._verified: tuple[CheckpointEntry, Snapshot] | None = None  # an end, read to resume
-        self._snapshot: AnySnapshot | None = None  # until the stage that resumes from it has it
+        self._verified: tuple[CheckpointEntry, CheckpointContent] | None = (
+            None  # an end, read to resume
+        )
+        self._snapshot: AnyContent | None = None  # until the stage that resumes from it has it
 
-    def run(self) -> None:
-        """Resume from the newest valid checkpoint and train to the end of the run."""
+    def run(self) -> RunResult | None:
+        """Resume from the newest valid checkpoint and train to the end; rank 0 has the result."""
         context = self._context
         if not context.world.leads:
             self._skipped_steps = context.world.share(())
             self._snapshot = follow(context)
             self._train(None, self._shared(None))
-            return
+            return None
         self._skipped_steps = context.world.share(context.lease.head.skipped_steps)
         position = self._resume()
-        context.lease.sweep()
         state = self._snapshot.state if self._snapshot else {}
         spent = float(state.get(SPENT_SECONDS, 0.0))
         schedule = Schedule(
@@ -81,7 +82,7 @@ class StageSequence:
         context.supervisor.last_resort.save_with(checkpointer)
         with closing(checkpointer):
             position = self._train(checkpointer, self._shared(position))
-        self._finish(position)
+        return self._result(position)
 
     def _shared(self, position: Position | None) -> Position | None:
         """Share the position and the snapshot that rank 0 has found."""
@@ -233,7 +234,7 @@ class StageSequence:
             optimizer=partial(_read_optimizer, self._context.store, end),
         )
 
-    def _read_end(self, position: Position) -> tuple[CheckpointEntry, Snapshot]:
+    def _read_end(self, position: Position) -> tuple[CheckpointEntry, CheckpointContent]:
         """The committed end of the last stage that has ended; reused if it was just verified."""
         end = self._end(position)
         verified, self._verified = self._verified, None
@@ -254,8 +255,8 @@ class StageSequence:
             raise DamagedCheckpointError(f"the end of stage {last!r} is not in head.json")
         return ends[-1]
 
-    def _finish(self, position: Position) -> None:
-        """Write the weights and the receipt; a notice no longer interrupts from here on."""
+    def _result(self, position: Position) -> RunResult:
+        """Write the weights; a notice no longer interrupts from here on."""
         context, run_config = self._context, self._run_config
         context.supervisor.last_resort.stand_down()
         with _explained():
@@ -273,22 +274,42 @@ class StageSequence:
         context.lease.beat()
         with _explained():
             weights = export_final(context.store, end, about, context.scratch)
-        context.metrics.flush()
-        receipt = write_receipt(
-            context.lease,
-            run_config=run_config,
-            position=position,
-            weights=weights,
-            numerics_key=context.numerics,
-            began=context.meter.began,
-            peak_gpu_bytes=_peak_gpu_bytes(context.world.device),
-            spent=read_spending(context.store),
+        chosen = {"chosen": dict(position.numerics)} if position.numerics else {}
+        return RunResult(
+            steps=position.step,
+            weights_sha256=weights,
+            stages=position.results,
+            numerics_key={**context.numerics, **chosen},
+            numerics_changed=self._changed(position.numerics_changed),
+            facts={
+                **({"facts": dict(position.facts)} if position.facts else {}),
+                **_bottleneck(position, str(context.numerics["device"])),
+                **_accuracies(position),
+                "peak_gpu_bytes": _peak_gpu_bytes(context.world.device),
+            },
         )
-        context.events.emit("finished", "ok", step=position.step, weights_sha256=weights)
-        context.lease.finish(weights)
-        _log.info("[ok] finished: %d steps, weights %s", position.step, weights)
-        if found := receipt.get("bottleneck"):
-            _log.info("[bottleneck] %s", found)
+
+
+def _bottleneck(position: Position, device: str) -> dict[str, Any]:
+    """Where the stages' time went, and in a sentence what bound the one that took the most."""
+    found = longest(position.times)
+    said = sentence(*found, device) if found else None
+    if said is None:
+        return {}
+    _log.info("[bottleneck] %s", said)
+    return {"bottleneck": said, "times": dict(position.times)}
+
+
+def _accuracies(position: Position) -> dict[str, float]:
+    """Each stage's, and the last one's, under names of their own."""
+    found = {
+        f"{stage}_accuracy": metrics["accuracy"]
+        for stage, metrics in position.results.items()
+        if "accuracy" in metrics
+    }
+    if "accuracy" in position.metrics:
+        found["validation_accuracy"] = position.metrics["accuracy"]
+    return found
 
 
 def _read_optimizer(store: Store, end: CheckpointEntry) -> OptimizerState:

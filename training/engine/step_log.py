@@ -80,4 +80,4 @@ class StepLog:
             f"epoch {epoch}/{self._plan.num_epochs} loss {loss:.4f} lr {learning_rate:.2e} "
             f"{rate:.0f} samples/s, {time.waited_share:.0%} waiting for data"
         )
-        self.bar.show(position.stage_step, f"{text}{self._context.meter.text()}")
+        self.bar.show(position.stage_step, f"{text}{self._context.meter_text()}")

@@ -13,7 +13,7 @@ import torch
 
 from contract.keys import MANIFEST
 from training.config import resolve_config
-from training.engine.job import Job, RunOptions, checked_stages
+from training.engine.job import ResolvedWorkload, RunOptions, checked_stages
 from training.engine.loader import num_workers
 from training.engine.numerics import device_of
 from training.engine.origin import with_origin
@@ -36,7 +36,7 @@ _log = logging.getLogger(__name__)
 class Preflight:
     """A job that has passed every check, and what it takes of its machine."""
 
-    job: Job
+    job: ResolvedWorkload
     request: ResourceRequest
 
     @contextmanager
@@ -85,7 +85,7 @@ def preflight(options: RunOptions) -> Preflight:
     if origin is not None:
         workload = with_origin(workload, origin)
     workload = adapted(workload, rungs)
-    job = Job(
+    job = ResolvedWorkload(
         workload=workload, config=config, stages=checked_stages(workload, config), origin=origin
     )
     _refuse_in_backward(job.stages, num_ranks)

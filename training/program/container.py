@@ -3,25 +3,32 @@
 Held against the documented list by tests/training/program/test_container.py.
 """
 
+import contextlib
+import errno
+import fcntl
 import json
 import os
 import shutil
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from contract.program import Program
-from training.errors import UserError
+from contract.source import find_files
+from training.errors import MachineError, UserError
+from training.store.unfinished import write_whole
 
+SAGEMAKER_ROOT = Path("/opt/ml")
+_LOCK, _RUN = ".lock", ".run"
 _HOST = "algo-1"
 _GROUP = "homogeneousCluster"
 _NVIDIA_SMI_SECONDS = 30
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Machine:
+class ContainerHost:
     """What a program is told of its machine."""
 
     num_gpus: int
@@ -29,7 +36,7 @@ class Machine:
     instance_type: str = "local"
 
     @classmethod
-    def here(cls, instance_type: str = "local") -> "Machine":
+    def here(cls, instance_type: str = "local") -> "ContainerHost":
         """This machine, as SageMaker's toolkit counts: nvidia-smi's GPUs, usable CPUs."""
         return cls(
             num_gpus=_num_gpus(),
@@ -75,7 +82,7 @@ class Container:
         """The folder of one channel's files."""
         return self.root / "input" / "data" / name
 
-    def prepare(self, program: Program, machine: Machine, dataset: Path | None) -> None:
+    def prepare(self, program: Program, host: ContainerHost, dataset: Path | None) -> None:
         """Make every folder as on a new machine, but for the checkpoints; write the config files.
 
         UserError if the dataset has no folder for a channel.
@@ -92,17 +99,17 @@ class Container:
                 self.channel(name).symlink_to(source.absolute(), target_is_directory=True)
         files = {
             "hyperparameters.json": _encoded(program.hyperparameters),
-            "resourceconfig.json": _resources(machine),
+            "resourceconfig.json": _resources(host),
             "inputdataconfig.json": _inputs(program.channels if dataset else ()),
         }
         for name, content in files.items():
             (self.config / name).write_text(json.dumps(content))
 
     def variables(
-        self, program: Program, machine: Machine, job_name: str, channels: Sequence[str]
+        self, program: Program, host: ContainerHost, job_name: str, channels: Sequence[str]
     ) -> dict[str, str]:
         """The variables that the toolkit sets in SageMaker's containers, and SM_CHECKPOINT_DIR."""
-        values = self._environment(program, machine, job_name, channels)
+        values = self._environment(program, host, job_name, channels)
         only_in_training_env = (
             *("additional_framework_parameters", "channel_input_dirs", "distribution_hosts"),
             *("hyperparameters", "is_master", "is_modelparallel_enabled", "job_name"),
@@ -128,7 +135,7 @@ class Container:
         }
 
     def _environment(
-        self, program: Program, machine: Machine, job_name: str, channels: Sequence[str]
+        self, program: Program, host: ContainerHost, job_name: str, channels: Sequence[str]
     ) -> dict[str, Any]:
         """The toolkit's Environment, by its own names."""
         entry_point = entry_point_of(program.words)
@@ -138,7 +145,7 @@ class Container:
             "current_host": _HOST,
             "current_instance_group": _GROUP,
             "current_instance_group_hosts": [_HOST],
-            "current_instance_type": machine.instance_type,
+            "current_instance_type": host.instance_type,
             "distribution_hosts": [_HOST],
             "distribution_instance_groups": [],
             "framework_module": None,
@@ -148,7 +155,7 @@ class Container:
             "input_data_config": _inputs(channels),
             "input_dir": str(self.root / "input"),
             "instance_groups": [_GROUP],
-            "instance_groups_dict": {_GROUP: _group(machine)},
+            "instance_groups_dict": {_GROUP: _group(host)},
             "is_hetero": False,
             "is_master": True,
             "is_modelparallel_enabled": None,
@@ -159,12 +166,12 @@ class Container:
             "module_dir": str(self.code),
             "module_name": entry_point.removesuffix(".py"),
             "network_interface_name": "eth0",
-            "num_cpus": machine.num_cpus,
-            "num_gpus": machine.num_gpus,
+            "num_cpus": host.num_cpus,
+            "num_gpus": host.num_gpus,
             "output_data_dir": str(self.output / "data"),
             "output_dir": str(self.output),
             "output_intermediate_dir": str(self.output / "intermediate"),
-            "resource_config": _resources(machine),
+            "resource_config": _resources(host),
             "user_entry_point": entry_point,
         }
 
@@ -229,21 +236,21 @@ def _text(value: Any) -> str:
     return json.dumps(value, sort_keys=True, separators=(",", ":"))
 
 
-def _group(machine: Machine) -> dict[str, Any]:
+def _group(host: ContainerHost) -> dict[str, Any]:
     return {
         "instance_group_name": _GROUP,
-        "instance_type": machine.instance_type,
+        "instance_type": host.instance_type,
         "hosts": [_HOST],
     }
 
 
-def _resources(machine: Machine) -> dict[str, Any]:
+def _resources(host: ContainerHost) -> dict[str, Any]:
     return {
         "current_host": _HOST,
-        "current_instance_type": machine.instance_type,
+        "current_instance_type": host.instance_type,
         "current_group_name": _GROUP,
         "hosts": [_HOST],
-        "instance_groups": [_group(machine)],
+        "instance_groups": [_group(host)],
         "network_interface_name": "eth0",
     }
 
@@ -268,3 +275,53 @@ def _num_gpus() -> int:
     except (OSError, subprocess.TimeoutExpired):
         return 0  # no driver: no GPU that a program could use
     return sum(line.startswith("GPU ") for line in listed.stdout.splitlines())
+
+
+@contextlib.contextmanager
+def claimed(root: Path, run_uri: str) -> Iterator[None]:
+    """Hold the root for one run; UserError if another one uses it, or has left files there."""
+    with contextlib.ExitStack() as stack:
+        try:
+            root.mkdir(parents=True, exist_ok=True)
+            lock = stack.enter_context((root / _LOCK).open("a"))
+        except OSError as error:
+            raise (MachineError if error.errno == errno.ENOSPC else UserError)(
+                f"the folder {root} cannot be used ({error.strerror}); choose another --ml-root"
+            ) from error
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(
+                f"another program runs in {root}; wait for its end, or choose another --ml-root"
+            ) from None
+        _claim_files(root, run_uri)
+        yield
+
+
+def _claim_files(root: Path, run_uri: str) -> None:
+    container, marker = Container(root=root), root / _RUN
+    checkpoints, whose = container.checkpoints, marker.read_text() if marker.is_file() else ""
+    if not whose:
+        # What `Container.prepare` and `copy_source` replace.
+        for folder in (container.code, root / "input", container.model, container.output):
+            if folder.is_dir() and any(folder.iterdir()):
+                raise UserError(
+                    f"{folder} has files of something else, which this run would replace; "
+                    "move them away, or choose another --ml-root"
+                )
+    if whose != run_uri and checkpoints.is_dir() and any(checkpoints.iterdir()):
+        raise UserError(
+            f"{checkpoints} has files of {whose or 'something else'}, which this run would "
+            "replace; move them away, or choose another --ml-root"
+        )
+    if whose != run_uri:  # else not written again: what this run left may have filled the disk
+        write_whole(marker, run_uri.encode())
+
+
+def copy_source(source: Path, code: Path) -> None:
+    """Copy what travels of a source folder to where the program runs; what was there goes."""
+    shutil.rmtree(code, ignore_errors=True)
+    for path in find_files(source):
+        target = code / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(source / path, target)

@@ -28,7 +28,7 @@ _Field: TypeAlias = tuple[int, int | bytes]
 
 
 class EventFile:
-    """Reads on from where the last read ended; a record that is not whole yet is left for later."""
+    """Reads on from where the last read ended; an incomplete record is left for later."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -37,7 +37,7 @@ class EventFile:
         self._is_damaged = False  # nothing behind a wrong length can be found
 
     def read(self) -> list[MetricRow]:
-        """The scalars of the records that have become whole."""
+        """The scalars of the records that are now complete."""
         rows: list[MetricRow] = []
         with self._path.open("rb") as file:
             size = file.seek(0, os.SEEK_END)
@@ -53,7 +53,7 @@ class EventFile:
         return rows
 
     def _record(self, file: BinaryIO, size: int) -> bytes | None:
-        """The next record, empty if it is damaged or large; None if it is not whole."""
+        """The next record, empty if it is damaged or large; None if it is incomplete."""
         file.seek(self._offset)
         header = file.read(_HEADER.size)
         if len(header) < _HEADER.size:

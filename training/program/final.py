@@ -4,7 +4,6 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from contract.keys import FINAL_FILES
@@ -16,22 +15,11 @@ from training.store.verified import sha256_of
 _REASON_BYTES = 1024  # as SageMaker reads output/failure
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class FinalFiles:
-    """The artifacts of a finished run, by their names below final/."""
+def upload_final(container: Container, store: Store, lease: Lease) -> tuple[dict[str, str], int]:
+    """Upload the artifacts; return their checksums by name below final/, and their bytes.
 
-    sha256: Mapping[str, str]
-    bytes: int
-
-    @property
-    def digest(self) -> str:
-        """One checksum of all names and contents in model/."""
-        model = {name: one for name, one in self.sha256.items() if name.startswith("model/")}
-        return hashlib.sha256(json.dumps(model, sort_keys=True).encode()).hexdigest()
-
-
-def upload_final(container: Container, store: Store, lease: Lease) -> FinalFiles:
-    """Upload the artifacts; the lease is renewed before each, so that no stale writer does."""
+    The lease is renewed before each, so that no stale writer uploads one.
+    """
     sums, size = {}, 0
     folders = {"model": container.model, "output/data": container.output / "data"}
     for name, path in sorted(_files(folders)):
@@ -39,7 +27,13 @@ def upload_final(container: Container, store: Store, lease: Lease) -> FinalFiles
         sums[name] = sha256_of(path)
         size += path.stat().st_size
         store.put_file(f"{FINAL_FILES}{name}", path)
-    return FinalFiles(sha256=sums, bytes=size)
+    return sums, size
+
+
+def digest_of_model(sums: Mapping[str, str]) -> str:
+    """One checksum of all names and contents in model/."""
+    model = {name: one for name, one in sums.items() if name.startswith("model/")}
+    return hashlib.sha256(json.dumps(model, sort_keys=True).encode()).hexdigest()
 
 
 def _files(folders: Mapping[str, Path]) -> Iterator[tuple[str, Path]]:

@@ -1,4 +1,4 @@
-"""What a program prints, whole: on our standard output, in a local file, and in the store.
+"""All that a program prints: on our standard output, in a local file, and in the store.
 
 S3 cannot append: a part is rewritten as it grows, a few hundred kilobytes at most, and then the
 next begins. Nothing is kept in memory but the current part and the last lines.
@@ -26,10 +26,10 @@ _FIRST_SECONDS, _SEND_SECONDS = 2.0, 10.0
 _LAST_PAUSES = (0.2, 1.0)
 _PART_BYTES = 2 * 1024 * 1024  # before compression
 _READ_BYTES = 65536
-# A longer line, such as a tensor printed whole, is cut for those who read lines.
+# A longer line, such as all of a tensor, is cut for those who read lines.
 _LINE_BYTES = 16384
 _TAIL_LINES = 50
-# Of a progress bar, which redraws its line, a log that is no terminal gets one state in so long.
+# A progress bar redraws its line: unless it goes to a terminal, one state in so long is enough.
 _REDRAW_SECONDS = 5.0
 
 
@@ -37,11 +37,11 @@ class ProgramLog:
     """Reads the program's output from a pipe until its end; `output` is the pipe's other end."""
 
     def __init__(
-        self, store: Store, writer: str, local: Path, feed: Callable[[bytes], None]
+        self, store: Store, writer: str, local: Path, read_line: Callable[[bytes], None]
     ) -> None:
-        """`writer` is <generation>-<nonce>; `feed` gets every byte, in the thread that reads."""
+        """`writer` is <generation>-<nonce>; `read_line` gets each, in the thread that reads."""
         self.tail: deque[str] = deque(maxlen=_TAIL_LINES)
-        self._feed = feed
+        self._read_line = read_line
         self._reader, self.output = os.pipe()
         self._splitter = LineSplitter(self._take_line)
         local.parent.mkdir(parents=True, exist_ok=True)
@@ -76,7 +76,6 @@ class ProgramLog:
         while data := os.read(self._reader, _READ_BYTES):
             self._keep(data)
             self._splitter.feed(data)
-            self._feed(data)
         os.close(self._reader)
         self._splitter.end()
 
@@ -92,6 +91,7 @@ class ProgramLog:
             _log.warning(f"[log] {self._local.name}: {error}; what comes now is shown, not kept")
 
     def _take_line(self, line: bytes, is_redrawn: bool) -> None:
+        self._read_line(line)
         text = line.decode(errors="replace")
         if text.strip() and not is_redrawn:
             self.tail.append(text.rstrip())

@@ -5,22 +5,15 @@ import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
 
 from training.program.event_file import EventFile
 from training.program.metric_row import MetricRow
 
 # One read of a file; what is more comes with the next.
 _MAX_READ_BYTES = 1 << 20
-# By which a file that was written anew is told, even if it is longer than the one before.
+# By which a file that was written again is told, even if it is longer than the one before.
 _HEAD_BYTES = 256
 _POSITIONS = ("step", "global_step", "epoch", "time")
-
-
-class _GrowingFile(Protocol):
-    has_more: bool  # the last read ended before the file did
-
-    def read(self) -> list[MetricRow]: ...
 
 
 class MetricFiles:
@@ -28,7 +21,7 @@ class MetricFiles:
 
     def __init__(self, folders: Sequence[Path]) -> None:
         self._folders = folders
-        self._files: dict[Path, _GrowingFile] = {}
+        self._files: dict[Path, _TextFile | EventFile] = {}
 
     @property
     def has_more(self) -> bool:
@@ -61,14 +54,14 @@ class MetricFiles:
                             yield path
 
 
-def _opened(path: Path) -> _GrowingFile:
+def _opened(path: Path) -> "_TextFile | EventFile":
     if path.suffix == ".jsonl":
         return _JsonLines(path)
     return _LightningCsv(path) if path.suffix == ".csv" else EventFile(path)
 
 
-class _Lines:
-    """The whole lines that a text file has gained; from its start if it was written anew."""
+class _TextFile:
+    """Reads the lines that a text file has gained; from its start if it was written again."""
 
     def __init__(self, path: Path) -> None:
         self.has_more = False
@@ -76,8 +69,7 @@ class _Lines:
         self._head = b""
         self._offset = 0
 
-    def new(self) -> tuple[list[bytes], bool]:
-        """The lines, and whether they are the file's first."""
+    def read(self) -> list[MetricRow]:
         with self._path.open("rb") as file:
             head = file.read(_HEAD_BYTES)
             if not head.startswith(self._head) or file.seek(0, os.SEEK_END) < self._offset:
@@ -87,56 +79,48 @@ class _Lines:
             file.seek(self._offset)
             data = file.read(_MAX_READ_BYTES)
         self.has_more = len(data) == _MAX_READ_BYTES
-        whole = data.rfind(b"\n") + 1
+        complete = data.rfind(b"\n") + 1
         # A line of that many bytes is none that a program prints metrics in.
-        self._offset += whole or (len(data) if self.has_more else 0)
-        return data[:whole].split(b"\n")[:-1], is_first
+        self._offset += complete or (len(data) if self.has_more else 0)
+        return list(self._rows(data[:complete].split(b"\n")[:-1], is_first))
+
+    def _rows(self, lines: list[bytes], is_first: bool) -> Iterator[MetricRow]:
+        """The rows of complete lines; `is_first` if they are the file's first."""
+        raise NotImplementedError
 
 
-class _JsonLines:
+class _JsonLines(_TextFile):
     """{"step": 10, "loss": 0.5} in each line; other lines are passed over."""
 
-    def __init__(self, path: Path) -> None:
-        self._lines = _Lines(path)
-        self.has_more = False
-
-    def read(self) -> list[MetricRow]:
-        rows: list[MetricRow] = []
-        for line in self._lines.new()[0]:
+    def _rows(self, lines: list[bytes], is_first: bool) -> Iterator[MetricRow]:
+        for line in lines:
             try:
                 record = json.loads(line)
             except (ValueError, RecursionError):
                 continue
             if isinstance(record, dict):
-                rows.extend(_rows(record))
-        self.has_more = self._lines.has_more
-        return rows
+                yield from _rows(record)
 
 
-class _LightningCsv:
-    """The CSVLogger's file, which it writes anew with each column that is added."""
+class _LightningCsv(_TextFile):
+    """The CSVLogger's file, which it writes again with each column that is added."""
 
     def __init__(self, path: Path) -> None:
-        self._lines = _Lines(path)
-        self.has_more = False
+        super().__init__(path)
         self._columns: list[str] = []
         self._num_read = 0
         self._num_seen = 0  # in the file as it is now
 
-    def read(self) -> list[MetricRow]:
-        lines, is_first = self._lines.new()
-        self.has_more = self._lines.has_more
+    def _rows(self, lines: list[bytes], is_first: bool) -> Iterator[MetricRow]:
         if lines and is_first:
             self._columns, self._num_seen = next(csv.reader([_text(lines.pop(0))]), []), 0
-        rows: list[MetricRow] = []
         for values in csv.reader(map(_text, lines)):
             self._num_seen += 1
             if self._num_seen <= self._num_read:
                 continue
             self._num_read = self._num_seen
             if len(values) == len(self._columns):
-                rows.extend(_rows(dict(zip(self._columns, values, strict=True))))
-        return rows
+                yield from _rows(dict(zip(self._columns, values, strict=True)))
 
 
 def _text(line: bytes) -> str:

@@ -21,7 +21,7 @@ _SCAN_SHARE = 0.02
 
 
 class MetricReader:
-    """Collects rows from the log (`feed`, from the thread that reads it) and from files (`poll`).
+    """Collects rows from the log's lines (`read_line`, in any thread) and from files (`poll`).
 
     In the folders it reads TensorBoard event files, Lightning's metrics.csv and metrics.jsonl.
     """
@@ -41,17 +41,13 @@ class MetricReader:
         self._files = MetricFiles(folders)
         self._lock = threading.Lock()
         self._rows: list[MetricRow] = []
-        self._line = bytearray()
         self._next_scan = 0.0
 
-    def feed(self, output: bytes) -> None:
-        """Take the next bytes of the program's output, cut anywhere."""
-        with self._lock:
-            # A progress bar returns to the start of its line instead of ending it.
-            *lines, rest = (bytes(self._line) + output).replace(b"\r", b"\n").split(b"\n")
-            self._line = bytearray(rest[: _MAX_LINE_BYTES + 1])
-            for line in lines:
-                self._read(line)
+    def read_line(self, line: bytes) -> None:
+        """Take the next line of the program's output, without its end."""
+        if 0 < len(line) <= _MAX_LINE_BYTES:
+            with self._lock:
+                self._keep(self._log.read(line.decode(errors="replace")))
 
     def skip_history(self) -> None:
         """Pass over what the files hold now: earlier attempts have reported it."""
@@ -71,15 +67,9 @@ class MetricReader:
             self._next_scan = ended + (ended - began) / _SCAN_SHARE
         with self._lock:
             if is_last:
-                self._read(bytes(self._line))
-                self._line.clear()
                 self._keep(self._log.finish())
             rows, self._rows = self._rows, []
         return rows + from_files
-
-    def _read(self, line: bytes) -> None:
-        if 0 < len(line) <= _MAX_LINE_BYTES:
-            self._keep(self._log.read(line.decode(errors="replace")))
 
     def _keep(self, rows: Sequence[MetricRow]) -> None:
         self._rows.extend(rows)

@@ -1,23 +1,20 @@
-"""What one attempt of a program is asked for, and what stands about it in config.json."""
+"""What an attempt of a program is asked for (`ProgramOptions`), and the command that it starts."""
 
 import os
 import re
 import shutil
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import training
-from contract.program import WORKLOAD, Program
+from contract.program import Program
 from contract.run_env import NAMES
+from training.attempt.attempt import AttemptOptions
 from training.errors import UserError
-from training.program.container import Container, Machine, command_arguments
+from training.program.container import Container, ContainerHost, command_arguments
 from training.program.process import resolve_command
-from training.record.retention import KEEP_NEWEST, Retention
-from training.record.run_config import RunConfig, now_utc
-from training.store.protocol import Store
 
 _SM_VARIABLE = re.compile(r"\$(?:\{(SM_[^}]*)\}|(SM_\w+))")
 # This process's own: its service's, its launcher's, and the stack's decisions for it.
@@ -28,25 +25,15 @@ _OWN = re.compile(
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ProgramOptions:
+class ProgramOptions(AttemptOptions):
     """What the command line decides about one attempt of a program."""
 
     program: Program
     source: Path
     dataset_uri: str | None
-    store: Store
-    run_id: str
     root: Path  # of the container contract
-    scratch: Path
-    writer: str
     interpreter: str = ""  # wins over the program's
     instance_type: str = "local"
-    retention: Retention = KEEP_NEWEST
-    lease_ttl_seconds: float = 30.0
-    metrics_file: Path | None = None
-    bundle_uri: str | None = None
-    prediction: Mapping[str, float | str] | None = None
-    usd_per_hour: float | None = None
 
     @property
     def container(self) -> Container:
@@ -57,32 +44,6 @@ class ProgramOptions:
     def notice_file(self) -> Path:
         """What tells the program of a notice."""
         return self.root / "notice.json"
-
-    def identity(self, source_sha256: str) -> dict[str, Any]:
-        """The `config` of config.json."""
-        record = asdict(self.program)
-        return {
-            **record,
-            "channels": list(self.program.channels),
-            "metric_definitions": [list(pair) for pair in self.program.metric_definitions],
-            "source_sha256": source_sha256,
-        }
-
-    def run_config(self, source_sha256: str, dataset: str) -> RunConfig:
-        """What config.json says of the run, if this is its first attempt."""
-        return RunConfig(
-            run_id=self.run_id,
-            workload=WORKLOAD,
-            recipe=WORKLOAD,
-            overrides={},
-            config=self.identity(source_sha256),
-            dataset=dataset,
-            bundle_uri=self.bundle_uri,
-            numerics_key={},
-            writer=self.writer,
-            created_at=now_utc(),
-            prediction=self.prediction,
-        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -96,15 +57,14 @@ class Command:
 
 def build_command(
     options: ProgramOptions,
-    machine: Machine,
+    host: ContainerHost,
     channels: tuple[str, ...],
-    files: Mapping[str, Path],
     environ: Mapping[str, str],
 ) -> Command:
-    """The program's command, checked; `files` are our own variables that name a file each."""
+    """The program's command, checked."""
     program, container = options.program, options.container
     interpreter = _interpreter(options.interpreter or program.interpreter)
-    contract = container.variables(program, machine, options.run_id, channels)
+    contract = container.variables(program, host, options.run_id, channels)
     path = os.pathsep.join([str(Path(interpreter).parent), environ.get("PATH", os.defpath)])
     variables = {
         **{name: value for name, value in environ.items() if not _is_own(name)},
@@ -112,7 +72,7 @@ def build_command(
         "PYTHONUNBUFFERED": "1",
         **program.environment,
         **contract,
-        **{name: str(file) for name, file in files.items()},
+        "TRAINING_NOTICE_FILE": str(options.notice_file),
         # Last: what the program brings is found first.
         "PYTHONPATH": os.pathsep.join(
             filter(None, [program.environment.get("PYTHONPATH", ""), _bundle_folder()])
@@ -158,7 +118,7 @@ def _interpreter(given: str) -> str:
     if found is None:
         raise UserError(
             f"the interpreter {given!r} is not found on this machine, or is not executable; "
-            "leave it out for the one that this project runs on, or give its path"
+            "leave it out for the one that this project runs on, or pass its path"
         )
     return str(Path(found).absolute())
 

@@ -14,7 +14,7 @@ _TICK_SECONDS = 0.05
 LOSSES = ("loss", "train_loss", "train:loss", "train/loss")
 
 
-class Progress:
+class ReportedProgress:
     """The steps, metrics and snapshots of one attempt.
 
     `step` is the program's own, as its metrics name it; without any, the last snapshot's number.
@@ -82,10 +82,6 @@ class Progress:
             seconds=round(self.seconds, 2),
             unsaved_seconds=unsaved_seconds,
         )
-
-    def flush(self) -> None:
-        """Wait until the store has every line."""
-        self._metrics.flush()
 
     def stopped(self) -> None:
         """The program has just ended, or must now."""

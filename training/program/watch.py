@@ -1,30 +1,28 @@
 """Watches a program from its start to its end: metrics, snapshots, notices, and what came of it."""
 
 import contextlib
+import json
 import logging
+import signal
 import threading
 import time
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
-from contract.notice import save_reserve
+from contract.program import WORKLOAD
+from training.attempt.attempt import HeldRun
 from training.attempt.notice import InterruptedRunError, Notice
-from training.attempt.supervisor import Supervisor
-from training.errors import EXIT_FINISHED, ProgramFailedError
-from training.program.final import failure_reason, upload_final
+from training.errors import ProgramFailedError
+from training.program.final import digest_of_model, failure_reason, upload_final
 from training.program.log import ProgramLog
 from training.program.metrics import MetricReader
-from training.program.notice import NoticePlan, write_notice
 from training.program.options import ProgramOptions
 from training.program.process import ProgramProcess
-from training.program.progress import Progress
-from training.program.receipt import write_program_receipt
-from training.record.events import Events
-from training.record.head import is_waited_for
-from training.record.lease import Lease
-from training.record.metrics import Metrics
-from training.record.run_config import RunConfig
-from training.save.mirror import Mirror, Restored
+from training.program.progress import ReportedProgress
+from training.record.history import read_history
+from training.report.receipt import RunResult, interruption_facts
+from training.save.mirror import Mirror
 
 _log = logging.getLogger(__name__)
 
@@ -33,55 +31,54 @@ _log = logging.getLogger(__name__)
 NO_SNAPSHOT_SECONDS = 600.0
 NEVER_QUIET_SECONDS = 45.0
 _POLL_SECONDS = 0.2
-_CANDIDATE_SECONDS = 2.0
 _LOG_SECONDS = 30.0
 
 
 class ProgramWatch:
-    """One program of one attempt; the main thread's share of it."""
+    """One program of one attempt, and the mirror of its checkpoints; the main thread's share."""
 
-    def __init__(
-        self, options: ProgramOptions, lease: Lease, events: Events, metrics: Metrics
-    ) -> None:
+    def __init__(self, options: ProgramOptions, run: HeldRun) -> None:
         container = options.container
         self._options = options
-        self._lease = lease
-        self._events = events
-        self._progress = Progress(metrics)
+        self._run = run
+        self._progress = ReportedProgress(run.metrics)
         self._reader = MetricReader(
             definitions=options.program.metric_definitions,
             folders=[container.output, container.checkpoints],
         )
         self._reading = threading.Lock()
+        self._mirror = Mirror(
+            store=options.store,
+            lease=run.lease,
+            folder=container.checkpoints,
+            work=options.root / ".mirror",
+            events=run.events,
+            metrics=run.metrics,
+            retention=options.retention,
+            quiet_seconds=options.program.quiet_seconds,
+            note=self._note,
+        )
+        self.commit_file = self._mirror.commit_file
         self._warnings: list[str] = []
         self._log: ProgramLog | None = None
         self._process: ProgramProcess
-        self._mirror: Mirror
-        self._supervisor: Supervisor
         self._number = 0  # of the last snapshot
         self._save_seconds = 0.0  # the longest of a snapshot so far
         self._notice: Notice | None = None
 
-    def note(self) -> Mapping[str, Any]:
-        """What is kept with a snapshot: the program's step.
-
-        Called by the mirror's thread at a capture, whose commit waits for the metrics until then.
-        """
-        self._read_metrics()
-        return {"step": self._progress.step} if self._progress.has_steps else {}
-
-    def resume(self, restored: Restored | None) -> None:
-        """Begin from a restored snapshot, or anew."""
+    def restore(self) -> None:
+        """Begin from the newest snapshot that holds, or from the start."""
+        restored = self._mirror.restore()
         if restored is None:
             self._progress.resume(0, None)
             return
-        self._number = restored.entry.step
+        name, self._number = restored.entry.name, restored.entry.step
         step = int(restored.note.get("step", restored.entry.step))
-        self._progress.resume(step, restored.entry.name)
-        self._events.emit(
+        self._progress.resume(step, name)
+        self._run.events.emit(
             "resumed",
             "ok",
-            checkpoint=restored.entry.name,
+            checkpoint=name,
             step=step,
             bytes=restored.bytes,
             passed_over=[{"name": name, "why": why} for name, why in restored.passed_over],
@@ -92,10 +89,10 @@ class ProgramWatch:
         """The log's descriptor for the program; at the end, what the program left is read."""
         # Earlier attempts have reported what stands in files already.
         self._reader.skip_history()
-        head, options = self._lease.head, self._options
+        head, options = self._run.lease.head, self._options
         writer = f"{head.generation:04d}-{head.nonce}"
         local = options.scratch / "logs" / f"{writer}.log"
-        self._log = ProgramLog(options.store, writer, local, self._reader.feed)
+        self._log = ProgramLog(options.store, writer, local, self._reader.read_line)
         try:
             yield self._log.output
         finally:
@@ -103,41 +100,36 @@ class ProgramWatch:
             self._log.close(_LOG_SECONDS if notice is None else min(1.0, notice.seconds_left / 4))
             self._read_metrics(is_last=True)
 
-    def begin(self, process: ProgramProcess, mirror: Mirror, supervisor: Supervisor) -> None:
+    def begin(self, process: ProgramProcess) -> None:
         """The program has been started."""
-        self._process, self._mirror, self._supervisor = process, mirror, supervisor
         assert self._log is not None
+        self._process = process
+        self._mirror.start(process.pid)
         self._log.start()
         self._progress.begin()
         _log.info("[program] started as process %d", process.pid)
 
     def until_end(self) -> None:
         """Return once the program has ended, or its machine is about to."""
-        self._until_end()
-        self._progress.stopped()
-
-    def _until_end(self) -> None:
-        interruption = self._supervisor.interruption
+        interruption = self._run.supervisor.interruption
         while self._process.wait(_POLL_SECONDS) is None:
             self._look()
             self._warn_without_snapshot()
             if interruption.notice is not None:
                 self._answer(interruption.notice)
-                return
+                break
             if interruption.take_rebalance():
-                self._events.emit("rebalance", unsaved_seconds=self._unsaved())
+                self._run.events.emit("rebalance", unsaved_seconds=self._unsaved())
                 self._mirror.request("rebalance")
+        self._progress.stopped()
 
-    def conclude(self, record: RunConfig, began: float) -> int:
-        """Save what the program left; the exit code of a finished run, else an error."""
-        exit_code = self._process.exit_code
+    def conclude(self) -> RunResult:
+        """Save what the program left; the result of a finished run, else an error."""
+        exit_code, notice, run = self._process.exit_code, self._notice, self._run
         assert exit_code is not None and self._log is not None
-        notice, deadline = self._notice, None
-        if notice is not None:
-            deadline = notice.deadline - save_reserve(notice.deadline - notice.received)
         self._mirror.final(
             exit_code=exit_code,
-            deadline=deadline,
+            deadline=None if notice is None else notice.save_by,
             release=notice is not None,
         )
         self._count_snapshots()
@@ -145,7 +137,7 @@ class ProgramWatch:
         unsaved = 0.0 if has_finished else self._unsaved()
         self._progress.end(exit_code, unsaved)
         if notice is not None:
-            self._events.emit("program-ended", exit_code=exit_code, unsaved_seconds=unsaved)
+            run.events.emit("program-ended", exit_code=exit_code, unsaved_seconds=unsaved)
             _log.info(
                 "[program] %s: %.1f s since its last snapshot are lost", notice.cause, unsaved
             )
@@ -154,7 +146,7 @@ class ProgramWatch:
             self._mirror.count_failure()
             tail = self._log.tail
             reason = failure_reason(self._options.container, exit_code, tail[-1] if tail else "")
-            self._events.emit(
+            run.events.emit(
                 "program-failed",
                 "failed",
                 message=reason,
@@ -162,30 +154,46 @@ class ProgramWatch:
                 unsaved_seconds=unsaved,
             )
             raise ProgramFailedError(reason)
-        return self._finish(record, began)
+        return self._result()
 
-    def _finish(self, record: RunConfig, began: float) -> int:
-        store, container = self._options.store, self._options.container
-        final = upload_final(container, store, self._lease)
-        self._progress.flush()
-        receipt = write_program_receipt(
-            store,
-            self._lease,
-            record,
-            final=final,
-            metrics=self._progress.last,
-            warnings=self._warnings,
-            began=began,
+    def close(self) -> None:
+        """Stop mirroring; what is being sent is never committed later."""
+        self._run.supervisor.last_resort.stand_down()
+        self._mirror.close()
+
+    def _note(self) -> Mapping[str, Any]:
+        """What is kept with a snapshot: the program's step.
+
+        Called by the mirror's thread at a capture, whose commit waits for the metrics until then.
+        """
+        self._read_metrics()
+        return {"step": self._progress.step} if self._progress.has_steps else {}
+
+    def _result(self) -> RunResult:
+        run = self._run
+        sums, size = upload_final(self._options.container, run.store, run.lease)
+        _log.info("[program] %d final files, %d bytes", len(sums), size)
+        run.metrics.flush()
+        history = read_history(run.store)
+        return RunResult(
+            steps=max(history.steps["step"], default=0),
+            weights_sha256=digest_of_model(sums),
+            stages={WORKLOAD: self._progress.last},
+            facts={
+                "program": self._options.program.command,
+                "exit_code": 0,
+                "snapshots": max((entry.step for entry in run.lease.head.checkpoints), default=0),
+                **interruption_facts(history),
+                "warnings": self._warnings,
+                "final_files": sums,
+                "final_bytes": size,
+            },
         )
-        self._events.emit("finished", "ok", step=receipt["steps"], weights_sha256=final.digest)
-        self._lease.finish(final.digest)
-        _log.info("[ok] finished: %d final files, %d bytes", len(final.sha256), final.bytes)
-        return EXIT_FINISHED
 
     def _look(self) -> None:
         """What is done a few times a second."""
-        self._supervisor.watchdog.beat()
-        self._lease.check()
+        self._run.supervisor.watchdog.beat()
+        self._run.lease.check()
         self._mirror.check()
         self._read_metrics()
         self._count_snapshots()
@@ -208,31 +216,58 @@ class ProgramWatch:
     def _answer(self, notice: Notice) -> None:
         """Tell the program, wait for it, and end it when its time is over."""
         self._notice = notice
-        plan = NoticePlan.of(
-            notice,
-            self._process,
-            signal_name=self._options.program.notice_signal,
-            save_seconds=self._save_seconds,
-            quiet_seconds=self._options.program.quiet_seconds,
+        number, why = self._signal_to_send()
+        now = time.monotonic()
+        until = max(now, notice.last_save_at(self._save_seconds))
+        if number is None and notice.cause == "shutdown":
+            # Nothing takes the machine away: one more quiet moment, then the end.
+            until = min(until, now + self._options.program.quiet_seconds + self._save_seconds)
+        _write_notice(self._options.notice_file, notice)
+        self._progress.notice(is_signalled=number is not None)
+        if number is not None:
+            self._process.signal(number)
+        name = "none" if number is None else number.name
+        left, own = notice.seconds_left, until - time.monotonic()
+        _log.info(
+            f"[notice] {left:.1f} s: {f'{name} sent' if number else f'no signal, as {why}'}; the "
+            f"program has {own:.1f} s, its last snapshot takes about {self._save_seconds:.1f} s, "
+            "the rest is reserve"
         )
-        write_notice(self._options.notice_file, notice)
-        self._progress.notice(is_signalled=plan.signal_number is not None)
-        if plan.signal_number is not None:
-            self._process.signal(plan.signal_number)
-        plan.log()
-        self._events.emit("notice", cause=notice.cause, **plan.to_event())
+        self._run.events.emit(
+            "notice",
+            cause=notice.cause,
+            seconds_left=round(left, 3),
+            program_seconds=round(own, 3),
+            snapshot_seconds=round(self._save_seconds, 3),
+            signal=name,
+        )
         self._mirror.request("emergency")
-        next_candidate = time.monotonic()
-        while (left := plan.program_until - time.monotonic()) > 0:
+        self._wait_until(until)
+
+    def _signal_to_send(self) -> tuple[signal.Signals | None, str]:
+        """The signal of a notice, or None and why.
+
+        A program that does not handle it would only die of it: it goes on, mirrored, until just
+        before the last snapshot must begin, as one that wants no signal.
+        """
+        name = self._options.program.notice_signal
+        if name == "none":
+            return None, "the program wants none"
+        number = signal.Signals[name]
+        if self._process.catches(number) is False:
+            return None, f"the program does not handle {name}"
+        return number, ""
+
+    def _wait_until(self, until: float) -> None:
+        """Wait for the program's end, but not while another machine could go on."""
+        extra_time = self._run.supervisor.extra_time
+        extra_time.watch_candidates()
+        while (left := until - time.monotonic()) > 0 and not extra_time.is_lease_wanted:
             if self._process.wait(min(_POLL_SECONDS, left)) is not None:
                 return
             self._look()
-            if time.monotonic() >= next_candidate:
-                if is_waited_for(self._options.store, self._lease.head.generation):
-                    _log.info("[notice] another machine is waiting for the lease")
-                    return
-                next_candidate = time.monotonic() + _CANDIDATE_SECONDS
-        _log.info("[notice] out of time; stopping the program")
+        if not extra_time.is_lease_wanted:
+            _log.info("[notice] out of time; stopping the program")
 
     def _warn_without_snapshot(self) -> None:
         """Once: that a loss would now cost everything since the start."""
@@ -254,5 +289,14 @@ class ProgramWatch:
             f"it{cost}{remedy}"
         )
         self._warnings.append(text)
-        self._events.emit("no-snapshot", "info", message=text, seconds=round(seconds, 1))
+        self._run.events.emit("no-snapshot", "info", message=text, seconds=round(seconds, 1))
         _log.warning("[program] %s", text)
+
+
+def _write_notice(path: Path, notice: Notice) -> None:
+    """Write the file that tells the program; it is there complete or not at all."""
+    left = notice.seconds_left
+    record = {"deadline": round(time.time() + left, 3), "seconds": round(left, 3)}
+    part = path.with_name(f".{path.name}.part")
+    part.write_text(json.dumps(record))
+    part.replace(path)

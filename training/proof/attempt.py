@@ -20,12 +20,12 @@ from pathlib import Path
 from typing import IO, Any, Literal, TypeAlias
 
 from contract.grammar import parse_interval
+from training.attempt.exit_code import exit_code_of
 from training.attempt.launch import RankProcess, StartRank, end_with_rank_0
 from training.attempt.supervisor import Supervisor
 from training.attempt.world import RankEnvironment
-from training.engine.attempt import run_attempt
-from training.engine.exit_code import exit_code_of
-from training.engine.job import RunOptions, resolve_job
+from training.engine.attempt import run_workload
+from training.engine.job import RunOptions, resolve_workload
 from training.proof.injector import NOTICE_FILE, Injector, Kill, StatusFile
 from training.proof.stages import observed, shortened
 from training.proof.store_faults import misbehaving
@@ -161,8 +161,8 @@ def _run(request: AttemptRequest, rank: int, start_rank: StartRank | None) -> in
     workload = load_workload(request.workload)
     if request.is_short:
         workload = shortened(workload, request.num_steps)
-    job = resolve_job(options, observed(workload, injector))
-    return run_attempt(options, job, supervisor)
+    resolved = resolve_workload(options, observed(workload, injector))
+    return run_workload(options, resolved, supervisor)
 
 
 def _limit_memory() -> None:

@@ -4,6 +4,7 @@ Names become the keys that are read and deleted. Imports no torch.
 """
 
 import re
+import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, get_args
@@ -63,3 +64,13 @@ class CheckpointEntry:
             raise ValueError(f"{record['name']} has a wrong step, epoch or kind")
         files = tuple(FileEntry.from_json(file) for file in record["files"])
         return cls(**{**record, "files": files})
+
+
+def checkpoint_name(step: int, generation: int) -> str:
+    """A unique name that sorts by step."""
+    return f"{step:08d}-g{generation:04d}-{secrets.token_hex(8)}"
+
+
+def step_of(name: str) -> int:
+    """The step in a name that `checkpoint_name` made."""
+    return int(name.partition("-")[0])

@@ -1,7 +1,7 @@
 """What a stage's time went into, and in one sentence what it was bound by. Pure functions.
 
-A loader that keeps up has its batches ready, so hardly any waiting says that data is no bottleneck;
-what is waited for is then told by what the loader's workers did.
+A loader that keeps up has its batches ready: without waiting, data is not the bottleneck. What the
+trainer waits for, the work of the loader's processes tells.
 """
 
 from collections.abc import Mapping

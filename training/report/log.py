@@ -1,7 +1,7 @@
 """The lines that a command prints about its work, through the logging module.
 
 A module writes `logging.getLogger(__name__).info("[save] ...")`; a command that runs training calls
-`configure_logging` once. The text is the whole line, without time or level: the journal has both.
+`configure_logging` once. The text is all of the line; the journal adds time and level.
 """
 
 import logging

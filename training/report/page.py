@@ -1,21 +1,23 @@
-"""report.html: a run on one self-contained page: loss, metrics, attempts, lost work.
+"""report.html: a run on one self-contained page: curves, results, attempts, lost work.
 
 Written at the end of every run, and by `python -m training report` at any time. Imports no torch.
 """
 
 import base64
 import csv
+import gzip
 import html
 import itertools
 import json
 import logging
 import math
+import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import PurePosixPath
 from typing import Any
 
-from contract.keys import RECEIPT, REPORT
+from contract.keys import EVENTS, LOGS, RECEIPT, REPORT
 from contract.lineage import Line
 from contract.program import WORKLOAD as PROGRAM
 from training.record.head import Head
@@ -23,8 +25,7 @@ from training.record.history import AttemptSummary, History, read_history
 from training.record.json_record import parse_receipt
 from training.record.run_config import RunConfig
 from training.report.charts import Curve, TimelineBar, draw_bars, draw_curves
-from training.report.program_page import program_sections
-from training.store.protocol import Store, put_unless_changed
+from training.store.protocol import Store, get_each, put_unless_changed
 
 _log = logging.getLogger(__name__)
 
@@ -35,7 +36,10 @@ _TEXTS = (".txt", ".md", ".csv")
 _MOST_BYTES = 400_000
 _MOST_SHOWN = 12
 _MOST_CURVES = 4
+_MOST_METRICS = 12
+_MOST_SNAPSHOTS = 20
 _MOST_PASSED_OVER = 5
+_TAIL_LINES = 60
 _COLOURS = {
     "finished": "#2e8b57",
     "failed": "#c8372d",
@@ -122,13 +126,20 @@ def summary(history: History, head: Head, usd_per_hour: float | None) -> str:
 
 
 def _sections(store: Store, record: RunConfig, history: History) -> str:
-    """What a workload's run has, or a program's."""
+    """What a program's run has, or a workload's, each with its heading."""
     if record.workload == PROGRAM:
-        return program_sections(store, history)
-    return (
-        f"<h2>Loss</h2>{_loss(history)}\n<h2>Evaluations</h2>{_evaluations(history)}\n"
-        f"<h2>Files of the last evaluations</h2>{_files(store, history)}"
-    )
+        sections = {
+            "Metrics": _metrics(history),
+            "Snapshots": _snapshots(store),
+            "End of the log": _log_tail(store),
+        }
+    else:
+        sections = {
+            "Loss": _loss(history),
+            "Evaluations": _evaluations(history),
+            "Files of the last evaluations": _files(store, history),
+        }
+    return "\n".join(f"<h2>{heading}</h2>{content}" for heading, content in sections.items())
 
 
 def _loss(history: History) -> str:
@@ -144,7 +155,7 @@ def _loss(history: History) -> str:
 
 
 def _results(history: History) -> str:
-    """The last evaluation of each stage, side by side: results beside their baselines."""
+    """The last evaluation of each stage, side by side: results next to their baselines."""
     last = {stage: lines[-1]["metrics"] for stage, lines in history.evaluations().items()}
     if not last:
         return "<p>None yet.</p>"
@@ -165,7 +176,7 @@ def _starts(history: History) -> str:
 
 def _evaluations(history: History) -> str:
     # A workload lists its most important metrics first. Stages with the same metrics share a chart:
-    # a model beside its baselines.
+    # a model with its baselines.
     groups: dict[tuple[str, ...], dict[str, Sequence[Line]]] = {}
     for stage, lines in history.evaluations().items():
         names = [n for n in lines[0]["metrics"] if all(n in line["metrics"] for line in lines)]
@@ -182,6 +193,87 @@ def _curve(stage: str, name: str, lines: Sequence[Line]) -> Curve:
     pairs = [(line["step"], line["metrics"][name]) for line in lines]
     shown = [(step, value) for step, value in pairs if value is not None]
     return Curve(name=stage, x=[step for step, _ in shown], y=[value for _, value in shown])
+
+
+def _metrics(history: History) -> str:
+    """Each metric over the program's steps, a step that was done again as the last time."""
+    points: dict[str, dict[int, tuple[int, float]]] = {}  # of each step: the attempt, the value
+    resumed = [line["step"] for line in history.lines if line["kind"] == "resume" and line["step"]]
+    for line in history.lines:
+        if line["kind"] == "metrics" and isinstance(line.get("values"), dict):
+            _add(points, line)
+    curves = []
+    for name, by_step in points.items():
+        steps = sorted(by_step)
+        curves.append(Curve(name=name, x=steps, y=[by_step[step][1] for step in steps]))
+    more = len(curves) - _MOST_METRICS
+    rest = f"<p>And {more} more.</p>" if more > 0 else ""
+    drawings = (draw_curves([curve], resumed, "step") for curve in curves[:_MOST_METRICS])
+    return "".join(drawings) + rest or (
+        "<p>None: the program printed none that its metric definitions know, and wrote no "
+        "TensorBoard files.</p>"
+    )
+
+
+def _add(points: dict[str, dict[int, tuple[int, float]]], line: Line) -> None:
+    generation = int(line["generation"])
+    for name, value in line["values"].items():
+        if isinstance(value, int | float) and math.isfinite(value):
+            known = points.setdefault(name, {})
+            # What has no step of its own is shown in its order.
+            at = line.get("at")
+            step = len(known) if at is None else int(at)
+            if known.get(step, (0, 0.0))[0] <= generation:
+                known[step] = generation, value
+
+
+def _snapshots(store: Store) -> str:
+    keys = [key for key in store.sizes(EVENTS) if key.endswith("-committed.json")]
+    events = []
+    for found in get_each(store, keys[-_MOST_SNAPSHOTS:]):
+        try:
+            events.append(json.loads(found.data) if found else {})
+        except ValueError:
+            continue
+    rows = [
+        [
+            str(event.get("step", "")),
+            str(event["time"]),
+            str(event.get("kind", "")),
+            str(event.get("num_files", "")),
+            f"{event.get('changed_bytes', 0) / 1e6:.1f}",
+            f"{event.get('sent_bytes', 0) / 1e6:.1f}",
+            f"{event.get('seconds', 0):.2f}",
+        ]
+        for event in events
+        if "time" in event
+    ]
+    if not rows:
+        return "<p>None: a loss of the machine costs everything since the start.</p>"
+    head = ["snapshot", "time", "kind", "files", "MB changed", "MB sent", "seconds"]
+    earlier = len(keys) - _MOST_SNAPSHOTS
+    more = f"<p>And {earlier} before these.</p>" if earlier > 0 else ""
+    return _table(rows, head) + more
+
+
+def _log_tail(store: Store) -> str:
+    """The last lines of the last attempt, from its last parts."""
+    keys = sorted(store.sizes(LOGS))
+    lines: list[str] = []
+    for key in reversed(keys[-2:]):
+        found = store.get(key)
+        try:
+            text = gzip.decompress(found.data).decode(errors="replace") if found else ""
+        except (OSError, EOFError, zlib.error):
+            continue
+        lines = [*text.splitlines(), *lines]
+        if len(lines) >= _TAIL_LINES:
+            break
+    if not lines:
+        return "<p>None.</p>"
+    names = ", ".join(html.escape(key) for key in keys[-2:])
+    shown = html.escape("\n".join(lines[-_TAIL_LINES:]))
+    return f"<pre>{shown}</pre><p>From {names}, which hold all of it.</p>"
 
 
 def _attempts(history: History, usd_per_hour: float | None) -> str:

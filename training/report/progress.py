@@ -2,7 +2,6 @@
 
 import sys
 import time
-from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 if TYPE_CHECKING:
@@ -13,9 +12,9 @@ _LINE_SECONDS = 5.0
 
 
 class ProgressBar:
-    """Progress of one task with a known length. Use as a context manager."""
+    """Progress of one task. Use as a context manager; `show` may tell its length, or another."""
 
-    def __init__(self, title: str, total: int, done: int = 0) -> None:
+    def __init__(self, title: str, total: int = 0, done: int = 0) -> None:
         self._title = title
         self._total = total
         self._first = done
@@ -24,22 +23,12 @@ class ProgressBar:
         self._rich: RichProgress | None = None
         self._task: TaskID | None = None
 
-    def __enter__(self) -> "ProgressBar":
-        # The AMI's interpreter may lack rich; its output goes to the journal anyway.
-        if sys.stdout.isatty() and _has_rich():
-            self._rich = _rich_progress()
-            self._rich.start()
-            self._task = self._rich.add_task(
-                self._title, total=self._total, completed=self._first, text=""
-            )
+    def __enter__(self) -> Self:
+        if self._total:
+            self._begin(self._total)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if self._rich is not None:
             self._rich.stop()
 
@@ -49,13 +38,24 @@ class ProgressBar:
         return self._rich is not None or time.monotonic() - self._said >= _LINE_SECONDS
 
     def show(self, done: int, text: str, total: int | None = None) -> None:
-        """Show `done` of the total, which may become another; a plain line every few seconds."""
-        self._total = self._total if total is None else total
+        """Show `done` of the total; a plain line every few seconds."""
+        self._begin(self._total if total is None else total)
         if self._rich is not None and self._task is not None:
             self._rich.update(self._task, completed=done, total=self._total, text=text)
         elif self.is_due or done == self._total:
             self._said = time.monotonic()
             print(f"{self._title}: {done}/{self._total} {text}{self._remaining(done)}", flush=True)
+
+    def _begin(self, total: int) -> None:
+        """Draw the bar of a terminal as soon as it is known how much there is."""
+        self._total = total
+        # The AMI's interpreter may lack rich; its output goes to the journal anyway.
+        if self._rich is None and sys.stdout.isatty() and _has_rich():
+            self._rich = _rich_progress()
+            self._rich.start()
+            self._task = self._rich.add_task(
+                self._title, total=total, completed=self._first, text=""
+            )
 
     def _remaining(self, done: int) -> str:
         num_new = done - self._first
@@ -65,59 +65,35 @@ class ProgressBar:
         return f", about {duration(seconds)} left"
 
 
-class _LateBar:
-    """A bar that begins with the first call, which tells how much there is."""
-
-    def __init__(self, title: str) -> None:
-        self._title = title
-        self._bar: ProgressBar | None = None
-        self._first = 0
-        self._began = time.monotonic()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        if self._bar is not None:
-            self._bar.__exit__(None, None, None)
-
-    def _begin(self, total: int, done: int = 0) -> ProgressBar:
-        self._bar = ProgressBar(self._title, total, done)
-        self._bar.__enter__()
-        return self._bar
-
-
-class FileProgressBar(_LateBar):
+class FileProgressBar(ProgressBar):
     """Progress over files with the speed so far; the first call tells their number."""
 
     def __call__(self, done: int, total: int, size: int) -> None:
-        bar = self._bar or self._begin(total)
-        if bar.is_due or done == total:
+        if self.is_due or done == total:
             speed = size / 1e6 / max(time.monotonic() - self._began, 1e-9)
-            bar.show(done, f"files, {size / 1e6:.1f} MB, {speed:.1f} MB/s")
+            self.show(done, f"files, {size / 1e6:.1f} MB, {speed:.1f} MB/s", total)
 
 
-class RateBar(_LateBar):
+class RateBar(ProgressBar):
     """Progress with the rate so far; the first call tells the number and what was done before."""
 
-    def show(self, done: int, total: int) -> None:
-        """Show `done` of the total."""
-        if self._bar is None:
-            self._begin(total, done)
+    def __call__(self, done: int, total: int) -> None:
+        if not self._total:
             self._first, self._began = done, time.monotonic()
-        elif self._bar.is_due or done == total:
+            self._begin(total)
+        elif self.is_due or done == total:
             rate = (done - self._first) / max(time.monotonic() - self._began, 1e-9)
-            self._bar.show(done, f"{rate:,.0f}/s", total)
+            self.show(done, f"{rate:,.0f}/s", total)
 
 
 def duration(seconds: float) -> str:
     """Format seconds for people: 12 s, 3 min 20 s, 5 h 7 min."""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60} s"
-    return f"{whole // 3600} h {whole % 3600 // 60} min"
+    total = round(seconds)
+    if total < 60:
+        return f"{total} s"
+    if total < 3600:
+        return f"{total // 60} min {total % 60} s"
+    return f"{total // 3600} h {total % 3600 // 60} min"
 
 
 def _rich_progress() -> "RichProgress":

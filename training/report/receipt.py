@@ -1,97 +1,57 @@
 """receipt.json: the facts of an ended run, for people and `sizing plan --run`; and its report."""
 
+import itertools
 import json
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-from contract.keys import RECEIPT, REPORT
+from contract.keys import GUARD, RECEIPT, REPORT
+from contract.lineage import Line
+from contract.program import WORKLOAD as PROGRAM
 from training.record.head import Head
-from training.record.history import History
+from training.record.history import AttemptSummary, History
 from training.record.json_record import parse_receipt
 from training.record.lease import Lease
 from training.record.metrics import compact
-from training.record.position import Position
-from training.record.run_config import RunConfig, changed_parts
-from training.report.bottleneck import longest, sentence
+from training.record.run_config import RunConfig
 from training.report.page import write_report
-from training.report.spending import read_spending
 from training.store.protocol import Store, put_unless_changed
 
 _log = logging.getLogger(__name__)
 
 
-def receipt_facts(record: RunConfig, head: Head, *, state: str) -> dict[str, Any]:
-    """What every receipt says: which run this was, how long it took, what it was to cost."""
-    created = datetime.fromisoformat(record.created_at)
-    return {
-        "format": 1,
-        "run_id": record.run_id,
-        "workload": record.workload,
-        "recipe": record.recipe,
-        "overrides": dict(record.overrides),
-        "state": state,
-        "seconds": round((datetime.now(UTC) - created).total_seconds(), 3),
-        "prediction": record.prediction,
-        "dataset": record.dataset,
-        "bundle_uri": record.bundle_uri,
-        "generations": head.generation,
-        "writer": head.writer,
-    }
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunResult:
+    """What training has come to at the end of a run."""
+
+    steps: int
+    weights_sha256: str
+    stages: Mapping[str, Mapping[str, float]]  # the last metrics of each
+    numerics_key: Mapping[str, Any] = field(default_factory=dict)
+    numerics_changed: Sequence[str] = ()
+    facts: Mapping[str, Any] = field(default_factory=dict)  # what only this kind of job has
 
 
 def write_receipt(
-    lease: Lease,
-    *,
-    run_config: RunConfig,
-    position: Position,
-    weights: str,
-    numerics_key: Mapping[str, Any],
-    began: float,
-    peak_gpu_bytes: int | None,
-    spent: Mapping[str, Any] | None,
-) -> dict[str, Any]:
+    store: Store, lease: Lease, record: RunConfig, result: RunResult, began: float
+) -> None:
     """Write the receipt of a finished run, unless the lease was lost."""
-    head = lease.head
-    changed = {*position.numerics_changed, *changed_parts(run_config.numerics_key, numerics_key)}
-    newest = head.checkpoints[-1]
-    accuracies = {
-        f"{stage}_accuracy": metrics["accuracy"]
-        for stage, metrics in position.results.items()
-        if "accuracy" in metrics
-    }
-    if "accuracy" in position.metrics:
-        accuracies["validation_accuracy"] = position.metrics["accuracy"]
-    receipt: dict[str, Any] = {
-        **receipt_facts(run_config, head, state="finished"),
-        "steps": position.step,
-        "skipped_steps": list(head.skipped_steps),
-        "stages": {stage: dict(metrics) for stage, metrics in position.results.items()},
-        **({"facts": dict(position.facts)} if position.facts else {}),
-        **_bottleneck(position, str(numerics_key["device"])),
-        **accuracies,
-        "weights_sha256": weights,
-        "numerics_key": {
-            **numerics_key,
-            **({"chosen": dict(position.numerics)} if position.numerics else {}),
-        },
-        "numerics_changed": sorted(changed),
+    receipt = {
+        **_facts(record, lease.head, state="finished"),
+        "steps": result.steps,
+        "stages": {stage: dict(metrics) for stage, metrics in result.stages.items()},
+        "weights_sha256": result.weights_sha256,
+        "numerics_key": dict(result.numerics_key),
+        "numerics_changed": list(result.numerics_changed),
+        **result.facts,
         "last_attempt_seconds": round(time.monotonic() - began, 3),
-        "checkpoint_bytes": sum(file.bytes for file in newest.files),
-        "peak_gpu_bytes": peak_gpu_bytes,
-        "spent": spent,
+        "spent": read_spending(store),
     }
     lease.put(RECEIPT, json.dumps(receipt, indent=1).encode())
-    return receipt
-
-
-def _bottleneck(position: Position, device: str) -> dict[str, Any]:
-    """Where the stages' time went, and in a sentence what bound the one that took the most."""
-    found = longest(position.times)
-    said = sentence(*found, device) if found else None
-    return {"bottleneck": said, "times": dict(position.times)} if said else {}
 
 
 def conclude(store: Store, record: RunConfig, head: Head) -> None:
@@ -120,17 +80,107 @@ def _complete(store: Store, record: RunConfig, head: Head, history: History) -> 
 
 
 def _failed_receipt(record: RunConfig, head: Head, history: History) -> dict[str, Any]:
-    stages: dict[str, Mapping[str, float]] = {
-        stage: lines[-1]["metrics"] for stage, lines in history.evaluations().items()
-    }
     newest = head.checkpoints[-1] if head.checkpoints else None
     return {
-        **receipt_facts(record, head, state="failed"),
+        **_facts(record, head, state="failed"),
         "reason": head.reason,
         "steps": max(history.steps["step"], default=0),
         "committed_steps": newest.step if newest else 0,
-        "skipped_steps": list(head.skipped_steps),
-        "stages": stages,
+        "stages": {stage: lines[-1]["metrics"] for stage, lines in history.evaluations().items()},
         "numerics_key": dict(record.numerics_key),
+        **(interruption_facts(history) if record.workload == PROGRAM else {}),
+    }
+
+
+def _facts(record: RunConfig, head: Head, *, state: str) -> dict[str, Any]:
+    """What every receipt says: which run this was, how long it took, what it was to cost."""
+    created = datetime.fromisoformat(record.created_at)
+    newest = head.checkpoints[-1] if head.checkpoints else None
+    return {
+        "format": 1,
+        "run_id": record.run_id,
+        "workload": record.workload,
+        "recipe": record.recipe,
+        "overrides": dict(record.overrides),
+        "state": state,
+        "seconds": round((datetime.now(UTC) - created).total_seconds(), 3),
+        "prediction": record.prediction,
+        "dataset": record.dataset,
+        "bundle_uri": record.bundle_uri,
+        "generations": head.generation,
+        "writer": head.writer,
+        "skipped_steps": list(head.skipped_steps),
         "checkpoint_bytes": sum(file.bytes for file in newest.files) if newest else 0,
     }
+
+
+def interruption_facts(history: History) -> dict[str, Any]:
+    """What the end of each attempt of a program but the last has cost, as far as anybody heard."""
+    lines: dict[int, list[Line]] = {}
+    for line in history.lines:
+        if line["kind"] in ("running", "ended"):
+            lines.setdefault(int(line["generation"]), []).append(line)
+    costs: list[dict[str, Any]] = []
+    for number, attempt in enumerate(history.attempts[:-1]):
+        last = (lines.get(attempt.generation) or [{}])[-1]
+        lost = last.get("unsaved_seconds")
+        costs.append(
+            {
+                "generation": attempt.generation,
+                "writer": attempt.writer,
+                "ended": attempt.ended,  # released, or silent: the machine was lost without a word
+                "cause": attempt.cause,  # notice or shutdown, where one came
+                "exit_code": last.get("exit_code"),  # of the program, where it ended by itself
+                # Since what the last snapshot holds; of a silent end, at least.
+                "seconds_lost": None if lost is None else round(float(lost), 3),
+                "steps_redone": _steps_redone(history, attempt, history.attempts[number + 1 :]),
+            }
+        )
+    redone = [cost["steps_redone"] for cost in costs]
+    return {
+        "interruptions": costs,
+        "seconds_lost": round(sum(cost["seconds_lost"] or 0.0 for cost in costs), 3),
+        "steps_redone": None if None in redone else sum(redone),
+    }
+
+
+def _steps_redone(
+    history: History, attempt: AttemptSummary, later: Sequence[AttemptSummary]
+) -> int | None:
+    """Steps of an attempt that a later one did again; None where its metrics name no steps.
+
+    A program may report every tenth step only: what follows its first line after a restart is
+    taken for what lies before it.
+    """
+    steps = history.steps["step"]
+    if not steps:
+        return None
+    first = next((one.first_step for one in later if one.first_step is not None), None)
+    if attempt.last_step is None or first is None:
+        return 0
+    gaps = sorted(after - before for before, after in itertools.pairwise(steps))
+    stride = gaps[len(gaps) // 2] if gaps else 1
+    return max(0, attempt.last_step - (first - stride))
+
+
+def read_spending(store: Store) -> dict[str, Any] | None:
+    """Return dollars and hours by market at the Guard's last call; None where there is no Guard.
+
+    A trainer knows no price: the Guard counts in guard.json. `moves` is how often the run went on
+    demand or back.
+    """
+    found = store.get(GUARD)
+    if found is None:
+        return None
+    try:
+        document = json.loads(found.data)
+        billed: Mapping[str, Mapping[str, float]] = document["billed"]
+        return {
+            "usd": round(sum(each["usd"] for each in billed.values()), 4),
+            "by_market": {market: dict(each) for market, each in billed.items()},
+            "moves": int(document.get("market", {}).get("moves", 0)),
+        }
+    except (ValueError, TypeError, KeyError, AttributeError):
+        # An older Guard's, or a damaged one: nothing of the run depends on it.
+        _log.warning(f"{GUARD} does not say what was spent; the receipt leaves it out")
+        return None

@@ -11,14 +11,16 @@ Why nobody deletes what another needs, however late it wakes:
 """
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import partial
 
 from contract.keys import BLOB_NAME, BLOBS, blob_key
 from training.record.lease import Lease
 from training.record.newest_valid import DamagedCheckpointError, read_twice
-from training.save.manifest import Snapshot
-from training.save.restore import read_snapshot
+from training.save.capture import Known, known_after
+from training.save.listing import FileState
+from training.save.manifest import Content, FolderManifest
+from training.save.restore import read_manifest
 from training.store.protocol import Store, StoreError
 
 _log = logging.getLogger(__name__)
@@ -28,15 +30,21 @@ class Blobs:
     """The blobs of a run, as the holder of its lease sees them; used by one thread at a time."""
 
     def __init__(self, store: Store, lease: Lease) -> None:
+        self.known = Known()  # what a next snapshot need not send
+        self.newest: FolderManifest | None = None  # the last that was committed or restored
         self._store = store
         self._lease = lease
-        self._snapshots: dict[str, Snapshot] = {}  # by name: all that the head may name
+        self._manifests: dict[str, FolderManifest] = {}  # by name: all that the head may name
         self._there: set[str] = set()  # blobs that may exist
 
-    def add(self, name: str, snapshot: Snapshot) -> None:
+    def begin_with(self, manifest: FolderManifest, files: Mapping[FileState, Content]) -> None:
+        """The folder is as this snapshot has it: it was committed, or restored."""
+        self.newest, self.known = manifest, known_after(manifest, files)
+
+    def add(self, name: str, manifest: FolderManifest) -> None:
         """Know a snapshot before its publication is tried: that may be done and unanswered."""
-        self._snapshots[name] = snapshot
-        self._there |= snapshot.blobs.keys()
+        self._manifests[name] = manifest
+        self._there |= manifest.blobs.keys()
 
     def sweep(self) -> None:
         """Delete the blobs of earlier generations that no snapshot of the head needs."""
@@ -54,12 +62,12 @@ class Blobs:
     def delete_unneeded(self) -> None:
         """Delete what no snapshot of the head needs; nothing waits for it."""
         named = [entry.name for entry in self._lease.head.checkpoints]
-        if unknown := [name for name in named if name not in self._snapshots]:
+        if unknown := [name for name in named if name not in self._manifests]:
             _log.info(f"[retention] snapshot {unknown[0]} cannot be read: no blob is deleted")
             return
-        needed: set[str] = set().union(*(self._snapshots[name].blobs for name in named))
+        needed: set[str] = set().union(*(self._manifests[name].blobs for name in named))
         self._delete(self._there - needed)
-        self._snapshots = {name: self._snapshots[name] for name in named}
+        self._manifests = {name: self._manifests[name] for name in named}
 
     def delete_unpublished(self, blobs: Iterable[str]) -> None:
         """Delete blobs of a snapshot whose publication was never tried."""
@@ -76,9 +84,9 @@ class Blobs:
 
     def _read_unknown(self) -> None:
         for entry in self._lease.head.checkpoints:
-            if entry.name not in self._snapshots:
+            if entry.name not in self._manifests:
                 try:
-                    found = read_twice(entry, partial(read_snapshot, self._store, entry))
+                    found = read_twice(entry, partial(read_manifest, self._store, entry))
                 except DamagedCheckpointError as error:
                     _log.warning(f"[sweep] snapshot {entry.name}: {error}")
                     continue

@@ -13,16 +13,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from training.save.known import Known
 from training.save.listing import (
     ChangedError,
+    FileState,
     Listing,
     SnapshotError,
     is_log,
     list_folder,
     settled,
 )
-from training.save.manifest import Reason
+from training.save.manifest import Content, FolderManifest, Reason
 from training.save.open_files import mapped_for_writing
 
 _log = logging.getLogger(__name__)
@@ -30,6 +30,40 @@ _log = logging.getLogger(__name__)
 _FICLONE = 0x40049409  # linux/fs.h: _IOW(0x94, 9, int)
 # Copies must leave the program room for its next files.
 _LEFT_BYTES = 256 * 1024 * 1024
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Known:
+    """Contents in the store, of files that were seen and by their checksums."""
+
+    files: Mapping[FileState, Content] = field(default_factory=dict)
+    contents: Mapping[str, Content] = field(default_factory=dict)
+    blobs: Mapping[str, int] = field(default_factory=dict)  # name -> bytes
+
+    def with_earlier(self, earlier: "Known") -> "Known":
+        """Also what was known when a capture left it out, before the snapshot in between."""
+        return Known(
+            files={**earlier.files, **self.files},
+            contents=self.contents,
+            blobs={**earlier.blobs, **self.blobs},
+        )
+
+
+def known_after(manifest: FolderManifest, files: Mapping[FileState, Content]) -> Known:
+    """What the next snapshot may use: no blob of which this one needs less than half.
+
+    What lies in such a blob is captured and sent again: at most half of what is stored is waste.
+    """
+    needed: dict[str, int] = {}
+    for content in manifest.contents.values():
+        if content.blob is not None:
+            needed[content.blob] = needed.get(content.blob, 0) + content.bytes
+    wasteful = {blob for blob, count in needed.items() if 2 * count < manifest.blobs[blob]}
+    return Known(
+        files={state: c for state, c in files.items() if c.blob not in wasteful},
+        contents={sha: c for sha, c in manifest.contents.items() if c.blob not in wasteful},
+        blobs=manifest.blobs,
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

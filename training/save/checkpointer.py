@@ -14,11 +14,12 @@ from training.attempt.notice import Notice
 from training.errors import DivergedError, RunFailedError
 from training.record.lease import LeaseLostError
 from training.record.position import Position
-from training.save.budget import Budget, Cost, Estimate, draw_up, estimate, reserve_of
+from training.save.budget import Cost, SaveBudget, estimate
+from training.save.publish import CheckpointPublisher
 from training.save.schedule import Schedule
-from training.save.sharded_leader import ShardedLeader, Verb
+from training.save.sharded_saves import ShardedLeader, Verb
 from training.save.state import HostCopies, HostCopy, LiveState
-from training.save.write import CheckpointWrite, NoticeSave, SaveRequest
+from training.save.tensors import SaveRequest, TensorSave, TensorSource
 from training.store.protocol import StoreError
 
 _log = logging.getLogger(__name__)
@@ -30,8 +31,6 @@ _PIECE_SECONDS = 0.5
 _CLOSE_SECONDS = 60.0
 # and for one whose lease was lost, to delete what it uploaded.
 _CLEANUP_SECONDS = 10.0
-# The shortest time between two lines about periodic commits.
-_LINE_SECONDS = 5.0
 
 
 class Checkpointer:
@@ -44,11 +43,17 @@ class Checkpointer:
         self.last_cost: Cost | None = None
         self._context = context
         self._committed = committed
-        self._last_line = -_LINE_SECONDS
+        self._publisher = CheckpointPublisher(
+            context.store,
+            context.lease,
+            events=context.events,
+            metrics=context.metrics,
+            retention=context.retention,
+        )
         self._copies = HostCopies(context.store.part_process)
         self._leader: ShardedLeader | None = None
-        self._current: CheckpointWrite | None = None  # under way, or over and not collected
-        self._staged: CheckpointWrite | None = None
+        self._current: TensorSave | None = None  # under way, or over and not collected
+        self._staged: TensorSave | None = None
         self._lock = threading.Lock()  # of the staged copy and the end
         self._since_notice: Position | None = None  # committed at a notice; training continued
         self._is_safe: bool | None = None  # once the last save has been decided
@@ -91,7 +96,7 @@ class Checkpointer:
         self._finish()
         self.schedule.start_other()
         write = self._write(request, request.state)
-        self._order("live", write.name)
+        self._order("live", write.request.name)
         self._run(write)
 
     def save_async(self, request: SaveRequest) -> None:
@@ -118,7 +123,7 @@ class Checkpointer:
     def stage(self, request: SaveRequest) -> bool:
         """Keep a copy for `save_staged`; False if memory cannot hold it."""
         position = request.position
-        if self.holds(position) or (self._current and self._current.position == position):
+        if self.holds(position) or (self._current and self._current.request.position == position):
             return True
         self._order("stage", request.name)
         copy = self._copy(request.state)
@@ -129,9 +134,9 @@ class Checkpointer:
             self._staged = self._write(request, copy)
         return True
 
-    def estimate(self, request: SaveRequest) -> Estimate:
+    def estimate(self, request: SaveRequest) -> Cost:
         """How long a save of this state will take."""
-        return estimate(self._write(request, request.state).num_bytes, self.last_cost)
+        return estimate(self._write(request, request.state).source.num_bytes, self.last_cost)
 
     def save_and_release(self, request: SaveRequest, notice: Notice) -> bool:
         """Commit and release in one write within the notice; return whether the state is safe.
@@ -142,7 +147,7 @@ class Checkpointer:
         with self._lock:
             if self._is_safe is None:
                 write = self._write(request, request.state)
-                self._is_safe = self._save_within(NoticeSave(notice=notice, releases=True), write)
+                self._is_safe = self._save_within(notice, write)
                 if not self._is_safe:
                     self._order("drop", request.name)
             return self._is_safe
@@ -155,7 +160,7 @@ class Checkpointer:
         with self._lock:
             self._staged = None  # older than what is committed
             write = self._write(request, request.state)
-            self._save_within(NoticeSave(notice=notice, releases=False), write)
+            self._save_within(notice, write, releases=False)
             if self.holds(request.position):
                 self._since_notice = request.position
             else:
@@ -166,14 +171,13 @@ class Checkpointer:
         """Commit the staged copy and release, from any thread, when no boundary comes in time."""
         with self._lock:
             if self._is_safe is None:
-                end = NoticeSave(notice=notice, releases=True)
-                self._is_safe = self._save_within(end, self._staged)
+                self._is_safe = self._save_within(notice, self._staged)
             return self._is_safe
 
     def must_start_by(self, notice: Notice) -> float:
         """The monotonic time after which `save_staged` would no longer fit the notice."""
-        size = self._staged.num_bytes if self._staged else 0
-        return notice.deadline - estimate(size, self.last_cost).seconds - reserve_of(notice)
+        size = self._staged.source.num_bytes if self._staged else 0
+        return notice.save_by - estimate(size, self.last_cost).seconds
 
     def close(self) -> None:
         """Finish the save under way, whose state was good; a lost lease commits nothing."""
@@ -188,10 +192,15 @@ class Checkpointer:
         else:
             self._collect_at_end(write)
 
-    def _write(self, request: SaveRequest, source: LiveState | HostCopy) -> CheckpointWrite:
-        return CheckpointWrite(
-            self._context, request, source, leader=self._leader, since_notice=self._since_notice
+    def _write(self, request: SaveRequest, state: LiveState | HostCopy) -> TensorSave:
+        source = TensorSource(
+            self._context.store,
+            request,
+            state,
+            leader=self._leader,
+            since_notice=self._since_notice,
         )
+        return TensorSave(source, self._publisher.publish, self._publisher.settle)
 
     def _order(self, verb: Verb, name: str) -> None:
         """Tell the other ranks of a sharded stage what to do with their shares of a save."""
@@ -201,10 +210,10 @@ class Checkpointer:
     def _copy(self, live: LiveState) -> HostCopy | None:
         with self._lock:
             self._staged = None  # superseded, and its memory may be needed
-        writing = self._current.source if self._current else None
+        writing = self._current.source.state if self._current else None
         return self._copies.copy(live, writing if isinstance(writing, HostCopy) else None)
 
-    def _run(self, write: CheckpointWrite) -> None:
+    def _run(self, write: TensorSave) -> None:
         self._current = write
         write.run()
         write.blocked_seconds = time.monotonic() - write.began
@@ -224,8 +233,8 @@ class Checkpointer:
         if write.error is None:
             self._record(write)
             return
-        self._order("drop", write.name)
-        if not isinstance(write.error, StoreError) or write.kind == "stage-end":
+        self._order("drop", write.request.name)
+        if not isinstance(write.error, StoreError) or write.request.kind == "stage-end":
             raise write.error
         failed = self.schedule.failed
         failed.add(write.began)
@@ -234,12 +243,12 @@ class Checkpointer:
         _log.warning(
             "[save] step %d was not saved, %d in a row: %s; the last commit stays; training "
             "continues and the save is retried",
-            write.position.step,
+            write.request.position.step,
             failed.count,
             write.error,
         )
 
-    def _collect_at_end(self, write: CheckpointWrite) -> bool:
+    def _collect_at_end(self, write: TensorSave) -> bool:
         """Collect a save that is over when the attempt ends; return whether it was committed."""
         is_grave = isinstance(write.error, RunFailedError | LeaseLostError)
         # One that diverged need not end the run: the next attempt resumes before it.
@@ -251,51 +260,41 @@ class Checkpointer:
         self._record(write)
         return True
 
-    def _record(self, write: CheckpointWrite) -> None:
+    def _record(self, write: TensorSave) -> None:
         """Record a commit for the metrics, the schedule and whoever reads the log."""
         assert write.cost is not None
-        self._committed = write.position
-        self.last_cost, step = write.cost, write.position.step
-        durable = write.cost.durable_seconds
+        self._committed = write.request.position
+        self.last_cost, step = write.cost, write.request.position.step
+        durable = write.cost.seconds
         # What runs behind the training may run on its cores, or hold its interpreter lock.
         slowed = self.schedule.pace.take_lost_seconds(max(0.0, durable - write.blocked_seconds))
-        self._context.metrics.write(
-            "commit",
-            step=step,
-            checkpoint_kind=write.kind,
-            seconds=round(durable, 4),
-            blocked_seconds=round(write.blocked_seconds, 4),
-            slowed_seconds=round(slowed, 4),
-            bytes=write.cost.bytes,
-        )
-        now = time.monotonic()
-        if write.kind != "periodic" or now - self._last_line >= _LINE_SECONDS:
-            self._last_line = now
-            size = write.cost.bytes / 1e6
-            line = "[checkpoint] step %d, %s: %.1f MB committed in %.2f s"
-            _log.info(line, step, write.kind, size, durable)
+        self._publisher.tell(write, blocked_seconds=write.blocked_seconds, slowed_seconds=slowed)
         if (choice := self.schedule.measure(write.blocked_seconds + slowed, durable)) is not None:
             _log.info("[interval] auto: %s", choice)
             self._context.metrics.write("interval", step=step, **asdict(choice))
 
-    def _save_within(self, end: NoticeSave, write: CheckpointWrite | None) -> bool:
+    def _save_within(
+        self, notice: Notice, write: TensorSave | None, *, releases: bool = True
+    ) -> bool:
         """Save what the time allows: the new state, the save under way, or both."""
         current, self._current = self._current, None
         if current is not None and current.is_over:
             self._collect_at_end(current)
             current = None
-        if current is not None and (write is None or current.position == write.position):
+        if current is not None and (
+            write is None or current.request.position == write.request.position
+        ):
             _log.info("[emergency] this state is being saved already; finishing that save")
-            if self._end_with(current, end) or write is None:
+            if self._end_with(current, notice, releases) or write is None:
                 return current.is_committed
             current = None  # it failed: once more, if there is time
-        if write is None or self.holds(write.position):
-            then = "only releasing" if end.releases else "nothing to save"
+        if write is None or self.holds(write.request.position):
+            then = "only releasing" if releases else "nothing to save"
             _log.info("[emergency] nothing changed since the last commit; %s", then)
             return True
-        expected = estimate(write.num_bytes, self.last_cost)
+        expected = estimate(write.source.num_bytes, self.last_cost)
         finish = current.seconds_left(expected.seconds) if current else None
-        budget = draw_up(write.num_bytes, expected, end.notice, time.monotonic(), finish)
+        budget = SaveBudget.of(expected, notice, time.monotonic(), finish)
         _log.info("[emergency] %s", budget)
         if budget.plan == "give up":
             _log.warning("[emergency] not enough time; the last commit stays")
@@ -304,36 +303,38 @@ class Checkpointer:
             return False
         if current is not None and budget.plan == "finish":
             _log.info("[emergency] too short for this step; finishing the save before it")
-            return self._end_with(current, end)
+            return self._end_with(current, notice, releases)
         if current is not None:
             self._make_way(current, budget)
         if write is not self._staged:
-            self._order("live", write.name)
+            self._order("live", write.request.name)
         elif self._leader is not None:
-            self._leader.write_staged(write.name)
-        write.notice_save, write.began = end, time.monotonic()
+            self._leader.write_staged(write.request.name)
+        write.began = time.monotonic()
+        write.answer(notice, releases=releases)
         write.start()
-        return self._end_with(write, end)
+        return self._end_with(write, notice, releases)
 
-    def _make_way(self, current: CheckpointWrite, budget: Budget) -> None:
+    def _make_way(self, current: TensorSave, budget: SaveBudget) -> None:
         """Let the older save finish if there is time for both, else cancel it."""
         if budget.plan != "finish, then save" and current.cancel():
             _log.info("[emergency] the save under way is canceled for this one")
         else:
             self._finish_soon(current, budget.seconds_left - budget.need_seconds)
 
-    def _finish_soon(self, current: CheckpointWrite, seconds: float) -> None:
+    def _finish_soon(self, current: TensorSave, seconds: float) -> None:
         """Let a save finish within `seconds`; otherwise it is never committed."""
         if current.wait(max(0.0, seconds)) or not current.cancel():
             current.wait()  # what cannot be canceled is writing the head, which is bounded
             self._collect_at_end(current)
 
-    def _end_with(self, write: CheckpointWrite, end: NoticeSave) -> bool:
-        write.notice_save, asked = end, time.monotonic()
-        grace = 0.0 if write.kind == "emergency" else _GRACE_SECONDS
+    def _end_with(self, write: TensorSave, notice: Notice, releases: bool) -> bool:
+        write.answer(notice, releases=releases)
+        asked = time.monotonic()
+        grace = 0.0 if write.request.kind == "emergency" else _GRACE_SECONDS
 
         def seconds_left() -> float:
-            in_notice = end.notice.seconds_left - reserve_of(end.notice)
+            in_notice = notice.save_by - time.monotonic()
             return max(0.0, in_notice, asked + grace - time.monotonic())
 
         # In pieces: another notice may bring the deadline nearer.

@@ -16,6 +16,8 @@ from training.store.parts import MAX_PARTS, num_parts
 
 SNAPSHOT = "snapshot.json"
 _FORMAT = 1
+# Larger files are objects of their own.
+SMALL_BYTES = 1024 * 1024
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 # Why it was taken: the program asked, the folder was quiet, a notice came, the program ended.
@@ -76,8 +78,8 @@ class SavedLink:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Snapshot:
-    """A folder at one moment."""
+class FolderManifest:
+    """A folder at one moment: what a snapshot.json holds."""
 
     reason: Reason
     # Whether the program says when: no other moment counts then.
@@ -112,13 +114,20 @@ class Snapshot:
         """The contents by their checksums."""
         return {file.content.sha256: file.content for file in self.files}
 
+    def holds_no_more_than(self, before: "FolderManifest | None") -> bool:
+        """Whether that one, published before it, holds the same."""
+        if before is None or (self.program_says_when and not before.program_says_when):
+            return False
+        mine, others = ((one.files, one.links, one.folders) for one in (self, before))
+        return mine == others
+
     def to_bytes(self) -> bytes:
         """The JSON to store; names that are no text keep their bytes as lone surrogates."""
         record = {"format": _FORMAT, **asdict(self)}
         return json.dumps(record, separators=(",", ":"), allow_nan=False).encode()
 
     @classmethod
-    def from_bytes(cls, data: bytes) -> "Snapshot":
+    def from_bytes(cls, data: bytes) -> "FolderManifest":
         """Read what `to_bytes` wrote; DamagedCheckpointError for anything else."""
         try:
             record = json.loads(data)

@@ -1,6 +1,6 @@
 """Mirrors a program's checkpoint folder to the run's store as snapshots; the program knows nothing.
 
-One thread watches the folder and captures it, another sends what was captured, oldest first: a
+One thread watches the folder and captures it, others send what was captured, one after the other: a
 capture that waits gives way to a newer one.
 """
 
@@ -22,11 +22,10 @@ from training.record.metrics import Metrics
 from training.record.newest_valid import newest_valid, read_twice
 from training.record.retention import KEEP_NEWEST, Retention
 from training.save.capture import Capture, Moment, capture
+from training.save.folder_saves import CommittedSnapshot, FolderSaves, seconds_until
 from training.save.listing import ChangedError, Listing, SnapshotError, list_folder
-from training.save.manifest import Reason, Snapshot
-from training.save.outbox import Outbox, Parcel
-from training.save.publish import Committed, Publisher
-from training.save.restore import Filled, fill, read_snapshot
+from training.save.manifest import FolderManifest, Reason
+from training.save.restore import Filled, fill, read_manifest
 from training.save.watcher import Watcher
 from training.store.protocol import Store
 from training.store.unfinished import write_whole
@@ -42,7 +41,7 @@ _FINAL_ATTEMPTS = 4
 _MOST_FAILED_STARTS = 2
 # What a send that is cancelled gets to say so.
 _GRACE_SECONDS = 1.0
-_NOTHING = Snapshot(reason="exit", program_says_when=False, files=())
+_NOTHING = FolderManifest(reason="exit", program_says_when=False, files=())
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,10 +84,9 @@ class Mirror:
         self._events = events
         self._quiet_seconds = quiet_seconds
         self._note = note
-        self._publisher = Publisher(
+        self._saves = FolderSaves(
             store, lease, folder, events=events, metrics=metrics, retention=retention
         )
-        self._outbox = Outbox(self._publisher, events)
         self._watcher = Watcher(
             folder, self.commit_file, quiet_seconds, self._capture, self._refuse
         )
@@ -99,9 +97,9 @@ class Mirror:
         self._is_closing = threading.Event()
 
     @property
-    def last(self) -> Committed | None:
+    def last(self) -> CommittedSnapshot | None:
         """The last snapshot that this mirror has committed."""
-        return self._publisher.last
+        return self._saves.last
 
     def obstacle(self, seconds: float) -> str | None:
         """What has kept the folder from being captured for so long, as a clause, or None."""
@@ -121,7 +119,7 @@ class Mirror:
         self.commit_file.unlink(missing_ok=True)
 
         def read(store: Store, entry: CheckpointEntry) -> Filled:
-            return read_twice(entry, lambda: fill(store, read_snapshot(store, entry), self._folder))
+            return read_twice(entry, lambda: fill(store, read_manifest(store, entry), self._folder))
 
         entries, given_up = _candidates(self._lease.head.checkpoints)
         found, passed_over = newest_valid(self._store, entries, read)
@@ -130,28 +128,28 @@ class Mirror:
         for name, why in passed_over:
             _log.warning(f"[snapshot] {name} is passed over: {why}")
         if found is None:
-            self._publisher.begin_with(fill(self._store, _NOTHING, self._folder))
-            self._publisher.sweep()
+            filled = fill(self._store, _NOTHING, self._folder)
+            self._saves.blobs.begin_with(filled.manifest, filled.files)
+            self._saves.blobs.sweep()
             return None
         self._restored, filled = found.entry, found.snapshot
-        self._watcher.says_when = filled.snapshot.program_says_when
-        self._publisher.begin_with(filled)
+        self._watcher.says_when = filled.manifest.program_says_when
+        self._saves.blobs.begin_with(filled.manifest, filled.files)
         self._watcher.captured = list_folder(self._folder)
-        self._publisher.sweep()
+        self._saves.blobs.sweep()
         restored = Restored(
             entry=found.entry,
-            num_files=len(filled.snapshot.files),
-            bytes=filled.snapshot.num_bytes,
+            num_files=len(filled.manifest.files),
+            bytes=filled.manifest.num_bytes,
             reused_bytes=filled.reused_bytes,
             passed_over=passed_over,
-            note=filled.snapshot.note,
+            note=filled.manifest.note,
         )
         self._tell_restored(restored)
         return restored
 
     def start(self, program: int | None = None) -> None:
         """Watch the folder of the program with that process number from now on, and send."""
-        self._outbox.start()
         self._watcher.start(program)
 
     def request(self, haste: Haste) -> None:
@@ -160,7 +158,7 @@ class Mirror:
 
     def check(self) -> None:
         """Raise what has ended the mirror."""
-        if error := self._watcher.error or self._outbox.error:
+        if error := self._watcher.error or self._saves.error:
             raise error
 
     def final(
@@ -172,19 +170,18 @@ class Mirror:
         same write where there is one. StoreError if there was time, and the store refused.
         """
         self._is_closing.set()
-        self._watcher.stop(_left(deadline))
-        self._outbox.start()  # where the program could not be started
+        self._watcher.stop(seconds_until(deadline))
         self.check()
         moment, why = None, ""
         try:
             moment = self._watcher.last_moment(exit_code, was_told=self._haste == "emergency")
-            self._outbox.drop()  # the last one is newer
+            self._saves.give_way()  # the last one is newer
         except SnapshotError as error:
             why = str(error)
-        is_sent = self._outbox.finish(_left(deadline))
+        is_sent = self._saves.finish(deadline)
         self.check()
         if not is_sent:
-            self._publisher.cancel()
+            self._saves.cancel()
             _log.warning("[snapshot] there was no time for the last one; the one before it stays")
         elif moment is not None:
             is_sent = self._commit_last(moment, deadline, release)
@@ -192,13 +189,14 @@ class Mirror:
             is_sent = False
             _log.warning(f"[snapshot] none at the end: {why}")
         self.check()
-        if deadline is None and self._outbox.refused is not None:
-            raise self._outbox.refused
+        refused = self._saves.refusal
+        if deadline is None and refused is not None:
+            raise refused
         if release:
             self._lease.release()
         elif deadline is None:
-            self._publisher.sweep()
-        return is_sent and self._outbox.refused is None
+            self._saves.blobs.sweep()
+        return is_sent and refused is None
 
     def count_failure(self) -> None:
         """The program has failed: count it against a tentative snapshot that it began with."""
@@ -211,26 +209,25 @@ class Mirror:
         )
 
     def close(self) -> None:
-        """Stop both threads; what is being sent is never committed later."""
+        """Stop all threads; what is being sent is never committed later."""
         self._is_closing.set()
         self._watcher.stop(0)
-        self._publisher.cancel()
-        self._outbox.close()
+        self._saves.cancel()
 
     def _capture(self, reason: Reason, moment: Moment) -> Listing:
         """Capture the folder; what is sent from where it lies is sent before this returns."""
         captured = self._captured_now(reason, moment)
-        parcel = Parcel(capture=captured, kind=self._kind)
+        save = self._saves.prepare(captured, self._kind)
         if self._haste == "rebalance":
             self._haste, self._watcher.is_hasty = None, False
-        self._outbox.put(parcel)
+        self._saves.start(save)
         if captured.is_in_place:
-            while not parcel.is_over.wait(_POLL_SECONDS) and not self._is_closing.is_set():
-                self._outbox.raise_error()
-            if isinstance(parcel.error, SnapshotError):
-                raise parcel.error
-            if not parcel.is_over.is_set() or parcel.error is not None:
-                raise SnapshotError(f"it was not sent: {parcel.error or 'the attempt ends'}")
+            while not save.wait(_POLL_SECONDS) and not self._is_closing.is_set():
+                self.check()
+            if isinstance(save.error, SnapshotError):
+                raise save.error
+            if not save.is_committed:
+                raise SnapshotError(f"it was not sent: {save.error or 'the attempt ends'}")
         return captured.listing
 
     def _captured_now(self, reason: Reason, moment: Moment, *, in_place: bool = False) -> Capture:
@@ -238,7 +235,7 @@ class Mirror:
         return capture(
             self._folder,
             self._work / f"staging-{self._num_captures}",
-            self._publisher.known,
+            self._saves.blobs.known,
             reason=reason,
             program_says_when=self._watcher.says_when,
             note=self._note(),
@@ -261,18 +258,14 @@ class Mirror:
             except SnapshotError as error:
                 self._refuse(error)
                 return False
-            parcel = Parcel(
-                capture=captured,
-                kind=self._kind,
-                releases=release,
-                is_tentative=moment.is_tentative,
-            )
-            self._outbox.put(parcel)
-            if not parcel.is_over.wait(_left(deadline)):
-                self._publisher.cancel()
-                parcel.is_over.wait(_GRACE_SECONDS)
-            if not isinstance(parcel.error, ChangedError):
-                return parcel.is_over.is_set() and parcel.error is None
+            save = self._saves.prepare(captured, self._kind, is_tentative=moment.is_tentative)
+            save.releases = release
+            self._saves.start(save)
+            if not save.wait(seconds_until(deadline)):
+                self._saves.cancel()
+                save.wait(_GRACE_SECONDS)
+            if not isinstance(save.error, ChangedError):
+                return save.is_committed
         return False
 
     def _refuse_foreign(self) -> None:
@@ -292,7 +285,9 @@ class Mirror:
     def _refuse(self, error: SnapshotError) -> None:
         """Say, once in a while, why no snapshot can be taken."""
         if self._say(str(error)):
-            self._events.emit("save-failed", "failed", kind=self._kind, message=str(error))
+            self._events.emit(
+                "save-failed", "failed", kind=self._haste or "periodic", message=str(error)
+            )
 
     def _say(self, text: str) -> bool:
         now = time.monotonic()
@@ -325,7 +320,3 @@ def _candidates(
         for entry in given_up
     }
     return (*given_up, *(entry for entry in entries if entry not in given_up)), why
-
-
-def _left(deadline: float | None) -> float | None:
-    return None if deadline is None else max(0.0, deadline - time.monotonic())

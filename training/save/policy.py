@@ -13,14 +13,13 @@ from dataclasses import replace
 from training.attempt.context import AttemptContext
 from training.attempt.long_work import Work
 from training.attempt.notice import InterruptedRunError, Notice
-from training.record.checkpoint_entry import Kind
+from training.record.checkpoint_entry import Kind, checkpoint_name
 from training.record.position import Position
 from training.save.checkpointer import Checkpointer
 from training.save.sharded import own_share
-from training.save.sharded_follower import ShardedFollower
-from training.save.sharded_leader import ShardedLeader
-from training.save.state import LiveState, checkpoint_name
-from training.save.write import SaveRequest
+from training.save.sharded_saves import ShardedFollower, ShardedLeader
+from training.save.state import LiveState
+from training.save.tensors import SaveRequest
 
 _log = logging.getLogger(__name__)
 

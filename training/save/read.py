@@ -28,7 +28,7 @@ WEIGHTS = frozenset({"model", "ema"})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Snapshot:
+class CheckpointContent:
     """The content of a checkpoint: tensors by part, on the CPU, and the JSON state."""
 
     tensors: dict[str, dict[str, Tensor]]  # part -> name -> tensor in its own memory
@@ -41,7 +41,7 @@ class Snapshot:
 
 def read_checkpoint(
     store: Store, entry: CheckpointEntry, parts: Container[str] | None = None
-) -> Snapshot:
+) -> CheckpointContent:
     """Read and verify one checkpoint, or some of its parts; may raise DamagedCheckpointError.
 
     What fails is read once more: it may have been damaged in transit.
@@ -51,12 +51,12 @@ def read_checkpoint(
 
 def _read_checkpoint(
     store: Store, entry: CheckpointEntry, parts: Container[str] | None
-) -> Snapshot:
+) -> CheckpointContent:
     state = read_state(store, entry)
     if SLICES in state:
         slices = state.pop(SLICES)
         own = {part: one for part, one in slices.items() if parts is None or part in parts}
-        return Snapshot(tensors=_read_slices(store, entry, own), state=state)
+        return CheckpointContent(tensors=_read_slices(store, entry, own), state=state)
     prefix = checkpoint_prefix(entry.name)
     files = {PurePath(file.name).stem: file for file in entry.files if file.name != STATE}
     tensors = {
@@ -64,7 +64,7 @@ def _read_checkpoint(
         for part, file in files.items()
         if parts is None or part in parts
     }
-    return Snapshot(tensors=tensors, state=state)
+    return CheckpointContent(tensors=tensors, state=state)
 
 
 def read_state(store: Store, entry: CheckpointEntry) -> dict[str, Any]:

@@ -20,8 +20,7 @@ from training.errors import MachineError, UserError
 from training.record.checkpoint_entry import CheckpointEntry
 from training.record.newest_valid import DamagedCheckpointError
 from training.save.listing import FileState, SnapshotError, is_log, list_folder
-from training.save.manifest import SNAPSHOT, Content, SavedFile, Snapshot
-from training.save.send import SMALL_BYTES
+from training.save.manifest import SMALL_BYTES, SNAPSHOT, Content, FolderManifest, SavedFile
 from training.store import parts
 from training.store.parts import checksum_of, num_parts, run_all
 from training.store.protocol import Store
@@ -36,12 +35,12 @@ _OF_THE_FOLDER = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, er
 class Filled:
     """A folder that holds a snapshot."""
 
-    snapshot: Snapshot
+    manifest: FolderManifest
     files: Mapping[FileState, Content]
     reused_bytes: int
 
 
-def read_snapshot(store: Store, entry: CheckpointEntry) -> Snapshot:
+def read_manifest(store: Store, entry: CheckpointEntry) -> FolderManifest:
     """Read and verify a snapshot.json; may raise DamagedCheckpointError."""
     found = next((file for file in entry.files if file.name == SNAPSHOT), None)
     if found is None:
@@ -51,35 +50,35 @@ def read_snapshot(store: Store, entry: CheckpointEntry) -> Snapshot:
         raise DamagedCheckpointError(f"{SNAPSHOT} is missing")
     if hashlib.sha256(stored.data).hexdigest() != found.sha256:
         raise DamagedCheckpointError(f"{SNAPSHOT} does not match its SHA-256")
-    return Snapshot.from_bytes(stored.data)
+    return FolderManifest.from_bytes(stored.data)
 
 
-def export_snapshot(store: Store, entry: CheckpointEntry, out: Path) -> Snapshot:
+def export_snapshot(store: Store, entry: CheckpointEntry, out: Path) -> FolderManifest:
     """Write a snapshot's files into `out`, a new or empty folder."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"{out} exists and is not empty; give a new folder")
     try:
-        snapshot = read_snapshot(store, entry)
-        fill(store, snapshot, out)
+        manifest = read_manifest(store, entry)
+        fill(store, manifest, out)
     except DamagedCheckpointError as error:
         raise UserError(f"snapshot {entry.name} is damaged: {error}; give another") from error
-    return snapshot
+    return manifest
 
 
-def fill(store: Store, snapshot: Snapshot, root: Path) -> Filled:
+def fill(store: Store, manifest: FolderManifest, root: Path) -> Filled:
     """Make the folder what the snapshot was; may raise DamagedCheckpointError or StoreError."""
     need = 0
     try:
         root.mkdir(parents=True, exist_ok=True)
-        _refuse_names_that_collide(snapshot, root)
-        kept = _clear(snapshot, root)
-        missing = [file for file in snapshot.files if file.path not in kept]
+        _refuse_names_that_collide(manifest, root)
+        kept = _clear(manifest, root)
+        missing = [file for file in manifest.files if file.path not in kept]
         need = sum(file.content.bytes for file in missing)
         _refuse_without_room(root, need)
-        for folder in snapshot.folders:
+        for folder in manifest.folders:
             (root / folder.path).mkdir(exist_ok=True)
         _Fetching(store, root).fetch(missing)
-        _finish(snapshot, root)
+        _finish(manifest, root)
     except SnapshotError as error:
         raise UserError(f"the snapshot cannot be restored into {root}: {error}") from error
     except OSError as error:
@@ -90,19 +89,19 @@ def fill(store: Store, snapshot: Snapshot, root: Path) -> Filled:
                 f"the snapshot cannot be restored into {root}: {error}; use another folder"
             ) from error
         raise
-    contents = {file.path: file.content for file in snapshot.files}
+    contents = {file.path: file.content for file in manifest.files}
     states = list_folder(root).files
     return Filled(
-        snapshot=snapshot,
+        manifest=manifest,
         files={state: contents[path] for path, state in states.items() if not is_log(path)},
         reused_bytes=sum(contents[path].bytes for path in kept),
     )
 
 
-def _clear(snapshot: Snapshot, root: Path) -> set[str]:
+def _clear(manifest: FolderManifest, root: Path) -> set[str]:
     """Delete what the snapshot does not hold; the paths of files that are there and equal."""
     listing = list_folder(root)
-    wanted = {file.path: file.content for file in snapshot.files}
+    wanted = {file.path: file.content for file in manifest.files}
     equal: set[str] = set()
 
     def compare(path: str) -> None:
@@ -120,7 +119,7 @@ def _clear(snapshot: Snapshot, root: Path) -> set[str]:
     for path in (*listing.files, *listing.links, *listing.skipped):
         if path not in equal:
             (root / path).unlink()
-    folders = {folder.path for folder in snapshot.folders}
+    folders = {folder.path for folder in manifest.folders}
     for path in sorted(listing.folders.keys() - folders, reverse=True):
         (root / path).rmdir()
     return equal
@@ -214,14 +213,14 @@ def _create(path: Path) -> int:
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
 
 
-def _finish(snapshot: Snapshot, root: Path) -> None:
+def _finish(manifest: FolderManifest, root: Path) -> None:
     """Links last, so that nothing is written through one; then modes and times."""
-    for link in snapshot.links:
+    for link in manifest.links:
         (root / link.path).symlink_to(link.target)
-    for file in snapshot.files:
+    for file in manifest.files:
         (root / file.path).chmod(file.mode & 0o777)
         os.utime(root / file.path, ns=(file.mtime_ns, file.mtime_ns))
-    for folder in sorted(snapshot.folders, key=lambda one: one.path, reverse=True):
+    for folder in sorted(manifest.folders, key=lambda one: one.path, reverse=True):
         os.utime(root / folder.path, ns=(folder.mtime_ns, folder.mtime_ns))
         (root / folder.path).chmod(folder.mode & 0o777)
 
@@ -253,9 +252,9 @@ def _refuse_without_room(root: Path, need: int, *, is_full: bool = False) -> Non
         )
 
 
-def _refuse_names_that_collide(snapshot: Snapshot, root: Path) -> None:
+def _refuse_names_that_collide(manifest: FolderManifest, root: Path) -> None:
     names: dict[str, str] = {}
-    for path in snapshot.paths:
+    for path in manifest.paths:
         folded = unicodedata.normalize("NFC", path).casefold()
         if folded in names and not _tells_case_apart(root):
             raise UserError(

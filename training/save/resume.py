@@ -12,29 +12,29 @@ from training.record.checkpoint_entry import CheckpointEntry
 from training.record.newest_valid import DamagedCheckpointError, Loaded, newest_valid, read_twice
 from training.record.position import Position
 from training.save.read import (
-    Snapshot,
+    CheckpointContent,
     read_checkpoint,
     read_state,
 )
-from training.save.sharded import ShardedSnapshot, slices_of
+from training.save.sharded import ShardedContent, slices_of
 from training.save.slices import SLICES
 from training.store.protocol import Store, StoreError
 
-AnySnapshot: TypeAlias = Snapshot | ShardedSnapshot
+AnyContent: TypeAlias = CheckpointContent | ShardedContent
 
 
 def find_newest(
     context: AttemptContext,
     is_sharded: Callable[[str], bool],
     verify_beginning: Callable[[Position], None],
-) -> tuple[Loaded[AnySnapshot] | None, Sequence[tuple[str, str]]]:
+) -> tuple[Loaded[AnyContent] | None, Sequence[tuple[str, str]]]:
     """On rank 0: the newest valid checkpoint, and those passed over as (name, reason).
 
     `verify_beginning` raises DamagedCheckpointError or StoreError if the stage end that the
     checkpoint's stage started from cannot be used. The other ranks are in `follow` meanwhile.
     """
 
-    def read(store: Store, entry: CheckpointEntry) -> AnySnapshot:
+    def read(store: Store, entry: CheckpointEntry) -> AnyContent:
         snapshot = _read(context, is_sharded, store, entry)
         try:
             if entry.kind != "stage-end":
@@ -48,28 +48,28 @@ def find_newest(
     return found
 
 
-def follow(context: AttemptContext) -> ShardedSnapshot | None:
+def follow(context: AttemptContext) -> ShardedContent | None:
     """On the other ranks: verify what rank 0 asks for; return the last snapshot, kept."""
-    kept: ShardedSnapshot | None = None
+    kept: ShardedContent | None = None
     while (asked := context.world.share(None)) is not None:
-        kept = ShardedSnapshot(context.store, *asked)
+        kept = ShardedContent(context.store, *asked)
         context.world.gather(kept.verify(context.world.rank, context.world.size))
     return kept
 
 
 def share_snapshot(
-    context: AttemptContext, position: Position | None, snapshot: AnySnapshot | None
-) -> tuple[Position | None, AnySnapshot | None]:
+    context: AttemptContext, position: Position | None, snapshot: AnyContent | None
+) -> tuple[Position | None, AnyContent | None]:
     """Share what rank 0 has found; of a sharded checkpoint each rank has its own part."""
     world = context.world
     position = world.share(position)
     state = world.share(snapshot.state if world.leads and snapshot is not None else None)
-    if not world.share(isinstance(snapshot, Snapshot)) or state is None:
+    if not world.share(isinstance(snapshot, CheckpointContent)) or state is None:
         return position, snapshot if state is not None else None
-    given = snapshot.tensors if world.leads and isinstance(snapshot, Snapshot) else None
+    given = snapshot.tensors if world.leads and isinstance(snapshot, CheckpointContent) else None
     parts = world.share(() if given is None else tuple(given))
     tensors = {part: world.share_tensors(None if given is None else given[part]) for part in parts}
-    return position, Snapshot(tensors=tensors, state=state)
+    return position, CheckpointContent(tensors=tensors, state=state)
 
 
 def _read(
@@ -77,7 +77,7 @@ def _read(
     is_sharded: Callable[[str], bool],
     store: Store,
     entry: CheckpointEntry,
-) -> AnySnapshot:
+) -> AnyContent:
     if not is_sharded(entry.stage):
         return read_checkpoint(store, entry)
     state = read_twice(entry, lambda: read_state(store, entry))
@@ -85,7 +85,7 @@ def _read(
     state.pop(SLICES, None)
     world = context.world
     world.share((entry, state, slices))
-    snapshot = ShardedSnapshot(store, entry, state, slices)
+    snapshot = ShardedContent(store, entry, state, slices)
     found = [one for one in world.gather(snapshot.verify(world.rank, world.size)) if one]
     if found:
         # Damage decides: what another rank could not read would not help.

@@ -14,13 +14,8 @@ from contract.auto_interval import (
 )
 from contract.grammar import Interval
 from training.record.position import Position
+from training.save.publish import FailedSaves
 
-# Both must be reached before an attempt gives up: a store may be away for minutes, and a disk that
-# is full fails at once.
-_MAX_FAILED_SAVES = 5
-_MAX_FAILED_SECONDS = 600.0
-_FIRST_RETRY_SECONDS = 5.0
-_LONGEST_RETRY_SECONDS = 120.0
 # The first save under `auto` comes early, to measure what one costs here.
 _FIRST_SECONDS = 60.0
 # Enough for a median that one slow step does not move.
@@ -90,38 +85,6 @@ class Schedule:
         if self._interval.unit != "auto" or not self._auto.measure(cost_seconds, durable_seconds):
             return None
         return self._auto.choice
-
-
-class FailedSaves:
-    """Consecutive saves that failed: when to retry, and when to give the attempt up."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        self._first_started = 0.0
-        self._retry_at = 0.0
-
-    @property
-    def is_retry_due(self) -> bool:
-        """Whether a save has failed and its retry need not wait for the interval."""
-        return self.count > 0 and time.monotonic() >= self._retry_at
-
-    @property
-    def is_hopeless(self) -> bool:
-        """Whether saves have failed so often and for so long that training on would be wasted."""
-        seconds = time.monotonic() - self._first_started
-        return self.count >= _MAX_FAILED_SAVES and seconds >= _MAX_FAILED_SECONDS
-
-    def add(self, started: float) -> None:
-        """Count a save that failed, and that started then."""
-        if not self.count:
-            self._first_started = started
-        wait = min(_FIRST_RETRY_SECONDS * 2**self.count, _LONGEST_RETRY_SECONDS)
-        self.count += 1
-        self._retry_at = time.monotonic() + wait
-
-    def clear(self) -> None:
-        """Forget the failures: a save was committed."""
-        self.count = 0
 
 
 class StepPace:

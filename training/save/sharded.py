@@ -70,7 +70,7 @@ class ShareProblem:
     is_damage: bool  # or the store refused to read it
 
 
-class ShardedSnapshot:
+class ShardedContent:
     """A checkpoint of which each rank verifies some files and fills its share of a model."""
 
     def __init__(

@@ -6,7 +6,6 @@ Nothing here writes: a `Contents` gives any part of a file, straight from the li
 
 import json
 import os
-import secrets
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -192,16 +191,6 @@ class HostCopies:
             self._copies.append(copy)
         copy.fill(live)
         return copy
-
-
-def checkpoint_name(step: int, generation: int) -> str:
-    """A unique name that sorts by step."""
-    return f"{step:08d}-g{generation:04d}-{secrets.token_hex(4)}"
-
-
-def step_of(name: str) -> int:
-    """The step in a name that `checkpoint_name` made."""
-    return int(name.partition("-")[0])
 
 
 def state_file(state: Mapping[str, Any]) -> Text:

@@ -7,7 +7,7 @@ source userdata/lib.sh
 folder=$root/opt/training
 aws_cli s3 cp --only-show-errors "$1" "$folder/bundle.zip"
 sed "s|^BUNDLE_URI=.*|BUNDLE_URI=$1|" "$root/etc/training/run.env" >"$run/run.env"
-# An older bundle refuses variables that the launch template has gained since.
+# An older bundle refuses what the launch template has gained since.
 python3 -m userdata.older_bundle "$run/run.env" "$folder/bundle.zip"
 rm -rf "$folder/bundle.new"
 python3 -m zipfile -e "$folder/bundle.zip" "$folder/bundle.new"

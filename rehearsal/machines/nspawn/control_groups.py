@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path("/sys/fs/cgroup")
-# Some hosts have version 2 beside version 1, which then has the memory.
+# Some hosts mount version 2 alongside version 1, which then controls memory.
 VERSION_1_MEMORY = ROOT / "memory"
 PATIENCE_SECONDS = 60.0
 _MIB = 2**20
@@ -75,12 +75,12 @@ class ControlGroup:
 
 def version_2() -> Path:
     """Return the root of version 2's hierarchy."""
-    beside = ROOT / "unified"
-    return beside if beside.exists() else ROOT
+    unified = ROOT / "unified"
+    return unified if unified.exists() else ROOT
 
 
 def are_possible() -> bool:
-    """Whether this host lets us make groups that can be killed as a whole."""
+    """Whether this host allows groups that can be killed at once."""
     try:
         group = Path(tempfile.mkdtemp(prefix="of-rehearsal-", dir=version_2()))
     except OSError:

@@ -40,7 +40,7 @@ _ROOT_DISK = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NvmeDisk:
-    """One disk beside that of /; its name is the kernel's, which says nothing about what it is."""
+    """One disk other than the root disk; its kernel name does not tell what it is."""
 
     name: str
     model: str
@@ -90,7 +90,7 @@ class LoopDevice:
                     os.close(self._device)
                     if error.errno != errno.EBUSY:
                         raise
-                    # Somebody else took it in between.
+                    # Another process was faster.
         finally:
             os.close(backing)
             os.close(control)
@@ -129,7 +129,7 @@ class Disks:
             _fill(file, disk.volume.content)
 
     def attach(self, root: Path, seconds: float) -> None:
-        """Attach what is there so many seconds after power-on; the machine makes the files."""
+        """Attach the disks present this long after power-on; the machine makes their files."""
         for disk in self.disks:
             if disk.volume.late_seconds <= seconds and disk.name not in self._loops:
                 self._loops[disk.name] = LoopDevice(self._file(disk))
@@ -141,7 +141,7 @@ class Disks:
         _write(root / DEVICE_FILES, "".join(lines))
 
     def describe(self, root: Path) -> None:
-        """Tell the machine's programs what is attached: from now on they list it."""
+        """Describe the attached disks to the machine's programs, which then list them."""
         rows = [_ROOT_DISK]
         for disk in self.disks:
             if disk.name in self._loops:
@@ -162,7 +162,7 @@ class Disks:
 
 
 def _write(path: Path, text: str) -> None:
-    """Write a file of a machine that runs: it must never read half of it."""
+    """Replace a running machine's file in one step: it must never read half of it."""
     new = path.with_name(f"{path.name}.new")
     new.parent.mkdir(parents=True, exist_ok=True)
     new.write_text(text)

@@ -35,7 +35,7 @@ PROGRAMS = "usr/local/sbin"
 PATH = ("usr/local/bin", "usr/sbin", "usr/bin")
 # What the machine has as its PCI bus; without devices/ it counts as a machine without a bus.
 PCI, PCI_FILES = "sys/bus/pci/", "etc/rehearsal/pci/"
-# Made anew at each boot, above what is on the disk.
+# Created at each boot, over what the disk holds.
 MADE_AT_BOOT = ("dev/", "proc/", "run/", "sys/", "tmp/")
 
 
@@ -46,8 +46,8 @@ def place_of(name: str) -> str:
         return PCI_FILES + path.removeprefix(PCI)
     if path.startswith(MADE_AT_BOOT):
         raise ValueError(
-            f"nspawn machines cannot start with the file {name!r}: what is in "
-            f"{', '.join(MADE_AT_BOOT)} is made at boot, but for {PCI}"
+            f"nspawn machines cannot start with the file {name!r}: files in "
+            f"{', '.join(MADE_AT_BOOT)} are created at boot, except for {PCI}"
         )
     return path
 
@@ -206,7 +206,7 @@ class NspawnMachine(RehearsedMachine):
         """Return the lines so far; raise if systemd-nspawn itself has failed."""
         if self._nspawn is not None and self._nspawn.poll():
             said = (self.folder / "console.log").read_text(errors="replace").strip().splitlines()
-            last = said[-1] if said else "it said nothing"
+            last = said[-1] if said else "no output"
             raise CommandFailed(f"systemd-nspawn of {self.instance_id} failed: {last}")
         return super().log_lines()
 

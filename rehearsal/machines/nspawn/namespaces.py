@@ -46,7 +46,8 @@ def check_host() -> None:
     missing = sorted({package for name, package in PROGRAMS.items() if not shutil.which(name)})
     if missing:
         raise NotPossible(
-            f"nspawn machines need what is not installed here: apt-get install {' '.join(missing)}"
+            "nspawn machines need packages that are not installed: apt-get install "
+            + " ".join(missing)
         )
     if not are_possible():
         raise NotPossible(
@@ -64,7 +65,9 @@ def enter_namespaces() -> None:
     sweeper, tell = _start_sweeper()
     if libc.unshare(CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWNET) != 0:
         why = os.strerror(ctypes.get_errno())
-        raise NotPossible(f"nspawn machines need namespaces of their own, and unshare says: {why}")
+        raise NotPossible(
+            f"nspawn machines need namespaces of their own, but unshare failed: {why}"
+        )
     child = os.fork()
     if child != 0:
         status = _wait(child)
@@ -109,7 +112,7 @@ def _start_sweeper() -> tuple[int, int]:
 
 
 def _wait(child: int) -> int:
-    """Pass signals on until the child has ended; return its exit code, as a shell says it."""
+    """Forward signals until the child exits; return its exit code as a shell would."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda received, _: os.kill(child, received))
     _, status = os.waitpid(child, 0)

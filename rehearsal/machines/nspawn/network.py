@@ -39,7 +39,7 @@ class Card:
 
     @property
     def address(self) -> str:
-        """The address that DHCP gives to it."""
+        """The address that DHCP assigns."""
         return f"10.77.1.{self.number}"
 
     @property
@@ -53,7 +53,7 @@ class Card:
         return NETWORK_NAMESPACES / f"machine{self.number}"
 
     def metadata(self) -> dict[str, str]:
-        """What the metadata says of the network; cloud-init asks for it."""
+        """The metadata's description of the network, which cloud-init reads."""
         about = f"network/interfaces/macs/{self.mac}"
         return {
             "mac": self.mac,
@@ -150,7 +150,7 @@ class MachineNetwork:
             *("-keyout", key, "-out", certificate, "-subj", "/CN=rehearsal"),
             *("-addext", f"subjectAltName={alternatives}"),
         )
-        # It alone: there is nothing else to connect to, and SDKs parse all for each connection.
+        # Nothing else: machines connect only here, and SDKs parse every one for each connection.
         self.authorities.write_text(certificate.read_text())
         server = make_server(
             GATEWAY,
@@ -160,7 +160,7 @@ class MachineNetwork:
             request_handler=_QuietHandler,
             ssl_context=(str(certificate), str(key)),
         )
-        # In each connection's own thread: a machine that stops in between holds no other.
+        # Each connection shakes hands in its own thread: one that stops midway delays no other.
         listener: Any = server.socket
         listener.do_handshake_on_connect = False
         self._serve(server)

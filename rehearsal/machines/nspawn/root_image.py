@@ -54,7 +54,7 @@ def read_source(text: str) -> tuple[str, list[str]]:
     suite, *mirror = text.split() or [""]
     if not suite or len(mirror) > 1:
         raise ValueError(
-            f"{VARIABLE} is {text!r}; give a suite, or a suite and where its packages are: "
+            f"{VARIABLE} is {text!r}; set it to a suite, or to a suite and its mirror: "
             "'noble http://archive.ubuntu.com/ubuntu'"
         )
     return suite, mirror
@@ -94,6 +94,6 @@ def _sources(folder: Path, suite: str, mirror: Sequence[str], keys: Path) -> lis
 
 
 def _reason(error: Exception) -> str:
-    """Return the line in which mmdebstrap or apt says why."""
+    """Return the line in which mmdebstrap or apt gives the reason."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return next((line for line in lines if line.startswith("E: ")), lines[-1]).removeprefix("E: ")

@@ -196,7 +196,7 @@ def test_fails_a_file_that_is_no_trace(text: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"market": "auction"}, "market is 'auction'; give spot or on-demand"),
+        ({"market": "auction"}, "market is 'auction'; use spot or on-demand"),
         ({"steps": ((10, 1), (0, 0))}, "in order of time"),
         ({"steps": ((0, -1),)}, "at least 0"),
     ],

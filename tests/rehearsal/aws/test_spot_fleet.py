@@ -50,17 +50,6 @@ def test_the_target_is_followed_up_and_down_to_zero(fleets: Fleets) -> None:
     assert described["SpotFleetRequestState"] == "active"
 
 
-def test_a_base_of_on_demand_capacity_is_kept(fleets: Fleets) -> None:
-    fleet = fleets.request(target=3, OnDemandTargetCapacity=1)
-    lifecycles = [item.get("InstanceLifecycle") for item in fleets.instances(fleet)]
-    assert sorted(map(str, lifecycles)) == ["None", "spot", "spot"]
-    fleets.modify(fleet, TargetCapacity=0, OnDemandTargetCapacity=0)
-    (stays,) = fleets.instances(fleet)
-    assert "InstanceLifecycle" not in stays, "EC2 documents a decrease for Spot instances only"
-    fleets.ec2.terminate_instances(InstanceIds=[stays["InstanceId"]])
-    assert fleets.instances(fleet) == []
-
-
 def test_a_new_template_version_is_for_later_instances(fleets: Fleets) -> None:
     fleet = fleets.request()
     (before,) = fleets.instances(fleet)

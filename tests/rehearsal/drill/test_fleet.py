@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from rehearsal.drill.fleet import Instance, Life, user_data_faults
+from rehearsal.drill.fleet import MachineLife, RunningInstance, user_data_faults
 from tests.rehearsal.drill.no_machine import NoMachine
 
 TEMPLATE = b"#!/bin/bash\necho hello\n"
@@ -25,11 +25,11 @@ class Booted(NoMachine):
         return self.metrics
 
 
-def life(file: Path, metrics: Path = Path("nowhere")) -> Life:
-    instance = Instance(
+def life(file: Path, metrics: Path = Path("nowhere")) -> MachineLife:
+    instance = RunningInstance(
         id="i-1", type="g5.xlarge", image_id="ami-1", zone="us-east-1a", user_data=b"", tags={}
     )
-    return Life(
+    return MachineLife(
         instance=instance, machine=Booted(file, metrics), started=0.0, template_user_data=TEMPLATE
     )
 

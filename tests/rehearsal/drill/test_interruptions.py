@@ -7,11 +7,11 @@ from typing import cast
 
 import pytest
 
-from rehearsal.drill.fleet import Fleet, Instance, Life
+from rehearsal.drill.fleet import Fleet, MachineLife, RunningInstance
 from rehearsal.drill.interruptions import (
     Drill,
-    Interruption,
     PlannedInterruption,
+    SeenInterruption,
     is_safe,
     parse_interruption,
     steps_lost,
@@ -20,12 +20,12 @@ from rehearsal.drill.run_files import FolderFiles
 from tests.rehearsal.drill.no_machine import NoMachine
 
 
-def interruption(progress: dict[str, object]) -> Interruption:
-    instance = Instance(
+def interruption(progress: dict[str, object]) -> SeenInterruption:
+    instance = RunningInstance(
         id="i-1", type="g5.xlarge", image_id="ami-1", zone="us-east-1a", user_data=b"", tags={}
     )
-    life = Life(instance=instance, machine=NoMachine(), started=0.0, template_user_data=b"")
-    return Interruption(
+    life = MachineLife(instance=instance, machine=NoMachine(), started=0.0, template_user_data=b"")
+    return SeenInterruption(
         planned=parse_interruption("kill:head:1"), life=life, at=0.0, progress=progress
     )
 
@@ -61,14 +61,14 @@ class Reports(NoMachine):
 class OneMachine:
     """A fleet of one machine, which notes how it is taken away."""
 
-    def __init__(self, life: Life) -> None:
+    def __init__(self, life: MachineLife) -> None:
         self.lives = {life.instance.id: life}
         self.taken: list[bool] = []
 
-    def running(self) -> list[Life]:
+    def running(self) -> list[MachineLife]:
         return list(self.lives.values())
 
-    def interrupt(self, life: Life, *, notice: bool) -> None:
+    def interrupt(self, life: MachineLife, *, notice: bool) -> None:
         self.taken.append(notice)
 
 

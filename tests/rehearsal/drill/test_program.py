@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from rehearsal.drill.program import RehearsedProgram
-from rehearsal.drill.program_receipt import program_faults, program_rows
+from rehearsal.drill.receipt import find_faults
+from rehearsal.drill.report import receipt_rows
 from stacks.parameters import StackParameters
 from stacks.parameters.programs import program_of
 
@@ -76,15 +77,15 @@ def test_fails_on_a_folder_that_lacks_what_the_demo_needs(tmp_path: Path) -> Non
     ],
 )
 def test_fails_a_rehearsal_that_did_not_end_as_planned(change: dict[str, Any], fault: str) -> None:
-    assert program_faults(GOOD, 1) == []
-    (found,) = program_faults({**GOOD, **change}, 1)
+    assert find_faults(GOOD, 1) == []
+    (found,) = find_faults({**GOOD, **change}, 1)
     assert found.startswith(fault)
 
 
 def test_the_receipt_says_honestly_whether_the_result_is_the_same() -> None:
-    assert ("equal bit for bit", "yes") in program_rows(GOOD)
-    rows = dict(program_rows({**GOOD, "uninterrupted_final_files": {"model/model.pth": "bb"}}))
+    assert ("equal bit for bit", "yes") in receipt_rows(GOOD)
+    rows = dict(receipt_rows({**GOOD, "uninterrupted_final_files": {"model/model.pth": "bb"}}))
     assert rows["equal bit for bit"].startswith("no: this program goes on otherwise")
     assert rows["steps"] == "100 in the run, 12 of them done again"
     # What its metrics do not name is not made up.
-    assert dict(program_rows({**GOOD, "steps_redone": None}))["steps"] == "100 in the run"
+    assert dict(receipt_rows({**GOOD, "steps_redone": None}))["steps"] == "100 in the run"

@@ -9,9 +9,10 @@ from rich.console import Console
 
 from rehearsal.aws import EmbeddedAws
 from rehearsal.drill.children import Children
-from rehearsal.drill.deployment import Deployment, RehearsalFailed
-from rehearsal.drill.outcome import show_receipt
-from rehearsal.drill.receipt import baselines_of, find_faults, receipt_rows
+from rehearsal.drill.deployment import DeployedStacks
+from rehearsal.drill.fleet import RehearsalFailed
+from rehearsal.drill.receipt import baselines_of, find_faults
+from rehearsal.drill.report import receipt_rows, show_receipt
 
 GOOD: dict[str, Any] = {
     "resources": 43,
@@ -124,6 +125,6 @@ class LacksOne(EmbeddedAws):
 
 def test_fails_a_deploy_that_lacks_a_resource_and_names_it(tmp_path: Path) -> None:
     children = Children(say=print, environment={}, folder=tmp_path)
-    deployment = Deployment(folder=tmp_path, aws=LacksOne(), children=children)
+    stacks = DeployedStacks(folder=tmp_path, aws=LacksOne(), children=children)
     with pytest.raises(RehearsalFailed, match="missing: TrainingStack/FleetRequest"):
-        deployment.check_resources()
+        stacks.check_resources()

@@ -62,7 +62,7 @@ def test_what_is_on_a_volume_is_found(
 
 
 def test_fails_content_that_no_volume_can_have() -> None:
-    with pytest.raises(ValueError, match=r"content is 'ntfs'; give one of: '', 'xfs', 'ext4'"):
+    with pytest.raises(ValueError, match=r"content is 'ntfs'; use one of: '', 'xfs', 'ext4'"):
         Volume(content="ntfs")
 
 

@@ -146,7 +146,7 @@ def test_what_was_executed_ends_with_the_machine(power: Power) -> None:
     machine = power("true")
     started = machine.execute("sh", "-c", "sleep 600 >/dev/null 2>&1 & echo $!")
     assert runs(int(started))
-    with pytest.raises(CommandFailed, match="the machine went off meanwhile"):
+    with pytest.raises(CommandFailed, match="the machine powered off while it ran"):
         machine.execute("sh", "-c", "sleep 0.2; kill -9 $PPID")
     machine.kill()
     wait_for_the_end([int(started)])

@@ -68,7 +68,7 @@ seconds = 1.25
 [[action]]
 at = "ended"
 do = "deploy"
-parameters.checkpoints_kept = 4
+parameters."train.keep" = 4
 [expect]
 ends = "failure event"
 machines = 2
@@ -106,7 +106,7 @@ def test_a_file_says_what_fails_when_and_how_it_ends(tmp_path: Path) -> None:
         Action(at="after:0.5", do="faults", faults=(Fault(action="s3:*", delay_seconds=2),)),
         Action(at="log:ready$", do="execute", command="reboot"),
         Action(at="head:31", do="notice", seconds=1.25),
-        Action(at="ended", do="deploy", parameters={"checkpoints_kept": "4"}),
+        Action(at="ended", do="deploy", parameters={"train.keep": "4"}),
     )
     assert drill.expect.markets == ("spot", "on-demand")
 

@@ -8,11 +8,14 @@ from typing import Any
 import pytest
 
 from rehearsal.aws import EmbeddedAws
+from rehearsal.aws.event_bus import EventBus
+from rehearsal.drill.fleet import Fleet
+from rehearsal.drill.run_files import FolderFiles
 from rehearsal.faults import Fault
 from rehearsal.machines.commands import run
 from rehearsal.scenarios.action import Action
 from rehearsal.scenarios.scenario import Expectation, Scenario
-from rehearsal.scenarios.trial import Trial
+from rehearsal.scenarios.trial import ScenarioTrial
 
 MET, UNMET = Fault(action="s3:GetObject", status=503), Fault(action="ec2:*", status=403)
 LATER, NEVER = Fault(action="s3:PutObject", status=500), Fault(action="sts:*", status=500)
@@ -27,15 +30,15 @@ class Deployed:
     def deploy(self, assembly: Path, stack: str) -> None:
         """All is there."""
 
-    def fleet_id(self) -> str:
-        return "sfr-1"
+    def fleet(self, bus: EventBus, boot: Any, say: Any) -> Fleet:
+        return Fleet(aws=self.aws, bus=bus, id="sfr-1", arn="", boot=boot, say=say)
 
-    def output(self, stack: str, name: str) -> str:
-        return "s3://bucket/runs/1"
+    def run_files(self) -> FolderFiles:
+        return FolderFiles(folder=Path())
 
 
 @pytest.fixture
-def trial(tmp_path: Path) -> Trial:
+def trial(tmp_path: Path) -> ScenarioTrial:
     scenario = Scenario(
         name="mine",
         about="faults",
@@ -46,24 +49,24 @@ def trial(tmp_path: Path) -> Trial:
             Action(at="head:2", do="faults", faults=(NEVER,)),
         ),
     )
-    deployment: Any = Deployed(EmbeddedAws())
-    return Trial(
-        scenario=scenario, deployment=deployment, context={}, folder=tmp_path, say=print, log=print
+    stacks: Any = Deployed(EmbeddedAws())
+    return ScenarioTrial(
+        scenario=scenario, stacks=stacks, context={}, folder=tmp_path, say=print, log=print
     )
 
 
 def test_a_fault_that_no_request_met_is_undone(
-    trial: Trial, monkeypatch: pytest.MonkeyPatch
+    trial: ScenarioTrial, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    faults = trial.deployment.aws.faults
+    faults = trial.stacks.aws.faults
 
-    def follow(self: Trial) -> None:
+    def follow(self: ScenarioTrial) -> None:
         faults.meet("s3:GetObject")
         trial.done = 1
         faults.begin((LATER,))
         faults.clock_ahead_seconds = 60
 
-    monkeypatch.setattr(Trial, "_follow", follow)
+    monkeypatch.setattr(ScenarioTrial, "_follow", follow)
     trial.run(Path())
     assert trial.undone == ["faults at head:2", "a request of ec2:*", "a request of s3:PutObject"]
     assert faults.meet("s3:PutObject") is None
@@ -71,24 +74,24 @@ def test_a_fault_that_no_request_met_is_undone(
 
 
 def test_the_guard_is_invoked_from_its_action_on(
-    trial: Trial, monkeypatch: pytest.MonkeyPatch
+    trial: ScenarioTrial, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     guard = Action(at="log:denied", do="guard")
     trial.scenario = replace(trial.scenario, guard_is_invoked=False, actions=(guard,))
     seen = []
 
-    def follow(self: Trial) -> None:
+    def follow(self: ScenarioTrial) -> None:
         seen.append(trial.fleet.bus.invokes)
         trial._do(guard, None)
         seen.append(trial.fleet.bus.invokes)
 
-    monkeypatch.setattr(Trial, "_follow", follow)
+    monkeypatch.setattr(ScenarioTrial, "_follow", follow)
     trial.run(Path())
     assert seen == [False, True]
 
 
 def test_paths_of_a_command_begin_with_the_root_of_a_process_machine_or_nothing(
-    trial: Trial, monkeypatch: pytest.MonkeyPatch
+    trial: ScenarioTrial, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said: list[str] = []
     trial.log = said.append

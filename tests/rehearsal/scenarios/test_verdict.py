@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rehearsal.drill.fleet import Instance, Life
+from rehearsal.drill.fleet import MachineLife, RunningInstance
 from rehearsal.scenarios.scenario import Expectation
 from rehearsal.scenarios.verdict import Ended, find_faults, why
 from tests.rehearsal.drill.no_machine import NoMachine
@@ -44,12 +44,12 @@ def failed(*events: dict[str, Any], state: str = "running") -> Written:
     return Written(head | {f"events/{i}.json": json.dumps(e) for i, e in enumerate(events)})
 
 
-def life(market: str = "spot") -> Life:
-    instance = Instance(
+def life(market: str = "spot") -> MachineLife:
+    instance = RunningInstance(
         id="i-1", type="g5.xlarge", image_id="ami-1", zone="us-east-1a", user_data=b"", tags={},
         market=market,
     )  # fmt: skip
-    return Life(
+    return MachineLife(
         instance=instance, machine=NoMachine(), started=0.0, ended=1.0, template_user_data=b""
     )
 

@@ -31,7 +31,9 @@ def test_advice_has_the_spot_verdict_the_budget_and_the_ways(
         "a GPU each",
     ]
     now = advice["budget"][0]
+    # The list price is $1.212 an hour; 52 weeks a year.
     assert (now["size"], now["usd_week"], now["usd_year"]) == ("g5.2xlarge", 6.06, 315)
+    assert (now["usd_month"], now["usd_year_more"]) == (26.26, 0)
     assert main(asked) == 0
     shown = capsys.readouterr().out
     assert "dollars at 5 hours a week" in shown

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from sizing.cli.accuracy import markdown, summary
-from sizing.evidence import accuracy, fitting, memory
-from sizing.evidence.accuracy import Row
+from sizing.evidence import accuracy, fit, memory
+from sizing.evidence.accuracy import CheckedTruth
 from sizing.evidence.truths import counts, predictable, truths
 from sizing.models.constants import Constants
 
@@ -15,7 +15,7 @@ DOCUMENT = Path(__file__).parents[3] / "docs" / "sizing.md"
 AIM, FIRST_AIM = 0.80, 34
 
 
-def share(rows: list[Row]) -> float:
+def share(rows: list[CheckedTruth]) -> float:
     return sum(row.is_hit is True for row in rows) / len(rows)
 
 
@@ -33,15 +33,8 @@ def test_of_the_first_held_out_rows_thirty_four_are_within_thirty_percent() -> N
 # Of a chip that no fit has seen, fewer runs lie in the range than the four of five it is for.
 @pytest.mark.parametrize(("left_out", "least"), [("model", 0.78), ("model and chip", 0.70)])
 def test_ranges_hold_about_four_runs_of_five(left_out: str, least: float) -> None:
-    inside, rows = fitting.covered(left_out)
+    inside, rows = fit.covered(left_out)
     assert least <= inside / rows <= 0.90
-
-
-def test_a_step_s_range_is_wider_on_a_gpu_without_published_runs() -> None:
-    found = fitting.intervals()
-    for kind in ("convolutions", "grouped convolutions", "other"):
-        known, new = found[f"{kind}, known GPU"], found[f"{kind}, new GPU"]
-        assert (new.low <= known.low, new.high >= known.high) == (True, True)
 
 
 def test_the_memory_that_tensors_need_is_less_than_every_library_takes() -> None:

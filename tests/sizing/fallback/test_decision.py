@@ -6,9 +6,14 @@ from dataclasses import asdict, replace
 import pytest
 
 from sizing.fallback.decision import decide
-from sizing.fallback.evidence import PRIOR_LIFE_HOURS, PRIOR_WAIT_HOURS, Evidence, observe
 from sizing.fallback.lookahead import make_table
-from sizing.fallback.situation import Situation
+from sizing.fallback.situation import (
+    PRIOR_LIFE_HOURS,
+    PRIOR_WAIT_HOURS,
+    Situation,
+    SpotHistory,
+    observe,
+)
 from sizing.spot.interruptions import interruptions
 
 HOUR = 3600.0
@@ -26,7 +31,7 @@ def test_before_it_has_seen_anything_it_expects_what_the_plan_does_of_one_zone()
 
 
 def test_with_hours_of_slack_it_waits_for_spot_and_says_what_each_market_costs() -> None:
-    decision = decide(START, Evidence())
+    decision = decide(START, SpotHistory())
     assert decision.market == "spot"
     assert decision.figures["usd_spot"] < decision.figures["usd_bridge"]
     assert decision.figures["usd_bridge"] < decision.figures["usd_on_demand"]
@@ -37,24 +42,24 @@ def test_with_hours_of_slack_it_waits_for_spot_and_says_what_each_market_costs()
 
 def test_with_little_slack_it_runs_on_demand_until_spot_comes() -> None:
     late = replace(START, now=9.5 * HOUR)
-    assert decide(late, Evidence()).market == "bridge"
+    assert decide(late, SpotHistory()).market == "bridge"
     training = replace(late, place="on-demand")
-    assert decide(training, Evidence()).market == "bridge"
+    assert decide(training, SpotHistory()).market == "bridge"
     arrived = replace(training, spot_machine="i-1")
-    assert decide(arrived, Evidence()).market == "spot"
+    assert decide(arrived, SpotHistory()).market == "spot"
 
 
 def test_in_danger_it_goes_on_demand_for_good_and_says_by_how_much() -> None:
     # 180 s to the next decision, 195 s to start a machine.
     ride = replace(START, now=10 * HOUR - 376, place="spot", spot_machine="i-1")
-    assert decide(ride, Evidence()).market == "spot"
+    assert decide(ride, SpotHistory()).market == "spot"
     late = replace(ride, now=10 * HOUR - 374)
-    decision = decide(late, Evidence())
+    decision = decide(late, SpotHistory())
     assert decision.market == "on-demand"
     assert "6.2 min may pass without progress, and 6.2 must remain" in decision.reason
     # What is not committed may be lost; an orderly move from on demand loses nothing.
-    assert decide(replace(ride, left=ride.left - HOUR), Evidence()).market == "spot"
-    assert decide(replace(ride, committed_left=ride.left + 60), Evidence()).market == "on-demand"
+    assert decide(replace(ride, left=ride.left - HOUR), SpotHistory()).market == "spot"
+    assert decide(replace(ride, committed_left=ride.left + 60), SpotHistory()).market == "on-demand"
 
 
 def test_the_last_minutes_are_not_worth_a_move_to_spot() -> None:
@@ -62,19 +67,19 @@ def test_the_last_minutes_are_not_worth_a_move_to_spot() -> None:
         end = replace(START, place="on-demand", left=left, committed_left=left)
         # Nor is a Spot machine asked for that would be sent away.
         for machine in ("i-1", None):
-            assert decide(replace(end, spot_machine=machine), Evidence()).market == "on-demand"
+            assert decide(replace(end, spot_machine=machine), SpotHistory()).market == "on-demand"
 
 
 def test_a_run_that_needs_far_less_than_planned_is_decided_as_quickly() -> None:
     make_table.cache_clear()
     began = time.process_time()
     short = replace(START, deadline=HOUR, work=48 * HOUR, left=600, committed_left=600)
-    assert decide(short, Evidence()).market == "spot"
+    assert decide(short, SpotHistory()).market == "spot"
     assert time.process_time() - began < 1.0
 
 
 def test_evidence_counts_hours_and_ends_of_both_states_and_forgets() -> None:
-    seen = Evidence()
+    seen = SpotHistory()
     assert seen.losses_per_hour == pytest.approx(1 / PRIOR_LIFE_HOURS)
     assert seen.arrivals_per_hour == pytest.approx(1 / PRIOR_WAIT_HOURS)
     for hours, machine in ((0, None), (1, "i-1"), (3, "i-1"), (4, "i-2"), (5, None)):
@@ -88,11 +93,11 @@ def test_evidence_counts_hours_and_ends_of_both_states_and_forgets() -> None:
     )
     later = observe(seen, seconds=29 * HOUR, machine=None, asks=True)
     assert later.losses == pytest.approx(seen.losses / 2)
-    assert Evidence(**asdict(later)) == later
+    assert SpotHistory(**asdict(later)) == later
 
 
 def test_nothing_is_learned_while_spot_is_not_asked_for() -> None:
-    seen = observe(Evidence(), seconds=0, machine="i-1", asks=False)
+    seen = observe(SpotHistory(), seconds=0, machine="i-1", asks=False)
     after = observe(seen, seconds=10 * HOUR, machine=None, asks=False)
     assert (after.up_hours, after.losses, after.down_hours, after.arrivals) == (0, 0, 0, 0)
 
@@ -100,5 +105,5 @@ def test_nothing_is_learned_while_spot_is_not_asked_for() -> None:
 def test_a_decision_takes_a_fraction_of_a_second() -> None:
     make_table.cache_clear()
     began = time.process_time()
-    decide(START, Evidence())
+    decide(START, SpotHistory())
     assert time.process_time() - began < 1.0

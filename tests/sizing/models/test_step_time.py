@@ -8,14 +8,16 @@ import pytest
 
 from sizing.catalogue.gpus import find_gpu
 from sizing.models.constants import Constants
-from sizing.models.fitted import FEW_RUNS, Interval, Launch, fitted
-from sizing.models.step_time import Step, StepTime, launch_of, roofline
+from sizing.models.fitted import FEW_RUNS, ErrorRange, Launch, fitted
+from sizing.models.step_time import Step, StepEstimate, launch_of, roofline
 
 A10G, L4, V100 = (find_gpu(f"NVIDIA {name}") for name in ("A10G", "L4", "V100"))
 LAUNCH = Launch(low=5e-6, likely=10e-6, high=40e-6, hosts="made up")
 
 
-def step(gpu: Any = A10G, kernels: float = 0, time_factor: float = 1, **changes: Any) -> StepTime:
+def step(
+    gpu: Any = A10G, kernels: float = 0, time_factor: float = 1, **changes: Any
+) -> StepEstimate:
     given = Step(
         samples=8,
         flops_per_sample=1e12,
@@ -104,7 +106,7 @@ def test_kinds_of_steps_have_intervals_of_their_own() -> None:
     assert {f"{kind}, {gpu} GPU" for kind in kinds for gpu in ("known", "new")} == set(
         fitted().intervals
     )
-    assert all(isinstance(each, Interval) for each in fitted().intervals.values())
+    assert all(isinstance(each, ErrorRange) for each in fitted().intervals.values())
 
 
 def test_a_gpu_without_bfloat16_computes_it_at_its_float32_rate() -> None:

@@ -183,7 +183,7 @@ def test_fails_on_state_that_no_micro_batch_makes_smaller(tmp_path: Path) -> Non
 
 def test_fails_on_a_dataset_over_the_volume(tmp_path: Path) -> None:
     found = found_in(tmp_path, dataset_gib=300)
-    assert "data_volume_gib=330 would hold it" in found.problems["volume"]
+    assert "data_volume.gib=330 would hold it" in found.problems["volume"]
 
 
 def test_fails_on_a_dataset_over_the_size_s_instance_store(tmp_path: Path) -> None:
@@ -191,7 +191,7 @@ def test_fails_on_a_dataset_over_the_size_s_instance_store(tmp_path: Path) -> No
     assert found_in(tmp_path, size="g5.2xlarge", data_on="nvme", dataset_gib=300).fits
     found = found_in(tmp_path, size="g5.xlarge", data_on="nvme", dataset_gib=300)
     assert (
-        "the instance store has 232; data_on=ebs with data_volume_gib=330 would hold it"
+        "the instance store has 232; data_on=ebs with data_volume.gib=330 would hold it"
         in (found.problems["volume"])
     )
 

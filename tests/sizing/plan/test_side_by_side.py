@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from sizing.models.step_time import StepTime
+from sizing.models.step_time import StepEstimate
 from sizing.plan.checks import find_problems
 from sizing.plan.side_by_side import ways
 from sizing.plan.work import share_gpu
@@ -30,7 +30,7 @@ def test_runs_bound_by_the_gpu_take_turns(tmp_path: Path) -> None:
 
 
 def test_more_runs_than_vcpus_launch_in_turns() -> None:
-    step = StepTime(compute=0.001, traffic=0.001, optimizer=0.0, launches=0.01)
+    step = StepEstimate(compute=0.001, traffic=0.001, optimizer=0.0, launches=0.01)
     shared = share_gpu(step, runs_per_gpu=16, runs_per_vcpu=2)
     assert shared.seconds == pytest.approx(16 * 0.002)
     assert share_gpu(step, runs_per_gpu=4, runs_per_vcpu=2).seconds == pytest.approx(0.02)

@@ -1,10 +1,9 @@
-"""Whether Spot suits a run, what an interruption costs, and what a week of work costs."""
+"""Whether Spot suits a run, and what an interruption costs."""
 
 from pathlib import Path
 
 import pytest
 
-from sizing.plan.budget import budget
 from sizing.plan.report import summary
 from sizing.plan.spot_verdict import spot_verdict
 from tests.sizing import sample_footprints
@@ -55,19 +54,3 @@ def test_each_machine_pays_for_the_loading_of_its_root_volume(tmp_path: Path) ->
     assert made.usd_of_initializations == pytest.approx(0.162 * machines)
     assert made.usd_of_interruption == pytest.approx(free.usd_of_interruption + 0.162)
     assert dict(summary(made))["root volumes"].startswith("$0.162 for each machine")
-
-
-def test_five_hours_a_week_cost_what_the_brief_says() -> None:
-    assert 4 * budget(1.21, 5).week == pytest.approx(24.20)
-    assert 4 * budget(0.20, 5).week == pytest.approx(4.00)
-    assert 4 * budget(0.42, 5).week == pytest.approx(8.40)
-    assert 4 * budget(4.46, 5).week == pytest.approx(89.20)
-    assert budget(0.40, 5).year == pytest.approx(104)
-    assert budget(1.21, 5).year - budget(0.40, 5).year == pytest.approx(211, abs=0.5)
-    assert budget(1.21, 5).month * 12 == pytest.approx(budget(1.21, 5).year)
-
-
-@pytest.mark.parametrize("hours", [0, -1, 169])
-def test_fails_on_hours_that_no_week_has(hours: float) -> None:
-    with pytest.raises(ValueError, match="at most 168"):
-        budget(1.0, hours)

@@ -4,7 +4,7 @@ import pytest
 
 from sizing import catalogue
 from sizing.catalogue import Price
-from sizing.select.families import cost_level, family_uses
+from sizing.select.families import cost_level, family_rows
 from sizing.select.rightsizing import TARGET_PERCENT, busy_percent, rightsize
 
 
@@ -51,10 +51,10 @@ def test_fails_on_a_share_that_is_none() -> None:
 
 
 def test_every_family_has_a_use_and_a_level() -> None:
-    found = family_uses()
-    assert {each.family.name for each in found} == set(catalogue.families())
-    assert all(each.family.what for each in found)
-    known = [each.usd_from for each in found if each.usd_from is not None]
+    found = family_rows()
+    assert {each["family"] for each in found} == set(catalogue.families())
+    assert all(each["use"] for each in found)
+    known = [each["usd_per_hour_from"] for each in found if each["usd_per_hour_from"] is not None]
     assert known == sorted(known)
 
 

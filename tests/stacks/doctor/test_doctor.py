@@ -168,7 +168,7 @@ def examine(capsys: pytest.CaptureFixture[str]) -> Examine:
 
 
 def test_a_healthy_account_has_no_problem(healthy: Clinic, examine: Examine) -> None:
-    found = examine(healthy, "alarm_email=me@example.com")
+    found = examine(healthy, "alarm.email=me@example.com")
     states = {each["state"] for lines in found.values() for each in lines}
     # The alternates of a g5.2xlarge go up to 64 vCPUs.
     assert states == {"ok"}, found
@@ -189,7 +189,7 @@ def test_a_bare_account_is_told_every_command(bare: Clinic, examine: Examine) ->
         "--quota-code L-3819A6DF --desired-value 16 --region us-east-1"
     )
     assert fixes["dataset"].startswith("python -m training data upload DIR --dataset-uri s3://my-d")
-    assert "alarm_email=" in fixes["alarm e-mail"]
+    assert "alarm.email=" in fixes["alarm e-mail"]
 
 
 def test_the_command_of_a_fix_fixes_it(bare: Clinic, examine: Examine) -> None:
@@ -285,7 +285,7 @@ def test_a_dataset_larger_than_its_volume_is_a_problem(healthy: Clinic, examine:
     upload(healthy, 300)
     (line,) = examine(healthy)["dataset"]
     assert line["state"] == "problem"
-    assert line["fix"].endswith("-c data_on=ebs -c data_volume_gib=331")
+    assert line["fix"].endswith("-c data_on=ebs -c data_volume.gib=331")
 
 
 def test_a_manifest_that_is_none_is_a_problem(healthy: Clinic, examine: Examine) -> None:

@@ -127,7 +127,9 @@ def test_math_stays_within_what_alarms_may_use(alarms: dict[str, Any]) -> None:
 
 
 def test_thresholds_follow_the_context(synthesize: Callable[..., Any]) -> None:
-    template = synthesize(alarm_disk_percent="80", alarm_commit_seconds="3600")["TrainingStack"]
+    template = synthesize(**{"alarm.disk_percent": "80", "alarm.commit_seconds": "3600"})[
+        "TrainingStack"
+    ]
     thresholds = {
         name.removeprefix("Alarms")[:-8]: each["Properties"]["Threshold"]
         for name, each in template["Resources"].items()
@@ -141,7 +143,7 @@ def test_a_full_instance_store_is_not_said_to_grow_with_a_volume(
 ) -> None:
     said = str(synthesize(data_on="nvme"))
     assert "Deploy data_on=ebs or a larger size, which the next instance gets" in said
-    assert "Deploy a larger data_volume_gib" not in said
+    assert "Deploy a larger data_volume.gib" not in said
 
 
 def test_an_address_is_subscribed_only_where_one_is_given(
@@ -152,7 +154,7 @@ def test_an_address_is_subscribed_only_where_one_is_given(
         return [each for each in every if each["Type"] == "AWS::SNS::Subscription"]
 
     assert subscriptions(templates["TrainingStack"]) == []
-    (one,) = subscriptions(synthesize(alarm_email="me@example.org")["TrainingStack"])
+    (one,) = subscriptions(synthesize(**{"alarm.email": "me@example.org"})["TrainingStack"])
     assert (one["Properties"]["Protocol"], one["Properties"]["Endpoint"]) == (
         "email",
         "me@example.org",
@@ -183,7 +185,9 @@ def test_an_alarm_that_would_go_off_in_health_is_warned_of(
     TrainingAlarms(
         stack,
         "Alarms",
-        parameters=StackParameters.for_size("g5.xlarge", checkpoint_interval="2epochs"),
+        parameters=StackParameters.for_size(
+            "g5.xlarge", **{"train.checkpoint_interval": "2epochs"}
+        ),
         metrics=RunMetrics(
             stack_name="Alone", fleet_id="sfr-1", guard_name="guard", clock_name="clock"
         ),
@@ -193,4 +197,4 @@ def test_an_alarm_that_would_go_off_in_health_is_warned_of(
     said = Annotations.from_stack(stack)
     # What they find stays with jsii, which cannot always name the type of an annotation.
     hold = said.has_warning if is_warned_of else said.has_no_warning
-    hold("*", Match.string_like_regexp("give alarm_commit_seconds=15000 or a shorter interval"))
+    hold("*", Match.string_like_regexp("give alarm.commit_seconds=15000 or a shorter interval"))

@@ -5,8 +5,8 @@ import dataclasses
 import pytest
 
 from sizing.plan.plan import Plan
-from stacks.parameters import StackParameters, limits
-from stacks.parameters.limits import plan_run
+from stacks.parameters import StackParameters, decisions
+from stacks.parameters.decisions import plan_run
 
 SIZE = "g5.xlarge"
 
@@ -29,7 +29,7 @@ def test_the_hours_are_three_times_the_machine_hours_of_the_plan_and_at_least_fo
     hours_p90: float, most: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plan = taking(hours_p90)
-    monkeypatch.setattr(limits, "make_plan", lambda request: plan)
+    monkeypatch.setattr(decisions, "make_plan", lambda request: plan)
     assert parameters().max_hours == most
 
 
@@ -61,7 +61,7 @@ def test_a_run_on_demand_is_limited_by_its_uninterrupted_hours(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     plan = taking(100)
-    monkeypatch.setattr(limits, "make_plan", lambda request: plan)
+    monkeypatch.setattr(decisions, "make_plan", lambda request: plan)
     assert parameters(on_demand_base=1).max_hours < 100
 
 

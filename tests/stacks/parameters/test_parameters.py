@@ -10,6 +10,7 @@ import pytest
 from sizing import catalogue
 from stacks.parameters import StackParameters
 from stacks.parameters.context import CDK_JSON, defaults
+from stacks.parameters.fields import KINDS
 
 KEY = "arn:aws:kms:us-east-1:123456789012:key/0f0e0d0c-1111-2222-3333-444455556666"
 
@@ -21,21 +22,20 @@ TRAINABLE = [
 
 
 def test_every_parameter_has_its_default_in_cdk_json() -> None:
-    names = {field.name for field in dataclasses.fields(StackParameters)}
-    assert set(defaults()) == names
+    assert {name for name in defaults() if not name.startswith("train.")} == {*KINDS}
 
 
 @pytest.mark.parametrize("size", TRAINABLE)
 def test_every_size_that_trains_has_parameters(size: str) -> None:
     parameters = StackParameters.for_size(size)
     assert parameters.sizes[0] == size
-    assert parameters.data_volume_mib_per_second >= 125
-    assert parameters.data_volume_iops >= 3000
+    assert parameters.data_volume.mib_per_second >= 125
+    assert parameters.data_volume.iops >= 3000
 
 
 def test_the_volumes_speed_is_what_the_size_sustains() -> None:
     speeds = {
-        size: (p.data_volume_mib_per_second, p.data_volume_iops)
+        size: (p.data_volume.mib_per_second, p.data_volume.iops)
         for size in ("g5.xlarge", "g5.4xlarge", "g5.8xlarge")
         for p in [StackParameters.for_size(size)]
     }
@@ -47,14 +47,14 @@ def test_the_volumes_speed_is_what_the_size_sustains() -> None:
 
 
 def test_iops_follow_an_overridden_throughput() -> None:
-    parameters = StackParameters.for_size("g5.8xlarge", data_volume_mib_per_second="1000")
-    assert parameters.data_volume_iops == 4000
+    parameters = StackParameters.for_size("g5.8xlarge", **{"data_volume.mib_per_second": "1000"})
+    assert parameters.data_volume.iops == 4000
 
 
 def test_context_overrides_by_name_and_texts_become_numbers() -> None:
-    context = {**defaults(), "size": "g5.xlarge", "data_volume_gib": "400", "max_hours": "1.5"}
+    context = {**defaults(), "size": "g5.xlarge", "data_volume.gib": "400", "max_hours": "1.5"}
     parameters = StackParameters.from_context(context)
-    assert (parameters.data_volume_gib, parameters.max_hours) == (400, 1.5)
+    assert (parameters.data_volume.gib, parameters.max_hours) == (400, 1.5)
 
 
 def test_cdks_own_context_is_passed_over() -> None:
@@ -114,19 +114,19 @@ def test_cdks_own_context_is_passed_over() -> None:
             "/dlami/gpu-pytorch-2.7-ubuntu-22.04/latest/ami-id",
             "the Python of that release is too old to boot with: give one of Ubuntu 24.04",
         ),
-        ("root_volume_gib", "50", "root_volume_gib is 50; give 100 to 65536"),
+        ("root_volume.gib", "50", "root_volume.gib is 50; give 100 to 65536"),
         (
-            "root_initialization_mib_per_second",
+            "root_volume.initialization_mib_per_second",
             "99",
-            "root_initialization_mib_per_second is 99; give 100 to 300, or 0 for the default rate",
+            "mib_per_second is 99; give 100 to 300, or 0 for the default rate",
         ),
-        ("root_initialization_mib_per_second", "301", "is 301; give 100 to 300, or 0"),
+        ("root_volume.initialization_mib_per_second", "301", "is 301; give 100 to 300, or 0"),
         ("data_on", "ssd", "data_on is 'ssd'; give ebs or nvme"),
-        ("data_volume_gib", "0", "data_volume_gib is 0; give 1 to 65536"),
-        ("data_volume_gib", "big", "data_volume_gib is 'big'; give a whole number"),
-        ("data_volume_mib_per_second", "100", "data_volume_mib_per_second is 100; give 125 to 417"),
-        ("data_volume_mib_per_second", "500", "the most that g5.xlarge can use"),
-        ("data_volume_iops", "2000", "data_volume_iops is 2000; give 3000 to 15000"),
+        ("data_volume.gib", "0", "data_volume.gib is 0; give 1 to 65536"),
+        ("data_volume.gib", "big", "data_volume.gib is 'big'; give a whole number"),
+        ("data_volume.mib_per_second", "100", "data_volume.mib_per_second is 100; give 125 to 417"),
+        ("data_volume.mib_per_second", "500", "the most that g5.xlarge can use"),
+        ("data_volume.iops", "2000", "data_volume.iops is 2000; give 3000 to 15000"),
         ("dataset_gib", "-1", "dataset_gib is -1; give 0 or more"),
         (
             "dataset_gib",
@@ -135,29 +135,33 @@ def test_cdks_own_context_is_passed_over() -> None:
         ),
         ("dataset_manifest", "/no/manifest.json", "dataset_manifest is '/no/manifest.json', which"),
         ("mix_gpus", "perhaps", "mix_gpus is 'perhaps'; give true or false"),
-        ("alarm_email", "me", "alarm_email is 'me'; give one address like you@example.org"),
-        ("alarm_email", "a@b.org,c@d.org", "give one address like you@example.org, or nothing"),
-        ("alarm_disk_percent", "100", "alarm_disk_percent is 100; give more than 0, less than 100"),
-        ("alarm_gpu_celsius", "200", "alarm_gpu_celsius is 200; give 40 to 110"),
-        ("alarm_commit_seconds", "60", "alarm_commit_seconds is 60; give 600 to 86400"),
-        ("checkpoint_interval", "3601s", "alarm_commit_seconds is 7200; give 7202 to 86400"),
+        ("alarm.email", "me", "alarm.email is 'me'; give one address like you@example.org"),
+        ("alarm.email", "a@b.org,c@d.org", "give one address like you@example.org, or nothing"),
+        ("alarm.disk_percent", "100", "alarm.disk_percent is 100; give more than 0, less than 100"),
+        ("alarm.gpu_celsius", "200", "alarm.gpu_celsius is 200; give 40 to 110"),
+        ("alarm.commit_seconds", "60", "alarm.commit_seconds is 60; give 600 to 86400"),
+        ("train.checkpoint_interval", "3601s", "alarm.commit_seconds is 7200; give 7202 to 86400"),
         ("kms", "yes", "kms is 'yes'; give create, the ARN of a key, or nothing"),
         ("on_demand_base", "2", "on_demand_base is 2; give 0 to 1, because the base is part"),
         ("target_capacity", "3", "target_capacity is 3; give 1, or 0"),
-        ("max_barren_attempts", "0", "max_barren_attempts is 0; give 1 to 100"),
+        ("guard.max_barren_attempts", "0", "guard.max_barren_attempts is 0; give 1 to 100"),
         (
-            "checkpoints_kept",
+            "train.keep",
             "all",
             "to keep, 'all', cannot be read; write 3, 3,10epochs or",
         ),
         (
-            "checkpoint_interval",
+            "train.checkpoint_interval",
             "often",
             "interval 'often' cannot be read; write auto, 2epochs",
         ),
         ("notice_budget_seconds", "300", "notice_budget_seconds is 300; give 5 to 120"),
-        ("notice_policy", "go", "notice_policy is 'go'; give train-on or stop"),
-        ("lease_ttl_seconds", "0", "lease_ttl_seconds is 0; give 2 to 600"),
+        (
+            "train.notice_policy",
+            "go",
+            "train.notice_policy: 'go' is unknown; give train-on or stop",
+        ),
+        ("train.lease_ttl_seconds", "1", "train.lease_ttl_seconds is 1; give 2 to 600"),
         ("dataset_wait_seconds", "-1", "dataset_wait_seconds is -1; give 0 to 86400"),
         ("max_hours", "nan", "max_hours is 'nan'; give a number"),
         ("max_hours", "0", "max_hours is 0; give more than 0, at most 8760"),
@@ -172,9 +176,27 @@ def test_cdks_own_context_is_passed_over() -> None:
         ("deadline_hours", "-3", "deadline_hours is -3; give hours, at most 8760, or 0 for none"),
         ("deadline_hours", "9000", "deadline_hours is 9000; give hours, at most 8760"),
         ("alternates_price_factor", "0.5", "alternates_price_factor is 0.5; give 1 to 100"),
-        ("nan_retries", "-1", "nan_retries is -1; give 0 to 1000"),
-        ("nan_skips", "1.5", "nan_skips is '1.5'; give a whole number"),
-        ("heartbeat_timeout_seconds", "900", "heartbeat_timeout_seconds is 900; give 2400 or more"),
+        ("train.nan_retries", "1001", "train.nan_retries is 1001; give 0 to 1000"),
+        ("train.nan_skips", "1.5", "train.nan_skips: '1.5' is not a whole number, 0 or more"),
+        ("train.nan_skip", "1", "context 'train.nan_skip' is unknown; did you mean train.nan_skip"),
+        ("train", "keep=3", "train is 'keep=3'; give each as -c train.NAME=VALUE"),
+        # What a name was before.
+        ("nan_skips", "2", "nan_skips is a trainer option: -c train.nan_skips=2"),
+        ("checkpoints_kept", "4", "checkpoints_kept is a trainer option: -c train.keep=4"),
+        ("alarm_email", "a@b.org", "alarm_email is now alarm.email: -c alarm.email=a@b.org"),
+        ("max_barren_attempts", "3", "is now guard.max_barren_attempts: -c guard.max_barren_"),
+        ("data_volume_gib", "9", "data_volume_gib is now data_volume.gib: -c data_volume.gib=9"),
+        (
+            "env.MODE",
+            "x",
+            "env.MODE is a program's: write it into its program.json, as part of \"env",
+        ),
+        ("quiet_seconds", "3", "quiet_seconds is a program's: write it into its program.json"),
+        (
+            "guard.heartbeat_timeout_seconds",
+            "900",
+            "guard.heartbeat_timeout_seconds is 900; give 2400 or more",
+        ),
     ],
 )
 def test_fails_in_one_sentence(name: str, value: str, sentence: str) -> None:
@@ -187,13 +209,13 @@ def test_fails_in_one_sentence(name: str, value: str, sentence: str) -> None:
 def test_fails_for_iops_that_the_throughput_needs_more_of() -> None:
     with pytest.raises(ValueError, match="1000 MiB/s need 4000"):
         StackParameters.for_size(
-            "g5.8xlarge", data_volume_mib_per_second=1000, data_volume_iops=3000
+            "g5.8xlarge", **{"data_volume.mib_per_second": 1000, "data_volume.iops": 3000}
         )
 
 
 def test_fails_for_a_volume_too_small_for_its_speed() -> None:
-    with pytest.raises(ValueError, match=r"data_volume_gib is 10; 7628 IOPS need 16 or more"):
-        StackParameters.for_size("g5.8xlarge", data_volume_gib=10)
+    with pytest.raises(ValueError, match=r"data_volume\.gib is 10; 7628 IOPS need 16 or more"):
+        StackParameters.for_size("g5.8xlarge", **{"data_volume.gib": 10})
 
 
 @pytest.mark.parametrize(
@@ -219,7 +241,7 @@ def test_a_manifest_says_how_large_the_dataset_is(tmp_path: Path) -> None:
     given = {"dataset_manifest": str(manifest)}
     with pytest.raises(ValueError, match=r"the dataset has 200.0 GiB .* give 220 or more"):
         StackParameters.for_size("g5.xlarge", **given)
-    fitting = StackParameters.for_size("g5.xlarge", **given, data_volume_gib=220)
+    fitting = StackParameters.for_size("g5.xlarge", **given, **{"data_volume.gib": 220})
     assert fitting.dataset_gib == 200
 
 
@@ -258,7 +280,8 @@ def test_the_instance_store_must_hold_the_dataset_on_every_size_of_the_fleet() -
     on_nvme = StackParameters.for_size("g5.2xlarge", data_on="nvme", dataset_gib=300)
     assert on_nvme.data_gib == 419  # of 450 GB
     # The smallest of the fleet's sizes decides, and the volume's own size does not matter.
-    assert StackParameters.for_size("g5.xlarge", data_on="nvme", data_volume_gib=1).data_gib == 232
+    small = {"data_on": "nvme", "data_volume.gib": 1}
+    assert StackParameters.for_size("g5.xlarge", **small).data_gib == 232
     with pytest.raises(ValueError, match=r"has 232 GiB; the dataset has 300\.0 GiB and needs 330"):
         StackParameters.for_size("g5.xlarge", data_on="nvme", dataset_gib=300)
 

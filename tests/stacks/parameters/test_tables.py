@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from stacks.parameters.__main__ import FAMILIES, compare, deployable_sizes, main
+from stacks.parameters.__main__ import FAMILIES, PAGE, compare, deployable_sizes, main, page
 from stacks.parameters.context import CDK_JSON
 
 Output = pytest.CaptureFixture[str]
@@ -15,7 +15,7 @@ Output = pytest.CaptureFixture[str]
 def test_the_table_says_where_each_value_comes_from(capsys: Output) -> None:
     assert main(["g5.2xlarge", "-c", "max_hours=5"]) == 0
     lines = {line.split()[0]: line.split() for line in capsys.readouterr().out.splitlines()}
-    assert lines["data_volume_mib_per_second"][1:4] == ["125", "by-size:", "what"]
+    assert lines["data_volume.mib_per_second"][1:4] == ["125", "by-size:", "what"]
     assert lines["run_id"][1:] == ["run-1", "cdk.json"]
     assert lines["max_hours"][1:] == ["5", "requested"]
     assert lines["max_usd"][1:4] == ["7", "by-plan:", "max_hours"]
@@ -26,13 +26,13 @@ def test_the_table_says_where_each_value_comes_from(capsys: Output) -> None:
 def test_the_table_can_be_read_by_programs(capsys: Output) -> None:
     assert main(["g5.4xlarge", "--json"]) == 0
     rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)}
-    assert rows["data_volume_mib_per_second"]["value"] == 566
+    assert rows["data_volume.mib_per_second"]["value"] == 566
     assert rows["alternates"]["value"] == ["g5.8xlarge"]
 
 
 def test_sizes_are_compared_in_what_differs_only() -> None:
     small, large = compare(["g5.xlarge", "g5.12xlarge"], {})
-    assert (small["data_volume_mib_per_second"], large["data_volume_mib_per_second"]) == (125, 1907)
+    assert (small["data_volume.mib_per_second"], large["data_volume.mib_per_second"]) == (125, 1907)
     assert (small["gpus"], large["gpus"]) == ("1 x A10G", "4 x A10G")
     assert "max_hours" not in small
 
@@ -61,3 +61,7 @@ def test_fails_for_a_table_of_an_unknown_size() -> None:
     assert done.returncode == 2
     assert done.stderr.startswith("parameters: size 'g5.huge' is not in the instance catalogue")
     assert "Traceback" not in done.stderr
+
+
+def test_the_page_lists_every_parameter_as_it_is() -> None:
+    assert page() == PAGE.read_text(), "run `make parameters ARGS=--page`"

@@ -143,7 +143,7 @@ def test_hyperparameters_are_options_of_run_and_fields_of_the_recipe(tmp_path: P
         ("inputdataconfig", '{"a": {}, "b": {}}', "channels are a, b: name the one"),
         ("inputdataconfig", "{}", "channels are none"),
         ("inputdataconfig", '{"a": {"TrainingInputMode": "Pipe"}}', "Pipe mode, which has no"),
-        ("hyperparameters", "[1]", "holds no object"),
+        ("hyperparameters", "[1]", "is not a JSON object"),
         ("hyperparameters", "{", "is not JSON"),
     ],
 )

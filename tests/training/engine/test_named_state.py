@@ -16,7 +16,7 @@ from training.engine.named_state import (
     state_by_name,
 )
 from training.errors import UserError
-from training.save.read import Snapshot
+from training.save.read import CheckpointContent
 from training.save.state import flatten_state
 from training.workload import OptimizerState
 
@@ -62,7 +62,7 @@ def read_back(optimizer: Optimizer, model: nn.Module) -> OptimizerState:
     skeleton = flatten_state(optimizer.state_dict(), tensors)
     state = {"optimizer": skeleton, OPTIMIZER_NAMES: parameter_names(optimizer, model)}
     return state_by_name(
-        Snapshot(tensors={"optimizer": tensors}, state=json.loads(json.dumps(state)))
+        CheckpointContent(tensors={"optimizer": tensors}, state=json.loads(json.dumps(state)))
     )
 
 

@@ -23,11 +23,10 @@ from training.preflight.ladder import (
     resolve_adaptation,
 )
 from training.preflight.workload_checks import problems
-from training.record.checkpoint_entry import CheckpointEntry
+from training.record.checkpoint_entry import CheckpointEntry, checkpoint_name
 from training.record.head import Head
 from training.registry import WORKLOADS, load_workload
 from training.rungs import KINDS, offered_rung
-from training.save.state import checkpoint_name
 from training.settings import changed
 from training.store.folder import FolderStore
 from training.workload import Rung, Train

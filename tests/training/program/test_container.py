@@ -11,7 +11,7 @@ import pytest
 
 from contract.program import Program
 from training.errors import UserError
-from training.program.container import Container, Machine, channel_folders, command_arguments
+from training.program.container import Container, ContainerHost, channel_folders, command_arguments
 
 # Every variable of ENVIRONMENT_VARIABLES.md, and those that environment.py sets beside them.
 DOCUMENTED = """
@@ -43,13 +43,13 @@ PROGRAM = Program(
     },
     channels=("training", "testing"),
 )
-MACHINE = Machine(num_gpus=4, num_cpus=48, instance_type="g5.12xlarge")
+HOST = ContainerHost(num_gpus=4, num_cpus=48, instance_type="g5.12xlarge")
 
 
 @pytest.fixture
 def variables() -> dict[str, str]:
     container = Container(root=Path("/opt/ml"))
-    return container.variables(PROGRAM, MACHINE, "run-1", PROGRAM.channels)
+    return container.variables(PROGRAM, HOST, "run-1", PROGRAM.channels)
 
 
 def test_every_documented_variable_is_there(variables: dict[str, str]) -> None:
@@ -110,7 +110,7 @@ def test_the_folders_and_files_are_those_of_a_container(tmp_path: Path) -> None:
     (container.checkpoints / "kept.pt").touch()
     container.model.mkdir()
     (container.model / "of_an_earlier_attempt").touch()
-    container.prepare(PROGRAM, MACHINE, tmp_path / "data")
+    container.prepare(PROGRAM, HOST, tmp_path / "data")
     below = {path.relative_to(container.root).as_posix() for path in container.root.rglob("*")}
     assert below == {
         *("input", "input/config", "input/data", "input/data/training", "input/data/testing"),

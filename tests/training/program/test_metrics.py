@@ -25,6 +25,11 @@ def _triples(rows: list[MetricRow]) -> list[tuple[int | None, str, float]]:
     return [(row.step, row.name, row.value) for row in rows]
 
 
+def _feed(reader: MetricReader, output: bytes) -> None:
+    for line in output.replace(b"\r", b"\n").split(b"\n"):
+        reader.read_line(line)
+
+
 def _everything(reader: MetricReader) -> list[tuple[int | None, str, float]]:
     return _triples(reader.poll(is_last=True))
 
@@ -37,27 +42,23 @@ def test_metric_definitions_find_values_and_their_step_in_the_log() -> None:
             ("accuracy", "accuracy: ([0-9.]+)"),
         )
     )
-    reader.feed(b"step 10 loss=0.5\nsaved\n  accuracy: 0.75\nstep 11 lo")
+    _feed(reader, b"step 10 loss=0.5\nsaved\n  accuracy: 0.75")
     assert _triples(reader.poll()) == [(10, "loss", 0.5), (10, "accuracy", 0.75)]
-    reader.feed(b"ss=1e-3\rstep 12 loss=nan\nloss=")
+    _feed(reader, b"step 11 loss=1e-3\rstep 12 loss=nan")
     rows = reader.poll()
     assert _triples(rows)[0] == (11, "loss", 0.001)
     assert rows[1].step == 12 and math.isnan(rows[1].value)
-    reader.feed(b"7")
+    _feed(reader, b"loss=7")
     assert _everything(reader) == [(12, "loss", 7.0)]
 
 
 def test_a_log_of_junk_costs_no_memory_and_no_metric(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metrics, "_MAX_ROWS", 1000)
     reader = _reader(definitions=(("loss", "loss=(.*)"),))
-    reader.feed(b"\xff\x00\xfe loss=\xff\n")
-    for _ in range(10):
-        reader.feed(b"loss=1" * 10_000)
-    assert len(reader._line) <= 4097
-    reader.feed(b"\nloss=2\n")
+    _feed(reader, b"\xff\x00\xfe loss=\xff\n" + b"loss=1" * 10_000 + b"\nloss=2\n")
     assert _everything(reader) == [(None, "loss", 2.0)]
     for _ in range(3):
-        reader.feed(b"loss=1\n" * 400)
+        _feed(reader, b"loss=1\n" * 400)
     assert len(reader.poll()) == 1000
 
 
@@ -88,7 +89,7 @@ def test_prints_of_the_hugging_face_trainer_get_the_step_of_its_progress_bar() -
         progress.on_evaluate(None, state, control)
         progress.on_train_end(None, state, control)
     reader = _reader()
-    reader.feed(output.getvalue().encode())
+    _feed(reader, output.getvalue().encode())
     rows = _everything(reader)
     assert [row for row in rows if row[1] in ("loss", "learning_rate")] == [
         (10, "loss", 0.5),
@@ -101,7 +102,7 @@ def test_prints_of_the_hugging_face_trainer_get_the_step_of_its_progress_bar() -
 
 def test_prints_of_an_older_trainer_without_a_bar_have_no_step() -> None:
     reader = _reader()
-    reader.feed(b"{'loss': 0.7, 'epoch': 1.0}\n{'loss': nan, 'model': 'x'}\n{'not': closed\n")
+    _feed(reader, b"{'loss': 0.7, 'epoch': 1.0}\n{'loss': nan, 'model': 'x'}\n{'not': closed\n")
     rows = _everything(reader)
     assert rows[:2] == [(None, "loss", 0.7), (None, "epoch", 1.0)]
     assert len(rows) == 3 and math.isnan(rows[2][2])

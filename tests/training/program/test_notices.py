@@ -16,7 +16,6 @@ from tests.training.program.programs import (
     kill,
     tell,
 )
-from training.attempt.supervisor import Supervisor
 from training.program.watch import ProgramWatch
 from training.save.mirror import Mirror
 
@@ -234,11 +233,12 @@ def test_a_last_snapshot_that_does_not_fit_leaves_time_to_say_what_is_lost(
 ) -> None:
     begin, final, times = ProgramWatch.begin, Mirror.final, list[float]()
 
-    def told(self: ProgramWatch, process: Any, mirror: Mirror, supervisor: Supervisor) -> None:
-        begin(self, process, mirror, supervisor)
-        supervisor.interruption.tell("shutdown")
-        assert supervisor.interruption.notice is not None
-        times.append(supervisor.interruption.notice.deadline)
+    def told(self: ProgramWatch, process: Any) -> None:
+        begin(self, process)
+        interruption = self._run.supervisor.interruption
+        interruption.tell("shutdown")
+        assert interruption.notice is not None
+        times.append(interruption.notice.deadline)
 
     def noted(self: Mirror, **options: Any) -> bool:
         times.append(options["deadline"])

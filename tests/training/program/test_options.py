@@ -10,11 +10,11 @@ import pytest
 
 from contract.program import Program
 from training.errors import UserError
-from training.program.container import Machine
+from training.program.container import ContainerHost
 from training.program.options import Command, ProgramOptions, build_command
 from training.store.folder import FolderStore
 
-MACHINE = Machine(num_gpus=4, num_cpus=48)
+HOST = ContainerHost(num_gpus=4, num_cpus=48)
 
 
 def command(
@@ -33,7 +33,7 @@ def command(
         interpreter=interpreter,
     )
     options.container.code.mkdir(parents=True, exist_ok=True)
-    return build_command(options, MACHINE, (), {}, environ)
+    return build_command(options, HOST, (), environ)
 
 
 def test_python_is_the_interpreter_that_runs_this_project(tmp_path: Path) -> None:

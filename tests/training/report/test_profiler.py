@@ -6,7 +6,6 @@ import json
 import pytest
 
 from tests.training.runs import Run
-from training.report.meter import Meter
 from training.report.progress import duration
 
 
@@ -41,10 +40,6 @@ def test_dollars_are_said_at_the_price_of_the_plan_where_no_other_is_given(
 ) -> None:
     assert run.attempt("--prediction=size=g5.xlarge usd_spot_per_hour=0.5") == 0
     assert "dollars so far (this attempt, 0.5/h)" in capsys.readouterr().out
-
-
-def test_the_meter_says_nothing_that_it_was_not_told() -> None:
-    assert Meter().text() == ""
 
 
 def test_durations_are_for_people() -> None:

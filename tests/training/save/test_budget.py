@@ -2,21 +2,24 @@
 
 import pytest
 
-from training.save.budget import Budget, Cost, Plan, estimate
+from training.save.budget import Cost, SaveBudget, SavePlan, estimate
 
 
 def budget(
     left: float, need: float, finish: float | None = None, *, is_measured: bool = True
-) -> Budget:
-    return Budget(
+) -> SaveBudget:
+    cost = Cost(
         bytes=4_460_000_000,
-        step_seconds=0.8,
         save_seconds=0.4,
         upload_seconds=need - 0.4,
+        is_measured=is_measured,
+    )
+    return SaveBudget(
+        cost=cost,
+        step_seconds=0.8,
         reserve_seconds=2.0,
         seconds_left=left,
         finish_seconds=finish,
-        is_measured=is_measured,
     )
 
 
@@ -34,7 +37,7 @@ def budget(
     ],
 )
 def test_the_newest_state_that_fits_is_saved(
-    left: float, need: float, finish: float | None, plan: Plan
+    left: float, need: float, finish: float | None, plan: SavePlan
 ) -> None:
     assert budget(left, need, finish).plan == plan
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.training.runs import Run, assert_equal
-from training.save.schedule import FailedSaves
+from training.save.publish import FailedSaves
 from training.store.folder import FolderStore
 from training.store.protocol import StoreError, Upload
 
@@ -63,8 +63,8 @@ def test_metrics_that_the_store_refuses_arrive_later(
 def test_fails_when_the_store_never_works(
     run: Run, whole: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("training.save.schedule._MAX_FAILED_SECONDS", 0.0)
-    monkeypatch.setattr("training.save.schedule._MAX_FAILED_SAVES", 3)
+    monkeypatch.setattr("training.save.publish._MAX_FAILED_SECONDS", 0.0)
+    monkeypatch.setattr("training.save.publish._MAX_FAILED_SAVES", 3)
     with monkeypatch.context() as broken:
         break_uploads(broken, "model.safetensors", range(10**6))
         assert run.attempt("--checkpoint-interval=2steps") == 74
@@ -112,7 +112,7 @@ def test_killed_saves_leave_nothing_behind(run: Run, whole: Run) -> None:
 
 def test_both_many_and_long_make_failed_saves_hopeless(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 1000.0
-    monkeypatch.setattr("training.save.schedule.time.monotonic", lambda: now)
+    monkeypatch.setattr("training.save.publish.time.monotonic", lambda: now)
     failed, due = FailedSaves(), []
     for _ in range(5):
         failed.add(now)

@@ -7,15 +7,15 @@ from typing import Any
 import pytest
 
 from training.record.newest_valid import DamagedCheckpointError
-from training.save.manifest import Content, SavedFile, SavedFolder, SavedLink, Snapshot
+from training.save.manifest import Content, FolderManifest, SavedFile, SavedFolder, SavedLink
 
 BLOB = "g0001-0123456789abcdef"
 CONTENT = Content(bytes=3, sha256="a" * 64, part_bytes=8, blob=BLOB, start=4)
 
 
-def snapshot() -> Snapshot:
+def snapshot() -> FolderManifest:
     name = os.fsdecode(b"d/no text \xff\n")
-    return Snapshot(
+    return FolderManifest(
         reason="commit",
         program_says_when=True,
         files=(SavedFile(path=name, mode=0o644, mtime_ns=-1, content=CONTENT),),
@@ -27,7 +27,7 @@ def snapshot() -> Snapshot:
 
 
 def test_it_comes_back_with_names_that_are_no_text() -> None:
-    assert Snapshot.from_bytes(snapshot().to_bytes()) == snapshot()
+    assert FolderManifest.from_bytes(snapshot().to_bytes()) == snapshot()
 
 
 HOSTILE: list[tuple[str, str, Any]] = [
@@ -59,7 +59,7 @@ def test_fails_for_a_path_that_leaves_the_folder_or_no_file_can_have(
     record = json.loads(snapshot().to_bytes())
     record[kind][0][field] = value
     with pytest.raises(DamagedCheckpointError, match=r"snapshot\.json was not written by a mirror"):
-        Snapshot.from_bytes(json.dumps(record).encode())
+        FolderManifest.from_bytes(json.dumps(record).encode())
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_fails_for_a_content_that_cannot_be(field: str, value: object) -> None:
     record = json.loads(snapshot().to_bytes())
     record["files"][0]["content"][field] = value
     with pytest.raises(DamagedCheckpointError):
-        Snapshot.from_bytes(json.dumps(record).encode())
+        FolderManifest.from_bytes(json.dumps(record).encode())
 
 
 def test_fails_for_more_parts_than_anybody_writes() -> None:
@@ -93,4 +93,4 @@ def test_fails_for_more_parts_than_anybody_writes() -> None:
 @pytest.mark.parametrize("data", [b"", b"[]", b"{}", b'{"format": 2}', b"\xff"])
 def test_fails_for_what_is_no_snapshot(data: bytes) -> None:
     with pytest.raises(DamagedCheckpointError):
-        Snapshot.from_bytes(data)
+        FolderManifest.from_bytes(data)

@@ -17,7 +17,7 @@ from training.errors import UserError
 from training.record.retention import Retention
 from training.save.listing import list_folder
 from training.save.moments import QuietTime
-from training.save.restore import read_snapshot
+from training.save.restore import read_manifest
 from training.store.protocol import Store
 
 NewMachine = Callable[..., Machine]
@@ -47,7 +47,7 @@ def test_a_quiet_folder_is_committed_by_itself(new_machine: NewMachine, store: S
     machine.mirror.start()
     machine.write({"model.pt": b"one"})
     wait_for_snapshot(machine, 1)
-    assert read_snapshot(store, entries(store)[0]).reason == "quiet"
+    assert read_manifest(store, entries(store)[0]).reason == "quiet"
     machine.write({"model.pt": b"two"})
     wait_for_snapshot(machine, 2)
     last = machine.mirror.last
@@ -114,7 +114,7 @@ def test_a_program_that_says_when_is_taken_at_no_other_moment(
     machine.write({"model.pt": b"2"})
     machine.mirror.request("emergency")
     assert not machine.end(exit_code=1)
-    assert [read_snapshot(store, entry).reason for entry in entries(store)] == ["commit"]
+    assert [read_manifest(store, entry).reason for entry in entries(store)] == ["commit"]
     second = new_machine("second", quiet_seconds=0.05)
     assert (second.folder / "model.pt").read_bytes() == b"1"
     second.mirror.start()
@@ -150,7 +150,7 @@ def test_what_a_dead_program_had_asked_for_is_taken_if_it_is_still_so(
         machine.write({"model.pt": b"2"})
     assert machine.end(exit_code) is not writes_on
     assert len(entries(store)) == (not writes_on)
-    assert all(read_snapshot(store, entry).program_says_when for entry in entries(store))
+    assert all(read_manifest(store, entry).program_says_when for entry in entries(store))
 
 
 def test_a_program_that_says_when_and_ends_well_is_taken_at_its_end(
@@ -209,7 +209,7 @@ def test_deletions_are_followed_and_what_nobody_needs_is_deleted(
         machine.commit()
         wait_for_snapshot(machine, epoch + 1)
     assert machine.end(release=False)
-    kept = [read_snapshot(store, entry) for entry in entries(store)]
+    kept = [read_manifest(store, entry) for entry in entries(store)]
     assert [[file.path for file in one.files] for one in kept] == [
         ["epoch-2.pt", "epoch-3.pt"],
         ["epoch-3.pt", "epoch-4.pt"],

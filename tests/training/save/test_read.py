@@ -8,13 +8,12 @@ import torch
 from torch import nn
 
 from training.errors import MachineError
-from training.record.checkpoint_entry import CheckpointEntry
+from training.record.checkpoint_entry import CheckpointEntry, checkpoint_name
 from training.record.newest_valid import DamagedCheckpointError, newest_valid
 from training.save.export import weights_sha256
 from training.save.read import read_checkpoint
 from training.save.state import (
     LiveState,
-    checkpoint_name,
     find_nan,
     flatten_state,
     state_file,

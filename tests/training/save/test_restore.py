@@ -10,7 +10,7 @@ import pytest
 from tests.training.save.scene import Machine, entries, tree, wait_for_snapshot
 from training.errors import MachineError, UserError
 from training.save import mirror, restore
-from training.save.manifest import Content, SavedFile, Snapshot
+from training.save.manifest import Content, FolderManifest, SavedFile
 from training.store.folder import FolderStore
 from training.store.protocol import Store, StoreError
 
@@ -32,7 +32,7 @@ def two(new_machine: NewMachine) -> Machine:
 
 def blobs_of(store: Store, number: int) -> list[Path]:
     """The files of a snapshot's blobs that the other one does not use."""
-    found = [restore.read_snapshot(store, entry).blobs for entry in entries(store)]
+    found = [restore.read_manifest(store, entry).blobs for entry in entries(store)]
     own = found[number].keys() - found[1 - number].keys()
     return [Path(store.uri) / "blobs" / blob for blob in sorted(own)]
 
@@ -165,7 +165,7 @@ def test_a_disk_that_is_full_of_other_files_is_the_machines_fault(
 def test_fails_where_names_collide(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     empty = Content(bytes=0, sha256=restore.hashlib.sha256().hexdigest(), part_bytes=1, blob=None)
     files = [SavedFile(path=p, mode=0o644, mtime_ns=0, content=empty) for p in ("Last", "last")]
-    snapshot = Snapshot(reason="quiet", program_says_when=False, files=tuple(files))
+    snapshot = FolderManifest(reason="quiet", program_says_when=False, files=tuple(files))
     store = FolderStore(tmp_path / "run")
     monkeypatch.setattr(restore, "_tells_case_apart", lambda root: False)
     with pytest.raises(UserError, match="does not tell 'Last' from 'last'"):

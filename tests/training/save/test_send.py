@@ -12,10 +12,11 @@ import pytest
 from tests.training.save.scene import Machine, entries, wait_for_snapshot
 from training.record.retention import Retention
 from training.save import capture as capture_module
-from training.save.capture import Capture, capture
-from training.save.known import Known, known_after
+from training.save.blobs import Blobs
+from training.save.capture import Capture, Known, capture, known_after
+from training.save.folder import FolderSource, Sent
 from training.save.listing import ChangedError, FileState, Listing, SnapshotError
-from training.save.send import Sending, Sent
+from training.save.mirror import Mirror
 from training.store.folder import FolderStore
 from training.store.parts import Progress
 from training.store.protocol import Store, Upload
@@ -46,7 +47,19 @@ def captured(folder: Path, known: Known, *, in_place: bool = False) -> Capture:
 
 
 def send(store: Store, folder: Path, known: Known) -> Sent:
-    return Sending(store, captured(folder, known), known, 1, Progress()).run()
+    blobs = Blobs(store, None)  # type: ignore[arg-type]
+    blobs.known = known
+    source = FolderSource(store, blobs, captured(folder, known), folder, "periodic")
+    source.send("00000001-g0001-00", Progress(), [])
+    assert source.sent is not None
+    return source.sent
+
+
+def publish(mirror: Mirror, capture: Capture) -> None:
+    save = mirror._saves.prepare(capture, "periodic")
+    save.run()
+    if save.error is not None:
+        raise save.error
 
 
 @pytest.fixture
@@ -63,7 +76,7 @@ def test_small_files_go_in_packs_and_only_those_that_changed(tmp_path: Path, fol
     first = send(store, folder, Known())
     assert (store.num_uploads, first.num_changed, first.sent_bytes) == (1, 500, 50_000)
     (folder / "7").write_bytes(os.urandom(100))
-    second = send(store, folder, known_after(first.snapshot, first.files))
+    second = send(store, folder, known_after(first.manifest, first.files))
     assert (store.num_uploads, second.num_changed, second.sent_bytes) == (2, 1, 100)
 
 
@@ -73,7 +86,7 @@ def test_a_copy_or_a_new_name_is_not_sent_again(tmp_path: Path, folder: Path) ->
     first = send(store, folder, Known())
     (folder / "last.ckpt").write_bytes((folder / "epoch-1.ckpt").read_bytes())
     (folder / "epoch-1.ckpt").rename(folder / "best.ckpt")
-    second = send(store, folder, known_after(first.snapshot, first.files))
+    second = send(store, folder, known_after(first.manifest, first.files))
     assert (second.changed_bytes, second.sent_bytes) == (6_000_000, 0)
 
 
@@ -81,19 +94,19 @@ def test_what_was_moved_away_and_back_is_not_named_once_it_is_deleted(
     new_machine: NewMachine, store: Store, folder: Path, tmp_path: Path
 ) -> None:
     machine = new_machine("first", retention=Retention(newest=1))
-    publisher = machine.mirror._publisher
+    mirror = machine.mirror
     (folder / "best").mkdir()
     (folder / "best" / "model.pt").write_bytes(os.urandom(2_000_000))
     (folder / "last.pt").write_bytes(os.urandom(2_000_000))
-    publisher.publish(captured(folder, publisher.known), "periodic")
+    publish(mirror, captured(folder, mirror._saves.blobs.known))
     (folder / "best").rename(tmp_path / "away")
-    without = captured(folder, publisher.known)
+    without = captured(folder, mirror._saves.blobs.known)
     (tmp_path / "away").rename(folder / "best")
-    again = captured(folder, publisher.known)  # while the one before it is being sent
-    publisher.publish(without, "periodic")
+    again = captured(folder, mirror._saves.blobs.known)  # while the one before it is being sent
+    publish(mirror, without)
     with pytest.raises(ChangedError, match="deleted since its capture"):
-        publisher.publish(again, "periodic")
-    publisher.publish(captured(folder, publisher.known), "periodic")
+        publish(mirror, again)
+    publish(mirror, captured(folder, mirror._saves.blobs.known))
     second = new_machine("second")
     assert second.restored is not None
     assert (second.folder / "best" / "model.pt").stat().st_size == 2_000_000
@@ -136,14 +149,14 @@ def test_at_most_half_of_what_is_stored_is_waste(tmp_path: Path, folder: Path) -
     for number in range(10):
         (folder / f"{number}").write_bytes(os.urandom(1000))
     sent = send(store, folder, Known())
-    (old,) = sent.snapshot.blobs
+    (old,) = sent.manifest.blobs
     for number in range(6):
         (folder / f"{number}").unlink()
-    sent = send(store, folder, known_after(sent.snapshot, sent.files))
-    assert sent.snapshot.blobs.keys() == {old}, "this one needs less than half of it"
-    sent = send(store, folder, known_after(sent.snapshot, sent.files))
-    assert old not in sent.snapshot.blobs
-    assert sum(sent.snapshot.blobs.values()) == 4000
+    sent = send(store, folder, known_after(sent.manifest, sent.files))
+    assert sent.manifest.blobs.keys() == {old}, "this one needs less than half of it"
+    sent = send(store, folder, known_after(sent.manifest, sent.files))
+    assert old not in sent.manifest.blobs
+    assert sum(sent.manifest.blobs.values()) == 4000
 
 
 def test_a_file_that_changes_while_it_is_copied_voids_the_capture(
@@ -180,14 +193,14 @@ def test_a_change_while_it_is_sent_from_where_it_lies_voids_the_snapshot(
     monkeypatch.setattr(capture_module, "_has_room", lambda folder, need: False)
     machine = new_machine("first", quiet_seconds=0.1)
     machine.write({"model.pt": b"one"})
-    put, changes = Sending._put_pack, []
+    put, changes = FolderSource._put_pack, []
 
-    def disturbed(self: Sending, blob: str, pack: object) -> None:
+    def disturbed(self: FolderSource, blob: str, pack: object) -> None:
         put(self, blob, pack)  # type: ignore[arg-type]
         if not changes:
             changes.append(machine.write({"model.pt": b"two"}))
 
-    monkeypatch.setattr(Sending, "_put_pack", disturbed)
+    monkeypatch.setattr(FolderSource, "_put_pack", disturbed)
     machine.mirror.start()
     wait_for_snapshot(machine, 1)
     assert machine.end()

@@ -30,7 +30,7 @@ from training.save.checkpointer import Checkpointer
 from training.save.policy import CheckpointPolicy
 from training.save.read import read_checkpoint, read_state
 from training.save.schedule import Schedule
-from training.save.sharded import ShardedSnapshot, slices_of
+from training.save.sharded import ShardedContent, slices_of
 from training.save.state import LiveState, flatten_state, unflatten_state
 from training.store.folder import FolderStore
 
@@ -89,13 +89,13 @@ def policy_of(context: AttemptContext, live: LiveState) -> CheckpointPolicy:
     return CheckpointPolicy(context, checkpointer, 1, lambda: live, is_sharded=True)
 
 
-def newest(root: Path, world: World) -> ShardedSnapshot:
+def newest(root: Path, world: World) -> ShardedContent:
     store = FolderStore(root / "run")
     head = read_head(store)
     assert head is not None
     entry = head.checkpoints[-1]
     state = read_state(store, entry)
-    snapshot = ShardedSnapshot(store, entry, state, slices_of(store, entry, state))
+    snapshot = ShardedContent(store, entry, state, slices_of(store, entry, state))
     assert snapshot.verify(world.rank, world.size) is None
     return snapshot
 

@@ -49,7 +49,7 @@ def test_a_kill_in_the_middle_of_a_save_leaves_the_one_before_it(
 ) -> None:
     with pytest.MonkeyPatch.context() as monkeypatch:
         # Nobody waits long for the rank that was killed.
-        monkeypatch.setattr("training.save.sharded_leader._SILENT_SECONDS", 2.0)
+        monkeypatch.setattr("training.save.sharded_saves._SILENT_SECONDS", 2.0)
         at_upload(monkeypatch, 6, name, kill)
         codes = run.attempt_with_ranks(2)
     assert -signal.SIGKILL in codes
@@ -98,8 +98,8 @@ def test_a_rank_that_is_silent_fails_the_save(
     run: Run, sharded: Run, capfd: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.MonkeyPatch.context() as monkeypatch:
-        monkeypatch.setattr("training.save.sharded_leader._SILENT_SECONDS", 0.5)
-        monkeypatch.setattr("training.save.sharded_follower.TICK_SECONDS", 60.0)
+        monkeypatch.setattr("training.save.sharded_saves._SILENT_SECONDS", 0.5)
+        monkeypatch.setattr("training.save.sharded_saves._TICK_SECONDS", 60.0)
         at_upload(monkeypatch, 6, "model.rank-0001.safetensors", lambda key: time.sleep(1.5))
         assert run.attempt_with_ranks(2) == [0, 0]
     assert "rank 1 wrote nothing for 0.5 s" in capfd.readouterr().out

@@ -25,8 +25,8 @@ from training.record.events import Events
 from training.record.lease import LeaseLostError
 from training.record.retention import Retention
 from training.save.capture import capture
-from training.save.publish import Publisher
-from training.save.restore import fill, read_snapshot
+from training.save.mirror import Mirror
+from training.save.restore import fill, read_manifest
 from training.store.folder import FolderStore
 from training.store.protocol import Store, StoreError
 
@@ -38,7 +38,7 @@ def restore_all(store: Store, into: Path) -> list[bytes]:
     found = []
     for entry in entries(store):
         folder = into / entry.name
-        fill(store, read_snapshot(store, entry), folder)
+        fill(store, read_manifest(store, entry), folder)
         found.append((folder / "model.pt").read_bytes())
     return found
 
@@ -62,7 +62,7 @@ def test_a_mirror_that_is_suspended_in_a_commit_commits_nothing_when_it_wakes(
         act = getattr(FolderStore, name)
 
         def wait(self: FolderStore, at: str, *arguments: object) -> object:
-            if at.startswith(key) and threading.current_thread().name in ("snapshot", "transfer"):
+            if at.startswith(key) and threading.current_thread().name in ("save", "transfer"):
                 reached.set()
                 assert wakes.wait(60)
             return act(self, at, *arguments)
@@ -96,12 +96,12 @@ def test_whatever_the_head_names_can_be_restored(tmp_path: Path, seed: int) -> N
     """Publishers that take turns, wake as zombies, and meet faults; each waits for no clock."""
     rng = random.Random(seed)
     store = FolderStore(tmp_path / "run")
-    publishers: list[tuple[Publisher, Path]] = []
+    mirrors: list[tuple[Mirror, Path]] = []
     written: set[bytes] = set()
     for number in range(30):
-        if not publishers or rng.random() < 0.2:
-            publishers.append(taken_over(store, tmp_path / f"disk-{number}", rng.randrange(1000)))
-        publisher, folder = rng.choice(publishers[-3:])
+        if not mirrors or rng.random() < 0.2:
+            mirrors.append(taken_over(store, tmp_path / f"disk-{number}", rng.randrange(1000)))
+        mirror, folder = rng.choice(mirrors[-3:])
         data = rng.randbytes(rng.choice([10, 1000, 1_100_000]))
         written.add(data)
         (folder / "model.pt").write_bytes(data)
@@ -109,35 +109,39 @@ def test_whatever_the_head_names_can_be_restored(tmp_path: Path, seed: int) -> N
         captured = capture(
             folder,
             tmp_path / f"staging-{number}",
-            publisher.known,
+            mirror._saves.blobs.known,
             reason="commit",
             program_says_when=True,
             note={},
         )
-        try:
-            publisher.publish(captured, "periodic")
-        except (StoreError, LeaseLostError):
-            pass
-        finally:
-            captured.discard()
+        save = mirror._saves.prepare(captured, "periodic")
+        save.hurry()
+        save.run()
+        assert save.error is None or isinstance(save.error, StoreError | LeaseLostError)
         time.sleep(0.01)
         if (store.get("head.json") is not None) and entries(store):
             assert set(restore_all(store, tmp_path / f"all-{number}")) <= written
     assert entries(store), "nothing was ever committed"
 
 
-def taken_over(store: FolderStore, disk: Path, seed: int) -> tuple[Publisher, Path]:
+def taken_over(store: FolderStore, disk: Path, seed: int) -> tuple[Mirror, Path]:
     """A new holder of the lease, behind a store that misbehaves from then on."""
     lease = take_lease(store, disk.name)
     folder = disk / "checkpoints"
     folder.mkdir(parents=True)
     injector = Injector([StatusFile(disk / "status")], 0)
     faulty = misbehaving(store, injector, 0.15, seed)
-    publisher = Publisher(
-        faulty, lease, folder, Events(store, disk.name), retention=Retention(newest=2)
+    mirror = Mirror(
+        store=faulty,
+        lease=lease,
+        folder=folder,
+        work=disk / "work",
+        events=Events(store, disk.name),
+        retention=Retention(newest=2),
     )
     if named := lease.head.checkpoints:
-        publisher.begin_with(fill(store, read_snapshot(store, named[-1]), folder))
-    publisher.sweep()
+        filled = fill(store, read_manifest(store, named[-1]), folder)
+        mirror._saves.blobs.begin_with(filled.manifest, filled.files)
+    mirror._saves.blobs.sweep()
     lease._store = faulty
-    return publisher, folder
+    return mirror, folder

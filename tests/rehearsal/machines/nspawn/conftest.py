@@ -12,7 +12,7 @@ from tests.rehearsal.conftest import machines_below, start_python
 # Starts one program with what it needs; none outlives its test.
 Boot = Callable[..., subprocess.Popen[str]]
 HEAD = """
-import sys, time
+import json, shutil, sys, time
 from pathlib import Path
 from rehearsal.machines.commands import CommandFailed
 from rehearsal.machines.metadata import MetadataServer
@@ -27,9 +27,13 @@ check_host()
 image = root_image(print)
 enter_namespaces()
 
+asked, answer = [], b"its AWS"
+
 def application(environ, start):
-    start("200 OK", [("Content-Length", "7")])
-    return [b"its AWS"]
+    body = environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
+    asked.append(f"{environ['REQUEST_METHOD']} {environ['PATH_INFO']} {body[:200]}")
+    start("200 OK", [("Content-Length", str(len(answer))), ("ETag", '"0"')])
+    return [answer]
 
 def make(quirks=Quirks()):
     return NspawnMachine(
@@ -39,11 +43,14 @@ def make(quirks=Quirks()):
         ),
     )
 
-def said(machine, text, times=1):
+def wait_for(text, found):
     give_up_at = time.monotonic() + 300
-    while sum(text in line for line in machine.log_lines()) < times:
-        assert time.monotonic() < give_up_at, machine.log_lines()
+    while not any(text in each for each in found()):
+        assert time.monotonic() < give_up_at, (text, list(found()))
         time.sleep(0.1)
+
+def said(machine, text):
+    wait_for(text, machine.log_lines)
 
 with MachineNetwork(folder=folder / "network") as network:
     network.serve_aws(application, "us-east-1")

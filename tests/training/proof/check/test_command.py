@@ -15,4 +15,4 @@ def test_a_workload_may_ask_for_gpus_when_it_is_imported(
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delenv("PYTORCH_NVML_BASED_CUDA_CHECK", raising=False)
     assert main(["check", "asks_for_gpus:ASKS"]) == 2
-    assert "[failed]" in capsys.readouterr().out, "what is wrong with it, found without CUDA"
+    assert "is an instance of object" in capsys.readouterr().err, "found without CUDA"

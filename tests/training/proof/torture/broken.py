@@ -17,7 +17,7 @@ from training.engine import learner
 from training.engine.ema import MovingAverage
 from training.engine.learner import Learner
 from training.engine.precision import Scaling
-from training.save.read import Snapshot
+from training.save.read import CheckpointContent
 from training.store.folder import FolderStore
 
 
@@ -100,7 +100,7 @@ def forgets_the_other_ranks() -> None:
     """A checkpoint from which only rank 0 resumes."""
     load = Learner._load
 
-    def load_in_rank_0(self: Learner, snapshot: Snapshot) -> None:
+    def load_in_rank_0(self: Learner, snapshot: CheckpointContent) -> None:
         if self._world.leads:
             load(self, snapshot)
 

@@ -1,8 +1,12 @@
-"""What a demo does unless told otherwise, by workload: its data, its commits, its interruptions."""
+"""A workload to rehearse, and what a demo does by default: its data, commits and interruptions."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from types import MappingProxyType
+
+from rehearsal.drill.children import Child
+from rehearsal.drill.deployment import DeployedStacks
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,3 +59,44 @@ def by_workload(field: str) -> str:
     shown = {name: getattr(defaults, field) for name, defaults in DEFAULTS.items()}
     words = {n: v if not isinstance(v, tuple) else " ".join(v) for n, v in shown.items()}
     return "default: " + ", ".join(f"{value} for {name}" for name, value in words.items())
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RehearsedWorkload:
+    """A workload with its recipe, its data and how often it saves."""
+
+    name: str
+    recipe: str
+    overrides: str
+    count: int
+    seed: int
+    checkpoint_interval: str
+
+    def context(self) -> dict[str, str]:
+        """The stack's parameters."""
+        return {
+            "workload": self.name,
+            "recipe": self.recipe,
+            "overrides": self.overrides,
+            "train.checkpoint_interval": self.checkpoint_interval,
+        }
+
+    def make_data(self, stacks: DeployedStacks) -> Child:
+        """Start making the dataset; do not wait."""
+        return stacks.start_python(
+            "dataset",
+            *("-m", "training", "data", "make", "--workload", self.name),
+            *("--out", str(stacks.dataset)),
+            *("--count", str(self.count), "--seed", str(self.seed)),
+        )
+
+    def start_reference(self, stacks: DeployedStacks, folder: Path) -> Child:
+        """Start the run that nobody interrupts, in a folder; do not wait."""
+        words = [word for pair in self.overrides.split() for word in ("--override", pair)]
+        return stacks.start_python(
+            "uninterrupted",
+            *("-m", "training", "run", "--workload", self.name, "--recipe", self.recipe, *words),
+            *("--dataset-uri", str(stacks.dataset), "--run-uri", str(folder)),
+            *("--checkpoint-interval", self.checkpoint_interval),
+            relayed=lambda line: False,
+        )

@@ -15,7 +15,7 @@ from tests.training.program.programs import COMMITS, ENDLESS, ProgramRun, is_run
 from training.attempt.watchdog import Watchdog
 from training.cli.main import main
 from training.program import commit, watch
-from training.program.final import FinalFiles, upload_final
+from training.program.final import upload_final
 from training.save.mirror import Mirror
 
 
@@ -135,7 +135,7 @@ def test_fails_for_a_wrong_command(
         (["--workload=trajectory"], "--workload is for workloads"),
         (["--override=steps=1"], "--override is for workloads"),
         (["--hyperparameter=steps"], "--hyperparameter 'steps' has no ="),
-        (["--env=A=1", "--env=A=2"], "--env gives 'A' twice"),
+        (["--env=A=1", "--env=A=2"], "--env sets 'A' twice"),
         (["--dataset-uri=/no/such/folder"], "the dataset folder /no/such/folder does not exist"),
         (["--source=/no/such/folder"], "the source folder /no/such/folder does not exist"),
     ],
@@ -264,7 +264,7 @@ def test_what_a_program_leaves_may_take_longer_to_send_than_the_watchdog_waits(
     monkeypatch.setattr("training.attempt.last_resort.LastResort.fail", hangs.append)
     real = upload_final
 
-    def slow(*what: Any) -> FinalFiles:
+    def slow(*what: Any) -> tuple[dict[str, str], int]:
         time.sleep(4)
         return real(*what)
 

@@ -1,10 +1,14 @@
-"""What an interruption has cost is read from events and metrics, as far as anybody heard."""
+"""What a run's interruptions and its machines have cost, as far as anybody heard."""
 
+import json
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
-from training.program.receipt import interruption_costs
+from contract.keys import GUARD
 from training.record.history import AttemptSummary, History, StepLines
+from training.report.receipt import interruption_facts, read_spending
+from training.store.open import open_store
 
 BEGAN = datetime(2026, 11, 22, tzinfo=UTC)
 
@@ -45,29 +49,34 @@ def history(steps: dict[int, range], lines: list[dict[str, Any]], last: int = 2)
     return History(lines=lines, steps=lineage, attempts=attempts, passed_over=())
 
 
+def interruption_costs(history: History) -> list[dict[str, Any]]:
+    costs: list[dict[str, Any]] = interruption_facts(history)["interruptions"]
+    return costs
+
+
 def test_steps_that_were_done_again_are_counted() -> None:
     (cost,) = interruption_costs(history({1: range(1, 9), 2: range(6, 20)}, []))
-    assert cost.steps_redone == 3
+    assert cost["steps_redone"] == 3
 
 
 def test_a_program_that_reports_every_tenth_step_has_done_those_between_again_too() -> None:
     (cost,) = interruption_costs(history({1: range(10, 50, 10), 2: range(30, 90, 10)}, []))
-    assert cost.steps_redone == 20
+    assert cost["steps_redone"] == 20
 
 
 def test_nothing_is_redone_where_the_next_machine_goes_on() -> None:
     (cost,) = interruption_costs(history({1: range(1, 9), 2: range(9, 20)}, []))
-    assert cost.steps_redone == 0
+    assert cost["steps_redone"] == 0
 
 
 def test_an_attempt_that_reported_nothing_is_passed_over() -> None:
     costs = interruption_costs(history({1: range(1, 9), 3: range(5, 20)}, [], last=3))
-    assert [cost.steps_redone for cost in costs] == [4, 0]
+    assert [cost["steps_redone"] for cost in costs] == [4, 0]
 
 
 def test_without_steps_it_is_not_known() -> None:
     (cost,) = interruption_costs(history({}, []))
-    assert cost.steps_redone is None
+    assert cost["steps_redone"] is None
 
 
 def test_seconds_are_those_that_were_last_heard_of() -> None:
@@ -78,5 +87,21 @@ def test_seconds_are_those_that_were_last_heard_of() -> None:
         {"kind": "ended", "generation": 2, "unsaved_seconds": 0.5, "exit_code": 1},
     ]
     costs = interruption_costs(history({}, lines, last=4))
-    assert [cost.seconds_lost for cost in costs] == [10.0, 0.5, None]
-    assert [cost.exit_code for cost in costs] == [None, 1, None]
+    assert [cost["seconds_lost"] for cost in costs] == [10.0, 0.5, None]
+    assert [cost["exit_code"] for cost in costs] == [None, 1, None]
+
+
+def test_dollars_and_hours_by_market_and_the_moves_between_them(tmp_path: Path) -> None:
+    store = open_store(str(tmp_path))
+    assert read_spending(store) is None
+    billed = {"spot": {"hours": 2.0, "usd": 1.0}, "on-demand": {"hours": 0.5, "usd": 0.51}}
+    document = {"format": 2, "billed": billed, "market": {"moves": 2}}
+    (tmp_path / GUARD).write_text(json.dumps(document))
+    assert read_spending(store) == {"usd": 1.51, "by_market": billed, "moves": 2}
+
+
+def test_what_cannot_be_read_is_left_out(tmp_path: Path) -> None:
+    store = open_store(str(tmp_path))
+    for text in ("{", '{"format": 1, "attempts": {}}', "[]", '{"billed": {"spot": 3}}'):
+        (tmp_path / GUARD).write_text(text)
+        assert read_spending(store) is None

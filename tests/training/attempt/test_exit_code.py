@@ -4,7 +4,7 @@ import signal
 
 import pytest
 
-from training.engine.exit_code import exit_code_of
+from training.attempt.exit_code import exit_code_of
 
 
 def test_a_command_that_is_stopped_by_hand_says_so(capsys: pytest.CaptureFixture[str]) -> None:

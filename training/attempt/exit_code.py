@@ -23,32 +23,33 @@ from training.errors import (
 from training.record.lease import InterruptedWhileWaitingError, LeaseLostError
 from training.store.protocol import StoreError
 
+_EXIT_CODES: dict[type[Exception], int] = {
+    UserError: EXIT_USER,
+    MachineError: EXIT_MACHINE,
+    LeaseLostError: EXIT_LEASE_LOST,
+    InterruptedRunError: EXIT_INTERRUPTED,
+    InterruptedWhileWaitingError: EXIT_INTERRUPTED,
+    RunFailedError: EXIT_FAILED,
+    OutOfMemoryError: EXIT_FAILED,
+    ProgramFailedError: EXIT_FAILED,
+    RankLostError: EXIT_FAILED,
+    WorkerLostError: EXIT_FAILED,
+    StoreError: EXIT_STORE,
+}
+
 
 def exit_code_of(act: Callable[[], int]) -> int:
     """Call `act`; return its exit code, or that of the expected error that it raises."""
     try:
         return act()
-    except UserError as error:
-        return _report(error, EXIT_USER)
-    except MachineError as error:
-        return _report(error, EXIT_MACHINE)
-    except LeaseLostError as error:
-        return _report(error, EXIT_LEASE_LOST)
-    except (InterruptedRunError, InterruptedWhileWaitingError) as error:
-        return _report(f"{error}; the next attempt resumes from the last commit", EXIT_INTERRUPTED)
+    except tuple(_EXIT_CODES) as error:
+        code = next(code for kind, code in _EXIT_CODES.items() if isinstance(error, kind))
+        if code == EXIT_INTERRUPTED:
+            return _report(f"{error}; the next attempt resumes from the last commit", code)
+        return _report(error, code)
     except KeyboardInterrupt:
         # Only in commands that do not train: a trainer handles signals in its own thread.
         return _report("stopped by Ctrl-C before it finished; run it again", EXIT_STOPPED)
-    except (
-        RunFailedError,
-        OutOfMemoryError,
-        ProgramFailedError,
-        RankLostError,
-        WorkerLostError,
-    ) as error:
-        return _report(error, EXIT_FAILED)
-    except StoreError as error:
-        return _report(error, EXIT_STORE)
 
 
 def _report(error: object, code: int) -> int:

@@ -3,8 +3,8 @@
 import pytest
 
 from contract.grammar import parse_interval
-from rehearsal.drill.defaults import DEFAULTS, by_workload, defaults_of
 from rehearsal.drill.interruptions import parse_interruption
+from rehearsal.drill.workload import DEFAULTS, by_workload, defaults_of
 from training.registry import WORKLOADS, load_workload
 from training.workload import Train
 

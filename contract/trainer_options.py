@@ -1,0 +1,151 @@
+"""The options of `python -m training run` that a stack passes on, each written once.
+
+The trainer's command line (--nan-skips 2), the stacks (-c train.nan_skips=2), run.env and
+docs/parameters.md are made from this list.
+"""
+
+import difflib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from contract.errors import UserError
+from contract.grammar import (
+    parse_count,
+    parse_interval,
+    parse_kept,
+    parse_positive,
+    parse_positive_count,
+)
+from contract.notice import POLICIES
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainerOption:
+    """One option: `read` turns its text into a value; a ValueError says what is wrong with it."""
+
+    name: str
+    form: str  # what may be written
+    read: Callable[[str], object]
+    default: str | None
+    means: str
+    bounds: tuple[float, float] | None = None  # of a stack's run; rehearsals may go beyond
+    why_not_for_programs: str = ""
+
+
+def _interval(text: str) -> str:
+    parse_interval(text)
+    return text
+
+
+def _kept(text: str) -> str:
+    parse_kept(text)
+    return text
+
+
+def _policy(text: str) -> str:
+    if text not in POLICIES:
+        raise UserError(f"{text!r} is unknown; give {' or '.join(POLICIES)}")
+    return text
+
+
+def _seconds(text: str) -> float:
+    return 0.0 if text == "0" else parse_positive(text)
+
+
+_LIST = (
+    TrainerOption(
+        name="checkpoint_interval",
+        form="auto|2epochs|100steps|600s",
+        read=_interval,
+        default="2epochs",
+        means="how often to save",
+        why_not_for_programs="a program decides when it saves",
+    ),
+    TrainerOption(
+        name="keep",
+        form="3|3,10epochs|3,5000steps",
+        read=_kept,
+        default="3",
+        means="checkpoints to keep: the newest, and the first of every N epochs or steps; each "
+        "stage's best and those still needed are kept too",
+    ),
+    TrainerOption(
+        name="notice_policy",
+        form="|".join(POLICIES),
+        read=_policy,
+        default="train-on",
+        means="after the commit at a notice whose time is known: train on and commit once more as "
+        "late as is safe, or stop",
+    ),
+    TrainerOption(
+        name="lease_ttl_seconds",
+        form="SECONDS",
+        read=parse_positive,
+        default="30",
+        means="take over a lease that shows no heartbeat for this long",
+        bounds=(2, 600),
+    ),
+    TrainerOption(
+        name="nan_retries",
+        form="N",
+        read=parse_count,
+        default="2",
+        means="where training diverges: go back to the last commit this often without progress "
+        "past the step, then fail the run",
+        bounds=(0, 1000),
+        why_not_for_programs="a program handles losses that diverge",
+    ),
+    TrainerOption(
+        name="nan_skips",
+        form="N",
+        read=parse_count,
+        default="0",
+        means="and leave the step out on the retry, which every later attempt does too: at most N "
+        "steps of the run",
+        bounds=(0, 1000),
+        why_not_for_programs="a program handles losses that diverge",
+    ),
+    TrainerOption(
+        name="watchdog_seconds",
+        form="SECONDS",
+        read=_seconds,
+        default="600",
+        means="a trainer silent for this long prints its stacks and exits 1; 0: never",
+    ),
+    TrainerOption(
+        name="profile",
+        form="N",
+        read=parse_positive_count,
+        default=None,
+        means="keep a torch.profiler trace of N steps after a warm-up in the run, under profiles/",
+        why_not_for_programs="only a workload's steps can be profiled",
+    ),
+)
+OPTIONS: Mapping[str, TrainerOption] = {option.name: option for option in _LIST}
+
+
+def check_option(name: str, text: str) -> None:
+    """Refuse, in a UserError, a name or a value that no stack's run can have."""
+    option = OPTIONS.get(name)
+    if option is None:
+        near = difflib.get_close_matches(name, OPTIONS, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(OPTIONS)}"
+        raise UserError(f"{name} is not a trainer option; {hint}")
+    try:
+        value = option.read(text)
+    except ValueError as error:
+        raise UserError(f"{name}: {error}") from error
+    if option.bounds and isinstance(value, int | float):
+        least, most = option.bounds
+        if not least <= value <= most:
+            raise UserError(f"{name} is {text}; give {least:g} to {most:g}")
+
+
+def read_words(text: str) -> dict[str, str]:
+    """Read "a=b c=d", as run.env has the options, without a check."""
+    return {name: value for name, _, value in (word.partition("=") for word in text.split())}
+
+
+def write_words(options: Mapping[str, str]) -> str:
+    """Return the options as run.env has them, in the order of the list."""
+    return " ".join(f"{name}={options[name]}" for name in OPTIONS if name in options)

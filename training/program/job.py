@@ -1,0 +1,170 @@
+"""What an attempt of a program trains: it is restored, started, mirrored and concluded."""
+
+import contextlib
+import hashlib
+import os
+import queue
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from contract.keys import MANIFEST
+from contract.program import PLACEMENT, WORKLOAD
+from contract.source import source_sha256
+from training.attempt.attempt import HeldRun, run_attempt
+from training.attempt.dataset import opened_dataset
+from training.attempt.notice import InterruptedRunError
+from training.attempt.supervisor import Supervisor
+from training.attempt.watchdog import Watchdog
+from training.errors import UserError
+from training.program.container import ContainerHost, claimed, copy_source
+from training.program.options import ProgramOptions, build_command
+from training.program.process import ProgramProcess
+from training.program.watch import ProgramWatch
+from training.record.run_config import RunConfig
+from training.report.receipt import RunResult
+from training.store.local_dataset import ARRIVING, LocalDataset
+
+_POLL_SECONDS = 0.2
+T = TypeVar("T")
+
+
+def run_program(options: ProgramOptions, supervisor: Supervisor) -> int:
+    """Run the program until the run or this attempt ends; the exit code of a run that has ended."""
+    with (
+        _opened_input(options.dataset_uri, options.scratch, supervisor.watchdog) as dataset,
+        claimed(options.root, options.store.uri),
+    ):
+        return run_attempt(options, ProgramJob(options, dataset), supervisor)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class InputData:
+    """The dataset of a program: a folder with any files, which become its channels; or none."""
+
+    fingerprint: str
+    opened: LocalDataset | None = None
+    plain: Path | None = None
+
+    @property
+    def folder(self) -> Path | None:
+        """The folder. Waits for the sync if one is filling it."""
+        return self.opened.folder if self.opened else self.plain
+
+
+class ProgramJob:
+    """A program in its container; no machine could start what cannot be started here."""
+
+    placement = PLACEMENT
+
+    def __init__(self, options: ProgramOptions, dataset: InputData) -> None:
+        self._options = options
+        self._dataset = dataset
+        self._source_sha256 = source_sha256(options.source)
+        copy_source(options.source, options.container.code)
+        self._host = ContainerHost.here(options.instance_type)
+        channels = options.program.channels if options.dataset_uri else ()
+        self._command = build_command(options, self._host, channels, os.environ)
+
+    def run_config(self) -> RunConfig:
+        """What config.json says of the run, if this is its first attempt."""
+        return self._options.run_config(
+            workload=WORKLOAD,
+            recipe=WORKLOAD,
+            overrides={},
+            config=identity(self._options, self._source_sha256),
+            dataset=self._dataset.fingerprint,
+            numerics_key={},
+        )
+
+    def train(self, run: HeldRun) -> RunResult:
+        """Restore the newest snapshot and run the program to its end."""
+        options, command = self._options, self._command
+        with contextlib.closing(ProgramWatch(options, run)) as watch:
+            _beating(run, watch.restore)
+            _beating(run, self._prepare)
+            options.notice_file.unlink(missing_ok=True)
+            variables = {**command.variables, "TRAINING_COMMIT_FILE": str(watch.commit_file)}
+            with (
+                watch.log() as output,
+                contextlib.closing(
+                    ProgramProcess(
+                        command.words,
+                        folder=command.folder,
+                        variables=variables,
+                        output=output,
+                    )
+                ) as process,
+            ):
+                watch.begin(process)
+                watch.until_end()
+            # Uploads may take minutes; those that are over before a notice's deadline count.
+            return _beating(run, watch.conclude, until_notice=False)
+
+    def _prepare(self) -> None:
+        options = self._options
+        options.container.prepare(options.program, self._host, self._dataset.folder)
+
+
+def identity(options: ProgramOptions, source: str) -> dict[str, Any]:
+    """The `config` of config.json; `source` is the checksum of the source folder."""
+    program = options.program
+    return {
+        **asdict(program),
+        "channels": list(program.channels),
+        "metric_definitions": [list(pair) for pair in program.metric_definitions],
+        "source_sha256": source,
+    }
+
+
+def _beating(run: HeldRun, act: Callable[[], T], *, until_notice: bool = True) -> T:
+    """Do work that may take long in a thread: the watchdog is told, a lost lease ends it."""
+    results: queue.SimpleQueue[tuple[T | None, BaseException | None]] = queue.SimpleQueue()
+
+    def work() -> None:
+        try:
+            results.put((act(), None))
+        except BaseException as error:
+            results.put((None, error))
+
+    threading.Thread(target=work, name="prepare", daemon=True).start()
+    while True:
+        with contextlib.suppress(queue.Empty):
+            result, error = results.get(timeout=_POLL_SECONDS)
+            if error is not None:
+                raise error
+            return result  # type: ignore[return-value]
+        run.supervisor.watchdog.beat()
+        run.lease.check()
+        notice = run.supervisor.interruption.notice
+        if until_notice and notice is not None:
+            raise InterruptedRunError(notice.cause)
+
+
+@contextlib.contextmanager
+def _opened_input(uri: str | None, scratch: Path, watchdog: Watchdog) -> Iterator[InputData]:
+    """Open the dataset; a local folder needs no manifest."""
+    if uri is None:
+        yield InputData(fingerprint="none")
+        return
+    folder = Path(uri)
+    if folder.is_dir() and not any((folder / name).exists() for name in (MANIFEST, ARRIVING)):
+        yield InputData(fingerprint=_fingerprint(folder), plain=folder)
+        return
+    with opened_dataset(uri, scratch, watchdog) as opened:
+        yield InputData(fingerprint=opened.fingerprint, opened=opened)
+
+
+def _fingerprint(folder: Path) -> str:
+    """Of a folder without a manifest: names and sizes, as no checksum is known."""
+    lines = []
+    for below, _, names in os.walk(folder):
+        for path in (Path(below, name) for name in names):
+            lines.append(f"{path.relative_to(folder).as_posix()} {path.stat().st_size}\n")
+    if not lines:
+        raise UserError(
+            f"the dataset folder {folder} is empty; name one with files, or leave it out"
+        )
+    return "sizes-" + hashlib.sha256("".join(sorted(lines)).encode()).hexdigest()

@@ -1,0 +1,284 @@
+"""Saves of a sharded stage: rank 0 leads, and every other rank writes its share when ordered to.
+
+Rank 0 decides and commits; its main thread orders at the points of a stage where the others listen
+(`ShardedFollower.obey`). Ranks announce their files on a board, from any thread: a save continues
+behind the training, and a staged copy is written where no main thread reaches a boundary.
+"""
+
+import contextlib
+import itertools
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, TypeAlias
+
+from contract.keys import checkpoint_prefix
+from training.attempt.context import AttemptContext
+from training.attempt.world import World
+from training.errors import DivergedError, Divergence
+from training.record.checkpoint_entry import FileEntry, step_of
+from training.save.publish import Save
+from training.save.slices import SLICES
+from training.save.state import HostCopies, HostCopy, LiveState, refuse_nan
+from training.save.transfer import send
+from training.store.parts import CancelledError
+from training.store.protocol import StoreError
+
+# copy: copy, then write behind the training; live: write before training continues; stage: copy
+# and wait; drop: cancel what is being written.
+Verb: TypeAlias = Literal["copy", "live", "stage", "drop"]
+
+# The board's key for the staged save that is to be written at once.
+_STAGED = "staged"
+_TICK_SECONDS = 0.5
+# A rank that writes posts ticks; one that has not for this long is gone.
+_SILENT_SECONDS = 10.0
+_POLL_SECONDS = 0.01
+_CLOSE_SECONDS = 10.0
+_LISTEN_SECONDS = 0.1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Order:
+    """What every other rank does with its share of the save of this name."""
+
+    verb: Verb
+    name: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _WrittenShare:
+    """What one rank has written of a save, or what went wrong."""
+
+    files: tuple[FileEntry, ...] = ()
+    slices: Mapping[str, Any] | None = None
+    error: str = ""
+    has_nan: bool = False  # `error` says where in the weights
+
+    def to_text(self) -> str:
+        """Serialize for the board."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_text(cls, text: str) -> "_WrittenShare":
+        """Parse what `to_text` wrote."""
+        record = json.loads(text)
+        files = tuple(FileEntry(**file) for file in record.pop("files"))
+        return cls(files=files, **record)
+
+
+def _share_key(name: str, rank: int) -> str:
+    """The board's key under which a rank announces its share of a save."""
+    return f"{name}/{rank}"
+
+
+class ShardedLeader:
+    """Orders the other ranks and waits for what they write."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    @contextlib.contextmanager
+    def leading(self) -> Iterator[None]:
+        """The other ranks obey inside this context."""
+        try:
+            yield
+        except DivergedError:
+            self._world.share_flag(False)  # the ranks go on, and then back, together
+            raise
+        self._world.share_flag(False)
+
+    def order(self, verb: Verb, name: str) -> None:
+        """Order all other ranks, from the main thread, inside `leading`."""
+        self._world.share_flag(True)
+        self._world.share(_Order(verb=verb, name=name))
+
+    def have_staged(self, is_staged: bool) -> bool:
+        """Whether every rank could stage, rank 0 included; after the order to stage."""
+        return all(self._world.gather(is_staged))
+
+    def write_staged(self, name: str) -> None:
+        """Make the others write their staged copies; from any thread, whatever they are doing."""
+        self._world.post(_STAGED, name)
+
+    def wait_for(self, name: str, stop: threading.Event) -> list[_WrittenShare]:
+        """Wait for every other rank's share; raise the error that one of them met."""
+        missing = dict.fromkeys(range(1, self._world.size), (time.monotonic(), ""))
+        found: dict[int, _WrittenShare] = {}
+        while missing:
+            for rank, (since, tick) in list(missing.items()):
+                if (text := self._world.note(_share_key(name, rank))) is not None:
+                    found[rank] = _WrittenShare.from_text(text)
+                    del missing[rank]
+                    _raise_for(rank, found[rank], step_of(name))
+                    continue
+                now = self._world.note(f"{_share_key(name, rank)}/tick") or ""
+                if now != tick:
+                    missing[rank] = (time.monotonic(), now)
+                elif time.monotonic() - since > _SILENT_SECONDS:
+                    raise StoreError(f"rank {rank} wrote nothing for {_SILENT_SECONDS:g} s")
+            if missing and stop.wait(_POLL_SECONDS):
+                raise CancelledError("the save was cancelled")
+        return [found[rank] for rank in sorted(found)]
+
+
+def _raise_for(rank: int, written: _WrittenShare, step: int) -> None:
+    if written.has_nan:
+        raise DivergedError(Divergence(step=step, message=f"rank {rank}: {written.error}"))
+    if written.error:
+        raise StoreError(f"rank {rank}: {written.error}")
+    assert written.slices is not None, f"rank {rank} announced no {SLICES}"
+
+
+def refuse_wrong_sizes(there: Mapping[str, int], prefix: str, files: Sequence[FileEntry]) -> None:
+    """Raise StoreError if a file in the store is missing or not as large as announced."""
+    for file in files:
+        if there.get(prefix + file.name) != file.bytes:
+            size = there.get(prefix + file.name, "no")
+            raise StoreError(f"{prefix}{file.name} has {size} bytes instead of {file.bytes}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Share:
+    """What this rank writes of one save."""
+
+    name: str  # of the checkpoint
+    state: LiveState | HostCopy
+
+    @property
+    def num_bytes(self) -> int:
+        """Total bytes of the files."""
+        return sum(file.size for file in self.state.files)
+
+    def discard(self) -> None:
+        """No-op: the memory of a copy is used again."""
+
+
+class ShardedFollower:
+    """Obeys at the points of a stage where rank 0 leads; keeps the copy that was staged."""
+
+    def __init__(self, context: AttemptContext, num_copiers: int) -> None:
+        self._context = context
+        self._world = context.world
+        self._copies = HostCopies(context.store.part_process, num_copiers)
+        self._writes: list[Save[_Share]] = []  # under way, or over
+        self._live: Save[_Share] | None = None  # reads tensors that training changes
+        self._staged: Save[_Share] | None = None
+
+    def obey(self, capture: Callable[[], LiveState]) -> bool:
+        """Carry out rank 0's orders until training continues; return whether there were any."""
+        was_ordered = False
+        while self._world.share_flag(False):
+            order: _Order | None = self._world.share(None)
+            assert order is not None
+            self._act(order, capture)
+            was_ordered = True
+        if self._live is not None:
+            self._live.wait()
+            self._live = None
+        return was_ordered
+
+    def give_up(self) -> None:
+        """Cancel every write: rank 0 has decided what the attempt leaves behind."""
+        for write in self._writes:
+            write.cancel()
+
+    def close(self) -> None:
+        """Finish the writes under way: their state was good, and rank 0 may commit it."""
+        self._staged = None
+        for write in self._writes:
+            write.wait(_CLOSE_SECONDS)
+
+    def _act(self, order: _Order, capture: Callable[[], LiveState]) -> None:
+        if order.verb == "drop":
+            self._cancel([write for write in self._writes if write.source.name == order.name])
+        elif order.verb == "stage":
+            self._stage(order.name, capture)
+        else:
+            self._write(order.name, capture, is_live=order.verb == "live")
+
+    def _cancel(self, writes: list[Save[_Share]]) -> None:
+        for write in writes:
+            write.cancel()
+            write.wait()
+
+    def _stage(self, name: str, capture: Callable[[], LiveState]) -> None:
+        share = capture()
+        self._staged = None  # superseded, and its memory may be needed
+        self._writes = [write for write in self._writes if not write.is_over]
+        sources = (write.source.state for write in self._writes)
+        writing = next((source for source in sources if isinstance(source, HostCopy)), None)
+        copy = self._copies.copy(share, writing)
+        self._world.gather(copy is not None)
+        if copy is not None:
+            self._staged = self._save(name, copy)
+            self._listen(self._staged)
+
+    def _write(self, name: str, capture: Callable[[], LiveState], *, is_live: bool) -> None:
+        over = threading.Event()
+        # Before the copy: the first one takes its time, page-locked memory above all.
+        _tick(self._world, name, over)
+        share = capture()
+        self._staged = None  # superseded, and its memory may be needed
+        # For rank 0 the earlier saves are over: committed, or never to be.
+        self._cancel([write for write in self._writes if not write.is_over])
+        copy = None if is_live else self._copies.copy(share, None)
+        write = self._save(name, copy or share, over)
+        self._writes = [write]
+        self._live = write if copy is None else None
+        write.start()
+
+    def _listen(self, staged: Save[_Share]) -> None:
+        """Watch for the order to write the staged copy while the main threads are in long work."""
+
+        def listen() -> None:
+            while self._staged is staged:
+                if self._world.note(_STAGED) == staged.source.name:
+                    self.give_up()
+                    _tick(self._world, staged.source.name, staged.over)
+                    staged.start()
+                    return
+                staged.wait(_LISTEN_SECONDS)
+
+        threading.Thread(target=listen, name="staged", daemon=True).start()
+
+    def _save(
+        self, name: str, state: LiveState | HostCopy, over: threading.Event | None = None
+    ) -> Save[_Share]:
+        return Save(_Share(name=name, state=state), self._announce, over=over)
+
+    def _announce(self, save: Save[_Share]) -> None:
+        """Write this rank's files, and post which they are, or what went wrong."""
+        name, state = save.source.name, save.source.state
+        try:
+            files = send(
+                self._context.store,
+                checkpoint_prefix(name),
+                state.files,
+                state.device,
+                save.progress,
+                beside=[lambda: refuse_nan(state.tensors, step_of(name), name)],
+            )
+            written = _WrittenShare(files=files, slices=state.state[SLICES])
+        except CancelledError:
+            raise
+        except DivergedError as error:
+            written = _WrittenShare(error=error.divergence.message, has_nan=True)
+        except (OSError, RuntimeError, ValueError, TypeError) as error:
+            written = _WrittenShare(error=str(error))
+        self._world.post(_share_key(name, self._world.rank), written.to_text())
+
+
+def _tick(world: World, name: str, over: threading.Event) -> None:
+    """Show rank 0 that this rank is at work on a save, until it is over."""
+    key = f"{_share_key(name, world.rank)}/tick"
+
+    def tick() -> None:
+        for number in itertools.count():
+            world.post(key, str(number))
+            if over.wait(_TICK_SECONDS):
+                return
+
+    threading.Thread(target=tick, name="tick", daemon=True).start()
