@@ -13,6 +13,7 @@ import psutil
 from benchmarks import (
     checkpoint,
     evidence,
+    house,
     overhead,
     s3,
     walks,
@@ -68,7 +69,10 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
     )
-    commands.add_parser("walks", help="files and functions of a start, a save, a notice")
+    walked = commands.add_parser("walks", help="files and functions of a start, a save, a notice")
+    walked.add_argument(
+        "--tree", type=Path, help="instead, lines, names and options of the checkout in this folder"
+    )
     for command in commands.choices.values():
         command.add_argument("--json", action="store_true", help="print JSON instead of tables")
     return parser.parse_args(arguments)
@@ -101,7 +105,7 @@ _MEASURES: Mapping[str, Callable[[argparse.Namespace], Sequence[dict[str, Any]]]
     "program": lambda given: checkpoint.columns(
         program.measure(num_lives=given.lives, megabytes=given.megabytes, steps=given.steps)
     ),
-    "walks": lambda given: walks.measure(),
+    "walks": lambda given: house.measure(given.tree) if given.tree else walks.measure(),
 }
 
 

@@ -152,7 +152,7 @@ def _save(store: Any, size: int, sender: Any) -> Transfer:
     live = LiveState(tensors={"model": {"w": torch.randn(size // 4)}}, state={})
     copy = HostCopies(sender).copy(live, None)
     assert copy is not None
-    return lambda: send(store, "", copy.files, copy.device, Progress())
+    return lambda: send(store, "", copy.files, Progress())
 
 
 def _restore(store: Any, size: int) -> Transfer:
@@ -163,8 +163,8 @@ def _restore(store: Any, size: int) -> Transfer:
 
     target = torch.empty(size, dtype=torch.uint8)
 
-    def place(start: int, block: torch.Tensor) -> None:
-        target[start : start + len(block)] = block
+    def place(start: int, block: memoryview) -> None:
+        target[start : start + len(block)] = torch.frombuffer(block, dtype=torch.uint8)
 
     entry = FileEntry(name="object", bytes=size, sha256="", part_bytes=32 * 2**20)
     return lambda: receive(store, "object", entry, place)

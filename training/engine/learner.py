@@ -28,7 +28,7 @@ from training.engine.stage_checks import (
 from training.errors import RunFailedError, UserError
 from training.randomness import seed_torch
 from training.save.read import CheckpointContent
-from training.save.sharded import ShardedContent
+from training.save.resume import ShardedContent
 from training.save.slices import is_sharded as has_shards
 from training.save.state import LiveState, flatten_state, unflatten_state
 from training.workload import Batch, Inputs, Start, Train

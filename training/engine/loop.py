@@ -30,7 +30,7 @@ from training.record.position import Position
 from training.save.checkpointer import Checkpointer
 from training.save.policy import CheckpointPolicy
 from training.save.read import CheckpointContent
-from training.save.sharded import ShardedContent
+from training.save.resume import ShardedContent
 from training.save.state import LiveState
 from training.tally import Tally
 from training.workload import Batch, Inputs, Samples, Train, implements

@@ -25,11 +25,11 @@ from training.record.run_config import RunConfig, changed_parts
 from training.report.bottleneck import longest, sentence
 from training.report.receipt import RunResult
 from training.save.checkpointer import Checkpointer
-from training.save.export import export_final
 from training.save.policy import SPENT_SECONDS
 from training.save.read import WEIGHTS, CheckpointContent, read_checkpoint
 from training.save.resume import AnyContent, find_newest, follow, share_snapshot
 from training.save.schedule import Schedule
+from training.save.weights import export_final
 from training.store.local_dataset import LocalDataset
 from training.store.protocol import Store, StoreError
 from training.workload import Inputs, OptimizerState, Prepare, Prior, Train
@@ -152,9 +152,7 @@ class StageSequence:
     def _resume(self) -> Position | None:
         context = self._context
         loaded, passed_over = find_newest(context, self._is_sharded, self._verify_beginning)
-        for name, why in passed_over:
-            _log.warning("[resume] passed over checkpoint %s: %s", name, why)
-        position = Position.from_json(loaded.snapshot.state["position"]) if loaded else None
+        position = Position.from_json(loaded.content.state["position"]) if loaded else None
         if position:
             changed = self._changed(position.numerics_changed)
             if added := sorted({*changed} - {*position.numerics_changed}):
@@ -172,7 +170,7 @@ class StageSequence:
             _log.info("[resume] from %s, step %d", where["checkpoint"], where["step"])
         key = context.numerics
         context.metrics.write("resume", **where, passed_over=passed, numerics_key=key)
-        self._snapshot = loaded.snapshot if loaded else None
+        self._snapshot = loaded.content if loaded else None
         return position
 
     def _is_sharded(self, name: str) -> bool:

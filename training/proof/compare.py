@@ -19,8 +19,8 @@ from contract.samples import lineage_problems
 from training.program.progress import LOSSES
 from training.record.head import Head, read_head
 from training.record.history import metrics_reader
-from training.save.export import weights_sha256
 from training.save.transfer import receive
+from training.save.weights import weights_sha256
 from training.store.protocol import Store
 
 

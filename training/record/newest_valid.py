@@ -16,6 +16,8 @@ from training.store.protocol import Store, StoreError
 _log = logging.getLogger(__name__)
 
 S = TypeVar("S")
+# Then an older one is tried first: what failed may have been something else once.
+_MOST_FAILED_STARTS = 2
 
 
 class DamagedCheckpointError(RuntimeError):
@@ -27,7 +29,7 @@ class Loaded(Generic[S]):
     """A checkpoint that was read and verified."""
 
     entry: CheckpointEntry
-    snapshot: S
+    content: S
 
 
 def read_twice(entry: CheckpointEntry, read: Callable[[], S]) -> S:
@@ -51,15 +53,21 @@ def newest_valid(
     """
     passed_over: list[tuple[str, str]] = []
     refused: list[StoreError] = []
-    for entry in reversed(entries):
+    given_up = {entry.name: entry for entry in entries if _is_given_up(entry)}
+    ordered = [*given_up.values(), *(entry for entry in entries if entry.name not in given_up)]
+    for entry in reversed(ordered):
         try:
-            snapshot = read(store, entry)
+            content = read(store, entry)
         except (DamagedCheckpointError, StoreError) as error:
             passed_over.append((entry.name, str(error)))
             if isinstance(error, StoreError):
                 refused.append(error)
             continue
-        return Loaded(entry=entry, snapshot=snapshot), tuple(passed_over)
+        if entry.name not in given_up:
+            passed_over += [(name, _why_given_up(one)) for name, one in given_up.items()]
+        for name, why in passed_over:
+            _log.warning("[resume] passed over checkpoint %s: %s", name, why)
+        return Loaded(entry=entry, content=content), tuple(passed_over)
     if refused:
         raise StoreError(
             f"no checkpoint of {store.uri} can be read: {refused[0]}; "
@@ -73,3 +81,14 @@ def newest_valid(
             "again; if it cannot either, restore the objects' last versions, or give a new run ID"
         )
     return None, ()
+
+
+def _is_given_up(entry: CheckpointEntry) -> bool:
+    return entry.is_tentative and entry.failed_starts >= _MOST_FAILED_STARTS
+
+
+def _why_given_up(entry: CheckpointEntry) -> str:
+    return (
+        "taken when the program ended itself after a notice, and it failed "
+        f"{entry.failed_starts} times on it"
+    )

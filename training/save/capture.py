@@ -23,7 +23,7 @@ from training.save.listing import (
     settled,
 )
 from training.save.manifest import Content, FolderManifest, Reason
-from training.save.open_files import mapped_for_writing
+from training.save.quiet import mapped_for_writing
 
 _log = logging.getLogger(__name__)
 

@@ -6,6 +6,7 @@ or part per thread.
 """
 
 import hashlib
+import itertools
 import logging
 import secrets
 import threading
@@ -16,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from contract.keys import blob_key, checkpoint_prefix
+from contract.keys import BLOBS, checkpoint_prefix
 from training.record.checkpoint_entry import CheckpointEntry, FileEntry, Kind, checkpoint_name
 from training.record.head import Head
 from training.save.blobs import Blobs
@@ -31,9 +32,10 @@ from training.save.manifest import (
     SavedFolder,
     SavedLink,
 )
+from training.save.transfer import Contents, Spare, send
 from training.store import parts
 from training.store.parts import Progress, checksum_of, num_parts, part_bytes_of, run_all
-from training.store.protocol import Store, Upload
+from training.store.protocol import Store
 
 _log = logging.getLogger(__name__)
 
@@ -55,41 +57,73 @@ class Sent:
     sent_bytes: int
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Hashed:
-    """A file that was captured."""
+class _CapturedFile(Contents):
+    """A file that was captured: hashed first, because the store may have its contents already."""
 
-    path: str
-    source: Path
-    size: int
-    part_bytes: int
-    digests: Sequence[bytes]  # of its parts
+    def __init__(self, path: str, source: Path, size: int) -> None:
+        self.path = path
+        self.name = ""  # the blob that it becomes
+        self.part_bytes = part_bytes_of(size)
+        self._source = source
+        self._size = size
+        self._digests = [b""] * num_parts(size, self.part_bytes)
+
+    @property
+    def size(self) -> int:
+        return self._size
 
     @property
     def sha256(self) -> str:
-        return checksum_of(self.digests)
+        """The checksum, once all is hashed."""
+        return checksum_of(self._digests)
 
-    def read(self, start: int, size: int) -> bytes:
+    def hashing(self) -> Iterator[Callable[[], None]]:
+        """A task for each part."""
+        return (partial(self._hash, part) for part in range(len(self._digests)))
+
+    def _hash(self, part: int) -> None:
+        start = part * self.part_bytes
+        data = self.read(start, min(start + self.part_bytes, self.size))
+        self._digests[part] = hashlib.sha256(data).digest()
+
+    def read(self, start: int, stop: int, spare: Spare | None = None) -> memoryview:
         """Some of its bytes; ChangedError if it has become shorter."""
         try:
-            with self.source.open("rb", buffering=0) as stream:
+            with self._source.open("rb", buffering=0) as stream:
                 stream.seek(start)
-                data = stream.read(size)
-                while len(data) < size and (more := stream.read(size - len(data))):
+                data = stream.read(stop - start)
+                while len(data) < stop - start and (more := stream.read(stop - start - len(data))):
                     data += more
         except FileNotFoundError as error:
             raise ChangedError(f"{self.path!r} was deleted while it was sent") from error
         except OSError as error:
             raise unreadable(error) from error
-        if len(data) < size:
+        if len(data) < stop - start:
             raise ChangedError(f"{self.path!r} became shorter while it was sent")
-        return data
+        return memoryview(data)
 
-    def hash_part(self, number: int) -> None:
-        start = number * self.part_bytes
-        data = self.read(start, min(self.part_bytes, self.size - start))
-        assert isinstance(self.digests, list)
-        self.digests[number] = hashlib.sha256(data).digest()
+    def digest(self, part: int, data: memoryview) -> bytes:
+        return self._digests[part]
+
+    def content(self, blob: str | None, start: int = 0) -> Content:
+        """Its contents as they lie in a blob."""
+        return Content(
+            bytes=self.size, sha256=self.sha256, part_bytes=self.part_bytes, blob=blob, start=start
+        )
+
+
+class _Pack(Contents):
+    """Small files that are stored as one blob, of one part."""
+
+    def __init__(self, files: Sequence[_CapturedFile]) -> None:
+        self._files = files
+
+    @property
+    def size(self) -> int:
+        return sum(file.size for file in self._files)
+
+    def read(self, start: int, stop: int, spare: Spare) -> memoryview:
+        return memoryview(b"".join(file.read(0, file.size) for file in self._files))
 
 
 class FolderSource:
@@ -210,75 +244,35 @@ class FolderSource:
             sent_bytes=sum(self.new_blobs.values()),
         )
 
-    def _hash(self) -> list[_Hashed]:
+    def _hash(self) -> list[_CapturedFile]:
         found = []
         for path, source in self.capture.sources.items():
             # A log may have grown before it was copied.
             is_copy = self.capture.staging is not None
             size = source.stat().st_size if is_copy else self.capture.listing.files[path].bytes
-            part_bytes = part_bytes_of(size)
-            digests = [b""] * num_parts(size, part_bytes)
-            one = _Hashed(
-                path=path, source=source, size=size, part_bytes=part_bytes, digests=digests
-            )
-            found.append(one)
-        tasks = [
-            partial(one.hash_part, number) for one in found for number in range(len(one.digests))
-        ]
+            found.append(_CapturedFile(path, source, size))
+        tasks = [task for one in found for task in one.hashing()]
         run_all(tasks, self._num_threads, self._progress.stop)
         return found
 
-    def _send_files(self, files: Sequence[_Hashed]) -> dict[str, Content]:
+    def _send_files(self, files: Sequence[_CapturedFile]) -> dict[str, Content]:
         """Send the files; where they now lie, by checksum."""
         self._progress.total_bytes = sum(one.size for one in files)
-        placed = {one.sha256: _content(one, None) for one in files if not one.size}
-        uploads: list[Upload] = []
-        tasks = []
+        placed = {one.sha256: one.content(None) for one in files if not one.size}
+        blobs: list[Contents] = []
         for pack in _packs([one for one in files if 0 < one.size <= SMALL_BYTES]):
-            blob, start = self._new_blob(sum(one.size for one in pack)), 0
-            for one in pack:
-                placed[one.sha256] = _content(one, blob, start)
-                start += one.size
-            tasks.append(partial(self._put_pack, blob, pack))
+            blobs.append(_Pack(pack))
+            blobs[-1].name = self._new_blob(blobs[-1].size)
+            starts = itertools.accumulate((one.size for one in pack), initial=0)
+            for one, start in zip(pack, starts, strict=False):
+                placed[one.sha256] = one.content(blobs[-1].name, start)
         for one in files:
-            if one.size <= SMALL_BYTES:
-                continue
-            blob = self._new_blob(one.size)
-            placed[one.sha256] = _content(one, blob)
-            if len(one.digests) == 1:
-                tasks.append(partial(self._put_pack, blob, [one]))
-            else:
-                upload = self._upload(blob, one.size, one.part_bytes)
-                uploads.append(upload)
-                tasks += [partial(self._put_part, upload, one, n) for n in range(len(one.digests))]
-        try:
-            run_all(tasks, self._num_threads, self._progress.stop)
-            run_all([u.finish for u in uploads], self._num_threads, self._progress.stop)
-        except BaseException:
-            for upload in uploads:
-                upload.abort()
-            raise
+            if one.size > SMALL_BYTES:
+                one.name = self._new_blob(one.size)
+                placed[one.sha256] = one.content(one.name)
+                blobs.append(one)
+        send(self._store, BLOBS, blobs, self._progress, num_threads=self._num_threads)
         return placed
-
-    def _put_pack(self, blob: str, pack: Sequence[_Hashed]) -> None:
-        data = b"".join(one.read(0, one.size) for one in pack)
-        upload = self._upload(blob, len(data), len(data))
-        try:
-            upload.put(0, 0, memoryview(data), hashlib.sha256(data).digest())
-            upload.finish()
-        except BaseException:
-            upload.abort()
-            raise
-        self._progress.add(len(data))
-
-    def _put_part(self, upload: Upload, one: _Hashed, number: int) -> None:
-        start = number * one.part_bytes
-        data = one.read(start, min(one.part_bytes, one.size - start))
-        upload.put(number, start, memoryview(data), one.digests[number])
-        self._progress.add(len(data))
-
-    def _upload(self, blob: str, size: int, part_bytes: int) -> Upload:
-        return self._store.upload(blob_key(blob), size, part_bytes, self._progress.stop)
 
     def _new_blob(self, size: int) -> str:
         name = f"g{self._generation:04d}-{secrets.token_hex(8)}"
@@ -325,9 +319,9 @@ class FolderSource:
             thread.join()
 
 
-def _packs(files: Sequence[_Hashed]) -> Iterator[list[_Hashed]]:
+def _packs(files: Sequence[_CapturedFile]) -> Iterator[list[_CapturedFile]]:
     """Files that follow each other, together up to one part."""
-    pack: list[_Hashed] = []
+    pack: list[_CapturedFile] = []
     size = 0
     for one in files:
         if pack and size + one.size > parts.PART_BYTES:
@@ -337,9 +331,3 @@ def _packs(files: Sequence[_Hashed]) -> Iterator[list[_Hashed]]:
         size += one.size
     if pack:
         yield pack
-
-
-def _content(one: _Hashed, blob: str | None, start: int = 0) -> Content:
-    return Content(
-        bytes=one.size, sha256=one.sha256, part_bytes=one.part_bytes, blob=blob, start=start
-    )

@@ -9,7 +9,7 @@ import logging
 import shutil
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -37,8 +37,6 @@ Haste: TypeAlias = Literal["emergency", "rebalance"]
 _POLL_SECONDS = 0.1
 _LINE_SECONDS = 10.0
 _FINAL_ATTEMPTS = 4
-# Then an older snapshot is tried: what failed may have been something else once.
-_MOST_FAILED_STARTS = 2
 # What a send that is cancelled gets to say so.
 _GRACE_SECONDS = 1.0
 _NOTHING = FolderManifest(reason="exit", program_says_when=False, files=())
@@ -121,18 +119,13 @@ class Mirror:
         def read(store: Store, entry: CheckpointEntry) -> Filled:
             return read_twice(entry, lambda: fill(store, read_manifest(store, entry), self._folder))
 
-        entries, given_up = _candidates(self._lease.head.checkpoints)
-        found, passed_over = newest_valid(self._store, entries, read)
-        if found is not None and found.entry.name not in given_up:
-            passed_over += tuple(given_up.items())
-        for name, why in passed_over:
-            _log.warning(f"[snapshot] {name} is passed over: {why}")
+        found, passed_over = newest_valid(self._store, self._lease.head.checkpoints, read)
         if found is None:
             filled = fill(self._store, _NOTHING, self._folder)
             self._saves.blobs.begin_with(filled.manifest, filled.files)
             self._saves.blobs.sweep()
             return None
-        self._restored, filled = found.entry, found.snapshot
+        self._restored, filled = found.entry, found.content
         self._watcher.says_when = filled.manifest.program_says_when
         self._saves.blobs.begin_with(filled.manifest, filled.files)
         self._watcher.captured = list_folder(self._folder)
@@ -303,20 +296,3 @@ class Mirror:
             f"[snapshot] {restored.entry.step} restored: {restored.num_files} files, "
             f"{size:,.1f} MB, {reused:,.1f} MB of them were on the disk"
         )
-
-
-def _candidates(
-    entries: Sequence[CheckpointEntry],
-) -> tuple[Sequence[CheckpointEntry], dict[str, str]]:
-    """The snapshots to try, the last first, and why some come after all others."""
-    given_up = [
-        entry
-        for entry in entries
-        if entry.is_tentative and entry.failed_starts >= _MOST_FAILED_STARTS
-    ]
-    why = {
-        entry.name: f"taken when the program ended itself after a notice, and it failed "
-        f"{entry.failed_starts} times on it"
-        for entry in given_up
-    }
-    return (*given_up, *(entry for entry in entries if entry not in given_up)), why

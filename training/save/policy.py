@@ -16,8 +16,7 @@ from training.attempt.notice import InterruptedRunError, Notice
 from training.record.checkpoint_entry import Kind, checkpoint_name
 from training.record.position import Position
 from training.save.checkpointer import Checkpointer
-from training.save.sharded import own_share
-from training.save.sharded_saves import ShardedFollower, ShardedLeader
+from training.save.sharded_saves import ShardedFollower, ShardedLeader, own_share
 from training.save.state import LiveState
 from training.save.tensors import SaveRequest
 

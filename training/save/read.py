@@ -17,7 +17,6 @@ from contract.keys import checkpoint_prefix
 from training.record.checkpoint_entry import CheckpointEntry, FileEntry
 from training.record.newest_valid import DamagedCheckpointError, read_twice
 from training.save.layout import Layout, LayoutError, header_bytes, parse_header
-from training.save.memory import view_of
 from training.save.slices import SLICES, Slice, Sliced, copy_overlap, local_slice
 from training.save.state import STATE
 from training.save.transfer import receive
@@ -78,8 +77,8 @@ def read_state(store: Store, entry: CheckpointEntry) -> dict[str, Any]:
         raise DamagedCheckpointError(f"the head names no {STATE}")
     data = bytearray(found.bytes)
 
-    def place_bytes(start: int, block: Tensor) -> None:
-        data[start : start + len(block)] = view_of(block)
+    def place_bytes(start: int, block: memoryview) -> None:
+        data[start : start + len(block)] = block
 
     _receive(store, prefix, found, place_bytes)
     state: dict[str, Any] = json.loads(data)
@@ -156,7 +155,10 @@ def read_tensors(store: Store, prefix: str, file: FileEntry) -> dict[str, Tensor
     layout = read_layout(store, prefix, file)
     tensors = {place.name: torch.empty(place.shape, dtype=place.dtype) for place in layout.spans}
 
-    def place_bytes(start: int, block: Tensor) -> None:
+    def place_bytes(start: int, data: memoryview) -> None:
+        if not data:
+            return
+        block = torch.frombuffer(data, dtype=torch.uint8)
         stop = start + len(block)
         for place in layout.overlapping(start, stop):
             first, last = max(start, place.start), min(stop, place.stop)
@@ -183,7 +185,7 @@ def _read(store: Store, prefix: str, file: FileEntry, size: int) -> bytes:
 
 
 def _receive(
-    store: Store, prefix: str, file: FileEntry, place_bytes: Callable[[int, Tensor], None]
+    store: Store, prefix: str, file: FileEntry, place_bytes: Callable[[int, memoryview], None]
 ) -> None:
     with _missing(file):
         if not receive(store, prefix + file.name, file, place_bytes):

@@ -11,18 +11,21 @@ import shutil
 import tempfile
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import NoReturn
 
 from contract.keys import blob_key, checkpoint_prefix
 from training.errors import MachineError, UserError
-from training.record.checkpoint_entry import CheckpointEntry
+from training.record.checkpoint_entry import CheckpointEntry, FileEntry
 from training.record.newest_valid import DamagedCheckpointError
 from training.save.listing import FileState, SnapshotError, is_log, list_folder
 from training.save.manifest import SMALL_BYTES, SNAPSHOT, Content, FolderManifest, SavedFile
+from training.save.transfer import receive
 from training.store import parts
-from training.store.parts import checksum_of, num_parts, run_all
+from training.store.parts import checksum_of, run_all
 from training.store.protocol import Store
 from training.store.unfinished import write_at
 
@@ -77,7 +80,7 @@ def fill(store: Store, manifest: FolderManifest, root: Path) -> Filled:
         _refuse_without_room(root, need)
         for folder in manifest.folders:
             (root / folder.path).mkdir(exist_ok=True)
-        _Fetching(store, root).fetch(missing)
+        _Fetching(store, root, missing).run()
         _finish(manifest, root)
     except SnapshotError as error:
         raise UserError(f"the snapshot cannot be restored into {root}: {error}") from error
@@ -128,70 +131,83 @@ def _clear(manifest: FolderManifest, root: Path) -> set[str]:
 class _Fetching:
     """Files on their way from the store into a folder."""
 
-    def __init__(self, store: Store, root: Path) -> None:
+    def __init__(self, store: Store, root: Path, files: Sequence[SavedFile]) -> None:
         self._store = store
         self._root = root
-
-    def fetch(self, files: Sequence[SavedFile]) -> None:
-        """Write the files, each verified; DamagedCheckpointError if one is not what it was."""
-        paths: dict[Content, list[str]] = {}
+        self._paths: dict[Content, list[str]] = {}
         for file in files:
-            paths.setdefault(file.content, []).append(file.path)
-        small = [content for content in paths if content.bytes <= SMALL_BYTES]
-        large = [content for content in paths if content.bytes > SMALL_BYTES]
-        digests = {
-            content: [b""] * num_parts(content.bytes, content.part_bytes) for content in large
-        }
-        tasks = [partial(self._write_small, span, paths) for span in _spans(small)]
-        for content in large:
-            os.close(_create(self._root / paths[content][0]))
-            tasks += [
-                partial(self._write_part, content, number, digests[content], paths[content][0])
-                for number in range(len(digests[content]))
-            ]
-        run_all(tasks, min(_MAX_THREADS, self._store.num_threads))
-        for content in large:
-            first, *others = paths[content]
-            if checksum_of(digests[content]) != content.sha256:
-                raise DamagedCheckpointError(f"{first!r} does not match its SHA-256")
-            for other in others:
-                shutil.copyfile(self._root / first, self._root / other)
+            self._paths.setdefault(file.content, []).append(file.path)
 
-    def _write_small(self, span: Sequence[Content], paths: Mapping[Content, Sequence[str]]) -> None:
+    def run(self) -> None:
+        """Write the files, each verified; DamagedCheckpointError if one is not what it was."""
+        small = [content for content in self._paths if content.bytes <= SMALL_BYTES]
+        large = [content for content in self._paths if content.bytes > SMALL_BYTES]
+        num_threads = min(_MAX_THREADS, self._store.num_threads)
+        tasks = [partial(self._write_small, span) for span in _spans(small)]
+        # Those of one part at once, and those of several one after the other, their parts at once.
+        tasks += [
+            partial(self._write_large, content, 1)
+            for content in large
+            if content.bytes <= content.part_bytes
+        ]
+        run_all(tasks, num_threads)
+        for content in large:
+            if content.bytes > content.part_bytes:
+                self._write_large(content, num_threads)
+
+    def _write_small(self, span: Sequence[Content]) -> None:
         first, last = span[0], span[-1]
         data = bytearray(last.start + last.bytes - first.start)
         if first.blob is not None:
-            self._read(first.blob, first.start, memoryview(data))
+            with _missing(first.blob):
+                self._store.read_into(blob_key(first.blob), first.start, memoryview(data))
         for content in span:
             start = content.start - first.start
             own = memoryview(data)[start : start + content.bytes]
             if hashlib.sha256(own).hexdigest() != content.sha256:
-                raise DamagedCheckpointError(f"{paths[content][0]!r} does not match its SHA-256")
-            for path in paths[content]:
+                self._refuse(content)
+            for path in self._paths[content]:
                 with os.fdopen(_create(self._root / path), "wb") as stream:
                     stream.write(own)
 
-    def _write_part(self, content: Content, number: int, digests: list[bytes], path: str) -> None:
+    def _write_large(self, content: Content, num_threads: int) -> None:
         assert content.blob is not None
-        start = number * content.part_bytes
-        stop = min(start + content.part_bytes, content.bytes)
-        digest = hashlib.sha256()
-        file = os.open(self._root / path, os.O_WRONLY | os.O_NOFOLLOW)
+        path, *others = self._paths[content]
+        about = FileEntry(
+            name=content.blob,
+            bytes=content.bytes,
+            sha256=content.sha256,
+            part_bytes=content.part_bytes,
+        )
+        file = _create(self._root / path)
         try:
-            for at in range(start, stop, parts.PART_BYTES):
-                data = memoryview(bytearray(min(parts.PART_BYTES, stop - at)))
-                self._read(content.blob, content.start + at, data)
-                digest.update(data)
-                write_at(file, data, at)
+            with _missing(content.blob):
+                is_whole = receive(
+                    self._store,
+                    blob_key(content.blob),
+                    about,
+                    lambda at, data: write_at(file, data, at),
+                    start=content.start,
+                    num_threads=num_threads,
+                )
         finally:
             os.close(file)
-        digests[number] = digest.digest()
+        if not is_whole:
+            self._refuse(content)
+        for other in others:
+            shutil.copyfile(self._root / path, self._root / other)
 
-    def _read(self, blob: str, start: int, data: memoryview) -> None:
-        try:
-            self._store.read_into(blob_key(blob), start, data)
-        except FileNotFoundError as error:
-            raise DamagedCheckpointError(f"the blob {blob} is missing") from error
+    def _refuse(self, content: Content) -> NoReturn:
+        path = self._paths[content][0]
+        raise DamagedCheckpointError(f"{path!r} does not match its SHA-256")
+
+
+@contextmanager
+def _missing(blob: str) -> Iterator[None]:
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise DamagedCheckpointError(f"the blob {blob} is missing") from error
 
 
 def _spans(contents: Iterable[Content]) -> Iterator[list[Content]]:

@@ -1,24 +1,122 @@
 """Resuming: rank 0 looks for the newest valid checkpoint, and all ranks read it.
 
 For a stage that is sharded over the ranks, each of them verifies and keeps its part of the files;
-otherwise rank 0 reads the checkpoint and sends it to the others.
+otherwise rank 0 reads the checkpoint and sends it to the others. A checkpoint's JSON lists the
+slices of its tensors, so any number of ranks can read them, and unsharded ones share by share too.
 """
 
-from collections.abc import Callable, Sequence
-from typing import TypeAlias
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import PurePath
+from typing import Any, TypeAlias
 
+from torch import Tensor
+
+from contract.keys import checkpoint_prefix
 from training.attempt.context import AttemptContext
-from training.record.checkpoint_entry import CheckpointEntry
+from training.record.checkpoint_entry import CheckpointEntry, FileEntry
 from training.record.newest_valid import DamagedCheckpointError, Loaded, newest_valid, read_twice
 from training.record.position import Position
 from training.save.read import (
     CheckpointContent,
+    fill_slices,
     read_checkpoint,
+    read_layout,
     read_state,
+    read_tensors,
 )
-from training.save.sharded import ShardedContent, slices_of
 from training.save.slices import SLICES
+from training.save.state import STATE
 from training.store.protocol import Store, StoreError
+
+_OF_RANK = re.compile(r"\.rank-([0-9]+)\.safetensors$")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _ShareProblem:
+    """Why a rank cannot use its part of a checkpoint."""
+
+    why: str
+    is_damage: bool  # or the store refused to read it
+
+
+class ShardedContent:
+    """A checkpoint of which each rank verifies some files and fills its share of a model."""
+
+    def __init__(
+        self,
+        store: Store,
+        entry: CheckpointEntry,
+        state: Mapping[str, Any],
+        slices: Mapping[str, Mapping[str, Any]],
+    ) -> None:
+        self.state = state
+        self._store = store
+        self._entry = entry
+        self._slices = slices
+        self._files = {file.name: file for file in entry.files}
+        self._kept: dict[str, dict[str, Tensor]] = {}
+
+    def verify(self, rank: int, size: int) -> _ShareProblem | None:
+        """Read and keep this rank's part of the files; return the first problem, if any.
+
+        With as many ranks as wrote it, each reads exactly what it needs.
+        """
+        mine = [f for k, f in enumerate(self._entry.files) if _reader(k, f, size) == rank]
+        for file in mine:
+            if file.name == STATE:
+                continue
+            try:
+                self._kept[file.name] = read_twice(self._entry, partial(self._read, file.name))
+            except (DamagedCheckpointError, StoreError) as error:
+                is_damage = isinstance(error, DamagedCheckpointError)
+                return _ShareProblem(why=str(error), is_damage=is_damage)
+        return None
+
+    def names(self, part: str) -> frozenset[str]:
+        """The names of a part's tensors."""
+        return frozenset(self._slices.get(part, {}))
+
+    def fill(self, parts: Mapping[str, Mapping[str, Tensor]]) -> None:
+        """Fill this rank's share of every tensor in place, and free what `verify` kept."""
+        fill_slices(self._slices, parts, self._take)
+        self._kept.clear()
+
+    def _take(self, file: str) -> Mapping[str, Tensor]:
+        return self._kept.pop(file) if file in self._kept else self._read(file)
+
+    def _read(self, file: str) -> dict[str, Tensor]:
+        return read_tensors(self._store, checkpoint_prefix(self._entry.name), self._files[file])
+
+
+def slices_of(store: Store, entry: CheckpointEntry, state: Mapping[str, Any]) -> dict[str, Any]:
+    """The slices that a checkpoint lists; if it is not sharded, one slice per tensor."""
+    if SLICES in state:
+        listed: dict[str, Any] = state[SLICES]
+        return listed
+    whole: dict[str, Any] = {}
+    for file in entry.files:
+        if file.name == STATE:
+            continue
+        whole[PurePath(file.name).stem] = {
+            place.name: {
+                "shape": list(place.shape),
+                "dtype": str(place.dtype).removeprefix("torch."),
+                "slices": [
+                    {"file": file.name, "offset": [0] * len(place.shape), "shape": place.shape}
+                ],
+            }
+            for place in read_layout(store, checkpoint_prefix(entry.name), file).spans
+        }
+    return whole
+
+
+def _reader(number: int, file: FileEntry, size: int) -> int:
+    match = _OF_RANK.search(file.name)
+    return (int(match[1]) if match else number) % size
+
 
 AnyContent: TypeAlias = CheckpointContent | ShardedContent
 

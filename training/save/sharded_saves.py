@@ -11,16 +11,19 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, TypeAlias
+
+from torch import Tensor
 
 from contract.keys import checkpoint_prefix
 from training.attempt.context import AttemptContext
 from training.attempt.world import World
 from training.errors import DivergedError, Divergence
 from training.record.checkpoint_entry import FileEntry, step_of
+from training.save.memory import allocator
 from training.save.publish import Save
-from training.save.slices import SLICES
+from training.save.slices import SLICES, Slice, is_first_holder, local_slice
 from training.save.state import HostCopies, HostCopy, LiveState, refuse_nan
 from training.save.transfer import send
 from training.store.parts import CancelledError
@@ -38,6 +41,40 @@ _SILENT_SECONDS = 10.0
 _POLL_SECONDS = 0.01
 _CLOSE_SECONDS = 10.0
 _LISTEN_SECONDS = 0.1
+
+
+def own_share(capture: LiveState, rank: int) -> LiveState:
+    """What this rank writes: its slices by file, with their positions in the state."""
+    files: dict[str, dict[str, Tensor]] = {}
+    slices: dict[str, dict[str, Any]] = {}
+    for part, tensors in capture.tensors.items():
+        stem = f"{part}.rank-{rank:04d}"
+        mine = files.setdefault(stem, {})
+        about = slices.setdefault(part, {})
+        for name, tensor in tensors.items():
+            offset, local = local_slice(tensor)
+            about[name] = {
+                "shape": list(tensor.shape),
+                "dtype": str(tensor.dtype).removeprefix("torch."),
+                "slices": [],
+            }
+            if is_first_holder(tensor, rank) and (local.numel() or not tensor.numel()):
+                mine[name] = local.detach()
+                own = Slice(file=f"{stem}.safetensors", offset=offset, shape=tuple(local.shape))
+                about[name]["slices"].append(asdict(own))
+    state = capture.state if rank == 0 else {}
+    return replace(capture, tensors=files, state={**state, SLICES: slices})
+
+
+def merged(slices: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Merge the slice lists of all ranks, which have the same tensors."""
+    whole: dict[str, Any] = {}
+    for part, tensors in slices[0].items():
+        whole[part] = {}
+        for name, about in tensors.items():
+            found = [one for own in slices for one in own[part][name]["slices"]]
+            whole[part][name] = {**about, "slices": found}
+    return whole
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -257,9 +294,9 @@ class ShardedFollower:
                 self._context.store,
                 checkpoint_prefix(name),
                 state.files,
-                state.device,
                 save.progress,
                 beside=[lambda: refuse_nan(state.tensors, step_of(name), name)],
+                allocate=allocator(state.device),
             )
             written = _WrittenShare(files=files, slices=state.state[SLICES])
         except CancelledError:

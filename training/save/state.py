@@ -1,15 +1,15 @@
 """The state of a step boundary, live or copied to the host, as the bytes of its files.
 
-Nothing here writes: a `Contents` gives any part of a file, straight from the live tensors or from a
+Nothing here writes: its files give any part of themselves, straight from the live tensors or from a
 `HostCopy`, which lets training continue.
 """
 
 import json
 import os
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,14 +17,12 @@ from torch import Tensor
 from training.errors import DivergedError, Divergence
 from training.save.layout import Layout, TensorSpan, lay_out
 from training.save.memory import allocate, available_bytes, open_shared, view_of
+from training.save.transfer import Contents, Spare, Text
 from training.store.protocol import PartSender
 
 STATE = "state.json"
 # What a copy of the state must leave to everything else on the machine.
 _SPARE_BYTES = 512 * 1024 * 1024
-
-# Returns that many bytes of host memory, which stay valid until the same thread calls it again.
-Spare: TypeAlias = Callable[[int], Tensor]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,42 +44,12 @@ class LiveState:
         return max(found, key=lambda device: device.type != "cpu", default=torch.device("cpu"))
 
     @property
-    def files(self) -> "list[Contents]":
+    def files(self) -> list[Contents]:
         """The safetensors files, read from the tensors, which must not change meanwhile."""
         return [LiveFile(part, tensors) for part, tensors in self.tensors.items()]
 
 
-class Contents(Protocol):
-    """The contents of one file that is to be written."""
-
-    @property
-    def name(self) -> str:
-        """The file's name."""
-
-    @property
-    def size(self) -> int:
-        """The file's size in bytes."""
-
-    def read(self, start: int, stop: int, spare: Spare) -> memoryview:
-        """Bytes start to stop: where they lie if contiguous, else copied into spare memory."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Text:
-    """A small file of known bytes."""
-
-    name: str
-    data: bytes
-
-    @property
-    def size(self) -> int:
-        return len(self.data)
-
-    def read(self, start: int, stop: int, spare: Spare) -> memoryview:
-        return memoryview(self.data)[start:stop]
-
-
-class LiveFile:
+class LiveFile(Contents):
     """A safetensors file of tensors that must not change while it is read."""
 
     def __init__(self, part: str, tensors: Mapping[str, Tensor]) -> None:
@@ -95,7 +63,8 @@ class LiveFile:
 
     def read(self, start: int, stop: int, spare: Spare) -> memoryview:
         header = self._layout.header
-        out = spare(stop - start)
+        view = spare(stop - start)
+        out = torch.frombuffer(view, dtype=torch.uint8)
         if start < len(header):
             piece = header[start:stop]
             out[: len(piece)].copy_(torch.frombuffer(bytearray(piece), dtype=torch.uint8))
@@ -104,10 +73,10 @@ class LiveFile:
             _copy_bytes(
                 self._tensors[place.name], first - place.start, out[first - start : last - start]
             )
-        return view_of(out)
+        return view
 
 
-class HostCopyFile:
+class HostCopyFile(Contents):
     """A safetensors file in host memory, exactly as it will be written."""
 
     def __init__(self, part: str, layout: Layout, device: torch.device, *, is_shared: bool) -> None:
@@ -195,7 +164,7 @@ class HostCopies:
 
 def state_file(state: Mapping[str, Any]) -> Text:
     """The checkpoint's JSON file."""
-    return Text(name=STATE, data=json.dumps(state).encode())
+    return Text(STATE, json.dumps(state).encode())
 
 
 def tensor_at(block: Tensor, span: TensorSpan) -> Tensor:

@@ -10,9 +10,9 @@ from training.attempt.notice import Notice
 from training.record.checkpoint_entry import CheckpointEntry, FileEntry, Kind
 from training.record.head import Head
 from training.record.position import Position
+from training.save.memory import allocator
 from training.save.publish import Save
-from training.save.sharded import merged
-from training.save.sharded_saves import ShardedLeader, refuse_wrong_sizes
+from training.save.sharded_saves import ShardedLeader, merged, refuse_wrong_sizes
 from training.save.slices import SLICES
 from training.save.state import HostCopy, LiveState, refuse_nan, state_file
 from training.save.transfer import send
@@ -76,9 +76,10 @@ class TensorSource:
         self, name: str, progress: Progress, beside: Sequence[Callable[[], None]]
     ) -> tuple[FileEntry, ...]:
         """Send the tensors, of a sharded stage those of all ranks; refuses weights with a NaN."""
-        store, prefix, device = self._store, checkpoint_prefix(name), self.state.device
+        store, prefix = self._store, checkpoint_prefix(name)
         tasks = [self._refuse_nan, *beside]
-        mine = send(store, prefix, self._files, device, progress, beside=tasks)
+        spare = allocator(self.state.device)
+        mine = send(store, prefix, self._files, progress, beside=tasks, allocate=spare)
         if self._leader is None:
             return mine
         shares = self._leader.wait_for(name, progress.stop)
@@ -86,7 +87,7 @@ class TensorSource:
         refuse_wrong_sizes(store.sizes(prefix), prefix, files)
         slices = merged([self.state.state[SLICES], *(s.slices for s in shares if s.slices)])
         json_file = state_file({**self.state.state, SLICES: slices})
-        return files + send(store, prefix, [json_file], device, progress)
+        return files + send(store, prefix, [json_file], progress)
 
     def discard(self) -> None:
         """No-op: the memory of a copy is used again."""

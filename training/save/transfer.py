@@ -1,20 +1,15 @@
-"""Tensors' files to and from a store in parallel parts, each hashed by the thread that moves it.
+"""Files to and from a store in parallel parts, each hashed by the thread that moves it.
 
-Memory: one part of PART_BYTES per thread.
+Memory: one part of PART_BYTES per thread. Imports no torch.
 """
 
 import hashlib
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import TypeGuard
-
-import torch
-from torch import Tensor
+from typing import TypeAlias
 
 from training.record.checkpoint_entry import FileEntry
-from training.save.memory import allocate, view_of
-from training.save.state import Contents, HostCopyFile
 from training.store import parts
 from training.store.parts import Progress, checksum_of, num_parts, run_all
 from training.store.protocol import SharedUpload, Store, Upload
@@ -22,6 +17,44 @@ from training.store.protocol import SharedUpload, Store, Upload
 # Fewer and larger requests cost less CPU (benchmarks/LOG.md), if each of 16 connections has two.
 _SHARED_PART_BYTES = 32 * 1024 * 1024
 _SHARED_PARTS = 32
+
+# Returns that many bytes of host memory, which stay valid until the same thread calls it again.
+Spare: TypeAlias = Callable[[int], memoryview]
+
+
+class Contents:
+    """The contents of one file that is to be written."""
+
+    name: str
+    memory = -1  # the file descriptor of memory that holds them, if another process can map it
+
+    @property
+    def size(self) -> int:
+        """The file's size in bytes."""
+        raise NotImplementedError
+
+    def read(self, start: int, stop: int, spare: Spare) -> memoryview:
+        """Bytes start to stop: where they lie if contiguous, else copied into spare memory."""
+        raise NotImplementedError
+
+    def digest(self, part: int, data: memoryview) -> bytes:
+        """The SHA-256 of a part."""
+        return hashlib.sha256(data).digest()
+
+
+class Text(Contents):
+    """A small file of known bytes."""
+
+    def __init__(self, name: str, data: bytes) -> None:
+        self.name = name
+        self._data = data
+
+    @property
+    def size(self) -> int:
+        return len(self._data)
+
+    def read(self, start: int, stop: int, spare: Spare) -> memoryview:
+        return memoryview(self._data)[start:stop]
 
 
 def part_bytes_of(size: int, *, is_shared: bool = False) -> int:
@@ -33,39 +66,33 @@ def part_bytes_of(size: int, *, is_shared: bool = False) -> int:
     return max(smallest, parts.PART_BYTES * min(_SHARED_PART_BYTES // parts.PART_BYTES, count))
 
 
-def lies_in_shared_memory(file: Contents) -> TypeGuard[HostCopyFile]:
-    """Whether another process can read the file."""
-    return isinstance(file, HostCopyFile) and file.memory >= 0
-
-
 def send(
     store: Store,
     prefix: str,
     files: Sequence[Contents],
-    device: torch.device,
     progress: Progress,
+    *,
     beside: Sequence[Callable[[], None]] = (),
+    allocate: Spare = lambda size: memoryview(bytearray(size)),
+    num_threads: int | None = None,
 ) -> tuple[FileEntry, ...]:
     """Upload the files below `prefix`; if that fails or is stopped, all uploads are aborted.
 
-    The tasks `beside` run meanwhile; if one fails, everything fails.
+    The tasks `beside` run meanwhile; if one fails, everything fails. `allocate` makes the memory
+    that a thread reads parts into.
     """
-    sizes = [part_bytes_of(file.size, is_shared=lies_in_shared_memory(file)) for file in files]
-    uploads: list[Upload] = []
+    num_threads = num_threads or store.num_threads
+    sending = _Sending(store, prefix, files, progress, allocate)
     try:
-        for file, size in zip(files, sizes, strict=True):
-            uploads.append(store.upload(prefix + file.name, file.size, size, progress.stop))
-        sending = _Sending(files, sizes, uploads, device, progress)
-        tasks = [*beside, *sending.tasks()]
-        run_all(tasks, store.num_threads, progress.stop, sending.fail)
-        run_all([upload.finish for upload in uploads], store.num_threads, progress.stop)
+        run_all([*beside, *sending.tasks()], num_threads, progress.stop, sending.fail)
+        run_all([upload.finish for upload in sending.uploads], num_threads, progress.stop)
     except BaseException:
-        for upload in uploads:
+        for upload in sending.uploads:
             upload.abort()
         raise
     return tuple(
         FileEntry(name=file.name, bytes=file.size, sha256=checksum_of(own), part_bytes=size)
-        for file, size, own in zip(files, sizes, sending.digests, strict=True)
+        for file, size, own in zip(files, sending.sizes, sending.digests, strict=True)
     )
 
 
@@ -74,50 +101,69 @@ class _Sending:
 
     def __init__(
         self,
+        store: Store,
+        prefix: str,
         files: Sequence[Contents],
-        sizes: Sequence[int],
-        uploads: Sequence[Upload],
-        device: torch.device,
         progress: Progress,
+        allocate: Spare,
     ) -> None:
+        self.sizes = [part_bytes_of(file.size, is_shared=file.memory >= 0) for file in files]
         self.digests = [
-            [b""] * num_parts(file.size, size) for file, size in zip(files, sizes, strict=True)
+            [b""] * num_parts(file.size, size) for file, size in zip(files, self.sizes, strict=True)
         ]
-        self._files, self._sizes, self._uploads = files, sizes, uploads
-        self._device = device
+        self.uploads: list[Upload] = []  # of more than one part, or in shared memory
+        self._store, self._prefix, self._files = store, prefix, files
         self._progress = progress
+        self._allocate = allocate
         self._of_thread = threading.local()
         self._has_failed = False
 
     def tasks(self) -> Iterator[Callable[[], None]]:
-        """One task for each part, or for a whole file whose parts another process sends."""
-        for number, (file, upload) in enumerate(zip(self._files, self._uploads, strict=True)):
-            if (
-                lies_in_shared_memory(file)
-                and isinstance(upload, SharedUpload)
-                and upload.is_ready()
-            ):
-                yield partial(self._put_shared, number, file, upload)
+        """One task for each part, or for all of a file that is small or that another process sends.
+
+        Only what has several parts stays open from the first to the last of them.
+        """
+        for number, file in enumerate(self._files):
+            own = range(len(self.digests[number]))
+            if file.memory < 0 and len(own) == 1:
+                yield partial(self._put_all, number)
+                continue
+            upload = self._open(number)
+            self.uploads.append(upload)
+            if file.memory >= 0 and isinstance(upload, SharedUpload) and upload.is_ready():
+                yield partial(self._put_shared, number, upload)
             else:
-                parts = range(len(self.digests[number]))
-                yield from (partial(self._put, number, part) for part in parts)
+                yield from (partial(self._put, number, part, upload) for part in own)
 
     def fail(self) -> None:
         """Withdraw what another process still sends: a task has failed."""
         self._has_failed = True
 
-    def _put(self, number: int, part: int) -> None:
-        file, size = self._files[number], self._sizes[number]
+    def _open(self, number: int) -> Upload:
+        file, size = self._files[number], self.sizes[number]
+        key = self._prefix + file.name
+        return self._store.upload(key, file.size, size, self._progress.stop)
+
+    def _put(self, number: int, part: int, upload: Upload) -> None:
+        file, size = self._files[number], self.sizes[number]
         start, stop = part * size, min((part + 1) * size, file.size)
-        data = file.read(start, stop, self._buffer)
-        digest = hashlib.sha256(data).digest()
-        self._uploads[number].put(part, start, data, digest)
+        data = file.read(start, stop, self._spare)
+        digest = file.digest(part, data)
+        upload.put(part, start, data, digest)
         self._arrived(number, part, digest)
 
-    def _put_shared(self, number: int, file: HostCopyFile, upload: SharedUpload) -> None:
-        for part, digest in upload.put_shared(
-            file.memory, file.size, self._sizes[number], self._must_stop
-        ):
+    def _put_all(self, number: int) -> None:
+        upload = self._open(number)
+        try:
+            self._put(number, 0, upload)
+            upload.finish()
+        except BaseException:
+            upload.abort()
+            raise
+
+    def _put_shared(self, number: int, upload: SharedUpload) -> None:
+        file, size = self._files[number], self.sizes[number]
+        for part, digest in upload.put_shared(file.memory, file.size, size, self._must_stop):
             self._arrived(number, part, digest)
 
     def _must_stop(self) -> bool:
@@ -125,36 +171,43 @@ class _Sending:
 
     def _arrived(self, number: int, part: int, digest: bytes) -> None:
         self.digests[number][part] = digest
-        size = self._sizes[number]
+        size = self.sizes[number]
         self._progress.add(min(size, self._files[number].size - part * size))
 
-    def _buffer(self, size: int) -> Tensor:
-        block: Tensor | None = getattr(self._of_thread, "block", None)
+    def _spare(self, size: int) -> memoryview:
+        block: memoryview | None = getattr(self._of_thread, "block", None)
         if block is None or len(block) < size:
-            block = self._of_thread.block = allocate(size, self._device)
+            block = self._of_thread.block = self._allocate(size)
         return block[:size]
 
 
-def receive(store: Store, key: str, entry: FileEntry, place: Callable[[int, Tensor], None]) -> bool:
-    """Read a file in parts, passing its bytes to `place(start, bytes)`, which copies them.
+def receive(
+    store: Store,
+    key: str,
+    entry: FileEntry,
+    place: Callable[[int, memoryview], None],
+    *,
+    start: int = 0,
+    num_threads: int | None = None,
+) -> bool:
+    """Read a file, from byte `start` of the key, passing its bytes to `place(at, bytes)`.
 
-    Return whether it is intact.
+    It copies them. Return whether the file is intact.
     """
     size = entry.part_bytes or max(entry.bytes, 1)
     digests = [b""] * num_parts(entry.bytes, size)
 
     def read_part(part: int) -> None:
-        start, stop = part * size, min((part + 1) * size, entry.bytes)
-        # Not torch.empty: its allocator would keep a block per thread to the end of the process.
-        buffer = allocate(min(parts.PART_BYTES, stop - start), torch.device("cpu"))
+        begin, stop = part * size, min((part + 1) * size, entry.bytes)
+        buffer = memoryview(bytearray(min(parts.PART_BYTES, stop - begin)))
         digest = hashlib.sha256()
-        for first in range(start, max(stop, start + 1), parts.PART_BYTES):
-            block = buffer[: stop - first]
-            data = view_of(block)
-            store.read_into(key, first, data)
+        for first in range(begin, max(stop, begin + 1), parts.PART_BYTES):
+            data = buffer[: stop - first]
+            store.read_into(key, start + first, data)
             digest.update(data)
-            place(first, block)
+            place(first, data)
         digests[part] = digest.digest()
 
-    run_all([partial(read_part, part) for part in range(len(digests))], store.num_threads)
+    tasks = [partial(read_part, part) for part in range(len(digests))]
+    run_all(tasks, num_threads or store.num_threads)
     return checksum_of(digests) == entry.sha256

@@ -22,7 +22,7 @@ from training.save.listing import (
     list_folder,
 )
 from training.save.manifest import Reason
-from training.save.moments import QuietTime
+from training.save.quiet import QuietTime
 
 _log = logging.getLogger(__name__)
 

@@ -1,25 +1,35 @@
-"""Weights of a run, of one of its checkpoints or of a file: to start from, evaluate or export."""
+"""Weights of a run, of one of its checkpoints or of a file: to start from, evaluate or export.
 
+The run's own deliverable is final/model.safetensors; by one hash the weights of runs are compared.
+"""
+
+import hashlib
 import json
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from contract.keys import FINAL, FINAL_FILES
+from contract.keys import FINAL, FINAL_FILES, checkpoint_prefix
 from training.errors import UserError
 from training.record.checkpoint_entry import CheckpointEntry
-from training.record.newest_valid import DamagedCheckpointError
+from training.record.newest_valid import DamagedCheckpointError, read_twice
 from training.record.open_run import OpenRun, choices, find_checkpoint, open_run
-from training.save.export import weights_sha256
-from training.save.read import WEIGHTS, read_checkpoint
+from training.save.layout import lay_out
+from training.save.read import WEIGHTS, fill_slices, read_checkpoint, read_state, read_tensors
+from training.save.resume import slices_of
+from training.save.state import tensor_at
 from training.store.open import open_store
 from training.store.protocol import Store, StoreError
 
 _NUM_NAMED = 5
+# A placeholder for the hash in the header, of the same length, until all tensors are written.
+_PLACEHOLDER = "?" * 64
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -129,3 +139,54 @@ def _fetch(store: Store, key: str, folder: Path) -> Weights:
 
 def _shape(tensor: Tensor) -> str:
     return "x".join(map(str, tensor.shape)) or "a scalar"
+
+
+def weights_sha256(tensors: Mapping[str, Tensor]) -> str:
+    """SHA-256 over sorted names, dtypes, shapes and raw little-endian bytes."""
+    digest = hashlib.sha256()
+    for name in sorted(tensors):
+        tensor = tensors[name].detach().cpu().contiguous()
+        header = [name, str(tensor.dtype).removeprefix("torch."), list(tensor.shape)]
+        digest.update(json.dumps(header).encode())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def export_final(
+    store: Store, entry: CheckpointEntry, about: Mapping[str, str], scratch: Path
+) -> str:
+    """Write the weights of a checkpoint into the run as one file; return their hash.
+
+    Files are read one by one, so no more than one rank's share of a sharded model is in memory. The
+    moving average, if there is one, was evaluated and is exported.
+    """
+    prefix, files = checkpoint_prefix(entry.name), {file.name: file for file in entry.files}
+    slices = slices_of(store, entry, read_state(store, entry))
+    final = {**slices["model"], **slices.get("ema", {})}
+    layout = lay_out({name: _empty(one) for name, one in final.items()}, _metadata(about))
+    scratch.mkdir(parents=True, exist_ok=True)
+    path = scratch / "final.safetensors"
+    with path.open("wb") as file:
+        file.truncate(layout.size)
+    block = torch.from_file(str(path), shared=True, size=layout.size, dtype=torch.uint8)
+    tensors = {place.name: tensor_at(block, place) for place in layout.spans}
+
+    def read(name: str) -> dict[str, Tensor]:
+        return read_twice(entry, lambda: read_tensors(store, prefix, files[name]))
+
+    fill_slices({"final": final}, {"final": tensors}, read)
+    digest = weights_sha256(tensors)
+    header = layout.header.replace(_PLACEHOLDER.encode(), digest.encode())
+    block[: len(header)] = torch.frombuffer(bytearray(header), dtype=torch.uint8)
+    del tensors, block
+    store.put_file(FINAL, path)
+    path.unlink()
+    return digest
+
+
+def _metadata(about: Mapping[str, str]) -> dict[str, str]:
+    return {**about, "weights_sha256": _PLACEHOLDER}
+
+
+def _empty(about: Mapping[str, Any]) -> Tensor:
+    return torch.empty(about["shape"], dtype=getattr(torch, about["dtype"]), device="meta")

@@ -21,7 +21,7 @@ from training.attempt.notice import Interruption
 from training.cli.main import main
 from training.record.head import mark_failed
 from training.record.lease import acquire
-from training.save.export import weights_sha256
+from training.save.weights import weights_sha256
 
 
 def fork_into_the_middle(run: Run) -> BaseProcess:

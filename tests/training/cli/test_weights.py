@@ -12,8 +12,7 @@ from tests.training.runs import WORKLOAD, Run
 from tests.training.tiny import TinyTrain
 from training.cli.main import main
 from training.errors import UserError
-from training.save.export import weights_sha256
-from training.save.weights import read_weights
+from training.save.weights import read_weights, weights_sha256
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from tests.training import tiny
 from tests.training.runs import Run, assert_equal
 from training.record.head import read_head
-from training.save.export import weights_sha256
+from training.save.weights import weights_sha256
 from training.store.folder import FolderStore
 
 

@@ -36,8 +36,8 @@ def tensor_of(dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
     return data.to(torch.uint8).view(dtype).view(shape)
 
 
-def spare(size: int) -> Tensor:
-    return torch.full((size,), 0xEE, dtype=torch.uint8)
+def spare(size: int) -> memoryview:
+    return memoryview(bytearray(b"\xee" * size))
 
 
 SHAPES = st.lists(st.integers(0, 5), max_size=3).map(tuple)

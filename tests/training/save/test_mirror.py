@@ -16,7 +16,7 @@ from tests.training.save.scene import Machine, entries, tree, wait_for_snapshot,
 from training.errors import UserError
 from training.record.retention import Retention
 from training.save.listing import list_folder
-from training.save.moments import QuietTime
+from training.save.quiet import QuietTime
 from training.save.restore import read_manifest
 from training.store.protocol import Store
 

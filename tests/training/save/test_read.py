@@ -10,7 +10,6 @@ from torch import nn
 from training.errors import MachineError
 from training.record.checkpoint_entry import CheckpointEntry, checkpoint_name
 from training.record.newest_valid import DamagedCheckpointError, newest_valid
-from training.save.export import weights_sha256
 from training.save.read import read_checkpoint
 from training.save.state import (
     LiveState,
@@ -20,12 +19,11 @@ from training.save.state import (
     unflatten_state,
 )
 from training.save.transfer import send
+from training.save.weights import weights_sha256
 from training.store.folder import FolderStore
 from training.store.open import open_store
 from training.store.parts import Progress
 from training.store.protocol import Store
-
-CPU = torch.device("cpu")
 
 
 def write(store: Store, capture: LiveState, step: int = 0) -> CheckpointEntry:
@@ -34,7 +32,6 @@ def write(store: Store, capture: LiveState, step: int = 0) -> CheckpointEntry:
         store,
         f"checkpoints/{name}/",
         [*capture.files, state_file(capture.state)],
-        CPU,
         Progress(),
     )
     return CheckpointEntry(name=name, step=step, stage="a", epoch=0, kind="periodic", files=files)

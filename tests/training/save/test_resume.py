@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from contract.samples import MODULUS, lineage_problems, sum_of_all
-from tests.training.damage import flip
 from tests.training.hooks import interrupt_at
 from tests.training.runs import ROOT, Run, assert_equal
 
@@ -146,35 +145,6 @@ def test_a_real_process_takes_a_real_notice(
     assert run.attempt() == 0
     assert run.head.weights_sha256 == whole.head.weights_sha256
     assert run.losses() == whole.losses()
-
-
-def test_a_corrupt_newest_checkpoint_is_passed_over_and_named(
-    run: Run, whole: Run, capsys: pytest.CaptureFixture[str]
-) -> None:
-    interrupt_at("second", 7)
-    assert run.attempt() == 75
-    newest, older = run.head.checkpoints[-1], run.head.checkpoints[-2]
-    flip(Path(run.uri) / "checkpoints" / newest.name / "model.safetensors", -1)
-    capsys.readouterr()
-    assert run.attempt() == 0
-    said = f"passed over checkpoint {newest.name}: model.safetensors does not match its SHA-256"
-    assert said in capsys.readouterr().out
-    resumed = run.events("resumed")[-1]
-    assert resumed["checkpoint"] == older.name
-    assert [entry["name"] for entry in resumed["passed_over"]] == [newest.name]
-    assert_equal(run, whole)
-
-
-def test_a_lost_checkpoint_file_is_passed_over(run: Run, whole: Run) -> None:
-    interrupt_at("first", 7)
-    assert run.attempt() == 75
-    newest = run.head.checkpoints[-1].name
-    (Path(run.uri) / "checkpoints" / newest / "state.json").unlink()
-    assert run.attempt() == 0
-    assert run.events("resumed")[-1]["passed_over"] == [
-        {"name": newest, "why": "state.json is missing"}
-    ]
-    assert_equal(run, whole)
 
 
 def test_retention_keeps_what_the_stage_began_from(run: Run, whole: Run) -> None:

@@ -6,17 +6,20 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.training.save.scene import Machine, entries, wait_for_snapshot
 from training.record.retention import Retention
 from training.save import capture as capture_module
+from training.save import folder as folder_module
 from training.save.blobs import Blobs
 from training.save.capture import Capture, Known, capture, known_after
 from training.save.folder import FolderSource, Sent
 from training.save.listing import ChangedError, FileState, Listing, SnapshotError
 from training.save.mirror import Mirror
+from training.save.transfer import Contents
 from training.store.folder import FolderStore
 from training.store.parts import Progress
 from training.store.protocol import Store, Upload
@@ -193,14 +196,15 @@ def test_a_change_while_it_is_sent_from_where_it_lies_voids_the_snapshot(
     monkeypatch.setattr(capture_module, "_has_room", lambda folder, need: False)
     machine = new_machine("first", quiet_seconds=0.1)
     machine.write({"model.pt": b"one"})
-    put, changes = FolderSource._put_pack, []
+    read, changes = folder_module._Pack.read, []
 
-    def disturbed(self: FolderSource, blob: str, pack: object) -> None:
-        put(self, blob, pack)  # type: ignore[arg-type]
+    def disturbed(self: Contents, *arguments: Any) -> memoryview:
+        data = read(self, *arguments)
         if not changes:
             changes.append(machine.write({"model.pt": b"two"}))
+        return data
 
-    monkeypatch.setattr(FolderSource, "_put_pack", disturbed)
+    monkeypatch.setattr(folder_module._Pack, "read", disturbed)
     machine.mirror.start()
     wait_for_snapshot(machine, 1)
     assert machine.end()

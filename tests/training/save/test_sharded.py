@@ -29,8 +29,8 @@ from training.record.retention import KEEP_NEWEST
 from training.save.checkpointer import Checkpointer
 from training.save.policy import CheckpointPolicy
 from training.save.read import read_checkpoint, read_state
+from training.save.resume import ShardedContent, slices_of
 from training.save.schedule import Schedule
-from training.save.sharded import ShardedContent, slices_of
 from training.save.state import LiveState, flatten_state, unflatten_state
 from training.store.folder import FolderStore
 

@@ -10,7 +10,7 @@ from safetensors import safe_open
 
 from tests.training.runs import AVERAGED, DOUBLE, SHARDED, Run
 from training.cli.main import main
-from training.save.export import weights_sha256
+from training.save.weights import weights_sha256
 
 NewRun = Callable[[str], Run]
 OPTIONS = [SHARDED, *AVERAGED, *DOUBLE, "--override=schedule=constant"]

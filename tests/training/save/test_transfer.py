@@ -7,19 +7,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
 
 from training.record.checkpoint_entry import CheckpointEntry, FileEntry
 from training.record.newest_valid import DamagedCheckpointError
 from training.save.read import read_checkpoint
-from training.save.state import LiveState, Text, state_file
-from training.save.transfer import part_bytes_of, receive, send
+from training.save.state import LiveState, state_file
+from training.save.transfer import Text, part_bytes_of, receive, send
 from training.store.folder import FolderStore
-from training.store.open import open_store
 from training.store.parts import CancelledError, Progress, checksum_of, run_all
 from training.store.protocol import Store
-
-CPU = torch.device("cpu")
 
 
 @pytest.fixture(autouse=True)
@@ -28,7 +24,7 @@ def _small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def sent(store: Store, data: bytes) -> FileEntry:
-    (entry,) = send(store, "x/", [Text(name="file", data=data)], CPU, Progress())
+    (entry,) = send(store, "x/", [Text("file", data)], Progress())
     return entry
 
 
@@ -39,8 +35,8 @@ def test_a_file_of_any_size_comes_back(tmp_path: Path, size: int) -> None:
     entry = sent(store, data)
     back = bytearray(size)
 
-    def place(start: int, block: Tensor) -> None:
-        back[start : start + len(block)] = bytes(block.tolist())
+    def place(start: int, block: memoryview) -> None:
+        back[start : start + len(block)] = block
 
     assert receive(store, "x/file", entry, place)
     assert bytes(back) == data
@@ -87,15 +83,13 @@ def test_a_flipped_bit_in_any_part_of_any_file_is_found(tmp_path: Path) -> None:
     store = FolderStore(tmp_path)
     tensors = {"w": torch.arange(100.0), "b": torch.ones(3)}
     capture = LiveState(tensors={"model": tensors, "optimizer": {}}, state={"step": 1})
-    files = send(
-        store, "checkpoints/x/", [*capture.files, state_file(capture.state)], CPU, Progress()
-    )
+    files = send(store, "checkpoints/x/", [*capture.files, state_file(capture.state)], Progress())
     entry = CheckpointEntry(name="x", step=1, stage="a", epoch=0, kind="periodic", files=files)
     read_checkpoint(store, entry)
     for file in files:
         path = tmp_path / "checkpoints" / "x" / file.name
         whole = path.read_bytes()
-        for place in {0, 9, len(whole) // 2, len(whole) - 1}:
+        for place in {*range(0, min(400, len(whole)), 7), len(whole) // 2, len(whole) - 1}:
             damaged = bytearray(whole)
             damaged[place] ^= 0x10
             path.write_bytes(damaged)
@@ -124,25 +118,6 @@ def test_a_checkpoint_of_format_1_is_read(tmp_path: Path) -> None:
     assert receive(store, "x/file", entry, lambda start, block: None)
 
 
-def test_nothing_is_read_by_unpickling(store_uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*arguments: object, **named: object) -> None:
-        raise AssertionError("a checkpoint was unpickled")
-
-    monkeypatch.setattr(
-        "training.store.parts.PART_BYTES", 2**23
-    )  # S3 takes no parts that are small
-    store = open_store(store_uri)
-    capture = LiveState(tensors={"model": {"w": torch.ones(50)}}, state={"a": [1, None, "x"]})
-    files = send(
-        store, "checkpoints/x/", [*capture.files, state_file(capture.state)], CPU, Progress()
-    )
-    entry = CheckpointEntry(name="x", step=1, stage="a", epoch=0, kind="periodic", files=files)
-    for name in ("pickle.load", "pickle.loads", "pickle.Unpickler", "torch.load"):
-        monkeypatch.setattr(name, refuse)
-    back = read_checkpoint(store, entry)
-    assert torch.equal(back.tensors["model"]["w"], torch.ones(50))
-
-
 def test_an_error_stops_the_others_and_leaves_nothing_behind(tmp_path: Path) -> None:
     class Full(FolderStore):
         def upload(self, key, size, part_bytes, stop):  # type: ignore[no-untyped-def]
@@ -166,13 +141,13 @@ def test_a_transfer_that_is_stopped_ends_before_its_next_part(tmp_path: Path) ->
     progress = Progress()
     progress.stop.set()
     with pytest.raises(CancelledError):
-        send(FolderStore(tmp_path), "x/", [Text(name="f", data=bytes(999))], CPU, progress)
+        send(FolderStore(tmp_path), "x/", [Text("f", bytes(999))], progress)
     assert FolderStore(tmp_path).sizes("") == {}
 
 
 def test_progress_counts_what_has_arrived(tmp_path: Path) -> None:
     progress = Progress()
-    send(FolderStore(tmp_path), "x/", [Text(name="f", data=bytes(999))], CPU, progress)
+    send(FolderStore(tmp_path), "x/", [Text("f", bytes(999))], progress)
     assert progress.done_bytes == 999
 
 

@@ -22,7 +22,7 @@ import torch
 
 from tests.training.forked import in_fork
 from tests.training.runs import wait_for
-from tests.training.save_scene import CPU, Scene
+from tests.training.save_scene import Scene
 from training.save.memory import open_shared
 from training.save.state import HostCopies, HostCopy, LiveState
 from training.save.transfer import send
@@ -86,13 +86,13 @@ def test_the_bytes_and_checksums_are_those_that_the_trainer_would_send(bucket_ur
     worker = worker_of(store)
     for number in (signal.SIGTERM, signal.SIGINT):  # the trainer answers them
         worker.send_signal(number)
-    sent = send(store, "here/", copy.files, CPU, progress)
+    sent = send(store, "here/", copy.files, progress)
     assert progress.done_bytes == sum(file.size for file in copy.files)
     maps = Path(f"/proc/{worker.pid}/maps")
     wait_for(lambda: "host-copy" not in maps.read_text())  # memory of the trainer's to free
     worker.kill()
     worker.wait()
-    assert sent == send(store, "there/", copy.files, CPU, Progress())
+    assert sent == send(store, "there/", copy.files, Progress())
     for file in sent:
         here, there = store.get(f"here/{file.name}"), store.get(f"there/{file.name}")
         assert here is not None and there is not None
@@ -159,7 +159,7 @@ def test_a_failure_beside_withdraws_what_is_being_sent(
     worker.suspend()
     copy = staged(scene.store, scene.capture(1))
     with pytest.raises(ValueError, match="this one"):
-        send(scene.store, "x/", copy.files, CPU, Progress(), beside=[fail])
+        send(scene.store, "x/", copy.files, Progress(), beside=[fail])
     resumes.join()
     assert scene.num_open_uploads() == 0
     assert "x/model.safetensors" not in scene.store.sizes("x/")
@@ -263,17 +263,17 @@ def test_a_fork_has_a_sender_of_its_own(bucket_uri: str) -> None:
     store = open_store(bucket_uri)
     assert isinstance(store, S3Store)
     live = LiveState(tensors={"model": {"w": torch.ones(9)}}, state={})
-    send(store, "parent/", staged(store, live).files, CPU, Progress())
+    send(store, "parent/", staged(store, live).files, Progress())
     worker = worker_of(store)
 
     def send_in_fork() -> int:
-        send(store, "fork/", staged(store, live).files, CPU, Progress())
+        send(store, "fork/", staged(store, live).files, Progress())
         own = worker_of(store)
         own.kill()
         return own.pid
 
     assert in_fork(send_in_fork) != worker.pid
-    send(store, "again/", staged(store, live).files, CPU, Progress())
+    send(store, "again/", staged(store, live).files, Progress())
     assert worker_of(store) == worker
     for name in ("parent", "fork", "again"):
         assert list(store.sizes(f"{name}/")) == [f"{name}/model.safetensors"]
