@@ -62,7 +62,7 @@ class SmallConfig:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ScaledInputs(Prepare):
+class _ScaledInputs(Prepare):
     """Derived data: the inputs divided by their spread, with noise from the shard's own seed."""
 
     name: str = "scaled"
@@ -164,7 +164,7 @@ class Small(Workload[SmallConfig]):
 
     def stages(self, c: SmallConfig) -> Sequence[Prepare | Train]:
         return (
-            ScaledInputs(),
+            _ScaledInputs(),
             Classify(name="narrow", config=c, width=c.width),
             Classify(name="wide", config=c, width=2 * c.width),
         )
