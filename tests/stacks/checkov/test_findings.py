@@ -49,7 +49,7 @@ def test_what_is_acknowledged_is_no_fault() -> None:
 
 def test_fails_for_a_new_finding_and_for_a_reason_without_one() -> None:
     (new,) = find_faults({PLAIN}, {})
-    assert new.startswith("CKV_AWS_21 of DatasetBucket in assembly default is new: mend it")
+    assert new.startswith("CKV_AWS_21 of DatasetBucket in assembly default is new: fix it")
     (stale,) = find_faults(set(), read_acknowledged(ENTRY, ["default"]))
     assert stale.startswith("CKV_AWS_21 of DatasetBucket in assembly default is no longer found")
 
