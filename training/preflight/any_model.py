@@ -20,7 +20,7 @@ from torch._subclasses.fake_tensor import (
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from training.errors import UserError, name_known
-from training.preflight.data_reads import refusing_reads
+from training.preflight.standalone import refusing_reads
 from training.workload import Batch, Inputs, Loss, Settings, Train
 
 OptimizerName: TypeAlias = Literal["adamw", "sgd"]
