@@ -39,7 +39,7 @@ from training.workload import Batch, Inputs, Start, Train
 
 
 class Scalars:
-    """Sums numbers over the ranks and copies them to the host: read a step later, without a wait."""
+    """Sums numbers over the ranks and copies them to the host, to be read a step later."""
 
     def __init__(
         self, values: Sequence[Tensor | float], device: torch.device, world: World
@@ -117,7 +117,7 @@ class Learner:
         self.is_sharded = is_sharded(self._settings, world.size)
         self.chosen: Mapping[str, str] = {}  # by the stage, for this machine
         self.model = self._build_model(snapshot, started_with)
-        refuse_unequal_batch_norm(stage, self.model, world.size)
+        _refuse_unequal_batch_norm(stage, self.model, world.size)
         self._parallel = parallel(stage, self.model, world)
         self._optimizer = checked_optimizer(stage, stage.optimizer(self.model), self.model)
         for group in self._optimizer.param_groups:
@@ -345,7 +345,7 @@ class Learner:
             self.model.train()
 
 
-def refuse_unequal_batch_norm(stage: Train, model: nn.Module, world_size: int) -> None:
+def _refuse_unequal_batch_norm(stage: Train, model: nn.Module, world_size: int) -> None:
     """Refuse BatchNorm if this number of ranks changes its micro-batches, and so its results."""
     settings = stage.settings
     if not any(isinstance(module, _BatchNorm) for module in model.modules()):

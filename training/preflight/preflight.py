@@ -77,7 +77,7 @@ def preflight(options: RunOptions) -> Preflight:
         raise UserError(f"workload {options.workload!r} cannot be trained: {wrong[0]}")
     config = resolve_config(workload, options.recipe, options.overrides)
     checked_stages(workload, config)
-    origin = resolve_origin(options, workload, config)
+    origin = _resolve_origin(options, workload, config)
     limit = options.memory_limit_mib
     is_limited = torch.cuda.is_available() or limit is not None
     num_ranks = options.environment.ranks(options.num_processes)
@@ -180,7 +180,7 @@ def gpu_mib() -> list[int]:
     return [torch.cuda.get_device_properties(k).total_memory // 2**20 for k in range(num)]
 
 
-def resolve_origin(options: RunOptions, workload: Workload[Any], config: Any) -> Origin | None:
+def _resolve_origin(options: RunOptions, workload: Workload[Any], config: Any) -> Origin | None:
     """What the run starts from: as its config.json says, else as the options say now."""
     store = options.store
     record = read_run_config(store)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_args
 
 Backbone: TypeAlias = Literal["resnet18", "resnet34", "resnet50"]
-BackboneNorm: TypeAlias = Literal["frozen_batch", "group"]
+_BackboneNorm: TypeAlias = Literal["frozen_batch", "group"]
 
 _AT_LEAST_1 = (
     *("num_classes", "width", "num_heads", "num_points", "encoder_layers", "decoder_layers"),
@@ -28,7 +28,7 @@ class Architecture:
 
     num_classes: int
     backbone: Backbone = "resnet50"
-    backbone_norm: BackboneNorm = "frozen_batch"
+    backbone_norm: _BackboneNorm = "frozen_batch"
     width: int = 256
     num_heads: int = 8
     num_levels: int = 4
@@ -46,7 +46,7 @@ class Architecture:
     recompute_encoder: bool = False
 
     def __post_init__(self) -> None:
-        for name, known in (("backbone", Backbone), ("backbone_norm", BackboneNorm)):
+        for name, known in (("backbone", Backbone), ("backbone_norm", _BackboneNorm)):
             if (value := getattr(self, name)) not in get_args(known):
                 raise ValueError(f"{name} is {value!r}; give one of {', '.join(get_args(known))}")
         for name in _AT_LEAST_1:

@@ -8,7 +8,7 @@ from training.workload import Settings
 from training.workloads.detection.architecture import Architecture, Backbone, LossWeights
 
 Weights: TypeAlias = Literal["random", "pretrained"]
-AttentionChoice: TypeAlias = Literal["auto", "triton", "reference", "deterministic"]
+_AttentionChoice: TypeAlias = Literal["auto", "triton", "reference", "deterministic"]
 _CHOICES = (
     ("weights", ("random", "pretrained")),
     ("attention", ("auto", "triton", "reference", "deterministic")),
@@ -54,7 +54,7 @@ class DetectionConfig:
     label_noise: float = 0.5
     box_noise: float = 0.4
     # What computes its attention: "auto" takes what is fastest on the machine.
-    attention: AttentionChoice = "auto"
+    attention: _AttentionChoice = "auto"
     # Memory: the encoder's layers are computed again in backward.
     recompute_encoder: bool = False
 

@@ -18,8 +18,8 @@ from training.workloads.growth.architecture import (
 # In which phases something applies: the last one is the largest.
 Phases: TypeAlias = Literal["none", "grown", "all"]
 Carry: TypeAlias = Literal["exact", "asymmetric", "none"]
-Products: TypeAlias = Literal["auto", "split", "bmm", "grouped_mm"]
-BlockKind: TypeAlias = Literal["dense", "experts"]
+_Products: TypeAlias = Literal["auto", "split", "bmm", "grouped_mm"]
+_BlockKind: TypeAlias = Literal["dense", "experts"]
 
 SETTINGS = Settings(
     global_batch=16,
@@ -67,12 +67,12 @@ class GrowthConfig:
     balance_weight: float = 0.01
     # How their products are computed; "auto" takes what is fastest on the machine, whose bits then
     # are not those of another.
-    expert_products: Products = "split"
+    expert_products: _Products = "split"
 
     # The second: `width_factor` times as wide, and `new_layers` identity blocks in between.
     width_factor: int = 2
     new_layers: int = 2
-    new_kind: BlockKind = "dense"
+    new_kind: _BlockKind = "dense"
     new_hidden: int = 96
     split_noise: float = 0.1
     carry: Carry = "exact"
@@ -108,8 +108,8 @@ class GrowthConfig:
             "lean_optimizer": Phases,
             "recompute": Phases,
             "carry": Carry,
-            "new_kind": BlockKind,
-            "expert_products": Products,
+            "new_kind": _BlockKind,
+            "expert_products": _Products,
             "norm": Norm,
             "activation": Activation,
         }
