@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields, is_dataclass, replace
 from typing import Any, Literal, TypeAlias, TypeVar, get_args
 
+from training.checks import check_choice
 from training.errors import UserError
 
 Precision: TypeAlias = Literal["float32", "bfloat16", "float16"]
@@ -106,12 +107,14 @@ class Settings:
 
     def __post_init__(self) -> None:
         self._check_numbers()
-        _check_choice("precision", self.precision, Precision)
+        check_choice("precision", self.precision, get_args(Precision))
         if self.compile_mode is not None:
-            _check_choice("compile_mode", self.compile_mode, _CompileMode, "None or ")
-        _check_choice("sharding", self.sharding, _Sharding)
+            check_choice("compile_mode", self.compile_mode, get_args(_CompileMode), "None or ")
+        check_choice("sharding", self.sharding, get_args(_Sharding))
         if not isinstance(self.schedule, Milestones) and not callable(self.schedule):
-            _check_choice("schedule", self.schedule, _Schedule, "Milestones, a function or ")
+            check_choice(
+                "schedule", self.schedule, get_args(_Schedule), "Milestones, a function or "
+            )
         if self.sharding != "none" and self.find_unused_parameters:
             raise ValueError(
                 "sharding='full' with find_unused_parameters: FSDP2 reduces the gradients that a "
@@ -199,12 +202,6 @@ class Settings:
         """The stage's number of evaluations, that at its end included."""
         every = self.steps_per_evaluation(num_samples)
         return math.ceil(self.num_steps(num_samples) / every) if every else 1
-
-
-def _check_choice(name: str, value: Any, choices: Any, other: str = "") -> None:
-    if value not in get_args(choices):
-        known = ", ".join(get_args(choices))
-        raise ValueError(f"{name} is {value!r}; give {other}one of {known}")
 
 
 def field_places(config: Any) -> dict[str, tuple[str, ...]]:
