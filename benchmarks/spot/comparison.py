@@ -100,7 +100,7 @@ class Policy:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Row:
+class PolicyRow:
     """One policy on one trace, as shares of 1; `behind` is the distance from the oracle."""
 
     trace: str
@@ -182,12 +182,12 @@ def _every(seconds: float) -> Saving:
     return Saving(interval=max(seconds, 60.0))
 
 
-def compare(traces: Iterable[Trace], question: Question) -> list[Row]:
+def compare(traces: Iterable[Trace], question: Question) -> list[PolicyRow]:
     """Replay every policy on every trace; the oracle's row is the last of each trace."""
     return [row for trace in traces for row in _compare(trace, question)]
 
 
-def _compare(trace: Trace, question: Question) -> list[Row]:
+def _compare(trace: Trace, question: Question) -> list[PolicyRow]:
     # For every policy the same machines end without a notice.
     luck = random.Random(trace.name)
     warned = [luck.random() < question.notice_arrives for _ in trace.lives]
@@ -200,7 +200,7 @@ def _compare(trace: Trace, question: Question) -> list[Row]:
         done = [_by_deadline(*cut, policy, question) for cut in cuts if policy.under_deadline]
         cost = _mean([each.usd(question.prices) / question.full_price for each in done])
         rows.append(
-            Row(
+            PolicyRow(
                 trace=trace.name,
                 policy=policy.name,
                 goodput=spot.goodput if spot else None,
@@ -212,7 +212,7 @@ def _compare(trace: Trace, question: Question) -> list[Row]:
                 seconds=_seconds(spot) if spot else None,
             )
         )
-    oracle = Row(
+    oracle = PolicyRow(
         trace=trace.name, policy=ORACLE, goodput=best, goodput_behind=0.0, cost=least,
         cost_behind=None if least is None else 0.0, in_time=None if least is None else 1.0,
         hours=None, seconds=None,

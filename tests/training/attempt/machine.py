@@ -40,15 +40,14 @@ class Clock:
 class Machine:
     """A machine that gets a notice where the workload is told to give it.
 
-    With a clock of its own the workload's work takes no real time, and no busy machine counts.
+    By its own clock the workload's work takes no real time, and no busy machine counts.
     """
 
-    def __init__(self, run: Run, notice_file: Path, clock: Clock | None = None) -> None:
+    def __init__(self, run: Run, notice_file: Path, clock: Clock) -> None:
         self.run = run
         self.clock = clock
         self._noticed_at = multiprocessing.RawValue("d")
-        if clock is not None:
-            run.at_start = clock.install
+        run.at_start = clock.install
         self.notice_file = notice_file
         self.seconds = 0.04  # of each micro-batch, evaluation batch and shard
         self.options = [
@@ -70,14 +69,15 @@ class Machine:
         """Give the notice when the workload first gets there."""
         self.at(place, lambda reached: self.notice() if reached == number else None)
 
+    def pass_time_until(self, left: float) -> None:
+        """Let time pass until so many seconds of the notice are left."""
+        self.clock.advance(float(self._noticed_at.value) + NOTICE - left - self.clock.read())
+
     def at(self, place: str, act: Callable[[int], None]) -> None:
         """Have the workload act there; it takes its time."""
 
         def slowly(reached: int) -> None:
-            if self.clock is None:
-                time.sleep(self.seconds)
-            else:
-                self.clock.advance(self.seconds)
+            self.clock.advance(self.seconds)
             act(reached)
 
         tiny.HOOKS[place] = slowly
@@ -94,8 +94,7 @@ class Machine:
 
     def end(self) -> float:
         """The machine is gone: later attempts are another's; seconds that were left of a notice."""
-        now = time.monotonic() if self.clock is None else self.clock.read()
-        left = float(self._noticed_at.value) + NOTICE - now
+        left = float(self._noticed_at.value) + NOTICE - self.clock.read()
         self.notice_file.unlink()
         tiny.HOOKS.clear()
         self.run.at_start = None

@@ -9,7 +9,7 @@ import pytest
 import torch.distributed.fsdp  # noqa: F401  (half a second that each fork would need)
 
 from tests.training import tiny
-from tests.training.attempt.machine import LONG, Machine
+from tests.training.attempt.machine import LONG, Clock, Machine
 from tests.training.hooks import at_rank, notice
 from tests.training.runs import AVERAGED, DOUBLE, SHARDED, Run, assert_close, assert_equal
 
@@ -138,6 +138,6 @@ def test_in_the_extra_time_of_a_notice_every_rank_writes_twice(
     whole = new_run(str(tmp_path / "whole" / "run-1"))
     run.options = whole.options = [SHARDED, *AVERAGED, *LONG]
     assert whole.attempt_with_ranks(2) == [0, 0]
-    machine = Machine(run, tmp_path / "notice.json")
+    machine = Machine(run, tmp_path / "notice.json", Clock())
     machine.trains_on_when_one_of_two_is_told(rank=1)
     machine.go_on(whole, ranks=2)

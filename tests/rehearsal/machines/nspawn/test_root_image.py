@@ -26,7 +26,7 @@ def test_a_suite_may_have_a_mirror() -> None:
 @pytest.mark.parametrize("text", ["", "noble http://one http://two"])
 def test_fails_a_source_that_cannot_be_read(text: str) -> None:
     with pytest.raises(
-        ValueError, match=r"REHEARSAL_IMAGE is .*; set it to a suite, or a suite and"
+        ValueError, match=r"REHEARSAL_IMAGE is .*; set it to a suite, or to a suite and"
     ):
         read_source(text)
 
