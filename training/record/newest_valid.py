@@ -1,7 +1,7 @@
 """The newest checkpoint or snapshot whose checksums match; each one passed over has its reason.
 
-Where none of them can be read, the run does not start again: this machine or its way to the store may be what
-is damaged, and a run that began again would delete them. Imports no torch.
+Where none of them can be read, the run does not start again: this machine or its way to the store
+may be damaged, and a run that began again would delete them. Imports no torch.
 """
 
 import logging

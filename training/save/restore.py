@@ -1,7 +1,8 @@
 """Restores a folder from the newest snapshot that holds; what is there already is used if equal.
 
-The folder is filled in place, and the program starts once that is done: an attempt that is killed in
-between is followed by one that restores again. Every byte is verified; nothing is written outside.
+The folder is filled in place, and the program starts once that is done: an attempt that is killed
+in between is followed by one that restores again. Every byte is verified; nothing is written
+outside.
 """
 
 import errno
