@@ -1,4 +1,4 @@
-"""The detector on a GPU: which attention, how exact, and its step beside transformers'."""
+"""The detector on a GPU: which attention, how exact, and its step compared with transformers'."""
 
 import json
 import subprocess
@@ -23,7 +23,7 @@ _LEAST_SECONDS = 15.0
 
 
 def detector(session: Session) -> None:
-    """What is chosen, how far the others are from it, and milliseconds beside peers."""
+    """What is chosen, how far the others are from it, and milliseconds compared with peers."""
     device = session.device
     chosen = choose(device, torch.float32, deterministic=False)
     is_wrong = not session.is_dry and chosen != "triton"

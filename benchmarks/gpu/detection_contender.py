@@ -40,7 +40,7 @@ class Contender:
 
     @property
     def is_ours(self) -> bool:
-        """Whether it is no peer."""
+        """Whether it is this project's."""
         return self.who == "ours"
 
     @property

@@ -107,7 +107,7 @@ def _forked(session: Session) -> tuple[float, int]:
 
 
 def saves(session: Session) -> None:
-    """What a save of a state on the device blocks, beside one copy of it to page-locked memory."""
+    """What a save of a state on the device blocks, compared with one copy to page-locked memory."""
     state = _moved(make_state(60 if session.is_dry else 3000), session.device)
     total = sum(t.nbytes for part in state.values() for t in part.values())
     flat = torch.empty(total, dtype=torch.uint8, device=session.device)
@@ -173,7 +173,7 @@ def attention(session: Session) -> None:
 
 
 def memory(session: Session) -> None:
-    """The largest stage of a recipe as it is predicted, beside a trial on the device."""
+    """The largest stage of a recipe as predicted and in a trial on the device."""
     names = [(LANGUAGE, "plain", session.language())]
     if not session.is_dry:
         names += [("trajectory", recipe, {}) for recipe in ("full", "magvit_full")]

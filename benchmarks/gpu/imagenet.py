@@ -1,7 +1,7 @@
-"""ResNet-50 on a GPU: our train step beside torchvision's and timm's, and what its memory allows.
+"""ResNet-50 on a GPU: our train step, torchvision's and timm's, and what its memory allows.
 
 A step of a network like this moves memory more than it computes, so it is held against the rate at
-which the device copies. timm is no package of the project: `make peers`.
+which the device copies. timm is not in the project's environment: `make peers`.
 """
 
 import json

@@ -55,7 +55,7 @@ class LanguageConfig:
     loader_workers: int = 0
 
 
-class LanguageBlock(nn.Module):
+class _LanguageBlock(nn.Module):
     """Causal attention and a feed-forward layer, pre-norm."""
 
     def __init__(self, width: int) -> None:
@@ -80,7 +80,7 @@ class LanguageBlock(nn.Module):
 
 def build(c: LanguageConfig) -> nn.Module:
     """Token numbers (B, T) to logits (B, T, V)."""
-    blocks = [LanguageBlock(c.width) for _ in range(c.num_layers)]
+    blocks = [_LanguageBlock(c.width) for _ in range(c.num_layers)]
     head = nn.Linear(c.width, c.vocabulary, bias=False)
     return nn.Sequential(nn.Embedding(c.vocabulary, c.width), *blocks, nn.LayerNorm(c.width), head)
 

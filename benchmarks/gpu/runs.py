@@ -259,7 +259,7 @@ def ladder(session: Session) -> None:
 
 
 def check(session: Session) -> None:
-    """Whether `training check`, which forks its attempts, can do so beside CUDA."""
+    """Whether `training check`, which forks its attempts, can do so with CUDA."""
     overrides = {"width": 64, "num_layers": 1, "num_tokens": 32, "vocabulary": 64, "steps": 12}
     given = [f"--override={name}={value}" for name, value in overrides.items()]
     log = session.folder / "check.log"

@@ -21,15 +21,15 @@ from sizing.spot.replay import Clock, Placement, Prices, Replay, ReplayJob, Repl
 from sizing.spot.traces import SpotLife, Trace, statistics
 
 # Reserve after the last save of a notice, in case it takes longer than the ones before.
-MARGIN_SECONDS = 10.0
+_MARGIN_SECONDS = 10.0
 ORACLE = "oracle"
 OURS = "ours"
 TODAY = "the trainer today"
-STOPPING = "the trainer, stopping at the notice"
+_STOPPING = "the trainer, stopping at the notice"
 # The step that the trainer allows for at a notice; this project's steps are shorter.
 _STEP_SECONDS = 1.0
-UNIFORM = "Uniform Progress, saving as ours"
-GREEDY = "greedy, saving as ours"
+_UNIFORM = "Uniform Progress, saving as ours"
+_GREEDY = "greedy, saving as ours"
 ON_DEMAND = "on demand"
 
 
@@ -126,7 +126,7 @@ def policies(question: Question, trace: Trace) -> list[Policy]:
         return max(MIN_SECONDS, seconds)
 
     # A save at the notice (written while training continues) and a last one, with a margin.
-    last = min(question.checkpoint + question.save + MARGIN_SECONDS, question.notice)
+    last = min(question.checkpoint + question.save + _MARGIN_SECONDS, question.notice)
     interval = retune(0, 0.0)
     ours = Saving(interval=interval, notice_idle=last, retune=retune)
     today = Saving(
@@ -150,12 +150,12 @@ def policies(question: Question, trace: Trace) -> list[Policy]:
         ),
         Policy(name=TODAY, saving=today, under_deadline=None),
         Policy(
-            name=STOPPING,
+            name=_STOPPING,
             saving=replace(today, notice_idle=question.notice),
             under_deadline=None,
         ),
-        Policy(name=UNIFORM, saving=ours, under_deadline=UniformProgress, replays_on_spot=False),
-        Policy(name=GREEDY, saving=ours, under_deadline=Greedy, replays_on_spot=False),
+        Policy(name=_UNIFORM, saving=ours, under_deadline=UniformProgress, replays_on_spot=False),
+        Policy(name=_GREEDY, saving=ours, under_deadline=Greedy, replays_on_spot=False),
         Policy(name="Young/Daly, no notice", saving=_every(daly), under_deadline=Greedy),
         Policy(name="every 30 min", saving=_every(1800), under_deadline=Greedy),
         Policy(name="every 60 min", saving=_every(3600), under_deadline=Greedy),

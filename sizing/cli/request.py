@@ -58,7 +58,7 @@ _METAVARS = {int: "N", float: "N", str: "INTERVAL", Path: "FILE"}
 
 
 def add_request_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options that a plan depends on beside workload and size."""
+    """Add the options that a plan depends on besides workload and size."""
     for names, kind, default, text in _OPTIONS:
         parser.add_argument(
             *names.split(),

@@ -278,7 +278,7 @@ def _on_demand(plan: Plan) -> str:
 
 
 def _first_machine(spot: SpotForecast) -> str:
-    """Say what a long p90 of a short run is: the chance that there is no machine when it starts."""
+    """Say what makes a short run's p90 long: the chance of no machine at its start."""
     if spot.first_wait_hours is None:
         return "comes at once"
     return (

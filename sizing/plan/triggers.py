@@ -1,7 +1,7 @@
 """Triggers for another size, as rules: which fired, on what evidence, and would the advice help?
 
-The thresholds are in rules.json beside this file (or in a file of the user's). Each rule that fires
-is checked against the models, because several common rules name the wrong remedy.
+The thresholds are in rules.json next to this file (or in a file of the user's). Each rule that
+fires is checked against the models, because several common rules name the wrong remedy.
 """
 
 import json

@@ -102,7 +102,7 @@ def _gpu_utilization(plan: Plan, percent: float) -> str:
         gpu = _gpu_of(other)
         if gpu is None or other.gpu_memory_mib < plan.gpu_memory_need:
             continue
-        if gpu.speed_beside(now, precision) >= percent / 100:
+        if gpu.relative_speed(now, precision) >= percent / 100:
             if other.size == plan.request.size:
                 return f"no: no cheaper size has {percent:.0f} % of this GPU's speed and the memory"
             return (

@@ -132,7 +132,7 @@ def check_size(p: ParameterFields) -> None:
     instance = catalogue.find(p.size)
     refuse_unless(
         instance.num_gpus > 0,
-        f"size {p.size} has no whole NVIDIA GPU; the smallest with one is g4dn.xlarge",
+        f"size {p.size} has no NVIDIA GPU of its own; the smallest with one is g4dn.xlarge",
     )
     refuse_unless(
         instance.is_trainable,

@@ -40,7 +40,7 @@ from training.save.publish import CheckpointPublisher, FailedSaves, Save
 from training.save.transfer import Contents, send
 from training.store.parts import (
     CancelledError,
-    Progress,
+    TransferProgress,
     run_all,
 )
 from training.store.protocol import Store, StoreError
@@ -89,7 +89,7 @@ class FolderSource:
         self._known = capture.known
         self._generation = 0
         self._name = ""
-        self._progress = Progress()
+        self._progress = TransferProgress()
         self._num_threads = min(_MAX_THREADS, store.num_threads)
 
     @property
@@ -113,7 +113,7 @@ class FolderSource:
         )
 
     def send(
-        self, name: str, progress: Progress, beside: Sequence[Callable[[], None]]
+        self, name: str, progress: TransferProgress, beside: Sequence[Callable[[], None]]
     ) -> tuple[FileEntry, ...] | None:
         """Send what is new, then snapshot.json; may also raise ChangedError."""
         self._progress = progress

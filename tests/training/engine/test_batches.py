@@ -7,9 +7,9 @@ import pytest
 
 from tests.training.forked import in_fork
 from training.engine.batches import BatchPlan
+from training.engine.step_log import sample_digest
 from training.errors import UserError
 from training.randomness import shuffled
-from training.record.sample_digest import sample_digest
 from training.workload import Samples, Settings
 
 

@@ -65,7 +65,7 @@ class SmallConfig:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ScaledInputs:
+class _ScaledInputs:
     """Derived data: the inputs divided by their spread, with noise from the shard's own seed."""
 
     name: str = "scaled"
@@ -188,7 +188,7 @@ class Small:
 
     def stages(self, c: SmallConfig) -> Sequence[Prepare | Train]:
         return (
-            ScaledInputs(),
+            _ScaledInputs(),
             Classify(name="narrow", config=c, width=c.width),
             Classify(name="wide", config=c, width=2 * c.width),
         )

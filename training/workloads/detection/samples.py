@@ -24,12 +24,12 @@ from training.workloads.detection.image_files import read_rgb
 Batch: TypeAlias = dict[str, Tensor]
 
 # Pictures are kept of the first images of an evaluation.
-NUM_SHOWN = 12
+_NUM_SHOWN = 12
 # The label of what fills up an image's row of objects.
-NO_OBJECT = -1
+_NO_OBJECT = -1
 
 
-class Sample(NamedTuple):
+class _Sample(NamedTuple):
     """An image as the model sees it, its objects, and its place in the split."""
 
     image: Tensor  # uint8 (3, H, W)
@@ -54,7 +54,7 @@ class DetectionSamples:
     def __len__(self) -> int:
         return len(self.split)
 
-    def get(self, index: int, epoch: int, rng: torch.Generator) -> Sample:
+    def get(self, index: int, epoch: int, rng: torch.Generator) -> _Sample:
         """Sample `index`, as drawn from `rng`, or whole in the epoch -1."""
         height, width = self.split.sizes[index].tolist()
         if epoch < 0:
@@ -66,7 +66,7 @@ class DetectionSamples:
         objects = self.split.objects(index)
         boxes, is_kept = seen_boxes(torch.from_numpy(self.split.boxes[objects]), view)
         is_kept &= torch.from_numpy(~self.split.crowds[objects])
-        return Sample(
+        return _Sample(
             image=torch.from_numpy(np.asarray(seen).copy()).permute(2, 0, 1),
             labels=torch.from_numpy(self.split.labels[objects])[is_kept],
             boxes=boxes[is_kept],
@@ -74,7 +74,7 @@ class DetectionSamples:
             is_evaluated=epoch < 0,
         )
 
-    def collate(self, items: Sequence[Sample]) -> Batch:
+    def collate(self, items: Sequence[_Sample]) -> Batch:
         """Images padded below and on the right, objects with NO_OBJECT."""
         height, width = (
             -(-max(item.image.shape[side] for item in items) // self.bucket) * self.bucket
@@ -82,7 +82,7 @@ class DetectionSamples:
         )
         images = torch.zeros(len(items), 3, height, width, dtype=torch.uint8)
         most = max(len(item.labels) for item in items)
-        labels = torch.full((len(items), most), NO_OBJECT, dtype=torch.int64)
+        labels = torch.full((len(items), most), _NO_OBJECT, dtype=torch.int64)
         boxes = torch.zeros(len(items), most, 4)
         for row, item in enumerate(items):
             _, h, w = item.image.shape
@@ -112,7 +112,7 @@ class DetectionSamples:
             "truth_areas": torch.from_numpy(split.areas[rows]),
             "truth_crowds": torch.from_numpy(split.crowds[rows]),
             "categories": written(split.categories),
-            "shown": torch.tensor([r for r, i in enumerate(indices) if i < NUM_SHOWN]).long(),
+            "shown": torch.tensor([r for r, i in enumerate(indices) if i < _NUM_SHOWN]).long(),
         }
 
     def files(self, indices: Order) -> Sequence[str]:

@@ -12,8 +12,8 @@ from torch.optim import Optimizer
 from training.errors import UserError
 from training.workload import Batch, Inputs, Loss, Partial, Samples, Settings, Start
 from training.workloads.expansion import RewarmingAdamW, fill, scaled_groups
-from training.workloads.expansion.rewarm import Rewarming
-from training.workloads.growth import evaluation, samples
+from training.workloads.expansion.adamw import Rewarming
+from training.workloads.growth import evaluation
 from training.workloads.growth.architecture import ModelConfig
 from training.workloads.growth.config import GrowthConfig
 from training.workloads.growth.expert_products import check_products
@@ -160,7 +160,7 @@ class TrainPhase:
 
     def show(self, m: nn.Module, i: Inputs, parts: Sequence[Partial], out: Path) -> None:
         """How the model goes on with the beginnings of held-out texts."""
-        samples.write(cast(LanguageModel, m), i, self.config, out / "samples.md")
+        evaluation.write_samples(cast(LanguageModel, m), i, self.config, out / "samples.md")
 
     def evaluate(self, m: nn.Module, b: Batch) -> Partial:
         return evaluation.partial(m, b)

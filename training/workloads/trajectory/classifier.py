@@ -27,7 +27,7 @@ _NUM_STATISTICS = 256
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TrainClassifier:
+class TrainClipClassifier:
     """A Train stage without a model. Baselines differ in their `view`, which is what they see."""
 
     name: str
@@ -107,7 +107,7 @@ class TrainClassifier:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TrainHead(TrainClassifier):
+class TrainHead(TrainClipClassifier):
     """The head on frozen features of whole or partial clips."""
 
     config: TrajectoryConfig
@@ -142,7 +142,7 @@ class TrainHead(TrainClassifier):
     def start(self, m: nn.Module, i: Inputs) -> Start:
         """Check the splits and estimate the features' scale from training clips."""
         # Not super(): dataclass(slots=True) creates a new class that super() does not know.
-        start = TrainClassifier.start(self, m, i)
+        start = TrainClipClassifier.start(self, m, i)
         if not start.failures:
             assert isinstance(m, TransformerHead)
             samples = self.samples(i, "train")
@@ -153,7 +153,7 @@ class TrainHead(TrainClassifier):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TrainTimeAverage(TrainClassifier):
+class TrainTimeAverage(TrainClipClassifier):
     """A small network trained on the pixels of the clips' mean images."""
 
     width: int

@@ -92,11 +92,11 @@ def clip_features(
     backbone: nn.Module, frames: "Frames", c: TrajectoryConfig, device: torch.device
 ) -> Tensor:
     """Return one clip's features (T, G, C) as float16 on the CPU."""
-    maps = F.adaptive_avg_pool2d(backbone(to_images(frames[:: c.frame_stride], c, device)), c.grid)
+    maps = F.adaptive_avg_pool2d(backbone(_to_images(frames[:: c.frame_stride], c, device)), c.grid)
     return maps.flatten(2).transpose(1, 2).to("cpu", torch.float16).contiguous()
 
 
-def to_images(frames: "Frames", c: TrajectoryConfig, device: torch.device) -> Tensor:
+def _to_images(frames: "Frames", c: TrajectoryConfig, device: torch.device) -> Tensor:
     """Return frames (T, 64, 64, 3) as normalised images (T, 3, size, size), channels-last."""
     pixels = torch.from_numpy(frames.copy()).to(device).float()
     normalised = (pixels - pixels.new_tensor(_MEAN)) / pixels.new_tensor(_STD)
@@ -115,7 +115,7 @@ def load_backbone(c: TrajectoryConfig, folder: Path, device: torch.device) -> nn
     if c.weights == "random":
         data = open_dataset(folder)
         clips = [data.frames[k] for k in data.splits["train"][:_CALIBRATION_CLIPS]]
-        calibrate(backbone, torch.cat([to_images(clip[::8], c, device) for clip in clips]))
+        calibrate(backbone, torch.cat([_to_images(clip[::8], c, device) for clip in clips]))
     return backbone
 
 

@@ -19,7 +19,7 @@ from tests.training.workloads.trajectory.scene import (
 )
 from training.errors import UserError
 from training.workload import Inputs, Partial, Prepare, Train
-from training.workloads.trajectory.classifier import TrainClassifier
+from training.workloads.trajectory.classifier import TrainClipClassifier
 from training.workloads.trajectory.clips import CLASSES
 from training.workloads.trajectory.dataset import (
     CLIPS_FILE,
@@ -247,7 +247,7 @@ def test_each_recipe_runs_a_step_on_the_cpu(dataset: FakeDataset, recipe: Any) -
     features = clip_features(backbone, data.frames[0], config, inputs.device)
     assert features.shape == (config.num_frames, config.grid**2, 128)
     for stage in TRAJECTORY.stages(config):
-        if not isinstance(stage, TrainClassifier):
+        if not isinstance(stage, TrainClipClassifier):
             continue
         torch.manual_seed(0)
         model = stage.model(inputs)

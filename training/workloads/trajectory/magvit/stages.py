@@ -14,12 +14,18 @@ from torch.optim import AdamW, Optimizer
 from training.artifact_key import artifact_key
 from training.capabilities import Probe
 from training.workload import Inputs, Loss, Partial, Settings, Start
-from training.workloads.trajectory.classifier import TrainClassifier, parameter_groups
+from training.workloads.trajectory.classifier import TrainClipClassifier, parameter_groups
 from training.workloads.trajectory.clips import CLIP_SHAPE, TRACK_SHAPE
 from training.workloads.trajectory.dataset import open_dataset, shard_range
-from training.workloads.trajectory.magvit import reconstruction
 from training.workloads.trajectory.magvit.recipes import MagvitConfig
-from training.workloads.trajectory.magvit.tokenizer import Quantizer, Tokenizer
+from training.workloads.trajectory.magvit.tokenizer import (
+    Quantizer,
+    Tokenizer,
+    moving,
+    reconstruction_partial,
+    show_reconstructions,
+    summarize_reconstructions,
+)
 from training.workloads.trajectory.magvit.transformer import TokenTransformer
 from training.workloads.trajectory.samples import NUM_STRIPS, Batch, FrameSamples
 
@@ -82,20 +88,20 @@ class TrainTokenizer:
         """Squared error, with the additional weight `motion_weight` for moving pixels."""
         pixels_BTHW3, _ = m(b["frames"])
         truth_BTHW3 = b["frames"].float() / 255.0
-        moving_BTHW1 = reconstruction.moving(truth_BTHW3)
+        moving_BTHW1 = moving(truth_BTHW3)
         weight_BTHW1 = 1.0 + self.config.motion_weight * moving_BTHW1
         squared = (pixels_BTHW3.float() - truth_BTHW3).square() * weight_BTHW1
         return Loss(total=squared.mean(dim=(1, 2, 3, 4)).sum())
 
     def evaluate(self, m: nn.Module, b: Batch) -> Partial:
-        return reconstruction.partial(m, b)
+        return reconstruction_partial(m, b)
 
     def summarize(self, parts: Sequence[Partial], out: Path) -> Mapping[str, float]:
-        return reconstruction.summarize(parts)
+        return summarize_reconstructions(parts)
 
     def show(self, m: nn.Module, i: Inputs, parts: Sequence[Partial], out: Path) -> None:
         if parts:
-            reconstruction.illustrate(parts, out)
+            show_reconstructions(parts, out)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -154,7 +160,7 @@ class Tokens:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TrainTransformer(TrainClassifier):
+class TrainTransformer(TrainClipClassifier):
     """Trains on masked tokens, and on the class and future position of unmasked clips."""
 
     config: MagvitConfig
