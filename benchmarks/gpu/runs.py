@@ -4,7 +4,6 @@ import json
 import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -23,6 +22,7 @@ from benchmarks.gpu.session import (
 )
 from training.errors import EXIT_INTERRUPTED
 from training.preflight.standalone import standalone_inputs
+from training.settings import changed
 
 # Runs at the same time share a GPU, three of each comparison: each gets this much, or a quarter.
 _SHARE_MIB = 6000
@@ -159,9 +159,9 @@ def speed(session: Session) -> None:
             "compiled": {"compile_mode": "default"},
         }
     base = float("nan")
-    for name, changed in variants.items():
+    for name, own in variants.items():
         job = TrainerRun(
-            workload=LANGUAGE, recipe="plain", dataset=none, overrides={**plain, **changed}
+            workload=LANGUAGE, recipe="plain", dataset=none, overrides={**plain, **own}
         )
         rate, waited = _measured_rate(session, job, name.replace(" ", "-"), "language")
         base = rate if name == "plain" else base
@@ -211,7 +211,7 @@ def _measured_rate(
 def _bare_rate(session: Session, overrides: dict[str, object]) -> float:
     """Samples per second of the same steps in a bare loop, over one batch on the device."""
     fields = {name: value for name, value in overrides.items() if name != "steps"}
-    stage = TrainLanguage(config=replace(LanguageConfig(), **fields))  # type: ignore[arg-type]
+    stage = TrainLanguage(config=changed(LanguageConfig(), **fields))
     torch.set_num_threads(stage.config.num_threads)
     inputs = standalone_inputs(stage.name, stage.config)
     model = stage.model(inputs).to(session.device).train()

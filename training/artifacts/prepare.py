@@ -28,7 +28,6 @@ from contract.keys import artifact_prefix
 from training.artifact_key import artifact_key
 from training.attempt.context import AttemptContext
 from training.attempt.world import World
-from training.capabilities import IsShareable
 from training.code_fingerprint import code_fingerprint
 from training.randomness import seed_torch
 from training.report.progress import ProgressBar
@@ -293,8 +292,7 @@ class SharedArtifacts:
     def __init__(
         self, store: Store | None, stage: Prepare, key: str, numerics: Mapping[str, Any]
     ) -> None:
-        is_shareable = isinstance(stage, IsShareable) and stage.is_shareable
-        self._store = store if is_shareable else None
+        self._store = store if stage.is_shareable else None
         self._prefix = ""
         if self._store is not None:
             self._prefix = f"{shared_key(stage, key, numerics)}/"
