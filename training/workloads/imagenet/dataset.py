@@ -1,10 +1,9 @@
 """Packs the images that users bring, a folder of classes or ImageNet's own layout, or drawn ones.
 
 The classes of validation images in no folder are read from ILSVRC2012's devkit, Kaggle's
-LOC_val_solution.csv, or the user's own CSV. Drawn pictures show eight patterns, so that a classifier
-can be trained without a download; each is a function of (seed, index): a pattern of random scale,
-place and lighting, a little turned, in two random colors, with noise. Imports no torch: each process
-that packs would have to wait for it.
+LOC_val_solution.csv, or the user's own CSV. Drawn pictures, functions of (seed, index), can train a
+classifier without a download: one of eight patterns of random scale, place and lighting, in two
+random colors, with noise. Imports no torch: each process that packs would have to wait for it.
 """
 
 import csv
