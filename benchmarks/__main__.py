@@ -13,6 +13,7 @@ import psutil
 from benchmarks import (
     checkpoint,
     evidence,
+    house,
     overhead,
     s3,
     walks,
@@ -35,40 +36,45 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     spot.add_arguments(policies)
-    saves = commands.add_parser("checkpoint", help="saves beside torch.save, safetensors and DCP")
+    saves = commands.add_parser("checkpoint", help="saves, torch.save's, safetensors' and DCP's")
     saves.add_argument("--rounds", type=int, default=7, help="alternating, default: %(default)s")
     saves.add_argument("--megabytes", type=int, default=512, help="default: %(default)s")
     saves.add_argument("--folder", type=Path, help="on the disk to measure (default: temporary)")
-    transfers = commands.add_parser("s3", help="uploads and downloads beside other clients of S3")
+    transfers = commands.add_parser("s3", help="uploads and downloads, other clients' too")
     transfers.add_argument("--rounds", type=int, default=5, help="alternating: %(default)s")
     transfers.add_argument("--megabytes", type=int, default=512, help="default: %(default)s")
     device = commands.add_parser("gpu", help="what only a GPU can say, in one call")
     device.add_argument("--cpu", action="store_true", help="a dry run without one, tiny sizes")
     device.add_argument("--seconds", type=float, default=450.0, help="default: %(default)s")
     device.add_argument("--only", nargs="+", default=[], metavar="NAME", help="default: all of it")
-    images = commands.add_parser("loader", help="our loader beside others and what cores decode")
+    images = commands.add_parser("loader", help="our loader, others, and what cores decode")
     images.add_argument("--rounds", type=int, default=5, help="alternating, default: %(default)s")
     images.add_argument("--images", type=int, default=4000, help="a round, default: %(default)s")
     images.add_argument("--batch", type=int, default=64, help="default: %(default)s")
     images.add_argument("--workers", type=int, help="processes (default: one per core)")
     images.add_argument("--only", nargs="+", default=[], metavar="NAME", help="default: all")
     images.add_argument(
-        "--loop", action="store_true", help="instead, a step of our loop beside bare PyTorch loops"
+        "--loop",
+        action="store_true",
+        help="instead, a step of our loop and of bare PyTorch",
     )
     images.add_argument("--width", type=int, default=60_000, help="--loop: sets the step time")
-    programs = commands.add_parser("program", help="a program's checkpoints beside aws s3 sync")
+    programs = commands.add_parser("program", help="a program's checkpoints, and aws s3 sync's")
     programs.add_argument("--lives", type=int, default=20, help="machines lost: %(default)s")
     programs.add_argument("--megabytes", type=int, default=16, help="per file: %(default)s")
     programs.add_argument("--steps", type=int, default=100, help="per checkpoint: %(default)s")
     evidence.add_arguments(
         commands.add_parser(
             "evidence",
-            help="the seed documents' numbers beside ours; the fit of sizing's constants",
+            help="the seed documents' numbers and ours; the fit of sizing's constants",
             description=evidence.__doc__,
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
     )
-    commands.add_parser("walks", help="files and functions of a start, a save, a notice")
+    walked = commands.add_parser("walks", help="files and functions of a start, a save, a notice")
+    walked.add_argument(
+        "--tree", type=Path, help="instead, lines, names and options of the checkout in this folder"
+    )
     for command in commands.choices.values():
         command.add_argument("--json", action="store_true", help="print JSON instead of tables")
     return parser.parse_args(arguments)
@@ -101,7 +107,7 @@ _MEASURES: Mapping[str, Callable[[argparse.Namespace], Sequence[dict[str, Any]]]
     "program": lambda given: checkpoint.columns(
         program.measure(num_lives=given.lives, megabytes=given.megabytes, steps=given.steps)
     ),
-    "walks": lambda given: walks.measure(),
+    "walks": lambda given: house.measure(given.tree) if given.tree else walks.measure(),
 }
 
 

@@ -1,6 +1,6 @@
 """`python -m benchmarks evidence`: what proves sizing, the seed documents' numbers and the fit.
 
-python -m benchmarks evidence 002           every number of a document, beside ours
+python -m benchmarks evidence 002           every number of a document, and ours
 python -m benchmarks evidence --fit         fit the models' constants to published runs, and write
 python -m benchmarks evidence --fit --check write nothing; exit code 1 if the file differs
 
@@ -35,10 +35,10 @@ def run(arguments: argparse.Namespace) -> int:
         raise ValueError("give either a document's number or --fit, such as `evidence 002`")
     if arguments.fit:
         return _fit(arguments)
-    return show_claims(claims(arguments.seed), as_json=arguments.json)
+    return _show_claims(claims(arguments.seed), as_json=arguments.json)
 
 
-def show_claims(found: list[Claim], *, as_json: bool) -> int:
+def _show_claims(found: list[Claim], *, as_json: bool) -> int:
     """Show the tables one after the other, and how many claims hold."""
     counts = {word: sum(claim.verdict == word for claim in found) for word in get_args(Verdict)}
     if as_json:
@@ -49,7 +49,7 @@ def show_claims(found: list[Claim], *, as_json: bool) -> int:
         print_json("evidence", {"claims": rows, "verdicts": counts})
         return 0
     for table, group in groupby(found, key=lambda claim: claim.table):
-        show([claim_row(claim) for claim in group], title=f"{found[0].seed}: {table}")
+        show([_claim_row(claim) for claim in group], title=f"{found[0].seed}: {table}")
     show(
         [],
         notes=[
@@ -64,7 +64,7 @@ def show_claims(found: list[Claim], *, as_json: bool) -> int:
 _SAME = {"reproduced": "as ours", "adds up": "adds up"}
 
 
-def claim_row(claim: Claim) -> dict[str, Any]:
+def _claim_row(claim: Claim) -> dict[str, Any]:
     """Return a claim for people; of one that holds no more is said."""
     unit = f" {claim.unit}" if claim.unit else ""
     return {

@@ -1,4 +1,4 @@
-"""Seconds of a step in our loop, beside bare PyTorch loops over the same model and optimizer.
+"""Seconds of a step in our loop and in bare PyTorch loops over the same model and optimizer.
 
 Ours derives the noise of every micro-batch, reads the loss a step late and records it. No figure
 includes evaluations or saves. On a shared machine the model's own work varies more from round to

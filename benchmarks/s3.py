@@ -1,4 +1,4 @@
-"""Uploads and downloads of a checkpoint beside other clients of S3, all against one local sink.
+"""Uploads and downloads of a checkpoint by ours and other clients of S3, all to one local sink.
 
 Ours hashes every byte with SHA-256, as S3 does with what arrives and a resumed run with what it
 reads; the others take a CRC or nothing. Sockets without any of that are the limit. And what an
@@ -25,7 +25,7 @@ import psutil
 from benchmarks.s3_client import CLIENTS, KEEP, KEY
 
 REPOSITORY = Path(__file__).parent.parent
-PEERS = (f"boto3[crt]=={boto3.__version__}", "obstore", "s5cmd")
+_PEERS = (f"boto3[crt]=={boto3.__version__}", "obstore", "s5cmd")
 _TITLES = {
     "raw": "raw sockets (the limit)",
     "ours": "ours (SHA-256)",
@@ -76,7 +76,7 @@ def _peers(folder: Path) -> Path:
     uv = [str(Path(sys.executable).with_name("uv")), "--quiet"]
     python = folder / "bin" / "python"
     subprocess.run([*uv, "venv", "--python", sys.executable, str(folder)], check=True)
-    subprocess.run([*uv, "pip", "install", "--python", str(python), *PEERS], check=True)
+    subprocess.run([*uv, "pip", "install", "--python", str(python), *_PEERS], check=True)
     return python
 
 

@@ -147,12 +147,12 @@ def _save(store: Any, size: int, sender: Any) -> Transfer:
 
     from training.save.state import HostCopies, LiveState
     from training.save.transfer import send
-    from training.store.parts import Progress
+    from training.store.parts import TransferProgress
 
     live = LiveState(tensors={"model": {"w": torch.randn(size // 4)}}, state={})
     copy = HostCopies(sender).copy(live, None)
     assert copy is not None
-    return lambda: send(store, "", copy.files, Progress())
+    return lambda: send(store, "", copy.files, TransferProgress())
 
 
 def _restore(store: Any, size: int) -> Transfer:

@@ -20,7 +20,7 @@ _MEBIBYTE = 1024 * 1024
 _DATE = "2026-01-01T00:00:00.000Z"
 _NAMESPACE = 'xmlns="http://s3.amazonaws.com/doc/2006-03-01/"'
 
-Headers: TypeAlias = dict[str, str]
+_Headers: TypeAlias = dict[str, str]
 
 
 @dataclass(slots=True)
@@ -34,7 +34,7 @@ class _Object:
 class _Answer:
     status: str
     body: bytes | memoryview = b""
-    headers: Headers = field(default_factory=dict)
+    headers: _Headers = field(default_factory=dict)
     length: int | None = None  # of the body that a HEAD does not send
 
 
@@ -46,7 +46,7 @@ class _Sink:
         self._parts: dict[str, dict[int, _Object]] = {}  # by upload
         self._lock = threading.Lock()
 
-    def answer(self, method: str, target: str, headers: Headers, body: _Object) -> _Answer:
+    def answer(self, method: str, target: str, headers: _Headers, body: _Object) -> _Answer:
         url = urlsplit(target)
         key = unquote(url.path).lstrip("/")
         query = parse_qs(url.query, keep_blank_values=True)
@@ -63,7 +63,7 @@ class _Sink:
             return self._get(method, key, headers)
 
     def _put(
-        self, key: str, query: dict[str, list[str]], headers: Headers, body: _Object
+        self, key: str, query: dict[str, list[str]], headers: _Headers, body: _Object
     ) -> _Answer:
         if "uploadId" in query:
             self._parts[query["uploadId"][0]][int(query["partNumber"][0])] = body
@@ -106,7 +106,7 @@ class _Sink:
         about = f"<Name>{bucket}</Name><KeyCount>{len(found)}</KeyCount><MaxKeys>1000</MaxKeys>"
         return _xml("ListBucketResult", about + "<IsTruncated>false</IsTruncated>" + "".join(found))
 
-    def _get(self, method: str, key: str, headers: Headers) -> _Answer:
+    def _get(self, method: str, key: str, headers: _Headers) -> _Answer:
         found = self._objects.get(key)
         if found is None or (found.data is None and method == "GET"):
             return _error("404 Not Found", "NoSuchKey")
@@ -168,7 +168,7 @@ class _Connection:
         del self._read[: end + 4]
         return head
 
-    def _body(self, headers: Headers, *, is_kept: bool) -> _Object:
+    def _body(self, headers: _Headers, *, is_kept: bool) -> _Object:
         if headers.get("transfer-encoding", "").lower() == "chunked":
             raise ValueError("a chunked request: give the client a length")
         size = int(headers.get("content-length", 0))

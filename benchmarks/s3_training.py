@@ -1,7 +1,7 @@
 """Steps per second of a training that the interpreter bounds, alone and while checkpoints go to S3.
 
 `python -m benchmarks.s3_training --megabytes N --rounds N` with AWS_ENDPOINT_URL prints one line of
-JSON. The saves are the trainer's own, one after the other; only steps beside one are counted.
+JSON. The saves are the trainer's own, one after the other; only steps during one are counted.
 """
 
 import argparse
@@ -84,7 +84,7 @@ def _small_steps() -> Callable[[], None]:
 def _round(
     step: Callable[[], None], checkpointer: Checkpointer | None, state: Any
 ) -> tuple[float, float]:
-    """Steps per second beside saves, and saves per second, of some seconds of training."""
+    """Steps per second during saves, and saves per second, of some seconds of training."""
     num_steps = num_saves = 0
     waited, began = 0.0, time.perf_counter()
     while (spent := time.perf_counter() - began) < _SECONDS or (

@@ -1,7 +1,7 @@
 """The sample ids of a step as a count and a digest: enough to prove each was seen once per epoch.
 
 The digest is the sum of a 64-bit mix of each id, modulo 2**64. No order changes it, so the sums of
-an epoch's steps add up to the sum of all ids; training/record/sample_digest.py makes it.
+an epoch's steps add up to the sum of all ids; training/engine/step_log.py makes it.
 """
 
 from collections.abc import Mapping

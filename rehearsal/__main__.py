@@ -9,7 +9,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,7 @@ from rehearsal.drill.workload import (
     defaults_of,
 )
 from rehearsal.machines.commands import CommandFailed
-from rehearsal.machines.nspawn.host import NspawnHost, nspawn_host
+from rehearsal.machines.nspawn.host import nspawn_host
 from rehearsal.machines.nspawn.namespaces import check_host, enter_namespaces
 from rehearsal.machines.nspawn.root_image import root_image
 from rehearsal.scenarios.scenario import NSPAWN, PROCESS, Scenario, choose
@@ -224,33 +224,24 @@ def _embedded_aws(
 ) -> Iterator[DeployedStacks]:
     """An embedded AWS for the stacks, its files in --out; `told` gets what programs say."""
     folder = (REPOSITORY / arguments.out).resolve()
-    image = _prepare(arguments.machine, say)
-    with (
-        cleared_folder(folder),
-        EmbeddedAws() as aws,
-        Children(say=told, environment=child_environment(aws), folder=REPOSITORY) as children,
-        _nspawn_host(image, folder / "network", aws) as nspawn,
-    ):
+    image = None
+    if arguments.machine == NSPAWN:
+        check_host()
+        image = root_image(say)
+        enter_namespaces()
+    with ExitStack() as stack:
+        stack.enter_context(cleared_folder(folder))
+        aws = stack.enter_context(EmbeddedAws())
+        environment = child_environment(aws)
+        children = stack.enter_context(
+            Children(say=told, environment=environment, folder=REPOSITORY)
+        )
+        nspawn = None
+        if image is not None:
+            network = folder / "network"
+            host = nspawn_host(image, network, aws.application, aws.region)
+            nspawn = stack.enter_context(host)
         yield DeployedStacks(folder=folder, aws=aws, children=children, nspawn=nspawn)
-
-
-def _prepare(machine: str, say: Callable[[str], None]) -> Path | None:
-    """For nspawn machines, return the root image and go on in namespaces of our own."""
-    if machine != NSPAWN:
-        return None
-    check_host()
-    image = root_image(say)
-    enter_namespaces()
-    return image
-
-
-@contextmanager
-def _nspawn_host(image: Path | None, folder: Path, aws: EmbeddedAws) -> Iterator[NspawnHost | None]:
-    if image is None:
-        yield None
-        return
-    with nspawn_host(image, folder, aws.application, aws.region) as host:
-        yield host
 
 
 def run_drills(arguments: argparse.Namespace, say: Callable[[str], None]) -> int:
@@ -301,12 +292,11 @@ def serve(arguments: argparse.Namespace, say: Callable[[str], None]) -> int:
         EmbeddedAws(port=arguments.port) as aws,
         Children(say=say, environment=child_environment(aws), folder=REPOSITORY) as children,
     ):
-        output = ("--output", str(REPOSITORY / "out" / "bootstrap.out"))
-        environment = f"aws://{aws.account}/{aws.region}"
-        run_cdk(children, "cdk bootstrap", "bootstrap", environment, *output)
+        folder = REPOSITORY / "out"
+        DeployedStacks(folder=folder, aws=aws, children=children).bootstrap()
         variables = "".join(f"export {k}={v}\n" for k, v in aws.environment().items())
-        path = REPOSITORY / "out" / "aws-local.env"
-        path.parent.mkdir(exist_ok=True)
+        path = folder / "aws-local.env"
+        folder.mkdir(exist_ok=True)
         path.write_text(variables)
         print(variables, end="", flush=True)
         say("ready: type these lines in another terminal, or `source out/aws-local.env`; then cdk")

@@ -81,7 +81,7 @@ def _write(output: Path | None, comment: str) -> None:
 
 def _review(repository: Path, folder: Path, options: argparse.Namespace) -> Review:
     name = head_name(repository)
-    # A base that is no commit is refused before anything is synthesized.
+    # A base that is not a commit is refused before anything is synthesized.
     commit = None if options.deployed else merge_base(repository, options.base)
     synthesize(repository, folder / "head", options.context, f"head ({name})")
     head = read_assembly(folder / "head", name)

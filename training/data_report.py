@@ -11,7 +11,7 @@ from training.errors import UserError
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Finding:
+class DataFinding:
     """One kind of fault: how often, and a sentence with an example and with what to do."""
 
     rule: str
@@ -24,16 +24,16 @@ class Finding:
 class DataReport:
     """All findings, and tables by title: rows of the same columns each."""
 
-    findings: Sequence[Finding]
+    findings: Sequence[DataFinding]
     tables: Mapping[str, Sequence[Mapping[str, Any]]]
 
     @property
-    def refusals(self) -> list[Finding]:
+    def refusals(self) -> list[DataFinding]:
         """What would break training."""
         return [finding for finding in self.findings if finding.is_refused]
 
     @property
-    def warnings(self) -> list[Finding]:
+    def warnings(self) -> list[DataFinding]:
         """What somebody should know, and training can do with."""
         return [finding for finding in self.findings if not finding.is_refused]
 

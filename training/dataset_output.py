@@ -24,7 +24,7 @@ _LOCK = "lock"
 class Output(Protocol):
     """A new dataset. Names are relative, with slashes; other processes can be sent one.
 
-    What has a name is whole: a writer that is killed leaves nothing under it.
+    A named file is complete: a writer that is killed leaves nothing under its name.
     """
 
     @property

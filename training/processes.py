@@ -17,13 +17,13 @@ from typing import TypeVar
 
 from training.errors import UserError
 
-Task = TypeVar("Task")
-Result = TypeVar("Result")
+_Task = TypeVar("_Task")
+_Result = TypeVar("_Result")
 
 
 def in_processes(
-    act: Callable[[Task], Result], tasks: Sequence[Task], num: int | None = None
-) -> Iterator[tuple[Task, Result]]:
+    act: Callable[[_Task], _Result], tasks: Sequence[_Task], num: int | None = None
+) -> Iterator[tuple[_Task, _Result]]:
     """Call `act` for each task, by default on all cores; yield each when done, in any order."""
     num = min(num or os.cpu_count() or 1, len(tasks))
     if num < 2:
@@ -33,7 +33,7 @@ def in_processes(
     waiting = iter(tasks)
     with _processes(num) as pool:
         # One ahead of each process: all of them at once would be pickled at once.
-        running: dict[Future[Result], Task] = {}
+        running: dict[Future[_Result], _Task] = {}
         while True:
             for task in islice(waiting, 2 * num - len(running)):
                 running[pool.submit(act, task)] = task

@@ -17,7 +17,7 @@ from training.errors import UserError
 # A workload that can go on with an interrupted import keeps its position in this file of the new
 # dataset, as JSON with the key "workload". Once there is a manifest, it is deleted.
 UNFINISHED = ".unfinished.json"
-SPLITS = ("train", "validation", "test")
+_SPLITS = ("train", "validation", "test")
 _ALSO_CALLED = {"training": "train", "val": "validation", "valid": "validation"}
 _TAR = (".tar", ".tgz", ".tar.gz", ".tar.bz2", ".tar.xz")
 _COLUMNS = ("file", "class")
@@ -87,10 +87,12 @@ def open_source(source: Path, scratch: Path) -> list[SourceFile]:
         source = tables[0] if len(tables) == 1 else source
     found = sorted(_of_table(source) if source.is_file() else _of_folder(source), key=_name)
     if not found:
-        raise UserError(f"{source} has no files; bring some")
+        raise UserError(f"{source} has no files; add some")
     if {file.split is None for file in found} == {True, False}:
         without = next(file.name for file in found if file.split is None)
-        raise UserError(f"{without} has no split, but other files have; give each one or none")
+        raise UserError(
+            f"{without} has no split, but other files do; assign one to every file or to none"
+        )
     return found
 
 
@@ -99,7 +101,7 @@ def open_folder(source: Path, scratch: Path) -> Path:
     if source.is_dir():
         return source
     if not source.is_file() or not _is_archive(source):
-        what = "is no archive" if source.exists() else "does not exist"
+        what = "is not an archive" if source.exists() else "does not exist"
         raise UserError(f"{source} {what}; give a folder, a zip or a tar archive")
     unpacked = scratch / "unpacked"
     unpacked.mkdir(parents=True)
@@ -128,7 +130,7 @@ def places_of(names: Iterable[str]) -> Iterator[tuple[str, str | None, str | Non
     visible = [name for name in names if not name.startswith(".") and "/." not in name]
     folders = {name.partition("/")[0] for name in visible if "/" in name}
     splits = {folder: _ALSO_CALLED.get(folder, folder) for folder in folders}
-    has_splits = bool(splits) and all(split in SPLITS for split in splits.values())
+    has_splits = bool(splits) and all(split in _SPLITS for split in splits.values())
     for name in visible:
         *above, _ = name.split("/")
         split = splits[above.pop(0)] if has_splits and above else None
@@ -171,12 +173,14 @@ def _of_table(table: Path) -> Iterator[SourceFile]:
             name, label, split = (row.get(key) or "" for key in (*_COLUMNS, "split"))
             path = table.parent / name
             if not name or not path.is_file():
-                raise UserError(f"{where}: there is no file {str(path)!r}; paths start at the CSV")
+                raise UserError(
+                    f"{where}: the file {str(path)!r} does not exist; paths are relative to the CSV"
+                )
             if not label:
                 raise UserError(f"{where}: {name} has no class; name one")
             split = _ALSO_CALLED.get(split, split)
-            if split and split not in SPLITS:
-                raise UserError(f"{where}: split is {split!r}; give one of {', '.join(SPLITS)}")
+            if split and split not in _SPLITS:
+                raise UserError(f"{where}: split is {split!r}; give one of {', '.join(_SPLITS)}")
             yield SourceFile(name=name, folder=table.parent, label=label, split=split or None)
 
 

@@ -22,7 +22,7 @@ def stack(items: Sequence[Any]) -> Any:
 
     Samples are trees of dicts, lists and tuples; the batch has the same structure.
     """
-    layout = Layout.of(items[0])
+    layout = ItemLayout.of(items[0])
     memory = torch.empty(layout.num_bytes(len(items)), dtype=torch.uint8)
     columns = layout.columns(memory, len(items))
     layout.write(columns, 0, items)
@@ -42,14 +42,14 @@ Structure: TypeAlias = Branch | None
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class ItemLayout:
     """What the samples of one batch have in common, and where their values stand in memory."""
 
     structure: Structure
     leaves: tuple[tuple[torch.dtype, torch.Size], ...]
 
     @classmethod
-    def of(cls, item: Any) -> "Layout":
+    def of(cls, item: Any) -> "ItemLayout":
         """The layout of a batch of samples like this one."""
         values, structure = _flattened(item)
         return cls(structure, tuple((value.dtype, value.shape) for value in values))
@@ -71,7 +71,7 @@ class Layout:
             values, structure = _flattened(item)
             leaves = tuple((value.dtype, value.shape) for value in values)
             if leaves != self.leaves or structure != self.structure:
-                raise differing(self, Layout(structure, leaves))
+                raise differing(self, ItemLayout(structure, leaves))
             for column, value in zip(columns, values, strict=True):
                 column[row].copy_(value)
 
@@ -91,7 +91,7 @@ class Layout:
         return str(_built(self.structure, iter(shapes))).replace("'", "")
 
 
-def differing(one: Layout, other: Layout) -> UserError:
+def differing(one: ItemLayout, other: ItemLayout) -> UserError:
     """The refusal of samples that do not fit into one batch."""
     return UserError(
         f"samples of one batch cannot be stacked: one is {one}, another {other}; let `get` return "

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 
 from benchmarks.anchors.bert import BERTS, Bert
 
-GROUND_TRUTHS_FILE = Path(__file__).parents[2] / "sizing" / "evidence" / "ground_truths.csv"
+_GROUND_TRUTHS_FILE = Path(__file__).parents[2] / "sizing" / "evidence" / "ground_truths.csv"
 # Counting needs no data: images of this many pixels a side, as in timm's table.
-IMAGE_SIZES = {
+_IMAGE_SIZES = {
     "inception_v3": 299,
     "efficientnet_b2": 256,
     "efficientnet_b4": 380,
@@ -49,7 +49,7 @@ def anchors() -> Mapping[str, Anchor]:
 def precisions() -> Mapping[str, list[str]]:
     """Return in which precisions each model of the ground truths ran."""
     found: dict[str, list[str]] = {}
-    with GROUND_TRUTHS_FILE.open(newline="", encoding="utf-8") as lines:
+    with _GROUND_TRUTHS_FILE.open(newline="", encoding="utf-8") as lines:
         for row in csv.DictReader(lines):
             # Detectors read their data, so anchors/detection.py has them.
             if not row["model"] or "rcnn" in row["model"]:
@@ -62,7 +62,7 @@ def precisions() -> Mapping[str, list[str]]:
 
 
 def _classifier(name: str) -> Anchor:
-    side = IMAGE_SIZES.get(name, 224)
+    side = _IMAGE_SIZES.get(name, 224)
 
     def build() -> nn.Module:
         import torchvision

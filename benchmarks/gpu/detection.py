@@ -1,19 +1,29 @@
-"""The detector on a GPU: which attention, how exact, and its step beside transformers'."""
+"""The detector on a GPU: which attention, how exact, and its step compared with transformers'."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
 
-from benchmarks.detection import table
-from benchmarks.gpu.session import Session
+from benchmarks.gpu.detection_contender import Contender, Part
+from benchmarks.gpu.session import REPOSITORY, Session, last_line
 from training.workloads.detection.attention import IMPLEMENTATIONS, Implementation, choose
 from training.workloads.detection.attention import deformable_attention as attend
 
 _SHAPES = ((40, 60), (20, 30), (10, 15), (5, 8))
 _QUERIES = 500
+_STEPS = {"warm_steps": 5, "num_steps": 20}
+_DRY_STEPS = {"warm_steps": 1, "num_steps": 1}
+_LEAST_SECONDS = 15.0
 
 
 def detector(session: Session) -> None:
-    """What is chosen, how far the others are from it, and milliseconds beside peers."""
+    """What is chosen, how far the others are from it, and milliseconds compared with peers."""
     device = session.device
     chosen = choose(device, torch.float32, deterministic=False)
     is_wrong = not session.is_dry and chosen != "triton"
@@ -37,17 +47,71 @@ def detector(session: Session) -> None:
     torch.use_deterministic_algorithms(False)
     is_same = all(torch.equal(one, other) for one, other in zip(*twice, strict=True))
     session.row("deterministic, twice", "the same bits" if is_same else "DIFFERS")
-    rows = table.measure(
-        scale="tiny" if session.is_dry else None,
-        rounds=1,
-        seconds=session.seconds_left,
-        parts=["step"] if session.is_dry else [],
-        cpu=session.is_dry,
-    )
-    for row in rows:
-        figures = f"{row['ms']} ms, {row['x best peer']} x best peer, {row['peak MiB']} MiB"
-        failed = f"FAILED: {row['note']}" if row["note"] else ""
-        session.row(f"{row['part']}: {row['who']}", figures, failed)
+    for part in get_args(Part):
+        if part == "step" or not session.is_dry:
+            _beside_peers(session, part)
+
+
+def _beside_peers(session: Session, part: Part) -> None:
+    """A row for each contender: milliseconds, memory, and the ratio to the best peer."""
+    found = [(each, _measured(session, each)) for each in _contenders(part, session)]
+    peers = [x["seconds"] for each, x in found if not each.is_ours and "failed" not in x]
+    for contender, result in found:
+        what = f"{part}: {contender.name}"
+        if "failed" in result:
+            session.row(what, "not measured", f"FAILED: {result['failed']}")
+            continue
+        ratio = f"{min(peers) / result['seconds']:.2f} x best peer, " if peers else ""
+        figures = f"{1000 * result['seconds']:,.1f} ms, {ratio}{result['mib']:,} MiB"
+        millions = f"{result['parameters'] / 1e6:,.2f} M parameters"
+        session.row(what, figures, millions if result["parameters"] else "")
+
+
+def _contenders(part: Part, session: Session) -> Iterator[Contender]:
+    """Ours and its peers."""
+    scale = "tiny" if session.is_dry else "reference"
+    common: dict[str, Any] = {"part": part, "scale": scale, "device": session.device.type}
+    # A dry run has no GPU to compile for.
+    ours = [each for each in IMPLEMENTATIONS if each != "triton" or not session.is_dry]
+    if part != "step":
+        for implementation in ours:
+            yield Contender(who="ours", implementation=implementation, **common)
+        yield Contender(who="transformers", **common)
+        if not session.is_dry:
+            yield Contender(who="transformers", implementation="compiled", **common)
+        return
+    for implementation in ("triton", "deterministic", "reference"):
+        if implementation in ours:
+            for with_denoising in (False, True):
+                yield Contender(
+                    who="ours",
+                    implementation=implementation,
+                    with_denoising=with_denoising,
+                    **common,
+                )
+    yield Contender(who="transformers", **common)
+
+
+def _measured(session: Session, contender: Contender) -> dict[str, Any]:
+    """What a process of its own says; `failed` has its last words."""
+    if session.seconds_left < _LEAST_SECONDS:
+        return {"failed": "no time was left"}
+    steps = _DRY_STEPS if session.is_dry else _STEPS
+    given = json.dumps({"contender": asdict(contender), **steps})
+    log = session.folder / "contender.log"
+    with log.open("w") as errors:
+        done = subprocess.run(
+            [sys.executable, "-m", "benchmarks.gpu.detection_contender", given],
+            cwd=REPOSITORY,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            check=False,
+        )
+    if done.returncode:
+        return {"failed": last_line(log)}
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
 
 
 def _given(device: torch.device) -> list[Tensor]:

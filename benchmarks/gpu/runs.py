@@ -4,7 +4,6 @@ import json
 import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -13,8 +12,8 @@ from torch import Tensor
 from benchmarks.gpu.language import LanguageConfig, TrainLanguage
 from benchmarks.gpu.session import (
     LANGUAGE,
-    Job,
     Session,
+    TrainerRun,
     end_of,
     last_line,
     rate_of,
@@ -23,6 +22,7 @@ from benchmarks.gpu.session import (
 )
 from training.errors import EXIT_INTERRUPTED
 from training.preflight.standalone import standalone_inputs
+from training.settings import changed
 
 # Runs at the same time share a GPU, three of each comparison: each gets this much, or a quarter.
 _SHARE_MIB = 6000
@@ -37,9 +37,9 @@ def equality(session: Session) -> None:
     """Alone, again, and interrupted by a notice and resumed: weights and losses, bit for bit."""
     none = session.dataset(LANGUAGE, 1)
 
-    def language(**overrides: object) -> Job:
+    def language(**overrides: object) -> TrainerRun:
         given = {"steps": 24, "deterministic": True, **overrides}
-        return Job(
+        return TrainerRun(
             workload=LANGUAGE, recipe="plain", dataset=none, overrides=session.language(**given)
         )
 
@@ -59,12 +59,12 @@ def equality(session: Session) -> None:
         task.result()
 
 
-def _trajectory_jobs(session: Session) -> dict[str, tuple[Job, str, int]]:
+def _trajectory_jobs(session: Session) -> dict[str, tuple[TrainerRun, str, int]]:
     """Real recipes, made shorter: what is run, and the stage and step of the notice."""
     clips = session.dataset("trajectory", 220)
 
-    def job(recipe: str, **overrides: object) -> Job:
-        return Job(
+    def job(recipe: str, **overrides: object) -> TrainerRun:
+        return TrainerRun(
             workload="trajectory",
             recipe=recipe,
             dataset=clips,
@@ -84,7 +84,7 @@ def _trajectory_jobs(session: Session) -> dict[str, tuple[Job, str, int]]:
     }
 
 
-def _compare(session: Session, name: str, job: Job, stage: str, step: int) -> None:
+def _compare(session: Session, name: str, job: TrainerRun, stage: str, step: int) -> None:
     if session.seconds_left < _LEAST_SECONDS:
         session.row(name, "skipped", "no time is left")
         return
@@ -126,13 +126,13 @@ def _options(session: Session) -> list[str]:
     return ["--no-adapt", *limit]
 
 
-def _whole(session: Session, job: Job, name: str) -> int | None:
+def _whole(session: Session, job: TrainerRun, name: str) -> int | None:
     arguments = job.arguments(session.folder, name, *_options(session))
     return session.training(arguments, session.folder / f"{name}.log")
 
 
 def _interrupted(
-    session: Session, job: Job, name: str, stage: str, step: int
+    session: Session, job: TrainerRun, name: str, stage: str, step: int
 ) -> tuple[int | None, int | None]:
     """Send a notice at a step of a stage, then resume; both exit codes."""
     arguments = job.arguments(session.folder, name, *_options(session))
@@ -159,8 +159,10 @@ def speed(session: Session) -> None:
             "compiled": {"compile_mode": "default"},
         }
     base = float("nan")
-    for name, changed in variants.items():
-        job = Job(workload=LANGUAGE, recipe="plain", dataset=none, overrides={**plain, **changed})
+    for name, own in variants.items():
+        job = TrainerRun(
+            workload=LANGUAGE, recipe="plain", dataset=none, overrides={**plain, **own}
+        )
         rate, waited = _measured_rate(session, job, name.replace(" ", "-"), "language")
         base = rate if name == "plain" else base
         what = f"{rate / base:.2f} x plain, {waited:.0%} of it waiting for data"
@@ -182,7 +184,9 @@ def recipes(session: Session) -> None:
         rates: dict[str, float] = {}
         for deterministic in (False, True):
             overrides = {"time_average_epochs": 1, **short, "deterministic": deterministic}
-            job = Job(workload="trajectory", recipe=recipe, dataset=clips, overrides=overrides)
+            job = TrainerRun(
+                workload="trajectory", recipe=recipe, dataset=clips, overrides=overrides
+            )
             name = f"{recipe}-{deterministic}"
             _measured_rate(session, job, name, stages[0], f"--artifacts-uri={session.folder / 'a'}")
             for stage in stages:
@@ -194,7 +198,7 @@ def recipes(session: Session) -> None:
 
 
 def _measured_rate(
-    session: Session, job: Job, name: str, stage: str, *more: str
+    session: Session, job: TrainerRun, name: str, stage: str, *more: str
 ) -> tuple[float, float]:
     log = session.folder / f"{name}.log"
     arguments = job.arguments(session.folder, name, "--no-adapt", *more)
@@ -207,7 +211,7 @@ def _measured_rate(
 def _bare_rate(session: Session, overrides: dict[str, object]) -> float:
     """Samples per second of the same steps in a bare loop, over one batch on the device."""
     fields = {name: value for name, value in overrides.items() if name != "steps"}
-    stage = TrainLanguage(config=replace(LanguageConfig(), **fields))  # type: ignore[arg-type]
+    stage = TrainLanguage(config=changed(LanguageConfig(), **fields))
     torch.set_num_threads(stage.config.num_threads)
     inputs = standalone_inputs(stage.name, stage.config)
     model = stage.model(inputs).to(session.device).train()
@@ -238,7 +242,7 @@ def ladder(session: Session) -> None:
     if session.is_dry:
         small = {"width": 128, "num_layers": 2, "num_tokens": 64, "vocabulary": 1024}
         overrides |= {**small, "precision": "float32"}
-    job = Job(
+    job = TrainerRun(
         workload=LANGUAGE,
         recipe="plain",
         dataset=session.dataset(LANGUAGE, 1),
@@ -255,7 +259,7 @@ def ladder(session: Session) -> None:
 
 
 def check(session: Session) -> None:
-    """Whether `training check`, which forks its attempts, can do so beside CUDA."""
+    """Whether `training check`, which forks its attempts, can do so with CUDA."""
     overrides = {"width": 64, "num_layers": 1, "num_tokens": 32, "vocabulary": 64, "steps": 12}
     given = [f"--override={name}={value}" for name, value in overrides.items()]
     log = session.folder / "check.log"

@@ -92,7 +92,7 @@ class Session:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Job:
+class TrainerRun:
     """A run of the trainer, under several names."""
 
     workload: str

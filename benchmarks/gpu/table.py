@@ -40,7 +40,7 @@ def measure(*, seconds: float, cpu: bool, only: Sequence[str] = ()) -> list[dict
     unknown = sorted(set(only) - set(MEASUREMENTS))
     if unknown:
         known = ", ".join(MEASUREMENTS)
-        raise ValueError(f"there is no measurement {unknown[0]!r}; give some of {known}")
+        raise ValueError(f"unknown measurement {unknown[0]!r}; known: {known}")
     if not cpu and not torch.cuda.is_available():
         raise ValueError(
             "this machine has no GPU that torch can use; give --cpu for a dry run, which tests "

@@ -1,1 +1,1 @@
-"""Images per second of our loader beside others, and beside what the cores can decode and crop."""
+"""Images per second of our loader, of others, and of what the cores can decode and crop."""

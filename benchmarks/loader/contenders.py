@@ -218,7 +218,7 @@ def _data_loader(given: Given, dataset: Any, shuffle: bool | None = True) -> Ite
 
 
 @dataclass(frozen=True, slots=True)
-class Contender:
+class LoaderContender:
     """A loader, the environment that has it, and what it imports: that is not measured."""
 
     run: Callable[[Given], Iterator[Any]]
@@ -232,17 +232,19 @@ _OURS = (
     "training.store.local_dataset",
 )
 _TORCHVISION = ("torchvision.datasets", "torchvision.transforms.v2", "torch.utils.data")
-CONTENDERS: Mapping[str, Contender] = MappingProxyType(
+CONTENDERS: Mapping[str, LoaderContender] = MappingProxyType(
     {
-        "ours": Contender(ours, ".venv", _OURS),
-        "DataLoader, our samples": Contender(data_loader, ".venv", (*_OURS, "torch.utils.data")),
-        "torchvision, Pillow, float": Contender(torchvision_pil, ".venv", _TORCHVISION),
-        "torchvision, uint8": Contender(torchvision_uint8, ".venv", _TORCHVISION),
-        "WebDataset, uint8": Contender(webdataset, ".venv", (*_TORCHVISION, "webdataset")),
-        "mosaicml-streaming, uint8": Contender(
+        "ours": LoaderContender(ours, ".venv", _OURS),
+        "DataLoader, our samples": LoaderContender(
+            data_loader, ".venv", (*_OURS, "torch.utils.data")
+        ),
+        "torchvision, Pillow, float": LoaderContender(torchvision_pil, ".venv", _TORCHVISION),
+        "torchvision, uint8": LoaderContender(torchvision_uint8, ".venv", _TORCHVISION),
+        "WebDataset, uint8": LoaderContender(webdataset, ".venv", (*_TORCHVISION, "webdataset")),
+        "mosaicml-streaming, uint8": LoaderContender(
             streaming, ".venv-peers", (*_TORCHVISION, "streaming")
         ),
-        "DALI on the CPU": Contender(dali, ".venv-peers", ("nvidia.dali.plugin.pytorch",)),
+        "DALI on the CPU": LoaderContender(dali, ".venv-peers", ("nvidia.dali.plugin.pytorch",)),
     }
 )
 
@@ -261,7 +263,7 @@ def main() -> int:
     os._exit(0)
 
 
-def epoch(contender: Contender, given: Given) -> dict[str, Any]:
+def epoch(contender: LoaderContender, given: Given) -> dict[str, Any]:
     """One epoch: when each batch came and of how many images, and the CPU seconds of all."""
     import torch
 

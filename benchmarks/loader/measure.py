@@ -1,4 +1,4 @@
-"""Images per second of our loader beside others, and beside what the cores can decode and crop.
+"""Images per second of our loader, of others, and of what the cores can decode and crop.
 
 Images are JPEGs of the size of ImageNet's, made here, in files, in our shards and in mosaicml's,
 all in the page cache. Each loader runs in a process of its own, and who consumes its batches does
@@ -78,7 +78,7 @@ def measure(
 
 def make_data(folder: Path, images: int) -> None:
     """Write the images as files, as our shards and, if the peers are there, as mosaicml's."""
-    encoded = [make_image(number) for number in range(min(images, _DIFFERENT))]
+    encoded = [_make_image(number) for number in range(min(images, _DIFFERENT))]
     splits = {"train": images, "validation": _CLASSES}
     for split, count in splits.items():
         for number in range(count):
@@ -91,7 +91,7 @@ def make_data(folder: Path, images: int) -> None:
         _run(".venv-peers", "benchmarks.loader.mds", str(folder))
 
 
-def make_image(seed: int) -> bytes:
+def _make_image(seed: int) -> bytes:
     """A JPEG with edges and noise."""
     generator = np.random.default_rng(seed)
     y, x = np.mgrid[0:_HEIGHT, 0:_WIDTH]

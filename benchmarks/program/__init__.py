@@ -1,1 +1,1 @@
-"""A program's checkpoints: our mirror beside `aws s3 sync` in a loop, which people use today."""
+"""A program's checkpoints: our mirror and `aws s3 sync` in a loop, which people use today."""

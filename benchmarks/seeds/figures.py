@@ -1,4 +1,4 @@
-"""How the figures beside the claims of the seed documents are computed: sizes, dollars, endpoints.
+"""How our figures for the claims of the seed documents are computed: sizes, dollars, endpoints.
 
 What is not computed from the catalogue, the models or counted footprints is a published fact, and
 stands in facts.csv with its source.
@@ -88,7 +88,7 @@ def _memory_part_mb(part: str) -> float:
 
 
 def _free_bytes(held: float) -> float:
-    """What the GPU has beside context, fragments and `held` bytes."""
+    """What the GPU has left after context, fragments and `held` bytes."""
     plan = _plan(_SIZE)
     there = (plan.inputs.instance.gpu_memory_mib - plan.work.memory.context) * MIB
     return there / (1 + plan.inputs.constants.fragmentation_share) - held

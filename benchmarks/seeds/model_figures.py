@@ -152,7 +152,7 @@ def _lm_hours(batch: str, steps: str) -> float:
     return _lm_seconds("123", batch, steps) / 3600
 
 
-def dino_hours(size: str, epochs: str) -> float:
+def _dino_hours(size: str, epochs: str) -> float:
     """Return the hours of CubiCasa5K on all GPUs: a published run scaled by memory bandwidth."""
     instance = catalogue.find(size.removeprefix("ml."))
     gpu = find_gpu(instance.gpu, instance.gpu_memory_mib)
@@ -213,8 +213,8 @@ MODEL_FIGURES: Mapping[str, Callable[..., float | str]] = {
     "growth_tokens": lambda name: 16 * _TOKENS / _growth_stage(name).step.seconds,
     "growth_usd": lambda steps: _growth_minutes(steps) / 60 * usd(_SIZE),
     "growth_spot_usd": lambda steps: _growth_minutes(steps) / 60 * _spot(_SIZE),
-    "dino_hours": dino_hours,
-    "dino_usd": lambda size, epochs: dino_hours(size, epochs) * fact(size),
+    "dino_hours": _dino_hours,
+    "dino_usd": lambda size, epochs: _dino_hours(size, epochs) * fact(size),
     "dino_memory_gb": _dino_memory_gb,
     "dino_memory_share": lambda: _dino_memory_gb("1", "need") / _dino_memory_gb("2", "need"),
     "dino_free_percent": _dino_free_percent,

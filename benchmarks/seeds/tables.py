@@ -1,4 +1,4 @@
-"""Every number that the seed documents claim, with a computed figure beside it.
+"""Every number that the seed documents claim, with a computed figure.
 
 claims.csv has the claims with the lines they stand on, as written; its column `ours` names a
 function of figures.py or model_figures.py, and so does {...} within `why`. A claim
@@ -28,7 +28,7 @@ _OF_THE_DOCUMENT = ("arithmetic", "sum", "quotient", "minutes_of_epochs")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Claim:
-    """One figure of a seed document beside ours; `claimed` may be a range such as 1..2, or words.
+    """One figure of a seed document, and ours; `claimed` may be a range such as 1..2, or words.
 
     `lines` are those of the document that say it, `written` how.
     """
@@ -86,7 +86,7 @@ class Claim:
 def claims(seed: str) -> list[Claim]:
     """Return every figure of a seed document, in the order of its tables."""
     if seed not in SEEDS:
-        raise ValueError(f"there is no document {seed!r}; known are {', '.join(SEEDS)}")
+        raise ValueError(f"unknown document {seed!r}; known: {', '.join(SEEDS)}")
     with CLAIMS_FILE.open(newline="", encoding="utf-8") as lines:
         rows = [row for row in csv.DictReader(lines) if row["seed"] == seed]
     return [

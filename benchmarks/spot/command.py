@@ -1,7 +1,7 @@
 """`python -m benchmarks spot`: policies replayed on Spot traces, goodput and cost of a deadline.
 
   python -m benchmarks spot --traces FOLDER                 every setting, and what plans count on
-  python -m benchmarks spot --traces FOLDER --forecasts     forecasts beside traces left out
+  python -m benchmarks spot --traces FOLDER --forecasts     forecasts and the traces left out
   python -m benchmarks spot --trace A.json B.json --fleet --deadline-hours 60
 
 A trace is JSON as in skypilot-org/spot-traces: metadata with gap_seconds, and data, a list of 1
@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--trace", nargs="+", type=Path, metavar="FILE", help="one setting, on these"
     )
     parser.add_argument(
-        "--forecasts", action="store_true", help="--traces: forecasts beside traces left out"
+        "--forecasts", action="store_true", help="--traces: compare forecasts with traces left out"
     )
     parser.add_argument(
         "--starts",
@@ -59,7 +59,7 @@ def _add_question(parser: argparse._ArgumentGroup) -> None:
         ("--deadline-hours", None, "from start to end (default: 1.5 times the work)"),
         ("--restart-seconds", asked.restart, "boot, sync and resume of a replacement"),
         ("--checkpoint-seconds", asked.checkpoint, "GPU wait of a periodic save"),
-        ("--save-seconds", asked.save, "a whole commit at a notice"),
+        ("--save-seconds", asked.save, "a full commit at a notice"),
         ("--notice-arrives", asked.notice_arrives, "share of losses with a notice"),
     ):
         shown = text if default is None else f"{text} (default: %(default)s)"
@@ -94,7 +94,7 @@ def _one_setting(arguments: argparse.Namespace) -> int:
     paths = arguments.trace
     traces = [load_fleet(paths)] if arguments.fleet else [load_trace(path) for path in paths]
     costs = price_book(arguments).require(arguments.size)
-    question = make_question(arguments, *costs)
+    question = _make_question(arguments, *costs)
     if arguments.chart and arguments.chart.suffix not in (".svg", ".png"):
         raise ValueError(f"--chart takes a file ending in .svg or .png, got {arguments.chart}")
     # A trace takes seconds; progress is shown on a terminal only.
@@ -120,7 +120,7 @@ def _one_setting(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def make_question(arguments: argparse.Namespace, on_demand: Price, spot: Price) -> Question:
+def _make_question(arguments: argparse.Namespace, on_demand: Price, spot: Price) -> Question:
     """Return what the options ask, at these prices."""
     deadline = arguments.deadline_hours
     return Question(

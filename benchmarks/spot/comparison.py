@@ -21,15 +21,15 @@ from sizing.spot.replay import Clock, Placement, Prices, Replay, ReplayJob, Repl
 from sizing.spot.traces import SpotLife, Trace, statistics
 
 # Reserve after the last save of a notice, in case it takes longer than the ones before.
-MARGIN_SECONDS = 10.0
+_MARGIN_SECONDS = 10.0
 ORACLE = "oracle"
 OURS = "ours"
 TODAY = "the trainer today"
-STOPPING = "the trainer, stopping at the notice"
+_STOPPING = "the trainer, stopping at the notice"
 # The step that the trainer allows for at a notice; this project's steps are shorter.
 _STEP_SECONDS = 1.0
-UNIFORM = "Uniform Progress, saving as ours"
-GREEDY = "greedy, saving as ours"
+_UNIFORM = "Uniform Progress, saving as ours"
+_GREEDY = "greedy, saving as ours"
 ON_DEMAND = "on demand"
 
 
@@ -100,7 +100,7 @@ class Policy:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Row:
+class PolicyRow:
     """One policy on one trace, as shares of 1; `behind` is the distance from the oracle."""
 
     trace: str
@@ -126,7 +126,7 @@ def policies(question: Question, trace: Trace) -> list[Policy]:
         return max(MIN_SECONDS, seconds)
 
     # A save at the notice (written while training continues) and a last one, with a margin.
-    last = min(question.checkpoint + question.save + MARGIN_SECONDS, question.notice)
+    last = min(question.checkpoint + question.save + _MARGIN_SECONDS, question.notice)
     interval = retune(0, 0.0)
     ours = Saving(interval=interval, notice_idle=last, retune=retune)
     today = Saving(
@@ -150,12 +150,12 @@ def policies(question: Question, trace: Trace) -> list[Policy]:
         ),
         Policy(name=TODAY, saving=today, under_deadline=None),
         Policy(
-            name=STOPPING,
+            name=_STOPPING,
             saving=replace(today, notice_idle=question.notice),
             under_deadline=None,
         ),
-        Policy(name=UNIFORM, saving=ours, under_deadline=UniformProgress, replays_on_spot=False),
-        Policy(name=GREEDY, saving=ours, under_deadline=Greedy, replays_on_spot=False),
+        Policy(name=_UNIFORM, saving=ours, under_deadline=UniformProgress, replays_on_spot=False),
+        Policy(name=_GREEDY, saving=ours, under_deadline=Greedy, replays_on_spot=False),
         Policy(name="Young/Daly, no notice", saving=_every(daly), under_deadline=Greedy),
         Policy(name="every 30 min", saving=_every(1800), under_deadline=Greedy),
         Policy(name="every 60 min", saving=_every(3600), under_deadline=Greedy),
@@ -182,12 +182,12 @@ def _every(seconds: float) -> Saving:
     return Saving(interval=max(seconds, 60.0))
 
 
-def compare(traces: Iterable[Trace], question: Question) -> list[Row]:
+def compare(traces: Iterable[Trace], question: Question) -> list[PolicyRow]:
     """Replay every policy on every trace; the oracle's row is the last of each trace."""
     return [row for trace in traces for row in _compare(trace, question)]
 
 
-def _compare(trace: Trace, question: Question) -> list[Row]:
+def _compare(trace: Trace, question: Question) -> list[PolicyRow]:
     # For every policy the same machines end without a notice.
     luck = random.Random(trace.name)
     warned = [luck.random() < question.notice_arrives for _ in trace.lives]
@@ -200,7 +200,7 @@ def _compare(trace: Trace, question: Question) -> list[Row]:
         done = [_by_deadline(*cut, policy, question) for cut in cuts if policy.under_deadline]
         cost = _mean([each.usd(question.prices) / question.full_price for each in done])
         rows.append(
-            Row(
+            PolicyRow(
                 trace=trace.name,
                 policy=policy.name,
                 goodput=spot.goodput if spot else None,
@@ -212,7 +212,7 @@ def _compare(trace: Trace, question: Question) -> list[Row]:
                 seconds=_seconds(spot) if spot else None,
             )
         )
-    oracle = Row(
+    oracle = PolicyRow(
         trace=trace.name, policy=ORACLE, goodput=best, goodput_behind=0.0, cost=least,
         cost_behind=None if least is None else 0.0, in_time=None if least is None else 1.0,
         hours=None, seconds=None,

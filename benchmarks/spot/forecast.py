@@ -1,4 +1,4 @@
-"""The forecast of hours and dollars on Spot beside jobs replayed on traces it was not made from.
+"""The forecast of hours and dollars on Spot, held against traces it was not made from.
 
 Each zone is left out in turn: what is forecast for it comes from the other zones alone, its spread
 included. For zones of one time taken as a fleet, rate and waits come from those of other times.
@@ -21,7 +21,7 @@ from sizing.spot.traces import Trace, load_fleet, load_trace, statistics
 
 HOURS = (0.5, 2.0, 8.0, 24.0)
 RESTART, CHECKPOINT, INTERVAL, NOTICE = 180.0, 1.0, 1800.0, 120.0
-# Beside what the seen zones differ by: sizing/spot/pattern.py.
+# In addition to what the seen zones differ by: sizing/spot/pattern.py.
 _OTHER_GPUS_AND_YEARS = 0.6
 
 

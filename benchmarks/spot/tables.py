@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.spot.comparison import ORACLE, OURS, TODAY, Question, Row
+from benchmarks.spot.comparison import ORACLE, OURS, TODAY, PolicyRow, Question
 from sizing.spot.traces import Statistics, Trace, statistics
 
 FIGURES = {
@@ -14,7 +14,7 @@ FIGURES = {
 }
 
 
-def table(rows: Sequence[Row]) -> list[dict[str, Any]]:
+def table(rows: Sequence[PolicyRow]) -> list[dict[str, Any]]:
     """Return one row for each figure and policy, with a column for each trace, and the mean."""
     lines = []
     for figure, text in FIGURES.items():
@@ -39,7 +39,9 @@ def _percent(values: Iterable[float | None]) -> float | None:
     return round(100 * sum(known) / len(known), 1) if known else None
 
 
-def notes(rows: Sequence[Row], traces: Sequence[Trace], question: Question, size: str) -> list[str]:
+def notes(
+    rows: Sequence[PolicyRow], traces: Sequence[Trace], question: Question, size: str
+) -> list[str]:
     """Return what was asked, and what the traces are like."""
     asked = (
         f"{question.work_hours:g} h of work in {question.deadline_hours:g} h from "
@@ -73,7 +75,7 @@ def _hours(seen: Statistics) -> str:
     return f"{seen.machine_hours / seen.losses:.2f}" if seen.losses else "infinite"
 
 
-def draw(rows: Sequence[Row], path: Path) -> None:
+def draw(rows: Sequence[PolicyRow], path: Path) -> None:
     """Draw goodput and cost of each policy on each trace as bars."""
     # Slow to import, and only needed here.
     from matplotlib import rc_context

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-LINES_KEPT = 40
+_LINES_KEPT = 40
 
 
 class ChildFailed(RuntimeError):
@@ -84,7 +84,7 @@ class Children:
             errors="replace",
             start_new_session=True,
         )
-        tail: deque[str] = deque(maxlen=LINES_KEPT)
+        tail: deque[str] = deque(maxlen=_LINES_KEPT)
         reader = threading.Thread(target=self._relay, args=(name, process, tail, relayed))
         reader.start()
         child = Child(name=name, process=process, tail=tail, reader=reader)

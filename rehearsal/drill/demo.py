@@ -19,7 +19,7 @@ from rehearsal.drill.workload import RehearsedWorkload
 from rehearsal.machines.quirks import Quirks
 
 # The Guard runs every ten minutes; a rehearsal of a few minutes would never see that.
-GUARD_TICK_SECONDS = 30.0
+_GUARD_TICK_SECONDS = 30.0
 
 
 @dataclass(kw_only=True, slots=True)
@@ -60,7 +60,7 @@ class Demo:
             fleet.follow(
                 is_over,
                 tell=self.say,
-                tick_seconds=GUARD_TICK_SECONDS,
+                tick_seconds=_GUARD_TICK_SECONDS,
                 timeout_seconds=self.options.timeout_seconds,
                 logs=self._machines,
             )

@@ -1,4 +1,4 @@
-"""The stacks on the embedded AWS, deployed by the real CDK CLI, and programs of training/ beside.
+"""The stacks on the embedded AWS, deployed by the real CDK CLI.
 
 What a rehearsal needs before its first machine boots: bootstrap, synth, deploy, upload.
 """

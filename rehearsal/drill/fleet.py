@@ -18,8 +18,8 @@ from rehearsal.aws.event_bus import EventBus
 
 FLEET_TAG = "aws:ec2spot:fleet-request-id"
 # How long EC2 waits for an operating system to shut down is not documented; it is some minutes.
-SHUTDOWN_SECONDS = 60.0
-TERMINATED = "terminated by an API call"
+_SHUTDOWN_SECONDS = 60.0
+_TERMINATED = "terminated by an API call"
 POLL_SECONDS = 0.2
 
 
@@ -229,9 +229,9 @@ class Fleet:
         if ending is not None and self.aws.capacity.clock() >= ending.ends_at:
             life.reason = life.reason or f"{ending.reason}, without a notice"
             self._power_off(life)
-        elif life.reason != TERMINATED:
-            life.reason = TERMINATED
-            life.ends_at = time.monotonic() + SHUTDOWN_SECONDS
+        elif life.reason != _TERMINATED:
+            life.reason = _TERMINATED
+            life.ends_at = time.monotonic() + _SHUTDOWN_SECONDS
             life.machine.shut_down()
             self.say(f"{life.instance.id} terminated: it shuts down")
         elif life.machine.is_off or time.monotonic() >= (life.ends_at or 0.0):

@@ -152,7 +152,7 @@ def _workload_rows(receipt: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _result(receipt: Mapping[str, Any]) -> tuple[str, str]:
-    """The accuracy beside its baselines; else the last stage's first metric in each stage."""
+    """The accuracy and its baselines; else the last stage's first metric in each stage."""
     if (accuracy := receipt["validation_accuracy"]) is not None:
         baselines = receipt["baseline_accuracies"].items()
         others = "".join(f"; {name.replace('_', ' ')} {value:.3f}" for name, value in baselines)

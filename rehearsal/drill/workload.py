@@ -46,12 +46,12 @@ DEFAULTS: Mapping[str, DemoDefaults] = MappingProxyType(
 # Of a program nobody here knows more than its snapshots.
 PROGRAM_INTERRUPTIONS = ("kill:snapshot:2", "notice:snapshot:5")
 # A workload of one's own: nobody here knows its stages.
-UNKNOWN = DemoDefaults(count=1000, checkpoint_interval="2epochs", interruptions=())
+_UNKNOWN = DemoDefaults(count=1000, checkpoint_interval="2epochs", interruptions=())
 
 
 def defaults_of(workload: str) -> DemoDefaults:
     """The defaults of a workload by name."""
-    return DEFAULTS.get(workload, UNKNOWN)
+    return DEFAULTS.get(workload, _UNKNOWN)
 
 
 def by_workload(field: str) -> str:

@@ -11,8 +11,8 @@ from rehearsal.faults import Fault
 from rehearsal.scenarios.tables import check_choice
 
 # To one machine, to AWS, and by whoever owns the run.
-TO_MACHINE = ("kill", "notice", "rebalance", "execute")
-DEEDS = (*TO_MACHINE, "capacity", "faults", "clock", "guard", "operate", "deploy")
+_TO_MACHINE = ("kill", "notice", "rebalance", "execute")
+_DEEDS = (*_TO_MACHINE, "capacity", "faults", "clock", "guard", "operate", "deploy")
 ENDED, AFTER, LOG = "ended", "after", "log"
 # What a deed may be given, and what it cannot do without.
 _FIELDS = {
@@ -52,7 +52,7 @@ class Action:
     seconds: float | None = None
 
     def __post_init__(self) -> None:
-        check_choice("do", self.do, DEEDS)
+        check_choice("do", self.do, _DEEDS)
         _check_moment(self.at)
         if self.at == ENDED and self.is_to_machine:
             raise ValueError(f"do = {self.do!r} needs a machine that runs: not at {ENDED!r}")
@@ -66,7 +66,7 @@ class Action:
     @property
     def is_to_machine(self) -> bool:
         """Whether it is done to one machine."""
-        return self.do in TO_MACHINE
+        return self.do in _TO_MACHINE
 
     def is_due(self, seen: Seen) -> bool:
         """Whether the moment has come."""

@@ -15,7 +15,7 @@ from rehearsal.scenarios.tables import build, check_choice, listed, texts
 
 FOLDER = Path(__file__).parent
 EQUAL, FAILURE = "equal result", "failure event"
-ENDS = (EQUAL, FAILURE)
+_ENDS = (EQUAL, FAILURE)
 PROCESS, NSPAWN = "process", "nspawn"
 MACHINES = (PROCESS, NSPAWN)
 # The run's steps of bootstrap.sh go through run_step; the first, the fetch, is cloud-init's own.
@@ -166,7 +166,7 @@ def _expectation(given: dict[str, Any]) -> Expectation:
         name: listed(name, given[name]) for name in ("markets", "events") if name in given
     }
     expect = build(Expectation, {**given, **lists}, "[expect]")
-    check_choice("ends", expect.ends, ENDS)
+    check_choice("ends", expect.ends, _ENDS)
     for pattern in expect.events:
         re.compile(pattern)
     return expect

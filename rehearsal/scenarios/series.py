@@ -52,7 +52,7 @@ class DrillOutcome:
 
 @dataclass(kw_only=True, slots=True)
 class DrillSeries:
-    """Rehearses scenarios one after the other; each one's stack is synthesized beside the last."""
+    """Rehearses scenarios one after the other; each stack is synthesized one drill ahead."""
 
     scenarios: Sequence[Scenario]
     stacks: DeployedStacks

@@ -16,7 +16,7 @@ from rehearsal.scenarios.action import Action, Seen
 from rehearsal.scenarios.scenario import Scenario
 
 # The Guard's ten minutes, as short as a run of seconds needs.
-TICK_SECONDS = 4.0
+_TICK_SECONDS = 4.0
 # What a boot waits for between attempts, as short.
 WAITS = {"STEP_RETRY_SECONDS": "0.5", "FETCH_ATTEMPTS": "1", "TERMINATE_RETRY_SECONDS": "5"}
 
@@ -97,7 +97,7 @@ class ScenarioTrial:
         self.fleet.follow(
             is_over,
             tell=self.log,
-            tick_seconds=TICK_SECONDS,
+            tick_seconds=_TICK_SECONDS,
             timeout_seconds=self.scenario.timeout_seconds,
             logs=self.folder / "machines",
         )

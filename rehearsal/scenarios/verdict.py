@@ -62,11 +62,11 @@ def find_faults(ended: Ended, expect: Expectation) -> list[str]:
 def why(run: Files) -> str:
     """Return the last thing that went wrong, in the words of the head or of an event."""
     head = read_json(run, HEAD) or {}
-    failures = [str(event["message"]) for event in read_events(run) if is_failure(event, head)]
+    failures = [str(event["message"]) for event in read_events(run) if _is_failure(event, head)]
     return str(head.get("reason") or (failures[-1] if failures else ""))
 
 
-def is_failure(event: Mapping[str, Any], head: Mapping[str, Any]) -> bool:
+def _is_failure(event: Mapping[str, Any], head: Mapping[str, Any]) -> bool:
     """Whether an event says that something failed, or that the Guard stopped it, and why."""
     is_stop = event.get("name") == "to-zero" and head.get("state") != "finished"
     is_bad = event.get("status") == "failed" or event.get("name") == "terminated" or is_stop
@@ -82,7 +82,7 @@ def _failure(head: Mapping[str, Any], events: Sequence[Mapping[str, Any]]) -> li
     faults = []
     if head.get("state") == "finished":
         faults.append(f"the run finished, but a {FAILURE} was expected")
-    if not any(is_failure(event, head) for event in events):
+    if not any(_is_failure(event, head) for event in events):
         faults.append("no event says that anything failed, and why")
     return faults
 

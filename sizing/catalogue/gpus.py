@@ -1,6 +1,6 @@
 """Peak rates of each GPU model, the denominators of the step-time model, with their sources.
 
-Reads gpus.csv beside it. Compute peaks are dense, in TFLOP/s; only the A10G's were measured.
+Reads gpus.csv next to it. Compute peaks are dense, in TFLOP/s; only the A10G's were measured.
 """
 
 from dataclasses import dataclass
@@ -45,8 +45,8 @@ class Gpu:
             f"precision {precision!r} is unknown; known are float32, tf32, bfloat16, float16"
         )
 
-    def speed_beside(self, other: "Gpu", precision: str = "float16") -> float:
-        """How fast it is beside another at anything: the lower of bandwidth and peak."""
+    def relative_speed(self, other: "Gpu", precision: str = "float16") -> float:
+        """Its speed relative to another's: the lower ratio of bandwidth and of peak."""
         return min(
             self.bandwidth_gb_per_second / other.bandwidth_gb_per_second,
             self.peak_flops(precision) / other.peak_flops(precision),

@@ -72,7 +72,7 @@ def load_answers(path: Path, region: str) -> Refreshed:
     answers = load(path)
     if answers is None:
         raise ValueError(
-            f"there is no {path}; write it with python -m sizing catalogue --refresh "
+            f"{path} does not exist; create it with python -m sizing catalogue --refresh "
             f"--region {region} --cache {path}"
         )
     if answers.region != region:

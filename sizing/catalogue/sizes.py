@@ -1,6 +1,6 @@
 """The instance catalogue: what EC2 sizes offer and what families are for, with sources.
 
-Reads instances.csv and families.csv beside it: no network, no AWS call. Prices are us-east-1's.
+Reads instances.csv and families.csv next to it: no network, no AWS call. Prices are us-east-1's.
 """
 
 import difflib
@@ -60,7 +60,7 @@ class InstanceType:
 
     @property
     def is_trainable(self) -> bool:
-        """Whether the stack can train on it: it has whole NVIDIA GPUs that the AMI supports."""
+        """Whether the stack can train on it: it has its own NVIDIA GPUs, which the AMI supports."""
         return self.num_gpus > 0 and self.family in AMI_FAMILIES
 
     @property
@@ -81,7 +81,7 @@ class Family:
 
 
 def _all_cards_gbps(label: str) -> float:
-    """The rate in a label such as "200 Gigabit" or "4x 100 Gigabit"; 0 where there is none.
+    """The rate in a label such as "200 Gigabit" or "4x 100 Gigabit"; 0 without one.
 
     Sizes with several network cards have a rate for each card and none for the size; their
     networks do not burst, and only the label has the right number of cards.

@@ -16,7 +16,7 @@ from sizing.evidence import accuracy, fit, memory
 from sizing.evidence.accuracy import CheckedTruth
 from sizing.models.constants import Constants
 
-HELP = "predictions beside published runs, misses included"
+HELP = "predictions against published runs, misses included"
 # What a run says of the batch that fits, if the memory model were 10 % lower or higher.
 _SCALES = (0.9, 1.1)
 

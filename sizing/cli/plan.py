@@ -4,7 +4,7 @@ python -m sizing plan trajectory --recipe full --size g5.2xlarge
 python -m sizing plan trajectory --recipe full --size g5.xlarge --micro-batch 8 --json
 python -m sizing plan trajectory --recipe full --size g5.2xlarge --runs 4 --unshared-gib 7.3
 
-A finished run beside its plan; --calibrate corrects later plans.
+A finished run against its plan; --calibrate corrects later plans.
 
 python -m sizing plan --run runs/run-1 --size g5.2xlarge
 python -m sizing plan --run runs/run-1 --size g5.2xlarge --calibrate
@@ -27,7 +27,7 @@ from sizing.plan.report import duration, figures, summary, to_json
 from sizing.plan.run_review import Compared, calibration, compare, request_of, unplanned
 from sizing.plan.work import StagePlan
 
-HELP = "one run on one size: fit, hours, dollars, notice; a finished run beside it"
+HELP = "one run on one size: fit, hours, dollars, notice; or a finished run against its plan"
 _BAR = 24
 
 

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from contract.run_env import DATA_PLACES
 from sizing.cli.prices import add_price_arguments, ages, price_book
@@ -14,39 +15,59 @@ from sizing.plan.plan import Plan, make_plan
 from sizing.plan.request import Request
 from sizing.spot.traces import load_trace
 
+_OPTIONS: tuple[tuple[str, type, Any, str], ...] = (
+    ("--micro-batch", int, None, "default: the recipe's"),
+    ("--batch", int, None, "samples of a step (default: the recipe's)"),
+    ("--samples", int, None, "of the dataset (default: the recipe's)"),
+    ("--epochs", float, None, "of every stage (default: the recipe's)"),
+    ("--gpus --world", int, 1, "GPUs of one run, which share its batch (default: 1)"),
+    ("--runs", int, 1, "equal runs side by side, spread over the size's GPUs (default: 1)"),
+    (
+        *("--footprints", Path, FOOTPRINTS_FILE),
+        "as `sizing model --keep FILE` wrote it (default: the workloads')",
+    ),
+    (
+        *("--unshared-gib", float, 0.0),
+        "data that each run holds itself; 0: memory-mapped and shared (default)",
+    ),
+    ("--volume-gib", int, None, "default: 200, or the instance store's"),
+    ("--dataset-gib", float, None, "default: the workload's data"),
+    (
+        *("--manifest", Path, None),
+        "a dataset's manifest.json: its size, its samples and, of images, their means",
+    ),
+    ("--interval", str, "auto", "auto, 2epochs, 100steps or 600s (default: auto)"),
+    ("--rate", float, None, "interruptions per machine hour"),
+    (
+        *("--trace", Path, None),
+        "a trace as in skypilot-org/spot-traces, replayed instead of --rate",
+    ),
+    (
+        *("--deadline-hours", float, None),
+        "on demand where Spot is not enough: what that costs (default: Spot only)",
+    ),
+    ("--notice", float, None, "seconds of notice (default: 120)"),
+)
+# The fields of a request that are called otherwise than their options.
+_FIELDS = {
+    "--interval": "checkpoint_interval",
+    "--rate": "rate_per_hour",
+    "--notice": "notice_seconds",
+}
+_METAVARS = {int: "N", float: "N", str: "INTERVAL", Path: "FILE"}
+
 
 def add_request_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options that a plan depends on beside workload and size."""
-    parser.add_argument("--micro-batch", type=int, help="default: the recipe's")
-    parser.add_argument("--batch", type=int, help="samples of a step (default: the recipe's)")
-    parser.add_argument("--samples", type=int, help="of the dataset (default: the recipe's)")
-    parser.add_argument("--epochs", type=float, help="of every stage (default: the recipe's)")
-    parser.add_argument(
-        "--gpus",
-        "--world",
-        type=int,
-        default=1,
-        help="GPUs of one run, which share its batch (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--runs",
-        type=int,
-        default=1,
-        help="equal runs side by side, spread over the size's GPUs (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--footprints",
-        type=Path,
-        metavar="FILE",
-        default=FOOTPRINTS_FILE,
-        help="as `sizing model --keep FILE` wrote it (default: the workloads')",
-    )
-    parser.add_argument(
-        "--unshared-gib",
-        type=float,
-        default=0.0,
-        help="data that each run holds itself; 0: memory-mapped and shared (default)",
-    )
+    """Add the options that a plan depends on besides workload and size."""
+    for names, kind, default, text in _OPTIONS:
+        parser.add_argument(
+            *names.split(),
+            dest=_FIELDS.get(names),
+            type=kind,
+            default=default,
+            metavar=_METAVARS[kind],
+            help=text,
+        )
     parser.add_argument(
         "--data-on",
         metavar="DISK",
@@ -54,48 +75,7 @@ def add_request_arguments(parser: argparse.ArgumentParser) -> None:
         default="ebs",
         help="ebs, a gp3 volume, or nvme, the size's instance store (default: %(default)s)",
     )
-    parser.add_argument("--volume-gib", type=int, help="default: 200, or the instance store's")
-    parser.add_argument("--dataset-gib", type=float, help="default: the workload's data")
-    parser.add_argument(
-        "--manifest",
-        type=Path,
-        metavar="FILE",
-        help="a dataset's manifest.json: its size, its samples and, of images, their means",
-    )
-    parser.add_argument(
-        "--interval",
-        dest="checkpoint_interval",
-        metavar="INTERVAL",
-        default="auto",
-        help="auto, 2epochs, 100steps or 600s (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--rate",
-        dest="rate_per_hour",
-        metavar="N",
-        type=float,
-        help="interruptions per machine hour",
-    )
-    parser.add_argument(
-        "--trace",
-        type=Path,
-        metavar="FILE",
-        help="a trace as in skypilot-org/spot-traces, replayed instead of --rate",
-    )
-    parser.add_argument(
-        "--deadline-hours",
-        type=float,
-        metavar="N",
-        help="on demand where Spot is not enough: what that costs (default: Spot only)",
-    )
     add_price_arguments(parser)
-    parser.add_argument(
-        "--notice",
-        dest="notice_seconds",
-        metavar="N",
-        type=float,
-        help="seconds of notice (default: 120)",
-    )
 
 
 def request(arguments: argparse.Namespace, size: str) -> Request:

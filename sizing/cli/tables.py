@@ -25,7 +25,7 @@ _WORDS = {
 
 class _Screen(Console):
     def on_broken_pipe(self) -> None:
-        """Leave it to the command: a table that `| head` cut short is no failure."""
+        """Leave it to the command: a table that `| head` cuts short is not a failure."""
         raise BrokenPipeError
 
 

@@ -1,4 +1,4 @@
-"""How good the models are: published runs beside our figures, and the constants fitted to them.
+"""How good the models are: our figures against published runs, and the fit to them.
 
 Promises that misses stay in the tables. Uses sizing/models and sizing/catalogue.
 """

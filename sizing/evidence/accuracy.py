@@ -1,4 +1,4 @@
-"""How accurate the models are: predictions beside runs that others measured and published.
+"""How accurate the models are: predictions against runs that others measured and published.
 
 Every throughput row is predicted by a fit that has not seen its model; `fit.without` leaves out its
 GPU or its lab. Misses stay in the table.
@@ -18,7 +18,7 @@ THROUGHPUT_LIMIT, MEMORY_LIMIT, RANKING_LIMIT = 0.30, 0.15, 0.90
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CheckedTruth:
-    """A truth beside its prediction; `ratio` is predicted / measured."""
+    """A truth and its prediction; `ratio` is predicted / measured."""
 
     truth: Truth
     ratio: float | None
@@ -36,7 +36,7 @@ class CheckedTruth:
 
 
 def throughput_rows(left_out: str = "model") -> list[CheckedTruth]:
-    """Return every throughput row beside its prediction by a fit without its like."""
+    """Return every throughput row with its prediction by a fit without its like."""
     return [
         CheckedTruth(truth=truth, ratio=ratio, limit=THROUGHPUT_LIMIT)
         for truth, ratio in zip(predictable("throughput"), fit.without(left_out), strict=True)
@@ -44,7 +44,7 @@ def throughput_rows(left_out: str = "model") -> list[CheckedTruth]:
 
 
 def memory_rows() -> list[CheckedTruth]:
-    """Return every row of max_memory_allocated beside its prediction, its lab left out."""
+    """Return every row of max_memory_allocated with its prediction, its lab left out."""
     return [
         CheckedTruth(truth=truth, ratio=_memory_ratio(truth), limit=MEMORY_LIMIT)
         for truth in predictable("memory")
@@ -58,7 +58,7 @@ def _memory_ratio(truth: Truth) -> float:
 
 
 def tensors_rows() -> list[CheckedTruth]:
-    """Return the same rows beside what tensors alone need."""
+    """Return the same rows with what tensors alone need."""
     return [
         CheckedTruth(
             truth=truth,

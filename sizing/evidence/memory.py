@@ -1,4 +1,4 @@
-"""GPU memory beside what others measured: torch.cuda.max_memory_allocated, like with like."""
+"""GPU memory against what others measured: torch.cuda.max_memory_allocated, like with like."""
 
 from sizing.evidence.truths import OPTIMIZER_BYTES, Truth, counts, gpu_of, predictable
 from sizing.models.constants import MIB, Constants

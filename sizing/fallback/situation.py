@@ -26,7 +26,7 @@ class Situation:
     left            seconds of work that remain, as the trainer stands
     committed_left  the same, if everything after the last commit were lost now
     place           where the trainer runs
-    spot_machine    the name of the live Spot machine, also of one that waits beside the trainer
+    spot_machine    the name of the live Spot machine, also of one that waits while another trains
     restart         seconds from a request for a machine to its first step
     save            seconds of a commit
     interval        the most work that is done between two commits, in seconds

@@ -1,6 +1,6 @@
 """The constants that are fitted to published runs, with how far off like runs were.
 
-`python -m benchmarks evidence --fit` writes fitted.json beside this file; nobody edits it by hand.
+`python -m benchmarks evidence --fit` writes fitted.json next to this file; nobody edits it by hand.
 """
 
 import json

@@ -69,7 +69,7 @@ class Footprint:
     channels_last: bool
     basis: Basis
     source: str
-    # What differs between the epochs; all like the counted step if there is none.
+    # What differs between the epochs; without phases all are like the counted step.
     phases: tuple[Phase, ...] = ()
     evaluation_work: float = 1.0
 

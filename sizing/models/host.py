@@ -82,7 +82,7 @@ class HostMemory:
         return max(0.0, (self.usable - held) * GIB)
 
     def can_hold(self, num_bytes: float) -> bool:
-        """Whether a copy of `num_bytes`, such as a checkpoint, fits beside the runs."""
+        """Whether a copy of `num_bytes`, such as a checkpoint, fits in memory next to the runs."""
         return num_bytes <= self.cache_bytes
 
     def sentence(self) -> str:

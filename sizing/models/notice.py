@@ -85,7 +85,7 @@ class Restart:
 
     @property
     def seconds(self) -> float:
-        """Seconds of the whole restart."""
+        """Seconds of the restart."""
         return self.launch + self.user_data + self.sync + self.resume + self.first_step
 
 

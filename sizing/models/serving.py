@@ -125,7 +125,7 @@ def _by_roofs(base: Throughput, other: InstanceType) -> Throughput:
     """Scale by the lower of tensor rate and bandwidth: more of one is worth nothing alone."""
     instance = catalogue.find(base.size)
     one, two = (find_gpu(each.gpu, each.gpu_memory_mib) for each in (instance, other))
-    return _times(base, other, two.speed_beside(one), "the lower of tensor rate and bandwidth")
+    return _times(base, other, two.relative_speed(one), "the lower of tensor rate and bandwidth")
 
 
 def _times(base: Throughput, other: InstanceType, share: float, why: str) -> Throughput:

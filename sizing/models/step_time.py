@@ -67,7 +67,7 @@ class StepEstimate:
 
     @property
     def seconds(self) -> float:
-        """Seconds of the whole step: launches hide behind the GPU's work, or it behind them."""
+        """Seconds of the step: launches hide behind the GPU's work, or it behind them."""
         return self._seconds(1.0, 1.0)
 
     @property

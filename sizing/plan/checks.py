@@ -200,7 +200,7 @@ def _spot(plan: Plan) -> str | None:
             "minutes each"
         )
     return (
-        f"Spot costs more than it saves: ${spot:.2f} (p50) beside ${plan.usd_on_demand:.2f} on "
+        f"Spot costs more than it saves: ${spot:.2f} (p50), ${plan.usd_on_demand:.2f} on "
         f"demand, because {why}; on_demand_base=1 is cheaper"
     )
 
@@ -312,9 +312,9 @@ def _spot_warnings(plan: Plan) -> list[str]:
         )
     if not plan.host.can_hold(plan.checkpoint_bytes):
         found.append(
-            f"a checkpoint of {plan.checkpoint_bytes / 1e9:.1f} GB does not fit the host's memory "
-            f"beside the run: each save keeps the GPU waiting {plan.notice.save:.0f} s; a size "
-            "with more memory saves while training continues"
+            f"a checkpoint of {plan.checkpoint_bytes / 1e9:.1f} GB does not fit in the host's "
+            f"memory next to the run: each save keeps the GPU waiting {plan.notice.save:.0f} s; a "
+            "size with more memory saves while training continues"
         )
     if plan.restart.sync > plan.work.seconds:
         found.append(

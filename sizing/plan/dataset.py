@@ -43,7 +43,7 @@ class DatasetFacts:
 
 
 def read_manifest(path: Path) -> DatasetFacts:
-    """Read a manifest.json; a ValueError says why it is none."""
+    """Read a manifest.json; a ValueError says why a file is not one."""
     try:
         manifest = json.loads(path.read_text(encoding="utf-8"))
         meta: dict[str, Any] = manifest.get("meta", {})
@@ -58,7 +58,7 @@ def read_manifest(path: Path) -> DatasetFacts:
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(
-            f"{path} is no manifest of a dataset ({error}); give the manifest.json that "
+            f"{path} is not a dataset manifest ({error}); give the manifest.json that "
             "`python -m training data import`, `make` or `upload` wrote"
         ) from error
 

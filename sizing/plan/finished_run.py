@@ -102,7 +102,9 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise ValueError(f"there is no {path}; give a run's folder or its receipt.json") from None
+        raise ValueError(
+            f"{path} does not exist; give a run's folder or its receipt.json"
+        ) from None
     except json.JSONDecodeError as error:
         raise ValueError(f"{path} is not JSON: {error}") from error
     if not isinstance(found, dict):

@@ -54,7 +54,7 @@ class PlanInputs:
 
     @property
     def artifact_bytes(self) -> float:
-        """What a replacement fetches beside its checkpoint: derived data of Prepare stages."""
+        """What a replacement fetches besides its checkpoint: derived data of Prepare stages."""
         prepared = [each.samples_per_epoch for each in self.footprints if each.kind == "prepare"]
         return sum(prepared) * self.facts.epoch_bytes_per_sample if self.facts else 0.0
 
@@ -115,7 +115,7 @@ def _data_rate(request: Request, instance: InstanceType, constants: Constants) -
 def _as_asked(stages: tuple[Footprint, ...], request: Request) -> tuple[Footprint, ...]:
     """The stages with as many samples and epochs as the request gives; counts do not change.
 
-    `samples` is the whole dataset: every stage's share of it stays.
+    `samples` counts all of the dataset: every stage's share of it stays.
     """
     samples = request.samples or (request.dataset and request.dataset.train_samples)
     if samples is None and request.epochs is None:

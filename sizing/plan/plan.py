@@ -156,7 +156,7 @@ def _forecast(
 ) -> SpotForecast | None:
     """Hours and dollars on Spot; None where the run would never end."""
     request, taken = inputs.request, inputs.interruptions
-    # The copy keeps the GPU waiting; hash and upload continue beside the training.
+    # The copy keeps the GPU waiting; hash and upload continue during training.
     waits = notice.copy + 0.1 if host.can_hold(inputs.checkpoint_bytes) else notice.save
     interval = interval_seconds(request.checkpoint_interval, work.main)
     if interval is None:

@@ -109,58 +109,43 @@ def _stage(stage: StagePlan) -> dict[str, Any]:
 
 def figures(plan: Plan) -> dict[str, Figure]:
     """Return the figures that decide, each with its basis and source."""
-    inputs, measured = plan.inputs, plan.work.main.footprint
-    step: tuple[Basis, str] = ("modelled", plan.work.main.step.basis)
+    inputs, main, restart = plan.inputs, plan.work.main, plan.restart
+    precision, taken = main.footprint.precision, inputs.interruptions
+    step: tuple[Basis, str] = ("modelled", main.step.basis)
     if inputs.calibrated_by:
         step = ("measured", f"calibrated by {', '.join(inputs.calibrated_by)}")
-    return {
-        "gpu_memory": Figure(
-            value=plan.work.memory.need,
-            unit="MiB",
-            basis="modelled",
-            source=f"{measured.source}; + {inputs.constants.fragmentation_share:.0%} fragments, "
-            f"+ {inputs.constants.context_mib:.0f} MiB context (from memory)",
-        ),
-        "step": Figure(value=plan.work.main.step.seconds, unit="s", basis=step[0], source=step[1]),
-        "gpu": Figure(
-            value=inputs.gpu.peak_flops(measured.precision) / 1e12,
-            unit=f"TFLOP/s {measured.precision}",
-            basis=inputs.gpu.basis,
-            source=inputs.gpu.source,
-        ),
-        "on_demand": Figure(
-            value=inputs.price.usd_per_hour,
-            unit="$/h",
-            basis=_price_basis(inputs.price),
-            source=inputs.price.source,
-        ),
-        "spot": Figure(
-            value=inputs.spot_price.usd_per_hour,
-            unit="$/h",
-            basis=_price_basis(inputs.spot_price),
-            source=inputs.spot_price.source,
-        ),
-        "interruptions": Figure(
-            value=inputs.interruptions.rate_per_hour,
-            unit="per machine hour",
-            basis="given" if inputs.interruptions.source == "given" else "published",
-            source=inputs.interruptions.source,
-        ),
-        "restart": Figure(
-            value=plan.restart.seconds,
-            unit="s",
-            basis="modelled",
-            source=f"launch {plan.restart.launch:.0f} (from memory) + user data "
-            f"{plan.restart.user_data:.0f} + sync {plan.restart.sync:.0f} + resume "
-            f"{plan.restart.resume:.0f} + first step {plan.restart.first_step:.0f}",
-        ),
-        "notice": Figure(
-            value=plan.notice.total, unit="s", basis="modelled", source=plan.notice.sentence()
-        ),
-        "host": Figure(
-            value=plan.host.need, unit="GiB", basis="modelled", source=plan.host.sentence()
-        ),
+    memory = (
+        f"{main.footprint.source}; + {inputs.constants.fragmentation_share:.0%} fragments, "
+        f"+ {inputs.constants.context_mib:.0f} MiB context (from memory)"
+    )
+    start = (
+        f"launch {restart.launch:.0f} (from memory) + user data {restart.user_data:.0f} + sync "
+        f"{restart.sync:.0f} + resume {restart.resume:.0f} + first step {restart.first_step:.0f}"
+    )
+    losses: Basis = "given" if taken.source == "given" else "published"
+    peak = inputs.gpu.peak_flops(precision) / 1e12
+    rows: dict[str, tuple[float, str, Basis, str]] = {
+        "gpu_memory": (plan.work.memory.need, "MiB", "modelled", memory),
+        "step": (main.step.seconds, "s", *step),
+        "gpu": (peak, f"TFLOP/s {precision}", inputs.gpu.basis, inputs.gpu.source),
+        "on_demand": _price(inputs.price),
+        "spot": _price(inputs.spot_price),
+        "interruptions": (taken.rate_per_hour, "per machine hour", losses, taken.source),
+        "restart": (restart.seconds, "s", "modelled", start),
+        "notice": (plan.notice.total, "s", "modelled", plan.notice.sentence()),
+        "host": (plan.host.need, "GiB", "modelled", plan.host.sentence()),
     }
+    return {
+        name: Figure(value=value, unit=unit, basis=basis, source=source)
+        for name, (value, unit, basis, source) in rows.items()
+    }
+
+
+def _price(price: Price) -> tuple[float, str, Basis, str]:
+    basis: Basis = "published"
+    if price.basis == "modelled" or price.basis == "given":
+        basis = price.basis
+    return price.usd_per_hour, "$/h", basis, price.source
 
 
 def _usual(plan: Plan) -> str:
@@ -170,12 +155,6 @@ def _usual(plan: Plan) -> str:
         return ""
     runs = plan.request.runs_per_gpu(plan.inputs.instance)
     return f"{usual * runs:,.0f} for batches of the average size, for the largest "
-
-
-def _price_basis(price: Price) -> Basis:
-    if price.basis == "modelled" or price.basis == "given":
-        return price.basis
-    return "published"
 
 
 def summary(plan: Plan) -> list[tuple[str, str]]:
@@ -299,7 +278,7 @@ def _on_demand(plan: Plan) -> str:
 
 
 def _first_machine(spot: SpotForecast) -> str:
-    """Say what a long p90 of a short run is: the chance that there is no machine when it starts."""
+    """Say what makes a short run's p90 long: the chance of no machine at its start."""
     if spot.first_wait_hours is None:
         return "comes at once"
     return (

@@ -81,7 +81,7 @@ class Request:
         instance = catalogue.find(self.size)
         if instance.num_gpus < 1:
             raise ValueError(
-                f"size {self.size} has no whole NVIDIA GPU to train on; "
+                f"size {self.size} has no NVIDIA GPU of its own to train on; "
                 "the smallest that has one is g4dn.xlarge"
             )
         if self.data_on == "nvme" and not instance.instance_store_gb:

@@ -1,4 +1,4 @@
-"""A finished run beside its plan: what was predicted, what happened, what to correct."""
+"""A finished run against its plan: what was predicted, what happened, what to correct."""
 
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -168,8 +168,8 @@ def calibration(run: FinishedRun, plan: Plan) -> Entry:
     main = plan.work.main.footprint.stage
     if main not in run.step_seconds:
         raise ValueError(
-            f"the run {run.run_id} has no metrics of stage {main!r} beside its receipt; "
-            "give the run's whole folder"
+            f"the run {run.run_id} has no metrics of stage {main!r} next to its receipt; "
+            "give the run's folder, not the receipt alone"
         )
     constants = {**_step_constants(run.step_seconds[main], plan), **run.restarts}
     if run.peak_gpu_bytes:

@@ -37,7 +37,7 @@ def ways(plan: Plan, runs: int, *, make: Callable[[Request], Plan] | None = None
     found = [after, _way("side by side", make(replace(plan.request, runs=runs)))]
     several = _with_gpus(plan, runs * plan.request.gpus)
     if several:
-        # A size that the region does not sell has no price, and is no way.
+        # A size that the region does not sell has no price and cannot be used.
         with suppress(UnknownPriceError):
             found.append(_way("a GPU each", make(replace(plan.request, runs=runs, size=several))))
     return found

@@ -13,7 +13,7 @@ _MANY = 0.5
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SpotVerdict:
-    """`suits` is "with care" where only a reason that can be mended speaks against it."""
+    """`suits` is "with care" where only a reason that can be fixed speaks against it."""
 
     suits: Literal["yes", "with care", "no"]
     reasons: tuple[str, ...]

@@ -1,7 +1,7 @@
 """Triggers for another size, as rules: which fired, on what evidence, and would the advice help?
 
-The thresholds are in rules.json beside this file (or in a file of the user's). Each rule that fires
-is checked against the models, because several common rules name the wrong remedy.
+The thresholds are in rules.json next to this file (or in a file of the user's). Each rule that
+fires is checked against the models, because several common rules name the wrong remedy.
 """
 
 import json
@@ -12,22 +12,10 @@ from typing import Any
 
 from sizing.plan.plan import Plan
 from sizing.plan.request import Request
-from sizing.plan.spot_verdict import saving_percent
-from sizing.plan.verdicts import VERDICTS
+from sizing.plan.verdicts import SIGNALS
 from sizing.suggestion import suggest
 
 RULES_FILE = Path(__file__).with_name("rules.json")
-FROM_PLAN = (
-    "dataset_samples",
-    "batch_size",
-    "hours_per_experiment",
-    "model_mb",
-    "gpu_memory_percent",
-    "host_memory_percent",
-    "spot_saving_percent",
-)
-# Signals that no plan has: given by the user or by a finished run.
-GIVEN = ("parallel_jobs", "researchers", "gpu_utilization_percent", "data_wait_percent")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -88,24 +76,13 @@ def _rule(*, seed: str = "", **fields: Any) -> Rule:
 
 
 def _check_signal(name: str, where: str = "") -> None:
-    known = (*FROM_PLAN, *GIVEN)
-    if name not in known:
-        raise ValueError(f"{where}signal {name!r} is unknown; {suggest(name, known)}")
+    if name not in SIGNALS:
+        raise ValueError(f"{where}signal {name!r} is unknown; {suggest(name, SIGNALS)}")
 
 
 def signals(plan: Plan) -> dict[str, float]:
     """Return the signals that the plan has."""
-    stage = plan.work.main.footprint
-    values = (
-        float(max(s.footprint.samples_per_epoch for s in plan.work.stages)),
-        float(stage.global_batch),
-        plan.hours_on_demand,
-        stage.parameter_bytes / 1e6,
-        100 * plan.gpu_memory_need / plan.inputs.instance.gpu_memory_mib,
-        100 * plan.host.need / plan.inputs.instance.memory_gib,
-        saving_percent(plan),
-    )
-    return dict(zip(FROM_PLAN, values, strict=True))
+    return {name: of_plan(plan) for name, (of_plan, _) in SIGNALS.items() if of_plan}
 
 
 def as_given(request: Request, given: Mapping[str, float]) -> Request:
@@ -137,7 +114,7 @@ def fire(
     values = {name: (value, "predicted") for name, value in signals(plan).items()}
     values |= {name: (value, origin) for name, value in given.items()}
     return [
-        Fired(rule=rule, value=value, origin=where, verdict=VERDICTS[rule.signal](plan, value))
+        Fired(rule=rule, value=value, origin=where, verdict=SIGNALS[rule.signal][1](plan, value))
         for rule in rules
         if rule.signal in values
         for value, where in [values[rule.signal]]

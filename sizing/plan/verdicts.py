@@ -12,7 +12,7 @@ from sizing.models.constants import GIB, MIB
 from sizing.models.host import host_memory
 from sizing.plan.plan import Plan
 from sizing.plan.side_by_side import ways
-from sizing.plan.spot_verdict import spot_verdict
+from sizing.plan.spot_verdict import saving_percent, spot_verdict
 
 # Parameters, gradients and two states of AdamW, relative to the parameters.
 _COPIES = 4
@@ -102,7 +102,7 @@ def _gpu_utilization(plan: Plan, percent: float) -> str:
         gpu = _gpu_of(other)
         if gpu is None or other.gpu_memory_mib < plan.gpu_memory_need:
             continue
-        if gpu.speed_beside(now, precision) >= percent / 100:
+        if gpu.relative_speed(now, precision) >= percent / 100:
             if other.size == plan.request.size:
                 return f"no: no cheaper size has {percent:.0f} % of this GPU's speed and the memory"
             return (
@@ -164,16 +164,29 @@ def _spot(plan: Plan, percent: float) -> str:
     return f"{found.suits}: {'; '.join(found.reasons)}"
 
 
-VERDICTS: Mapping[str, Callable[[Plan, float], str]] = {
-    "dataset_samples": _dataset,
-    "batch_size": _batch,
-    "hours_per_experiment": _hours,
-    "model_mb": _model,
-    "gpu_memory_percent": _gpu_memory,
-    "host_memory_percent": _host_memory,
-    "spot_saving_percent": _spot,
-    "parallel_jobs": _jobs,
-    "researchers": _jobs,
-    "gpu_utilization_percent": _gpu_utilization,
-    "data_wait_percent": _data_wait,
+def _share_of_memory(plan: Plan) -> float:
+    return 100 * plan.gpu_memory_need / plan.inputs.instance.gpu_memory_mib
+
+
+def _share_of_host(plan: Plan) -> float:
+    return 100 * plan.host.need / plan.inputs.instance.memory_gib
+
+
+def _samples(plan: Plan) -> float:
+    return float(max(stage.footprint.samples_per_epoch for stage in plan.work.stages))
+
+
+# What a plan says of each signal (None: only the user or a finished run knows it), and the verdict.
+SIGNALS: Mapping[str, tuple[Callable[[Plan], float] | None, Callable[[Plan, float], str]]] = {
+    "dataset_samples": (_samples, _dataset),
+    "batch_size": (lambda plan: float(plan.work.main.footprint.global_batch), _batch),
+    "hours_per_experiment": (lambda plan: plan.hours_on_demand, _hours),
+    "model_mb": (lambda plan: plan.work.main.footprint.parameter_bytes / 1e6, _model),
+    "gpu_memory_percent": (_share_of_memory, _gpu_memory),
+    "host_memory_percent": (_share_of_host, _host_memory),
+    "spot_saving_percent": (saving_percent, _spot),
+    "parallel_jobs": (None, _jobs),
+    "researchers": (None, _jobs),
+    "gpu_utilization_percent": (None, _gpu_utilization),
+    "data_wait_percent": (None, _data_wait),
 }

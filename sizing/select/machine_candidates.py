@@ -58,7 +58,7 @@ def _why_not_train(instance: InstanceType, requirements: Requirements, wanted: i
     if kind == "chip":
         return "needs the Neuron SDK; the training code is CUDA"
     if instance.num_gpus == 0:
-        return "no whole NVIDIA GPU"
+        return "no NVIDIA GPU of its own"
     if not instance.is_trainable:
         return UNSUPPORTED.get(instance.family, "the PyTorch AMI's release note does not name it")
     if instance.gpu_memory_mib < wanted:

@@ -36,7 +36,7 @@ def busy_percent(now: str, percent: float, other: str) -> float:
     if not one.num_gpus:
         return percent * one.vcpus / two.vcpus
     ours, theirs = (find_gpu(each.gpu, each.gpu_memory_mib) for each in (one, two))
-    return percent * one.num_gpus / (theirs.speed_beside(ours) * two.num_gpus)
+    return percent * one.num_gpus / (theirs.relative_speed(ours) * two.num_gpus)
 
 
 def rightsize(

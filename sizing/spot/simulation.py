@@ -32,7 +32,7 @@ NUM_WORKS = 15
 class SpotRun:
     """A run on Spot and what interrupts it; times in seconds.
 
-    work_range   p10 and p90 of the work, which is then uncertain beside the interruptions
+    work_range   p10 and p90 of the work, which adds uncertainty to that of the interruptions
     restart_seconds   boot, sync and resume of a machine, also of the first
     checkpoint_seconds   what one periodic save keeps the GPU waiting, every interval_seconds of
         training

@@ -111,7 +111,7 @@ def read_counts(path: Path) -> tuple[float, list[float]]:
         document: Any = json.loads(path.read_text(encoding="utf-8"))
         gap, data = document["metadata"]["gap_seconds"], document["data"]
     except FileNotFoundError:
-        raise ValueError(f"there is no trace at {path}") from None
+        raise ValueError(f"trace {path} does not exist") from None
     except (ValueError, KeyError, TypeError):
         raise ValueError(
             f"{path} is not a trace: give JSON with metadata.gap_seconds and a list called data"

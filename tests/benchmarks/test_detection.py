@@ -1,28 +1,17 @@
-"""The detection benchmark: contenders of one size that compute the same, and a table of them."""
+"""The benchmark of the detector: contenders of one size that compute the same."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
 
-from benchmarks.detection import peers, table
-from benchmarks.detection.contender import Contender, Runner
-from benchmarks.detection.scales import SCALES
+from benchmarks.gpu import detection_peers as peers
+from benchmarks.gpu.detection_contender import Contender, Runner
+from benchmarks.gpu.detection_peers import SCALES
 
-ROOT = Path(__file__).parents[2]
 ENCODER = Contender(
     who="ours", part="encoder attention", scale="tiny", device="cpu", implementation="deterministic"
 )
-
-
-def test_fails_for_a_scale_or_part_that_does_not_exist() -> None:
-    with pytest.raises(ValueError, match="no scale 'huge'; give one of tiny, laptop, half, "):
-        table.measure(scale="huge", rounds=1, seconds=1)
-    with pytest.raises(ValueError, match="no part 'loss'; give some of encoder attention, "):
-        table.measure(scale="tiny", rounds=1, seconds=1, parts=["loss"])
-    with pytest.raises(ValueError, match="at least one round, got 0"):
-        table.measure(scale="tiny", rounds=0, seconds=1)
 
 
 def test_the_reference_is_a_pyramid_of_22_223_tokens() -> None:
@@ -51,10 +40,3 @@ def test_the_peer_trains_as_many_parameters() -> None:
     theirs = sum(parameter.numel() for parameter in model.parameters())
     assert theirs == pytest.approx(ours.parameters, rel=0.01)
     assert sum(p.numel() for p in model.parameters() if p.requires_grad) > 0.9 * theirs
-
-
-@pytest.mark.slow
-def test_the_dry_run_measures_every_contender() -> None:
-    rows = table.measure(scale="tiny", rounds=1, seconds=450, cpu=True)
-    assert len(rows) == 3 + 3 + 5
-    assert [row for row in rows if row["note"] or not row["ms"]] == []

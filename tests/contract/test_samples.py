@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from contract.samples import MODULUS, lineage_problems, sum_of_all
-from training.record.sample_digest import sample_digest
+from training.engine.step_log import sample_digest
 
 
 def step(number: int, epoch: int, ids: list[int], split: int = 4) -> dict[str, Any]:

@@ -78,7 +78,7 @@ def test_files_without_classes(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"1\.txt is in no class; lay the files out as CLASS/FILE"):
         class_names(flat)
     fill(own, ("3.txt",))
-    with pytest.raises(UserError, match=r"3\.txt has no split, but other files have"):
+    with pytest.raises(UserError, match=r"3\.txt has no split, but other files do"):
         open_source(own, tmp_path)
 
 
@@ -98,7 +98,7 @@ def test_a_table_alone_or_in_a_folder_or_an_archive(tmp_path: Path) -> None:
     [
         ("name,label\na,b\n", "has no column 'file'; its first line names the columns"),
         ("", "has no column 'file'"),
-        ("file,class\na/3.npy,cats\n", r"line 2: there is no file .*a/3\.npy"),
+        ("file,class\na/3.npy,cats\n", r"line 2: the file .*a/3\.npy"),
         ("file,class\na/1.npy\n", r"line 2: a/1\.npy has no class"),
         ("file,class,split\na/1.npy,cats,dev\n", "line 2: split is 'dev'; give one of train, "),
         ("file,class,split\na/1.npy,cats,train\na/2.npy,cats,\n", r"a/2\.npy has no split, but "),
@@ -118,7 +118,7 @@ def test_fails_for_what_is_no_source(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"clips\.zip is not a zip archive, despite its name"):
         open_source(tmp_path / "clips.zip", tmp_path / "a")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(UserError, match="has no files; bring some"):
+    with pytest.raises(UserError, match="has no files; add some"):
         open_source(tmp_path / "empty", tmp_path)
     (tmp_path / "torn.tar.gz").write_bytes(b"\x1f\x8b\x08 torn")
     with pytest.raises(UserError, match="cannot be unpacked"):

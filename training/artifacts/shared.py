@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from training.artifact_key import artifact_key
-from training.capabilities import IsShareable
 from training.code_fingerprint import code_fingerprint
 from training.store.protocol import Store, StoreError
 from training.store.unfinished import UnfinishedFile
@@ -38,8 +37,7 @@ class SharedArtifacts:
     def __init__(
         self, store: Store | None, stage: Prepare, key: str, numerics: Mapping[str, Any]
     ) -> None:
-        is_shareable = isinstance(stage, IsShareable) and stage.is_shareable
-        self._store = store if is_shareable else None
+        self._store = store if stage.is_shareable else None
         self._prefix = ""
         if self._store is not None:
             self._prefix = f"{shared_key(stage, key, numerics)}/"

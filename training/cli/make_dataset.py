@@ -8,7 +8,7 @@ import json
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +25,6 @@ from training.store.protocol import Store
 from training.store.verified import VerifiedFiles
 
 if TYPE_CHECKING:
-    from training.capabilities import HasFolderImport, HasPacking
     from training.workload import Workload
 
 URI = "s3://bucket/prefix, or a folder"
@@ -92,64 +91,58 @@ def _make(options: argparse.Namespace) -> int:
 
 
 def _import(options: argparse.Namespace) -> int:
-    from training.capabilities import HasFolderImport, HasImport, HasPacking
+    from training.workload import Workload, implements
 
     workload = _workload(options)
     with tempfile.TemporaryDirectory(prefix="training-import-") as scratch:
-        if isinstance(workload, HasPacking):
+        if implements(workload, Workload.pack_dataset):
             return _import_packed(options, workload.name, workload, Path(scratch))
-        if isinstance(workload, HasFolderImport):
-            return _import_folder(options, workload.name, workload, Path(scratch))
-        if not isinstance(workload, HasImport):
+        if not (
+            implements(workload, Workload.import_folder)
+            or implements(workload, Workload.import_dataset)
+        ):
             raise UserError(
                 f"workload {workload.name!r} cannot import files: it has no import_dataset "
-                "(HasImport in training/capabilities.py)"
+                "(training/workload.py)"
             )
         if options.out is None:
             raise UserError(f"workload {workload.name!r} makes its dataset in a folder; give --out")
         _check_folder(options.out, workload.name)
         store = open_store(options.dataset_uri) if options.dataset_uri else None
         began = time.monotonic()
-        files = open_source(Path(options.source), Path(scratch))
+        act: Callable[..., Mapping[str, Any]]
+        if implements(workload, Workload.import_folder):
+            source: Any = open_folder(Path(options.source), Path(scratch))
+            act, what, total = workload.import_folder, source.name, 0
+        else:
+            source = open_source(Path(options.source), Path(scratch))
+            act, what, total = workload.import_dataset, f"{len(source)} files", len(source)
         checked_folder(options.out)
-        with ProgressBar(f"importing {len(files)} files", len(files)) as bar:
-            meta = workload.import_dataset(
-                files, options.out, options.seed, lambda done, total: bar.show(done, "", total)
+        with ProgressBar(f"importing {what}", total) as bar:
+            meta = act(
+                source, options.out, options.seed, lambda done, total: bar.show(done, "", total)
             )
     _finish_making(options.out, workload.name, meta, began)
-    if "classes" in meta:
-        counts = sorted(Counter(str(file.label) for file in files).items())
+    if isinstance(source, Path):
+        print(", ".join(f"{split}: {count:,} images" for split, count in meta["splits"].items()))
+    elif "classes" in meta:
+        counts = sorted(Counter(str(file.label) for file in source).items())
         print("classes: " + ", ".join(f"{name} ({count})" for name, count in counts))
     return EXIT_FINISHED if store is None else send(options.out, store)
 
 
-def _import_folder(
-    options: argparse.Namespace, name: str, workload: "HasFolderImport", scratch: Path
-) -> int:
-    """Import a folder with a layout that only the workload knows."""
-    if options.out is None:
-        raise UserError(f"workload {name!r} makes its dataset in a folder; give --out")
-    _check_folder(options.out, name)
-    store = open_store(options.dataset_uri) if options.dataset_uri else None
-    began = time.monotonic()
-    folder = open_folder(Path(options.source), scratch)
-    checked_folder(options.out)
-    with ProgressBar(f"importing {folder.name}", 0) as bar:
-        meta = workload.import_folder(
-            folder, options.out, options.seed, lambda done, total: bar.show(done, "", total)
-        )
-    _finish_making(options.out, name, meta, began)
-    print(", ".join(f"{split}: {count:,} images" for split, count in meta["splits"].items()))
-    return EXIT_FINISHED if store is None else send(options.out, store)
-
-
 def _import_packed(
-    options: argparse.Namespace, name: str, packing: "HasPacking", scratch: Path
+    options: argparse.Namespace, name: str, packing: "Workload[Any]", scratch: Path
 ) -> int:
     """Pack files into the folder, or without one straight into the store."""
     output = _output(options, name)
     if output.read(MANIFEST) is None:
-        files = _brought(options.source, scratch)
+        is_stored = options.source.startswith("s3://")
+        files: Sequence[Brought] = (
+            stored_source(options.source)
+            if is_stored
+            else open_source(Path(options.source), scratch)
+        )
         began = time.monotonic()
         try:
             with RateBar(f"packing {len(files)} files") as bar:
@@ -174,13 +167,6 @@ def _import_packed(
     return send(options.out, open_store(options.dataset_uri))
 
 
-def _brought(source: str, scratch: Path) -> Sequence[Brought]:
-    """The files of a source, here or in a bucket."""
-    if source.startswith("s3://"):
-        return stored_source(source)
-    return open_source(Path(source), scratch)
-
-
 def _output(options: argparse.Namespace, workload: str) -> Output:
     """Where the dataset is made; UserError if it cannot be made there."""
     if options.out is not None:
@@ -199,7 +185,6 @@ def _output(options: argparse.Namespace, workload: str) -> Output:
 
 def _workload(options: argparse.Namespace) -> "Workload[Any]":
     """The workload, with the options of its datasets."""
-    from training.capabilities import HasDataOptions
     from training.config import parse_overrides, with_overrides
     from training.registry import load_workload
 
@@ -207,10 +192,10 @@ def _workload(options: argparse.Namespace) -> "Workload[Any]":
     overrides = parse_overrides(options.override)
     if not overrides:
         return workload
-    if not isinstance(workload, HasDataOptions):
+    if workload.data_options is None:
         raise UserError(
             f"workload {workload.name!r} makes its datasets in one way: it has no data_options "
-            "(HasDataOptions in training/capabilities.py); leave --override out"
+            "(training/workload.py); leave --override out"
         )
     what = f"a dataset of workload {workload.name!r}"
     return workload.with_data_options(with_overrides(workload.data_options, overrides, what))
@@ -230,7 +215,7 @@ def _check_unfinished(record: bytes, where: str, workload: str) -> None:
     """UserError unless an import of this workload was interrupted there."""
     if json.loads(record).get("workload") != workload:
         raise UserError(f"{where} has an unfinished dataset of another workload; give a new folder")
-    print(f"[ok] goes on with the unfinished dataset in {where}")
+    print(f"[ok] resuming the unfinished dataset in {where}")
 
 
 def _finish_making(out: Path, workload: str, meta: Mapping[str, Any], began: float) -> None:

@@ -119,7 +119,7 @@ def _command(name: str, file: str = "command", function: str = "") -> Callable[[
         if error.name != _PROOF:
             raise
         raise UserError(
-            f"`{name}` is not part of the bundle that instances run (there is no {_PROOF}); "
+            f"`{name}` is not part of the bundle that instances run, which has no {_PROOF}; "
             "run it from a checkout of the repository"
         ) from error
     command: Callable[[Any], int] = getattr(module, function or name)

@@ -30,6 +30,7 @@ from training.record.run_config import RunConfig
 from training.registry import module_of
 from training.report.profiler import StepProfiler
 from training.report.receipt import RunResult
+from training.settings import recorded
 from training.store.local_dataset import LocalDataset
 
 # The rooms of training/ whose code decides about the weights.
@@ -102,7 +103,7 @@ class WorkloadJob:
             workload=options.workload,
             recipe=options.recipe,
             overrides=dict(options.overrides),
-            config=asdict(self._resolved.config),
+            config=recorded(self._resolved.config),
             dataset=self._dataset.fingerprint,
             numerics_key=self._key,
             origin=asdict(origin) if origin else None,

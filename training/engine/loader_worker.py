@@ -21,9 +21,9 @@ import torch
 from training.engine.batch_memory import BatchMemory, Place, refuse_too_large, write
 from training.engine.batches import MicroBatch
 from training.randomness import derive_seeds
-from training.stacking import Layout, stack
+from training.stacking import ItemLayout, stack
 from training.tally import Tally, taken, timed
-from training.workload import Batch, Samples
+from training.workload import Batch, Samples, implements
 
 _TASK = struct.Struct("6q")
 _PAGE = 4096
@@ -38,8 +38,8 @@ class Maker:
         self._samples = samples
         self._seed = seed
         self._rng = torch.Generator()
-        # The function itself: then each row of a batch can be made on its own.
-        self.stacks = samples.collate is stack
+        # Then each row of a batch can be made on its own.
+        self.stacks = samples.collate is stack or not implements(samples, Samples.collate)
 
     def batch(self, micro: MicroBatch) -> Batch:
         """A whole micro-batch, made with one thread, as in a worker."""
@@ -131,7 +131,7 @@ def _done(task: Task, maker: Maker, memory: BatchMemory) -> Answer:
     items = maker.items(task.epoch, ids.tolist())
     if not maker.stacks:
         return Answer(task.number, places=write(maker.collate(items), view, begin))
-    layout = Layout.of(items[0])
+    layout = ItemLayout.of(items[0])
     size = layout.num_bytes(task.batch_size)
     refuse_too_large(begin + size)
     values = torch.from_numpy(view[begin : begin + size])

@@ -1,8 +1,11 @@
 """What is recorded of each step: its line in the metrics, the progress bar, and a divergence."""
 
 import math
+import zlib
 from collections.abc import Mapping
 from typing import Any
+
+import numpy as np
 
 from training.attempt.context import AttemptContext
 from training.engine.batches import BatchPlan
@@ -10,7 +13,6 @@ from training.engine.learner import StepResult
 from training.engine.pace import StepTime
 from training.errors import DivergedError, Divergence
 from training.record.position import Position
-from training.record.sample_digest import sample_digest
 from training.report.progress import ProgressBar
 from training.workload import Train
 
@@ -81,3 +83,21 @@ class StepLog:
             f"{rate:.0f} samples/s, {time.waited_share:.0%} waiting for data"
         )
         self.bar.show(position.stage_step, f"{text}{self._context.meter_text()}")
+
+
+def sample_digest(ids: Any, split_samples: int) -> dict[str, int | str]:
+    """Count and digests of a step's ids (integers in any sequence), and how many its split has.
+
+    `ids_sum` is the same in any order, `ids_crc` is not (contract/samples.py).
+    """
+    array = np.asarray(ids, dtype=np.uint64)
+    mixed = (array + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
+    mixed = (mixed ^ mixed >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
+    mixed = (mixed ^ mixed >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
+    total = int((mixed ^ mixed >> np.uint64(31)).sum())
+    return {
+        "num_samples": len(array),
+        "split_samples": split_samples,
+        "ids_sum": f"{total:016x}",
+        "ids_crc": f"{zlib.crc32(array.astype('<u8').tobytes()):08x}",
+    }

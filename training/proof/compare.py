@@ -163,7 +163,7 @@ class Difference:
     """Where two runs differ."""
 
     steps: tuple[int, ...]  # with another loss; without files, a last one of one run too
-    missing: tuple[int, ...]  # with a loss in one run only: a killed machine told of it too late
+    missing: tuple[int, ...]  # with a loss in one run only: a machine may die before it reports one
     largest: float  # of the losses' differences
     files: tuple[str, ...]
 

@@ -48,10 +48,10 @@ _FOLDERS = {
 
 def misbehaving(store: Store, injector: Injector, rate: float, seed: int) -> Store:
     """The store with faults in a share `rate` of its operations."""
-    return cast(Store, FaultyStore(store, injector, rate, seed))
+    return cast(Store, _FaultyStore(store, injector, rate, seed))
 
 
-class FaultyStore:
+class _FaultyStore:
     """Forwards every call, reports its phase, and injects faults into some calls."""
 
     def __init__(self, store: Store, injector: Injector, rate: float, seed: int) -> None:
@@ -70,7 +70,7 @@ class FaultyStore:
         key = str(arguments[0] if arguments else next(iter(named.values()), ""))
         act = partial(act, *arguments, **named)
         if name == "upload":
-            return FaultyUpload(self, key, act)
+            return _FaultyUpload(self, key, act)
         if name == "put_if" and key == HEAD:
             phase = self._head_phase(json.loads(arguments[1]))
         else:
@@ -124,10 +124,10 @@ class FaultyStore:
         return "heartbeat" if head["heartbeat"] != before["heartbeat"] else "publication"
 
 
-class FaultyUpload:
+class _FaultyUpload:
     """An upload with faults in its parts and its end."""
 
-    def __init__(self, store: FaultyStore, key: str, begin: Callable[[], Upload]) -> None:
+    def __init__(self, store: _FaultyStore, key: str, begin: Callable[[], Upload]) -> None:
         self._store = store
         self._key = key
         self._phase = _phase("put", key)

@@ -58,7 +58,7 @@ class Steps:
 
 
 @dataclass(kw_only=True, slots=True)
-class AttemptSteps:
+class _AttemptSteps:
     """What one attempt computed."""
 
     first: int
@@ -91,12 +91,12 @@ class StepLines:
         for column, value in zip(self._columns.values(), values, strict=True):
             column.append(value)
 
-    def split(self) -> tuple[Steps, dict[int, AttemptSteps]]:
+    def split(self) -> tuple[Steps, dict[int, _AttemptSteps]]:
         """The lineage, and generation -> what it computed."""
         lines = Steps(columns=self._columns, stages=tuple(self._stages))
-        attempts: dict[int, AttemptSteps] = {}
+        attempts: dict[int, _AttemptSteps] = {}
         for generation, step in zip(lines["generation"], lines["step"], strict=True):
-            own = attempts.setdefault(generation, AttemptSteps(first=step, last=step))
+            own = attempts.setdefault(generation, _AttemptSteps(first=step, last=step))
             own.first, own.last = min(own.first, step), max(own.last, step)
         kept = array("q")
         for row, is_last in _by_step(lines["step"]):
@@ -223,7 +223,9 @@ def _events(store: Store, passed_over: list[str]) -> Iterator[Line]:
             yield event
 
 
-def _attempts(computed: Mapping[int, AttemptSteps], events: Sequence[Line]) -> list[AttemptSummary]:
+def _attempts(
+    computed: Mapping[int, _AttemptSteps], events: Sequence[Line]
+) -> list[AttemptSummary]:
     # Who reopens a run may do it a day later, under the name of the machine that trained.
     events = [
         event
@@ -241,7 +243,9 @@ def _attempts(computed: Mapping[int, AttemptSteps], events: Sequence[Line]) -> l
     return attempts
 
 
-def _summary(generation: int, events: Sequence[Line], steps: AttemptSteps | None) -> AttemptSummary:
+def _summary(
+    generation: int, events: Sequence[Line], steps: _AttemptSteps | None
+) -> AttemptSummary:
     by_name = {event["name"]: event for event in events}
     notice = by_name.get("notice")
     commits = [event for event in events if event["name"] == "committed"]

@@ -14,12 +14,12 @@ from training.store.protocol import Stored
 
 _log = logging.getLogger(__name__)
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 
 
 def read_json_record(
-    name: str, data: bytes, newest_format: int, build: Callable[[dict[str, Any]], T]
-) -> T:
+    name: str, data: bytes, newest_format: int, build: Callable[[dict[str, Any]], _T]
+) -> _T:
     """Build an object from the JSON without its format number."""
     try:
         record = json.loads(data)
@@ -38,7 +38,7 @@ def read_json_record(
 
 
 def parse_receipt(found: Stored | None) -> dict[str, Any]:
-    """Return the receipt; {} if there is none, or a damaged one, which nothing depends on."""
+    """Return the receipt; {} if it is missing or damaged: nothing depends on it."""
     if found is None:
         return {}
     try:

@@ -25,7 +25,7 @@ class Reopened:
 
     @property
     def newest(self) -> CheckpointEntry | None:
-        """What the next attempt resumes from, if it is whole."""
+        """What the next attempt resumes from, if it is undamaged."""
         return self.after.checkpoints[-1] if self.after.checkpoints else None
 
     @property
@@ -75,8 +75,8 @@ def _without_a_writer(
         head = parse_head(store, found)
         if head.state == "finished":
             raise UserError(
-                f"{store.uri} is finished; to train on give a new run --init-from {store.uri}, "
-                "with --extend-to to keep the optimizer's state"
+                f"{store.uri} has finished; to train on, start a new run with --init-from "
+                f"{store.uri}, and --extend-to to keep the optimizer's state"
             )
         if head.state != "running" or time.monotonic() - since >= ttl_seconds:
             return found, head
@@ -97,6 +97,6 @@ def _up_to(head: Head, step: int, uri: str) -> tuple[CheckpointEntry, ...]:
         there = ", ".join(str(known) for known in dict.fromkeys(e.step for e in head.checkpoints))
         raise UserError(
             f"{uri} has no checkpoint of step {step}; "
-            + (f"there are those of steps {there}" if there else "it has none at all")
+            + (f"it has those of steps {there}" if there else "it has none")
         )
     return head.checkpoints[: places[-1] + 1]

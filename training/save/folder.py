@@ -34,7 +34,7 @@ from training.save.manifest import (
 )
 from training.save.transfer import Contents, Spare, send
 from training.store import parts
-from training.store.parts import Progress, checksum_of, num_parts, part_bytes_of, run_all
+from training.store.parts import TransferProgress, checksum_of, num_parts, part_bytes_of, run_all
 from training.store.protocol import Store
 
 _log = logging.getLogger(__name__)
@@ -150,7 +150,7 @@ class FolderSource:
         self._known = capture.known
         self._generation = 0
         self._name = ""
-        self._progress = Progress()
+        self._progress = TransferProgress()
         self._num_threads = min(_MAX_THREADS, store.num_threads)
 
     @property
@@ -174,7 +174,7 @@ class FolderSource:
         )
 
     def send(
-        self, name: str, progress: Progress, beside: Sequence[Callable[[], None]]
+        self, name: str, progress: TransferProgress, beside: Sequence[Callable[[], None]]
     ) -> tuple[FileEntry, ...] | None:
         """Send what is new, then snapshot.json; may also raise ChangedError."""
         self._progress = progress

@@ -21,7 +21,7 @@ from training.record.lease import Lease, LeaseLostError
 from training.record.metrics import Metrics
 from training.record.retention import KEEP_NEWEST, Retention
 from training.save.budget import Cost
-from training.store.parts import CancelledError, Progress
+from training.store.parts import CancelledError, TransferProgress
 from training.store.protocol import Store, StoreError
 
 _log = logging.getLogger(__name__)
@@ -54,7 +54,7 @@ class StateSource(Holding, Protocol):
         """What the head is to say of it, without its files."""
 
     def send(
-        self, name: str, progress: Progress, beside: Sequence[Callable[[], None]]
+        self, name: str, progress: TransferProgress, beside: Sequence[Callable[[], None]]
     ) -> tuple[FileEntry, ...] | None:
         """Send what the store lacks, and run the tasks `beside`; return the files of the entry.
 
@@ -128,7 +128,7 @@ class Save(Generic[S]):
         self.releases = False  # the lease, in the same write of the head
         self.blocked_seconds = 0.0
         self.began = time.monotonic()
-        self.progress = Progress()
+        self.progress = TransferProgress()
         self._publish = publish
         self._settle = settle
         self._failed = failed

@@ -16,7 +16,7 @@ from training.save.sharded_saves import ShardedLeader, merged, refuse_wrong_size
 from training.save.slices import SLICES
 from training.save.state import HostCopy, LiveState, refuse_nan, state_file
 from training.save.transfer import send
-from training.store.parts import Progress
+from training.store.parts import TransferProgress
 from training.store.protocol import Store
 
 
@@ -73,7 +73,7 @@ class TensorSource:
         )
 
     def send(
-        self, name: str, progress: Progress, beside: Sequence[Callable[[], None]]
+        self, name: str, progress: TransferProgress, beside: Sequence[Callable[[], None]]
     ) -> tuple[FileEntry, ...]:
         """Send the tensors, of a sharded stage those of all ranks; refuses weights with a NaN."""
         store, prefix = self._store, checkpoint_prefix(name)

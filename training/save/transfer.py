@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 from training.record.checkpoint_entry import FileEntry
 from training.store import parts
-from training.store.parts import Progress, checksum_of, num_parts, run_all
+from training.store.parts import TransferProgress, checksum_of, num_parts, run_all
 from training.store.protocol import SharedUpload, Store, Upload
 
 # Fewer and larger requests cost less CPU (benchmarks/LOG.md), if each of 16 connections has two.
@@ -70,7 +70,7 @@ def send(
     store: Store,
     prefix: str,
     files: Sequence[Contents],
-    progress: Progress,
+    progress: TransferProgress,
     *,
     beside: Sequence[Callable[[], None]] = (),
     allocate: Spare = lambda size: memoryview(bytearray(size)),
@@ -104,7 +104,7 @@ class _Sending:
         store: Store,
         prefix: str,
         files: Sequence[Contents],
-        progress: Progress,
+        progress: TransferProgress,
         allocate: Spare,
     ) -> None:
         self.sizes = [part_bytes_of(file.size, is_shared=file.memory >= 0) for file in files]

@@ -36,7 +36,7 @@ from training.store.verified import READS, Entry
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SyncResult:
+class _SyncResult:
     """Files and bytes of a synced or uploaded dataset, those transferred, and the time."""
 
     files: int
@@ -51,7 +51,7 @@ class SyncResult:
         return self.bytes / 1e6 / max(self.seconds, 1e-9)
 
 
-def upload_dataset(folder: Path, store: Store, progress: FileProgress) -> SyncResult:
+def upload_dataset(folder: Path, store: Store, progress: FileProgress) -> _SyncResult:
     """Verify and upload a dataset, the manifest last.
 
     A file is skipped if it is there and the manifest there has the same checksum for it.
@@ -105,7 +105,7 @@ def read_manifest(store: Store) -> Stored:
 
 def sync_dataset(
     store: Store, out: Path, progress: FileProgress, begun: Callable[[], None] = lambda: None
-) -> SyncResult:
+) -> _SyncResult:
     """Fetch missing and damaged files into `out`, verify all, and write the manifest last.
 
     Whoever opens the folder meanwhile, from `begun` on, can use each file as soon as it is
@@ -130,8 +130,8 @@ def sync_dataset(
     return _synced(files, fetched, began)
 
 
-def _synced(files: Sequence[Entry], fetched: Sequence[Entry], began: float) -> SyncResult:
-    return SyncResult(
+def _synced(files: Sequence[Entry], fetched: Sequence[Entry], began: float) -> _SyncResult:
+    return _SyncResult(
         files=len(files),
         bytes=sum(entry["bytes"] for entry in files),
         fetched_files=len(fetched),
@@ -147,7 +147,7 @@ def _store(uri: str) -> Store:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class StoredFile:
+class _StoredFile:
     """One file that a user brings, in a store."""
 
     uri: str
@@ -164,11 +164,11 @@ class StoredFile:
         return found.data
 
 
-def stored_source(uri: str) -> list[StoredFile]:
+def stored_source(uri: str) -> list[_StoredFile]:
     """The files below a URI, sorted by name: CLASS/FILE, perhaps below folders of splits."""
     sizes = _store(uri).sizes("")
     found = [
-        StoredFile(uri=uri, name=name, num_bytes=sizes[name], label=label, split=split)
+        _StoredFile(uri=uri, name=name, num_bytes=sizes[name], label=label, split=split)
         for name, label, split in places_of(sorted(sizes))
     ]
     if not found:

@@ -1,7 +1,7 @@
 """Fetches the files of a dataset that are missing: in the order in which training will read them.
 
 A file is fetched in parts by several threads, hashed part by part as it arrives, and takes its name
-only once it is whole and its checksum matches.
+only once it is complete and its checksum matches.
 """
 
 import hashlib
@@ -128,7 +128,7 @@ class _Queue:
             self._left, self._file = {}, None
 
     def discard(self) -> None:
-        """Delete what has arrived of files that are not whole."""
+        """Delete what has arrived of incomplete files."""
         for file in self._begun:
             file.discard()
 

@@ -154,7 +154,7 @@ class FolderStore:
 
 
 class _FileUpload:
-    """A temporary file beside its target, written at any offset in any order.
+    """A temporary file next to its target, written at any offset in any order.
 
     It bypasses the page cache where the system allows: several times as fast as writing through
     it, at a tenth of the CPU work, and the dataset stays cached.

@@ -54,7 +54,7 @@ class LocalDataset:
         A sync that fails may be tried again: for `patience_seconds` another one is waited for.
         """
         self.manifest = manifest
-        self.fingerprint = fingerprint_of(manifest)
+        self.fingerprint = _fingerprint_of(manifest)
         self._folder = folder
         self._arriving = arriving
         self._waiting = waiting
@@ -119,7 +119,7 @@ class LocalDataset:
                 time.sleep(_POLL_SECONDS)
 
 
-def fingerprint_of(manifest: Mapping[str, Any]) -> str:
+def _fingerprint_of(manifest: Mapping[str, Any]) -> str:
     """sha256 over names and checksums of all files."""
     lines = [f"{entry['name']} {entry['sha256']}\n" for entry in manifest["files"]]
     return hashlib.sha256("".join(sorted(lines)).encode()).hexdigest()

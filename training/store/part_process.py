@@ -87,7 +87,9 @@ class PartProcess:
 
     def _give_up(self, why: str) -> None:
         self._can_start = False
-        _log.warning("[save] the process that sends checkpoints %s; the trainer sends them", why)
+        _log.warning(
+            "[save] the process that sends checkpoints %s; the trainer now sends them itself", why
+        )
 
 
 class _Worker:
@@ -132,7 +134,7 @@ class _Worker:
                     text = json.dumps(order).encode()
                     socket.send_fds(self._control, [text], [memory, theirs.fileno()])
                 except OSError as error:
-                    raise StoreError(f"the process that sends takes no order: {error}") from error
+                    raise StoreError(f"the sending process takes no orders: {error}") from error
             self._heard = time.monotonic()
             ours.settimeout(_TICK_SECONDS)
             try:
@@ -157,7 +159,7 @@ class _Worker:
                 message = b""
             if not message:
                 self.process.kill()
-                raise StoreError(f"the process that sends ended with {self.process.wait()}")
+                raise StoreError(f"the sending process ended with {self.process.wait()}")
             self._heard = time.monotonic()
             answer: dict[str, Any] = json.loads(message)
             return answer

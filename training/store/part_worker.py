@@ -25,7 +25,7 @@ from training.store.protocol import CredentialsError, StoreError
 from training.store.s3 import S3Store
 
 # A core hashes more than 10 Gb/s carry, and the others are the training's and its loader's. No
-# niceness beside that: where those take every core, a save would hardly ever end.
+# niceness as well: where those take every core, a save would hardly ever end.
 _HASHING = threading.Semaphore(max(1, (os.cpu_count() or 1) // 4))
 _ORDER_BYTES = 64 * 1024
 

@@ -21,7 +21,7 @@ class CancelledError(RuntimeError):
 
 
 @dataclass(slots=True)
-class Progress:
+class TransferProgress:
     """The progress of a transfer; any thread may read it or stop the transfer."""
 
     done_bytes: int = 0

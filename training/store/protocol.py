@@ -20,7 +20,7 @@ class StoreError(RuntimeError):
 
 
 class CredentialsError(StoreError):
-    """There are no credentials: never given, or the instance's metadata does not answer."""
+    """No credentials: they were never given, or the instance's metadata does not answer."""
 
 
 class PreconditionFailedError(StoreError):
@@ -100,16 +100,16 @@ class Store(Protocol):
         """The URI as a person would write it."""
 
     def get(self, key: str) -> Stored | None:
-        """The object, or None if there is no such key."""
+        """The object, or None if the key does not exist."""
 
     def put(self, key: str, data: bytes) -> None:
         """Write unconditionally, replacing what is there."""
 
     def put_if(self, key: str, data: bytes, etag: str | None) -> str:
-        """Write if the key's ETag is `etag` (None: if there is no such key); return the new one."""
+        """Write if the key's ETag is `etag` (None: it does not exist); return the new one."""
 
     def get_file(self, key: str, path: Path) -> None:
-        """Download into `path`, whose folder exists; FileNotFoundError if there is no such key."""
+        """Download into `path`, whose folder exists; FileNotFoundError for a missing key."""
 
     def put_file(self, key: str, path: Path) -> None:
         """Upload a file of any size."""
@@ -135,7 +135,7 @@ class Store(Protocol):
     def sweep(self, prefix: str) -> None:
         """Delete what writers that were killed have left unfinished below `prefix`.
 
-        It is no key yet, and what a writer at work has begun stays.
+        These are not keys yet; what a living writer has begun stays.
         """
 
 

@@ -130,7 +130,7 @@ class S3Store:
         raise AnswerLostError(f"{self.uri}/{key}: 409 from S3 {_CONFLICT_ATTEMPTS} times in a row")
 
     def get_file(self, key: str, path: Path) -> None:
-        # Not download_file: it would write beside `path`, and leave that there when it is killed.
+        # Not download_file: it writes a file next to `path`, and leaves it there when killed.
         with self._errors(key), writing(path), path.open("wb") as file:
             self._client.download_fileobj(
                 self._bucket, self._prefix + key, file, Config=self._transfer

@@ -30,7 +30,7 @@ _UNSIGNED = "UNSIGNED-PAYLOAD"
 
 
 class UnsureError(Exception):
-    """The answer is none that is understood here, or none came: another client has to ask."""
+    """No answer came, or one that is not understood here: another client has to ask."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,7 +76,7 @@ class RangeReader:
     def __init__(
         self, bucket: Bucket, credentials: Callable[[], Any], context: ssl.SSLContext | None
     ) -> None:
-        """`credentials` gives botocore's, frozen, anew for each request: a role's expire."""
+        """`credentials` returns botocore's, frozen, for each request: a role's expire."""
         self._bucket = bucket
         self._credentials = credentials
         self._context = context

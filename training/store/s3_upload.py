@@ -13,7 +13,7 @@ from training.store.part_process import PartProcess
 _MEBIBYTE = 1024 * 1024
 
 # Calls until it succeeds or fails with a permanent error.
-Repeating: TypeAlias = Callable[[Callable[[], Any]], Any]
+_Repeating: TypeAlias = Callable[[Callable[[], Any]], Any]
 
 
 class S3Upload:
@@ -22,7 +22,7 @@ class S3Upload:
     def __init__(
         self,
         client: Any,
-        repeating: Repeating,
+        repeating: _Repeating,
         where: dict[str, str],
         *,
         num_parts: int,
@@ -91,7 +91,7 @@ class S3Upload:
 
 def put_part(
     client: Any,
-    repeating: Repeating,
+    repeating: _Repeating,
     where: dict[str, str],
     number: int,
     data: memoryview,

@@ -1,4 +1,4 @@
-"""Files that are being written: beside their target, and locked until they take its place.
+"""Files that are being written: next to their target, and locked until they take its place.
 
 A process that is killed leaves them behind. The system then releases their locks, which tells them
 from those of a writer at work without comparing clocks.
@@ -22,7 +22,7 @@ _WRITE_BYTES = 256 * 1024
 
 
 class UnfinishedFile:
-    """A new file that takes the place of `target` once it is whole; a context deletes it if not."""
+    """A new file that takes the place of `target` once complete; else its context deletes it."""
 
     def __init__(self, target: Path) -> None:
         self._target = target

@@ -113,7 +113,7 @@ def announce(folder: Path, names: Iterable[str]) -> None:
 
 
 class AppendedLines:
-    """The lines of a file that other processes append to, each given once and whole."""
+    """The lines of a file that other processes append to, each returned once and complete."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

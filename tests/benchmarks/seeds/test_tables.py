@@ -168,5 +168,5 @@ def test_resnet50_takes_days_where_the_seed_says_weeks() -> None:
 
 
 def test_fails_on_a_document_that_does_not_exist() -> None:
-    with pytest.raises(ValueError, match="known are 000, 001, 002, 003, 004"):
+    with pytest.raises(ValueError, match="known: 000, 001, 002, 003, 004"):
         claims("007")

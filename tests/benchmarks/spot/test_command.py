@@ -100,4 +100,4 @@ def test_fails_without_a_machine_or_a_file(
     assert main(["spot", "--trace", str(empty)]) == 2
     assert "trace empty has no machine at any time" in capsys.readouterr().err
     assert main(["spot", "--trace", str(tmp_path / "no.json")]) == 2
-    assert "no trace at" in capsys.readouterr().err
+    assert "no.json does not exist" in capsys.readouterr().err

@@ -8,7 +8,7 @@ import pytest
 
 from rehearsal.drill.receipt import compare_runs, inequalities
 from rehearsal.drill.run_files import FolderFiles, losses, read_events, read_json, read_steps
-from training.record.sample_digest import sample_digest
+from training.engine.step_log import sample_digest
 
 
 def step(

@@ -185,7 +185,7 @@ def test_fails_for_a_cache_that_is_missing_or_of_another_region(
 ) -> None:
     cache = str(tmp_path / "cache.json")
     assert main([*command, "--cache", cache]) == 2
-    assert f"there is no {cache}; write it with" in capsys.readouterr().err
+    assert f"{cache} does not exist; create it with" in capsys.readouterr().err
     save(Refreshed(region="eu-west-1"), Path(cache))
     assert main([*command, "--cache", cache]) == 2
     assert "has answers of eu-west-1, not us-east-1" in capsys.readouterr().err

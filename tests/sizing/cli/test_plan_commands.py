@@ -146,7 +146,7 @@ def test_every_trainable_size_is_ranked(capsys: pytest.CaptureFixture[str]) -> N
         (["model", "package.module:function", "--batch", "0"], "batch is 0"),
         (["model", "package.module:function", "--steps", "0"], "steps is 0"),
         # Before anything is counted.
-        (["model", "package.module:function", "--size", "t3.nano"], "no whole NVIDIA GPU"),
+        (["model", "package.module:function", "--size", "t3.nano"], "no NVIDIA GPU of its own"),
         (["model", "package.module:function", "--micro-batch", "0"], "micro_batch is 0"),
         (
             ["plan", "trajectory", "--size", "g5.xlarge", "--batch", "24"],
@@ -160,7 +160,7 @@ def test_every_trainable_size_is_ranked(capsys: pytest.CaptureFixture[str]) -> N
         (["plan", "trajectory", "--run", "out"], "give either a workload or --run"),
         (["plan", "trajectory"], "give --size"),
         (["plan", "trajectory", "--calibrate"], "--calibrate is for --run"),
-        (["plan", "--run", "nowhere"], "there is no nowhere"),
+        (["plan", "--run", "nowhere"], "nowhere does not exist"),
     ],
 )
 def test_fails_in_one_sentence(

@@ -73,7 +73,7 @@ def test_fails_for_what_is_no_manifest(
     path = tmp_path / "m.json"
     path.write_text(content)
     assert main(["plan", "imagenet", "--size=g5.2xlarge", f"--manifest={path}"]) == 2
-    assert f"{path} is no manifest of a dataset (" in capsys.readouterr().err
+    assert f"{path} is not a dataset manifest (" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

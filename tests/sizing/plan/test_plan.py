@@ -257,7 +257,7 @@ def test_the_line_for_synth_names_hours_dollars_and_memory(tmp_path: Path) -> No
     ("changes", "message"),
     [
         ({"size": "g5.2xlrge"}, "nearest"),
-        ({"size": "t3.micro"}, "no whole NVIDIA GPU"),
+        ({"size": "t3.micro"}, "no NVIDIA GPU of its own"),
         ({"gpus": 2}, "gpus is 2; g5.2xlarge has 1"),
         ({"runs": 0}, "runs is 0"),
         ({"notice_seconds": 900.0}, "EC2 gives at most 120"),

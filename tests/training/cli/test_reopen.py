@@ -98,9 +98,7 @@ def test_fails_for_a_step_without_a_checkpoint(
     failed: Run, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert reopen(failed, "--from-checkpoint=5") == 2
-    assert "has no checkpoint of step 5; there are those of steps 3, 6, 9" in (
-        capfd.readouterr().err
-    )
+    assert "has no checkpoint of step 5; it has those of steps 3, 6, 9" in (capfd.readouterr().err)
     assert failed.head.state == "failed"
 
 
@@ -110,7 +108,7 @@ def test_fails_where_there_is_no_run_and_for_a_finished_one(
     assert reopen(run) == 2
     assert "no run found at" in capfd.readouterr().err
     assert reopen(whole, "--from-checkpoint=3") == 2
-    assert "is finished; to train on give a new run --init-from" in capfd.readouterr().err
+    assert "has finished; to train on, start a new run with --init-from" in capfd.readouterr().err
     assert whole.head.state == "finished"
 
 

@@ -22,7 +22,7 @@ from training.save.transfer import send
 from training.save.weights import weights_sha256
 from training.store.folder import FolderStore
 from training.store.open import open_store
-from training.store.parts import Progress
+from training.store.parts import TransferProgress
 from training.store.protocol import Store
 
 
@@ -32,7 +32,7 @@ def write(store: Store, capture: LiveState, step: int = 0) -> CheckpointEntry:
         store,
         f"checkpoints/{name}/",
         [*capture.files, state_file(capture.state)],
-        Progress(),
+        TransferProgress(),
     )
     return CheckpointEntry(name=name, step=step, stage="a", epoch=0, kind="periodic", files=files)
 

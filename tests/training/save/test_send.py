@@ -21,7 +21,7 @@ from training.save.listing import ChangedError, FileState, Listing, SnapshotErro
 from training.save.mirror import Mirror
 from training.save.transfer import Contents
 from training.store.folder import FolderStore
-from training.store.parts import Progress
+from training.store.parts import TransferProgress
 from training.store.protocol import Store, Upload
 
 NewMachine = Callable[..., Machine]
@@ -53,7 +53,7 @@ def send(store: Store, folder: Path, known: Known) -> Sent:
     blobs = Blobs(store, None)  # type: ignore[arg-type]
     blobs.known = known
     source = FolderSource(store, blobs, captured(folder, known), folder, "periodic")
-    source.send("00000001-g0001-00", Progress(), [])
+    source.send("00000001-g0001-00", TransferProgress(), [])
     assert source.sent is not None
     return source.sent
 

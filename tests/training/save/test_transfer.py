@@ -14,7 +14,7 @@ from training.save.read import read_checkpoint
 from training.save.state import LiveState, state_file
 from training.save.transfer import Text, part_bytes_of, receive, send
 from training.store.folder import FolderStore
-from training.store.parts import CancelledError, Progress, checksum_of, run_all
+from training.store.parts import CancelledError, TransferProgress, checksum_of, run_all
 from training.store.protocol import Store
 
 
@@ -24,7 +24,7 @@ def _small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def sent(store: Store, data: bytes) -> FileEntry:
-    (entry,) = send(store, "x/", [Text("file", data)], Progress())
+    (entry,) = send(store, "x/", [Text("file", data)], TransferProgress())
     return entry
 
 
@@ -83,7 +83,9 @@ def test_a_flipped_bit_in_any_part_of_any_file_is_found(tmp_path: Path) -> None:
     store = FolderStore(tmp_path)
     tensors = {"w": torch.arange(100.0), "b": torch.ones(3)}
     capture = LiveState(tensors={"model": tensors, "optimizer": {}}, state={"step": 1})
-    files = send(store, "checkpoints/x/", [*capture.files, state_file(capture.state)], Progress())
+    files = send(
+        store, "checkpoints/x/", [*capture.files, state_file(capture.state)], TransferProgress()
+    )
     entry = CheckpointEntry(name="x", step=1, stage="a", epoch=0, kind="periodic", files=files)
     read_checkpoint(store, entry)
     for file in files:
@@ -138,7 +140,7 @@ def test_an_error_stops_the_others_and_leaves_nothing_behind(tmp_path: Path) -> 
 
 
 def test_a_transfer_that_is_stopped_ends_before_its_next_part(tmp_path: Path) -> None:
-    progress = Progress()
+    progress = TransferProgress()
     progress.stop.set()
     with pytest.raises(CancelledError):
         send(FolderStore(tmp_path), "x/", [Text("f", bytes(999))], progress)
@@ -146,7 +148,7 @@ def test_a_transfer_that_is_stopped_ends_before_its_next_part(tmp_path: Path) ->
 
 
 def test_progress_counts_what_has_arrived(tmp_path: Path) -> None:
-    progress = Progress()
+    progress = TransferProgress()
     send(FolderStore(tmp_path), "x/", [Text("f", bytes(999))], progress)
     assert progress.done_bytes == 999
 

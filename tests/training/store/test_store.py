@@ -1,5 +1,6 @@
 """Both stores keep the same promises: whole objects and conditional writes with one winner."""
 
+import fcntl
 import hashlib
 import subprocess
 import sys
@@ -25,14 +26,18 @@ from training.store.s3 import S3Store
 from training.store.s3_upload import Body
 
 
-def test_a_first_write_wins_once(store_uri: str) -> None:
+def test_a_first_write_wins_once_and_an_old_tag_is_refused(store_uri: str) -> None:
     store = open_store(store_uri)
-    etag = store.put_if("head.json", b"one", None)
-    with pytest.raises(PreconditionFailedError):
-        store.put_if("head.json", b"two", None)
+    first = store.put_if("head.json", b"one", None)
+    for tag in (None, '"0123456789abcdef0123456789abcdef"'):
+        with pytest.raises(PreconditionFailedError):
+            store.put_if("head.json", b"two", tag)
     found = store.get("head.json")
-    assert found is not None
-    assert (found.data, found.etag) == (b"one", etag)
+    assert found is not None and (found.data, found.etag) == (b"one", first)
+    assert store.put_if("head.json", b"two", first) != first
+    for key in ("head.json", "gone.json"):
+        with pytest.raises(PreconditionFailedError):
+            store.put_if(key, b"three", first)
 
 
 def test_a_download_onto_a_full_disk_ends_in_one_sentence(store_uri: str) -> None:
@@ -40,21 +45,6 @@ def test_a_download_onto_a_full_disk_ends_in_one_sentence(store_uri: str) -> Non
     store.put("a", b"some bytes")
     with pytest.raises(StoreError, match="No space left on device"):
         store.get_file("a", Path("/dev/full"))
-
-
-def test_a_stale_tag_is_refused(store_uri: str) -> None:
-    store = open_store(store_uri)
-    first = store.put_if("head.json", b"one", None)
-    second = store.put_if("head.json", b"two", first)
-    assert second != first
-    with pytest.raises(PreconditionFailedError):
-        store.put_if("head.json", b"three", first)
-
-
-def test_a_tag_of_what_is_gone_is_refused(store_uri: str) -> None:
-    store = open_store(store_uri)
-    with pytest.raises(PreconditionFailedError):
-        store.put_if("head.json", b"one", '"0123456789abcdef0123456789abcdef"')
 
 
 def test_of_many_writers_at_once_one_wins(store_uri: str) -> None:
@@ -81,24 +71,6 @@ def test_of_many_writers_at_once_one_wins(store_uri: str) -> None:
     assert [b"writer %d" % number for number in wins] == [found.data]
 
 
-def test_files_come_back_and_are_listed_and_deleted(store_uri: str, tmp_path: Path) -> None:
-    store = open_store(store_uri)
-    path = tmp_path / "big"
-    path.write_bytes(b"0123456789" * 1000)
-    store.put_file("a/b/big", path)
-    store.put("a/small", b"x")
-    store.put("c", b"y")
-    assert store.sizes("a/") == {"a/b/big": 10000, "a/small": 1}
-    assert store.sizes("") == {"a/b/big": 10000, "a/small": 1, "c": 1}
-    assert store.sizes("nothing/") == {}
-    store.get_file("a/b/big", tmp_path / "back")
-    assert (tmp_path / "back").read_bytes() == path.read_bytes()
-    store.delete_below("a/")
-    store.delete_below("a/")
-    assert store.sizes("") == {"c": 1}
-    assert store.get("a/small") is None
-
-
 def test_a_big_file_goes_in_parts(bucket_uri: str, tmp_path: Path) -> None:
     store = open_store(f"{bucket_uri}/big")
     path = tmp_path / "big"
@@ -108,13 +80,6 @@ def test_a_big_file_goes_in_parts(bucket_uri: str, tmp_path: Path) -> None:
     store.put_file("big", path)
     store.get_file("big", tmp_path / "back")
     assert (tmp_path / "back").read_bytes() == path.read_bytes()
-
-
-def test_fails_with_the_key_when_a_file_is_missing(store_uri: str, tmp_path: Path) -> None:
-    store = open_store(store_uri)
-    store.put("a", b"x")
-    with pytest.raises(FileNotFoundError, match="nothing"):
-        store.get_file("nothing", tmp_path / "back")
 
 
 @pytest.mark.parametrize("uri", ["http://bucket/prefix", "s3://", "gs://x", ""])
@@ -279,14 +244,6 @@ def test_an_upload_in_parts_is_whole_once_it_is_finished(store_uri: str) -> None
     assert bytes(back) == data[7:]
 
 
-def test_a_file_of_one_part_is_one_request(s3: S3Store) -> None:
-    upload = _upload(s3, b"small")
-    upload.finish()
-    found = s3.get("a/big")
-    assert found is not None
-    assert found.data == b"small"
-
-
 def test_an_upload_that_is_given_up_leaves_nothing(store_uri: str) -> None:
     store = open_store(store_uri)
     _upload(store, bytes(6 * MEBIBYTE)).abort()
@@ -358,9 +315,11 @@ def test_a_part_is_sent_from_where_it_lies() -> None:
     assert body.read(1)[0] == 0
 
 
-def test_fails_for_a_range_that_is_not_there(store_uri: str) -> None:
+def test_fails_for_a_file_or_a_range_that_is_not_there(store_uri: str, tmp_path: Path) -> None:
     store = open_store(store_uri)
     store.put("k", b"0123")
+    with pytest.raises(FileNotFoundError, match="nothing"):
+        store.get_file("nothing", tmp_path / "back")
     with pytest.raises(FileNotFoundError, match="nothing"):
         store.read_into("nothing", 0, memoryview(bytearray(1)))
     with pytest.raises(StoreError):
@@ -394,3 +353,31 @@ def test_fails_when_a_key_cannot_be_created(tmp_path: Path) -> None:
 
     with pytest.raises(StoreError, match=r"config\.json could not be written: .*no answer"):
         create(Silent(tmp_path), "config.json", b"mine")
+
+
+def test_a_folder_write_that_breaks_leaves_the_old_content(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = FolderStore(tmp_path)
+    store.put("a", b"old")
+
+    def broken(self: Path, target: Path) -> Path:
+        raise OSError("disk full")
+
+    monkeypatch.setattr(Path, "replace", broken)
+    with pytest.raises(StoreError, match="a: disk full"):
+        store.put("a", b"new")
+    monkeypatch.undo()
+    assert store.get("a") is not None
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+
+
+def test_fails_when_a_stopped_process_holds_the_folder_s_lock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("training.store.folder._LOCK_SECONDS", 0.1)
+    with (tmp_path / ".lock").open("wb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(StoreError, match=r"\.lock was locked by another process"):
+            FolderStore(tmp_path).put_if("head.json", b"x", None)
+    FolderStore(tmp_path).put_if("head.json", b"x", None)

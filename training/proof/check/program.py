@@ -29,7 +29,7 @@ _CURVE_WIDTH = 60
 def check_program(options: argparse.Namespace) -> int:
     """Run the program three times and compare; exit code 1: an interruption changes the result."""
     if options.name is not None:
-        raise UserError(f"both {options.name!r} and a program are given; check one at a time")
+        raise UserError(f"got both {options.name!r} and a program; check one at a time")
     with tempfile.TemporaryDirectory(prefix="check-") as folder:
         runs = _Runs(options, Path(folder))
         whole = runs.run("whole")
@@ -40,7 +40,7 @@ def check_program(options: argparse.Namespace) -> int:
         interrupted = runs.run("killed", whole, options.kills)
     if not interrupted.interruptions:
         raise UserError(
-            "the program ended each time before it could be killed behind a snapshot, so nothing "
+            "the program ended each time before it could be killed after a snapshot, so nothing "
             "was tested; let it save sooner, train longer, or lower --quiet-seconds"
         )
     found = difference(interrupted, whole)
@@ -56,11 +56,11 @@ def _refuse_untestable(whole: ProgramRun) -> None:
     if not whole.num_snapshots:
         raise UserError(
             "the program saved nothing to its checkpoint folder, so any interruption starts it "
-            "anew; save to $SM_CHECKPOINT_DIR, and load from there at the start"
+            "from scratch; save to $SM_CHECKPOINT_DIR, and load from there at the start"
         )
     if not whole.files and not any(map(math.isfinite, whole.losses.values())):
         raise UserError(
-            "the program shows nothing that could be compared; name its loss with --metric, as in "
+            "the program shows nothing to compare; name its loss with --metric, as in "
             "--metric 'step=step ([0-9]+)' --metric 'loss=loss ([0-9.]+)', or write its model to "
             "$SM_MODEL_DIR"
         )
@@ -74,7 +74,7 @@ class _Runs:
         self._given = list(_given(options))
 
     def run(self, name: str, whole: ProgramRun | None = None, num_kills: int = 0) -> ProgramRun:
-        """A run that is killed when it has done equal shares of the whole one, then finished."""
+        """A run that is killed each time it has done another equal share, then finished."""
         began = time.monotonic()
         for kill in range(1, num_kills + 1):
             assert whole is not None
@@ -109,7 +109,7 @@ class _Runs:
         said = (errors or lines or ["it said nothing"])[-1].removeprefix("error: ")
         if code == EXIT_USER:
             raise UserError(said)
-        raise UserError(f"the program does not run to its end (exit code {code}): {said}")
+        raise UserError(f"the program failed without any interruption (exit code {code}): {said}")
 
     def _progress(self, name: str) -> tuple[int, bool]:
         """The last step and whether this run has a snapshot that the next attempt can restore."""
@@ -220,7 +220,7 @@ def _show(whole: ProgramRun, interrupted: ProgramRun, own: Difference, found: Di
     if found.is_none:
         print(f"[ok] {len(interrupted.interruptions)} interruptions change nothing: bit for bit")
         return
-    print(f"[failed] interrupted, it ends elsewhere: {_compared(found)}")
+    print(f"[failed] interrupted, it ends differently: {_compared(found)}")
     if own.is_none:
         print("  Uninterrupted it ends the same each time: its checkpoint lacks something, such as")
         print("  random states or the place in the epoch. docs/port.md: what a workload does.")

@@ -25,7 +25,7 @@ from training.proof.torture.totals import Totals
 from training.registry import load_workload
 from training.workload import Workload
 
-BUILT_IN = "training.proof.torture.workload:SMALL"
+_BUILT_IN = "training.proof.torture.workload:SMALL"
 
 
 def torture(options: argparse.Namespace) -> int:
@@ -177,14 +177,14 @@ def _table(totals: Totals) -> Sequence[str]:
 def _recipes(options: argparse.Namespace, workload: Workload[Any]) -> Sequence[str]:
     if options.recipe is not None:
         return str(options.recipe).split(",")
-    if options.workload == BUILT_IN:
+    if options.workload == _BUILT_IN:
         return sorted(workload.recipes)
     return [next(iter(workload.recipes))]
 
 
 def _num_processes(options: argparse.Namespace) -> Sequence[int]:
     """Numbers of ranks to draw from, run by run."""
-    text = options.num_processes or ("1,2,3,4" if options.workload == BUILT_IN else "1")
+    text = options.num_processes or ("1,2,3,4" if options.workload == _BUILT_IN else "1")
     try:
         numbers = [int(number) for number in text.split(",")]
     except ValueError as error:

@@ -92,7 +92,7 @@ class Torture:
         for again in range(2, _REFERENCE_ATTEMPTS + 1):
             if result.code != EXIT_STORE:
                 break
-            # Of a store that fails: a new run, since one that resumes is no reference.
+            # The store failed: start another run, since one that resumes cannot be the reference.
             run = _Run(self, f"{name}-{again}", variant, 0.0)
             (result,) = run.experiment(Experiment())
         if result.code != EXIT_FINISHED:

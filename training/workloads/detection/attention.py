@@ -20,8 +20,8 @@ _log = logging.getLogger(__name__)
 Implementation: TypeAlias = Literal["triton", "reference", "deterministic"]
 IMPLEMENTATIONS: tuple[Implementation, ...] = get_args(Implementation)
 # (height, width) of each level, in the order of its tokens.
-Shapes: TypeAlias = Sequence[tuple[int, int]]
-_Attend: TypeAlias = Callable[[Tensor, Shapes, Tensor, Tensor], Tensor]
+_Shapes: TypeAlias = Sequence[tuple[int, int]]
+_Attend: TypeAlias = Callable[[Tensor, _Shapes, Tensor, Tensor], Tensor]
 # Images with a longer side have enough points for sums of rows to pay on a CPU: benchmarks/LOG.md.
 _SMALL_SIDE = 200
 # The small case that Triton's kernel is tried on.
@@ -31,7 +31,7 @@ _GRADIENTS = tuple(f"the gradient of {name}" for name in ("value", "locations", 
 
 def deformable_attention(
     value_BSMd: Tensor,
-    shapes: Shapes,
+    shapes: _Shapes,
     locations_BQMLP2: Tensor,
     weights_BQMLP: Tensor,
     implementation: Implementation,
@@ -58,12 +58,12 @@ def _attend(implementation: Implementation) -> _Attend:
 
             return by_kernel
         case "reference":
-            return by_grid_sample
+            return _by_grid_sample
         case "deterministic":
             return by_rows
 
 
-def by_grid_sample(
+def _by_grid_sample(
     value_BSMd: Tensor,
     shapes: Sequence[tuple[int, int]],
     locations_BQMLP2: Tensor,

@@ -13,7 +13,7 @@ from torch import Tensor
 
 # A box that is less than this wide or high in the resized image is not learned: no pixel is its
 # own. It is dropped, and so is what a crop has left of it.
-MIN_BOX_PIXELS = 1.0
+_MIN_BOX_PIXELS = 1.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,24 +32,8 @@ class Augmentation:
     crop_sides: tuple[int, int] = (384, 600)
     eval_scale: int = 800
 
-    def __post_init__(self) -> None:
-        for name in ("scales", "crop_scales"):
-            if not (values := getattr(self, name)) or min(values) < 1:
-                raise ValueError(f"{name} is {values}; give pixels, at least one number")
-        if max(*self.scales, self.eval_scale) > self.longest_side:
-            raise ValueError(
-                f"scales up to {max(*self.scales, self.eval_scale)} with a longest_side of "
-                f"{self.longest_side}; give a longest_side of at least the scales"
-            )
-        for name in ("flip", "crop"):
-            if not 0.0 <= getattr(self, name) <= 1.0:
-                raise ValueError(f"{name} is {getattr(self, name)}; give a probability")
-        low, high = self.crop_sides
-        if not 1 <= low <= high:
-            raise ValueError(f"crop_sides is {self.crop_sides}; give the least, then the most")
 
-
-class View(NamedTuple):
+class _View(NamedTuple):
     """What of an image is seen, in its own pixels, at which size, and whether mirrored."""
 
     left: float
@@ -61,13 +45,13 @@ class View(NamedTuple):
     is_flipped: bool
 
 
-def whole(height: int, width: int, augmentation: Augmentation) -> View:
+def whole(height: int, width: int, augmentation: Augmentation) -> _View:
     """The image as it is evaluated."""
     to_height, to_width = resized(height, width, augmentation.eval_scale, augmentation.longest_side)
-    return View(0, 0, width, height, to_height, to_width, False)
+    return _View(0, 0, width, height, to_height, to_width, False)
 
 
-def drawn(height: int, width: int, augmentation: Augmentation, rng: torch.Generator) -> View:
+def drawn(height: int, width: int, augmentation: Augmentation, rng: torch.Generator) -> _View:
     """A view of the image at random, as it is trained on."""
     is_flipped = _chance(augmentation.flip, rng)
     left, top, right, bottom = 0.0, 0.0, float(width), float(height)
@@ -81,7 +65,7 @@ def drawn(height: int, width: int, augmentation: Augmentation, rng: torch.Genera
         top, bottom = y * height / high, (y + h) * height / high
     scale = _choice(augmentation.scales, rng)
     to_height, to_width = resized(bottom - top, right - left, scale, augmentation.longest_side)
-    return View(left, top, right, bottom, to_height, to_width, is_flipped)
+    return _View(left, top, right, bottom, to_height, to_width, is_flipped)
 
 
 def resized(height: float, width: float, shorter: int, longest: int | None) -> tuple[int, int]:
@@ -95,7 +79,7 @@ def resized(height: float, width: float, shorter: int, longest: int | None) -> t
     return (shorter, longer) if height <= width else (longer, shorter)
 
 
-def see(image: Image.Image, view: View) -> Image.Image:
+def see(image: Image.Image, view: _View) -> Image.Image:
     """The part of the image that the view shows, at its size."""
     box = (view.left, view.top, view.right, view.bottom)
     seen = image.resize((view.width, view.height), Image.Resampling.BILINEAR, box=box)
@@ -104,10 +88,10 @@ def see(image: Image.Image, view: View) -> Image.Image:
     return seen
 
 
-def seen_boxes(boxes_N4: Tensor, view: View) -> tuple[Tensor, Tensor]:
+def seen_boxes(boxes_N4: Tensor, view: _View) -> tuple[Tensor, Tensor]:
     """Boxes x, y, width, height in the image's pixels -> cx, cy, w, h as shares of the view.
 
-    They are cut at its border; the second result says which are kept (`MIN_BOX_PIXELS`).
+    They are cut at its border; the second result says which are kept (`_MIN_BOX_PIXELS`).
     """
     x, y, w, h = boxes_N4.double().unbind(1)
     across, down = view.right - view.left, view.bottom - view.top
@@ -117,7 +101,7 @@ def seen_boxes(boxes_N4: Tensor, view: View) -> tuple[Tensor, Tensor]:
         left, right = 1 - right, 1 - left
     wide, high = right - left, bottom - top
     # Not exactly at the limit: rounding would decide.
-    least = MIN_BOX_PIXELS * (1 - 1e-9)
+    least = _MIN_BOX_PIXELS * (1 - 1e-9)
     is_kept = (wide * view.width >= least) & (high * view.height >= least)
     found_N4 = torch.stack([(left + right) / 2, (top + bottom) / 2, wide, high], dim=1)
     return found_N4.float(), is_kept

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from training.data_report import DataReport
 from training.workloads.detection.coco import Category, CocoSplit, read_split
 from training.workloads.detection.coco_boxes import shown
-from training.workloads.detection.coco_faults import Faults
+from training.workloads.detection.coco_faults import CocoFaults
 from training.workloads.detection.coco_layout import (
     UNDIVIDED,
     Source,
@@ -51,7 +51,7 @@ class Checked:
     folder: Path
     splits: Sequence[CocoSplit]
     digests: Mapping[str, Sequence[str | None]]  # None: there is no such file
-    faults: Faults
+    faults: CocoFaults
 
     @property
     def report(self) -> DataReport:
@@ -64,7 +64,7 @@ class Checked:
 
 def check(folder: Path, progress: "Progress") -> Checked:
     """Check annotations, image files, and what the splits have in common."""
-    faults = Faults()
+    faults = CocoFaults()
     root, sources = find_sources(folder, faults)
     read = [_read(root, source, faults) for source in sources]
     splits = [split for split in read if split is not None]
@@ -77,14 +77,14 @@ def check(folder: Path, progress: "Progress") -> Checked:
     return Checked(folder=root, splits=splits, digests=digests, faults=faults)
 
 
-def _read(root: Path, source: Source, faults: Faults) -> CocoSplit | None:
+def _read(root: Path, source: Source, faults: CocoFaults) -> CocoSplit | None:
     return read_split(source.path, source.split, partial(find_images, root, source), faults)
 
 
-def check_annotations(splits: Sequence[CocoSplit], faults: Faults) -> None:
+def check_annotations(splits: Sequence[CocoSplit], faults: CocoFaults) -> None:
     """The cheap part: what the annotations alone show."""
     for split in splits:
-        check_boxes(split, faults)
+        _check_boxes(split, faults)
         if not split.can_be_learned.any():
             but = ", only crowds and empty boxes" if len(split.labels) else ""
             faults.add("no-objects", f"{split.name} has no objects in its {len(split)} images{but}")
@@ -96,7 +96,7 @@ def check_annotations(splits: Sequence[CocoSplit], faults: Faults) -> None:
             faults.add("many-objects", f"{text}, {image} {most} of them")
 
 
-def _check_categories(splits: Sequence[CocoSplit], faults: Faults) -> None:
+def _check_categories(splits: Sequence[CocoSplit], faults: CocoFaults) -> None:
     """The same in every split, and each with objects."""
     first = splits[0]
     for split in splits[1:]:
@@ -122,14 +122,14 @@ def _differing(ours: Sequence[Category], theirs: Sequence[Category]) -> tuple[st
     return shown[0], shown[1]
 
 
-def _check_unlisted(root: Path, splits: Sequence[CocoSplit], faults: Faults) -> None:
+def _check_unlisted(root: Path, splits: Sequence[CocoSplit], faults: CocoFaults) -> None:
     listed = {split.folder / str(file) for split in splits for file in split.files}
     for path in unlisted_images(root, listed):
         faults.add("unlisted-image", f"{path.relative_to(root)} is in no annotation file")
 
 
 def _check_images(
-    splits: Sequence[CocoSplit], faults: Faults, progress: "Progress"
+    splits: Sequence[CocoSplit], faults: CocoFaults, progress: "Progress"
 ) -> dict[str, list[str | None]]:
     """Decode every image, in parallel: Pillow lets go of the interpreter's lock."""
     done, total = 0, sum(map(len, splits))
@@ -160,7 +160,7 @@ def _examine(split: CocoSplit, index: int) -> tuple[str | None, list[ImageFault]
 
 
 def _check_duplicates(
-    splits: Sequence[CocoSplit], digests: Mapping[str, Sequence[str | None]], faults: Faults
+    splits: Sequence[CocoSplit], digests: Mapping[str, Sequence[str | None]], faults: CocoFaults
 ) -> None:
     """Note equal files, byte for byte."""
     places = {split.name: _places(split, digests[split.name]) for split in splits}
@@ -226,7 +226,7 @@ def _sizes(splits: Sequence[CocoSplit], label: int) -> dict[str, int]:
     return {"small": bounds[0], "medium": bounds[1] - bounds[0], "large": len(areas) - bounds[1]}
 
 
-def check_boxes(split: CocoSplit, faults: Faults) -> None:
+def _check_boxes(split: CocoSplit, faults: CocoFaults) -> None:
     """Note boxes that do not lie in their images, that are empty, or that are there twice."""
     of_image = np.repeat(np.arange(len(split)), split.objects_per_image)
     for rule, those, what in _strange(split, of_image):

@@ -1,7 +1,7 @@
 """Reads one file in COCO's format: its images, categories and objects, as arrays.
 
 What other tools write differently is read where it is unambiguous: ids in another notation, areas
-and boxes that are left out beside a mask. Every fault is noted, and its record left out.
+and boxes that are left out where there is a mask. Every fault is noted, and its record left out.
 """
 
 import json
@@ -15,13 +15,13 @@ import numpy as np
 import numpy.typing as npt
 
 from training.workloads.detection.coco_boxes import Box, box_of
-from training.workloads.detection.coco_faults import Faults, exact_id, is_text
+from training.workloads.detection.coco_faults import CocoFaults, exact_id, is_text
 from training.workloads.detection.image_files import upright_size
 
-Ints: TypeAlias = npt.NDArray[np.int64]
-Floats: TypeAlias = npt.NDArray[np.float64]
+_Ints: TypeAlias = npt.NDArray[np.int64]
+_Floats: TypeAlias = npt.NDArray[np.float64]
 # The names of images -> the folder that they are relative to.
-FindImages: TypeAlias = Callable[[list[str]], Path]
+_FindImages: TypeAlias = Callable[[list[str]], Path]
 
 # Also with a drive's letter, or on the web.
 _ABSOLUTE = re.compile(r"/|[A-Za-z]:/|\w+://")
@@ -54,13 +54,13 @@ class CocoSplit:
     name: str
     folder: Path  # what the images' files are relative to
     categories: tuple[Category, ...]  # by id: a label is a place in it
-    image_ids: Ints
+    image_ids: _Ints
     files: npt.NDArray[np.str_]
-    sizes: Ints  # (images, 2): height, width
-    starts: Ints
-    boxes: Floats  # (objects, 4): x, y, width, height in pixels, as annotated
-    labels: Ints
-    areas: Floats
+    sizes: _Ints  # (images, 2): height, width
+    starts: _Ints
+    boxes: _Floats  # (objects, 4): x, y, width, height in pixels, as annotated
+    labels: _Ints
+    areas: _Floats
     crowds: npt.NDArray[np.bool_]
 
     def __len__(self) -> int:
@@ -77,12 +77,14 @@ class CocoSplit:
         return can_be
 
     @property
-    def objects_per_image(self) -> Ints:
+    def objects_per_image(self) -> _Ints:
         """Number of objects of each image, crowds included."""
         return np.diff(self.starts)
 
 
-def read_split(path: Path, name: str, find_images: FindImages, faults: Faults) -> CocoSplit | None:
+def read_split(
+    path: Path, name: str, find_images: _FindImages, faults: CocoFaults
+) -> CocoSplit | None:
     """The annotation file of a split; None if nothing of it can be used."""
     content = _content(path, faults)
     if content is None:
@@ -129,7 +131,7 @@ def as_split(
     )
 
 
-def _content(path: Path, faults: Faults) -> dict[str, Any] | None:
+def _content(path: Path, faults: CocoFaults) -> dict[str, Any] | None:
     """The three lists of the file; None if they are not there."""
     try:
         content = json.loads(path.read_bytes())
@@ -152,7 +154,7 @@ class _Reader:
 
     name: str  # of the split, for messages
     folder: Path  # of its images
-    faults: Faults
+    faults: CocoFaults
 
     def _records(self, kind: str, records: list[Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
         for number, record in enumerate(records):

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from training.workloads.detection.coco_faults import Faults, finite
+from training.workloads.detection.coco_faults import CocoFaults, finite
 
 # An area may be larger than its box by this factor: it is rounded, too.
 _AREA_ROUNDING = 1.01
@@ -37,7 +37,7 @@ class Box(NamedTuple):
 
 
 def box_of(
-    record: Mapping[str, Any], image_id: int, category_id: int, where: str, faults: Faults
+    record: Mapping[str, Any], image_id: int, category_id: int, where: str, faults: CocoFaults
 ) -> Box | None:
     """The annotation's object; None, and a fault noted, if it has no usable one."""
     extent = None
@@ -61,7 +61,7 @@ def box_of(
 
 
 def _xywh(
-    record: Mapping[str, Any], extent: Extent | None, where: str, faults: Faults
+    record: Mapping[str, Any], extent: Extent | None, where: str, faults: CocoFaults
 ) -> tuple[float, float, float, float] | None:
     given = record.get("bbox")
     if not given:
@@ -82,7 +82,11 @@ def _xywh(
 
 
 def _area(
-    record: Mapping[str, Any], extent: Extent | None, box_area: float, where: str, faults: Faults
+    record: Mapping[str, Any],
+    extent: Extent | None,
+    box_area: float,
+    where: str,
+    faults: CocoFaults,
 ) -> float | None:
     given = record.get("area")
     if given is None:
@@ -103,7 +107,7 @@ def shown(xywh: Any) -> str:
 
 
 def extent_of(segmentation: Any) -> Extent | None:
-    """The extent of a COCO segmentation; None if it is none, or empty."""
+    """The extent of a COCO segmentation; None if it is invalid or empty."""
     if isinstance(segmentation, dict):
         return _of_runs(segmentation.get("counts"), segmentation.get("size"))
     if isinstance(segmentation, list) and segmentation:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import TypeGuard
 
-from training.data_report import DataReport, Finding
+from training.data_report import DataFinding, DataReport
 from training.errors import UserError
 
 # Rule -> what to do. The sentence before it is made where the fault is found.
@@ -76,7 +76,7 @@ WARNED: Mapping[str, str] = MappingProxyType(
 _INTEGER = re.compile(r"0|-?[1-9][0-9]{0,18}")
 
 
-class Faults:
+class CocoFaults:
     """Collects faults by rule: how many, and the first of each as an example."""
 
     def __init__(self) -> None:
@@ -94,10 +94,10 @@ class Faults:
         """Whether anything would break training."""
         return not REFUSED.keys().isdisjoint(self._found)
 
-    def findings(self) -> list[Finding]:
+    def findings(self) -> list[DataFinding]:
         """One finding for each broken rule, refusals first."""
         return [
-            Finding(
+            DataFinding(
                 rule=rule,
                 is_refused=rules is REFUSED,
                 count=len(found),

@@ -1,7 +1,7 @@
 """Finds the files of a folder in COCO's format, as COCO, Roboflow, CVAT or Label Studio lay it out.
 
 An annotation file belongs to a split by its name, or by that of its folder; one without is divided
-when it is imported. Images are looked for beside it and in folders of the split's names.
+when it is imported. Images are looked for next to it and in folders named like the split.
 """
 
 import re
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from training.errors import UserError
-from training.workloads.detection.coco_faults import Faults, refuse_layout
+from training.workloads.detection.coco_faults import CocoFaults, refuse_layout
 
 # What an import divides into the splits.
 UNDIVIDED = "all"
@@ -23,7 +23,7 @@ _SPLITS = {
     "test": "test",
     "testing": "test",
 }
-# COCO's own files about other tasks, and what is no annotation at all.
+# COCO's own files about other tasks, and files that hold no annotations.
 _OTHER = re.compile(r"^(captions|person_keypoints|panoptic|stuff|image_info)_|^manifest$|^\.")
 _IMAGES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".tif", ".tiff", ".webp", ".gif"})
 # Enough names to see in which folder the images are.
@@ -37,7 +37,7 @@ class Source(NamedTuple):
     path: Path
 
 
-def find_sources(folder: Path, faults: Faults) -> tuple[Path, list[Source]]:
+def find_sources(folder: Path, faults: CocoFaults) -> tuple[Path, list[Source]]:
     """The folder's annotation files by split, and the folder itself or the only one inside it."""
     if not folder.is_dir():
         what = "is a file" if folder.exists() else "does not exist"

@@ -9,6 +9,7 @@ import json
 import logging
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,10 +19,11 @@ import numpy as np
 from training.data_report import DataReport
 from training.errors import UserError
 from training.workloads.detection.check import Checked, check, check_annotations
-from training.workloads.detection.coco import Category, CocoSplit, read_split
-from training.workloads.detection.coco_faults import Faults
+from training.workloads.detection.coco import Category, CocoImage, CocoSplit, as_split, read_split
+from training.workloads.detection.coco_boxes import Box
+from training.workloads.detection.coco_faults import CocoFaults
 from training.workloads.detection.coco_layout import UNDIVIDED
-from training.workloads.detection.floor_plans import CATEGORIES, FloorPlan, draw_floor_plan
+from training.workloads.detection.floor_plans import CATEGORIES, draw_floor_plan
 
 if TYPE_CHECKING:
     # It imports torch.
@@ -32,7 +34,7 @@ _log = logging.getLogger(__name__)
 # Choices are made on validation; test is for one final `python -m training evaluate`.
 _HELD_OUT_SHARES: Mapping[str, float] = {"validation": 0.15, "test": 0.1}
 # A split of a few images says nothing.
-MIN_COUNT = 20
+_MIN_COUNT = 20
 _DIVIDE, _DRAW = 4, 5  # first words of the seed sequences
 
 
@@ -54,7 +56,7 @@ def open_split(dataset: "Dataset", split: str) -> CocoSplit:
 @lru_cache(maxsize=4)
 def _read(path: Path, split: str, fingerprint: str) -> CocoSplit:
     """Every evaluation opens its split; `fingerprint` tells datasets in one place apart."""
-    faults = Faults()
+    faults = CocoFaults()
     found = read_split(path, split, lambda _: path.parent.parent / split, faults)
     if found is not None:
         check_annotations([found], faults)
@@ -82,7 +84,7 @@ def import_folder(folder: Path, out: Path, seed: int, progress: "Progress") -> M
     parts = _parts(checked, seed)
     done = total = sum(len(rows) for _, _, rows in parts)
     for name, split, rows in parts:
-        _write_annotations(out, name, split.categories, *_records(split, rows))
+        _write_annotations(out, replace(split, name=name), rows)
         for file in split.files[rows].tolist():
             target = out / name / file
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -94,23 +96,29 @@ def import_folder(folder: Path, out: Path, seed: int, progress: "Progress") -> M
 
 def make_dataset(out: Path, count: int, seed: int, progress: "Progress") -> Mapping[str, Any]:
     """Draw `count` floor plans into the empty folder `out`; return the meta."""
-    if count < MIN_COUNT:
-        raise UserError(f"count is {count}; give at least {MIN_COUNT}")
+    if count < _MIN_COUNT:
+        raise UserError(f"count is {count}; give at least {_MIN_COUNT}")
     if seed < 0:
         raise UserError(f"seed is {seed}; give 0 or more")
     numbers = _divided(np.arange(count), seed)
     for name in numbers:
         (out / name).mkdir(parents=True)
     split_of = {number: name for name, of_split in numbers.items() for number in of_split}
-    records: dict[str, list[tuple[int, FloorPlan]]] = {name: [] for name in numbers}
+    images: dict[str, list[CocoImage]] = {name: [] for name in numbers}
+    boxes: dict[str, list[Box]] = {name: [] for name in numbers}
     for number in range(count):
         plan = draw_floor_plan(np.random.default_rng([_DRAW, seed, number]))
         name = split_of[number]
         plan.image.save(out / name / _file(number))
-        records[name].append((number, plan))
+        images[name].append(CocoImage(number, _file(number), plan.image.height, plan.image.width))
+        for category, box in plan.objects:
+            x, y, width, height = (round(value, 2) for value in box)
+            area = round(width * height, 2)
+            boxes[name].append(Box(number, category, (x, y, width, height), area, False))
         progress(number + 1, count)
-    for name, plans in records.items():
-        _write_annotations(out, name, CATEGORIES, *_drawn_records(plans))
+    for name in numbers:
+        drawn = as_split(name, out / name, CATEGORIES, images[name], boxes[name])
+        _write_annotations(out, drawn, range(len(drawn)))
     sizes = {name: len(of_split) for name, of_split in numbers.items()}
     return {**_meta(CATEGORIES, sizes), "seed": seed}
 
@@ -119,32 +127,15 @@ def _file(number: int) -> str:
     return f"plan-{number:06}.png"
 
 
-def _drawn_records(
-    plans: Sequence[tuple[int, FloorPlan]],
-) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    images = [
-        {"id": number, "file_name": _file(number), "width": p.image.width, "height": p.image.height}
-        for number, p in plans
-    ]
-    objects: list[dict[str, Any]] = []
-    for number, plan in plans:
-        for category, box in plan.objects:
-            x, y, width, height = (round(value, 2) for value in box)
-            record = {"id": len(objects) + 1, "image_id": number, "category_id": category}
-            area = round(width * height, 2)
-            objects.append(record | {"bbox": [x, y, width, height], "area": area, "iscrowd": 0})
-    return images, objects
-
-
 def _parts(checked: Checked, seed: int) -> list[tuple[str, CocoSplit, "list[int]"]]:
     """Name of a split, where its images are, and which."""
     first = checked.splits[0]
     if first.name != UNDIVIDED:
         return [(split.name, split, list(range(len(split)))) for split in checked.splits]
-    if len(first) < MIN_COUNT:
+    if len(first) < _MIN_COUNT:
         raise UserError(
             f"{len(first)} images in no split are too few to be divided; give at least "
-            f"{MIN_COUNT}, or annotations for train and validation"
+            f"{_MIN_COUNT}, or annotations for train and validation"
         )
     _, same = np.unique(np.asarray(checked.digests[first.name], np.str_), return_inverse=True)
     divided = _divided(same, seed)
@@ -169,10 +160,8 @@ def _divided(groups: "np.ndarray[Any, Any]", seed: int) -> dict[str, list[int]]:
     return {"train": np.flatnonzero(np.isin(groups, left)).tolist(), **splits}
 
 
-def _records(
-    split: CocoSplit, rows: Iterable[int]
-) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Images and annotations of some rows, as annotated and in COCO's notation."""
+def _write_annotations(out: Path, split: CocoSplit, rows: Iterable[int]) -> None:
+    """Write some rows of a split, as annotated and in COCO's notation."""
     images: list[dict[str, Any]] = []
     objects: list[dict[str, Any]] = []
     for row in rows:
@@ -194,22 +183,9 @@ def _records(
                     "iscrowd": int(crowd),
                 }
             )
-    return images, objects
-
-
-def _write_annotations(
-    out: Path,
-    split: str,
-    categories: Sequence[Category],
-    images: Sequence[Mapping[str, Any]],
-    objects: Sequence[Mapping[str, Any]],
-) -> None:
-    content = {
-        "images": list(images),
-        "annotations": list(objects),
-        "categories": [category._asdict() for category in categories],
-    }
-    path = out / annotations_file(split)
+    categories = [category._asdict() for category in split.categories]
+    content = {"images": images, "annotations": objects, "categories": categories}
+    path = out / annotations_file(split.name)
     path.parent.mkdir(exist_ok=True)
     path.write_text(json.dumps(content) + "\n")
 

@@ -31,7 +31,7 @@ class Encoder(nn.Module):
         self.recompute = a.recompute_encoder
         self.has_dropout = a.dropout > 0
         self.level_embed = nn.Parameter(torch.empty(a.num_levels, a.width))
-        self.layers = nn.ModuleList(EncoderLayer(a) for _ in range(a.encoder_layers))
+        self.layers = nn.ModuleList(_EncoderLayer(a) for _ in range(a.encoder_layers))
 
     def forward(self, pyramid: Pyramid) -> Pyramid:
         level_SD = torch.cat(
@@ -56,14 +56,14 @@ class Encoder(nn.Module):
         return pyramid
 
 
-class EncoderLayer(nn.Module):
+class _EncoderLayer(nn.Module):
     """Attention, then the feed-forward network; the norm comes after each."""
 
     def __init__(self, a: Architecture) -> None:
         super().__init__()
         self.self_attn = MultiScaleAttention(a)
         self.self_attn_norm = nn.LayerNorm(a.width)
-        self.ffn = FeedForward(a)
+        self.ffn = _FeedForward(a)
         self.ffn_norm = nn.LayerNorm(a.width)
         self.dropout = nn.Dropout(a.dropout)
 
@@ -74,7 +74,7 @@ class EncoderLayer(nn.Module):
         return cast(Tensor, self.ffn_norm(x_BSD + self.ffn(x_BSD)))
 
 
-class FeedForward(nn.Module):
+class _FeedForward(nn.Module):
     """Two layers, with dropout after each."""
 
     def __init__(self, a: Architecture) -> None:
@@ -149,8 +149,8 @@ class Decoder(nn.Module):
 
     def __init__(self, a: Architecture) -> None:
         super().__init__()
-        self.place_head = Perceptron(2 * a.width, a.width, a.width)
-        self.layers = nn.ModuleList(DecoderLayer(a) for _ in range(a.decoder_layers))
+        self.place_head = _Perceptron(2 * a.width, a.width, a.width)
+        self.layers = nn.ModuleList(_DecoderLayer(a) for _ in range(a.decoder_layers))
         self.norm = nn.LayerNorm(a.width)
         self.class_head = class_head(a)
         self.box_head = box_head(a)
@@ -189,7 +189,7 @@ class Decoder(nn.Module):
         return cast(Tensor, self.place_head(sines_BQz))
 
 
-class DecoderLayer(nn.Module):
+class _DecoderLayer(nn.Module):
     """Attention among queries, to the image, and the feed-forward network; norms come after."""
 
     def __init__(self, a: Architecture) -> None:
@@ -200,7 +200,7 @@ class DecoderLayer(nn.Module):
         self.self_attn_norm = nn.LayerNorm(a.width)
         self.cross_attn = MultiScaleAttention(a)
         self.cross_attn_norm = nn.LayerNorm(a.width)
-        self.ffn = FeedForward(a)
+        self.ffn = _FeedForward(a)
         self.ffn_norm = nn.LayerNorm(a.width)
         self.dropout = nn.Dropout(a.dropout)
 
@@ -224,7 +224,7 @@ class DecoderLayer(nn.Module):
         return cast(Tensor, self.ffn_norm(x_BQD + self.ffn(x_BQD)))
 
 
-class Perceptron(nn.Module):
+class _Perceptron(nn.Module):
     """Linear layers with ReLU in between."""
 
     def __init__(self, *widths: int) -> None:
@@ -244,9 +244,9 @@ def class_head(a: Architecture) -> nn.Linear:
     return head
 
 
-def box_head(a: Architecture) -> Perceptron:
+def box_head(a: Architecture) -> _Perceptron:
     """States to how boxes move: at first not at all."""
-    head = Perceptron(a.width, a.width, a.width, 4)
+    head = _Perceptron(a.width, a.width, a.width, 4)
     for parameter in head.layers[-1].parameters():
         nn.init.zeros_(parameter)
     return head

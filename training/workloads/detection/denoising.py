@@ -46,7 +46,7 @@ def denoising(labels_BN: Tensor, boxes_BN4: Tensor, architecture: Architecture) 
         corners(boxes_BN4)[:, None, None] + noise_BG2N4 * sign_BG2N4 * (reach_BN4[:, None, None])
     )
     boxes_BG2N4 = from_corners(moved_BG2N4.clamp(0, 1))
-    # What is no object starts in the middle, with half of the image's size.
+    # Padding starts in the middle, with half of the image's size.
     boxes_BG2N4 = torch.where(is_object[..., None], boxes_BG2N4, 0.5)
     return Denoising(
         labels_BK=labels_BG2N.flatten(1), boxes_BK4=boxes_BG2N4.flatten(1, 3), num_groups=num_groups

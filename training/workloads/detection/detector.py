@@ -132,7 +132,7 @@ class Detector(nn.Module):
         for _ in range(a.num_levels - len(self.input_proj)):
             self.input_proj.append(_projection(self.backbone.channels[-1], a.width, 3))
         self.encoder = Encoder(a)
-        self.selection = Selection(a)
+        self.selection = _Selection(a)
         self.queries = nn.Embedding(a.num_queries, a.width)
         self.labels = nn.Embedding(a.num_classes, a.width)
         self.decoder = Decoder(a)
@@ -199,7 +199,7 @@ class Detector(nn.Module):
         return torch.where((labels_BK >= 0)[..., None], x_BKD, 0)
 
 
-class Selection(nn.Module):
+class _Selection(nn.Module):
     """Mixed query selection: the boxes of the tokens that look most like objects.
 
     The queries start from these boxes, but their content is learned, not taken from the tokens.

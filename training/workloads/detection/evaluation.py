@@ -21,7 +21,7 @@ from training.workload import Partial
 from training.workloads.detection.coco import Category
 from training.workloads.detection.samples import Batch, read
 
-CLASSES_FILE = "classes.csv"
+_CLASSES_FILE = "classes.csv"
 # The places of AP, AP50 ... in what COCO's evaluation calls stats.
 _STATS = ("AP", "AP50", "AP75", "AP_small", "AP_medium", "AP_large")
 _RECALL = (6, 7, 8)  # AR with 1, 10 and 100 detections
@@ -170,19 +170,19 @@ def summarize(parts: Sequence[Partial], out: Path) -> Mapping[str, float]:
         for kind in ("AP", "AP50"):
             name = f"{kind}_{row['class']}"
             values[f"{kind}_class_{row['class']}" if name in values else name] = row[kind]
-    _write_classes(scores.classes, out / CLASSES_FILE)
+    _write_classes(scores.classes, out / _CLASSES_FILE)
     return {name: float(value) for name, value in values.items() if value >= 0}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Scores:
+class _Scores:
     """COCO's twelve figures, -1 where unknown, and a row for each class."""
 
     stats: Sequence[float]
     classes: Sequence[Mapping[str, Any]]
 
 
-def evaluate(detections: DetectionsAndTruth) -> Scores:
+def evaluate(detections: DetectionsAndTruth) -> _Scores:
     """Let faster-coco-eval compare detections and truth."""
     if missing := missing_packages():
         raise UserError(missing[0])
@@ -210,7 +210,7 @@ def evaluate(detections: DetectionsAndTruth) -> Scores:
                 **_best_threshold(precision_TR[0], scores_TRKAM[0, :, label, 0, -1]),
             }
         )
-    return Scores(stats=[float(value) for value in judge.stats], classes=classes)
+    return _Scores(stats=[float(value) for value in judge.stats], classes=classes)
 
 
 def _mean(precision: "np.ndarray[Any, Any]") -> float:

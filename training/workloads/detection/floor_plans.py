@@ -24,7 +24,7 @@ _SCALE = 3
 # Sides of the smallest room that is divided no further, and of the smallest there is.
 _DIVISIBLE, _SMALLEST = 66, 28
 
-Box: TypeAlias = tuple[float, float, float, float]
+_Box: TypeAlias = tuple[float, float, float, float]
 Points: TypeAlias = npt.NDArray[np.float64]
 
 
@@ -32,7 +32,7 @@ class FloorPlan(NamedTuple):
     """An image and its objects: category id and (x, y, width, height) in pixels."""
 
     image: Image.Image
-    objects: list[tuple[int, Box]]
+    objects: list[tuple[int, _Box]]
 
 
 class _Rectangle(NamedTuple):
@@ -65,7 +65,7 @@ def draw_floor_plan(rng: np.random.Generator) -> FloorPlan:
     return FloorPlan(image=sheet.image(), objects=objects)
 
 
-def _draw_plan(sheet: "_Sheet", rng: np.random.Generator) -> list[tuple[int, Box]]:
+def _draw_plan(sheet: "_Sheet", rng: np.random.Generator) -> list[tuple[int, _Box]]:
     margins = rng.uniform(5, 22, 4)
     outer = _Rectangle(margins[0], margins[1], sheet.width - margins[2], sheet.height - margins[3])
     thickness = float(rng.uniform(4.5, 8.5))
@@ -137,7 +137,7 @@ class _Sheet:
         placed: Points = (points - self._center) @ self._turn + self._center
         return placed
 
-    def extent(self, points: Points) -> Box:
+    def extent(self, points: Points) -> _Box:
         """The box around a drawn polygon, within the sheet."""
         placed = np.clip(self._placed(points), 0, (self.width, self.height))
         (left, top), (right, bottom) = placed.min(axis=0).tolist(), placed.max(axis=0).tolist()
@@ -154,7 +154,7 @@ class _Sheet:
         self._draw.line(self._scaled(points), fill=color, width=max(1, round(width * _SCALE)))
 
     def stain(self, count: int) -> None:
-        """Marks of all kinds that are no part of a plan."""
+        """Marks of all kinds that do not belong to a plan."""
         for _ in range(count):
             x, y = self._rng.uniform(0, (self.width, self.height))
             w, h = self._rng.uniform(2, 14, 2)

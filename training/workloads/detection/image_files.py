@@ -73,7 +73,7 @@ def examine(path: Path, height: int, width: int) -> tuple[str, list[ImageFault]]
             is_transparent = mode in ("LA", "PA", "RGBA") or "transparency" in image.info
             image.load()
     except UnidentifiedImageError:
-        return digest, [ImageFault("unreadable-image", "is no image that Pillow knows")]
+        return digest, [ImageFault("unreadable-image", "is not an image that Pillow can read")]
     except _DAMAGED as error:
         return digest, [ImageFault("unreadable-image", f"cannot be decoded: {error}")]
     faults = _size_faults(stored, orientation, height, width)
@@ -89,7 +89,7 @@ def _size_faults(
 ) -> list[ImageFault]:
     turned = orientation in _TURNED
     if stored == (width, height):
-        # A quarter turn of an image that is no square would have changed the size.
+        # A quarter turn of an image that is not square would have changed the size.
         if orientation != _UPRIGHT and (not turned or width == height):
             return [ImageFault("orientation", f"is to be turned (EXIF orientation {orientation})")]
         return []

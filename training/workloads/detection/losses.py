@@ -57,7 +57,7 @@ def hungarian(costs_TQN: Tensor, labels_BN: Tensor) -> Tensor:
     # A third of a second of imports that only training needs.
     from scipy.optimize import linear_sum_assignment
 
-    # What is no number must end in a loss that is none, not in an error of the solver.
+    # NaN must end in a loss of NaN, not in an error of the solver.
     matrices = np.nan_to_num(costs_TQN.cpu().numpy(), nan=1e9, posinf=1e9, neginf=-1e9)
     num_queries = matrices.shape[1]
     queries_TN = np.full((len(matrices), matrices.shape[2]), num_queries, dtype=np.int64)
@@ -105,7 +105,7 @@ def criterion(
     targets_SBQ = labels_BN.new_full((*logits_SBQC.shape[:2], num_queries + 1), -1)
     targets_SBQ.scatter_(2, queries_SBN, labels_BN.expand(queries_SBN.shape))
     found_SBN4 = _taken(boxes_SBQ4, queries_SBN.clamp(max=num_queries - 1))
-    sums_3S = weighted_sums(
+    sums_3S = _weighted_sums(
         logits_SBQC,
         targets_SBQ[..., :-1],
         found_SBN4,
@@ -125,7 +125,7 @@ def criterion(
     )
 
 
-def weighted_sums(
+def _weighted_sums(
     logits_SBQC: Tensor,
     targets_SBQ: Tensor,
     found_SBN4: Tensor,
@@ -147,7 +147,7 @@ def weighted_sums(
 
 
 def focal(logits_C: Tensor, targets: Tensor, weights: LossWeights) -> Tensor:
-    """Focal loss (arXiv:1708.02002) of each class by itself; a target of -1 is no class at all."""
+    """Focal loss (arXiv:1708.02002) of each class by itself; a target of -1 means no class."""
     classes = torch.arange(logits_C.shape[-1], device=logits_C.device)
     is_class_C = targets[..., None] == classes
     entropy_C = F.binary_cross_entropy_with_logits(
@@ -203,7 +203,7 @@ def _denoising(
         boxes_BN4[:, None].expand(-1, 2 * num_groups, -1, -1).flatten(1, 2).expand(boxes_LBK4.shape)
     )
     targets_LBK = targets_BG2N.flatten(1).expand(num_layers, -1, -1)
-    sums_3L = weighted_sums(
+    sums_3L = _weighted_sums(
         logits_LBKC, targets_LBK, boxes_LBK4, true_LBK4, targets_LBK >= 0, weights
     )
     return sums_3L.sum() / num_groups

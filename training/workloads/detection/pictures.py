@@ -1,4 +1,4 @@
-"""Pictures of an evaluation: images with their objects, beside what the detector finds in them.
+"""Pictures of an evaluation: images with their objects, next to what the detector finds.
 
 They need matplotlib; without it the figures are still there, and one line says what is missing.
 """

@@ -50,7 +50,7 @@ _AGAIN = re.compile(
 )
 _BY_CLASS = re.compile(r"^labels\.|\bclass_head\.")
 # COCO's category ids, the rows of a published detector's heads: ten of 1 to 90 are not used.
-COCO_IDS = tuple(sorted(set(range(1, 91)) - {12, 26, 29, 30, 45, 66, 68, 69, 71, 83}))
+_COCO_IDS = tuple(sorted(set(range(1, 91)) - {12, 26, 29, 30, 45, 66, 68, 69, 71, 83}))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -78,11 +78,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _convert(options: argparse.Namespace) -> None:
-    rows = COCO_IDS if options.classes == "coco" else None
+    rows = _COCO_IDS if options.classes == "coco" else None
     if rows is None and not options.classes.isdigit():
         raise UserError(f"--classes is {options.classes!r}; give coco, or a number of classes")
     state = read_published(options.checkpoint)
-    # What starts anew, the classes' heads, is the same in every conversion.
+    # The classes' heads, which start from scratch, are the same in every conversion.
     torch.manual_seed(0)
     num_classes = len(rows) if rows else int(options.classes)
     detector = Detector(Architecture(num_classes=num_classes, num_queries=options.num_queries))
@@ -117,12 +117,12 @@ def read_published(path: Path) -> Mapping[str, Tensor]:
             return load_file(path)
         if not zipfile.is_zipfile(path):
             raise RuntimeError("torch.save writes another format")
-        # Their arguments lie beside the weights.
+        # The file also holds their arguments.
         with torch.serialization.safe_globals([argparse.Namespace]):
             read = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise UserError(
-            f"{path} holds more than tensors and arguments, and is not read: it could run code; "
+            f"{path} contains more than tensors and arguments, and could run code; "
             "save its state dict as safetensors and give that file"
         ) from error
     except (RuntimeError, SafetensorError) as error:

@@ -23,7 +23,7 @@ class Pyramid(NamedTuple):
     is_padding_BS: Tensor
     centres_BS2: Tensor  # x, y relative to the valid image
     sizes_S: Tensor  # of the box that a token proposes
-    valid_BL2: Tensor  # share of each level's width and height that is no padding
+    valid_BL2: Tensor  # share of each level's width and height that is not padding
     cells_L2: Tensor  # width and height of each level
     shapes: tuple[tuple[int, int], ...]  # height and width of each level
 

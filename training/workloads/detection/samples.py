@@ -14,8 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from training.randomness import shuffled
-from training.workload import Dataset, Inputs, Order
+from training.workload import Dataset, Inputs, Order, Samples
 from training.workloads.detection.augment import Augmentation, drawn, see, seen_boxes, whole
 from training.workloads.detection.coco import Category, CocoSplit
 from training.workloads.detection.dataset import open_split
@@ -24,12 +23,12 @@ from training.workloads.detection.image_files import read_rgb
 Batch: TypeAlias = dict[str, Tensor]
 
 # Pictures are kept of the first images of an evaluation.
-NUM_SHOWN = 12
+_NUM_SHOWN = 12
 # The label of what fills up an image's row of objects.
-NO_OBJECT = -1
+_NO_OBJECT = -1
 
 
-class Sample(NamedTuple):
+class _Sample(NamedTuple):
     """An image as the model sees it, its objects, and its place in the split."""
 
     image: Tensor  # uint8 (3, H, W)
@@ -40,7 +39,7 @@ class Sample(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class DetectionSamples:
+class DetectionSamples(Samples):
     """The images of a split. A batch is as large as its largest image, or as the next bucket.
 
     With `bucket` both sides of a batch are multiples of so many pixels, so that few shapes occur.
@@ -54,7 +53,7 @@ class DetectionSamples:
     def __len__(self) -> int:
         return len(self.split)
 
-    def get(self, index: int, epoch: int, rng: torch.Generator) -> Sample:
+    def get(self, index: int, epoch: int, rng: torch.Generator) -> _Sample:
         """Sample `index`, as drawn from `rng`, or whole in the epoch -1."""
         height, width = self.split.sizes[index].tolist()
         if epoch < 0:
@@ -66,7 +65,7 @@ class DetectionSamples:
         objects = self.split.objects(index)
         boxes, is_kept = seen_boxes(torch.from_numpy(self.split.boxes[objects]), view)
         is_kept &= torch.from_numpy(~self.split.crowds[objects])
-        return Sample(
+        return _Sample(
             image=torch.from_numpy(np.asarray(seen).copy()).permute(2, 0, 1),
             labels=torch.from_numpy(self.split.labels[objects])[is_kept],
             boxes=boxes[is_kept],
@@ -74,7 +73,7 @@ class DetectionSamples:
             is_evaluated=epoch < 0,
         )
 
-    def collate(self, items: Sequence[Sample]) -> Batch:
+    def collate(self, items: Sequence[_Sample]) -> Batch:
         """Images padded below and on the right, objects with NO_OBJECT."""
         height, width = (
             -(-max(item.image.shape[side] for item in items) // self.bucket) * self.bucket
@@ -82,7 +81,7 @@ class DetectionSamples:
         )
         images = torch.zeros(len(items), 3, height, width, dtype=torch.uint8)
         most = max(len(item.labels) for item in items)
-        labels = torch.full((len(items), most), NO_OBJECT, dtype=torch.int64)
+        labels = torch.full((len(items), most), _NO_OBJECT, dtype=torch.int64)
         boxes = torch.zeros(len(items), most, 4)
         for row, item in enumerate(items):
             _, h, w = item.image.shape
@@ -112,15 +111,12 @@ class DetectionSamples:
             "truth_areas": torch.from_numpy(split.areas[rows]),
             "truth_crowds": torch.from_numpy(split.crowds[rows]),
             "categories": written(split.categories),
-            "shown": torch.tensor([r for r, i in enumerate(indices) if i < NUM_SHOWN]).long(),
+            "shown": torch.tensor([r for r, i in enumerate(indices) if i < _NUM_SHOWN]).long(),
         }
 
     def files(self, indices: Order) -> Sequence[str]:
         """The files of these samples, one each: a sync fetches first what is read first."""
         return [f"{self.split.name}/{file}" for file in self.split.files[np.asarray(indices)]]
-
-    def order(self, epoch: int, seed: int) -> Order:
-        return shuffled(len(self), epoch, seed)
 
 
 def detection_samples(

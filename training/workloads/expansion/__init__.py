@@ -4,15 +4,15 @@ Pure functions of a state and a layout that says what the axes are (docs/expansi
 torch alone.
 """
 
+from training.workloads.expansion.adamw import RewarmingAdamW as RewarmingAdamW
+from training.workloads.expansion.adamw import adamw_scales as adamw_scales
+from training.workloads.expansion.adamw import clip_grad_norm as clip_grad_norm
+from training.workloads.expansion.adamw import scaled_groups as scaled_groups
 from training.workloads.expansion.deepen import block_origins as block_origins
 from training.workloads.expansion.deepen import deepen as deepen
 from training.workloads.expansion.deepen import deepen_optimizer as deepen_optimizer
 from training.workloads.expansion.deepen import evenly_after as evenly_after
 from training.workloads.expansion.layout import Layout as Layout
-from training.workloads.expansion.rewarm import RewarmingAdamW as RewarmingAdamW
-from training.workloads.expansion.scales import adamw_scales as adamw_scales
-from training.workloads.expansion.scales import clip_grad_norm as clip_grad_norm
-from training.workloads.expansion.scales import scaled_groups as scaled_groups
 from training.workloads.expansion.tensors import fill as fill
 from training.workloads.expansion.tensors import optimizer_state_by_name as optimizer_state_by_name
 from training.workloads.expansion.tensors import set_optimizer_state as set_optimizer_state

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 # Differences that are rounding, relative to the largest logit where that is above one. In float32
 # a right growth of a deep model to four times its width was off by 5.7e-5.
-TOLERANCES = {torch.float64: 1e-12, torch.float32: 1e-4}
+_TOLERANCES = {torch.float64: 1e-12, torch.float32: 1e-4}
 # The loss is a mean, in which rounding cancels.
 _LOSS_SHARE = 0.1
 # A margin is a near-tie up to so many times the largest difference of router logits.
@@ -106,7 +106,7 @@ def observe(
             handle.remove()
     if len(found) < len(handles):
         raise ValueError(f"forward called {len(found)} of the {len(handles)} modules {router!r}")
-    if logits.dtype not in TOLERANCES:
+    if logits.dtype not in _TOLERANCES:
         raise ValueError(
             f"logits are {logits.dtype}: there a wrong growth looks like rounding; give "
             "model.float() for both models"
@@ -152,7 +152,7 @@ def verify(before: Observation, after: Observation, *, top_k: int = 1) -> Verifi
         num_routings=sum(own.margins_BT.numel() for own in routings.values()),
         num_near_ties=sum(int((own.margins_BT <= limit).sum()) for own in routings.values()),
     )
-    tolerance = max(TOLERANCES[own.logits_BTV.dtype] for own in (before, after))
+    tolerance = max(_TOLERANCES[own.logits_BTV.dtype] for own in (before, after))
     failures = (
         *_other_function(found, tolerance),
         *_other_experts(routings, limit),

@@ -91,7 +91,7 @@ def widen_optimizer(
                 grown[key] = _repeated(value, axes, factors).div_(divisor)
             elif key in SECOND_MOMENTS:
                 grown[key] = _repeated(value, axes, factors).div_(divisor**2)
-            elif key != REWARM:  # an earlier growth's, whose copies are no slice of this one
+            elif key != REWARM:  # an earlier growth's, whose copies are not a slice of this one
                 grown[key] = value
         if rewarm_steps is not None:
             _reset_copies(grown, axes, factors, rewarm_steps)
@@ -101,7 +101,7 @@ def widen_optimizer(
 
 
 def _repeated(tensor: Tensor, axes: TensorLayout, factors: Mapping[str, int]) -> Tensor:
-    """A new tensor with each axis repeated whole, packed parts each by itself."""
+    """A new tensor with each axis repeated, packed parts one by one."""
     wide = tensor
     for place, axis in enumerate(axes.axes):
         if (factor := factors.get(axis.dimension, 1)) > 1:

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 # 1024 rows of GPT-2's vocabulary are 206 MB in float32, and enough to keep a GPU busy.
-CHUNK_TOKENS = 1024
+_CHUNK_TOKENS = 1024
 
 
 def sum_cross_entropy(
-    x_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, *, chunk_tokens: int = CHUNK_TOKENS
+    x_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, *, chunk_tokens: int = _CHUNK_TOKENS
 ) -> Tensor:
     """F.cross_entropy(F.linear(x, weight), targets, reduction="sum"), also under autocast."""
     dtype = x_ND.dtype

@@ -1,5 +1,8 @@
 """What held-out text says of a model: its perplexity, and how evenly its experts share the text.
 
+And, for people, how the model goes on with the beginnings of held-out texts: without a cache of
+keys and values, which a few samples at the end of a phase do not pay for.
+
 B batch, T tokens, N = B x T, E experts, K experts of a token, L blocks with experts.
 """
 
@@ -11,20 +14,25 @@ from pathlib import Path
 from typing import cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from training.workload import Batch, Partial
+from training.workload import Batch, Inputs, Partial
+from training.workloads.growth.config import GrowthConfig
 from training.workloads.growth.experts import ExpertFeedForward
 from training.workloads.growth.model import LanguageModel
+from training.workloads.growth.text.tokens import document_beginnings, open_tokens, open_vocabulary
 
-LOADS_FILE = "experts.csv"
+_LOADS_FILE = "experts.csv"
+_TEMPERATURE = 0.7
+_TOP_K = 20
 
 
 def partial(model: nn.Module, batch: Batch) -> Partial:
     """The cross-entropy of a batch, and the tokens of each expert."""
     tokens_BT = batch["tokens"]
     model = cast(LanguageModel, model)
-    with counting_experts(model) as counts:
+    with _counting_experts(model) as counts:
         total = model.loss(tokens_BT[:, :-1], tokens_BT[:, 1:]).total
     loads = {"tokens_LE": torch.stack(counts).cpu()} if counts else {}
     return Partial(sums={"loss": (total.item(), float(tokens_BT[:, 1:].numel()))}, tensors=loads)
@@ -41,7 +49,7 @@ def predictions(model: LanguageModel, batch: Batch) -> list[dict[str, float]]:
 
 
 @contextmanager
-def counting_experts(model: LanguageModel) -> Iterator[list[Tensor]]:
+def _counting_experts(model: LanguageModel) -> Iterator[list[Tensor]]:
     """Yield a list that each block with experts adds its tokens by expert to, in order."""
     counts: list[Tensor] = []
 
@@ -72,7 +80,7 @@ def summarize(parts: Sequence[Partial], out: Path) -> Mapping[str, float]:
         # 1: every expert has the same; the number of experts over top_k: two have everything.
         metrics["busiest_expert"] = float(share_LE.amax(dim=1).mean())
         metrics["idlest_expert"] = float(share_LE.amin(dim=1).mean())
-        _write_loads(share_LE, out / LOADS_FILE)
+        _write_loads(share_LE, out / _LOADS_FILE)
     return metrics
 
 
@@ -92,3 +100,71 @@ def _write_loads(share_LE: Tensor, path: Path) -> None:
         writer.writerow(["block of experts", *(f"expert {e}" for e in range(share_LE.shape[1]))])
         for number, shares in enumerate(share_LE.tolist()):
             writer.writerow([number, *(f"{share:.2f}" for share in shares)])
+
+
+def write_samples(model: LanguageModel, i: Inputs, c: GrowthConfig, path: Path) -> None:
+    """Write the samples: each beginning, then in the next line what the model makes of it."""
+    tokens = open_tokens(i.dataset, "validation")
+    beginnings = document_beginnings(tokens, c.num_shown, c.prompt_tokens)
+    if not beginnings:
+        path.write_text(f"No held-out text is longer than {c.prompt_tokens} tokens.\n")
+        return
+    prompts_BT = torch.stack(beginnings).to(i.device)
+    texts_BT = generate(
+        model,
+        prompts_BT,
+        c.sample_tokens,
+        context=c.context,
+        temperature=_TEMPERATURE,
+        top_k=_TOP_K,
+        generator=torch.Generator(i.device).manual_seed(i.seed),
+    )
+    vocabulary = open_vocabulary(i.dataset)
+    parts = []
+    for ids in texts_BT.tolist():
+        made = ids[c.prompt_tokens :]
+        # A new text after the end is another one.
+        end = made.index(tokens.end_of_text) if tokens.end_of_text in made else len(made)
+        begun = vocabulary.text(ids[: c.prompt_tokens])
+        parts.append(f"**{begun}**{vocabulary.text(made[:end])}\n")
+    path.write_text("\n".join(parts), encoding="utf-8")
+
+
+@torch.no_grad()
+def generate(
+    model: LanguageModel,
+    prompt_BT: Tensor,
+    num_tokens: int,
+    *,
+    context: int,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    generator: torch.Generator | None = None,
+) -> Tensor:
+    """The prompts followed by `num_tokens` tokens each; the model sees the last `context` of them.
+
+    A temperature of 0 takes the likeliest token. `generator` is one of the prompt's device; the
+    same seed gives the same text.
+    """
+    if temperature < 0 or context < 1 or (top_k is not None and top_k < 1):
+        raise ValueError(
+            f"temperature {temperature}, context {context}, top_k {top_k}: give a temperature "
+            "from 0 on, a context and a top_k from 1 on"
+        )
+    tokens_BT = prompt_BT
+    for _ in range(num_tokens):
+        last_BD = model.hidden(tokens_BT[:, -context:]).y_BTD[:, -1]
+        logits_BV = F.linear(last_BD, model.output_weight_VD).float()
+        tokens_BT = torch.cat([tokens_BT, _drawn(logits_BV, temperature, top_k, generator)], dim=1)
+    return tokens_BT
+
+
+def _drawn(
+    logits_BV: Tensor, temperature: float, top_k: int | None, generator: torch.Generator | None
+) -> Tensor:
+    """One token each: (B, 1)."""
+    if temperature == 0:
+        return logits_BV.argmax(dim=-1, keepdim=True)
+    likeliest, tokens_BK = logits_BV.topk(min(top_k or logits_BV.shape[1], logits_BV.shape[1]))
+    shares_BK = (likeliest / temperature).softmax(dim=-1)
+    return tokens_BK.gather(1, torch.multinomial(shares_BK, 1, generator=generator))

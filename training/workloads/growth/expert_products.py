@@ -157,7 +157,7 @@ def _split(sizes: list[int]) -> Layer:
 
 
 class _SplitLinear(torch.autograd.Function):
-    """A product per expert, each written to its place: slices and their gradients are no copies."""
+    """A product per expert, each written to its place: no slice and no gradient is copied."""
 
     @staticmethod
     def forward(

@@ -18,7 +18,7 @@ from training.workloads.growth.architecture import Activation, ExpertBlock, Mode
 from training.workloads.growth.expert_products import ExpertProducts, Layer, by_expert
 
 _ROUNDS = 5
-# "balanced" is no way to compute, but to measure.
+# "balanced" only measures: its results are wrong.
 _CANDIDATES: tuple[ExpertProducts, ...] = ("split", "bmm", "grouped_mm")
 
 

@@ -1,7 +1,7 @@
 """A decoder whose feed-forward networks may be experts: rotary positions, norms first, biases.
 
 B batch, T tokens, D width, H heads, d width of a head, V vocabulary, N = B x T.
-Nothing here is random but the first weights: there is no dropout.
+Only the first weights are random: there is no dropout.
 """
 
 from typing import Any, NamedTuple, cast
@@ -25,7 +25,7 @@ from training.workloads.growth.experts import ExpertFeedForward
 _STD = 0.02
 
 
-class Hidden(NamedTuple):
+class _Hidden(NamedTuple):
     """What the blocks made of the tokens, and how the routers shared them out."""
 
     y_BTD: Tensor
@@ -33,8 +33,8 @@ class Hidden(NamedTuple):
     busiest: Tensor  # the same of the busiest expert's tokens, 1 being its even share
 
 
-class TextLoss(NamedTuple):
-    """The losses of a batch of texts; the last two are constants if there are no experts."""
+class _TextLoss(NamedTuple):
+    """The losses of a batch of texts; the last two are constants without experts."""
 
     total: Tensor  # summed over the tokens
     balance: Tensor
@@ -55,7 +55,7 @@ class LanguageModel(nn.Module):
         self.config = config
         self.recompute = recompute
         self.embedding = nn.Embedding(config.vocab_size, config.width)
-        self.blocks = nn.ModuleList(DecoderBlock(config, block) for block in config.blocks)
+        self.blocks = nn.ModuleList(_DecoderBlock(config, block) for block in config.blocks)
         self.final_norm = _norm(config)
         if not config.is_tied:
             self.head = nn.Linear(config.width, config.vocab_size, bias=False)
@@ -84,7 +84,7 @@ class LanguageModel(nn.Module):
         """Of the layer that gives the logits: the embedding, if it is tied."""
         return self.embedding.weight if self.config.is_tied else self.head.weight
 
-    def hidden(self, tokens_BT: Tensor) -> Hidden:
+    def hidden(self, tokens_BT: Tensor) -> _Hidden:
         """What the logits are computed from."""
         x_BTD = self.embedding(tokens_BT)
         turn_T1d = rotary_table(
@@ -105,13 +105,13 @@ class LanguageModel(nn.Module):
             if share is not None:
                 shares.append(share)
         balance, busiest = _mean_shares(shares, x_BTD)
-        return Hidden(self.final_norm(x_BTD), balance, busiest)
+        return _Hidden(self.final_norm(x_BTD), balance, busiest)
 
-    def loss(self, tokens_BT: Tensor, targets_BT: Tensor) -> TextLoss:
+    def loss(self, tokens_BT: Tensor, targets_BT: Tensor) -> _TextLoss:
         """Cross-entropy of the targets, without ever having all logits in memory."""
         y_BTD, balance, busiest = self.hidden(tokens_BT)
         total = sum_cross_entropy(y_BTD.flatten(0, 1), self.output_weight_VD, targets_BT.flatten())
-        return TextLoss(total, balance, busiest)
+        return _TextLoss(total, balance, busiest)
 
     def compute_experts_by(self, products: ExpertProducts) -> None:
         """Let all experts compute their matrix products in this way."""
@@ -120,7 +120,7 @@ class LanguageModel(nn.Module):
                 module.products = products
 
 
-class DecoderBlock(nn.Module):
+class _DecoderBlock(nn.Module):
     """Attention, then the feed-forward network or the experts; each adds to the stream."""
 
     def __init__(self, config: ModelConfig, block: Block) -> None:
@@ -128,16 +128,16 @@ class DecoderBlock(nn.Module):
         self.attention_norm = _norm(config)
         self.attention = Attention(config)
         self.ffn_norm = _norm(config)
-        self.ffn: FeedForward | ExpertFeedForward
+        self.ffn: _FeedForward | ExpertFeedForward
         if isinstance(block, DenseBlock):
-            self.ffn = FeedForward(config.width, block.hidden, config.activation)
+            self.ffn = _FeedForward(config.width, block.hidden, config.activation)
         else:
             self.ffn = ExpertFeedForward(config.width, block, config.activation)
 
     def forward(self, x_BTD: Tensor, turn_T1d: Tensor) -> tuple[Tensor, Tensor | None]:
         x_BTD = x_BTD + self.attention(self.attention_norm(x_BTD), turn_T1d)
         y_BTD = self.ffn_norm(x_BTD)
-        if isinstance(self.ffn, FeedForward):
+        if isinstance(self.ffn, _FeedForward):
             return x_BTD + self.ffn(y_BTD), None
         y_ND, share_2 = self.ffn(y_BTD.flatten(0, 1))
         return x_BTD + y_ND.view_as(x_BTD), share_2
@@ -212,7 +212,7 @@ def parameter_counts(config: ModelConfig) -> tuple[int, int]:
     asleep = 0
     for block, module in zip(config.blocks, model.blocks, strict=True):
         if isinstance(block, ExpertBlock):
-            experts = cast(ExpertFeedForward, cast(DecoderBlock, module).ffn).experts
+            experts = cast(ExpertFeedForward, cast(_DecoderBlock, module).ffn).experts
             each = sum(p.numel() for p in experts.parameters()) // block.num_experts
             asleep += (block.num_experts - block.top_k) * each
     return total, total - asleep
@@ -230,7 +230,7 @@ def _mean_shares(shares: list[Tensor], like: Tensor) -> tuple[Tensor, Tensor]:
     return balance, busiest.detach()
 
 
-class FeedForward(nn.Module):
+class _FeedForward(nn.Module):
     """down(gelu(up(x))), or SwiGLU's down(silu(gate(x)) * up(x)) (arXiv:2002.05202)."""
 
     def __init__(self, width: int, hidden: int, activation: Activation) -> None:

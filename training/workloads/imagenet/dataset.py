@@ -1,7 +1,7 @@
 """Packs the images that users bring: a folder of classes, or ImageNet's own layout.
 
 The classes of validation images in no folder are read from ILSVRC2012's devkit, Kaggle's
-LOC_val_solution.csv, or a CSV of one's own.
+LOC_val_solution.csv, or the user's own CSV.
 Imports no torch: each process that packs would have to wait for it.
 """
 
@@ -58,7 +58,7 @@ def pack_dataset(
         splits.setdefault(split, []).append(image)
         source.append(f"{file.num_bytes} {label} {split} {file.name}")
     if missing := [split for split in ("train", "validation") if split not in splits]:
-        raise UserError(f"no file is in split {missing[0]}; give it some, or give no splits")
+        raise UserError(f"split {missing[0]} has no files; add some, or use no splits")
     packing = Packing(
         splits=splits,
         classes=classes,
@@ -78,7 +78,7 @@ def pack_dataset(
 def _in_classes(files: Sequence[Brought], options: ImageOptions) -> tuple[list[Brought], list[str]]:
     """The files that are in a class, and these classes; UserError for an image that is in none.
 
-    Of those in none are left out: files that are no images by their names, and images to test on.
+    Left out of those in none: files that are not images by their names, and images to test on.
     """
     listed: Mapping[str, str] = {}
     if options.validation_classes:

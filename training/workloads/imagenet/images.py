@@ -1,4 +1,4 @@
-"""A file that somebody brings -> the JPEG that is packed; what is no image is refused.
+"""A file that somebody brings -> the JPEG that is packed; other files are refused.
 
 Kept byte by byte: a JPEG in RGB or grey whose shorter side is not above the one asked for. All else
 (PNG, WebP, CMYK, a JPEG to be made smaller) is encoded anew. As in torchvision's ImageFolder, a
@@ -26,9 +26,9 @@ class ImageOptions:
     """What `data import --override name=value` can set; 0 pixels: images keep their size."""
 
     shorter_side: int = 0
-    # Of the JPEGs that are encoded anew.
+    # Of the JPEGs that are encoded again.
     quality: int = 90
-    # More files than this share that are no images are no accident.
+    # More non-images than this share are not an accident.
     left_out_share: float = 0.01
     # The classes of validation files that are in no folder of one: a CSV, or ILSVRC2012's devkit.
     validation_classes: str = ""
@@ -44,7 +44,7 @@ class ImageOptions:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Encoded:
-    """A JPEG that is packed, its pixels, and whether it was encoded anew."""
+    """A JPEG that is packed, its pixels, and whether it was encoded again."""
 
     jpeg: bytes
     num_pixels: int
@@ -77,7 +77,7 @@ class BroughtImage:
 
 
 def encode(content: bytes, shorter_side: int, quality: int) -> Encoded:
-    """The JPEG of an image file, decoded whole so that no damaged one is packed."""
+    """The JPEG of an image file, decoded completely so that no damaged one is packed."""
     try:
         with warnings.catch_warnings():
             # Of a size that is large but not refused, and of broken metadata.

@@ -24,7 +24,7 @@ class Classifier(nn.Module):
         # The last norm of each block starts at 0: the block adds nothing at first.
         self.network: nn.Module
         if architecture == "resnet8":
-            self.network = SmallResNet(num_classes)
+            self.network = _SmallResNet(num_classes)
         else:
             self.network = ResNet(*_BLOCKS[architecture], num_classes, zero_init_residual=True)
         if blur_pool:
@@ -42,7 +42,7 @@ class Classifier(nn.Module):
         return logits_BK
 
 
-class SmallResNet(nn.Module):
+class _SmallResNet(nn.Module):
     """Eight layers for images of 32 to 96 pixels: a 3x3 stem, three stages of one block each.
 
     He et al. 2015, section 4.2, https://arxiv.org/abs/1512.03385; the stem has stride 2 here.

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     # It imports torch.
     from training.workload import Progress
 
-LEFT_OUT = "left_out.json"
+_LEFT_OUT = "left_out.json"
 _SOURCE = f"{RECORDS}source.z"
 _SHARD_BYTES = 128 << 20
 # So that shuffling within some shards mixes, and a sync has something to order.
@@ -38,7 +38,7 @@ _TRIED = 64
 _COLUMNS = ("offset", "length", "label")
 
 
-class Packable(Protocol):
+class _Packable(Protocol):
     """An image that is made in the process which packs it."""
 
     @property
@@ -54,12 +54,12 @@ class Packable(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Shard:
+class _Shard:
     """What one process packs."""
 
     split: str
     number: int
-    images: Sequence[Packable]
+    images: Sequence[_Packable]
 
     @property
     def name(self) -> str:
@@ -72,7 +72,7 @@ class Shard:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Packed:
+class _Packed:
     """A shard that is finished: its file, its rows of the index, and what became of its images."""
 
     num_bytes: int
@@ -88,7 +88,7 @@ class Packed:
         return json.dumps({**values, "rows": rows}).encode()
 
     @classmethod
-    def from_json(cls, content: bytes, number: int) -> "Packed":
+    def from_json(cls, content: bytes, number: int) -> "_Packed":
         """The record of shard `number`."""
         values = json.loads(content)
         columns = values.pop("rows")
@@ -99,7 +99,7 @@ class Packed:
         return cls(rows=rows, **values)
 
 
-def pack_shard(shard: Shard, output: Output, working: Path) -> Packed:
+def _pack_shard(shard: _Shard, output: Output, working: Path) -> _Packed:
     """Write a shard and then its record, without which it counts as not packed."""
     images, left_out, num_pixels, num_converted = [], [], 0, 0
     for image in shard.images:
@@ -115,7 +115,7 @@ def pack_shard(shard: Shard, output: Output, working: Path) -> Packed:
     rows = write_shard(path, shard.number, images)
     with path.open("rb") as file:
         sha256 = hashlib.file_digest(file, "sha256").hexdigest()
-    packed = Packed(
+    packed = _Packed(
         num_bytes=path.stat().st_size,
         sha256=sha256,
         rows=rows,
@@ -139,7 +139,7 @@ def npy(array: NDArray[Any]) -> bytes:
 class Packing:
     """All that is packed: what changes any of it makes another dataset."""
 
-    splits: Mapping[str, Sequence[Packable]]
+    splits: Mapping[str, Sequence[_Packable]]
     classes: Sequence[str]
     seed: int
     options: Mapping[str, Any]
@@ -163,7 +163,7 @@ def pack(packing: Packing, output: Output, progress: "Progress") -> FinishedFile
         progress(done, total)
         _check_left_out(packed, total, packing, output)
         missing = [shard for shard in shards if shard.name not in packed]
-        act = partial(pack_shard, output=output, working=working)
+        act = partial(_pack_shard, output=output, working=working)
         for shard, result in in_processes(act, missing):
             packed[shard.name] = result
             done += len(shard.images)
@@ -227,58 +227,58 @@ def _images_each(packing: Packing) -> int:
     return max(1, int(_SHARD_BYTES / max(1.0, float(np.mean(sizes or [_SHARD_BYTES])))))
 
 
-def _shards(split: str, images: Sequence[Packable], seed: int, each: int) -> Iterator[Shard]:
-    """Divide a split's images, in random order, so that each shard is like the whole."""
+def _shards(split: str, images: Sequence[_Packable], seed: int, each: int) -> Iterator[_Shard]:
+    """Divide a split's images, in random order, so that each shard resembles the whole split."""
     salt = int.from_bytes(split.encode(), "little")
     order = np.random.default_rng([seed, salt]).permutation(len(images))
     each = min(each, -(-len(images) // _MIN_SHARDS))
     for number, first in enumerate(range(0, len(images), each)):
         chosen = [images[place] for place in order[first : first + each]]
-        yield Shard(split=split, number=number, images=chosen)
+        yield _Shard(split=split, number=number, images=chosen)
 
 
-def _packed_before(shards: Sequence[Shard], output: Output) -> dict[str, Packed]:
+def _packed_before(shards: Sequence[_Shard], output: Output) -> dict[str, _Packed]:
     """What is known of the shards that are there."""
-    there, found = output.sizes(), dict[str, Packed]()
+    there, found = output.sizes(), dict[str, _Packed]()
     for shard in shards:
         content = output.read(shard.record) if shard.record in there else None
         if content is not None:
-            packed = Packed.from_json(content, shard.number)
+            packed = _Packed.from_json(content, shard.number)
             if there.get(shard.name) == packed.num_bytes:
                 found[shard.name] = packed
     return found
 
 
 def _check_left_out(
-    packed: Mapping[str, Packed], total: int, packing: Packing, output: Output
+    packed: Mapping[str, _Packed], total: int, packing: Packing, output: Output
 ) -> None:
     left_out = [file for each in packed.values() for file in each.left_out]
     if len(left_out) <= max(1, packing.left_out_share * total):
         return
-    output.write(LEFT_OUT, _json(left_out))
+    output.write(_LEFT_OUT, _json(left_out))
     raise UserError(
-        f"{len(left_out)} of {total} files are no images, such as {left_out[0]['file']} "
-        f"({left_out[0]['why']}); {output.where}/{LEFT_OUT} names them. Remove them, or allow "
+        f"{len(left_out)} of {total} files are not images, such as {left_out[0]['file']} "
+        f"({left_out[0]['why']}); {output.where}/{_LEFT_OUT} names them. Remove them, or allow "
         "more with --override left_out_share=0.05"
     )
 
 
 def _finish(
-    packing: Packing, shards: Sequence[Shard], packed: Mapping[str, Packed], output: Output
+    packing: Packing, shards: Sequence[_Shard], packed: Mapping[str, _Packed], output: Output
 ) -> FinishedFiles:
-    """Write what stands beside the shards."""
+    """Write the files that accompany the shards."""
     beside, splits = dict[str, bytes](), dict[str, int]()
     for split in packing.splits:
         rows = [packed[shard.name].rows for shard in shards if shard.split == split]
         splits[split] = sum(map(len, rows))
         if not splits[split]:
-            raise UserError(f"no file of split {split} is an image; bring some")
+            raise UserError(f"split {split} has no images; add some")
         beside[index_name(split)] = npy(np.concatenate(rows))
     left_out = [file for shard in shards for file in packed[shard.name].left_out]
     if left_out:
-        beside[LEFT_OUT] = _json(left_out)
+        beside[_LEFT_OUT] = _json(left_out)
     else:
-        output.delete([LEFT_OUT])
+        output.delete([_LEFT_OUT])
     files = [
         _file(shard.name, packed[shard.name].num_bytes, packed[shard.name].sha256)
         for shard in shards

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 Values: TypeAlias = NDArray[np.float64]
 # Coordinates in units of the pattern -> the share of the second color, from 0 to 1.
-Pattern: TypeAlias = Callable[[Values, Values], Any]
+_Pattern: TypeAlias = Callable[[Values, Values], Any]
 _QUALITY = 90
 _VALIDATION_EVERY = 5
 
@@ -43,7 +43,7 @@ def _dots(x: Values, y: Values) -> Any:
     return np.hypot(x % 1 - 0.5, y % 1 - 0.5) < 0.32
 
 
-CLASSES: Mapping[str, Pattern] = MappingProxyType(
+CLASSES: Mapping[str, _Pattern] = MappingProxyType(
     {
         "bricks": _bricks,
         "checks": lambda x, y: (np.floor(x) + np.floor(y)) % 2,
@@ -64,10 +64,10 @@ def make_dataset(out: Path, count: int, seed: int, progress: "Progress") -> Mapp
         raise UserError(f"count is {count}; give at least {least} ({len(CLASSES)} classes)")
     if seed < 0:
         raise UserError(f"seed is {seed}; give 0 or more")
-    splits: dict[str, list[Drawn]] = {"train": [], "validation": []}
+    splits: dict[str, list[_Drawn]] = {"train": [], "validation": []}
     for index in range(count):
         is_held_out = index // len(CLASSES) % _VALIDATION_EVERY == 0
-        drawn = Drawn(seed=seed, index=index)
+        drawn = _Drawn(seed=seed, index=index)
         splits["validation" if is_held_out else "train"].append(drawn)
     packing = Packing(
         splits=splits,
@@ -83,7 +83,7 @@ def make_dataset(out: Path, count: int, seed: int, progress: "Progress") -> Mapp
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Drawn:
+class _Drawn:
     """A picture that is drawn in the process which packs it."""
 
     seed: int

@@ -23,9 +23,8 @@ from torch import Tensor
 
 from training.errors import UserError
 from training.randomness import derive_seed
-from training.stacking import stack
 from training.tally import count, timed
-from training.workload import Dataset, Order
+from training.workload import Dataset, Order, Samples
 from training.workloads.imagenet.shards import Shards, shuffled_by_windows
 
 _log = logging.getLogger(__name__)
@@ -35,11 +34,11 @@ _MAX_REPLACEMENTS = 4
 _MAX_REPLACED_SHARE = 0.01
 _ALWAYS_REPLACED = 8
 # torchvision's own defaults, and FFCV's, of Szegedy et al. 2014, https://arxiv.org/abs/1409.4842
-AREA = (0.08, 1.0)
-ASPECT = (3 / 4, 4 / 3)
+_AREA = (0.08, 1.0)
+_ASPECT = (3 / 4, 4 / 3)
 _TRIES = 10
 # An evaluated image is the middle of one this much larger.
-EVAL_RATIO = 0.875
+_EVAL_RATIO = 0.875
 # A third faster than Pillow; torchvision's decoders are deprecated since 0.29.
 _simplejpeg = import_module("simplejpeg") if find_spec("simplejpeg") else None
 if _simplejpeg is None:
@@ -76,7 +75,7 @@ class _Replacements:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ImageSamples:
+class ImageSamples(Samples):
     """The images of a split; `size` gives the side in an epoch (-1: evaluation)."""
 
     shards: Shards
@@ -92,15 +91,13 @@ class ImageSamples:
         """The image in its epoch's size, augmented unless it is evaluated."""
         image_HWC, number = self._decoded(index)
         side = self.size(epoch)
-        pixels = eval_image(image_HWC, side) if epoch < 0 else train_image(image_HWC, side, rng)
+        pixels = eval_image(image_HWC, side) if epoch < 0 else _train_image(image_HWC, side, rng)
         return {
             "images": pixels,
             "labels": self.shards.label(number),
             "ids": number,
             "replaced": int(number != index),
         }
-
-    collate = staticmethod(stack)
 
     def order(self, epoch: int, seed: int) -> Order:
         """Shards in random order, images shuffled within `window` shards."""
@@ -138,7 +135,7 @@ def image_samples(
     return ImageSamples(shards=Shards(dataset, split), size=size, window=window, seed=seed)
 
 
-def train_image(image_HWC: Tensor, size: int, rng: torch.Generator) -> Tensor:
+def _train_image(image_HWC: Tensor, size: int, rng: torch.Generator) -> Tensor:
     """A random part of the image, resized to `size`, perhaps mirrored."""
     top, left, height, width = random_box(image_HWC.shape[0], image_HWC.shape[1], rng)
     part_HWC = image_HWC[top : top + height, left : left + width]
@@ -149,7 +146,7 @@ def train_image(image_HWC: Tensor, size: int, rng: torch.Generator) -> Tensor:
 def eval_image(image_HWC: Tensor, size: int) -> Tensor:
     """The middle of the image, its shorter side resized to `size` / EVAL_RATIO."""
     height, width = image_HWC.shape[:2]
-    side = round(size / EVAL_RATIO)
+    side = round(size / _EVAL_RATIO)
     if height < width:
         resized_HWC = _resized(image_HWC, side, int(side * width / height))
     else:
@@ -171,8 +168,8 @@ def random_box(height: int, width: int, rng: torch.Generator) -> tuple[int, int,
     """Top, left, height and width of a part of a random area and aspect."""
     for _ in range(_TRIES):
         share, aspect, y, x = torch.rand(4, generator=rng).tolist()
-        area = height * width * (AREA[0] + (AREA[1] - AREA[0]) * share)
-        low, high = (math.log(ratio) for ratio in ASPECT)
+        area = height * width * (_AREA[0] + (_AREA[1] - _AREA[0]) * share)
+        low, high = (math.log(ratio) for ratio in _ASPECT)
         ratio = math.exp(low + (high - low) * aspect)
         w, h = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
         if 0 < w <= width and 0 < h <= height:
@@ -182,7 +179,7 @@ def random_box(height: int, width: int, rng: torch.Generator) -> tuple[int, int,
 
 
 def decode(jpeg: bytes) -> Tensor:
-    """The image in RGB, uint8 [H, W, 3]; ValueError if it is none, or not all of it."""
+    """The image in RGB, uint8 [H, W, 3]; ValueError for anything but a complete JPEG."""
     if _simplejpeg is not None:
         try:
             return torch.from_numpy(_simplejpeg.decode_jpeg(jpeg, strict=True))
@@ -197,4 +194,4 @@ def decode_with_pillow(jpeg: bytes) -> "np.ndarray[tuple[int, ...], np.dtype[np.
         with Image.open(io.BytesIO(jpeg), formats=["JPEG"]) as image:
             return np.array(image.convert("RGB"))
     except (OSError, SyntaxError, Image.DecompressionBombError) as error:
-        raise ValueError(f"no JPEG: {error}") from error
+        raise ValueError(f"not a JPEG: {error}") from error

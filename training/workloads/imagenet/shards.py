@@ -79,7 +79,7 @@ class Shards:
     """
 
     def __init__(self, dataset: "Dataset", split: str) -> None:
-        self.index = read_index(dataset.file(index_name(split)), len(dataset.meta["classes"]))
+        self.index = _read_index(dataset.file(index_name(split)), len(dataset.meta["classes"]))
         self._dataset = dataset
         self._split = split
 
@@ -131,7 +131,7 @@ def _read(path: Path, offset: int, length: int) -> bytes:
     return content
 
 
-def read_index(path: Path, num_classes: int) -> NDArray[Any]:
+def _read_index(path: Path, num_classes: int) -> NDArray[Any]:
     """A split's index; UserError if the file is not one."""
     try:
         index = np.load(path, allow_pickle=False)

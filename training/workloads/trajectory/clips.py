@@ -23,11 +23,11 @@ CLIP_BYTES = NUM_FRAMES * FRAME_SIZE * FRAME_SIZE * 3
 TRACK_SHAPE = (NUM_FRAMES + 1, 3)
 TRACK_BYTES = (NUM_FRAMES + 1) * 3 * 4
 
-Floats = npt.NDArray[np.float64]
+_Floats = npt.NDArray[np.float64]
 Frames = npt.NDArray[np.uint8]
 Float32s = npt.NDArray[np.float32]
 # A curve over time: times 0 to 1 are the clip, later ones the future that is predicted.
-_Path = Callable[[np.random.Generator, Floats], Floats]
+_Path = Callable[[np.random.Generator, _Floats], _Floats]
 
 # First words of the seed sequences, so that no two purposes share random numbers.
 _LABELS, _CLIP = 1, 2
@@ -52,7 +52,7 @@ def render_clip(seed: int, index: int) -> tuple[Frames, Float32s]:
     return render(rng, centers[:NUM_FRAMES], radii[:NUM_FRAMES]), track.astype(np.float32)
 
 
-def place_path(rng: np.random.Generator, name: str) -> Floats:
+def place_path(rng: np.random.Generator, name: str) -> _Floats:
     """Draw a path of class `name`, moved and scaled independently of the class.
 
     The rows after NUM_FRAMES are the future, which the clip does not show.
@@ -63,11 +63,11 @@ def place_path(rng: np.random.Generator, name: str) -> Floats:
     margin = 1.0 - extent / 2.0
     place = np.append(rng.uniform(-margin, margin, size=2), 0.0)
     scale = extent / max(high[0] - low[0], high[1] - low[1])
-    placed: Floats = (path - (low + high) / 2.0) * scale + place
+    placed: _Floats = (path - (low + high) / 2.0) * scale + place
     return placed
 
 
-def project(rng: np.random.Generator, path: Floats) -> tuple[Floats, Floats]:
+def project(rng: np.random.Generator, path: _Floats) -> tuple[_Floats, _Floats]:
     """Project a path by a random pinhole camera: centers (T, 2) and radii (T), in pixels."""
     yaw, pitch = rng.uniform(-0.4, 0.4, size=2)
     roll = rng.uniform(-0.2, 0.2)
@@ -83,7 +83,7 @@ def project(rng: np.random.Generator, path: Floats) -> tuple[Floats, Floats]:
     return centers, rng.uniform(0.10, 0.2) * scale
 
 
-def render(rng: np.random.Generator, centers: Floats, radii: Floats) -> Frames:
+def render(rng: np.random.Generator, centers: _Floats, radii: _Floats) -> Frames:
     """Draw the ball on a background, with brief distractors, flicker and sensor noise."""
     background = _background(rng)
     color = _contrasting_color(rng, background)
@@ -110,11 +110,11 @@ def _background(rng: np.random.Generator) -> Float32s:
     angle = rng.uniform(0.0, 2.0 * np.pi)
     line = np.linspace(-0.5, 0.5, FRAME_SIZE)
     share = 0.5 + (line[None, :] * np.cos(angle) + line[:, None] * np.sin(angle)) / np.sqrt(2.0)
-    background: Floats = base + share[:, :, None] * (other - base)
+    background: _Floats = base + share[:, :, None] * (other - base)
     return background.astype(np.float32)
 
 
-def _contrasting_color(rng: np.random.Generator, background: Float32s) -> Floats:
+def _contrasting_color(rng: np.random.Generator, background: Float32s) -> _Floats:
     """Draw colours until one stands out: one channel differs from the mean background by 90."""
     mean = background.mean(axis=(0, 1))
     while True:
@@ -123,7 +123,7 @@ def _contrasting_color(rng: np.random.Generator, background: Float32s) -> Floats
             return color
 
 
-def _draw(frames: Float32s, centers: Floats, radii: Floats, color: Floats) -> None:
+def _draw(frames: Float32s, centers: _Floats, radii: _Floats, color: _Floats) -> None:
     """Blend one shaded disc per frame into `frames`, in place, with soft edges."""
     pixel = np.arange(FRAME_SIZE, dtype=np.float32) + np.float32(0.5)
     x, y = centers[:, 0, None].astype(np.float32), centers[:, 1, None].astype(np.float32)
@@ -138,61 +138,61 @@ def _sign(rng: np.random.Generator) -> float:
     return 1.0 if rng.random() < 0.5 else -1.0
 
 
-def _along_line(rng: np.random.Generator, progress: Floats) -> Floats:
+def _along_line(rng: np.random.Generator, progress: _Floats) -> _Floats:
     angle = rng.uniform(0.0, _TURN)
     depth = rng.uniform(-0.5, 0.5)
-    path: Floats = progress[:, None] * np.array([np.cos(angle), np.sin(angle), depth])
+    path: _Floats = progress[:, None] * np.array([np.cos(angle), np.sin(angle), depth])
     return path
 
 
-def _around(angle: Floats, radius: Floats | float) -> Floats:
+def _around(angle: _Floats, radius: _Floats | float) -> _Floats:
     return np.stack([radius * np.cos(angle), radius * np.sin(angle), np.zeros_like(angle)], axis=1)
 
 
-def linear(rng: np.random.Generator, time: Floats) -> Floats:
+def linear(rng: np.random.Generator, time: _Floats) -> _Floats:
     return _along_line(rng, time)
 
 
-def accelerating(rng: np.random.Generator, time: Floats) -> Floats:
+def accelerating(rng: np.random.Generator, time: _Floats) -> _Floats:
     return _along_line(rng, time ** rng.uniform(2.2, 3.2))
 
 
-def _circle(rng: np.random.Generator, time: Floats, direction: float) -> Floats:
+def _circle(rng: np.random.Generator, time: _Floats, direction: float) -> _Floats:
     turns = rng.uniform(0.8, 1.6)
     return _around(rng.uniform(0.0, _TURN) + direction * _TURN * turns * time, 1.0)
 
 
-def circle_cw(rng: np.random.Generator, time: Floats) -> Floats:
+def circle_cw(rng: np.random.Generator, time: _Floats) -> _Floats:
     return _circle(rng, time, -1.0)
 
 
-def circle_ccw(rng: np.random.Generator, time: Floats) -> Floats:
+def circle_ccw(rng: np.random.Generator, time: _Floats) -> _Floats:
     return _circle(rng, time, 1.0)
 
 
-def _spiral(rng: np.random.Generator, time: Floats) -> Floats:
+def _spiral(rng: np.random.Generator, time: _Floats) -> _Floats:
     """From the rim to the centre, turning in either sense; reversed in time it is `spiral_out`."""
     turns = rng.uniform(1.3, 2.0) * _sign(rng)
     radius = np.maximum(1.0 + (rng.uniform(0.05, 0.2) - 1.0) * time, 0.0)
     return _around(rng.uniform(0.0, _TURN) + _TURN * turns * time, radius)
 
 
-def spiral_in(rng: np.random.Generator, time: Floats) -> Floats:
+def spiral_in(rng: np.random.Generator, time: _Floats) -> _Floats:
     return _spiral(rng, time)
 
 
-def spiral_out(rng: np.random.Generator, time: Floats) -> Floats:
+def spiral_out(rng: np.random.Generator, time: _Floats) -> _Floats:
     return _spiral(rng, 1.0 - time)
 
 
-def parabola(rng: np.random.Generator, time: Floats) -> Floats:
+def _parabola(rng: np.random.Generator, time: _Floats) -> _Floats:
     apex = rng.uniform(0.35, 0.65)
     height = rng.uniform(2.5, 5.0)
     x = _sign(rng) * time
     return np.stack([x, -height * (time - apex) ** 2, rng.uniform(-0.5, 0.5) * time], axis=1)
 
 
-def sinusoid(rng: np.random.Generator, time: Floats) -> Floats:
+def _sinusoid(rng: np.random.Generator, time: _Floats) -> _Floats:
     wave = rng.uniform(0.2, 0.35) * np.sin(
         rng.uniform(0.0, _TURN) + _TURN * rng.uniform(1.6, 2.6) * time
     )
@@ -202,7 +202,7 @@ def sinusoid(rng: np.random.Generator, time: Floats) -> Floats:
     return np.stack([x, y, rng.uniform(-0.3, 0.3) * time], axis=1)
 
 
-def bounce(rng: np.random.Generator, time: Floats) -> Floats:
+def _bounce(rng: np.random.Generator, time: _Floats) -> _Floats:
     num_bounces = rng.uniform(2.2, 3.4)
     phase = rng.uniform(0.0, 0.5) + num_bounces * time
     hop, within = np.floor(phase), phase % 1.0
@@ -210,7 +210,7 @@ def bounce(rng: np.random.Generator, time: Floats) -> Floats:
     return np.stack([_sign(rng) * time, height, rng.uniform(-0.4, 0.4) * time], axis=1)
 
 
-def helix(rng: np.random.Generator, time: Floats) -> Floats:
+def helix(rng: np.random.Generator, time: _Floats) -> _Floats:
     angle = rng.uniform(0.0, _TURN) + _sign(rng) * _TURN * rng.uniform(2.0, 3.0) * time
     radius = rng.uniform(0.25, 0.35)
     drift = rng.uniform(0.0, _TURN)
@@ -221,7 +221,7 @@ def helix(rng: np.random.Generator, time: Floats) -> Floats:
     return path
 
 
-def random_walk(rng: np.random.Generator, time: Floats) -> Floats:
+def random_walk(rng: np.random.Generator, time: _Floats) -> _Floats:
     steps = rng.normal(size=(len(time), 3)) * np.array([1.0, 1.0, 0.4])
     steps[0] = 0.0
     return np.cumsum(steps, axis=0)
@@ -235,9 +235,9 @@ PATHS: Mapping[str, _Path] = MappingProxyType(
         "circle_ccw": circle_ccw,
         "spiral_in": spiral_in,
         "spiral_out": spiral_out,
-        "parabola": parabola,
-        "sinusoid": sinusoid,
-        "bounce": bounce,
+        "parabola": _parabola,
+        "sinusoid": _sinusoid,
+        "bounce": _bounce,
         "helix": helix,
         "random_walk": random_walk,
     }

@@ -40,9 +40,9 @@ CLIPS_FILE = "clips.u8"
 TRACKS_FILE = "tracks.f32"
 LABELS_FILE = "labels.json"
 # Choices are made on validation; test is for one final `python -m training evaluate`.
-HELD_OUT_SHARES: Mapping[str, float] = MappingProxyType({"validation": 0.15, "test": 0.1})
+_HELD_OUT_SHARES: Mapping[str, float] = MappingProxyType({"validation": 0.15, "test": 0.1})
 # A class needs a few clips in each split.
-MIN_COUNT = 5 * len(CLASSES)
+_MIN_COUNT = 5 * len(CLASSES)
 # Clips per unit of work: 0.2 s each, so progress is smooth and overhead small.
 _CHUNK = 32
 
@@ -64,8 +64,8 @@ def make_dataset(
     out: Path, count: int, seed: int, progress: "Progress", num_workers: int | None = None
 ) -> Mapping[str, Any]:
     """Write `count` clips of the dataset `seed` into the folder `out`; return the meta."""
-    if count < MIN_COUNT:
-        raise UserError(f"count is {count}; give at least {MIN_COUNT} ({len(CLASSES)} classes)")
+    if count < _MIN_COUNT:
+        raise UserError(f"count is {count}; give at least {_MIN_COUNT} ({len(CLASSES)} classes)")
     if seed < 0:
         raise UserError(f"seed is {seed}; give 0 or more")
     for name, size in ((CLIPS_FILE, CLIP_BYTES), (TRACKS_FILE, TRACK_BYTES)):
@@ -116,13 +116,13 @@ def _write_chunk(chunk: tuple[str, int, int, int]) -> int:
 
 def stratified_splits(labels: Sequence[int], seed: int) -> dict[str, list[int]]:
     """Split each class separately, in an order that depends on the seed and not on the index."""
-    splits: dict[str, list[int]] = {name: [] for name in ("train", *HELD_OUT_SHARES)}
+    splits: dict[str, list[int]] = {name: [] for name in ("train", *_HELD_OUT_SHARES)}
     of_class = np.asarray(labels)
     for label in sorted(set(labels)):
         rng = np.random.default_rng([_SPLITS, seed, label])
         left = rng.permutation(np.flatnonzero(of_class == label)).tolist()
         of_this_class = len(left)
-        for name, share in HELD_OUT_SHARES.items():
+        for name, share in _HELD_OUT_SHARES.items():
             num_held_out = min(max(1, round(share * of_this_class)), len(left) - 1)
             splits[name] += left[:num_held_out]
             left = left[num_held_out:]
@@ -198,7 +198,7 @@ def import_dataset(
 
 
 def read_clip(file: SourceFile) -> Frames:
-    """The clip in CLIP_SHAPE, uint8; UserError if the file is no clip."""
+    """The clip in CLIP_SHAPE, uint8; UserError if the file is not a clip."""
     try:
         frames = np.load(file.path, allow_pickle=False)
     except (ValueError, EOFError, OSError) as error:
@@ -229,5 +229,5 @@ def _splits(files: Sequence[SourceFile], labels: Sequence[int], seed: int) -> di
         assert file.split is not None
         splits[file.split].append(number)
     if empty := [name for name in ("train", "validation") if not splits[name]]:
-        raise UserError(f"no file is in split {empty[0]}; give it some, or give no splits")
+        raise UserError(f"split {empty[0]} has no files; add some, or use no splits")
     return {name: clips for name, clips in splits.items() if clips}

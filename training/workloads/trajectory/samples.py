@@ -15,13 +15,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from training.randomness import shuffled
-from training.workload import Inputs, Order
+from training.workload import Inputs, Samples
 from training.workloads.trajectory.clips import FRAME_SIZE
 from training.workloads.trajectory.dataset import TrajectoryData, open_dataset
 
 Batch: TypeAlias = dict[str, Tensor]
-Item: TypeAlias = tuple[Tensor, int]  # what the model sees, and the clip's number
+_Item: TypeAlias = tuple[Tensor, int]  # what the model sees, and the clip's number
 View: TypeAlias = Literal["clip", "single_frame", "shuffled", "time_average", "tokens"]
 
 # The artifact that a view is made from, and the tensor in it.
@@ -41,14 +40,16 @@ STRIP_FRAMES = (0, 6, 12, 18, 25, 31)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ShardedTensor:
+class _ShardedTensor:
     """One tensor of an artifact, indexed by clip across its shards."""
 
     shards: Sequence[Tensor]
     starts: Sequence[int]
 
     @classmethod
-    def of(cls, artifact: Sequence[Mapping[str, Tensor]], name: str, count: int) -> "ShardedTensor":
+    def of(
+        cls, artifact: Sequence[Mapping[str, Tensor]], name: str, count: int
+    ) -> "_ShardedTensor":
         """Open `name`; the shards must contain `count` clips in total."""
         shards = [shard[name] for shard in artifact]
         starts = [0, *accumulate(len(shard) for shard in shards)]
@@ -63,10 +64,10 @@ class ShardedTensor:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ClipSamples:
+class ClipSamples(Samples):
     """The clips `indices` as the model sees them, with label, future position and frames."""
 
-    seen: ShardedTensor
+    seen: _ShardedTensor
     data: TrajectoryData
     indices: Sequence[int]
     view: View
@@ -75,7 +76,7 @@ class ClipSamples:
     def __len__(self) -> int:
         return len(self.indices)
 
-    def get(self, index: int, epoch: int, rng: torch.Generator) -> Item:
+    def get(self, index: int, epoch: int, rng: torch.Generator) -> _Item:
         """Sample `index` of the split; only the shuffled control draws from `rng`."""
         clip = self.indices[index]
         x = self.seen[clip]
@@ -85,7 +86,7 @@ class ClipSamples:
             x = x[torch.randperm(len(x), generator=rng)]
         return x, clip
 
-    def collate(self, items: Sequence[Item]) -> Batch:
+    def collate(self, items: Sequence[_Item]) -> Batch:
         """Stack into new memory (the shards are memory maps)."""
         clips = [clip for _, clip in items]
         tracks_BT3 = torch.from_numpy(self.data.tracks[clips])
@@ -105,16 +106,13 @@ class ClipSamples:
             batch["strip_clips"] = torch.tensor(with_strip)
         return batch
 
-    def order(self, epoch: int, seed: int) -> Order:
-        return shuffled(len(self.indices), epoch, seed)
-
 
 def clip_samples(i: Inputs, split: str, view: View) -> ClipSamples:
     """Return the samples of one split as a stage with this `view` may see them."""
     data = open_dataset(i.dataset.folder)
     artifact, name = _SOURCES[view]
     return ClipSamples(
-        seen=ShardedTensor.of(i.artifact(artifact), name, len(data.labels)),
+        seen=_ShardedTensor.of(i.artifact(artifact), name, len(data.labels)),
         data=data,
         indices=data.splits[split],
         view=view,
@@ -123,7 +121,7 @@ def clip_samples(i: Inputs, split: str, view: View) -> ClipSamples:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class FrameSamples:
+class FrameSamples(Samples):
     """The frames (T, H, W, 3) in uint8 and the tracks of the clips `indices`."""
 
     data: TrajectoryData
@@ -144,6 +142,3 @@ class FrameSamples:
             "clips": torch.tensor(list(items)),
             "shown": torch.tensor([clip in self.shown for clip in items]),
         }
-
-    def order(self, epoch: int, seed: int) -> Order:
-        return shuffled(len(self.indices), epoch, seed)

@@ -125,13 +125,25 @@ def test_fails_for_what_the_loop_relies_on(
 
 def test_what_is_wrong_with_the_protocol_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     said = findings(f"{FAULTY}:NOTHING", capsys)
-    assert "the workload has no recipes: Recipe name -> function that returns" in said
+    assert "the workload has no recipes; see training.workload.Workload" in said
     assert "the workload has no stages(c): The stages in order" in said
-    said = findings(f"{FAULTY}:BadConfig", capsys)
-    assert "BadConfig is a class; name an object: MINE = BadConfig()" in said
     said = findings(f"{FAULTY}:HALF", capsys)
     assert "placement_fields names loaders, which the config lacks" in said
     assert "stage 'half': model must take (i)" in said
     assert "stage 'half' has no loss(m, b, step, num_steps): Forward in train mode" in said
     said = findings(f"{FAULTY}:BAD_CONFIG", capsys)
     assert "recipe 'quick': the config is a dict; make it a frozen dataclass" in said
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("BadConfig", "is a class; name an object: BADCONFIG = BadConfig()"),
+        ("DUCK", "is an instance of Duck; let that class subclass training.workload.Workload"),
+    ],
+)
+def test_fails_for_what_is_not_a_workload(
+    name: str, says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["check", f"{FAULTY}:{name}"]) == 2
+    assert says in capsys.readouterr().err

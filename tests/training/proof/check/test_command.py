@@ -14,5 +14,5 @@ def test_a_workload_may_ask_for_gpus_when_it_is_imported(
     (tmp_path / "asks_for_gpus.py").write_text(text)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delenv("PYTORCH_NVML_BASED_CUDA_CHECK", raising=False)
-    assert main(["check", "asks_for_gpus:ASKS"]) == 1
-    assert "[failed]" in capsys.readouterr().out, "what is wrong with it, found without CUDA"
+    assert main(["check", "asks_for_gpus:ASKS"]) == 2
+    assert "is an instance of object" in capsys.readouterr().err, "found without CUDA"

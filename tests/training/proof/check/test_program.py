@@ -90,14 +90,14 @@ def test_fails_with_the_program_s_own_words_where_it_cannot_end(
     (tmp_path / "train.py").write_text("raise SystemExit('no GPU today')\n")
     assert main(["check", "--program=python train.py", f"--source={tmp_path}"]) == 2
     said = capsys.readouterr().err
-    assert "does not run to its end (exit code 1): " in said and "no GPU today" in said
+    assert "failed without any interruption (exit code 1): " in said and "no GPU today" in said
 
 
 @pytest.mark.parametrize(
     ("script", "words"),
     [
         ("print('step 1 loss=0.5')", "saved nothing to its checkpoint folder"),
-        ("open('/SAVED', 'w').close()", "shows nothing that could be compared"),
+        ("open('/SAVED', 'w').close()", "shows nothing to compare"),
     ],
 )
 def test_fails_where_nothing_would_be_tested(

@@ -114,17 +114,3 @@ def test_a_box_of_less_than_a_pixel_is_dropped_and_others_are_cut_at_the_border(
     boxes, is_kept = seen_boxes(torch.tensor(x_y_w_h, dtype=torch.float64), view)
     assert is_kept.tolist() == [False, True, False, True, False]
     assert boxes[3].tolist() == pytest.approx([0.1, 0.2, 0.2, 0.2])
-
-
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"scales": ()}, "scales is \\(\\); give pixels"),
-        ({"scales": (900, 1400)}, "scales up to 1400 with a longest_side of 1333; give"),
-        ({"flip": 1.5}, "flip is 1.5; give a probability"),
-        ({"crop_sides": (600, 384)}, "crop_sides is \\(600, 384\\); give the least, then"),
-    ],
-)
-def test_fails_for_what_does_not_fit(values: dict[str, object], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        Augmentation(**values)  # type: ignore[arg-type]

@@ -192,7 +192,7 @@ fault("missing-file", "train: 3.png is not in ")(
 fault("missing-file", "train (and 11 more); copy the images there")(
     lambda _, folder: shutil.rmtree(folder / "train2017")
 )
-fault("unreadable-image", "train: 3.png is no image that Pillow knows; replace the file")(
+fault("unreadable-image", "train: 3.png is not an image that Pillow can read; replace the file")(
     file("3.png", b"<html>404</html>")
 )
 fault("unreadable-image", "train: 3.png cannot be decoded: ")(

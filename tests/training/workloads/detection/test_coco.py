@@ -18,7 +18,7 @@ from training.errors import UserError
 from training.store.local_dataset import LocalDataset, open_dataset
 from training.workloads.detection.coco import CocoSplit
 from training.workloads.detection.coco_boxes import Extent, extent_of
-from training.workloads.detection.coco_faults import Faults, exact_id
+from training.workloads.detection.coco_faults import CocoFaults, exact_id
 from training.workloads.detection.dataset import import_folder, open_split
 
 IMPORT = ["data", "import", "--workload=tests.training.workloads.detection.coco_scene:COCO_DATA"]
@@ -264,7 +264,7 @@ def test_a_run_refuses_annotations_that_were_changed_after_the_import(tmp_path: 
 
 
 def test_faults_of_one_rule_are_one_sentence() -> None:
-    faults = Faults()
+    faults = CocoFaults()
     for number in range(3):
         faults.add("crowd", f"annotation {number} has iscrowd 2")
     (finding,) = faults.findings()

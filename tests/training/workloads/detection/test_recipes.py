@@ -8,7 +8,9 @@ import torch
 from tests.training.workloads.detection.detectors import parameter_count
 from training.errors import UserError
 from training.preflight.workload_checks import problems
+from training.settings import changed
 from training.workload import Milestones
+from training.workloads.detection.architecture import Architecture
 from training.workloads.detection.recipes import coco_12, full, laptop
 from training.workloads.detection.stages import TrainDetector
 from training.workloads.detection.workload import DETECTION, RECIPES
@@ -22,9 +24,9 @@ def test_the_workload_is_one_by_the_protocol() -> None:
 def test_the_seed_s_recipe_is_what_its_document_says_and_coco_s_what_was_published() -> None:
     seed, coco = full(), coco_12()
     assert (seed.num_classes, seed.num_queries, seed.width) == (2, 300, 256)
-    assert (seed.global_batch, seed.micro_batch, seed.epochs) == (2, 2, 50)
+    assert (seed.settings.global_batch, seed.settings.micro_batch, seed.epochs) == (2, 2, 50)
     assert (seed.learning_rate, seed.backbone_learning_rate) == (1e-4, 1e-5)
-    assert (coco.num_classes, coco.num_queries, coco.global_batch) == (80, 900, 16)
+    assert (coco.num_classes, coco.num_queries, coco.settings.global_batch) == (80, 900, 16)
     settings = TrainDetector(config=coco).settings
     assert settings.schedule == Milestones(factor=0.1, epochs=(11,))
     assert (settings.epochs, settings.clip_norm, settings.ema_decay) == (12, 0.1, None)
@@ -51,7 +53,7 @@ def test_the_ladder_takes_what_learns_the_same_and_offers_the_rest() -> None:
     config = coco_12()
     for rung in rungs:
         config = rung.apply(config)
-    assert (config.micro_batch, config.global_batch, config.width) == (1, 16, 192)
+    assert (config.settings.micro_batch, config.settings.global_batch, config.width) == (1, 16, 192)
     # The seed's own ladder of fallbacks.
     offered = [rung.override for rung in DETECTION.rungs(full()) if rung.override]
     assert offered[-2:] == ["num_queries=200", "width=192"]
@@ -112,4 +114,25 @@ def test_an_attention_whose_backward_torch_refuses_is_refused_before_a_step() ->
 )
 def test_fails_for_a_config_that_cannot_be_trained(change: dict[str, object], words: str) -> None:
     with pytest.raises(ValueError, match=words.replace(".", r"\.")):
-        replace(full(), **change)  # type: ignore[arg-type]
+        changed(full(), **change)
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        (
+            {"backbone": "resnet7"},
+            "backbone is 'resnet7'; give one of resnet18, resnet34, resnet50",
+        ),
+        ({"backbone_norm": "batch"}, "backbone_norm is 'batch'; give one of frozen_batch, group"),
+        ({"num_classes": 0}, "num_classes is 0; give at least 1"),
+        ({"denoising_queries": -1}, "denoising_queries is -1; give at least 0"),
+        ({"num_levels": 5}, "num_levels is 5; give 3 or 4"),
+        ({"box_noise": 1.5}, "box_noise is 1.5; give a share from 0 to 1"),
+        ({"width": 200}, "width 200 over num_heads 8: give a width that is a multiple of"),
+        ({"num_heads": 7}, "width 256 over num_heads 7: give a width that is a multiple of"),
+    ],
+)
+def test_fails_on_what_cannot_be_built(changes: dict[str, object], sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        Architecture(**{"num_classes": 2, **changes})  # type: ignore[arg-type]

@@ -128,7 +128,7 @@ def test_fails_where_many_are_no_images_and_goes_on_once_that_is_allowed(
         (source / f"train/dogs/{number}.txt").write_text("a list")
     assert main(command(source, out)) == 2
     said = capsys.readouterr().err
-    assert "2 of 63 files are no images, such as train/dogs/" in said
+    assert "2 of 63 files are not images, such as train/dogs/" in said
     assert f"{out}/left_out.json names them" in said
     assert (out / "left_out.json").is_file()
     assert main(command(source, out, "--override=left_out_share=0.05")) == 0
@@ -278,7 +278,7 @@ def devkit(folder: Path, classes: list[str]) -> Path:
     [
         ("val/1.jpg", [], "val/1.jpg is in no class; lay the files out as SPLIT/CLASS/FILE, or"),
         ("val/1.jpg", ["--override=validation_classes=none"], "none does not exist; give a CSV"),
-        ("val/cats/", [], "no file is in split validation; give it some, or give no splits"),
+        ("val/cats/", [], "split validation has no files; add some, or use no splits"),
         ("val/new/1.jpg", ["--override=sides=3"], "has no field 'sides'; known are shorter_side"),
     ],
 )

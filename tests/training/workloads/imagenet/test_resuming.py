@@ -38,7 +38,7 @@ def test_an_import_that_was_stopped_packs_nothing_twice_and_ends_with_the_same_b
     capsys.readouterr()
     assert main(command(source, out)) == 0
     said = capsys.readouterr().out
-    assert f"goes on with the unfinished dataset in {out}" in said
+    assert f"resuming the unfinished dataset in {out}" in said
     assert "packing 48 files: 48/48" in said
     # The seventh was in flight.
     assert len(written) == 17

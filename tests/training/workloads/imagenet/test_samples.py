@@ -1,12 +1,16 @@
 """A damaged image is replaced by a rule, counted and bounded; a read that fails is not."""
 
+import io
 import os
+import struct
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
+from torchvision.transforms import v2
 
 from tests.training.loading import CPU, assert_same
 from tests.training.workloads.imagenet.photographs import fill
@@ -17,11 +21,20 @@ from training.errors import UserError
 from training.randomness import derive_seed
 from training.store.local_dataset import open_dataset, write_manifest
 from training.tally import taken
+from training.workloads.imagenet import samples
 from training.workloads.imagenet import samples as module
 from training.workloads.imagenet import shards as shards_module
-from training.workloads.imagenet.samples import ImageSamples, image_samples
+from training.workloads.imagenet.samples import (
+    ImageSamples,
+    decode,
+    decode_with_pillow,
+    eval_image,
+    image_samples,
+    random_box,
+)
 
 SEED = 7
+SIZES = ((375, 500), (17, 33), (1, 1), (224, 160))
 
 
 @pytest.fixture(scope="module")
@@ -138,3 +151,81 @@ def test_each_epoch_has_every_image_once_in_an_order_of_its_own(
     assert sorted(names) == [f"train-{number:05d}.tar" for number in range(8)]
     assert names[0] == f"train-{samples.shards.index['shard'][orders[0][0]]:05d}.tar"
     assert set(samples.files(orders[0][-5:])) <= set(names[-2:])
+
+
+def jpeg(height: int, width: int, mode: str = "RGB", **options: int | bool) -> bytes:
+    pixels = np.random.default_rng(0).normal(128, 60, (height // 4 + 1, width // 4 + 1, 3))
+    image = Image.fromarray(pixels.clip(0, 255).astype(np.uint8))
+    stream = io.BytesIO()
+    image.resize((width, height), Image.Resampling.BICUBIC).convert(mode).save(
+        stream, "JPEG", **options
+    )
+    return stream.getvalue()
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("quality", [30, 75, 95])
+@pytest.mark.parametrize("progressive", [False, True])
+def test_both_decoders_give_the_same_bits(
+    size: tuple[int, int], quality: int, progressive: bool
+) -> None:
+    pytest.importorskip("simplejpeg")
+    kinds: list[dict[str, int]] = [{"subsampling": kind} for kind in range(3)]
+    encoded = [jpeg(*size, quality=quality, progressive=progressive, **kind) for kind in kinds]
+    for image in (*encoded, jpeg(*size, "L", quality=quality, progressive=progressive)):
+        decoded = decode(image)
+        assert (decoded.dtype, tuple(decoded.shape)) == (torch.uint8, (*size, 3))
+        assert np.array_equal(decoded.numpy(), decode_with_pillow(image))
+
+
+def warned_of() -> bytes:
+    """What libjpeg warns of, and decodes."""
+    whole = jpeg(200, 200)
+    return whole[:1500] + b"\xff\x00\xff\xd0" + whole[1504:]
+
+
+@pytest.mark.parametrize("has_simplejpeg", [True, False])
+def test_pillow_decides_what_is_damaged(
+    has_simplejpeg: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not has_simplejpeg:
+        monkeypatch.setattr(samples, "_simplejpeg", None)
+    whole = jpeg(200, 200)
+    assert np.array_equal(decode(warned_of()).numpy(), decode_with_pillow(warned_of()))
+    png = io.BytesIO()
+    Image.new("RGB", (9, 9)).save(png, "PNG")
+    # 15,000 x 15,000 pixels, by its header: more than Pillow makes.
+    place = whole.index(b"\xff\xc0") + 5
+    endless = whole[:place] + struct.pack(">HH", 15_000, 15_000) + whole[place + 4 :]
+    if has_simplejpeg:
+        endless = b""  # it would take seconds
+    for broken in (b"", b"no image", whole[: len(whole) // 2], png.getvalue(), endless):
+        with pytest.raises(ValueError, match="not a JPEG"):
+            decode(broken)
+
+
+def test_parts_have_the_areas_and_aspects_of_torchvision_s_default() -> None:
+    height, width, count = 400, 500, 3000
+    rng = torch.Generator().manual_seed(0)
+    ours = torch.tensor([random_box(height, width, rng)[2:] for _ in range(count)])
+    crop, image = v2.RandomResizedCrop(224), torch.empty(3, height, width, dtype=torch.uint8)
+    torch.manual_seed(0)
+    drawn = [crop.make_params([image]) for _ in range(count)]
+    theirs = torch.tensor([(part["height"], part["width"]) for part in drawn])
+    levels = torch.tensor([0.01, 0.25, 0.5, 0.75, 0.99], dtype=torch.float64)
+    found = [
+        [quotient.double().quantile(levels) for quotient in (h * w / (height * width), w / h)]
+        for h, w in (ours.T, theirs.T)
+    ]
+    torch.testing.assert_close(found[0], found[1], rtol=0.04, atol=0.01)
+
+
+@pytest.mark.parametrize(("height", "width"), [(375, 500), (301, 257), (224, 224)])
+def test_an_evaluated_image_is_torchvision_s_resize_and_center_crop(
+    height: int, width: int
+) -> None:
+    rng = torch.Generator().manual_seed(1)
+    image_HWC = torch.randint(256, (height, width, 3), generator=rng, dtype=torch.uint8)
+    theirs = v2.Compose([v2.Resize(256, antialias=True), v2.CenterCrop(224)])
+    expected_CHW = theirs(image_HWC.permute(2, 0, 1))
+    torch.testing.assert_close(eval_image(image_HWC, 224).permute(2, 0, 1), expected_CHW)

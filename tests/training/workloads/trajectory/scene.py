@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from training.workload import Inputs, Prior, Train
-from training.workloads.trajectory.classifier import TrainClassifier
+from training.workloads.trajectory.classifier import TrainClipClassifier
 from training.workloads.trajectory.recipes import TrajectoryConfig
 from training.workloads.trajectory.workload import TRAJECTORY
 
@@ -50,13 +50,13 @@ def inputs_of(
     )
 
 
-def train_stage(config: TrajectoryConfig, name: str) -> TrainClassifier:
+def train_stage(config: TrajectoryConfig, name: str) -> TrainClipClassifier:
     (stage,) = [s for s in TRAJECTORY.stages(config) if s.name == name]
-    assert isinstance(stage, TrainClassifier)
+    assert isinstance(stage, TrainClipClassifier)
     return stage
 
 
-def started(stage: TrainClassifier, inputs: Inputs) -> torch.nn.Module:
+def started(stage: TrainClipClassifier, inputs: Inputs) -> torch.nn.Module:
     torch.manual_seed(0)
     assert isinstance(stage, Train)
     model = stage.model(inputs)
@@ -64,6 +64,6 @@ def started(stage: TrainClassifier, inputs: Inputs) -> torch.nn.Module:
     return model
 
 
-def batch_of(stage: TrainClassifier, inputs: Inputs, size: int) -> dict[str, Tensor]:
+def batch_of(stage: TrainClipClassifier, inputs: Inputs, size: int) -> dict[str, Tensor]:
     samples = stage.samples(inputs, "train")
     return samples.collate([samples.get(k, 0, NO_RANDOMNESS) for k in range(size)])

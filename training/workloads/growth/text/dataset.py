@@ -19,7 +19,7 @@ from training.randomness import derive_seed
 from training.sources import SourceFile
 from training.workloads.growth.text.documents import Piece, check_kinds, read_pieces
 from training.workloads.growth.text.position import (
-    Position,
+    ImportPosition,
     SplitCounts,
     keep,
     kept_position,
@@ -44,11 +44,11 @@ if TYPE_CHECKING:
 
     from training.workload import Progress
 
-GPT2_VOCABULARY = 50257
+_GPT2_VOCABULARY = 50257
 # The stories have some hundred words; half of these tokens are whole words.
-STORIES_VOCABULARY = 1024
+_STORIES_VOCABULARY = 1024
 # A tokenizer is trained on at most so much text, taken evenly from all of it.
-TRAINING_BYTES = 1 << 28
+_TRAINING_BYTES = 1 << 28
 # Text that is tokenized at once, on all cores.
 BATCH_CHARACTERS = 1 << 20
 # Text after which the position is kept: what an interruption costs, a few seconds.
@@ -118,7 +118,7 @@ def make_dataset(
         ),
         num_bytes=count * STORY_BYTES,
         unit_bytes=STORY_BYTES,
-        vocab_size=STORIES_VOCABULARY,
+        vocab_size=_STORIES_VOCABULARY,
     )
     return _write(stories, out, seed, progress, options)
 
@@ -138,7 +138,7 @@ def import_dataset(
     if files[0].split is not None:
         for split in ("train", "validation"):
             if all(file.split != split for file in files):
-                raise UserError(f"no file is in split {split}; give it some, or give no splits")
+                raise UserError(f"split {split} has no files; add some, or use no splits")
     sizes = [[file.name, file.path.stat().st_size] for file in files]
     num_bytes = sum(file.path.stat().st_size for file in files)
     text = _Source(
@@ -146,7 +146,7 @@ def import_dataset(
         pieces=lambda: read_pieces(files, options.separator.replace("\\n", "\n")),
         num_bytes=num_bytes,
         unit_bytes=1_000_000,
-        vocab_size=GPT2_VOCABULARY,
+        vocab_size=_GPT2_VOCABULARY,
     )
     return _write(text, out, seed, progress, options)
 
@@ -193,7 +193,7 @@ def _write_batch(
     tokenizer: "Tokenizer",
     vocabulary: Vocabulary,
     out: Path,
-    position: Position,
+    position: ImportPosition,
     seed: int,
     options: TextOptions,
 ) -> None:
@@ -249,14 +249,14 @@ def _tokenizer(
         size = options.vocab_size or source.vocab_size
         tokenizer = train_tokenizer(_training_texts(source), size)
     _check_round_trip(tokenizer, source)
-    keep(out, identity, Position())
+    keep(out, identity, ImportPosition())
     replace_file(out / TOKENIZER_FILE, tokenizer.to_str())
     return tokenizer
 
 
 def _training_texts(source: _Source) -> Iterator[list[str]]:
     """At most TRAINING_BYTES of the text, taken evenly from all of it."""
-    every = max(1, -(-source.num_bytes // TRAINING_BYTES))
+    every = max(1, -(-source.num_bytes // _TRAINING_BYTES))
     for batch in _batches(islice(source.pieces(), 0, None, every)):
         yield [piece.text for piece in batch]
 
@@ -276,12 +276,12 @@ def _check_round_trip(tokenizer: "Tokenizer", source: _Source) -> None:
                 same = (a == b for a, b in zip(text, back, strict=False))
                 at = next((n for n, is_same in enumerate(same) if not is_same), 0)
                 raise UserError(
-                    f"the tokenizer does not give its text back: {text[at : at + 20]!r} comes back "
-                    f"as {back[at : at + 20]!r}; give one that changes nothing, as GPT-2's"
+                    f"the tokenizer changes its text: {text[at : at + 20]!r} becomes "
+                    f"{back[at : at + 20]!r}; use one that changes nothing, such as GPT-2's"
                 )
 
 
-def _check_splits(position: Position, options: TextOptions) -> None:
+def _check_splits(position: ImportPosition, options: TextOptions) -> None:
     for name in ("train", "validation"):
         if name not in position.splits or not position.splits[name].documents:
             raise UserError(

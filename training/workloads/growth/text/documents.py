@@ -1,6 +1,6 @@
 """Reads documents from text files, a block at a time: .txt, .jsonl with "text", and either as .gz.
 
-Files of any size take the same memory. What is no UTF-8 or no JSON is refused by file and line.
+Files of any size take the same memory. What is not UTF-8 or not JSON is refused by file and line.
 """
 
 import codecs
@@ -32,7 +32,7 @@ class Piece(NamedTuple):
 
 
 def check_kinds(files: Sequence[SourceFile]) -> None:
-    """UserError for the first file that is no text."""
+    """UserError for the first file that is not text."""
     for file in files:
         if _kind(file) not in _KINDS:
             raise UserError(
@@ -151,6 +151,6 @@ def _of_lines(name: str, stream: BinaryIO) -> Iterator[tuple[str, bool]]:
 def _no_utf8(name: str, line: int, error: UnicodeDecodeError) -> UserError:
     byte = error.object[error.start]
     return UserError(
-        f"{name}, line {line} has the byte {byte:#04x}, which is no UTF-8 there; convert the file "
+        f"{name}, line {line} has the byte {byte:#04x}, which is not valid UTF-8; convert the file "
         "to UTF-8, or leave it out"
     )

@@ -17,7 +17,7 @@ from training.sources import UNFINISHED
 from training.workloads.growth.text.tokens import shard_name
 
 # 64 MiB of a vocabulary of up to 65,536 tokens: a sync fetches several files at a time.
-SHARD_TOKENS = 1 << 25
+_SHARD_TOKENS = 1 << 25
 
 
 @dataclass(kw_only=True, slots=True)
@@ -30,7 +30,7 @@ class SplitCounts:
 
 
 @dataclass(kw_only=True, slots=True)
-class Position:
+class ImportPosition:
     """How far an import has come: what has been read, and a digest of it."""
 
     pieces: int = 0
@@ -42,28 +42,28 @@ class Position:
         return sum(split.documents for split in self.splits.values())
 
 
-def kept_position(out: Path, identity: Mapping[str, Any]) -> Position:
+def kept_position(out: Path, identity: Mapping[str, Any]) -> ImportPosition:
     """Where an interrupted import stopped; UserError if it was another one."""
     path = out / UNFINISHED
     if not path.is_file():
-        return Position()
+        return ImportPosition()
     kept = json.loads(path.read_bytes())
     changed = [key for key in identity if kept["identity"].get(key) != identity[key]]
     if changed or kept["identity"].keys() != identity.keys():
         what = changed[0] if changed else "source"
         raise UserError(f"{out} has an unfinished dataset with another {what}; give a new folder")
     splits = {name: SplitCounts(**counts) for name, counts in kept["splits"].items()}
-    return Position(pieces=kept["pieces"], digest=kept["digest"], splits=splits)
+    return ImportPosition(pieces=kept["pieces"], digest=kept["digest"], splits=splits)
 
 
-def keep(out: Path, identity: Mapping[str, Any], position: Position) -> None:
+def keep(out: Path, identity: Mapping[str, Any], position: ImportPosition) -> None:
     """Keep a position, and what is imported."""
     record = {"workload": "growth", "identity": identity, **asdict(position)}
     replace_file(out / UNFINISHED, json.dumps(record))
 
 
 def replace_file(path: Path, text: str) -> None:
-    """Write a file whole or not at all."""
+    """Write a file completely or not at all."""
     part = path.with_name(f"{path.name}.part")
     part.write_text(text)
     part.replace(path)
@@ -75,7 +75,7 @@ def write_tokens(
     first: int,
     tokens_T: NDArray[Any],
     *,
-    shard_tokens: int = SHARD_TOKENS,
+    shard_tokens: int = _SHARD_TOKENS,
 ) -> None:
     """Write the split's tokens from number `first` on, and nothing behind them, to the disk."""
     done = 0

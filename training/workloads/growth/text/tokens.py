@@ -17,9 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from training.errors import UserError
-from training.randomness import shuffled
-from training.stacking import stack
-from training.workload import Dataset, Order
+from training.workload import Dataset, Samples
 from training.workloads.growth.text.vocabulary import Vocabulary, read_vocabulary
 
 TOKENIZER_FILE = "tokenizer.json"
@@ -42,7 +40,7 @@ def token_type(vocab_size: int) -> np.dtype[Any]:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Tokens:
+class _SplitTokens:
     """All tokens of a split, in the order of the text, across its shards."""
 
     split: str
@@ -76,14 +74,14 @@ class Tokens:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TokenSamples:
+class _TokenSamples(Samples):
     """A split as samples: window k is the tokens from k x context on, and the one after them.
 
     A window knows nothing of documents: it begins and ends where it does, and every token but the
     split's first is predicted exactly once per epoch, the last incomplete window left out.
     """
 
-    tokens: Tokens
+    tokens: _SplitTokens
     context: int
     most: int | None = None  # of the windows that there are, spread evenly over the split
 
@@ -100,13 +98,8 @@ class TokenSamples:
         window = index * self.num_windows // len(self)
         return {"tokens": self.tokens.read(window * self.context, self.context + 1)}
 
-    collate = staticmethod(stack)
 
-    def order(self, epoch: int, seed: int) -> Order:
-        return shuffled(len(self), epoch, seed)
-
-
-def open_tokens(dataset: Dataset, split: str) -> Tokens:
+def open_tokens(dataset: Dataset, split: str) -> _SplitTokens:
     """Open a split; waits for its own files only. UserError if they do not fit the manifest."""
     meta = _text_meta(dataset)
     if split not in meta["splits"]:
@@ -122,7 +115,7 @@ def open_tokens(dataset: Dataset, split: str) -> Tokens:
             f"split {split} has {sum(sizes)} tokens in {len(names)} files, but its manifest says "
             f"{expected}; make the dataset again"
         )
-    return Tokens(
+    return _SplitTokens(
         split=split,
         shards=shards,
         starts=[0, *accumulate(sizes)][:-1],
@@ -134,7 +127,7 @@ def open_tokens(dataset: Dataset, split: str) -> Tokens:
 
 def token_samples(
     dataset: Dataset, split: str, context: int, most: int | None = None
-) -> TokenSamples:
+) -> _TokenSamples:
     """The windows of a split, at `most` so many; UserError if it has not even one."""
     tokens = open_tokens(dataset, split)
     if len(tokens) <= context:
@@ -142,7 +135,7 @@ def token_samples(
             f"split {split} has {len(tokens)} tokens, but a window takes {context + 1}; bring more "
             "text, or give a shorter context"
         )
-    return TokenSamples(tokens=tokens, context=context, most=most)
+    return _TokenSamples(tokens=tokens, context=context, most=most)
 
 
 def open_vocabulary(dataset: Dataset) -> Vocabulary:
@@ -169,7 +162,7 @@ def vocabulary_failures(dataset: Dataset, vocab_size: int) -> list[str]:
     return []
 
 
-def document_beginnings(tokens: Tokens, count: int, length: int) -> list[Tensor]:
+def document_beginnings(tokens: _SplitTokens, count: int, length: int) -> list[Tensor]:
     """The first `length` tokens of the split's first `count` documents that are longer: prompts."""
     found: list[Tensor] = []
     first, block = 0, 1 << 16

@@ -46,13 +46,13 @@ class Vocabulary:
         return (byte for byte in _UTF_8 if bytes([byte]) not in there)
 
     def text(self, tokens: Iterable[int]) -> str:
-        """The text of tokens; what is no character is shown as U+FFFD."""
+        """The text of tokens; bytes that are not a character are shown as U+FFFD."""
         joined = b"".join(self.tokens.get(token, _UNKNOWN) for token in tokens)
         return joined.decode(errors="replace")
 
 
 def read_vocabulary(path: Path) -> Vocabulary:
-    """Read a tokenizer.json; UserError if it is none, or of another kind than GPT-2's."""
+    """Read a tokenizer.json; UserError for another file, or another kind than GPT-2's."""
     return vocabulary_of(path.read_bytes(), str(path))
 
 

@@ -3,7 +3,7 @@
 import hashlib
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -12,14 +12,19 @@ from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
 from training.artifact_key import artifact_key
-from training.capabilities import Probe
-from training.workload import Inputs, Loss, Partial, Settings, Start
-from training.workloads.trajectory.classifier import TrainClassifier, parameter_groups
+from training.workload import Inputs, Loss, Partial, Prepare, Probe, Settings, Start, Train
+from training.workloads.trajectory.classifier import TrainClipClassifier, parameter_groups
 from training.workloads.trajectory.clips import CLIP_SHAPE, TRACK_SHAPE
 from training.workloads.trajectory.dataset import open_dataset, shard_range
-from training.workloads.trajectory.magvit import reconstruction
 from training.workloads.trajectory.magvit.recipes import MagvitConfig
-from training.workloads.trajectory.magvit.tokenizer import Quantizer, Tokenizer
+from training.workloads.trajectory.magvit.tokenizer import (
+    Quantizer,
+    Tokenizer,
+    moving,
+    reconstruction_partial,
+    show_reconstructions,
+    summarize_reconstructions,
+)
 from training.workloads.trajectory.magvit.transformer import TokenTransformer
 from training.workloads.trajectory.samples import NUM_STRIPS, Batch, FrameSamples
 
@@ -28,7 +33,7 @@ _TOKENS_VERSION = 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TrainTokenizer:
+class TrainTokenizer(Train):
     """Trains a tokenizer to reconstruct clips from their codes."""
 
     config: MagvitConfig
@@ -37,17 +42,13 @@ class TrainTokenizer:
     @property
     def settings(self) -> Settings:
         c = self.config
-        return Settings(
+        return replace(
+            c.settings,
             epochs=c.tokenizer_epochs,
             global_batch=c.tokenizer_batch,
             micro_batch=c.tokenizer_batch,
             eval_batch=c.tokenizer_batch,
-            schedule="cosine",
-            warmup_steps=c.warmup_steps,
-            clip_norm=c.clip_norm,
             evaluate_every_epochs=1,
-            precision=c.precision,
-            loader_workers=c.loader_workers,
         )
 
     def example(self, size: int) -> Batch:
@@ -75,31 +76,28 @@ class TrainTokenizer:
         indices = data.splits[split]
         return FrameSamples(data=data, indices=indices, shown=frozenset(indices[:NUM_STRIPS]))
 
-    def weight(self, b: Batch) -> float:
-        return float(len(b["clips"]))
-
     def loss(self, m: nn.Module, b: Batch, step: int, num_steps: int) -> Loss:
         """Squared error, with the additional weight `motion_weight` for moving pixels."""
         pixels_BTHW3, _ = m(b["frames"])
         truth_BTHW3 = b["frames"].float() / 255.0
-        moving_BTHW1 = reconstruction.moving(truth_BTHW3)
+        moving_BTHW1 = moving(truth_BTHW3)
         weight_BTHW1 = 1.0 + self.config.motion_weight * moving_BTHW1
         squared = (pixels_BTHW3.float() - truth_BTHW3).square() * weight_BTHW1
         return Loss(total=squared.mean(dim=(1, 2, 3, 4)).sum())
 
     def evaluate(self, m: nn.Module, b: Batch) -> Partial:
-        return reconstruction.partial(m, b)
+        return reconstruction_partial(m, b)
 
     def summarize(self, parts: Sequence[Partial], out: Path) -> Mapping[str, float]:
-        return reconstruction.summarize(parts)
+        return summarize_reconstructions(parts)
 
     def show(self, m: nn.Module, i: Inputs, parts: Sequence[Partial], out: Path) -> None:
         if parts:
-            reconstruction.illustrate(parts, out)
+            show_reconstructions(parts, out)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Tokens:
+class Tokens(Prepare):
     """The Prepare stage: the codes of every clip, by the tokenizer committed before."""
 
     config: MagvitConfig
@@ -154,7 +152,7 @@ class Tokens:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TrainTransformer(TrainClassifier):
+class TrainTransformer(TrainClipClassifier):
     """Trains on masked tokens, and on the class and future position of unmasked clips."""
 
     config: MagvitConfig

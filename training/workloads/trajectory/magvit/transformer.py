@@ -15,7 +15,7 @@ from training.workloads.trajectory.magvit.tokenizer import Quantizer
 from training.workloads.trajectory.model import motion_tokens
 
 
-class Block(nn.Module):
+class AxialBlock(nn.Module):
     """Attention within each step, then along each cell, then a feed-forward layer; pre-norm."""
 
     def __init__(self, width: int, num_heads: int, dropout: float) -> None:
@@ -82,7 +82,9 @@ class TokenTransformer(nn.Module):
         self.embed_cells = nn.Linear(merged**2 * (2 * num_dimensions + 1), width)
         self.time_tE = nn.Parameter(0.02 * torch.randn(num_steps, 1, width))
         self.place_PE = nn.Parameter(0.02 * torch.randn(num_cells // merged**2, width))
-        self.blocks = nn.ModuleList(Block(width, num_heads, dropout) for _ in range(num_layers))
+        self.blocks = nn.ModuleList(
+            AxialBlock(width, num_heads, dropout) for _ in range(num_layers)
+        )
         self.norm = nn.LayerNorm(width)
         # One guess per dimension of a code: 35 logits instead of 15,360.
         self.guess = nn.Linear(width, merged**2 * sum(quantizer.num_levels))

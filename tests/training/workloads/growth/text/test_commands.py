@@ -49,7 +49,7 @@ def test_an_import_that_was_stopped_goes_on_with_the_same_command(
     assert (out / UNFINISHED).is_file()
     monkeypatch.setattr(dataset_module, "write_tokens", write)
     assert main([*command, f"--out={out}"]) == 0
-    assert f"goes on with the unfinished dataset in {out}" in capsys.readouterr().out
+    assert f"resuming the unfinished dataset in {out}" in capsys.readouterr().out
     assert main([*command, f"--out={tmp_path / 'whole'}"]) == 0
     ours, whole = (json.loads((f / "manifest.json").read_text()) for f in (out, tmp_path / "whole"))
     assert ours["files"] == whole["files"]

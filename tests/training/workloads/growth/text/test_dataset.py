@@ -82,7 +82,7 @@ def test_folders_of_splits_are_kept(tmp_path: Path) -> None:
     assert texts_of(data, "validation") == ["and hold this out"]
     assert texts_of(data, "test") == ["last"]
     (tmp_path / "own" / "valid" / "stories.txt").unlink()
-    with pytest.raises(UserError, match="no file is in split validation; give it some"):
+    with pytest.raises(UserError, match="split validation has no files; add some"):
         imported(tmp_path / "own", tmp_path / "again")
 
 
@@ -237,7 +237,7 @@ def test_the_name_of_a_special_token_is_text_where_it_separates_nothing(tmp_path
 @pytest.mark.parametrize(
     ("parts", "message"),
     [
-        ({"normalizer": normalizers.Lowercase()}, "does not give its text back: 'Story "),
+        ({"normalizer": normalizers.Lowercase()}, "changes its text: 'Story "),
         ({"decoder": decoders.WordPiece()}, "has a model BPE and a decoder WordPiece; give a byte"),
         ({"model": models.WordLevel({"a": 0})}, "has no token <|endoftext|>, which ends each"),
     ],

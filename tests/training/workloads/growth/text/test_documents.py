@@ -80,7 +80,11 @@ def test_lines_of_json_and_packed_files(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("a.txt", b"one\ntwo\nthr\xffee", r"a\.txt, line 3 has the byte 0xff, which is no UTF-8"),
+        (
+            "a.txt",
+            b"one\ntwo\nthr\xffee",
+            r"a\.txt, line 3 has the byte 0xff, which is not valid UTF-8",
+        ),
         ("a.txt", b"one\ntw\xc3", r"a\.txt, line 2 has the byte 0xc3"),
         ("a.jsonl", b'{"text": "x"}\n{"text": "\xff"}', r"a\.jsonl, line 2 has the byte 0xff"),
         ("a.jsonl", b'{"text": "x"}\n\n{"text"', r"a\.jsonl, line 3 is not JSON \(Expecting"),

@@ -14,7 +14,6 @@ from tests.training.workloads.trajectory.scene import FakeDataset, inputs_of
 from training.workload import Inputs, Partial, Prior
 from training.workloads.trajectory.clips import CLASSES
 from training.workloads.trajectory.dataset import open_dataset
-from training.workloads.trajectory.magvit import reconstruction
 from training.workloads.trajectory.magvit.recipes import MagvitConfig, magvit_full, magvit_laptop
 from training.workloads.trajectory.magvit.stages import (
     Tokens,
@@ -22,9 +21,14 @@ from training.workloads.trajectory.magvit.stages import (
     TrainTransformer,
     digits_loss,
 )
-from training.workloads.trajectory.magvit.tokenizer import Quantizer, Tokenizer
+from training.workloads.trajectory.magvit.tokenizer import (
+    Quantizer,
+    Tokenizer,
+    crop_mask,
+    summarize_reconstructions,
+)
 from training.workloads.trajectory.magvit.transformer import (
-    Block,
+    AxialBlock,
     TokenTransformer,
     folded_attention,
     merge_cells,
@@ -195,7 +199,7 @@ def test_the_loss_of_a_code_is_that_of_its_digits() -> None:
 
 def test_the_crop_is_a_square_around_the_ball() -> None:
     tracks = torch.tensor([[[10.0, 20.0, 2.0]]])
-    mask = reconstruction.crop_mask(tracks, 64, 64)[0, 0, :, :, 0]
+    mask = crop_mask(tracks, 64, 64)[0, 0, :, :, 0]
     rows, columns = mask.nonzero().T
     assert (rows.min(), rows.max(), columns.min(), columns.max()) == (17, 22, 7, 12)
     assert mask.sum() == 36
@@ -207,7 +211,7 @@ def test_psnr_and_code_usage_are_what_their_definitions_say(inputs: Inputs) -> N
     sums = {"squared": (0.01 * 400, 400.0), "squared_crop": (0.04 * 50, 50.0)}
     empty = torch.zeros(0, 6, 64, 64, 3, dtype=torch.uint8)
     part = Partial(sums=sums, tensors={"codes": counts, "truth": empty, "reconstructed": empty})
-    metrics = reconstruction.summarize([part, part])
+    metrics = summarize_reconstructions([part, part])
     assert metrics["psnr"] == pytest.approx(20.0)
     assert metrics["psnr_ball"] == pytest.approx(10.0 * math.log10(25.0))
     assert metrics["code_usage"] == pytest.approx(0.01)
@@ -299,7 +303,7 @@ def test_attention_in_four_dimensions_takes_the_fast_kernel_and_differs_by_round
 @pytest.mark.gpu
 def test_attention_on_a_gpu_needs_no_plain_formula() -> None:
     torch.manual_seed(0)
-    block, x_BtPE = Block(width=64, num_heads=4, dropout=0.0), torch.randn(2, 8, 16, 64)
+    block, x_BtPE = AxialBlock(width=64, num_heads=4, dropout=0.0), torch.randn(2, 8, 16, 64)
     expected = block(x_BtPE)
     block = block.to("cuda", torch.bfloat16)
     fast = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION]

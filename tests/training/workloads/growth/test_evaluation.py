@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.training.workloads.growth.models import small_model, texts
-from training.workloads.growth.samples import generate
+from training.workloads.growth.evaluation import generate
 
 CONTEXT = 6
 

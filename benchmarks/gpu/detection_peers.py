@@ -1,16 +1,55 @@
-"""transformers' deformable attention, and its Deformable DETR of the same size.
+"""What a detector's step is measured on, and transformers' Deformable DETR of the same size.
 
 Its two-stage form with refined boxes and losses of every layer is the nearest to DINO that there
 is: the same backbone, levels, layers, widths and queries, but no denoising.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
-from benchmarks.detection.scales import NUM_CLASSES, Scale
+from training.workloads.detection.architecture import Architecture
+
+# Walls and rooms, and as many objects as a floor plan of the laptop's has on average.
+NUM_CLASSES, NUM_OBJECTS = 2, 9
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Scale:
+    """A batch of images, all of one size, and the detector that sees it."""
+
+    images: int
+    height: int
+    width: int
+    architecture: Architecture
+
+    @property
+    def shapes(self) -> list[tuple[int, int]]:
+        """(height, width) of each level, at strides of 8, 16, 32 and 64 pixels."""
+        strides = (8, 16, 32, 64)[: self.architecture.num_levels]
+        return [(-(-self.height // each), -(-self.width // each)) for each in strides]
+
+
+_TINY = Architecture(
+    num_classes=NUM_CLASSES,
+    backbone="resnet18",
+    width=32,
+    num_heads=2,
+    encoder_layers=1,
+    decoder_layers=1,
+    feed_forward=32,
+    num_queries=5,
+    denoising_queries=9,
+)
+_REFERENCE = Architecture(num_classes=NUM_CLASSES, num_queries=900)
+
+SCALES: Mapping[str, Scale] = {
+    "tiny": Scale(images=1, height=64, width=96, architecture=_TINY),
+    "reference": Scale(images=2, height=800, width=1333, architecture=_REFERENCE),
+}
 
 Attend: TypeAlias = Callable[[Tensor, Tensor, Tensor], Tensor]
 LossOf: TypeAlias = Callable[[Tensor, Tensor, Tensor], Tensor]

@@ -1,19 +1,22 @@
-"""One contender: attention's forward and backward, or a whole step, and how long it took."""
+"""One contender in a process of its own: attention's forward and backward, or a step of a detector.
 
-import gc
+`python -m benchmarks.gpu.detection_contender JSON` warms up, makes steps and prints what they took.
+"""
+
 import json
+import statistics
 import sys
+import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
-from typing import Literal, TypeAlias, cast
+from dataclasses import dataclass, replace
+from typing import Any, Literal, TypeAlias, cast
 
 import torch
 from torch import Tensor, nn
 from torch.optim import AdamW
 
-from benchmarks.contender_process import TimedSteps, resident_bytes
-from benchmarks.detection import peers
-from benchmarks.detection.scales import NUM_CLASSES, NUM_OBJECTS, SCALES, Scale
+from benchmarks.gpu import detection_peers as peers
+from benchmarks.gpu.detection_peers import NUM_CLASSES, NUM_OBJECTS, SCALES, Scale
 from training.workloads.detection.architecture import LossWeights
 from training.workloads.detection.attention import Implementation, deformable_attention
 from training.workloads.detection.denoising import denoising
@@ -26,7 +29,7 @@ Step: TypeAlias = Callable[[], Tensor]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Contender:
-    """What one process computes, and how; as JSON its argument."""
+    """What one process computes, and how."""
 
     who: Literal["ours", "transformers"]
     part: Part
@@ -37,7 +40,7 @@ class Contender:
 
     @property
     def is_ours(self) -> bool:
-        """Whether it is no peer."""
+        """Whether it is this project's."""
         return self.who == "ours"
 
     @property
@@ -47,22 +50,36 @@ class Contender:
         parts = (self.who, self.implementation, "without denoising" if plain else "")
         return ", ".join(part for part in parts if part)
 
-    def to_json(self) -> str:
-        """The process's argument."""
-        return json.dumps(asdict(self))
 
-
-class Runner(TimedSteps):
+class Runner:
     """A contender's tensors and what it does with them."""
 
-    def __init__(self, contender: Contender, floor_bytes: int = 0) -> None:
-        super().__init__(contender.device, floor_bytes)
+    def __init__(self, contender: Contender) -> None:
+        self._device = torch.device(contender.device)
+        torch.manual_seed(0)
+        torch.set_num_threads(1)
         make = _step if contender.part == "step" else _attention
         self._step, self.parameters = make(contender, SCALES[contender.scale], self._device)
 
-    def step(self) -> Tensor:
-        """Attention's forward and backward, or a whole step."""
-        return self._step()
+    def steps(self, count: int) -> dict[str, Any]:
+        """Make steps; their median seconds, the last result, and the peak of GPU memory in MiB."""
+        is_gpu = self._device.type == "cuda"
+        if is_gpu:
+            torch.cuda.reset_peak_memory_stats(self._device)
+        seconds, result = [], 0.0
+        for _ in range(count):
+            began = time.perf_counter()
+            result = self._step().item()  # waits for the device
+            if is_gpu:
+                torch.cuda.synchronize(self._device)
+            seconds.append(time.perf_counter() - began)
+        peak = torch.cuda.max_memory_allocated(self._device) if is_gpu else 0
+        return {
+            "seconds": statistics.median(seconds),
+            "result": result,
+            "mib": peak // 2**20,
+            "parameters": self.parameters,
+        }
 
 
 def _attention(contender: Contender, scale: Scale, device: torch.device) -> tuple[Step, int]:
@@ -147,13 +164,8 @@ def _ours(contender: Contender, scale: Scale) -> tuple[nn.Module, peers.LossOf]:
     return model, loss
 
 
-def main() -> int:
-    """Be the contender of the command line."""
-    contender = Contender(**json.loads(sys.argv[1]))
-    # What libraries load with a first step is not the contender's.
-    if contender.implementation != "compiled":
-        Runner(replace(contender, scale="tiny")).steps(1)
-    gc.collect()
-    runner = Runner(contender, resident_bytes("VmRSS"))
-    runner.answer(runner.parameters)
-    return 0
+if __name__ == "__main__":
+    _given = json.loads(sys.argv[1])
+    _runner = Runner(Contender(**_given["contender"]))
+    _runner.steps(_given["warm_steps"])
+    print(json.dumps(_runner.steps(_given["num_steps"])), flush=True)
