@@ -22,7 +22,9 @@ from benchmarks.gpu.session import (
 )
 from training.errors import EXIT_INTERRUPTED
 from training.preflight.standalone import standalone_inputs
+from training.proof.compare import differences, read_outcome
 from training.settings import changed
+from training.store.open import open_store
 
 # Runs at the same time share a GPU, three of each comparison: each gets this much, or a quarter.
 _SHARE_MIB = 6000
@@ -105,16 +107,10 @@ def _compare(session: Session, name: str, job: TrainerRun, stage: str, step: int
 
 
 def _difference(folder: Path, one: str, other: str) -> tuple[str, str]:
-    """Whether two runs are equal, and if not from which step on."""
-    hashes = [
-        json.loads((folder / name / "receipt.json").read_text())["weights_sha256"]
-        for name in (one, other)
-    ]
-    losses = [{x["step"]: x["loss"] for x in steps_of(folder, name)} for name in (one, other)]
-    differing = [step for step, loss in losses[0].items() if losses[1].get(step) != loss]
-    if hashes[0] == hashes[1] and not differing:
-        return "equal bits", f"{len(losses[0])} steps"
-    return "DIFFERS", f"from step {differing[0]} on" if differing else "in its weights alone"
+    """Whether two runs are equal, and if not where they first differ."""
+    ours, theirs = (read_outcome(open_store(str(folder / name)), folder) for name in (other, one))
+    found = differences(ours, theirs)
+    return ("DIFFERS", found[0]) if found else ("equal bits", f"{len(theirs.steps)} steps")
 
 
 def _share_mib(session: Session) -> int:

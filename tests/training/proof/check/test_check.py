@@ -2,6 +2,7 @@
 
 import json
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -147,3 +148,14 @@ def test_fails_for_what_is_not_a_workload(
 ) -> None:
     assert main(["check", f"{FAULTY}:{name}"]) == 2
     assert says in capsys.readouterr().err
+
+
+def test_a_workload_may_ask_for_gpus_when_it_is_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = "import torch\n\nassert torch.cuda.is_available()\nASKS = object()\n"
+    (tmp_path / "asks_for_gpus.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delenv("PYTORCH_NVML_BASED_CUDA_CHECK", raising=False)
+    assert main(["check", "asks_for_gpus:ASKS"]) == 2
+    assert "is an instance of object" in capsys.readouterr().err, "found without CUDA"
