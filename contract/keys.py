@@ -21,7 +21,7 @@ LOGS = "logs/"  # what a program printed, in parts: <generation>-<nonce>-<part>.
 FINAL_FILES = "final/"  # of a program: what it left in model/ and output/data/
 BLOBS = "blobs/"  # the contents that a program's snapshots name
 BUNDLES = "bundles/"  # a copy of the code that the run began with
-ARTIFACTS = "artifacts/"  # derived data; also beside runs/ where runs share it
+ARTIFACTS = "artifacts/"  # derived data; also next to runs/ where runs share it
 
 # In the run bucket.
 RUNS = "runs/"

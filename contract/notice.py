@@ -21,7 +21,7 @@ _SAFETY = 1.5
 _MARGIN_SECONDS, _MARGIN_SHARE = 10.0, 0.2
 # Kept for the head's write, the events and the end of the process.
 _SAVE_RESERVE_SECONDS, _SAVE_RESERVE_SHARE = 2.0, 0.1
-# Kept for the release and the end of the process, beside what a save keeps for itself.
+# Kept for the release and the end of the process, in addition to what a save reserves.
 _EXIT_RESERVE_SECONDS, _EXIT_RESERVE_SHARE = 1.0, 0.05
 
 

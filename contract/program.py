@@ -1,6 +1,6 @@
 """A program: a training script with its command line, which knows nothing of this project.
 
-On an instance it is program/program.json of the bundle, beside its source in program/source/.
+On an instance it is program/program.json of the bundle, next to its source in program/source/.
 """
 
 import json
@@ -159,7 +159,7 @@ def _check_command(command: str) -> None:
     if re.fullmatch(_VARIABLE.pattern + "=.*", words[0]):
         raise UserError(
             f"the program begins with {words[0]!r}; give environment variables on their own "
-            "(--env NAME=VALUE, for a stack -c env.NAME=VALUE)"
+            '(--env NAME=VALUE, or "environment" in program.json)'
         )
 
 

@@ -69,7 +69,7 @@ def _is_secret(path: Path) -> bool:
 
 
 def _check_link(source: Path, path: Path) -> None:
-    """Refuse a link whose target would not be there, or that is no file."""
+    """Refuse a link whose target would be missing, or is not a file."""
     whole = source / path
     if not whole.resolve().is_relative_to(source.resolve()):
         raise UserError(

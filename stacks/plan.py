@@ -1,6 +1,6 @@
 """The plan at synth: how long the run will take and what it will cost, before any deploy.
 
-It annotates TrainingStack and is written beside its template as <stack>.plan.json. A plan that
+It annotates TrainingStack and is written next to its template as <stack>.plan.json. A plan that
 cannot work makes synth fail, unless its problem is accepted by name: -c accept=memory.
 """
 
@@ -174,7 +174,7 @@ def epoch_seconds(plan: dict[str, Any] | None) -> float | None:
 
 
 def write_plan(folder: Path, stack_name: str, plan: dict[str, Any]) -> Path:
-    """Write the plan beside the stack's template."""
+    """Write the plan next to the stack's template."""
     path = folder / f"{stack_name}.plan.json"
     path.write_text(json.dumps(plan, indent=1) + "\n", encoding="utf-8")
     return path

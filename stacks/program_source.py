@@ -33,6 +33,6 @@ def write_program(parameters: StackParameters, bundle: Path) -> None:
         f"{parameters.source!r}: no machine would have it; take it out of .gitignore, or write "
         '"" to install nothing',
     )
-    # pip finds what it includes beside it.
+    # pip finds what it includes next to it.
     text = f"-r {Path(SOURCE_FOLDER).name}/{name.as_posix()}\n"
     (bundle / REQUIREMENTS_FILE).write_text(text, encoding="utf-8")

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from aws_cdk import Stack
 from aws_cdk import aws_iam as iam
+from aws_cdk import aws_kms as kms
 from aws_cdk import aws_s3 as s3
 from aws_cdk import aws_s3_assets as s3_assets
 from aws_cdk import aws_ssm as ssm
@@ -79,17 +80,25 @@ def may_terminate_itself(stack: Stack) -> iam.PolicyStatement:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Objects:
-    """What an instance uses in S3: its dataset, its run's prefix and its code bundle."""
+class RunData:
+    """Where a run reads and writes, and the customer-managed key of its data, if any."""
 
+    key: kms.IKey | None
     dataset_bucket: s3.IBucket
     dataset_prefix: str
     run_bucket: s3.IBucket
     run_prefix: str
-    bundle: s3_assets.Asset
 
-    def statements(self) -> list[iam.PolicyStatement]:
-        """Return what the instance may do with them.
+    @property
+    def dataset_uri(self) -> str:
+        return f"s3://{self.dataset_bucket.bucket_name}/{self.dataset_prefix}"
+
+    @property
+    def run_uri(self) -> str:
+        return f"s3://{self.run_bucket.bucket_name}/{self.run_prefix}"
+
+    def statements(self, bundle: s3_assets.Asset) -> list[iam.PolicyStatement]:
+        """Return what an instance may do with its dataset, its run's prefix and its code bundle.
 
         Not grant_read, grant_put and grant_delete: these include versions of objects, which are
         the safety net, and tags, legal holds and the buckets' settings.
@@ -98,7 +107,7 @@ class Objects:
         own = self.run_bucket.arn_for_objects(f"{self.run_prefix}/*")
         shared = self.run_bucket.arn_for_objects(f"{ARTIFACTS}*")
         # This bundle only: a run keeps a copy of the one that it began with.
-        code = self.bundle.bucket.arn_for_objects(self.bundle.s3_object_key)
+        code = bundle.bucket.arn_for_objects(bundle.s3_object_key)
         buckets = [self.dataset_bucket.bucket_arn, self.run_bucket.bucket_arn]
         write = ["s3:PutObject", "s3:AbortMultipartUpload"]
         return [
@@ -123,7 +132,8 @@ class InstanceRole(Construct):
         scope: Construct,
         construct_id: str,
         *,
-        objects: Objects,
+        data: RunData,
+        bundle: s3_assets.Asset,
         fleet_parameter: ssm.IStringParameter,
     ) -> None:
         super().__init__(scope, construct_id)
@@ -135,7 +145,7 @@ class InstanceRole(Construct):
             description="Training instances: read the dataset, write their own run",
         )
         for statement in (
-            *objects.statements(),
+            *data.statements(bundle),
             allow("FindOwnFleet", ["ssm:GetParameter"], [fleet_parameter.parameter_arn]),
             may_modify_fleet_of(stack, to_zero_only=True),
             may_terminate_itself(stack),
@@ -144,8 +154,8 @@ class InstanceRole(Construct):
             allow("SessionManager", SESSION_MANAGER, ["*"]),
         ):
             self.role.add_to_policy(statement)
-        may_use_key_of(objects.run_bucket, self.role)
-        dataset, runs = objects.dataset_bucket.bucket_name, objects.run_bucket.bucket_name
+        may_use_key_of(data.run_bucket, self.role)
+        dataset, runs = data.dataset_bucket.bucket_name, data.run_bucket.bucket_name
         nag.acknowledge(
             self,
             {
@@ -153,9 +163,9 @@ class InstanceRole(Construct):
                 nag.ANY_INSTANCE: "Limited by a condition to the instance that asks.",
                 "IAM5[Resource::*]": "PutMetricData and Session Manager's channels take no "
                 "resources; a condition limits the metrics to the stack's own namespace.",
-                nag.objects_in(self, dataset, f"{objects.dataset_prefix}/"): "The manifest names "
+                nag.objects_in(self, dataset, f"{data.dataset_prefix}/"): "The manifest names "
                 "the dataset's files, and is uploaded later.",
-                nag.objects_in(self, runs, f"{objects.run_prefix}/"): "The run's own prefix: "
+                nag.objects_in(self, runs, f"{data.run_prefix}/"): "The run's own prefix: "
                 "checkpoints, artifacts, metrics and events are named during the run.",
                 nag.objects_in(self, runs, ARTIFACTS): "Features and tokens that runs share are "
                 "named by a hash of their inputs.",

@@ -1,6 +1,5 @@
 """TrainingStack: one run's fleet and everything around it. Disposable: S3 has all that is kept."""
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,28 +24,9 @@ from stacks.network import Network
 from stacks.parameters import StackParameters
 from stacks.plan import annotate, epoch_seconds, limits, offered, prediction
 from stacks.program_source import write_program
-from stacks.roles import FleetRole, InstanceRole, Objects
+from stacks.roles import FleetRole, InstanceRole, RunData
 
 ROOT = Path(__file__).parent.parent
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RunData:
-    """Where a run reads and writes, and the customer-managed key of its data, if any."""
-
-    key: kms.IKey | None
-    dataset_bucket: s3.IBucket
-    dataset_prefix: str
-    run_bucket: s3.IBucket
-    run_prefix: str
-
-    @property
-    def dataset_uri(self) -> str:
-        return f"s3://{self.dataset_bucket.bucket_name}/{self.dataset_prefix}"
-
-    @property
-    def run_uri(self) -> str:
-        return f"s3://{self.run_bucket.bucket_name}/{self.run_prefix}"
 
 
 class TrainingStack(Stack):
@@ -152,13 +132,8 @@ class TrainingStack(Stack):
         role = InstanceRole(
             self,
             "InstanceRole",
-            objects=Objects(
-                dataset_bucket=data.dataset_bucket,
-                dataset_prefix=data.dataset_prefix,
-                run_bucket=data.run_bucket,
-                run_prefix=data.run_prefix,
-                bundle=bundle,
-            ),
+            data=data,
+            bundle=bundle,
             fleet_parameter=self._fleet_parameter,
         )
         run_env = user_data.run_env(

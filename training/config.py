@@ -4,11 +4,11 @@ import math
 import types
 import typing
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, replace
 from typing import Any, Literal
 
 from training.errors import UserError, name_known
-from training.workload import Workload
+from training.settings import changed, field_places
+from training.workload import Train, Workload
 
 
 def parse_overrides(pairs: Sequence[str]) -> dict[str, str]:
@@ -32,22 +32,48 @@ def resolve_config(workload: Workload[Any], recipe: str, overrides: Mapping[str,
             f"{name_known(recipe, sorted(workload.recipes))}"
         )
     config = workload.recipes[recipe]()
-    return with_overrides(config, overrides, f"the config of workload {workload.name!r}")
+    config = with_overrides(config, overrides, f"the config of workload {workload.name!r}")
+    _refuse_without_effect(workload, config, overrides)
+    return config
 
 
 def with_overrides(config: Any, overrides: Mapping[str, str], what: str) -> Any:
     """A dataclass with fields overridden by name; `what` it is, for messages."""
-    kinds = typing.get_type_hints(type(config))
-    known = [field.name for field in fields(config)]
+    places = field_places(config)
+    names = {".".join(place): name for name, place in places.items()}
     values = {}
-    for name, text in overrides.items():
-        if name not in known:
-            raise UserError(f"{what} has no field {name!r}; {name_known(name, known)}")
-        values[name] = _parse_value(name, text, kinds[name])
+    for given, text in overrides.items():
+        name = names.get(given, given)
+        if name not in places:
+            raise UserError(f"{what} has no field {given!r}; {name_known(given, list(places))}")
+        *outer, last = places[name]
+        owner = getattr(config, outer[0]) if outer else config
+        values[name] = _parse_value(given, text, typing.get_type_hints(type(owner))[last])
     try:
-        return replace(config, **values)
+        return changed(config, **values)
     except ValueError as error:
         raise UserError(f"invalid overrides {dict(overrides)}: {error}") from error
+
+
+def _refuse_without_effect(
+    workload: Workload[Any], config: Any, overrides: Mapping[str, str]
+) -> None:
+    """Refuse to override a setting that every stage sets itself, whatever the config has."""
+    places = field_places(config)
+    places |= {".".join(place): place for place in places.values()}
+    nested = {name: places[name] for name in overrides if len(places[name]) > 1}
+    try:
+        stages = workload.stages(config) if nested else ()
+        settings = [stage.settings for stage in stages if isinstance(stage, Train)]
+    except ValueError:
+        return  # refused with the stages
+    for name, (outer, last) in nested.items():
+        value = getattr(getattr(config, outer), last)
+        if not any(getattr(each, last) == value for each in settings):
+            raise UserError(
+                f"the override {name}={overrides[name]} has no effect: the stages of workload "
+                f"{workload.name!r} set {last} themselves; leave it out"
+            )
 
 
 def _parse_value(name: str, text: str, kind: Any) -> Any:

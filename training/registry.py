@@ -43,7 +43,18 @@ def load_workload(name: str) -> "Workload[Any]":
             f"workload {name!r}: module {module_name} has no {attribute!r}; "
             f"{name_known(attribute, there)}"
         )
-    return workload  # type: ignore[no-any-return]
+    if isinstance(workload, type):
+        raise UserError(
+            f"workload {name!r} is a class; name an object: {attribute.upper()} = {attribute}()"
+        )
+    from training.workload import Workload
+
+    if not isinstance(workload, Workload):
+        raise UserError(
+            f"workload {name!r} is an instance of {type(workload).__name__}; let that class "
+            "subclass training.workload.Workload"
+        )
+    return workload
 
 
 def module_of(name: str) -> str:

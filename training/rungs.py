@@ -5,9 +5,9 @@ ones cost no accuracy and little time, the last ones change the numbers, or are 
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
+from training.settings import changed
 from training.workload import Rung
 
 KINDS = ("optimizer", "activations", "micro-batch", "autocast", "offered")
@@ -16,7 +16,7 @@ KINDS = ("optimizer", "activations", "micro-batch", "autocast", "offered")
 def micro_batch_rungs(c: Any) -> Sequence[Rung]:
     """Halve `micro_batch` down to 1; the global batch stays, so gradients are accumulated."""
     sizes = []
-    size = c.micro_batch
+    size = c.settings.micro_batch
     while size % 2 == 0:
         size //= 2
         sizes.append(size)
@@ -25,17 +25,17 @@ def micro_batch_rungs(c: Any) -> Sequence[Rung]:
 
 def autocast_rungs(c: Any) -> Sequence[Rung]:
     """Compute in bfloat16 where the recipe computes in float32."""
-    if c.precision != "float32":
+    if c.settings.precision != "float32":
         return []
-    return [Rung(name="autocast bfloat16", apply=lambda c: replace(c, precision="bfloat16"))]
+    return [Rung(name="autocast bfloat16", apply=lambda c: changed(c, precision="bfloat16"))]
 
 
 def offered_rung(**values: Any) -> Rung:
     """A rung that changes what is learned: these fields, which the user may override."""
     ((name, value),) = values.items()
     override = f"{name}={value}"
-    return Rung(name=f"offered {override}", apply=lambda c: replace(c, **values), override=override)
+    return Rung(name=f"offered {override}", apply=lambda c: changed(c, **values), override=override)
 
 
 def _with_micro_batch(size: int) -> Callable[[Any], Any]:
-    return lambda c: replace(c, micro_batch=size)
+    return lambda c: changed(c, micro_batch=size)

@@ -1,23 +1,27 @@
 """How a Train stage is trained: its length, batches, learning-rate schedule, precision, average.
 
-Everything that does not fit together is refused here, in one sentence each.
+Everything that does not fit together is refused here, in one sentence each. A config has them in a
+field, `settings`, and whoever names a field of the config names theirs in the same way.
 """
 
 import math
+from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias, get_args
+from dataclasses import asdict, dataclass, fields, is_dataclass, replace
+from typing import Any, Literal, TypeAlias, TypeVar, get_args
 
 from training.errors import UserError
 
 Precision: TypeAlias = Literal["float32", "bfloat16", "float16"]
-Schedule: TypeAlias = Literal["constant", "cosine", "linear"]
-Sharding: TypeAlias = Literal["none", "full"]
+_Schedule: TypeAlias = Literal["constant", "cosine", "linear"]
+_Sharding: TypeAlias = Literal["none", "full"]
 # "auto": as many processes as this machine's vCPUs leave to each rank.
 LoaderWorkers: TypeAlias = int | Literal["auto"]
-CompileMode: TypeAlias = Literal["default", "reduce-overhead", "max-autotune-no-cudagraphs"]
+_CompileMode: TypeAlias = Literal["default", "reduce-overhead", "max-autotune-no-cudagraphs"]
 # (step, num_steps) -> factor, as a function of nothing else: `step` counts within the stage from 0.
-ScheduleFunction: TypeAlias = Callable[[int, int], float]
+_ScheduleFunction: TypeAlias = Callable[[int, int], float]
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,11 +72,12 @@ class Settings:
     `find_unused_parameters` (of DDP) is for models some of whose parameters take no part in some
     steps, such as experts without tokens.
     With `sharding` "full" each of several ranks keeps a share of parameters, gradients and
-    optimizer state (FSDP2), in the blocks that the stage names (`HasShards`) or all in one; a
-    single process shards nothing. `--override sharding=full` needs such a field in the config.
-    `loader_workers` processes make batches ahead of the step, with "auto" as many as the machine's
-    vCPUs leave; batches do not depend on their number, so the workload names its field in
-    `placement_fields`.
+    optimizer state (FSDP2), in the blocks that the stage names (`Train.sharded_modules`) or all in
+    one; a single process shards nothing. `loader_workers` processes make batches ahead of the step,
+    with "auto" as many as the machine's vCPUs leave; batches do not depend on their number, so
+    another attempt may change it.
+
+    A config's settings may leave the length out, if its stages fill it in, each with its own.
     """
 
     epochs: int | None = None
@@ -81,7 +86,7 @@ class Settings:
     micro_batch: int
     drop_last: bool = False
     eval_batch: int = 64
-    schedule: Schedule | Milestones | ScheduleFunction = "cosine"
+    schedule: _Schedule | Milestones | _ScheduleFunction = "cosine"
     warmup_steps: int = 0
     final_lr_fraction: float = 0.0
     clip_norm: float | None = None
@@ -89,24 +94,24 @@ class Settings:
     evaluate_every_epochs: int | None = None
     evaluate_every_steps: int | None = None
     precision: Precision = "float32"
-    compile_mode: CompileMode | None = None
+    compile_mode: _CompileMode | None = None
     ema_decay: float | None = None
     ema_every_steps: int = 1
     ema_buffers: bool = False
     best_metric: str | None = None
     best_mode: Literal["max", "min"] = "max"
     find_unused_parameters: bool = False
-    sharding: Sharding = "none"
+    sharding: _Sharding = "none"
     loader_workers: LoaderWorkers = 0
 
     def __post_init__(self) -> None:
         self._check_numbers()
         _check_choice("precision", self.precision, Precision)
         if self.compile_mode is not None:
-            _check_choice("compile_mode", self.compile_mode, CompileMode, "None or ")
-        _check_choice("sharding", self.sharding, Sharding)
+            _check_choice("compile_mode", self.compile_mode, _CompileMode, "None or ")
+        _check_choice("sharding", self.sharding, _Sharding)
         if not isinstance(self.schedule, Milestones) and not callable(self.schedule):
-            _check_choice("schedule", self.schedule, Schedule, "Milestones, a function or ")
+            _check_choice("schedule", self.schedule, _Schedule, "Milestones, a function or ")
         if self.sharding != "none" and self.find_unused_parameters:
             raise ValueError(
                 "sharding='full' with find_unused_parameters: FSDP2 reduces the gradients that a "
@@ -119,7 +124,7 @@ class Settings:
             self._check_in_backward()
 
     def _check_numbers(self) -> None:
-        if (self.epochs is None) == (self.steps is None):
+        if self.epochs is not None and self.steps is not None:
             raise ValueError(
                 f"epochs is {self.epochs} and steps is {self.steps}; give one of the two"
             )
@@ -179,7 +184,8 @@ class Settings:
         """The stage's length in steps."""
         if self.steps is not None:
             return self.steps
-        assert self.epochs is not None
+        if self.epochs is None:
+            raise UserError("epochs is None and steps is None; give one of the two")
         return self.epochs * self.steps_per_epoch(num_samples)
 
     def steps_per_evaluation(self, num_samples: int) -> int:
@@ -199,3 +205,42 @@ def _check_choice(name: str, value: Any, choices: Any, other: str = "") -> None:
     if value not in get_args(choices):
         known = ", ".join(get_args(choices))
         raise ValueError(f"{name} is {value!r}; give {other}one of {known}")
+
+
+def field_places(config: Any) -> dict[str, tuple[str, ...]]:
+    """The name of each field of a config -> where it is: that of `Settings` in one, by their names.
+
+    A name that several have is that of the config's own field; the others have their place in front
+    (`settings.steps`), as all may have.
+    """
+    places: list[tuple[str, ...]] = []
+    for field in fields(config):
+        inner = getattr(config, field.name)
+        nested = fields(inner) if isinstance(inner, Settings) else ()
+        places += [(field.name, each.name) for each in nested] or [(field.name,)]
+    count = Counter(place[-1] for place in places)
+    return {place[-1] if count[place[-1]] == 1 else ".".join(place): place for place in places}
+
+
+def changed(config: T, **values: Any) -> T:
+    """The config with fields replaced, by the names of `field_places`."""
+    places, inner, own = field_places(config), dict[str, dict[str, Any]](), dict[str, Any]()
+    for name, value in values.items():
+        *outer, last = places[name]
+        (inner.setdefault(outer[0], {}) if outer else own)[last] = value
+    for name, new in inner.items():
+        own[name] = replace(getattr(config, name), **new)
+    return replace(config, **own)  # type: ignore[type-var]
+
+
+def recorded(config: Any) -> dict[str, Any]:
+    """Every field's value by name, as config.json keeps them."""
+    found = {}
+    for name, place in field_places(config).items():
+        value = config
+        for part in place:
+            value = getattr(value, part)
+        if is_dataclass(value):
+            value = asdict(value)  # type: ignore[arg-type]
+        found[name] = f"{value.__module__}.{value.__qualname__}" if callable(value) else value
+    return found

@@ -1,280 +1,374 @@
-"""The protocols and records between the training loop and every workload.
+"""The base classes of every workload, its stages and samples.
 
 A workload is a list of stages. The loop owns all state that changes (model, optimizer, step,
-cursor) and alone saves it; a workload and its stages hold none. The slowest import here is torch.
+cursor) and alone saves it; a workload and its stages hold none. Subclass `Workload`, `Train`,
+`Prepare` and `Samples`: what is not required has a default, and a command that needs a method
+without one says which, and why. The slowest import here is torch.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias, TypeVar, runtime_checkable
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils._pytree import tree_leaves
 
-# What a workload needs of the settings, under the one import that it has anyway.
-from training.settings import CompileMode as CompileMode
-from training.settings import LoaderWorkers as LoaderWorkers
+from training.data_report import DataReport
+from training.dataset_output import FinishedFiles, Output
+from training.randomness import shuffled
+
+# What a workload needs besides, under the one import that it has anyway.
 from training.settings import Milestones as Milestones
-from training.settings import Precision as Precision
-from training.settings import Schedule as Schedule
 from training.settings import Settings as Settings
-from training.settings import Sharding as Sharding
-
-# Any pytree (dict, list, tuple, tensor) whose tensors the loop moves to the device.
-Batch: TypeAlias = Any
-# Indices of samples. A list of a million takes 16 times the memory of a tensor while it is read.
-Order: TypeAlias = Tensor | NDArray[np.int64] | Sequence[int]
-# done, total: called during long work of a workload, a few times per second at most.
-Progress: TypeAlias = Callable[[int, int], None]
-
-
-class Config(Protocol):
-    """What every workload's config must have; it is a frozen, keyword-only dataclass.
-
-    `--override name=value` may set any of its fields (int, float, bool, str, or one of these or
-    None).
-    """
-
-    @property
-    def seed(self) -> int:
-        """The run's only source of randomness, with epoch, index, step and shard numbers."""
-
-    @property
-    def num_threads(self) -> int:
-        """CPU threads of torch: in the config because their number changes the bits."""
-
-    @property
-    def deterministic(self) -> bool:
-        """Whether torch must refuse nondeterministic operations."""
-
+from training.sources import Brought, SourceFile
+from training.stacking import stack
+from training.stage_data import Batch as Batch
+from training.stage_data import Config as Config
+from training.stage_data import Dataset as Dataset
+from training.stage_data import Inputs as Inputs
+from training.stage_data import Loss as Loss
+from training.stage_data import OptimizerState as OptimizerState
+from training.stage_data import Order as Order
+from training.stage_data import Partial as Partial
+from training.stage_data import Prior as Prior
+from training.stage_data import Probe as Probe
+from training.stage_data import Progress as Progress
+from training.stage_data import Rung as Rung
+from training.stage_data import Start as Start
 
 C = TypeVar("C", bound=Config)
 
-# Parameter name -> name in its optimizer's state (step, exp_avg ...) -> value: a tensor on the CPU,
-# or a number. Parameters without state are left out; a shared one is under each of its names.
-OptimizerState: TypeAlias = Mapping[str, Mapping[str, Any]]
 
-
-class Dataset(Protocol):
-    """A verified dataset in a local folder."""
-
-    @property
-    def folder(self) -> Path:
-        """The folder with the manifest's files: all of them, so it waits for a sync to end."""
-
-    def file(self, name: str) -> Path:
-        """One file of the manifest; waits only until the sync has fetched and verified it."""
-
-    def expect(self, names: Sequence[str]) -> None:
-        """Let a sync that is filling the folder fetch these files first, in this order."""
-
-    @property
-    def manifest(self) -> Mapping[str, Any]:
-        """The whole manifest: format, workload, name, files [{name, bytes, sha256}], meta."""
-
-    @property
-    def meta(self) -> Mapping[str, Any]:
-        """What the workload's `make_dataset` returned: manifest["meta"]."""
-
-    @property
-    def fingerprint(self) -> str:
-        """sha256 over names and checksums of all files, for keys of derived data."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Prior:
-    """The committed result of the last Train stage, read from the store (never from memory).
-
-    Its tensors are there for a Prepare stage, and for a Train stage until it has started: then
-    their memory is freed. `optimizer()` reads the state of its optimizer, which nobody else holds:
-    as large as the model once or twice.
-    """
-
-    stage: str
-    step: int  # global over the run's Train stages
-    model: Mapping[str, Tensor]  # state_dict on the CPU, each tensor in memory of its own
-    metrics: Mapping[str, float]  # of the stage's last evaluation
-    optimizer: Callable[[], OptimizerState]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Inputs:
-    """What a stage may read; it must not change any of it.
-
-    `artifact(name)` gives the published shards of the Prepare stage called `name`, in shard order:
-    one mapping of tensors per shard, memory mapped from safetensors files in the local cache (copy
-    what you compute on in place; stacking or indexing with a list copies). `prior` is None before
-    the end of the first Train stage. `rank` counts the `world` processes from 0. In `start`,
-    `is_given_weights` says that those of --init-from will replace what it leaves in the model.
-    """
-
-    config: Any
-    dataset: Dataset
-    artifact: Callable[[str], Sequence[Mapping[str, Tensor]]]
-    prior: Prior | None
-    device: torch.device
-    rank: int
-    world: int
-    seed: int
-    scratch: Path  # local, may be empty in every attempt: downloads, caches
-    is_given_weights: bool = False
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Start:
-    """The result of `Train.start`: failed checks as sentences (they stop the run), and facts.
-
-    With `optimizer` the stage's optimizer starts from that state, which may be made from that of
-    `i.prior.optimizer()`; parameters that it does not name start without. Refused if the model is
-    sharded over ranks.
-    """
-
-    failures: Sequence[str] = ()
-    facts: Mapping[str, float] = field(default_factory=dict)
-    optimizer: OptimizerState = field(default_factory=dict)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Loss:
-    """A micro-batch's loss, in the form that accumulation needs.
-
-    The step's loss is (sum of all `total`) / (sum of all `Train.weight`) + (mean over micro-batches
-    of `mean`). In a step that weighs 0 over all micro-batches and ranks the first term is 0, and so
-    is its gradient; the optimizer steps as usual, with its momentum and weight decay. `metrics` are
-    (sum, count) pairs, added up over micro-batches and logged as sum / count.
-    """
-
-    total: Tensor  # scalar, differentiable: summed over what `weight` counts, not averaged
-    mean: Tensor | None = None  # scalar, differentiable: e.g. an auxiliary or regularising term
-    metrics: Mapping[str, tuple[Tensor | float, float]] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Partial:
-    """Results of one evaluation batch: (sum, count) pairs, tensors for what needs all batches."""
-
-    sums: Mapping[str, tuple[float, float]] = field(default_factory=dict)
-    tensors: Mapping[str, Tensor] = field(default_factory=dict)
-
-
-class Samples(Protocol):
+class Samples:
     """An indexed set of samples. A sample depends on nothing but (seed, epoch, index).
 
     Epochs count from 0 within the stage; samples that are evaluated have the epoch -1.
     """
 
+    REQUIRED = ("__len__", "get")
+
     def __len__(self) -> int:
         """Number of samples."""
+        raise NotImplementedError
 
     def get(self, index: int, epoch: int, rng: torch.Generator) -> Any:
         """One sample; augmentation draws from `rng` (CPU, seeded from seed, epoch and index)."""
+        raise NotImplementedError
 
     def collate(self, items: Sequence[Any]) -> Batch:
         """Combine what `get` returned into a batch, on the CPU.
 
-        For samples of equal shapes `collate = staticmethod(training.stacking.stack)`: loader
-        workers then share the work on each batch and write it without a copy.
+        With this default, for samples of equal shapes, loader workers share the work on each batch
+        and write it without a copy.
         """
+        return stack(items)
 
     def order(self, epoch: int, seed: int) -> Order:
-        """Every index exactly once; usually `training.randomness.shuffled(len, epoch, seed)`."""
+        """Every index exactly once."""
+        return shuffled(len(self), epoch, seed)
+
+    def files(self, indices: Order) -> Sequence[str]:
+        """The dataset's files in which these samples lie, in the order in which they are needed.
+
+        A sync fetches those first; others once somebody waits for them.
+        """
+        return ()
 
 
-@runtime_checkable
-class Prepare(Protocol):
+class Prepare:
     """A stage that derives data; each shard is published and reused by every later attempt."""
 
-    @property
-    def name(self) -> str:
-        """Unique in the workload; used in metrics and by `Inputs.artifact`."""
+    REQUIRED = ("name", "num_shards", "key", "make")
 
-    @property
-    def num_shards(self) -> int:
-        """Number of shards: enough that making each takes seconds."""
+    if TYPE_CHECKING:
+        # Attributes or properties of the subclass.
+
+        @property
+        def name(self) -> str:
+            """Unique in the workload; used in metrics and by `Inputs.artifact`."""
+
+        @property
+        def num_shards(self) -> int:
+            """Number of shards: enough that making each takes seconds."""
+
+        @property
+        def is_shareable(self) -> bool:
+            """Whether other runs may reuse this stage's shards (`run --artifacts-uri`, `sweep`).
+
+            Its `key` must then cover all that `make` depends on: every config field that it reads,
+            and the seed if it draws random numbers. The engine adds code, packages, device and
+            threads.
+            """
+
+    else:
+        is_shareable = False
 
     def key(self, i: Inputs) -> str:
         """The artifact's key: a hash over weights, preprocessing and data; [a-z0-9-] only."""
+        raise NotImplementedError
 
     def make(self, i: Inputs, shard: int) -> Mapping[str, Tensor]:
         """Make shard `shard`: pure and repeatable (torch is seeded from seed and shard)."""
+        raise NotImplementedError
+
+    def probe(self) -> Probe:
+        """The stage's device work on one batch, which `measure` measures without data."""
+        raise NotImplementedError
 
 
-@runtime_checkable
-class Train(Protocol):
+class Train:
     """A stage that trains a model."""
 
-    @property
-    def name(self) -> str:
-        """Unique in the workload."""
+    REQUIRED = ("name", "settings", "model", "optimizer", "samples", "loss")
 
-    @property
-    def settings(self) -> Settings:
-        """Length, batches, schedule, precision."""
+    if TYPE_CHECKING:
+        # Attributes or properties of the subclass.
+
+        @property
+        def name(self) -> str:
+            """Unique in the workload."""
+
+        @property
+        def settings(self) -> Settings:
+            """Length, batches, schedule, precision."""
 
     def model(self, i: Inputs) -> nn.Module:
         """A freshly initialised model on the CPU (torch is seeded before the call)."""
-
-    def start(self, m: nn.Module, i: Inputs) -> Start:
-        """Called once at the stage's start: initialize from `i.prior`, check preconditions."""
+        raise NotImplementedError
 
     def optimizer(self, m: nn.Module) -> Optimizer:
         """The optimizer with its parameter groups, learning rates and weight decay."""
+        raise NotImplementedError
 
     def samples(self, i: Inputs, split: str) -> Samples:
         """Samples of split "train" or "validation"."""
-
-    def weight(self, b: Batch) -> float:
-        """What to divide the loss by (tokens, images, boxes), known before forward; 0: nothing."""
+        raise NotImplementedError
 
     def loss(self, m: nn.Module, b: Batch, step: int, num_steps: int) -> Loss:
         """Forward in train mode; `step` counts the stage's `num_steps` steps from 0."""
+        raise NotImplementedError
+
+    def weight(self, b: Batch) -> float:
+        """What to divide the loss by (tokens, images, boxes), known before forward; 0: nothing.
+
+        By default the number of samples: the length of the batch's first tensor.
+        """
+        return float(next(len(leaf) for leaf in tree_leaves(b) if isinstance(leaf, Tensor)))
+
+    def start(self, m: nn.Module, i: Inputs) -> Start:
+        """Called once at the stage's start: initialize from `i.prior`, check preconditions."""
+        return Start()
 
     def evaluate(self, m: nn.Module, b: Batch) -> Partial:
-        """Forward in eval mode, without gradients."""
+        """Forward in eval mode, without gradients. By default the loss and its metrics."""
+        loss, weight = self.loss(m, b, 0, 1), self.weight(b)
+        total = float(loss.total) + weight * float(0.0 if loss.mean is None else loss.mean)
+        metrics = {name: (float(value), count) for name, (value, count) in loss.metrics.items()}
+        return Partial(sums={"loss": (total, weight), **metrics})
 
     def summarize(self, parts: Sequence[Partial], out: Path) -> Mapping[str, float]:
-        """Metrics of one evaluation from its ordered parts; may write files for people to `out`."""
+        """Metrics of one evaluation from its ordered parts; may write files for people to `out`.
+
+        By default sum / count of each of the parts' `sums`.
+        """
+        totals: dict[str, tuple[float, float]] = {}
+        for part in parts:
+            for name, (value, count) in part.sums.items():
+                before = totals.get(name, (0.0, 0.0))
+                totals[name] = before[0] + value, before[1] + count
+        return {name: value / count for name, (value, count) in totals.items() if count}
+
+    def show(self, m: nn.Module, i: Inputs, parts: Sequence[Partial], out: Path) -> None:
+        """Show at the stage's end what it has learned: write pictures, text, tables into `out`.
+
+        The files go to evaluation/ with those of the last evaluation, whose `parts` these are; the
+        report has pictures, .txt and .md as they are, and .csv as tables. `m` is as in an
+        evaluation: in eval mode, without gradients, with the moving average if there is one. torch
+        is seeded. Rank 0 is asked alone, unless ranks share the model: then all act together, and
+        rank 0's files are kept. What is interrupted in it is done again.
+        """
+
+    def sharded_modules(self, m: nn.Module) -> Sequence[nn.Module]:
+        """The blocks of the model to gather and free one at a time, if ranks share it.
+
+        Modules inside `m` that its forward calls in the same order on every rank. Outside a block's
+        own forward its parameters are slices: the loss must not read them. By default the model is
+        one block: the simplest choice, which saves the least memory.
+        """
+        return ()
+
+    def numerics(
+        self, m: nn.Module, i: Inputs, started_with: Mapping[str, str]
+    ) -> Mapping[str, str]:
+        """Choose by machine what changes the bits, such as a kernel: return what -> which.
+
+        `m` is to compute with the choice. What is chosen at the stage's start is committed with it,
+        as a part of the numerics key; another choice later is recorded like a change of GPU model.
+        Called in every attempt right after `model`. `started_with` is the choice at the stage's
+        start, empty there: keep it where this machine can. Other ranks are given rank 0's choice.
+        """
+        return {}
+
+    def shape_key(self, b: Batch) -> Hashable:
+        """What compiled code depends on, with `compile_mode`: a bucket of the images' size.
+
+        The first step with another key is long work, which a copy of the state is staged for and
+        which is not begun after a notice. By default the shapes of all tensors. Uncompiled, every
+        shape is as good as another.
+        """
+        return tuple(leaf.shape for leaf in tree_leaves(b) if isinstance(leaf, Tensor))
+
+    def predict(self, m: nn.Module, b: Batch) -> Sequence[Mapping[str, Any]]:
+        """One JSON-serializable mapping per sample of the batch, in order (`predict`)."""
+        raise NotImplementedError
+
+    def result_list(self, prediction: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+        """What one of `predict`'s mappings adds to a JSON list, if that is their file format.
+
+        Without it `predict` writes a line for each sample.
+        """
+        raise NotImplementedError
+
+    def example(self, size: int) -> Batch:
+        """A batch of `size` samples, each of the largest size (`measure`, the ladder).
+
+        In the form `collate` returns. The step tried on it is the stage's last: what grows with the
+        steps, such as a resolution, is largest there. `model` must then read the config only: no
+        dataset, no artifacts, no `prior`.
+        """
+        raise NotImplementedError
+
+    def usual(self, size: int) -> Batch:
+        """A batch of the average size, if batches differ in size (`measure`).
+
+        Memory must hold the largest batch; hours and dollars follow from the usual one. By default
+        all are as `example`.
+        """
+        return self.example(size)
+
+    def work(self, epoch: int) -> tuple[str, float]:
+        """What a sample is like in an epoch, and its FLOPs and bytes as a share of the example's.
+
+        For work that changes with the epochs, such as images of a resolution that grows: a plan
+        adds up the epochs' times. Epoch -1: of samples that are evaluated.
+        """
+        raise NotImplementedError
+
+    def surrogate(self, m: nn.Module, b: Batch) -> Loss:
+        """A loss of the memory and FLOPs of `loss` on the batch of `example`, by shapes alone.
+
+        For a loss that reads data, as there is none when it is measured (`measure`): that computes
+        on the host (`.numpy()`, a matcher), or whose shapes depend on values (`bincount`, boolean
+        masks, an MoE that drops nothing). For instance with the matches, or the tokens per expert,
+        that take the most memory. Runs, and the trials of the ladder, make the real step.
+        """
+        raise NotImplementedError
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Rung:
-    """One step of the out-of-memory ladder: a config -> one that needs less memory.
-
-    One that changes what is learned, such as the model's width, is not taken but offered: with
-    `override` as NAME=VALUE. Those come last.
-    """
-
-    name: str
-    apply: Callable[[Any], Any]
-    override: str = ""
-
-
-class Workload(Protocol[C]):
+class Workload(Generic[C]):
     """A named list of stages with recipes. Holds no mutable state."""
 
-    @property
-    def name(self) -> str:
-        """The name that `--workload` takes."""
+    REQUIRED = ("name", "recipes", "stages")
 
-    @property
-    def recipes(self) -> Mapping[str, Callable[[], C]]:
-        """Recipe name -> function that returns one complete config."""
+    if TYPE_CHECKING:
+        # Attributes or properties of the subclass.
 
-    @property
-    def placement_fields(self) -> frozenset[str]:
-        """Config fields that another attempt may change (loader workers, paths); often empty."""
+        @property
+        def name(self) -> str:
+            """The name that `--workload` takes."""
+
+        @property
+        def recipes(self) -> Mapping[str, Callable[[], C]]:
+            """Recipe name -> function that returns one complete config."""
+
+        @property
+        def placement_fields(self) -> frozenset[str]:
+            """Config fields that another attempt may change, besides `loader_workers`: paths."""
+
+        @property
+        def nominal_samples(self) -> Mapping[str, Mapping[str, int]]:
+            """Recipe -> split -> number of samples that the recipe is made for (`measure`)."""
+
+        @property
+        def data_options(self) -> Any:
+            """The defaults of ways to make datasets (`data make | import --override`).
+
+            A frozen dataclass with fields like a config's; None: there is one way.
+            """
+
+    else:
+        placement_fields = frozenset()
+        nominal_samples = MappingProxyType({})
+        data_options = None
 
     def stages(self, c: C) -> Sequence[Prepare | Train]:
         """The stages in order: pure, unique names, at least one Train."""
+        raise NotImplementedError
 
     def rungs(self, c: C) -> Sequence[Rung]:
         """The out-of-memory ladder, mildest first; may be empty."""
+        return ()
 
     def make_dataset(
         self, out: Path, count: int, seed: int, progress: Progress
     ) -> Mapping[str, Any]:
         """Write a dataset's files into the empty folder `out`; return the manifest's `meta`."""
+        raise NotImplementedError
+
+    def with_data_options(self, options: Any) -> "Workload[C]":
+        """The workload that makes and imports datasets with these options."""
+        raise NotImplementedError
+
+    def import_dataset(
+        self, files: Sequence[SourceFile], out: Path, seed: int, progress: Progress
+    ) -> Mapping[str, Any]:
+        """Make a dataset of files that users bring, in the empty folder `out` (`data import`).
+
+        Returns the manifest's `meta`, which should name the classes and the shape of what a model
+        sees. A workload that keeps its position in the file `training.sources.UNFINISHED`, and
+        leaves it there, is called again with a folder that was interrupted before it had a
+        manifest.
+        """
+        raise NotImplementedError
+
+    def import_folder(
+        self, folder: Path, out: Path, seed: int, progress: Progress
+    ) -> Mapping[str, Any]:
+        """As `import_dataset`, of a folder with a layout of its own or what is in the archive."""
+        raise NotImplementedError
+
+    def pack_dataset(
+        self, files: Sequence[Brought], output: Output, seed: int, progress: Progress
+    ) -> FinishedFiles:
+        """As `import_dataset`, but file by file; return what the manifest says of them.
+
+        So the files may come from a store, the dataset may go to one while it is made, and an
+        import that was interrupted goes on: `training.sources.UNFINISHED` in the output says what
+        was begun. `progress` is called first with what was finished before.
+        """
+        raise NotImplementedError
+
+    def check_data(self, folder: Path, progress: Progress) -> DataReport:
+        """Everything that is wrong with a dataset, or with a folder to be imported as one.
+
+        For `data check --workload`.
+        """
+        raise NotImplementedError
+
+    def data_bytes_in_memory(self, c: C, dataset_bytes: int) -> int:
+        """Peak bytes that one process holds of a dataset of `dataset_bytes`, loading included.
+
+        For memory reservations. By default none: all runs share memory-mapped files in the page
+        cache.
+        """
+        return 0
+
+
+def implements(
+    owner: Workload[Any] | Prepare | Train | Samples, method: Callable[..., Any]
+) -> bool:
+    """Whether the class of `owner` overrides this method of its base class: `Train.predict`."""
+    return getattr(getattr(owner, method.__name__), "__func__", None) is not method

@@ -42,7 +42,7 @@ fi
 step interpreter bash userdata/steps/interpreter.sh
 # shellcheck source=/dev/null
 source "$root/opt/training/machine.env"
-# Reading torch from a fresh root volume is slow, so it runs beside the next steps.
+# Reading torch from a fresh root volume is slow, so it runs alongside the next steps.
 python3 -m userdata.run_step torch env PYTHONPATH="$PWD" "$PYTHON" userdata/import_torch.py &
 torch=$!
 step services bash userdata/steps/services.sh

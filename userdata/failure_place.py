@@ -7,7 +7,6 @@ python3 -m userdata.failure_place [--of-others PLACE]
 
 import json
 import os
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable, Mapping
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from contract.keys import EVENTS
-from userdata.machine import aws_cli, machine_path
+from userdata.machine import machine_path, run_aws
 
 METRICS_FILE = "/var/log/training/metrics.jsonl"
 NAMES = ("machine-failed", "reopened")
@@ -51,13 +50,11 @@ def failed_there(events: Iterable[Mapping[str, Any]], place: str, own_id: str) -
 
 def read_events(run_uri: str) -> list[dict[str, Any]]:
     """Fetch the events of these names; their keys begin with the time."""
-    environment = {**os.environ, "AWS_DEFAULT_REGION": os.environ["AWS_REGION"]}
     with tempfile.TemporaryDirectory() as folder:
         includes = [word for name in NAMES for word in ("--include", f"*-{name}.json")]
-        command = [aws_cli(), "s3", "cp", "--recursive", "--only-show-errors", "--exclude", "*"]
-        subprocess.run(
-            [*command, *includes, f"{run_uri}/{EVENTS}", folder], env=environment, check=True
-        )
+        copy = ("s3", "cp", "--recursive", "--only-show-errors", "--exclude", "*", *includes)
+        if not run_aws(*copy, f"{run_uri}/{EVENTS}", folder):
+            raise OSError("the AWS CLI says why above")
         return [json.loads(path.read_text()) for path in sorted(Path(folder).iterdir())]
 
 
@@ -69,7 +66,7 @@ def main() -> int:
         return 0
     try:
         events = read_events(os.environ["RUN_URI"])
-    except (OSError, subprocess.CalledProcessError) as error:
+    except OSError as error:
         print(f"the events of other machines could not be read: {error}", file=sys.stderr)
         return 1
     other = failed_there(events, sys.argv[2], os.environ["INSTANCE_ID"])

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import subprocess
 from pathlib import Path
 
 
@@ -10,6 +11,13 @@ def machine_path(path: str) -> Path:
     return Path(os.environ.get("MACHINE_ROOT", "") + path)
 
 
-def aws_cli() -> str:
-    """Return the AWS CLI: from PATH, else from the Deep Learning AMI's environment."""
-    return shutil.which("aws") or str(machine_path("/opt/pytorch/bin/aws"))
+def run_aws(*words: str, timeout: float | None = None) -> bool:
+    """Run the AWS CLI, from PATH or the Deep Learning AMI's environment; return whether it did.
+
+    OSError or subprocess.TimeoutExpired where it could not be run to its end.
+    """
+    program = shutil.which("aws") or str(machine_path("/opt/pytorch/bin/aws"))
+    # The AMI's AWS CLI v1 reads the region only from this variable.
+    environment = {**os.environ, "AWS_DEFAULT_REGION": os.environ["AWS_REGION"]}
+    done = subprocess.run([program, *words], env=environment, timeout=timeout, check=False)
+    return done.returncode == 0

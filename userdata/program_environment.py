@@ -26,7 +26,7 @@ BUILD = "program-build"
 ENVIRONMENT = "program-environment"
 # Read by run_training.sh: words of the trainer's command line, each on a line of its own.
 OPTIONS = "/opt/training/program-options"
-# What belongs to torch: another version beside the image's torch would not work with it.
+# What belongs to torch: another version next to the image's torch would not work with it.
 _TORCH = re.compile(r"torch|(pytorch-)?triton(-.*)?|nvidia-.*", re.IGNORECASE)
 _INSTALLED = """
 import importlib.metadata, json, site, sysconfig

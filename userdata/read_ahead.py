@@ -107,7 +107,7 @@ def _read_block(block: tuple[str, int, int]) -> bool:
 
 
 def main() -> int:
-    """Read ahead; a list that is none of this image goes, and a new one is recorded."""
+    """Read ahead; a list that does not fit this image is deleted, and a new one recorded."""
     recorded = Path(sys.argv[1])
     if not hasattr(os, "posix_fadvise"):
         print("this system cannot read ahead")

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from contract.keys import EVENTS
 from userdata.events import SPOOL
-from userdata.machine import aws_cli, machine_path
+from userdata.machine import machine_path, run_aws
 
 POLL_SECONDS = 0.5
 # The AWS CLI takes most of a second to start, so events are sent in batches.
@@ -31,20 +31,12 @@ def send_events(spool: Path, run_uri: str) -> bool:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not any(spool.iterdir()):
             return True
-        command = [aws_cli(), "s3", "mv", "--recursive", "--only-show-errors"]
-        # The AMI's AWS CLI v1 reads the region only from this variable.
-        environment = {**os.environ, "AWS_DEFAULT_REGION": os.environ["AWS_REGION"]}
+        move = ("s3", "mv", "--recursive", "--only-show-errors")
         try:
-            sent = subprocess.run(
-                [*command, str(spool), f"{run_uri}/{EVENTS}"],
-                env=environment,
-                timeout=SEND_TIMEOUT_SECONDS,
-                check=False,
-            )
+            return run_aws(*move, str(spool), f"{run_uri}/{EVENTS}", timeout=SEND_TIMEOUT_SECONDS)
         except (OSError, subprocess.TimeoutExpired) as error:
             print(f"events not sent, kept in {spool}: {error}", file=sys.stderr)
             return False
-    return sent.returncode == 0
 
 
 def main() -> int:

@@ -17,11 +17,11 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from contract.program import WORKLOAD
-from userdata.machine import aws_cli, machine_path
+from userdata.machine import machine_path, run_aws
 
 METRICS_FILE = "/var/log/training/metrics.jsonl"
 NOTICE_FILE = "/run/training/notice.json"
-# It is there while the sync of the dataset goes on beside training.
+# It is there while the sync of the dataset goes on alongside training.
 ARRIVING_FILE = "/run/training/dataset-begun"
 SEND_SECONDS = 60.0
 POLL_SECONDS = 2.0
@@ -125,7 +125,7 @@ class TrainingWatch:
 
 
 @dataclass(kw_only=True, slots=True)
-class Publisher:
+class MetricsPublisher:
     """Passes due metrics to `put`; what a failed `put` did not send goes with the next."""
 
     put: Callable[[dict[str, float]], bool]
@@ -212,27 +212,19 @@ def put_metric_data(values: dict[str, float]) -> bool:
         }
         for name, value in values.items()
     ]
-    command = [aws_cli(), "cloudwatch", "put-metric-data", "--namespace", f"Training/{stack}"]
-    # The AMI's AWS CLI v1 reads the region only from this variable.
-    environment = {**os.environ, "AWS_DEFAULT_REGION": os.environ["AWS_REGION"]}
+    put = ("cloudwatch", "put-metric-data", "--namespace", f"Training/{stack}")
     try:
-        sent = subprocess.run(
-            [*command, "--metric-data", json.dumps(data)],
-            env=environment,
-            timeout=SEND_TIMEOUT_SECONDS,
-            check=False,
-        )
+        return run_aws(*put, "--metric-data", json.dumps(data), timeout=SEND_TIMEOUT_SECONDS)
     except (OSError, subprocess.TimeoutExpired) as error:
         print(f"metrics not sent: {error}", file=sys.stderr, flush=True)
         return False
-    return sent.returncode == 0
 
 
 def main() -> int:
     """Publish until the service is stopped."""
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
-    publisher = Publisher(
+    publisher = MetricsPublisher(
         put=put_metric_data,
         is_running=is_training,
         notice_budget_seconds=float(os.environ["NOTICE_BUDGET_SECONDS"]),

@@ -15,7 +15,6 @@ from torch import Tensor
 
 from benchmarks.checkpoint_state import make_state, open_run, save_request
 from benchmarks.gpu.session import LANGUAGE, REPOSITORY, Session, last_line
-from training.capabilities import HasExample
 from training.config import resolve_config
 from training.preflight.footprint import measure_evaluation, measure_step
 from training.registry import load_workload
@@ -23,7 +22,7 @@ from training.save.checkpointer import Checkpointer
 from training.save.memory import allocate
 from training.save.schedule import Schedule
 from training.store.folder import FolderStore
-from training.workload import Train
+from training.workload import Train, implements
 from training.workloads.trajectory.magvit.transformer import folded_attention
 
 _MIB = 2**20
@@ -183,7 +182,7 @@ def memory(session: Session) -> None:
         config = resolve_config(workload, recipe, texts)
         predicted = 0
         for stage in workload.stages(config):
-            if isinstance(stage, Train) and isinstance(stage, HasExample):
+            if isinstance(stage, Train) and implements(stage, Train.example):
                 settings = stage.settings
                 step = measure_step(stage, config, settings.micro_batch).peak_bytes
                 evaluation = measure_evaluation(stage, config, settings.eval_batch)

@@ -8,7 +8,6 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from torch import Tensor
 from benchmarks.gpu.resnet import images_per_second
 from benchmarks.gpu.session import REPOSITORY, Session, last_line
 from training.preflight.standalone import standalone_inputs
+from training.settings import changed
 from training.workloads.imagenet.config import ImagenetConfig
 from training.workloads.imagenet.recipes import epochs_88, full
 from training.workloads.imagenet.stages import TrainClassifier
@@ -36,7 +36,7 @@ def imagenet(session: Session) -> None:
     session.row("copy on the device, read and written, GB/s", f"{copied:.0f}")
     config = _sized(session, full())
     ours = _our_rate(session, config)
-    side, batch = config.train_size, config.micro_batch
+    side, batch = config.train_size, config.settings.micro_batch
     share = f"{ours * _GB_PER_IMAGE / copied:.2f} of what copying allows"
     session.row(
         f"full, {batch} x {side} px: images/s", f"{ours:.1f}", "" if session.is_dry else share
@@ -44,20 +44,20 @@ def imagenet(session: Session) -> None:
     _beside_peers(session, config, ours, compiled=False)
     if session.is_dry:
         return
-    compiled = _our_rate(session, replace(config, compile_mode="default"))
+    compiled = _our_rate(session, changed(config, compile_mode="default"))
     session.row("full, compiled: images/s", f"{compiled:.1f}", f"{compiled / ours:.2f} x eager")
     _beside_peers(session, config, compiled, compiled=True)
     blurred = epochs_88()
-    rate = _our_rate(session, replace(blurred, global_batch=blurred.micro_batch))
-    what = f"epochs_88, {blurred.micro_batch} x {blurred.train_size} px: images/s"
+    rate = _our_rate(session, changed(blurred, global_batch=blurred.settings.micro_batch))
+    what = f"epochs_88, {blurred.settings.micro_batch} x {blurred.train_size} px: images/s"
     session.row(what, f"{rate:.1f}", f"{rate / ours:.2f} x full's")
 
 
 def _sized(session: Session, config: ImagenetConfig) -> ImagenetConfig:
     """The recipe with steps of one micro-batch; tiny in a dry run."""
     if session.is_dry:
-        return replace(config, num_threads=1, **_DRY)  # type: ignore[arg-type]
-    return replace(config, global_batch=config.micro_batch)
+        return changed(config, num_threads=1, **_DRY)
+    return changed(config, global_batch=config.settings.micro_batch)
 
 
 def _our_rate(session: Session, config: ImagenetConfig) -> float:
@@ -66,12 +66,12 @@ def _our_rate(session: Session, config: ImagenetConfig) -> float:
     torch.manual_seed(0)
     torch.set_num_threads(config.num_threads)
     model = stage.model(standalone_inputs(stage.name, config)).to(session.device).train()
-    if config.compile_mode is not None:
-        model.compile(mode=config.compile_mode)
+    if config.settings.compile_mode is not None:
+        model.compile(mode=config.settings.compile_mode)
     optimizer = stage.optimizer(model)
     batch = {
         name: tensor.to(session.device)
-        for name, tensor in stage.example(config.micro_batch).items()
+        for name, tensor in stage.example(config.settings.micro_batch).items()
     }
     batch["images"].random_(256)
 
@@ -82,7 +82,9 @@ def _our_rate(session: Session, config: ImagenetConfig) -> float:
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
 
-    return images_per_second(step, config.micro_batch, session.device.type, _steps(session))
+    return images_per_second(
+        step, config.settings.micro_batch, session.device.type, _steps(session)
+    )
 
 
 def _beside_peers(session: Session, config: ImagenetConfig, ours: float, *, compiled: bool) -> None:
@@ -103,7 +105,7 @@ def _peer(
 ) -> dict[str, float]:
     """What benchmarks/gpu/resnet.py says in a process of its own."""
     log = session.folder / f"{name}.log"
-    sizes = [f"--batch={config.micro_batch}", f"--side={config.train_size}"]
+    sizes = [f"--batch={config.settings.micro_batch}", f"--side={config.train_size}"]
     more = [f"--steps={_steps(session)}", f"--device={session.device.type}"]
     with log.open("w") as errors:
         done = subprocess.run(

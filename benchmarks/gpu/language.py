@@ -4,7 +4,7 @@ B batch, T tokens, W width, H heads, V vocabulary. The text is arithmetic, so it
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,25 +13,26 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
-from training.randomness import shuffled
 from training.rungs import micro_batch_rungs
 from training.workload import (
-    CompileMode,
     Inputs,
     Loss,
-    Order,
     Partial,
-    Precision,
     Progress,
     Rung,
+    Samples,
     Settings,
-    Start,
+    Train,
+    Workload,
 )
 
 _HEAD_WIDTH = 64
 _NUM_HELD_OUT = 40
 
 Batch = dict[str, Tensor]
+SETTINGS = Settings(
+    epochs=1, global_batch=32, micro_batch=32, eval_batch=16, clip_norm=1.0, precision="bfloat16"
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,13 +47,9 @@ class LanguageConfig:
     num_tokens: int = 256
     vocabulary: int = 8192
     steps: int = 60
-    global_batch: int = 32
-    micro_batch: int = 32
-    precision: Precision = "bfloat16"
-    compile_mode: CompileMode | None = None
+    settings: Settings = SETTINGS
     fused: bool = False
     ema: bool = False
-    loader_workers: int = 0
 
 
 class _LanguageBlock(nn.Module):
@@ -86,7 +83,7 @@ def build(c: LanguageConfig) -> nn.Module:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Windows:
+class Windows(Samples):
     """Texts that count in sevens from a random token."""
 
     config: LanguageConfig
@@ -103,12 +100,9 @@ class Windows:
         x = torch.stack(list(items))
         return {"x": x[:, :-1].contiguous(), "y": x[:, 1:].contiguous()}
 
-    def order(self, epoch: int, seed: int) -> Order:
-        return shuffled(self.count, epoch, seed)
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TrainLanguage:
+class TrainLanguage(Train):
     """The one stage."""
 
     config: LanguageConfig
@@ -116,18 +110,7 @@ class TrainLanguage:
 
     @property
     def settings(self) -> Settings:
-        c = self.config
-        return Settings(
-            epochs=1,
-            global_batch=c.global_batch,
-            micro_batch=c.micro_batch,
-            eval_batch=16,
-            clip_norm=1.0,
-            precision=c.precision,
-            compile_mode=c.compile_mode,
-            ema_decay=0.99 if c.ema else None,
-            loader_workers=c.loader_workers,
-        )
+        return replace(self.config.settings, ema_decay=0.99 if self.config.ema else None)
 
     def example(self, size: int) -> Batch:
         x = torch.zeros(size, self.config.num_tokens, dtype=torch.long)
@@ -136,16 +119,14 @@ class TrainLanguage:
     def model(self, i: Inputs) -> nn.Module:
         return build(self.config)
 
-    def start(self, m: nn.Module, i: Inputs) -> Start:
-        return Start()
-
     def optimizer(self, m: nn.Module) -> Optimizer:
         return AdamW(m.parameters(), 3e-4, fused=self.config.fused or None)
 
     def samples(self, i: Inputs, split: str) -> Windows:
         c = self.config
         # Half a batch is missing: an odd last step.
-        num_train = c.steps * c.global_batch - c.global_batch // 2
+        size = c.settings.global_batch
+        num_train = c.steps * size - size // 2
         return Windows(config=c, count=num_train if split == "train" else _NUM_HELD_OUT)
 
     def weight(self, b: Batch) -> float:
@@ -157,10 +138,6 @@ class TrainLanguage:
     def evaluate(self, m: nn.Module, b: Batch) -> Partial:
         return Partial(sums={"surprise": (_surprise(m, b).item(), b["y"].numel())})
 
-    def summarize(self, parts: Sequence[Partial], out: Path) -> Mapping[str, float]:
-        total, count = (sum(part.sums["surprise"][k] for part in parts) for k in range(2))
-        return {"surprise": total / count}
-
 
 def _surprise(m: nn.Module, b: Batch) -> Tensor:
     """The cross entropy of the next tokens, summed."""
@@ -169,11 +146,10 @@ def _surprise(m: nn.Module, b: Batch) -> Tensor:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Language:
+class Language(Workload[LanguageConfig]):
     """The workload that `--workload benchmarks.gpu.language:LANGUAGE` names."""
 
     name: str = "benchmark-language"
-    placement_fields: frozenset[str] = frozenset({"loader_workers"})
     recipes: Mapping[str, Callable[[], LanguageConfig]] = field(
         default_factory=lambda: {"plain": LanguageConfig}
     )

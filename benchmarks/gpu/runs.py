@@ -4,7 +4,6 @@ import json
 import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -23,6 +22,9 @@ from benchmarks.gpu.session import (
 )
 from training.errors import EXIT_INTERRUPTED
 from training.preflight.standalone import standalone_inputs
+from training.proof.compare import differences, read_outcome
+from training.settings import changed
+from training.store.open import open_store
 
 # Runs at the same time share a GPU, three of each comparison: each gets this much, or a quarter.
 _SHARE_MIB = 6000
@@ -105,16 +107,10 @@ def _compare(session: Session, name: str, job: TrainerRun, stage: str, step: int
 
 
 def _difference(folder: Path, one: str, other: str) -> tuple[str, str]:
-    """Whether two runs are equal, and if not from which step on."""
-    hashes = [
-        json.loads((folder / name / "receipt.json").read_text())["weights_sha256"]
-        for name in (one, other)
-    ]
-    losses = [{x["step"]: x["loss"] for x in steps_of(folder, name)} for name in (one, other)]
-    differing = [step for step, loss in losses[0].items() if losses[1].get(step) != loss]
-    if hashes[0] == hashes[1] and not differing:
-        return "equal bits", f"{len(losses[0])} steps"
-    return "DIFFERS", f"from step {differing[0]} on" if differing else "in its weights alone"
+    """Whether two runs are equal, and if not where they first differ."""
+    ours, theirs = (read_outcome(open_store(str(folder / name)), folder) for name in (other, one))
+    found = differences(ours, theirs)
+    return ("DIFFERS", found[0]) if found else ("equal bits", f"{len(theirs.steps)} steps")
 
 
 def _share_mib(session: Session) -> int:
@@ -159,9 +155,9 @@ def speed(session: Session) -> None:
             "compiled": {"compile_mode": "default"},
         }
     base = float("nan")
-    for name, changed in variants.items():
+    for name, own in variants.items():
         job = TrainerRun(
-            workload=LANGUAGE, recipe="plain", dataset=none, overrides={**plain, **changed}
+            workload=LANGUAGE, recipe="plain", dataset=none, overrides={**plain, **own}
         )
         rate, waited = _measured_rate(session, job, name.replace(" ", "-"), "language")
         base = rate if name == "plain" else base
@@ -211,7 +207,7 @@ def _measured_rate(
 def _bare_rate(session: Session, overrides: dict[str, object]) -> float:
     """Samples per second of the same steps in a bare loop, over one batch on the device."""
     fields = {name: value for name, value in overrides.items() if name != "steps"}
-    stage = TrainLanguage(config=replace(LanguageConfig(), **fields))  # type: ignore[arg-type]
+    stage = TrainLanguage(config=changed(LanguageConfig(), **fields))
     torch.set_num_threads(stage.config.num_threads)
     inputs = standalone_inputs(stage.name, stage.config)
     model = stage.model(inputs).to(session.device).train()

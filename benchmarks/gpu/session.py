@@ -15,6 +15,8 @@ from typing import Any
 
 import torch
 
+from training.proof.machine import recorded
+
 REPOSITORY = Path(__file__).parents[2]
 LANGUAGE = "benchmarks.gpu.language:LANGUAGE"
 # The language model of the dry run, and of nothing that is worth a figure.
@@ -119,9 +121,7 @@ def metrics_file(folder: Path, name: str) -> Path:
 
 def steps_of(folder: Path, name: str, stage: str | None = None) -> list[dict[str, Any]]:
     """The steps that a run has recorded so far."""
-    path = metrics_file(folder, name)
-    lines = path.read_text().splitlines() if path.exists() else []
-    found = [json.loads(line) for line in lines if line.endswith("}")]
+    found = recorded(metrics_file(folder, name))
     return [x for x in found if x["kind"] == "step" and stage in (None, x["stage"])]
 
 

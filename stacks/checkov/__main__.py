@@ -15,7 +15,7 @@ from pathlib import Path
 
 from stacks.checkov.findings import (
     ACKNOWLEDGED,
-    Finding,
+    FailedCheck,
     find_faults,
     read_acknowledged,
     read_report,
@@ -43,7 +43,7 @@ def synthesize(name: str) -> Path:
     return folder
 
 
-def scan(name: str, folder: Path) -> set[Finding]:
+def scan(name: str, folder: Path) -> set[FailedCheck]:
     """Return checkov's findings in an assembly's templates; it asks no network for anything."""
     options = ["--framework", "cloudformation", "--quiet", "--compact", "--output", "json"]
     files = [part for path in sorted(folder.glob("*.template.json")) for part in ("-f", str(path))]
@@ -72,7 +72,7 @@ def main(arguments: Sequence[str]) -> int:
         if not CHECKOV.exists():
             raise ValueError("checkov is not installed; run make checkov")
         acknowledged = read_acknowledged(ACKNOWLEDGED.read_text(encoding="utf-8"), list(ASSEMBLIES))
-        found: set[Finding] = set()
+        found: set[FailedCheck] = set()
         for name in ASSEMBLIES:
             print(f"assembly {name}", file=sys.stderr)
             found |= scan(name, synthesize(name))

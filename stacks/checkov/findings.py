@@ -14,7 +14,7 @@ _HASH = re.compile(r"[0-9A-F]{8}$")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, order=True)
-class Finding:
+class FailedCheck:
     """One check that one resource of one assembly fails, e.g. CKV_AWS_21, DatasetBucket, kms."""
 
     check: str
@@ -22,7 +22,7 @@ class Finding:
     assembly: str
 
 
-def read_report(assembly: str, report: Any) -> set[Finding]:
+def read_report(assembly: str, report: Any) -> set[FailedCheck]:
     """Return the findings in checkov's JSON; a template that it could not read is a ValueError."""
     found = set()
     for part in report if isinstance(report, list) else [report]:
@@ -33,7 +33,7 @@ def read_report(assembly: str, report: Any) -> set[Finding]:
                 f"checkov could not read {part['results']['parsing_errors']} of {assembly}"
             )
         found |= {
-            Finding(check=each["check_id"], resource=_name(each["resource"]), assembly=assembly)
+            FailedCheck(check=each["check_id"], resource=_name(each["resource"]), assembly=assembly)
             for each in part["results"]["failed_checks"]
         }
     return found
@@ -44,9 +44,9 @@ def _name(resource: str) -> str:
     return _HASH.sub("", resource.rpartition(".")[2])
 
 
-def read_acknowledged(text: str, assemblies: Sequence[str]) -> dict[Finding, str]:
+def read_acknowledged(text: str, assemblies: Sequence[str]) -> dict[FailedCheck, str]:
     """Return each acknowledged finding with its reason; `assemblies` are those that exist."""
-    reasons: dict[Finding, str] = {}
+    reasons: dict[FailedCheck, str] = {}
     for entry in tomllib.loads(text).get("acknowledged", []):
         for finding, reason in _acknowledged(entry, assemblies):
             if finding in reasons:
@@ -57,7 +57,7 @@ def read_acknowledged(text: str, assemblies: Sequence[str]) -> dict[Finding, str
 
 def _acknowledged(
     entry: Mapping[str, Any], assemblies: Sequence[str]
-) -> Iterator[tuple[Finding, str]]:
+) -> Iterator[tuple[FailedCheck, str]]:
     if set(entry) != _KEYS or not str(entry["reason"]).strip():
         raise ValueError(f"an acknowledgment needs {', '.join(sorted(_KEYS))}; got {dict(entry)}")
     unknown = set(entry["assemblies"]) - set(assemblies)
@@ -68,14 +68,14 @@ def _acknowledged(
         )
     for resource in entry["resources"]:
         for assembly in entry["assemblies"]:
-            finding = Finding(check=entry["check"], resource=resource, assembly=assembly)
+            finding = FailedCheck(check=entry["check"], resource=resource, assembly=assembly)
             yield finding, entry["reason"]
 
 
-def find_faults(found: set[Finding], acknowledged: Mapping[Finding, str]) -> list[str]:
+def find_faults(found: set[FailedCheck], acknowledged: Mapping[FailedCheck, str]) -> list[str]:
     """Return a sentence for each finding without a reason, and each reason without a finding."""
     return [
-        f"{_spell(each)} is new: mend it, or give the reason in {ACKNOWLEDGED.name}"
+        f"{_spell(each)} is new: fix it, or give the reason in {ACKNOWLEDGED.name}"
         for each in sorted(found - acknowledged.keys())
     ] + [
         f"{_spell(each)} is no longer found: remove it from {ACKNOWLEDGED.name}"
@@ -83,5 +83,5 @@ def find_faults(found: set[Finding], acknowledged: Mapping[Finding, str]) -> lis
     ]
 
 
-def _spell(finding: Finding) -> str:
+def _spell(finding: FailedCheck) -> str:
     return f"{finding.check} of {finding.resource} in assembly {finding.assembly}"

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from stacks.guard import fleet
-from stacks.guard.fleet import Instance
+from stacks.guard.fleet import StackInstance
 from stacks.guard.ledger import Ledger, Note
 from stacks.guard.reasons import DONE_STATES, Reason, reason_to_stop
 from stacks.guard.tick import CALL_SECONDS, Tick
@@ -132,14 +132,14 @@ def end_instances(tick: Tick) -> None:
             _tell_end(tick, instance, why)
 
 
-def _end(tick: Tick, instance: Instance, why: str) -> bool:
+def _end(tick: Tick, instance: StackInstance, why: str) -> bool:
     if not tick.does(f"terminate {instance.id}", partial(fleet.terminate, instance.id)):
         return False
     tick.done.append(("terminate", f"{instance.id}: {why}"))
     return True
 
 
-def _why_end(tick: Tick, instance: Instance) -> str | None:
+def _why_end(tick: Tick, instance: StackInstance) -> str | None:
     """Return why an instance is ended, once it has had the time to end by itself."""
     fleet_id, notice, now = tick.fleet_of(instance), tick.settings.notice_seconds, tick.now
     since = tick.ledger.at_zero.get(fleet_id, now)
@@ -156,7 +156,7 @@ def _why_end(tick: Tick, instance: Instance) -> str | None:
     return None
 
 
-def _tell_end(tick: Tick, instance: Instance, why: str) -> None:
+def _tell_end(tick: Tick, instance: StackInstance, why: str) -> None:
     tick.note(
         Note(
             key=f"terminated {instance.id}",

@@ -6,7 +6,7 @@ from typing import Any
 
 from botocore.exceptions import ClientError
 
-from stacks.guard.settings import Settings, client
+from stacks.guard.settings import GuardSettings, client
 
 LIVE_STATES = frozenset(["pending", "running"])
 SPOT, ON_DEMAND = "spot", "on-demand"
@@ -23,7 +23,7 @@ class NotCancelledError(RuntimeError):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Instance:
+class StackInstance:
     """One instance of the stack; `launched` is in seconds since 1970."""
 
     id: str
@@ -40,7 +40,7 @@ class Instance:
         return f"{self.id} ({self.size}, {self.market})"
 
 
-def instances_of_stack(settings: Settings) -> list[Instance]:
+def instances_of_stack(settings: GuardSettings) -> list[StackInstance]:
     """Return the stack's instances, of any run, including those of the last hour that ended."""
     mine = [{"Name": "tag:Stack", "Values": [settings.stack_name]}]
     pages = client("ec2").get_paginator("describe_instances").paginate(Filters=mine)
@@ -48,9 +48,9 @@ def instances_of_stack(settings: Settings) -> list[Instance]:
     return [_instance(one) for each in reservations for one in each["Instances"]]
 
 
-def _instance(described: dict[str, Any]) -> Instance:
+def _instance(described: dict[str, Any]) -> StackInstance:
     tags = {each["Key"]: each["Value"] for each in described.get("Tags", [])}
-    return Instance(
+    return StackInstance(
         id=described["InstanceId"],
         run_id=tags.get("RunId", ""),
         fleet_id=tags.get(FLEET_TAG, ""),
@@ -63,7 +63,7 @@ def _instance(described: dict[str, Any]) -> Instance:
     )
 
 
-def is_of_stack(settings: Settings, instance_id: str) -> bool:
+def is_of_stack(settings: GuardSettings, instance_id: str) -> bool:
     """Return whether EC2 lists the instance with this stack's tag."""
     mine = [
         {"Name": "instance-id", "Values": [instance_id]},
@@ -72,7 +72,7 @@ def is_of_stack(settings: Settings, instance_id: str) -> bool:
     return bool(client("ec2").describe_instances(Filters=mine)["Reservations"])
 
 
-def own_fleet_id(settings: Settings) -> str:
+def own_fleet_id(settings: GuardSettings) -> str:
     """Return the id of the stack's fleet; empty while the stack is created or destroyed."""
     try:
         parameter = client("ssm").get_parameter(Name=settings.fleet_parameter)

@@ -1,7 +1,7 @@
 """The Guard: sends a run's fleet to zero when it no longer pays, and ends what runs for nothing.
 
 Plain Python and boto3: AWS Lambda runs these files (all of stacks/guard but construct.py) as they
-are, with contract/ beside them. It needs nothing from the instance.
+are, with contract/ next to them. It needs nothing from the instance.
 """
 
 import json
@@ -14,7 +14,7 @@ from stacks.guard import duties
 from stacks.guard.fleet import is_of_stack
 from stacks.guard.market import choose_market
 from stacks.guard.records import read_ledger
-from stacks.guard.settings import Settings
+from stacks.guard.settings import GuardSettings
 from stacks.guard.tick import Tick
 
 # In this order; each is tried, whatever became of those before it.
@@ -27,13 +27,13 @@ class GuardError(RuntimeError):
 
 def handler(event: dict[str, Any], context: object) -> dict[str, str]:
     """Handle one event; return what was done (none, to-zero, terminate) and why."""
-    settings = Settings.from_environment(os.environ)
+    settings = GuardSettings.from_environment(os.environ)
     done = respond(settings, event, datetime.now(UTC).timestamp())
     print(json.dumps({"event": event.get("detail-type"), "of": event.get("detail"), **done}))
     return done
 
 
-def respond(settings: Settings, event: dict[str, Any], now: float) -> dict[str, str]:
+def respond(settings: GuardSettings, event: dict[str, Any], now: float) -> dict[str, str]:
     """Look, do every duty, report what failed; an event of a foreign instance is passed over."""
     tick = Tick(settings=settings, now=now)
     if event.get("source") == "aws.ec2":
@@ -53,6 +53,6 @@ def respond(settings: Settings, event: dict[str, Any], now: float) -> dict[str, 
     }
 
 
-def _is_ours(settings: Settings, instance_id: str) -> bool:
+def _is_ours(settings: GuardSettings, instance_id: str) -> bool:
     # EC2 no longer lists an instance after an hour, but the Guard has seen it alive.
     return is_of_stack(settings, instance_id) or instance_id in read_ledger(settings)[0].attempts

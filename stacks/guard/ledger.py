@@ -9,15 +9,15 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-from stacks.guard.fleet import ON_DEMAND, SPOT, Instance
-from stacks.guard.settings import Settings
+from stacks.guard.fleet import ON_DEMAND, SPOT, StackInstance
+from stacks.guard.settings import GuardSettings
 
 # 2: sizes, markets and prices of attempts; what to do once and what to tell.
 FORMAT = 2
 
 
 @dataclass(kw_only=True, slots=True)
-class Attempt:
+class MachineAttempt:
     """What the Guard saw of one instance of the run."""
 
     launched: float
@@ -62,7 +62,7 @@ class Note:
 class Ledger:
     """All attempts of the run, including instances that EC2 no longer lists (after an hour)."""
 
-    attempts: dict[str, Attempt] = field(default_factory=dict)
+    attempts: dict[str, MachineAttempt] = field(default_factory=dict)
     # The start of the present series of attempts: the Guard's last stop, or the end of the run.
     stopped: float = 0.0
     # The newest commit so far: `reopen --from-checkpoint` leaves only older ones in the head.
@@ -81,13 +81,15 @@ class Ledger:
     # What the market decision keeps between calls.
     market: dict[str, Any] = field(default_factory=dict)
 
-    def observe(self, settings: Settings, instances: Iterable[Instance], now: float) -> None:
+    def observe(
+        self, settings: GuardSettings, instances: Iterable[StackInstance], now: float
+    ) -> None:
         """Bring the attempts up to date with what EC2 says about the run's instances."""
         live = set()
         for instance in instances:
             known = self.attempts.get(instance.id)
             if known is None:
-                known = Attempt(launched=instance.launched, seen=now, is_live=True)
+                known = MachineAttempt(launched=instance.launched, seen=now, is_live=True)
                 self.attempts[instance.id] = known
             known.size, known.market = instance.size, instance.market
             known.is_taken_back |= instance.is_taken_back
@@ -140,7 +142,7 @@ class Ledger:
         """Dollars of these hours."""
         return sum(each.usd for each in self.attempts.values())
 
-    def barren_attempts(self) -> dict[str, Attempt]:
+    def barren_attempts(self) -> dict[str, MachineAttempt]:
         """Return the attempts since the last commit and the last stop that ended by themselves."""
         since = max(self.committed, self.stopped)
         return {
@@ -175,7 +177,10 @@ class Ledger:
         attempts = document.pop("attempts", {})
         notes = document.pop("notes", [])
         return cls(
-            attempts={name: Attempt(**_known(Attempt, each)) for name, each in attempts.items()},
+            attempts={
+                name: MachineAttempt(**_known(MachineAttempt, each))
+                for name, each in attempts.items()
+            },
             notes=[Note(**_known(Note, each)) for each in notes],
             **document,
         )

@@ -12,7 +12,7 @@ from typing import Any
 from sizing.fallback.decision import decide
 from sizing.fallback.situation import Decision, Market, Place, Situation, SpotHistory, observe
 from stacks.guard import fleet
-from stacks.guard.fleet import ON_DEMAND, SPOT, Instance
+from stacks.guard.fleet import ON_DEMAND, SPOT, StackInstance
 from stacks.guard.ledger import Ledger, Note
 from stacks.guard.settings import Forecast
 from stacks.guard.tick import Tick
@@ -26,7 +26,7 @@ WORDS: dict[Market, str] = {
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Work:
+class WorkLeft:
     """Seconds of work left at the last commit, and what the figure is based on."""
 
     left: float
@@ -56,24 +56,24 @@ def choose_market(tick: Tick) -> None:
     _carry_out(tick, fleet_id, machines, decision)
 
 
-def work_left(head: Mapping[str, Any], forecast: Forecast) -> Work:
+def work_left(head: Mapping[str, Any], forecast: Forecast) -> WorkLeft:
     """Return the work left by the newest commit: its stage as measured, later ones as planned."""
     if not head.get("checkpoints"):
-        return Work(left=forecast.seconds, basis="planned, nothing is committed yet")
+        return WorkLeft(left=forecast.seconds, basis="planned, nothing is committed yet")
     newest, names = head["checkpoints"][-1], list(forecast.stages)
     stage, measured = newest["stage"], newest.get("seconds_left")
     if stage not in names:
         # Nobody knows which stages are still to come.
-        return Work(left=forecast.seconds, basis=f"planned, the plan has no stage {stage!r}")
+        return WorkLeft(left=forecast.seconds, basis=f"planned, the plan has no stage {stage!r}")
     later = sum(forecast.stages[name] for name in names[names.index(stage) + 1 :])
     if measured is None:
-        return Work(left=forecast.stages[stage] + later, basis="planned, no pace measured yet")
+        return WorkLeft(left=forecast.stages[stage] + later, basis="planned, no pace measured yet")
     basis = "measured, later stages planned" if later else "measured"
-    return Work(left=float(measured) + later, basis=basis)
+    return WorkLeft(left=float(measured) + later, basis=basis)
 
 
 def _situation(
-    tick: Tick, machines: list[Instance], work: Work, *, began: float, asks: bool
+    tick: Tick, machines: list[StackInstance], work: WorkLeft, *, began: float, asks: bool
 ) -> Situation:
     """Return what is known now; times count from the run's begin."""
     settings, forecast = tick.settings, tick.settings.forecast
@@ -100,7 +100,7 @@ def _situation(
     )
 
 
-def _trained(tick: Tick, machines: list[Instance], forecast: Forecast) -> float:
+def _trained(tick: Tick, machines: list[StackInstance], forecast: Forecast) -> float:
     """Return the seconds probably trained since the last commit: at most what one commit holds."""
     if not machines:
         return 0.0
@@ -115,7 +115,12 @@ def _observed(ledger: Ledger, now: Situation) -> SpotHistory:
 
 
 def _keep(
-    ledger: Ledger, now: float, began: float, situation: Situation, decision: Decision, work: Work
+    ledger: Ledger,
+    now: float,
+    began: float,
+    situation: Situation,
+    decision: Decision,
+    work: WorkLeft,
 ) -> None:
     """Keep what the next call needs, and tell a change; of two calls at once, the first tells."""
     kept = ledger.market
@@ -147,18 +152,20 @@ def _note(now: float, move: int, message: str, figures: dict[str, Any]) -> Note:
     )
 
 
-def _carry_out(tick: Tick, fleet_id: str, machines: list[Instance], decision: Decision) -> None:
+def _carry_out(
+    tick: Tick, fleet_id: str, machines: list[StackInstance], decision: Decision
+) -> None:
     """Set what the fleet asks for, and end on-demand machines when Spot is chosen.
 
     A decrease of the capacity ends Spot machines only; it leaves on-demand ones alone.
     """
     demand = [each for each in machines if each.market == ON_DEMAND]
     is_there = any(each.is_running for each in demand)
-    # A bridge's machine is not asked for any more once it runs: it stays, and Spot comes beside it.
+    # A bridge's machine is not asked for any more once it runs: it stays, and Spot joins it.
     on_demand = int(
         decision.market == "on-demand" or (decision.market == "bridge" and not is_there)
     )
-    # EC2 may have none on demand: until one runs, Spot trains on, or is asked for beside it.
+    # EC2 may have none on demand: until one runs, Spot trains on, or is asked for as well.
     spot = int(decision.market != "on-demand" or not is_there)
     ended = SPOT if not spot else ON_DEMAND if decision.market == "spot" else None
     if leaving := [each.id for each in machines if each.market == ended]:

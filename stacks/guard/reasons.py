@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from stacks.guard.ledger import Attempt, Ledger
-from stacks.guard.settings import Settings
+from stacks.guard.ledger import Ledger, MachineAttempt
+from stacks.guard.settings import GuardSettings
 
 DONE_STATES = frozenset(["finished", "failed"])
 # What a machine said may be long; the event in S3 has all of it.
@@ -22,7 +22,7 @@ class Reason:
 
 
 def reason_to_stop(
-    settings: Settings,
+    settings: GuardSettings,
     ledger: Ledger,
     head: Mapping[str, Any] | None,
     head_written: float,
@@ -38,7 +38,7 @@ def reason_to_stop(
     )
 
 
-def _over(settings: Settings, head: Mapping[str, Any] | None) -> Reason | None:
+def _over(settings: GuardSettings, head: Mapping[str, Any] | None) -> Reason | None:
     state = (head or {}).get("state")
     if state not in DONE_STATES:
         return None
@@ -51,7 +51,7 @@ def _over(settings: Settings, head: Mapping[str, Any] | None) -> Reason | None:
     return Reason(sentence="the run has failed", advice=advice)
 
 
-def _too_dear(settings: Settings, ledger: Ledger) -> Reason | None:
+def _too_dear(settings: GuardSettings, ledger: Ledger) -> Reason | None:
     hours, usd = ledger.billed_hours(), ledger.billed_usd()
     if hours > settings.max_billed_hours:
         return Reason(
@@ -66,7 +66,7 @@ def _too_dear(settings: Settings, ledger: Ledger) -> Reason | None:
     return None
 
 
-def _barren(settings: Settings, ledger: Ledger) -> Reason | None:
+def _barren(settings: GuardSettings, ledger: Ledger) -> Reason | None:
     barren = ledger.barren_attempts()
     if len(barren) < settings.max_barren_attempts:
         return None
@@ -77,14 +77,14 @@ def _barren(settings: Settings, ledger: Ledger) -> Reason | None:
     )
 
 
-def _words(instance_id: str, attempt: Attempt) -> str:
+def _words(instance_id: str, attempt: MachineAttempt) -> str:
     what = ", ".join(filter(None, (attempt.size, attempt.market, f"{attempt.hours * 60:.0f} min")))
     said = attempt.said[:MAX_SAID_CHARACTERS] or "no event machine-failed"
     return f"{instance_id} ({what}): {said}"
 
 
 def _silent(
-    settings: Settings,
+    settings: GuardSettings,
     ledger: Ledger,
     head: Mapping[str, Any] | None,
     head_written: float,
@@ -103,7 +103,7 @@ def _silent(
     )
 
 
-def _waits(settings: Settings, ledger: Ledger, now: float) -> Reason | None:
+def _waits(settings: GuardSettings, ledger: Ledger, now: float) -> Reason | None:
     hours = (now - ledger.waiting) / 3600 if ledger.waiting else 0.0
     if not settings.max_wait_hours or hours <= settings.max_wait_hours:
         return None

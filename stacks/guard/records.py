@@ -10,7 +10,7 @@ from botocore.exceptions import ClientError
 
 from contract.keys import EVENTS, GUARD, HEAD, checkpoint_prefix
 from stacks.guard.ledger import Ledger, Note
-from stacks.guard.settings import Settings, client
+from stacks.guard.settings import GuardSettings, client
 
 # Calls may overlap (schedule and events); the loser of a conditional write reads again.
 MAX_WRITE_ATTEMPTS = 5
@@ -28,7 +28,7 @@ class LedgerBusyError(RuntimeError):
     """Others changed guard.json between each of our reads and writes."""
 
 
-def read_head(settings: Settings) -> tuple[dict[str, Any], float]:
+def read_head(settings: GuardSettings) -> tuple[dict[str, Any], float]:
     """Return head.json and its time in S3; {} and 0 before the first attempt."""
     found = _get(settings, HEAD)
     if found is None:
@@ -39,7 +39,7 @@ def read_head(settings: Settings) -> tuple[dict[str, Any], float]:
     return head, found["LastModified"].timestamp()
 
 
-def last_commit(settings: Settings, head: dict[str, Any]) -> float:
+def last_commit(settings: GuardSettings, head: dict[str, Any]) -> float:
     """Return the time in S3 of the newest committed checkpoint's last file; 0 without any."""
     if not head.get("checkpoints"):
         return 0.0
@@ -50,7 +50,7 @@ def last_commit(settings: Settings, head: dict[str, Any]) -> float:
     return max((each["LastModified"].timestamp() for each in files.get("Contents", [])), default=0)
 
 
-def machine_failures(settings: Settings, since: float) -> Iterator[tuple[str, float, str]]:
+def machine_failures(settings: GuardSettings, since: float) -> Iterator[tuple[str, float, str]]:
     """Yield instance id, time and words of each machine's newest failure among events since."""
     prefix = f"{settings.run_prefix}/{EVENTS}"
     pages = (
@@ -74,7 +74,7 @@ def machine_failures(settings: Settings, since: float) -> Iterator[tuple[str, fl
         yield instance_id, when.timestamp(), str(event.get("message", ""))
 
 
-def read_ledger(settings: Settings) -> tuple[Ledger, str | None]:
+def read_ledger(settings: GuardSettings) -> tuple[Ledger, str | None]:
     """Return guard.json and its ETag; an empty ledger and None before the first write."""
     found = _get(settings, GUARD)
     if found is None:
@@ -82,7 +82,7 @@ def read_ledger(settings: Settings) -> tuple[Ledger, str | None]:
     return Ledger.from_json(found["Body"].read()), found["ETag"]
 
 
-def update_ledger(settings: Settings, change: Callable[[Ledger], None]) -> Ledger:
+def update_ledger(settings: GuardSettings, change: Callable[[Ledger], None]) -> Ledger:
     """Change guard.json and return it; a writer that loses to another starts again."""
     for _ in range(MAX_WRITE_ATTEMPTS):
         ledger, etag = read_ledger(settings)
@@ -96,8 +96,8 @@ def update_ledger(settings: Settings, change: Callable[[Ledger], None]) -> Ledge
     )
 
 
-def record_event(settings: Settings, note: Note) -> None:
-    """Write a note as an event of the run, beside those of the instances."""
+def record_event(settings: GuardSettings, note: Note) -> None:
+    """Write a note as an event of the run, next to those of the instances."""
     when = datetime.fromtimestamp(note.time, UTC)
     record = {
         "time": when.strftime("%Y-%m-%dT%H:%M:%SZ"),
@@ -116,7 +116,7 @@ def record_event(settings: Settings, note: Note) -> None:
     )
 
 
-def publish(settings: Settings, note: Note) -> None:
+def publish(settings: GuardSettings, note: Note) -> None:
     """Send a note to the topic's subscribers."""
     client("sns").publish(
         TopicArn=settings.topic_arn,
@@ -126,7 +126,7 @@ def publish(settings: Settings, note: Note) -> None:
     )
 
 
-def _get(settings: Settings, name: str) -> Any | None:
+def _get(settings: GuardSettings, name: str) -> Any | None:
     try:
         return client("s3").get_object(
             Bucket=settings.run_bucket, Key=f"{settings.run_prefix}/{name}"
@@ -137,7 +137,7 @@ def _get(settings: Settings, name: str) -> Any | None:
         raise
 
 
-def _write_ledger(settings: Settings, data: bytes, etag: str | None) -> bool:
+def _write_ledger(settings: GuardSettings, data: bytes, etag: str | None) -> bool:
     """Write guard.json unless it changed since it was read; return whether it was written."""
     condition = {"IfMatch": etag} if etag else {"IfNoneMatch": "*"}
     try:

@@ -37,7 +37,7 @@ class Forecast:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Settings:
+class GuardSettings:
     """The construct's decisions, as the function's environment gives them; 0 is no limit."""
 
     stack_name: str
@@ -63,7 +63,7 @@ class Settings:
     prices: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
     @classmethod
-    def from_environment(cls, environment: Mapping[str, str]) -> "Settings":
+    def from_environment(cls, environment: Mapping[str, str]) -> "GuardSettings":
         """Read the variables; a missing one is a KeyError with its name."""
         return cls(
             stack_name=environment["STACK_NAME"],

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from stacks.guard import fleet, records
-from stacks.guard.fleet import Instance
+from stacks.guard.fleet import StackInstance
 from stacks.guard.ledger import Ledger, Note
 from stacks.guard.reasons import DONE_STATES
-from stacks.guard.settings import Settings
+from stacks.guard.settings import GuardSettings
 
 # The longest that a call takes (the function's timeout): until then it tells its own notes.
 CALL_SECONDS = 180.0
@@ -22,10 +22,10 @@ T = TypeVar("T")
 class Tick:
     """What one call knows. None, and a fleet that `capacity` lacks, could not be read."""
 
-    settings: Settings
+    settings: GuardSettings
     now: float
-    instances: list[Instance] | None = None  # of the stack, of any run
-    fleet_id: str | None = None  # of the stack's fleet; empty where there is none
+    instances: list[StackInstance] | None = None  # of the stack, of any run
+    fleet_id: str | None = None  # of the stack's fleet; empty if it has none
     capacity: dict[str, int] = field(default_factory=dict)  # by fleet; 0 if cancelled or gone
     on_demand: dict[str, int] = field(default_factory=dict)  # the part of it on demand
     head: dict[str, Any] | None = None
@@ -70,11 +70,11 @@ class Tick:
             self.head, self.head_written = found
         self._look_at_ledger(own)
 
-    def live(self) -> list[Instance]:
+    def live(self) -> list[StackInstance]:
         """Return the stack's instances that run, of any run."""
         return [each for each in self.instances or () if each.is_live]
 
-    def fleet_of(self, instance: Instance) -> str:
+    def fleet_of(self, instance: StackInstance) -> str:
         """Return the id of an instance's fleet; the stack's own where it has no tag."""
         return instance.fleet_id or self.fleet_id or ""
 
@@ -140,7 +140,7 @@ class Tick:
         elif self.fleet_id == "":
             self.capacity[""] = 0
 
-    def _look_at_ledger(self, own: list[Instance]) -> None:
+    def _look_at_ledger(self, own: list[StackInstance]) -> None:
         head = self.head or {}
         committed = self.known("commits", lambda: records.last_commit(self.settings, head)) or 0.0
 

@@ -40,7 +40,7 @@ _SAVES = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AlarmPlan:
-    """One alarm: `points` of the last `periods` periods must be beyond the threshold."""
+    """One alarm: `points` of the last `periods` periods, or all, must be beyond the threshold."""
 
     construct_id: str
     metric: cloudwatch.IMetric
@@ -49,8 +49,8 @@ class AlarmPlan:
     missing: str = _NOBODY_THERE
     is_missing_bad: bool = False
     is_below: bool = False
-    points: int
     periods: int
+    points: int | None = None
 
 
 class TrainingAlarms(Construct):
@@ -90,20 +90,17 @@ class TrainingAlarms(Construct):
             alarm.add_alarm_action(actions.SnsAction(topic))
 
     def _alarm(self, plan: AlarmPlan) -> cloudwatch.Alarm:
-        above = cloudwatch.ComparisonOperator.GREATER_THAN_OR_EQUAL_TO_THRESHOLD
+        comparison, missing = cloudwatch.ComparisonOperator, cloudwatch.TreatMissingData
+        above = comparison.GREATER_THAN_OR_EQUAL_TO_THRESHOLD
         return cloudwatch.Alarm(
             self,
             plan.construct_id,
             metric=plan.metric,
             threshold=plan.threshold,
-            comparison_operator=cloudwatch.ComparisonOperator.LESS_THAN_THRESHOLD
-            if plan.is_below
-            else above,
-            datapoints_to_alarm=plan.points,
+            comparison_operator=comparison.LESS_THAN_THRESHOLD if plan.is_below else above,
+            datapoints_to_alarm=plan.points or plan.periods,
             evaluation_periods=plan.periods,
-            treat_missing_data=cloudwatch.TreatMissingData.BREACHING
-            if plan.is_missing_bad
-            else cloudwatch.TreatMissingData.NOT_BREACHING,
+            treat_missing_data=missing.BREACHING if plan.is_missing_bad else missing.NOT_BREACHING,
             alarm_description=f"{plan.says} {plan.missing}",
         )
 
@@ -125,7 +122,6 @@ def _gpu_alarms(p: StackParameters, metrics: RunMetrics) -> list[AlarmPlan]:
             metric=metrics.gpu_in_training,
             threshold=low,
             is_below=True,
-            points=6,
             periods=6,
             says=f"Training runs, but the GPU has been busy less than {low:g} % of the time for "
             "half an hour: data arrives too slowly, or the run hangs outside the GPU. Check the "
@@ -140,7 +136,6 @@ def _gpu_alarms(p: StackParameters, metrics: RunMetrics) -> list[AlarmPlan]:
             construct_id="GpuMemoryNearlyFull",
             metric=metrics.gpu_memory_percent,
             threshold=p.alarm.gpu_memory_percent,
-            points=3,
             periods=3,
             says=f"GPU memory has been {p.alarm.gpu_memory_percent:g} % full for 15 minutes: a "
             "larger batch or a fragmented allocator would end the run. Use a smaller micro-batch "
@@ -148,9 +143,8 @@ def _gpu_alarms(p: StackParameters, metrics: RunMetrics) -> list[AlarmPlan]:
         ),
         AlarmPlan(
             construct_id="GpuHot",
-            metric=metrics.agent("nvidia_smi_temperature_gpu", "Maximum"),
+            metric=metrics.own("nvidia_smi_temperature_gpu", "Maximum"),
             threshold=p.alarm.gpu_celsius,
-            points=2,
             periods=2,
             says=f"A GPU has been at {p.alarm.gpu_celsius:g} degrees Celsius or above for ten "
             "minutes; its driver will soon lower the clock. Training cannot fix that: terminate "
@@ -166,15 +160,13 @@ def _training_alarms(p: StackParameters, metrics: RunMetrics) -> list[AlarmPlan]
             construct_id="StepsStandStill",
             metric=metrics.gpu_without_steps,
             threshold=p.alarm.gpu_utilization_percent,
-            points=3,
             periods=3,
             says=_PROGRAM_STANDS_STILL if p.program else _STANDS_STILL,
         ),
         AlarmPlan(
             construct_id="CommitTooOld",
-            metric=metrics.training("seconds_since_commit", "Maximum"),
+            metric=metrics.own("seconds_since_commit", "Maximum"),
             threshold=p.alarm.commit_seconds,
-            points=2,
             periods=2,
             says=f"The last commit is older than {minutes:g} minutes while training runs: losing "
             f"the machine would lose that much work. {_SAVES if p.program else _COMMITS}, or give "
@@ -182,9 +174,8 @@ def _training_alarms(p: StackParameters, metrics: RunMetrics) -> list[AlarmPlan]
         ),
         AlarmPlan(
             construct_id="NoticeWithoutCommit",
-            metric=metrics.training("notice_without_commit", "Maximum", Duration.minutes(1)),
+            metric=metrics.own("notice_without_commit", "Maximum", Duration.minutes(1)),
             threshold=1,
-            points=1,
             periods=1,
             says="An instance was interrupted with steps that no commit contains: they are "
             "repeated from the last commit. Compare step time, checkpoint size and "
@@ -199,9 +190,8 @@ def _machine_alarms(p: StackParameters, metrics: RunMetrics) -> list[AlarmPlan]:
     return [
         AlarmPlan(
             construct_id="DiskNearlyFull",
-            metric=metrics.agent("disk_used_percent", "Maximum"),
+            metric=metrics.own("disk_used_percent", "Maximum"),
             threshold=p.alarm.disk_percent,
-            points=2,
             periods=2,
             says=f"The root or data volume is {p.alarm.disk_percent:g} % full: the next "
             f"checkpoint may not fit. Deploy {larger}, which the next instance gets.",
@@ -210,7 +200,6 @@ def _machine_alarms(p: StackParameters, metrics: RunMetrics) -> list[AlarmPlan]:
             construct_id="EbsThroughputExceeded",
             metric=metrics.ebs_exceeded_percent,
             threshold=50,
-            points=6,
             periods=6,
             says="For half an hour, EBS demand exceeded the limits of the size or the volume at "
             "least half of the time. Give more data_volume.mib_per_second if the size can use it "
@@ -225,7 +214,6 @@ def _fleet_alarms(metrics: RunMetrics) -> list[AlarmPlan]:
             construct_id="FleetBelowTarget",
             metric=metrics.missing_capacity,
             threshold=1,
-            points=4,
             periods=4,
             says="The fleet has been without its instance for 20 minutes: no Spot capacity, no "
             "quota, or a failing launch (the fleet's events say which). Wait, widen with "
@@ -249,7 +237,6 @@ def _fleet_alarms(metrics: RunMetrics) -> list[AlarmPlan]:
             metric=metrics.guard_by_the_clock,
             threshold=1,
             is_below=True,
-            points=3,
             periods=3,
             says="The Guard's clock has not called it for half an hour: nothing ends a run that "
             "is finished, failed, silent or over max_hours, max_usd or max_wait_hours, and nothing "

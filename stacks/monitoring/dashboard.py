@@ -14,8 +14,6 @@ _HALF, _WHOLE = 12, 24
 class TrainingDashboard(Construct):
     """One page for a run; gaps in a graph are times without an instance."""
 
-    dashboard: cloudwatch.Dashboard
-
     def __init__(
         self,
         scope: Construct,
@@ -26,52 +24,50 @@ class TrainingDashboard(Construct):
         alarms: Sequence[cloudwatch.IAlarm],
     ) -> None:
         super().__init__(scope, construct_id)
-        self.dashboard = cloudwatch.Dashboard(
-            self, "Dashboard", default_interval=Duration.hours(12)
-        )
-        self.dashboard.add_widgets(
-            cloudwatch.AlarmStatusWidget(
-                title=f"Run {run_id}: alarms", alarms=list(alarms), width=_WHOLE, height=3
-            )
-        )
-        self.dashboard.add_widgets(
-            _graph("Work done in 5 minutes", metrics.training("training_steps", "Sum")),
-            _graph(
-                "Seconds since the last commit", metrics.training("seconds_since_commit", "Maximum")
-            ),
-        )
-        self.dashboard.add_widgets(
-            _graph(
-                "GPU, percent",
-                metrics.agent("nvidia_smi_utilization_gpu", "Average"),
-                metrics.gpu_memory_percent,
-            ),
-            _graph(
-                "GPU, degrees Celsius and watts",
-                metrics.agent("nvidia_smi_temperature_gpu", "Maximum"),
-                metrics.agent("nvidia_smi_power_draw", "Average"),
-            ),
-        )
-        self.dashboard.add_widgets(
-            _graph(
-                "Memory and disks, percent used",
-                metrics.agent("mem_used_percent", "Maximum"),
-                metrics.agent("disk_used_percent", "Maximum"),
-            ),
-            _graph("EBS above its limits, percent of time", metrics.ebs_exceeded_percent),
-        )
-        self.dashboard.add_widgets(
-            _graph(
-                "Fleet: instances",
-                metrics.fleet("TargetCapacity"),
-                metrics.fleet("FulfilledCapacity"),
-            ),
-            _graph(
-                "Guard",
-                metrics.guard("Invocations"),
-                metrics.guard("Errors"),
-            ),
-        )
+        rows: list[list[cloudwatch.IWidget]] = [
+            [
+                cloudwatch.AlarmStatusWidget(
+                    title=f"Run {run_id}: alarms", alarms=list(alarms), width=_WHOLE, height=3
+                )
+            ],
+            [
+                _graph("Work done in 5 minutes", metrics.own("training_steps", "Sum")),
+                _graph(
+                    "Seconds since the last commit", metrics.own("seconds_since_commit", "Maximum")
+                ),
+            ],
+            [
+                _graph(
+                    "GPU, percent",
+                    metrics.own("nvidia_smi_utilization_gpu", "Average"),
+                    metrics.gpu_memory_percent,
+                ),
+                _graph(
+                    "GPU, degrees Celsius and watts",
+                    metrics.own("nvidia_smi_temperature_gpu", "Maximum"),
+                    metrics.own("nvidia_smi_power_draw", "Average"),
+                ),
+            ],
+            [
+                _graph(
+                    "Memory and disks, percent used",
+                    metrics.own("mem_used_percent", "Maximum"),
+                    metrics.own("disk_used_percent", "Maximum"),
+                ),
+                _graph("EBS above its limits, percent of time", metrics.ebs_exceeded_percent),
+            ],
+            [
+                _graph(
+                    "Fleet: instances",
+                    metrics.fleet("TargetCapacity"),
+                    metrics.fleet("FulfilledCapacity"),
+                ),
+                _graph("Guard", metrics.guard("Invocations"), metrics.guard("Errors")),
+            ],
+        ]
+        dashboard = cloudwatch.Dashboard(self, "Dashboard", default_interval=Duration.hours(12))
+        for row in rows:
+            dashboard.add_widgets(*row)
 
 
 def _graph(title: str, *metrics: cloudwatch.IMetric) -> cloudwatch.GraphWidget:

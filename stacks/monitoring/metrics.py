@@ -29,45 +29,30 @@ class RunMetrics:
     guard_name: str
     clock_name: str
 
-    def agent(self, name: str, statistic: str) -> cloudwatch.Metric:
-        """Return a metric of the CloudWatch agent, over the stack's GPUs, disks and instances."""
-        return self._own(name, statistic, PERIOD)
+    def own(self, name: str, statistic: str, period: Duration = PERIOD) -> cloudwatch.Metric:
+        """Return a metric of the CloudWatch agent or of userdata/send_metrics.py.
 
-    def training(self, name: str, statistic: str, period: Duration = PERIOD) -> cloudwatch.Metric:
-        """Return a metric of userdata/send_metrics.py."""
-        return self._own(name, statistic, period)
+        The agent's are over the stack's GPUs, disks and instances.
+        """
+        return self._metric(
+            metrics_namespace(self.stack_name), name, statistic, period, Stack=self.stack_name
+        )
 
     def ebs(self, name: str) -> cloudwatch.Metric:
         """Return the microseconds above an EBS limit, summed over the stack's namespace.
 
         Without a dimension, because the agent's EBS receiver takes none.
         """
-        return cloudwatch.Metric(
-            namespace=metrics_namespace(self.stack_name),
-            metric_name=f"diskio_ebs_{name}_{EXCEEDED}",
-            statistic="Sum",
-            period=PERIOD,
-        )
+        namespace = metrics_namespace(self.stack_name)
+        return self._metric(namespace, f"diskio_ebs_{name}_{EXCEEDED}", "Sum", PERIOD)
 
     def fleet(self, name: str) -> cloudwatch.Metric:
         """Return a metric that EC2 publishes for the Spot fleet."""
-        return cloudwatch.Metric(
-            namespace="AWS/EC2Spot",
-            metric_name=name,
-            dimensions_map={"FleetRequestId": self.fleet_id},
-            statistic="Average",
-            period=PERIOD,
-        )
+        return self._metric("AWS/EC2Spot", name, "Average", PERIOD, FleetRequestId=self.fleet_id)
 
     def guard(self, name: str) -> cloudwatch.Metric:
         """Return a metric that Lambda publishes for the Guard."""
-        return cloudwatch.Metric(
-            namespace="AWS/Lambda",
-            metric_name=name,
-            dimensions_map={"FunctionName": self.guard_name},
-            statistic="Sum",
-            period=GUARD_PERIOD,
-        )
+        return self._metric("AWS/Lambda", name, "Sum", GUARD_PERIOD, FunctionName=self.guard_name)
 
     @property
     def guard_by_the_clock(self) -> cloudwatch.MathExpression:
@@ -75,18 +60,13 @@ class RunMetrics:
 
         Other calls say nothing: events of any instance of the account wake it, too.
         """
-        clock = cloudwatch.Metric(
-            namespace="AWS/Events",
-            metric_name="Invocations",
-            dimensions_map={"RuleName": self.clock_name},
-            statistic="Sum",
-            period=GUARD_PERIOD,
-        )
         return _math(
             "clock * calls",
             "calls of the Guard by its clock",
             GUARD_PERIOD,
-            clock=clock,
+            clock=self._metric(
+                "AWS/Events", "Invocations", "Sum", GUARD_PERIOD, RuleName=self.clock_name
+            ),
             calls=self.guard("Invocations"),
         )
 
@@ -98,8 +78,8 @@ class RunMetrics:
         return _math(
             "100 * used / total",
             "GPU memory used, percent",
-            used=self.agent("nvidia_smi_memory_used", "Maximum"),
-            total=self.agent("nvidia_smi_memory_total", "Maximum"),
+            used=self.own("nvidia_smi_memory_used", "Maximum"),
+            total=self.own("nvidia_smi_memory_total", "Maximum"),
         )
 
     @property
@@ -129,8 +109,8 @@ class RunMetrics:
         return _math(
             "IF(running, gpu, 100)",
             "GPU utilization in training, percent",
-            running=self.training("training_running", "Maximum"),
-            gpu=self.agent("nvidia_smi_utilization_gpu", "Average"),
+            running=self.own("training_running", "Maximum"),
+            gpu=self.own("nvidia_smi_utilization_gpu", "Average"),
         )
 
     @property
@@ -139,15 +119,18 @@ class RunMetrics:
         return _math(
             "IF(steps < 1, gpu, 0)",
             "GPU utilization without a step, percent",
-            steps=self.training("training_steps", "Sum"),
-            gpu=self.agent("nvidia_smi_utilization_gpu", "Average"),
+            steps=self.own("training_steps", "Sum"),
+            gpu=self.own("nvidia_smi_utilization_gpu", "Average"),
         )
 
-    def _own(self, name: str, statistic: str, period: Duration) -> cloudwatch.Metric:
+    @staticmethod
+    def _metric(
+        namespace: str, name: str, statistic: str, period: Duration, **dimensions: str
+    ) -> cloudwatch.Metric:
         return cloudwatch.Metric(
-            namespace=metrics_namespace(self.stack_name),
+            namespace=namespace,
             metric_name=name,
-            dimensions_map={"Stack": self.stack_name},
+            dimensions_map=dimensions or None,
             statistic=statistic,
             period=period,
         )

@@ -29,6 +29,7 @@ CHECKS = (
     checks.check_names,
     check_program,
     checks.check_size,
+    checks.check_ranges,
     checks.check_volumes,
     checks.check_fleet,
     checks.check_times,

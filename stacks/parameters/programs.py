@@ -78,14 +78,14 @@ def check_program(p: ParameterFields) -> None:
     folder = Path(p.source, program.working_folder)
     refuse_unless(
         folder.is_dir(),
-        f"working_folder is {program.working_folder!r}, but there is no folder {str(folder)!r}",
+        f"working_folder is {program.working_folder!r}, but {str(folder)!r} does not exist",
     )
     words = program.words
     script = next((word for word in words[1:] if not word.startswith("-")), "")
     is_script = words[0].startswith("python") and script.endswith(".py")
     refuse_unless(
         not is_script or (folder / script).is_file(),
-        f"program is {program.command!r}, but there is no file {script!r} in {str(folder)!r}",
+        f"program is {program.command!r}, but {str(folder)!r} has no file {script!r}",
     )
     requirements = program.requirements
     refuse_unless(

@@ -18,11 +18,6 @@ def check_kept(p: ParameterFields) -> None:
     """Refuse protection of the buckets that this deployment cannot provide."""
     if p.kms and p.kms != NEW_KEY:
         check_match("kms", p.kms, _KEY, f"give {NEW_KEY}, the ARN of a key, or nothing")
-    refuse_unless(
-        1 <= p.versions_kept_days <= 365,
-        f"versions_kept_days is {p.versions_kept_days}; give 1 to 365: what is deleted or replaced "
-        "in the run bucket stays this long",
-    )
     if not (p.dataset_bucket and p.run_bucket):
         return
     refuse_unless(

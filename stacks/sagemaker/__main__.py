@@ -8,6 +8,7 @@ import argparse
 import json
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import fields
 from datetime import UTC, datetime
 from typing import Any
 
@@ -69,23 +70,16 @@ def _settings(options: argparse.Namespace) -> JobSettings:
         if name in pairs:
             raise ValueError(f"--hyperparameter {name}=... is an option of its own: give --{name}")
     now = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
-    return JobSettings(
-        job_name=options.job_name or job_name(options.run_uri, now),
-        image=options.image,
-        role=options.role,
-        instance_type=options.instance_type,
-        run_uri=options.run_uri,
-        dataset_uri=options.dataset_uri,
-        hyperparameters={**own, **pairs},
-        max_hours=options.max_hours,
-        max_wait_hours=wait,
-        volume_gib=options.volume_gib,
-        metrics=_pairs("--metric", options.metric),
-        channels=_channels(options),
-        subnets=options.subnet,
-        security_groups=options.security_group,
-        kms_key=options.kms_key,
-    )
+    parsed = {
+        "job_name": options.job_name or job_name(options.run_uri, now),
+        "hyperparameters": {**own, **pairs},
+        "max_wait_hours": wait,
+        "metric": _pairs("--metric", options.metric),
+        "channel": _channels(options),
+    }
+    names = {field.name for field in fields(JobSettings)}
+    plain = {name: value for name, value in vars(options).items() if name in names}
+    return JobSettings(**{**plain, **parsed})
 
 
 def _channels(options: argparse.Namespace) -> dict[str, str]:

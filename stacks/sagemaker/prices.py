@@ -14,16 +14,16 @@ def price_note(instance_type: str, hours: float) -> str:
     size = instance_type.removeprefix("ml.")
     instance = catalogue.instances().get(size)
     ec2 = instance.on_demand_usd_per_hour if instance else None
-    beside = f"EC2's {size} ${ec2:.3f}" if ec2 else f"no price of EC2's {size} is known"
+    compared = f"EC2's {size} ${ec2:.3f}" if ec2 else f"no price of EC2's {size} is known"
     usd = ON_DEMAND_USD_PER_HOUR.get(instance_type)
     if usd is None:
         lowest, highest = _range()
         return (
-            f"the price of {instance_type} is not known here ({beside} an hour on demand; the g5 "
+            f"the price of {instance_type} is not known here ({compared} an hour on demand; the g5 "
             f"sizes that are known cost {lowest:.2f} to {highest:.2f} times EC2's)"
         )
     return (
-        f"{instance_type} costs about ${usd:.3f} an hour on demand in us-east-1 ({beside}): at "
+        f"{instance_type} costs about ${usd:.3f} an hour on demand in us-east-1 ({compared}): at "
         f"most ${usd * hours:.2f} for {hours:g} h; managed Spot costs less, how much is not known"
     )
 

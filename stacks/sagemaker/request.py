@@ -24,7 +24,7 @@ _JOB_NAME_LENGTH = 63
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JobSettings:
-    """What a person decides about a job."""
+    """What a person decides about a job; the names are those of the command line."""
 
     job_name: str
     image: str
@@ -36,10 +36,10 @@ class JobSettings:
     max_hours: float
     max_wait_hours: float | None = None  # of managed Spot; None: on demand
     volume_gib: int = 200
-    metrics: Mapping[str, str] = field(default_factory=dict)  # name -> regular expression
-    channels: Mapping[str, str] = field(default_factory=dict)  # split -> S3 URI of its files
-    subnets: Sequence[str] = ()
-    security_groups: Sequence[str] = ()
+    metric: Mapping[str, str] = field(default_factory=dict)  # name -> regular expression
+    channel: Mapping[str, str] = field(default_factory=dict)  # split -> S3 URI of its files
+    subnet: Sequence[str] = ()
+    security_group: Sequence[str] = ()
     kms_key: str = ""
 
 
@@ -53,7 +53,7 @@ def training_job(settings: JobSettings) -> dict[str, Any]:
     stopping = {"MaxRuntimeInSeconds": round(s.max_hours * 3600)}
     if s.max_wait_hours is not None:
         stopping["MaxWaitTimeInSeconds"] = round(s.max_wait_hours * 3600)
-    definitions = {**METRIC_DEFINITIONS, **s.metrics}
+    definitions = {**METRIC_DEFINITIONS, **s.metric}
     request: dict[str, Any] = {
         "TrainingJobName": s.job_name,
         "AlgorithmSpecification": {
@@ -74,13 +74,13 @@ def training_job(settings: JobSettings) -> dict[str, Any]:
     }
     if not _instance_store_gb(s.instance_type):
         request["ResourceConfig"]["VolumeSizeInGB"] = s.volume_gib
-    if s.channels:
-        request["InputDataConfig"] = [_channel(name, uri) for name, uri in s.channels.items()]
+    if s.channel:
+        request["InputDataConfig"] = [_channel(name, uri) for name, uri in s.channel.items()]
     if s.kms_key:
         request["OutputDataConfig"]["KmsKeyId"] = s.kms_key
-    if s.subnets or s.security_groups:
-        groups = list(s.security_groups)
-        request["VpcConfig"] = {"Subnets": list(s.subnets), "SecurityGroupIds": groups}
+    if s.subnet or s.security_group:
+        groups = list(s.security_group)
+        request["VpcConfig"] = {"Subnets": list(s.subnet), "SecurityGroupIds": groups}
     refused = [*_refused(_input_shape(), request, ""), *_refused_by_rules(request)]
     if refused:
         raise ValueError("; ".join(refused))

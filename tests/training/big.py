@@ -24,14 +24,16 @@ from training.workload import (
     Prepare,
     Progress,
     Rung,
+    Samples,
     Settings,
-    Start,
     Train,
+    Workload,
 )
 
 LENGTH = 2**19  # floats of one sample: 2 MiB
 NUM_LAYERS = 6
 BATCH = 8
+SETTINGS = Settings(epochs=1, global_batch=BATCH, micro_batch=BATCH, eval_batch=1)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,7 +41,7 @@ class BigConfig:
     seed: int = 0
     num_threads: int = 1
     deterministic: bool = True
-    micro_batch: int = BATCH
+    settings: Settings = SETTINGS
     has_batch_norm: bool = False
     keeps_activations: bool = True
     has_momentum: bool = True
@@ -76,28 +78,23 @@ class Numbers(Rows):
     def get(self, index: int, epoch: int, rng: torch.Generator) -> Tensor:
         return self._x[index, :1].view(1, 1)
 
-    def collate(self, items: Sequence[Tensor]) -> Batch:
-        return torch.stack(list(items))
+    collate = Samples.collate
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Shrink:
+class Shrink(Train):
     config: BigConfig
     name: str = "shrink"
 
     @property
     def settings(self) -> Settings:
-        size = self.config.micro_batch
-        return Settings(epochs=1, global_batch=BATCH, micro_batch=size, eval_batch=1)
+        return self.config.settings
 
     def example(self, size: int) -> Batch:
         return torch.ones(size, 1, 1)
 
     def model(self, i: Inputs) -> nn.Module:
         return Layers(self.config)
-
-    def start(self, m: nn.Module, i: Inputs) -> Start:
-        return Start()
 
     def optimizer(self, m: nn.Module) -> Optimizer:
         make = AdamW if self.config.has_momentum else SGD
@@ -107,22 +104,15 @@ class Shrink:
         x = load_file(i.dataset.folder / "x.safetensors")["x"]
         return Numbers(x[:BATCH] if split == "train" else x[BATCH:])
 
-    def weight(self, b: Batch) -> float:
-        return float(len(b))
-
     def loss(self, m: nn.Module, b: Batch, step: int, num_steps: int) -> Loss:
         return Loss(total=m(b).square().sum())
 
     def evaluate(self, m: nn.Module, b: Batch) -> Partial:
         return Partial(sums={"mean": (m(b).sum().item(), float(len(b)))})
 
-    def summarize(self, parts: Sequence[Partial], out: Path) -> Mapping[str, float]:
-        return {"mean": sum(part.sums["mean"][0] for part in parts) / len(parts)}
 
-
-class Big:
+class Big(Workload[BigConfig]):
     name = "big"
-    placement_fields: frozenset[str] = frozenset()
 
     @property
     def recipes(self) -> Mapping[str, Callable[[], BigConfig]]:

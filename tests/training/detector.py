@@ -3,9 +3,8 @@
 Of the six steps of an epoch one has no object at all, and two have none on one of two ranks.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -16,7 +15,7 @@ from torch.optim import AdamW, Optimizer
 from tests.training.tiny import Tiny, TinyConfig, reached
 from training.proxies import WorkloadProxy
 from training.randomness import shuffled
-from training.workload import Batch, Inputs, Loss, Partial, Prepare, Settings, Start, Train
+from training.workload import Batch, Inputs, Loss, Partial, Prepare, Samples, Settings, Train
 
 # Two micro-batches of two images each: e without objects, o with one to three.
 STEPS = ("oooo", "eeoo", "oeoo", "eeee", "ooee", "oooo")
@@ -31,7 +30,7 @@ class Sample(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Images:
+class Images(Samples):
     """An image is a function of its index; it is flipped at random."""
 
     def __len__(self) -> int:
@@ -91,14 +90,14 @@ def matched(found: Tensor, points: Tensor) -> list[int]:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Detect:
+class Detect(Train):
     config: TinyConfig
     name: str = "first"
 
     @property
     def settings(self) -> Settings:
         return Settings(
-            epochs=self.config.epochs,
+            epochs=self.config.settings.epochs,
             global_batch=4,
             micro_batch=2,
             eval_batch=4,
@@ -108,9 +107,6 @@ class Detect:
 
     def model(self, i: Inputs) -> nn.Module:
         return Detector()
-
-    def start(self, m: nn.Module, i: Inputs) -> Start:
-        return Start()
 
     def optimizer(self, m: nn.Module) -> Optimizer:
         return AdamW(m.parameters(), lr=0.01)
@@ -137,10 +133,6 @@ class Detect:
         reached(f"{self.name}-evaluation", len(b["points"]))
         scores, _ = m(b["images"])
         return Partial(sums={"score": (float(scores.sum()), float(scores.numel()))})
-
-    def summarize(self, parts: Sequence[Partial], out: Path) -> Mapping[str, float]:
-        pairs = [part.sums["score"] for part in parts]
-        return {"score": sum(s for s, _ in pairs) / sum(n for _, n in pairs)}
 
 
 class Detection(WorkloadProxy):

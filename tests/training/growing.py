@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
 from tests.training import tiny
-from training.randomness import shuffled
 from training.workload import (
     Batch,
     Inputs,
@@ -25,14 +24,15 @@ from training.workload import (
     Partial,
     Prepare,
     Progress,
-    Rung,
+    Samples,
     Settings,
-    Sharding,
     Start,
     Train,
+    Workload,
 )
 
 VOCABULARY, NUM_TOKENS, NUM_EXPERTS, STEPS = 16, 6, 4, 6
+SETTINGS = Settings(steps=STEPS, global_batch=8, micro_batch=4)
 # The optimizer's state that stages have read, which must not stay in memory.
 READ: list[weakref.ref[Tensor]] = []
 
@@ -42,8 +42,7 @@ class Config:
     seed: int = 3
     num_threads: int = 1
     deterministic: bool = True
-    steps: int = STEPS
-    sharding: Sharding = "none"
+    settings: Settings = SETTINGS
 
 
 class Dense(nn.Sequential):
@@ -126,7 +125,7 @@ def widened_moments(name: str, state: Mapping[str, Tensor]) -> dict[str, Tensor]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Sequences:
+class Sequences(Samples):
     tokens: Tensor  # (N, T + 1)
 
     def __len__(self) -> int:
@@ -135,15 +134,9 @@ class Sequences:
     def get(self, index: int, epoch: int, rng: torch.Generator) -> Tensor:
         return self.tokens[index]
 
-    def collate(self, items: Sequence[Tensor]) -> Batch:
-        return torch.stack(list(items))
-
-    def order(self, epoch: int, seed: int) -> Sequence[int]:
-        return shuffled(len(self), epoch, seed)
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Grow:
+class Grow(Train):
     config: Config
     name: str
     width: int
@@ -153,8 +146,7 @@ class Grow:
 
     @property
     def settings(self) -> Settings:
-        c = self.config
-        return Settings(steps=c.steps, global_batch=8, micro_batch=4, sharding=c.sharding)
+        return self.config.settings
 
     def model(self, i: Inputs) -> nn.Module:
         return Model(self.width, has_experts=self.has_experts)
@@ -188,14 +180,9 @@ class Grow:
         total = F.cross_entropy(m(b[:, :-1]), b[:, 1:].flatten(), reduction="sum")
         return Partial(sums={"nll": (total.item(), self.weight(b))})
 
-    def summarize(self, parts: Sequence[Partial], out: Path) -> Mapping[str, float]:
-        pairs = [part.sums["nll"] for part in parts]
-        return {"nll": sum(s for s, _ in pairs) / sum(n for _, n in pairs)}
 
-
-class Growth:
+class Growth(Workload[Config]):
     name = "growth"
-    placement_fields: frozenset[str] = frozenset()
     recipes: Mapping[str, Callable[[], Config]] = {"tiny": Config}
 
     def stages(self, c: Config) -> Sequence[Prepare | Train]:
@@ -218,9 +205,6 @@ class Growth:
                 grow_state=lambda old: {n: widened_moments(n, own) for n, own in old.items()},
             ),
         )
-
-    def rungs(self, c: Config) -> Sequence[Rung]:
-        return ()
 
     def make_dataset(
         self, out: Path, count: int, seed: int, progress: Progress

@@ -1,6 +1,6 @@
 """Samples for tests of the loader, stacked or with a collate of their own, and their batches."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,13 +10,12 @@ from torch import Tensor
 
 from training.engine.batches import MicroBatch
 from training.engine.loader import Loader
-from training.stacking import stack
-from training.workload import Order
+from training.workload import Order, Samples
 
 CPU = torch.device("cpu")
 
 
-class Stacked:
+class Stacked(Samples):
     """Samples with randomness, whose last bits depend on the number of threads."""
 
     def __init__(self) -> None:
@@ -33,8 +32,6 @@ class Stacked:
             "array": np.arange(index, index + 3, dtype=np.int16),
             "numbers": [index, index / 3, index > 4],
         }
-
-    collate: Callable[[Sequence[Any]], Any] = staticmethod(stack)
 
     def order(self, epoch: int, seed: int) -> Order:
         return range(10)
@@ -53,7 +50,7 @@ class Pair(NamedTuple):
 class Padded(Stacked):
     """Samples of different sizes, some of them empty, in a batch of everything that there is."""
 
-    def collate(self, items: Sequence[Any]) -> Any:  # type: ignore[override]
+    def collate(self, items: Sequence[Any]) -> Any:
         numbers = [int(item["numbers"][0]) for item in items]
         padded = torch.zeros(len(items), max(numbers) + 1, 3)
         boxes = [

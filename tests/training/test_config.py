@@ -1,6 +1,6 @@
 """Recipes, overrides by name, and the record that a run belongs to."""
 
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,8 +14,10 @@ from training.record.run_config import (
     parse_prediction,
     read_run_config,
 )
+from training.settings import recorded
 from training.store.folder import FolderStore
 from training.store.open import open_store
+from training.workloads.detection.workload import DETECTION
 
 
 def test_overrides_take_the_field_s_type() -> None:
@@ -23,8 +25,16 @@ def test_overrides_take_the_field_s_type() -> None:
         ["epochs=5", "learning_rate=1e-3", "clip_norm=none", "deterministic=false"]
     )
     config = resolve_config(TINY, "quick", overrides)
-    assert (config.epochs, config.learning_rate, config.clip_norm) == (5, 1e-3, None)
-    assert config.deterministic is False
+    assert (config.settings.epochs, config.settings.clip_norm) == (5, None)
+    assert (config.learning_rate, config.deterministic) == (1e-3, False)
+    assert config == resolve_config(TINY, "quick", {**overrides, "settings.epochs": "5"})
+
+
+def test_fails_for_an_override_that_every_stage_sets_itself() -> None:
+    says = "schedule=linear has no effect: the stages of workload 'detection' set schedule"
+    with pytest.raises(UserError, match=says):
+        resolve_config(DETECTION, "laptop", {"schedule": "linear"})
+    assert resolve_config(DETECTION, "laptop", {"sharding": "full"}).settings.sharding == "full"
 
 
 @pytest.mark.parametrize(
@@ -55,7 +65,7 @@ def record(**changes: object) -> RunConfig:
         workload="tiny",
         recipe="quick",
         overrides={},
-        config=asdict(resolve_config(TINY, "quick", {})),
+        config=recorded(resolve_config(TINY, "quick", {})),
         dataset="abc",
         bundle_uri=None,
         numerics_key={"torch": "2"},
@@ -92,10 +102,26 @@ def test_placement_settings_may_change(tmp_path: Path) -> None:
     store = FolderStore(tmp_path)
     ensure_run_config(store, record(), frozenset())
     changed = record(
-        overrides={"num_loader_workers": "4"},
-        config={**record().config, "num_loader_workers": 4},
+        overrides={"step_seconds": "4", "loader_workers": "2"},
+        config={**record().config, "step_seconds": 4.0, "loader_workers": 2},
     )
-    assert ensure_run_config(store, changed, frozenset({"num_loader_workers"})) == record()
+    assert ensure_run_config(store, changed, frozenset({"step_seconds"})) == record()
+
+
+def test_a_run_that_began_before_the_settings_were_in_the_config_goes_on(tmp_path: Path) -> None:
+    """Its record has the names that its config had, and an override as it was written then."""
+    store = FolderStore(tmp_path)
+    config = recorded(resolve_config(TINY, "quick", {"micro_batch": "2"}))
+    then = {
+        name: value for name, value in config.items() if name not in ("find_unused_parameters",)
+    }
+    began = record(overrides={"micro_batch": "2"}, config=then)
+    ensure_run_config(store, began, frozenset())
+    now = record(overrides={"settings.micro_batch": "2"}, config=config)
+    assert ensure_run_config(store, now, frozenset()) == began
+    other = record(overrides={"micro_batch": "2"}, config={**config, "eval_batch": 6})
+    with pytest.raises(UserError, match="belongs to config field eval_batch 5, not 6"):
+        ensure_run_config(store, other, frozenset())
 
 
 @pytest.mark.parametrize(

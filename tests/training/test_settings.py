@@ -1,11 +1,14 @@
 """How long a stage is and when it is evaluated; what does not fit together is refused."""
 
+import json
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
+from tests.training.tiny import tiny_config
 from training.errors import UserError
-from training.settings import Milestones, Settings
+from training.settings import Milestones, Settings, changed, field_places, recorded
 
 
 def settings(**changes: Any) -> Settings:
@@ -42,7 +45,6 @@ def test_a_stage_has_so_many_steps_and_evaluations(
         ({"epochs": 0}, "epochs is 0; give at least 1"),
         ({"steps": 0}, "steps is 0; give at least 1"),
         ({"epochs": 1, "steps": 9}, "epochs is 1 and steps is 9; give one of the two"),
-        ({"epochs": None}, "epochs is None and steps is None; give one of the two"),
         (
             {"evaluate_every_epochs": 1, "evaluate_every_steps": 9},
             "evaluate_every_epochs is 1 and evaluate_every_steps is 9; give one of the two",
@@ -85,6 +87,45 @@ def test_fails_for_settings_that_cannot_be(changes: dict[str, Any], says: str) -
 def test_fails_for_milestones_that_cannot_be(given: dict[str, Any], says: str) -> None:
     with pytest.raises(ValueError, match=says):
         Milestones(**given)
+
+
+def test_fails_for_a_stage_without_a_length() -> None:
+    with pytest.raises(UserError, match="epochs is None and steps is None; give one of the two"):
+        settings(epochs=None).num_steps(30)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Two:
+    """A config with settings of two stages, and a field called like one of theirs."""
+
+    steps: int = 7
+    settings: Settings = Settings(steps=1, global_batch=8, micro_batch=4)  # noqa: RUF009
+    teacher: Settings = Settings(epochs=2, global_batch=8, micro_batch=8)  # noqa: RUF009
+
+
+def test_a_name_that_several_fields_have_says_whose_it_is() -> None:
+    places = field_places(Two())
+    assert places["steps"] == ("steps",)
+    assert places["settings.steps"] == ("settings", "steps")
+    assert places["teacher.micro_batch"] == ("teacher", "micro_batch")
+    config = changed(Two(), steps=8, **{"settings.steps": 2, "teacher.micro_batch": 2})
+    assert (config.steps, config.settings.steps, config.teacher.micro_batch) == (8, 2, 2)
+
+
+def test_every_field_is_recorded_by_its_name_as_json() -> None:
+    config = tiny_config(schedule=Milestones(factor=0.1, epochs=(2,)))
+    record = recorded(config)
+    assert json.loads(json.dumps(record)) == {
+        **json.loads(json.dumps(record)),
+        "micro_batch": 4,
+        "dropout": 0.2,
+        "schedule": {"factor": 0.1, "epochs": [2], "steps": []},
+    }
+    assert recorded(tiny_config(schedule=half))["schedule"] == f"{__name__}.half"
+
+
+def half(step: int, num_steps: int) -> float:
+    return 0.5
 
 
 def test_fails_where_drop_last_leaves_no_step() -> None:

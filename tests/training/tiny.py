@@ -8,7 +8,7 @@ Two Train stages, derived data, augmentation, dropout, BatchNorm, micro-batches,
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,27 +18,25 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
-from training.randomness import shuffled
+from training.settings import changed
 from training.workload import (
     Batch,
-    CompileMode,
     Inputs,
-    LoaderWorkers,
     Loss,
-    Order,
     Partial,
-    Precision,
     Prepare,
     Progress,
-    Rung,
-    Schedule,
+    Samples,
     Settings,
-    Sharding,
     Start,
     Train,
+    Workload,
 )
 
 NUM_FEATURES = 6
+SETTINGS = Settings(
+    epochs=3, global_batch=8, micro_batch=4, eval_batch=5, warmup_steps=2, clip_norm=1.0
+)
 HOOKS: dict[str, Callable[[int], None]] = {}
 LOSSES: dict[str, Callable[[int, Tensor], Tensor]] = {}
 
@@ -53,35 +51,26 @@ class TinyConfig:
     seed: int = 7
     num_threads: int = 1
     deterministic: bool = True
-    epochs: int = 3
+    settings: Settings = SETTINGS
     second_epochs: int | None = None
     second_steps: int | None = None  # instead of epochs
-    evaluate_every_steps: int | None = None
-    schedule: Schedule = "cosine"
     learning_rate: float = 0.01
-    clip_norm: float | None = 1.0
     step_seconds: float = 0.0
     nan_at_step: int = -1
     bad_start: bool = False
-    loader_workers: LoaderWorkers = 0
-    micro_batch: int = 4
     batch_norm: bool = True
     dropout: float = 0.2
     double: bool = False
-    precision: Precision = "float32"
-    compile_mode: CompileMode | None = None
-    ema_decay: float | None = None
-    ema_every_steps: int = 1
-    ema_buffers: bool = False
-    optimizer_in_backward: bool = False
-    drop_last: bool = False
-    best_metric: str | None = None
-    sharding: Sharding = "none"
     blocks: bool = False  # of the sharded model, instead of all as one
 
 
+def tiny_config(**values: Any) -> TinyConfig:
+    """The config with these fields, those of its settings too."""
+    return changed(TinyConfig(), **values)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Doubled:
+class Doubled(Prepare):
     name: str = "doubled"
     num_shards: int = 3
     is_shareable: bool = True
@@ -99,7 +88,7 @@ class Doubled:
         return {"x": 2 * x[first:last] + 0.01 * torch.randn(last - first, NUM_FEATURES)}
 
 
-class Rows:
+class Rows(Samples):
     """Rows of the derived data with a target that is a function of them."""
 
     def __init__(self, x: Tensor) -> None:
@@ -116,12 +105,9 @@ class Rows:
         x, y = zip(*items, strict=True)
         return {"x": torch.stack(x), "y": torch.stack(y).long()}
 
-    def order(self, epoch: int, seed: int) -> Order:
-        return shuffled(len(self), epoch, seed)
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TinyTrain:
+class TinyTrain(Train):
     config: TinyConfig
     name: str
     width: int
@@ -130,27 +116,9 @@ class TinyTrain:
 
     @property
     def settings(self) -> Settings:
-        return Settings(
-            epochs=None if self.steps else self.epochs or self.config.epochs,
-            steps=self.steps,
-            evaluate_every_steps=self.config.evaluate_every_steps,
-            schedule=self.config.schedule,
-            global_batch=8,
-            micro_batch=self.config.micro_batch,
-            eval_batch=5,
-            warmup_steps=2,
-            clip_norm=self.config.clip_norm,
-            loader_workers=self.config.loader_workers,
-            precision=self.config.precision,
-            compile_mode=self.config.compile_mode,
-            ema_decay=self.config.ema_decay,
-            ema_every_steps=self.config.ema_every_steps,
-            ema_buffers=self.config.ema_buffers,
-            optimizer_in_backward=self.config.optimizer_in_backward,
-            drop_last=self.config.drop_last,
-            best_metric=self.config.best_metric,
-            sharding=self.config.sharding,
-        )
+        own = self.config.settings
+        epochs = None if self.steps else self.epochs or own.epochs
+        return replace(own, epochs=epochs, steps=self.steps or own.steps)
 
     def model(self, i: Inputs) -> nn.Module:
         model = nn.Sequential(
@@ -187,9 +155,6 @@ class TinyTrain:
         cut = len(x) - 12
         return Rows(x[:cut] if split == "train" else x[cut:])
 
-    def weight(self, b: Batch) -> float:
-        return float(len(b["y"]))
-
     def loss(self, m: nn.Module, b: Batch, step: int, num_steps: int) -> Loss:
         reached(self.name, step)
         time.sleep(self.config.step_seconds)
@@ -225,13 +190,12 @@ class TinyTrain:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Tiny:
+class Tiny(Workload[TinyConfig]):
     name: str = "tiny"
-    placement_fields: frozenset[str] = frozenset({"loader_workers"})
 
     @property
     def recipes(self) -> Mapping[str, Callable[[], TinyConfig]]:
-        return {"quick": TinyConfig, "long": lambda: TinyConfig(epochs=6)}
+        return {"quick": TinyConfig, "long": lambda: tiny_config(epochs=6)}
 
     @property
     def nominal_samples(self) -> Mapping[str, Mapping[str, int]]:
@@ -245,9 +209,6 @@ class Tiny:
                 config=c, name="second", width=8, epochs=c.second_epochs, steps=c.second_steps
             ),
         )
-
-    def rungs(self, c: TinyConfig) -> Sequence[Rung]:
-        return ()
 
     def make_dataset(
         self, out: Path, count: int, seed: int, progress: Progress

@@ -18,7 +18,7 @@ from stacks.bundle import EXCLUDED_FOLDERS, FOLDERS
 from stacks.guard import records
 from stacks.guard.ledger import Ledger
 from stacks.guard.reasons import reason_to_stop
-from stacks.guard.settings import Settings
+from stacks.guard.settings import GuardSettings
 from stacks.parameters import StackParameters
 from stacks.program_source import write_program
 from tests.userdata.rig import REPOSITORY, Rig, run_on, wait, wait_until
@@ -91,8 +91,8 @@ def wait_for_snapshot(rig: Rig, machine: ProcessMachine) -> None:
     wait_until(has_snapshot)
 
 
-def guard_settings(rig: Rig) -> Settings:
-    return Settings(
+def guard_settings(rig: Rig) -> GuardSettings:
+    return GuardSettings(
         stack_name="TrainingStack",
         fleet_parameter=rig.parameter,
         run_bucket="runs",

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.userdata.rig import Rig, wait
-from userdata.send_metrics import Publisher, TrainingWatch
+from userdata.send_metrics import MetricsPublisher, TrainingWatch
 
 
 def step(number: int) -> str:
@@ -99,7 +99,7 @@ class Scene:
         self.sent: list[dict[str, float]] = []
         for name in ("var/log/training", "run/training"):
             (root / name).mkdir(parents=True)
-        self.publisher = Publisher(
+        self.publisher = MetricsPublisher(
             put=self._put,
             is_running=lambda: self.runs,
             notice_budget_seconds=120,

@@ -128,14 +128,14 @@ def _sync(options: argparse.Namespace) -> int:
 def _check_content(name: str, folder: Path, *, as_json: bool) -> int:
     """Print what the workload finds; UserError, exit code 2, if training would break."""
     # Not above: they import torch, and a sync runs at boot.
-    from training.capabilities import HasDataCheck
     from training.registry import load_workload
+    from training.workload import Workload, implements
 
     workload = load_workload(name)
-    if not isinstance(workload, HasDataCheck):
+    if not implements(workload, Workload.check_data):
         raise UserError(
             f"workload {workload.name!r} cannot check what is in a dataset: it has no check_data "
-            "(HasDataCheck in training/capabilities.py); leave --workload out"
+            "(training/workload.py); leave --workload out"
         )
     # Progress goes to stderr, so that what is found can be piped.
     with redirect_stdout(sys.stderr):

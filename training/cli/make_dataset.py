@@ -25,7 +25,6 @@ from training.store.protocol import Store
 from training.store.verified import VerifiedFiles
 
 if TYPE_CHECKING:
-    from training.capabilities import HasPacking
     from training.workload import Workload
 
 URI = "s3://bucket/prefix, or a folder"
@@ -92,16 +91,19 @@ def _make(options: argparse.Namespace) -> int:
 
 
 def _import(options: argparse.Namespace) -> int:
-    from training.capabilities import HasFolderImport, HasImport, HasPacking
+    from training.workload import Workload, implements
 
     workload = _workload(options)
     with tempfile.TemporaryDirectory(prefix="training-import-") as scratch:
-        if isinstance(workload, HasPacking):
+        if implements(workload, Workload.pack_dataset):
             return _import_packed(options, workload.name, workload, Path(scratch))
-        if not isinstance(workload, HasFolderImport | HasImport):
+        if not (
+            implements(workload, Workload.import_folder)
+            or implements(workload, Workload.import_dataset)
+        ):
             raise UserError(
                 f"workload {workload.name!r} cannot import files: it has no import_dataset "
-                "(HasImport in training/capabilities.py)"
+                "(training/workload.py)"
             )
         if options.out is None:
             raise UserError(f"workload {workload.name!r} makes its dataset in a folder; give --out")
@@ -109,7 +111,7 @@ def _import(options: argparse.Namespace) -> int:
         store = open_store(options.dataset_uri) if options.dataset_uri else None
         began = time.monotonic()
         act: Callable[..., Mapping[str, Any]]
-        if isinstance(workload, HasFolderImport):
+        if implements(workload, Workload.import_folder):
             source: Any = open_folder(Path(options.source), Path(scratch))
             act, what, total = workload.import_folder, source.name, 0
         else:
@@ -130,7 +132,7 @@ def _import(options: argparse.Namespace) -> int:
 
 
 def _import_packed(
-    options: argparse.Namespace, name: str, packing: "HasPacking", scratch: Path
+    options: argparse.Namespace, name: str, packing: "Workload[Any]", scratch: Path
 ) -> int:
     """Pack files into the folder, or without one straight into the store."""
     output = _output(options, name)
@@ -183,7 +185,6 @@ def _output(options: argparse.Namespace, workload: str) -> Output:
 
 def _workload(options: argparse.Namespace) -> "Workload[Any]":
     """The workload, with the options of its datasets."""
-    from training.capabilities import HasDataOptions
     from training.config import parse_overrides, with_overrides
     from training.registry import load_workload
 
@@ -191,10 +192,10 @@ def _workload(options: argparse.Namespace) -> "Workload[Any]":
     overrides = parse_overrides(options.override)
     if not overrides:
         return workload
-    if not isinstance(workload, HasDataOptions):
+    if workload.data_options is None:
         raise UserError(
             f"workload {workload.name!r} makes its datasets in one way: it has no data_options "
-            "(HasDataOptions in training/capabilities.py); leave --override out"
+            "(training/workload.py); leave --override out"
         )
     what = f"a dataset of workload {workload.name!r}"
     return workload.with_data_options(with_overrides(workload.data_options, overrides, what))

@@ -8,13 +8,14 @@ import argparse
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from training.errors import EXIT_FAILED, EXIT_FINISHED, UserError
+from training.settings import changed
 
 DEFAULT_OUT = Path("sizing/footprints.json")
 _COMMAND = "python -m training measure"
@@ -58,17 +59,16 @@ def measured(
 
     They are counted at `factors` times the recipe's micro-batch.
     """
-    from training.capabilities import HasNominalSamples
     from training.config import resolve_config
     from training.registry import load_workload
     from training.workload import Prepare
 
     workload = load_workload(workload_name)
     config = resolve_config(workload, recipe, overrides)
-    if not isinstance(workload, HasNominalSamples) or recipe not in workload.nominal_samples:
+    if recipe not in workload.nominal_samples:
         raise UserError(
             f"workload {workload_name!r} cannot be measured: its `nominal_samples` lack recipe "
-            f"{recipe!r}; add how many samples it is made for (training/capabilities.py)"
+            f"{recipe!r}; add how many samples it is made for (training/workload.py)"
         )
     samples = workload.nominal_samples[recipe]
     about = {"workload": workload_name, "recipe": recipe}
@@ -89,21 +89,21 @@ def _at_size(workload: Any, config: Any, stage: Any, size: int) -> Any | None:
     if not settings.optimizer_in_backward or size >= settings.global_batch:
         return stage
     try:
-        stages = workload.stages(replace(config, micro_batch=size))
+        stages = workload.stages(changed(config, micro_batch=size))
         found = next(each for each in stages if each.name == stage.name)
         return found if found.settings.micro_batch == size else None
-    except (TypeError, ValueError):  # no such field, or refused by the settings
+    except (KeyError, ValueError):  # no such field, or refused by the settings
         return None
 
 
 def _prepare(
     stage: Any, samples: Mapping[str, int], about: Mapping[str, Any]
 ) -> Iterator[dict[str, Any]]:
-    from training.capabilities import HasProbe
     from training.preflight.footprint import measure_probe
+    from training.workload import Prepare, implements
 
     name: str = stage.name
-    if not isinstance(stage, HasProbe):
+    if not implements(stage, Prepare.probe):
         return
     probe = stage.probe()
     yield {
@@ -166,10 +166,10 @@ def train_footprints(
 
 def _phases(stage: Any) -> dict[str, Any]:
     """The epochs by the work of a sample, if it changes; as shares of what is counted."""
-    from training.capabilities import HasWork
+    from training.workload import Train, implements
 
     num_epochs: int | None = stage.settings.epochs
-    if not isinstance(stage, HasWork) or not num_epochs:
+    if not implements(stage, Train.work) or not num_epochs:
         return {}
     works = [stage.work(epoch) for epoch in range(num_epochs)]
     phases = [
@@ -181,11 +181,10 @@ def _phases(stage: Any) -> dict[str, Any]:
 
 def _usual(stage: Any, config: Any, size: int) -> dict[str, int | float]:
     """What a stage with batches of several shapes takes on average: its work, and its memory."""
-    from training.capabilities import HasUsualBatch
     from training.preflight.footprint import measure_step
 
-    usual = stage.usual(size) if isinstance(stage, HasUsualBatch) else None
-    if usual is None or _shapes(usual) == _shapes(stage.example(size)):
+    usual = stage.usual(size)
+    if _shapes(usual) == _shapes(stage.example(size)):
         return {}
     found = asdict(measure_step(stage, config, size, usual))
     memory = {f"usual_{name}": found[name] for name in ("peak_bytes", "peak_activation_bytes")}

@@ -145,15 +145,15 @@ def _predict(options: argparse.Namespace) -> int:
 
 
 def _write_predictions(trained: "TrainedStage", split: str, stream: TextIO) -> int:
-    from training.capabilities import HasPredict, HasResultList
+    from training.workload import Train, implements
 
     stage, num = trained.stage, 0
-    if not isinstance(stage, HasPredict):
+    if not implements(stage, Train.predict):
         raise UserError(
             f"stage {stage.name!r} cannot predict: it has no `predict(model, batch)`, which "
-            "returns a dictionary for each sample; add it (training/capabilities.py)"
+            "returns a dictionary for each sample; add it (training/workload.py)"
         )
-    between = "["
+    between, is_list = "[", implements(stage, Train.result_list)
     for micro, batch in trained.each_batch(split):
         predictions = stage.predict(trained.model, batch)
         if len(predictions) != len(micro.ids):
@@ -163,13 +163,13 @@ def _write_predictions(trained: "TrainedStage", split: str, stream: TextIO) -> i
             )
         num += len(predictions)
         for index, prediction in zip(micro.ids, predictions, strict=True):
-            if not isinstance(stage, HasResultList):
+            if not is_list:
                 stream.write(json.dumps({"index": index, **prediction}) + "\n")
                 continue
             for result in stage.result_list(prediction):
                 stream.write(f"{between}\n{json.dumps(result)}")
                 between = ","
-    if isinstance(stage, HasResultList):
+    if is_list:
         stream.write("[]\n" if between == "[" else "\n]\n")
     return num
 

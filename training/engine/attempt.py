@@ -30,6 +30,7 @@ from training.record.run_config import RunConfig
 from training.registry import module_of
 from training.report.profiler import StepProfiler
 from training.report.receipt import RunResult
+from training.settings import recorded
 from training.store.local_dataset import LocalDataset
 
 # The rooms of training/ whose code decides about the weights.
@@ -102,7 +103,7 @@ class WorkloadJob:
             workload=options.workload,
             recipe=options.recipe,
             overrides=dict(options.overrides),
-            config=asdict(self._resolved.config),
+            config=recorded(self._resolved.config),
             dataset=self._dataset.fingerprint,
             numerics_key=self._key,
             origin=asdict(origin) if origin else None,
@@ -129,10 +130,7 @@ class WorkloadJob:
 
     def follow(self, supervisor: Supervisor) -> int:
         """A rank above 0: trains along, and writes nothing but its shards of derived data."""
-        supervisor.last_resort.follow()
-        supervisor.extra_time.follow()
-        # Rank 0 may be at work on its own for long, and its watchdog is for all.
-        supervisor.watchdog.close()
+        supervisor.follow()
         code, record = self._world.share((None, None))
         if code is not None:
             return code

@@ -11,17 +11,16 @@ import torch
 from torch import nn
 
 from training.attempt.context import AttemptContext
-from training.capabilities import HasShow
 from training.engine.batches import MicroBatch
 from training.engine.learner import Learner
 from training.engine.loader import Loader
 from training.engine.parallel import Parallel
 from training.engine.precision import autocast
-from training.engine.stage_checks import checked_metrics, checked_partial
+from training.engine.stage_checks import checked_metrics, checked_partial, samples_of
 from training.engine.trees import to_device
 from training.randomness import seed_torch
 from training.report.page import EVALUATION
-from training.workload import Batch, Inputs, Partial, Samples, Train
+from training.workload import Batch, Inputs, Partial, Samples, Train, implements
 
 _log = logging.getLogger(__name__)
 
@@ -45,7 +44,7 @@ def evaluate(
     stage shows what it has learned.
     """
     world = context.world
-    samples = stage.samples(inputs, "validation")
+    samples = samples_of(stage, inputs, "validation")
     batches = in_order(samples, stage.settings.eval_batch)
     mine = batches[world.rank :: world.size]
     turns = len(batches[:: world.size])
@@ -70,8 +69,7 @@ def evaluate(
             ordered = _of_all_ranks(context, parts)
             out = _empty_folder(context, name)
             metrics = _summarized(context, stage, ordered, out)
-            is_shown = is_last and (context.world.leads or learner.is_sharded)
-            if is_shown and isinstance(stage, HasShow):
+            if is_last and (context.world.leads or learner.is_sharded):
                 _show(stage, inputs, model, ordered, out)
     finally:
         loader.close()
@@ -123,9 +121,10 @@ def _summarized(
 
 
 def _show(
-    stage: HasShow, inputs: Inputs, model: Parallel, parts: Sequence[Partial], out: Path
+    stage: Train, inputs: Inputs, model: Parallel, parts: Sequence[Partial], out: Path
 ) -> None:
-    assert isinstance(stage, Train)
+    if not implements(stage, Train.show):
+        return
     seed_torch(inputs.device, "show", inputs.seed, stage.name)
     with torch.no_grad(), autocast(stage.settings.precision, inputs.device):
         model.use(lambda own: stage.show(own, inputs, parts, out))

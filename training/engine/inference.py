@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 from contract.keys import artifact_prefix
 from training.artifacts.prepare import INDEX, open_artifact
-from training.capabilities import HasNumerics
 from training.config import resolve_config
 from training.engine.batches import MicroBatch
 from training.engine.evaluation import in_order
@@ -23,7 +22,7 @@ from training.engine.loader import Loader
 from training.engine.named_state import OPTIMIZER, state_by_name
 from training.engine.numerics import configure
 from training.engine.precision import autocast
-from training.engine.stage_checks import checked_metrics, checked_partial
+from training.engine.stage_checks import checked_metrics, checked_partial, samples_of
 from training.engine.trees import to_device
 from training.errors import UserError
 from training.randomness import seed_torch
@@ -49,7 +48,7 @@ class TrainedStage:
     def each_batch(self, split: str) -> Iterator[tuple[MicroBatch, Batch]]:
         """Yield every sample of a split once, in order, as the run's own evaluations see them."""
         settings, device = self.stage.settings, self.inputs.device
-        samples = self.stage.samples(self.inputs, split)
+        samples = samples_of(self.stage, self.inputs, split)
         batches = in_order(samples, settings.eval_batch)
         loader = Loader.of_stage(samples, batches, settings, self.inputs)
         try:
@@ -113,8 +112,7 @@ def load_trained(
             artifacts.add(stage, inputs)
         elif stage.name == stage_name:
             model = stage.model(inputs)
-            if isinstance(stage, HasNumerics):
-                stage.numerics(model, inputs, {})
+            stage.numerics(model, inputs, {})
             load_weights(model, weights, stage.name)
             return TrainedStage(stage=stage, inputs=inputs, model=model.to(device).eval())
         else:

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from training.attempt.world import World
-from training.capabilities import HasNumerics
 from training.engine.batches import MicroBatch, micro_batch_of
 from training.engine.ema import MovingAverage
 from training.engine.in_backward import step_in_backward
@@ -99,8 +98,7 @@ class Learner:
         stage, inputs = self._stage, self._inputs
         seed_torch(inputs.device, "model", inputs.seed, stage.name)
         model = stage.model(inputs)
-        if isinstance(stage, HasNumerics):
-            self.chosen = self._choose(stage, model, started_with)
+        self.chosen = self._choose(model, started_with)
         if snapshot is None:
             seed_torch(inputs.device, "start", inputs.seed, stage.name)
             self.start = checked_start(stage, stage.start(model, inputs))
@@ -129,13 +127,12 @@ class Learner:
             )
         return model.train()
 
-    def _choose(
-        self, stage: HasNumerics, model: nn.Module, started_with: Mapping[str, str]
-    ) -> dict[str, str]:
+    def _choose(self, model: nn.Module, started_with: Mapping[str, str]) -> dict[str, str]:
         """Rank 0 chooses, and the others after it."""
 
         def choose(like: Mapping[str, str]) -> dict[str, str]:
-            return checked_numerics(self._stage, stage.numerics(model, self._inputs, like))
+            chosen = self._stage.numerics(model, self._inputs, like)
+            return checked_numerics(self._stage, chosen)
 
         first = self._world.share(choose(started_with) if self._world.leads else {})
         if not self._world.leads:

@@ -25,9 +25,10 @@ from training.engine.batches import MicroBatch
 from training.engine.loader_worker import Answer, Maker, Task, header_bytes, work
 from training.engine.trees import pinned
 from training.errors import WorkerLostError
+from training.settings import LoaderWorkers
 from training.stacking import ItemLayout, differing
 from training.tally import Tally, taken, timed
-from training.workload import Batch, Inputs, LoaderWorkers, Samples, Settings
+from training.workload import Batch, Inputs, Samples, Settings
 
 _BATCHES_AHEAD_PER_WORKER = 2
 # Batches that are in use while others are made: more of them are copied.

@@ -23,7 +23,7 @@ from training.engine.batches import MicroBatch
 from training.randomness import derive_seeds
 from training.stacking import ItemLayout, stack
 from training.tally import Tally, taken, timed
-from training.workload import Batch, Samples
+from training.workload import Batch, Samples, implements
 
 _TASK = struct.Struct("6q")
 _PAGE = 4096
@@ -38,8 +38,8 @@ class Maker:
         self._samples = samples
         self._seed = seed
         self._rng = torch.Generator()
-        # The function itself: then each row of a batch can be made on its own.
-        self.stacks = samples.collate is stack
+        # Then each row of a batch can be made on its own.
+        self.stacks = samples.collate is stack or not implements(samples, Samples.collate)
 
     def batch(self, micro: MicroBatch) -> Batch:
         """A whole micro-batch, made with one thread, as in a worker."""

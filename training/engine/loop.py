@@ -16,13 +16,13 @@ from training.artifacts.compile_cache import CompileCache
 from training.attempt.context import AttemptContext
 from training.attempt.long_work import Work
 from training.attempt.notice import InterruptedRunError
-from training.capabilities import HasFiles
 from training.engine.batches import BatchPlan, MicroBatch
 from training.engine.evaluation import evaluate
 from training.engine.learner import Learner, StepResult
 from training.engine.learning_rate import schedule_factor
 from training.engine.loader import Loader
 from training.engine.pace import DeviceTime, Pace, StepTime, TimesSoFar
+from training.engine.stage_checks import samples_of
 from training.engine.step_log import StepLog
 from training.engine.trees import CompiledShapes, to_device
 from training.errors import RunFailedError
@@ -33,7 +33,7 @@ from training.save.read import CheckpointContent
 from training.save.resume import ShardedContent
 from training.save.state import LiveState
 from training.tally import Tally
-from training.workload import Batch, Inputs, Train
+from training.workload import Batch, Inputs, Samples, Train, implements
 
 _log = logging.getLogger(__name__)
 
@@ -56,11 +56,11 @@ class StageLoop:
         self._inputs = inputs
         self._settings = stage.settings
         self._skipped_steps = skipped_steps
-        samples = stage.samples(inputs, "train")
+        samples = samples_of(stage, inputs, "train")
         if len(samples) < 1:
             raise RunFailedError(f"stage {stage.name!r} has no training samples")
         self._plan = BatchPlan(samples, self._settings, inputs.seed, context.world.size)
-        if isinstance(samples, HasFiles) and context.world.leads:
+        if context.world.leads and implements(samples, Samples.files):
             inputs.dataset.expect(samples.files(self._plan.rest_of_epoch(position.stage_step)))
         self._compile_cache: CompileCache | None = None
         if context.keeps_compiled and self._settings.compile_mode is not None:

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from training.attempt.world import World
-from training.capabilities import HasShards
 from training.engine.stage_checks import checked_loss
 from training.errors import UserError
 from training.workload import Batch, Settings, Train
@@ -179,8 +178,6 @@ class _Sharded:
 
 def _blocks(stage: Train, model: nn.Module) -> list[nn.Module]:
     """The blocks that the stage names, nested ones first."""
-    if not isinstance(stage, HasShards):
-        return []
     named = list(stage.sharded_modules(model))
     order = {id(module): number for number, module in enumerate(model.modules())}
     if unknown := [type(module).__name__ for module in named if id(module) not in order]:

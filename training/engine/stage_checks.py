@@ -4,8 +4,9 @@ A wrong result is refused in one sentence with the method's name; otherwise it w
 traceback of torch or JSON far from the wrong line, or train nothing.
 """
 
+import inspect
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,50 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from training.errors import UserError
-from training.workload import Loss, Partial, Samples, Start, Train
+from training.workload import Inputs, Loss, Partial, Samples, Start, Train, implements
+
+
+def samples_of(stage: Train, i: Inputs, split: str) -> Samples:
+    """Call `Train.samples` and check what it returns."""
+    samples: Any = stage.samples(i, split)
+    for sentence in unlike(samples, Samples, f"stage {stage.name!r}, split {split!r}"):
+        raise UserError(sentence)
+    return samples  # type: ignore[no-any-return]
+
+
+def unlike(thing: Any, base: type[Any], what: str) -> Iterator[str]:
+    """How `thing` differs from `base`: what it lacks, or what the loop could not call."""
+    if not isinstance(thing, base):
+        yield (
+            f"{what} is a {type(thing).__name__}, which does not subclass "
+            f"training.workload.{base.__name__}: class {type(thing).__name__}({base.__name__})"
+        )
+        return
+    for name, member in vars(base).items():
+        if inspect.isfunction(member) and (name in base.REQUIRED or not name.startswith("_")):
+            if name in base.REQUIRED and not implements(thing, member):
+                yield f"{what} has no {name}{_parameters(member)}: {inspect.getdoc(member)}"
+            elif not _takes(getattr(thing, name), member):
+                yield f"{what}: {name} must take {_parameters(member)}"
+    for name in base.REQUIRED:
+        if not hasattr(thing, name):
+            yield f"{what} has no {name}; see training.workload.{base.__name__}"
+
+
+def _takes(method: Any, like: Callable[..., Any]) -> bool:
+    if not callable(method):
+        return False
+    count = len(inspect.signature(like).parameters) - 1  # without self
+    try:
+        inspect.signature(method).bind(*range(count))
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+def _parameters(method: Callable[..., Any]) -> str:
+    names = list(inspect.signature(method).parameters)[1:]
+    return f"({', '.join(names)})"
 
 
 def checked_start(stage: Train, start: Any) -> Start:
@@ -25,7 +69,7 @@ def checked_start(stage: Train, start: Any) -> Start:
 
 
 def checked_numerics(stage: Train, chosen: Any) -> dict[str, str]:
-    """Check the result of `HasNumerics.numerics`, which is kept as JSON and compared."""
+    """Check the result of `Train.numerics`, which is kept as JSON and compared."""
     if not isinstance(chosen, Mapping):
         raise _wrong(stage, "numerics", chosen, "a mapping of what was chosen to which")
     for name, value in chosen.items():

@@ -5,7 +5,6 @@ from collections.abc import Callable, Hashable, Iterable, Mapping
 import torch
 from torch import Tensor
 
-from training.capabilities import HasShapeKey
 from training.workload import Batch, Train
 
 # Far more than torch compiles code for (256 variants of a function), and kilobytes.
@@ -36,17 +35,6 @@ def _mapped(batch: Batch, act: Callable[[Tensor], Tensor]) -> Batch:
     return batch
 
 
-def tensor_shapes(batch: Batch) -> Hashable:
-    """The shapes of all tensors, hashable: equal for batches that the same kernels can compute."""
-    if isinstance(batch, Tensor):
-        return batch.shape
-    if isinstance(batch, Mapping):
-        return tuple(tensor_shapes(value) for value in batch.values())
-    if isinstance(batch, list | tuple):
-        return tuple(tensor_shapes(value) for value in batch)
-    return None
-
-
 class CompiledShapes:
     """The shapes of batches that a stage was trained on in this process: their code is there.
 
@@ -72,6 +60,4 @@ class CompiledShapes:
     def _key(self, batch: Batch) -> Hashable:
         if self._stage.settings.compile_mode is None:
             return None
-        if isinstance(self._stage, HasShapeKey):
-            return self._stage.shape_key(batch)
-        return tensor_shapes(batch)
+        return self._stage.shape_key(batch)

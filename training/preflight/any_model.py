@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from training.errors import UserError, name_known
 from training.preflight.data_reads import refusing_reads
-from training.workload import Batch, Inputs, Loss, Settings
+from training.workload import Batch, Inputs, Loss, Settings, Train
 
 OptimizerName: TypeAlias = Literal["adamw", "sgd"]
 Make: TypeAlias = Callable[[int], tuple[Any, ...]]
@@ -79,8 +79,11 @@ def _resized(given: tuple[Any, ...], size: int) -> tuple[Any, ...]:
     return (given[0], tree_map_only(Tensor, resize, given[1]), *given[2:])
 
 
-class ModelStage:
-    """What counting calls of a Train stage (training/preflight/footprint.py), and no more."""
+class ModelStage(Train):
+    """A stage for counting (training/preflight/footprint.py): it has no samples."""
+
+    name: str
+    settings: Settings
 
     def __init__(
         self, name: str, make: Make, settings: Settings, optimizer_name: OptimizerName

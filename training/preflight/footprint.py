@@ -25,13 +25,12 @@ from torch.utils.flop_counter import (
     sdpa_flop_count,
 )
 
-from training.capabilities import HasExample, HasSurrogate, Probe
 from training.engine.in_backward import step_in_backward
 from training.errors import UserError
 from training.preflight.convolutions import Convolutions
 from training.preflight.data_reads import refusing_reads
 from training.preflight.standalone import LAST_STEP, standalone_inputs
-from training.workload import Batch, Loss, Train
+from training.workload import Batch, Loss, Probe, Train, implements
 
 _ALLOCATION_BYTES = 512
 _WITHOUT_KERNEL = frozenset(
@@ -262,10 +261,10 @@ class _Step:
 
 def _example(stage: Train, size: int) -> tuple[Batch, float]:
     """A batch of the largest samples, and the weight its loss is divided by."""
-    if not isinstance(stage, HasExample):
+    if not implements(stage, Train.example):
         raise UserError(
             f"stage {stage.name!r} cannot be measured: it has no `example(size)`, which makes a "
-            "batch of the largest samples without data; add it (training/capabilities.py)"
+            "batch of the largest samples without data; add it (training/workload.py)"
         )
     batch = stage.example(size)
     return batch, stage.weight(batch)
@@ -341,14 +340,14 @@ def _bytes(tensors: Iterable[Tensor]) -> int:
 
 def _loss(stage: Train, model: nn.Module, batch: Batch) -> Loss:
     """The loss, or what stands for one that reads data."""
-    if isinstance(stage, HasSurrogate):
+    if implements(stage, Train.surrogate):
         return stage.surrogate(model, batch)
     return stage.loss(model, batch, *LAST_STEP)
 
 
 def _explained(stage: Train) -> AbstractContextManager[None]:
     """Refuse a step that cannot be made without data."""
-    remedy = "add `surrogate(model, batch)`, a step by shapes alone (training/capabilities.py)"
-    if isinstance(stage, HasSurrogate):
+    remedy = "add `surrogate(model, batch)`, a step by shapes alone (training/workload.py)"
+    if implements(stage, Train.surrogate):
         remedy = "let shapes alone decide what `surrogate` computes"
     return refusing_reads(stage.name, "its step reads data", remedy)

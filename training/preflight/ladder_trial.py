@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._pytree import tree_map_only
 
-from training.capabilities import HasExample
 from training.config import resolve_config
 from training.engine.in_backward import step_in_backward
 from training.engine.numerics import configure
@@ -22,7 +21,7 @@ from training.preflight.ladder import apply_rungs
 from training.preflight.limits import is_out_of_memory, limit_memory
 from training.preflight.standalone import LAST_STEP, standalone_inputs
 from training.registry import load_workload
-from training.workload import Train
+from training.workload import Train, implements
 
 # Without a GPU the limit also covers the run's thread stacks and buffers.
 _HOST_MIB = 128
@@ -44,7 +43,7 @@ def main() -> int:
     if limit is not None:
         limit_memory(limit if device.type == "cuda" else max(1, limit - _HOST_MIB), device)
     for stage in workload.stages(config):
-        if isinstance(stage, Train) and isinstance(stage, HasExample):
+        if isinstance(stage, Train) and implements(stage, Train.example):
             try:
                 _steps(stage, config, device)
             except (RuntimeError, MemoryError) as error:
@@ -74,7 +73,7 @@ def _refusal(before: Any, after: Any, config: Any) -> str:
 
 def _steps(stage: Train, config: Any, device: torch.device) -> None:
     settings = stage.settings
-    example = stage.example(settings.micro_batch)  # type: ignore[attr-defined]
+    example = stage.example(settings.micro_batch)
     weight = stage.weight(example)
     batch = tree_map_only(Tensor, lambda tensor: tensor.to(device), example)
     model = stage.model(standalone_inputs(stage.name, config)).to(device).train()
@@ -99,7 +98,7 @@ def _steps(stage: Train, config: Any, device: torch.device) -> None:
 
 
 def _evaluate(stage: Train, model: nn.Module, device: torch.device) -> None:
-    example = stage.example(stage.settings.eval_batch)  # type: ignore[attr-defined]
+    example = stage.example(stage.settings.eval_batch)
     batch = tree_map_only(Tensor, lambda tensor: tensor.to(device), example)
     with torch.no_grad(), autocast(stage.settings.precision, device):
         stage.loss(model.eval(), batch, *LAST_STEP)

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 
 from contract.keys import MANIFEST
-from training.capabilities import HasDataInMemory
 from training.config import resolve_config
 from training.engine.job import ResolvedWorkload, RunOptions, checked_stages
 from training.engine.loader import num_workers
@@ -28,7 +27,7 @@ from training.preflight.workload_checks import problems
 from training.registry import load_workload
 from training.store.local_dataset import parse_manifest
 from training.store.open import open_store
-from training.workload import Prepare, Train, Workload
+from training.workload import Prepare, Train, Workload, implements
 
 _log = logging.getLogger(__name__)
 
@@ -135,7 +134,7 @@ def resource_request(
 ) -> ResourceRequest:
     """What a run takes of its machine."""
     data = 0
-    if isinstance(workload, HasDataInMemory):
+    if implements(workload, Workload.data_bytes_in_memory):
         found = open_store(dataset_uri).get(MANIFEST)
         files = parse_manifest(found.data, dataset_uri)["files"] if found else []
         data = workload.data_bytes_in_memory(config, sum(file["bytes"] for file in files))

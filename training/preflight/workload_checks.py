@@ -1,10 +1,11 @@
 """Static checks of a workload: one sentence for each problem found without running it."""
 
 import dataclasses
-import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from training.engine.stage_checks import unlike
+from training.settings import field_places
 from training.workload import Prepare, Rung, Settings, Train, Workload
 
 _CONFIG_FIELDS = {"seed": int, "num_threads": int, "deterministic": bool}
@@ -12,9 +13,7 @@ _CONFIG_FIELDS = {"seed": int, "num_threads": int, "deterministic": bool}
 
 def problems(workload: Any) -> list[str]:
     """Problems as sentences; empty if there are none."""
-    if isinstance(workload, type):
-        return [f"{workload.__name__} is a class; name an object: MINE = {workload.__name__}()"]
-    if lacks := list(missing(workload, Workload, "the workload")):
+    if lacks := list(unlike(workload, Workload, "the workload")):
         return lacks
     if not isinstance(workload.recipes, Mapping) or not workload.recipes:
         return [
@@ -35,8 +34,7 @@ def _recipe(workload: Any, make: Callable[[], Any]) -> Iterator[str]:
     yield from wrong
     if wrong:
         return
-    known = {field.name for field in dataclasses.fields(config)}
-    unknown = set(workload.placement_fields) - known
+    unknown = set(workload.placement_fields) - field_places(config).keys()
     if unknown:
         yield f"placement_fields names {', '.join(sorted(unknown))}, which the config lacks"
     if make() != config:
@@ -69,41 +67,12 @@ def _stages(stages: Sequence[Any]) -> Iterator[str]:
         yield f"the stages are named {names}; names must differ"
     for stage in stages:
         kind = Prepare if hasattr(stage, "make") else Train
-        yield from missing(stage, kind, f"stage {getattr(stage, 'name', stage)!r}")
+        yield from unlike(stage, kind, f"stage {getattr(stage, 'name', stage)!r}")
         settings = getattr(stage, "settings", None)
         if kind is Train and settings is not None and not isinstance(settings, Settings):
             yield f"stage {stage.name!r}: settings is a {type(settings).__name__}; return Settings"
     if not any(isinstance(stage, Train) for stage in stages):
-        yield "no stage trains; at least one must have everything that training.workload.Train has"
-
-
-def missing(thing: Any, protocol: type, what: str) -> Iterator[str]:
-    """Members of the protocol that are missing, or cannot be called as the loop calls them."""
-    for name, member in vars(protocol).items():
-        if name.startswith("_"):
-            continue
-        is_method = inspect.isfunction(member)
-        about = inspect.getdoc(member) or ""
-        if not hasattr(thing, name):
-            yield f"{what} has no {name}{_signature(member) if is_method else ''}: {about}"
-        elif is_method and not _takes(getattr(thing, name), member):
-            yield f"{what}: {name} must take {_signature(member)}"
-
-
-def _takes(method: Any, like: Callable[..., Any]) -> bool:
-    if not callable(method):
-        return False
-    count = len(inspect.signature(like).parameters) - 1  # without self
-    try:
-        inspect.signature(method).bind(*range(count))
-    except (TypeError, ValueError):
-        return False
-    return True
-
-
-def _signature(method: Callable[..., Any]) -> str:
-    names = list(inspect.signature(method).parameters)[1:]
-    return f"({', '.join(names)})"
+        yield "no stage trains; at least one must subclass training.workload.Train"
 
 
 def describe(workload: Any, recipe: str) -> str:

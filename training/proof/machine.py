@@ -1,5 +1,6 @@
 """A program on a machine of its own: a process with a new root, lost when its moment has come."""
 
+import json
 import os
 import signal
 import subprocess
@@ -8,6 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 
 def run_command(machine: Path, run_uri: str, options: Sequence[str]) -> list[str]:
@@ -46,3 +48,13 @@ def live(
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
     return process.wait()
+
+
+def recorded(metrics: Path) -> list[dict[str, Any]]:
+    """The lines that a run has written to its metrics file so far, but for a half-written one."""
+    text = metrics.read_text(errors="replace") if metrics.exists() else ""
+    found = []
+    for line in text.splitlines():
+        with suppress(ValueError):
+            found.append(json.loads(line))
+    return found

@@ -13,10 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten
 
-from training.capabilities import HasFiles
-from training.engine.stage_checks import checked_order
+from training.engine.stage_checks import checked_order, samples_of
 from training.errors import UserError
-from training.preflight.workload_checks import missing
 from training.proof.injector import Injector
 from training.proxies import PrepareProxy, TrainProxy, WorkloadProxy
 from training.workload import (
@@ -125,15 +123,10 @@ class _ShortenedTrain(TrainProxy):
         return replace(own, epochs=min(own.epochs or 1, _NUM_EPOCHS))
 
     def samples(self, i: Inputs, split: str) -> Samples:
-        inner = self._inner.samples(i, split)
-        what = f"stage {self.name!r}, split {split!r}"
+        # Checked here: behind a proxy nobody would see it.
+        inner = samples_of(self._inner, i, split)
         count = min(len(inner), _num_samples(self.settings)) if split == "train" else len(inner)
-        if not isinstance(inner, HasFiles):
-            return _FewSamples(inner, count, what)
-        # Of the samples themselves: behind a proxy nobody would see it.
-        for sentence in missing(inner, HasFiles, what):
-            raise UserError(sentence)
-        return _FewInFiles(inner, count, what)
+        return _FewSamples(inner, count, f"stage {self.name!r}, split {split!r}")
 
 
 def _num_samples(settings: Settings) -> int:
@@ -144,7 +137,7 @@ def _num_samples(settings: Settings) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class _FewSamples:
+class _FewSamples(Samples):
     """The first samples of a set, with checks of what the loop relies on."""
 
     inner: Samples
@@ -166,21 +159,14 @@ class _FewSamples:
                 )
         return item
 
-    @property
-    def collate(self) -> Callable[[Sequence[Any]], Batch]:
-        return self.inner.collate  # the function itself: the loader knows `stack`
-
     def order(self, epoch: int, seed: int) -> Order:
         order = checked_order(self.inner, epoch, seed, twice=True)
         return order[order < self.count]
 
 
-class _FewInFiles(_FewSamples):
-    """Also says in which files they lie."""
-
-    def files(self, indices: Order) -> Sequence[str]:
-        assert isinstance(self.inner, HasFiles)
-        return self.inner.files(indices)
+# The methods themselves: the loop and the loader look whether the samples have their own.
+setattr(_FewSamples, "collate", property(lambda few: few.inner.collate))  # noqa: B010
+setattr(_FewSamples, "files", property(lambda few: few.inner.files))  # noqa: B010
 
 
 def _generator(state: Tensor) -> torch.Generator:

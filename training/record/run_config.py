@@ -5,13 +5,14 @@ Imports no torch: a machine that boots into a finished run says so at once.
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime
 from typing import Any
 
 from contract.keys import CONFIG
 from training.errors import UserError
 from training.record.json_record import read_json_record
+from training.settings import Settings
 from training.store.protocol import Store, create
 
 _FORMAT = 1
@@ -79,7 +80,8 @@ def ensure_run_config(store: Store, mine: RunConfig, placement: frozenset[str]) 
             return mine
         theirs = read_run_config(store)
         assert theirs is not None
-    _refuse_other_run(store.uri, theirs, mine, placement)
+    # Batches do not depend on the loader's workers.
+    _refuse_other_run(store.uri, theirs, mine, placement | {"loader_workers"})
     return theirs
 
 
@@ -92,7 +94,8 @@ def _refuse_other_run(
     uri: str, theirs: RunConfig, mine: RunConfig, placement: frozenset[str]
 ) -> None:
     def decisive(overrides: Mapping[str, str]) -> dict[str, str]:
-        return {name: text for name, text in overrides.items() if name not in placement}
+        plain = {name.removeprefix("settings."): text for name, text in overrides.items()}
+        return {name: text for name, text in plain.items() if name not in placement}
 
     pairs: list[tuple[str, Any, Any]] = [
         ("run id", theirs.run_id, mine.run_id),
@@ -103,7 +106,9 @@ def _refuse_other_run(
         ("origin", theirs.origin, mine.origin),
     ]
     now = json.loads(json.dumps(mine.config))
-    for name in sorted((theirs.config.keys() | now.keys()) - placement):
+    # A run that began before every setting was in its config has those it could not override.
+    later = {field.name for field in fields(Settings)} - theirs.config.keys()
+    for name in sorted((theirs.config.keys() | now.keys()) - placement - later):
         pairs.append((f"config field {name}", theirs.config.get(name), now.get(name)))
     for what, there, here in pairs:
         if there != here:

@@ -1,6 +1,9 @@
-"""A machine that is never started."""
+"""A machine that is never started, and the life of such a one."""
 
 from pathlib import Path
+from typing import Any
+
+from rehearsal.drill.fleet import BootableMachine, MachineLife, RunningInstance
 
 
 class NoMachine:
@@ -34,3 +37,20 @@ class NoMachine:
     @property
     def metrics_file(self) -> Path:
         return Path("nowhere")
+
+
+def life(
+    machine: BootableMachine | None = None, *, market: str = "spot", **more: Any
+) -> MachineLife:
+    """The life of an instance on this machine."""
+    instance = RunningInstance(
+        id="i-1",
+        type="g5.xlarge",
+        image_id="ami-1",
+        zone="us-east-1a",
+        user_data=b"",
+        tags={},
+        market=market,
+    )
+    given: dict[str, Any] = {"started": 0.0, "template_user_data": b"", **more}
+    return MachineLife(instance=instance, machine=machine or NoMachine(), **given)

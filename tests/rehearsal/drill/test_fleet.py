@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from rehearsal.drill.fleet import MachineLife, RunningInstance, user_data_faults
-from tests.rehearsal.drill.no_machine import NoMachine
+from rehearsal.drill.fleet import MachineLife, user_data_faults
+from tests.rehearsal.drill.no_machine import NoMachine, life
 
 TEMPLATE = b"#!/bin/bash\necho hello\n"
 
@@ -25,21 +25,16 @@ class Booted(NoMachine):
         return self.metrics
 
 
-def life(file: Path, metrics: Path = Path("nowhere")) -> MachineLife:
-    instance = RunningInstance(
-        id="i-1", type="g5.xlarge", image_id="ami-1", zone="us-east-1a", user_data=b"", tags={}
-    )
-    return MachineLife(
-        instance=instance, machine=Booted(file, metrics), started=0.0, template_user_data=TEMPLATE
-    )
+def booted(file: Path, metrics: Path = Path("nowhere")) -> MachineLife:
+    return life(Booted(file, metrics), template_user_data=TEMPLATE)
 
 
 def test_one_byte_of_other_user_data_is_a_fault_that_names_its_file(tmp_path: Path) -> None:
     same, other = tmp_path / "same", tmp_path / "other"
     same.write_bytes(TEMPLATE)
     other.write_bytes(TEMPLATE.rstrip())
-    assert user_data_faults([life(same), life(tmp_path / "ended before it got any")]) == []
-    (fault,) = user_data_faults([life(same), life(other)])
+    assert user_data_faults([booted(same), booted(tmp_path / "ended before it got any")]) == []
+    (fault,) = user_data_faults([booted(same), booted(other)])
     assert fault == f"i-1 ran other user data than the template's: {other}"
 
 
@@ -48,4 +43,4 @@ def test_user_data_that_nobody_finds_are_a_fault_of_a_machine_that_has_trained(
 ) -> None:
     metrics = tmp_path / "metrics.jsonl"
     metrics.touch()
-    assert len(user_data_faults([life(tmp_path / "elsewhere", metrics)])) == 1
+    assert len(user_data_faults([booted(tmp_path / "elsewhere", metrics)])) == 1

@@ -1,13 +1,12 @@
 """When a drill interrupts, and what it counts as lost."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
 import pytest
 
-from rehearsal.drill.fleet import Fleet, MachineLife, RunningInstance
+from rehearsal.drill.fleet import Fleet, MachineLife
 from rehearsal.drill.interruptions import (
     Drill,
     PlannedInterruption,
@@ -17,17 +16,12 @@ from rehearsal.drill.interruptions import (
     steps_lost,
 )
 from rehearsal.drill.run_files import FolderFiles
-from tests.rehearsal.drill.no_machine import NoMachine
+from tests.rehearsal.drill.no_machine import NoMachine, life
 
 
 def interruption(progress: dict[str, object]) -> SeenInterruption:
-    instance = RunningInstance(
-        id="i-1", type="g5.xlarge", image_id="ami-1", zone="us-east-1a", user_data=b"", tags={}
-    )
-    life = MachineLife(instance=instance, machine=NoMachine(), started=0.0, template_user_data=b"")
-    return SeenInterruption(
-        planned=parse_interruption("kill:head:1"), life=life, at=0.0, progress=progress
-    )
+    planned = parse_interruption("kill:head:1")
+    return SeenInterruption(planned=planned, life=life(), at=0.0, progress=progress)
 
 
 def test_a_planned_interruption_is_read_and_written_alike() -> None:
@@ -74,7 +68,7 @@ class OneMachine:
 
 def test_a_program_is_interrupted_after_a_snapshot_or_at_its_own_step(tmp_path: Path) -> None:
     machine = Reports(tmp_path / "metrics.jsonl")
-    fleet = OneMachine(replace(interruption({}).life, machine=machine))
+    fleet = OneMachine(life(machine))
     plan = [parse_interruption(text) for text in ("kill:snapshot:2", "notice:program:80")]
     drill = Drill(fleet=cast(Fleet, fleet), run=FolderFiles(folder=tmp_path / "run"), plan=plan)
     drill.step()
@@ -94,7 +88,7 @@ def test_a_program_is_interrupted_after_a_snapshot_or_at_its_own_step(tmp_path: 
 
 def test_a_workload_is_interrupted_in_a_preparation_that_has_no_steps(tmp_path: Path) -> None:
     machine = Reports(tmp_path / "metrics.jsonl")
-    fleet = OneMachine(replace(interruption({}).life, machine=machine))
+    fleet = OneMachine(life(machine))
     plan = [parse_interruption("kill:features:2")]
     drill = Drill(fleet=cast(Fleet, fleet), run=FolderFiles(folder=tmp_path / "run"), plan=plan)
     machine.write(kind="prepare", stage="features", shard=1, done=1)

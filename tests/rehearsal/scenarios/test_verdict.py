@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 
-from rehearsal.drill.fleet import MachineLife, RunningInstance
 from rehearsal.scenarios.scenario import Expectation
 from rehearsal.scenarios.verdict import Ended, find_faults, why
-from tests.rehearsal.drill.no_machine import NoMachine
+from tests.rehearsal.drill.no_machine import life
 
 EQUAL = Expectation(ends="equal result")
 FAILURE = Expectation(ends="failure event")
@@ -44,19 +43,10 @@ def failed(*events: dict[str, Any], state: str = "running") -> Written:
     return Written(head | {f"events/{i}.json": json.dumps(e) for i, e in enumerate(events)})
 
 
-def life(market: str = "spot") -> MachineLife:
-    instance = RunningInstance(
-        id="i-1", type="g5.xlarge", image_id="ami-1", zone="us-east-1a", user_data=b"", tags={},
-        market=market,
-    )  # fmt: skip
-    return MachineLife(
-        instance=instance, machine=NoMachine(), started=0.0, ended=1.0, template_user_data=b""
-    )
-
-
 def ended(run: Written) -> Ended:
     return Ended(
-        run=run, reference=finished(), lives=[life()], deployed=0.0, target_capacity=0, alive=[],
+        run=run, reference=finished(), lives=[life(ended=1.0)],
+        deployed=0.0, target_capacity=0, alive=[],
         processes_left=0, guard_errors=[], undone=[],
     )  # fmt: skip
 
@@ -91,7 +81,7 @@ def test_a_clear_failure_event_with_nothing_left_is_as_written() -> None:
         ({"guard_errors": ["boom"]}, "the Guard failed: ['boom']"),
         ({"undone": ["kill at head:9"]}, "never came to: kill at head:9"),
         ({"lives": [life(), life()]}, "2 machines booted, not 1"),
-        ({"lives": [life("on-demand")]}, "the machines' markets were on-demand"),
+        ({"lives": [life(market="on-demand")]}, "the machines' markets were on-demand"),
     ],
 )
 def test_fails_an_end_that_is_not_as_written(change: dict[str, Any], fault: str) -> None:

@@ -7,13 +7,13 @@ import pytest
 from stacks.checkov.__main__ import ASSEMBLIES, main
 from stacks.checkov.findings import (
     ACKNOWLEDGED,
-    Finding,
+    FailedCheck,
     find_faults,
     read_acknowledged,
     read_report,
 )
 
-PLAIN = Finding(check="CKV_AWS_21", resource="DatasetBucket", assembly="default")
+PLAIN = FailedCheck(check="CKV_AWS_21", resource="DatasetBucket", assembly="default")
 ENTRY = """
 [[acknowledged]]
 check = "CKV_AWS_21"
@@ -49,7 +49,7 @@ def test_what_is_acknowledged_is_no_fault() -> None:
 
 def test_fails_for_a_new_finding_and_for_a_reason_without_one() -> None:
     (new,) = find_faults({PLAIN}, {})
-    assert new.startswith("CKV_AWS_21 of DatasetBucket in assembly default is new: mend it")
+    assert new.startswith("CKV_AWS_21 of DatasetBucket in assembly default is new: fix it")
     (stale,) = find_faults(set(), read_acknowledged(ENTRY, ["default"]))
     assert stale.startswith("CKV_AWS_21 of DatasetBucket in assembly default is no longer found")
 

@@ -11,7 +11,7 @@ from moto.sns.models import sns_backends
 
 from rehearsal.aws import spot_fleet
 from stacks.guard import handler as guard
-from stacks.guard.settings import Settings, client
+from stacks.guard.settings import GuardSettings, client
 
 ACCOUNT, REGION = "123456789012", "us-east-1"
 # One that moto knows without being told; it warns about others.
@@ -35,7 +35,7 @@ class Scene:
     ) -> dict[str, str]:
         variables = {**self.variables, **{name: str(value) for name, value in settings.items()}}
         now = datetime.now(UTC).timestamp() + hours_later * 3600
-        return guard.respond(Settings.from_environment(variables), event, now)
+        return guard.respond(GuardSettings.from_environment(variables), event, now)
 
     def write(self, name: str, document: dict[str, Any]) -> None:
         body = json.dumps(document).encode()

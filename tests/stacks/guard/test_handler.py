@@ -8,7 +8,7 @@ import pytest
 
 from stacks.guard import handler as guard
 from stacks.guard import records
-from stacks.guard.settings import Settings, client
+from stacks.guard.settings import GuardSettings, client
 from stacks.guard.tick import CALL_SECONDS
 from tests.stacks.guard.scene import SPOT, TICK, Scene
 
@@ -272,7 +272,7 @@ def test_lambda_calls_it_with_the_constructs_environment(
 def test_the_construct_sets_what_the_handler_reads(only: Any) -> None:
     variables = only("AWS::Lambda::Function")["Environment"]["Variables"]
     spelled = {name: value if isinstance(value, str) else "1" for name, value in variables.items()}
-    settings = Settings.from_environment(spelled)
+    settings = GuardSettings.from_environment(spelled)
     assert (settings.run_id, settings.notice_seconds) == ("run-1", 120)
     assert settings.usd_per_hour("g5.2xlarge", "on-demand") == 1.212
     # A size that a later deploy no longer offers is reckoned as the stack's own.
@@ -288,7 +288,7 @@ def test_machines_words_are_read_once(scene: Scene, monkeypatch: pytest.MonkeyPa
     scene.tick()
     since: list[float] = []
 
-    def recorded(settings: Settings, start: float) -> list[Any]:
+    def recorded(settings: GuardSettings, start: float) -> list[Any]:
         since.append(start)
         return []
 

@@ -5,16 +5,16 @@ from dataclasses import replace
 
 import pytest
 
-from stacks.guard.fleet import Instance
-from stacks.guard.ledger import Attempt, Ledger, Note
-from stacks.guard.settings import Settings
+from stacks.guard.fleet import StackInstance
+from stacks.guard.ledger import Ledger, MachineAttempt, Note
+from stacks.guard.settings import GuardSettings
 
 HOUR = 3600.0
 PRICES = {
     "g5.xlarge": {"spot": 0.5, "on-demand": 1.0},
     "g5.2xlarge": {"spot": 0.6, "on-demand": 1.2},
 }
-SETTINGS = Settings(
+SETTINGS = GuardSettings(
     stack_name="TrainingStack",
     fleet_parameter="/TrainingStack/fleet-id",
     run_bucket="runs",
@@ -28,9 +28,9 @@ SETTINGS = Settings(
 )
 
 
-def _instance(name: str, launched: float = 0, **changes: object) -> Instance:
+def _instance(name: str, launched: float = 0, **changes: object) -> StackInstance:
     known = {"size": "g5.xlarge", "market": "spot", "is_live": True, **changes}
-    return Instance(id=name, run_id="run-1", fleet_id="sfr-1", launched=launched, **known)  # type: ignore[arg-type]
+    return StackInstance(id=name, run_id="run-1", fleet_id="sfr-1", launched=launched, **known)  # type: ignore[arg-type]
 
 
 def test_dollars_are_counted_by_market() -> None:
@@ -78,7 +78,9 @@ def test_a_file_comes_back_as_it_was() -> None:
     note = Note(
         key="k", time=1, name="to-zero", headline="h", lines=["l"], fields={"a": 1}, ways=["mail"]
     )
-    attempt = Attempt(launched=1, seen=2, is_live=True, size="g5.xlarge", market="spot", said="no")
+    attempt = MachineAttempt(
+        launched=1, seen=2, is_live=True, size="g5.xlarge", market="spot", said="no"
+    )
     ledger = Ledger(
         attempts={"i-1": attempt}, waiting=3, at_zero={"sfr-1": 4}, done={"k": 5}, notes=[note],
         market={"since": 6},
@@ -88,7 +90,7 @@ def test_a_file_comes_back_as_it_was() -> None:
 
 def test_names_of_a_newer_format_are_passed_over() -> None:
     document = json.loads(
-        Ledger(attempts={"i-1": Attempt(launched=1, seen=2, is_live=True)}).to_json()
+        Ledger(attempts={"i-1": MachineAttempt(launched=1, seen=2, is_live=True)}).to_json()
     )
     document["attempts"]["i-1"]["zone"] = "us-east-1a"
     document["more"] = True
@@ -126,7 +128,7 @@ def test_a_key_is_claimed_once(again_after: float, second: bool) -> None:
 
 
 def test_the_newest_words_of_a_machine_count() -> None:
-    ledger = Ledger(attempts={"i-1": Attempt(launched=0, seen=9, is_live=True)})
+    ledger = Ledger(attempts={"i-1": MachineAttempt(launched=0, seen=9, is_live=True)})
     ledger.hear([("i-1", 5, "second"), ("i-1", 3, "first"), ("i-unknown", 4, "?")], 10)
     attempt = ledger.attempts["i-1"]
     assert (attempt.failed, attempt.said, ledger.events_read) == (5, "second", 10)

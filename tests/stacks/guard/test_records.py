@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from stacks.guard.records import MACHINE_FAILED, machine_failures
-from stacks.guard.settings import Settings
+from stacks.guard.settings import GuardSettings
 from tests.stacks.guard.scene import Scene
 from userdata.events import leave_event
 
@@ -24,7 +24,7 @@ def test_the_words_of_a_machine_are_found_by_the_name_that_it_gives_them(
     for name, message in (("boot-disk", "no"), (MACHINE_FAILED, "first"), (MACHINE_FAILED, "last")):
         event = leave_event(name, "failed", message=message)
         scene.write(f"events/{event.name}", json.loads(event.read_text()))
-    settings = Settings.from_environment(scene.variables)
+    settings = GuardSettings.from_environment(scene.variables)
     ((instance_id, when, said),) = machine_failures(settings, began - 60)
     assert (instance_id, said) == ("i-0abc", "last")
     assert when == pytest.approx(began, abs=60)

@@ -131,7 +131,7 @@ def test_cdks_own_context_is_passed_over() -> None:
         (
             "dataset_gib",
             "190",
-            "the dataset has 190.0 GiB and needs free space beside it: give 209",
+            "the dataset has 190.0 GiB and needs free space on top: give 209",
         ),
         ("dataset_manifest", "/no/manifest.json", "dataset_manifest is '/no/manifest.json', which"),
         ("mix_gpus", "perhaps", "mix_gpus is 'perhaps'; give true or false"),

@@ -1,7 +1,7 @@
 """`measure`: the committed footprints are what the stages need, and the page names every key."""
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,7 +21,7 @@ from training.cli.measure import (
 )
 from training.registry import WORKLOADS
 from training.settings import Settings
-from training.workload import Loss
+from training.workload import Loss, Train
 
 ROOT = Path(__file__).parents[3]
 FILE = ROOT / DEFAULT_OUT
@@ -122,9 +122,8 @@ def test_a_stage_that_steps_in_backward_keeps_its_gradients_at_a_smaller_micro_b
     assert (half["micro_batch"], half["gradient_bytes"]) == (8, half["parameter_bytes"])
     assert (whole["micro_batch"], whole["gradient_bytes"]) == (16, 0)
     stage = _InBackward()
-    assert _at_size(stage, SimpleNamespace(), stage, 8) is stage
-    assert _at_size(stage, SimpleNamespace(), stage, 4) is None
-    assert _at_size(stage, _Sized(micro_batch=8), stage, 4) is None
+    assert _at_size(stage, _Sized(), stage, 8) is stage
+    assert _at_size(stage, _Sized(), stage, 4) is None
 
 
 def test_memory_is_that_of_the_largest_batch_and_work_that_of_the_usual_one() -> None:
@@ -138,23 +137,21 @@ def test_memory_is_that_of_the_largest_batch_and_work_that_of_the_usual_one() ->
     assert row["flops_per_sample"] == 2 * 2 * 10 * 64
 
 
+_SETTINGS = Settings(epochs=1, global_batch=2, micro_batch=2)
+
+
 @dataclass(frozen=True)
-class _Varied:
+class _Varied(Train):
     """A stage whose samples are up to 100 vectors, and 10 on average."""
 
     name: str = "varied"
-    settings: Settings = field(
-        default_factory=lambda: Settings(epochs=1, global_batch=2, micro_batch=2)
-    )
+    settings: Settings = _SETTINGS
 
     def model(self, i: Any) -> torch.nn.Module:
         return torch.nn.Linear(64, 1)
 
     def optimizer(self, m: torch.nn.Module) -> torch.optim.Optimizer:
         return torch.optim.SGD(m.parameters(), lr=0.1)
-
-    def weight(self, b: Any) -> float:
-        return float(len(b))
 
     def loss(self, m: torch.nn.Module, b: Any, step: int, num_steps: int) -> Loss:
         return Loss(total=m(b).sum())
@@ -168,7 +165,7 @@ class _Varied:
 
 @dataclass(frozen=True)
 class _Sized:
-    micro_batch: int
+    settings: Settings = Settings(global_batch=8, micro_batch=8)  # noqa: RUF009
 
 
 @dataclass(frozen=True)
@@ -179,7 +176,7 @@ class _InBackward:
     micro_batch: int = 8
 
     def stages(self, config: _Sized) -> list["_InBackward"]:
-        return [_InBackward(micro_batch=config.micro_batch)]
+        return [_InBackward(micro_batch=config.settings.micro_batch)]
 
     @property
     def settings(self) -> Settings:

@@ -13,7 +13,7 @@ from training.randomness import shuffled
 from training.workload import Samples, Settings
 
 
-class Numbers:
+class Numbers(Samples):
     """As many samples as given; only their number and order matter here."""
 
     def __init__(self, length: int) -> None:
@@ -22,14 +22,11 @@ class Numbers:
     def __len__(self) -> int:
         return self._length
 
-    def order(self, epoch: int, seed: int) -> object:
-        return shuffled(self._length, epoch, seed)
-
 
 def plan(
     world_size: int, *, length: int = 30, micro_batch: int = 4, drop_last: bool = False
 ) -> BatchPlan:
-    samples: Samples = Numbers(length)  # type: ignore[assignment]
+    samples = Numbers(length)
     settings = Settings(epochs=3, global_batch=8, micro_batch=micro_batch, drop_last=drop_last)
     return BatchPlan(samples, settings, 7, world_size)
 

@@ -11,7 +11,7 @@ from torch.optim import SGD, Optimizer
 
 from tests.training.attempt.processes import CPU
 from tests.training.forked import in_fork
-from tests.training.tiny import TinyConfig, TinyTrain
+from tests.training.tiny import TinyTrain, tiny_config
 from training.attempt.world import RankEnvironment, World
 from training.engine.batches import MicroBatch
 from training.engine.learner import Learner
@@ -19,9 +19,10 @@ from training.engine.prior import PriorTensors
 from training.errors import UserError
 from training.preflight.standalone import standalone_inputs
 from training.proxies import TrainProxy
+from training.settings import changed
 from training.workload import Batch, Inputs, Loss, Prior, Start, Train
 
-CONFIG = TinyConfig(dropout=0.0, batch_norm=False, clip_norm=None, schedule="constant")
+CONFIG = tiny_config(dropout=0.0, batch_norm=False, clip_norm=None, schedule="constant")
 
 
 class Boxes(TrainProxy):
@@ -129,7 +130,7 @@ def compiled_shapes(sizes: Sequence[int]) -> list[tuple[int, ...]]:
     def compile_noting(call: Callable[..., Any], *, mode: str, dynamic: bool) -> Any:
         return compiled(call, backend=backend, dynamic=dynamic)
 
-    config = replace(CONFIG, compile_mode="default")
+    config = changed(CONFIG, compile_mode="default")
     stage = Boxes(TinyTrain(config=config, name="boxes", width=2))
     world = World(RankEnvironment(), CPU)
     with pytest.MonkeyPatch.context() as patch:

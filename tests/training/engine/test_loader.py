@@ -36,8 +36,8 @@ from training.engine.loader import Loader, num_workers
 from training.engine.loader_worker import Maker
 from training.errors import EXIT_FAILED, EXIT_INTERRUPTED, UserError
 from training.randomness import derive_seed, derive_seeds
+from training.settings import LoaderWorkers
 from training.tally import count, timed
-from training.workload import LoaderWorkers
 
 
 @pytest.mark.parametrize(

@@ -9,21 +9,22 @@ import torch
 from torch import Tensor, nn
 
 from tests.training.attempt.processes import CPU, on_ranks
-from tests.training.tiny import TinyConfig, TinyTrain
+from tests.training.tiny import TinyTrain, tiny_config
 from training.attempt.world import RankEnvironment, World
 from training.engine.parallel import is_sharded, parallel
 from training.errors import UserError
 from training.workload import Loss, Settings, Train
 
-STAGE = TinyTrain(config=TinyConfig(sharding="full"), name="first", width=4)
+STAGE = TinyTrain(config=tiny_config(sharding="full"), name="first", width=4)
 
 
-class Blocks:
+class Blocks(Train):
     """The stage, with the given blocks of its model."""
 
     def __init__(self, choose: Callable[[Any], Sequence[nn.Module]]) -> None:
         self._choose = choose
-        self.name, self.settings = STAGE.name, STAGE.settings
+
+    name, settings = STAGE.name, STAGE.settings
 
     def sharded_modules(self, m: nn.Module) -> Sequence[nn.Module]:
         return self._choose(m)
@@ -45,7 +46,7 @@ class Scaled(nn.Module):
 def refuse(model: nn.Module, choose: Callable[[Any], Sequence[nn.Module]], words: str) -> Any:
     def act(world: World, root: Path) -> None:
         with pytest.raises(UserError, match=words):
-            parallel(cast(Train, Blocks(choose)), model, world)
+            parallel(Blocks(choose), model, world)
 
     return act
 

@@ -16,23 +16,22 @@ NUM_ROWS, SEED, BATCH = 30, 7, 8
 
 
 class RowsInFiles(Rows):
-    """Each row is in a file of its own; a class of its own, as protocols remember which fit."""
+    """Each row is in a file of its own."""
 
     def files(self, indices: Order) -> Sequence[str]:
         return [f"file-{int(index)}" for index in indices]
 
 
 class ListedRows(Rows):
-    """The attribute is the workload's own affair."""
-
-    files = ("x.safetensors",)
+    files = ("x.safetensors",)  # type: ignore[assignment]
 
 
-def test_samples_with_an_attribute_of_that_name_announce_nothing(
-    run: Run, monkeypatch: pytest.MonkeyPatch
+def test_fails_for_samples_with_an_attribute_where_the_method_should_be(
+    run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("tests.training.tiny.Rows", ListedRows)
-    assert run.attempt() == 0
+    assert run.attempt() == 2
+    assert "split 'train': files must take (indices)" in capsys.readouterr().err
 
 
 def test_a_resumed_run_announces_the_rest_of_its_epoch_first(

@@ -14,11 +14,11 @@ from training.errors import UserError
 from training.workload import Loss, Partial, Samples, Start, Train
 
 
-class Named:
+class Named(Train):
     name = "classify"
 
 
-class Ordered:
+class Ordered(Samples):
     """Samples of which only the order matters."""
 
     def __init__(self, *orders: Any) -> None:
@@ -32,7 +32,7 @@ class Ordered:
         return order
 
 
-STAGE = cast(Train, Named())
+STAGE = Named()
 SCALAR = torch.ones((), requires_grad=True)
 MODEL = nn.Linear(2, 2)
 
@@ -156,4 +156,4 @@ def test_right_results_are_passed_through() -> None:
 def test_fails_for_an_object_that_is_no_workload(capsys: pytest.CaptureFixture[str]) -> None:
     command = ["run", "--recipe=quick", "--dataset-uri=none", "--run-uri=none"]
     assert main([*command, "--workload=tests.training.proof.check.faulty:NOTHING"]) == 2
-    assert "cannot be trained: the workload has no recipes: " in capsys.readouterr().err
+    assert "cannot be trained: the workload has no stages(c): " in capsys.readouterr().err

@@ -14,10 +14,9 @@ from torch.profiler import ProfilerActivity, profile
 from tests.training.forked import in_fork
 from tests.training.runs import Run
 from tests.training.tiny import TinyConfig, TinyTrain
-from training.capabilities import Probe
 from training.errors import UserError
 from training.preflight.footprint import measure_evaluation, measure_probe, measure_step
-from training.workload import Batch, Inputs, Loss, Settings, Train
+from training.workload import Batch, Inputs, Loss, Probe, Settings, Train
 from training.workloads.trajectory.recipes import laptop
 from training.workloads.trajectory.workload import TRAJECTORY
 
@@ -26,7 +25,7 @@ FLOAT = 4
 
 
 @dataclass
-class Linear:
+class Linear(Train):
     """One matrix, no bias, plain SGD: everything about its step can be said by hand."""
 
     name: str = "linear"
@@ -51,9 +50,6 @@ class Linear:
 
     def optimizer(self, m: nn.Module) -> Optimizer:
         return SGD(m.parameters(), lr=0.1, momentum=self.momentum, foreach=False)
-
-    def weight(self, b: Batch) -> float:
-        return float(len(b))
 
     def loss(self, m: nn.Module, b: Batch, step: int, num_steps: int) -> Loss:
         return Loss(total=m(b).sum())
@@ -136,7 +132,7 @@ def test_fails_for_a_stage_that_reads_the_dataset() -> None:
 
 
 def test_fails_for_a_stage_without_an_example() -> None:
-    class Mute:
+    class Mute(Train):
         name = "mute"
 
     with pytest.raises(UserError, match="'mute' cannot be measured: it has no `example"):
@@ -185,7 +181,7 @@ def test_fails_for_a_step_that_reads_data() -> None:
         assert operation in said
         assert "in test_footprint.py, line " in said
         assert said.endswith(
-            "add `surrogate(model, batch)`, a step by shapes alone (training/capabilities.py)"
+            "add `surrogate(model, batch)`, a step by shapes alone (training/workload.py)"
         )
 
 

@@ -27,6 +27,7 @@ from training.record.checkpoint_entry import CheckpointEntry, checkpoint_name
 from training.record.head import Head
 from training.registry import WORKLOADS, load_workload
 from training.rungs import KINDS, offered_rung
+from training.settings import changed
 from training.store.folder import FolderStore
 from training.workload import Rung, Train
 
@@ -119,7 +120,9 @@ def test_every_workload_s_rungs_come_in_the_ladder_s_order(name: str) -> None:
 def test_rungs_are_applied_to_the_stages() -> None:
     config = BigConfig()
     names = ["activations again", "micro-batch 2"]
-    assert apply_rungs(BIG, config, names) == BigConfig(keeps_activations=False, micro_batch=2)
+    assert apply_rungs(BIG, config, names) == changed(
+        BigConfig(keeps_activations=False), micro_batch=2
+    )
     (stage,) = adapted(BIG, names).stages(config)  # type: ignore[arg-type]
     assert isinstance(stage, Train)
     assert stage.settings.micro_batch == 2

@@ -44,7 +44,7 @@ def check(options: argparse.Namespace) -> int:
     workload = load_workload(options.name)
     found = problems(workload)
     if found:
-        return _report_problems(options, found)
+        return _end(options, began, found, [])
     recipe = options.recipe or next(iter(workload.recipes))
     overrides = parse_overrides(options.override)
     config = resolve_config(workload, recipe, overrides)
@@ -197,14 +197,6 @@ def _fewest_steps(outcome: RunOutcome) -> tuple[str, int]:
     """The Train stage with the fewest steps, and their number."""
     counts = Counter(line["stage"] for line in outcome.steps.values())
     return min(counts.items(), key=lambda item: item[1])
-
-
-def _report_problems(options: argparse.Namespace, found: Sequence[str]) -> int:
-    if options.json:
-        print(json.dumps({"resumes_exactly": False, "problems": list(found)}, indent=1))
-    for sentence in [] if options.json else found:
-        print(f"[failed] {sentence}")
-    return EXIT_FAILED
 
 
 def _print(options: argparse.Namespace, line: str) -> None:

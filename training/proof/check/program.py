@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 from contract.keys import RECEIPT
 from training.errors import EXIT_FAILED, EXIT_FINISHED, EXIT_USER, UserError
 from training.proof.compare import Difference, ProgramRun, difference, losses_by_step
-from training.proof.machine import live, run_command
+from training.proof.machine import live, recorded, run_command
 from training.record.history import read_history
 from training.store.open import open_store
 
@@ -114,15 +114,7 @@ class _Runs:
     def _progress(self, name: str) -> tuple[int, bool]:
         """The last step and whether this run has a snapshot that the next attempt can restore."""
         step, has_commit = 0, False
-        try:
-            text = self._metrics_file(name).read_text(errors="replace")
-        except FileNotFoundError:
-            return 0, False
-        for line in text.splitlines():
-            try:
-                record = json.loads(line)
-            except ValueError:
-                continue  # it is being written
+        for record in recorded(self._metrics_file(name)):
             if record["kind"] == "step":
                 step = int(record["step"])
             # A resumed attempt shall lose something too: a commit of its own counts.

@@ -8,6 +8,7 @@ gradients that ranks reduce (1 MB) holds.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,27 +18,28 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
-from training.randomness import shuffled
+from training.settings import changed
 from training.workload import (
     Batch,
     Inputs,
     Loss,
-    Order,
     Partial,
-    Precision,
     Prepare,
     Progress,
-    Rung,
+    Samples,
     Settings,
-    Sharding,
     Start,
     Train,
+    Workload,
 )
 
 NUM_INPUTS = 8
 NUM_CLASSES = 3
 # The last step of an epoch takes 14 of the other 62: no micro-batch of one, for BatchNorm.
 NUM_HELD_OUT = 15
+SETTINGS = Settings(
+    epochs=6, global_batch=16, micro_batch=4, eval_batch=6, warmup_steps=3, clip_norm=1.0
+)
 # Limits the loss, so that the initial scale, 2 ** 16, stays above 1.
 _MOST_DOUBLINGS = 12
 
@@ -49,23 +51,18 @@ class SmallConfig:
     seed: int = 11
     num_threads: int = 1
     deterministic: bool = True
-    epochs: int = 6
+    # Of 16 samples a step: up to four ranks get whole micro-batches, which BatchNorm needs.
+    settings: Settings = SETTINGS
     width: int = 16
     has_hidden_layer: bool = False
     learning_rate: float = 0.02
-    # Of 16 samples a step: up to four ranks get whole micro-batches, which BatchNorm needs.
-    micro_batch: int = 4
-    precision: Precision = "float32"
-    ema_decay: float | None = None
-    best_metric: str | None = None
-    sharding: Sharding = "none"
     # Steps after which the loss doubles: float16 overflows again and again, so that a loss scaler
     # that loses its scale skips other steps. 0: never.
     loss_doubles_every: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _ScaledInputs:
+class _ScaledInputs(Prepare):
     """Derived data: the inputs divided by their spread, with noise from the shard's own seed."""
 
     name: str = "scaled"
@@ -81,7 +78,7 @@ class _ScaledInputs:
         return {"x": x + 0.01 * torch.randn(x.shape), "y": data["y"][rows].clone()}
 
 
-class JitteredRows:
+class JitteredRows(Samples):
     """Rows of the derived data, with jitter."""
 
     def __init__(self, x: Tensor, y: Tensor) -> None:
@@ -98,12 +95,9 @@ class JitteredRows:
         x, y = zip(*items, strict=True)
         return {"x": torch.stack(x), "y": torch.stack(y)}
 
-    def order(self, epoch: int, seed: int) -> Order:
-        return shuffled(len(self), epoch, seed)
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Classify:
+class Classify(Train):
     """A small classifier; a wider one starts with the columns of the previous one."""
 
     name: str
@@ -112,18 +106,7 @@ class Classify:
 
     @property
     def settings(self) -> Settings:
-        return Settings(
-            epochs=self.config.epochs,
-            global_batch=16,
-            micro_batch=self.config.micro_batch,
-            eval_batch=6,
-            warmup_steps=3,
-            clip_norm=1.0,
-            precision=self.config.precision,
-            ema_decay=self.config.ema_decay,
-            best_metric=self.config.best_metric,
-            sharding=self.config.sharding,
-        )
+        return self.config.settings
 
     def model(self, i: Inputs) -> nn.Module:
         return nn.Sequential(
@@ -151,9 +134,6 @@ class Classify:
         part = slice(NUM_HELD_OUT, None) if split == "train" else slice(NUM_HELD_OUT)
         return JitteredRows(x[part], y[part])
 
-    def weight(self, b: Batch) -> float:
-        return float(len(b["y"]))
-
     def loss(self, m: nn.Module, b: Batch, step: int, num_steps: int) -> Loss:
         every = self.config.loss_doubles_every
         unit = 2.0 ** min(step // every, _MOST_DOUBLINGS) if every else 1.0
@@ -163,28 +143,24 @@ class Classify:
         correct = int((m(b["x"]).argmax(1) == b["y"]).sum())
         return Partial(sums={"accuracy": (correct, self.weight(b))})
 
-    def summarize(self, parts: Sequence[Partial], out: Path) -> Mapping[str, float]:
-        pairs = [part.sums["accuracy"] for part in parts]
-        return {"accuracy": sum(s for s, _ in pairs) / sum(n for _, n in pairs)}
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Small:
+class Small(Workload[SmallConfig]):
     """The workload `training.proof.torture.workload:SMALL`."""
 
     name: str = "small"
-    placement_fields: frozenset[str] = frozenset()
 
     @property
     def recipes(self) -> Mapping[str, Callable[[], SmallConfig]]:
-        return {
-            "plain": SmallConfig,
-            "average": lambda: SmallConfig(ema_decay=0.9, best_metric="accuracy"),
-            "bfloat16": lambda: SmallConfig(precision="bfloat16", ema_decay=0.9),
-            "float16": lambda: SmallConfig(precision="float16", loss_doubles_every=2),
-            "large": lambda: SmallConfig(width=384, has_hidden_layer=True, learning_rate=0.002),
-            "sharded": lambda: SmallConfig(sharding="full", ema_decay=0.9, best_metric="accuracy"),
+        changes: dict[str, dict[str, Any]] = {
+            "plain": {},
+            "average": {"ema_decay": 0.9, "best_metric": "accuracy"},
+            "bfloat16": {"precision": "bfloat16", "ema_decay": 0.9},
+            "float16": {"precision": "float16", "loss_doubles_every": 2},
+            "large": {"width": 384, "has_hidden_layer": True, "learning_rate": 0.002},
+            "sharded": {"sharding": "full", "ema_decay": 0.9, "best_metric": "accuracy"},
         }
+        return {name: partial(changed, SmallConfig(), **own) for name, own in changes.items()}
 
     def stages(self, c: SmallConfig) -> Sequence[Prepare | Train]:
         return (
@@ -192,9 +168,6 @@ class Small:
             Classify(name="narrow", config=c, width=c.width),
             Classify(name="wide", config=c, width=2 * c.width),
         )
-
-    def rungs(self, c: SmallConfig) -> Sequence[Rung]:
-        return ()
 
     def make_dataset(
         self, out: Path, count: int, seed: int, progress: Progress

@@ -4,22 +4,30 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from training.workload import LoaderWorkers, Precision
+from training.workload import Settings
 from training.workloads.detection.architecture import Architecture, Backbone, LossWeights
 
 Weights: TypeAlias = Literal["random", "pretrained"]
 AttentionChoice: TypeAlias = Literal["auto", "triton", "reference", "deterministic"]
 _CHOICES = (
-    ("precision", ("float32", "bfloat16")),
     ("weights", ("random", "pretrained")),
     ("attention", ("auto", "triton", "reference", "deterministic")),
 )
-_AT_LEAST_1 = (
-    *("num_threads", "epochs", "eval_batch", "num_select", "max_side", "pad_to"),
-    *("evaluate_every_epochs", "ema_every_steps"),
-)
+_AT_LEAST_1 = ("num_threads", "num_select", "max_side", "pad_to")
 # The strides of the backbone's last three stages: a smaller image has no map there.
 _LEAST_SIDE = 64
+SETTINGS = Settings(
+    epochs=12,
+    global_batch=16,
+    micro_batch=2,
+    eval_batch=2,
+    schedule="constant",
+    clip_norm=0.1,
+    evaluate_every_epochs=1,
+    precision="bfloat16",
+    best_metric="AP50",
+    loader_workers="auto",
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,29 +68,18 @@ class DetectionConfig:
 
     # Training. A micro-batch is what the memory holds: gradients are summed over the global batch
     # and divided by its objects, whatever their number in each.
-    epochs: int = 12
-    global_batch: int = 16
-    micro_batch: int = 2
-    eval_batch: int = 2
+    settings: Settings = SETTINGS
     learning_rate: float = 1e-4
     backbone_learning_rate: float = 1e-5
     weight_decay: float = 1e-4
-    warmup_steps: int = 0
     drop_epoch: int = 11  # the learning rate is a tenth from there
-    clip_norm: float = 0.1
-    ema_decay: float | None = None
-    ema_every_steps: int = 1
-    evaluate_every_epochs: int = 1
     # Predictions of an image that are evaluated.
     num_select: int = 300
-    precision: Precision = "bfloat16"
     # The optimizer's work in one kernel, faster on a GPU; rounds differently.
     fused_optimizer: bool = False
 
-    # Processes that load ahead: changes no number, so another attempt may change it.
-    loader_workers: LoaderWorkers = "auto"
-
     def __post_init__(self) -> None:
+        _check_choice("precision", self.settings.precision, ("float32", "bfloat16"))
         for name, known in _CHOICES:
             _check_choice(name, getattr(self, name), known)
         for name in _AT_LEAST_1:
@@ -106,6 +103,13 @@ class DetectionConfig:
             )
         # Its own checks: heads, levels, noise.
         _ = self.architecture
+
+    @property
+    def epochs(self) -> int:
+        """The length, of which `drop_epoch` is one."""
+        if self.settings.epochs is None:
+            raise ValueError("epochs is None; give the number of epochs")
+        return self.settings.epochs
 
     @property
     def sides(self) -> tuple[int, ...]:

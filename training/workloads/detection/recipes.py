@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from training.workloads.detection.config import DetectionConfig
+from training.workloads.detection.config import SETTINGS, DetectionConfig
 
 
 def laptop() -> DetectionConfig:
@@ -20,18 +20,20 @@ def laptop() -> DetectionConfig:
         short_sides="128,144,160",
         max_side=160,
         crop_share=0.0,
-        epochs=12,
-        global_batch=4,
-        micro_batch=4,
-        eval_batch=8,
+        settings=replace(
+            SETTINGS,
+            global_batch=4,
+            micro_batch=4,
+            eval_batch=8,
+            warmup_steps=50,
+            clip_norm=1.0,
+            precision="float32",
+            loader_workers=0,
+        ),
         learning_rate=5e-4,
         backbone_learning_rate=5e-4,
-        warmup_steps=50,
         drop_epoch=10,
-        clip_norm=1.0,
         num_select=60,
-        precision="float32",
-        loader_workers=0,
     )
 
 
@@ -42,10 +44,8 @@ def full() -> DetectionConfig:
         # Its fast kernels on CUDA add in any order.
         deterministic=False,
         num_queries=300,
-        epochs=50,
-        global_batch=2,
+        settings=replace(SETTINGS, epochs=50, global_batch=2, ema_decay=0.9998),
         drop_epoch=46,
-        ema_decay=0.9998,
         fused_optimizer=True,
     )
 
@@ -55,12 +55,4 @@ def coco_12() -> DetectionConfig:
 
     That is with 8 GPUs x 2 images in float32 (arXiv:2203.03605); bfloat16 is ours.
     """
-    return replace(
-        full(),
-        num_classes=80,
-        num_queries=900,
-        epochs=12,
-        global_batch=16,
-        drop_epoch=11,
-        ema_decay=None,
-    )
+    return replace(full(), num_classes=80, num_queries=900, settings=SETTINGS, drop_epoch=11)

@@ -14,8 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from training.randomness import shuffled
-from training.workload import Dataset, Inputs, Order
+from training.workload import Dataset, Inputs, Order, Samples
 from training.workloads.detection.augment import Augmentation, drawn, see, seen_boxes, whole
 from training.workloads.detection.coco import Category, CocoSplit
 from training.workloads.detection.dataset import open_split
@@ -40,7 +39,7 @@ class _Sample(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class DetectionSamples:
+class DetectionSamples(Samples):
     """The images of a split. A batch is as large as its largest image, or as the next bucket.
 
     With `bucket` both sides of a batch are multiples of so many pixels, so that few shapes occur.
@@ -118,9 +117,6 @@ class DetectionSamples:
     def files(self, indices: Order) -> Sequence[str]:
         """The files of these samples, one each: a sync fetches first what is read first."""
         return [f"{self.split.name}/{file}" for file in self.split.files[np.asarray(indices)]]
-
-    def order(self, epoch: int, seed: int) -> Order:
-        return shuffled(len(self), epoch, seed)
 
 
 def detection_samples(

@@ -1,7 +1,7 @@
 """The stage `detect`: DINO on images in COCO's format, from random or from ImageNet's weights."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -10,7 +10,7 @@ from torch import nn
 from torch.optim import AdamW, Optimizer
 
 from training.errors import UserError
-from training.workload import Batch, Inputs, Loss, Milestones, Partial, Settings, Start
+from training.workload import Batch, Inputs, Loss, Milestones, Partial, Settings, Start, Train
 from training.workloads.detection import evaluation, samples
 from training.workloads.detection.attention import Implementation, choose, why_not_triton
 from training.workloads.detection.augment import Augmentation
@@ -41,7 +41,7 @@ _MEASURED_OBJECTS = 50
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TrainDetector:
+class TrainDetector(Train):
     """The only stage of every recipe."""
 
     config: DetectionConfig
@@ -52,22 +52,11 @@ class TrainDetector:
         """As published: constant, a tenth from the last epochs on, gradients clipped."""
         c = self.config
         drops = c.drop_epoch < c.epochs
-        return Settings(
-            epochs=c.epochs,
-            global_batch=c.global_batch,
-            micro_batch=c.micro_batch,
-            eval_batch=c.eval_batch,
+        return replace(
+            c.settings,
             schedule=Milestones(factor=0.1, epochs=(c.drop_epoch,)) if drops else "constant",
-            warmup_steps=c.warmup_steps,
-            clip_norm=c.clip_norm,
-            evaluate_every_epochs=c.evaluate_every_epochs,
-            precision=c.precision,
-            ema_decay=c.ema_decay,
-            ema_every_steps=c.ema_every_steps,
-            best_metric="AP50",
             # All others take part in every step, also in one without any object.
             find_unused_parameters=c.denoising_queries == 0,
-            loader_workers=c.loader_workers,
         )
 
     def model(self, i: Inputs) -> Detector:
@@ -80,7 +69,7 @@ class TrainDetector:
         """What computes the attention: as the recipe says, or what is fastest on this machine."""
         c = self.config
         chosen: str = c.attention
-        dtype = getattr(torch, c.precision)
+        dtype = getattr(torch, c.settings.precision)
         if chosen == "auto":
             before = started_with.get(_ATTENTION)
             chosen = choose(i.device, dtype, c.deterministic, before, max_side=c.max_side)

@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Any
 
 from training.data_report import DataReport
-from training.workload import Progress, Rung
+from training.workload import Progress, Rung, Workload
 from training.workloads.detection import dataset
 from training.workloads.detection.config import DetectionConfig
 from training.workloads.detection.ladder import rungs
@@ -32,7 +32,7 @@ NOMINAL_SAMPLES: Mapping[str, Mapping[str, int]] = MappingProxyType(
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Detection:
+class Detection(Workload[DetectionConfig]):
     """The workload that the registry imports; its stage is defined in the other files here."""
 
     name: str = "detection"
@@ -40,10 +40,6 @@ class Detection:
     @property
     def recipes(self) -> Mapping[str, Callable[[], DetectionConfig]]:
         return RECIPES
-
-    @property
-    def placement_fields(self) -> frozenset[str]:
-        return frozenset({"loader_workers"})
 
     @property
     def nominal_samples(self) -> Mapping[str, Mapping[str, int]]:

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, get_args
 
-from training.workload import LoaderWorkers, Precision
+from training.workload import Settings
 from training.workloads.expansion import evenly_after
 from training.workloads.growth.architecture import (
     Activation,
@@ -21,17 +21,22 @@ Carry: TypeAlias = Literal["exact", "asymmetric", "none"]
 Products: TypeAlias = Literal["auto", "split", "bmm", "grouped_mm"]
 BlockKind: TypeAlias = Literal["dense", "experts"]
 
-
+SETTINGS = Settings(
+    global_batch=16,
+    micro_batch=16,
+    eval_batch=32,
+    schedule="constant",
+    warmup_steps=30,
+    clip_norm=1.0,
+    evaluate_every_steps=100,
+)
 _STEPS = ("dense_steps", "experts_steps", "grown_steps")
 _SHOWN = ("num_shown", "prompt_tokens", "sample_tokens")
 _AT_LEAST_1 = (
     *("num_threads", "context", "num_layers", "width_factor", "probe_windows", "eval_windows"),
     *(*_STEPS, *_SHOWN),
 )
-_AT_LEAST_0 = (
-    *("new_layers", "warmup_steps", "rewarm_steps", "split_noise", "weight_decay"),
-    "balance_weight",
-)
+_AT_LEAST_0 = (*("new_layers", "rewarm_steps", "split_noise", "weight_decay", "balance_weight"),)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,22 +78,16 @@ class GrowthConfig:
     carry: Carry = "exact"
     rewarm_steps: int = 0
 
-    # Training: one learning rate, up at the start of the run and down at its end.
+    # Training: one learning rate, up at the start of the run and down at its end. Each phase has a
+    # length of its own.
     dense_steps: int = 300
     experts_steps: int = 300
     grown_steps: int = 300
-    global_batch: int = 16
-    micro_batch: int = 16
-    eval_batch: int = 32
+    settings: Settings = SETTINGS
     learning_rate: float = 3e-3
-    warmup_steps: int = 30
     decay_share: float = 0.5
-    final_lr_fraction: float = 0.0
     weight_decay: float = 0.1
-    clip_norm: float = 1.0
-    evaluate_every_steps: int = 100
     eval_windows: int = 128
-    precision: Precision = "float32"
     # The optimizer's work in one kernel, faster on a GPU; rounds differently.
     fused_optimizer: bool = False
 
@@ -104,12 +103,8 @@ class GrowthConfig:
     # Held-out windows that each transition is verified on.
     probe_windows: int = 4
 
-    # Processes that load ahead: changes no number, so another attempt may change it.
-    loader_workers: LoaderWorkers = 0
-
     def __post_init__(self) -> None:
         choices: dict[str, Any] = {
-            "precision": Literal["float32", "bfloat16"],
             "lean_optimizer": Phases,
             "recompute": Phases,
             "carry": Carry,
@@ -128,8 +123,14 @@ class GrowthConfig:
         check_at_least("num_experts", self.num_experts, 2)
         if self.learning_rate <= 0:
             raise ValueError(f"learning_rate is {self.learning_rate}; give more than 0")
-        for name in ("decay_share", "final_lr_fraction"):
-            if not 0.0 <= (value := getattr(self, name)) <= 1.0:
+        if (precision := self.settings.precision) == "float16":
+            raise ValueError(f"precision is {precision!r}; give one of float32, bfloat16")
+        shares = {
+            "decay_share": self.decay_share,
+            "final_lr_fraction": self.settings.final_lr_fraction,
+        }
+        for name, value in shares.items():
+            if not 0.0 <= value <= 1.0:
                 raise ValueError(f"{name} is {value}; give a share from 0 to 1")
         self._check_carry()
         if self.width_factor == 1 and not self.new_layers:

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from training.workloads.growth.config import GrowthConfig
+from training.workloads.growth.config import SETTINGS, GrowthConfig
 
 
 def laptop() -> GrowthConfig:
@@ -32,16 +32,19 @@ def full() -> GrowthConfig:
         dense_steps=1000,
         experts_steps=1000,
         grown_steps=1000,
+        settings=replace(
+            SETTINGS,
+            warmup_steps=100,
+            evaluate_every_steps=250,
+            precision="bfloat16",
+            loader_workers="auto",
+        ),
         learning_rate=3e-4,
-        warmup_steps=100,
-        evaluate_every_steps=250,
-        precision="bfloat16",
         fused_optimizer=True,
         expert_products="auto",
         lean_optimizer="grown",
         recompute="grown",
         sample_tokens=100,
-        loader_workers="auto",
     )
 
 

@@ -1,7 +1,7 @@
 """The three phases of one run: dense, experts, grown; each starts as the one before has ended."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, cast
 
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from training.errors import UserError
-from training.workload import Batch, Inputs, Loss, Partial, Samples, Settings, Start
+from training.workload import Batch, Inputs, Loss, Partial, Samples, Settings, Start, Train
 from training.workloads.expansion import RewarmingAdamW, fill, scaled_groups
 from training.workloads.expansion.adamw import Rewarming
 from training.workloads.growth import evaluation
@@ -33,7 +33,7 @@ class RewarmingBFloat16AdamW(Rewarming, BFloat16AdamW):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TrainPhase:
+class TrainPhase(Train):
     """A phase; what differs between them is the model, and how it starts."""
 
     config: GrowthConfig
@@ -50,21 +50,16 @@ class TrainPhase:
         """One learning rate over the run: up at its beginning, down in its last phase."""
         c = self.config
         # Accumulated gradients must stay until the last micro-batch.
-        in_backward = c.is_lean(self.name) and c.micro_batch == c.global_batch
-        return Settings(
+        own = c.settings
+        in_backward = c.is_lean(self.name) and own.micro_batch == own.global_batch
+        decay = Decay(c.decay_share, own.final_lr_fraction)
+        return replace(
+            own,
             steps=getattr(c, f"{self.name}_steps"),
-            global_batch=c.global_batch,
-            micro_batch=c.micro_batch,
-            eval_batch=c.eval_batch,
-            schedule=Decay(c.decay_share, c.final_lr_fraction)
-            if self.name == "grown"
-            else "constant",
-            warmup_steps=c.warmup_steps if self.name == "dense" else 0,
-            clip_norm=None if in_backward else c.clip_norm,
+            schedule=decay if self.name == "grown" else "constant",
+            warmup_steps=own.warmup_steps if self.name == "dense" else 0,
+            clip_norm=None if in_backward else own.clip_norm,
             optimizer_in_backward=in_backward,
-            evaluate_every_steps=c.evaluate_every_steps,
-            precision=c.precision,
-            loader_workers=c.loader_workers,
         )
 
     def model(self, i: Inputs) -> LanguageModel:
@@ -81,9 +76,9 @@ class TrainPhase:
         if products == "auto":
             products = choose_products(
                 self.architecture,
-                num_tokens=c.micro_batch * c.context,
+                num_tokens=c.settings.micro_batch * c.context,
                 device=i.device,
-                dtype=getattr(torch, c.precision),
+                dtype=getattr(torch, c.settings.precision),
                 started_with=started_with.get(_PRODUCTS),
             )
         cast(LanguageModel, m).compute_experts_by(check_products(products))

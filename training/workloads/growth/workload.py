@@ -12,7 +12,7 @@ from typing import Any
 
 from training.rungs import autocast_rungs, micro_batch_rungs
 from training.sources import SourceFile
-from training.workload import Progress, Rung
+from training.workload import Progress, Rung, Workload
 from training.workloads.growth.config import GrowthConfig
 from training.workloads.growth.recipes import full, laptop, literal
 from training.workloads.growth.stages import TrainPhase, phases
@@ -34,7 +34,7 @@ NOMINAL_SAMPLES: Mapping[str, Mapping[str, int]] = MappingProxyType(
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Growth:
+class Growth(Workload[GrowthConfig]):
     """The workload that the registry imports; its stages are defined in the other files here."""
 
     name: str = "growth"
@@ -43,10 +43,6 @@ class Growth:
     @property
     def recipes(self) -> Mapping[str, Callable[[], GrowthConfig]]:
         return RECIPES
-
-    @property
-    def placement_fields(self) -> frozenset[str]:
-        return frozenset({"loader_workers"})
 
     @property
     def nominal_samples(self) -> Mapping[str, Mapping[str, int]]:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, get_args
 
-from training.workload import CompileMode, LoaderWorkers, Precision
+from training.workload import Settings
 
 Architecture: TypeAlias = Literal["resnet8", "resnet18", "resnet50"]
 # Down to 0, after the warm-up.
@@ -14,11 +14,17 @@ SIZE_STEP = 32
 # The learning rate of a recipe is that of a batch of so many images.
 BASE_BATCH = 256
 
-_AT_LEAST_1 = (
-    *("num_threads", "shuffle_window", "epochs", "global_batch", "micro_batch", "eval_batch"),
-    "ema_every_steps",
+_AT_LEAST_1 = ("num_threads", "shuffle_window")
+_AT_LEAST_0 = ("momentum", "weight_decay", "warmup_epochs")
+SETTINGS = Settings(
+    epochs=90,
+    global_batch=1024,
+    micro_batch=256,
+    eval_batch=256,
+    drop_last=True,
+    evaluate_every_epochs=1,
+    best_metric="top1",
 )
-_AT_LEAST_0 = ("momentum", "weight_decay", "warmup_epochs", "evaluate_every_epochs")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,34 +53,25 @@ class ImagenetConfig:
     evaluate_flips: bool = False
     shuffle_window: int = 16
 
-    epochs: int = 90
-    global_batch: int = 1024
-    micro_batch: int = 256
-    eval_batch: int = 256
+    settings: Settings = SETTINGS
     learning_rate: float = 0.1
     momentum: float = 0.9
     weight_decay: float = 1e-4
     label_smoothing: float = 0.0
-    schedule: Decay = "cosine"
     warmup_epochs: int = 5
-    ema_decay: float | None = None
-    ema_every_steps: int = 1
-    evaluate_every_epochs: int = 1
-    precision: Precision = "float32"
-    compile_mode: CompileMode | None = None
-
-    # Processes that load ahead: changes no number, so another attempt may change it.
-    loader_workers: LoaderWorkers = 0
 
     def __post_init__(self) -> None:
-        choices: dict[str, Any] = {"architecture": Architecture, "schedule": Decay}
-        for name, known in choices.items():
-            if (value := getattr(self, name)) not in get_args(known):
+        choices: dict[str, tuple[Any, Any]] = {
+            "architecture": (self.architecture, Architecture),
+            "schedule": (self.settings.schedule, Decay),
+        }
+        for name, (value, known) in choices.items():
+            if value not in get_args(known):
                 raise ValueError(f"{name} is {value!r}; give one of {', '.join(get_args(known))}")
         for names, least in ((_AT_LEAST_1, 1), (_AT_LEAST_0, 0), (("num_classes",), 2)):
             for name in names:
-                if (value := getattr(self, name)) < least:
-                    raise ValueError(f"{name} is {value}; give at least {least}")
+                if (number := getattr(self, name)) < least:
+                    raise ValueError(f"{name} is {number}; give at least {least}")
         if self.learning_rate <= 0:
             raise ValueError(f"learning_rate is {self.learning_rate}; give more than 0")
         if not 0.0 <= self.label_smoothing < 1.0:
@@ -100,6 +97,13 @@ class ImagenetConfig:
                 f"low_until_epoch {ramp[0]} and train_size_from_epoch {ramp[1]}; give them in "
                 f"order, up to the {self.epochs} epochs"
             )
+
+    @property
+    def epochs(self) -> int:
+        """The length, over whose epochs the images grow."""
+        if self.settings.epochs is None:
+            raise ValueError("epochs is None; give the number of epochs")
+        return self.settings.epochs
 
     def image_size(self, epoch: int) -> int:
         """The side of the images of an epoch; -1: of those that are evaluated."""

@@ -4,9 +4,10 @@ docs/imagenet.md has the accuracy that others published of the latter.
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from types import MappingProxyType
 
-from training.workloads.imagenet.config import BASE_BATCH, ImagenetConfig
+from training.workloads.imagenet.config import BASE_BATCH, SETTINGS, ImagenetConfig
 
 # ffcv-imagenet's learning rate, and the batch that it belongs to: 512 on each of 8 GPUs.
 _FFCV_RATE, _FFCV_BATCH = 1.7, 4096
@@ -24,21 +25,21 @@ def laptop() -> ImagenetConfig:
         eval_size=64,
         evaluate_flips=True,
         shuffle_window=4,
-        epochs=6,
-        global_batch=16,
-        micro_batch=16,
-        eval_batch=80,
+        settings=replace(
+            SETTINGS, epochs=6, global_batch=16, micro_batch=16, eval_batch=80, ema_decay=0.98
+        ),
         learning_rate=1.6,
         weight_decay=5e-4,
         warmup_epochs=1,
-        ema_decay=0.98,
     )
 
 
 def full() -> ImagenetConfig:
     """The plain 90 epochs at 224 pixels, along a cosine, in bfloat16."""
     return ImagenetConfig(
-        num_threads=4, deterministic=False, precision="bfloat16", loader_workers="auto"
+        num_threads=4,
+        deterministic=False,
+        settings=replace(SETTINGS, precision="bfloat16", loader_workers="auto"),
     )
 
 
@@ -56,13 +57,16 @@ def _progressive(epochs: int, low_until: int, train_size_from: int) -> ImagenetC
         low_until_epoch=low_until,
         train_size_from_epoch=train_size_from,
         evaluate_flips=True,
-        epochs=epochs,
+        settings=replace(
+            SETTINGS,
+            epochs=epochs,
+            schedule="linear",
+            precision="bfloat16",
+            loader_workers="auto",
+        ),
         learning_rate=_FFCV_RATE * BASE_BATCH / _FFCV_BATCH,
         label_smoothing=0.1,
-        schedule="linear",
         warmup_epochs=2,
-        precision="bfloat16",
-        loader_workers="auto",
     )
 
 

@@ -23,9 +23,8 @@ from torch import Tensor
 
 from training.errors import UserError
 from training.randomness import derive_seed
-from training.stacking import stack
 from training.tally import count, timed
-from training.workload import Dataset, Order
+from training.workload import Dataset, Order, Samples
 from training.workloads.imagenet.shards import Shards, shuffled_by_windows
 
 _log = logging.getLogger(__name__)
@@ -76,7 +75,7 @@ class _Replacements:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ImageSamples:
+class ImageSamples(Samples):
     """The images of a split; `size` gives the side in an epoch (-1: evaluation)."""
 
     shards: Shards
@@ -99,8 +98,6 @@ class ImageSamples:
             "ids": number,
             "replaced": int(number != index),
         }
-
-    collate = staticmethod(stack)
 
     def order(self, epoch: int, seed: int) -> Order:
         """Shards in random order, images shuffled within `window` shards."""

@@ -2,16 +2,16 @@
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
-from training.workload import Batch, Inputs, Loss, Partial, Schedule, Settings, Start
+from training.workload import Batch, Inputs, Loss, Partial, Settings, Start, Train
 from training.workloads.imagenet import evaluation
 from training.workloads.imagenet.config import BASE_BATCH, ImagenetConfig
 from training.workloads.imagenet.model import Classifier
@@ -23,7 +23,7 @@ _MOST_LEFT = 0.01
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TrainClassifier:
+class TrainClassifier(Train):
     """Trains one ResNet; `name` is what metrics and reports call the stage."""
 
     config: ImagenetConfig
@@ -33,21 +33,10 @@ class TrainClassifier:
     def settings(self) -> Settings:
         """Length, batches, precision; the warm-up is a part of the learning rate's schedule."""
         c = self.config
-        return Settings(
-            epochs=c.epochs,
-            global_batch=c.global_batch,
-            micro_batch=c.micro_batch,
-            eval_batch=c.eval_batch,
-            schedule=self._schedule if c.warmup_epochs else cast(Schedule, c.schedule),
-            evaluate_every_epochs=c.evaluate_every_epochs,
-            precision=c.precision,
-            compile_mode=c.compile_mode,
-            ema_decay=c.ema_decay,
-            ema_every_steps=c.ema_every_steps,
-            ema_buffers=c.ema_decay is not None,
-            best_metric="top1",
-            drop_last=True,
-            loader_workers=c.loader_workers,
+        return replace(
+            c.settings,
+            schedule=self._schedule if c.warmup_epochs else c.settings.schedule,
+            ema_buffers=c.settings.ema_decay is not None,
         )
 
     def _schedule(self, step: int, num_steps: int) -> float:
@@ -57,7 +46,7 @@ class TrainClassifier:
         if step < warmup:
             return (step + 1) / (warmup + 1)
         left = (num_steps - step) / max(num_steps - warmup, 1.0)
-        if c.schedule == "linear":
+        if c.settings.schedule == "linear":
             return left
         return 0.5 - 0.5 * float(torch.cos(torch.tensor(left * torch.pi, dtype=torch.float64)))
 
@@ -85,11 +74,11 @@ class TrainClassifier:
 
     def first_weights_left(self, num_images: int) -> float:
         """Their share in the moving average at the end of a training on so many images."""
-        c = self.config
-        if c.ema_decay is None:
+        settings = self.settings
+        if settings.ema_decay is None:
             return 0.0
-        num_updates: int = self.settings.num_steps(num_images) // c.ema_every_steps
-        return c.ema_decay**num_updates
+        num_updates: int = settings.num_steps(num_images) // settings.ema_every_steps
+        return settings.ema_decay**num_updates
 
     def optimizer(self, m: nn.Module) -> Optimizer:
         """SGD with momentum; norms and biases do not decay."""
@@ -101,7 +90,7 @@ class TrainClassifier:
                 {"params": decayed, "weight_decay": c.weight_decay},
                 {"params": others, "weight_decay": 0.0},
             ],
-            lr=c.learning_rate * c.global_batch / BASE_BATCH,
+            lr=c.learning_rate * c.settings.global_batch / BASE_BATCH,
             momentum=c.momentum,
         )
 

@@ -9,7 +9,7 @@ from typing import Any
 from training.dataset_output import FinishedFiles, Output
 from training.rungs import autocast_rungs, micro_batch_rungs
 from training.sources import Brought
-from training.workload import Prepare, Progress, Rung, Train
+from training.workload import Prepare, Progress, Rung, Train, Workload
 from training.workloads.imagenet.config import ImagenetConfig
 from training.workloads.imagenet.dataset import pack_dataset
 from training.workloads.imagenet.images import ImageOptions
@@ -24,7 +24,7 @@ NOMINAL_SAMPLES: Mapping[str, Mapping[str, int]] = MappingProxyType(
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Imagenet:
+class Imagenet(Workload[ImagenetConfig]):
     """The workload that the registry imports."""
 
     name: str = "imagenet"
@@ -33,10 +33,6 @@ class Imagenet:
     @property
     def recipes(self) -> Mapping[str, Callable[[], ImagenetConfig]]:
         return RECIPES
-
-    @property
-    def placement_fields(self) -> frozenset[str]:
-        return frozenset({"loader_workers"})
 
     @property
     def nominal_samples(self) -> Mapping[str, Mapping[str, int]]:

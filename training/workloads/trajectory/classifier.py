@@ -5,7 +5,7 @@ A stage refuses a split that lacks a class or has only one: accuracy on such a s
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +14,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
-from training.workload import Inputs, Loss, Partial, Settings, Start
+from training.workload import Inputs, Loss, Partial, Settings, Start, Train
 from training.workloads.trajectory import evaluation
 from training.workloads.trajectory.clips import FRAME_SIZE
+from training.workloads.trajectory.config import RecipeConfig
 from training.workloads.trajectory.dataset import open_dataset, split_failures
 from training.workloads.trajectory.model import MeanImageNet, TransformerHead
 from training.workloads.trajectory.recipes import CHANNELS, TrajectoryConfig
@@ -27,17 +28,21 @@ _NUM_STATISTICS = 256
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TrainClipClassifier:
+class TrainClipClassifier(Train):
     """A Train stage without a model. Baselines differ in their `view`, which is what they see."""
 
+    config: RecipeConfig
     name: str
     view: View
-    settings: Settings
-    learning_rate: float
-    weight_decay: float
-    position_weight: float
-    fused_optimizer: bool
-    classes: Sequence[str]
+    epochs: int | None
+
+    @property
+    def settings(self) -> Settings:
+        return replace(self.config.settings, epochs=self.epochs)
+
+    @property
+    def classes(self) -> Sequence[str]:
+        return self.config.class_names
 
     def model_input(self, size: int) -> Tensor:
         """A dummy model input of `size` clips."""
@@ -65,9 +70,10 @@ class TrainClipClassifier:
 
     def optimizer(self, m: nn.Module) -> Optimizer:
         """AdamW without weight decay for biases, norms and scalars."""
-        groups = parameter_groups(m, self.weight_decay)
+        c = self.config
+        groups = parameter_groups(m, c.weight_decay)
         # Not False, which would rule out torch's foreach as well.
-        return AdamW(groups, lr=self.learning_rate, fused=self.fused_optimizer or None)
+        return AdamW(groups, lr=c.learning_rate, fused=c.fused_optimizer or None)
 
     def samples(self, i: Inputs, split: str) -> ClipSamples:
         return clip_samples(i, split, self.view)
@@ -87,7 +93,7 @@ class TrainClipClassifier:
         away = F.smooth_l1_loss(future_B2, place_B2, reduction="sum", beta=0.1)
         correct = (logits_BK.argmax(dim=1) == b["labels"]).sum()
         return Loss(
-            total=total + self.position_weight * away,
+            total=total + self.config.position_weight * away,
             metrics={"accuracy": (correct, self.weight(b))},
         )
 
@@ -156,13 +162,11 @@ class TrainHead(TrainClipClassifier):
 class TrainTimeAverage(TrainClipClassifier):
     """A small network trained on the pixels of the clips' mean images."""
 
-    width: int
-
     def model_input(self, size: int) -> Tensor:
         return torch.zeros((size, 3, FRAME_SIZE, FRAME_SIZE), dtype=torch.uint8)
 
     def model(self, i: Inputs) -> nn.Module:
-        return MeanImageNet(num_classes=len(self.classes), width=self.width)
+        return MeanImageNet(num_classes=len(self.classes), width=self.config.baseline_width)
 
 
 def parameter_groups(m: nn.Module, weight_decay: float) -> list[dict[str, Any]]:

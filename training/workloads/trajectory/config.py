@@ -3,12 +3,21 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
-from training.workload import LoaderWorkers, Precision
+from training.workload import Settings
 from training.workloads.trajectory.clips import CLASSES
 
 PRECISIONS = ("float32", "bfloat16")
 # The baseline's first layer has half its width, in four groups.
 _BASELINE_MULTIPLE = 8
+SETTINGS = Settings(
+    epochs=16,
+    global_batch=16,
+    micro_batch=16,
+    eval_batch=64,
+    warmup_steps=40,
+    clip_norm=1.0,
+    evaluate_every_epochs=1,
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,23 +42,13 @@ class RecipeConfig:
     baseline_width: int = 24
 
     # Training. The loss of the future position is multiplied by `position_weight`.
-    epochs: int = 16
+    settings: Settings = SETTINGS
     position_weight: float = 0.5
     num_shards: int = 16
-    global_batch: int = 16
-    micro_batch: int = 16
-    eval_batch: int = 64
     learning_rate: float = 2e-3
     weight_decay: float = 0.05
-    warmup_steps: int = 40
-    clip_norm: float = 1.0
-    evaluate_every_epochs: int = 1
-    precision: Precision = "float32"
     # The optimizer's work in one kernel, faster on a GPU; rounds differently.
     fused_optimizer: bool = False
-
-    # Processes that load ahead: changes no number, so another attempt may change it.
-    loader_workers: LoaderWorkers = 0
 
     @property
     def class_names(self) -> tuple[str, ...]:
@@ -59,14 +58,12 @@ class RecipeConfig:
     def __post_init__(self) -> None:
         if len(set(self.class_names)) < 2 or not all(self.class_names):
             raise ValueError(f"classes is {self.classes!r}; give two or more names with commas")
-        check_choice("precision", self.precision, PRECISIONS)
+        check_choice("precision", self.settings.precision, PRECISIONS)
         epochs = [field.name for field in fields(self) if field.name.endswith("epochs")]
         for name in ("num_threads", "num_shards", "width", "num_layers", "num_heads", *epochs):
             check_at_least(name, getattr(self, name), 1)
         for name in ("position_weight", "weight_decay"):
             check_at_least(name, getattr(self, name), 0.0)
-        if self.loader_workers != "auto":
-            check_at_least("loader_workers", self.loader_workers, 0)
         check_above_0("learning_rate", self.learning_rate)
         if not 0.0 <= self.dropout < 1.0:
             raise ValueError(f"dropout is {self.dropout}; give at least 0 and less than 1")

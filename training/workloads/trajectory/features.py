@@ -20,14 +20,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from training.artifact_key import artifact_key
-from training.capabilities import Probe
 from training.errors import RunFailedError, UserError
 from training.randomness import derive_seed
+from training.workload import Inputs, Prepare, Probe
 from training.workloads.trajectory.dataset import open_dataset, shard_range
 from training.workloads.trajectory.recipes import LAYERS, TrajectoryConfig
 
 if TYPE_CHECKING:
-    from training.workload import Inputs
     from training.workloads.trajectory.clips import Frames
 
 # Increment when the results of a stage change: they are part of the artifacts' keys.
@@ -41,7 +40,7 @@ _CALIBRATION_CLIPS = 32
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Features:
+class Features(Prepare):
     """The Prepare stage: shard s of S contains clips s*N/S to (s+1)*N/S, in order."""
 
     config: TrajectoryConfig
@@ -52,7 +51,7 @@ class Features:
     def num_shards(self) -> int:
         return self.config.num_shards
 
-    def key(self, i: "Inputs") -> str:
+    def key(self, i: Inputs) -> str:
         """Hash over weights, preprocessing and data; needs neither torchvision nor the weights."""
         c = self.config
         facts = {
@@ -67,7 +66,7 @@ class Features:
         }
         return artifact_key(facts)
 
-    def make(self, i: "Inputs", shard: int) -> Mapping[str, Tensor]:
+    def make(self, i: Inputs, shard: int) -> Mapping[str, Tensor]:
         """Return {"features": (clips, T, G, C) float16} for the clips of one shard."""
         c = self.config
         frames = open_dataset(i.dataset.folder).frames
@@ -160,14 +159,14 @@ def build_backbone(weights: str, seed: int, layer: str) -> nn.Module:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class MeanImages:
+class MeanImages(Prepare):
     """Each clip's mean over time, which removes the order of its frames: for a baseline."""
 
     num_shards: int
     name: str = "mean_images"
     is_shareable: bool = True
 
-    def key(self, i: "Inputs") -> str:
+    def key(self, i: Inputs) -> str:
         facts = {
             "version": _MEAN_IMAGES_VERSION,
             "num_shards": self.num_shards,
@@ -175,7 +174,7 @@ class MeanImages:
         }
         return artifact_key({"what": self.name, **facts})
 
-    def make(self, i: "Inputs", shard: int) -> Mapping[str, Tensor]:
+    def make(self, i: Inputs, shard: int) -> Mapping[str, Tensor]:
         """Return {"mean_image": (clips, 3, 64, 64) uint8} for the clips of one shard."""
         frames = open_dataset(i.dataset.folder).frames
         first, end = shard_range(len(frames), shard, self.num_shards)

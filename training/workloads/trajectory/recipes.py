@@ -1,10 +1,15 @@
 """The config of the recipes with a frozen backbone, and these recipes."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from training.workloads.trajectory.clips import NUM_FRAMES
-from training.workloads.trajectory.config import RecipeConfig, check_at_least, check_choice
+from training.workloads.trajectory.config import (
+    SETTINGS,
+    RecipeConfig,
+    check_at_least,
+    check_choice,
+)
 
 WEIGHTS = ("random", "pretrained")
 # ResNet-18's stages and their output channels.
@@ -66,10 +71,9 @@ def full() -> TrajectoryConfig:
         time_average_epochs=40,
         baseline_width=64,
         shuffled_epochs=40,
-        epochs=40,
+        settings=replace(
+            SETTINGS, epochs=40, warmup_steps=500, evaluate_every_epochs=2, precision="bfloat16"
+        ),
         learning_rate=5e-4,
-        warmup_steps=500,
-        evaluate_every_epochs=2,
-        precision="bfloat16",
         fused_optimizer=True,
     )

@@ -15,8 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from training.randomness import shuffled
-from training.workload import Inputs, Order
+from training.workload import Inputs, Samples
 from training.workloads.trajectory.clips import FRAME_SIZE
 from training.workloads.trajectory.dataset import TrajectoryData, open_dataset
 
@@ -65,7 +64,7 @@ class _ShardedTensor:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ClipSamples:
+class ClipSamples(Samples):
     """The clips `indices` as the model sees them, with label, future position and frames."""
 
     seen: _ShardedTensor
@@ -107,9 +106,6 @@ class ClipSamples:
             batch["strip_clips"] = torch.tensor(with_strip)
         return batch
 
-    def order(self, epoch: int, seed: int) -> Order:
-        return shuffled(len(self.indices), epoch, seed)
-
 
 def clip_samples(i: Inputs, split: str, view: View) -> ClipSamples:
     """Return the samples of one split as a stage with this `view` may see them."""
@@ -125,7 +121,7 @@ def clip_samples(i: Inputs, split: str, view: View) -> ClipSamples:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class FrameSamples:
+class FrameSamples(Samples):
     """The frames (T, H, W, 3) in uint8 and the tracks of the clips `indices`."""
 
     data: TrajectoryData
@@ -146,6 +142,3 @@ class FrameSamples:
             "clips": torch.tensor(list(items)),
             "shown": torch.tensor([clip in self.shown for clip in items]),
         }
-
-    def order(self, epoch: int, seed: int) -> Order:
-        return shuffled(len(self.indices), epoch, seed)

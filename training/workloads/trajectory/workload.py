@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 from training.rungs import autocast_rungs, micro_batch_rungs
 from training.sources import SourceFile
-from training.workload import Prepare, Progress, Rung, Train
+from training.workload import Prepare, Progress, Rung, Train, Workload
 from training.workloads.trajectory.dataset import import_dataset, make_dataset
 from training.workloads.trajectory.magvit.recipes import MagvitConfig, magvit_full, magvit_laptop
 from training.workloads.trajectory.recipes import TrajectoryConfig, full, laptop
@@ -39,7 +39,7 @@ NOMINAL_SAMPLES: Mapping[str, Mapping[str, int]] = MappingProxyType(
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Trajectory:
+class Trajectory(Workload[AnyConfig]):
     """The workload that the registry imports; its stages are defined in the other files here."""
 
     name: str = "trajectory"
@@ -47,10 +47,6 @@ class Trajectory:
     @property
     def recipes(self) -> Mapping[str, Callable[[], AnyConfig]]:
         return RECIPES
-
-    @property
-    def placement_fields(self) -> frozenset[str]:
-        return frozenset({"loader_workers"})
 
     @property
     def nominal_samples(self) -> Mapping[str, Mapping[str, int]]:

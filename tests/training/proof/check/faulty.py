@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tests.training.tiny import Doubled, Rows, Tiny, TinyConfig, TinyTrain
+from tests.training.tiny import Doubled, Rows, Tiny, TinyConfig, TinyTrain, tiny_config
 from training.proxies import TrainProxy, WorkloadProxy
-from training.workload import Batch, Inputs, Loss, Prepare, Train
+from training.workload import Batch, Inputs, Loss, Prepare, Train, Workload
 
 STAGES = ("first", "second", "third")
 
@@ -21,7 +21,7 @@ class Three(Tiny):
 
     @property
     def recipes(self) -> Mapping[str, Any]:
-        return {"once": lambda: TinyConfig(epochs=1)}
+        return {"once": lambda: tiny_config(epochs=1)}
 
     def stages(self, c: TinyConfig) -> Sequence[Prepare | Train]:
         return (*super().stages(c), TinyTrain(config=c, name="third", width=8))
@@ -96,8 +96,7 @@ class Repeating(TrainProxy):
 
 
 class Miscounting(Rows):
-    def files(self) -> Sequence[str]:
-        return ("x.safetensors",)
+    files = ("x.safetensors",)  # type: ignore[assignment]
 
 
 class Miscounted(TrainProxy):
@@ -134,7 +133,7 @@ class BadConfig(Tiny):
     recipes = {"quick": lambda: {"seed": 1}}  # type: ignore[assignment]  # noqa: RUF012
 
 
-class HalfTrain:
+class HalfTrain(Train):
     name = "half"
     settings = TinyTrain(config=TinyConfig(), name="x", width=2).settings
 
@@ -143,13 +142,19 @@ class HalfTrain:
 
 
 class Half(Tiny):
+    placement_fields = frozenset({"seed", "loaders"})
+
     def stages(self, c: TinyConfig) -> Sequence[Any]:
         return [HalfTrain(), *super().stages(c)]
 
 
-class Nothing:
+class Nothing(Workload[TinyConfig]):
     name = "nothing"
 
 
-BAD_CONFIG, NOTHING, DOUBLING = BadConfig(), Nothing(), Doubling()
-HALF = Half(placement_fields=frozenset({"seed", "loaders"}))
+class Duck:
+    name = "duck"
+
+
+BAD_CONFIG, NOTHING, DOUBLING, DUCK = BadConfig(), Nothing(), Doubling(), Duck()
+HALF = Half()

@@ -2,6 +2,7 @@
 
 import json
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -125,13 +126,36 @@ def test_fails_for_what_the_loop_relies_on(
 
 def test_what_is_wrong_with_the_protocol_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     said = findings(f"{FAULTY}:NOTHING", capsys)
-    assert "the workload has no recipes: Recipe name -> function that returns" in said
+    assert "the workload has no recipes; see training.workload.Workload" in said
     assert "the workload has no stages(c): The stages in order" in said
-    said = findings(f"{FAULTY}:BadConfig", capsys)
-    assert "BadConfig is a class; name an object: MINE = BadConfig()" in said
     said = findings(f"{FAULTY}:HALF", capsys)
     assert "placement_fields names loaders, which the config lacks" in said
     assert "stage 'half': model must take (i)" in said
     assert "stage 'half' has no loss(m, b, step, num_steps): Forward in train mode" in said
     said = findings(f"{FAULTY}:BAD_CONFIG", capsys)
     assert "recipe 'quick': the config is a dict; make it a frozen dataclass" in said
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("BadConfig", "is a class; name an object: BADCONFIG = BadConfig()"),
+        ("DUCK", "is an instance of Duck; let that class subclass training.workload.Workload"),
+    ],
+)
+def test_fails_for_what_is_not_a_workload(
+    name: str, says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["check", f"{FAULTY}:{name}"]) == 2
+    assert says in capsys.readouterr().err
+
+
+def test_a_workload_may_ask_for_gpus_when_it_is_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = "import torch\n\nassert torch.cuda.is_available()\nASKS = object()\n"
+    (tmp_path / "asks_for_gpus.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delenv("PYTORCH_NVML_BASED_CUDA_CHECK", raising=False)
+    assert main(["check", "asks_for_gpus:ASKS"]) == 2
+    assert "is an instance of object" in capsys.readouterr().err, "found without CUDA"

@@ -8,6 +8,7 @@ import torch
 from tests.training.workloads.detection.detectors import parameter_count
 from training.errors import UserError
 from training.preflight.workload_checks import problems
+from training.settings import changed
 from training.workload import Milestones
 from training.workloads.detection.architecture import Architecture
 from training.workloads.detection.recipes import coco_12, full, laptop
@@ -23,9 +24,9 @@ def test_the_workload_is_one_by_the_protocol() -> None:
 def test_the_seed_s_recipe_is_what_its_document_says_and_coco_s_what_was_published() -> None:
     seed, coco = full(), coco_12()
     assert (seed.num_classes, seed.num_queries, seed.width) == (2, 300, 256)
-    assert (seed.global_batch, seed.micro_batch, seed.epochs) == (2, 2, 50)
+    assert (seed.settings.global_batch, seed.settings.micro_batch, seed.epochs) == (2, 2, 50)
     assert (seed.learning_rate, seed.backbone_learning_rate) == (1e-4, 1e-5)
-    assert (coco.num_classes, coco.num_queries, coco.global_batch) == (80, 900, 16)
+    assert (coco.num_classes, coco.num_queries, coco.settings.global_batch) == (80, 900, 16)
     settings = TrainDetector(config=coco).settings
     assert settings.schedule == Milestones(factor=0.1, epochs=(11,))
     assert (settings.epochs, settings.clip_norm, settings.ema_decay) == (12, 0.1, None)
@@ -52,7 +53,7 @@ def test_the_ladder_takes_what_learns_the_same_and_offers_the_rest() -> None:
     config = coco_12()
     for rung in rungs:
         config = rung.apply(config)
-    assert (config.micro_batch, config.global_batch, config.width) == (1, 16, 192)
+    assert (config.settings.micro_batch, config.settings.global_batch, config.width) == (1, 16, 192)
     # The seed's own ladder of fallbacks.
     offered = [rung.override for rung in DETECTION.rungs(full()) if rung.override]
     assert offered[-2:] == ["num_queries=200", "width=192"]
@@ -113,7 +114,7 @@ def test_an_attention_whose_backward_torch_refuses_is_refused_before_a_step() ->
 )
 def test_fails_for_a_config_that_cannot_be_trained(change: dict[str, object], words: str) -> None:
     with pytest.raises(ValueError, match=words.replace(".", r"\.")):
-        replace(full(), **change)  # type: ignore[arg-type]
+        changed(full(), **change)
 
 
 @pytest.mark.parametrize(

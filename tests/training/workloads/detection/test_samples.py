@@ -11,7 +11,6 @@ import torch
 from PIL import Image
 
 from tests.training.workloads.detection import coco_scene as scene
-from training.capabilities import HasFiles
 from training.errors import UserError
 from training.store.local_dataset import write_manifest
 from training.workload import Inputs
@@ -87,7 +86,6 @@ def test_a_batch_is_padded_below_and_on_the_right(data: Inputs) -> None:
 
 def test_each_sample_lies_in_a_file_of_its_own(data: Inputs) -> None:
     samples = detection_samples(data, "validation", SMALL)
-    assert isinstance(samples, HasFiles)
     assert samples.files(torch.tensor([2, 0])) == ["validation/26.png", "validation/24.png"]
 
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from training.settings import changed
 from training.workloads.growth import architecture
 from training.workloads.growth.config import GrowthConfig
 from training.workloads.growth.model import parameter_counts
@@ -50,8 +51,8 @@ def test_the_largest_model_s_optimizer_steps_in_backward_unless_gradients_are_ac
         *(False, False, True)
     ]
     assert phase(c, "grown").settings.clip_norm is None
-    accumulated = phase(replace(c, micro_batch=8), "grown").settings
-    assert not accumulated.optimizer_in_backward and accumulated.clip_norm == c.clip_norm
+    accumulated = phase(changed(c, micro_batch=8), "grown").settings
+    assert not accumulated.optimizer_in_backward and accumulated.clip_norm == c.settings.clip_norm
 
 
 def test_the_ladder_takes_memory_before_it_takes_numbers() -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from training.errors import UserError
-from training.workload import Batch, Partial
+from training.workload import Batch, Partial, Samples
 from training.workloads.imagenet.evaluation import partial, predictions, show_confusions, summarize
 
 CLASSES = [f"class {number}" for number in range(8)]
@@ -82,7 +82,7 @@ def test_a_prediction_has_the_five_most_probable_classes() -> None:
 
 
 @dataclass(frozen=True)
-class Gray:
+class Gray(Samples):
     """Samples that remember which of them were drawn."""
 
     drawn: list[int]
@@ -102,7 +102,7 @@ def test_the_most_confused_classes_are_shown_with_pictures(tmp_path: Path) -> No
     samples = Gray(drawn=[])
     wrong = [(number, 1, 2) for number in range(6)] + [(20, 2, 1), (21, 2, 1), (30, 0, 5)]
     parts = [confusions((90, 3, 3), *wrong[:4]), confusions(*wrong[4:], (91, 4, 4))]
-    show_confusions(parts, CLASSES, samples, tmp_path)  # type: ignore[arg-type]
+    show_confusions(parts, CLASSES, samples, tmp_path)
     rows = list(csv.reader((tmp_path / "most_confused.csv").read_text().splitlines()))
     assert rows[1:] == [
         ["class 1", "class 2", "6"],

@@ -18,6 +18,7 @@ from tests.training.workloads.trajectory.scene import (
     train_stage,
 )
 from training.errors import UserError
+from training.settings import changed
 from training.workload import Inputs, Partial, Prepare, Train
 from training.workloads.trajectory.classifier import TrainClipClassifier
 from training.workloads.trajectory.clips import CLASSES
@@ -57,9 +58,9 @@ def test_data_comes_first_then_baselines_then_what_they_judge() -> None:
 
 
 def test_the_laptop_recipe_fixes_one_thread_and_single_precision() -> None:
-    assert laptop().num_threads == 1 and laptop().precision == "float32"
-    assert laptop().global_batch == 16 and laptop().weights == "random"
-    assert full().precision == "bfloat16" and full().evaluate_every_epochs == 2
+    assert laptop().num_threads == 1 and laptop().settings.precision == "float32"
+    assert laptop().settings.global_batch == 16 and laptop().weights == "random"
+    assert full().settings.precision == "bfloat16" and full().settings.evaluate_every_epochs == 2
 
 
 @pytest.mark.parametrize(
@@ -78,7 +79,7 @@ def test_the_laptop_recipe_fixes_one_thread_and_single_precision() -> None:
 )
 def test_fails_on_a_config_value_that_cannot_work(name: str, value: Any) -> None:
     with pytest.raises(ValueError, match=name):
-        replace(laptop(), **{name: value})
+        changed(laptop(), **{name: value})
 
 
 def test_shards_cover_each_clip_once_whatever_their_number() -> None:
@@ -125,7 +126,7 @@ def test_fails_on_an_image_without_torchvision(monkeypatch: pytest.MonkeyPatch) 
 
 def test_the_key_names_weights_preprocessing_and_data(dataset: FakeDataset) -> None:
     config = laptop()
-    changed = [
+    others = [
         replace(config, **change)
         for change in (
             {"weights": "pretrained"},
@@ -137,11 +138,11 @@ def test_the_key_names_weights_preprocessing_and_data(dataset: FakeDataset) -> N
             {"num_shards": 8},
         )
     ]
-    keys = {Features(config=c).key(inputs_of(dataset, c)) for c in [config, *changed]}
+    keys = {Features(config=c).key(inputs_of(dataset, c)) for c in [config, *others]}
     other_data = replace(dataset, fingerprint="two")
     keys.add(Features(config=config).key(inputs_of(other_data, config)))
-    assert len(keys) == len(changed) + 2
-    same = replace(config, epochs=3, width=32, seed=5)
+    assert len(keys) == len(others) + 2
+    same = changed(config, epochs=3, width=32, seed=5)
     assert Features(config=same).key(inputs_of(dataset, same)) in keys
     assert all(set(key) <= set("abcdefghijklmnopqrstuvwxyz0123456789-") for key in keys)
 

@@ -17,9 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from training.errors import UserError
-from training.randomness import shuffled
-from training.stacking import stack
-from training.workload import Dataset, Order
+from training.workload import Dataset, Samples
 from training.workloads.growth.text.vocabulary import Vocabulary, read_vocabulary
 
 TOKENIZER_FILE = "tokenizer.json"
@@ -76,7 +74,7 @@ class _SplitTokens:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _TokenSamples:
+class _TokenSamples(Samples):
     """A split as samples: window k is the tokens from k x context on, and the one after them.
 
     A window knows nothing of documents: it begins and ends where it does, and every token but the
@@ -99,11 +97,6 @@ class _TokenSamples:
         """Window `index`: {"tokens": int64 [context + 1]}; nothing is random."""
         window = index * self.num_windows // len(self)
         return {"tokens": self.tokens.read(window * self.context, self.context + 1)}
-
-    collate = staticmethod(stack)
-
-    def order(self, epoch: int, seed: int) -> Order:
-        return shuffled(len(self), epoch, seed)
 
 
 def open_tokens(dataset: Dataset, split: str) -> _SplitTokens:

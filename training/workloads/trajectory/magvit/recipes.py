@@ -1,10 +1,12 @@
 """The config of the MAGVIT recipes, and these recipes."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from training.workload import Settings
 from training.workloads.trajectory.clips import FRAME_SIZE, NUM_FRAMES
 from training.workloads.trajectory.config import (
+    SETTINGS,
     RecipeConfig,
     check_above_0,
     check_at_least,
@@ -14,6 +16,7 @@ from training.workloads.trajectory.config import (
 STEMS = ("patch", "full")
 # Tokens are kept as int16.
 MAX_CODES = 2**15
+MAGVIT_SETTINGS = replace(SETTINGS, epochs=6, eval_batch=32)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,8 +38,7 @@ class MagvitConfig(RecipeConfig):
     # Transformer over tokens.
     masked_share: float = 0.25
     masked_weight: float = 0.1
-    epochs: int = 6
-    eval_batch: int = 32
+    settings: Settings = MAGVIT_SETTINGS
 
     def __post_init__(self) -> None:
         # Not super(): dataclass(slots=True) creates a new class that super() does not know.
@@ -99,13 +101,16 @@ def magvit_full() -> MagvitConfig:
         width=192,
         num_layers=6,
         num_heads=6,
-        epochs=40,
+        settings=replace(
+            MAGVIT_SETTINGS,
+            epochs=40,
+            warmup_steps=500,
+            evaluate_every_epochs=2,
+            precision="bfloat16",
+        ),
         learning_rate=5e-4,
         time_average_epochs=40,
         baseline_width=64,
         num_shards=20,
-        warmup_steps=500,
-        evaluate_every_epochs=2,
-        precision="bfloat16",
         fused_optimizer=True,
     )

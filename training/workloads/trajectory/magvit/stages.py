@@ -3,7 +3,7 @@
 import hashlib
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
 from training.artifact_key import artifact_key
-from training.capabilities import Probe
-from training.workload import Inputs, Loss, Partial, Settings, Start
+from training.workload import Inputs, Loss, Partial, Prepare, Probe, Settings, Start, Train
 from training.workloads.trajectory.classifier import TrainClipClassifier, parameter_groups
 from training.workloads.trajectory.clips import CLIP_SHAPE, TRACK_SHAPE
 from training.workloads.trajectory.dataset import open_dataset, shard_range
@@ -34,7 +33,7 @@ _TOKENS_VERSION = 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TrainTokenizer:
+class TrainTokenizer(Train):
     """Trains a tokenizer to reconstruct clips from their codes."""
 
     config: MagvitConfig
@@ -43,17 +42,13 @@ class TrainTokenizer:
     @property
     def settings(self) -> Settings:
         c = self.config
-        return Settings(
+        return replace(
+            c.settings,
             epochs=c.tokenizer_epochs,
             global_batch=c.tokenizer_batch,
             micro_batch=c.tokenizer_batch,
             eval_batch=c.tokenizer_batch,
-            schedule="cosine",
-            warmup_steps=c.warmup_steps,
-            clip_norm=c.clip_norm,
             evaluate_every_epochs=1,
-            precision=c.precision,
-            loader_workers=c.loader_workers,
         )
 
     def example(self, size: int) -> Batch:
@@ -81,9 +76,6 @@ class TrainTokenizer:
         indices = data.splits[split]
         return FrameSamples(data=data, indices=indices, shown=frozenset(indices[:NUM_STRIPS]))
 
-    def weight(self, b: Batch) -> float:
-        return float(len(b["clips"]))
-
     def loss(self, m: nn.Module, b: Batch, step: int, num_steps: int) -> Loss:
         """Squared error, with the additional weight `motion_weight` for moving pixels."""
         pixels_BTHW3, _ = m(b["frames"])
@@ -105,7 +97,7 @@ class TrainTokenizer:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Tokens:
+class Tokens(Prepare):
     """The Prepare stage: the codes of every clip, by the tokenizer committed before."""
 
     config: MagvitConfig

@@ -15,7 +15,7 @@ from training.workloads.trajectory.magvit.tokenizer import Quantizer
 from training.workloads.trajectory.model import motion_tokens
 
 
-class _AxialBlock(nn.Module):
+class AxialBlock(nn.Module):
     """Attention within each step, then along each cell, then a feed-forward layer; pre-norm."""
 
     def __init__(self, width: int, num_heads: int, dropout: float) -> None:
@@ -83,7 +83,7 @@ class TokenTransformer(nn.Module):
         self.time_tE = nn.Parameter(0.02 * torch.randn(num_steps, 1, width))
         self.place_PE = nn.Parameter(0.02 * torch.randn(num_cells // merged**2, width))
         self.blocks = nn.ModuleList(
-            _AxialBlock(width, num_heads, dropout) for _ in range(num_layers)
+            AxialBlock(width, num_heads, dropout) for _ in range(num_layers)
         )
         self.norm = nn.LayerNorm(width)
         # One guess per dimension of a code: 35 logits instead of 15,360.

@@ -28,7 +28,7 @@ from training.workloads.trajectory.magvit.tokenizer import (
     summarize_reconstructions,
 )
 from training.workloads.trajectory.magvit.transformer import (
-    Block,
+    AxialBlock,
     TokenTransformer,
     folded_attention,
     merge_cells,
@@ -303,7 +303,7 @@ def test_attention_in_four_dimensions_takes_the_fast_kernel_and_differs_by_round
 @pytest.mark.gpu
 def test_attention_on_a_gpu_needs_no_plain_formula() -> None:
     torch.manual_seed(0)
-    block, x_BtPE = Block(width=64, num_heads=4, dropout=0.0), torch.randn(2, 8, 16, 64)
+    block, x_BtPE = AxialBlock(width=64, num_heads=4, dropout=0.0), torch.randn(2, 8, 16, 64)
     expected = block(x_BtPE)
     block = block.to("cuda", torch.bfloat16)
     fast = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION]
