@@ -1,6 +1,6 @@
 """Carries out saves, one at a time, behind the training where the host can hold a copy.
 
-Whatever was committed stays whole until the head's one write, whatever happens in between. A save
+Whatever was committed stays intact until the head's one write, whatever happens in between. A save
 that the store refuses is retried while training continues; the end of a stage must be kept.
 """
 

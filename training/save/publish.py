@@ -36,7 +36,7 @@ _LONGEST_RETRY_SECONDS = 120.0
 _LINE_SECONDS = 5.0
 
 
-class Holding(Protocol):
+class _Holding(Protocol):
     """The state of one moment, as far as one process holds it."""
 
     @property
@@ -47,7 +47,7 @@ class Holding(Protocol):
         """Free what only sending needs; the save is over."""
 
 
-class StateSource(Holding, Protocol):
+class StateSource(_Holding, Protocol):
     """The state of one moment, and how it is stored: tensors of all ranks, or a folder."""
 
     def entry(self, head: Head) -> CheckpointEntry:
@@ -65,7 +65,7 @@ class StateSource(Holding, Protocol):
         """What the event of its commit says beyond step, kind and seconds."""
 
 
-S = TypeVar("S", bound=Holding)
+S = TypeVar("S", bound=_Holding)
 
 
 class FailedSaves:
