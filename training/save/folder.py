@@ -18,12 +18,18 @@ from pathlib import Path
 from typing import Any
 
 from contract.keys import BLOBS, checkpoint_prefix
-from training.record.checkpoint_entry import CheckpointEntry, FileEntry, Kind, checkpoint_name
+from training.record.checkpoint_entry import (
+    KEEP_NEWEST,
+    CheckpointEntry,
+    FileEntry,
+    Kind,
+    Retention,
+    checkpoint_name,
+)
 from training.record.events import Events
 from training.record.head import Head
 from training.record.lease import Lease
 from training.record.metrics import Metrics
-from training.record.retention import KEEP_NEWEST, Retention
 from training.save.blobs import Blobs
 from training.save.capture import Capture, CapturedFile, Pack, packed
 from training.save.listing import ChangedError, FileState, SnapshotError, is_log

@@ -116,11 +116,6 @@ def allocate(size: int, device: torch.device, shared: int = -1) -> Tensor:
     return tensor
 
 
-def allocator(device: torch.device) -> Callable[[int], memoryview]:
-    """Allocates blocks that parts of a state on this device are copied to."""
-    return lambda size: view_of(allocate(size, device))
-
-
 # Blocks of the process that this one was forked from; nothing of them is mapped here.
 _not_mapped_here: list[mmap.mmap] = []
 

@@ -15,12 +15,11 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from training.errors import UserError
-from training.record.checkpoint_entry import CheckpointEntry, Kind
+from training.record.checkpoint_entry import KEEP_NEWEST, CheckpointEntry, Kind, Retention
 from training.record.events import Events
 from training.record.lease import Lease
 from training.record.metrics import Metrics
 from training.record.newest_valid import newest_valid, read_twice
-from training.record.retention import KEEP_NEWEST, Retention
 from training.save.capture import Capture, Moment, capture
 from training.save.folder import CommittedSnapshot, FolderSaves, seconds_until
 from training.save.listing import ChangedError, Listing, SnapshotError, list_folder

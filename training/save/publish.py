@@ -9,18 +9,16 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Generic, Protocol, TypeVar
 
 from contract.keys import checkpoint_prefix
 from training.errors import UserError
-from training.record.checkpoint_entry import CheckpointEntry, FileEntry
+from training.record.checkpoint_entry import KEEP_NEWEST, CheckpointEntry, FileEntry, Retention
 from training.record.events import Events
 from training.record.head import Head, read_head
 from training.record.lease import Lease, LeaseLostError
 from training.record.metrics import Metrics
-from training.record.retention import KEEP_NEWEST, Retention
-from training.save.budget import Cost
 from training.store.parts import CancelledError, TransferProgress
 from training.store.protocol import Store, StoreError
 
@@ -34,6 +32,21 @@ _FIRST_RETRY_SECONDS = 5.0
 _LONGEST_RETRY_SECONDS = 120.0
 # The shortest time between two lines about periodic commits.
 _LINE_SECONDS = 5.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cost:
+    """What one commit costs on this machine, as measured or as expected."""
+
+    bytes: int
+    save_seconds: float  # until the first byte is sent
+    upload_seconds: float
+    is_measured: bool = True  # an expectation may rest on assumed rates
+
+    @property
+    def seconds(self) -> float:
+        """Seconds from the boundary to the commit."""
+        return self.save_seconds + self.upload_seconds
 
 
 class _Holding(Protocol):

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.training.save.scene import Machine, entries, wait_for_snapshot
-from training.record.retention import Retention
+from training.record.checkpoint_entry import Retention
 from training.save import capture as capture_module
 from training.save.blobs import Blobs
 from training.save.capture import Capture, Known, capture, known_after
