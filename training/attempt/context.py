@@ -16,10 +16,10 @@ from training.attempt.notice import InterruptedRunError, Interruption, Notice
 from training.attempt.supervisor import Supervisor
 from training.attempt.world import World
 from training.errors import DivergedError, Divergence, GoBackError
+from training.record.checkpoint_entry import KEEP_NEWEST, Retention
 from training.record.events import Events
 from training.record.lease import Lease, LeaseLostError
 from training.record.metrics import Metrics
-from training.record.retention import KEEP_NEWEST, Retention
 from training.report.profiler import StepProfiler
 from training.store.protocol import Store
 

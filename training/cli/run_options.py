@@ -45,7 +45,7 @@ def refuse_missing(arguments: argparse.Namespace) -> None:
 def attempt_options(arguments: argparse.Namespace, store: Store, scratch: Path) -> dict[str, Any]:
     """What every attempt is asked for (`AttemptOptions`), by name."""
     from training.attempt.attempt import AttemptOptions
-    from training.record.retention import parse_retention
+    from training.record.checkpoint_entry import parse_retention
     from training.record.run_config import parse_prediction, planned_price
 
     prediction = parse_prediction(arguments.prediction)

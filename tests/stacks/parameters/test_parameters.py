@@ -11,6 +11,8 @@ from sizing import catalogue
 from stacks.parameters import StackParameters
 from stacks.parameters.context import CDK_JSON, defaults
 from stacks.parameters.fields import KINDS
+from stacks.parameters.workloads import recipes, workloads
+from training.registry import WORKLOADS, load_workload
 
 KEY = "arn:aws:kms:us-east-1:123456789012:key/0f0e0d0c-1111-2222-3333-444455556666"
 
@@ -165,7 +167,7 @@ def test_cdks_own_context_is_passed_over() -> None:
         ("dataset_wait_seconds", "-1", "dataset_wait_seconds is -1; give 0 to 86400"),
         ("max_hours", "nan", "max_hours is 'nan'; give a number"),
         ("max_hours", "0", "max_hours is 0; give more than 0, at most 8760"),
-        ("versions_kept_days", "0", "versions_kept_days is 0; give 1 to 365: what is deleted"),
+        ("versions_kept_days", "0", "versions_kept_days is 0; give 1 to 365: how long deleted"),
         ("max_usd", "-1", "max_usd is -1; give dollars, or 0 for no limit"),
         ("max_usd", "much", "max_usd is 'much'; give a number"),
         (
@@ -292,3 +294,9 @@ def test_fails_on_the_instance_store_of_a_size_without_one(monkeypatch: pytest.M
     monkeypatch.setattr(catalogue.sizes, "instances", lambda: {**known, "g5.2xlarge": bare})
     with pytest.raises(ValueError, match=r"and g5\.2xlarge has no instance store; give ebs"):
         StackParameters.for_size("g5.xlarge", data_on="nvme")
+
+
+def test_the_registry_is_read_as_training_has_it() -> None:
+    assert workloads() == WORKLOADS
+    for name in workloads():
+        assert sorted(recipes(name)) == sorted(load_workload(name).recipes)

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from tests.training import tiny
 from tests.training.runs import Run
 from training.cli.main import main
-from training.preflight.extend import create_extended
+from training.preflight.preflight import create_extended
 from training.record.head import read_head
 from training.save.read import read_checkpoint
 from training.save.weights import open_trained, read_weights
@@ -187,7 +187,7 @@ def test_fails_when_the_weights_have_changed_since(
         (["--init-from={whole}", "--extend-to=forever"], "write 8epochs or 4000steps"),
         (["--init-from={whole}", "--extend-to=5epochs", CONSTANT], "with the overrides (none)"),
         (["--init-from=no/such/run"], "no run found at"),
-        (["--init-from=no/such.safetensors"], "there is no file"),
+        (["--init-from=no/such.safetensors"], "does not exist"),
     ],
 )
 def test_fails_for_a_mistake_in_one_sentence(
