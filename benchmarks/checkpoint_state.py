@@ -20,12 +20,11 @@ from contract.grammar import Interval
 from training.attempt.context import AttemptContext
 from training.attempt.supervisor import Supervisor
 from training.attempt.world import RankEnvironment, World
-from training.record.checkpoint_entry import Kind, checkpoint_name
+from training.record.checkpoint_entry import KEEP_NEWEST, Kind, checkpoint_name
 from training.record.events import Events
 from training.record.lease import Lease, acquire
 from training.record.metrics import Metrics
 from training.record.position import Position
-from training.record.retention import KEEP_NEWEST
 from training.save.checkpointer import Checkpointer
 from training.save.schedule import Schedule
 from training.save.state import LiveState

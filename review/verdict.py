@@ -8,8 +8,7 @@ from typing import Any, Literal
 from review.assembly import CdkDiff, Side
 from review.changes import Change, Objection, find_changes
 from review.costs import CostRow, cost_rows, plan_warnings
-from review.losses import STATEFUL, find_losses
-from review.refusals import find_refusals
+from review.objections import STATEFUL, find_losses, find_refusals
 from review.run_effects import find_run_effects
 from review.security import SecurityChange, find_security_changes
 

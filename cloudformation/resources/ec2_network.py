@@ -1,6 +1,9 @@
 """VPCs and what is in them: subnets, routes, gateways, endpoints, flow logs."""
 
+from collections.abc import Callable
 from typing import Any
+
+from botocore import xform_name
 
 from cloudformation.resource import HandlerRequest, Provisioned, Registry, ResourceType
 from cloudformation.resources.calls import call, creates, deletes, finds, retag, tags_for
@@ -135,32 +138,37 @@ def _create_flow_log(request: HandlerRequest) -> Provisioned:
     return Provisioned(id=made["FlowLogIds"][0], attributes={"Id": made["FlowLogIds"][0]})
 
 
-TYPES: Registry = {
-    "AWS::EC2::VPC": ResourceType(
-        create=_create_vpc,
-        configure=_configure_vpc,
-        delete=deletes("ec2", "delete_vpc", by="VpcId"),
-        exists=finds("ec2", "describe_vpcs", by="VpcIds"),
-    ),
-    "AWS::EC2::Subnet": ResourceType(
-        create=_create_subnet,
-        configure=_configure_subnet,
-        delete=deletes("ec2", "delete_subnet", by="SubnetId"),
-        exists=finds("ec2", "describe_subnets", by="SubnetIds"),
-    ),
-    "AWS::EC2::RouteTable": ResourceType(
-        create=creates(
+def _named_after_its_calls(
+    name: str,
+    *,
+    create: Callable[[HandlerRequest], Provisioned] | None = None,
+    configure: Callable[[HandlerRequest], None] = retag_ec2,
+) -> ResourceType:
+    """Make a type whose calls follow EC2's rule: create_vpc, delete_vpc, describe_vpcs, VpcId."""
+    call_name = xform_name(name)
+    if create is None:
+        create = creates(
             "ec2",
-            "create_route_table",
-            tag_kind="route-table",
-            answer="RouteTable",
-            by="RouteTableId",
-            attributes=["RouteTableId"],
-        ),
-        configure=retag_ec2,
-        delete=deletes("ec2", "delete_route_table", by="RouteTableId"),
-        exists=finds("ec2", "describe_route_tables", by="RouteTableIds"),
+            f"create_{call_name}",
+            tag_kind=call_name.replace("_", "-"),
+            answer=name,
+            by=f"{name}Id",
+            attributes=[f"{name}Id"],
+        )
+    return ResourceType(
+        create=create,
+        configure=configure,
+        delete=deletes("ec2", f"delete_{call_name}", by=f"{name}Id"),
+        exists=finds("ec2", f"describe_{call_name}s", by=f"{name}Ids"),
+    )
+
+
+TYPES: Registry = {
+    "AWS::EC2::VPC": _named_after_its_calls("Vpc", create=_create_vpc, configure=_configure_vpc),
+    "AWS::EC2::Subnet": _named_after_its_calls(
+        "Subnet", create=_create_subnet, configure=_configure_subnet
     ),
+    "AWS::EC2::RouteTable": _named_after_its_calls("RouteTable"),
     "AWS::EC2::SubnetRouteTableAssociation": ResourceType(
         create=creates(
             "ec2", "associate_route_table", by="AssociationId", attributes={"Id": "AssociationId"}
@@ -181,34 +189,14 @@ TYPES: Registry = {
         create=_create_route,
         update=_update_route,
         delete=deletes("ec2", "delete_route", "RouteTableId", *_ROUTE_ENDS),
-        exists=finds(
-            "ec2",
-            "describe_route_tables",
-            answer="RouteTables",
-            where=_has_route,
-        ),
+        exists=finds("ec2", "describe_route_tables", answer="RouteTables", where=_has_route),
     ),
-    "AWS::EC2::InternetGateway": ResourceType(
-        create=creates(
-            "ec2",
-            "create_internet_gateway",
-            tag_kind="internet-gateway",
-            answer="InternetGateway",
-            by="InternetGatewayId",
-            attributes=["InternetGatewayId"],
-        ),
-        configure=retag_ec2,
-        delete=deletes("ec2", "delete_internet_gateway", by="InternetGatewayId"),
-        exists=finds("ec2", "describe_internet_gateways", by="InternetGatewayIds"),
-    ),
+    "AWS::EC2::InternetGateway": _named_after_its_calls("InternetGateway"),
     "AWS::EC2::VPCGatewayAttachment": ResourceType(
         create=_attach_gateway,
         delete=deletes("ec2", "detach_internet_gateway", "InternetGatewayId", "VpcId"),
         exists=finds(
-            "ec2",
-            "describe_internet_gateways",
-            answer="InternetGateways",
-            where=_is_attached,
+            "ec2", "describe_internet_gateways", answer="InternetGateways", where=_is_attached
         ),
     ),
     "AWS::EC2::VPCEndpoint": ResourceType(

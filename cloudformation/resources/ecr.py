@@ -38,5 +38,5 @@ TYPES: Registry = {
             repositoryName=request.physical_id, force=bool(request.get("EmptyOnDelete"))
         ),
         exists=finds("ecr", "describe_repositories", by="repositoryNames"),
-    ),
+    )
 }

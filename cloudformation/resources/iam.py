@@ -132,11 +132,7 @@ def _delete_profile(request: HandlerRequest) -> None:
 TYPES: Registry = {
     "AWS::IAM::Role": ResourceType(
         create=creates(
-            "iam",
-            "create_role",
-            name="RoleName",
-            answer="Role",
-            attributes=["Arn", "RoleId"],
+            "iam", "create_role", name="RoleName", answer="Role", attributes=["Arn", "RoleId"]
         ),
         configure=_configure_role,
         delete=_delete_role,

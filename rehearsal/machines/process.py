@@ -22,6 +22,7 @@ from rehearsal.machines.commands import failure
 from rehearsal.machines.json_disks import JsonDisk, disks_of, write_disks
 from rehearsal.machines.machine import RehearsedMachine
 from rehearsal.machines.processes import freeze_process, kill_processes, list_processes
+from rehearsal.machines.quirks import PROGRAMS, lend_environment
 
 REPOSITORY = Path(__file__).parent.parent.parent
 INIT = "rehearsal.machines.init"
@@ -149,7 +150,15 @@ class ProcessMachine(RehearsedMachine):
     def _furnish(self) -> None:
         for name in FOLDERS:
             (self.folder / name).mkdir(parents=True, exist_ok=True)
-        self.quirks.furnish(self.root, self.pytorch.resolve(), self._path)
+        pytorch = self.root / "opt/pytorch"
+        if self.quirks.lacks:
+            lend_environment(self.pytorch.resolve(), pytorch, self.quirks.lacks)
+        else:
+            pytorch.symlink_to(self.pytorch.resolve())
+        self.quirks.write_programs(
+            self.root / PROGRAMS, lambda name: shutil.which(name, path=self._path) or ""
+        )
+        self.quirks.write_files(self.root, lambda name: name.lstrip("/"))
         if self.disks is None:
             write_disks(self.folder / "sys/disks", disks_of(self.quirks.volumes), filled=True)
         else:

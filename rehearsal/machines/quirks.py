@@ -1,9 +1,8 @@
 """What is unusual about one machine, put into its folder before it starts."""
 
 import re
-import shutil
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -68,22 +67,16 @@ class Quirks:
                 "machines of kind nspawn"
             )
 
-    def furnish(self, root: Path, pytorch: Path, path: str) -> None:
-        """Put the environment that stands in for /opt/pytorch, programs and files into a root.
-
-        `path` is where the machine looks for programs but for those of its own.
-        """
-        if self.lacks:
-            lend_environment(pytorch, root / "opt/pytorch", self.lacks)
-        else:
-            (root / "opt/pytorch").symlink_to(pytorch)
+    def write_programs(self, folder: Path, real: Callable[[str], str]) -> None:
+        """Write the programs to a folder; `real` finds the machine's own path of a hidden one."""
         for name, script in self.programs.items():
-            program = root / PROGRAMS / name
-            real = shutil.which(name, path=path) or ""
-            _write(program, f"#!/bin/sh\nreal='{real}'\n{script}\n")
-            program.chmod(0o755)
+            _write(folder / name, f"#!/bin/sh\nreal='{real(name)}'\n{script}\n")
+            (folder / name).chmod(0o755)
+
+    def write_files(self, root: Path, place: Callable[[str], str]) -> None:
+        """Write the files to a root; `place` is where each lies there."""
         for name, text in self.files.items():
-            _write(root / name.lstrip("/"), text)
+            _write(root / place(name), text)
 
     def path(self, root: Path, path: str) -> str:
         """Return where the machine looks for programs."""

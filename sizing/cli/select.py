@@ -22,6 +22,7 @@ be at most 70 % busy, modelled by memory bandwidth and half-precision peak, or b
 import argparse
 import difflib
 import math
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -39,33 +40,51 @@ SHOWN = 12
 _MOVES = 8
 
 
+_INSTEAD = "instead-of"
+_SERVE, _FIT = ("serve-online", "serve-batch"), ("train", "tune")
+_WORK = ("experiment", "prepare")
+# What each option is, and the phases that it is for.
+_OPTIONS: Mapping[str, tuple[type, str, tuple[str, ...]]] = {
+    "model": (str, f"published throughputs exist for {', '.join(models())}", _SERVE),
+    "throughput": (list, "measured", _SERVE),
+    "latency": (list, "of one inference", ("serve-online",)),
+    "requests_per_minute": (float, "serve-online: the demand", ("serve-online",)),
+    "latency_ms": (float, "serve-online: for 95 %% of requests", ("serve-online",)),
+    "min_instances": (int, "serve-online: at least this many (default: 1)", ("serve-online",)),
+    "gpu_percent": (float, "instead-of: GPU utilization", (_INSTEAD,)),
+    "gpu_memory_mib": (
+        *(int, "train, tune: as plan shows it; instead-of: in use"),
+        (*_FIT, _INSTEAD),
+    ),
+    "memory_gib": (
+        *(float, "host memory, at least; instead-of: in use, without a GPU"),
+        (*_FIT, *_WORK, _INSTEAD),
+    ),
+    "vcpus": (int, "at least this many", (*_FIT, *_WORK)),
+    "cpu_percent": (
+        *(float, "mean load of all vCPUs (experiment: default 20)"),
+        ("experiment", _INSTEAD),
+    ),
+    "hours_per_day": (float, "experiment, prepare: hours it is on (default: 8)", _WORK),
+    "needs_cuda": (bool, "the model has CUDA kernels of its own", (*_SERVE, *_FIT)),
+}
+_METAVARS = {int: "N", float: "N"}
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     question = parser.add_mutually_exclusive_group(required=True)
     question.add_argument("--phase", choices=PHASES, metavar="PHASE", help=", ".join(PHASES))
     question.add_argument("--instead-of", metavar="SIZE", help="the size that serves now")
-    parser.add_argument("--model", help=f"published throughputs exist for {', '.join(models())}")
-    parser.add_argument(
-        "--throughput", action="append", default=[], metavar="SIZE=PER_SECOND", help="measured"
-    )
-    parser.add_argument(
-        "--latency", action="append", default=[], metavar="SIZE=MS", help="of one inference"
-    )
-    for name, kind, text in (
-        ("--requests-per-minute", float, "serve-online: the demand"),
-        ("--latency-ms", float, "serve-online: for 95 %% of requests"),
-        ("--min-instances", int, "serve-online: at least this many (default: 1)"),
-        ("--gpu-percent", float, "instead-of: GPU utilization"),
-        ("--gpu-memory-mib", int, "train, tune: as plan shows it; instead-of: in use"),
-        ("--memory-gib", float, "host memory, at least; instead-of: in use, without a GPU"),
-        ("--vcpus", int, "at least this many"),
-        ("--cpu-percent", float, "mean load of all vCPUs (experiment: default 20)"),
-        ("--hours-per-day", float, "experiment, prepare: hours it is on (default: 8)"),
-    ):
-        parser.add_argument(name, type=kind, metavar="N", help=text)
-    parser.add_argument(
-        "--needs-cuda", action="store_true", help="the model has CUDA kernels of its own"
-    )
+    for name, (kind, text, _) in _OPTIONS.items():
+        option = "--" + name.replace("_", "-")
+        if kind is bool:
+            parser.add_argument(option, action="store_true", help=text)
+        elif kind is list:
+            metavar = "SIZE=PER_SECOND" if name == "throughput" else "SIZE=MS"
+            parser.add_argument(option, action="append", default=[], metavar=metavar, help=text)
+        else:
+            parser.add_argument(option, type=kind, metavar=_METAVARS.get(kind), help=text)
     add_price_arguments(parser)
 
 
@@ -121,34 +140,17 @@ def _in_use(arguments: argparse.Namespace, instance: InstanceType) -> tuple[floa
     return percent, arguments.memory_gib and arguments.memory_gib * 1024
 
 
-_INSTEAD = "instead-of"
-# The phases that each option is for.
-_BELONGS = {
-    "requests_per_minute": ("serve-online",),
-    "latency_ms": ("serve-online",),
-    "min_instances": ("serve-online",),
-    "model": ("serve-online", "serve-batch"),
-    "throughput": ("serve-online", "serve-batch"),
-    "latency": ("serve-online",),
-    "needs_cuda": ("serve-online", "serve-batch", "train", "tune"),
-    "gpu_percent": (_INSTEAD,),
-    "gpu_memory_mib": ("train", "tune", _INSTEAD),
-    "memory_gib": ("train", "tune", "experiment", "prepare", _INSTEAD),
-    "vcpus": ("train", "tune", "experiment", "prepare"),
-    "cpu_percent": ("experiment", _INSTEAD),
-    "hours_per_day": ("experiment", "prepare"),
-}
-
-
 def _given(arguments: argparse.Namespace, phase: str) -> dict[str, Any]:
     """Return the options that were given; a ValueError if they are not for this phase."""
-    given = {name: getattr(arguments, name) for name in _BELONGS}
+    given = {name: getattr(arguments, name) for name in _OPTIONS}
     given = {name: value for name, value in given.items() if value not in (None, [], False)}
     for name, value in given.items():
         option = "--" + name.replace("_", "-")
-        if phase not in _BELONGS[name]:
-            phases = " or ".join(_BELONGS[name])
-            raise ValueError(f"{option} is for {phases}, not for {phase}: leave it out")
+        phases = _OPTIONS[name][2]
+        if phase not in phases:
+            raise ValueError(
+                f"{option} is for {' or '.join(phases)}, not for {phase}: leave it out"
+            )
         if isinstance(value, int | float) and not 0 < value < 1e9:
             raise ValueError(f"{option} must be a number above 0, got {value:g}")
     if given.get("cpu_percent", 0) > 100 or given.get("hours_per_day", 0) > 24:

@@ -5,17 +5,199 @@ fires is checked against the models, because several common rules name the wrong
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from sizing import catalogue
+from sizing.catalogue import InstanceType
+from sizing.catalogue.gpus import Gpu, find_gpu
+from sizing.models.constants import GIB, MIB
+from sizing.models.host import host_memory
 from sizing.plan.plan import Plan
 from sizing.plan.request import Request
-from sizing.plan.verdicts import SIGNALS
+from sizing.plan.side_by_side import ways
+from sizing.plan.spot_verdict import saving_percent, spot_verdict
 from sizing.suggestion import suggest
 
 RULES_FILE = Path(__file__).with_name("rules.json")
+# Parameters, gradients and two states of AdamW, relative to the parameters.
+_COPIES = 4
+
+
+def _dataset(plan: Plan, samples: float) -> str:
+    facts = plan.inputs.facts
+    if facts is None:
+        return "unknown: no byte of its data is known; give --dataset-gib"
+    gib = samples * facts.epoch_bytes_per_sample / GIB
+    cache = plan.host.cache_bytes / GIB
+    cached = gib <= cache
+    # The plan has as many samples where they were given.
+    whole = max(stage.footprint.samples_per_epoch for stage in plan.work.stages)
+    hours = plan.work.seconds / 3600 * samples / whole
+    return (
+        f"{'no' if cached else 'yes'}: bytes decide, not samples; {gib:.1f} GiB an epoch "
+        f"{'fit' if cached else 'do not fit'} the {cache:.1f} GiB page cache of "
+        f"{plan.request.size}; the work takes {hours:.2g} h"
+    )
+
+
+def _batch(plan: Plan, size: float) -> str:
+    instance = plan.inputs.instance
+    return (
+        f"no: a larger size of the family has the same {instance.gpu}; a batch of {size:,.0f} "
+        f"takes {plan.gpu_memory_need:,.0f} of its {instance.gpu_memory_mib:,} MiB (micro-batch "
+        f"{plan.work.main.footprint.micro_batch})"
+    )
+
+
+def _model(plan: Plan, megabytes: float) -> str:
+    instance, footprint = plan.inputs.instance, plan.work.main.footprint
+    more = (megabytes * 1e6 - footprint.parameter_bytes) * _COPIES / MIB
+    need = max(0.0, plan.gpu_memory_need + more)
+    if need <= instance.gpu_memory_mib:
+        return (
+            f"no: {megabytes:,.0f} MB of parameters need {need:,.0f} MiB with AdamW (activations "
+            f"unchanged) of {instance.gpu_memory_mib:,}, and a larger size has the same GPU"
+        )
+    return f"yes, but a larger GPU, not a larger size: {_cheapest_with(need)} for {need:,.0f} MiB"
+
+
+def _cheapest_with(need_mib: float) -> str:
+    sizes = (i.size for i in catalogue.trainable_by_price() if i.gpu_memory_mib >= need_mib)
+    return next(sizes, "no size in the catalogue")
+
+
+def _hours(plan: Plan, hours: float) -> str:
+    bound = plan.work.main.bound_by
+    data_bound = bound in ("loader CPU", "disk")
+    usd = hours * plan.inputs.price.usd_per_hour
+    each = plan.spot.interruptions / plan.hours_on_demand if plan.spot else 0.0
+    return (
+        f"{'yes' if data_bound else 'no'}: the run is bound by {bound}, "
+        f"{'which' if data_bound else 'not by what'} more vCPUs and EBS bandwidth relieve"
+        f"{'' if data_bound else '; a faster GPU would'}; {hours:.3g} h cost ${usd:.2f} on demand, "
+        f"and Spot would interrupt them {hours * each:.2g} times"
+    )
+
+
+def _jobs(plan: Plan, jobs: float) -> str:
+    runs = max(1, int(jobs))
+    host = host_memory(plan.inputs.instance, plan.inputs.constants, runs=runs)
+    sentence = f"{'no' if host.fits else 'yes'}: with memory-mapped data {host.sentence()}"
+    told = [
+        f"{way.what} on {way.size} {way.hours:.2g} h and ${way.usd:.2f}"
+        for way in ways(plan, runs)
+        if way.problem is None
+    ]
+    return f"{sentence}; {', '.join(told)}" if told else sentence
+
+
+def _gpu_memory(plan: Plan, percent: float) -> str:
+    instance = plan.inputs.instance
+    mib = instance.gpu_memory_mib * percent / 100
+    cheapest = _cheapest_with(mib)
+    if cheapest == plan.request.size:
+        return f"no: {mib:,.0f} MiB in use, and {cheapest} is the cheapest that has them"
+    return f"yes: {mib:,.0f} MiB in use, which {cheapest} has for less; see the ranking"
+
+
+def _gpu_utilization(plan: Plan, percent: float) -> str:
+    """A slower GPU is enough if the busy share of this one's bandwidth and peak fits it."""
+    now, precision = plan.inputs.gpu, plan.work.main.footprint.precision
+    for other in catalogue.trainable_by_price():
+        gpu = _gpu_of(other)
+        if gpu is None or other.gpu_memory_mib < plan.gpu_memory_need:
+            continue
+        if gpu.relative_speed(now, precision) >= percent / 100:
+            if other.size == plan.request.size:
+                return f"no: no cheaper size has {percent:.0f} % of this GPU's speed and the memory"
+            return (
+                f"yes: {percent:.0f} % of an {now.name.removeprefix('NVIDIA ')} is less than all "
+                f"of {other.size}'s {gpu.name.removeprefix('NVIDIA ')}; what is bound by launches "
+                "takes as long there"
+            )
+    return "unknown: no size with known peaks holds the model"
+
+
+def _gpu_of(instance: InstanceType) -> Gpu | None:
+    """The peaks of a size's GPU; None where they are not known."""
+    try:
+        return find_gpu(instance.gpu, instance.gpu_memory_mib)
+    except ValueError:
+        return None
+
+
+def _host_memory(plan: Plan, percent: float) -> str:
+    instance = plan.inputs.instance
+    need = instance.memory_gib * percent / 100
+    share = plan.inputs.constants.usable_memory_share
+    same = [i for i in catalogue.trainable_by_price() if i.gpu == instance.gpu]
+    enough = next((i for i in same if i.memory_gib * share >= need), None)
+    if enough is None:
+        return f"unknown: no size with this GPU has {need / share:.0f} GiB"
+    verb = "yes" if enough.memory_gib > instance.memory_gib else "no"
+    return (
+        f"{verb}: {need:.1f} GiB in use; {share:.0%} of a host may be, and {enough.size} with "
+        f"{enough.memory_gib:g} GiB is the cheapest with this GPU that is enough"
+    )
+
+
+def _data_wait(plan: Plan, percent: float) -> str:
+    instance, price = plan.inputs.instance, plan.inputs.price.usd_per_hour
+    larger = [
+        i
+        for i in catalogue.trainable_by_price()
+        if i.family == instance.family
+        and i.num_gpus == instance.num_gpus
+        and i.vcpus > instance.vcpus
+    ]
+    if not larger:
+        return f"no: no size of {instance.family} has as many GPUs and more vCPUs"
+    more = 100 * ((larger[0].on_demand_usd_per_hour or 0.0) / price - 1)
+    # With the wait halved, as twice the vCPUs would, an hour's work takes this much less.
+    saved = percent / 2
+    dearer = 100 * ((1 - saved / 100) * (1 + more / 100) - 1)
+    verb = "yes" if dearer <= 0 else "for time only"
+    return (
+        f"{verb}: {instance.vcpus} vCPUs feed the step; {larger[0].size} has {larger[0].vcpus}, "
+        f"would save about {saved:.0f} % of the time and costs {more:.0f} % more an hour: "
+        f"{dearer:+.0f} % a run"
+    )
+
+
+def _spot(plan: Plan, percent: float) -> str:
+    found = spot_verdict(plan, saving=percent)
+    return f"{found.suits}: {'; '.join(found.reasons)}"
+
+
+def _share_of_memory(plan: Plan) -> float:
+    return 100 * plan.gpu_memory_need / plan.inputs.instance.gpu_memory_mib
+
+
+def _share_of_host(plan: Plan) -> float:
+    return 100 * plan.host.need / plan.inputs.instance.memory_gib
+
+
+def _samples(plan: Plan) -> float:
+    return float(max(stage.footprint.samples_per_epoch for stage in plan.work.stages))
+
+
+# What a plan says of each signal (None: only the user or a finished run knows it), and the verdict.
+SIGNALS: Mapping[str, tuple[Callable[[Plan], float] | None, Callable[[Plan, float], str]]] = {
+    "dataset_samples": (_samples, _dataset),
+    "batch_size": (lambda plan: float(plan.work.main.footprint.global_batch), _batch),
+    "hours_per_experiment": (lambda plan: plan.hours_on_demand, _hours),
+    "model_mb": (lambda plan: plan.work.main.footprint.parameter_bytes / 1e6, _model),
+    "gpu_memory_percent": (_share_of_memory, _gpu_memory),
+    "host_memory_percent": (_share_of_host, _host_memory),
+    "spot_saving_percent": (saving_percent, _spot),
+    "parallel_jobs": (None, _jobs),
+    "researchers": (None, _jobs),
+    "gpu_utilization_percent": (None, _gpu_utilization),
+    "data_wait_percent": (None, _data_wait),
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -50,6 +50,7 @@ VPC = of("EC2::VPC", CidrBlock="10.0.0.0/16")
 SUBNET = of("EC2::Subnet", VpcId=ref("Vpc"), CidrBlock="10.0.0.0/24")
 TABLE = of("EC2::RouteTable", VpcId=ref("Vpc"))
 GATEWAY = of("EC2::InternetGateway")
+GROUP = of("EC2::SecurityGroup", GroupDescription="d", VpcId=ref("Vpc"))
 ATTACHED = of("EC2::VPCGatewayAttachment", VpcId=ref("Vpc"), InternetGatewayId=ref("Gateway"))
 RULE = {"IpProtocol": "tcp", "FromPort": 443, "ToPort": 443, "CidrIp": "0.0.0.0/0"}
 FUNCTION = of(
@@ -135,33 +136,20 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     ),
     "AWS::EC2::RouteTable": ({"Vpc": VPC, "It": TABLE}, {"Tags": tags(a="b")}),
     "AWS::EC2::SecurityGroup": (
-        {
-            "Vpc": VPC,
-            "It": of(
-                "EC2::SecurityGroup",
-                GroupDescription="d",
-                VpcId=ref("Vpc"),
-                SecurityGroupEgress=[RULE],
-            ),
-        },
+        {"Vpc": VPC, "It": changed(GROUP, SecurityGroupEgress=[RULE])},
         {"SecurityGroupIngress": [{**RULE, "FromPort": 80, "ToPort": 80}]},
     ),
-    "AWS::EC2::SecurityGroupEgress": (
-        {
-            "Vpc": VPC,
-            "Group": of("EC2::SecurityGroup", GroupDescription="d", VpcId=ref("Vpc")),
-            "It": of("EC2::SecurityGroupEgress", GroupId=attribute("Group", "GroupId"), **RULE),
-        },
-        {},
-    ),
-    "AWS::EC2::SecurityGroupIngress": (
-        {
-            "Vpc": VPC,
-            "Group": of("EC2::SecurityGroup", GroupDescription="d", VpcId=ref("Vpc")),
-            "It": of("EC2::SecurityGroupIngress", GroupId=attribute("Group", "GroupId"), **RULE),
-        },
-        {},
-    ),
+    **{
+        f"AWS::EC2::SecurityGroup{way}": (
+            {
+                "Vpc": VPC,
+                "Group": GROUP,
+                "It": of(f"EC2::SecurityGroup{way}", GroupId=attribute("Group", "GroupId"), **RULE),
+            },
+            {},
+        )
+        for way in ("Ingress", "Egress")
+    },
     "AWS::EC2::SpotFleet": (
         {
             "Role": ROLE,

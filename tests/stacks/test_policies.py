@@ -1,4 +1,4 @@
-"""Who may do what, over all policies of both stacks; and that nothing is a custom resource."""
+"""Who may do what, over all policies of both stacks."""
 
 import json
 import re
@@ -379,13 +379,6 @@ def test_eventbridge_may_write_to_the_record(only: Callable[[str], Any]) -> None
     document = str(only("AWS::Logs::ResourcePolicy")["PolicyDocument"])
     assert "events.amazonaws.com" in document
     assert "FleetEventsLog" in document
-
-
-def test_the_only_function_is_the_guard_and_nothing_is_custom(resources: dict[str, Any]) -> None:
-    types = [each["Type"] for each in resources.values()]
-    assert not [each for each in types if each.startswith("Custom::")]
-    assert "AWS::CloudFormation::CustomResource" not in types
-    assert types.count("AWS::Lambda::Function") == 1
 
 
 def test_descriptions_have_no_character_that_ec2_refuses(only: Callable[[str], Any]) -> None:

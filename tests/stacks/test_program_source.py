@@ -9,9 +9,9 @@ import pytest
 
 from contract.program import Program
 from contract.run_env import find_fault
-from stacks import user_data
 from stacks.parameters import StackParameters
 from stacks.program_source import write_program
+from tests.stacks.templates import sample_run_env
 
 
 @pytest.fixture
@@ -54,15 +54,6 @@ def test_fails_on_requirements_that_git_ignores(source: Path, tmp_path: Path) ->
 
 
 def test_the_machines_run_env_says_that_a_program_trains(source: Path) -> None:
-    variables = user_data.run_env(
-        parameters(source, run_id="mine"),
-        prediction="",
-        dataset_uri="s3://datasets/mine",
-        run_uri="s3://runs/runs/mine",
-        bundle_uri="s3://assets/0.zip",
-        stack_name="TrainingStack",
-        region="us-east-1",
-        fleet_parameter="/TrainingStack/fleet-id",
-    )
+    variables = sample_run_env(parameters(source, run_id="mine"))
     assert (variables["WORKLOAD"], variables["RECIPE"]) == ("program", "program")
     assert [name for name, value in variables.items() if find_fault(name, value)] == []

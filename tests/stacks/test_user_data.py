@@ -8,21 +8,16 @@ from typing import Any
 
 import pytest
 
-from contract.run_env import NAMES, OLDER_NAMES
+from contract.run_env import NAMES
 from stacks import user_data
 from stacks.parameters import StackParameters
-
-ROOT = Path(__file__).parents[2]
+from tests.stacks.templates import only, sample_run_env
 
 
 def _resolved(template: dict[str, Any]) -> str:
     """Return the user data with the longest names that CloudFormation could put in it."""
-    (launch_template,) = [
-        each
-        for each in template["Resources"].values()
-        if each["Type"] == "AWS::EC2::LaunchTemplate"
-    ]
-    (join,) = launch_template["Properties"]["LaunchTemplateData"]["UserData"].values()
+    data = only(template, "AWS::EC2::LaunchTemplate")["LaunchTemplateData"]
+    (join,) = data["UserData"].values()
     _, parts = join["Fn::Join"]
     longest = {"Fn::ImportValue": "b" * 63, "Ref": "ap-southeast-7"}
     return "".join(
@@ -46,12 +41,6 @@ def _written(script: str, root: Path) -> str:
 def test_run_env_has_the_names_of_the_contract(script: str, tmp_path: Path) -> None:
     lines = _written(script, tmp_path).splitlines()
     assert [line.partition("=")[0] for line in lines] == list(NAMES)
-
-
-def test_writer_and_example_name_the_same_variables() -> None:
-    example = ROOT / "userdata" / "run.env.example"
-    names = re.findall(r"^([A-Z_]+)=", example.read_text(encoding="utf-8"), flags=re.MULTILINE)
-    assert sorted(names) == sorted([*NAMES, *OLDER_NAMES])
 
 
 def test_run_env_holds_the_decisions(script: str, tmp_path: Path) -> None:
@@ -91,16 +80,6 @@ def test_the_longest_values_fit(synthesize: Callable[..., Any]) -> None:
 
 
 def test_fails_when_the_user_data_grows_too_long() -> None:
-    parameters = StackParameters.for_size("g5.xlarge")
-    environment = user_data.run_env(
-        parameters,
-        prediction="",
-        dataset_uri="s3://b/d",
-        run_uri="s3://b/r",
-        bundle_uri="s3://b/x.zip",
-        stack_name="TrainingStack",
-        region="us-east-1",
-        fleet_parameter="/TrainingStack/fleet-id",
-    )
+    environment = sample_run_env(StackParameters.for_size("g5.xlarge"))
     with pytest.raises(ValueError, match=r"EC2 takes 16384; shorten"):
         user_data.render(environment, "#" * 16_000)

@@ -14,13 +14,12 @@ from training.attempt.context import AttemptContext
 from training.attempt.notice import Notice
 from training.attempt.supervisor import Supervisor
 from training.attempt.world import RankEnvironment, World
-from training.record.checkpoint_entry import Kind, checkpoint_name
+from training.record.checkpoint_entry import KEEP_NEWEST, Kind, checkpoint_name
 from training.record.events import Events
 from training.record.head import read_head
 from training.record.lease import Lease, acquire
 from training.record.metrics import Metrics
 from training.record.position import Position
-from training.record.retention import KEEP_NEWEST
 from training.save.checkpointer import Checkpointer
 from training.save.read import read_checkpoint
 from training.save.schedule import Schedule
@@ -70,24 +69,34 @@ class GatedStore(FolderStore):
     _line = threading.Lock()
 
 
+def open_context(
+    store: FolderStore, root: Path, interval: str = "1steps", world: World | None = None
+) -> AttemptContext:
+    """An attempt whose rank 0 has taken the lease."""
+    world = world or World(RankEnvironment(), CPU)
+    lease = None
+    if world.leads:
+        lease = acquire(store, "run-1", "i-1", 60, lambda s: False, lambda holder: None)
+        assert isinstance(lease, Lease)
+    return AttemptContext(
+        store=store,
+        own_lease=lease,
+        metrics=Metrics(store, 1, "nonce", root / "metrics.jsonl" if world.leads else None),
+        events=Events(store, "i-1"),
+        supervisor=Supervisor(budget_seconds=120),
+        interval=parse_interval(interval),
+        retention=KEEP_NEWEST,
+        scratch=root,
+        world=world,
+    )
+
+
 class Scene:
     """A checkpointer, its schedule and its store, and a state of one tensor."""
 
     def __init__(self, root: Path, interval: str = "1steps") -> None:
         self.store = self.open_store(root)
-        lease = acquire(self.store, "run-1", "i-1", 60, lambda s: False, lambda holder: None)
-        assert isinstance(lease, Lease)
-        self.context = AttemptContext(
-            store=self.store,
-            own_lease=lease,
-            metrics=Metrics(self.store, 1, "nonce", root / "metrics.jsonl"),
-            events=Events(self.store, "i-1"),
-            supervisor=Supervisor(budget_seconds=120),
-            interval=parse_interval(interval),
-            retention=KEEP_NEWEST,
-            scratch=root,
-            world=World(RankEnvironment(), CPU),
-        )
+        self.context = open_context(self.store, root, interval)
         self.schedule = Schedule(self.context.interval)
         self.checkpointer = Checkpointer(self.context, self.schedule, None)
         self.weights = torch.zeros(1000)

@@ -8,7 +8,7 @@ import pytest
 from tests.training.hooks import interrupt_at
 from tests.training.runs import Run
 from training import code_fingerprint
-from training.artifacts.shared import MAKERS
+from training.artifacts.prepare import MAKERS
 
 
 def fingerprint(module: str) -> str:

@@ -8,7 +8,7 @@ import pytest
 from contract.run_env import NAMES
 from contract.trainer_options import read_words
 from stacks.parameters import StackParameters
-from stacks.user_data import run_env
+from tests.stacks.templates import sample_run_env
 from tests.userdata.rig import USERDATA
 from userdata.run_env import find_faults, main, read_run_env, upgraded, write_run_env
 
@@ -26,16 +26,8 @@ def test_example_is_itself_a_good_run_env() -> None:
 
 
 def test_writer_and_example_have_the_same_names() -> None:
-    written = run_env(
-        StackParameters.for_size("g5.xlarge"),
-        prediction="size=g5.xlarge hours_p50=0.2",
-        dataset_uri="s3://datasets/trajectory",
-        run_uri="s3://runs/runs/run-1",
-        bundle_uri="s3://assets/bundle.zip",
-        stack_name="TrainingStack",
-        region="us-east-1",
-        fleet_parameter="/TrainingStack/fleet-id",
-    )
+    prediction = "size=g5.xlarge hours_p50=0.2"
+    written = sample_run_env(StackParameters.for_size("g5.xlarge"), prediction=prediction)
     assert written.keys() == example().keys()
     assert find_faults(written) == []
 

@@ -2,12 +2,18 @@
 
 A shard's name contains its SHA-256, so shards of an interrupted attempt are verified and reused,
 and writers of the same shard do not collide. The index, written last and once, lists the shards.
+Runs share what is derived under a key of everything that decides its bits. A run keeps its own copy
+and never needs the shared one again, so shared shards may be deleted at any time; a run that cannot
+read or verify one makes it itself.
 """
 
+import functools
+import importlib.metadata
 import json
 import logging
 import random
 import re
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -19,9 +25,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from contract.keys import artifact_prefix
-from training.artifacts.shared import SHARD, SharedArtifacts
+from training.artifact_key import artifact_key
 from training.attempt.context import AttemptContext
 from training.attempt.world import World
+from training.code_fingerprint import code_fingerprint
 from training.randomness import seed_torch
 from training.report.progress import ProgressBar
 from training.store.protocol import PreconditionFailedError, Store, StoreError
@@ -31,12 +38,20 @@ from training.workload import Inputs, Prepare
 
 _log = logging.getLogger(__name__)
 
+SHARD = re.compile(r"(?P<shard>[0-9]{5})-(?P<sha256>[0-9a-f]{64})\.safetensors")
+# Parts of the numerics key that cannot change a shard: one process makes it, without a Train stage,
+# and its code is named by itself.
+_IRRELEVANT_NUMERICS = ("world", "stages", "code")
+# What makes a shard, besides the stage's own code. Charts, commands and the loop cannot reach one:
+# an edit there must not discard every run's derived data.
+MAKERS = ("artifacts", "engine/numerics.py")
+
 INDEX = "index.json"
 # A shard that fails its checksum is read once more: it may have been damaged in transit.
 _READS = 2
 
 
-class DamagedShardError(StoreError):
+class _DamagedShardError(StoreError):
     """A shard does not match its checksum."""
 
 
@@ -81,7 +96,7 @@ def _fill(
     context: AttemptContext,
     stage: Prepare,
     inputs: Inputs,
-    shared: SharedArtifacts,
+    shared: "SharedArtifacts",
     prefix: str,
     there: dict[int, dict[str, Any]],
 ) -> int:
@@ -139,7 +154,7 @@ def _shards_there(
     def is_valid(entry: Mapping[str, Any]) -> bool:
         try:
             _cached(store, prefix, entry, cache)
-        except (DamagedShardError, FileNotFoundError) as error:
+        except (_DamagedShardError, FileNotFoundError) as error:
             _log.warning(f"[artifact] {error}; making it again")
             return False
         return True
@@ -200,7 +215,7 @@ def _get_shard(
     context: AttemptContext,
     stage: Prepare,
     inputs: Inputs,
-    shared: SharedArtifacts,
+    shared: "SharedArtifacts",
     prefix: str,
     shard: int,
 ) -> _Made:
@@ -256,9 +271,94 @@ def _cached(store: Store, prefix: str, shard: Mapping[str, Any], folder: Path) -
     path = folder / str(shard["name"])
     if path.is_file() and sha256_of(path) == shard["sha256"]:
         return path
+    if (read := _downloaded(store, prefix + path.name, shard["sha256"], path, _READS)) is not None:
+        return read
+    raise _DamagedShardError(f"{store.uri}/{prefix}{path.name} does not match its checksum")
+
+
+def _downloaded(store: Store, key: str, sha256: str, path: Path, reads: int) -> Path | None:
+    """Download a shard and place it; None if no reading of it matches its checksum."""
     with UnfinishedFile(path) as unfinished:
-        for _ in range(_READS):
-            store.get_file(prefix + path.name, unfinished.path)
-            if sha256_of(unfinished.path) == shard["sha256"]:
+        for _ in range(reads):
+            store.get_file(key, unfinished.path)
+            if sha256_of(unfinished.path) == sha256:
                 return unfinished.place()
-    raise DamagedShardError(f"{store.uri}/{prefix}{path.name} does not match its checksum")
+    return None
+
+
+class SharedArtifacts:
+    """The shared shards of one Prepare stage's artifact; unused if the stage is not shareable."""
+
+    def __init__(
+        self, store: Store | None, stage: Prepare, key: str, numerics: Mapping[str, Any]
+    ) -> None:
+        self._store = store if stage.is_shareable else None
+        self._prefix = ""
+        if self._store is not None:
+            self._prefix = f"{shared_key(stage, key, numerics)}/"
+
+    @property
+    def is_used(self) -> bool:
+        """Whether this run still shares the shards of this stage."""
+        return self._store is not None
+
+    def fetch(self, shard: int, folder: Path) -> Path | None:
+        """Download a verified shard made by another run into `folder`; None if there is none."""
+        if self._store is None:
+            return None
+        try:
+            keys = self._store.sizes(self._prefix)
+            names = sorted(key.removeprefix(self._prefix) for key in keys)
+            for match in filter(None, map(SHARD.fullmatch, names)):
+                if int(match["shard"]) == shard:
+                    key = self._prefix + match[0]
+                    path = _downloaded(self._store, key, match["sha256"], folder / match[0], 1)
+                    if path is not None:
+                        return path
+                    where = f"{self._store.uri}/{key}"
+                    _log.warning(f"[shared] {where} does not match its checksum")
+        except (StoreError, FileNotFoundError) as error:
+            self._give_up(f"cannot fetch shard {shard}", error)
+        return None
+
+    def sweep(self) -> None:
+        """Delete what runs that were killed have left unfinished."""
+        if self._store is not None:
+            try:
+                self._store.sweep(self._prefix)
+            except StoreError as error:
+                _log.warning(f"[shared] {error}; the next run sweeps")
+
+    def publish(self, path: Path) -> None:
+        """Upload a shard for other runs; equal bytes have equal names, so no writers conflict."""
+        if self._store is None:
+            return
+        try:
+            self._store.put_file(self._prefix + path.name, path)
+        except StoreError as error:
+            self._give_up(f"cannot share {path.name}", error)
+
+    def _give_up(self, what: str, error: Exception) -> None:
+        """Continue without sharing; logged once."""
+        _log.warning(f"[shared] {what}: {error}; this run makes its own shards from here on")
+        self._store = None
+
+
+def shared_key(stage: Prepare, key: str, numerics: Mapping[str, Any]) -> str:
+    """The artifact's key combined with its maker: code, installed packages, device, threads."""
+    facts = {
+        "key": key,
+        "num_shards": stage.num_shards,
+        "numerics": {n: v for n, v in numerics.items() if n not in _IRRELEVANT_NUMERICS},
+        "python": sys.version,
+        "packages": _packages(),
+        "code": code_fingerprint(type(stage).__module__, *MAKERS),
+    }
+    return artifact_key(facts)
+
+
+@functools.cache
+def _packages() -> tuple[str, ...]:
+    """Name and version of every installed package: any of them might affect a shard."""
+    found = {f"{d.name}=={d.version}" for d in importlib.metadata.distributions()}
+    return tuple(sorted(found))

@@ -14,12 +14,12 @@ from typing import Any, Protocol
 
 from training.attempt.supervisor import Supervisor
 from training.errors import EXIT_FAILED, EXIT_FINISHED, RunFailedError
+from training.record.checkpoint_entry import KEEP_NEWEST, Retention
 from training.record.events import Events
 from training.record.head import Head
 from training.record.lease import Lease, LeaseLostError
 from training.record.metrics import Metrics
 from training.record.reopen import with_way_back
-from training.record.retention import KEEP_NEWEST, Retention
 from training.record.run_config import RunConfig, ensure_run_config, now_utc
 from training.report.receipt import RunResult, conclude, write_receipt
 from training.store.protocol import Store, StoreError

@@ -1,24 +1,146 @@
-"""What the parts of one attempt share: where it writes, what it listens to, what it was told."""
+"""What the parts of one attempt share, and what its ranks decide together at step boundaries."""
 
+import contextlib
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from contract.grammar import Interval
-from training.attempt.consensus import Consensus
-from training.attempt.notice import Interruption
+from training.attempt.extra_time import NothingToSave
+from training.attempt.long_work import Work
+from training.attempt.notice import InterruptedRunError, Interruption, Notice
 from training.attempt.supervisor import Supervisor
 from training.attempt.world import World
+from training.errors import DivergedError, Divergence, GoBackError
+from training.record.checkpoint_entry import KEEP_NEWEST, Retention
 from training.record.events import Events
-from training.record.lease import Lease
+from training.record.lease import Lease, LeaseLostError
 from training.record.metrics import Metrics
-from training.record.retention import KEEP_NEWEST, Retention
 from training.report.profiler import StepProfiler
 from training.store.protocol import Store
+
+
+class _Vote(NamedTuple):
+    """What all ranks have agreed on at a boundary."""
+
+    weight: float  # the sum over the ranks
+    is_noticed: bool  # a notice or shutdown has come, to any rank
+    must_stop: bool  # and no time is left for the work in progress
+
+
+class Consensus:
+    """Agreement to stop or to continue; only rank 0 has a lease.
+
+    Every method is called by all ranks in the same order. A single process decides alone.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        supervisor: Supervisor,
+        lease: Lease | None,
+        store: Store,
+        events: Events,
+    ) -> None:
+        self._world = world
+        self._supervisor = supervisor
+        self._lease = lease
+        self._store = store
+        self._events = events
+        self._is_notice_taken = False
+        self._divergence: Divergence | None = None  # that this rank has found
+
+    def begin_vote(self, weight: float = 0.0) -> None:
+        """Ask the other ranks ahead of a step boundary; `weight` is summed over the ranks."""
+        self._supervisor.watchdog.beat()
+        is_lost = self._lease is not None and self._lease.lost.is_set()
+        # Rank 0 saves, so it must learn of a recommendation to another machine's rank.
+        interruption, extra_time = self._supervisor.interruption, self._supervisor.extra_time
+        rebalance = not self._world.leads and interruption.take_rebalance()
+        has_diverged = self._divergence is not None
+        self._world.begin_sum([extra_time.must_stop, is_lost, has_diverged, rebalance, weight])
+
+    def end_vote(self) -> _Vote:
+        """The result at the boundary; LeaseLostError or GoBackError if a rank has reason for it."""
+        must_stop, is_lost, has_diverged, rebalance, weight = self._world.end_sum()
+        if self._world.size == 1:
+            # Nobody had to be asked ahead: what came in the meantime counts too.
+            must_stop = self._supervisor.extra_time.must_stop
+            has_diverged = self._divergence is not None
+            if self._lease is not None:
+                self._lease.check()
+        if rebalance and self._world.leads:
+            self._supervisor.interruption.recommend_rebalance()
+        if is_lost:
+            raise LeaseLostError(f"{self._store.uri} was taken over by another writer")
+        if has_diverged:
+            divergence, self._divergence = self._divergence, None
+            raise GoBackError(divergence)
+        is_noticed = bool(must_stop) or self._supervisor.extra_time.is_granted
+        return _Vote(weight, is_noticed, bool(must_stop))
+
+    @contextlib.contextmanager
+    def noting_divergence(self) -> Iterator[None]:
+        """What is found in here, perhaps by this rank alone, ends training at the next vote."""
+        try:
+            yield
+        except DivergedError as error:
+            # Not the error: its traceback holds the model. The first one is the telling one.
+            self._divergence = self._divergence or error.divergence
+
+    def refuse_diverged(self) -> None:
+        """DivergedError if one was noted: a state past it may look good, but is not to be saved."""
+        if self._divergence is not None:
+            raise DivergedError(self._divergence)
+
+    def go_back_if_diverged(self) -> None:
+        """Vote at once: what follows is expensive, or cannot be undone."""
+        self.begin_vote()
+        self.end_vote()
+
+    def stop_if_due(self, *, may_use_extra_time: bool = False) -> None:
+        """Raise InterruptedRunError if the attempt must stop; call where that loses only time.
+
+        In the extra time of a notice only work that was started with it in mind continues.
+        """
+        self.begin_vote()
+        vote = self.end_vote()
+        if vote.must_stop or (vote.is_noticed and not may_use_extra_time):
+            raise InterruptedRunError(self.take_notice().cause)
+
+    def stop_unless_time_for(self, work: Work) -> None:
+        """As `stop_if_due`, but continue if `work`, which commits by itself, still fits."""
+        self.begin_vote()
+        if self.end_vote().is_noticed:
+            seconds = self._supervisor.long_work.measured_seconds(work)
+            self._supervisor.extra_time.answer(self, seconds, NothingToSave())
+
+    def all_agree(self, is_in_favor: bool) -> bool:
+        """Whether every rank is in favor."""
+        return all(self._world.gather(is_in_favor))
+
+    def take_notice(self) -> Notice:
+        """The notice, for the main thread to answer in place of the last resort.
+
+        The first call writes the event.
+        """
+        self._supervisor.last_resort.stand_down()
+        self._supervisor.interruption.tell("notice")  # no-op unless only another rank has it
+        notice = self._supervisor.interruption.notice
+        assert notice is not None
+        if not self._is_notice_taken:
+            self._is_notice_taken = True
+            left = round(notice.seconds_left, 3)
+            self._events.emit("notice", cause=notice.cause, seconds_left=left)
+        return notice
+
+    def leave_to_last_resort(self, notice: Notice) -> None:
+        """Have the last resort watch again: it stops what takes longer than the notice."""
+        self._supervisor.last_resort.watch_again(notice)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

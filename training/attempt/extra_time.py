@@ -48,7 +48,7 @@ class NothingToSave:
 
 
 class Ranks(Protocol):
-    """The agreement of the ranks (training/attempt/consensus.py)."""
+    """The agreement of the ranks (training/attempt/context.py)."""
 
     def all_agree(self, is_in_favor: bool) -> bool:
         """Whether every rank is in favor."""

@@ -24,7 +24,7 @@ from training.store.protocol import StoreError
 _GRACE_SECONDS = 5.0
 
 
-class StagedCopy(Protocol):
+class _StagedCopy(Protocol):
     """What can still be saved without the main thread (the checkpointer, which imports torch)."""
 
     def must_start_by(self, notice: Notice) -> float:
@@ -42,7 +42,7 @@ class LastResort:
         self._lock = threading.Lock()
         self._main_ends = threading.Event()
         self._lease: Lease | None = None
-        self._staged_copy: StagedCopy | None = None
+        self._staged_copy: _StagedCopy | None = None
         self._follows = False
         self._when_failing: Callable[[], None] | None = None
         interruption.when_noticed(self._watch)
@@ -51,7 +51,7 @@ class LastResort:
         """Release this lease at the end, from here on."""
         self._lease = lease
 
-    def save_with(self, staged_copy: StagedCopy | None) -> None:
+    def save_with(self, staged_copy: _StagedCopy | None) -> None:
         """Save this staged copy at the end, from here on; None: there is none any more."""
         self._staged_copy = staged_copy
 

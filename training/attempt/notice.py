@@ -19,9 +19,9 @@ from typing import Any, Literal, TypeAlias
 
 from contract.notice import exit_reserve, last_save_needs, save_reserve
 
-Cause: TypeAlias = Literal["notice", "shutdown"]
+_Cause: TypeAlias = Literal["notice", "shutdown"]
 
-_CAUSES: dict[int, Cause] = {
+_CAUSES: dict[int, _Cause] = {
     signal.SIGUSR1: "notice",
     signal.SIGTERM: "shutdown",
     signal.SIGINT: "shutdown",
@@ -39,7 +39,7 @@ class Notice:
     The deadline only ever comes nearer, for everyone who holds the notice.
     """
 
-    cause: Cause
+    cause: _Cause
     received: float
     deadline: float
     is_dated: bool = False  # the notice names the deadline; else it is the budget, an assumption
@@ -113,7 +113,7 @@ class Interruption:
         self._writer.close()
         self._writer = None
 
-    def tell(self, cause: Cause) -> None:
+    def tell(self, cause: _Cause) -> None:
         """Record a notice or shutdown; the first sets the deadline, a later one may shorten it.
 
         A named time that has passed counts as none: this machine runs, so a clock or the file is

@@ -60,6 +60,13 @@ class Supervisor:
             self.extra_time.hold(store, lease)
         return lease
 
+    def follow(self) -> None:
+        """In a rank above 0, which holds no lease: only end in time."""
+        self.last_resort.follow()
+        self.extra_time.follow()
+        # Rank 0 may be at work on its own for long, and its watchdog is for all.
+        self.watchdog.close()
+
     def close(self) -> None:
         """Stop supervising: the process ends by itself."""
         self.extra_time.close()

@@ -84,10 +84,11 @@ def _train(arguments: argparse.Namespace, supervisor: Supervisor, scratch: Path)
     checked_folder(scratch)
     if arguments.metrics_file is not None:
         checked_file(arguments.metrics_file)
-    if run_program.is_program(arguments):
-        return run_program.run(arguments, supervisor, scratch)
-    run_options.refuse_missing(arguments)
     store = open_store(arguments.run_uri)
+    if run_program.is_program(arguments):
+        common = run_options.attempt_options(arguments, store, scratch)
+        return run_program.run(arguments, supervisor, common)
+    run_options.refuse_missing(arguments)
     if _is_same_finished_run(arguments, store):
         print(f"[ok] {store.uri} is finished already", flush=True)
         return EXIT_FINISHED

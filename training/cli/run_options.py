@@ -5,7 +5,7 @@ import socket
 from collections.abc import Callable, Mapping
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from contract.grammar import parse_count, parse_interval, parse_positive, parse_positive_count
 from contract.notice import MAX_SECONDS
@@ -42,6 +42,24 @@ def refuse_missing(arguments: argparse.Namespace) -> None:
             )
 
 
+def attempt_options(arguments: argparse.Namespace, store: Store, scratch: Path) -> dict[str, Any]:
+    """What every attempt is asked for (`AttemptOptions`), by name."""
+    from training.attempt.attempt import AttemptOptions
+    from training.record.checkpoint_entry import parse_retention
+    from training.record.run_config import parse_prediction, planned_price
+
+    prediction = parse_prediction(arguments.prediction)
+    return {
+        **_by_name(arguments, AttemptOptions),
+        "store": store,
+        "run_id": arguments.run_id or store.uri.rstrip("/").rpartition("/")[2],
+        "retention": parse_retention(arguments.keep),
+        "scratch": scratch,
+        "prediction": prediction,
+        "usd_per_hour": arguments.usd_per_hour or planned_price(prediction),
+    }
+
+
 def parse(
     arguments: argparse.Namespace, store: Store, scratch: Path, environ: Mapping[str, str]
 ) -> "RunOptions":
@@ -49,26 +67,22 @@ def parse(
     from training.attempt.world import RankEnvironment
     from training.config import parse_overrides
     from training.engine.job import RunOptions
-    from training.record.retention import parse_retention
-    from training.record.run_config import parse_prediction, planned_price
 
-    prediction = parse_prediction(arguments.prediction)
     parsed = {
         "overrides": parse_overrides(arguments.override),
-        "store": store,
         "artifacts": open_store(arguments.artifacts_uri) if arguments.artifacts_uri else None,
-        "run_id": arguments.run_id or store.uri.rstrip("/").rpartition("/")[2],
         "interval": parse_interval(arguments.checkpoint_interval),
-        "retention": parse_retention(arguments.keep),
-        "scratch": scratch,
-        "prediction": prediction,
-        "usd_per_hour": arguments.usd_per_hour or planned_price(prediction),
         "profile_steps": arguments.profile,
         "environment": RankEnvironment.from_environment(environ),
     }
-    names = {field.name for field in fields(RunOptions)}
-    plain = {name: value for name, value in vars(arguments).items() if name in names}
-    return RunOptions(**{**plain, **parsed})
+    common = attempt_options(arguments, store, scratch)
+    return RunOptions(**{**_by_name(arguments, RunOptions), **common, **parsed})
+
+
+def _by_name(arguments: argparse.Namespace, options: type[Any]) -> dict[str, Any]:
+    """What argparse has read for the fields of a dataclass."""
+    names = {field.name for field in fields(options)}
+    return {name: value for name, value in vars(arguments).items() if name in names}
 
 
 def _add_what(parser: argparse.ArgumentParser) -> None:

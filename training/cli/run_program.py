@@ -1,17 +1,17 @@
 """`python -m training run --program`: a program that knows nothing of this project."""
 
 import argparse
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 from contract.program import NOTICE_SIGNALS, PLACEMENT, WORKLOAD, Program
 from contract.source import source_sha256
 from training.attempt.supervisor import Supervisor
 from training.errors import EXIT_FINISHED, UserError
 from training.record.head import read_head
-from training.record.retention import parse_retention
-from training.record.run_config import parse_prediction, planned_price, read_run_config
-from training.store.open import open_store
+from training.record.run_config import read_run_config
+from training.store.protocol import Store
 
 # Options of `run` that a program has no use for, with their defaults.
 _OF_WORKLOADS: dict[str, object] = {
@@ -63,34 +63,24 @@ def is_program(arguments: argparse.Namespace) -> bool:
     return arguments.program is not None or arguments.program_file is not None
 
 
-def run(arguments: argparse.Namespace, supervisor: Supervisor, scratch: Path) -> int:
-    """Run one attempt of the program."""
+def run(arguments: argparse.Namespace, supervisor: Supervisor, common: Mapping[str, Any]) -> int:
+    """Run one attempt of the program; `common` is what every attempt is asked for."""
     program = _program(arguments)
     source = _source(arguments)
-    store = open_store(arguments.run_uri)
+    store: Store = common["store"]
     from training.program.container import SAGEMAKER_ROOT
     from training.program.job import identity, run_program
     from training.program.options import ProgramOptions
 
-    prediction = parse_prediction(arguments.prediction)
-    root = arguments.ml_root or (SAGEMAKER_ROOT if SAGEMAKER_ROOT.is_dir() else scratch / "ml")
+    usual = SAGEMAKER_ROOT if SAGEMAKER_ROOT.is_dir() else common["scratch"] / "ml"
     options = ProgramOptions(
+        **common,
         program=program,
         source=source,
         dataset_uri=arguments.dataset_uri,
-        store=store,
-        run_id=arguments.run_id or store.uri.rstrip("/").rpartition("/")[2],
-        root=root.absolute(),
-        scratch=scratch,
-        writer=arguments.writer,
+        root=(arguments.ml_root or usual).absolute(),
         interpreter=arguments.interpreter,
         instance_type=arguments.instance_type,
-        retention=parse_retention(arguments.keep),
-        lease_ttl_seconds=arguments.lease_ttl_seconds,
-        metrics_file=arguments.metrics_file,
-        bundle_uri=arguments.bundle_uri,
-        prediction=prediction,
-        usd_per_hour=arguments.usd_per_hour or planned_price(prediction),
     )
     head, record = read_head(store), read_run_config(store)
     if head and record and head.state == "finished" and record.workload == WORKLOAD:

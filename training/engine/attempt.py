@@ -130,10 +130,7 @@ class WorkloadJob:
 
     def follow(self, supervisor: Supervisor) -> int:
         """A rank above 0: trains along, and writes nothing but its shards of derived data."""
-        supervisor.last_resort.follow()
-        supervisor.extra_time.follow()
-        # Rank 0 may be at work on its own for long, and its watchdog is for all.
-        supervisor.watchdog.close()
+        supervisor.follow()
         code, record = self._world.share((None, None))
         if code is not None:
             return code

@@ -95,7 +95,7 @@ class Container:
         ):
             folder.mkdir(parents=True, exist_ok=True)
         if dataset is not None:
-            for name, source in channel_folders(program.channels, dataset).items():
+            for name, source in _channel_folders(program.channels, dataset).items():
                 self.channel(name).symlink_to(source.absolute(), target_is_directory=True)
         files = {
             "hyperparameters.json": _encoded(program.hyperparameters),
@@ -138,7 +138,7 @@ class Container:
         self, program: Program, host: ContainerHost, job_name: str, channels: Sequence[str]
     ) -> dict[str, Any]:
         """The toolkit's Environment, by its own names."""
-        entry_point = entry_point_of(program.words)
+        entry_point = _entry_point_of(program.words)
         return {
             "additional_framework_parameters": {},
             "channel_input_dirs": {name: str(self.channel(name)) for name in channels},
@@ -176,7 +176,7 @@ class Container:
         }
 
 
-def channel_folders(channels: Sequence[str], dataset: Path) -> dict[str, Path]:
+def _channel_folders(channels: Sequence[str], dataset: Path) -> dict[str, Path]:
     """Each channel's folder of a dataset: all of it for one channel, unless it has one so named."""
     if len(channels) == 1 and not (dataset / channels[0]).is_dir():
         return {channels[0]: dataset}
@@ -190,7 +190,7 @@ def channel_folders(channels: Sequence[str], dataset: Path) -> dict[str, Path]:
     return {name: dataset / name for name in channels}
 
 
-def entry_point_of(words: Sequence[str]) -> str:
+def _entry_point_of(words: Sequence[str]) -> str:
     """The script among the command's words, or the command itself."""
     return next((word for word in words if word.endswith(".py")), words[0])
 

@@ -41,7 +41,7 @@ def run_program(options: ProgramOptions, supervisor: Supervisor) -> int:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class InputData:
+class _InputData:
     """The dataset of a program: a folder with any files, which become its channels; or none."""
 
     fingerprint: str
@@ -59,7 +59,7 @@ class ProgramJob:
 
     placement = PLACEMENT
 
-    def __init__(self, options: ProgramOptions, dataset: InputData) -> None:
+    def __init__(self, options: ProgramOptions, dataset: _InputData) -> None:
         self._options = options
         self._dataset = dataset
         self._source_sha256 = source_sha256(options.source)
@@ -144,17 +144,17 @@ def _beating(run: HeldRun, act: Callable[[], T], *, until_notice: bool = True) -
 
 
 @contextlib.contextmanager
-def _opened_input(uri: str | None, scratch: Path, watchdog: Watchdog) -> Iterator[InputData]:
+def _opened_input(uri: str | None, scratch: Path, watchdog: Watchdog) -> Iterator[_InputData]:
     """Open the dataset; a local folder needs no manifest."""
     if uri is None:
-        yield InputData(fingerprint="none")
+        yield _InputData(fingerprint="none")
         return
     folder = Path(uri)
     if folder.is_dir() and not any((folder / name).exists() for name in (MANIFEST, ARRIVING)):
-        yield InputData(fingerprint=_fingerprint(folder), plain=folder)
+        yield _InputData(fingerprint=_fingerprint(folder), plain=folder)
         return
     with opened_dataset(uri, scratch, watchdog) as opened:
-        yield InputData(fingerprint=opened.fingerprint, opened=opened)
+        yield _InputData(fingerprint=opened.fingerprint, opened=opened)
 
 
 def _fingerprint(folder: Path) -> str:

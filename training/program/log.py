@@ -43,7 +43,7 @@ class ProgramLog:
         self.tail: deque[str] = deque(maxlen=_TAIL_LINES)
         self._read_line = read_line
         self._reader, self.output = os.pipe()
-        self._splitter = LineSplitter(self._take_line)
+        self._splitter = _LineSplitter(self._take_line)
         local.parent.mkdir(parents=True, exist_ok=True)
         self._local = local.open("w+b", buffering=0)
         self._parts = _Parts(store, writer, self._local)
@@ -115,7 +115,7 @@ class ProgramLog:
         return True
 
 
-class LineSplitter:
+class _LineSplitter:
     """Splits bytes into lines, shows them on standard output, and cuts those of megabytes."""
 
     def __init__(self, take: Callable[[bytes, bool], None]) -> None:
@@ -180,13 +180,13 @@ class _Parts:
         """Send what is new: full parts once, the current one again."""
         while self._sent < (size := self.size):
             data = os.pread(self._local, min(_PART_BYTES, size - self._start), self._start)
-            self._store.put(log_key(self._writer, self._number), gzip.compress(data, 6, mtime=0))
+            self._store.put(_log_key(self._writer, self._number), gzip.compress(data, 6, mtime=0))
             self._sent = self._start + len(data)
             if len(data) == _PART_BYTES:
                 self._start, self._number = self._sent, self._number + 1
 
 
-def log_key(writer: str, number: int) -> str:
+def _log_key(writer: str, number: int) -> str:
     """The key of one part of an attempt's log."""
     return f"{LOGS}{writer}-{number:05d}.log.gz"
 

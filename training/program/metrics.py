@@ -3,13 +3,16 @@
 Nothing here asks the program for anything. Whatever cannot be read is left out, never an error.
 """
 
+import csv
+import json
+import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from training.program.event_file import EventFile
 from training.program.log_metrics import LogMetrics
-from training.program.metric_files import MetricFiles
 from training.program.metric_row import MetricRow
 
 # Longer lines hold no metric: a regular expression over megabytes would stop the attempt.
@@ -18,6 +21,11 @@ _MAX_LINE_BYTES = 4096
 _MAX_ROWS = 100_000
 # Looking for files may take this share of the time, however many there are.
 _SCAN_SHARE = 0.02
+# One read of a file; what is more comes with the next.
+_MAX_READ_BYTES = 1 << 20
+# By which a file that was written again is told, even if it is longer than the one before.
+_HEAD_BYTES = 256
+_POSITIONS = ("step", "global_step", "epoch", "time")
 
 
 class MetricReader:
@@ -38,7 +46,8 @@ class MetricReader:
         `step` says at which step the others of its line, and of those after it, were measured.
         """
         self._log = LogMetrics(definitions)
-        self._files = MetricFiles(folders)
+        self._folders = folders
+        self._files: dict[Path, _TextFile | EventFile] = {}
         self._lock = threading.Lock()
         self._rows: list[MetricRow] = []
         self._next_scan = 0.0
@@ -51,18 +60,18 @@ class MetricReader:
 
     def skip_history(self) -> None:
         """Pass over what the files hold now: earlier attempts have reported it."""
-        self._files.read()
-        while self._files.has_more:
-            self._files.read()
+        self._read_files()
+        while self._have_more:
+            self._read_files()
 
     def poll(self, *, is_last: bool = False) -> list[MetricRow]:
         """The rows since the last call, as read; `is_last` once the program has ended."""
         began = time.monotonic()
         from_files: list[MetricRow] = []
         if is_last or began >= self._next_scan:
-            from_files = self._files.read()
-            while is_last and self._files.has_more:
-                from_files += self._files.read()
+            from_files = self._read_files()
+            while is_last and self._have_more:
+                from_files += self._read_files()
             ended = time.monotonic()
             self._next_scan = ended + (ended - began) / _SCAN_SHARE
         with self._lock:
@@ -74,3 +83,125 @@ class MetricReader:
     def _keep(self, rows: Sequence[MetricRow]) -> None:
         self._rows.extend(rows)
         del self._rows[:-_MAX_ROWS]
+
+    @property
+    def _have_more(self) -> bool:
+        """Whether a file was longer than what one read takes."""
+        return any(file.has_more for file in self._files.values())
+
+    def _read_files(self) -> list[MetricRow]:
+        """The new rows of all files; one that cannot be read is tried again the next time."""
+        rows: list[MetricRow] = []
+        found = set()
+        for path in self._paths():
+            found.add(path)
+            file = self._files.get(path) or self._files.setdefault(path, _opened(path))
+            try:
+                rows.extend(file.read())
+            except OSError:
+                file.has_more = False
+        self._files = {path: file for path, file in self._files.items() if path in found}
+        return rows
+
+    def _paths(self) -> Iterator[Path]:
+        for folder in self._folders:
+            for where, folders, names in os.walk(folder):
+                folders.sort()
+                for name in sorted(names):
+                    if "tfevents" in name or name in ("metrics.jsonl", "metrics.csv"):
+                        path = Path(where, name)
+                        # To open a pipe would wait for its writer.
+                        if path.is_file():
+                            yield path
+
+
+def _opened(path: Path) -> "_TextFile | EventFile":
+    if path.suffix == ".jsonl":
+        return _JsonLines(path)
+    return _LightningCsv(path) if path.suffix == ".csv" else EventFile(path)
+
+
+class _TextFile:
+    """Reads the lines that a text file has gained; from its start if it was written again."""
+
+    def __init__(self, path: Path) -> None:
+        self.has_more = False
+        self._path = path
+        self._head = b""
+        self._offset = 0
+
+    def read(self) -> list[MetricRow]:
+        with self._path.open("rb") as file:
+            head = file.read(_HEAD_BYTES)
+            if not head.startswith(self._head) or file.seek(0, os.SEEK_END) < self._offset:
+                self._offset = 0
+            self._head = head
+            is_first = self._offset == 0
+            file.seek(self._offset)
+            data = file.read(_MAX_READ_BYTES)
+        self.has_more = len(data) == _MAX_READ_BYTES
+        complete = data.rfind(b"\n") + 1
+        # A line of that many bytes is none that a program prints metrics in.
+        self._offset += complete or (len(data) if self.has_more else 0)
+        return list(self._rows(data[:complete].split(b"\n")[:-1], is_first))
+
+    def _rows(self, lines: list[bytes], is_first: bool) -> Iterator[MetricRow]:
+        """The rows of complete lines; `is_first` if they are the file's first."""
+        raise NotImplementedError
+
+
+class _JsonLines(_TextFile):
+    """{"step": 10, "loss": 0.5} in each line; other lines are passed over."""
+
+    def _rows(self, lines: list[bytes], is_first: bool) -> Iterator[MetricRow]:
+        for line in lines:
+            try:
+                record = json.loads(line)
+            except (ValueError, RecursionError):
+                continue
+            if isinstance(record, dict):
+                yield from _rows(record)
+
+
+class _LightningCsv(_TextFile):
+    """The CSVLogger's file, which it writes again with each column that is added."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self._columns: list[str] = []
+        self._num_read = 0
+        self._num_seen = 0  # in the file as it is now
+
+    def _rows(self, lines: list[bytes], is_first: bool) -> Iterator[MetricRow]:
+        if lines and is_first:
+            self._columns, self._num_seen = next(csv.reader([_text(lines.pop(0))]), []), 0
+        for values in csv.reader(map(_text, lines)):
+            self._num_seen += 1
+            if self._num_seen <= self._num_read:
+                continue
+            self._num_read = self._num_seen
+            if len(values) == len(self._columns):
+                yield from _rows(dict(zip(self._columns, values, strict=True)))
+
+
+def _text(line: bytes) -> str:
+    return line.decode(errors="replace").replace("\0", "")
+
+
+def _rows(record: Mapping[str, object]) -> Iterator[MetricRow]:
+    """Each number of a record; where it has a step, as measured there."""
+    values = {name: _number(value) for name, value in record.items()}
+    step = next((values[name] for name in _POSITIONS[:2] if values.get(name) is not None), None)
+    for name, value in values.items():
+        if value is not None and name not in _POSITIONS:
+            at = int(step) if step is not None and step.is_integer() else None
+            yield MetricRow(name=name, value=value, step=at)
+
+
+def _number(value: object) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        return None
+    try:
+        return float(value)
+    except (ValueError, OverflowError):
+        return None

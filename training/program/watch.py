@@ -1,8 +1,10 @@
 """Watches a program from its start to its end: metrics, snapshots, notices, and what came of it."""
 
 import contextlib
+import hashlib
 import json
 import logging
+import os
 import signal
 import threading
 import time
@@ -10,28 +12,33 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from contract.keys import FINAL_FILES
 from contract.program import WORKLOAD
 from training.attempt.attempt import HeldRun
 from training.attempt.notice import InterruptedRunError, Notice
 from training.errors import ProgramFailedError
-from training.program.final import digest_of_model, failure_reason, upload_final
+from training.program.container import Container
 from training.program.log import ProgramLog
 from training.program.metrics import MetricReader
 from training.program.options import ProgramOptions
 from training.program.process import ProgramProcess
 from training.program.progress import ReportedProgress
 from training.record.history import read_history
+from training.record.lease import Lease
 from training.report.receipt import RunResult, interruption_facts
 from training.save.mirror import Mirror
+from training.store.protocol import Store
+from training.store.verified import sha256_of
 
 _log = logging.getLogger(__name__)
 
 # Without a snapshot for so long, the run is warned of what a loss costs: where nothing was written,
 # and where something was that is never quiet.
-NO_SNAPSHOT_SECONDS = 600.0
-NEVER_QUIET_SECONDS = 45.0
+_NO_SNAPSHOT_SECONDS = 600.0
+_NEVER_QUIET_SECONDS = 45.0
 _POLL_SECONDS = 0.2
 _LOG_SECONDS = 30.0
+_REASON_BYTES = 1024  # as SageMaker reads output/failure
 
 
 class ProgramWatch:
@@ -145,7 +152,7 @@ class ProgramWatch:
         if exit_code != 0:
             self._mirror.count_failure()
             tail = self._log.tail
-            reason = failure_reason(self._options.container, exit_code, tail[-1] if tail else "")
+            reason = _failure_reason(self._options.container, exit_code, tail[-1] if tail else "")
             run.events.emit(
                 "program-failed",
                 "failed",
@@ -171,13 +178,13 @@ class ProgramWatch:
 
     def _result(self) -> RunResult:
         run = self._run
-        sums, size = upload_final(self._options.container, run.store, run.lease)
+        sums, size = _upload_final(self._options.container, run.store, run.lease)
         _log.info("[program] %d final files, %d bytes", len(sums), size)
         run.metrics.flush()
         history = read_history(run.store)
         return RunResult(
             steps=max(history.steps["step"], default=0),
-            weights_sha256=digest_of_model(sums),
+            weights_sha256=_digest_of_model(sums),
             stages={WORKLOAD: self._progress.last},
             facts={
                 "program": self._options.program.command,
@@ -275,10 +282,10 @@ class ProgramWatch:
         if self._warnings or self._progress.num_snapshots:
             return
         folder, quiet = options.container.checkpoints, options.program.quiet_seconds
-        if (obstacle := self._mirror.obstacle(max(NEVER_QUIET_SECONDS, 3 * quiet))) is not None:
+        if (obstacle := self._mirror.obstacle(max(_NEVER_QUIET_SECONDS, 3 * quiet))) is not None:
             why = f"in {folder} {obstacle}, and a snapshot needs {quiet:g} s without a change"
             remedy = "; write that file elsewhere, or call commit() after each save"
-        elif seconds >= NO_SNAPSHOT_SECONDS:
+        elif seconds >= _NO_SNAPSHOT_SECONDS:
             why, remedy = f"the program has written nothing to {folder}", ""
         else:
             return
@@ -300,3 +307,46 @@ def _write_notice(path: Path, notice: Notice) -> None:
     part = path.with_name(f".{path.name}.part")
     part.write_text(json.dumps(record))
     part.replace(path)
+
+
+def _upload_final(container: Container, store: Store, lease: Lease) -> tuple[dict[str, str], int]:
+    """Upload the artifacts; return their checksums by name below final/, and their bytes.
+
+    The lease is renewed before each, so that no stale writer uploads one.
+    """
+    sums, size = {}, 0
+    folders = {"model": container.model, "output/data": container.output / "data"}
+    for name, path in sorted(_files(folders)):
+        lease.beat()
+        sums[name] = sha256_of(path)
+        size += path.stat().st_size
+        store.put_file(f"{FINAL_FILES}{name}", path)
+    return sums, size
+
+
+def _digest_of_model(sums: Mapping[str, str]) -> str:
+    """One checksum of all names and contents in model/."""
+    model = {name: one for name, one in sums.items() if name.startswith("model/")}
+    return hashlib.sha256(json.dumps(model, sort_keys=True).encode()).hexdigest()
+
+
+def _files(folders: Mapping[str, Path]) -> Iterator[tuple[str, Path]]:
+    for prefix, folder in folders.items():
+        for below, _, names in os.walk(folder):
+            for path in (Path(below, name) for name in names):
+                if path.is_file():
+                    yield f"{prefix}/{path.relative_to(folder).as_posix()}", path
+
+
+def _failure_reason(container: Container, exit_code: int, last_line: str) -> str:
+    """Why the program failed, in one line: output/failure if it wrote that, else its last words."""
+    ended = f"exit code {exit_code}" if exit_code >= 0 else f"signal {-exit_code}"
+    text = last_line
+    try:
+        with (container.output / "failure").open("rb") as stream:
+            text = stream.read(_REASON_BYTES).decode(errors="replace") or last_line
+    except OSError:
+        pass
+    hint = " (the kernel kills so where memory runs out)" if exit_code == -9 else ""
+    said = " ".join(text.split())[:_REASON_BYTES]
+    return f"the program ended with {ended}{hint}" + (f": {said}" if said else "")

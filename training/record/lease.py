@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from contract.keys import CHECKPOINT_NAME, CHECKPOINTS, HEAD, checkpoint_prefix
 from training.errors import UserError
-from training.record.checkpoint_entry import CheckpointEntry
+from training.record.checkpoint_entry import KEEP_NEWEST, CheckpointEntry, Retention
 from training.record.head import (
     Head,
     State,
@@ -22,7 +22,6 @@ from training.record.head import (
     say_waiting,
     write_head,
 )
-from training.record.retention import KEEP_NEWEST, Retention
 from training.store.protocol import (
     PreconditionFailedError,
     Store,

@@ -1,7 +1,7 @@
 """The newest checkpoint or snapshot whose checksums match; each one passed over has its reason.
 
-Where none of them can be read nothing starts anew: this machine or its way to the store may be what
-is damaged, and a run that began again would delete them. Imports no torch.
+Where none of them can be read, the run does not start again: this machine or its way to the store
+may be damaged, and a run that began again would delete them. Imports no torch.
 """
 
 import logging
@@ -78,7 +78,7 @@ def newest_valid(
         raise MachineError(
             f"none of the {len(passed_over)} checkpoints of {store.uri} can be verified on this "
             f"machine (the newest, {name}: {why}); all of them are kept, and another machine tries "
-            "again; if it cannot either, restore the objects' last versions, or give a new run ID"
+            "again; if it cannot either, restore the objects' last versions, or use a new run ID"
         )
     return None, ()
 

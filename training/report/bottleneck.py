@@ -8,19 +8,19 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal, TypeAlias
 
-Bound: TypeAlias = Literal["GPU", "CPU", "host", "decode", "make", "disk", "network"]
+_Bound: TypeAlias = Literal["GPU", "CPU", "host", "decode", "make", "disk", "network"]
 
 # Waiting for data that costs less than this is nobody's bottleneck.
 _WAITED_SHARE = 0.05
 # Workers that do less have batches ready: steps are too short for what handing one over takes.
 _BUSY_SHARE = 0.5
-_BOUND_OF: Mapping[str, Bound] = {
+_BOUND_OF: Mapping[str, _Bound] = {
     "sync": "network",
     "read": "disk",
     "decode": "decode",
     "make": "make",
 }
-_WHAT: Mapping[Bound, str] = {
+_WHAT: Mapping[_Bound, str] = {
     "GPU": "the GPU",
     "CPU": "the CPU's arithmetic",
     "host": "the host",
@@ -29,7 +29,7 @@ _WHAT: Mapping[Bound, str] = {
     "disk": "the disk",
     "network": "the network, through the sync",
 }
-_ADVICE: Mapping[Bound, str] = {
+_ADVICE: Mapping[_Bound, str] = {
     "GPU": "A faster GPU or less work per sample would change it; more vCPUs, a faster disk or "
     "network would not.",
     "CPU": "A GPU or more threads would change it; a faster disk or network would not.",
@@ -86,7 +86,7 @@ class StageTimes:
         return {name: round(value, 6) for name, value in asdict(self).items()}
 
 
-def bottleneck(times: StageTimes, device: str) -> Bound | None:
+def bottleneck(times: StageTimes, device: str) -> _Bound | None:
     """What bounds the steps on a device ("cuda" or "cpu"); None before there are two steps."""
     if not times.seconds:
         return None

@@ -8,7 +8,7 @@ WIDTH, LEFT, RIGHT = 900, 80, 12
 _HEIGHT, _BOTTOM, _TOP = 240, 24, 24
 _ROW = 26
 _MOST_POINTS = 1000
-COLOURS = ("#3b74c4", "#c8372d", "#2e8b57", "#8a5fb5", "#c48a1a", "#555")
+_COLOURS = ("#3b74c4", "#c8372d", "#2e8b57", "#8a5fb5", "#c48a1a", "#555")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,7 +63,7 @@ def draw_curves(curves: Sequence[Curve], marks: Sequence[float], x_label: str) -
     for number, curve in enumerate(curves):
         kept = list(zip(curve.x, curve.y, strict=True))
         points = " ".join(f"{place_x(x):.1f},{place_y(y):.1f}" for x, y in kept)
-        colour = COLOURS[number % len(COLOURS)]
+        colour = _COLOURS[number % len(_COLOURS)]
         parts.append(
             f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="1.4"/>'
         )
@@ -72,7 +72,7 @@ def draw_curves(curves: Sequence[Curve], marks: Sequence[float], x_label: str) -
             parts.append(f'<circle cx="{place_x(x)}" cy="{place_y(y)}" r="3" fill="{colour}"/>')
     # Above the chart: inside it the names would cover the curves.
     names = "".join(
-        f'<tspan fill="{COLOURS[number % len(COLOURS)]}" dx="{12 if number else 0}">'
+        f'<tspan fill="{_COLOURS[number % len(_COLOURS)]}" dx="{12 if number else 0}">'
         f"{html.escape(curve.name)}</tspan>"
         for number, curve in enumerate(curves)
     )

@@ -14,17 +14,17 @@ from training.store.protocol import Store
 
 _log = logging.getLogger(__name__)
 
-WARM_UP_STEPS = 3
-PROFILES = "profiles/"
+_WARM_UP_STEPS = 3
+_PROFILES = "profiles/"
 
 
 class StepProfiler:
-    """Traces the steps of an attempt from WARM_UP_STEPS on; call `step` after each."""
+    """Traces the steps of an attempt from _WARM_UP_STEPS on; call `step` after each."""
 
     def __init__(self, num_steps: int, store: Store, generation: int, scratch: Path) -> None:
         self._num_steps = num_steps
         self._store = store
-        self._key = f"{PROFILES}{generation:04d}-trace.json.gz"
+        self._key = f"{_PROFILES}{generation:04d}-trace.json.gz"
         self._path = scratch / "trace.json.gz"
         self._done = 0
         self._profile: profile | None = None
@@ -32,7 +32,7 @@ class StepProfiler:
     def step(self) -> None:
         """Count a step that has ended."""
         self._done += 1
-        if self._done == WARM_UP_STEPS:
+        if self._done == _WARM_UP_STEPS:
             activities = [ProfilerActivity.CPU]
             if torch.cuda.is_available():
                 activities.append(ProfilerActivity.CUDA)
@@ -42,7 +42,7 @@ class StepProfiler:
                 activities=activities, record_shapes=True, profile_memory=True, acc_events=True
             )
             self._profile.start()
-        elif self._profile is not None and self._done == WARM_UP_STEPS + self._num_steps:
+        elif self._profile is not None and self._done == _WARM_UP_STEPS + self._num_steps:
             self.close()
 
     def close(self) -> None:
@@ -57,5 +57,5 @@ class StepProfiler:
         traced.export_chrome_trace(str(self._path))
         self._store.put_file(self._key, self._path)
         self._path.unlink()
-        steps = min(self._done - WARM_UP_STEPS, self._num_steps)
+        steps = min(self._done - _WARM_UP_STEPS, self._num_steps)
         _log.info(f"[profile] {steps} steps: {self._store.uri}/{self._key}")

@@ -29,7 +29,7 @@ _MAX_FAILING_SECONDS = 600.0
 _TICK_SECONDS = 0.1
 
 
-class EventFiles:
+class _EventFiles:
     """A log folder, written from scratch; takes steps back by TensorBoard's own `purge_step`."""
 
     def __init__(self, out: Path) -> None:
@@ -76,7 +76,7 @@ class EventFiles:
         """Make what was written visible to TensorBoard."""
         self._writer.flush()
 
-    def __enter__(self) -> "EventFiles":
+    def __enter__(self) -> "_EventFiles":
         return self
 
     def __exit__(
@@ -94,7 +94,7 @@ class EventFiles:
 class Follower:
     """Shows a run's metrics lines as they appear."""
 
-    def __init__(self, store: Store, files: EventFiles) -> None:
+    def __init__(self, store: Store, files: _EventFiles) -> None:
         self._reader = metrics_reader(store)
         self._files = files
         self._resumed: dict[int, int] = {}  # generation -> the step that it resumed from
@@ -123,14 +123,14 @@ class Follower:
 
 def write_event_files(store: Store, out: Path) -> int:
     """Write a run's event files, replacing earlier ones; return the number of values."""
-    with EventFiles(out) as files:
+    with _EventFiles(out) as files:
         Follower(store, files).poll(is_last=True)
         return files.num_values
 
 
 def follow(store: Store, out: Path, poll_seconds: float) -> int:
     """Keep event files up to date until the run has ended or Ctrl-C is pressed."""
-    with EventFiles(out) as files, _ctrl_c() as is_pressed:
+    with _EventFiles(out) as files, _ctrl_c() as is_pressed:
         follower, last_read = Follower(store, files), time.monotonic()
         while not is_pressed():
             try:

@@ -4,27 +4,13 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from training.attempt.notice import Notice
+from training.save.publish import Cost
 
 # Before anything was measured on this machine: below what gp3 and S3 were observed to reach.
 _ASSUMED_SAVE_BYTES_PER_SECOND = 1e9
 _ASSUMED_UPLOAD_BYTES_PER_SECOND = 50e6
 
 SavePlan: TypeAlias = Literal["save", "finish, then save", "finish", "give up"]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Cost:
-    """What one commit costs on this machine, as measured or as expected."""
-
-    bytes: int
-    save_seconds: float  # until the first byte is sent
-    upload_seconds: float
-    is_measured: bool = True  # an expectation may rest on assumed rates
-
-    @property
-    def seconds(self) -> float:
-        """Seconds from the boundary to the commit."""
-        return self.save_seconds + self.upload_seconds
 
 
 def estimate(size: int, last: Cost | None) -> Cost:

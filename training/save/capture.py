@@ -5,11 +5,13 @@ the folder itself, which must then not change until it is sent. Only what is not
 """
 
 import fcntl
+import hashlib
 import logging
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,9 @@ from training.save.listing import (
 )
 from training.save.manifest import Content, FolderManifest, Reason
 from training.save.quiet import mapped_for_writing
+from training.save.transfer import Contents, Spare
+from training.store import parts
+from training.store.parts import checksum_of, num_parts, part_bytes_of
 
 _log = logging.getLogger(__name__)
 
@@ -189,7 +194,7 @@ def _copied(own: Mapping[str, Path], staging: Path, listing: Listing) -> dict[st
         raise ChangedError(f"{error.filename} was deleted while it was captured") from error
     except PermissionError as error:
         shutil.rmtree(staging, ignore_errors=True)
-        raise unreadable(error) from error
+        raise _unreadable(error) from error
     except OSError as error:  # no room after all
         _log.warning(f"[snapshot] {error.filename}: {error.strerror}; sent from where it lies")
         shutil.rmtree(staging, ignore_errors=True)
@@ -197,10 +202,10 @@ def _copied(own: Mapping[str, Path], staging: Path, listing: Listing) -> dict[st
     return copies
 
 
-def unreadable(error: OSError) -> SnapshotError:
+def _unreadable(error: OSError) -> SnapshotError:
     """What to say of a file that cannot be read."""
     return SnapshotError(
-        f"{error.filename}: {error.strerror}; a snapshot without it would not be whole: make it "
+        f"{error.filename}: {error.strerror}; a snapshot without it would be incomplete: make it "
         "readable, or move it out of the folder"
     )
 
@@ -216,3 +221,86 @@ def _copy(source: Path, target: Path) -> None:
             fcntl.ioctl(writer.fileno(), _FICLONE, reader.fileno())
         except OSError:  # another file system, or one that cannot
             shutil.copyfileobj(reader, writer, 4 * 1024 * 1024)
+
+
+class CapturedFile(Contents):
+    """A file that was captured: hashed first, because the store may have its contents already."""
+
+    def __init__(self, path: str, source: Path, size: int) -> None:
+        self.path = path
+        self.name = ""  # the blob that it becomes
+        self.part_bytes = part_bytes_of(size)
+        self._source = source
+        self._size = size
+        self._digests = [b""] * num_parts(size, self.part_bytes)
+
+    @property
+    def size(self) -> int:
+        return self._size
+
+    @property
+    def sha256(self) -> str:
+        """The checksum, once all is hashed."""
+        return checksum_of(self._digests)
+
+    def hashing(self) -> Iterator[Callable[[], None]]:
+        """A task for each part."""
+        return (partial(self._hash, part) for part in range(len(self._digests)))
+
+    def _hash(self, part: int) -> None:
+        start = part * self.part_bytes
+        data = self.read(start, min(start + self.part_bytes, self.size))
+        self._digests[part] = hashlib.sha256(data).digest()
+
+    def read(self, start: int, stop: int, spare: Spare | None = None) -> memoryview:
+        """Some of its bytes; ChangedError if it has become shorter."""
+        try:
+            with self._source.open("rb", buffering=0) as stream:
+                stream.seek(start)
+                data = stream.read(stop - start)
+                while len(data) < stop - start and (more := stream.read(stop - start - len(data))):
+                    data += more
+        except FileNotFoundError as error:
+            raise ChangedError(f"{self.path!r} was deleted while it was sent") from error
+        except OSError as error:
+            raise _unreadable(error) from error
+        if len(data) < stop - start:
+            raise ChangedError(f"{self.path!r} became shorter while it was sent")
+        return memoryview(data)
+
+    def digest(self, part: int, data: memoryview) -> bytes:
+        return self._digests[part]
+
+    def content(self, blob: str | None, start: int = 0) -> Content:
+        """Its contents as they lie in a blob."""
+        return Content(
+            bytes=self.size, sha256=self.sha256, part_bytes=self.part_bytes, blob=blob, start=start
+        )
+
+
+class Pack(Contents):
+    """Small files that are stored as one blob, of one part."""
+
+    def __init__(self, files: Sequence[CapturedFile]) -> None:
+        self._files = files
+
+    @property
+    def size(self) -> int:
+        return sum(file.size for file in self._files)
+
+    def read(self, start: int, stop: int, spare: Spare) -> memoryview:
+        return memoryview(b"".join(file.read(0, file.size) for file in self._files))
+
+
+def packed(files: Sequence[CapturedFile]) -> Iterator[list[CapturedFile]]:
+    """Files that follow each other, together up to one part."""
+    pack: list[CapturedFile] = []
+    size = 0
+    for one in files:
+        if pack and size + one.size > parts.PART_BYTES:
+            yield pack
+            pack, size = [], 0
+        pack.append(one)
+        size += one.size
+    if pack:
+        yield pack

@@ -1,6 +1,6 @@
 """Carries out saves, one at a time, behind the training where the host can hold a copy.
 
-Whatever was committed stays whole until the head's one write, whatever happens in between. A save
+Whatever was committed stays intact until the head's one write, whatever happens in between. A save
 that the store refuses is retried while training continues; the end of a stage must be kept.
 """
 
@@ -14,8 +14,8 @@ from training.attempt.notice import Notice
 from training.errors import DivergedError, RunFailedError
 from training.record.lease import LeaseLostError
 from training.record.position import Position
-from training.save.budget import Cost, SaveBudget, estimate
-from training.save.publish import CheckpointPublisher
+from training.save.budget import SaveBudget, estimate
+from training.save.publish import CheckpointPublisher, Cost
 from training.save.schedule import Schedule
 from training.save.sharded_saves import ShardedLeader, Verb
 from training.save.state import HostCopies, HostCopy, LiveState

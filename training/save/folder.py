@@ -10,19 +10,29 @@ import itertools
 import logging
 import secrets
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from contract.keys import BLOBS, checkpoint_prefix
-from training.record.checkpoint_entry import CheckpointEntry, FileEntry, Kind, checkpoint_name
+from training.record.checkpoint_entry import (
+    KEEP_NEWEST,
+    CheckpointEntry,
+    FileEntry,
+    Kind,
+    Retention,
+    checkpoint_name,
+)
+from training.record.events import Events
 from training.record.head import Head
+from training.record.lease import Lease
+from training.record.metrics import Metrics
 from training.save.blobs import Blobs
-from training.save.capture import Capture, unreadable
-from training.save.listing import ChangedError, FileState, is_log
+from training.save.capture import Capture, CapturedFile, Pack, packed
+from training.save.listing import ChangedError, FileState, SnapshotError, is_log
 from training.save.manifest import (
     SMALL_BYTES,
     SNAPSHOT,
@@ -32,15 +42,19 @@ from training.save.manifest import (
     SavedFolder,
     SavedLink,
 )
-from training.save.transfer import Contents, Spare, send
-from training.store import parts
-from training.store.parts import TransferProgress, checksum_of, num_parts, part_bytes_of, run_all
-from training.store.protocol import Store
+from training.save.publish import CheckpointPublisher, FailedSaves, Save
+from training.save.transfer import Contents, send
+from training.store.parts import (
+    CancelledError,
+    TransferProgress,
+    run_all,
+)
+from training.store.protocol import Store, StoreError
 
 _log = logging.getLogger(__name__)
 
 # What the head calls the one stage of a program.
-STAGE = "program"
+_STAGE = "program"
 _LINE_SECONDS = 10.0
 # More threads bring little, and each holds a part.
 _MAX_THREADS = 8
@@ -55,75 +69,6 @@ class Sent:
     num_changed: int
     changed_bytes: int
     sent_bytes: int
-
-
-class _CapturedFile(Contents):
-    """A file that was captured: hashed first, because the store may have its contents already."""
-
-    def __init__(self, path: str, source: Path, size: int) -> None:
-        self.path = path
-        self.name = ""  # the blob that it becomes
-        self.part_bytes = part_bytes_of(size)
-        self._source = source
-        self._size = size
-        self._digests = [b""] * num_parts(size, self.part_bytes)
-
-    @property
-    def size(self) -> int:
-        return self._size
-
-    @property
-    def sha256(self) -> str:
-        """The checksum, once all is hashed."""
-        return checksum_of(self._digests)
-
-    def hashing(self) -> Iterator[Callable[[], None]]:
-        """A task for each part."""
-        return (partial(self._hash, part) for part in range(len(self._digests)))
-
-    def _hash(self, part: int) -> None:
-        start = part * self.part_bytes
-        data = self.read(start, min(start + self.part_bytes, self.size))
-        self._digests[part] = hashlib.sha256(data).digest()
-
-    def read(self, start: int, stop: int, spare: Spare | None = None) -> memoryview:
-        """Some of its bytes; ChangedError if it has become shorter."""
-        try:
-            with self._source.open("rb", buffering=0) as stream:
-                stream.seek(start)
-                data = stream.read(stop - start)
-                while len(data) < stop - start and (more := stream.read(stop - start - len(data))):
-                    data += more
-        except FileNotFoundError as error:
-            raise ChangedError(f"{self.path!r} was deleted while it was sent") from error
-        except OSError as error:
-            raise unreadable(error) from error
-        if len(data) < stop - start:
-            raise ChangedError(f"{self.path!r} became shorter while it was sent")
-        return memoryview(data)
-
-    def digest(self, part: int, data: memoryview) -> bytes:
-        return self._digests[part]
-
-    def content(self, blob: str | None, start: int = 0) -> Content:
-        """Its contents as they lie in a blob."""
-        return Content(
-            bytes=self.size, sha256=self.sha256, part_bytes=self.part_bytes, blob=blob, start=start
-        )
-
-
-class _Pack(Contents):
-    """Small files that are stored as one blob, of one part."""
-
-    def __init__(self, files: Sequence[_CapturedFile]) -> None:
-        self._files = files
-
-    @property
-    def size(self) -> int:
-        return sum(file.size for file in self._files)
-
-    def read(self, start: int, stop: int, spare: Spare) -> memoryview:
-        return memoryview(b"".join(file.read(0, file.size) for file in self._files))
 
 
 class FolderSource:
@@ -166,7 +111,7 @@ class FolderSource:
         return CheckpointEntry(
             name=self._name,
             step=number,
-            stage=STAGE,
+            stage=_STAGE,
             epoch=0,
             kind=self._kind,
             files=(),
@@ -216,7 +161,7 @@ class FolderSource:
             needed = sent.manifest.blobs.keys()
             if needed - self._blobs.known.blobs.keys() - self.new_blobs.keys():
                 # A folder was moved away, left out of the last snapshot, and moved back.
-                raise ChangedError("what was left out of it is deleted since its capture")
+                raise ChangedError("a file that it left out was deleted after its capture")
             return sent
         except BaseException:
             self._blobs.delete_unpublished(self.new_blobs)
@@ -244,24 +189,24 @@ class FolderSource:
             sent_bytes=sum(self.new_blobs.values()),
         )
 
-    def _hash(self) -> list[_CapturedFile]:
+    def _hash(self) -> list[CapturedFile]:
         found = []
         for path, source in self.capture.sources.items():
             # A log may have grown before it was copied.
             is_copy = self.capture.staging is not None
             size = source.stat().st_size if is_copy else self.capture.listing.files[path].bytes
-            found.append(_CapturedFile(path, source, size))
+            found.append(CapturedFile(path, source, size))
         tasks = [task for one in found for task in one.hashing()]
         run_all(tasks, self._num_threads, self._progress.stop)
         return found
 
-    def _send_files(self, files: Sequence[_CapturedFile]) -> dict[str, Content]:
+    def _send_files(self, files: Sequence[CapturedFile]) -> dict[str, Content]:
         """Send the files; where they now lie, by checksum."""
         self._progress.total_bytes = sum(one.size for one in files)
         placed = {one.sha256: one.content(None) for one in files if not one.size}
         blobs: list[Contents] = []
-        for pack in _packs([one for one in files if 0 < one.size <= SMALL_BYTES]):
-            blobs.append(_Pack(pack))
+        for pack in packed([one for one in files if 0 < one.size <= SMALL_BYTES]):
+            blobs.append(Pack(pack))
             blobs[-1].name = self._new_blob(blobs[-1].size)
             starts = itertools.accumulate((one.size for one in pack), initial=0)
             for one, start in zip(pack, starts, strict=False):
@@ -319,15 +264,132 @@ class FolderSource:
             thread.join()
 
 
-def _packs(files: Sequence[_CapturedFile]) -> Iterator[list[_CapturedFile]]:
-    """Files that follow each other, together up to one part."""
-    pack: list[_CapturedFile] = []
-    size = 0
-    for one in files:
-        if pack and size + one.size > parts.PART_BYTES:
-            yield pack
-            pack, size = [], 0
-        pack.append(one)
-        size += one.size
-    if pack:
-        yield pack
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CommittedSnapshot:
+    """A snapshot that the head names."""
+
+    number: int
+    seconds: float  # from its capture to the head
+    written_at: float  # unix seconds: when the program last changed a file of it, logs aside
+    num_files: int
+    changed_bytes: int  # of files that had changed
+    sent_bytes: int
+    snapshot: str  # its name
+    note: Mapping[str, Any]
+
+
+class FolderSaves:
+    """Has the head name one capture after the other; `blobs` know what the store has already."""
+
+    def __init__(
+        self,
+        store: Store,
+        lease: Lease,
+        root: Path,
+        *,
+        events: Events,
+        metrics: Metrics | None = None,
+        retention: Retention = KEEP_NEWEST,
+    ) -> None:
+        self.blobs = Blobs(store, lease)
+        self.last: CommittedSnapshot | None = None
+        self.error: BaseException | None = None  # what has ended the saves
+        self._store = store
+        self._root = root
+        self._publisher = CheckpointPublisher(
+            store, lease, events=events, metrics=metrics, retention=retention
+        )
+        self._failed = FailedSaves()
+        self._newest: Save[FolderSource] | None = None
+        self._lock = threading.Lock()
+        self._is_cancelled = False
+
+    @property
+    def refusal(self) -> StoreError | None:
+        """Why the newest is not in the store."""
+        error = self._newest.error if self._newest is not None else None
+        return error if isinstance(error, StoreError) else None
+
+    def prepare(
+        self, captured: Capture, kind: Kind, *, is_tentative: bool = False
+    ) -> Save[FolderSource]:
+        """A save of what was captured."""
+        store, root = self._store, self._root
+        source = FolderSource(store, self.blobs, captured, root, kind, is_tentative=is_tentative)
+        # What is sent from where it lies is not tried again: the program waits for it.
+        failed = None if captured.is_in_place else self._failed
+        return Save(source, self._publish, self._publisher.settle, failed=failed)
+
+    def start(self, save: Save[FolderSource]) -> None:
+        """Send this next, instead of one that waits."""
+        with self._lock:
+            before, self._newest = self._newest, save
+            if self._is_cancelled:
+                save.cancel()
+            save.start(after=before)
+        if before is not None:
+            before.give_way()
+
+    def give_way(self) -> None:
+        """Do not begin the newest, if it waits."""
+        if self._newest is not None:
+            self._newest.give_way()
+
+    def _unfinished(self) -> Iterator[Save[FolderSource]]:
+        """The saves that may not be over yet, the newest first."""
+        with self._lock:
+            save = self._newest
+        while save is not None:
+            yield save
+            save = save.earlier
+
+    def finish(self, deadline: float | None) -> bool:
+        """Let what is being sent be tried once more, until the deadline; whether it is over."""
+        for save in self._unfinished():
+            save.hurry()
+            if not save.wait(seconds_until(deadline)):
+                return False
+        return True
+
+    def cancel(self) -> None:
+        """Keep whatever is not being published from being so, now and later."""
+        with self._lock:
+            self._is_cancelled = True
+        for save in self._unfinished():
+            if not save.cancel():
+                save.wait()  # the head is being written, which is bounded
+
+    def _publish(self, save: Save[FolderSource]) -> None:
+        """Publish, and know from then on what the store has."""
+        if self.error is not None:
+            raise self.error
+        save.began = time.monotonic()
+        try:
+            self._publisher.publish(save)
+            self._know(save)
+        except SnapshotError as error:
+            if not save.source.capture.is_in_place:  # else who captured it tries again
+                _log.warning(f"[snapshot] void: {error}")
+            raise
+        except (StoreError, CancelledError):
+            raise
+        except BaseException as error:  # the attempt's thread must see it
+            self.error = error
+            raise
+
+    def _know(self, save: Save[FolderSource]) -> None:
+        sent, entry = save.source.sent, save.entry
+        assert sent is not None
+        assert entry is not None
+        self.blobs.begin_with(sent.manifest, sent.files)
+        if save.cost is not None:  # else nothing had changed
+            seconds = save.cost.seconds
+            self.last = CommittedSnapshot(number=entry.step, seconds=seconds, **save.source.facts())
+            self._publisher.tell(save, step=sent.manifest.note.get("step"))
+        if not save.releases:  # else the successor does it: now seconds count
+            self.blobs.delete_unneeded()
+
+
+def seconds_until(deadline: float | None) -> float | None:
+    """Seconds until a monotonic time, if one is set."""
+    return None if deadline is None else max(0.0, deadline - time.monotonic())

@@ -55,7 +55,7 @@ class TensorSpan:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Layout:
+class FileLayout:
     """The layout of a file: its header, and the positions of its tensors, without gaps."""
 
     header: bytes
@@ -76,7 +76,7 @@ class Layout:
                 yield place
 
 
-def lay_out(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> Layout:
+def lay_out(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> FileLayout:
     """Lay out the tensors; those with large items first, so that each is aligned to its items."""
     ordered = sorted(tensors.items(), key=lambda item: -item[1].element_size())
     record: dict[str, object] = {}
@@ -96,7 +96,7 @@ def lay_out(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = 
     text = json.dumps({**about, **record}, separators=(",", ":")).encode()
     text += b" " * (-(_LENGTH_BYTES + len(text)) % _ALIGNMENT)
     header = len(text).to_bytes(_LENGTH_BYTES, "little") + text
-    return Layout(header=header, spans=_spans(record, len(header)))
+    return FileLayout(header=header, spans=_spans(record, len(header)))
 
 
 def header_bytes(first: bytes, size: int) -> int:
@@ -107,7 +107,7 @@ def header_bytes(first: bytes, size: int) -> int:
     return length
 
 
-def parse_header(header: bytes, size: int) -> Layout:
+def parse_header(header: bytes, size: int) -> FileLayout:
     """Parse the header of a file of `size` bytes, and verify all that can be verified."""
     try:
         record = json.loads(header[_LENGTH_BYTES:])
@@ -123,7 +123,7 @@ def parse_header(header: bytes, size: int) -> Layout:
         stop = place.stop
     if stop != size:
         raise LayoutError(f"the header describes {stop} bytes of {size}")
-    return Layout(header=header, spans=places)
+    return FileLayout(header=header, spans=places)
 
 
 def _spans(record: Mapping[str, object], base: int) -> tuple[TensorSpan, ...]:

@@ -56,7 +56,7 @@ class FileState:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class FolderState:
+class _FolderState:
     """One folder below the listed one."""
 
     mode: int
@@ -69,7 +69,7 @@ class Listing:
 
     files: dict[str, FileState]
     links: dict[str, str]  # path -> what it points to
-    folders: dict[str, FolderState]
+    folders: dict[str, _FolderState]
     skipped: dict[str, str]  # path -> what it is instead of a file
     began_ns: int  # by the clock that stamps files
 
@@ -141,14 +141,14 @@ def list_folder(root: Path) -> Listing:
     """List the folder now; SnapshotError if it is missing or a part of it cannot be listed."""
     files: dict[str, FileState] = {}
     links: dict[str, str] = {}
-    folders: dict[str, FolderState] = {}
+    folders: dict[str, _FolderState] = {}
     skipped: dict[str, str] = {}
     began_ns = time.time_ns()
     for path, found, entry in _walk(root, ""):
         if stat.S_ISREG(found.st_mode):
             files[path] = FileState.of(found)
         elif stat.S_ISDIR(found.st_mode):
-            folders[path] = FolderState(
+            folders[path] = _FolderState(
                 mode=stat.S_IMODE(found.st_mode), mtime_ns=found.st_mtime_ns
             )
         elif stat.S_ISLNK(found.st_mode):

@@ -102,7 +102,7 @@ def allocate(size: int, device: torch.device, shared: int = -1) -> Tensor:
     except OSError as error:
         if error.errno != errno.ENOMEM:
             raise
-        # As every other lack of memory is reported: it is no fault of a file or of the store.
+        # Reported as every other lack of memory: neither a file nor the store is at fault.
         raise MemoryError(f"{size} bytes of host memory: {error.strerror}") from error
     if size >= _HUGE_PAGE and hasattr(mmap, "MADV_HUGEPAGE"):
         block.madvise(mmap.MADV_HUGEPAGE)
@@ -114,11 +114,6 @@ def allocate(size: int, device: torch.device, shared: int = -1) -> Tensor:
     # `block` stays mapped until it is unlocked: the finalizer references it.
     weakref.finalize(tensor, _release, block, os.getpid(), unlock)
     return tensor
-
-
-def allocator(device: torch.device) -> Callable[[int], memoryview]:
-    """Allocates blocks that parts of a state on this device are copied to."""
-    return lambda size: view_of(allocate(size, device))
 
 
 # Blocks of the process that this one was forked from; nothing of them is mapped here.

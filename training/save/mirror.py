@@ -15,14 +15,13 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from training.errors import UserError
-from training.record.checkpoint_entry import CheckpointEntry, Kind
+from training.record.checkpoint_entry import KEEP_NEWEST, CheckpointEntry, Kind, Retention
 from training.record.events import Events
 from training.record.lease import Lease
 from training.record.metrics import Metrics
 from training.record.newest_valid import newest_valid, read_twice
-from training.record.retention import KEEP_NEWEST, Retention
 from training.save.capture import Capture, Moment, capture
-from training.save.folder_saves import CommittedSnapshot, FolderSaves, seconds_until
+from training.save.folder import CommittedSnapshot, FolderSaves, seconds_until
 from training.save.listing import ChangedError, Listing, SnapshotError, list_folder
 from training.save.manifest import FolderManifest, Reason
 from training.save.restore import Filled, fill, read_manifest
@@ -32,7 +31,7 @@ from training.store.unfinished import write_whole
 
 _log = logging.getLogger(__name__)
 
-Haste: TypeAlias = Literal["emergency", "rebalance"]
+_Haste: TypeAlias = Literal["emergency", "rebalance"]
 
 _POLL_SECONDS = 0.1
 _LINE_SECONDS = 10.0
@@ -89,7 +88,7 @@ class Mirror:
             folder, self.commit_file, quiet_seconds, self._capture, self._refuse
         )
         self._restored: CheckpointEntry | None = None
-        self._haste: Haste | None = None
+        self._haste: _Haste | None = None
         self._num_captures = 0
         self._said = -_LINE_SECONDS
         self._is_closing = threading.Event()
@@ -108,7 +107,7 @@ class Mirror:
         """Fill the folder from the newest snapshot that holds; None if there is none.
 
         Call it before the program starts. UserError if the folder has files that no attempt of a
-        run has left there, StoreError if no snapshot can be read and one of them may be whole.
+        run has left there, StoreError if no snapshot can be read and one of them may be intact.
         """
         self._folder.mkdir(parents=True, exist_ok=True)
         self._refuse_foreign()
@@ -145,7 +144,7 @@ class Mirror:
         """Watch the folder of the program with that process number from now on, and send."""
         self._watcher.start(program)
 
-    def request(self, haste: Haste) -> None:
+    def request(self, haste: _Haste) -> None:
         """Ask for a snapshot at the first quiet second; no-op for a program that says when."""
         self._haste, self._watcher.is_hasty = haste, True
 
@@ -270,7 +269,7 @@ class Mirror:
         if not listing.is_empty:
             raise UserError(
                 f"{self._folder} holds {len(listing.files)} files that no attempt of a run has "
-                "left there; move them away, or give another folder"
+                "left there; move them away, or use another folder"
             )
         self._work.mkdir(parents=True, exist_ok=True)
         write_whole(mark, json.dumps({"run": self._store.uri}).encode())

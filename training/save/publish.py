@@ -9,18 +9,16 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Generic, Protocol, TypeVar
 
 from contract.keys import checkpoint_prefix
 from training.errors import UserError
-from training.record.checkpoint_entry import CheckpointEntry, FileEntry
+from training.record.checkpoint_entry import KEEP_NEWEST, CheckpointEntry, FileEntry, Retention
 from training.record.events import Events
 from training.record.head import Head, read_head
 from training.record.lease import Lease, LeaseLostError
 from training.record.metrics import Metrics
-from training.record.retention import KEEP_NEWEST, Retention
-from training.save.budget import Cost
 from training.store.parts import CancelledError, TransferProgress
 from training.store.protocol import Store, StoreError
 
@@ -36,7 +34,22 @@ _LONGEST_RETRY_SECONDS = 120.0
 _LINE_SECONDS = 5.0
 
 
-class Holding(Protocol):
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cost:
+    """What one commit costs on this machine, as measured or as expected."""
+
+    bytes: int
+    save_seconds: float  # until the first byte is sent
+    upload_seconds: float
+    is_measured: bool = True  # an expectation may rest on assumed rates
+
+    @property
+    def seconds(self) -> float:
+        """Seconds from the boundary to the commit."""
+        return self.save_seconds + self.upload_seconds
+
+
+class _Holding(Protocol):
     """The state of one moment, as far as one process holds it."""
 
     @property
@@ -47,7 +60,7 @@ class Holding(Protocol):
         """Free what only sending needs; the save is over."""
 
 
-class StateSource(Holding, Protocol):
+class StateSource(_Holding, Protocol):
     """The state of one moment, and how it is stored: tensors of all ranks, or a folder."""
 
     def entry(self, head: Head) -> CheckpointEntry:
@@ -65,7 +78,7 @@ class StateSource(Holding, Protocol):
         """What the event of its commit says beyond step, kind and seconds."""
 
 
-S = TypeVar("S", bound=Holding)
+S = TypeVar("S", bound=_Holding)
 
 
 class FailedSaves:

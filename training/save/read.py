@@ -16,7 +16,7 @@ from torch import Tensor
 from contract.keys import checkpoint_prefix
 from training.record.checkpoint_entry import CheckpointEntry, FileEntry
 from training.record.newest_valid import DamagedCheckpointError, read_twice
-from training.save.layout import Layout, LayoutError, header_bytes, parse_header
+from training.save.layout import FileLayout, LayoutError, header_bytes, parse_header
 from training.save.slices import SLICES, Slice, Sliced, copy_overlap, local_slice
 from training.save.state import STATE
 from training.save.transfer import receive
@@ -136,7 +136,7 @@ def _read_slices(
     return tensors
 
 
-def read_layout(store: Store, prefix: str, file: FileEntry) -> Layout:
+def read_layout(store: Store, prefix: str, file: FileEntry) -> FileLayout:
     """Read the layout of a safetensors file, before its checksum is verified."""
     try:
         first = _read(store, prefix, file, min(8, file.bytes))

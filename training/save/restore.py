@@ -1,7 +1,8 @@
 """Restores a folder from the newest snapshot that holds; what is there already is used if equal.
 
-The folder is filled in place, and the program starts once it is whole: an attempt that is killed in
-between is followed by one that restores again. Every byte is verified; nothing is written outside.
+The folder is filled in place, and the program starts once that is done: an attempt that is killed
+in between is followed by one that restores again. Every byte is verified; nothing is written
+outside.
 """
 
 import errno
@@ -64,7 +65,7 @@ def export_snapshot(store: Store, entry: CheckpointEntry, out: Path) -> FolderMa
         manifest = read_manifest(store, entry)
         fill(store, manifest, out)
     except DamagedCheckpointError as error:
-        raise UserError(f"snapshot {entry.name} is damaged: {error}; give another") from error
+        raise UserError(f"snapshot {entry.name} is damaged: {error}; use another one") from error
     return manifest
 
 

@@ -112,7 +112,7 @@ class StepPace:
         self._before = position, is_saving, time.monotonic()
 
     def take_lost_seconds(self, most: float) -> float:
-        """How much longer the steps beside the save that is over took; at most what it took."""
+        """How much longer the steps during the last save took; at most what it took."""
         beside, count = list(self._beside), self._num_beside
         self._beside.clear()
         self._num_beside = 0

@@ -21,7 +21,7 @@ from training.attempt.context import AttemptContext
 from training.attempt.world import World
 from training.errors import DivergedError, Divergence
 from training.record.checkpoint_entry import FileEntry, step_of
-from training.save.memory import allocator
+from training.save.memory import allocate, view_of
 from training.save.publish import Save
 from training.save.slices import SLICES, Slice, is_first_holder, local_slice
 from training.save.state import HostCopies, HostCopy, LiveState, refuse_nan
@@ -296,7 +296,7 @@ class ShardedFollower:
                 state.files,
                 save.progress,
                 beside=[lambda: refuse_nan(state.tensors, step_of(name), name)],
-                allocate=allocator(state.device),
+                allocate=lambda size: view_of(allocate(size, state.device)),
             )
             written = _WrittenShare(files=files, slices=state.state[SLICES])
         except CancelledError:

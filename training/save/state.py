@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from training.errors import DivergedError, Divergence
-from training.save.layout import Layout, TensorSpan, lay_out
+from training.save.layout import FileLayout, TensorSpan, lay_out
 from training.save.memory import allocate, available_bytes, open_shared, view_of
 from training.save.transfer import Contents, Spare, Text
 from training.store.protocol import PartSender
@@ -76,10 +76,12 @@ class LiveFile(Contents):
         return view
 
 
-class HostCopyFile(Contents):
+class _HostCopyFile(Contents):
     """A safetensors file in host memory, exactly as it will be written."""
 
-    def __init__(self, part: str, layout: Layout, device: torch.device, *, is_shared: bool) -> None:
+    def __init__(
+        self, part: str, layout: FileLayout, device: torch.device, *, is_shared: bool
+    ) -> None:
         self.name = f"{part}.safetensors"
         self.memory = open_shared(layout.size) if is_shared else -1  # its file descriptor
         if is_shared:
@@ -106,7 +108,7 @@ class HostCopy:
         self.device = live.device  # where it was copied from
         self._shapes = _shapes(live)
         self._files = {
-            part: HostCopyFile(part, lay_out(tensors), live.device, is_shared=is_shared)
+            part: _HostCopyFile(part, lay_out(tensors), live.device, is_shared=is_shared)
             for part, tensors in live.tensors.items()
         }
 
@@ -149,7 +151,7 @@ class HostCopies:
         self._num_copiers = num_copiers  # processes of this machine that copy at the same moment
 
     def copy(self, live: LiveState, writing: HostCopy | None) -> HostCopy | None:
-        """Copy to the host; None if memory cannot hold it beside the copy that is being written."""
+        """Copy to the host; None if memory cannot also hold the one being written."""
         self._copies = [copy for copy in self._copies if copy is writing or copy.fits(live)]
         copy = next((copy for copy in self._copies if copy is not writing), None)
         if copy is None:

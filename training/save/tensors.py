@@ -10,7 +10,7 @@ from training.attempt.notice import Notice
 from training.record.checkpoint_entry import CheckpointEntry, FileEntry, Kind
 from training.record.head import Head
 from training.record.position import Position
-from training.save.memory import allocator
+from training.save.memory import allocate, view_of
 from training.save.publish import Save
 from training.save.sharded_saves import ShardedLeader, merged, refuse_wrong_sizes
 from training.save.slices import SLICES
@@ -78,8 +78,7 @@ class TensorSource:
         """Send the tensors, of a sharded stage those of all ranks; refuses weights with a NaN."""
         store, prefix = self._store, checkpoint_prefix(name)
         tasks = [self._refuse_nan, *beside]
-        spare = allocator(self.state.device)
-        mine = send(store, prefix, self._files, progress, beside=tasks, allocate=spare)
+        mine = send(store, prefix, self._files, progress, beside=tasks, allocate=self._spare)
         if self._leader is None:
             return mine
         shares = self._leader.wait_for(name, progress.stop)
@@ -100,6 +99,9 @@ class TensorSource:
             since = time.monotonic() - self.notice.received
             return {"notice_to_commit_seconds": round(since, 4)}
         return {}
+
+    def _spare(self, size: int) -> memoryview:
+        return view_of(allocate(size, self.state.device))
 
     def _refuse_nan(self) -> None:
         position = self.request.position

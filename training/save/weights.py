@@ -42,7 +42,7 @@ class Weights:
 
 
 def open_trained(uri: str) -> OpenRun:
-    """Open the run of a workload at `uri`; UserError if there is none."""
+    """Open the run of a workload at `uri`; UserError if it is something else."""
     run = open_run(uri)
     if run.is_of_program:
         raise UserError(
@@ -57,7 +57,7 @@ def read_weights(uri: str, checkpoint: str | None = None) -> Weights:
     with tempfile.TemporaryDirectory(prefix="weights-") as folder:
         if uri.endswith(".safetensors"):
             if checkpoint is not None:
-                raise UserError(f"{uri} is a file, without checkpoints; give a run's URI")
+                raise UserError(f"{uri} is a file, without checkpoints; pass a run's URI")
             return _from_file(uri, Path(folder))
         run = open_trained(uri)
         if checkpoint is not None:
@@ -97,7 +97,7 @@ def _from_checkpoint(run: OpenRun, entry: CheckpointEntry) -> Weights:
     try:
         snapshot = read_checkpoint(run.store, entry, WEIGHTS)
     except DamagedCheckpointError as error:
-        raise UserError(f"checkpoint {entry.name} is damaged: {error}; give another") from error
+        raise UserError(f"checkpoint {entry.name} is damaged: {error}; use another one") from error
     position = snapshot.state["position"]
     # A moving average, if there is one, is evaluated and exported.
     tensors = {**snapshot.tensors["model"], **snapshot.tensors.get("ema", {})}
@@ -126,7 +126,7 @@ def _fetch(store: Store, key: str, folder: Path) -> Weights:
     try:
         store.get_file(key, path)
     except FileNotFoundError as error:
-        raise UserError(f"there is no file {store.uri}/{key}; check the URI") from error
+        raise UserError(f"{store.uri}/{key} does not exist; check the URI") from error
     try:
         with safe_open(path, framework="pt") as file:
             about = dict(file.metadata() or {})

@@ -249,21 +249,18 @@ class NspawnMachine(RehearsedMachine):
         """Programs come first in the PATH of every service; the environment is systemd's own."""
         if self.quirks.lacks:
             lend_environment(self.pytorch.resolve(), self._lent, self.quirks.lacks)
-        for name, script in self.quirks.programs.items():
-            program = self.root / PROGRAMS / name
-            real = next((p for p in PATH if (self.root / p / name).exists()), "opt/pytorch/bin")
-            program.write_text(f"#!/bin/sh\nreal='/{real}/{name}'\n{script}\n")
-            program.chmod(0o755)
-        for name, text in self.quirks.files.items():
-            path = self.root / place_of(name)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text)
+        self.quirks.write_programs(self.root / PROGRAMS, self._real_program)
+        self.quirks.write_files(self.root, place_of)
         if self.quirks.environment:
             pairs = " ".join(f'"{name}={text}"' for name, text in self.quirks.environment.items())
             pairs = pairs.replace("%", "%%")
             configuration = self.root / "etc/systemd/system.conf.d/90-quirks.conf"
             configuration.parent.mkdir(parents=True, exist_ok=True)
             configuration.write_text(f"[Manager]\nDefaultEnvironment={pairs}\n")
+
+    def _real_program(self, name: str) -> str:
+        folder = next((p for p in PATH if (self.root / p / name).exists()), "opt/pytorch/bin")
+        return f"/{folder}/{name}"
 
     def _release(self) -> None:
         self._nspawn = None

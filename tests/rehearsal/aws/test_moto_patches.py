@@ -6,7 +6,6 @@ When one of these fails, moto has learned it: delete the patch.
 import base64
 import json
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 from botocore.exceptions import ClientError
@@ -15,6 +14,7 @@ from moto.ec2.models import ec2_backends
 
 from rehearsal.aws import EmbeddedAws
 from rehearsal.aws.moto_patches import PATCHES
+from tests.rehearsal.aws.fleets import Fleets
 
 Without = Callable[..., None]
 
@@ -34,38 +34,22 @@ def without(monkeypatch: pytest.MonkeyPatch) -> Without:
 FLEET_PATCHES = [patch.name for patch in PATCHES if "spot_fleet" in patch.name]
 
 
-def template(ec2: Any, name: str) -> str:
-    data = {
-        "InstanceType": "g5.xlarge",
-        "ImageId": ec2.describe_images(Owners=["self"])["Images"][0]["ImageId"],
-        "MetadataOptions": {"HttpTokens": "required"},
-    }
-    made = ec2.create_launch_template(LaunchTemplateName=name, LaunchTemplateData=data)
-    ec2.create_launch_template_version(
-        LaunchTemplateName=name, LaunchTemplateData=data | {"InstanceType": "g5.2xlarge"}
+def request(fleets: Fleets) -> str:
+    """Return a fleet whose template has a second version, which it does not want."""
+    fleets.ec2.create_launch_template_version(
+        LaunchTemplateId=fleets.template,
+        LaunchTemplateData=fleets.data | {"InstanceType": "g5.2xlarge"},
     )
-    return str(made["LaunchTemplate"]["LaunchTemplateId"])
-
-
-def request(ec2: Any, name: str) -> str:
-    spec = {"LaunchTemplateId": template(ec2, name), "Version": "1"}
-    made = ec2.request_spot_fleet(
-        SpotFleetRequestConfig={
-            "IamFleetRole": "arn:aws:iam::123456789012:role/fleet",
-            "TargetCapacity": 1,
-            "AllocationStrategy": "lowestPrice",
-            "LaunchTemplateConfigs": [{"LaunchTemplateSpecification": spec}],
-        }
-    )
-    return str(made["SpotFleetRequestId"])
+    spec = {"LaunchTemplateId": fleets.template, "Version": "1"}
+    configs = [{"LaunchTemplateSpecification": spec}]
+    return fleets.request(AllocationStrategy="lowestPrice", LaunchTemplateConfigs=configs)
 
 
 def test_moto_starts_the_latest_version_whatever_was_asked(
-    aws: EmbeddedAws, without: Without
+    fleets: Fleets, without: Without
 ) -> None:
     without(*FLEET_PATCHES)
-    ec2 = aws.client("ec2")
-    fleet = request(ec2, "latest")
+    ec2, fleet = fleets.ec2, request(fleets)
     (active,) = ec2.describe_spot_fleet_instances(SpotFleetRequestId=fleet)["ActiveInstances"]
     assert active["InstanceType"] == "g5.2xlarge", "version 2, though 1 was asked for"
     found = ec2.describe_instances(InstanceIds=[active["InstanceId"]])
@@ -73,18 +57,16 @@ def test_moto_starts_the_latest_version_whatever_was_asked(
     assert options["HttpTokens"] == "optional", "and without the template's MetadataOptions"
 
 
-def test_moto_cannot_modify_a_fleets_template(aws: EmbeddedAws, without: Without) -> None:
+def test_moto_cannot_modify_a_fleets_template(fleets: Fleets, without: Without) -> None:
     without(*FLEET_PATCHES)
-    ec2 = aws.client("ec2")
-    fleet = request(ec2, "modify")
+    ec2, fleet = fleets.ec2, request(fleets)
     with pytest.raises(ResponseParserError, match="500 Internal Server Error"):
         ec2.modify_spot_fleet_request(SpotFleetRequestId=fleet, LaunchTemplateConfigs=[])
 
 
-def test_moto_forgets_a_cancelled_fleet(aws: EmbeddedAws, without: Without) -> None:
+def test_moto_forgets_a_cancelled_fleet(fleets: Fleets, without: Without) -> None:
     without(*FLEET_PATCHES)
-    ec2 = aws.client("ec2")
-    fleet = request(ec2, "cancel")
+    ec2, fleet = fleets.ec2, request(fleets)
     ec2.cancel_spot_fleet_requests(SpotFleetRequestIds=[fleet], TerminateInstances=True)
     found = ec2.describe_spot_fleet_requests(SpotFleetRequestIds=[fleet])
     assert found["SpotFleetRequestConfigs"] == []

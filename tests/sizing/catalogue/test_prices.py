@@ -103,24 +103,6 @@ def test_a_plan_takes_region_zone_and_own_price(capsys: pytest.CaptureFixture[st
     assert "0.3 $/h" in usd("--usd-per-hour", "g5.xlarge=0.3", "--usd-per-hour", "g6.xlarge=9")
 
 
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        (["--region", "eu-wst-1"], "no prices of region 'eu-wst-1'; did you mean eu-west-1?"),
-        (["--zone", "us-east-1a"], "zone 'us-east-1a' is not a zone id of us-east-1; known are"),
-        (["--usd-per-hour", "cheap"], "--usd-per-hour 'cheap' cannot be read; write dollars"),
-        (["--usd-per-hour", "g5.xl=1"], "'g5.xl' is not in the instance catalogue"),
-    ],
-)
-def test_fails_in_one_sentence(
-    options: list[str], says: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["plan", "trajectory", "--size", "g5.xlarge", *options]) == 2
-    said = capsys.readouterr().err
-    assert says in said
-    assert said.count("\n") == 1
-
-
 def test_fails_to_import_what_is_not_skypilots_file(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -54,21 +54,3 @@ def test_burst_and_baseline_stand_side_by_side(capsys: pytest.CaptureFixture[str
     shown = capsys.readouterr().out
     assert "87.5-437.5" in shown
     assert "30 minutes in 24 hours" in " ".join(shown.split())
-
-
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (["g5.3xlarge"], "size 'g5.3xlarge' is not in the instance catalogue; the nearest are"),
-        (["--family", "g55"], "no family 'g55' in the catalogue; did you mean g5"),
-        (["--gpu", "A10X"], "no accelerator 'A10X' in the catalogue; "),
-        (["--family", "t3", "--fit", "train"], "no size matches all of these options"),
-    ],
-)
-def test_fails_in_one_sentence(
-    arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["catalogue", *arguments]) == 2
-    said = capsys.readouterr().err
-    assert says in said
-    assert said.count("\n") == 1

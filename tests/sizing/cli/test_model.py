@@ -56,23 +56,6 @@ def test_fails_on_an_unknown_family_in_one_sentence(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["model", MODEL, "--steps", "10", "--epochs", "1"], "--steps contradicts --samples"),
-        (["model", MODEL, "--epochs", "3"], "--epochs needs --samples"),
-        (["model", MODEL, "--footprints", "kept.json"], "this command counts again"),
-        (["model", "config.yaml"], "config.yaml is neither package.module:function nor a config"),
-        (["model", MODEL, "--tokens", "512"], "--tokens is for a config.json"),
-    ],
-)
-def test_fails_before_counting(
-    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(arguments) == 2
-    assert message in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
     ("model", "size", "fits"),
     [
         ("benchmarks.anchors.language:phase1", "g5.2xlarge", True),

@@ -123,56 +123,6 @@ def test_every_trainable_size_is_ranked(capsys: pytest.CaptureFixture[str]) -> N
     assert advice["take"] == sizes[0]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["plan", "trajectry", "--size", "g5.xlarge"], "did you mean trajectory?"),
-        (["plan", "trajectory", "--size", "g5.xlrge"], "the nearest"),
-        (["plan", "trajectory", "--size", "g5.xlarge", "--runs", "0"], "runs is 0"),
-        (["plan", "trajectory", "--size", "g5.xlarge", "--gpus", "9"], "g5.xlarge has 1"),
-        (["advise", "trajectory", "--sizes", ","], "names no size"),
-        (["advise", "trajectory", "--given", "parallel_jobs=many"], "write SIGNAL=NUMBER"),
-        (["advise", "trajectory", "--given", "parallel_jobs=-1"], "a number from 0"),
-        (["advise", "trajectory", "--given", "parallel_jobs=2.5"], "a whole number from 1"),
-        (["advise", "trajectory", "--hours-per-week", "200"], "at most 168"),
-        (["advise", "trajectory", "--hours-per-week", "0"], "more than 0"),
-        (["advise", "trajectory", "--given", "gpu_utilization_percent=500"], "from 0 to 100"),
-        (["plan", "trajectory", "--size", "g5.xlarge", "--micro-batch", "0"], "micro_batch is 0"),
-        (
-            ["select", "--instead-of", "c5.xlarge", "--cpu-percent", "0"],
-            "give more than 0, at most 100",
-        ),
-        (["model", "package.module:function", "--gpus", "0"], "gpus is 0"),
-        (["model", "package.module:function", "--batch", "0"], "batch is 0"),
-        (["model", "package.module:function", "--steps", "0"], "steps is 0"),
-        # Before anything is counted.
-        (["model", "package.module:function", "--size", "t3.nano"], "no NVIDIA GPU of its own"),
-        (["model", "package.module:function", "--micro-batch", "0"], "micro_batch is 0"),
-        (
-            ["plan", "trajectory", "--size", "g5.xlarge", "--batch", "24"],
-            "not a multiple of the micro-batch",
-        ),
-        (["plan", "trajectory", "--size", "g5.xlarge", "--epochs", "0"], "epochs is 0"),
-        (["select", "--instead-of", "g5.xlarge"], "give --gpu-percent"),
-        (["select", "--instead-of", "inf1.xlarge", "--gpu-percent", "5"], "no NVIDIA GPU"),
-        (["select", "--instead-of", "c5.xlarge", "--cpu-percent", "120"], "at most 100"),
-        (["plan"], "give either a workload or --run"),
-        (["plan", "trajectory", "--run", "out"], "give either a workload or --run"),
-        (["plan", "trajectory"], "give --size"),
-        (["plan", "trajectory", "--calibrate"], "--calibrate is for --run"),
-        (["plan", "--run", "nowhere"], "nowhere does not exist"),
-    ],
-)
-def test_fails_in_one_sentence(
-    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(arguments) == 2
-    shown, said = capsys.readouterr()
-    assert shown == ""
-    assert message in said
-    assert said.count("\n") == 1
-
-
 def test_review_shows_a_run_and_asks_for_its_size(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

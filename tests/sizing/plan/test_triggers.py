@@ -7,8 +7,7 @@ import pytest
 
 from sizing.plan.plan import Plan, make_plan
 from sizing.plan.request import Request
-from sizing.plan.triggers import Rule, as_given, fire, load_rules, signals
-from sizing.plan.verdicts import SIGNALS
+from sizing.plan.triggers import SIGNALS, Rule, as_given, fire, load_rules, signals
 from tests.sizing import sample_footprints
 
 

@@ -13,6 +13,7 @@ from rehearsal.alarms.streams import agent_metrics
 from stacks.monitoring.alarms import TrainingAlarms, commit_interval_seconds
 from stacks.monitoring.metrics import RunMetrics
 from stacks.parameters import StackParameters
+from tests.stacks.templates import every, only
 from userdata.send_metrics import COMMIT_AGE, RUNNING, STEPS, UNSAVED
 
 NAMES = {
@@ -91,12 +92,8 @@ def test_somebody_publishes_every_metric_that_an_alarm_watches(
 def test_every_metric_of_the_dashboard_is_published(
     templates: dict[str, Any], published: set[Metric]
 ) -> None:
-    (dashboard,) = [
-        each["Properties"]["DashboardBody"]
-        for each in templates["TrainingStack"]["Resources"].values()
-        if each["Type"] == "AWS::CloudWatch::Dashboard"
-    ]
-    text = str(dashboard)
+    dashboard = only(templates["TrainingStack"], "AWS::CloudWatch::Dashboard")
+    text = str(dashboard["DashboardBody"])
     shown = [metric.name for metric in published if f'"{metric.name}"' in text]
     assert {"training_steps", "nvidia_smi_power_draw", "mem_used_percent"} <= set(shown)
     assert text.count('"Training/TrainingStack","') == len(
@@ -149,16 +146,10 @@ def test_a_full_instance_store_is_not_said_to_grow_with_a_volume(
 def test_an_address_is_subscribed_only_where_one_is_given(
     templates: dict[str, Any], synthesize: Callable[..., Any]
 ) -> None:
-    def subscriptions(template: dict[str, Any]) -> list[Any]:
-        every = template["Resources"].values()
-        return [each for each in every if each["Type"] == "AWS::SNS::Subscription"]
-
-    assert subscriptions(templates["TrainingStack"]) == []
-    (one,) = subscriptions(synthesize(**{"alarm.email": "me@example.org"})["TrainingStack"])
-    assert (one["Properties"]["Protocol"], one["Properties"]["Endpoint"]) == (
-        "email",
-        "me@example.org",
-    )
+    assert every(templates["TrainingStack"], "AWS::SNS::Subscription") == []
+    told = synthesize(**{"alarm.email": "me@example.org"})["TrainingStack"]
+    one = only(told, "AWS::SNS::Subscription")
+    assert (one["Protocol"], one["Endpoint"]) == ("email", "me@example.org")
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ import pytest
 from tests.training.damage import flip
 from tests.training.runs import WORKLOAD, Run
 from tests.training.tiny import Doubled
-from training.artifacts import shared
-from training.artifacts.shared import SharedArtifacts, shared_key
+from training.artifacts import prepare
+from training.artifacts.prepare import SharedArtifacts, shared_key
 from training.cli.main import main
 from training.store.folder import FolderStore
 from training.store.open import open_store
@@ -118,9 +118,9 @@ def test_another_machine_code_or_package_has_another_place(
         {"cpu_capability": "AVX2"},
     ]
     keys = {key(), shared_key(Doubled(), "other", NUMERICS), *(key(**c) for c in changes)}
-    monkeypatch.setattr(shared, "_packages", lambda: ("torchvision==0",))
+    monkeypatch.setattr(prepare, "_packages", lambda: ("torchvision==0",))
     keys.add(key())
-    monkeypatch.setattr(shared, "code_fingerprint", lambda *parts: "edited")
+    monkeypatch.setattr(prepare, "code_fingerprint", lambda *parts: "edited")
     keys.add(key())
     assert len(keys) == len(changes) + 4
 

@@ -206,7 +206,6 @@ def test_other_intervals_give_the_same_weights(run: Run, whole: Run, text: str) 
         (["--workload=tests.training.tiny:NOPE"], "has no 'NOPE'"),
         (["--recipe=fast"], "no recipe 'fast'; known are long, quick"),
         (["--override=epoch=5"], "no field 'epoch'; did you mean 'epochs'? known are"),
-        (["--checkpoint-interval=often"], "write auto, 2epochs, 100steps or 600s"),
         (["--run-uri=ftp://x"], "neither s3://bucket/prefix nor a folder"),
         (["--dataset-uri=no/such/folder"], "does not exist; make one with"),
     ],
@@ -220,6 +219,16 @@ def test_fails_for_a_mistake_in_one_sentence(
     assert says in error
     assert len(error.splitlines()) == 1
     assert not Path(run.uri).exists(), "nothing was written"
+
+
+def test_fails_for_an_option_that_cannot_be_read(
+    run: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        run.attempt("--checkpoint-interval=often")
+    *_, error = capsys.readouterr().err.splitlines()
+    assert "error: argument --checkpoint-interval: " in error
+    assert "write auto, 2epochs, 100steps or 600s" in error
 
 
 def test_fails_for_a_dataset_that_is_not_whole(

@@ -187,7 +187,7 @@ def test_fails_when_the_weights_have_changed_since(
         (["--init-from={whole}", "--extend-to=forever"], "write 8epochs or 4000steps"),
         (["--init-from={whole}", "--extend-to=5epochs", CONSTANT], "with the overrides (none)"),
         (["--init-from=no/such/run"], "no run found at"),
-        (["--init-from=no/such.safetensors"], "there is no file"),
+        (["--init-from=no/such.safetensors"], "does not exist"),
     ],
 )
 def test_fails_for_a_mistake_in_one_sentence(

@@ -11,7 +11,7 @@ import pytest
 
 from contract.program import Program
 from training.errors import UserError
-from training.program.container import Container, ContainerHost, channel_folders, command_arguments
+from training.program.container import Container, ContainerHost, _channel_folders, command_arguments
 
 # Every variable of ENVIRONMENT_VARIABLES.md, and those that environment.py sets beside them.
 DOCUMENTED = """
@@ -135,12 +135,12 @@ def test_the_folders_and_files_are_those_of_a_container(tmp_path: Path) -> None:
 
 
 def test_one_channel_is_the_whole_dataset_or_its_folder_of_that_name(tmp_path: Path) -> None:
-    assert channel_folders(["training"], tmp_path) == {"training": tmp_path}
+    assert _channel_folders(["training"], tmp_path) == {"training": tmp_path}
     (tmp_path / "training").mkdir()
-    assert channel_folders(["training"], tmp_path) == {"training": tmp_path / "training"}
+    assert _channel_folders(["training"], tmp_path) == {"training": tmp_path / "training"}
 
 
 def test_fails_for_a_channel_that_the_dataset_lacks(tmp_path: Path) -> None:
     (tmp_path / "train").mkdir()
     with pytest.raises(UserError, match="no folder for the channel 'val'; its folders are train"):
-        channel_folders(["train", "val"], tmp_path)
+        _channel_folders(["train", "val"], tmp_path)

@@ -15,7 +15,6 @@ from tests.training.program.programs import COMMITS, ENDLESS, ProgramRun, is_run
 from training.attempt.watchdog import Watchdog
 from training.cli.main import main
 from training.program import commit, watch
-from training.program.final import upload_final
 from training.save.mirror import Mirror
 
 
@@ -202,7 +201,7 @@ def test_a_program_that_writes_no_checkpoint_is_warned_of(
     run: ProgramRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run.write("import time; time.sleep(0.6)")
-    monkeypatch.setattr("training.program.watch.NO_SNAPSHOT_SECONDS", 0.2)
+    monkeypatch.setattr("training.program.watch._NO_SNAPSHOT_SECONDS", 0.2)
     assert run.attempt("--usd-per-hour=3600") == 0
     (event,) = run.events("no-snapshot")
     assert "losing the machine costs all of it, 0." in event["message"]
@@ -228,7 +227,7 @@ def test_a_folder_that_is_never_quiet_is_told_with_the_file_that_changes(
             {writes}
             time.sleep(0.1)
     """)
-    monkeypatch.setattr("training.program.watch.NEVER_QUIET_SECONDS", 0.7)
+    monkeypatch.setattr("training.program.watch._NEVER_QUIET_SECONDS", 0.7)
     assert run.attempt() == 0
     (event,) = run.events("no-snapshot")
     assert f"in {run.root / 'checkpoints'} {says}, and a snapshot needs 0.2 s" in event["message"]
@@ -262,13 +261,13 @@ def test_what_a_program_leaves_may_take_longer_to_send_than_the_watchdog_waits(
 ) -> None:
     hangs: list[str] = []
     monkeypatch.setattr("training.attempt.last_resort.LastResort.fail", hangs.append)
-    real = upload_final
+    real = watch._upload_final
 
     def slow(*what: Any) -> tuple[dict[str, str], int]:
         time.sleep(4)
         return real(*what)
 
-    monkeypatch.setattr(watch, "upload_final", slow)
+    monkeypatch.setattr(watch, "_upload_final", slow)
     assert run.attempt("--watchdog-seconds=3") == 0
     assert not hangs
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from contract.keys import LOGS
-from training.program.log import LineSplitter, ProgramLog
+from training.program.log import ProgramLog, _LineSplitter
 from training.store.folder import FolderStore
 from training.store.protocol import StoreError
 
@@ -33,7 +33,7 @@ def whole(store: FolderStore) -> bytes:
 
 def lines_of(*pieces: bytes) -> list[tuple[bytes, bool]]:
     found: list[tuple[bytes, bool]] = []
-    splitter = LineSplitter(lambda line, is_redrawn: found.append((line, is_redrawn)))
+    splitter = _LineSplitter(lambda line, is_redrawn: found.append((line, is_redrawn)))
     for piece in pieces:
         splitter.feed(piece)
     splitter.end()

@@ -145,7 +145,7 @@ def test_every_cut_and_every_flipped_byte_of_an_event_file_is_survived(tmp_path:
     reader, found = _reader(folder), []
     for end in range(len(data) + 1):
         (folder / "events.tfevents").write_bytes(data[:end])
-        found += _triples(reader._files.read())
+        found += _triples(reader._read_files())
     assert found == whole
     version = 16 + int.from_bytes(data[:8], "little")  # bytes of the first record, without scalars
     for at in range(len(data)):

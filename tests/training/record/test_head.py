@@ -9,10 +9,15 @@ from pathlib import Path
 import pytest
 
 from training.errors import UserError
-from training.record.checkpoint_entry import CheckpointEntry, FileEntry, Kind, checkpoint_name
+from training.record.checkpoint_entry import (
+    KEEP_NEWEST,
+    CheckpointEntry,
+    FileEntry,
+    Kind,
+    checkpoint_name,
+)
 from training.record.head import Head, mark_failed, read_head
 from training.record.lease import InterruptedWhileWaitingError, Lease, LeaseLostError, acquire
-from training.record.retention import KEEP_NEWEST
 from training.store.folder import FolderStore
 from training.store.open import open_store
 from training.store.protocol import AnswerLostError, PreconditionFailedError, Store, StoreError

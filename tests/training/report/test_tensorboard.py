@@ -13,7 +13,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from tests.training import tiny
 from tests.training.runs import ROOT, Run
-from training.report.tensorboard import EventFiles, Follower
+from training.report.tensorboard import Follower, _EventFiles
 from training.store.folder import FolderStore
 
 NewRun = Callable[[str], Run]
@@ -121,7 +121,7 @@ class Lines:
 
     def __init__(self, root: Path) -> None:
         self.store = FolderStore(root / "run")
-        self.files = EventFiles(root / "logs")
+        self.files = _EventFiles(root / "logs")
         self.follower = Follower(self.store, self.files)
         self.out = root / "logs"
 

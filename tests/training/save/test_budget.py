@@ -2,7 +2,8 @@
 
 import pytest
 
-from training.save.budget import Cost, SaveBudget, SavePlan, estimate
+from training.save.budget import SaveBudget, SavePlan, estimate
+from training.save.publish import Cost
 
 
 def budget(

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from tests.training.save.scene import Machine, entries, wait_for_snapshot
-from training.record.retention import Retention
+from training.record.checkpoint_entry import Retention
 from training.store.protocol import Store
 
 NewMachine = Callable[..., Machine]

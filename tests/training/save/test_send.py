@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 
 from tests.training.save.scene import Machine, entries, wait_for_snapshot
-from training.record.retention import Retention
+from training.record.checkpoint_entry import Retention
 from training.save import capture as capture_module
-from training.save import folder as folder_module
 from training.save.blobs import Blobs
 from training.save.capture import Capture, Known, capture, known_after
 from training.save.folder import FolderSource, Sent
@@ -107,7 +106,7 @@ def test_what_was_moved_away_and_back_is_not_named_once_it_is_deleted(
     (tmp_path / "away").rename(folder / "best")
     again = captured(folder, mirror._saves.blobs.known)  # while the one before it is being sent
     publish(mirror, without)
-    with pytest.raises(ChangedError, match="deleted since its capture"):
+    with pytest.raises(ChangedError, match="deleted after its capture"):
         publish(mirror, again)
     publish(mirror, captured(folder, mirror._saves.blobs.known))
     second = new_machine("second")
@@ -196,7 +195,7 @@ def test_a_change_while_it_is_sent_from_where_it_lies_voids_the_snapshot(
     monkeypatch.setattr(capture_module, "_has_room", lambda folder, need: False)
     machine = new_machine("first", quiet_seconds=0.1)
     machine.write({"model.pt": b"one"})
-    read, changes = folder_module._Pack.read, []
+    read, changes = capture_module.Pack.read, []
 
     def disturbed(self: Contents, *arguments: Any) -> memoryview:
         data = read(self, *arguments)
@@ -204,7 +203,7 @@ def test_a_change_while_it_is_sent_from_where_it_lies_voids_the_snapshot(
             changes.append(machine.write({"model.pt": b"two"}))
         return data
 
-    monkeypatch.setattr(folder_module._Pack, "read", disturbed)
+    monkeypatch.setattr(capture_module.Pack, "read", disturbed)
     machine.mirror.start()
     wait_for_snapshot(machine, 1)
     assert machine.end()

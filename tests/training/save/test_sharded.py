@@ -11,21 +11,16 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
-from contract.grammar import Interval
 from tests.training.attempt.processes import on_ranks
 from tests.training.damage import flip
+from tests.training.save_scene import open_context
 from training.attempt.context import AttemptContext
-from training.attempt.supervisor import Supervisor
 from training.attempt.world import World
 from training.engine.optimizer_state import create_optimizer_state
 from training.errors import GoBackError
-from training.record.events import Events
-from training.record.head import Head, read_head
-from training.record.lease import Lease, acquire
-from training.record.metrics import Metrics
+from training.record.head import read_head
 from training.record.newest_valid import DamagedCheckpointError
 from training.record.position import Position
-from training.record.retention import KEEP_NEWEST
 from training.save.checkpointer import Checkpointer
 from training.save.policy import CheckpointPolicy
 from training.save.read import read_checkpoint, read_state
@@ -64,25 +59,6 @@ def distributed(tensors: dict[str, Tensor], world: World) -> dict[str, Tensor]:
     }
 
 
-def open_context(root: Path, world: World) -> AttemptContext:
-    store = FolderStore(root / "run")
-    lease: Lease | Head | None = None
-    if world.leads:
-        lease = acquire(store, "run-1", "i-1", 60, lambda s: False, lambda holder: None)
-        assert isinstance(lease, Lease)
-    return AttemptContext(
-        store=store,
-        own_lease=lease,
-        metrics=Metrics(store, 1, "nonce", None),
-        events=Events(store, "i-1"),
-        supervisor=Supervisor(budget_seconds=120),
-        interval=Interval(value=1, unit="steps"),
-        retention=KEEP_NEWEST,
-        scratch=root,
-        world=world,
-    )
-
-
 def policy_of(context: AttemptContext, live: LiveState) -> CheckpointPolicy:
     schedule = Schedule(context.interval)
     checkpointer = Checkpointer(context, schedule, None) if context.world.leads else None
@@ -101,7 +77,7 @@ def newest(root: Path, world: World) -> ShardedContent:
 
 
 def write(world: World, root: Path) -> None:
-    context = open_context(root, world)
+    context = open_context(FolderStore(root / "run"), root, world=world)
     tensors = distributed(whole_tensors(), world)
     capture = LiveState(tensors={"model": tensors}, state={"k": 1})
     policy_of(context, capture).save_stage_end(POSITION)
@@ -146,7 +122,7 @@ def test_two_ranks_write_and_one_or_three_read(tmp_path: Path) -> None:
 
 
 def write_with_a_nan(world: World, root: Path) -> None:
-    context = open_context(root, world)
+    context = open_context(FolderStore(root / "run"), root, world=world)
     tensors = distributed(whole_tensors(), world)
     if world.rank == 1:
         tensors["rows"]._local_tensor[0, 0] = float("nan")  # type: ignore[attr-defined]
@@ -187,7 +163,7 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> Non
 
 
 def fsdp_goes_on_exactly(world: World, root: Path) -> None:
-    context = open_context(root, world)
+    context = open_context(FolderStore(root / "run"), root, world=world)
     model, optimizer = make_learner(1)
     train(model, optimizer, 3)
     tensors: dict[str, Tensor] = {}

@@ -146,11 +146,6 @@ def generate(
     A temperature of 0 takes the likeliest token. `generator` is one of the prompt's device; the
     same seed gives the same text.
     """
-    if temperature < 0 or context < 1 or (top_k is not None and top_k < 1):
-        raise ValueError(
-            f"temperature {temperature}, context {context}, top_k {top_k}: give a temperature "
-            "from 0 on, a context and a top_k from 1 on"
-        )
     tokens_BT = prompt_BT
     for _ in range(num_tokens):
         last_BD = model.hidden(tokens_BT[:, -context:]).y_BTD[:, -1]

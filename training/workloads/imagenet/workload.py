@@ -11,9 +11,8 @@ from training.rungs import autocast_rungs, micro_batch_rungs
 from training.sources import Brought
 from training.workload import Prepare, Progress, Rung, Train, Workload
 from training.workloads.imagenet.config import ImagenetConfig
-from training.workloads.imagenet.dataset import pack_dataset
+from training.workloads.imagenet.dataset import make_dataset, pack_dataset
 from training.workloads.imagenet.images import ImageOptions
-from training.workloads.imagenet.pictures import make_dataset
 from training.workloads.imagenet.recipes import RECIPES
 from training.workloads.imagenet.stages import TrainClassifier
 

@@ -13,6 +13,7 @@ from torch import nn
 from tests.training.tiny import reached
 from training.cli.main import main
 from training.proxies import TrainProxy, WorkloadProxy
+from training.settings import changed
 from training.store.local_dataset import write_manifest
 from training.workload import Batch, Loss, Partial, Prepare, Train
 from training.workloads.detection.config import DetectionConfig
@@ -29,7 +30,7 @@ WORKLOAD = "--workload=tests.training.workloads.detection.watched:WATCHED"
 
 def small() -> DetectionConfig:
     """Two micro-batches of one image each; every image has another shape."""
-    return replace(
+    return changed(
         laptop(),
         num_threads=1,
         width=32,

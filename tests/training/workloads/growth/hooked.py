@@ -1,7 +1,6 @@
 """The growth workload in a size of seconds; its steps and starts call the tiny workload's hooks."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -9,6 +8,7 @@ from torch import nn
 
 from tests.training import tiny
 from training.proxies import TrainProxy, WorkloadProxy
+from training.settings import changed
 from training.workload import Batch, Inputs, Loss, Progress, Start, Train
 from training.workloads.growth.config import GrowthConfig
 from training.workloads.growth.recipes import laptop
@@ -20,7 +20,7 @@ STEPS = 6
 
 def small() -> GrowthConfig:
     """A few thousand parameters that grow to some ten thousand."""
-    return replace(
+    return changed(
         laptop(),
         vocab_size=300,
         context=24,

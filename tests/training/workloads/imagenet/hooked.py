@@ -1,13 +1,13 @@
 """The imagenet workload at 32 pixels, in seconds; its steps call the tiny workload's hooks."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any, ClassVar
 
 from torch import nn
 
 from tests.training import tiny
 from training.proxies import TrainProxy, WorkloadProxy
+from training.settings import changed
 from training.workload import Batch, Loss, Prepare, Train
 from training.workloads.imagenet.config import ImagenetConfig
 from training.workloads.imagenet.recipes import laptop
@@ -16,7 +16,7 @@ from training.workloads.imagenet.workload import IMAGENET
 
 def small() -> ImagenetConfig:
     """The laptop recipe without its larger images, and with a shorter memory."""
-    return replace(
+    return changed(
         laptop(), epochs=4, train_size=32, eval_size=32, ema_decay=0.9, evaluate_every_epochs=2
     )
 

@@ -14,7 +14,7 @@ from tests.training import tiny
 from tests.training.runs import Run, assert_equal
 from training.cli.main import main
 from training.record.metrics import Metrics
-from training.workloads.imagenet.pictures import CLASSES, draw
+from training.workloads.imagenet.dataset import CLASSES, draw
 
 WORKLOAD = "--workload=tests.training.workloads.imagenet.hooked:HOOKED"
 NUM_TRAIN, NUM_VALIDATION = 560, 80

@@ -30,7 +30,6 @@ from training.workloads.growth.text.stories import STORY_BYTES, write_story
 from training.workloads.growth.text.tokens import TOKENIZER_FILE, token_type
 from training.workloads.growth.text.vocabulary import (
     END_OF_TEXT,
-    SMALLEST_VOCABULARY,
     Vocabulary,
     encode,
     load_tokenizer,
@@ -44,6 +43,8 @@ if TYPE_CHECKING:
 
     from training.workload import Progress
 
+# 256 bytes and the end of text.
+_SMALLEST_VOCABULARY = 257
 _GPT2_VOCABULARY = 50257
 # The stories have some hundred words; half of these tokens are whole words.
 _STORIES_VOCABULARY = 1024
@@ -71,9 +72,9 @@ class TextOptions:
     def __post_init__(self) -> None:
         if self.tokenizer and self.vocab_size is not None:
             raise UserError("a tokenizer has its own vocabulary; give tokenizer or vocab_size")
-        if self.vocab_size is not None and self.vocab_size < SMALLEST_VOCABULARY:
+        if self.vocab_size is not None and self.vocab_size < _SMALLEST_VOCABULARY:
             raise UserError(
-                f"vocab_size is {self.vocab_size}; give at least {SMALLEST_VOCABULARY} (256 bytes "
+                f"vocab_size is {self.vocab_size}; give at least {_SMALLEST_VOCABULARY} (256 bytes "
                 f"and {END_OF_TEXT})"
             )
         if not self.separator:

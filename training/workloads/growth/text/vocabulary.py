@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 END_OF_TEXT = "<|endoftext|>"
 _UNKNOWN = "\ufffd".encode()
 _UTF_8 = (*range(0xC0), *range(0xC2, 0xF5))
-# 256 bytes and the end of text.
-SMALLEST_VOCABULARY = 257
 # What GPT-2's files are called by transformers, and by OpenAI.
 _PAIRS = (("vocab.json", "merges.txt"), ("encoder.json", "vocab.bpe"))
 
@@ -108,11 +106,6 @@ def _byte_of_character() -> Mapping[str, int]:
 
 def train_tokenizer(texts: Iterable[Sequence[str]], vocab_size: int) -> "Tokenizer":
     """Train a byte-level BPE on batches of texts; smaller if nothing is left to merge."""
-    if vocab_size < SMALLEST_VOCABULARY:
-        raise UserError(
-            f"vocab_size is {vocab_size}; give at least {SMALLEST_VOCABULARY} (256 bytes and "
-            f"{END_OF_TEXT})"
-        )
     _check_package()
     from tokenizers import models, pre_tokenizers, trainers
 

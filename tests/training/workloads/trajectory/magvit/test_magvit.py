@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from tests.training.workloads.trajectory.scene import FakeDataset, inputs_of
+from training.settings import changed
 from training.workload import Inputs, Partial, Prior
 from training.workloads.trajectory.clips import CLASSES
 from training.workloads.trajectory.dataset import open_dataset
@@ -260,7 +261,7 @@ def test_a_perfect_tokenizer_would_have_no_error_in_the_crop(
 )
 def test_fails_on_a_config_value_that_cannot_work(name: str, value: Any) -> None:
     with pytest.raises(ValueError, match=name):
-        replace(magvit_laptop(), **{name: value})
+        changed(magvit_laptop(), **{name: value})
 
 
 def test_cells_that_are_merged_are_squares_and_come_back() -> None:
