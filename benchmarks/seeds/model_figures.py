@@ -55,7 +55,7 @@ def resnet50_hours(size: str) -> float:
         runs=1,
     )
     gpu = samples * step.seconds / 256 / instance.num_gpus
-    return fact("resnet50_epochs") * max(gpu, data.loader, data.disk) / 3600
+    return fact("resnet50_epochs") * max(gpu, *data.values()) / 3600
 
 
 def _resnet50() -> Truth:

@@ -137,15 +137,6 @@ def sync_seconds(num_bytes: float, network: Rate, volume: Rate) -> float:
     return max(network.seconds(num_bytes), volume.seconds(num_bytes))
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class EpochData:
-    """The least seconds that an epoch's data takes, by what it waits for."""
-
-    loader: float
-    disk: float
-    cached: bool
-
-
 def epoch_data(
     *,
     samples: float,
@@ -155,16 +146,17 @@ def epoch_data(
     cache_bytes: float,
     epoch_bytes: float,
     runs: int,
-) -> EpochData:
-    """Return the data's share of an epoch, for each of `runs` equal runs on one machine.
+) -> dict[str, float]:
+    """Return the least seconds that an epoch's data takes, by what it waits for.
+
+    They are those of each of `runs` equal runs on one machine.
 
     Data that fits the page cache is read once and costs later epochs nothing; the runs share it.
     """
     vcpus = max(1.0, instance.vcpus / runs - _TRAINER_VCPUS)
-    cached = epoch_bytes <= cache_bytes
-    return EpochData(
-        loader=samples * facts.loader_cpu_seconds / vcpus,
-        # An epoch after the burst: only the baseline lasts for the whole run.
-        disk=0.0 if cached else epoch_bytes * runs / 1e6 / volume.baseline,
-        cached=cached,
-    )
+    is_cached = epoch_bytes <= cache_bytes
+    return {
+        "loader CPU": samples * facts.loader_cpu_seconds / vcpus,
+        # An epoch after the burst: only the baseline lasts for all of the run.
+        "disk": 0.0 if is_cached else epoch_bytes * runs / 1e6 / volume.baseline,
+    }

@@ -54,7 +54,6 @@ class HostMemory:
     runs: int
     processes: float
     unshared: float
-    shared: float
     transient: float
     starting: StartMemory
     usable: float
@@ -106,7 +105,6 @@ def host_memory(
     *,
     runs: int = 1,
     data_bytes_each: float = 0.0,
-    shared_bytes: float = 0.0,
     load_copies: float = 1.0,
     starting: StartMemory | None = None,
 ) -> HostMemory:
@@ -119,16 +117,15 @@ def host_memory(
     """
     if runs < 1:
         raise ValueError(f"runs is {runs}; give at least 1")
-    if min(data_bytes_each, shared_bytes) < 0 or load_copies < 1:
+    if data_bytes_each < 0 or load_copies < 1:
         raise ValueError(
-            f"data_bytes_each is {data_bytes_each:g}, shared_bytes {shared_bytes:g}, load_copies "
-            f"{load_copies:g}; give bytes from 0 and at least 1 copy"
+            f"data_bytes_each is {data_bytes_each:g}, load_copies {load_copies:g}; give bytes from "
+            "0 and at least 1 copy"
         )
     return HostMemory(
         runs=runs,
         processes=runs * constants.process_gib,
         unshared=runs * data_bytes_each / GIB,
-        shared=shared_bytes / GIB,
         transient=(load_copies - 1) * data_bytes_each / GIB,
         starting=starting or StartMemory(),
         usable=instance.memory_gib * constants.usable_memory_share,

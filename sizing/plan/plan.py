@@ -119,7 +119,6 @@ def make_plan(
         inputs.constants,
         runs=request.runs,
         data_bytes_each=request.unshared_gib * GIB,
-        shared_bytes=inputs.dataset_bytes,
         load_copies=2.0 if request.unshared_gib else 1.0,
         starting=start_memory(inputs.footprints),
     )

@@ -179,7 +179,7 @@ def _epoch_data(
         return ()
     prepares = footprint.kind == "prepare"
     each = facts.dataset_bytes_per_sample if prepares else facts.epoch_bytes_per_sample
-    data = epoch_data(
+    waits = epoch_data(
         samples=footprint.samples_per_epoch,
         facts=facts,
         instance=inputs.instance,
@@ -188,4 +188,4 @@ def _epoch_data(
         epoch_bytes=footprint.samples_per_epoch * each,
         runs=inputs.request.runs,
     )
-    return (("loader CPU", data.loader), ("disk", data.disk))
+    return tuple(waits.items())

@@ -48,13 +48,7 @@ class Interruptions:
     rate_per_hour: float
     wait_seconds: float
     pattern: Pattern = SEEN
-    basis: Literal["traces", "advisor", "trace file"]
     source: str
-
-    @property
-    def mean_hours(self) -> float:
-        """Mean machine hours between two interruptions."""
-        return math.inf if self.rate_per_hour == 0 else 1 / self.rate_per_hour
 
 
 def has_advisor_figure(size: str) -> bool:
@@ -68,7 +62,6 @@ def interruptions_of(trace: Trace) -> Interruptions:
     return Interruptions(
         rate_per_hour=seen.rate_per_hour,
         wait_seconds=seen.wait_hours * 3600,
-        basis="trace file",
         source=f"{trace.name}: {seen.losses} losses in {seen.machine_hours:,.0f} machine hours",
     )
 
@@ -93,7 +86,6 @@ def interruptions(
             rate_per_hour=rate,
             wait_seconds=wait_hours * 3600,
             pattern=pattern,
-            basis=basis,
             source=f"{which} of {TRACES}",
         )
     if not has_advisor_figure(size):
@@ -104,6 +96,5 @@ def interruptions(
         rate_per_hour=-math.log1p(-(low + high) / 2) / HOURS_PER_MONTH,
         wait_seconds=wait_hours * 3600,
         pattern=pattern,
-        basis=basis,
         source=f"{low:.0%} to {high:.0%} a month: {ADVISOR}",
     )

@@ -90,7 +90,8 @@ def page() -> str:
         default = _shown(usual[name])
         if usual[name] in LEFT_OPEN:
             default = f"{default}: {(decisions[name].__doc__ or '').strip()}"
-        rows.append((f"`{name}`", kind.meaning, default, f"`-c {name}={_quoted(kind.example)}`"))
+        meaning = f"{kind.meaning} ({kind.range})" if kind.range else kind.meaning
+        rows.append((f"`{name}`", meaning, default, f"`-c {name}={_quoted(kind.example)}`"))
     options = []
     for option in OPTIONS.values():
         text = usual.get(f"train.{option.name}", option.default)

@@ -64,8 +64,7 @@ def check_ranges(p: ParameterFields) -> None:
         kind = KINDS.get(name)
         if kind is None or isinstance(value, str | tuple) or kind.least <= value <= kind.most:
             continue
-        allowed = f"{kind.least:g} to {kind.most:g}" if kind.most < math.inf else "0 or more"
-        raise ValueError(f"{name} is {value:g}; give {allowed}{kind.hint}")
+        raise ValueError(f"{name} is {value:g}; give {kind.range}: {kind.meaning}")
 
 
 def check_names(p: ParameterFields) -> None:

@@ -21,11 +21,9 @@ MIN_ROOT_GIB = 100
 TrainerOptions: TypeAlias = Mapping[str, str]
 
 
-def _about(
-    meaning: str, example: str, *, least: float = -inf, most: float = inf, hint: str = ""
-) -> Any:
-    """Describe a field; beyond `least` and `most` a value is refused, with the hint."""
-    limits = {"least": least, "most": most, "hint": hint}
+def _about(meaning: str, example: str, least: float = -inf, most: float = inf) -> Any:
+    """Describe a field; a number below `least` or above `most` is refused."""
+    limits = {"least": least, "most": most}
     return field(metadata={"meaning": meaning, "example": example, **limits})
 
 
@@ -33,7 +31,7 @@ def _about(
 class RootVolume:
     """The volume that the image is on."""
 
-    gib: int = _about("size of the root volume", "150", least=MIN_ROOT_GIB, most=GP3_MAX_GIB)
+    gib: int = _about("size of the root volume", "150", MIN_ROOT_GIB, GP3_MAX_GIB)
     initialization_mib_per_second: int = _about(
         "how fast EBS loads the image before it is read; 0: EBS's own rate, which is free", "300"
     )
@@ -43,7 +41,7 @@ class RootVolume:
 class DataVolume:
     """The volume for dataset and staged checkpoints, where data_on is ebs."""
 
-    gib: int = _about("size of the data volume", "400", least=1, most=GP3_MAX_GIB)
+    gib: int = _about("size of the data volume", "400", 1, GP3_MAX_GIB)
     iops: int = _about("its IOPS", "6000")
     mib_per_second: int = _about("its throughput", "500")
 
@@ -56,10 +54,7 @@ class GuardPatience:
         "without a heartbeat for this long while an instance runs, the Guard stops the run", "7200"
     )
     max_barren_attempts: int = _about(
-        "after this many attempts in a row without a commit, the Guard stops the run",
-        "10",
-        least=1,
-        most=100,
+        "after this many attempts in a row without a commit, the Guard stops the run", "10", 1, 100
     )
 
 
@@ -70,13 +65,7 @@ class AlarmSettings:
     email: str = _about("who gets the alarms; empty: nobody", "you@example.org")
     gpu_utilization_percent: float = _about("GpuUtilizationLow fires below it", "40")
     gpu_memory_percent: float = _about("GpuMemoryNearlyFull fires from it on", "98")
-    gpu_celsius: float = _about(
-        "GpuHot fires from it on",
-        "90",
-        least=40,
-        most=110,
-        hint=": an idle GPU is cooler, and none gets hotter",
-    )
+    gpu_celsius: float = _about("GpuHot fires from it on", "90", 40, 110)
     disk_percent: float = _about("DiskNearlyFull fires from it on", "80")
     commit_seconds: int = _about("CommitTooOld fires when the last commit is this old", "14400")
 
@@ -110,15 +99,11 @@ class ParameterFields:
     dataset_manifest: str = _about(
         "the dataset's manifest.json, for the plan", "data/manifest.json"
     )
-    dataset_gib: float = _about("how large the dataset is", "150", least=0)
+    dataset_gib: float = _about("how large the dataset is", "150", 0)
     dataset_bucket: str = _about("an existing bucket to adopt; empty: a new one", "my-data")
     run_bucket: str = _about("an existing bucket to adopt; empty: a new one", "my-runs")
     versions_kept_days: int = _about(
-        "how long deleted and replaced objects of runs stay",
-        "30",
-        least=1,
-        most=365,
-        hint=": what is deleted or replaced in the run bucket stays this long",
+        "how long deleted and replaced objects of runs stay", "30", 1, 365
     )
     access_logs: bool = _about("whether S3 logs each access to the buckets", "true")
     kms: str = _about("key of the data: `create`, an ARN, or empty for AWS's own", "create")
@@ -131,23 +116,15 @@ class ParameterFields:
     data_volume: DataVolume
     mix_gpus: bool = _about("whether sizes with other GPUs may be started too", "true")
     alternates_price_factor: float = _about(
-        "how many times the size's price another size may cost",
-        "1.5",
-        least=1,
-        most=100,
-        hint=": how many times the price of the size an alternate may cost",
+        "how many times the size's price another size may cost", "1.5", 1, 100
     )
     on_demand_base: int = _about("1: an on-demand instance, never Spot", "1")
     target_capacity: int = _about("0: a fleet without an instance", "0")
     notice_budget_seconds: int = _about(
-        "time from a Spot notice to the machine's end",
-        "90",
-        least=5,
-        most=MAX_SECONDS,
-        hint=": EC2 gives at most two minutes",
+        "from a Spot notice to the machine's end, two minutes at most", "90", 5, MAX_SECONDS
     )
     dataset_wait_seconds: int = _about(
-        "how long a machine waits for the dataset's upload", "0", least=0, most=86_400
+        "how long a machine waits for the dataset's upload", "0", 0, 86_400
     )
     max_hours: float = _about("billed hours after which the Guard stops the run", "5")
     max_usd: float = _about("dollars after which it does; 0: no limit", "20")
@@ -201,7 +178,13 @@ class ParameterKind:
     example: str
     least: float
     most: float
-    hint: str
+
+    @property
+    def range(self) -> str:
+        """What may be given, where that does not depend on other parameters; else empty."""
+        if self.least == -inf:
+            return ""
+        return f"{self.least:g} to {self.most:g}" if self.most < inf else f"{self.least:g} or more"
 
 
 def _kinds() -> Iterator[tuple[str, ParameterKind]]:

@@ -38,7 +38,7 @@ def test_one_worker_of_the_incident_is_accepted() -> None:
 
 
 def test_four_workers_that_share_mapped_data_are_accepted() -> None:
-    memory = host_memory(catalogue.find("g5.2xlarge"), Constants(), runs=4, shared_bytes=MAPPED)
+    memory = host_memory(catalogue.find("g5.2xlarge"), Constants(), runs=4)
     assert memory.fits
     assert memory.cache_bytes > MAPPED
 

@@ -208,7 +208,7 @@ def test_interruption_figures_name_their_source() -> None:
     assert fleet.pattern.wait_spread < one.pattern.wait_spread
     assert "skypilot-org/spot-traces" in fleet.source
     mild = interruptions("g5.2xlarge", basis="advisor")
-    assert mild.mean_hours > 100 * fleet.mean_hours
+    assert 100 * mild.rate_per_hour < fleet.rate_per_hour
     assert "15% to 20% a month" in mild.source
 
 

@@ -167,7 +167,7 @@ def test_cdks_own_context_is_passed_over() -> None:
         ("dataset_wait_seconds", "-1", "dataset_wait_seconds is -1; give 0 to 86400"),
         ("max_hours", "nan", "max_hours is 'nan'; give a number"),
         ("max_hours", "0", "max_hours is 0; give more than 0, at most 8760"),
-        ("versions_kept_days", "0", "versions_kept_days is 0; give 1 to 365: what is deleted"),
+        ("versions_kept_days", "0", "versions_kept_days is 0; give 1 to 365: how long deleted"),
         ("max_usd", "-1", "max_usd is -1; give dollars, or 0 for no limit"),
         ("max_usd", "much", "max_usd is 'much'; give a number"),
         (
