@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 
 # Rank 0 may wait for a lease, a dataset or an upload; the watchdog, not a timeout, detects hangs.
 _TIMEOUT = timedelta(hours=24)
@@ -100,13 +100,13 @@ class World:
         """Start summing a tensor on the device in place; None in a world of size 1."""
         return dist.all_reduce(values, async_op=True) if self.size > 1 else None
 
-    def share(self, value: T) -> T:
+    def share(self, value: _T) -> _T:
         """Return rank 0's value on every rank."""
         if self.size == 1:
             return value
         box: list[Any] = [value]
         dist.broadcast_object_list(box, src=0, group=self._group)
-        shared: T = box[0]
+        shared: _T = box[0]
         return shared
 
     def share_tensors(self, tensors: Mapping[str, Tensor] | None) -> dict[str, Tensor]:
@@ -123,7 +123,7 @@ class World:
             shared[name] = tensor
         return shared
 
-    def gather(self, value: T) -> list[T]:
+    def gather(self, value: _T) -> list[_T]:
         """Return all ranks' values, in order of rank, on every rank."""
         if self.size == 1:
             return [value]

@@ -43,7 +43,7 @@ from training.store.local_dataset import LocalDataset
 
 _log = logging.getLogger(__name__)
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 
 # The rooms of training/ whose code decides about the weights.
 _ROOMS = ("artifacts", "attempt", "engine", "save", "workloads/expansion")
@@ -207,7 +207,7 @@ class _Retries:
         self._furthest_step = 0  # that has diverged
         self._count = 0  # of divergences there
 
-    def train(self, train: Callable[[], T]) -> T:
+    def train(self, train: Callable[[], _T]) -> _T:
         """Call `train`, and again after each divergence; RunFailedError when that is in vain."""
         while True:
             try:

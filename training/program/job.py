@@ -28,7 +28,7 @@ from training.report.receipt import RunResult
 from training.store.local_dataset import ARRIVING, LocalDataset
 
 _POLL_SECONDS = 0.2
-T = TypeVar("T")
+_T = TypeVar("_T")
 
 
 def run_program(options: ProgramOptions, supervisor: Supervisor) -> int:
@@ -120,9 +120,9 @@ def identity(options: ProgramOptions, source: str) -> dict[str, Any]:
     }
 
 
-def _beating(run: HeldRun, act: Callable[[], T], *, until_notice: bool = True) -> T:
+def _beating(run: HeldRun, act: Callable[[], _T], *, until_notice: bool = True) -> _T:
     """Do work that may take long in a thread: the watchdog is told, a lost lease ends it."""
-    results: queue.SimpleQueue[tuple[T | None, BaseException | None]] = queue.SimpleQueue()
+    results: queue.SimpleQueue[tuple[_T | None, BaseException | None]] = queue.SimpleQueue()
 
     def work() -> None:
         try:

@@ -49,7 +49,7 @@ def write_receipt(
         "numerics_changed": list(result.numerics_changed),
         **result.facts,
         "last_attempt_seconds": round(time.monotonic() - began, 3),
-        "spent": read_spending(store),
+        "spent": _read_spending(store),
     }
     lease.put(RECEIPT, json.dumps(receipt, indent=1).encode())
 
@@ -70,7 +70,7 @@ def _complete(store: Store, record: RunConfig, head: Head, history: History) -> 
     # What says "finished" of a failed run was written just before its last attempt was killed.
     is_missing = receipt.get("state") != head.state
     if is_missing and head.state == "failed":
-        receipt = _failed_receipt(record, head, history) | {"spent": read_spending(store)}
+        receipt = _failed_receipt(record, head, history) | {"spent": _read_spending(store)}
     elif is_missing or not history.passed_over:
         return
     receipt |= {"passed_over": list(history.passed_over)} if history.passed_over else {}
@@ -163,7 +163,7 @@ def _steps_redone(
     return max(0, attempt.last_step - (first - stride))
 
 
-def read_spending(store: Store) -> dict[str, Any] | None:
+def _read_spending(store: Store) -> dict[str, Any] | None:
     """Return dollars and hours by market at the Guard's last call; None where there is no Guard.
 
     A trainer knows no price: the Guard counts in guard.json. `moves` is how often the run went on

@@ -7,7 +7,7 @@ from typing import Any
 
 from contract.keys import GUARD
 from training.record.history import AttemptSummary, History, StepLines
-from training.report.receipt import interruption_facts, read_spending
+from training.report.receipt import _read_spending, interruption_facts
 from training.store.open import open_store
 
 BEGAN = datetime(2026, 11, 22, tzinfo=UTC)
@@ -93,15 +93,15 @@ def test_seconds_are_those_that_were_last_heard_of() -> None:
 
 def test_dollars_and_hours_by_market_and_the_moves_between_them(tmp_path: Path) -> None:
     store = open_store(str(tmp_path))
-    assert read_spending(store) is None
+    assert _read_spending(store) is None
     billed = {"spot": {"hours": 2.0, "usd": 1.0}, "on-demand": {"hours": 0.5, "usd": 0.51}}
     document = {"format": 2, "billed": billed, "market": {"moves": 2}}
     (tmp_path / GUARD).write_text(json.dumps(document))
-    assert read_spending(store) == {"usd": 1.51, "by_market": billed, "moves": 2}
+    assert _read_spending(store) == {"usd": 1.51, "by_market": billed, "moves": 2}
 
 
 def test_what_cannot_be_read_is_left_out(tmp_path: Path) -> None:
     store = open_store(str(tmp_path))
     for text in ("{", '{"format": 1, "attempts": {}}', "[]", '{"billed": {"spot": 3}}'):
         (tmp_path / GUARD).write_text(text)
-        assert read_spending(store) is None
+        assert _read_spending(store) is None
