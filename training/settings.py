@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields, is_dataclass, replace
 from typing import Any, Literal, TypeAlias, TypeVar, get_args
 
+from training.checks import check_choice
 from training.errors import UserError
 
 Precision: TypeAlias = Literal["float32", "bfloat16", "float16"]
@@ -106,12 +107,14 @@ class Settings:
 
     def __post_init__(self) -> None:
         self._check_numbers()
-        _check_choice("precision", self.precision, Precision)
+        check_choice("precision", self.precision, get_args(Precision))
         if self.compile_mode is not None:
-            _check_choice("compile_mode", self.compile_mode, _CompileMode, "None or ")
-        _check_choice("sharding", self.sharding, _Sharding)
+            check_choice("compile_mode", self.compile_mode, get_args(_CompileMode), "None or ")
+        check_choice("sharding", self.sharding, get_args(_Sharding))
         if not isinstance(self.schedule, Milestones) and not callable(self.schedule):
-            _check_choice("schedule", self.schedule, _Schedule, "Milestones, a function or ")
+            check_choice(
+                "schedule", self.schedule, get_args(_Schedule), "Milestones, a function or "
+            )
         if self.sharding != "none" and self.find_unused_parameters:
             raise ValueError(
                 "sharding='full' with find_unused_parameters: FSDP2 reduces the gradients that a "
@@ -201,12 +204,6 @@ class Settings:
         return math.ceil(self.num_steps(num_samples) / every) if every else 1
 
 
-def _check_choice(name: str, value: Any, choices: Any, other: str = "") -> None:
-    if value not in get_args(choices):
-        known = ", ".join(get_args(choices))
-        raise ValueError(f"{name} is {value!r}; give {other}one of {known}")
-
-
 def field_places(config: Any) -> dict[str, tuple[str, ...]]:
     """The name of each field of a config -> where it is: that of `Settings` in one, by their names.
 
@@ -244,3 +241,29 @@ def recorded(config: Any) -> dict[str, Any]:
             value = asdict(value)  # type: ignore[arg-type]
         found[name] = f"{value.__module__}.{value.__qualname__}" if callable(value) else value
     return found
+
+
+def schedule_factor(settings: Settings, step: int, num_steps: int, steps_per_epoch: int) -> float:
+    """The factor at `step` (from 0) of `num_steps`; the warmup multiplies the schedule's own."""
+    warmup, schedule = settings.warmup_steps, settings.schedule
+    rising = (step + 1) / warmup if step < warmup else 1.0
+    if schedule == "constant":
+        return rising
+    if isinstance(schedule, Milestones):
+        at = schedule.steps or [epoch * steps_per_epoch for epoch in schedule.epochs]
+        return rising * schedule.factor ** sum(step >= first for first in at)
+    if callable(schedule):
+        return rising * _checked_factor(schedule(step, num_steps), step, num_steps)
+    done = min(max(0, step - warmup) / max(1, num_steps - 1 - warmup), 1.0)
+    left = 0.5 * (1 + math.cos(math.pi * done)) if schedule == "cosine" else 1 - done
+    low = settings.final_lr_fraction
+    return rising * (low + (1 - low) * left)
+
+
+def _checked_factor(factor: object, step: int, num_steps: int) -> float:
+    if not isinstance(factor, int | float) or not 0 <= factor < math.inf:
+        raise UserError(
+            f"the schedule returned {factor!r} for step {step} of {num_steps}; "
+            "return a finite number, at least 0"
+        )
+    return float(factor)

@@ -29,7 +29,7 @@ def stack(items: Sequence[Any]) -> Any:
     return layout.batch(columns)
 
 
-class Branch(NamedTuple):
+class _Branch(NamedTuple):
     """A dict, list or tuple in a sample."""
 
     kind: type[Any]
@@ -38,7 +38,7 @@ class Branch(NamedTuple):
 
 
 # None: a leaf. Not torch's TreeSpec, which changes from version to version.
-Structure: TypeAlias = Branch | None
+Structure: TypeAlias = _Branch | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +110,7 @@ def _flattened(item: Any) -> tuple[list[Tensor], Structure]:
         return [_as_tensor(item)], None
     parts = [_flattened(value) for value in values]
     leaves = [leaf for leaves, _ in parts for leaf in leaves]
-    return leaves, Branch(type(item), keys, tuple(part for _, part in parts))
+    return leaves, _Branch(type(item), keys, tuple(part for _, part in parts))
 
 
 def _built(structure: Structure, leaves: Iterator[Any]) -> Any:

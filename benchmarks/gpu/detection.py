@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.gpu.detection_contender import Contender, Part
-from benchmarks.gpu.session import REPOSITORY, Session, last_line
+from benchmarks.gpu.session import Session
 from training.workloads.detection.attention import IMPLEMENTATIONS, Implementation, choose
 from training.workloads.detection.attention import deformable_attention as attend
 
@@ -98,19 +98,11 @@ def _measured(session: Session, contender: Contender) -> dict[str, Any]:
         return {"failed": "no time was left"}
     steps = _DRY_STEPS if session.is_dry else _STEPS
     given = json.dumps({"contender": asdict(contender), **steps})
-    log = session.folder / "contender.log"
-    with log.open("w") as errors:
-        done = subprocess.run(
-            [sys.executable, "-m", "benchmarks.gpu.detection_contender", given],
-            cwd=REPOSITORY,
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            text=True,
-            check=False,
-        )
-    if done.returncode:
-        return {"failed": last_line(log)}
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    command = [sys.executable, "-m", "benchmarks.gpu.detection_contender", given]
+    try:
+        found: dict[str, Any] = session.ask("contender", command)
+    except (RuntimeError, subprocess.TimeoutExpired) as error:
+        return {"failed": str(error)[:160]}
     return found
 
 

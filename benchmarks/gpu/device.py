@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.checkpoint_state import make_state, open_run, save_request
-from benchmarks.gpu.session import LANGUAGE, REPOSITORY, Session, last_line
+from benchmarks.gpu.session import LANGUAGE, Session
 from training.config import resolve_config
 from training.preflight.footprint import measure_evaluation, measure_step
 from training.registry import load_workload
@@ -202,19 +202,7 @@ def _trial(
 ) -> int | None:
     """The peak of the ladder's own trial of a recipe; None without a GPU."""
     request = {"workload": workload, "recipe": recipe, "overrides": dict(overrides), "rungs": []}
-    log = session.folder / "trial.log"
-    with log.open("w") as errors:
-        done = subprocess.run(
-            [sys.executable, "-m", "training.preflight.ladder_trial"],
-            cwd=REPOSITORY,
-            input=json.dumps({**request, "memory_limit_mib": None}),
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            text=True,
-            timeout=max(10.0, session.seconds_left),
-            check=False,
-        )
-    if done.returncode != 0:
-        raise RuntimeError(f"the trial of {recipe}: {last_line(log)}")
-    outcome: dict[str, int | None] = json.loads(done.stdout.splitlines()[-1])
+    command = [sys.executable, "-m", "training.preflight.ladder_trial"]
+    given = json.dumps({**request, "memory_limit_mib": None})
+    outcome: dict[str, int | None] = session.ask(f"trial of {recipe}", command, input=given)
     return outcome["peak_bytes"]

@@ -4,9 +4,7 @@ A step of a network like this moves memory more than it computes, so it is held 
 which the device copies. timm is not in the project's environment: `make peers`.
 """
 
-import json
 import os
-import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,7 +13,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.gpu.resnet import images_per_second
-from benchmarks.gpu.session import REPOSITORY, Session, last_line
+from benchmarks.gpu.session import REPOSITORY, Session
 from training.preflight.standalone import standalone_inputs
 from training.settings import changed
 from training.workloads.imagenet.config import ImagenetConfig
@@ -104,23 +102,12 @@ def _peer(
     session: Session, python: str, name: str, config: ImagenetConfig, *, compiled: bool
 ) -> dict[str, float]:
     """What benchmarks/gpu/resnet.py says in a process of its own."""
-    log = session.folder / f"{name}.log"
     sizes = [f"--batch={config.settings.micro_batch}", f"--side={config.train_size}"]
     more = [f"--steps={_steps(session)}", f"--device={session.device.type}"]
-    with log.open("w") as errors:
-        done = subprocess.run(
-            [python, "-P", str(Path(__file__).with_name("resnet.py")), name, *sizes, *more]
-            + (["--compiled"] if compiled else []),
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            env={**os.environ, "OMP_NUM_THREADS": str(config.num_threads)},
-            text=True,
-            timeout=max(10.0, session.seconds_left),
-            check=False,
-        )
-    if done.returncode != 0:
-        raise RuntimeError(f"{name}: {last_line(log)}")
-    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    script = str(Path(__file__).with_name("resnet.py"))
+    command = [python, "-P", script, name, *sizes, *more, *["--compiled"] * compiled]
+    environment = {**os.environ, "OMP_NUM_THREADS": str(config.num_threads)}
+    found: dict[str, float] = session.ask(name, command, env=environment)
     return found
 
 

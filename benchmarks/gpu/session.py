@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -85,6 +85,24 @@ class Session:
                     raise RuntimeError(f"the dataset: {last_line(self.folder / 'data.log')}")
                 self._datasets[workload, count] = out
             return self._datasets[workload, count]
+
+    def ask(self, name: str, command: Sequence[str], **options: Any) -> Any:
+        """The JSON that ends another process's output; RuntimeError with its last words."""
+        log = self.folder / f"{name}.log"
+        with log.open("w") as errors:
+            done = subprocess.run(
+                command,
+                cwd=REPOSITORY,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                timeout=max(10.0, self.seconds_left),
+                check=False,
+                **options,
+            )
+        if done.returncode != 0:
+            raise RuntimeError(f"{name}: {last_line(log)}")
+        return json.loads(done.stdout.splitlines()[-1])
 
     def training(self, arguments: list[str], log: Path, seconds: float = 200.0) -> int | None:
         """Run the trainer; its exit code, or None if it had to be ended."""

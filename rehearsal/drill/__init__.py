@@ -1,6 +1,6 @@
 """The drill of `make demo`: deploy, train, interrupt, resume, finish; prove that nothing is lost.
 
 `demo` runs the phases, `fleet` boots machines and takes them away, `interruptions` says when;
-`lineage`, `receipt` and `report` show the outcome, read from outside the machines. It may use
-machines/, aws/, sizing/ and contract/; only `python -m rehearsal` uses it.
+`receipt` and `report` show the outcome, which `run_files` reads from outside the machines. It may
+use machines/, aws/, sizing/ and contract/; only `python -m rehearsal` and scenarios/ use it.
 """

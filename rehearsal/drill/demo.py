@@ -66,7 +66,8 @@ class Demo:
             )
         finally:
             fleet.close()
-        drill.finish()
+        for life in fleet.lives.values():
+            life.read_metrics()
         self.say("the fleet is at zero; waiting for the uninterrupted run, to compare with it")
         reference.expect()
         bus.close()

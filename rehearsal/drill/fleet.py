@@ -6,62 +6,30 @@ terminates shuts down in order.
 """
 
 import base64
+import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 from rehearsal.aws import EmbeddedAws
 from rehearsal.aws.capacity import ON_DEMAND, SPOT
 from rehearsal.aws.event_bus import EventBus
+from rehearsal.machines import ProcessMachine
+from rehearsal.machines.nspawn.machine import NspawnMachine
 
 FLEET_TAG = "aws:ec2spot:fleet-request-id"
 # How long EC2 waits for an operating system to shut down is not documented; it is some minutes.
 _SHUTDOWN_SECONDS = 60.0
 _TERMINATED = "terminated by an API call"
 POLL_SECONDS = 0.2
+# What boots an instance's user data: a process tree, or a container.
+BootableMachine: TypeAlias = ProcessMachine | NspawnMachine
 
 
 class RehearsalFailed(RuntimeError):
     """The rehearsal stopped before its end; the message says where."""
-
-
-class BootableMachine(Protocol):
-    """A machine that boots an instance's user data: a process tree, a container, ..."""
-
-    def start(self) -> None:
-        """Power on; the user data starts by itself."""
-
-    def notice(self, seconds: float) -> None:
-        """Announce in the metadata that the machine goes away in `seconds`."""
-
-    def rebalance(self) -> None:
-        """Recommend in the metadata to rebalance."""
-
-    def shut_down(self) -> None:
-        """Begin an orderly shutdown; do not wait for its end."""
-
-    @property
-    def is_off(self) -> bool:
-        """Whether it has shut down, or was never on."""
-
-    def kill(self) -> int:
-        """Kill everything at once; return the number of processes killed."""
-
-    def execute(self, *command: str) -> str:
-        """Run a program in the machine as root; return what it printed, or raise CommandFailed."""
-
-    def log_lines(self) -> Sequence[str]:
-        """Return what it has logged so far: boot first, then training."""
-
-    @property
-    def user_data_file(self) -> Path:
-        """The user data that it runs, once it has got them."""
-
-    @property
-    def metrics_file(self) -> Path:
-        """The file to which the trainer appends JSON lines."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -89,12 +57,39 @@ class MachineLife:
     ends_at: float | None = None
     ended: float | None = None
     processes_killed: int = 0
-    relayed: int = 0  # lines of its log
+    latest: dict[str, Any] = field(default_factory=dict)  # its last metrics line of work
+    noticed: dict[str, Any] = field(default_factory=dict)  # its metrics line when a notice came
+    num_snapshots: int = 0  # that it has committed
+    first_progress: float | None = None  # seconds from power-on to its first metrics line of work
+    first_step: float | None = None  # and to its first optimizer step
+    bytes_read: int = 0  # of its metrics
+    lines_relayed: int = 0  # of its log
 
     @property
     def seconds(self) -> float:
         """Seconds since power-on, or from power-on to the end."""
         return (self.ended or time.monotonic()) - self.started
+
+    def read_metrics(self) -> None:
+        """Read what the trainer has added to its metrics, as seen from outside the machine."""
+        path = self.machine.metrics_file
+        if not path.exists():
+            return
+        with path.open("rb") as file:
+            file.seek(self.bytes_read)
+            for raw in file:
+                if not raw.endswith(b"\n"):
+                    break  # The trainer is still writing this line.
+                self.bytes_read += len(raw)
+                line = json.loads(raw)
+                self.num_snapshots += line["kind"] == "commit"
+                if line["kind"] == "notice":
+                    self.noticed = line
+                if line["kind"] in ("step", "prepare"):
+                    self.latest = line
+                    self.first_progress = self.first_progress or self.seconds
+                if line["kind"] == "step":
+                    self.first_step = self.first_step or self.seconds
 
 
 def user_data_faults(lives: Sequence[MachineLife]) -> list[str]:
@@ -152,9 +147,9 @@ class Fleet:
             self.step()
             for life in self.lives.values():
                 lines = life.machine.log_lines()
-                for line in lines[life.relayed :]:
+                for line in lines[life.lines_relayed :]:
                     tell(f"{life.instance.id}: {line}")
-                life.relayed = len(lines)
+                life.lines_relayed = len(lines)
             if is_over():
                 return
             if time.monotonic() >= next_tick and self.bus.is_idle:

@@ -322,8 +322,8 @@ def _machines(rehearsed: Rehearsed) -> list[dict[str, Any]]:
             "ended": life.reason,
             "processes_killed": life.processes_killed,
             "boot": boots.get(life.instance.id, {}),
-            "seconds_to_first_progress": rehearsed.drill.first_progress.get(life.instance.id),
-            "seconds_to_first_step": rehearsed.drill.first_step.get(life.instance.id),
+            "seconds_to_first_progress": life.first_progress,
+            "seconds_to_first_step": life.first_step,
         }
         for life in rehearsed.lives
     ]

@@ -9,7 +9,6 @@ from rehearsal.aws.event_bus import EventBus
 from rehearsal.drill.children import run_cdk
 from rehearsal.drill.deployment import DeployedStacks, handler_poll, synth_arguments
 from rehearsal.drill.fleet import BootableMachine, Fleet, MachineLife, RunningInstance
-from rehearsal.drill.interruptions import Drill
 from rehearsal.drill.run_files import BucketFiles
 from rehearsal.faults import Fault
 from rehearsal.scenarios.action import Action, Seen
@@ -85,14 +84,14 @@ class ScenarioTrial:
             bus.close()
 
     def _follow(self) -> None:
-        progress = Drill(fleet=self.fleet, run=self.run_files, plan=())
         self.deployed = self.acted = time.monotonic()
 
         def is_over() -> bool:
-            progress.step()
+            for life in self.fleet.running():
+                life.read_metrics()
             # What is done after the end waits until all is told: the Guard answers to it late.
             is_over = self.fleet.is_over() and (not self.undone or self.fleet.bus.is_idle)
-            return not self._act(progress, is_over=is_over) and is_over
+            return not self._act(is_over=is_over) and is_over
 
         self.fleet.follow(
             is_over,
@@ -102,7 +101,7 @@ class ScenarioTrial:
             logs=self.folder / "machines",
         )
 
-    def _act(self, progress: Drill, *, is_over: bool) -> bool:
+    def _act(self, *, is_over: bool) -> bool:
         """Do the next action if it is due; return whether it was."""
         if self.done == len(self.scenario.actions):
             return False
@@ -112,7 +111,7 @@ class ScenarioTrial:
         ]
         for life in candidates or ([] if action.is_to_machine else [None]):
             seen = Seen(
-                line={} if life is None else progress.latest(life),
+                line={} if life is None else life.latest,
                 log=() if life is None else life.machine.log_lines(),
                 seconds=time.monotonic() - self.acted,
                 is_over=is_over,

@@ -19,8 +19,8 @@ from training.config import resolve_config
 from training.engine.batches import MicroBatch
 from training.engine.evaluation import in_order
 from training.engine.loader import Loader
-from training.engine.named_state import OPTIMIZER, state_by_name
 from training.engine.numerics import configure
+from training.engine.optimizer_state import OPTIMIZER, state_by_name
 from training.engine.precision import autocast
 from training.engine.stage_checks import checked_metrics, checked_partial, samples_of
 from training.engine.trees import to_device

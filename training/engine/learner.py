@@ -13,12 +13,16 @@ from training.attempt.world import World
 from training.engine.batches import MicroBatch, micro_batch_of
 from training.engine.ema import MovingAverage
 from training.engine.in_backward import step_in_backward
-from training.engine.named_state import OPTIMIZER_NAMES, parameter_names, start_state
-from training.engine.optimizer_state import create_optimizer_state, load_optimizer_state
+from training.engine.optimizer_state import (
+    OPTIMIZER_NAMES,
+    create_optimizer_state,
+    load_optimizer_state,
+    parameter_names,
+    start_state,
+)
 from training.engine.parallel import Parallel, broadcast_from_rank_0, is_sharded, parallel
 from training.engine.precision import Scaling, autocast
 from training.engine.prior import release_prior
-from training.engine.scalars import Scalars
 from training.engine.stage_checks import (
     checked_numerics,
     checked_optimizer,
@@ -32,6 +36,47 @@ from training.save.resume import ShardedContent
 from training.save.slices import is_sharded as has_shards
 from training.save.state import LiveState, flatten_state, unflatten_state
 from training.workload import Batch, Inputs, Start, Train
+
+
+class Scalars:
+    """Sums numbers over the ranks and copies them to the host, to be read a step later."""
+
+    def __init__(
+        self, values: Sequence[Tensor | float], device: torch.device, world: World
+    ) -> None:
+        self._read: list[float] | None = None
+        if world.size == 1 and device.type == "cpu":
+            # Nothing is asynchronous here, and packing takes 40 microseconds.
+            self._read = [v.detach().item() if isinstance(v, Tensor) else v for v in values]
+            return
+        self._event: torch.cuda.Event | None = None
+        # Not torch.stack: most values are plain numbers, which need no work on the device.
+        self._sums = torch.tensor(
+            [0.0 if isinstance(value, Tensor) else value for value in values],
+            dtype=torch.float64,
+        ).to(device, non_blocking=True)
+        for index, value in enumerate(values):
+            if isinstance(value, Tensor):
+                self._sums[index].copy_(value.detach())
+        self._work = world.sum_later(self._sums)
+        if device.type == "cuda":
+            if self._work is not None:
+                self._work.wait()  # the device waits, not this thread
+            self._host = torch.empty(len(values), dtype=torch.float64, pin_memory=True)
+            self._host.copy_(self._sums, non_blocking=True)
+            self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._event.record()
+
+    def read(self) -> list[float]:
+        """Return the sums in the given order, waiting only for work queued before them."""
+        if self._read is not None:
+            return self._read
+        if self._event is not None:
+            self._event.synchronize()
+            return list(self._host.tolist())
+        if self._work is not None:
+            self._work.wait()
+        return list(self._sums.tolist())
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,7 +117,7 @@ class Learner:
         self.is_sharded = is_sharded(self._settings, world.size)
         self.chosen: Mapping[str, str] = {}  # by the stage, for this machine
         self.model = self._build_model(snapshot, started_with)
-        refuse_unequal_batch_norm(stage, self.model, world.size)
+        _refuse_unequal_batch_norm(stage, self.model, world.size)
         self._parallel = parallel(stage, self.model, world)
         self._optimizer = checked_optimizer(stage, stage.optimizer(self.model), self.model)
         for group in self._optimizer.param_groups:
@@ -300,7 +345,7 @@ class Learner:
             self.model.train()
 
 
-def refuse_unequal_batch_norm(stage: Train, model: nn.Module, world_size: int) -> None:
+def _refuse_unequal_batch_norm(stage: Train, model: nn.Module, world_size: int) -> None:
     """Refuse BatchNorm if this number of ranks changes its micro-batches, and so its results."""
     settings = stage.settings
     if not any(isinstance(module, _BatchNorm) for module in model.modules()):

@@ -19,7 +19,6 @@ from training.attempt.notice import InterruptedRunError
 from training.engine.batches import BatchPlan, MicroBatch
 from training.engine.evaluation import evaluate
 from training.engine.learner import Learner, StepResult
-from training.engine.learning_rate import schedule_factor
 from training.engine.loader import Loader
 from training.engine.pace import DeviceTime, Pace, StepTime, TimesSoFar
 from training.engine.stage_checks import samples_of
@@ -32,6 +31,7 @@ from training.save.policy import CheckpointPolicy
 from training.save.read import CheckpointContent
 from training.save.resume import ShardedContent
 from training.save.state import LiveState
+from training.settings import schedule_factor
 from training.tally import Tally
 from training.workload import Batch, Inputs, Samples, Train, implements
 

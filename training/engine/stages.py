@@ -15,7 +15,7 @@ from training.artifacts.prepare import ensure_artifact, open_artifact
 from training.attempt.context import AttemptContext
 from training.engine.job import ResolvedWorkload
 from training.engine.loop import StageLoop
-from training.engine.named_state import OPTIMIZER, state_by_name
+from training.engine.optimizer_state import OPTIMIZER, state_by_name
 from training.engine.parallel import is_sharded
 from training.engine.prior import PriorTensors
 from training.record.checkpoint_entry import CheckpointEntry

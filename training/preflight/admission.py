@@ -23,8 +23,8 @@ _log = logging.getLogger(__name__)
 _MEBIBYTE = 2**20
 # A trainer's own memory beside its data: 0.6 GiB was measured on the CPU (training/LOG.md), and a
 # CUDA context has more on the host. Each loader process shares the trainer's by fork.
-PROCESS_MIB = 1024
-LOADER_MIB = 256
+_PROCESS_MIB = 1024
+_LOADER_MIB = 256
 # The rest is for the system, the page cache of mapped data, and the unforeseen.
 _USABLE_SHARE = 0.8
 
@@ -43,7 +43,7 @@ class ResourceRequest:
     @property
     def host_mib(self) -> int:
         """Host memory of all its processes."""
-        each = PROCESS_MIB + LOADER_MIB * self.loader_workers + self.data_mib
+        each = _PROCESS_MIB + _LOADER_MIB * self.loader_workers + self.data_mib
         return self.num_processes * each
 
     @property
@@ -55,7 +55,7 @@ class ResourceRequest:
         """How `host_mib` is computed, for people."""
         times = f"{self.num_processes} processes, each " if self.num_processes > 1 else ""
         return (
-            f"{times}{PROCESS_MIB} for the process + {self.loader_workers} x {LOADER_MIB} "
+            f"{times}{_PROCESS_MIB} for the process + {self.loader_workers} x {_LOADER_MIB} "
             f"for loaders + {self.data_mib} for its own copy of the data"
             f"{', in total' if times else ' ='} {self.host_mib} MiB"
         )

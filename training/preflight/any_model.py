@@ -20,10 +20,10 @@ from torch._subclasses.fake_tensor import (
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from training.errors import UserError, name_known
-from training.preflight.data_reads import refusing_reads
+from training.preflight.standalone import refusing_reads
 from training.workload import Batch, Inputs, Loss, Settings, Train
 
-OptimizerName: TypeAlias = Literal["adamw", "sgd"]
+_OptimizerName: TypeAlias = Literal["adamw", "sgd"]
 Make: TypeAlias = Callable[[int], tuple[Any, ...]]
 _READS = (DataDependentOutputException, DynamicOutputShapeException)
 STANDS_IN = "the mean of the outputs' squares, for want of another"
@@ -86,7 +86,7 @@ class ModelStage(Train):
     settings: Settings
 
     def __init__(
-        self, name: str, make: Make, settings: Settings, optimizer_name: OptimizerName
+        self, name: str, make: Make, settings: Settings, optimizer_name: _OptimizerName
     ) -> None:
         self.name = name
         self.settings = settings

@@ -28,8 +28,7 @@ from torch.utils.flop_counter import (
 from training.engine.in_backward import step_in_backward
 from training.errors import UserError
 from training.preflight.convolutions import Convolutions
-from training.preflight.data_reads import refusing_reads
-from training.preflight.standalone import LAST_STEP, standalone_inputs
+from training.preflight.standalone import LAST_STEP, refusing_reads, standalone_inputs
 from training.workload import Batch, Loss, Probe, Train, implements
 
 _ALLOCATION_BYTES = 512

@@ -47,7 +47,7 @@ def _rotate(x_BHTD: Tensor) -> Tensor:
     return x_BHTD * angle + torch.cat([-high, low], -1) * angle
 
 
-class Ffn(nn.Module):
+class _Ffn(nn.Module):
     def __init__(self, shape: Shape) -> None:
         super().__init__()
         self.gate = nn.Linear(shape.width, shape.hidden, bias=shape.biases) if shape.gated else None
@@ -68,7 +68,7 @@ class _Experts(nn.Module):
         super().__init__()
         self.per_token = shape.experts_per_token
         self.router = nn.Linear(shape.width, shape.experts, bias=False)
-        self.experts = nn.ModuleList(Ffn(shape) for _ in range(shape.experts))
+        self.experts = nn.ModuleList(_Ffn(shape) for _ in range(shape.experts))
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         tokens_ND = x_BTD.flatten(0, 1)
@@ -87,7 +87,7 @@ class _Block(nn.Module):
         super().__init__()
         self.norms = nn.ModuleList(_norm(shape) for _ in range(2))
         self.attention = _Attention(shape)
-        self.ffn = _Experts(shape) if shape.experts else Ffn(shape)
+        self.ffn = _Experts(shape) if shape.experts else _Ffn(shape)
         self.dropout = shape.dropout
 
     def forward(self, x_BTD: Tensor) -> Tensor:

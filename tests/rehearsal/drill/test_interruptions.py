@@ -21,7 +21,7 @@ from tests.rehearsal.drill.no_machine import NoMachine, life
 
 def interruption(progress: dict[str, object]) -> SeenInterruption:
     planned = parse_interruption("kill:head:1")
-    return SeenInterruption(planned=planned, life=life(), at=0.0, progress=progress)
+    return SeenInterruption(planned=planned, life=life(latest=progress), at=0.0)
 
 
 def test_a_planned_interruption_is_read_and_written_alike() -> None:
@@ -119,16 +119,16 @@ def test_a_run_that_ends_within_its_notice_loses_no_step() -> None:
 @pytest.mark.parametrize(
     ("state", "steps", "noticed", "is_so"),
     [
-        ("released", [], None, True),
+        ("released", [], {}, True),
         ("running", [40], {"step": 41}, False),
         ("running", [40, 41], {"step": 41}, True),
         ("running", [40, 41, 90], {"step": 41}, True),
-        ("running", [41], None, False),
+        ("running", [41], {}, False),
         ("running", [], {"step": 0}, False),
     ],
 )
 def test_a_notice_is_answered_by_the_first_commit_of_what_it_found(
-    state: str, steps: list[int], noticed: dict[str, int] | None, is_so: bool
+    state: str, steps: list[int], noticed: dict[str, int], is_so: bool
 ) -> None:
     head = {"state": state, "checkpoints": [{"step": step} for step in steps]}
     assert is_safe(head, noticed) is is_so

@@ -11,7 +11,7 @@ from tests.training import growing, tiny
 from tests.training.hooks import interrupt_at
 from tests.training.runs import Run, assert_equal
 from training.cli.main import main
-from training.engine.named_state import state_by_name
+from training.engine.optimizer_state import state_by_name
 from training.save.read import read_checkpoint
 from training.workload import OptimizerState
 

@@ -4,9 +4,8 @@ from typing import Any
 
 import pytest
 
-from training.engine.learning_rate import schedule_factor
 from training.errors import UserError
-from training.settings import Milestones, Settings
+from training.settings import Milestones, Settings, schedule_factor
 
 
 def factors(schedule: Any, **changes: Any) -> list[float]:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
 
 from tests.training.tiny import TinyConfig, TinyTrain
-from training.engine.named_state import (
+from training.engine.optimizer_state import (
     OPTIMIZER_NAMES,
     parameter_names,
     start_state,

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from tests.training import tiny
 from tests.training.runs import Run
 from training.cli.main import main
-from training.preflight.extend import create_extended
+from training.preflight.preflight import create_extended
 from training.record.head import read_head
 from training.save.read import read_checkpoint
 from training.save.weights import open_trained, read_weights

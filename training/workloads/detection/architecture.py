@@ -4,15 +4,13 @@ The defaults are DINO-4scale with ResNet-50, as published (arXiv:2203.03605): 47
 """
 
 from dataclasses import dataclass
-from typing import Literal, TypeAlias, get_args
+from typing import Literal, TypeAlias
+
+from training.checks import check_fields
 
 Backbone: TypeAlias = Literal["resnet18", "resnet34", "resnet50"]
-BackboneNorm: TypeAlias = Literal["frozen_batch", "group"]
+_BackboneNorm: TypeAlias = Literal["frozen_batch", "group"]
 
-_AT_LEAST_1 = (
-    *("num_classes", "width", "num_heads", "num_points", "encoder_layers", "decoder_layers"),
-    *("feed_forward", "num_queries"),
-)
 # The input projections normalise in groups, as the reference's do.
 GROUPS = 32
 
@@ -28,7 +26,7 @@ class Architecture:
 
     num_classes: int
     backbone: Backbone = "resnet50"
-    backbone_norm: BackboneNorm = "frozen_batch"
+    backbone_norm: _BackboneNorm = "frozen_batch"
     width: int = 256
     num_heads: int = 8
     num_levels: int = 4
@@ -46,21 +44,14 @@ class Architecture:
     recompute_encoder: bool = False
 
     def __post_init__(self) -> None:
-        for name, known in (("backbone", Backbone), ("backbone_norm", BackboneNorm)):
-            if (value := getattr(self, name)) not in get_args(known):
-                raise ValueError(f"{name} is {value!r}; give one of {', '.join(get_args(known))}")
-        for name in _AT_LEAST_1:
-            if (number := getattr(self, name)) < 1:
-                raise ValueError(f"{name} is {number}; give at least 1")
-        if self.denoising_queries < 0:
-            raise ValueError(
-                f"denoising_queries is {self.denoising_queries}; give at least 0 (0: none)"
-            )
+        parts = ("num_classes", "width", "num_heads", "num_points", "feed_forward", "num_queries")
+        check_fields(
+            self,
+            at_least={1: (*parts, "encoder_layers", "decoder_layers"), 0: ("denoising_queries",)},
+            shares=("dropout", "label_noise", "box_noise"),
+        )
         if self.num_levels not in (3, 4):
             raise ValueError(f"num_levels is {self.num_levels}; give 3 or 4")
-        for name in ("dropout", "label_noise", "box_noise"):
-            if not 0.0 <= (share := getattr(self, name)) <= 1.0:
-                raise ValueError(f"{name} is {share}; give a share from 0 to 1")
         if self.width % self.num_heads or self.width % GROUPS:
             raise ValueError(
                 f"width {self.width} over num_heads {self.num_heads}: give a width that is a "

@@ -1,19 +1,14 @@
 """The config of the detection recipes: classes, model, images, training."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+from training.checks import check_choice, check_fields
 from training.workload import Settings
 from training.workloads.detection.architecture import Architecture, Backbone, LossWeights
 
 Weights: TypeAlias = Literal["random", "pretrained"]
-AttentionChoice: TypeAlias = Literal["auto", "triton", "reference", "deterministic"]
-_CHOICES = (
-    ("weights", ("random", "pretrained")),
-    ("attention", ("auto", "triton", "reference", "deterministic")),
-)
-_AT_LEAST_1 = ("num_threads", "num_select", "max_side", "pad_to")
+_AttentionChoice: TypeAlias = Literal["auto", "triton", "reference", "deterministic"]
 # The strides of the backbone's last three stages: a smaller image has no map there.
 _LEAST_SIDE = 64
 SETTINGS = Settings(
@@ -54,7 +49,7 @@ class DetectionConfig:
     label_noise: float = 0.5
     box_noise: float = 0.4
     # What computes its attention: "auto" takes what is fastest on the machine.
-    attention: AttentionChoice = "auto"
+    attention: _AttentionChoice = "auto"
     # Memory: the encoder's layers are computed again in backward.
     recompute_encoder: bool = False
 
@@ -79,18 +74,13 @@ class DetectionConfig:
     fused_optimizer: bool = False
 
     def __post_init__(self) -> None:
-        _check_choice("precision", self.settings.precision, ("float32", "bfloat16"))
-        for name, known in _CHOICES:
-            _check_choice(name, getattr(self, name), known)
-        for name in _AT_LEAST_1:
-            if (value := getattr(self, name)) < 1:
-                raise ValueError(f"{name} is {value}; give at least 1")
-        for name in ("crop_share", "flip_share"):
-            if not 0.0 <= (share := getattr(self, name)) <= 1.0:
-                raise ValueError(f"{name} is {share}; give a share from 0 to 1")
-        for name in ("learning_rate", "backbone_learning_rate"):
-            if not (rate := getattr(self, name)) > 0:
-                raise ValueError(f"{name} is {rate}; give more than 0")
+        check_choice("precision", self.settings.precision, ("float32", "bfloat16"))
+        check_fields(
+            self,
+            at_least={1: ("num_threads", "num_select", "max_side", "pad_to")},
+            above_0=("learning_rate", "backbone_learning_rate"),
+            shares=("crop_share", "flip_share"),
+        )
         if min(self.sides) < _LEAST_SIDE or max(self.sides) > self.max_side:
             raise ValueError(
                 f"short_sides is {self.short_sides!r}; give numbers from {_LEAST_SIDE} to "
@@ -149,8 +139,3 @@ class DetectionConfig:
     def loss_weights(self) -> LossWeights:
         """As published."""
         return LossWeights()
-
-
-def _check_choice(name: str, value: str, known: Sequence[str]) -> None:
-    if value not in known:
-        raise ValueError(f"{name} is {value!r}; give one of {', '.join(known)}")

@@ -5,18 +5,49 @@ python -m training run --workload detection --recipe laptop --dataset-uri data -
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from training.data_report import DataReport
+from training.rungs import autocast_rungs, micro_batch_rungs, offered_rung
 from training.workload import Progress, Rung, Workload
 from training.workloads.detection import dataset
 from training.workloads.detection.config import DetectionConfig
-from training.workloads.detection.ladder import rungs
 from training.workloads.detection.recipes import coco_12, full, laptop
 from training.workloads.detection.stages import TrainDetector
+
+_MAX_SIDES = (1066, 800)
+_FEWER_NOISED = 50
+_NUM_QUERIES = (300, 200)
+_WIDTH = 192
+
+
+def _rungs(c: DetectionConfig) -> Sequence[Rung]:
+    """The ladder of a recipe; smaller micro-batches accumulate, and count objects as before."""
+    taken = []
+    if not c.recompute_encoder:
+        taken.append(
+            Rung(
+                name="activations of the encoder recomputed",
+                apply=lambda c: replace(c, recompute_encoder=True),
+            )
+        )
+    return [*taken, *micro_batch_rungs(c), *autocast_rungs(c), *_offered(c)]
+
+
+def _offered(c: DetectionConfig) -> Sequence[Rung]:
+    # A shorter side may not be longer than the longest.
+    sides = [side for side in _MAX_SIDES if max(c.sides) <= side < c.max_side]
+    queries = [number for number in _NUM_QUERIES if number < c.num_queries]
+    return [
+        *(offered_rung(max_side=side) for side in sides),
+        *([offered_rung(denoising_queries=_FEWER_NOISED)] * (c.denoising_queries > _FEWER_NOISED)),
+        *(offered_rung(num_queries=number) for number in queries),
+        *([offered_rung(width=_WIDTH)] * (c.width > _WIDTH)),
+    ]
+
 
 RECIPES: Mapping[str, Callable[[], DetectionConfig]] = MappingProxyType(
     {"laptop": laptop, "full": full, "coco_12": coco_12}
@@ -49,7 +80,7 @@ class Detection(Workload[DetectionConfig]):
         return (TrainDetector(config=c),)
 
     def rungs(self, c: DetectionConfig) -> Sequence[Rung]:
-        return rungs(c)
+        return _rungs(c)
 
     def make_dataset(
         self, out: Path, count: int, seed: int, progress: Progress

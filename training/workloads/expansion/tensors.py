@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 T = TypeVar("T")
 
-# Parameter name -> name in its optimizer's state -> value, as `named_state` gives it.
+# Parameter name -> name in its optimizer's state -> value, as the engine gives it.
 OptimizerState: TypeAlias = Mapping[str, Mapping[str, Any]]
 
 

@@ -3,6 +3,8 @@
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
+from training.checks import check_fields
+
 Norm: TypeAlias = Literal["layer", "rms"]
 Activation: TypeAlias = Literal["gelu", "swiglu"]
 
@@ -14,7 +16,7 @@ class DenseBlock:
     hidden: int
 
     def __post_init__(self) -> None:
-        _check_at_least_1("hidden", self.hidden)
+        check_fields(self, at_least={1: ("hidden",)})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -26,7 +28,7 @@ class ExpertBlock:
     top_k: int = 2
 
     def __post_init__(self) -> None:
-        _check_at_least_1("hidden", self.hidden)
+        check_fields(self, at_least={1: ("hidden",)})
         if not 1 <= self.top_k <= self.num_experts:
             raise ValueError(
                 f"top_k is {self.top_k} of {self.num_experts} experts; give 1 to {self.num_experts}"
@@ -55,8 +57,7 @@ class ModelConfig:
         return self.width // self.num_heads
 
     def __post_init__(self) -> None:
-        for name in ("vocab_size", "width", "num_heads"):
-            _check_at_least_1(name, getattr(self, name))
+        check_fields(self, at_least={1: ("vocab_size", "width", "num_heads")})
         if not self.blocks:
             raise ValueError("the model has no block; give at least one")
         if self.width % self.num_heads or self.head_width % 2:
@@ -64,11 +65,6 @@ class ModelConfig:
                 f"width {self.width} over num_heads {self.num_heads}: rotary positions turn pairs "
                 "of numbers within a head; give a width that is an even multiple of num_heads"
             )
-
-
-def _check_at_least_1(name: str, value: int) -> None:
-    if value < 1:
-        raise ValueError(f"{name} is {value}; give at least 1")
 
 
 # The seed document's model, whose parameter counts leave no other choice: 100,038,016 in all.

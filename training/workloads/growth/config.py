@@ -2,8 +2,9 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Literal, TypeAlias
 
+from training.checks import check_choice, check_fields
 from training.workload import Settings
 from training.workloads.expansion import evenly_after
 from training.workloads.growth.architecture import (
@@ -18,8 +19,8 @@ from training.workloads.growth.architecture import (
 # In which phases something applies: the last one is the largest.
 Phases: TypeAlias = Literal["none", "grown", "all"]
 Carry: TypeAlias = Literal["exact", "asymmetric", "none"]
-Products: TypeAlias = Literal["auto", "split", "bmm", "grouped_mm"]
-BlockKind: TypeAlias = Literal["dense", "experts"]
+_Products: TypeAlias = Literal["auto", "split", "bmm", "grouped_mm"]
+_BlockKind: TypeAlias = Literal["dense", "experts"]
 
 SETTINGS = Settings(
     global_batch=16,
@@ -30,13 +31,6 @@ SETTINGS = Settings(
     clip_norm=1.0,
     evaluate_every_steps=100,
 )
-_STEPS = ("dense_steps", "experts_steps", "grown_steps")
-_SHOWN = ("num_shown", "prompt_tokens", "sample_tokens")
-_AT_LEAST_1 = (
-    *("num_threads", "context", "num_layers", "width_factor", "probe_windows", "eval_windows"),
-    *(*_STEPS, *_SHOWN),
-)
-_AT_LEAST_0 = (*("new_layers", "rewarm_steps", "split_noise", "weight_decay", "balance_weight"),)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,12 +61,12 @@ class GrowthConfig:
     balance_weight: float = 0.01
     # How their products are computed; "auto" takes what is fastest on the machine, whose bits then
     # are not those of another.
-    expert_products: Products = "split"
+    expert_products: _Products = "split"
 
     # The second: `width_factor` times as wide, and `new_layers` identity blocks in between.
     width_factor: int = 2
     new_layers: int = 2
-    new_kind: BlockKind = "dense"
+    new_kind: _BlockKind = "dense"
     new_hidden: int = 96
     split_noise: float = 0.1
     carry: Carry = "exact"
@@ -104,34 +98,22 @@ class GrowthConfig:
     probe_windows: int = 4
 
     def __post_init__(self) -> None:
-        choices: dict[str, Any] = {
-            "lean_optimizer": Phases,
-            "recompute": Phases,
-            "carry": Carry,
-            "new_kind": BlockKind,
-            "expert_products": Products,
-            "norm": Norm,
-            "activation": Activation,
-        }
-        for name, known in choices.items():
-            if (value := getattr(self, name)) not in get_args(known):
-                raise ValueError(f"{name} is {value!r}; give one of {', '.join(get_args(known))}")
-        for name in _AT_LEAST_1:
-            check_at_least(name, getattr(self, name), 1)
-        for name in _AT_LEAST_0:
-            check_at_least(name, getattr(self, name), 0)
-        check_at_least("num_experts", self.num_experts, 2)
-        if self.learning_rate <= 0:
-            raise ValueError(f"learning_rate is {self.learning_rate}; give more than 0")
-        if (precision := self.settings.precision) == "float16":
-            raise ValueError(f"precision is {precision!r}; give one of float32, bfloat16")
-        shares = {
-            "decay_share": self.decay_share,
-            "final_lr_fraction": self.settings.final_lr_fraction,
-        }
-        for name, value in shares.items():
-            if not 0.0 <= value <= 1.0:
-                raise ValueError(f"{name} is {value}; give a share from 0 to 1")
+        check_choice("precision", self.settings.precision, ("float32", "bfloat16"))
+        steps = ("dense_steps", "experts_steps", "grown_steps")
+        shown = ("num_shown", "prompt_tokens", "sample_tokens")
+        sizes = ("num_threads", "context", "num_layers", "width_factor")
+        more = ("new_layers", "rewarm_steps", "split_noise", "weight_decay", "balance_weight")
+        check_fields(
+            self,
+            at_least={
+                1: (*sizes, "probe_windows", "eval_windows", *steps, *shown),
+                0: more,
+                2: ("num_experts",),
+            },
+            above_0=("learning_rate",),
+            shares=("decay_share",),
+        )
+        check_fields(self.settings, shares=("final_lr_fraction",))
         self._check_carry()
         if self.width_factor == 1 and not self.new_layers:
             raise ValueError(
@@ -215,9 +197,3 @@ class GrowthConfig:
             activation=self.activation,
             is_tied=self.is_tied,
         )
-
-
-def check_at_least(name: str, value: float, least: float) -> None:
-    """Refuse a value that is too small."""
-    if value < least:
-        raise ValueError(f"{name} is {value}; give at least {least}")

@@ -1,21 +1,18 @@
 """The config of the imagenet recipes: everything that determines a run's numbers."""
 
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Literal, TypeAlias
 
+from training.checks import check_choice, check_fields
 from training.workload import Settings
 
 Architecture: TypeAlias = Literal["resnet8", "resnet18", "resnet50"]
-# Down to 0, after the warm-up.
-Decay: TypeAlias = Literal["cosine", "linear"]
 # Sizes of a training image are multiples of it: the network halves them five times, and each size
 # has compiled code of its own.
 SIZE_STEP = 32
 # The learning rate of a recipe is that of a batch of so many images.
 BASE_BATCH = 256
 
-_AT_LEAST_1 = ("num_threads", "shuffle_window")
-_AT_LEAST_0 = ("momentum", "weight_decay", "warmup_epochs")
 SETTINGS = Settings(
     epochs=90,
     global_batch=1024,
@@ -61,19 +58,16 @@ class ImagenetConfig:
     warmup_epochs: int = 5
 
     def __post_init__(self) -> None:
-        choices: dict[str, tuple[Any, Any]] = {
-            "architecture": (self.architecture, Architecture),
-            "schedule": (self.settings.schedule, Decay),
-        }
-        for name, (value, known) in choices.items():
-            if value not in get_args(known):
-                raise ValueError(f"{name} is {value!r}; give one of {', '.join(get_args(known))}")
-        for names, least in ((_AT_LEAST_1, 1), (_AT_LEAST_0, 0), (("num_classes",), 2)):
-            for name in names:
-                if (number := getattr(self, name)) < least:
-                    raise ValueError(f"{name} is {number}; give at least {least}")
-        if self.learning_rate <= 0:
-            raise ValueError(f"learning_rate is {self.learning_rate}; give more than 0")
+        check_choice("schedule", self.settings.schedule, ("cosine", "linear"))
+        check_fields(
+            self,
+            at_least={
+                1: ("num_threads", "shuffle_window"),
+                0: ("momentum", "weight_decay", "warmup_epochs"),
+                2: ("num_classes",),
+            },
+            above_0=("learning_rate",),
+        )
         if not 0.0 <= self.label_smoothing < 1.0:
             raise ValueError(
                 f"label_smoothing is {self.label_smoothing}; give at least 0 and less than 1"

@@ -1,12 +1,11 @@
 """Fields and checks that the configs of both kinds of recipes share."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
+from training.checks import check_choice, check_fields
 from training.workload import Settings
 from training.workloads.trajectory.clips import CLASSES
 
-PRECISIONS = ("float32", "bfloat16")
 # The baseline's first layer has half its width, in four groups.
 _BASELINE_MULTIPLE = 8
 SETTINGS = Settings(
@@ -58,16 +57,19 @@ class RecipeConfig:
     def __post_init__(self) -> None:
         if len(set(self.class_names)) < 2 or not all(self.class_names):
             raise ValueError(f"classes is {self.classes!r}; give two or more names with commas")
-        check_choice("precision", self.settings.precision, PRECISIONS)
+        check_choice("precision", self.settings.precision, ("float32", "bfloat16"))
         epochs = [field.name for field in fields(self) if field.name.endswith("epochs")]
-        for name in ("num_threads", "num_shards", "width", "num_layers", "num_heads", *epochs):
-            check_at_least(name, getattr(self, name), 1)
-        for name in ("position_weight", "weight_decay"):
-            check_at_least(name, getattr(self, name), 0.0)
-        check_above_0("learning_rate", self.learning_rate)
+        check_fields(
+            self,
+            at_least={
+                1: ("num_threads", "num_shards", "width", "num_layers", "num_heads", *epochs),
+                0: ("position_weight", "weight_decay"),
+                _BASELINE_MULTIPLE: ("baseline_width",),
+            },
+            above_0=("learning_rate",),
+        )
         if not 0.0 <= self.dropout < 1.0:
             raise ValueError(f"dropout is {self.dropout}; give at least 0 and less than 1")
-        check_at_least("baseline_width", self.baseline_width, _BASELINE_MULTIPLE)
         if self.baseline_width % _BASELINE_MULTIPLE:
             raise ValueError(
                 f"baseline_width is {self.baseline_width}; give a multiple of {_BASELINE_MULTIPLE}"
@@ -76,21 +78,3 @@ class RecipeConfig:
             raise ValueError(
                 f"width {self.width} is not a multiple of num_heads {self.num_heads}; change one"
             )
-
-
-def check_choice(name: str, value: str, known: Sequence[str]) -> None:
-    """Refuse a value that is not one of the known ones."""
-    if value not in known:
-        raise ValueError(f"{name} is {value!r}; give one of {', '.join(known)}")
-
-
-def check_at_least(name: str, value: float, least: float) -> None:
-    """Refuse a value that is too small."""
-    if value < least:
-        raise ValueError(f"{name} is {value}; give at least {least}")
-
-
-def check_above_0(name: str, value: float) -> None:
-    """Refuse a value that is not positive."""
-    if value <= 0.0:
-        raise ValueError(f"{name} is {value}; give more than 0")

@@ -2,16 +2,12 @@
 
 from dataclasses import dataclass, replace
 from types import MappingProxyType
+from typing import Literal
 
+from training.checks import check_choice, check_fields
 from training.workloads.trajectory.clips import NUM_FRAMES
-from training.workloads.trajectory.config import (
-    SETTINGS,
-    RecipeConfig,
-    check_at_least,
-    check_choice,
-)
+from training.workloads.trajectory.config import SETTINGS, RecipeConfig
 
-WEIGHTS = ("random", "pretrained")
 # ResNet-18's stages and their output channels.
 CHANNELS = MappingProxyType({"layer1": 64, "layer2": 128, "layer3": 256, "layer4": 512})
 LAYERS = tuple(CHANNELS)
@@ -23,7 +19,7 @@ class TrajectoryConfig(RecipeConfig):
 
     # Features: every `frame_stride`-th frame, resized to `image_size`, through ResNet-18 up to
     # `backbone_layer`, pooled to `grid` x `grid` cells.
-    weights: str = "random"
+    weights: Literal["random", "pretrained"] = "random"
     backbone_seed: int = 0
     backbone_layer: str = "layer2"
     image_size: int = 64
@@ -37,10 +33,8 @@ class TrajectoryConfig(RecipeConfig):
     def __post_init__(self) -> None:
         # Not super(): dataclass(slots=True) creates a new class that super() does not know.
         RecipeConfig.__post_init__(self)
-        check_choice("weights", self.weights, WEIGHTS)
         check_choice("backbone_layer", self.backbone_layer, LAYERS)
-        for name in ("image_size", "frame_stride", "grid"):
-            check_at_least(name, getattr(self, name), 1)
+        check_fields(self, at_least={1: ("image_size", "frame_stride", "grid")})
 
     @property
     def num_frames(self) -> int:

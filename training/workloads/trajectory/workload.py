@@ -12,10 +12,45 @@ from typing import Any, TypeAlias
 from training.rungs import autocast_rungs, micro_batch_rungs
 from training.sources import SourceFile
 from training.workload import Prepare, Progress, Rung, Train, Workload
+from training.workloads.trajectory.classifier import TrainHead, TrainTimeAverage
+from training.workloads.trajectory.config import RecipeConfig
 from training.workloads.trajectory.dataset import import_dataset, make_dataset
+from training.workloads.trajectory.features import Features, MeanImages
 from training.workloads.trajectory.magvit.recipes import MagvitConfig, magvit_full, magvit_laptop
+from training.workloads.trajectory.magvit.stages import Tokens, TrainTokenizer, TrainTransformer
 from training.workloads.trajectory.recipes import TrajectoryConfig, full, laptop
-from training.workloads.trajectory.stages import frozen_stages, magvit_stages
+
+
+def _frozen_stages(c: TrajectoryConfig) -> Sequence[Prepare | Train]:
+    """Frozen ResNet-18 per frame, a Transformer over time, and three baselines."""
+    epochs, single, mixed = c.settings.epochs, c.single_frame_epochs, c.shuffled_epochs
+    return (
+        MeanImages(num_shards=c.num_shards),
+        Features(config=c),
+        _time_average(c),
+        TrainHead(config=c, name="single_frame", view="single_frame", epochs=single),
+        TrainHead(config=c, name="shuffled", view="shuffled", epochs=mixed),
+        TrainHead(config=c, name="head", view="clip", epochs=epochs),
+    )
+
+
+def _magvit_stages(c: MagvitConfig) -> Sequence[Prepare | Train]:
+    """A tokenizer, its tokens, a masked Transformer over them, and the time-average baseline."""
+    return (
+        MeanImages(num_shards=c.num_shards),
+        _time_average(c),
+        TrainTokenizer(config=c),
+        Tokens(config=c),
+        TrainTransformer(config=c, name="transformer", view="tokens", epochs=c.settings.epochs),
+    )
+
+
+def _time_average(c: RecipeConfig) -> TrainTimeAverage:
+    """The baseline that sees everything except the order of the frames."""
+    return TrainTimeAverage(
+        config=c, name="time_average", view="time_average", epochs=c.time_average_epochs
+    )
+
 
 AnyConfig: TypeAlias = TrajectoryConfig | MagvitConfig
 
@@ -53,7 +88,7 @@ class Trajectory(Workload[AnyConfig]):
         return NOMINAL_SAMPLES
 
     def stages(self, c: AnyConfig) -> Sequence[Prepare | Train]:
-        return magvit_stages(c) if isinstance(c, MagvitConfig) else frozen_stages(c)
+        return _magvit_stages(c) if isinstance(c, MagvitConfig) else _frozen_stages(c)
 
     def rungs(self, c: AnyConfig) -> Sequence[Rung]:
         return [*micro_batch_rungs(c), *autocast_rungs(c)]

@@ -2,21 +2,16 @@
 
 import math
 from dataclasses import dataclass, replace
+from typing import Literal
 
+from training.checks import check_fields
 from training.workload import Settings
 from training.workloads.trajectory.clips import FRAME_SIZE, NUM_FRAMES
-from training.workloads.trajectory.config import (
-    SETTINGS,
-    RecipeConfig,
-    check_above_0,
-    check_at_least,
-    check_choice,
-)
+from training.workloads.trajectory.config import SETTINGS, RecipeConfig
 
-STEMS = ("patch", "full")
 # Tokens are kept as int16.
-MAX_CODES = 2**15
-MAGVIT_SETTINGS = replace(SETTINGS, epochs=6, eval_batch=32)
+_MAX_CODES = 2**15
+_MAGVIT_SETTINGS = replace(SETTINGS, epochs=6, eval_batch=32)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -25,7 +20,7 @@ class MagvitConfig(RecipeConfig):
 
     # Tokenizer. A token is 2x4x4 pixels with the patch stem; the full stem works at full resolution
     # and halves to 4x8x8.
-    stem: str = "patch"
+    stem: Literal["patch", "full"] = "patch"
     tokenizer_width: int = 32
     # Levels of each dimension of a code: 15,360 codes (the FSQ paper's table for 2^14).
     levels: str = "8,8,8,6,5"
@@ -38,22 +33,22 @@ class MagvitConfig(RecipeConfig):
     # Transformer over tokens.
     masked_share: float = 0.25
     masked_weight: float = 0.1
-    settings: Settings = MAGVIT_SETTINGS
+    settings: Settings = _MAGVIT_SETTINGS
 
     def __post_init__(self) -> None:
         # Not super(): dataclass(slots=True) creates a new class that super() does not know.
         RecipeConfig.__post_init__(self)
-        check_choice("stem", self.stem, STEMS)
-        check_at_least("tokenizer_width", self.tokenizer_width, 1)
-        for name in ("motion_weight", "masked_weight"):
-            check_at_least(name, getattr(self, name), 0.0)
-        check_above_0("tokenizer_learning_rate", self.tokenizer_learning_rate)
+        check_fields(
+            self,
+            at_least={1: ("tokenizer_width",), 0: ("motion_weight", "masked_weight")},
+            above_0=("tokenizer_learning_rate",),
+        )
         if len(self.num_levels) < 1 or min(self.num_levels) < 2:
             raise ValueError(f"levels is {self.levels!r}; give numbers from 2, as in 8,8,8,6,5")
-        if self.num_codes > MAX_CODES:
+        if self.num_codes > _MAX_CODES:
             raise ValueError(
                 f"levels is {self.levels!r}, which makes {self.num_codes} codes; "
-                f"give at most {MAX_CODES}"
+                f"give at most {_MAX_CODES}"
             )
         if not 0.0 <= self.masked_share < 1.0:
             raise ValueError(f"masked_share is {self.masked_share}; give at least 0, less than 1")
@@ -102,7 +97,7 @@ def magvit_full() -> MagvitConfig:
         num_layers=6,
         num_heads=6,
         settings=replace(
-            MAGVIT_SETTINGS,
+            _MAGVIT_SETTINGS,
             epochs=40,
             warmup_steps=500,
             evaluate_every_epochs=2,

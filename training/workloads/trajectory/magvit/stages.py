@@ -61,7 +61,7 @@ class TrainTokenizer(Train):
         }
 
     def model(self, i: Inputs) -> nn.Module:
-        return build_tokenizer(self.config)
+        return _build_tokenizer(self.config)
 
     def start(self, m: nn.Module, i: Inputs) -> Start:
         return Start(facts={"codes": self.config.num_codes})
@@ -128,7 +128,7 @@ class Tokens(Prepare):
     def probe(self) -> Probe:
         """One clip through the whole tokenizer, although `make` needs only its encoder."""
         return Probe(
-            build=lambda: build_tokenizer(self.config),
+            build=lambda: _build_tokenizer(self.config),
             batch=torch.zeros((1, *CLIP_SHAPE), dtype=torch.uint8),
             size=1,
         )
@@ -137,7 +137,7 @@ class Tokens(Prepare):
     def make(self, i: Inputs, shard: int) -> Mapping[str, Tensor]:
         """Return {"tokens": (clips, t, cells) int16} for the clips of one shard."""
         assert i.prior is not None
-        tokenizer = build_tokenizer(self.config)
+        tokenizer = _build_tokenizer(self.config)
         tokenizer.load_state_dict(dict(i.prior.model))
         tokenizer.to(i.device).eval()
         frames = open_dataset(i.dataset.folder).frames
@@ -214,6 +214,6 @@ def digits_loss(levels: Sequence[int], guesses_MtGV: Tensor, codes_MtG: Tensor) 
     return torch.stack(losses).sum(dim=0).view(codes_MtG.shape)
 
 
-def build_tokenizer(c: MagvitConfig) -> Tokenizer:
+def _build_tokenizer(c: MagvitConfig) -> Tokenizer:
     """Return a newly initialised tokenizer."""
     return Tokenizer(stem=c.stem, width=c.tokenizer_width, levels=c.num_levels)
