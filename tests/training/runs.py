@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from contract.keys import EVENTS
 from training.cli.main import main
 from training.record.head import Head, read_head
 from training.record.history import metrics_reader
@@ -29,15 +30,10 @@ AVERAGED = ["--override=ema_decay=0.9", "--override=best_metric=accuracy"]
 DOUBLE = ["--override=double=true", "--override=batch_norm=false", "--override=micro_batch=2"]
 
 
-@dataclass
-class Run:
-    """One run of the tiny workload, attempt by attempt."""
+class KeptRun:
+    """A run as its store has it."""
 
-    dataset: Path | str
     uri: str
-    scratch: Path
-    options: list[str] = field(default_factory=list)
-    at_start: Callable[[], None] | None = None  # called in each forked process, before the attempt
 
     @property
     def store(self) -> Store:
@@ -48,6 +44,28 @@ class Run:
         head = read_head(self.store)
         assert head is not None
         return head
+
+    def json(self, key: str) -> dict[str, Any]:
+        found = self.store.get(key)
+        assert found is not None, key
+        record: dict[str, Any] = json.loads(found.data)
+        return record
+
+    def events(self, name: str) -> list[dict[str, Any]]:
+        """The events of this name, oldest first."""
+        keys = [key for key in self.store.sizes(EVENTS) if key.endswith(f"-{name}.json")]
+        return [event for event in map(self.json, sorted(keys)) if event["name"] == name]
+
+
+@dataclass
+class Run(KeptRun):
+    """One run of the tiny workload, attempt by attempt."""
+
+    dataset: Path | str
+    uri: str
+    scratch: Path
+    options: list[str] = field(default_factory=list)
+    at_start: Callable[[], None] | None = None  # called in each forked process, before the attempt
 
     def arguments(self, *more: str) -> list[str]:
         return [
@@ -122,21 +140,6 @@ class Run:
             (step, line["stage"], line["loss"], (line["ids_sum"], line["ids_crc"]))
             for step, line in sorted(self.lineage().items())
         ]
-
-    def events(self, name: str) -> list[dict[str, Any]]:
-        store = self.store
-        events = []
-        for key in sorted(store.sizes("events/")):
-            found = store.get(key)
-            assert found is not None
-            events.append(json.loads(found.data))
-        return [event for event in events if event["name"] == name]
-
-    def json(self, key: str) -> dict[str, Any]:
-        found = self.store.get(key)
-        assert found is not None
-        record: dict[str, Any] = json.loads(found.data)
-        return record
 
 
 def _exit_with(

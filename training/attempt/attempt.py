@@ -63,7 +63,10 @@ class Job(Protocol):
         """What config.json says of the run, if this is its first attempt."""
 
     def train(self, run: "HeldRun") -> RunResult:
-        """Restore the last commit and train to the end; whatever else ends it is raised."""
+        """Restore the last commit, then sweep, and train to the end; any other end is raised.
+
+        Not before: a machine that cannot read what was committed deletes nothing.
+        """
 
 
 class HeldRun:
@@ -88,10 +91,9 @@ class HeldRun:
         return self.lease.head.generation
 
     def begin(self) -> None:
-        """Tell of the take-over, keep the lease, and delete what no generation has kept."""
+        """Tell of the take-over, and keep the lease."""
         self._tell_take_over()
         self.lease.start_heartbeat()
-        self.lease.sweep()
 
     def begin_generation(self, skipped_steps: tuple[int, ...]) -> None:
         """Go on as the next attempt would, in the same process and without these steps."""
@@ -99,7 +101,6 @@ class HeldRun:
         self.lease.begin_generation(skipped_steps)
         self.metrics.begin_generation(self.generation, self.lease.head.nonce)
         self._tell_take_over()
-        self.lease.sweep()
 
     def finish(self, result: RunResult) -> None:
         """Write the receipt and mark the run finished."""

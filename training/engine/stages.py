@@ -70,6 +70,7 @@ class StageSequence:
             return None
         self._skipped_steps = context.world.share(context.lease.head.skipped_steps)
         position = self._resume()
+        context.lease.sweep()
         state = self._snapshot.state if self._snapshot else {}
         spent = float(state.get(SPENT_SECONDS, 0.0))
         schedule = Schedule(

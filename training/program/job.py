@@ -84,6 +84,7 @@ class ProgramJob:
         options, command = self._options, self._command
         with contextlib.closing(ProgramWatch(options, run)) as watch:
             _beating(run, watch.restore)
+            run.lease.sweep()
             _beating(run, self._prepare)
             options.notice_file.unlink(missing_ok=True)
             variables = {**command.variables, "TRAINING_COMMIT_FILE": str(watch.commit_file)}

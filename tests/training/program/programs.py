@@ -1,7 +1,6 @@
 """Runs of small programs, in this process or in one that may be killed, and what they leave."""
 
 import gzip
-import json
 import os
 import secrets
 import signal
@@ -12,14 +11,12 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-from contract.keys import EVENTS, LOGS
+from contract.keys import LOGS
+from tests.training.runs import KeptRun
 from training.cli.main import main
-from training.record.head import Head, read_head
+from training.record.head import read_head
 from training.record.history import History, read_history
-from training.store.open import open_store
-from training.store.protocol import Store
 
 ROOT = Path(__file__).parents[3]
 SECONDS = 60.0
@@ -58,7 +55,7 @@ METRICS = ("--metric=step=step=([0-9]+)", "--metric=loss=loss=([0-9.e-]+)")
 
 
 @dataclass
-class ProgramRun:
+class ProgramRun(KeptRun):
     """One run of a program below a folder, attempt by attempt."""
 
     folder: Path
@@ -79,16 +76,6 @@ class ProgramRun:
     @property
     def root(self) -> Path:
         return self.folder / "ml"
-
-    @property
-    def store(self) -> Store:
-        return open_store(self.uri)
-
-    @property
-    def head(self) -> Head:
-        head = read_head(self.store)
-        assert head is not None
-        return head
 
     @property
     def history(self) -> History:
@@ -122,17 +109,6 @@ class ProgramRun:
             stderr=subprocess.STDOUT,
             text=True,
         )
-
-    def json(self, key: str) -> dict[str, Any]:
-        found = self.store.get(key)
-        assert found is not None, key
-        record: dict[str, Any] = json.loads(found.data)
-        return record
-
-    def events(self, name: str) -> list[dict[str, Any]]:
-        """The events of this name, oldest first."""
-        keys = [key for key in self.store.sizes(EVENTS) if key.endswith(f"-{name}.json")]
-        return [self.json(key) for key in keys]
 
     def log(self, generation: int) -> str:
         """What the program printed in an attempt."""
