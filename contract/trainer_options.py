@@ -44,7 +44,7 @@ def _kept(text: str) -> str:
 
 def _policy(text: str) -> str:
     if text not in POLICIES:
-        raise UserError(f"{text!r} is unknown; give {' or '.join(POLICIES)}")
+        raise UserError(f"{text!r} is unknown; use {' or '.join(POLICIES)}")
     return text
 
 
@@ -138,7 +138,7 @@ def check_option(name: str, text: str) -> None:
     if option.bounds and isinstance(value, int | float):
         least, most = option.bounds
         if not least <= value <= most:
-            raise UserError(f"{name} is {text}; give {least:g} to {most:g}")
+            raise UserError(f"{name} is {text}; use {least:g} to {most:g}")
 
 
 def read_words(text: str) -> dict[str, str]:

@@ -96,7 +96,7 @@ def _annotate_program(notes: Annotations, p: StackParameters) -> None:
     if p.deadline_hours:
         raise ValueError(
             f"deadline_hours is {p.deadline_hours:g}, but how long a program takes is not known; "
-            "give 0, or on_demand_base=1 so that it never waits for Spot"
+            "use 0, or on_demand_base=1 so that it never waits for Spot"
         )
     notes.add_info_v2(
         "plan:program",

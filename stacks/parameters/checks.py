@@ -64,34 +64,34 @@ def check_ranges(p: ParameterFields) -> None:
         kind = KINDS.get(name)
         if kind is None or isinstance(value, str | tuple) or kind.least <= value <= kind.most:
             continue
-        raise ValueError(f"{name} is {value:g}; give {kind.range}: {kind.meaning}")
+        raise ValueError(f"{name} is {value:g}; use {kind.range}: {kind.meaning}")
 
 
 def check_names(p: ParameterFields) -> None:
     """Refuse names that S3, systemd or a shell would misread."""
     if not p.program:
         check_workload(p.workload, p.recipe)
-    check_match("run_id", p.run_id, _NAME, "give a letter, then letters, digits, - and _ (63)")
-    check_match("dataset", p.dataset, _PREFIX, "give a key prefix like trajectory or clips/v2")
+    check_match("run_id", p.run_id, _NAME, "use a letter, then letters, digits, - and _ (63)")
+    check_match("dataset", p.dataset, _PREFIX, "use a key prefix like trajectory or clips/v2")
     for override in p.overrides:
-        check_match("overrides", override, _OVERRIDE, "give NAME=VALUE without shell characters")
+        check_match("overrides", override, _OVERRIDE, "use NAME=VALUE without shell characters")
     refuse_unless(
         len(" ".join(p.overrides)) <= _MAX_OVERRIDES_CHARACTERS,
         f"overrides are longer than {_MAX_OVERRIDES_CHARACTERS} characters; write a recipe instead",
     )
     for name in ("dataset_bucket", "run_bucket"):
         if getattr(p, name):
-            check_match(name, getattr(p, name), _BUCKET, "give a bucket's name, or nothing")
+            check_match(name, getattr(p, name), _BUCKET, "use a bucket's name, or nothing")
     for zone in p.zones:
-        check_match("zones", zone, _ZONE, "give zones like us-east-1a,us-east-1b, or nothing")
+        check_match("zones", zone, _ZONE, "use zones like us-east-1a,us-east-1b, or nothing")
     refuse_unless(
-        len(set(p.zones)) == len(p.zones), f"zones are {', '.join(p.zones)}; give each only once"
+        len(set(p.zones)) == len(p.zones), f"zones are {', '.join(p.zones)}; name each only once"
     )
     check_match(
         "pytorch_ami_parameter",
         p.pytorch_ami_parameter,
         _AMI,
-        "give the name of an SSM parameter, starting with /, or an ami- id",
+        "use the name of an SSM parameter, starting with /, or an ami- id",
     )
     _check_image(p.pytorch_ami_parameter)
 
@@ -102,14 +102,14 @@ def check_workload(workload: str, recipe: str) -> None:
     refuse_unless(
         workload in known or ":" not in workload,
         f"workload is {workload!r}, which training/registry.py does not name, so no machine gets "
-        "its code; give it a folder in training/ and a name there",
+        "its code; add a folder in training/ and a name there",
     )
     refuse_unless(
         workload in known,
-        f"workload is {workload!r}; {_nearest(workload, known)} For one of your own, give it a "
+        f"workload is {workload!r}; {_nearest(workload, known)} For one of your own, add a "
         "folder in training/ and a name in training/registry.py; for a script, program=COMMAND",
     )
-    check_match("recipe", recipe, _NAME, "give letters, digits, - and _")
+    check_match("recipe", recipe, _NAME, "use letters, digits, - and _")
     refuse_unless(
         recipe in recipes(workload),
         f"recipe is {recipe!r}, which {workload} does not have; "
@@ -122,13 +122,13 @@ def _check_image(name: str) -> None:
     refuse_unless(
         "amazon-linux" not in name,
         f"pytorch_ami_parameter is {name!r}; the root device of Amazon Linux is not "
-        f"{ROOT_DEVICE_NAME}: give one of Ubuntu {MIN_UBUNTU} or newer",
+        f"{ROOT_DEVICE_NAME}: use one of Ubuntu {MIN_UBUNTU} or newer",
     )
     release = re.search(r"ubuntu-(\d+\.\d+)", name)
     refuse_unless(
         release is None or float(release[1]) >= MIN_UBUNTU,
         f"pytorch_ami_parameter is {name!r}; the Python of that release is too old to boot with: "
-        f"give one of Ubuntu {MIN_UBUNTU} or newer",
+        f"use one of Ubuntu {MIN_UBUNTU} or newer",
     )
 
 
@@ -156,14 +156,14 @@ def check_volumes(p: ParameterFields) -> None:
     rate = p.root_volume.initialization_mib_per_second
     refuse_unless(
         rate in (0, *EBS_INITIALIZATION_MIB_PER_SECOND),
-        f"root_volume.initialization_mib_per_second is {rate}; give "
+        f"root_volume.initialization_mib_per_second is {rate}; use "
         f"{EBS_INITIALIZATION_MIB_PER_SECOND[0]} to {EBS_INITIALIZATION_MIB_PER_SECOND[-1]}, or 0 "
         "for the default rate, which costs nothing",
     )
     needed = math.ceil(round(p.dataset_gib * VOLUME_PER_DATASET, 6))
     refuse_unless(
         p.data_on in DATA_PLACES,
-        f"data_on is {p.data_on!r}; give {' or '.join(DATA_PLACES)}",
+        f"data_on is {p.data_on!r}; use {' or '.join(DATA_PLACES)}",
     )
     if p.data_on == "nvme":
         _check_instance_store(p, needed)
@@ -171,7 +171,7 @@ def check_volumes(p: ParameterFields) -> None:
     refuse_unless(
         p.data_volume.gib >= needed,
         f"data_volume.gib is {p.data_volume.gib}; the dataset has {p.dataset_gib:.1f} GiB and "
-        f"needs free space on top: give {needed} or more",
+        f"needs free space on top: use {needed} or more",
     )
     _check_speed(p)
 
@@ -180,13 +180,13 @@ def _check_instance_store(p: ParameterFields, needed_gib: int) -> None:
     without = [size for size in p.sizes if not catalogue.find(size).instance_store_gb]
     refuse_unless(
         not without,
-        f"data_on is 'nvme', and {', '.join(without)} has no instance store; give ebs, or another "
+        f"data_on is 'nvme', and {', '.join(without)} has no instance store; use ebs, or another "
         "size",
     )
     refuse_unless(
         p.data_gib >= needed_gib,
         f"data_on is 'nvme', and the smallest instance store of {', '.join(p.sizes)} has "
-        f"{p.data_gib} GiB; the dataset has {p.dataset_gib:.1f} GiB and needs {needed_gib}: give "
+        f"{p.data_gib} GiB; the dataset has {p.dataset_gib:.1f} GiB and needs {needed_gib}: use "
         "ebs, or a larger size",
     )
 
@@ -198,12 +198,12 @@ def _check_speed(p: ParameterFields) -> None:
     refuse_unless(
         GP3_MIN_MIB_PER_SECOND <= p.data_volume.mib_per_second <= most,
         f"data_volume.mib_per_second is {p.data_volume.mib_per_second}; "
-        f"give {GP3_MIN_MIB_PER_SECOND} to {most}, the most that {p.size} can use",
+        f"use {GP3_MIN_MIB_PER_SECOND} to {most}, the most that {p.size} can use",
     )
     most = min(max(instance.ebs_max_iops, GP3_MIN_IOPS), GP3_MAX_IOPS)
     refuse_unless(
         GP3_MIN_IOPS <= p.data_volume.iops <= most,
-        f"data_volume.iops is {p.data_volume.iops}; give {GP3_MIN_IOPS} to {most}, the most that "
+        f"data_volume.iops is {p.data_volume.iops}; use {GP3_MIN_IOPS} to {most}, the most that "
         f"{p.size} can use",
     )
     # The baseline IOPS come with a volume of any size.
@@ -211,7 +211,7 @@ def _check_speed(p: ParameterFields) -> None:
     refuse_unless(
         p.data_volume.gib >= gib,
         f"data_volume.gib is {p.data_volume.gib}; {p.data_volume.iops} IOPS need "
-        f"{math.ceil(gib)} or more, or give less data_volume.mib_per_second",
+        f"{math.ceil(gib)} or more, or use less data_volume.mib_per_second",
     )
     needed = p.data_volume.mib_per_second * GP3_IOPS_PER_MIB_PER_SECOND
     refuse_unless(
@@ -225,11 +225,11 @@ def check_fleet(p: ParameterFields) -> None:
     """Refuse capacities other than those of a fleet of one machine."""
     refuse_unless(
         p.target_capacity in (0, 1),
-        f"target_capacity is {p.target_capacity}; give 1, or 0 for a fleet without an instance",
+        f"target_capacity is {p.target_capacity}; use 1, or 0 for a fleet without an instance",
     )
     refuse_unless(
         0 <= p.on_demand_base <= p.target_capacity,
-        f"on_demand_base is {p.on_demand_base}; give 0 to {p.target_capacity}, "
+        f"on_demand_base is {p.on_demand_base}; use 0 to {p.target_capacity}, "
         "because the base is part of target_capacity",
     )
 
@@ -245,7 +245,7 @@ def check_times(p: ParameterFields) -> None:
     patience = p.guard.heartbeat_timeout_seconds
     refuse_unless(
         patience >= least,
-        f"guard.heartbeat_timeout_seconds is {patience}; give {least} or more: the instance may "
+        f"guard.heartbeat_timeout_seconds is {patience}; use {least} or more: the instance may "
         f"wait {p.dataset_wait_seconds} s for its dataset before the first heartbeat",
     )
 
@@ -253,17 +253,15 @@ def check_times(p: ParameterFields) -> None:
 def check_alarms(p: ParameterFields) -> None:
     """Refuse alarms that never or always fire, and an invalid e-mail address."""
     if p.alarm.email:
-        advice = "give one address like you@example.org, or nothing"
+        advice = "use one address like you@example.org, or nothing"
         check_match("alarm.email", p.alarm.email, _EMAIL, advice)
     for name in ("gpu_utilization_percent", "gpu_memory_percent", "disk_percent"):
         value = getattr(p.alarm, name)
-        refuse_unless(
-            0 < value < 100, f"alarm.{name} is {value:g}; give more than 0, less than 100"
-        )
+        refuse_unless(0 < value < 100, f"alarm.{name} is {value:g}; use more than 0, less than 100")
     interval = parse_interval(p.trainer_option("checkpoint_interval"))
     least = max(600, math.ceil(2 * interval.value) if interval.unit == "s" else 0)
     refuse_unless(
         least <= p.alarm.commit_seconds <= 86_400,
-        f"alarm.commit_seconds is {p.alarm.commit_seconds}; give {least} to 86400: twice the "
+        f"alarm.commit_seconds is {p.alarm.commit_seconds}; use {least} to 86400: twice the "
         "checkpoint interval and ten minutes are healthy",
     )

@@ -48,7 +48,7 @@ def flatten(context: Mapping[str, object]) -> dict[str, object]:
     for name in own.keys() & {"train", *GROUPS}:
         values = own.pop(name)
         if not isinstance(values, Mapping):
-            raise ValueError(f"{name} is {values!r}; give each as -c {name}.NAME=VALUE")
+            raise ValueError(f"{name} is {values!r}; set each with -c {name}.NAME=VALUE")
         flat |= {f"{name}.{key}": value for key, value in values.items()}
     return flat | own
 
@@ -85,7 +85,7 @@ def parse_int(name: str, value: object) -> int:
         return value
     if isinstance(value, str) and re.fullmatch(r"-?\d+", value.strip()):
         return int(value)
-    raise ValueError(f"{name} is {value!r}; give a whole number")
+    raise ValueError(f"{name} is {value!r}; use a whole number")
 
 
 def parse_text(name: str, value: object) -> str:
@@ -94,7 +94,7 @@ def parse_text(name: str, value: object) -> str:
     if name.startswith("train.") and not isinstance(value, str):
         value = json.dumps(value)
     if not isinstance(value, str):
-        raise ValueError(f"{name} is {value!r}; give a string")
+        raise ValueError(f"{name} is {value!r}; use a string")
     return value.strip()
 
 
@@ -104,7 +104,7 @@ def _parse_float(name: str, value: object) -> float:
     except ValueError:
         number = float("nan")
     if number != number or number in (float("inf"), float("-inf")):
-        raise ValueError(f"{name} is {value!r}; give a number")
+        raise ValueError(f"{name} is {value!r}; use a number")
     return number
 
 
@@ -113,7 +113,7 @@ def _parse_bool(name: str, value: object) -> bool:
         return value
     if isinstance(value, str) and value.strip().lower() in _TRUTHS:
         return _TRUTHS[value.strip().lower()]
-    raise ValueError(f"{name} is {value!r}; give true or false")
+    raise ValueError(f"{name} is {value!r}; use true or false")
 
 
 def _parse_texts(name: str, value: object) -> tuple[str, ...]:
@@ -123,7 +123,7 @@ def _parse_texts(name: str, value: object) -> tuple[str, ...]:
         return tuple(re.split(separator, value.strip())) if value.strip() else ()
     if isinstance(value, list | tuple):
         return tuple(parse_text(name, item) for item in value)
-    raise ValueError(f"{name} is {value!r}; give values separated by spaces")
+    raise ValueError(f"{name} is {value!r}; use values separated by spaces")
 
 
 _PARSERS: Mapping[object, Callable[[str, object], object]] = {

@@ -51,7 +51,7 @@ def dataset_gib(_: InstanceType, values: Values) -> object:
         return sum(int(file["bytes"]) for file in manifest["files"]) / BYTES_PER_GIB
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ValueError(
-            f"dataset_manifest is {path!r}, which cannot be read as a manifest ({error}); give the "
+            f"dataset_manifest is {path!r}, which cannot be read as a manifest ({error}); use the "
             "manifest.json that `python -m training data make` or `upload` wrote, or nothing"
         ) from error
 
@@ -151,19 +151,17 @@ def check_limits(p: ParameterFields) -> None:
     """Refuse limits that no run could keep, or that contradict each other."""
     refuse_unless(
         0 < p.max_hours <= MAX_HOURS,
-        f"max_hours is {p.max_hours:g}; give more than 0, at most {MAX_HOURS}",
+        f"max_hours is {p.max_hours:g}; use more than 0, at most {MAX_HOURS}",
     )
-    refuse_unless(
-        0 <= p.max_usd < 1e6, f"max_usd is {p.max_usd:g}; give dollars, or 0 for no limit"
-    )
+    refuse_unless(0 <= p.max_usd < 1e6, f"max_usd is {p.max_usd:g}; use dollars, or 0 for no limit")
     for name, nothing in (("max_wait_hours", "to wait forever"), ("deadline_hours", "for none")):
         hours = getattr(p, name)
         refuse_unless(
             0 <= hours <= MAX_HOURS,
-            f"{name} is {hours:g}; give hours, at most {MAX_HOURS}, or 0 {nothing}",
+            f"{name} is {hours:g}; use hours, at most {MAX_HOURS}, or 0 {nothing}",
         )
     refuse_unless(
         not (p.deadline_hours and p.on_demand_base),
         f"deadline_hours is {p.deadline_hours:g} and on_demand_base {p.on_demand_base}: a fleet "
-        "that is always on demand has nothing to fall back to; give one of them",
+        "that is always on demand has nothing to fall back to; use one of them",
     )

@@ -31,7 +31,7 @@ def workload_of_program(values: Mapping[str, object]) -> dict[str, object]:
     if not program:
         refuse_unless(
             not source,
-            f"source is {source!r}, which only a program has; give program=COMMAND too",
+            f"source is {source!r}, which only a program has; add program=COMMAND",
         )
         return dict(values)
     for name, advice in _OF_WORKLOADS.items():
@@ -41,7 +41,7 @@ def workload_of_program(values: Mapping[str, object]) -> dict[str, object]:
         )
     refuse_unless(
         values["workload"] in (usual["workload"], WORKLOAD),
-        f"workload is {values['workload']!r} and program {program!r}; give one of them",
+        f"workload is {values['workload']!r} and program {program!r}; use one of them",
     )
     if _is_file(program) and not source:
         source = str(Path(program).parent)
@@ -72,7 +72,7 @@ def check_program(p: ParameterFields) -> None:
     """Refuse a program that the contract refuses, or that has no source folder."""
     if not p.program:
         return
-    refuse_unless(p.source, f"program is {p.program!r}; give source=FOLDER, which has its files")
+    refuse_unless(p.source, f"program is {p.program!r}; add source=FOLDER, which has its files")
     refuse_unless(Path(p.source).is_dir(), f"source is {p.source!r}, which is not a folder")
     program = program_of(p)
     folder = Path(p.source, program.working_folder)

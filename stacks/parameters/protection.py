@@ -17,13 +17,13 @@ NEW_KEY = "create"
 def check_kept(p: ParameterFields) -> None:
     """Refuse protection of the buckets that this deployment cannot provide."""
     if p.kms and p.kms != NEW_KEY:
-        check_match("kms", p.kms, _KEY, f"give {NEW_KEY}, the ARN of a key, or nothing")
+        check_match("kms", p.kms, _KEY, f"use {NEW_KEY}, the ARN of a key, or nothing")
     if not (p.dataset_bucket and p.run_bucket):
         return
     refuse_unless(
         p.kms != NEW_KEY,
         f"kms is {NEW_KEY}, which would create the key in DatasetStack, but with both buckets "
-        "adopted that stack does not exist; give the ARN of a key",
+        "adopted that stack does not exist; use the ARN of a key",
     )
     refuse_unless(
         not p.access_logs,
@@ -40,9 +40,9 @@ def check_review(p: ParameterFields) -> None:
     missing = [f"review.{name}" for name, value in given.items() if not value]
     refuse_unless(
         not missing,
-        f"{''.join(missing)} is missing; give both of ReviewStack's parameters or neither",
+        f"{''.join(missing)} is missing; set both of ReviewStack's parameters or neither",
     )
-    advice = "give arn:aws:iam::ACCOUNT:oidc-provider/token.actions.githubusercontent.com"
+    advice = "use arn:aws:iam::ACCOUNT:oidc-provider/token.actions.githubusercontent.com"
     check_match("review.oidc_provider", p.review.oidc_provider, _OIDC_PROVIDER, advice)
-    advice = "give OWNER/NAME, or OWNER@ID/NAME@ID, which a repository made since July 2026 needs"
+    advice = "use OWNER/NAME, or OWNER@ID/NAME@ID, which a repository made since July 2026 needs"
     check_match("review.repository", p.review.repository, _REPOSITORY, advice)

@@ -39,7 +39,7 @@ def test_of_a_program_it_is_said_what_is_not_known_and_what_is(
     said.has_info("*", Match.string_like_regexp(r"stops the run at 72 billed hours or \$73"))
     # Nobody can promise a time for it.
     late = StackParameters.for_size("g5.xlarge", **program, deadline_hours="6")
-    with pytest.raises(ValueError, match="how long a program takes is not known; give 0, or"):
+    with pytest.raises(ValueError, match="how long a program takes is not known; use 0, or"):
         annotate(stack, late)
 
 

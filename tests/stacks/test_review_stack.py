@@ -68,10 +68,10 @@ def test_adopted_buckets_leave_one_template_to_read(synthesize: Callable[..., An
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"review.oidc_provider": ""}, "review.oidc_provider is missing; give both"),
-        ({"review.repository": ""}, "review.repository is missing; give both"),
-        ({"review.repository": "somebody/*"}, "give OWNER/NAME"),
-        ({"review.repository": "somebody@*/training@*"}, "give OWNER/NAME"),
+        ({"review.oidc_provider": ""}, "review.oidc_provider is missing; set both"),
+        ({"review.repository": ""}, "review.repository is missing; set both"),
+        ({"review.repository": "somebody/*"}, "use OWNER/NAME"),
+        ({"review.repository": "somebody@*/training@*"}, "use OWNER/NAME"),
         ({"review.repository": "somebody@1/training"}, "or OWNER@ID/NAME@ID, which a repository"),
         ({"review.oidc_provider": PROVIDER.replace("token", "token.evil")}, "oidc-provider/token"),
     ],

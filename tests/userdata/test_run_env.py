@@ -66,7 +66,7 @@ def test_fails_on_an_impossible_value_by_its_name(name: str, value: str) -> None
         ("checkpoint_interval=often", "checkpoint_interval: the checkpoint interval 'often' cann"),
         ("keep=all", "keep: the checkpoints to keep, 'all', cannot be read"),
         ("lease_ttl_seconds=0", "lease_ttl_seconds: 0 is not a positive number"),
-        ("notice_policy=go", "notice_policy: 'go' is unknown; give train-on or stop"),
+        ("notice_policy=go", "notice_policy: 'go' is unknown; use train-on or stop"),
         ("nan_skip=2", "nan_skip is not a trainer option; did you mean nan_skips?"),
     ],
 )

@@ -82,71 +82,71 @@ def test_cdks_own_context_is_passed_over() -> None:
             "workload",
             "mine.models:CLIPS",
             "workload is 'mine.models:CLIPS', which training/registry.py does not name, so no "
-            "machine gets its code; give it a folder in training/ and a name there",
+            "machine gets its code; add a folder in training/ and a name there",
         ),
         (
             "workload",
             "training.workloads.growth.workload:GROWTH",
             "which training/registry.py does not na",
         ),
-        ("recipe", "full;rm", "recipe is 'full;rm'; give letters"),
+        ("recipe", "full;rm", "recipe is 'full;rm'; use letters"),
         ("recipe", "ful", "recipe is 'ful', which trajectory does not have; did you mean fu"),
         ("recipe", "zzz", "which trajectory does not have; known: full, laptop"),
-        ("run_id", "exp 7", "run_id is 'exp 7'; give a letter"),
-        ("run_id", "7", "run_id is '7'; give a letter"),
-        ("dataset", "../other", "dataset is '../other'; give a key prefix"),
-        ("overrides", "lr=$(id)", "overrides is 'lr=$(id)'; give NAME=VALUE"),
-        ("overrides", "lr", "overrides is 'lr'; give NAME=VALUE"),
+        ("run_id", "exp 7", "run_id is 'exp 7'; use a letter"),
+        ("run_id", "7", "run_id is '7'; use a letter"),
+        ("dataset", "../other", "dataset is '../other'; use a key prefix"),
+        ("overrides", "lr=$(id)", "overrides is 'lr=$(id)'; use NAME=VALUE"),
+        ("overrides", "lr", "overrides is 'lr'; use NAME=VALUE"),
         ("overrides", "a=" + "1" * 2000, "overrides are longer than 2000 characters"),
-        ("dataset_bucket", "My_Data", "dataset_bucket is 'My_Data'; give a bucket's name"),
-        ("zones", "a,b", "zones is 'a'; give zones like us-east-1a"),
-        ("zones", "us-east-1a us-east-1a", "zones are us-east-1a, us-east-1a; give each only once"),
+        ("dataset_bucket", "My_Data", "dataset_bucket is 'My_Data'; use a bucket's name"),
+        ("zones", "a,b", "zones is 'a'; use zones like us-east-1a"),
+        ("zones", "us-east-1a us-east-1a", "zones are us-east-1a, us-east-1a; name each only once"),
         (
             "pytorch_ami_parameter",
             "ubuntu",
-            "pytorch_ami_parameter is 'ubuntu'; give the name of an SSM",
+            "pytorch_ami_parameter is 'ubuntu'; use the name of an SSM",
         ),
         (
             "pytorch_ami_parameter",
             "/dlami/gpu-pytorch-2.12-amazon-linux-2023/latest/ami-id",
-            "the root device of Amazon Linux is not /dev/sda1: give one of Ubuntu 24.04 or newer",
+            "the root device of Amazon Linux is not /dev/sda1: use one of Ubuntu 24.04 or newer",
         ),
         (
             "pytorch_ami_parameter",
             "/dlami/gpu-pytorch-2.7-ubuntu-22.04/latest/ami-id",
-            "the Python of that release is too old to boot with: give one of Ubuntu 24.04",
+            "the Python of that release is too old to boot with: use one of Ubuntu 24.04",
         ),
-        ("root_volume.gib", "50", "root_volume.gib is 50; give 100 to 65536"),
+        ("root_volume.gib", "50", "root_volume.gib is 50; use 100 to 65536"),
         (
             "root_volume.initialization_mib_per_second",
             "99",
-            "mib_per_second is 99; give 100 to 300, or 0 for the default rate",
+            "mib_per_second is 99; use 100 to 300, or 0 for the default rate",
         ),
-        ("root_volume.initialization_mib_per_second", "301", "is 301; give 100 to 300, or 0"),
-        ("data_on", "ssd", "data_on is 'ssd'; give ebs or nvme"),
-        ("data_volume.gib", "0", "data_volume.gib is 0; give 1 to 65536"),
-        ("data_volume.gib", "big", "data_volume.gib is 'big'; give a whole number"),
-        ("data_volume.mib_per_second", "100", "data_volume.mib_per_second is 100; give 125 to 417"),
+        ("root_volume.initialization_mib_per_second", "301", "is 301; use 100 to 300, or 0"),
+        ("data_on", "ssd", "data_on is 'ssd'; use ebs or nvme"),
+        ("data_volume.gib", "0", "data_volume.gib is 0; use 1 to 65536"),
+        ("data_volume.gib", "big", "data_volume.gib is 'big'; use a whole number"),
+        ("data_volume.mib_per_second", "100", "data_volume.mib_per_second is 100; use 125 to 417"),
         ("data_volume.mib_per_second", "500", "the most that g5.xlarge can use"),
-        ("data_volume.iops", "2000", "data_volume.iops is 2000; give 3000 to 15000"),
-        ("dataset_gib", "-1", "dataset_gib is -1; give 0 or more"),
+        ("data_volume.iops", "2000", "data_volume.iops is 2000; use 3000 to 15000"),
+        ("dataset_gib", "-1", "dataset_gib is -1; use 0 or more"),
         (
             "dataset_gib",
             "190",
-            "the dataset has 190.0 GiB and needs free space on top: give 209",
+            "the dataset has 190.0 GiB and needs free space on top: use 209",
         ),
         ("dataset_manifest", "/no/manifest.json", "dataset_manifest is '/no/manifest.json', which"),
-        ("mix_gpus", "perhaps", "mix_gpus is 'perhaps'; give true or false"),
-        ("alarm.email", "me", "alarm.email is 'me'; give one address like you@example.org"),
-        ("alarm.email", "a@b.org,c@d.org", "give one address like you@example.org, or nothing"),
-        ("alarm.disk_percent", "100", "alarm.disk_percent is 100; give more than 0, less than 100"),
-        ("alarm.gpu_celsius", "200", "alarm.gpu_celsius is 200; give 40 to 110"),
-        ("alarm.commit_seconds", "60", "alarm.commit_seconds is 60; give 600 to 86400"),
-        ("train.checkpoint_interval", "3601s", "alarm.commit_seconds is 7200; give 7202 to 86400"),
-        ("kms", "yes", "kms is 'yes'; give create, the ARN of a key, or nothing"),
-        ("on_demand_base", "2", "on_demand_base is 2; give 0 to 1, because the base is part"),
-        ("target_capacity", "3", "target_capacity is 3; give 1, or 0"),
-        ("guard.max_barren_attempts", "0", "guard.max_barren_attempts is 0; give 1 to 100"),
+        ("mix_gpus", "perhaps", "mix_gpus is 'perhaps'; use true or false"),
+        ("alarm.email", "me", "alarm.email is 'me'; use one address like you@example.org"),
+        ("alarm.email", "a@b.org,c@d.org", "use one address like you@example.org, or nothing"),
+        ("alarm.disk_percent", "100", "alarm.disk_percent is 100; use more than 0, less than 100"),
+        ("alarm.gpu_celsius", "200", "alarm.gpu_celsius is 200; use 40 to 110"),
+        ("alarm.commit_seconds", "60", "alarm.commit_seconds is 60; use 600 to 86400"),
+        ("train.checkpoint_interval", "3601s", "alarm.commit_seconds is 7200; use 7202 to 86400"),
+        ("kms", "yes", "kms is 'yes'; use create, the ARN of a key, or nothing"),
+        ("on_demand_base", "2", "on_demand_base is 2; use 0 to 1, because the base is part"),
+        ("target_capacity", "3", "target_capacity is 3; use 1, or 0"),
+        ("guard.max_barren_attempts", "0", "guard.max_barren_attempts is 0; use 1 to 100"),
         (
             "train.keep",
             "all",
@@ -157,31 +157,31 @@ def test_cdks_own_context_is_passed_over() -> None:
             "often",
             "interval 'often' cannot be read; write auto, 2epochs",
         ),
-        ("notice_budget_seconds", "300", "notice_budget_seconds is 300; give 5 to 120"),
+        ("notice_budget_seconds", "300", "notice_budget_seconds is 300; use 5 to 120"),
         (
             "train.notice_policy",
             "go",
-            "train.notice_policy: 'go' is unknown; give train-on or stop",
+            "train.notice_policy: 'go' is unknown; use train-on or stop",
         ),
-        ("train.lease_ttl_seconds", "1", "train.lease_ttl_seconds is 1; give 2 to 600"),
-        ("dataset_wait_seconds", "-1", "dataset_wait_seconds is -1; give 0 to 86400"),
-        ("max_hours", "nan", "max_hours is 'nan'; give a number"),
-        ("max_hours", "0", "max_hours is 0; give more than 0, at most 8760"),
-        ("versions_kept_days", "0", "versions_kept_days is 0; give 1 to 365: how long deleted"),
-        ("max_usd", "-1", "max_usd is -1; give dollars, or 0 for no limit"),
-        ("max_usd", "much", "max_usd is 'much'; give a number"),
+        ("train.lease_ttl_seconds", "1", "train.lease_ttl_seconds is 1; use 2 to 600"),
+        ("dataset_wait_seconds", "-1", "dataset_wait_seconds is -1; use 0 to 86400"),
+        ("max_hours", "nan", "max_hours is 'nan'; use a number"),
+        ("max_hours", "0", "max_hours is 0; use more than 0, at most 8760"),
+        ("versions_kept_days", "0", "versions_kept_days is 0; use 1 to 365: how long deleted"),
+        ("max_usd", "-1", "max_usd is -1; use dollars, or 0 for no limit"),
+        ("max_usd", "much", "max_usd is 'much'; use a number"),
         (
             "max_wait_hours",
             "-0.5",
-            "max_wait_hours is -0.5; give hours, at most 8760, or 0 to wait",
+            "max_wait_hours is -0.5; use hours, at most 8760, or 0 to wait",
         ),
-        ("deadline_hours", "-3", "deadline_hours is -3; give hours, at most 8760, or 0 for none"),
-        ("deadline_hours", "9000", "deadline_hours is 9000; give hours, at most 8760"),
-        ("alternates_price_factor", "0.5", "alternates_price_factor is 0.5; give 1 to 100"),
-        ("train.nan_retries", "1001", "train.nan_retries is 1001; give 0 to 1000"),
+        ("deadline_hours", "-3", "deadline_hours is -3; use hours, at most 8760, or 0 for none"),
+        ("deadline_hours", "9000", "deadline_hours is 9000; use hours, at most 8760"),
+        ("alternates_price_factor", "0.5", "alternates_price_factor is 0.5; use 1 to 100"),
+        ("train.nan_retries", "1001", "train.nan_retries is 1001; use 0 to 1000"),
         ("train.nan_skips", "1.5", "train.nan_skips: '1.5' is not a whole number, 0 or more"),
         ("train.nan_skip", "1", "context 'train.nan_skip' is unknown; did you mean train.nan_skip"),
-        ("train", "keep=3", "train is 'keep=3'; give each as -c train.NAME=VALUE"),
+        ("train", "keep=3", "train is 'keep=3'; set each with -c train.NAME=VALUE"),
         # What a name was before.
         ("nan_skips", "2", "nan_skips is a trainer option: -c train.nan_skips=2"),
         ("checkpoints_kept", "4", "checkpoints_kept is a trainer option: -c train.keep=4"),
@@ -197,7 +197,7 @@ def test_cdks_own_context_is_passed_over() -> None:
         (
             "guard.heartbeat_timeout_seconds",
             "900",
-            "guard.heartbeat_timeout_seconds is 900; give 2400 or more",
+            "guard.heartbeat_timeout_seconds is 900; use 2400 or more",
         ),
     ],
 )
@@ -223,7 +223,7 @@ def test_fails_for_a_volume_too_small_for_its_speed() -> None:
 @pytest.mark.parametrize(
     ("context", "sentence"),
     [
-        ({"kms": "create"}, "adopted that stack does not exist; give the ARN of a key"),
+        ({"kms": "create"}, "adopted that stack does not exist; use the ARN of a key"),
         ({"access_logs": "true"}, "access_logs is true, but both buckets are adopted"),
     ],
 )
@@ -241,7 +241,7 @@ def test_a_manifest_says_how_large_the_dataset_is(tmp_path: Path) -> None:
     files = [{"name": f"{number}.bin", "bytes": 100 * 2**30} for number in range(2)]
     manifest.write_text(json.dumps({"files": files}))
     given = {"dataset_manifest": str(manifest)}
-    with pytest.raises(ValueError, match=r"the dataset has 200.0 GiB .* give 220 or more"):
+    with pytest.raises(ValueError, match=r"the dataset has 200.0 GiB .* use 220 or more"):
         StackParameters.for_size("g5.xlarge", **given)
     fitting = StackParameters.for_size("g5.xlarge", **given, **{"data_volume.gib": 220})
     assert fitting.dataset_gib == 200
@@ -262,7 +262,7 @@ def test_mixed_gpus_widen_the_pools_and_keep_count_and_memory() -> None:
 
 
 def test_fails_for_a_base_without_capacity() -> None:
-    with pytest.raises(ValueError, match="on_demand_base is 1; give 0 to 0"):
+    with pytest.raises(ValueError, match="on_demand_base is 1; use 0 to 0"):
         StackParameters.for_size("g5.xlarge", target_capacity=0, on_demand_base=1)
 
 
@@ -292,7 +292,7 @@ def test_fails_on_the_instance_store_of_a_size_without_one(monkeypatch: pytest.M
     bare = dataclasses.replace(catalogue.find("g5.2xlarge"), instance_store_gb=0)
     known = catalogue.instances()
     monkeypatch.setattr(catalogue.sizes, "instances", lambda: {**known, "g5.2xlarge": bare})
-    with pytest.raises(ValueError, match=r"and g5\.2xlarge has no instance store; give ebs"):
+    with pytest.raises(ValueError, match=r"and g5\.2xlarge has no instance store; use ebs"):
         StackParameters.for_size("g5.xlarge", data_on="nvme")
 
 
