@@ -33,6 +33,7 @@ from training.errors import (
     UserError,
 )
 from training.record.events import SilentEvents
+from training.record.lease import LeaseLostError
 from training.record.metrics import SilentMetrics
 from training.record.run_config import RunConfig
 from training.registry import module_of
@@ -307,5 +308,11 @@ def _leaving(world: World) -> Iterator[None]:
         yield
     except InterruptedRunError:
         world.close()
+        raise
+    except LeaseLostError:
+        # All ranks have agreed on it; rank 0 may still delete what it had begun to save, and takes
+        # another rank's end for a loss.
+        if not world.leads:
+            world.close()
         raise
     world.close()
