@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.house import doubled_classes, sources
+
 REPOSITORY = Path(__file__).parent.parent
 # Spelled in two parts, so that this file does not find itself.
 HOSTS = ("py" + "pi.org", "python" + "hosted.org", "registry.npm" + "js", "deb." + "debian.org")
@@ -62,6 +64,12 @@ def test_every_python_file_opens_with_a_docstring_and_fits_in_a_reading() -> Non
         path for path, source in sources.items() if not ast.get_docstring(ast.parse(source))
     ]
     assert undescribed == [], "open each file with one docstring"
+
+
+def test_no_public_class_name_stands_for_two_things() -> None:
+    files = sources(REPOSITORY)
+    assert len(files) > 100
+    assert doubled_classes(files) == {}, "one word, one thing: give one of them an exacter name"
 
 
 def imported_names(source: str) -> set[str]:

@@ -146,7 +146,7 @@ def test_fails_for_a_mistake_in_one_sentence(
 
 
 def test_fails_for_a_workload_that_fails_without_kills() -> None:
-    done = torture("torture", "--override=epochs=0")
+    done = torture("torture", "--override=drop_last=True", "--override=global_batch=4096")
     assert done.returncode == 2
     assert "fails even without kills (exit code 2): error: " in done.stderr
     assert "Traceback" not in done.stderr
