@@ -4,6 +4,7 @@ Memory: one part of PART_BYTES per thread. Imports no torch.
 """
 
 import hashlib
+import mmap
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -73,7 +74,7 @@ def send(
     progress: TransferProgress,
     *,
     beside: Sequence[Callable[[], None]] = (),
-    allocate: Spare = lambda size: memoryview(bytearray(size)),
+    allocate: Spare | None = None,
     num_threads: int | None = None,
 ) -> tuple[FileEntry, ...]:
     """Upload the files below `prefix`; if that fails or is stopped, all uploads are aborted.
@@ -82,7 +83,7 @@ def send(
     that a thread reads parts into.
     """
     num_threads = num_threads or store.num_threads
-    sending = _Sending(store, prefix, files, progress, allocate)
+    sending = _Sending(store, prefix, files, progress, allocate or _mapped)
     try:
         run_all([*beside, *sending.tasks()], num_threads, progress.stop, sending.fail)
         run_all([upload.finish for upload in sending.uploads], num_threads, progress.stop)
@@ -181,6 +182,11 @@ class _Sending:
         return block[:size]
 
 
+def _mapped(size: int) -> memoryview:
+    """Host memory that goes when it is freed: malloc would keep a block for each thread."""
+    return memoryview(mmap.mmap(-1, max(1, size)))[:size]
+
+
 def receive(
     store: Store,
     key: str,
@@ -199,7 +205,7 @@ def receive(
 
     def read_part(part: int) -> None:
         begin, stop = part * size, min((part + 1) * size, entry.bytes)
-        buffer = memoryview(bytearray(min(parts.PART_BYTES, stop - begin)))
+        buffer = _mapped(min(parts.PART_BYTES, stop - begin))
         digest = hashlib.sha256()
         for first in range(begin, max(stop, begin + 1), parts.PART_BYTES):
             data = buffer[: stop - first]

@@ -50,6 +50,7 @@ def torture(options: argparse.Namespace) -> int:
     for name in ("kills", "seeds", "count"):
         if getattr(options, name) < 1:
             raise UserError(f"--{name} is {getattr(options, name)}; give at least 1")
+    num_processes = _num_processes(options)
     out = options.out or Path(tempfile.mkdtemp(prefix="torture-"))
     if out.exists() and any(out.iterdir()):
         raise UserError(f"{out} is not empty; give a new folder")
@@ -68,7 +69,7 @@ def torture(options: argparse.Namespace) -> int:
             budget_seconds=options.notice_budget_seconds,
         ),
         recipes=recipes,
-        num_processes=_num_processes(options),
+        num_processes=num_processes,
         intervals=intervals,
         runs_uri=options.run_uri or str(out / "runs"),
         stops_at_first=options.exitfirst,
