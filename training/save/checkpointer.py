@@ -182,11 +182,13 @@ class Checkpointer:
     def close(self) -> None:
         """Finish the save under way, whose state was good; a lost lease commits nothing."""
         write, self._current = self._current, None
-        if write is None:
-            return
         if self._context.lease.lost.is_set():
-            write.cancel()
-            write.wait(_CLEANUP_SECONDS)
+            if write is not None:
+                write.cancel()
+                write.wait(_CLEANUP_SECONDS)
+            self._publisher.delete_if_lost()
+        elif write is None:
+            return
         elif not write.wait(_CLOSE_SECONDS):
             write.cancel()
         else:

@@ -273,6 +273,7 @@ class CheckpointPublisher:
         self._metrics = metrics
         self._retention = retention
         self._last_line = -_LINE_SECONDS
+        self._abandoned: set[str] = set()  # names of saves that failed
 
     def publish(self, save: Save[Any]) -> None:
         """Send and commit; may raise StoreError, LeaseLostError and CancelledError."""
@@ -293,8 +294,8 @@ class CheckpointPublisher:
             self._lease.publish(save.entry, retention=self._retention, release=save.releases)
         except (StoreError, LeaseLostError, CancelledError):
             self._lease.abandon(name)
-            if self._lease.lost.is_set():
-                self._delete(name)
+            self._abandoned.add(name)
+            self.delete_if_lost()
             raise
         save.cost = Cost(
             bytes=save.source.num_bytes,
@@ -353,8 +354,17 @@ class CheckpointPublisher:
             line = "[checkpoint] step %d, %s: %.1f MB committed in %.2f s"
             _log.info(line, entry.step, entry.kind, cost.bytes / 1e6, cost.seconds)
 
+    def delete_if_lost(self) -> None:
+        """Delete what failed saves left if the lease is lost: no later take-over may sweep it.
+
+        A save may fail because a successor has swept it, before anything says so.
+        """
+        if self._lease.lost.is_set():
+            while self._abandoned:
+                self._delete(self._abandoned.pop())
+
     def _delete(self, name: str) -> None:
-        """Delete the files after a lost lease: no later take-over may come to sweep them.
+        """Delete the files of one.
 
         Not if the head names them: the commit may have been done, its answer lost, and a successor
         resumed from it. What no head names by now none will: a late write of ours is refused.

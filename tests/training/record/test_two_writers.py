@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import Any
 
 import pytest
 from safetensors.torch import load_file
@@ -15,6 +16,7 @@ from tests.training.runs import Run, assert_equal
 from training.record.head import read_head
 from training.save.weights import weights_sha256
 from training.store.folder import FolderStore
+from training.store.protocol import StoreError
 
 
 def start(run: Run) -> BaseProcess:
@@ -97,11 +99,14 @@ def test_a_zombie_that_wakes_beside_its_successor_commits_nothing(run: Run, whol
     assert_equal(run, whole)
 
 
-@pytest.mark.parametrize("when", ["upload", "publication", "sweep", "final", "receipt"])
+@pytest.mark.parametrize("when", ["upload", "refused", "publication", "sweep", "final", "receipt"])
 def test_a_zombie_that_stops_in_the_middle_of_a_commit_publishes_nothing_later(
     run: Run, whole: Run, monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:
-    """Stopped between the last part and the head, or just before the head, or before a deletion."""
+    """Stopped between the last part and the head, just before the head, or before a deletion.
+
+    Or in a save of which one file is refused afterwards: its successor had swept the folder.
+    """
     stopping = _stops_in(when)
     if when == "sweep":
         # Something to sweep: a checkpoint that was never published.
@@ -146,8 +151,17 @@ def _stops_in(when: str) -> dict[str, Callable[..., object]]:
             stop_once()
         return put_if(self, key, data, etag)
 
+    upload = FolderStore.upload
+
+    def refused_upload(self: FolderStore, key: str, *arguments: Any) -> object:
+        if not key.endswith("optimizer.safetensors") or stopped:
+            return upload(self, key, *arguments)
+        stop_once()
+        raise StoreError(f"{key}: a successor has swept it")
+
     methods: dict[str, dict[str, Callable[..., object]]] = {
         "upload": before("upload"),
+        "refused": {"upload": refused_upload},
         "publication": {"put_if": stopping_put_if},
         "final": before("put_file", "final/"),
         "sweep": before("delete_below"),
