@@ -43,9 +43,12 @@ ln -s "$environment" "$machine/opt/pytorch"
 MACHINE_ROOT=$machine INSTANCE_ID=i-0123456789abcdef0 bash userdata/steps/interpreter.sh
 export PYTHONPATH=$PWD:$machine/opt/training/packages
 "$python" -m training data make --workload trajectory --count 110 --out "$machine/data"
-"$python" -m training run --workload trajectory --recipe laptop \
-    --dataset-uri "$machine/data" --run-uri "$machine/run-1" | tail -n 4
-"$python" -m training check trajectory --recipe laptop
+# A check runs the recipe twice, interrupted and not; a slice is content with that.
+if [[ ${2:-} != --slice ]]; then
+    "$python" -m training run --workload trajectory --recipe laptop \
+        --dataset-uri "$machine/data" --run-uri "$machine/run-1" | tail -n 4
+fi
+"$python" -m training check trajectory --recipe laptop --dataset-uri "$machine/data"
 unset PYTHONPATH
 
 echo "== the tests, with all of the lock but torch and what each torch pins"
