@@ -82,9 +82,9 @@ def test_a_notice_too_short_leaves_the_previous_checkpoint_whole(
     scene: Scene, capsys: pytest.CaptureFixture[str]
 ) -> None:
     scene.set_rate(4000.0)  # a second for 4 kB
-    assert not scene.emergency(2, 0.5)
+    assert not scene.emergency(2, 0.7)
     said = capsys.readouterr().out
-    assert "s to upload (measured) + 0.1 s in reserve, 0.5 s left" in said
+    assert "s to upload (measured) + 0.1 s in reserve, 0.7 s left" in said
     assert "not enough time; the last commit stays" in said
     assert scene.committed() == [(1, 1.0)]
 

@@ -34,7 +34,8 @@ def test_a_kill_of_every_kind_changes_no_bit() -> None:
     assert result["fresh_attempts"] >= 2
     assert result["faults"] > 0
     assert len(result["by_kind_and_phase"]) >= 5, "kills hit different phases"
-    assert set().union(*result["by_kind_and_phase"].values()) == set(KINDS)
+    # The deck's one card of a held rank may come where the run ends first.
+    assert set(KINDS) - set().union(*result["by_kind_and_phase"].values()) <= {"held"}
     assert result["dated_notices"] == sum(result["dated_ended_by"].values())
     assert len(result["runs_with"].pop("recipe")) >= 4
     assert {what: set(cards) for what, cards in result["runs_with"].items()} == {
