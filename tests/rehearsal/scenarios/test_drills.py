@@ -15,6 +15,7 @@ TOLD = "bad-gpu"
 ALL_SECONDS = 4 * 3600
 # Ten of the drills in one run.
 MOST_TELLING = "bad-day"
+SHORT = "notice"
 
 
 def outcomes(folder: Path) -> list[dict[str, Any]]:
@@ -38,6 +39,14 @@ def test_a_bad_gpu_costs_its_machine_alone_and_ctrl_c_in_the_next_drill_leaves_n
     assert outcome["guard"] > 0
 
 
+@pytest.mark.machine
+def test_a_notice_ends_as_written_on_machines_with_systemd(
+    tmp_path: Path, rehearse: Callable[..., subprocess.Popen[str]]
+) -> None:
+    _expect_as_written(rehearse, tmp_path, NSPAWN, [SHORT])
+
+
+@pytest.mark.slow  # five machines, one after another: a seventh of CI's time
 @pytest.mark.machine
 def test_the_most_telling_drill_ends_as_written_on_machines_with_systemd(
     tmp_path: Path, rehearse: Callable[..., subprocess.Popen[str]]
