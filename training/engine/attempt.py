@@ -50,6 +50,7 @@ _T = TypeVar("_T")
 _ROOMS = ("artifacts", "attempt", "engine", "save", "workloads/expansion")
 # A connection breaks a moment before its process has ended.
 _RANK_SECONDS = 1.0
+_LEASE_LOST = "lease-lost"  # the note of rank 0
 
 
 def run_workload(options: RunOptions, resolved: ResolvedWorkload, supervisor: Supervisor) -> int:
@@ -290,8 +291,7 @@ def _start_ranks(options: RunOptions, supervisor: Supervisor) -> Iterator[RankEn
         yield replace(environment, world_size=num_processes, rendezvous=meeting.absolute().as_uri())
     except RuntimeError as error:
         # The error of a collective names a connection; the rank behind it is more telling.
-        is_collective = type(error) is RuntimeError or isinstance(error, dist.DistError)
-        lost = siblings.lost(_RANK_SECONDS) if is_collective else None
+        lost = siblings.lost(_RANK_SECONDS) if _is_collective(error) else None
         if lost is None:
             raise
         raise RankLostError(f"{lost}; the next attempt resumes from the last commit") from error
@@ -309,10 +309,21 @@ def _leaving(world: World) -> Iterator[None]:
     except InterruptedRunError:
         world.close()
         raise
-    except LeaseLostError:
-        # All ranks have agreed on it; rank 0 may still delete what it had begun to save, and takes
-        # another rank's end for a loss.
-        if not world.leads:
+    except LeaseLostError as error:
+        # Rank 0 may still delete what it had begun to save, and takes another rank's end for a
+        # loss; where it alone has found out, the others hear of it only as a broken connection.
+        if world.leads:
+            world.post(_LEASE_LOST, str(error))
+        else:
             world.close()
         raise
+    except RuntimeError as error:
+        if world.leads or not _is_collective(error) or (said := world.note(_LEASE_LOST)) is None:
+            raise
+        raise LeaseLostError(said) from error
     world.close()
+
+
+def _is_collective(error: RuntimeError) -> bool:
+    """Whether this may be a collective's error, which names a connection and no reason."""
+    return type(error) is RuntimeError or isinstance(error, dist.DistError)

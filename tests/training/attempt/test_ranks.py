@@ -21,6 +21,7 @@ from training.attempt.supervisor import Supervisor
 from training.engine.attempt import _start_ranks
 from training.engine.job import RunOptions
 from training.errors import RankLostError
+from training.record.lease import LeaseLostError
 
 NewRun = Callable[[str], Run]
 
@@ -183,6 +184,27 @@ def test_fails_where_batch_norm_would_see_another_batch(
     assert "give --num-processes at most 2" in said
     run.uri += "-without"
     assert run.attempt_with_ranks(3, "--override=batch_norm=false") == [0, 0, 0]
+
+
+def test_ranks_whose_lease_was_taken_over_end_alike(run: Run) -> None:
+    run.options = ["--override=step_seconds=0.1"]
+    first = run.fork_ranks(2)
+    wait_for(lambda: bool(run.lines("step")))
+    assert first[0].pid is not None
+    run.suspend(first[0].pid)
+    assert run.attempt_with_ranks(2) == [0, 0]
+    os.kill(first[0].pid, signal.SIGCONT)
+    for process in first:
+        process.join(HUNG_SECONDS)
+    assert [process.exitcode for process in first] == [76, 76]
+
+
+def test_a_rank_hears_of_a_lost_lease_that_rank_0_alone_has_found(run: Run) -> None:
+    def find_out() -> None:
+        raise LeaseLostError("taken over")
+
+    at_rank(0, ("first", 5), find_out)
+    assert run.attempt_with_ranks(2) == [76, 76]
 
 
 def torchrun(run: Run) -> subprocess.Popen[str]:

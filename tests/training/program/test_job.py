@@ -1,6 +1,5 @@
 """An attempt of a program from its command to its receipt, and how it ends in every other way."""
 
-import fcntl
 import json
 import os
 import signal
@@ -289,11 +288,7 @@ def test_a_suspended_writer_that_wakes_up_ends_its_program_and_writes_nothing(
     run.options += [*ENDLESS, COMMITS]
     first = run.spawn()
     run.wait_for_snapshots(1)
-    # Whoever is suspended with a folder's lock keeps everybody else from writing to it.
-    with (Path(run.uri) / ".lock").open("wb") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        first.send_signal(signal.SIGSTOP)
-        assert os.WIFSTOPPED(os.waitpid(first.pid, os.WUNTRACED)[1])
+    run.suspend(first.pid)
     second = run.spawn(f"--ml-root={run.folder / 'other'}")
     run.wait_until(lambda: run.head.generation == 2)
     run.wait_for_snapshots(run.head.checkpoints[-1].step + 1)
