@@ -19,8 +19,8 @@ from benchmarks import (
     walks,
 )
 from benchmarks.gpu import table as gpu
+from benchmarks.kills import command as kills
 from benchmarks.loader import measure as loader
-from benchmarks.program import measure as program
 from benchmarks.spot import command as spot
 from sizing.cli.tables import show
 
@@ -59,10 +59,14 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
         help="instead, a step of our loop and of bare PyTorch",
     )
     images.add_argument("--width", type=int, default=60_000, help="--loop: sets the step time")
-    programs = commands.add_parser("program", help="a program's checkpoints, and aws s3 sync's")
-    programs.add_argument("--lives", type=int, default=20, help="machines lost: %(default)s")
-    programs.add_argument("--megabytes", type=int, default=16, help="per file: %(default)s")
-    programs.add_argument("--steps", type=int, default=100, help="per checkpoint: %(default)s")
+    kills.add_arguments(
+        commands.add_parser(
+            "kill_table",
+            help="public trainers and save habits, killed on purpose",
+            description=kills.__doc__,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+    )
     evidence.add_arguments(
         commands.add_parser(
             "evidence",
@@ -104,9 +108,7 @@ _MEASURES: Mapping[str, Callable[[argparse.Namespace], Sequence[dict[str, Any]]]
             only=given.only,
         )
     ),
-    "program": lambda given: checkpoint.columns(
-        program.measure(num_lives=given.lives, megabytes=given.megabytes, steps=given.steps)
-    ),
+    "kill_table": kills.measure,
     "walks": lambda given: house.measure(given.tree) if given.tree else walks.measure(),
 }
 

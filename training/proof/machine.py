@@ -25,12 +25,14 @@ def live(
     log: Path,
     *,
     is_lost: Callable[[], bool] = lambda: False,
+    began: Callable[[int], None] = lambda pid: None,
     poll_seconds: float = 0.1,
     environment: Mapping[str, str] = os.environ,
 ) -> int:
     """Run a command until it ends, or until the machine `is_lost` with all of its processes.
 
-    Return the exit code, or minus the signal's number; the output is added to the log.
+    `began` gets the process's id. Return the exit code, or minus the signal's number; the output is
+    added to the log.
     """
     with log.open("ab") as output:
         process = subprocess.Popen(
@@ -42,6 +44,7 @@ def live(
             start_new_session=True,
         )
     try:
+        began(process.pid)
         while process.poll() is None and not is_lost():
             time.sleep(poll_seconds)
     finally:

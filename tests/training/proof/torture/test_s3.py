@@ -14,7 +14,7 @@ import pytest
 from werkzeug.serving import WSGIRequestHandler, make_server
 
 from rehearsal.aws.front import Front
-from tests.training.proof.torture.misbehaving_s3 import Misbehaving
+from benchmarks.kills.misbehaving_s3 import Misbehaving
 
 ROOT = Path(__file__).parents[4]
 

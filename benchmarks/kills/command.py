@@ -1,0 +1,225 @@
+"""What interruptions do to save habits and to public trainers, alone and under us.
+
+Each row is a script. It runs twice to its end, and then is killed at seeded moments, half of them
+inside a save, by three exits: all processes at once; a notice, and the end some seconds later; a
+shutdown. Alone it starts again on its local disk; under us each life is a new machine, and the
+store, a folder or S3, has faults. Results are kept in --out as they come: the command goes on where
+it was. --page writes them to docs/kill-table.md; with --hours 0 it plays nothing before.
+"""
+
+import argparse
+import json
+import random
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.kills import page
+from benchmarks.kills.judge import Account
+from benchmarks.kills.lives import EXITS, WAYS, Cell, Row, Series
+from benchmarks.kills.rows import ROWS
+
+_UV = Path(sys.executable).with_name("uv")
+
+
+def add_arguments(command: argparse.ArgumentParser) -> None:
+    """Add the options of `kill_table`."""
+    add = command.add_argument
+    add("--rows", nargs="+", default=[], metavar="NAME", help="default: all of them")
+    add("--ways", nargs="+", default=WAYS, choices=WAYS, help="default: all of them")
+    add("--kills", type=int, default=8, help="of each exit, default: %(default)s")
+    add("--seed", type=int, default=0, help="of the moments, default: %(default)s")
+    add("--hours", type=float, default=3.0, help="begin no cell after it, default: %(default)s")
+    add("--out", type=Path, default=Path("out/kills"), help="default: %(default)s")
+    add("--keep", action="store_true", help="keep the trainers' environments")
+    add("--page", action="store_true", help="write the results to docs/kill-table.md")
+
+
+def measure(given: argparse.Namespace) -> list[dict[str, Any]]:
+    """Play what is asked for and not there yet; return the table."""
+    names = [row.name for row in ROWS]
+    if unknown := sorted(set(given.rows) - set(names)):
+        raise ValueError(f"there are no rows {', '.join(unknown)}; known: {', '.join(names)}")
+    if given.kills < 1:
+        raise ValueError(f"--kills must be at least 1, got {given.kills}")
+    chosen = [row for row in ROWS if not given.rows or row.name in given.rows]
+    progress = _Progress(len(chosen) * len(given.ways) * len(EXITS), given.hours)
+    results = [_Result(row, given).filled(progress) for row in chosen]
+    if given.page:
+        kept = ("row", "kills", "seed", "versions", "steps")
+        page.write(
+            [
+                {**{name: one[name] for name in kept}, "lines": [*table(one)]}
+                for one in results
+                if [*table(one)]
+            ]
+        )
+    return [line for result in results for line in table(result)]
+
+
+class _Progress:
+    """What is done, how long the rest takes, and whether there is time for more."""
+
+    def __init__(self, num_cells: int, hours: float) -> None:
+        self._left, self._played = num_cells, 0
+        self._began = time.monotonic()
+        self._seconds = 3600 * hours
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no further cell may begin."""
+        return time.monotonic() - self._began >= self._seconds
+
+    def tell(self, what: str, *, was_played: bool) -> None:
+        """Say what is done now, and when the rest may be."""
+        self._left -= 1
+        self._played += was_played
+        spent = time.monotonic() - self._began
+        minutes = spent / max(1, self._played) * self._left / 60
+        rest = f", about {minutes:.0f} min left" if self._played else ""
+        print(f"[kills] {what}; {self._left} cells to go{rest}", file=sys.stderr, flush=True)
+
+
+class _Result:
+    """A row's results file, played on where it ends."""
+
+    def __init__(self, row: Row, given: argparse.Namespace) -> None:
+        self._row, self._given = row, given
+        self._file = given.out / f"{row.name}.json"
+        self._asked = {"kills": given.kills, "seed": given.seed}
+
+    def filled(self, progress: _Progress) -> dict[str, Any]:
+        """The row's record, with each cell that there was time for."""
+        record: dict[str, Any] = {"row": self._row.name, **self._asked, "cells": {}}
+        if self._file.exists():
+            record = json.loads(self._file.read_text())
+            if found := {k: record[k] for k in self._asked if record[k] != self._asked[k]}:
+                raise ValueError(f"{self._file} was made with {found}; give another --out")
+        wanted = [(way, how) for way in self._given.ways for how in EXITS]
+        missing = [(way, how) for way, how in wanted if f"{way} {how}" not in record["cells"]]
+        for _ in range(len(wanted) - len(missing)):
+            progress.tell(f"{self._row.name}: there", was_played=False)
+        if missing and not progress.is_over:
+            python = _python(self._row, self._given.out)
+            record.setdefault("versions", _versions(self._row, python))
+            self._play(record, missing, python, progress)
+            if self._row.requirements and not self._given.keep:
+                shutil.rmtree(_environment(self._row, self._given.out))
+        return record
+
+    def _play(
+        self,
+        record: dict[str, Any],
+        missing: Sequence[tuple[Any, Any]],
+        python: Path,
+        progress: _Progress,
+    ) -> None:
+        def series(what: str) -> Series:
+            rng = random.Random(f"{self._given.seed} {self._row.name} {what}")
+            folder = (self._given.out / "logs" / self._row.name).absolute()
+            return Series(row=self._row, python=python, folder=folder, rng=rng)
+
+        whole = [series("whole").uninterrupted(number) for number in range(2)]
+        record["is_repeatable"] = whole[0].final == whole[1].final
+        record["steps"] = len(whole[0].ids)
+        for way, how in missing:
+            if progress.is_over:
+                return
+            began = time.monotonic()
+            cell = series(f"{way} {how}").killed(way, how, self._given.kills)
+            record["cells"][f"{way} {how}"] = summary(cell, whole[0])
+            record["cells"][f"{way} {how}"]["seconds"] = round(time.monotonic() - began, 1)
+            self._file.parent.mkdir(parents=True, exist_ok=True)
+            self._file.write_text(json.dumps(record, indent=1) + "\n")
+            progress.tell(f"{self._row.name}: {way}, {how}", was_played=True)
+
+
+def summary(cell: Cell, whole: Account) -> dict[str, Any]:
+    """What a cell's lives come to."""
+    finished = [run for run in cell.runs if run.final is not None]
+    samples = [run.samples(whole) for run in finished]
+    lost = [seconds for run in cell.runs for seconds in run.lost]
+    return {
+        "kills": cell.kills,
+        "finished": len(finished),
+        "equal": sum(run.final == whole.final for run in finished),
+        "repeated": sum(more for more, _ in samples),
+        "skipped": sum(less for _, less in samples),
+        "steps_redone": sum(run.redone for run in cell.runs),
+        "torn": [what for run in cell.runs for what in run.torn],
+        "mismatched": [what for run in cell.runs for what in run.mismatched],
+        "lost": [round(seconds, 2) for seconds in lost],
+        "lost_saves": max((s for run in cell.runs for s in run.lost_saves), default=0.0),
+        "never_back": cell.never_back,
+        "faults": cell.faults,
+    }
+
+
+def table(record: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """The row's lines, one for each way that was played."""
+    for way in WAYS:
+        cells: dict[str, Any] = {how: record["cells"].get(f"{way} {how}") for how in EXITS}
+        if not all(cells.values()):
+            continue
+        lost = [seconds for cell in cells.values() for seconds in cell["lost"]]
+        finished = _sum(cells, "finished")
+        yield {
+            "script": record["row"],
+            "way": way,
+            "kills": _sum(cells, "kills"),
+            "bits equal": f"{_sum(cells, 'equal')} of {finished}"
+            if record["is_repeatable"]
+            else "not repeatable",
+            "samples repeated": _sum(cells, "repeated"),
+            "skipped": _sum(cells, "skipped"),
+            "torn": _by_exit(cells, "torn"),
+            "mismatched": _by_exit(cells, "mismatched"),
+            "s lost per kill": round(statistics.mean(lost), 1) if lost else 0.0,
+            "most": round(max(lost, default=0.0), 1),
+            "finished saves lost, s": round(max(c["lost_saves"] for c in cells.values()), 1),
+            "never came back": _by_exit(cells, "never_back"),
+            "faults": _sum(cells, "faults"),
+        }
+
+
+def _sum(cells: Mapping[str, Mapping[str, Any]], name: str) -> int:
+    return sum(cell[name] for cell in cells.values())
+
+
+def _by_exit(cells: Mapping[str, Mapping[str, Any]], name: str) -> str:
+    """How many, and by which exits."""
+    found = {how: len(cell[name]) for how, cell in cells.items() if cell[name]}
+    return ", ".join(f"{number} ({how})" for how, number in found.items()) or "0"
+
+
+def _environment(row: Row, out: Path) -> Path:
+    return (out / "environments" / row.name).absolute()
+
+
+def _python(row: Row, out: Path) -> Path:
+    """The interpreter of the row's own environment, which is made if it is not there."""
+    if not row.requirements:
+        return Path(sys.executable).absolute()
+    folder = _environment(row, out)
+    python = folder / "bin" / "python"
+    if not python.exists():
+        quiet = [str(_UV), "--quiet"]
+        subprocess.run([*quiet, "venv", "--python", sys.executable, str(folder)], check=True)
+        install = [*quiet, "pip", "install", "--python", str(python), *row.requirements]
+        subprocess.run(install, check=True)
+    return python
+
+
+def _versions(row: Row, python: Path) -> dict[str, str]:
+    """Of what the row asks for."""
+    names = [requirement.partition("[")[0].partition("==")[0] for requirement in row.requirements]
+    code = "import importlib.metadata as m, json, sys; print(json.dumps("
+    code += "{n: m.version(n) for n in sys.argv[1:]}))"
+    done = subprocess.run([python, "-c", code, *names], check=True, stdout=subprocess.PIPE)
+    found: dict[str, str] = json.loads(done.stdout)
+    return found

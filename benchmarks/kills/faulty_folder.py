@@ -1,0 +1,28 @@
+"""`python -m training` whose store has faults: `python -m benchmarks.kills.faulty_folder run ...`.
+
+What is shipped cannot be asked for faults, so this wraps the store that the command opens. The
+number of faults is left in `faults` of the scratch folder.
+"""
+
+import os
+import sys
+import time
+from pathlib import Path
+
+from benchmarks.kills.s3_server import RATE
+from training.cli import run
+from training.cli.main import main
+from training.proof.injector import Injector, StatusFile
+from training.proof.store_faults import misbehaving
+from training.store.open import open_store
+from training.store.protocol import Store
+
+
+def _open(uri: str) -> Store:
+    injector = Injector([StatusFile(Path(os.environ["FAULTS"]))], 0)
+    return misbehaving(open_store(uri), injector, RATE, seed=time.monotonic_ns())
+
+
+if __name__ == "__main__":
+    run.open_store = _open  # type: ignore[attr-defined]
+    sys.exit(main())

@@ -1,0 +1,280 @@
+"""The lives of a script: alone with its local disk, or on machines of ours that have but a store.
+
+Alone, a killed script starts again in the same folder, as with a disk that outlives the machine;
+under us each life has a new root, and the store has faults.
+"""
+
+import os
+import random
+import shutil
+import signal
+import time
+import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, TextIO, TypeAlias, get_args
+
+from benchmarks.kills.judge import Account, Said, said_in
+from benchmarks.kills.s3_server import BUCKET
+from benchmarks.s3 import REPOSITORY, open_server
+from training.errors import EXIT_FAILED, EXIT_USER
+from training.proof.injector import StatusFile
+from training.proof.machine import live, run_command
+
+Exit: TypeAlias = Literal["kill", "notice", "shutdown"]
+Way: TypeAlias = Literal["alone", "folder", "s3"]
+EXITS: Sequence[Exit] = get_args(Exit)
+WAYS: Sequence[Way] = get_args(Way)
+ANSWERS = ("ignored", "exit 0", "exit 143", "works 200 s")
+# A machine that shuts down: `docker stop` gives 10 s; the service of ours ends by itself.
+_SHUTDOWN_SECONDS = {"alone": 10.0, "folder": 60.0, "s3": 60.0}
+_LIMIT_SECONDS = 300.0  # of a life that does not end, or does not begin
+MOST_FAILED_STARTS = 4
+_POLL_SECONDS = 0.02
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Row:
+    """A script: what starts it, in which environment, and how it is killed."""
+
+    name: str
+    files: Sequence[Path]  # copied into a folder of their own
+    arguments: Sequence[str]
+    requirements: Sequence[str] = ()  # of an environment of its own; none: this one
+    answers: Sequence[str] = ("its own",)
+    notice_seconds: float = 10.0
+    quiet_seconds: float = 0.5
+    span_seconds: float = 4.0  # a kill comes within so long after a life's first step
+    users_must: str = ""  # to resume exactly
+
+
+@dataclass(kw_only=True, slots=True)
+class Cell:
+    """One row under one way and one exit: its runs until the kills are used up."""
+
+    kills: int = 0
+    runs: list[Account] = field(default_factory=list)
+    never_back: list[str] = field(default_factory=list)
+    faults: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Series:
+    """Plays a row's cells in a folder."""
+
+    row: Row
+    python: Path
+    folder: Path
+    rng: random.Random
+
+    def uninterrupted(self, number: int) -> Account:
+        """A run alone to its end."""
+        with self._place("alone", f"whole-{number}") as place:
+            account = Account()
+            said, code = place.live(0, None, "ignored", self.rng)
+            account.live(said, "uninterrupted")
+        if account.final is None:
+            raise ValueError(
+                f"{self.row.name} ends with exit code {code} uninterrupted; see {place.log(0)}"
+            )
+        return account
+
+    def killed(self, way: Way, how: Exit, num_kills: int) -> Cell:
+        """Runs, one after the other, until so many kills have hit a script that trained."""
+        cell, number = Cell(), 0
+        while cell.kills < num_kills and len(cell.never_back) < 3:
+            with self._place(way, f"{how}-{number}") as place:
+                self._run(cell, place, how, num_kills)
+                cell.faults += place.num_faults()
+            number += 1
+        return cell
+
+    def _run(self, cell: Cell, place: "_Place", how: Exit, num_kills: int) -> None:
+        account, failed_starts, number = Account(), 0, 0
+        cell.runs.append(account)
+        while account.final is None:
+            is_hit = cell.kills < num_kills
+            answer = self.row.answers[cell.kills % len(self.row.answers)]
+            said, code = place.live(number, how if is_hit else None, answer, self.rng)
+            name = f"{place.log(number)} ({answer})"
+            account.live(said, name)
+            is_trained = any("step" in one for one in said)
+            cell.kills += is_hit and is_trained and account.final is None
+            # Another machine goes on after anything else, such as a store that cannot be read.
+            is_failed = code in (EXIT_FAILED, EXIT_USER) or code == -signal.SIGKILL
+            if is_failed and not is_trained and not any("torn" in one for one in said):
+                account.torn.append(f"{name}: exit code {code}")
+            failed_starts = 0 if is_trained else failed_starts + is_failed
+            if account.final is None and (
+                failed_starts == MOST_FAILED_STARTS or (not is_hit and code == -signal.SIGKILL)
+            ):
+                cell.never_back.append(f"{place.log(number)}: exit code {code}")
+                return
+            number += 1
+
+    @contextmanager
+    def _place(self, way: Way, name: str) -> Iterator["_Place"]:
+        folder = self.folder / way / name
+        shutil.rmtree(folder, ignore_errors=True)
+        source = folder / "source"
+        source.mkdir(parents=True)
+        for path in self.row.files:
+            shutil.copy(path, source)
+        with ExitStack() as stack:
+            environment: Mapping[str, str] = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+            if way == "s3":
+                environment = stack.enter_context(open_server("benchmarks.kills.s3_server"))
+            environment = {
+                **{k: v for k, v in environment.items() if k != "VIRTUAL_ENV"},
+                "OMP_NUM_THREADS": "1",
+                "FAULTS": str(folder / "faults"),
+            }
+            yield _Place(self.row, self.python, way, folder, environment)
+        for path in folder.iterdir():  # the logs stay
+            if path.is_dir():
+                shutil.rmtree(path)
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where one run lives."""
+
+    row: Row
+    python: Path
+    way: Way
+    folder: Path
+    environment: Mapping[str, str]
+
+    def log(self, number: int) -> Path:
+        return self.folder / f"log-{number}"
+
+    def live(
+        self, number: int, how: Exit | None, answer: str, rng: random.Random
+    ) -> tuple[list[Said], int]:
+        """Live once; what the script said, and the exit code."""
+        log = self.log(number)
+        log.write_bytes(b"")
+        with log.open(errors="replace") as output:
+            death = _Death(self, output, how, rng)
+            code = live(
+                self._command(number),
+                log,
+                is_lost=death.is_lost,
+                began=death.begin,
+                poll_seconds=_POLL_SECONDS,
+                environment={**self.environment, **self._contract(), "ANSWER": answer},
+            )
+        shutil.rmtree(self.folder / f"machine-{number}", ignore_errors=True)
+        return said_in(log.read_text(errors="replace")), code
+
+    @property
+    def checkpoints(self) -> Path:
+        """The checkpoint folder of the life that is lived."""
+        if self.way == "alone":
+            return self.folder / "local" / "checkpoints"
+        return next(self.folder.glob("machine-*/ml/checkpoints"), self.folder / "none")
+
+    def num_faults(self) -> int:
+        """Faults of the store so far."""
+        if self.way == "folder":
+            return StatusFile(self.folder / "faults").num_faults
+        if self.way == "s3":
+            with urllib.request.urlopen(
+                f"{self.environment['AWS_ENDPOINT_URL']}/-/faults"
+            ) as answer:
+                return int(answer.read())
+        return 0
+
+    def _contract(self) -> dict[str, str]:
+        """What the script alone finds of the container contract."""
+        if self.way != "alone":
+            return {}
+        for name in ("checkpoints", "model"):
+            (self.folder / "local" / name).mkdir(parents=True, exist_ok=True)
+        local = self.folder / "local"
+        return {"SM_CHECKPOINT_DIR": f"{local}/checkpoints", "SM_MODEL_DIR": f"{local}/model"}
+
+    def _command(self, number: int) -> list[str]:
+        words = [self.row.files[0].name, *self.row.arguments]
+        if self.way == "alone":
+            return [str(self.python), str(self.folder / "source" / words[0]), *words[1:]]
+        machine = self.folder / f"machine-{number}"
+        machine.mkdir()
+        uri = f"s3://{BUCKET}/runs/one" if self.way == "s3" else str(self.folder / "run")
+        command = run_command(
+            machine,
+            uri,
+            [
+                f"--program={' '.join(['python', *words])}",
+                f"--source={self.folder / 'source'}",
+                f"--interpreter={self.python}",
+                f"--quiet-seconds={self.row.quiet_seconds:g}",
+                f"--notice-budget-seconds={self.row.notice_seconds:g}",
+                f"--writer=machine-{number}",
+            ],
+        )
+        if self.way == "folder":
+            command[command.index("training")] = "benchmarks.kills.faulty_folder"
+        return command
+
+
+class _Death:
+    """When and how a life ends: at a moment after its first step, half of them inside a save."""
+
+    def __init__(self, place: _Place, log: TextIO, how: Exit | None, rng: random.Random) -> None:
+        self._place, self._how = place, how
+        self._log = log
+        self._began = time.monotonic()
+        self._word = rng.choice(['"saving"', '"step"'])
+        seconds = 0.4 if self._word == '"saving"' else place.row.span_seconds
+        self._after = rng.uniform(0.0, seconds)
+        # A script that never saves is killed all the same.
+        self._latest = rng.uniform(0.0, 2 * place.row.span_seconds)
+        self._listed: object = None
+        self._due = float("inf")
+        self._ends = float("inf")
+        self._steps_since = float("inf")
+        self._pid = 0
+
+    def begin(self, pid: int) -> None:
+        """Take the process's id."""
+        self._pid = pid
+
+    def is_lost(self) -> bool:
+        """Whether the machine is lost now; the signal of a notice is sent on the way."""
+        now, text = time.monotonic(), self._log.read()
+        if self._how is None:
+            return now > self._began + _LIMIT_SECONDS
+        if '"step"' in text:
+            self._steps_since = min(self._steps_since, now)
+        is_saving = self._word == '"saving"' and self._place.row.requirements and self._has_saved()
+        if self._word in text or is_saving:
+            self._due = min(self._due, now + self._after)
+        due = min(self._due, self._steps_since + self._latest)
+        if self._ends == float("inf") and now >= due:
+            self._ends = now + self._tell()
+        return now >= min(self._ends, self._began + _LIMIT_SECONDS)
+
+    def _has_saved(self) -> bool:
+        """Whether the checkpoint folder has changed since the first step: a trainer's own saves."""
+        if self._steps_since == float("inf"):
+            return False
+        found = set()
+        for path in self._place.checkpoints.rglob("*"):
+            with suppress(OSError):
+                found.add((path, path.stat().st_size))
+        before, self._listed = self._listed, found
+        return before not in (None, found)
+
+    def _tell(self) -> float:
+        """Send what this exit sends; the seconds until the machine is gone."""
+        if self._how == "kill":
+            return 0.0
+        is_notice = self._how == "notice"
+        sent = signal.SIGUSR1 if is_notice and self._place.way != "alone" else signal.SIGTERM
+        os.kill(self._pid, sent)
+        if is_notice:
+            return self._place.row.notice_seconds
+        return _SHUTDOWN_SECONDS[self._place.way]

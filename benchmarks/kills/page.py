@@ -1,0 +1,119 @@
+"""docs/kill-table.md, written from the results that are kept beside this file."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.kills.rows import ROWS
+from benchmarks.s3 import REPOSITORY
+
+RESULTS = Path(__file__).with_name("results.json")
+PAGE = REPOSITORY / "docs" / "kill-table.md"
+_WAYS = {"alone": "alone", "folder": "ours, folder", "s3": "ours, S3"}
+_HEAD = """# The kill table: public trainers and plain save habits, killed on purpose
+
+Written by `python -m benchmarks kill_table --page` from benchmarks/kills/results.json; a row that
+was not run is not here.
+
+Each script runs twice to its end and is then killed at seeded moments, many of them inside a save,
+by three exits: SIGKILL of all its processes (kill); a notice, and the end {notice:g} s later
+(notice); a termination (shutdown). *Alone* it starts again in the same folder, as with a disk that
+outlives the machine, and gets SIGTERM at a notice and at a shutdown, 10 s before its end. *Ours* is
+`python -m training run --program`: each life is a new machine without a disk of the one before, and
+{rate:.0%} of the store's answers are late, wrong or lost. The runs are short, on CPUs: steps are
+slowed down, a notice names {notice:g} s and not two minutes, and a folder is quiet after
+{quiet:g} s and not 10.
+
+- **bits equal**: runs that ended with the uninterrupted one's weights, of those that ended; *not
+  repeatable*: two uninterrupted runs differ.
+- **samples**: how many more / fewer than uninterrupted count in the end, where the script tells.
+- **torn**: starts that could not read what was there; **mismatched**: files of several saves.
+- **s lost**: work done again, mean of all kills and the most; **saves lost**: the most of it that a
+  finished save had held.
+- **never back**: runs that failed {failed} times in a row or did not end.
+"""
+_COLUMNS = (
+    "script",
+    "",
+    "kills",
+    "bits equal",
+    "samples",
+    "torn",
+    "mismatched",
+    "s lost",
+    "saves lost",
+    "never back",
+)
+
+
+def text(results: Sequence[Mapping[str, Any]]) -> str:
+    """The page."""
+    from benchmarks.kills.lives import MOST_FAILED_STARTS
+    from benchmarks.kills.s3_server import RATE
+
+    row = ROWS[0]
+    said = {row.name: row.users_must for row in ROWS}
+    parts = [
+        _HEAD.format(
+            notice=row.notice_seconds,
+            quiet=row.quiet_seconds,
+            rate=RATE,
+            failed=MOST_FAILED_STARTS,
+        )
+    ]
+    for title, is_trainer in (("Public trainers", True), ("Save habits", False)):
+        chosen = [record for record in results if bool(record["versions"]) == is_trainer]
+        if chosen:
+            parts += [f"## {title}", "", *_table(chosen), ""]
+            parts += [
+                f"- **{record['row']}** ({_versions(record)}): {said[record['row']]}"
+                for record in chosen
+                if said[record["row"]]
+            ]
+            parts += [""] * is_trainer
+    return "\n".join(parts).rstrip() + "\n"
+
+
+def write(results: Sequence[Mapping[str, Any]]) -> None:
+    """Merge these results into those that are kept, and write the page."""
+    kept = {record["row"]: record for record in read()}
+    for record in results:
+        known = kept.get(record["row"], {}).get("lines", [])
+        ways = {line["way"] for line in record["lines"]}
+        more = [line for line in known if line["way"] not in ways]
+        kept[record["row"]] = {**record, "lines": [*record["lines"], *more]}
+    ordered = [kept[row.name] for row in ROWS if row.name in kept]
+    RESULTS.write_text(json.dumps(ordered, indent=1) + "\n")
+    PAGE.write_text(text(ordered))
+
+
+def read() -> list[dict[str, Any]]:
+    """The results that are kept."""
+    found: list[dict[str, Any]] = json.loads(RESULTS.read_text()) if RESULTS.exists() else []
+    return found
+
+
+def _table(records: Sequence[Mapping[str, Any]]) -> list[str]:
+    rows = [_COLUMNS, ["---"] * len(_COLUMNS)]
+    for record in records:
+        for line in sorted(record["lines"], key=lambda line: list(_WAYS).index(line["way"])):
+            rows.append(
+                (
+                    record["row"],
+                    _WAYS[line["way"]],
+                    line["kills"],
+                    line["bits equal"],
+                    f"{line['samples repeated']} / {line['skipped']}",
+                    line["torn"],
+                    line["mismatched"],
+                    f"{line['s lost per kill']:g} (most {line['most']:g})",
+                    f"{line['finished saves lost, s']:g}",
+                    line["never came back"],
+                )
+            )
+    return [f"| {' | '.join(map(str, row))} |" for row in rows]
+
+
+def _versions(record: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} {version}" for name, version in record["versions"].items())

@@ -1,0 +1,43 @@
+"""What is killed: save habits with and without commit(), and public trainers."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks.kills.lives import ANSWERS, Row
+from benchmarks.kills.scripts.habits import HABITS
+
+_SCRIPTS = Path(__file__).with_name("scripts")
+
+
+def _habit(name: str, *, commits: bool) -> Row:
+    return Row(
+        name=f"{name}, commit()" if commits else name,
+        files=[_SCRIPTS / "habits.py"],
+        arguments=[name, *["--commit"] * commits],
+        answers=ANSWERS,
+    )
+
+
+def _trainer(name: str, *requirements: str, users_must: str = "") -> Row:
+    return Row(
+        name=name,
+        files=[_SCRIPTS / f"train_{name}.py", _SCRIPTS / "told.py"],
+        arguments=(),
+        requirements=requirements,
+        users_must=users_must,
+    )
+
+
+ROWS: Sequence[Row] = (
+    _trainer("huggingface", "transformers", "accelerate", "torch"),
+    _trainer("lightning", "lightning", "torch"),
+    _trainer("ultralytics", "ultralytics", "torch"),
+    _trainer("accelerate", "accelerate", "torch"),
+    _trainer("keras", "keras", "torch"),
+    _trainer("xgboost", "xgboost", "torch"),
+    _trainer("skorch", "skorch", "torch"),
+    _trainer("ignite", "pytorch-ignite", "torch"),
+    _trainer("sb3", "stable-baselines3", "torch"),
+    _trainer("nanogpt", "torch", "numpy"),
+    *(_habit(name, commits=commits) for commits in (False, True) for name in HABITS),
+)

@@ -1,0 +1,59 @@
+"""What a trainer's script tells the kill table, and the data that the table makes for it."""
+
+import hashlib
+import json
+import os
+import time
+from pathlib import Path
+
+CHECKPOINTS = Path(os.environ["SM_CHECKPOINT_DIR"])
+STEPS, SAVE_EVERY, BATCH, SAMPLES = 160, 20, 8, 400
+# So that a tiny model trains long enough to be killed.
+STEP_SECONDS = 0.05
+
+
+def tell(**what):
+    # A progress bar may have left its line open.
+    print("\n" + json.dumps({"at": time.time(), **what}), flush=True)
+
+
+def step(number, ids=()):
+    time.sleep(STEP_SECONDS)
+    tell(step=number, ids=[int(one) for one in ids])
+
+
+def final(tensors):
+    """The checksum of a model's tensors by name, or of bytes."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(tensors.items()):
+        data = tensor.detach().cpu().numpy().tobytes() if hasattr(tensor, "detach") else tensor
+        digest.update(name.encode() + data)
+    tell(final=digest.hexdigest())
+
+
+def samples():
+    """Inputs whose first column is the sample's id, and classes; always the same."""
+    import torch
+
+    generator = torch.Generator().manual_seed(0)
+    inputs = torch.randn(SAMPLES, 8, generator=generator)
+    inputs[:, 0] = torch.arange(SAMPLES)
+    return inputs, (inputs[:, 1:4].sum(1) > 0).long()
+
+
+def network():
+    """Takes the id off, and has dropout, so that random states count."""
+    import torch
+    from torch import nn
+
+    class _Network(nn.Module):
+        def __init__(self):
+            super().__init__()
+            layers = [nn.Linear(7, 256), nn.ReLU(), nn.Dropout(0.2), nn.Linear(256, 2)]
+            self.layers = nn.Sequential(*layers)
+
+        def forward(self, inputs):
+            return self.layers(inputs[:, 1:])
+
+    torch.manual_seed(0)
+    return _Network()

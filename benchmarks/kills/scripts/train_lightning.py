@@ -1,0 +1,44 @@
+"""Lightning's Trainer with ModelCheckpoint and `ckpt_path="last"`, as its documentation has it."""
+
+import lightning
+import told
+import torch
+import torch.nn.functional as F
+from lightning.pytorch.callbacks import ModelCheckpoint
+from torch.utils.data import DataLoader, TensorDataset
+
+
+class _Module(lightning.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.network = told.network()
+
+    def training_step(self, batch):
+        self.seen = batch[0][:, 0]
+        return F.cross_entropy(self.network(batch[0]), batch[1])
+
+    def on_train_batch_end(self, *_):
+        told.step(self.global_step, self.seen)
+
+    def configure_optimizers(self):
+        return torch.optim.AdamW(self.parameters())
+
+
+def main():
+    lightning.seed_everything(0)
+    module = _Module()
+    trainer = lightning.Trainer(
+        max_steps=told.STEPS,
+        accelerator="cpu",
+        logger=False,
+        callbacks=[
+            ModelCheckpoint(told.CHECKPOINTS, every_n_train_steps=told.SAVE_EVERY, save_last=True)
+        ],
+    )
+    loader = DataLoader(TensorDataset(*told.samples()), batch_size=told.BATCH, shuffle=True)
+    trainer.fit(module, loader, ckpt_path="last")
+    told.final(module.network.state_dict())
+
+
+if __name__ == "__main__":
+    main()

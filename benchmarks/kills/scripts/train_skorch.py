@@ -1,0 +1,38 @@
+"""skorch with Checkpoint and LoadInitState, as its documentation resumes."""
+
+import told
+import torch
+from skorch import NeuralNetClassifier
+from skorch.callbacks import Callback, Checkpoint, LoadInitState
+
+EPOCHS = 20
+
+
+class _Told(Callback):
+    def on_batch_end(self, net, batch=None, training=False, **more):
+        if training:
+            done = 50 * (len(net.history) - 1) + len(net.history[-1]["batches"])
+            told.step(done, batch[0][:, 0])
+
+
+def main():
+    saves = Checkpoint(dirname=str(told.CHECKPOINTS), monitor=None)
+    torch.manual_seed(0)
+    net = NeuralNetClassifier(
+        told.network(),
+        criterion=torch.nn.CrossEntropyLoss,
+        optimizer=torch.optim.AdamW,
+        lr=1e-3,
+        max_epochs=4,
+        batch_size=told.BATCH,
+        iterator_train__shuffle=True,
+        train_split=None,
+        callbacks=[_Told(), saves, LoadInitState(saves)],
+        verbose=0,
+    )
+    net.fit(*told.samples())
+    told.final(net.module_.state_dict())
+
+
+if __name__ == "__main__":
+    main()
