@@ -33,6 +33,7 @@ CHECKPOINT_NAME = re.compile(r"[0-9]{8,}-g(?P<generation>[0-9]{4,})-[0-9a-f]+")
 
 # As for checkpoints, a blob's name is never used twice; the generation is that of its writer.
 BLOB_NAME = re.compile(r"g(?P<generation>[0-9]{4,})-[0-9a-f]{16}")
+_SECOND = ".second"
 
 
 def checkpoint_prefix(name: str) -> str:
@@ -48,3 +49,14 @@ def artifact_prefix(key: str) -> str:
 def blob_key(name: str) -> str:
     """The key of one blob."""
     return f"{BLOBS}{name}"
+
+
+def second_key(name: str) -> str:
+    """The key of a blob's second copy, which few blobs have."""
+    return f"{blob_key(name)}{_SECOND}"
+
+
+def blob_of(key: str) -> str | None:
+    """The name of the blob, or None if the key is not one of a blob or of its second copy."""
+    name = key.removeprefix(BLOBS).removesuffix(_SECOND)
+    return name if BLOB_NAME.fullmatch(name) else None

@@ -20,13 +20,18 @@ def add_reopen(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Take a failed run back: the next `run` with the same options resumes it. With "
         "--from-checkpoint it resumes from that checkpoint; later ones leave the head at once, and "
-        "the next attempt deletes their files. That choice belongs to this command and not to "
-        "`run`: a replacement machine runs the same `run` again, and would go back again. A "
-        "finished run, and one whose writer is alive, are refused."
+        "the next attempt deletes their files. With --from-scratch it begins at step 0, and the "
+        "checkpoints stay until it has more of its own than are kept. That choice belongs to this "
+        "command and not to `run`: a replacement machine runs the same `run` again, and would go "
+        "back again. A finished run, and one whose writer is alive, are refused."
     )
     add = parser.add_argument
     add("--run-uri", required=True, help="s3://bucket/runs/<run id>, or a folder")
-    add("--from-checkpoint", type=count, metavar="STEP", help="resume from this step's checkpoint")
+    start = parser.add_mutually_exclusive_group()
+    start.add_argument(
+        "--from-checkpoint", type=count, metavar="STEP", help="resume from this step's checkpoint"
+    )
+    start.add_argument("--from-scratch", action="store_true", help="resume from no checkpoint")
     add("--reason", default="", metavar="TEXT", help="why, for the run's events")
     add("--writer", default=socket.gethostname(), help="who says so, for the run's events")
     add(
@@ -47,7 +52,13 @@ def _reopen(options: argparse.Namespace) -> int:
             seconds = options.lease_ttl_seconds
             print(f"[lease] held by {writer}; watching its heartbeat for {seconds:g} s", flush=True)
 
-    done = reopen_run(store, options.from_checkpoint, options.lease_ttl_seconds, waiting)
+    done = reopen_run(
+        store,
+        options.from_checkpoint,
+        options.lease_ttl_seconds,
+        waiting,
+        from_scratch=options.from_scratch,
+    )
     about = {
         "was": done.before.state,
         "checkpoint": done.newest.name if done.newest else None,
@@ -66,6 +77,8 @@ def _reopen(options: argparse.Namespace) -> int:
 
 
 def _sentence(uri: str, done: Reopened) -> str:
-    newest = f"step {done.newest.step}" if done.newest else "its beginning: it has no checkpoint"
+    left = len(done.after.checkpoints) if done.newest is None else 0
+    why = f"{left} checkpoints are left behind" if left else "it has no checkpoint"
+    newest = f"step {done.newest.step}" if done.newest else f"its beginning: {why}"
     text = f"[ok] {uri} was {done.before.state}; its next attempt resumes from {newest}"
     return text + (f", without {', '.join(done.dropped)}" if done.dropped else "")

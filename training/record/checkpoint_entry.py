@@ -1,8 +1,9 @@
 """A checkpoint as listed in head.json, and which ones stay listed.
 
 A name or number that no writer wrote is refused: names become the keys that are read and deleted.
-The newest stay, every Nth, the best, and the stages' ends they need; one that may hold half of a
-save never takes the place of the newest that does not. Imports no torch.
+The newest and the furthest stay, every Nth, the best, and the stages' ends they need; one that may
+hold half of a save never takes the place of the newest that does not. Those from before the run
+started over stay until there are more of the new ones than are kept. Imports no torch.
 """
 
 import re
@@ -14,6 +15,7 @@ from typing import Any, Literal, TypeAlias, get_args
 from contract.grammar import Span, parse_kept
 from contract.keys import CHECKPOINT_NAME
 from training.errors import UserError
+from training.record.json_record import refuse_other_than_counts
 
 Kind: TypeAlias = Literal["periodic", "best", "emergency", "rebalance", "stage-end"]
 
@@ -34,9 +36,11 @@ class FileEntry:
         """Read what `asdict` returned; ValueError or TypeError for anything else."""
         if not _FILE_NAME.fullmatch(record["name"]):
             raise ValueError(f"the file name {record['name']!r} was not written by a trainer")
-        part_bytes = record.get("part_bytes")
-        if record["bytes"] < 0 or (part_bytes is not None and part_bytes < 1):
-            raise ValueError(f"{record['name']} has a wrong number of bytes")
+        refuse_other_than_counts(record, "bytes")
+        if record.get("part_bytes") is not None:
+            refuse_other_than_counts(record, "part_bytes")
+            if not record["part_bytes"]:
+                raise ValueError(f"{record['name']} has a wrong number of bytes")
         return cls(**record)
 
 
@@ -56,16 +60,16 @@ class CheckpointEntry:
     # Taken because a program ended itself after a notice: it may hold half of a save.
     is_tentative: bool = False
     failed_starts: int = 0  # programs that began with it, and failed before they left another
+    is_left_behind: bool = False  # the run has started over: no attempt resumes from it
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> "CheckpointEntry":
         """Read what `asdict` returned; ValueError or TypeError for anything else."""
         if not CHECKPOINT_NAME.fullmatch(record["name"]):
             raise ValueError(f"the checkpoint name {record['name']!r} was not written by a trainer")
-        if record.get("failed_starts", 0) < 0:
-            raise ValueError(f"{record['name']} has a wrong number of failed starts")
-        if record["step"] < 0 or record["epoch"] < 0 or record["kind"] not in get_args(Kind):
-            raise ValueError(f"{record['name']} has a wrong step, epoch or kind")
+        refuse_other_than_counts(record, "step", "epoch", "failed_starts")
+        if record["kind"] not in get_args(Kind):
+            raise ValueError(f"{record['name']} has the unknown kind {record['kind']!r}")
         files = tuple(FileEntry.from_json(file) for file in record["files"])
         return cls(**{**record, "files": files})
 
@@ -91,19 +95,25 @@ class Retention:
         if self.newest < 1:
             raise UserError(f"{self.newest} checkpoints cannot be kept; keep 1 or more")
 
-    def kept(self, checkpoints: Sequence[CheckpointEntry]) -> tuple[CheckpointEntry, ...]:
+    def kept(self, entries: Sequence[CheckpointEntry]) -> tuple[CheckpointEntry, ...]:
         """The checkpoints to keep; both sequences are oldest first."""
+        left_behind = [entry for entry in entries if entry.is_left_behind]
+        checkpoints = [entry for entry in entries if not entry.is_left_behind]
         # A stage's later best is better: it was compared with the earlier one.
         best = {entry.stage: entry for entry in checkpoints if entry.is_best}
         firm = [entry for entry in checkpoints if not entry.is_tentative]
-        newest = [*checkpoints[-self.newest :], *firm[-1:]]
+        # Its successor may have been passed over by a machine that could not read it.
+        furthest = sorted(checkpoints, key=lambda entry: entry.step)[-1:]
+        newest = [*checkpoints[-self.newest :], *firm[-1:], *furthest]
         chosen = [*newest, *best.values(), *self._every(checkpoints)]
         names = {entry.name for entry in chosen}
+        if len(checkpoints) <= self.newest:
+            names.update(entry.name for entry in left_behind)
         for entry in chosen:
             earlier = checkpoints[: checkpoints.index(entry)]
             ends = [e for e in earlier if e.kind == "stage-end" and e.stage != entry.stage]
             names.update(end.name for end in ends[-1:])
-        return tuple(entry for entry in checkpoints if entry.name in names)
+        return tuple(entry for entry in entries if entry.name in names)
 
     def _every(self, checkpoints: Sequence[CheckpointEntry]) -> Iterator[CheckpointEntry]:
         if self.every is None:

@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeAlias, get_args
 
 from contract.keys import HEAD, WAITING
 from training.record.checkpoint_entry import CheckpointEntry
-from training.record.json_record import read_json_record
+from training.record.json_record import read_json_record, refuse_other_than_counts
 from training.store.protocol import (
     AnswerLostError,
     PreconditionFailedError,
@@ -27,8 +27,8 @@ from training.store.protocol import (
 _log = logging.getLogger(__name__)
 
 # Format 2 added part_bytes to files and is_best to checkpoints, format 3 seconds_left to them,
-# format 4 is_tentative and failed_starts.
-_FORMAT = 4
+# format 4 is_tentative and failed_starts, format 5 is_left_behind and unverified_by.
+_FORMAT = 5
 _ATTEMPTS = 6
 _BACKOFF_SECONDS = 0.1
 
@@ -49,6 +49,7 @@ class Head:
     weights_sha256: str | None = None
     checkpoints: tuple[CheckpointEntry, ...] = ()
     skipped_steps: tuple[int, ...] = ()  # they diverged: no attempt trains on them
+    unverified_by: tuple[str, ...] = ()  # machines that could verify none of the checkpoints
 
     @property
     def is_ended(self) -> bool:
@@ -68,12 +69,21 @@ class Head:
     def _from_record(cls, record: dict[str, Any]) -> "Head":
         checkpoints = tuple(map(CheckpointEntry.from_json, record.pop("checkpoints")))
         skipped = tuple(record.pop("skipped_steps", ()))
+        unverified_by = tuple(record.pop("unverified_by", ()))
         counts = Counter(entry.name for entry in checkpoints)
         if twice := [name for name, count in counts.items() if count > 1]:
             raise ValueError(f"{twice[0]} is named twice")
-        if record["generation"] < 0 or record["state"] not in get_args(State):
-            raise ValueError("generation or state is wrong")
-        return cls(**record, checkpoints=checkpoints, skipped_steps=skipped)
+        refuse_other_than_counts(record, "generation", "heartbeat")
+        if any(type(step) is not int for step in skipped):
+            raise ValueError(f"the skipped steps are {skipped}")
+        if record["state"] not in get_args(State):
+            raise ValueError(f"the state {record['state']!r} is unknown")
+        return cls(
+            **record,
+            checkpoints=checkpoints,
+            skipped_steps=skipped,
+            unverified_by=unverified_by,
+        )
 
 
 def read_head(store: Store) -> Head | None:
@@ -99,6 +109,12 @@ def write_head(store: Store, head: Head, etag: str | None) -> str:
                 raise PreconditionFailedError(str(error)) from error
             time.sleep(_BACKOFF_SECONDS * 2**attempt)
     raise StoreError(f"{store.uri}/{HEAD}: no response to {_ATTEMPTS} writes in a row")
+
+
+def started_over(head: Head) -> Head:
+    """The head without a checkpoint to resume from; it names them until retention drops them."""
+    left = tuple(replace(entry, is_left_behind=True) for entry in head.checkpoints)
+    return replace(head, checkpoints=left, unverified_by=())
 
 
 def mark_failed(store: Store, run_id: str, writer: str, reason: str) -> Head:

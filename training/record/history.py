@@ -215,7 +215,8 @@ def _events(store: Store, passed_over: list[str]) -> Iterator[Line]:
             event = json.loads(found.data)
             # What `_attempts` takes for granted.
             is_whole = _time(event).tzinfo and all(event[name] for name in ("name", "instance_id"))
-            if not is_whole or (event["name"] == "take-over" and not event["generation"]):
+            began = event["name"] == "take-over"
+            if not is_whole or (began and type(event["generation"]) is not int):
                 raise ValueError("not an event")
         except (ValueError, KeyError, TypeError):
             passed_over.append(f"{key}: damaged")

@@ -5,7 +5,7 @@ Imports no torch.
 
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from contract.keys import RECEIPT
@@ -35,6 +35,13 @@ def read_json_record(
         f"{name} has format {number}, but this version knows 1 to {newest_format}; "
         "run the bundle that config.json names, or a newer one"
     )
+
+
+def refuse_other_than_counts(record: Mapping[str, Any], *names: str) -> None:
+    """Raise ValueError where a field that is there is not a number from 0 on, without fraction."""
+    for name in names:
+        if name in record and (type(record[name]) is not int or record[name] < 0):
+            raise ValueError(f"{name} is {record[name]!r}")
 
 
 def parse_receipt(found: Stored | None) -> dict[str, Any]:

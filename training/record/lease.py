@@ -20,6 +20,7 @@ from training.record.head import (
     parse_head,
     read_head,
     say_waiting,
+    started_over,
     write_head,
 )
 from training.store.protocol import (
@@ -33,6 +34,8 @@ _log = logging.getLogger(__name__)
 
 # A predecessor that has lost the lease can be in between once.
 _PUT_ATTEMPTS = 3
+# Machines that must agree that none of the checkpoints can be verified. One may be damaged itself.
+_WITNESSES = 2
 
 
 class LeaseLostError(RuntimeError):
@@ -100,7 +103,7 @@ class Lease:
 
             def publish(head: Head) -> Head:
                 kept = retention.kept((*head.checkpoints, entry))
-                return replace(head, checkpoints=kept, state=state)
+                return replace(head, checkpoints=kept, state=state, unverified_by=())
 
             before, after = self._change(publish)
             abandoned = set(self._abandoned)
@@ -118,6 +121,26 @@ class Lease:
             return replace(entry, failed_starts=entry.failed_starts + 1) if is_it else entry
 
         self._change(lambda head: replace(head, checkpoints=tuple(map(count, head.checkpoints))))
+
+    def count_unverified(self) -> bool:
+        """This machine can verify none of the checkpoints; whether the run starts over now.
+
+        It does once two machines agree. Nothing is deleted: what is left behind stays in the head.
+        """
+
+        def count(head: Head) -> Head:
+            machines = tuple(dict.fromkeys((*head.unverified_by, head.writer)))
+            if len(machines) < _WITNESSES:
+                same = machines == head.unverified_by
+                return head if same else replace(head, unverified_by=machines)
+            return started_over(head)
+
+        _, after = self._change(count)
+        return all(entry.is_left_behind for entry in after.checkpoints)
+
+    def forget_unverified(self) -> None:
+        """A checkpoint was verified: it is the other machines that could not."""
+        self._change(lambda head: replace(head, unverified_by=()) if head.unverified_by else head)
 
     def abandon(self, name: str) -> None:
         """Mark a checkpoint's files for deletion: as far as its writer knows, it was not published.

@@ -1,7 +1,7 @@
 """The newest checkpoint or snapshot whose checksums match; each one passed over has its reason.
 
-Where none of them can be read, the run does not start again: this machine or its way to the store
-may be damaged, and a run that began again would delete them. Imports no torch.
+Where none of them can be read, this machine ends and not the run: it or its way to the store may be
+damaged. Once a second machine has found the same, the run starts over. Imports no torch.
 """
 
 import logging
@@ -11,6 +11,8 @@ from typing import Generic, TypeVar
 
 from training.errors import MachineError
 from training.record.checkpoint_entry import CheckpointEntry
+from training.record.events import Events
+from training.record.lease import Lease
 from training.store.protocol import Store, StoreError
 
 _log = logging.getLogger(__name__)
@@ -42,15 +44,42 @@ def read_twice(entry: CheckpointEntry, read: Callable[[], S]) -> S:
 
 
 def newest_valid(
-    store: Store,
-    entries: Sequence[CheckpointEntry],
-    read: Callable[[Store, CheckpointEntry], S],
+    store: Store, lease: Lease, events: Events, read: Callable[[Store, CheckpointEntry], S]
 ) -> tuple[Loaded[S] | None, tuple[tuple[str, str], ...]]:
     """The newest checkpoint whose checksums match, and those passed over as (name, why).
 
-    None if there are none at all. If none can be read: StoreError if the store refused one of them,
-    else MachineError.
+    None where the run starts over, or for the first time. If none can be read: StoreError if the
+    store refused one of them, MachineError if this machine is the first that finds them damaged.
     """
+    entries = [entry for entry in lease.head.checkpoints if not entry.is_left_behind]
+    found, passed_over = _first_valid(store, entries, read)
+    for name, why in passed_over:
+        _log.warning("[resume] passed over checkpoint %s: %s", name, why)
+    if found is not None:
+        lease.forget_unverified()
+    elif passed_over:
+        starts_over = lease.count_unverified()
+        about = [{"name": name, "why": why} for name, why in passed_over]
+        events.emit("none-valid", "failed", passed_over=about, starts_over=starts_over)
+        if not starts_over:
+            raise MachineError(_none_valid(store, passed_over))
+        _log.warning("[resume] another machine could verify none of them either: starting over")
+    return found, passed_over
+
+
+def _none_valid(store: Store, passed_over: Sequence[tuple[str, str]]) -> str:
+    name, why = passed_over[0]
+    return (
+        f"none of the {len(passed_over)} checkpoints of {store.uri} can be verified on this "
+        f"machine (the newest, {name}: {why}); all of them are kept, and the run starts over only "
+        "if another machine cannot verify them either; to start over at once: "
+        f"python -m training reopen --from-scratch --run-uri {store.uri}"
+    )
+
+
+def _first_valid(
+    store: Store, entries: Sequence[CheckpointEntry], read: Callable[[Store, CheckpointEntry], S]
+) -> tuple[Loaded[S] | None, tuple[tuple[str, str], ...]]:
     passed_over: list[tuple[str, str]] = []
     refused: list[StoreError] = []
     given_up = {entry.name: entry for entry in entries if _is_given_up(entry)}
@@ -65,22 +94,13 @@ def newest_valid(
             continue
         if entry.name not in given_up:
             passed_over += [(name, _why_given_up(one)) for name, one in given_up.items()]
-        for name, why in passed_over:
-            _log.warning("[resume] passed over checkpoint %s: %s", name, why)
         return Loaded(entry=entry, content=content), tuple(passed_over)
     if refused:
         raise StoreError(
             f"no checkpoint of {store.uri} can be read: {refused[0]}; "
             "the run is kept, start again once they can be read"
         )
-    if passed_over:
-        name, why = passed_over[0]
-        raise MachineError(
-            f"none of the {len(passed_over)} checkpoints of {store.uri} can be verified on this "
-            f"machine (the newest, {name}: {why}); all of them are kept, and another machine tries "
-            "again; if it cannot either, restore the objects' last versions, or use a new run ID"
-        )
-    return None, ()
+    return None, tuple(passed_over)
 
 
 def _is_given_up(entry: CheckpointEntry) -> bool:

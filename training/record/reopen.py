@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from contract.keys import HEAD
 from training.errors import UserError
 from training.record.checkpoint_entry import CheckpointEntry
-from training.record.head import Head, new_nonce, parse_head, write_head
+from training.record.head import Head, new_nonce, parse_head, started_over, write_head
 from training.store.protocol import PreconditionFailedError, Store, Stored
 
 _POLL_SECONDS = 1.0
@@ -26,7 +26,8 @@ class Reopened:
     @property
     def newest(self) -> CheckpointEntry | None:
         """What the next attempt resumes from, if it is undamaged."""
-        return self.after.checkpoints[-1] if self.after.checkpoints else None
+        newest = self.after.checkpoints[-1:]
+        return newest[0] if newest and not newest[0].is_left_behind else None
 
     @property
     def dropped(self) -> Sequence[str]:
@@ -44,18 +45,27 @@ def reopen_run(
     step: int | None,
     ttl_seconds: float,
     waiting: Callable[[str], None],
+    *,
+    from_scratch: bool = False,
 ) -> Reopened:
     """Release the run; with `step`, checkpoints after that one leave the head in the same write.
 
-    A holder counts as gone once its head has stood still for one TTL; `waiting(writer)` is called
-    before that is awaited.
+    `from_scratch` leaves all of them behind, and deletes none yet. A holder counts as gone once its
+    head has stood still for one TTL; `waiting(writer)` is called before that is awaited.
     """
     while True:
         found, head = _without_a_writer(store, ttl_seconds, waiting)
         checkpoints = head.checkpoints if step is None else _up_to(head, step, store.uri)
         released = replace(
-            head, nonce=new_nonce(), state="released", reason=None, checkpoints=checkpoints
+            head,
+            nonce=new_nonce(),
+            state="released",
+            reason=None,
+            checkpoints=checkpoints,
+            unverified_by=(),
         )
+        if from_scratch:
+            released = started_over(released)
         try:
             write_head(store, released, found.etag)
         except PreconditionFailedError:
@@ -99,4 +109,7 @@ def _up_to(head: Head, step: int, uri: str) -> tuple[CheckpointEntry, ...]:
             f"{uri} has no checkpoint of step {step}; "
             + (f"it has those of steps {there}" if there else "it has none")
         )
-    return head.checkpoints[: places[-1] + 1]
+    chosen = head.checkpoints[: places[-1] + 1]
+    if chosen[-1].is_left_behind:
+        return tuple(replace(entry, is_left_behind=False) for entry in chosen)
+    return chosen

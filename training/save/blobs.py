@@ -1,5 +1,7 @@
 """Which blobs stay: those that a snapshot of the head needs. The others are deleted.
 
+What all of these snapshots need is stored a second time: else one damaged blob damages them all.
+
 Why nobody deletes what another needs, however late it wakes:
 1. A blob's name is never used twice, so a deletion that arrives late hits what it was meant for.
 2. A writer deletes a blob only after a write of the head by itself, if no snapshot which that head
@@ -10,28 +12,40 @@ Why nobody deletes what another needs, however late it wakes:
    What such a writer still sends, the next take-over sweeps, or the end of the run.
 """
 
+import hashlib
 import logging
-from collections.abc import Iterable, Mapping
+import threading
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
 from functools import partial
 
-from contract.keys import BLOB_NAME, BLOBS, blob_key
+from contract.keys import BLOB_NAME, BLOBS, blob_key, blob_of, second_key
 from training.record.lease import Lease
 from training.record.newest_valid import DamagedCheckpointError, read_twice
 from training.save.capture import Known, known_after
 from training.save.listing import FileState
 from training.save.manifest import Content, FolderManifest
 from training.save.restore import read_manifest
+from training.save.transfer import Contents, Spare, send
+from training.store.parts import CancelledError, TransferProgress
 from training.store.protocol import Store, StoreError
 
 _log = logging.getLogger(__name__)
 
 
 class Blobs:
-    """The blobs of a run, as the holder of its lease sees them; used by one thread at a time."""
+    """The blobs of a run, as the holder of its lease sees them; used by one thread at a time.
+
+    Only `copy_shared` runs beside the others.
+    """
 
     def __init__(self, store: Store, lease: Lease) -> None:
         self.known = Known()  # what a next snapshot need not send
         self.newest: FolderManifest | None = None  # the last that was committed or restored
+        self.stop_copying = threading.Event()
+        self._copying = threading.Lock()
+        self._copied: set[str] = set()
+        self._damaged: set[str] = set()  # what they hold is sent again with the next snapshot
         self._store = store
         self._lease = lease
         self._manifests: dict[str, FolderManifest] = {}  # by name: all that the head may name
@@ -39,7 +53,12 @@ class Blobs:
 
     def begin_with(self, manifest: FolderManifest, files: Mapping[FileState, Content]) -> None:
         """The folder is as this snapshot has it: it was committed, or restored."""
-        self.newest, self.known = manifest, known_after(manifest, files)
+        self.newest, self.known = manifest, _without(known_after(manifest, files), self._damaged)
+
+    def found_damaged(self, blobs: Iterable[str]) -> None:
+        """Use them no more: the folder has what they held, and the next snapshot sends it again."""
+        self._damaged |= set(blobs)
+        self.known = _without(self.known, self._damaged)
 
     def add(self, name: str, manifest: FolderManifest) -> None:
         """Know a snapshot before its publication is tried: that may be done and unanswered."""
@@ -51,10 +70,12 @@ class Blobs:
         generation = self._lease.head.generation
         try:
             self._read_unknown()
-            names = [key.removeprefix(BLOBS) for key in self._store.sizes(BLOBS)]
+            keys = self._store.sizes(BLOBS)
         except StoreError as error:
             _log.warning(f"[sweep] {error}; the next take-over sweeps")
             return
+        names = {name for name in map(blob_of, keys) if name}
+        self._copied |= {name for name in names if second_key(name) in keys}
         matches = filter(None, map(BLOB_NAME.fullmatch, names))
         self._there |= {match[0] for match in matches if int(match["generation"]) < generation}
         self.delete_unneeded()
@@ -74,9 +95,49 @@ class Blobs:
         self._there |= set(blobs)
         self._delete(set(blobs))
 
-    def _delete(self, blobs: set[str]) -> None:
+    def copy_shared(self, num_snapshots: int) -> None:
+        """Store a second copy of each blob that all snapshots need, once there are so many.
+
+        At most as much as one snapshot needs, each byte once, in one thread that nothing waits for.
+        """
+        head = self._lease.head
+        kept = [self._manifests.get(e.name) for e in head.checkpoints if not e.is_left_behind]
+        known = [manifest for manifest in kept if manifest is not None]
+        if len(known) < len(kept) or len(kept) < num_snapshots:
+            return
+        shared = set(known[0].blobs).intersection(*(one.blobs for one in known))
+        if not self._copying.acquire(blocking=False):
+            return
         try:
-            self._store.delete(sorted(map(blob_key, blobs)))
+            for blob in sorted(shared - self._copied - self._damaged):
+                self._copy(blob, known[-1])
+        except CancelledError:
+            pass  # the next commit or attempt does it
+        except StoreError as error:
+            _log.warning(f"[second copy] {error}; retrying after the next commit")
+        finally:
+            self._copying.release()
+
+    def _copy(self, blob: str, manifest: FolderManifest) -> None:
+        contents = [one for one in manifest.contents.values() if one.blob == blob]
+        source = _StoredBlob(self._store, blob, manifest.blobs[blob], contents)
+        progress = TransferProgress(stop=self.stop_copying)
+        try:
+            (sent,) = send(self._store, BLOBS, [source], progress, num_threads=1)
+            source.refuse_damaged(sent.sha256)
+        except (DamagedCheckpointError, FileNotFoundError) as error:
+            _log.warning(f"[second copy] {blob} is damaged ({error}): it is sent again")
+            self._store.delete([second_key(blob)])
+            self.found_damaged([blob])
+            return
+        self._copied.add(blob)
+        if blob not in self._there:  # no snapshot needs it any more
+            self._store.delete([second_key(blob)])
+
+    def _delete(self, blobs: set[str]) -> None:
+        keys = [key(blob) for blob in sorted(blobs) for key in (blob_key, second_key)]
+        try:
+            self._store.delete(keys)
         except StoreError as error:
             _log.warning(f"[retention] {error}; retrying")
             return
@@ -91,3 +152,39 @@ class Blobs:
                     _log.warning(f"[sweep] snapshot {entry.name}: {error}")
                     continue
                 self.add(entry.name, found)
+
+
+class _StoredBlob(Contents):
+    """A blob as the contents of its second copy, read from the store and verified."""
+
+    def __init__(self, store: Store, blob: str, size: int, contents: Collection[Content]) -> None:
+        self.name = second_key(blob).removeprefix(BLOBS)
+        self._store, self._key, self._size = store, blob_key(blob), size
+        self._contents = contents
+
+    @property
+    def size(self) -> int:
+        return self._size
+
+    def read(self, start: int, stop: int, spare: Spare) -> memoryview:
+        data = spare(stop - start)
+        self._store.read_into(self._key, start, data)
+        for one in self._contents:  # of a pack; the contents of any other blob are all of it
+            own = data[one.start - start : one.start - start + one.bytes]
+            if one.bytes < self._size and hashlib.sha256(own).hexdigest() != one.sha256:
+                raise DamagedCheckpointError("a file in it does not match its SHA-256")
+        return data
+
+    def refuse_damaged(self, sha256: str) -> None:
+        """Raise DamagedCheckpointError if that is not the checksum of the one file it holds."""
+        if any(one.bytes == self._size and one.sha256 != sha256 for one in self._contents):
+            raise DamagedCheckpointError("it does not match its SHA-256")
+
+
+def _without(known: Known, blobs: Collection[str]) -> Known:
+    """What is known but for these blobs."""
+    return replace(
+        known,
+        files={state: one for state, one in known.files.items() if one.blob not in blobs},
+        contents={sha: one for sha, one in known.contents.items() if one.blob not in blobs},
+    )

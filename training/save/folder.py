@@ -296,6 +296,7 @@ class FolderSaves:
         self.error: BaseException | None = None  # what has ended the saves
         self._store = store
         self._root = root
+        self._retention = retention
         self._publisher = CheckpointPublisher(
             store, lease, events=events, metrics=metrics, retention=retention
         )
@@ -318,7 +319,9 @@ class FolderSaves:
         source = FolderSource(store, self.blobs, captured, root, kind, is_tentative=is_tentative)
         # What is sent from where it lies is not tried again: the program waits for it.
         failed = None if captured.is_in_place else self._failed
-        return Save(source, self._publish, self._publisher.settle, failed=failed)
+        if kind != "periodic":
+            self.blobs.stop_copying.set()  # now seconds count
+        return Save(source, self._publish, self._settle, failed=failed)
 
     def start(self, save: Save[FolderSource]) -> None:
         """Send this next, instead of one that waits."""
@@ -345,6 +348,7 @@ class FolderSaves:
 
     def finish(self, deadline: float | None) -> bool:
         """Let what is being sent be tried once more, until the deadline; whether it is over."""
+        self.blobs.stop_copying.set()
         for save in self._unfinished():
             save.hurry()
             if not save.wait(seconds_until(deadline)):
@@ -353,6 +357,7 @@ class FolderSaves:
 
     def cancel(self) -> None:
         """Keep whatever is not being published from being so, now and later."""
+        self.blobs.stop_copying.set()
         with self._lock:
             self._is_cancelled = True
         for save in self._unfinished():
@@ -376,6 +381,11 @@ class FolderSaves:
         except BaseException as error:  # the attempt's thread must see it
             self.error = error
             raise
+
+    def _settle(self, save: Save[FolderSource]) -> None:
+        self._publisher.settle(save)
+        if save.is_committed and not self.blobs.stop_copying.is_set():
+            self.blobs.copy_shared(max(2, self._retention.newest))
 
     def _know(self, save: Save[FolderSource]) -> None:
         sent, entry = save.source.sent, save.entry

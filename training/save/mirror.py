@@ -118,7 +118,7 @@ class Mirror:
         def read(store: Store, entry: CheckpointEntry) -> Filled:
             return read_twice(entry, lambda: fill(store, read_manifest(store, entry), self._folder))
 
-        found, passed_over = newest_valid(self._store, self._lease.head.checkpoints, read)
+        found, passed_over = newest_valid(self._store, self._lease, self._events, read)
         if found is None:
             filled = fill(self._store, _NOTHING, self._folder)
             self._saves.blobs.begin_with(filled.manifest, filled.files)
@@ -127,6 +127,7 @@ class Mirror:
         self._restored, filled = found.entry, found.content
         self._watcher.says_when = filled.manifest.program_says_when
         self._saves.blobs.begin_with(filled.manifest, filled.files)
+        self._saves.blobs.found_damaged(filled.damaged)
         self._watcher.captured = list_folder(self._folder)
         self._saves.blobs.sweep()
         restored = Restored(

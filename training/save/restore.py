@@ -7,18 +7,18 @@ outside.
 
 import errno
 import hashlib
+import logging
 import os
 import shutil
 import tempfile
 import unicodedata
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import NoReturn
 
-from contract.keys import blob_key, checkpoint_prefix
+from contract.keys import blob_key, checkpoint_prefix, second_key
 from training.errors import MachineError, UserError
 from training.record.checkpoint_entry import CheckpointEntry, FileEntry
 from training.record.newest_valid import DamagedCheckpointError
@@ -27,8 +27,10 @@ from training.save.manifest import SMALL_BYTES, SNAPSHOT, Content, FolderManifes
 from training.save.transfer import receive
 from training.store import parts
 from training.store.parts import checksum_of, run_all
-from training.store.protocol import Store
+from training.store.protocol import Store, StoreError
 from training.store.unfinished import write_at
+
+_log = logging.getLogger(__name__)
 
 _MAX_THREADS = 8
 # Not of the disk: somebody else's files, or names that its file system cannot hold.
@@ -42,6 +44,7 @@ class Filled:
     manifest: FolderManifest
     files: Mapping[FileState, Content]
     reused_bytes: int
+    damaged: frozenset[str] = frozenset()  # blobs whose second copy was read
 
 
 def read_manifest(store: Store, entry: CheckpointEntry) -> FolderManifest:
@@ -81,7 +84,8 @@ def fill(store: Store, manifest: FolderManifest, root: Path) -> Filled:
         _refuse_without_room(root, need)
         for folder in manifest.folders:
             (root / folder.path).mkdir(exist_ok=True)
-        _Fetching(store, root, missing).run()
+        fetching = _Fetching(store, root, missing)
+        fetching.run()
         _finish(manifest, root)
     except SnapshotError as error:
         raise UserError(f"the snapshot cannot be restored into {root}: {error}") from error
@@ -99,6 +103,7 @@ def fill(store: Store, manifest: FolderManifest, root: Path) -> Filled:
         manifest=manifest,
         files={state: contents[path] for path, state in states.items() if not is_log(path)},
         reused_bytes=sum(contents[path].bytes for path in kept),
+        damaged=frozenset(fetching.damaged),
     )
 
 
@@ -135,6 +140,7 @@ class _Fetching:
     def __init__(self, store: Store, root: Path, files: Sequence[SavedFile]) -> None:
         self._store = store
         self._root = root
+        self.damaged: set[str] = set()
         self._paths: dict[Content, list[str]] = {}
         for file in files:
             self._paths.setdefault(file.content, []).append(file.path)
@@ -158,18 +164,20 @@ class _Fetching:
 
     def _write_small(self, span: Sequence[Content]) -> None:
         first, last = span[0], span[-1]
-        data = bytearray(last.start + last.bytes - first.start)
-        if first.blob is not None:
-            with _missing(first.blob):
-                self._store.read_into(blob_key(first.blob), first.start, memoryview(data))
+        data = memoryview(bytearray(last.start + last.bytes - first.start))
+        own = {c: data[c.start - first.start : c.start - first.start + c.bytes] for c in span}
+
+        def read(key: str) -> Content | None:
+            if first.blob is not None:
+                self._store.read_into(key, first.start, data)
+            wrong = (c for c in span if hashlib.sha256(own[c]).hexdigest() != c.sha256)
+            return next(wrong, None)
+
+        self._from_either(first.blob, read)
         for content in span:
-            start = content.start - first.start
-            own = memoryview(data)[start : start + content.bytes]
-            if hashlib.sha256(own).hexdigest() != content.sha256:
-                self._refuse(content)
             for path in self._paths[content]:
                 with os.fdopen(_create(self._root / path), "wb") as stream:
-                    stream.write(own)
+                    stream.write(own[content])
 
     def _write_large(self, content: Content, num_threads: int) -> None:
         assert content.blob is not None
@@ -181,34 +189,46 @@ class _Fetching:
             part_bytes=content.part_bytes,
         )
         file = _create(self._root / path)
+
+        def read(key: str) -> Content | None:
+            is_whole = receive(
+                self._store,
+                key,
+                about,
+                lambda at, data: write_at(file, data, at),
+                start=content.start,
+                num_threads=num_threads,
+            )
+            return None if is_whole else content
+
         try:
-            with _missing(content.blob):
-                is_whole = receive(
-                    self._store,
-                    blob_key(content.blob),
-                    about,
-                    lambda at, data: write_at(file, data, at),
-                    start=content.start,
-                    num_threads=num_threads,
-                )
+            self._from_either(content.blob, read)
         finally:
             os.close(file)
-        if not is_whole:
-            self._refuse(content)
         for other in others:
             shutil.copyfile(self._root / path, self._root / other)
 
-    def _refuse(self, content: Content) -> NoReturn:
-        path = self._paths[content][0]
-        raise DamagedCheckpointError(f"{path!r} does not match its SHA-256")
-
-
-@contextmanager
-def _missing(blob: str) -> Iterator[None]:
-    try:
-        yield
-    except FileNotFoundError as error:
-        raise DamagedCheckpointError(f"the blob {blob} is missing") from error
+    def _from_either(self, blob: str | None, read: Callable[[str], Content | None]) -> None:
+        """Read a blob, or its second copy if it is damaged: `read` returns what does not match."""
+        error: DamagedCheckpointError | StoreError
+        try:
+            wrong = read(blob_key(blob or ""))
+            if wrong is None:
+                return
+            path = self._paths[wrong][0]
+            error = DamagedCheckpointError(f"{path!r} does not match its SHA-256")
+        except FileNotFoundError:
+            error = DamagedCheckpointError(f"the blob {blob} is missing")
+        except StoreError as refused:
+            error = refused
+        assert blob is not None
+        # It has none, or none that can be read: the first says more.
+        with suppress(FileNotFoundError, StoreError):
+            if read(second_key(blob)) is None:
+                _log.warning(f"[restore] {error}; its second copy was read")
+                self.damaged.add(blob)
+                return
+        raise error
 
 
 def _spans(contents: Iterable[Content]) -> Iterator[list[Content]]:

@@ -141,7 +141,7 @@ def find_newest(
             raise type(error)(f"{error}, and its stage started from there") from error
         return snapshot
 
-    found = newest_valid(context.store, context.lease.head.checkpoints, read)
+    found = newest_valid(context.store, context.lease, context.events, read)
     context.world.share(None)
     return found
 

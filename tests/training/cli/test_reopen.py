@@ -64,6 +64,44 @@ def test_a_run_resumes_from_a_chosen_checkpoint_and_the_later_ones_go(
     assert min(line["step"] for line in failed.lines("step") if line["generation"] == 2) == 4
 
 
+def test_a_run_starts_over_by_a_person_and_its_checkpoints_stay_until_there_are_new_ones(
+    failed: Run, whole: Run, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert reopen(failed, "--from-scratch") == 0
+    said = capfd.readouterr().out
+    assert "resumes from its beginning: 3 checkpoints are left behind" in said
+    names = {entry.name for entry in failed.head.checkpoints}
+    interrupt_at("first", 7)
+    assert failed.attempt("--keep=5") == 75
+    assert [entry.step for entry in failed.head.checkpoints] == [3, 6, 9, 3, 6, 8]
+    assert {path.name for path in Path(failed.uri, "checkpoints").iterdir()} >= names
+    assert failed.attempt() == 0
+    assert_equal(failed, whole)
+    assert min(line["step"] for line in failed.lines("step") if line["generation"] == 2) == 1
+    assert not {path.name for path in Path(failed.uri, "checkpoints").iterdir()} & names
+
+
+def test_one_that_was_left_behind_may_be_chosen_after_all(failed: Run, whole: Run) -> None:
+    assert reopen(failed, "--from-scratch") == 0
+    assert reopen(failed, "--from-checkpoint=6") == 0
+    assert failed.attempt() == 0
+    assert_equal(failed, whole)
+    assert min(line["step"] for line in failed.lines("step") if line["generation"] == 2) == 7
+
+
+def test_two_machines_that_can_verify_no_checkpoint_start_over(failed: Run, whole: Run) -> None:
+    assert reopen(failed) == 0
+    for entry in failed.head.checkpoints:
+        state = Path(failed.uri) / "checkpoints" / entry.name / "state.json"
+        state.write_bytes(b"?" * state.stat().st_size)
+    assert failed.attempt("--writer=i-1") == 4
+    assert failed.attempt("--writer=i-1") == 4
+    assert len(failed.head.checkpoints) == 3
+    assert failed.attempt("--writer=i-2") == 0
+    assert_equal(failed, whole)
+    assert [event["starts_over"] for event in failed.events("none-valid")] == [False, False, True]
+
+
 def test_a_failed_attempt_is_over_when_it_failed(failed: Run) -> None:
     """And not when somebody reopens the run on the same machine."""
     before = read_history(failed.store).attempts

@@ -1,6 +1,7 @@
 """The lease: one writer at a time, despite lost responses and wrong clocks."""
 
 import json
+import math
 import threading
 import time
 from collections.abc import Sequence
@@ -282,7 +283,13 @@ def test_a_head_with_the_names_that_are_written_is_read() -> None:
         ("entry/file/part_bytes", 0),
         ("entry/file/part_bytes", -8),
         ("entry/step", "7"),
+        ("entry/step", math.inf),
+        ("entry/epoch", None),
+        ("entry/failed_starts", 0.5),
         ("entry/kind", "other"),
+        ("heartbeat", None),
+        ("heartbeat", math.nan),
+        ("skipped_steps", [None]),
         ("generation", "3"),
         ("generation", None),
         ("state", "asleep"),

@@ -183,7 +183,10 @@ class Writers(RuleBasedStateMachine):
         faults=FAULTS,
         data=st.data(),
         what=st.sampled_from(
-            ["beat", "beat", "sweep", "delete_unkept", "delete_unkept", "release"]
+            [
+                *("beat", "beat", "sweep", "delete_unkept", "delete_unkept", "release"),
+                *("count_unverified", "forget_unverified"),
+            ]
         ),
     )
     def something(self, faults: list[str], data: st.DataObject, what: str) -> None:
@@ -255,10 +258,27 @@ class Writers(RuleBasedStateMachine):
             added = [name for name in new if name not in old]
             assert len(added) <= 1
             assert all(f"-g{after.generation:04d}-" in name for name in added)
-            assert new == (old + added)[-3:], "the newest three of one stage are kept"
+            left = [e.name for e in after.checkpoints if e.is_left_behind]
+            own = [name for name in (*old, *added) if name not in left]
+            gone = {e.name for e in before.checkpoints if e.is_left_behind} - {*left}
+            kept = [name for name in own if name not in gone]
+            assert new == [*left, *kept[-3:]], "the newest three of one stage are kept"
+            assert not gone or len(kept) > 3, "what is left behind stays until there are more"
         head = read_head(self.store)
         for entry in head.checkpoints if head else ():
             assert self.store.get(f"checkpoints/{entry.name}/state.json"), f"{entry.name} is gone"
+
+    @invariant()
+    def a_run_starts_over_only_where_two_machines_agree(self) -> None:
+        """On the same checkpoints, the second being the one that starts over."""
+        for before, after in self.steps():
+            old = {e.name for e in before.checkpoints if not e.is_left_behind}
+            if old & {e.name for e in after.checkpoints if e.is_left_behind}:
+                assert {*before.unverified_by} - {after.writer}
+                assert {e.name for e in before.checkpoints} == {e.name for e in after.checkpoints}
+                assert not after.unverified_by
+            elif added := {*after.unverified_by} - {*before.unverified_by}:
+                assert added == {after.writer}
 
     @invariant()
     def no_lease_is_lost_unless_somebody_else_wrote(self) -> None:

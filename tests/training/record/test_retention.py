@@ -1,6 +1,7 @@
 """What is kept: the newest, every Nth, each stage's best, and what those began from."""
 
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -90,6 +91,36 @@ def test_the_newest_and_its_origin_are_never_dropped() -> None:
             if ended:
                 ends[stage], before = new, stage
                 stage = str(step)
+
+
+def test_the_furthest_stays_until_another_passes_it() -> None:
+    """A machine that could not read it goes on from an older one; the next one may read it."""
+    entries = [entry(step) for step in (100, 200, 300, 110, 120, 130, 140)]
+    assert live_through(Retention(), entries) == [300, 120, 130, 140]
+    assert live_through(Retention(), [*entries, entry(310)]) == [130, 140, 310]
+
+
+def test_what_is_left_behind_goes_only_once_there_is_more_of_the_new_than_is_kept() -> None:
+    rng = random.Random(2)
+    for _ in range(200):
+        retention = Retention(
+            newest=rng.randint(1, 4),
+            every=rng.choice([None, Span(value=rng.randint(1, 9), unit="steps")]),
+        )
+        old = tuple(
+            replace(entry(step, is_best=rng.random() < 0.2), is_left_behind=True)
+            for step in range(100, 100 + rng.randint(1, 5))
+        )
+        kept, new = old, tuple[CheckpointEntry, ...]()
+        for step in range(1, 12):
+            new = (*new, entry(step, is_best=rng.random() < 0.2))
+            kept = retention.kept((*kept, new[-1]))
+            is_beyond = step > retention.newest
+            assert [one for one in kept if one.is_left_behind] == ([] if is_beyond else [*old])
+            alone: tuple[CheckpointEntry, ...] = ()
+            for one in new:
+                alone = retention.kept((*alone, one))
+            assert tuple(one for one in kept if not one.is_left_behind) == alone
 
 
 def test_what_to_keep_is_read() -> None:

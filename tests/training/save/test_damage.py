@@ -229,7 +229,7 @@ def test_a_head_of_the_older_format_is_gone_on_from(run: Run, whole: Run) -> Non
     edit_head(run, to_format_1)
     assert run.attempt() == 0
     assert run.events("resumed")[-1]["passed_over"] == []
-    assert json.loads((Path(run.uri) / "head.json").read_bytes())["format"] == 4
+    assert json.loads((Path(run.uri) / "head.json").read_bytes())["format"] == 5
     assert_equal(run, whole)
 
 
@@ -241,7 +241,7 @@ def test_fails_for_a_newer_format_and_says_which_bundle_reads_it(
     before = snapshot_of(run)
     assert run.attempt() == 2
     assert (
-        "head.json has format 99, but this version knows 1 to 4; "
+        "head.json has format 99, but this version knows 1 to 5; "
         "run the bundle that config.json names"
     ) in capsys.readouterr().err
     assert snapshot_of(run) == before

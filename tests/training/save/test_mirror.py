@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from contract.keys import blob_of
 from tests.training.save.scene import Machine, entries, tree, wait_for_snapshot, wait_until
 from training.errors import UserError
 from training.record.checkpoint_entry import Retention
@@ -214,8 +215,7 @@ def test_deletions_are_followed_and_what_nobody_needs_is_deleted(
         ["epoch-2.pt", "epoch-3.pt"],
         ["epoch-3.pt", "epoch-4.pt"],
     ]
-    needed = {f"blobs/{blob}" for one in kept for blob in one.blobs}
-    assert store.sizes("blobs/").keys() == needed
+    assert {blob_of(key) for key in store.sizes("blobs/")} == {b for one in kept for b in one.blobs}
     assert len(needed) == 3
 
 

@@ -7,8 +7,10 @@ import pytest
 import torch
 from torch import nn
 
+from tests.training.save.scene import take_lease
 from training.errors import MachineError
-from training.record.checkpoint_entry import CheckpointEntry, checkpoint_name
+from training.record.checkpoint_entry import CheckpointEntry, Retention, checkpoint_name
+from training.record.events import Events
 from training.record.newest_valid import DamagedCheckpointError, newest_valid
 from training.save.read import read_checkpoint
 from training.save.state import (
@@ -81,20 +83,25 @@ def test_what_is_read_lies_in_aligned_memory(tmp_path: Path) -> None:
 
 def test_the_newest_that_holds_is_used_and_the_others_are_named(tmp_path: Path) -> None:
     store = FolderStore(tmp_path / "store")
+    lease, events = take_lease(store, "i-1"), Events(store, "i-1")
     entries = [save(store, step) for step in (1, 2, 3, 4)]
     root = tmp_path / "store" / "checkpoints"
     (root / entries[3].name / "model.safetensors").unlink()
     state = root / entries[2].name / "state.json"
     state.write_bytes(state.read_bytes()[:-1])
-    loaded, passed_over = newest_valid(store, entries, read_checkpoint)
+    for entry in entries:
+        lease.publish(entry, retention=Retention(newest=9))
+    loaded, passed_over = newest_valid(store, lease, events, read_checkpoint)
     assert loaded is not None
     assert loaded.entry == entries[1]
     assert passed_over == (
         (entries[3].name, "model.safetensors is missing"),
         (entries[2].name, "state.json has 10 bytes instead of 11"),
     )
-    with pytest.raises(MachineError, match=r"none of the 2 checkpoints .* all of them are kept"):
-        newest_valid(store, entries[2:], read_checkpoint)
+    for entry in entries[:2]:
+        (root / entry.name / "state.json").unlink()
+    with pytest.raises(MachineError, match=r"none of the 4 checkpoints .* all of them are kept"):
+        newest_valid(store, lease, events, read_checkpoint)
     with pytest.raises(DamagedCheckpointError):
         read_checkpoint(store, entries[3])
 

@@ -1,5 +1,6 @@
 """The newest snapshot that holds comes back; whatever is damaged is passed over by name."""
 
+import json
 import os
 import secrets
 from collections.abc import Callable
@@ -7,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.training.save.scene import Machine, entries, tree, wait_for_snapshot
+from tests.training.save.scene import Machine, entries, tree, wait_for_snapshot, wait_until
 from training.errors import MachineError, UserError
 from training.save import mirror, restore
 from training.save.manifest import Content, FolderManifest, SavedFile
@@ -79,6 +80,156 @@ def test_what_no_snapshot_survives_on_this_machine_deletes_none(
     third = new_machine("third")
     assert third.restored is not None
     assert third.restored.entry.step == 2
+
+
+def test_a_second_machine_that_can_verify_none_either_starts_over_and_deletes_none(
+    two: Machine, new_machine: NewMachine, store: Store
+) -> None:
+    for path in (Path(store.uri) / "blobs").iterdir():
+        path.write_bytes(b"?" * path.stat().st_size)
+    before, names = store.sizes(""), [entry.name for entry in entries(store)]
+    for _ in range(2):  # however often one machine tries
+        with pytest.raises(MachineError, match="reopen --from-scratch"):
+            new_machine("second")
+    third = new_machine("third")
+    assert third.restored is None
+    assert list(third.folder.iterdir()) == []
+    third.mirror.start()
+    kept = {key: size for key, size in before.items() if key.startswith(("blobs/", "checkpoints/"))}
+    for number in (1, 2, 3):
+        third.write({"a": b"new %d" % number})
+        third.commit()
+        wait_for_snapshot(third, 2 + number)
+        third.lease.sweep()
+        third.mirror._saves.blobs.sweep()
+        assert kept.items() <= store.sizes("").items()
+        assert [one.name for one in entries(store) if one.is_left_behind] == names
+    third.write({"a": b"new 4"})
+    third.commit()
+    wait_for_snapshot(third, 6)
+    third.vanish()
+    assert [one.step for one in entries(store)] == [4, 5, 6]
+    fourth = new_machine("fourth")
+    assert not kept.keys() & store.sizes("").keys()
+    assert fourth.restored is not None
+    assert fourth.restored.entry.step == 6
+    reasons = [json.loads(found.data) for found in map(store.get, store.sizes("events/")) if found]
+    told = [event for event in reasons if event["name"] == "none-valid"]
+    assert [(one["instance_id"], one["starts_over"]) for one in told] == [
+        ("second", False),
+        ("second", False),
+        ("third", True),
+    ]
+    assert [one["name"] for one in told[0]["passed_over"]] == names[::-1]
+
+
+def test_a_machine_that_can_verify_one_takes_the_other_s_word_back(
+    two: Machine, new_machine: NewMachine, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read_nothing(self: FolderStore, key: str, start: int, data: memoryview) -> None:
+        data[:] = bytes(len(data))
+
+    for name in ("second", "third", "fourth"):
+        with monkeypatch.context() as bad_memory:
+            bad_memory.setattr(FolderStore, "read_into", read_nothing)
+            with pytest.raises(MachineError):
+                new_machine(name)
+        well = new_machine("well")
+        assert well.restored is not None
+        assert well.restored.entry.step == 2
+        well.vanish()
+
+
+@pytest.fixture
+def sharing(new_machine: NewMachine) -> Machine:
+    """A run whose three snapshots share a file in parts and a pack."""
+    machine = new_machine("first")
+    machine.mirror.start()
+    for number in (1, 2, 3):
+        shared = {} if number > 1 else {"base": os.urandom(9_000_000), "vocabulary": b"words"}
+        machine.write({**shared, "a": b"%d" % number})
+        machine.commit()
+        wait_for_snapshot(machine, number)
+    wait_until(
+        lambda: sum(key.endswith(".second") for key in machine.store.sizes("blobs/")) == 2,
+        machine.mirror,
+    )
+    machine.vanish()
+    return machine
+
+
+@pytest.mark.parametrize("damage", ["flipped", "short", "missing"])
+def test_what_all_snapshots_share_survives_its_damage(
+    sharing: Machine, new_machine: NewMachine, store: Store, damage: str
+) -> None:
+    snapshots = [restore.read_manifest(store, entry) for entry in entries(store)]
+    shared = set.intersection(*(set(one.blobs) for one in snapshots))
+    assert len(shared) == 2
+    for blob in shared:
+        path = Path(store.uri) / "blobs" / blob
+        data = bytearray(path.read_bytes())
+        data[-1] ^= 1
+        path.unlink()
+        if damage != "missing":
+            path.write_bytes(data if damage == "flipped" else data[:-1])
+    second = new_machine("second")
+    assert second.restored is not None
+    assert second.restored.entry.step == 3
+    assert tree(second.folder) == tree(sharing.folder)
+    second.mirror.start()
+    second.write({"a": b"4"})
+    second.commit()
+    wait_for_snapshot(second, 4)
+    newest = restore.read_manifest(store, entries(store)[-1])
+    assert not shared & newest.blobs.keys(), "what was damaged is sent again"
+    second.vanish()
+    assert tree(new_machine("third").folder) == tree(second.folder)
+
+
+def test_a_second_copy_goes_with_its_blob_and_is_made_once(
+    sharing: Machine, new_machine: NewMachine, store: Store
+) -> None:
+    def written() -> dict[str, int]:
+        paths = Path(store.uri, "blobs").glob("*.second")
+        return {path.name: path.stat().st_mtime_ns for path in paths}
+
+    before = written()
+    second = new_machine("second")
+    second.mirror.start()
+    for number in range(4, 8):
+        second.write({"a": b"%d" % number})
+        second.commit()
+        wait_for_snapshot(second, number)
+    assert written() == before
+    (second.folder / "base").unlink()
+    (second.folder / "vocabulary").unlink()
+    for number in range(8, 12):
+        second.write({"a": b"%d" % number})
+        second.commit()
+        wait_for_snapshot(second, number)
+    wait_until(lambda: not written(), second.mirror)
+
+
+def test_a_damaged_blob_is_found_before_all_snapshots_need_it_and_is_sent_again(
+    new_machine: NewMachine, store: Store
+) -> None:
+    machine = new_machine("first")
+    machine.mirror.start()
+    machine.write({"base": os.urandom(9_000_000), "a": b"1"})
+    machine.commit()
+    wait_for_snapshot(machine, 1)
+    for path in Path(store.uri, "blobs").iterdir():
+        path.write_bytes(bytes(path.stat().st_size))
+    for number in (2, 3, 4):
+        machine.write({"a": b"%d" % number})
+        machine.commit()
+        wait_for_snapshot(machine, number)
+        wait_until(lambda n=number: n < 3 or machine.mirror._saves.blobs._damaged, machine.mirror)
+    machine.vanish()
+    second = new_machine("second")
+    assert second.restored is not None
+    assert second.restored.entry.step == 4
+    assert tree(second.folder) == tree(machine.folder)
 
 
 def test_what_the_store_refuses_to_read_is_not_a_new_start(
