@@ -76,7 +76,7 @@ def add_torture(parser: argparse.ArgumentParser) -> None:
     )
     add("--override", action="append", default=[], metavar="NAME=VALUE", help="as for `run`")
     add("--dataset-uri", help="a folder (default: made by the workload's own generator)")
-    add("--count", type=int, default=77, help="samples to generate (default: %(default)s)")
+    add("--count", type=int, help="samples to generate (default: 100; built-in workload: 77)")
     add("--run-uri", help="runs go below it: s3://bucket/prefix or a folder (default: --out)")
     add("--out", type=Path, help="keep runs and logs there (default: only if something differed)")
     add(

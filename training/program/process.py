@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import os
+import re
 import select
 import shutil
 import signal
@@ -16,6 +17,7 @@ from training.errors import UserError
 
 _KEEPER = Path(__file__).parent / "keeper.py"
 _START_SECONDS = 60.0
+_LAUNCHER = re.compile(r"python[0-9.]*|bash|sh|torchrun|accelerate|deepspeed")
 
 
 class ProgramProcess:
@@ -120,6 +122,19 @@ def resolve_command(words: Sequence[str], folder: Path, path: str) -> None:
             f"the program {word!r} is not found on this machine; check the command, or add what "
             "brings it to requirements.txt"
         )
+    script = _script_of(words)
+    if script is not None and not (folder / script).is_file():
+        raise UserError(f"the script {script!r} is not in the source folder; check the command")
+
+
+def _script_of(words: Sequence[str]) -> str | None:
+    """The file that a launcher is to run, as far as that is certain."""
+    if not _LAUNCHER.fullmatch(Path(words[0]).name):
+        return None
+    for word in words[1:]:
+        if word in ("-c", "-m") or word.endswith((".py", ".sh")):
+            return None if word in ("-c", "-m") else word
+    return None
 
 
 def _advice(number: int) -> str:

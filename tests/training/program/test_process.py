@@ -129,6 +129,13 @@ def test_fails_to_start_where_its_interpreter_is_missing(tmp_path: Path) -> None
         pass
 
 
+@pytest.mark.parametrize("command", ["python -m tool new.py", "bash -c new.sh", "env new.py"])
+def test_a_script_is_looked_for_only_where_it_is_certain_which_word_it_is(
+    tmp_path: Path, command: str
+) -> None:
+    resolve_command(command.split(), tmp_path, os.environ["PATH"])
+
+
 def test_fails_before_anything_is_started(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="is not in the source folder"):
         resolve_command(["python"], tmp_path / "missing", "/usr/bin")

@@ -215,7 +215,8 @@ def test_deletions_are_followed_and_what_nobody_needs_is_deleted(
         ["epoch-2.pt", "epoch-3.pt"],
         ["epoch-3.pt", "epoch-4.pt"],
     ]
-    assert {blob_of(key) for key in store.sizes("blobs/")} == {b for one in kept for b in one.blobs}
+    needed = {blob for one in kept for blob in one.blobs}
+    assert {blob_of(key) for key in store.sizes("blobs/")} == needed
     assert len(needed) == 3
 
 

@@ -146,7 +146,7 @@ def _given(options: argparse.Namespace) -> list[str]:
     single = ("program", "program_file", "source", "dataset_uri", "working_folder", "interpreter")
     given = []
     for name in (*single, "notice_signal", "quiet_seconds"):
-        if value := getattr(options, name):
+        if (value := getattr(options, name)) not in (None, ""):
             given.append(f"--{name.replace('_', '-')}={value}")
     for name in ("hyperparameter", "env", "channel", "metric"):
         given += [f"--{name}={value}" for value in getattr(options, name)]

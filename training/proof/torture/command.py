@@ -26,6 +26,7 @@ from training.registry import load_workload
 from training.workload import Workload
 
 _BUILT_IN = "training.proof.torture.workload:SMALL"
+_COUNT, _BUILT_IN_COUNT = 100, 77
 
 
 def torture(options: argparse.Namespace) -> int:
@@ -47,6 +48,8 @@ def torture(options: argparse.Namespace) -> int:
     intervals = options.checkpoint_interval.split(",")
     for interval in intervals:
         parse_interval(interval)
+    if options.count is None:
+        options.count = _BUILT_IN_COUNT if options.workload == _BUILT_IN else _COUNT
     for name in ("kills", "seeds", "count"):
         if getattr(options, name) < 1:
             raise UserError(f"--{name} is {getattr(options, name)}; give at least 1")

@@ -47,6 +47,13 @@ def test_a_kill_of_every_kind_changes_no_bit() -> None:
 
 
 @pytest.mark.slow
+def test_a_workload_of_this_project_needs_no_count() -> None:
+    done = torture("torture", "--workload=imagenet", "--kills=1", "--json")
+    assert done.returncode == 0, done.stderr
+    assert result_of(done)["kills"] == 1
+
+
+@pytest.mark.slow
 def test_two_hundred_kills_change_no_bit_and_notices_gain_steps() -> None:
     done = torture("torture", "--kills=200", "--seed=900", "--seeds=5", "--json")
     result = result_of(done)
