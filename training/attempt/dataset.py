@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from training.attempt.watchdog import Watchdog
-from training.errors import EXIT_USER, UserError
+from training.errors import EXIT_MACHINE, EXIT_USER, MachineError, UserError
 from training.report.progress import FileProgressBar
 from training.store.dataset import read_manifest
 from training.store.local_dataset import LocalDataset, is_syncing, open_dataset
@@ -67,9 +67,9 @@ def _synced(uri: str, folder: Path, watchdog: Watchdog) -> Iterator[None]:
             watchdog.beat()
             time.sleep(_POLL_SECONDS)
         if sync.returncode:
-            # Only a mistake is the user's: after anything else a restart may help.
-            kind = UserError if sync.returncode == EXIT_USER else StoreError
-            raise kind(f"the dataset {uri} could not be synced; see the lines above")
+            # After anything else a restart may help.
+            kinds = {EXIT_USER: UserError, EXIT_MACHINE: MachineError}
+            raise kinds.get(sync.returncode, StoreError)(f"the dataset {uri} could not be synced; see the lines above")
         yield
     finally:
         sync.terminate()

@@ -1,5 +1,6 @@
 """The exit code of each expected error, and the one line that reports it."""
 
+import errno
 import sys
 from collections.abc import Callable
 
@@ -36,6 +37,8 @@ _EXIT_CODES: dict[type[Exception], int] = {
     WorkerLostError: EXIT_FAILED,
     StoreError: EXIT_STORE,
 }
+# Whatever this machine was doing, another one has room.
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 def exit_code_of(act: Callable[[], int]) -> int:
@@ -47,6 +50,12 @@ def exit_code_of(act: Callable[[], int]) -> int:
         if code == EXIT_INTERRUPTED:
             return _report(f"{error}; the next attempt resumes from the last commit", code)
         return _report(error, code)
+    except OSError as error:
+        if error.errno not in _FULL:
+            raise
+        where = error.filename2 or error.filename or "a file"
+        text = f"the disk is full: {where} cannot be written; free some of it, or use a larger one"
+        return _report(text, EXIT_MACHINE)
     except KeyboardInterrupt:
         # Only in commands that do not train: a trainer handles signals in its own thread.
         return _report("stopped by Ctrl-C before it finished; run it again", EXIT_STOPPED)

@@ -239,9 +239,28 @@ def _started(pid: int) -> str | None:
 
 
 def _used_mib(pid: int) -> int:
+    """Memory of a run's processes that no other can get; what they share counts once."""
     try:
-        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    except OSError:
+        used = _kib(pid, "smaps_rollup", "Pss_Anon:", "Pss_Shmem:")
+    except OSError:  # another user's: what its processes share is not known
+        with suppress(OSError):
+            return _kib(pid, "status", "RssAnon:", "RssShmem:") // 1024
         return 0
-    kib = next((int(line.split()[1]) for line in lines if line.startswith("RssAnon")), 0)
-    return kib // 1024
+    for child in _below(pid):
+        with suppress(OSError):  # it has ended meanwhile
+            used += _kib(child, "smaps_rollup", "Pss_Anon:", "Pss_Shmem:")
+    return used // 1024
+
+
+def _kib(pid: int, file: str, *names: str) -> int:
+    lines = Path(f"/proc/{pid}/{file}").read_text().splitlines()
+    return sum(int(line.split()[1]) for line in lines if line.startswith(names))
+
+
+def _below(pid: int) -> Iterator[int]:
+    """The processes that it and its children have started, as far as they live."""
+    for path in Path(f"/proc/{pid}/task").glob("*/children"):
+        with suppress(OSError):
+            for child in map(int, path.read_text().split()):
+                yield child
+                yield from _below(child)

@@ -66,6 +66,10 @@ class Checkpointer:
         self._leader = leader
         self._copies = HostCopies(self._context.store.part_process, num_copiers)
 
+    def prepare(self, live: LiveState) -> None:
+        """Take the memory of a stage's first copy behind the training."""
+        self._copies.prepare(live)
+
     def holds(self, position: Position) -> bool:
         """Whether nothing changed since the last commit (a stage's start is derived, not saved)."""
         return position.stage_step == 0 or position == self._committed

@@ -46,6 +46,7 @@ class CheckpointPolicy:
         self._seconds_left = seconds_left
         self._leader: ShardedLeader | None = None
         self._follower: ShardedFollower | None = None
+        self._is_prepared = False
         if is_sharded:
             self._share_saves(capture)
         elif checkpointer is not None:
@@ -135,6 +136,9 @@ class CheckpointPolicy:
             is_best = position.best.get("step") == position.step
             checkpointer.save_async(self.request(position, "best" if is_best else "periodic"))
         else:
+            if not self._is_prepared and self._leader is None:
+                self._is_prepared = True
+                checkpointer.prepare(self._capture())
             return False
         return True
 

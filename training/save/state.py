@@ -5,9 +5,12 @@ Nothing here writes: its files give any part of themselves, straight from the li
 """
 
 import json
+import mmap
 import os
+import threading
 import weakref
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -96,6 +99,9 @@ class _HostCopyFile(Contents):
     def size(self) -> int:
         return len(self._bytes)
 
+    def touch(self) -> None:
+        self._block[:: mmap.PAGESIZE].add_(0)
+
     def read(self, start: int, stop: int, spare: Spare) -> memoryview:
         return self._bytes[start:stop]
 
@@ -115,6 +121,11 @@ class HostCopy:
     def fits(self, live: LiveState) -> bool:
         """Whether the state has the shapes that this copy was made for."""
         return self._shapes == _shapes(live)
+
+    def touch(self) -> None:
+        """Have the system give the memory: at a first write each page costs more than its copy."""
+        for file in self._files.values():
+            file.touch()
 
     def fill(self, live: LiveState) -> None:
         """Copy the state; when this returns, training may change its tensors."""
@@ -149,19 +160,38 @@ class HostCopies:
         self._copies: list[HostCopy] = []
         self._sender = sender
         self._num_copiers = num_copiers  # processes of this machine that copy at the same moment
+        self._preparing: threading.Thread | None = None
+
+    def prepare(self, live: LiveState) -> None:
+        """Take the memory of the first copy in a thread, which `copy` waits for."""
+        if self._preparing is None and not self._copies:
+            self._preparing = threading.Thread(target=self._prepare, args=(live,), daemon=True)
+            self._preparing.start()
+
+    def _prepare(self, live: LiveState) -> None:
+        with suppress(MemoryError):  # `copy` finds that as well
+            if (copy := self._new(live)) is not None:
+                copy.touch()
+                self._copies.append(copy)
 
     def copy(self, live: LiveState, writing: HostCopy | None) -> HostCopy | None:
         """Copy to the host; None if memory cannot also hold the one being written."""
+        if self._preparing is not None:
+            self._preparing.join()
         self._copies = [copy for copy in self._copies if copy is writing or copy.fits(live)]
         copy = next((copy for copy in self._copies if copy is not writing), None)
         if copy is None:
-            free = available_bytes()
-            if free is not None and free - self._num_copiers * live.num_bytes < _SPARE_BYTES:
+            if (copy := self._new(live)) is None:
                 return None
-            copy = HostCopy(live, is_shared=self._sender is not None and self._sender.start())
             self._copies.append(copy)
         copy.fill(live)
         return copy
+
+    def _new(self, live: LiveState) -> HostCopy | None:
+        free = available_bytes()
+        if free is not None and free - self._num_copiers * live.num_bytes < _SPARE_BYTES:
+            return None
+        return HostCopy(live, is_shared=self._sender is not None and self._sender.start())
 
 
 def state_file(state: Mapping[str, Any]) -> Text:

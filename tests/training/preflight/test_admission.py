@@ -4,6 +4,9 @@ import json
 import multiprocessing
 import os
 import shutil
+import signal
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -152,6 +155,42 @@ def test_reservations_of_dead_processes_are_ignored(tmp_path: Path) -> None:
     assert len(list(tmp_path.glob("*.json"))) == 1, "SIGKILL leaves the file"
     assert list(Reservations(tmp_path).others()) == []
     assert list(tmp_path.glob("*.json")) == []
+
+
+def test_the_memory_of_a_run_is_that_of_all_its_processes_once(tmp_path: Path) -> None:
+    """60 MiB that the run and two loaders share, and 40 MiB of each loader's own."""
+    code = (
+        "import os, time, sys\n"
+        "from pathlib import Path\n"
+        "from training.preflight import admission\n"
+        "from training.preflight.admission import *\n"
+        "print(admission._used_mib(os.getpid()), flush=True)\n"
+        "shared = b'x' * (60 << 20)\n"
+        "for number in range(2):\n"
+        "    if os.fork() == 0:\n"
+        "        own = b'y' * (40 << 20)\n"
+        "        print('ready', flush=True)\n"
+        "        time.sleep(600)\n"
+        "need = ResourceRequest(run='a', data_mib=10, loader_workers=2, threads=1)\n"
+        "machine = MachineCapacity(free_host_mib=None, vcpus=9)\n"
+        "with Reservations(Path(sys.argv[1])).reserved(need, machine):\n"
+        "    print('ready', flush=True)\n"
+        "    time.sleep(600)\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path)],
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+    )
+    try:
+        assert process.stdout is not None
+        began_with = int(process.stdout.readline())
+        assert [process.stdout.readline() for _ in range(3)] == [b"ready\n"] * 3
+        (held,) = Reservations(tmp_path).others()
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+    assert 135 <= held.used_mib - began_with < 195
 
 
 @pytest.fixture

@@ -276,6 +276,20 @@ def test_the_memory_of_the_copy_is_used_again(
     assert scene.committed() == [(1, 1.0), (2, 2.0)]
 
 
+def test_the_memory_of_the_first_copy_is_taken_behind_the_training(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene.checkpointer.prepare(scene.request(1, "periodic").state)
+    preparing = scene.checkpointer._copies._preparing
+    assert preparing is not None
+    preparing.join()
+    monkeypatch.setattr("training.save.state.available_bytes", lambda: 0)
+    scene.begin(1)
+    assert scene.checkpointer.is_saving, "the memory is there"
+    scene.finish()
+    assert scene.committed() == [(1, 1.0)]
+
+
 def test_a_state_that_memory_cannot_hold_twice_is_streamed(
     scene: Scene, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
