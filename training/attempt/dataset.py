@@ -69,7 +69,9 @@ def _synced(uri: str, folder: Path, watchdog: Watchdog) -> Iterator[None]:
         if sync.returncode:
             # After anything else a restart may help.
             kinds = {EXIT_USER: UserError, EXIT_MACHINE: MachineError}
-            raise kinds.get(sync.returncode, StoreError)(f"the dataset {uri} could not be synced; see the lines above")
+            raise kinds.get(sync.returncode, StoreError)(
+                f"the dataset {uri} could not be synced; see the lines above"
+            )
         yield
     finally:
         sync.terminate()

@@ -53,9 +53,9 @@ def exit_code_of(act: Callable[[], int]) -> int:
     except OSError as error:
         if error.errno not in _FULL:
             raise
-        where = error.filename2 or error.filename or "a file"
-        text = f"the disk is full: {where} cannot be written; free some of it, or use a larger one"
-        return _report(text, EXIT_MACHINE)
+        name = error.filename2 or error.filename
+        what = f"the disk is full, {name} cannot be written" if name else "the disk is full"
+        return _report(f"{what}; free some of it, or use a larger one", EXIT_MACHINE)
     except KeyboardInterrupt:
         # Only in commands that do not train: a trainer handles signals in its own thread.
         return _report("stopped by Ctrl-C before it finished; run it again", EXIT_STOPPED)
