@@ -9,7 +9,8 @@ import os
 import re
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from training.errors import UserError
@@ -36,6 +37,14 @@ _ENTRY = re.compile(rf"'([\w./@-]+)': '?({_NUMBER})'?(?=[,}}])")
 _ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 # " 12%|█▏        | 6/50 [00:01<00:10,  4.20it/s]"; bars of other work begin with its name.
 _BAR = re.compile(r"\s*\d+%\|.*\|\s*(\d+)/(\d+) \[")
+# Lightning's "Epoch 2:  28%|██▊       | 5/18 [00:20<00:53,  4.14s/it, v_num=3, train_loss=9.850]".
+_EPOCH_BAR = re.compile(
+    r"Epoch (\d+): +\d+%\|[^|]*\| (\d+)/(\d+) \[[\d:]+<[\d:?]+, +[\d.?]+(?:s/it|it/s)((?:, .*)?)\]"
+)
+_POSTFIX = re.compile(rf", ([\w./@-]+)=({_NUMBER})(?=,|$)")
+# nanoGPT's "iter 10: loss 3.0812, time 61.44ms, mfu 1.23%", and the line of its evaluations.
+_ITERATION = re.compile(rf"iter (\d+): (loss) ({_NUMBER})(?:, time .*)?")
+_EVALUATION = re.compile(rf"step (\d+): (train loss) ({_NUMBER}), (val loss) ({_NUMBER})")
 
 
 class MetricReader:
@@ -52,8 +61,9 @@ class MetricReader:
     ) -> None:
         """Definitions are SageMaker's: a name and a regular expression whose group is the value.
 
-        Without any, the prints of Hugging Face's Trainer are understood. The definition named
-        `step` says at which step the others of its line, and of those after it, were measured.
+        Without any, the prints of Hugging Face's Trainer, Lightning and nanoGPT are understood. The
+        definition named `step` says at which step the others of its line, and of those after it,
+        were measured.
         """
         self._log = _LogMetrics(definitions)
         self._folders = folders
@@ -159,7 +169,10 @@ class _LogMetrics:
 
 
 class _TrainerPrints:
-    """A dictionary waits for the bar behind it, which has the step; without a bar it has none."""
+    """A dictionary waits for the bar behind it, which has the step; without a bar it has none.
+
+    A bar of an epoch waits for the next step's: at first it is redrawn with the numbers before.
+    """
 
     def __init__(self) -> None:
         self._waiting: list[MetricRow] = []
@@ -173,6 +186,20 @@ class _TrainerPrints:
                 MetricRow(name=name, value=float(value), step=None)
                 for name, value in _ENTRY.findall(text)
             ]
+            return before
+        if match := _ITERATION.fullmatch(text) or _EVALUATION.fullmatch(text):
+            step, *pairs = match.groups()
+            names = (name.replace(" ", "_") for name in pairs[::2])
+            before = self.finish()
+            self._waiting = _rows_at(int(step), zip(names, pairs[1::2], strict=True))
+            return [*before, *self.finish()]
+        if epoch := _EPOCH_BAR.fullmatch(text):
+            number, done, total = (int(epoch[group]) for group in (1, 2, 3))
+            pairs = [pair for pair in _POSTFIX.findall(epoch[4]) if pair[0] != "v_num"]
+            rows = _rows_at(number * total + done, pairs)
+            is_same = rows and self._waiting and self._waiting[0].step == rows[0].step
+            before = [] if is_same else self.finish()
+            self._waiting = rows
             return before
         bar = _BAR.match(line)
         if bar is None:
@@ -190,7 +217,12 @@ class _TrainerPrints:
             self._num_steps = num_steps
         if num_steps != self._num_steps:
             return []
-        return [MetricRow(name=row.name, value=row.value, step=step) for row in self.finish()]
+        rows = self.finish()
+        return [row if row.step is not None else replace(row, step=step) for row in rows]
+
+
+def _rows_at(step: int, pairs: Iterable[tuple[str, str]]) -> list[MetricRow]:
+    return [MetricRow(name=name, value=float(value), step=step) for name, value in pairs]
 
 
 def _compiled(name: str, regex: str) -> re.Pattern[str]:

@@ -4,7 +4,6 @@ One thread watches the folder and captures it, others send what was captured, on
 capture that waits gives way to a newer one.
 """
 
-import json
 import logging
 import shutil
 import threading
@@ -14,7 +13,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-from training.errors import UserError
 from training.record.checkpoint_entry import KEEP_NEWEST, CheckpointEntry, Kind, Retention
 from training.record.events import Events
 from training.record.lease import Lease
@@ -27,7 +25,6 @@ from training.save.manifest import FolderManifest, Reason
 from training.save.restore import Filled, fill, read_manifest
 from training.save.watcher import Watcher
 from training.store.protocol import Store
-from training.store.unfinished import write_whole
 
 _log = logging.getLogger(__name__)
 
@@ -106,11 +103,12 @@ class Mirror:
     def restore(self) -> Restored | None:
         """Fill the folder from the newest snapshot that holds; None if there is none.
 
-        Call it before the program starts. UserError if the folder has files that no attempt of a
-        run has left there, StoreError if no snapshot can be read and one of them may be intact.
+        Call it before the program starts: what is in the folder, the run must have left there
+        (training/program/container.py). StoreError if no snapshot can be read, and one may be
+        intact.
         """
         self._folder.mkdir(parents=True, exist_ok=True)
-        self._refuse_foreign()
+        self._work.mkdir(parents=True, exist_ok=True)
         for left in self._work.glob("staging-*"):
             shutil.rmtree(left, ignore_errors=True)
         self.commit_file.unlink(missing_ok=True)
@@ -260,20 +258,6 @@ class Mirror:
             if not isinstance(save.error, ChangedError):
                 return save.is_committed
         return False
-
-    def _refuse_foreign(self) -> None:
-        """Refuse to empty a folder that somebody else has filled."""
-        mark = self._work / "folder.json"
-        if mark.exists():
-            return  # not written again: what this run left may have filled the disk
-        listing = list_folder(self._folder)
-        if not listing.is_empty:
-            raise UserError(
-                f"{self._folder} holds {len(listing.files)} files that no attempt of a run has "
-                "left there; move them away, or use another folder"
-            )
-        self._work.mkdir(parents=True, exist_ok=True)
-        write_whole(mark, json.dumps({"run": self._store.uri}).encode())
 
     def _refuse(self, error: SnapshotError) -> None:
         """Say, once in a while, why no snapshot can be taken."""

@@ -11,7 +11,14 @@ import pytest
 
 from contract.program import Program
 from training.errors import UserError
-from training.program.container import Container, ContainerHost, _channel_folders, command_arguments
+from training.program.container import (
+    Container,
+    ContainerHost,
+    _channel_folders,
+    claimed,
+    command_arguments,
+)
+from training.store.protocol import StoreError
 
 # Every variable of ENVIRONMENT_VARIABLES.md, and those that environment.py sets beside them.
 DOCUMENTED = """
@@ -144,3 +151,23 @@ def test_fails_for_a_channel_that_the_dataset_lacks(tmp_path: Path) -> None:
     (tmp_path / "train").mkdir()
     with pytest.raises(UserError, match="no folder for the channel 'val'; its folders are train"):
         _channel_folders(["train", "val"], tmp_path)
+
+
+def test_a_root_is_of_one_run_and_stays_so_where_its_program_has_filled_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with claimed(tmp_path, "runs/one"):
+        (tmp_path / "checkpoints").mkdir()
+        (tmp_path / "checkpoints" / "thesis.txt").write_text("mine")
+    with (
+        pytest.raises(UserError, match="has files of runs/one, which this run would replace"),
+        claimed(tmp_path, "runs/other"),
+    ):
+        pass
+
+    def full(path: Path, data: bytes) -> None:
+        raise StoreError(f"{path}: No space left on device")
+
+    monkeypatch.setattr("training.program.container.write_whole", full)
+    with claimed(tmp_path, "runs/one"):
+        assert (tmp_path / "checkpoints" / "thesis.txt").read_text() == "mine"

@@ -108,6 +108,62 @@ def test_prints_of_an_older_trainer_without_a_bar_have_no_step() -> None:
     assert len(rows) == 3 and math.isnan(rows[2][2])
 
 
+def test_bars_of_lightning_have_the_numbers_that_they_were_redrawn_with_last() -> None:
+    """As lightning.pytorch's TQDMProgressBar draws them: first the step, then its numbers."""
+    from tqdm import tqdm
+
+    output = io.StringIO()
+    for epoch in range(2):
+        with tqdm(desc=f"Epoch {epoch}", total=4, file=output, mininterval=0) as bar:
+            for batch in range(1, 5):
+                bar.n = batch
+                bar.refresh()
+                bar.set_postfix({"v_num": 3, "train_loss": f"{1 / (4 * epoch + batch):.3f}"})
+        print("`Trainer.fit` stopped", file=output)
+    reader = _reader()
+    _feed(reader, output.getvalue().encode())
+    assert _everything(reader) == [(step, "train_loss", round(1 / step, 3)) for step in range(1, 9)]
+
+
+def test_prints_of_nano_gpt_are_understood() -> None:
+    reader = _reader()
+    _feed(
+        reader,
+        b"step 0: train loss 4.2874, val loss 4.2823\n"
+        b"iter 0: loss 4.2664, time 28023.71ms, mfu -100.00%\n"
+        b"saving checkpoint to out\n"
+        b"iter 1631: loss 4.0863, time 561.94ms\niter 1632: loss nan, time 563.15ms\n",
+    )
+    *rows, last = _everything(reader)
+    assert rows == [
+        (0, "train_loss", 4.2874),
+        (0, "val_loss", 4.2823),
+        (0, "loss", 4.2664),
+        (1631, "loss", 4.0863),
+    ]
+    assert last[:2] == (1632, "loss") and math.isnan(last[2])
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "iter 10: loss is falling",
+        "restored iter 10: loss 3.1, time 2ms",
+        "iter 10: loss 3.1 of 7",
+        "step 3: train loss 4.0, val loss 4.0 (best)",
+        "Epoch 0:  50%|#####     | 5/10 files [loss=1]",
+        "Epoch 1: loss=0.5",
+        "Epoch 0:  22%|##  | 4/18 [00:17<01:02,  4.47s/it, v_num=193315]",
+        "Validation DataLoader 0:  50%|#####     | 1/2 [00:00<00:00, 9.00it/s, val_loss=0.1]",
+        "Epoch 0:  50%|#####     | 5/10 [00:01<00:01, 4.00it/s, name=best, lr=x1]",
+    ],
+)
+def test_an_ordinary_line_is_not_a_metric(line: str) -> None:
+    reader = _reader()
+    _feed(reader, line.encode())
+    assert _everything(reader) == []
+
+
 def test_event_files_are_read_while_they_grow(tmp_path: Path) -> None:
     import torch
     from torch.utils.tensorboard import SummaryWriter

@@ -14,7 +14,6 @@ import pytest
 
 from contract.keys import blob_of
 from tests.training.save.scene import Machine, entries, tree, wait_for_snapshot, wait_until
-from training.errors import UserError
 from training.record.checkpoint_entry import Retention
 from training.save.listing import list_folder
 from training.save.quiet import QuietTime
@@ -235,17 +234,6 @@ def test_a_crash_right_after_a_publication_leaves_blobs_that_the_next_machine_sw
     machine.vanish()
     new_machine("second")
     assert len(store.sizes("blobs/")) == 1
-
-
-def test_fails_to_restore_over_files_that_no_attempt_has_left(
-    new_machine: NewMachine, tmp_path: Path
-) -> None:
-    (tmp_path / "first/checkpoints").mkdir(parents=True)
-    mine = tmp_path / "first/checkpoints/thesis.txt"
-    mine.write_text("mine")
-    with pytest.raises(UserError, match="no attempt of a run has left there"):
-        new_machine("first")
-    assert mine.read_text() == "mine"
 
 
 def test_what_an_attempt_left_on_the_disk_is_used_if_it_is_equal(

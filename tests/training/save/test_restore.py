@@ -10,7 +10,7 @@ import pytest
 
 from tests.training.save.scene import Machine, entries, tree, wait_for_snapshot, wait_until
 from training.errors import MachineError, UserError
-from training.save import mirror, restore
+from training.save import restore
 from training.save.manifest import Content, FolderManifest, SavedFile
 from training.store.folder import FolderStore
 from training.store.protocol import Store, StoreError
@@ -263,17 +263,6 @@ def test_a_restore_that_was_killed_is_done_again(
         with pytest.raises(KeyboardInterrupt):
             new_machine("second")
     assert tree(new_machine("second").folder) == tree(two.folder)
-
-
-def test_a_disk_that_the_program_has_filled_is_made_room_on(
-    two: Machine, new_machine: NewMachine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(path: Path, data: bytes) -> None:
-        raise StoreError(f"{path}: No space left on device")
-
-    two.write({"half": bytes(1000)})
-    monkeypatch.setattr(mirror, "write_whole", full)
-    assert not (new_machine("first").folder / "half").exists()
 
 
 def test_fails_in_one_sentence_where_the_folder_is_somebody_elses(
