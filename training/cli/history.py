@@ -72,7 +72,7 @@ def _report(options: argparse.Namespace) -> int:
         }
         print(json.dumps(found, indent=1))
     else:
-        print(summary(history, head, options.usd_per_hour))
+        print(summary(history, run.record, head, options.usd_per_hour))
         print(f"[ok] {options.out or f'{store.uri}/{REPORT}'}")
     return EXIT_FINISHED
 

@@ -86,8 +86,8 @@ def write_report(
         usd_per_hour = history.attempts[-1].usd_per_hour
     page = _PAGE.format(
         title=html.escape(f"{record.run_id}: {record.workload} / {record.recipe}"),
-        summary=html.escape(summary(history, head, usd_per_hour)),
-        results=_results(history),
+        summary=html.escape(summary(history, record, head, usd_per_hour)),
+        results=_results(store, record, history),
         starts=_starts(history),
         sections=_sections(store, record, history),
         attempts=_attempts(history, usd_per_hour),
@@ -98,19 +98,25 @@ def write_report(
     return history
 
 
-def summary(history: History, head: Head, usd_per_hour: float | None) -> str:
+def summary(history: History, record: RunConfig, head: Head, usd_per_hour: float | None) -> str:
     """The run in a few sentences."""
     attempts = history.attempts
-    lost = history.repeated_seconds
-    text = (
-        f"{head.state}: {len(history.steps)} steps in {len(attempts)} "
-        f"attempt{'s' * (len(attempts) != 1)}. "
-        f"{sum(a.num_repeated for a in attempts)} steps were computed twice ({lost:.1f} s"
-    )
-    if usd_per_hour is not None:
-        text += f", {lost * usd_per_hour / 3600:.4f} dollars"
-    gaps = sum(history.gaps())
-    text += f"), and nothing trained for {gaps:.1f} s between attempts."
+    lost, gaps = history.repeated_seconds, sum(history.gaps())
+    num_steps, what = len(history.steps), f"{len(history.steps)} steps"
+    if record.workload == PROGRAM:
+        # Some report every tenth step only, others none.
+        num_steps = max(history.steps["step"], default=0)
+        num_snapshots = max((entry.step for entry in head.checkpoints), default=0)
+        what = f"{num_steps} steps and " if num_steps else ""
+        what += f"{num_snapshots} snapshot{'s' * (num_snapshots != 1)}"
+    text = f"{head.state}: {what} in {len(attempts)} attempt{'s' * (len(attempts) != 1)}. "
+    if num_steps or record.workload != PROGRAM:
+        cost = "" if usd_per_hour is None else f", {lost * usd_per_hour / 3600:.4f} dollars"
+        num_repeated = sum(a.num_repeated for a in attempts)
+        text += f"{num_repeated} steps were computed twice ({lost:.1f} s{cost}), and nothing"
+    else:
+        text += "Nothing"
+    text += f" trained for {gaps:.1f} s between attempts."
     if usd_per_hour is not None:
         busy = sum(attempt.seconds for attempt in attempts)
         text += (
@@ -154,8 +160,19 @@ def _loss(history: History) -> str:
     return "".join(parts) + "<p>Each step once; a red line marks where another attempt resumed.</p>"
 
 
-def _results(history: History) -> str:
-    """The last evaluation of each stage, side by side: results next to their baselines."""
+def _results(store: Store, record: RunConfig, history: History) -> str:
+    """The last evaluation of each stage, side by side: results next to their baselines.
+
+    Of a program, the last value of each metric, and what it left.
+    """
+    if record.workload == PROGRAM:
+        receipt = parse_receipt(store.get(RECEIPT))
+        last = receipt.get("stages", {}).get(PROGRAM) or _last_metrics(history)
+        files = receipt.get("final_files", {})
+        left = [["final files", ", ".join(files)]] if files else []
+        ended = [["exit code", _readable(receipt["exit_code"])]] if "exit_code" in receipt else []
+        rows = [*([name, _readable(value)] for name, value in last.items()), *left, *ended]
+        return _table(rows) if rows else "<p>None yet.</p>"
     last = {stage: lines[-1]["metrics"] for stage, lines in history.evaluations().items()}
     if not last:
         return "<p>None yet.</p>"
@@ -213,6 +230,11 @@ def _metrics(history: History) -> str:
         "<p>None: the program printed none that its metric definitions know, and wrote no "
         "TensorBoard files.</p>"
     )
+
+
+def _last_metrics(history: History) -> dict[str, float]:
+    lines = (line["values"] for line in history.lines if line["kind"] == "metrics")
+    return {name: value for values in lines for name, value in values.items()}
 
 
 def _add(points: dict[str, dict[int, tuple[int, float]]], line: Line) -> None:
