@@ -156,6 +156,7 @@ class ProgramRun:
     interruptions: Sequence[Mapping[str, Any]]
     seconds: float
     num_snapshots: int
+    snapshot_seconds: float | None = None  # until the first while the program ran; None: none
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

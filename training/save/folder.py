@@ -38,6 +38,7 @@ from training.save.manifest import (
     SNAPSHOT,
     Content,
     FolderManifest,
+    Reason,
     SavedFile,
     SavedFolder,
     SavedLink,
@@ -143,6 +144,7 @@ class FolderSource:
         assert self.sent is not None
         return {
             "snapshot": self._name,
+            "reason": self.capture.reason,
             "num_files": len(self.sent.manifest.files),
             "changed_bytes": self.sent.changed_bytes,
             "sent_bytes": self.sent.sent_bytes,
@@ -275,6 +277,7 @@ class CommittedSnapshot:
     changed_bytes: int  # of files that had changed
     sent_bytes: int
     snapshot: str  # its name
+    reason: Reason
     note: Mapping[str, Any]
 
 

@@ -51,8 +51,35 @@ def test_a_program_that_restores_all_of_its_state_is_equal_bit_for_bit(
     said = capsys.readouterr().out
     assert "[ok] uninterrupted: 12 losses, " in said
     assert "[ok] once more: the same losses and final files" in said
-    assert " steps redone, " in said and "  step       12  " in said
-    assert "[ok] 1 interruptions change nothing: bit for bit" in said
+    assert " steps redone\n" in said and "  step       12  " in said
+    assert "  killed before its first snapshot: " in said
+    assert "  killed later: " in said and "  a notice inside a save: " in said
+    assert "[ok] 3 interruptions change nothing: bit for bit; a kill after the first" in said
+
+
+@pytest.mark.slow
+def test_a_program_that_loses_all_at_each_kill_fails_though_its_bits_are_equal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A database stays open for writing, so its folder is never snapshotted before the end."""
+    (tmp_path / "train.py").write_text(
+        "import os, sqlite3, time\n"
+        "path = os.path.join(os.environ['SM_CHECKPOINT_DIR'], 'run.db')\n"
+        "db = sqlite3.connect(path, isolation_level=None)\n"
+        "db.execute('pragma journal_mode=wal')\n"
+        "db.execute('create table if not exists s(step int)')\n"
+        "done = db.execute('select max(step) from s').fetchone()[0] or 0\n"
+        "for step in range(done + 1, 61):\n"
+        "    time.sleep(0.1)\n"
+        "    db.execute('insert into s values(?)', (step,))\n"
+        "    print(f'iter {step}: loss {1 / step:.4f}, time 100ms', flush=True)\n"
+    )
+    given = ["--program=python train.py", f"--source={tmp_path}", "--quiet-seconds=20"]
+    assert main(["check", *given]) == 1
+    said = capsys.readouterr().out
+    assert "[failed] bit for bit, but an interruption costs all: 2 of 2 kills found no" in said
+    assert "('run.db' stays open for writing)" in said
+    assert "killed later: " in said and " 20 steps redone" in said
 
 
 def test_a_program_that_forgets_a_random_state_ends_elsewhere(
@@ -64,8 +91,10 @@ def test_a_program_that_forgets_a_random_state_ends_elsewhere(
     assert record["difference_of_two_uninterrupted"]["steps"] == []
     assert record["difference"]["files"] == ["model/model.json"]
     assert record["difference"]["steps"][0] > 3 and record["difference"]["largest"] > 0
-    (interruption,) = record["interrupted"]["interruptions"]
-    assert interruption["steps_redone"] >= 0
+    first, later, noticed = record["interrupted"]["interruptions"]
+    assert (first["is_late"], later["is_late"], record["costs_all"]) == (False, True, False)
+    assert later["steps_redone"] >= 0 and later["seconds_lost"] > 0
+    assert noticed["what"] == "a notice inside a save"
 
 
 @pytest.mark.parametrize(
@@ -131,7 +160,8 @@ def test_every_kind_of_difference_is_found() -> None:
 def test_fails_where_no_kill_came_in_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(program._Runs, "run", lambda *given: _run({1: 0.5}))
+    for name in ("run", "interrupted"):
+        monkeypatch.setattr(program.ProgramRuns, name, lambda *given: _run({1: 0.5}))
     assert main(["check", "--program=python train.py", f"--source={tmp_path}"]) == 2
     assert "so nothing was tested; let it save sooner" in capsys.readouterr().err
 
