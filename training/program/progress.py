@@ -9,8 +9,6 @@ from training.program.metric_row import MetricRow
 from training.record.metrics import Metrics
 
 _RUNNING_SECONDS = 5.0
-# By so much a file's time may be early: the kernel's clock ticks.
-_TICK_SECONDS = 0.05
 LOSSES = ("loss", "train_loss", "train:loss", "train/loss")
 
 
@@ -29,7 +27,6 @@ class ReportedProgress:
         self._began = self._stepped = time.monotonic()
         self._safe = self._began  # what was done until then, another machine would have
         self._told = self._began
-        self._signalled = math.inf
         self._stopped = math.inf  # when the program had ended
 
     def resume(self, step: int, snapshot: str | None) -> None:
@@ -43,12 +40,10 @@ class ReportedProgress:
 
     @property
     def unsaved_seconds(self) -> float:
-        """What a loss of the machine would cost: the time since what the last snapshot holds.
+        """What a loss of the machine costs: the time since what the last snapshot holds.
 
-        Nothing, if the program has saved since it was told of the end.
+        It ends with the program: the seconds of its leaving count, as nobody knows what it did.
         """
-        if self._safe > self._signalled - _TICK_SECONDS:
-            return 0.0
         return max(0.0, min(time.monotonic(), self._stopped) - self._safe)
 
     @property
@@ -87,10 +82,8 @@ class ReportedProgress:
         """The program has just ended, or must now."""
         self._stopped = time.monotonic()
 
-    def notice(self, *, is_signalled: bool) -> None:
-        """A notice came at this step, and the program was told."""
-        if is_signalled:
-            self._signalled = time.monotonic()
+    def notice(self) -> None:
+        """A notice came at this step."""
         self._metrics.write("notice", stage=WORKLOAD, step=self.step)
 
     def tell(self) -> None:

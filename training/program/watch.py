@@ -230,7 +230,7 @@ class ProgramWatch:
             # Nothing takes the machine away: one more quiet moment, then the end.
             until = min(until, now + self._options.program.quiet_seconds + self._save_seconds)
         _write_notice(self._options.notice_file, notice)
-        self._progress.notice(is_signalled=number is not None)
+        self._progress.notice()
         if number is not None:
             self._process.signal(number)
         name = "none" if number is None else number.name

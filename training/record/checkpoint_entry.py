@@ -2,8 +2,8 @@
 
 A name or number that no writer wrote is refused: names become the keys that are read and deleted.
 The newest and the furthest stay, every Nth, the best, and the stages' ends they need; one that may
-hold half of a save never takes the place of the newest that does not. Those from before the run
-started over stay until there are more of the new ones than are kept. Imports no torch.
+hold half of a save never takes the place of one that does not. Those from before the run started
+over stay until there are more of the new ones than are kept. Imports no torch.
 """
 
 import re
@@ -57,10 +57,11 @@ class CheckpointEntry:
     is_best: bool = False  # the best by its stage's best_metric when it was evaluated
     # What its stage still needed by the pace of its writer, for the Guard; None: not known yet.
     seconds_left: float | None = None
-    # Taken because a program ended itself after a notice: it may hold half of a save.
+    # Taken as a program ended itself after a notice, or stood still: it may hold half of a save.
     is_tentative: bool = False
     failed_starts: int = 0  # programs that began with it, and failed before they left another
     is_left_behind: bool = False  # the run has started over: no attempt resumes from it
+    program_step: int | None = None  # what a program had reported when it was taken
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> "CheckpointEntry":
@@ -102,10 +103,13 @@ class Retention:
         # A stage's later best is better: it was compared with the earlier one.
         best = {entry.stage: entry for entry in checkpoints if entry.is_best}
         firm = [entry for entry in checkpoints if not entry.is_tentative]
-        # Its successor may have been passed over by a machine that could not read it.
-        furthest = sorted(checkpoints, key=lambda entry: entry.step)[-1:]
-        newest = [*checkpoints[-self.newest :], *firm[-1:], *furthest]
-        chosen = [*newest, *best.values(), *self._every(checkpoints)]
+        # One that may hold half of a save is of no use once there is a later one that does not.
+        later = checkpoints[checkpoints.index(firm[-1]) + 1 :] if firm else checkpoints
+        newest = [*firm[-self.newest :], *later[-self.newest :]]
+        # Its successor may have been passed over by a machine that could not read it, or be of a
+        # program that began again on a torn save without noticing.
+        furthest = [*_furthest(firm), *_furthest(checkpoints)]
+        chosen = [*newest, *furthest, *best.values(), *self._every(checkpoints)]
         names = {entry.name for entry in chosen}
         if len(checkpoints) <= self.newest:
             names.update(entry.name for entry in left_behind)
@@ -126,6 +130,12 @@ class Retention:
             if number > 0 and key not in seen:
                 seen.add(key)
                 yield entry
+
+
+def _furthest(checkpoints: Sequence[CheckpointEntry]) -> Sequence[CheckpointEntry]:
+    """The last of those with the furthest step: a program's own, if it reports steps."""
+    known = [entry for entry in checkpoints if entry.program_step is not None] or checkpoints
+    return sorted(known, key=lambda entry: entry.program_step or entry.step)[-1:]
 
 
 KEEP_NEWEST = Retention()

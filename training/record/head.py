@@ -27,7 +27,7 @@ from training.store.protocol import (
 _log = logging.getLogger(__name__)
 
 # Format 2 added part_bytes to files and is_best to checkpoints, format 3 seconds_left to them,
-# format 4 is_tentative and failed_starts, format 5 is_left_behind and unverified_by.
+# format 4 is_tentative and failed_starts, format 5 is_left_behind, unverified_by and program_step.
 _FORMAT = 5
 _ATTEMPTS = 6
 _BACKOFF_SECONDS = 0.1

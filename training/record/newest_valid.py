@@ -104,11 +104,8 @@ def _first_valid(
 
 
 def _is_given_up(entry: CheckpointEntry) -> bool:
-    return entry.is_tentative and entry.failed_starts >= _MOST_FAILED_STARTS
+    return entry.failed_starts >= _MOST_FAILED_STARTS
 
 
 def _why_given_up(entry: CheckpointEntry) -> str:
-    return (
-        "taken when the program ended itself after a notice, and it failed "
-        f"{entry.failed_starts} times on it"
-    )
+    return f"the program failed {entry.failed_starts} times on it before it saved again"

@@ -117,6 +117,7 @@ class FolderSource:
             kind=self._kind,
             files=(),
             is_tentative=self._is_tentative,
+            program_step=self.capture.note.get("step"),
         )
 
     def send(

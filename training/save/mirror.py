@@ -190,9 +190,9 @@ class Mirror:
         return is_sent and refused is None
 
     def count_failure(self) -> None:
-        """The program has failed: count it against a tentative snapshot that it began with."""
+        """The program has failed: count it against the snapshot that it began with."""
         began_with = self._restored
-        if began_with is None or not began_with.is_tentative or self.last is not None:
+        if began_with is None or self.last is not None:
             return
         self._lease.count_failed_start(began_with.name)
         self._events.emit(

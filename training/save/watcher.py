@@ -81,17 +81,17 @@ class Watcher:
     def last_moment(self, exit_code: int, *, was_told: bool) -> Moment:
         """When the folder of a program that has ended may be captured; SnapshotError if never.
 
-        What it wrote last counts if it ended well by itself; if it was told to end and did, it may
-        have been in the middle of a save, as with any other end.
+        One that says when is taken as it asked, however it ended. What another wrote last counts if
+        it ended well by itself; told to end, it may have been in the middle of a save.
         """
-        if exit_code == 0 and not was_told:
-            return ANY_MOMENT
         with suppress(FileNotFoundError):
             asked = Moment(asked_ns=self._commit_file.stat().st_ctime_ns)
             self.says_when = True
             return asked
         if self.says_when:
             raise SnapshotError("what the program did after its last commit does not count")
+        if exit_code == 0 and not was_told:
+            return ANY_MOMENT
         if was_told and 0 <= exit_code != _KILLED:
             return AT_AN_EXIT
         seconds = self._quiet.seconds_until_now(list_folder(self._folder))

@@ -11,7 +11,14 @@ from training.record.checkpoint_entry import CheckpointEntry, Kind, Retention, p
 
 
 def entry(
-    step: int, stage: str = "a", kind: Kind = "periodic", *, epoch: int = 0, is_best: bool = False
+    step: int,
+    stage: str = "a",
+    kind: Kind = "periodic",
+    *,
+    epoch: int = 0,
+    is_best: bool = False,
+    is_tentative: bool = False,
+    program_step: int | None = None,
 ) -> CheckpointEntry:
     return CheckpointEntry(
         name=f"{step:08d}-{stage}-{kind}",
@@ -21,6 +28,8 @@ def entry(
         kind=kind,
         files=(),
         is_best=is_best,
+        is_tentative=is_tentative,
+        program_step=program_step,
     )
 
 
@@ -34,6 +43,31 @@ def live_through(retention: Retention, entries: list[CheckpointEntry]) -> list[i
 
 def test_the_newest_stay() -> None:
     assert live_through(Retention(), [entry(step) for step in range(1, 8)]) == [5, 6, 7]
+
+
+def test_those_that_may_hold_half_of_a_save_take_the_place_of_none_that_does_not() -> None:
+    firm = [entry(step) for step in (1, 2, 3)]
+    maybe = [entry(step, is_tentative=True) for step in (4, 5, 6, 7)]
+    assert live_through(Retention(), [*firm, *maybe]) == [1, 2, 3, 5, 6, 7]
+    assert live_through(Retention(), [*firm, *maybe, entry(8)]) == [2, 3, 8]
+
+
+def test_the_furthest_step_of_a_program_stays_until_another_passes_it() -> None:
+    maybe = entry(4, is_tentative=True, program_step=390)
+    far = [
+        entry(1, program_step=100),
+        entry(2, program_step=200),
+        entry(3, program_step=300),
+        maybe,
+    ]
+    again = [entry(5 + number, program_step=10 * number) for number in range(4)]
+    assert live_through(Retention(newest=2), [*far, *again]) == [3, 4, 7, 8]
+    assert live_through(Retention(newest=2), [*far, *again, entry(9, program_step=301)]) == [
+        4,
+        8,
+        9,
+    ]
+    assert live_through(Retention(newest=2), [*far, *again, entry(9, program_step=390)]) == [8, 9]
 
 
 def test_the_first_of_every_so_many_steps_stays() -> None:

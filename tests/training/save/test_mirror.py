@@ -153,15 +153,25 @@ def test_what_a_dead_program_had_asked_for_is_taken_if_it_is_still_so(
     assert all(read_manifest(store, entry).program_says_when for entry in entries(store))
 
 
-def test_a_program_that_says_when_and_ends_well_is_taken_at_its_end(
-    new_machine: NewMachine,
+@pytest.mark.parametrize("exit_code", [0, 1, 143, -9])
+@pytest.mark.parametrize("was_told", [False, True])
+def test_a_program_that_says_when_is_not_taken_at_its_end(
+    new_machine: NewMachine, exit_code: int, was_told: bool
 ) -> None:
     machine = new_machine("first")
     machine.mirror.start()
+    machine.write({"model.pt": b"1"})
     machine.commit()
-    machine.write({"model.pt": b"2"})
-    assert machine.end()
-    assert (new_machine("second").folder / "model.pt").read_bytes() == b"2"
+    if was_told:
+        machine.mirror.request("emergency")
+    machine.write({"model.pt": b"ha"})
+    assert not machine.end(exit_code)
+    second = new_machine("second")
+    assert (second.folder / "model.pt").read_bytes() == b"1"
+    second.mirror.start()
+    second.write({"model.pt": b"ha"})
+    assert not second.end(exit_code), "it said when on the machine before"
+    assert (new_machine("third").folder / "model.pt").read_bytes() == b"1"
 
 
 @pytest.mark.parametrize(

@@ -1,28 +1,12 @@
-"""What a program leaves that ends itself at a notice: it may hold half of a save."""
+"""A program that cannot start from a snapshot gets an older one, and nothing is deleted for it."""
 
 from collections.abc import Callable
-
-import pytest
 
 from tests.training.save.scene import Machine, entries, wait_for_snapshot
 from training.record.checkpoint_entry import Retention
 from training.store.protocol import Store
 
 NewMachine = Callable[..., Machine]
-
-
-@pytest.mark.parametrize("exit_code", [0, 1])
-def test_a_program_that_says_when_is_not_taken_where_it_exits_at_a_notice(
-    new_machine: NewMachine, exit_code: int
-) -> None:
-    machine = new_machine("first")
-    machine.mirror.start()
-    machine.write({"model.pt": b"1"})
-    machine.commit()
-    machine.mirror.request("emergency")
-    machine.write({"model.pt": b"ha"})
-    assert not machine.end(exit_code)
-    assert (new_machine("second").folder / "model.pt").read_bytes() == b"1"
 
 
 def test_an_exit_at_a_notice_takes_the_place_of_no_quiet_snapshot(
@@ -69,7 +53,7 @@ def test_a_program_that_fails_twice_on_such_a_snapshot_starts_from_the_quiet_one
     assert machine.restored is not None
     ((name, why),) = machine.restored.passed_over
     assert name == entries(store)[-1].name, "it is kept"
-    assert why == "taken when the program ended itself after a notice, and it failed 2 times on it"
+    assert why == "the program failed 2 times on it before it saved again"
 
 
 def test_where_there_is_nothing_else_a_program_starts_from_such_a_snapshot_again(
@@ -84,3 +68,38 @@ def test_where_there_is_nothing_else_a_program_starts_from_such_a_snapshot_again
         assert (machine.folder / "model.pt").read_bytes() == b"ha"
         machine.mirror.count_failure()
         machine.end(exit_code=1)
+
+
+def test_a_snapshot_of_any_kind_on_which_a_program_fails_twice_is_passed_over(
+    new_machine: NewMachine, store: Store
+) -> None:
+    machine = new_machine("machine-0")
+    machine.mirror.start()
+    for number in (1, 2):
+        machine.write({"model.pt": b"%d" % number})
+        machine.commit()
+        wait_for_snapshot(machine, number)
+    machine.vanish()
+    begun = []
+    for number in range(1, 6):  # the program fails whatever it begins with
+        machine = new_machine(f"machine-{number}")
+        begun.append((machine.folder / "model.pt").read_bytes())
+        machine.mirror.count_failure()
+        machine.end(exit_code=1)
+    assert begun == [b"2", b"2", b"1", b"1", b"2"]
+    assert [entry.failed_starts for entry in entries(store)] == [2, 3], "both are kept"
+
+
+def test_a_program_that_has_saved_before_it_failed_is_no_witness_against_its_snapshot(
+    new_machine: NewMachine, store: Store
+) -> None:
+    machine = new_machine("machine-0")
+    for number in (1, 2):
+        machine.mirror.start()
+        machine.write({"model.pt": b"%d" % number})
+        machine.commit()
+        wait_for_snapshot(machine, number)
+        machine.mirror.count_failure()
+        machine.end(exit_code=1)
+        machine = new_machine(f"machine-{number}")
+    assert [entry.failed_starts for entry in entries(store)] == [0, 0]
