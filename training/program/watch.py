@@ -214,6 +214,12 @@ class ProgramWatch:
         last = self._mirror.last
         if last is not None and last.number != self._number:
             self._number = last.number
+            if not self._progress.num_snapshots:
+                seconds = self._progress.seconds
+                _log.info(
+                    f"[program] the first snapshot of this attempt, {last.snapshot}, is committed "
+                    f"after {seconds:.1f} s: {last.num_files} files ({last.reason})"
+                )
             self._save_seconds = max(self._save_seconds, last.seconds)
             self._progress.committed(time.time() - last.written_at)
 
@@ -283,8 +289,9 @@ class ProgramWatch:
             return
         folder, quiet = options.container.checkpoints, options.program.quiet_seconds
         if (obstacle := self._mirror.obstacle(max(_NEVER_QUIET_SECONDS, 3 * quiet))) is not None:
-            why = f"in {folder} {obstacle}, and a snapshot needs {quiet:g} s without a change"
-            remedy = "; write that file elsewhere, or call commit() after each save"
+            what, outlook = obstacle
+            why = f"in {folder} {what}, and a snapshot needs {quiet:g} s without a change"
+            remedy = f"; {outlook}. Call commit() after each save, or write that file elsewhere"
         elif seconds >= _NO_SNAPSHOT_SECONDS:
             why, remedy = f"the program has written nothing to {folder}", ""
         else:

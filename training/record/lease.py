@@ -113,12 +113,18 @@ class Lease:
         if release:
             self._stop.set()
 
-    def count_failed_start(self, name: str) -> None:
-        """Count a program that began with this snapshot and failed before it left another."""
+    def count_failed_start(self, began: CheckpointEntry) -> None:
+        """Count a program that began with this snapshot and failed before it saved again.
+
+        The tentative ones after it hold what it held, and count as often.
+        """
+        times = began.failed_starts + 1
 
         def count(entry: CheckpointEntry) -> CheckpointEntry:
-            is_it = entry.name == name
-            return replace(entry, failed_starts=entry.failed_starts + 1) if is_it else entry
+            is_later = entry.is_tentative and entry.step > began.step
+            if entry.name != began.name and not is_later:
+                return entry
+            return replace(entry, failed_starts=max(times, entry.failed_starts))
 
         self._change(lambda head: replace(head, checkpoints=tuple(map(count, head.checkpoints))))
 

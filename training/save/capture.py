@@ -7,8 +7,10 @@ the folder itself, which must then not change until it is sent. Only what is not
 import fcntl
 import hashlib
 import logging
+import math
 import os
 import shutil
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -20,12 +22,11 @@ from training.save.listing import (
     FileState,
     Listing,
     SnapshotError,
-    is_log,
     list_folder,
     settled,
 )
 from training.save.manifest import Content, FolderManifest, Reason
-from training.save.quiet import mapped_for_writing
+from training.save.quiet import held_open, mapped_for_writing
 from training.save.transfer import Contents, Spare
 from training.store import parts
 from training.store.parts import checksum_of, num_parts, part_bytes_of
@@ -35,6 +36,9 @@ _log = logging.getLogger(__name__)
 _FICLONE = 0x40049409  # linux/fs.h: _IOW(0x94, 9, int)
 # Copies must leave the program room for its next files.
 _LEFT_BYTES = 256 * 1024 * 1024
+# A program stands still for no longer than this, where its files cannot be cloned.
+_STANDSTILL_SECONDS = 5.0
+_COPY_BYTES = 4 * 1024 * 1024
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,9 +85,17 @@ class Moment:
     asked_ns: int | None = None
     # Nobody knows whether the program was in the middle of a save.
     is_tentative: bool = False
+    # The program is stopped for it: nothing it keeps open is complete.
+    is_standstill: bool = False
+    # Then, files that are open for writing are awaited.
+    waits_for_closed: bool = False
+    # Files that only grow, besides those named so.
+    logs: frozenset[str] = frozenset()
 
     def refuse_other(self, listing: Listing) -> None:
         """Raise ChangedError or SnapshotError if the moment is over."""
+        if self.waits_for_closed and (path := held_open(listing)):
+            raise ChangedError(f"{path} is open for writing")
         if self.quiet is not None and (path := self.quiet.difference(listing)):
             raise ChangedError(f"{path!r} changed")
         if self.asked_ns is not None and (newer := listing.changed_after(self.asked_ns)):
@@ -94,7 +106,6 @@ class Moment:
 
 
 ANY_MOMENT = Moment()
-AT_AN_EXIT = Moment(is_tentative=True)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -147,17 +158,17 @@ def capture(
 
     A capture in place holds only as long as the folder does not change (`refuse_changed`).
     """
-    listing = settled(root)
+    listing = settled(root, moment.logs)
     moment.refuse_other(listing)
     inodes = mapped_for_writing({(f.device, f.inode) for f in listing.files.values()})
     mapped = frozenset(p for p, f in listing.files.items() if (f.device, f.inode) in inodes)
     new = [
         path
         for path, file in listing.files.items()
-        if file not in known.files or path in mapped or is_log(path)
+        if file not in known.files or path in mapped or listing.is_log(path)
     ]
     own = {path: root / path for path in new}
-    copied = None if in_place else _copied(own, staging, listing)
+    copied = None if in_place else _copied(own, staging, listing, moment)
     captured = Capture(
         reason=reason,
         program_says_when=program_says_when,
@@ -176,26 +187,37 @@ def capture(
     return captured
 
 
-def _copied(own: Mapping[str, Path], staging: Path, listing: Listing) -> dict[str, Path] | None:
-    """Clone or copy the files; None where there is no room."""
+def _copied(
+    own: Mapping[str, Path], staging: Path, listing: Listing, moment: Moment
+) -> dict[str, Path] | None:
+    """Clone or copy the files; None where there is no room, SnapshotError at a standstill."""
     if not own:
         return {}
+    ends = time.monotonic() + _STANDSTILL_SECONDS if moment.is_standstill else math.inf
     need = sum(listing.files[path].bytes for path in own)
     copies = {path: staging / str(number) for number, path in enumerate(own)}
     try:
         staging.mkdir(parents=True)
         if not _has_room(staging, need):
             staging.rmdir()
+            if moment.is_standstill:
+                raise SnapshotError(f"there is no room for a copy of {need / 1e6:,.1f} MB")
             return None
         for path, copy in copies.items():
-            _copy(own[path], copy)
+            _copy(own[path], copy, ends)
     except FileNotFoundError as error:
         shutil.rmtree(staging, ignore_errors=True)
         raise ChangedError(f"{error.filename} was deleted while it was captured") from error
     except PermissionError as error:
         shutil.rmtree(staging, ignore_errors=True)
         raise _unreadable(error) from error
+    except SnapshotError:
+        shutil.rmtree(staging, ignore_errors=True)
+        raise
     except OSError as error:  # no room after all
+        if moment.is_standstill:
+            shutil.rmtree(staging, ignore_errors=True)
+            raise SnapshotError(f"{error.filename}: {error.strerror}") from error
         _log.warning(f"[snapshot] {error.filename}: {error.strerror}; sent from where it lies")
         shutil.rmtree(staging, ignore_errors=True)
         return None
@@ -215,12 +237,19 @@ def _has_room(folder: Path, need: int) -> bool:
     return about.f_bavail * about.f_frsize >= 2 * need + _LEFT_BYTES
 
 
-def _copy(source: Path, target: Path) -> None:
+def _copy(source: Path, target: Path, ends: float) -> None:
     with source.open("rb") as reader, target.open("xb") as writer:
         try:
             fcntl.ioctl(writer.fileno(), _FICLONE, reader.fileno())
         except OSError:  # another file system, or one that cannot
-            shutil.copyfileobj(reader, writer, 4 * 1024 * 1024)
+            while data := reader.read(_COPY_BYTES):
+                writer.write(data)
+                if time.monotonic() > ends:
+                    raise SnapshotError(
+                        f"copying {source.name!r} would keep the program stopped for more than "
+                        f"{_STANDSTILL_SECONDS:g} s; a file system that clones files takes "
+                        "milliseconds, as XFS does"
+                    ) from None
 
 
 class CapturedFile(Contents):

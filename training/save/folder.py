@@ -32,7 +32,7 @@ from training.record.lease import Lease
 from training.record.metrics import Metrics
 from training.save.blobs import Blobs
 from training.save.capture import Capture, CapturedFile, Pack, packed
-from training.save.listing import ChangedError, FileState, SnapshotError, is_log
+from training.save.listing import ChangedError, FileState, SnapshotError
 from training.save.manifest import (
     SMALL_BYTES,
     SNAPSHOT,
@@ -150,6 +150,7 @@ class FolderSource:
             "changed_bytes": self.sent.changed_bytes,
             "sent_bytes": self.sent.sent_bytes,
             "written_at": self.capture.listing.written_ns / 1e9,
+            "reason": self.capture.reason,
             "note": self.capture.note,
         }
 
@@ -185,7 +186,7 @@ class FolderSource:
             files={
                 state: contents[path]
                 for path, state in listing.files.items()
-                if path not in self.capture.mapped and not is_log(path)
+                if path not in self.capture.mapped and not listing.is_log(path)
             },
             num_changed=len(fresh),
             changed_bytes=sum(one.size for one in fresh),

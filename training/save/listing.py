@@ -72,6 +72,7 @@ class Listing:
     folders: dict[str, _FolderState]
     skipped: dict[str, str]  # path -> what it is instead of a file
     began_ns: int  # by the clock that stamps files
+    logs: frozenset[str] = frozenset()  # those known as such by how they grow
 
     @property
     def bytes(self) -> int:
@@ -93,7 +94,16 @@ class Listing:
         mine, others = self.files, other.files
         if mine.keys() != others.keys():
             return _differing(mine, others)
-        return next((p for p in mine if mine[p] != others[p] and not is_log(p)), None)
+        changed = (p for p in mine if mine[p] != others[p])
+        return next((p for p in changed if not (self.is_log(p) or other.is_log(p))), None)
+
+    def is_rewritten_in(self, later: "Listing") -> bool:
+        """Whether some of it was deleted or written again; that a file has grown proves nothing."""
+        return any(
+            (new := later.files.get(path)) is None
+            or (new != old and (new.inode != old.inode or new.bytes <= old.bytes))
+            for path, old in self.files.items()
+        )
 
     def changed_after(self, time_ns: int) -> str | None:
         """One file that changed after that time, None if there is none; logs may.
@@ -101,7 +111,9 @@ class Listing:
         A time that is still to come was stamped before the clock was set back.
         """
         now, files = time.time_ns(), self.files.items()
-        return next((p for p, f in files if time_ns < f.ctime_ns <= now and not is_log(p)), None)
+        return next(
+            (p for p, f in files if time_ns < f.ctime_ns <= now and not self.is_log(p)), None
+        )
 
     @property
     def newest(self) -> str:
@@ -111,7 +123,7 @@ class Listing:
     @property
     def written_ns(self) -> int:
         """When a file changed last; logs grow also when nothing is saved, and do not count."""
-        times = (file.ctime_ns for path, file in self.files.items() if not is_log(path))
+        times = (file.ctime_ns for p, file in self.files.items() if not self.is_log(p))
         return max(times, default=self.began_ns)
 
     @property
@@ -120,9 +132,13 @@ class Listing:
         ends = [0]
         for path, file in self.files.items():
             tick = 2 * _SECOND_NS if file.ctime_ns % _SECOND_NS == 0 else _TICK_NS
-            if not is_log(path) and abs(self.began_ns - file.ctime_ns) <= tick:
+            if not self.is_log(path) and abs(self.began_ns - file.ctime_ns) <= tick:
                 ends.append(file.ctime_ns + tick + 1 - self.began_ns)
         return max(ends)
+
+    def is_log(self, path: str) -> bool:
+        """Whether the file is a log, by its name or by how it grows."""
+        return path in self.logs or is_log(path)
 
 
 def is_log(path: str) -> bool:
@@ -137,7 +153,7 @@ def leaves(root: Path, path: str, target: str) -> bool:
     return Path(points_to) != root and root not in Path(points_to).parents
 
 
-def list_folder(root: Path) -> Listing:
+def list_folder(root: Path, logs: frozenset[str] = frozenset()) -> Listing:
     """List the folder now; SnapshotError if it is missing or a part of it cannot be listed."""
     files: dict[str, FileState] = {}
     links: dict[str, str] = {}
@@ -164,13 +180,14 @@ def list_folder(root: Path) -> Listing:
         folders=dict(sorted(folders.items())),
         skipped=dict(sorted(skipped.items())),
         began_ns=began_ns,
+        logs=logs,
     )
 
 
-def settled(root: Path) -> Listing:
+def settled(root: Path, logs: frozenset[str] = frozenset()) -> Listing:
     """List the folder once any later change will show in a file's times; may raise ChangedError."""
     for _ in range(5):
-        listing = list_folder(root)
+        listing = list_folder(root, logs)
         if not (wait_ns := listing.settles_in_ns):
             return listing
         time.sleep(wait_ns / 1e9)

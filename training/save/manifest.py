@@ -20,8 +20,9 @@ _FORMAT = 1
 SMALL_BYTES = 1024 * 1024
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
-# Why it was taken: the program asked, the folder was quiet, a notice came, the program ended.
-Reason: TypeAlias = Literal["commit", "quiet", "notice", "exit"]
+# Why it was taken: the program asked, the folder was quiet, a notice came, the program ended; or it
+# was stopped for it, and what it holds is what a crash would have left.
+Reason: TypeAlias = Literal["commit", "quiet", "notice", "exit", "crash-consistent"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -118,6 +119,8 @@ class FolderManifest:
         """Whether that one, published before it, holds the same."""
         if before is None or (self.program_says_when and not before.program_says_when):
             return False
+        if before.reason == "crash-consistent" and self.reason in ("quiet", "notice"):
+            return False  # the same is known to be whole now
         mine, others = ((one.files, one.links, one.folders) for one in (self, before))
         return mine == others
 

@@ -9,6 +9,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -19,9 +20,11 @@ from training.record.lease import Lease
 from training.record.metrics import Metrics
 from training.record.newest_valid import newest_valid, read_twice
 from training.save.capture import Capture, Moment, capture
-from training.save.folder import CommittedSnapshot, FolderSaves, seconds_until
+from training.save.folder import CommittedSnapshot, FolderSaves, FolderSource, seconds_until
 from training.save.listing import ChangedError, Listing, SnapshotError, list_folder
 from training.save.manifest import FolderManifest, Reason
+from training.save.process_tree import stopped
+from training.save.publish import Save
 from training.save.restore import Filled, fill, read_manifest
 from training.save.watcher import Watcher
 from training.store.protocol import Store
@@ -85,8 +88,11 @@ class Mirror:
             folder, self.commit_file, quiet_seconds, self._capture, self._refuse
         )
         self._restored: CheckpointEntry | None = None
+        # What was restored from a tentative one, until the program has written some of it again.
+        self._doubted: Listing | None = None
         self._haste: _Haste | None = None
         self._num_captures = 0
+        self._program: int | None = None
         self._said = -_LINE_SECONDS
         self._is_closing = threading.Event()
 
@@ -95,10 +101,12 @@ class Mirror:
         """The last snapshot that this mirror has committed."""
         return self._saves.last
 
-    def obstacle(self, seconds: float) -> str | None:
-        """What has kept the folder from being captured for so long, as a clause, or None."""
+    def obstacle(self, seconds: float) -> tuple[str, str] | None:
+        """What has kept the folder from being captured for so long, and what will be done."""
         watcher = self._watcher
-        return watcher.obstacle if watcher.uncaptured_seconds >= seconds else None
+        if watcher.uncaptured_seconds < seconds:
+            return None
+        return watcher.obstacle, watcher.outlook
 
     def restore(self) -> Restored | None:
         """Fill the folder from the newest snapshot that holds; None if there is none.
@@ -127,6 +135,7 @@ class Mirror:
         self._saves.blobs.begin_with(filled.manifest, filled.files)
         self._saves.blobs.found_damaged(filled.damaged)
         self._watcher.captured = list_folder(self._folder)
+        self._doubted = self._watcher.captured if found.entry.is_tentative else None
         self._saves.blobs.sweep()
         restored = Restored(
             entry=found.entry,
@@ -141,6 +150,7 @@ class Mirror:
 
     def start(self, program: int | None = None) -> None:
         """Watch the folder of the program with that process number from now on, and send."""
+        self._program = program
         self._watcher.start(program)
 
     def request(self, haste: _Haste) -> None:
@@ -192,9 +202,9 @@ class Mirror:
     def count_failure(self) -> None:
         """The program has failed: count it against the snapshot that it began with."""
         began_with = self._restored
-        if began_with is None or self.last is not None:
+        if began_with is None or (self.last is not None and self._doubted is None):
             return
-        self._lease.count_failed_start(began_with.name)
+        self._lease.count_failed_start(began_with)
         self._events.emit(
             "failed-start", snapshot=began_with.name, failed_starts=began_with.failed_starts + 1
         )
@@ -208,7 +218,7 @@ class Mirror:
     def _capture(self, reason: Reason, moment: Moment) -> Listing:
         """Capture the folder; what is sent from where it lies is sent before this returns."""
         captured = self._captured_now(reason, moment)
-        save = self._saves.prepare(captured, self._kind)
+        save = self._prepared(captured, moment)
         if self._haste == "rebalance":
             self._haste, self._watcher.is_hasty = None, False
         self._saves.start(save)
@@ -223,16 +233,27 @@ class Mirror:
 
     def _captured_now(self, reason: Reason, moment: Moment, *, in_place: bool = False) -> Capture:
         self._num_captures += 1
-        return capture(
-            self._folder,
-            self._work / f"staging-{self._num_captures}",
-            self._saves.blobs.known,
-            reason=reason,
-            program_says_when=self._watcher.says_when,
-            note=self._note(),
-            moment=moment,
-            in_place=in_place,
-        )
+        note = self._note()
+        with stopped(self._program) if moment.is_standstill else nullcontext():
+            return capture(
+                self._folder,
+                self._work / f"staging-{self._num_captures}",
+                self._saves.blobs.known,
+                reason=reason,
+                program_says_when=self._watcher.says_when,
+                note=note,
+                moment=moment,
+                in_place=in_place,
+            )
+
+    def _prepared(self, captured: Capture, moment: Moment) -> Save[FolderSource]:
+        """A save of it; what was restored from a torn one and not written since may be torn."""
+        if self._doubted is not None and (
+            captured.reason == "commit" or self._doubted.is_rewritten_in(captured.listing)
+        ):
+            self._doubted = None
+        is_tentative = moment.is_tentative or self._doubted is not None
+        return self._saves.prepare(captured, self._kind, is_tentative=is_tentative)
 
     @property
     def _kind(self) -> Kind:
@@ -249,7 +270,7 @@ class Mirror:
             except SnapshotError as error:
                 self._refuse(error)
                 return False
-            save = self._saves.prepare(captured, self._kind, is_tentative=moment.is_tentative)
+            save = self._prepared(captured, moment)
             save.releases = release
             self._saves.start(save)
             if not save.wait(seconds_until(deadline)):

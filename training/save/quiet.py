@@ -12,10 +12,10 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from training.save.listing import Listing, is_log
+from training.save.listing import Listing
+from training.save.process_tree import living_below
 
 _PROC = Path("/proc")
-_EXITING = 0x4  # PF_EXITING of linux/sched.h, set before the files are closed
 _FLAGS = re.compile(r"^flags:\s*([0-7]+)$", re.MULTILINE)
 _NOT_LOOKED = "a file, perhaps,"
 
@@ -35,7 +35,7 @@ class QuietTime:
 
     def look(self, listing: Listing) -> float:
         """Take note of the folder as it is now; return for how many seconds it has been so."""
-        now, alive = time.monotonic(), _processes()
+        now, alive = time.monotonic(), living_below(os.getpid())
         if self.listing is None or self.listing.difference(listing) is not None:
             self.writers = alive
             self.since = now
@@ -51,11 +51,8 @@ class QuietTime:
     def is_closed(self) -> bool:
         """Whether nothing of the folder is open for writing now."""
         assert self.listing is not None
-        files = self.listing.files.items()
-        inodes = {(f.device, f.inode): path for path, f in files if not is_log(path)}
-        paths = (inodes[key] for key in _open_for_writing(inodes))
-        self.held_open = min(map(repr, paths), default=None)
-        alive = _processes()
+        self.held_open = held_open(self.listing)
+        alive = living_below(os.getpid())
         has_died = bool(alive) and self.program not in (None, *alive)
         if has_died or not self.writers <= alive:
             self.held_open = _NOT_LOOKED
@@ -73,10 +70,17 @@ class QuietTime:
         return time.monotonic() - self.since
 
 
+def held_open(listing: Listing) -> str | None:
+    """A file that a process could write to now, logs aside."""
+    files = listing.files.items()
+    inodes = {(f.device, f.inode): path for path, f in files if not listing.is_log(path)}
+    return min((repr(inodes[key]) for key in _open_for_writing(inodes)), default=None)
+
+
 def _open_for_writing(inodes: Collection[tuple[int, int]]) -> set[tuple[int, int]]:
     """Those of the files, given as (device, inode), that a process could write to now."""
     found = set()
-    for process in (_PROC / str(number) for number in _processes()):
+    for process in (_PROC / str(number) for number in living_below(os.getpid())):
         with suppress(OSError), os.scandir(process / "fd") as entries:
             for entry in entries:
                 with suppress(OSError):  # closed meanwhile
@@ -92,37 +96,13 @@ def mapped_for_writing(inodes: Collection[tuple[int, int]]) -> set[tuple[int, in
     # The device in /proc/PID/maps differs from stat's on some file systems.
     by_inode = {inode: (device, inode) for device, inode in inodes}
     found = set()
-    for process in (_PROC / str(number) for number in _processes()):
+    for process in (_PROC / str(number) for number in living_below(os.getpid())):
         with suppress(OSError, ValueError), (process / "maps").open("rb") as lines:
             for line in lines:
                 _, permissions, _, _, inode, *_ = line.split(maxsplit=5)
                 if permissions[1:2] == b"w" and permissions[3:4] == b"s":
                     found.add(by_inode.get(int(inode), (0, 0)))
     return found - {(0, 0)}
-
-
-def _processes() -> set[int]:
-    """This process and all below it, as far as they live: a killed one has lost its open files.
-
-    One that left its parent belongs to a subreaper above it.
-    """
-    children: dict[int, list[int]] = {}
-    with suppress(OSError), os.scandir(_PROC) as entries:
-        for entry in entries:
-            if entry.name.isdigit():
-                with suppress(OSError):  # ended meanwhile
-                    # After the name in parentheses, which may hold anything: proc(5).
-                    about = Path(entry.path, "stat").read_bytes().rpartition(b")")[2].split()
-                    state, parent, flags = about[0], int(about[1]), int(about[6])
-                    if state not in b"ZX" and not flags & _EXITING:
-                        children.setdefault(parent, []).append(int(entry.name))
-    found: set[int] = set()
-    pending = [os.getpid()] if children else []
-    while pending:
-        process = pending.pop()
-        found.add(process)
-        pending += children.get(process, [])
-    return found
 
 
 def _is_writable(fdinfo: Path) -> bool:

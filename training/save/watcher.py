@@ -1,7 +1,8 @@
 """Decides when a folder is captured: when the program says so, or when nothing changed for a while.
 
 A program has said when as soon as it has touched the commit file once: from then on no other moment
-counts, because only the program knows which of its files belong together.
+counts, because only the program knows which of its files belong together. Where the others never
+come, the program is stopped for one: what is captured then is what a crash would have left.
 """
 
 import logging
@@ -12,8 +13,10 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
-from training.save.capture import ANY_MOMENT, AT_AN_EXIT, Moment
+from training.save.capture import ANY_MOMENT, Moment
+from training.save.habit import GrowingFiles, Replacing, SaveHabit
 from training.save.listing import (
     ChangedError,
     Listing,
@@ -32,6 +35,14 @@ _POLL_SECONDS = 0.025
 _LOOKING_SHARE = 0.02
 # After a notice: the program may be gone before the usual quiet time is over.
 _HASTY_SECONDS = 1.0
+# In quiet times: the pause after which a save is over, if it was so before.
+_PAUSE_SHARE = 0.2
+# How long there may be no quiet time until the program is stopped for a snapshot; in quiet times,
+# but at most so many seconds, and at a notice fewer.
+_RESTLESS_TIMES, _RESTLESS_SECONDS, _RESTLESS_HASTY_SECONDS = 12, 120.0, 10.0
+# For the last quarter of that, and earlier for the first snapshot, a moment is awaited in which no
+# file is open for writing.
+_CHOOSING_SHARE, _FIRST_TIMES = 0.75, 3
 # What a shell says of a program that SIGKILL ended.
 _KILLED = 128 + signal.SIGKILL
 
@@ -54,6 +65,7 @@ class Watcher:
         self.says_when = False
         self.is_hasty = False
         self.captured: Listing | None = None
+        self.standstill_error: SnapshotError | None = None  # why none can be taken in motion
         self.error: BaseException | None = None
         self._folder = folder
         self._commit_file = commit_file
@@ -61,6 +73,10 @@ class Watcher:
         self._capture = capture
         self._refused = refused
         self._quiet = QuietTime()
+        self._habit, self._replacing = SaveHabit(), Replacing()
+        self._growing = GrowingFiles(folder, quiet_seconds, _PAUSE_SHARE * quiet_seconds)
+        self._is_tentative = False  # what was captured last
+        self._patience = 1.0  # doubled where it was in vain
         self._told: set[str] = set()
         self._uncaptured_since: float | None = None  # the first look at something new
         self._stop = threading.Event()
@@ -85,7 +101,7 @@ class Watcher:
         it ended well by itself; told to end, it may have been in the middle of a save.
         """
         with suppress(FileNotFoundError):
-            asked = Moment(asked_ns=self._commit_file.stat().st_ctime_ns)
+            asked = self._moment(asked_ns=self._commit_file.stat().st_ctime_ns)
             self.says_when = True
             return asked
         if self.says_when:
@@ -93,18 +109,18 @@ class Watcher:
         if exit_code == 0 and not was_told:
             return ANY_MOMENT
         if was_told and 0 <= exit_code != _KILLED:
-            return AT_AN_EXIT
-        seconds = self._quiet.seconds_until_now(list_folder(self._folder))
+            return self._moment(is_tentative=True)
+        seconds = self._quiet.seconds_until_now(self._list())
         if seconds < self._wanted_seconds:
             raise SnapshotError(f"the program died {seconds:.1f} s after the last change")
         if (path := self._quiet.held_open) is not None:
             raise SnapshotError(f"{path} was open for writing when the program died")
-        return Moment(quiet=self._quiet.listing)
+        return self._moment(quiet=self._quiet.listing)
 
     def is_captured(self) -> bool:
         """Whether the folder is as it was captured last."""
         try:
-            listing = list_folder(self._folder)
+            listing = self._list()
         except SnapshotError:
             return False
         return self.captured is not None and self.captured.difference(listing) is None
@@ -124,8 +140,40 @@ class Watcher:
         return f"{listing.newest!r} keeps changing" if listing else "it keeps changing"
 
     @property
+    def outlook(self) -> str:
+        """What is done where the folder is never quiet, as a clause."""
+        if self.standstill_error is not None:
+            return f"none can be taken with the program stopped either: {self.standstill_error}"
+        return f"after {self._restless_seconds:g} s the program is stopped for a moment to take one"
+
+    @property
     def _wanted_seconds(self) -> float:
         return min(self._quiet_seconds, _HASTY_SECONDS) if self.is_hasty else self._quiet_seconds
+
+    @property
+    def _pause_seconds(self) -> float:
+        return min(_PAUSE_SHARE * self._quiet_seconds, self._wanted_seconds)
+
+    @property
+    def _restless_seconds(self) -> float:
+        """How long it may go without a quiet moment until the program is stopped for one.
+
+        One that only ever replaces whole files is worth that more often.
+        """
+        quiet = self._quiet_seconds
+        if self.is_hasty:
+            return min(quiet, _RESTLESS_HASTY_SECONDS)
+        if self._replacing.is_habit:
+            return quiet
+        return max(quiet, min(_RESTLESS_TIMES * quiet, _RESTLESS_SECONDS))
+
+    @property
+    def _choosing_seconds(self) -> float:
+        """From when on that is done in a moment in which no file is open for writing."""
+        seconds = self._restless_seconds
+        if self.captured is None:
+            seconds = min(seconds, _FIRST_TIMES * self._quiet_seconds)
+        return _CHOOSING_SHARE * seconds
 
     def _run(self) -> None:
         next_look = 0.0
@@ -143,7 +191,7 @@ class Watcher:
         self.says_when = True
         try:
             asked = self._commit_file.stat()
-            self.captured = self._capture("commit", Moment(asked_ns=asked.st_ctime_ns))
+            self.captured = self._capture("commit", self._moment(asked_ns=asked.st_ctime_ns))
         except (ChangedError, FileNotFoundError) as error:
             if isinstance(error, ChangedError):
                 self._refused(error)  # and once more
@@ -155,30 +203,63 @@ class Watcher:
             self._commit_file.unlink(missing_ok=True)
 
     def _look(self) -> float:
-        """Capture the folder if it has been quiet; return when to look again."""
+        """Capture the folder if its moment has come; return when to look again."""
         began, wanted = time.thread_time(), self._wanted_seconds
         if self.says_when or not self._quiet_seconds:
             return time.monotonic() + _HASTY_SECONDS
         try:
-            listing = list_folder(self._folder)
+            before, listing = self._quiet.listing, self._list()
             self._tell_odd(listing)
-            is_new = self.captured is None or self.captured.difference(listing) is not None
-            if not is_new or listing.is_empty:
+            self._growing.look(listing)
+            if before is None:
+                self._habit.begin(listing)
+            else:
+                self._replacing.look(before, listing)
+            is_changed = self.captured is None or self.captured.difference(listing) is not None
+            seconds = self._quiet.look(listing)
+            if listing.is_empty or not (is_changed or self._is_tentative):
                 self._uncaptured_since = None
             else:
                 self._uncaptured_since = self._uncaptured_since or time.monotonic()
-                is_quiet = self._quiet.look(listing) >= wanted
-                # Costs more than the look: a killed program is asked about only in haste.
-                if (is_quiet or self.is_hasty) and self._quiet.is_closed() and is_quiet:
-                    reason: Reason = "notice" if self.is_hasty else "quiet"
-                    self.captured = self._capture(reason, Moment(quiet=listing))
-                    self._uncaptured_since = None
+                is_quiet = seconds >= wanted or self._is_end(listing, seconds)
+                self._capture_if_due(listing, is_quiet, is_changed=is_changed)
         except ChangedError:
             pass  # not quiet after all
         except SnapshotError as error:
             self._refused(error)
         looked = (time.thread_time() - began) / _LOOKING_SHARE
-        return time.monotonic() + max(min(wanted / 5, _HASTY_SECONDS), looked)
+        return time.monotonic() + max(min(self._pause_seconds / 4, _HASTY_SECONDS), looked)
+
+    def _capture_if_due(self, listing: Listing, is_quiet: bool, *, is_changed: bool) -> None:
+        """Capture what has stood still, or what never does."""
+        # Costs more than the look: a killed program is asked about only in haste.
+        if (is_quiet or self.is_hasty) and self._quiet.is_closed() and is_quiet:
+            reason: Reason = "notice" if self.is_hasty else "quiet"
+            self.captured = self._capture(reason, self._moment(quiet=listing))
+            self._is_tentative, self._uncaptured_since = False, None
+        elif is_changed and self.uncaptured_seconds >= self._patience * self._choosing_seconds:
+            waits = self.uncaptured_seconds < self._patience * self._restless_seconds
+            moment = self._moment(is_tentative=True, is_standstill=True, waits_for_closed=waits)
+            try:
+                self.captured = self._capture("crash-consistent", moment)
+                self.standstill_error, self._patience = None, 1.0
+                self._is_tentative, self._uncaptured_since = True, None
+            except ChangedError:
+                raise
+            except SnapshotError as error:
+                self.standstill_error, self._patience = error, 2 * self._patience
+                raise
+
+    def _is_end(self, listing: Listing, seconds: float) -> bool:
+        """Whether this pause is the end of a save, as far as the program's habit is known."""
+        is_pause = seconds >= self._pause_seconds and self._quiet.is_closed()
+        return is_pause and self._habit.is_end(listing)
+
+    def _list(self) -> Listing:
+        return list_folder(self._folder, self._growing.logs)
+
+    def _moment(self, **about: Any) -> Moment:
+        return Moment(logs=self._growing.logs, **about)
 
     def _tell_odd(self, listing: Listing) -> None:
         """Say once what is not saved."""

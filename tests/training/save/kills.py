@@ -2,7 +2,8 @@
 
 Each attempt is a tree of two processes, a supervisor with the mirror and the program; SIGKILL hits
 the tree or the program alone. The next attempt, on the same disk or a new one, must find a state
-that the program wrote: whole files, and where it says `commit` a pair of one epoch.
+that the program wrote: whole files, and where it says `commit` a pair of one epoch. Where nothing
+but a crash-consistent snapshot was as new, it may have to fail on that first.
 """
 
 import os
@@ -29,6 +30,7 @@ class Series:
 
     restored: list[int] = field(default_factory=list)  # the epoch that each attempt began with
     lost: list[int] = field(default_factory=list)  # epochs that had been finished and were lost
+    torn: int = 0  # restores of a crash-consistent snapshot on which the program failed
     problems: list[str] = field(default_factory=list)
 
 
@@ -101,7 +103,9 @@ def _supervise(store: FolderStore, disk: Path, seed: int, says_when: bool) -> in
     (disk / "program.pid").write_text(str(program))
     machine.mirror.start(program)
     _, status = os.waitpid(program, 0)
-    machine.end(os.waitstatus_to_exitcode(status))
+    if (code := os.waitstatus_to_exitcode(status)) > 0:
+        machine.mirror.count_failure()
+    machine.end(code)
     return 0
 
 
@@ -134,15 +138,21 @@ def _train(
 def _look(store: FolderStore, disk: Path, found: Series, *, says_when: bool) -> None:
     """Restore as a machine of its own, and judge what is there."""
     machine = Machine(store, disk)
-    machine.end(-9)
     try:
         epochs = _epochs(machine.folder)
     except ValueError as error:
+        if machine.restored and machine.restored.entry.is_tentative:
+            machine.mirror.count_failure()
+            machine.end(1)
+            found.torn += 1
+            _look(store, disk, found, says_when=says_when)
+            return
         found.problems.append(str(error))
         epochs = {}
+    machine.end(-9)
     if says_when and len(set(epochs.values())) > 1:
         found.problems.append(f"a mix of two epochs: {epochs}")
-    if machine.restored and machine.restored.passed_over:
+    if machine.restored and len(machine.restored.passed_over) > found.torn / 2:
         found.problems.append(f"passed over: {machine.restored.passed_over}")
     found.restored.append(epochs.get("model.pt", 0))
 

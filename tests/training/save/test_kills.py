@@ -16,7 +16,10 @@ def test_a_killed_program_finds_what_it_wrote(tmp_path: Path, says_when: bool) -
 @pytest.mark.parametrize("says_when", [True, False], ids=["commit", "quiet"])
 def test_a_hundred_kills(tmp_path: Path, says_when: bool) -> None:
     found = kill_again_and_again(tmp_path, 100, 1000, says_when=says_when)
-    print(f"{found.restored[-1]} epochs kept, {sum(found.lost)} finished ones lost to 100 kills")
+    print(
+        f"{found.restored[-1]} epochs kept, {sum(found.lost)} finished ones lost to 100 kills; "
+        f"{found.torn} starts failed on what a crash left"
+    )
     refuse_problems(found)
 
 

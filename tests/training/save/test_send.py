@@ -167,8 +167,8 @@ def test_a_file_that_changes_while_it_is_copied_voids_the_capture(
     (folder / "model.pt").write_bytes(b"one")
     copy = capture_module._copy
 
-    def slowly(source: Path, target: Path) -> None:
-        copy(source, target)
+    def slowly(source: Path, target: Path, ends: float) -> None:
+        copy(source, target, ends)
         source.write_bytes(b"two")
 
     monkeypatch.setattr(capture_module, "_copy", slowly)
@@ -216,7 +216,7 @@ def test_fails_for_a_file_that_cannot_be_read(
 ) -> None:
     (folder / "secret").write_bytes(b"x")
 
-    def refuse(source: Path, target: Path) -> None:
+    def refuse(source: Path, target: Path, ends: float) -> None:
         raise PermissionError(13, "Permission denied", str(source))
 
     monkeypatch.setattr(capture_module, "_copy", refuse)

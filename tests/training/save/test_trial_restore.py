@@ -90,6 +90,34 @@ def test_a_snapshot_of_any_kind_on_which_a_program_fails_twice_is_passed_over(
     assert [entry.failed_starts for entry in entries(store)] == [2, 3], "both are kept"
 
 
+def test_what_a_program_adds_to_a_torn_snapshot_before_it_fails_on_it_is_no_save(
+    new_machine: NewMachine, store: Store
+) -> None:
+    machine = new_machine("machine-0", quiet_seconds=0.05)
+    machine.mirror.start()
+    machine.write({"model.pt": b"whole"})
+    wait_for_snapshot(machine, 1)
+    machine.mirror.request("emergency")
+    machine.write({"model.pt": b"ha"})
+    machine.end()
+    begun = []
+    for number in range(1, 9):
+        machine = new_machine(f"machine-{number}", quiet_seconds=0.05)
+        begun.append((machine.folder / "model.pt").read_bytes())
+        if begun[-1] == b"whole":
+            break
+        machine.mirror.start()
+        machine.write({f"config-{number}.json": b"{}"})
+        wait_for_snapshot(machine, entries(store)[-1].step + 1)
+        machine.mirror.count_failure()
+        machine.end(exit_code=1)
+    assert begun == [b"ha", b"ha", b"ha", b"whole"]
+    machine.mirror.start()
+    machine.write({"model.pt": b"again"})
+    wait_for_snapshot(machine, entries(store)[-1].step + 1)
+    assert [entry.is_tentative for entry in entries(store)] == [False, False]
+
+
 def test_a_program_that_has_saved_before_it_failed_is_no_witness_against_its_snapshot(
     new_machine: NewMachine, store: Store
 ) -> None:

@@ -1,0 +1,141 @@
+"""A program that never stands still is stopped for its snapshot, and goes on."""
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.training.save.scene import Machine, entries, wait_for_snapshot, wait_until
+from training.save.listing import list_folder
+from training.save.process_tree import living_below, stopped
+from training.save.restore import read_manifest
+from training.store.protocol import Store
+
+NewMachine = Callable[..., Machine]
+
+
+@contextmanager
+def program(act: Callable[[], None]) -> Iterator[int]:
+    """A process that does this until the end; it and what it has started is killed."""
+    number = os.fork()
+    if number == 0:
+        try:
+            act()
+        finally:
+            os._exit(1)
+    try:
+        yield number
+    finally:
+        for process in living_below(number):
+            os.kill(process, signal.SIGKILL)
+        os.waitpid(number, 0)
+
+
+def counting(path: Path) -> Callable[[], None]:
+    """Writes a number to two places of a file that stays open, one after the other, for ever."""
+
+    def count() -> None:
+        with path.open("wb", buffering=0) as stream:
+            number = 0
+            while True:
+                number += 1
+                for start in (0, 100_000):
+                    os.pwrite(stream.fileno(), number.to_bytes(8, "big"), start)
+                time.sleep(0.001)
+
+    return count
+
+
+def counted(path: Path) -> tuple[int, int]:
+    data = path.read_bytes()
+    return int.from_bytes(data[:8], "big"), int.from_bytes(data[100_000:], "big")
+
+
+def test_a_file_that_stays_open_is_taken_as_a_crash_would_leave_it(
+    new_machine: NewMachine, store: Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    machine = new_machine("first", quiet_seconds=0.1)
+    path = machine.folder / "state.db"
+    with program(counting(path)) as number:
+        machine.mirror.start(number)
+        wait_for_snapshot(machine, 3)
+        before = counted(path)
+        wait_until(lambda: counted(path) > before, machine.mirror)
+    kept = entries(store)
+    assert [entry.is_tentative for entry in kept] == [True] * len(kept)
+    assert {read_manifest(store, entry).reason for entry in kept} == {"crash-consistent"}
+    machine.vanish()
+    first, second = counted(new_machine("second").folder / "state.db")
+    assert first - 1 <= second <= first > 0
+
+
+def test_what_then_stands_still_is_taken_once_more_and_is_firm(
+    new_machine: NewMachine, store: Store
+) -> None:
+    machine = new_machine("first", quiet_seconds=0.1)
+    with program(signal.pause) as number, (machine.folder / "state.db").open("wb") as stream:
+        stream.write(b"whole")
+        stream.flush()
+        machine.mirror.start(number)
+        wait_for_snapshot(machine, 1)
+        assert [entry.is_tentative for entry in entries(store)] == [True]
+        stream.close()
+        wait_for_snapshot(machine, 2)
+    assert [entry.is_tentative for entry in entries(store)] == [False]
+
+
+def test_nothing_of_a_program_runs_while_it_is_stopped_and_all_of_it_goes_on(
+    tmp_path: Path,
+) -> None:
+    def have_children() -> None:
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+        while True:
+            if os.fork() == 0:
+                (tmp_path / f"{os.getpid()}").touch()
+                os._exit(0)
+            time.sleep(0.002)
+
+    with program(have_children) as number:
+        for _ in range(5):
+            with stopped(number):
+                before = list_folder(tmp_path)
+                time.sleep(0.05)
+                assert list_folder(tmp_path).files == before.files
+            deadline = time.monotonic() + 60
+            while list_folder(tmp_path).files == before.files:
+                assert time.monotonic() < deadline
+
+
+def test_a_process_that_somebody_else_has_stopped_stays_so() -> None:
+    with program(signal.pause) as number:
+        os.kill(number, signal.SIGSTOP)
+        os.waitid(os.P_PID, number, os.WSTOPPED)
+        with stopped(number):
+            pass
+        time.sleep(0.05)
+        assert Path(f"/proc/{number}/stat").read_text().split()[2] == "T"
+
+
+def test_a_copy_that_takes_too_long_is_given_up_and_said(
+    new_machine: NewMachine,
+    store: Store,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("training.save.capture._FICLONE", 0)  # no file system knows that
+    monkeypatch.setattr("training.save.capture._STANDSTILL_SECONDS", 0.0)
+    machine = new_machine("first", quiet_seconds=0.1)
+    path = machine.folder / "state.db"
+    with program(counting(path)) as number:
+        machine.mirror.start(number)
+        wait_until(
+            lambda: "would keep the program stopped for more than" in caplog.text, machine.mirror
+        )
+        before = counted(path)
+        wait_until(lambda: counted(path) > before, machine.mirror)
+    assert entries(store) == ()
+    assert not list(machine.work.glob("staging-*"))

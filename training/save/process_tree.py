@@ -1,0 +1,89 @@
+"""The processes below one, from /proc, and all of them stopped for a moment; Linux only.
+
+SIGSTOP, not a cgroup's freezer: it needs no right that a supervisor may lack, and a program sees
+as little of it, because all its processes stand below its keeper and stop together.
+"""
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from training.save.listing import SnapshotError
+
+_PROC = Path("/proc")
+_EXITING = 0x4  # PF_EXITING of linux/sched.h, set before the files are closed
+_POLL_SECONDS = 0.001
+# A process in a system call that hangs does not stop; the others must not wait for it.
+_STOP_SECONDS = 1.0
+
+
+def living_below(root: int) -> set[int]:
+    """A process and all below it, as far as they live: a killed one has lost its open files.
+
+    One that left its parent belongs to a subreaper above it. Empty where there is no /proc.
+    """
+    children: dict[int, list[int]] = {}
+    with suppress(OSError), os.scandir(_PROC) as entries:
+        for entry in entries:
+            if entry.name.isdigit():
+                with suppress(OSError):  # ended meanwhile
+                    state, parent, *_, flags = _about(Path(entry.path))[:7]
+                    if state not in b"ZX" and not int(flags) & _EXITING:
+                        children.setdefault(int(parent), []).append(int(entry.name))
+    found: set[int] = set()
+    pending = [root] if children else []
+    while pending:
+        process = pending.pop()
+        found.add(process)
+        pending += children.get(process, [])
+    return found
+
+
+@contextmanager
+def stopped(program: int | None) -> Iterator[None]:
+    """Let no process of the program run, nor of any other below its parent; SnapshotError if one
+    does not stop. What somebody else has stopped is left so."""
+    ours: set[int] = set()
+    try:
+        _stop_all(_keeper_of(program), ours)
+        yield
+    finally:
+        for process in ours:
+            with suppress(ProcessLookupError):
+                os.kill(process, signal.SIGCONT)
+
+
+def _stop_all(keeper: int, ours: set[int]) -> None:
+    deadline = time.monotonic() + _STOP_SECONDS
+    at_rest: set[int] = set()
+    # Found at rest before it was looked who is there: nobody was left to start another one.
+    while (alive := living_below(keeper) - {keeper, os.getpid()}) != at_rest:
+        at_rest = set(filter(_is_stopped, alive))
+        for process in alive - at_rest - ours:
+            ours.add(process)
+            with suppress(ProcessLookupError):
+                os.kill(process, signal.SIGSTOP)
+        if time.monotonic() > deadline:
+            raise SnapshotError(f"process {min(alive - at_rest, default=0)} could not be stopped")
+        time.sleep(0 if alive == at_rest else _POLL_SECONDS)
+
+
+def _keeper_of(program: int | None) -> int:
+    with suppress(OSError, TypeError):
+        return int(_about(_PROC / str(program))[1])
+    raise SnapshotError("a program can be stopped for its snapshot on Linux only")
+
+
+def _is_stopped(process: int) -> bool:
+    """Whether none of its threads runs."""
+    with suppress(OSError), os.scandir(_PROC / str(process) / "task") as threads:
+        return all(_about(Path(thread.path))[0] in b"TtZX" for thread in threads)
+    return False  # it has just ended
+
+
+def _about(process: Path) -> list[bytes]:
+    """The fields of its stat after the name in parentheses, which may hold anything: proc(5)."""
+    return (process / "stat").read_bytes().rpartition(b")")[2].split()
