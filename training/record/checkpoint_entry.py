@@ -69,6 +69,8 @@ class CheckpointEntry:
         if not CHECKPOINT_NAME.fullmatch(record["name"]):
             raise ValueError(f"the checkpoint name {record['name']!r} was not written by a trainer")
         refuse_other_than_counts(record, "step", "epoch", "failed_starts")
+        if record.get("program_step") is not None:
+            refuse_other_than_counts(record, "program_step")
         if record["kind"] not in get_args(Kind):
             raise ValueError(f"{record['name']} has the unknown kind {record['kind']!r}")
         files = tuple(FileEntry.from_json(file) for file in record["files"])
@@ -134,8 +136,10 @@ class Retention:
 
 def _furthest(checkpoints: Sequence[CheckpointEntry]) -> Sequence[CheckpointEntry]:
     """The last of those with the furthest step: a program's own, if it reports steps."""
-    known = [entry for entry in checkpoints if entry.program_step is not None] or checkpoints
-    return sorted(known, key=lambda entry: entry.program_step or entry.step)[-1:]
+    steps = [(entry.program_step, entry) for entry in checkpoints]
+    known = [(step, entry) for step, entry in steps if step is not None]
+    reached = known or [(entry.step, entry) for entry in checkpoints]
+    return [entry for _, entry in sorted(reached, key=lambda one: one[0])[-1:]]
 
 
 KEEP_NEWEST = Retention()

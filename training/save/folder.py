@@ -109,6 +109,7 @@ class FolderSource:
         number = max((entry.step for entry in head.checkpoints), default=0) + 1
         self._generation = head.generation
         self._name = checkpoint_name(number, head.generation)
+        step = self.capture.note.get("step")
         return CheckpointEntry(
             name=self._name,
             step=number,
@@ -117,7 +118,7 @@ class FolderSource:
             kind=self._kind,
             files=(),
             is_tentative=self._is_tentative,
-            program_step=self.capture.note.get("step"),
+            program_step=None if step is None else max(0, step),
         )
 
     def send(
@@ -150,7 +151,6 @@ class FolderSource:
             "changed_bytes": self.sent.changed_bytes,
             "sent_bytes": self.sent.sent_bytes,
             "written_at": self.capture.listing.written_ns / 1e9,
-            "reason": self.capture.reason,
             "note": self.capture.note,
         }
 
