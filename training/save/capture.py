@@ -128,6 +128,12 @@ class Capture:
         return sum(self.listing.files[path].bytes for path in self.sources)
 
     @property
+    def program_step(self) -> int | None:
+        """The step that the program had reported, if it reports any."""
+        step = self.note.get("step")
+        return None if step is None else max(0, step)
+
+    @property
     def is_in_place(self) -> bool:
         """Whether it holds only as long as the folder does not change."""
         return self.staging is None and bool(self.sources)

@@ -109,7 +109,6 @@ class FolderSource:
         number = max((entry.step for entry in head.checkpoints), default=0) + 1
         self._generation = head.generation
         self._name = checkpoint_name(number, head.generation)
-        step = self.capture.note.get("step")
         return CheckpointEntry(
             name=self._name,
             step=number,
@@ -118,7 +117,7 @@ class FolderSource:
             kind=self._kind,
             files=(),
             is_tentative=self._is_tentative,
-            program_step=None if step is None else max(0, step),
+            program_step=self.capture.program_step,
         )
 
     def send(
