@@ -1,4 +1,4 @@
-"""A program's source folder: what of it travels, which is what git does not ignore.
+"""A source folder of a user's: what of it travels, which is what git does not ignore.
 
 Refused by name: secrets, links to what would stay behind, and more than a bundle may have.
 """
@@ -6,6 +6,7 @@ Refused by name: secrets, links to what would stay behind, and more than a bundl
 import hashlib
 import os
 import re
+import shutil
 import subprocess
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -34,14 +35,14 @@ def find_files(source: Path) -> list[Path]:
     if not paths:
         raise UserError(
             f"source is {str(source)!r}, which has no file that git does not ignore; give the "
-            "folder of your program"
+            "folder of your code"
         )
     secrets = [str(path) for path in paths if _is_secret(path)]
     if secrets:
         raise UserError(
             f"source has {', '.join(secrets[:3])}, which by name {_is_or_are(secrets)} secret and "
             "would be stored in S3 with the code; move it out of the folder or add it to "
-            ".gitignore, and let the program read secrets from AWS Secrets Manager"
+            ".gitignore, and let your code read secrets from AWS Secrets Manager"
         )
     for path in paths:
         _check_link(source, path)
@@ -55,6 +56,16 @@ def find_files(source: Path) -> list[Path]:
             f"largest are {named}: add data and checkpoints to .gitignore; data travels with "
             "`python -m training data upload`"
         )
+    return paths
+
+
+def copy_source(source: Path, target: Path) -> list[Path]:
+    """Copy what travels to the folder `target` and return it; what was there goes."""
+    paths = find_files(source)
+    shutil.rmtree(target, ignore_errors=True)
+    for path in paths:
+        (target / path).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(source / path, target / path)
     return paths
 
 

@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from contract.cleared_folder import cleared_folder
+from contract.description import describe
 from contract.errors import EXIT_STOPPED
 from rehearsal.alarms.trial import trial_table, try_alarms
 from rehearsal.aws import EmbeddedAws, PortInUse
@@ -25,15 +26,21 @@ from rehearsal.drill.children import ChildFailed, Children, run_cdk
 from rehearsal.drill.demo import Demo
 from rehearsal.drill.deployment import REPOSITORY, DeployedStacks
 from rehearsal.drill.fleet import RehearsalFailed
-from rehearsal.drill.interruptions import SYNTAX, PlannedInterruption, parse_interruption
-from rehearsal.drill.program import RehearsedProgram
+from rehearsal.drill.interruptions import (
+    SYNTAX,
+    PlannedInterruption,
+    check_stages,
+    parse_interruption,
+)
+from rehearsal.drill.program import PROGRAM_STAGES, RehearsedProgram, find_data
 from rehearsal.drill.receipt import find_faults, loss_curves, make_receipt
 from rehearsal.drill.report import receipt_rows, show_receipt, write_report
 from rehearsal.drill.workload import (
+    DEFAULTS,
     PROGRAM_INTERRUPTIONS,
     RehearsedWorkload,
     by_workload,
-    defaults_of,
+    own_defaults,
 )
 from rehearsal.machines.commands import CommandFailed
 from rehearsal.machines.nspawn.host import nspawn_host
@@ -92,8 +99,15 @@ def _add_demo(demo: argparse.ArgumentParser) -> None:
     demo.add_argument(
         "--program", type=Path, metavar="FOLDER", help="train this program instead of a workload"
     )
-    demo.add_argument("--data", type=Path, metavar="FOLDER", help="the program's data")
-    demo.add_argument("--workload", default="trajectory", help="default: %(default)s")
+    demo.add_argument(
+        "--workload",
+        default="trajectory",
+        help="a known name, or your own as package.module:NAME; default: %(default)s",
+    )
+    demo.add_argument(
+        "--source", type=Path, metavar="FOLDER", help="the folder of your own workload's module"
+    )
+    demo.add_argument("--data", type=Path, metavar="FOLDER", help="the data of your own")
     demo.add_argument("--recipe", default="laptop", help="default: %(default)s")
     demo.add_argument("--overrides", default="", help='recipe fields, "epochs=2 width=64"')
     demo.add_argument("--count", type=int, help=f"samples made; {by_workload('count')}")
@@ -114,7 +128,7 @@ def _add_demo(demo: argparse.ArgumentParser) -> None:
         action="append",
         metavar="WHEN",
         help=f"{SYNTAX}; repeat in order; {by_workload('interruptions')}, "
-        f"{' '.join(PROGRAM_INTERRUPTIONS)} for a program",
+        f"{' '.join(PROGRAM_INTERRUPTIONS)} for a program, in the last stage of your own workload",
     )
     demo.add_argument("--no-interruptions", action="store_true", help="do not interrupt the run")
     demo.add_argument("--timeout-seconds", type=float, default=1500, help="default: %(default)s")
@@ -205,15 +219,37 @@ def _what_trains(
     """What is trained, and how it is interrupted unless told otherwise."""
     if arguments.program is not None:
         program = RehearsedProgram.from_folder(arguments.program, arguments.data)
+        check_stages(arguments.interrupt or (), PROGRAM_STAGES)
         return program, PROGRAM_INTERRUPTIONS
-    defaults = defaults_of(arguments.workload)
+    return _workload(arguments)
+
+
+def _workload(arguments: argparse.Namespace) -> tuple[RehearsedWorkload, Sequence[str]]:
+    """The workload that is trained, of one's own or a known one, and its usual interruptions."""
+    name, source, data = arguments.workload, arguments.source, None
+    if (source is None) == (":" in name):
+        raise ValueError(
+            f"--workload is {name!r} and --source {source}; give both for a workload of your own "
+            "(package.module:NAME and its folder), or a known workload alone"
+        )
+    defaults = DEFAULTS.get(name)
+    if source is not None or defaults is None or arguments.interrupt:
+        overrides = arguments.overrides.split()
+        source = source and source.resolve()
+        described = describe(name, arguments.recipe, overrides, source=source)
+        check_stages(arguments.interrupt or (), tuple(described.stages))
+        defaults = defaults or own_defaults(described)
+        if source is not None and (arguments.data or not described.makes_data):
+            data = find_data(source, arguments.data)
     workload = RehearsedWorkload(
-        name=arguments.workload,
+        name=name,
         recipe=arguments.recipe,
         overrides=arguments.overrides,
         count=defaults.count if arguments.count is None else arguments.count,
         seed=arguments.seed,
         checkpoint_interval=arguments.checkpoint_interval or defaults.checkpoint_interval,
+        source=source,
+        data=data,
     )
     return workload, defaults.interruptions
 

@@ -18,10 +18,15 @@ from sizing.plan.deadline import sentence, with_fallback
 from sizing.plan.report import one_line, to_json
 from stacks.parameters import StackParameters
 from stacks.parameters.decisions import MICRO_BATCH, plan_run
+from stacks.parameters.workloads import is_own
 
 _PREDICTED = (
     *("size", "hours_p50", "hours_p90", "usd_on_demand", "usd_spot_p50", "usd_spot_p90"),
     *("usd_spot_per_hour", "gpu_memory_mib", "interruptions", "restart_seconds"),
+)
+_KNOWN = (
+    "known is what an hour costs (Sizes) and when the run is stopped (Limits), which max_hours and "
+    "max_usd change"
 )
 # Problems that only interruptions cause: accepted when no Spot instance is used.
 _SPOT_PROBLEMS = ("spot", "notice")
@@ -69,7 +74,7 @@ def annotate(stack: Stack, parameters: StackParameters) -> dict[str, Any] | None
                 f"deadline_hours is {parameters.deadline_hours:g}, but how long the run takes is "
                 f"not known: {parameters.why_unplanned}"
             )
-        notes.add_info_v2("plan:none", f"no plan: {parameters.why_unplanned}")
+        notes.add_info_v2("plan:none", f"no plan: {parameters.why_unplanned}; {_KNOWN}")
         return None
     region = price_region(stack, parameters.size)
     if region != PRICE_REGION:
@@ -101,8 +106,7 @@ def _annotate_program(notes: Annotations, p: StackParameters) -> None:
     notes.add_info_v2(
         "plan:program",
         f"no plan: how long {p.program!r} takes, how much memory it needs and whether it saves "
-        "within a notice is not known before it runs; known is what an hour costs (Sizes) and "
-        "when the run is stopped (Limits), which max_hours and max_usd change",
+        f"within a notice is not known before it runs; {_KNOWN}",
     )
 
 
@@ -143,7 +147,7 @@ def _unplanned(parameters: StackParameters) -> list[str]:
     """Warn of overrides that the plan does not cover."""
     names = [text.split("=")[0] for text in parameters.overrides]
     others = sorted(set(names) - {MICRO_BATCH})
-    if not others:
+    if not others or is_own(parameters.workload):
         return []
     return [
         f"the plan ignores {', '.join(others)}, whose effect was not measured "

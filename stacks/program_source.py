@@ -1,10 +1,9 @@
-"""A program in the code bundle: what it is, its source folder and what to install."""
+"""A source folder in the code bundle: of a program, which says what it is, or of a workload."""
 
-import shutil
 from pathlib import Path
 
-from contract.program import PROGRAM_FILE, SOURCE_FOLDER
-from contract.source import find_files
+from contract.program import PROGRAM_FILE, SOURCE_FOLDER, USUAL_REQUIREMENTS
+from contract.source import copy_source
 from stacks.parameters import StackParameters
 from stacks.parameters.checks import refuse_unless
 from stacks.parameters.programs import program_of
@@ -13,25 +12,25 @@ from stacks.parameters.programs import program_of
 REQUIREMENTS_FILE = "program/requirements.txt"
 
 
-def write_program(parameters: StackParameters, bundle: Path) -> None:
-    """Write the program, its source and what to install into the bundle's folder."""
-    source, program = Path(parameters.source), program_of(parameters)
-    paths = find_files(source)
-    target = bundle / SOURCE_FOLDER
-    for path in paths:
-        (target / path).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(source / path, target / path)
-    # Where nothing lies in it, git has no folder.
-    (target / program.working_folder).mkdir(parents=True, exist_ok=True)
-    (bundle / PROGRAM_FILE).write_text(program.to_json(), encoding="utf-8")
-    name = Path(program.requirements)
-    if not program.requirements or not (source / name).is_file():
+def write_source(parameters: StackParameters, bundle: Path) -> None:
+    """Write the source, the program if it is one, and what to install into the bundle's folder."""
+    source, target = Path(parameters.source), bundle / SOURCE_FOLDER
+    paths = copy_source(source, target)
+    requirements = USUAL_REQUIREMENTS
+    if parameters.program:
+        program = program_of(parameters)
+        requirements = program.requirements
+        # Where nothing lies in it, git has no folder.
+        (target / program.working_folder).mkdir(parents=True, exist_ok=True)
+        (bundle / PROGRAM_FILE).write_text(program.to_json(), encoding="utf-8")
+    name = Path(requirements)
+    if not requirements or not (source / name).is_file():
         return
     refuse_unless(
         name in paths,
-        f"requirements is {program.requirements!r}, which git ignores or which lies outside of "
-        f"{parameters.source!r}: no machine would have it; take it out of .gitignore, or write "
-        '"" to install nothing',
+        f"requirements is {requirements!r}, which git ignores or which lies outside of "
+        f"{parameters.source!r}: no machine would have it; take it out of .gitignore, or, of a "
+        'program, write "" to install nothing',
     )
     # pip finds what it includes next to it.
     text = f"-r {Path(SOURCE_FOLDER).name}/{name.as_posix()}\n"

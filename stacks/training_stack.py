@@ -23,7 +23,7 @@ from stacks.monitoring.metrics import RunMetrics
 from stacks.network import Network
 from stacks.parameters import StackParameters
 from stacks.plan import annotate, epoch_seconds, limits, offered, prediction
-from stacks.program_source import write_program
+from stacks.program_source import write_source
 from stacks.roles import FleetRole, InstanceRole, RunData
 
 ROOT = Path(__file__).parent.parent
@@ -121,7 +121,7 @@ class TrainingStack(Stack):
             root=ROOT,
             wheels=wheels,
             workload=self._parameters.workload,
-            add=self._add_program,
+            add=self._add_source,
         )
         if bundle.packages_without_wheel:
             Annotations.of(self).add_warning_v2(
@@ -157,9 +157,9 @@ class TrainingStack(Stack):
         )
         return role, template
 
-    def _add_program(self, bundle: Path) -> None:
-        if self._parameters.program:
-            write_program(self._parameters, bundle)
+    def _add_source(self, bundle: Path) -> None:
+        if self._parameters.source:
+            write_source(self._parameters, bundle)
 
     def _fleet(
         self,

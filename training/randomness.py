@@ -1,8 +1,11 @@
 """Random state is never stored: it is derived from the seed and the position in the run."""
 
 import hashlib
-from collections.abc import Callable
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -48,3 +51,22 @@ def seed_torch(device: torch.device, *parts: int | str) -> None:
     torch.default_generator.manual_seed(seed)
     if device.type == "cuda":
         torch.cuda.manual_seed(seed)
+
+
+@contextmanager
+def drawing_from(rng: torch.Generator) -> Iterator[None]:
+    """Let code that draws from the generators of torch (CPU), numpy and `random` draw from `rng`.
+
+    Such as torchvision's transforms, in `Samples.get`. Afterwards they are as they were before.
+    """
+    seed = int(torch.randint(2**63 - 1, (), generator=rng))
+    before = torch.default_generator.get_state(), np.random.get_state(), random.getstate()
+    torch.default_generator.manual_seed(seed)
+    np.random.seed(seed % 2**32)
+    random.seed(seed)
+    try:
+        yield
+    finally:
+        torch.default_generator.set_state(before[0])
+        np.random.set_state(before[1])
+        random.setstate(before[2])

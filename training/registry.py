@@ -35,7 +35,10 @@ def load_workload(name: str) -> "Workload[Any]":
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
             raise
-        raise UserError(f"workload {name!r}: there is no module {error.name!r}") from error
+        raise UserError(
+            f"workload {name!r}: module {error.name!r} was not found; check its name and "
+            "its folder (source)"
+        ) from error
     workload = getattr(module, attribute, None)
     if workload is None:
         there = [n for n in vars(module) if n.isupper()]

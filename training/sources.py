@@ -4,13 +4,17 @@ Imports no torch.
 """
 
 import csv
+import hashlib
+import math
 import os
+import shutil
 import tarfile
 import zipfile
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Protocol
+from typing import Any, Protocol
 
 from training.errors import UserError
 
@@ -21,6 +25,7 @@ _SPLITS = ("train", "validation", "test")
 _ALSO_CALLED = {"training": "train", "val": "validation", "valid": "validation"}
 _TAR = (".tar", ".tgz", ".tar.gz", ".tar.bz2", ".tar.xz")
 _COLUMNS = ("file", "class")
+_HELD_OUT_OF = 10
 
 
 class Brought(Protocol):
@@ -116,6 +121,36 @@ def class_names(files: Iterable[Brought]) -> list[str]:
             wanted = "CLASS/FILE" if file.split is None else "SPLIT/CLASS/FILE"
             raise UserError(f"{file.name} is in no class; lay the files out as {wanted}")
     return sorted({file.label for file in files if file.label is not None})
+
+
+def copy_in_splits(
+    files: Sequence[SourceFile], out: Path, seed: int, progress: Callable[[int, int], None]
+) -> dict[str, Any]:
+    """Copy files to SPLIT/CLASS/FILE in `out`; return the manifest's `meta`.
+
+    Without splits of their own, a tenth of each class is for validation; `seed` decides which.
+    """
+    classes = class_names(files)
+    held_out = set[str]()
+    for name in classes:
+        drawn = sorted(
+            (hashlib.sha256(f"{seed} {file.name}".encode()).digest(), file.name)
+            for file in files
+            if file.label == name and file.split is None
+        )
+        num_held_out = min(math.ceil(len(drawn) / _HELD_OUT_OF), len(drawn) - 1)
+        held_out |= {each for _, each in drawn[:num_held_out]}
+    counts = Counter[str]()
+    for done, file in enumerate(files, start=1):
+        split = file.split or ("validation" if file.name in held_out else "train")
+        target = Path(out, split, str(file.label), Path(file.name).name)
+        if target.exists():
+            raise UserError(f"{file.name} has the name of another file of its class; rename it")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(file.path, target)
+        counts[split] += 1
+        progress(done, len(files))
+    return {"classes": classes, "splits": dict(counts)}
 
 
 def _name(file: SourceFile) -> str:

@@ -7,6 +7,7 @@ without one says which, and why. The slowest import here is torch.
 """
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -18,12 +19,13 @@ from torch.utils._pytree import tree_leaves
 
 from training.data_report import DataReport
 from training.dataset_output import FinishedFiles, Output
+from training.randomness import drawing_from as drawing_from
 from training.randomness import shuffled
 
 # What a workload needs besides, under the one import that it has anyway.
 from training.settings import Milestones as Milestones
 from training.settings import Settings as Settings
-from training.sources import Brought, SourceFile
+from training.sources import Brought, SourceFile, copy_in_splits
 from training.stacking import stack
 from training.stage_data import Batch as Batch
 from training.stage_data import Config as Config
@@ -76,6 +78,23 @@ class Samples:
         A sync fetches those first; others once somebody waits for them.
         """
         return ()
+
+
+class DatasetSamples(Samples):
+    """The items of a map-style dataset, such as torchvision's, as samples.
+
+    What it draws from torch, numpy and `random`, in a random transform, follows from `rng`.
+    """
+
+    def __init__(self, dataset: Any) -> None:
+        self.dataset = dataset
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def get(self, index: int, epoch: int, rng: torch.Generator) -> Any:
+        with drawing_from(rng):
+            return self.dataset[index]
 
 
 class Prepare:
@@ -133,7 +152,11 @@ class Train:
 
         @property
         def settings(self) -> Settings:
-            """Length, batches, schedule, precision."""
+            """Length, batches, schedule, precision. By default those of the stage's `config`."""
+
+    else:
+        # Not a property, which would hide a field of that name.
+        settings = cached_property(lambda self: self.config.settings)
 
     def model(self, i: Inputs) -> nn.Module:
         """A freshly initialised model on the CPU (torch is seeded before the call)."""
@@ -330,9 +353,9 @@ class Workload(Generic[C]):
         Returns the manifest's `meta`, which should name the classes and the shape of what a model
         sees. A workload that keeps its position in the file `training.sources.UNFINISHED`, and
         leaves it there, is called again with a folder that was interrupted before it had a
-        manifest.
+        manifest. By default the files as they are, in SPLIT/CLASS/FILE.
         """
-        raise NotImplementedError
+        return copy_in_splits(files, out, seed, progress)
 
     def import_folder(
         self, folder: Path, out: Path, seed: int, progress: Progress

@@ -52,7 +52,8 @@ python3 -m userdata.run_step cloudwatch-agent bash userdata/steps/cloudwatch_age
     rm -f "$run/boot-failure"
 step interruption-handler bash userdata/steps/interruption_handler.sh
 step keep-bundle bash userdata/steps/keep_bundle.sh
-if [[ $WORKLOAD == program ]]; then
+# A user's own: a program, or a workload of the bundle's program/source.
+if [[ -d program/source ]]; then
     step program bash userdata/steps/program.sh
 fi
 # Training begins as soon as the sync has: it waits for each file that it reads. A program reads

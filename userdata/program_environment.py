@@ -1,4 +1,4 @@
-"""Make a program ready to start: its scripts executable, its requirements installed.
+"""Make a user's own code ready to start: its scripts executable, its requirements installed.
 
 They go into a virtual environment on the data volume that also sees the image's packages; torch
 stays the image's. What run_training.sh needs goes to the file OPTIONS. Exit status 78: no other
@@ -24,7 +24,8 @@ REQUIREMENTS = "program/requirements.txt"
 # Where they are installed from: what a build leaves there would change the program's own source.
 BUILD = "program-build"
 ENVIRONMENT = "program-environment"
-# Read by run_training.sh: words of the trainer's command line, each on a line of its own.
+# Read by run_training.sh: words of the trainer's command line, each on a line of its own; of a
+# workload, the interpreter that the trainer runs in.
 OPTIONS = "/opt/training/program-options"
 # What belongs to torch: another version next to the image's torch would not work with it.
 _TORCH = re.compile(r"torch|(pytorch-)?triton(-.*)?|nvidia-.*", re.IGNORECASE)
@@ -152,14 +153,15 @@ def refusal(lines: Sequence[str]) -> RefusedError | None:
     return None
 
 
-def prepare(program: Program, image: str, data_volume: Path) -> str | None:
-    """Return the interpreter that the program needs; None if the image's as it is."""
-    python = find_interpreter(program.interpreter) if program.interpreter else image
-    own = python if program.interpreter else None
+def prepare(program: Program | None, image: str, data_volume: Path) -> str | None:
+    """Return the interpreter that the program, or a workload, needs; None: the image's as it is."""
+    interpreter = program.interpreter if program else ""
+    python = find_interpreter(interpreter) if interpreter else image
+    own = python if interpreter else None
     if not Path(REQUIREMENTS).exists():
         return own
     folder = data_volume / ENVIRONMENT
-    is_above_image = not program.interpreter
+    is_above_image = not interpreter
     made = make_environment(folder, python, image=image if is_above_image else None)
     packages = _installed(image)["packages"] if is_above_image else {}
     kept = {name: version for name, version in packages.items() if _TORCH.fullmatch(name)}
@@ -167,7 +169,8 @@ def prepare(program: Program, image: str, data_volume: Path) -> str | None:
     constraints.write_text("".join(f"{name}=={version}\n" for name, version in kept.items()))
     scratch = data_volume / "scratch"
     scratch.mkdir(exist_ok=True)
-    pip = {name: text for name, text in program.environment.items() if name.startswith("PIP_")}
+    variables = program.environment if program else {}
+    pip = {name: text for name, text in variables.items() if name.startswith("PIP_")}
     environment = {**os.environ, "TMPDIR": str(scratch), **pip}
     install(made, image, constraints, environment, data_volume / BUILD)
     # A file or an address can bring the image's version in another build.
@@ -180,9 +183,9 @@ def prepare(program: Program, image: str, data_volume: Path) -> str | None:
 
 
 def main() -> int:
-    """Prepare the program of this bundle; print what was done or, last, why not."""
-    data_volume = machine_path(os.environ["DATA_MOUNT"])
-    program = Program.from_json(Path(PROGRAM_FILE).read_text(encoding="utf-8"))
+    """Prepare the program, or workload, of this bundle; print what was done or, last, why not."""
+    data_volume, spec = machine_path(os.environ["DATA_MOUNT"]), Path(PROGRAM_FILE)
+    program = Program.from_json(spec.read_text(encoding="utf-8")) if spec.exists() else None
     make_scripts_executable(Path(SOURCE_FOLDER))
     try:
         python = prepare(program, os.environ["PYTHON"], data_volume)
@@ -193,12 +196,14 @@ def main() -> int:
     except (OSError, MetadataError) as error:
         print(error)
         return 1
-    options = ["--instance-type", instance_type]
-    if python is not None:
-        options += ["--interpreter", python]
+    if program is None:
+        options = [python or os.environ["PYTHON"]]
+    else:
+        options = ["--instance-type", instance_type]
+        options += [] if python is None else ["--interpreter", python]
     machine_path(OPTIONS).write_text("".join(f"{word}\n" for word in options))
     has = f"python is {python}" if python else "the image's packages are all it needs"
-    print(f"{program.command}: {has}")
+    print(f"{program.command if program else os.environ['WORKLOAD']}: {has}")
     return 0
 
 

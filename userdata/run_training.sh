@@ -34,6 +34,10 @@ if [[ $WORKLOAD == program ]]; then
 else
     set -- run --workload "$WORKLOAD" --recipe "$RECIPE" \
         --artifacts-uri "${RUN_URI%/runs/*}/artifacts" --keep-compiled
+    if [[ -d program/source ]]; then
+        set -- "$@" --source program/source
+        PYTHON=$(<"$root/opt/training/program-options")
+    fi
 fi
 # Overrides are words by contract; the shell must not expand a * in one to file names.
 set -o noglob

@@ -96,7 +96,7 @@ class Demo:
         stacks.deploy(assembly, "DatasetStack")
         if making is not None:
             making.expect()
-        stacks.upload(self.trained.name)
+        stacks.upload(self.trained.dataset)
         stacks.aws.capacity.notice_seconds = options.notice_seconds
         stacks.deploy(assembly, "TrainingStack")
 

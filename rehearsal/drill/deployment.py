@@ -136,11 +136,16 @@ class DeployedStacks:
         return str(outputs[name])
 
     def start_python(
-        self, name: str, *arguments: str, relayed: Callable[[str], bool] = bool
+        self,
+        name: str,
+        *arguments: str,
+        relayed: Callable[[str], bool] = bool,
+        **variables: str,
     ) -> Child:
         """Start a Python program of this repository; do not wait."""
         command = [sys.executable, *arguments]
-        return self.children.start(name, command, relayed=relayed, PYTHONUNBUFFERED="1")
+        own = {"PYTHONUNBUFFERED": "1", **variables}
+        return self.children.start(name, command, relayed=relayed, **own)
 
 
 def handler_poll(notice_seconds: float) -> dict[str, str]:

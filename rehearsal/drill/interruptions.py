@@ -33,10 +33,20 @@ class PlannedInterruption:
 
 def parse_interruption(text: str) -> PlannedInterruption:
     """Read `kill:head:60` or `notice:head:150`."""
-    match = re.fullmatch(r"(kill|notice):([A-Za-z0-9_]+):(\d+)", text)
+    match = re.fullmatch(r"(kill|notice):([^:\s]+):(\d+)", text)
     if match is None:
         raise ValueError(f"an interruption is {SYNTAX}, got {text!r}")
     return PlannedInterruption(stage=match[2], after=int(match[3]), notice=match[1] == "notice")
+
+
+def check_stages(plan: Sequence[PlannedInterruption], stages: Sequence[str]) -> None:
+    """Refuse an interruption in a stage that what is trained does not have: it would never come."""
+    for planned in plan:
+        if planned.stage not in stages:
+            raise ValueError(
+                f"the interruption {planned} is in stage {planned.stage!r}, which does not exist; "
+                f"known are {', '.join(stages)}"
+            )
 
 
 @dataclass(kw_only=True, slots=True)

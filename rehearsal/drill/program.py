@@ -4,25 +4,27 @@ Without data of one's own, make_data.py in that folder or the one above makes it
 """
 
 import shutil
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from contract.program import Program
+from contract.program import WORKLOAD, Program
 from rehearsal.drill.children import Child
 from rehearsal.drill.deployment import DeployedStacks
+from rehearsal.drill.interruptions import SNAPSHOT
 
+# Where it can be interrupted.
+PROGRAM_STAGES = (WORKLOAD, SNAPSHOT)
 _SPEC = "program.json"
 _MAKER = "make_data.py"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RehearsedProgram:
-    """A program's folder, its spec, and what makes its data."""
+    """A program's folder, its spec, and its data or the script that makes it."""
 
     folder: Path
     spec: Program
-    make_data: Callable[[DeployedStacks], Child | None]
+    data: Path
 
     @classmethod
     def from_folder(cls, folder: Path, data: Path | None) -> "RehearsedProgram":
@@ -35,16 +37,24 @@ class RehearsedProgram:
                 '{"command": "python train.py"} (docs/your-script.md)'
             )
         spec = Program.from_json(path.read_text(encoding="utf-8"), str(path))
-        return cls(folder=folder, spec=spec, make_data=_data_of(folder, data))
+        return cls(folder=folder, spec=spec, data=find_data(folder, data))
 
     @property
-    def name(self) -> str:
-        """Its folder's name, which is its dataset's, too."""
+    def dataset(self) -> str:
+        """Its folder's name."""
         return self.folder.name
+
+    def make_data(self, stacks: DeployedStacks) -> Child | None:
+        """Copy the data, or start making it; do not wait."""
+        if self.data.is_file():
+            return stacks.start_python("dataset", str(self.data), str(stacks.dataset))
+        # The upload writes a manifest, which the user's folder need not have.
+        shutil.copytree(self.data, stacks.dataset)
+        return None
 
     def context(self) -> dict[str, str]:
         """The stack's parameters."""
-        return {"program": str(self.folder / _SPEC), "dataset": self.name}
+        return {"program": str(self.folder / _SPEC), "dataset": self.dataset}
 
     def start_reference(self, stacks: DeployedStacks, folder: Path) -> Child:
         """Start the run that nobody interrupts, in a folder; do not wait."""
@@ -57,21 +67,17 @@ class RehearsedProgram:
         )
 
 
-def _data_of(folder: Path, data: Path | None) -> Callable[[DeployedStacks], Child | None]:
+def find_data(folder: Path, data: Path | None) -> Path:
+    """Return the folder of the data that a source folder trains on, or the script that makes it."""
     if data is not None:
         given = data.resolve()
         if not given.is_dir():
-            raise ValueError(f"{given} is not a folder; --data takes the program's data")
-
-        def copy(stacks: DeployedStacks) -> None:
-            # The upload writes a manifest, which the user's folder need not have.
-            shutil.copytree(given, stacks.dataset)
-
-        return copy
+            raise ValueError(f"{given} is not a folder; --data takes the folder of your data")
+        return given
     for maker in (folder / _MAKER, folder.parent / _MAKER):
         if maker.is_file():
-            return lambda stacks: stacks.start_python("dataset", str(maker), str(stacks.dataset))
+            return maker
     raise ValueError(
         f"no data found for {folder}; name its folder (--data, with make DATA=), or put a "
-        f"{_MAKER} next to the program"
+        f"{_MAKER} into it"
     )

@@ -1,10 +1,13 @@
 """A workload to rehearse, and what a demo does by default: its data, commits and interruptions."""
 
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
+from contract.description import WorkloadDescription
+from contract.keys import MANIFEST
 from rehearsal.drill.children import Child
 from rehearsal.drill.deployment import DeployedStacks
 
@@ -45,13 +48,19 @@ DEFAULTS: Mapping[str, DemoDefaults] = MappingProxyType(
 )
 # Of a program nobody here knows more than its snapshots.
 PROGRAM_INTERRUPTIONS = ("kill:snapshot:2", "notice:snapshot:5")
-# A workload of one's own: nobody here knows its stages.
-_UNKNOWN = DemoDefaults(count=1000, checkpoint_interval="2epochs", interruptions=())
+_USUAL_COUNT = 1000
+_USUAL_STEPS = 12
 
 
-def defaults_of(workload: str) -> DemoDefaults:
-    """The defaults of a workload by name."""
-    return DEFAULTS.get(workload, _UNKNOWN)
+def own_defaults(described: WorkloadDescription) -> DemoDefaults:
+    """The defaults of a workload of one's own: its last stage loses two machines."""
+    stage, steps = list(described.stages.items())[-1]
+    steps = steps or _USUAL_STEPS
+    return DemoDefaults(
+        count=described.num_samples or _USUAL_COUNT,
+        checkpoint_interval="2epochs",
+        interruptions=(f"kill:{stage}:{max(1, steps // 3)}", f"notice:{stage}:{steps * 2 // 3}"),
+    )
 
 
 def by_workload(field: str) -> str:
@@ -71,6 +80,13 @@ class RehearsedWorkload:
     count: int
     seed: int
     checkpoint_interval: str
+    source: Path | None = None  # the folder of one's own
+    data: Path | None = None  # the folder of its data, or the script that makes it
+
+    @property
+    def dataset(self) -> str:
+        """Its prefix in the dataset bucket."""
+        return self.name if self.source is None else self.source.name
 
     def context(self) -> dict[str, str]:
         """The stack's parameters."""
@@ -79,20 +95,36 @@ class RehearsedWorkload:
             "recipe": self.recipe,
             "overrides": self.overrides,
             "train.checkpoint_interval": self.checkpoint_interval,
+            **({"source": str(self.source)} if self.source else {}),
         }
 
-    def make_data(self, stacks: DeployedStacks) -> Child:
+    def make_data(self, stacks: DeployedStacks) -> Child | None:
         """Start making the dataset; do not wait."""
+        if self.data is None:
+            return self._start_data(
+                stacks, "make", "--count", str(self.count), "--seed", str(self.seed)
+            )
+        brought = self.data
+        if brought.is_file():
+            brought = stacks.folder / "brought"
+            stacks.start_python("data", str(self.data), str(brought)).expect()
+        if (brought / MANIFEST).is_file():
+            shutil.copytree(brought, stacks.dataset)
+            return None
+        return self._start_data(stacks, "import", str(brought), "--seed", str(self.seed))
+
+    def _start_data(self, stacks: DeployedStacks, act: str, *options: str) -> Child:
         return stacks.start_python(
             "dataset",
-            *("-m", "training", "data", "make", "--workload", self.name),
-            *("--out", str(stacks.dataset)),
-            *("--count", str(self.count), "--seed", str(self.seed)),
+            *("-m", "training", "data", act, *options),
+            *("--workload", self.name, "--out", str(stacks.dataset)),
+            **({"PYTHONPATH": str(self.source)} if self.source else {}),
         )
 
     def start_reference(self, stacks: DeployedStacks, folder: Path) -> Child:
         """Start the run that nobody interrupts, in a folder; do not wait."""
         words = [word for pair in self.overrides.split() for word in ("--override", pair)]
+        words += ["--source", str(self.source)] if self.source else []
         return stacks.start_python(
             "uninterrupted",
             *("-m", "training", "run", "--workload", self.name, "--recipe", self.recipe, *words),

@@ -68,7 +68,7 @@ class DrillSeries:
         synthesis.expect()
         self.stacks.deploy(self._assembly(0), "DatasetStack")
         making.expect()
-        self.stacks.upload(WORKLOAD.name)
+        self.stacks.upload(WORKLOAD.dataset)
         self.stacks.aws.capacity.notice_seconds = NOTICE_SECONDS
         self.say(f"ready after {time.monotonic() - started:.1f} s")
         for index, scenario in enumerate(self.scenarios):

@@ -36,6 +36,8 @@ CHECKS = (
     checks.check_alarms,
     protection.check_kept,
     protection.check_review,
+    # Last: it imports torch, in another process.
+    checks.check_own_workload,
 )
 
 

@@ -4,6 +4,7 @@ import difflib
 import math
 import re
 from collections.abc import Iterable
+from pathlib import Path
 
 from contract.errors import UserError
 from contract.grammar import parse_interval
@@ -11,7 +12,7 @@ from contract.run_env import DATA_PLACES
 from contract.trainer_options import check_option
 from sizing import catalogue
 from stacks.parameters.fields import KINDS, ParameterFields
-from stacks.parameters.workloads import recipes, workloads
+from stacks.parameters.workloads import is_own, own_workload, recipes, workloads
 
 # gp3: the baseline included in the volume's price, and the maximums (EBS user guide, 2026).
 GP3_MIN_IOPS, GP3_MAX_IOPS = 3000, 80_000
@@ -29,6 +30,7 @@ MIN_UBUNTU = 24.04
 BOOT_ALLOWANCE_SECONDS = 600
 
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,62}")
+_OWN = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 _PREFIX = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9._-]+)*")
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 _ZONE = re.compile(r"[a-z]{2}(-[a-z]+)+-\d[a-z]")
@@ -69,7 +71,9 @@ def check_ranges(p: ParameterFields) -> None:
 
 def check_names(p: ParameterFields) -> None:
     """Refuse names that S3, systemd or a shell would misread."""
-    if not p.program:
+    if is_own(p.workload):
+        _check_own_names(p)
+    elif not p.program:
         check_workload(p.workload, p.recipe)
     check_match("run_id", p.run_id, _NAME, "use a letter, then letters, digits, - and _ (63)")
     check_match("dataset", p.dataset, _PREFIX, "use a key prefix like trajectory or clips/v2")
@@ -97,17 +101,12 @@ def check_names(p: ParameterFields) -> None:
 
 
 def check_workload(workload: str, recipe: str) -> None:
-    """Refuse what no machine could train: a recipe, or a workload, that is not shipped to it."""
+    """Refuse a workload, or a recipe of it, that training/registry.py does not name."""
     known = workloads()
     refuse_unless(
-        workload in known or ":" not in workload,
-        f"workload is {workload!r}, which training/registry.py does not name, so no machine gets "
-        "its code; add a folder in training/ and a name there",
-    )
-    refuse_unless(
         workload in known,
-        f"workload is {workload!r}; {_nearest(workload, known)} For one of your own, add a "
-        "folder in training/ and a name in training/registry.py; for a script, program=COMMAND",
+        f"workload is {workload!r}; {_nearest(workload, known)} For one of your own, use "
+        "workload=package.module:NAME and source=FOLDER; for a script, program=COMMAND",
     )
     check_match("recipe", recipe, _NAME, "use letters, digits, - and _")
     refuse_unless(
@@ -115,6 +114,23 @@ def check_workload(workload: str, recipe: str) -> None:
         f"recipe is {recipe!r}, which {workload} does not have; "
         f"{_nearest(recipe, recipes(workload))}",
     )
+
+
+def _check_own_names(p: ParameterFields) -> None:
+    """Refuse a workload of one's own without a source folder."""
+    check_match("workload", p.workload, _OWN, "use package.module:NAME")
+    refuse_unless(
+        p.source,
+        f"workload is {p.workload!r}, whose code no machine has; add source=FOLDER, the folder of "
+        "its module",
+    )
+    refuse_unless(Path(p.source).is_dir(), f"source is {p.source!r}, which is not a folder")
+
+
+def check_own_workload(p: ParameterFields) -> None:
+    """Refuse a workload of one's own that the trainer cannot import from its source folder."""
+    if is_own(p.workload):
+        own_workload(p.workload, p.recipe, p.overrides, p.source)
 
 
 def _check_image(name: str) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from sizing.catalogue import PRICE_REGION, InstanceType
 from sizing.catalogue.refresh import PriceBook
+from sizing.models.footprints import FOOTPRINTS_FILE
 from sizing.plan.dataset import read_manifest
 from sizing.plan.plan import Plan, make_plan
 from sizing.plan.request import Request
@@ -19,6 +20,7 @@ from stacks.parameters import checks
 from stacks.parameters.checks import refuse_unless
 from stacks.parameters.context import parse_int, parse_text
 from stacks.parameters.fields import ParameterFields
+from stacks.parameters.workloads import footprints_of, is_own, own_workload
 
 Values = Mapping[str, object]
 BYTES_PER_MIB = 2**20
@@ -35,8 +37,8 @@ MICRO_BATCH = "micro_batch"
 
 
 def dataset(_: InstanceType, values: Values) -> object:
-    """the workload's name; a program's is its source folder's"""
-    if values["program"]:
+    """the workload's name; that of a source folder, where there is one"""
+    if values["source"]:
         return Path(str(values["source"])).resolve().name
     return values["workload"]
 
@@ -83,6 +85,10 @@ def plan_run(p: ParameterFields, region: str = PRICE_REGION) -> Plan:
     """Return the plan of the stack's run, at a region's prices; NotMeasuredError without one."""
     overrides = dict(text.split("=", 1) for text in p.overrides)
     micro_batch = overrides.get(MICRO_BATCH, "")
+    footprints_file = FOOTPRINTS_FILE
+    if is_own(p.workload):
+        own = own_workload(p.workload, p.recipe, p.overrides, p.source)
+        footprints_file = footprints_of(own)
     plan = make_plan(
         Request(
             workload=p.workload,
@@ -102,7 +108,8 @@ def plan_run(p: ParameterFields, region: str = PRICE_REGION) -> Plan:
             # Each pair of zone and size is a Spot pool; without given zones there are two.
             pools=max(1, len(p.zones) or 2) * len(p.sizes),
             on_demand=p.on_demand_base > 0,
-        )
+        ),
+        footprints_file=footprints_file,
     )
     return with_limits(plan, p)
 
@@ -122,6 +129,8 @@ def with_limits(plan: Plan, p: ParameterFields) -> Plan:
 
 def is_covered(p: ParameterFields) -> bool:
     """Whether a plan covers the length of this run: overrides and other data may change it."""
+    if is_own(p.workload):
+        return True  # measured as it is, with the samples that it says it is made for
     names = {text.split("=")[0] for text in p.overrides}
     return names <= {MICRO_BATCH} and p.dataset == p.workload and not p.program
 

@@ -86,14 +86,18 @@ class ParameterFields:
     """All parameters of a deployment, unchecked: build StackParameters instead."""
 
     size: str = _about("instance size", "g5.xlarge")
-    workload: str = _about("what is trained: a name of training/registry.py", "growth")
+    workload: str = _about(
+        "what is trained: a known workload, or your own as package.module:NAME", "growth"
+    )
     recipe: str = _about("which config of the workload", "laptop")
     overrides: tuple[str, ...] = _about("fields of the recipe to change", "epochs=20 width=128")
     train: TrainerOptions
     program: str = _about(
         "your own training program: its command, or a program.json", "python train.py"
     )
-    source: str = _about("the folder of your program; empty: the program.json's", "path/to/folder")
+    source: str = _about(
+        "the folder of your program or workload; empty: the program.json's", "path/to/folder"
+    )
     run_id: str = _about("names the run; a new id starts a new one", "run-2")
     dataset: str = _about("the dataset's prefix in its bucket", "clips/v2")
     dataset_manifest: str = _about(

@@ -12,6 +12,7 @@ from contract.trainer_options import OPTIONS
 from stacks.parameters.checks import refuse_unless
 from stacks.parameters.context import defaults
 from stacks.parameters.fields import ParameterFields
+from stacks.parameters.workloads import is_own
 
 # What only a workload has, and what to do about it.
 _OF_WORKLOADS = {
@@ -30,8 +31,9 @@ def workload_of_program(values: Mapping[str, object]) -> dict[str, object]:
     program, source = str(values["program"]).strip(), str(values["source"])
     if not program:
         refuse_unless(
-            not source,
-            f"source is {source!r}, which only a program has; add program=COMMAND",
+            not source or is_own(str(values["workload"])),
+            f"source is {source!r}, which a program or a workload of your own has; add "
+            "program=COMMAND or workload=package.module:NAME",
         )
         return dict(values)
     for name, advice in _OF_WORKLOADS.items():

@@ -1,11 +1,19 @@
-"""The names of workloads and recipes, read from training's source: stacks never imports it.
+"""What is known of workloads, which stacks never imports: without it, a mistake would only fail on
+the first instance, after the deploy.
 
-Without it, an unknown name would only fail on the first instance, after the deploy.
+Names and recipes of the registered ones are read from training's source. One of a user's own is
+imported by the trainer, in another process, which also measures it.
 """
 
 import ast
+import hashlib
+import json
 from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from contract.description import WorkloadDescription, describe
+from sizing.models.footprints import NotMeasuredError
 
 ROOT = Path(__file__).parents[2]
 REGISTRY = ROOT / "training" / "registry.py"
@@ -30,6 +38,34 @@ def recipes(workload: str) -> tuple[str, ...]:
         if found is not None:
             return tuple(ast.literal_eval(key) for key in found.keys if key is not None)
     raise AssertionError(f"no file of {folder} assigns a dictionary to RECIPES")
+
+
+def is_own(workload: str) -> bool:
+    """Whether it is a workload of a user's own: package.module:NAME."""
+    return ":" in workload
+
+
+@cache
+def own_workload(
+    workload: str, recipe: str, overrides: tuple[str, ...], source: str
+) -> WorkloadDescription:
+    """A workload of one's own, imported and measured; a UserError says what is wrong with it."""
+    return describe(workload, recipe, overrides, source=Path(source), measured=True)
+
+
+def footprints_of(own: WorkloadDescription) -> Path:
+    """A file with its footprints, until this process ends; NotMeasuredError without any."""
+    if not own.footprints:
+        raise NotMeasuredError(own.why_unmeasured or "none of its stages could be measured")
+    text = json.dumps({"format": 1, "footprints": own.footprints})
+    path = Path(_scratch().name, hashlib.sha256(text.encode()).hexdigest())
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+@cache
+def _scratch() -> "TemporaryDirectory[str]":
+    return TemporaryDirectory(prefix="footprints-")
 
 
 def _assigned(path: Path, name: str) -> ast.Dict | None:

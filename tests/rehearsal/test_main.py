@@ -75,6 +75,32 @@ def test_fails_an_interruption_that_cannot_be_read(capsys: pytest.CaptureFixture
     assert "kill:STAGE:N or notice:STAGE:N" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (
+            ["--workload=trajectory", "--interrupt=kill:haed:3"],
+            "the interruption kill:haed:3 is in stage 'haed', which does not exist; known are",
+        ),
+        (["--program=examples/plain", "--interrupt=kill:haed:3"], "known are program, snapshot"),
+        (["--workload=shapes:SHAPES"], "give both for a workload of your own"),
+        (["--source=examples"], "give both for a workload of your own"),
+        (["--workload=moons:MOONS", "--source=examples"], "module 'moons' was not found"),
+    ],
+)
+def test_fails_before_anything_is_deployed(
+    arguments: list[str],
+    sentence: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(commands, "EmbeddedAws", None)
+    monkeypatch.setattr(sys, "argv", ["rehearsal", "demo", *arguments])
+    assert main() == 1
+    (said,) = capsys.readouterr().err.splitlines()
+    assert sentence in said
+
+
 def test_no_aws_setting_of_the_person_reaches_the_children(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

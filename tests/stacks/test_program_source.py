@@ -10,7 +10,7 @@ import pytest
 from contract.program import Program
 from contract.run_env import find_fault
 from stacks.parameters import StackParameters
-from stacks.program_source import write_program
+from stacks.program_source import write_source
 from tests.stacks.templates import sample_run_env
 
 
@@ -33,14 +33,14 @@ def test_the_bundle_has_the_program_its_source_and_what_to_install(
 ) -> None:
     spec = {"command": "python train.py --lr 1", "environment": {"MODE": "fast"}}
     (source / "program.json").write_text(json.dumps(spec))
-    write_program(parameters(source), tmp_path / "bundle")
+    write_source(parameters(source), tmp_path / "bundle")
     program = Program.from_json((tmp_path / "bundle/program/program.json").read_text())
     assert (program.command, program.environment) == ("python train.py", {"MODE": "fast"})
     assert (tmp_path / "bundle/program/source/nets/model.py").read_text() == "nets/model.py"
     requirements = tmp_path / "bundle/program/requirements.txt"
     assert requirements.read_text() == "-r source/requirements.txt\n"
     (source / "program.json").write_text('{"command": "python train.py", "requirements": ""}')
-    write_program(parameters(source), tmp_path / "nothing")
+    write_source(parameters(source), tmp_path / "nothing")
     assert not (tmp_path / "nothing/program/requirements.txt").exists()
 
 
@@ -50,7 +50,7 @@ def test_fails_on_requirements_that_git_ignores(source: Path, tmp_path: Path) ->
     subprocess.run(git, cwd=source, env=own, check=True)
     (source / ".gitignore").write_text("*.txt\n")
     with pytest.raises(ValueError, match="which git ignores or which lies"):
-        write_program(parameters(source), tmp_path / "bundle")
+        write_source(parameters(source), tmp_path / "bundle")
 
 
 def test_the_machines_run_env_says_that_a_program_trains(source: Path) -> None:

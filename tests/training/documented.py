@@ -38,6 +38,14 @@ def files(text: str) -> Iterator[tuple[str, str]]:
             yield block["name"].strip(), block["text"]
 
 
+def own_workload(page: Path, name: str, folder: Path, *more: str) -> Path:
+    """A source folder with files of a page, `more` lines at the end of the first."""
+    folder.mkdir(parents=True)
+    text = dict(files(page.read_text()))[name]
+    (folder / Path(name).name).write_text("\n".join([text, *more]))
+    return folder
+
+
 def matches(pattern: str, output: str) -> bool:
     """Whether the output matches the pattern, in which `…` stands for anything, even lines."""
     parts = (re.escape(part) for part in pattern.strip().split("…"))

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from training.errors import UserError
-from training.sources import SourceFile, class_names, open_source
+from training.sources import SourceFile, class_names, copy_in_splits, open_source
 
 FILES = ("cats/1.npy", "cats/2.npy", "dogs/häßlich 1.npy", "dogs/.DS_Store", ".git/x")
 
@@ -135,3 +135,23 @@ def test_fails_for_an_archive_that_reaches_outside(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"evil\.tar cannot be unpacked: '\.\./outside' would be "):
         open_source(tmp_path / "evil.tar", tmp_path / "b")
     assert not (tmp_path / "outside").exists()
+
+
+def test_files_are_copied_into_splits_the_same_for_the_same_seed(tmp_path: Path) -> None:
+    names = tuple(f"{kind}/{number}.png" for kind in ("cats", "dogs") for number in range(20))
+    files = open_source(fill(tmp_path / "own", (*names, "mice/1.png")), tmp_path)
+    held_out = []
+    for out in ("one", "two"):
+        meta = copy_in_splits(files, tmp_path / out, 3, lambda done, total: None)
+        found = sorted((tmp_path / out / "validation").rglob("*.png"))
+        held_out.append([path.relative_to(tmp_path / out) for path in found])
+    assert meta == {"classes": ["cats", "dogs", "mice"], "splits": {"train": 37, "validation": 4}}
+    assert held_out[0] == held_out[1]
+    assert (tmp_path / "one/train/mice/1.png").read_text() == "mice/1.png", "the only one is kept"
+
+
+def test_fails_for_two_files_of_a_class_with_one_name(tmp_path: Path) -> None:
+    names = ("train/cats/1.png", "train/cats/more/1.png")
+    files = open_source(fill(tmp_path / "own", names), tmp_path)
+    with pytest.raises(UserError, match=r"more/1\.png has the name of another file of its class"):
+        copy_in_splits(files, tmp_path / "out", 0, lambda done, total: None)

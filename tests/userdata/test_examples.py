@@ -20,7 +20,7 @@ from stacks.guard.ledger import Ledger
 from stacks.guard.reasons import reason_to_stop
 from stacks.guard.settings import GuardSettings
 from stacks.parameters import StackParameters
-from stacks.program_source import write_program
+from stacks.program_source import write_source
 from tests.userdata.rig import REPOSITORY, Rig, run_on, wait, wait_until
 from training.store.local_dataset import write_manifest
 
@@ -56,7 +56,7 @@ def boot_program(
     # Its epochs are shorter here.
     own.write_text(json.dumps({**record, "hyperparameters": given, "quiet_seconds": 0.2}))
     context = {**spec.context(), "program": str(own), "source": str(EXAMPLES / example)}
-    write_program(StackParameters.for_size("g5.xlarge", **context), tmp_path)
+    write_source(StackParameters.for_size("g5.xlarge", **context), tmp_path)
     path = tmp_path / "bundle.zip"
     with zipfile.ZipFile(path, "w") as bundle:
         for file in files_of_the_bundle():

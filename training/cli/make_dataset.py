@@ -97,14 +97,6 @@ def _import(options: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory(prefix="training-import-") as scratch:
         if implements(workload, Workload.pack_dataset):
             return _import_packed(options, workload.name, workload, Path(scratch))
-        if not (
-            implements(workload, Workload.import_folder)
-            or implements(workload, Workload.import_dataset)
-        ):
-            raise UserError(
-                f"workload {workload.name!r} cannot import files: it has no import_dataset "
-                "(training/workload.py)"
-            )
         if options.out is None:
             raise UserError(f"workload {workload.name!r} makes its dataset in a folder; give --out")
         _check_folder(options.out, workload.name)

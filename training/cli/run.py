@@ -14,6 +14,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from contract.source import source_sha256
 from training.attempt.launch import end_with_rank_0
 from training.attempt.supervisor import Supervisor
 from training.cli import run_options, run_program, sweep
@@ -89,6 +90,7 @@ def _train(arguments: argparse.Namespace, supervisor: Supervisor, scratch: Path)
         common = run_options.attempt_options(arguments, store, scratch)
         return run_program.run(arguments, supervisor, common)
     run_options.refuse_missing(arguments)
+    run_options.import_from(arguments.source)
     if _is_same_finished_run(arguments, store):
         print(f"[ok] {store.uri} is finished already", flush=True)
         return EXIT_FINISHED
@@ -119,8 +121,9 @@ def _is_same_finished_run(arguments: argparse.Namespace, store: Store) -> bool:
         return False
     asked = sorted(arguments.override)
     done = sorted(f"{name}={value}" for name, value in record.overrides.items())
-    names = (record.workload, record.recipe, done)
-    return names == (arguments.workload, arguments.recipe, asked)
+    source = source_sha256(arguments.source) if arguments.source else None
+    names = (record.workload, record.recipe, done, record.config.get("source_sha256"))
+    return names == (arguments.workload, arguments.recipe, asked, source)
 
 
 def _fail(arguments: argparse.Namespace) -> int:

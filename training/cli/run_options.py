@@ -1,7 +1,9 @@
 """The options of `python -m training run`, and the types that other commands share with it."""
 
 import argparse
+import os
 import socket
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import fields
 from pathlib import Path
@@ -40,6 +42,19 @@ def refuse_missing(arguments: argparse.Namespace) -> None:
                 f"{option} is missing; give --workload, --recipe and --dataset-uri, "
                 "or --program and --source for a program of your own"
             )
+
+
+def import_from(source: Path | None) -> None:
+    """Let this process, and those that it starts, import a workload of one's own from a folder."""
+    if source is None:
+        return
+    if not source.is_dir():
+        raise UserError(f"the source folder {source} does not exist; check --source")
+    folder = str(source.resolve())
+    # Not first: what is called `training` in the folder must not hide the trainer.
+    sys.path.insert(1, folder)
+    others = filter(None, [os.environ.get("PYTHONPATH"), folder])
+    os.environ["PYTHONPATH"] = os.pathsep.join(others)
 
 
 def attempt_options(arguments: argparse.Namespace, store: Store, scratch: Path) -> dict[str, Any]:

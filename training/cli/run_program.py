@@ -35,7 +35,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     ).add_argument
     add("--program", metavar="COMMAND", help="its command line, such as 'python train.py'")
     add("--program-file", type=Path, metavar="FILE", help="a program.json that says all of it")
-    add("--source", type=Path, metavar="FOLDER", help="its source folder")
+    add("--source", type=Path, metavar="FOLDER", help="its source folder, or a workload's")
     add("--hyperparameter", action="append", default=[], metavar="NAME=VALUE")
     add("--env", action="append", default=[], metavar="NAME=VALUE", help="environment variable")
     add("--channel", action="append", default=[], metavar="NAME", help="default: training")

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 import torch.distributed as dist
 
+from contract.source import source_sha256
 from training.attempt.attempt import HeldRun, run_attempt
 from training.attempt.context import AttemptContext
 from training.attempt.dataset import opened_dataset
@@ -113,11 +114,12 @@ class WorkloadJob:
     def run_config(self) -> RunConfig:
         """What config.json says of the run, if this is its first attempt."""
         options, origin = self._options, self._resolved.origin
+        source = {"source_sha256": source_sha256(options.source)} if options.source else {}
         return options.run_config(
             workload=options.workload,
             recipe=options.recipe,
             overrides=dict(options.overrides),
-            config=recorded(self._resolved.config),
+            config={**recorded(self._resolved.config), **source},
             dataset=self._dataset.fingerprint,
             numerics_key=self._key,
             origin=asdict(origin) if origin else None,

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from contract.grammar import Interval
@@ -20,6 +21,7 @@ class RunOptions(AttemptOptions):
     """What the command line decides about one attempt of a workload."""
 
     workload: str  # as given: a known name, or package.module:NAME
+    source: Path | None = None  # the folder of that module: another one is another run
     recipe: str
     overrides: Mapping[str, str]
     dataset_uri: str

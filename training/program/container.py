@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 from contract.program import Program
-from contract.source import find_files
 from training.errors import MachineError, UserError
 from training.store.unfinished import write_whole
 
@@ -316,12 +315,3 @@ def _claim_files(root: Path, run_uri: str) -> None:
         )
     if whose != run_uri:  # else not written again: what this run left may have filled the disk
         write_whole(marker, run_uri.encode())
-
-
-def copy_source(source: Path, code: Path) -> None:
-    """Copy what travels of a source folder to where the program runs; what was there goes."""
-    shutil.rmtree(code, ignore_errors=True)
-    for path in find_files(source):
-        target = code / path
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(source / path, target)

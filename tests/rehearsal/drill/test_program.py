@@ -58,7 +58,7 @@ def test_fails_on_a_folder_that_lacks_what_the_demo_needs(tmp_path: Path) -> Non
     (folder / "program.json").write_text('{"command": "python train.py"}')
     with pytest.raises(ValueError, match=r"no data found for .*mine; name its folder \(--data"):
         RehearsedProgram.from_folder(folder, None)
-    with pytest.raises(ValueError, match="nothing is not a folder; --data takes the program"):
+    with pytest.raises(ValueError, match="nothing is not a folder; --data takes the folder of"):
         RehearsedProgram.from_folder(folder, tmp_path / "nothing")
     (folder / "program.json").write_text('{"comand": "python train.py"}')
     with pytest.raises(ValueError, match='has no "command"; add'):

@@ -29,7 +29,7 @@ def test_the_hours_are_three_times_the_machine_hours_of_the_plan_and_at_least_fo
     hours_p90: float, most: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plan = taking(hours_p90)
-    monkeypatch.setattr(decisions, "make_plan", lambda request: plan)
+    monkeypatch.setattr(decisions, "make_plan", lambda request, **_: plan)
     assert parameters().max_hours == most
 
 
@@ -61,7 +61,7 @@ def test_a_run_on_demand_is_limited_by_its_uninterrupted_hours(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     plan = taking(100)
-    monkeypatch.setattr(decisions, "make_plan", lambda request: plan)
+    monkeypatch.setattr(decisions, "make_plan", lambda request, **_: plan)
     assert parameters(on_demand_base=1).max_hours < 100
 
 

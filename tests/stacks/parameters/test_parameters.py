@@ -81,13 +81,8 @@ def test_cdks_own_context_is_passed_over() -> None:
         (
             "workload",
             "mine.models:CLIPS",
-            "workload is 'mine.models:CLIPS', which training/registry.py does not name, so no "
-            "machine gets its code; add a folder in training/ and a name there",
-        ),
-        (
-            "workload",
-            "training.workloads.growth.workload:GROWTH",
-            "which training/registry.py does not na",
+            "workload is 'mine.models:CLIPS', whose code no machine has; add source=FOLDER, the "
+            "folder of its module",
         ),
         ("recipe", "full;rm", "recipe is 'full;rm'; use letters"),
         ("recipe", "ful", "recipe is 'ful', which trajectory does not have; did you mean fu"),

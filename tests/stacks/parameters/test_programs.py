@@ -98,5 +98,7 @@ def test_fails_on_a_program_json_that_no_machine_could_run(
 
 
 def test_fails_on_a_source_without_a_program(source: Path) -> None:
-    with pytest.raises(ValueError, match=r"source is .*, which only a program has; add program="):
+    with pytest.raises(
+        ValueError, match=r"source is .*, which a program or a workload of your own has; "
+    ):
         StackParameters.for_size("g5.xlarge", source=str(source))

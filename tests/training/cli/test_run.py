@@ -202,7 +202,10 @@ def test_other_intervals_give_the_same_weights(run: Run, whole: Run, text: str) 
             ["--workload=trajectorie"],
             "unknown workload 'trajectorie'; did you mean 'trajectory'? known are ",
         ),
-        (["--workload=no.such.module:X"], "there is no module 'no'"),
+        (
+            ["--workload=no.such.module:X"],
+            "module 'no' was not found; check its name and its folder",
+        ),
         (["--workload=tests.training.tiny:NOPE"], "has no 'NOPE'"),
         (["--recipe=fast"], "no recipe 'fast'; known are long, quick"),
         (["--override=epoch=5"], "no field 'epoch'; did you mean 'epochs'? known are"),

@@ -106,11 +106,3 @@ def test_fails_for_a_file_that_is_no_clip(tmp_path: Path, array: object, message
         np.save(path, np.asarray(array))
     with pytest.raises(UserError, match=message):
         read_clip(SourceFile(name=path.name, folder=path.parent, label="a", split=None))
-
-
-def test_fails_to_import_for_a_workload_that_cannot(
-    own: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    arguments = ["data", "import", str(own), "--workload=tests.training.tiny:TINY"]
-    assert main([*arguments, f"--out={tmp_path / 'out'}"]) == 2
-    assert "cannot import files: it has no import_dataset" in capsys.readouterr().err

@@ -1,0 +1,73 @@
+"""What a workload is made of, as the trainer says it: `python -m training describe`.
+
+Only the trainer imports workloads and torch: whoever else wants to know asks another process.
+"""
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from contract.errors import UserError
+from contract.source import copy_source
+
+_ROOT = Path(__file__).parent.parent
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WorkloadDescription:
+    """A workload with a recipe and overrides; `stages` are in order."""
+
+    recipe: str
+    stages: Mapping[str, int | None]  # name -> its steps or shards, where they are known
+    num_samples: int  # that the recipe is made for; 0: not known
+    makes_data: bool
+    footprints: Sequence[Mapping[str, Any]] = ()  # of each stage, if they were asked for
+    why_unmeasured: str = ""
+
+    def to_json(self) -> str:
+        """One line."""
+        return json.dumps(asdict(self))
+
+
+def describe(
+    workload: str,
+    recipe: str,
+    overrides: Sequence[str] = (),
+    *,
+    source: Path | None = None,
+    measured: bool = False,
+) -> WorkloadDescription:
+    """Have the trainer import a workload; what it refuses is a UserError in one sentence.
+
+    Of `source`, the folder of a workload of one's own, it sees what travels to a machine.
+    `measured`: with footprints, which takes seconds.
+    """
+    words = ["describe", workload, "--recipe", recipe]
+    words += [word for pair in overrides for word in ("--override", pair)]
+    words += ["--measure"] if measured else []
+    with tempfile.TemporaryDirectory(prefix="source-") as folder:
+        if source is not None:
+            copy_source(source, Path(folder))
+            words += ["--source", folder]
+        command = [sys.executable, "-m", "training", *words]
+        done = subprocess.run(command, cwd=_ROOT, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        said = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+        raise UserError(_refusal(workload, said, source))
+    # Before it stands what the workload's own modules print.
+    return WorkloadDescription(**json.loads(done.stdout.strip().splitlines()[-1]))
+
+
+def _refusal(workload: str, said: str, source: Path | None) -> str:
+    """The trainer's own sentence, or the last line of a traceback of the workload's code."""
+    if said.startswith("error: "):
+        return said.removeprefix("error: ")
+    advice = "correct it"
+    if source is not None and said.startswith("ModuleNotFoundError"):
+        advice = f"add it to {source}, or to its requirements.txt and install that here, too"
+    return f"workload {workload!r} cannot be imported: {said}; {advice}"

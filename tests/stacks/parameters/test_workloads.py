@@ -1,0 +1,88 @@
+"""A workload of one's own in a stack: imported and planned before anything is deployed."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aws_cdk import App, Stack
+
+from contract.run_env import find_fault
+from stacks.parameters import StackParameters
+from stacks.parameters.checks import check_own_workload
+from stacks.plan import annotate
+from stacks.program_source import write_source
+from tests.stacks.templates import sample_run_env
+from tests.training import documented
+from tests.training.test_documented import PAGE
+
+
+def given(folder: Path, **others: Any) -> StackParameters:
+    own = {"workload": "moons:MOONS", "recipe": "small", "source": str(folder), **others}
+    return StackParameters.for_size("g5.xlarge", **own)
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return documented.own_workload(PAGE, "moons.py", tmp_path_factory.mktemp("own") / "mine")
+
+
+@pytest.fixture(scope="module")
+def parameters(source: Path) -> StackParameters:
+    return given(source, overrides="epochs=8")
+
+
+def test_it_is_planned_as_it_is_with_its_overrides(parameters: StackParameters) -> None:
+    plan = parameters.plan
+    assert plan is not None
+    (stage,) = plan.work.stages
+    assert (stage.footprint.stage, stage.footprint.epochs) == ("classify", 8)
+    assert plan.spot is not None
+    assert parameters.max_hours == 4, "the least: three times its plan is minutes"
+    assert parameters.dataset == "mine"
+
+
+def test_the_plan_is_annotated_like_that_of_a_known_workload(parameters: StackParameters) -> None:
+    found = annotate(Stack(App(), "TrainingStack"), parameters)
+    assert found is not None and found["workload"] == "moons:MOONS"
+
+
+def test_the_bundle_has_its_source_and_run_env_names_it(
+    source: Path, parameters: StackParameters, tmp_path: Path
+) -> None:
+    (source / "requirements.txt").write_text("einops\n")
+    write_source(parameters, tmp_path)
+    there = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()}
+    own = {f"program/{name}" for name in ("source/moons.py", "source/requirements.txt")}
+    assert there == own | {"program/requirements.txt"}
+    variables = sample_run_env(parameters)
+    assert (variables["WORKLOAD"], variables["RECIPE"]) == ("moons:MOONS", "small")
+    assert [name for name, value in variables.items() if find_fault(name, value)] == []
+
+
+def test_without_a_measurement_it_says_so_and_what_is_known(tmp_path: Path) -> None:
+    folder = tmp_path / "mine"
+    documented.own_workload(PAGE, "moons.py", folder, "Moons.nominal_samples = {}")
+    parameters = given(folder)
+    assert parameters.plan is None and parameters.max_hours == 72
+    assert "its `nominal_samples` lack recipe 'small'" in parameters.why_unplanned
+
+
+@pytest.mark.parametrize(
+    ("context", "sentence"),
+    [
+        ({"source": ""}, "workload is 'moons:MOONS', whose code no machine has; add source=FOLDER"),
+        ({"source": "no/such"}, "source is 'no/such', which is not a folder"),
+        ({"workload": "moons.py:MOONS()"}, "workload is .*; use package.module:NAME"),
+        ({"workload": "growth", "recipe": "full"}, "source is .*, which a program or a workload"),
+        ({"overrides": "widht=3"}, "has no field 'widht'; did you mean 'width'"),
+    ],
+)
+def test_fails_with_one_sentence(source: Path, context: dict[str, str], sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence) as caught:
+        given(source, **context)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_known_workload_is_not_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stacks.parameters.checks.own_workload", None)
+    check_own_workload(StackParameters.for_size("g5.xlarge"))
