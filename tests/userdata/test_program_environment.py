@@ -62,13 +62,17 @@ class Machine:
         (self.bundle / "program/source").mkdir(parents=True)
         for name in ("userdata", "contract"):
             (self.bundle / name).symlink_to(REPOSITORY / name)
-        example = (USERDATA / "run.env.example").read_text()
-        (self.root / "etc/training/run.env").write_text(example)
+        self.trains("program")
         (self.root / "opt/pytorch").symlink_to(sys.prefix)
         self.wheels.mkdir()
         self.metadata = MetadataServer(instance_id="i-0123456789abcdef0", instance_type="g5.xlarge")
         self.metadata.start()
         self.program()
+
+    def trains(self, workload: str) -> None:
+        example = (USERDATA / "run.env.example").read_text()
+        text = example.replace("WORKLOAD=trajectory", f"WORKLOAD={workload}")
+        (self.root / "etc/training/run.env").write_text(text)
 
     def program(self, **fields: object) -> None:
         record = {"command": "python train.py", **fields}
@@ -166,6 +170,24 @@ def test_requirements_are_installed_beside_the_images_packages_and_its_torch(
     for path in machine.wheels.iterdir():
         path.unlink()
     assert machine.step().returncode == 0
+
+
+def test_the_trainer_of_a_workload_of_one_s_own_runs_with_what_it_requires(
+    machine: Machine,
+) -> None:
+    (machine.bundle / "program/program.json").unlink()
+    machine.trains("moons:MOONS")
+    done = machine.step()
+    assert done.returncode == 0, done.stderr
+    assert last_line(done) == "moons:MOONS: the image's packages are all it needs"
+    assert machine.options == [str(machine.root / "opt/pytorch/bin/python")]
+    assert not (machine.root / "opt/ml").exists(), "which only a program has"
+    wheel(machine.wheels, "digits", "1.0")
+    machine.require("digits\n")
+    assert machine.step().returncode == 0
+    (python,) = machine.options
+    said = "import digits, importlib.util as u; print(digits.version, u.find_spec('torch') is None)"
+    assert subprocess.check_output([python, "-c", said], text=True).split() == ["1.0", "False"]
 
 
 def test_fails_on_another_torch_whoever_asks_for_it(machine: Machine) -> None:

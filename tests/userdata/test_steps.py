@@ -209,6 +209,25 @@ def test_the_trainer_starts_again_only_where_all_gpus_are_left(
     assert ("0 NVIDIA GPUs are on the PCI bus" in done.stdout) != starts
 
 
+def test_the_trainer_imports_a_workload_of_one_s_own_from_the_bundle(
+    root: Path, tmp_path: Path
+) -> None:
+    bundle, python = tmp_path / "bundle", root / "bin/made"
+    for name in ("userdata", "contract"):
+        (bundle / name).parent.mkdir(exist_ok=True)
+        (bundle / name).symlink_to(REPOSITORY / name)
+    (bundle / "program/source").mkdir(parents=True)
+    python.write_text('#!/bin/bash\necho "$*"\n')
+    python.chmod(0o755)
+    (root / "opt/training").mkdir(parents=True, exist_ok=True)
+    (root / "opt/training/program-options").write_text(f"{python}\n")
+    mount_volume(root)
+    done = run_script(root, "userdata/run_training.sh", bundle=bundle, PYTHON="/bin/false")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("-m training run --workload trajectory --recipe full ")
+    assert " --source program/source --override " in done.stdout
+
+
 def test_the_trainer_never_starts_on_the_root_volume_where_the_data_volume_was_lost(
     root: Path,
 ) -> None:

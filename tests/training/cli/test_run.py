@@ -15,6 +15,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from contract.source import source_sha256
 from tests.training import tiny
 from tests.training.runs import ROOT, Run
 from training.attempt.notice import Interruption
@@ -53,6 +54,24 @@ def test_a_finished_run_has_its_deliverables(whole: Run, tmp_path: Path) -> None
     assert main(["export", "--run-uri", whole.uri, "--out", str(out)]) == 0
     digest = weights_sha256(load_file(out))
     assert digest == receipt["weights_sha256"] == whole.head.weights_sha256
+
+
+def test_a_changed_source_folder_is_another_run(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setenv("PYTHONPATH", "")
+    source = tmp_path / "mine"
+    source.mkdir()
+    (source / "net.py").write_text("WIDTH = 1\n")
+    run.options = [f"--source={source}"]
+    assert run.attempt() == 0
+    assert run.json("config.json")["config"]["source_sha256"] == source_sha256(source)
+    assert run.attempt() == 0
+    assert "is finished already" in capfd.readouterr().out
+    (source / "net.py").write_text("WIDTH = 2\n")
+    assert run.attempt() == 2
+    assert "belongs to config field source_sha256" in capfd.readouterr().err
 
 
 def test_metrics_have_the_fields_of_the_contract(whole: Run) -> None:
