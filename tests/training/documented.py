@@ -11,9 +11,10 @@ _BLOCK = re.compile(r"^```(?P<kind>console|python)(?P<name>[^\n]*)\n(?P<text>.*?
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Example:
-    """One command with the lines that it prints."""
+    """One command of the trainer, or a script, with the lines that it prints."""
 
-    arguments: tuple[str, ...]
+    arguments: tuple[str, ...]  # those of `python -m training`; a script's after its name
+    script: str = ""
     code: int
     output: str
 
@@ -27,8 +28,15 @@ def examples(text: str) -> Iterator[Example]:
             command, _, output = part.partition("\n")
             command, _, code = command.partition("# exit ")
             words = shlex.split(command)
-            assert words[:3] == ["python", "-m", "training"], command
-            yield Example(arguments=tuple(words[3:]), code=int(code or 0), output=output)
+            assert words[0] == "python", command
+            is_script = words[1:3] != ["-m", "training"]
+            assert not is_script or words[1].endswith(".py"), command
+            yield Example(
+                arguments=tuple(words[2 if is_script else 3 :]),
+                script=words[1] if is_script else "",
+                code=int(code or 0),
+                output=output,
+            )
 
 
 def files(text: str) -> Iterator[tuple[str, str]]:

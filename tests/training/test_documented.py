@@ -1,6 +1,7 @@
 """Every example of docs/your-program.md, in order, in one folder: it prints what the page says."""
 
 import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -15,20 +16,30 @@ PAGE = Path(__file__).parents[2] / "docs" / "your-program.md"
 def test_every_example_prints_what_the_page_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    text = PAGE.read_text()
+    text, folder = PAGE.read_text(), tmp_path / "mine"
+    folder.mkdir()
     for name, content in documented.files(text):
-        (tmp_path / name).write_text(content)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+        (folder / name).write_text(content)
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(sys, "path", [str(folder), *sys.path])
     # For the processes that a sweep starts.
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), str(PAGE.parents[1])]))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(folder), str(PAGE.parents[1])]))
     found = documented.read(PAGE)
     assert found
     for example in found:
+        if example.script:
+            words = [sys.executable, example.script, *example.arguments]
+            assert subprocess.run(words, check=False).returncode == example.code
+            continue
         code, out, err = command(example.arguments)
         said = f"{' '.join(example.arguments)}\n{err}{out}"
         assert code == example.code, said
         assert documented.matches(example.output, err + out), said
+
+
+def test_a_classifier_of_images_takes_at_most_sixty_lines() -> None:
+    text = dict(documented.files(PAGE.read_text()))["shapes.py"]
+    assert len(text.splitlines()) <= 60 and max(map(len, text.splitlines())) <= 100
 
 
 def test_a_page_that_says_something_else_is_noticed() -> None:
