@@ -9,19 +9,18 @@ import pytest
 from contract.description import _refusal, describe
 from contract.errors import UserError
 from tests.training import documented
-from tests.training.test_documented import PAGE
 
 
 def test_a_workload_of_one_s_own_is_described_and_what_it_prints_does_no_harm(
     tmp_path: Path,
 ) -> None:
-    source = documented.own_workload(PAGE, "moons.py", tmp_path / "mine", 'print("imported")')
+    source = documented.own_workload(tmp_path / "mine", 'print("imported")')
     described = describe("moons:MOONS", "small", ("epochs=2",), source=source)
     assert described.stages == {"classify": 30} and described.makes_data
 
 
 def test_fails_for_a_module_that_git_ignores(tmp_path: Path) -> None:
-    source = documented.own_workload(PAGE, "moons.py", tmp_path / "mine")
+    source = documented.own_workload(tmp_path / "mine")
     (source / "other.py").touch()
     (source / ".gitignore").write_text("moons.py\n")
     own = {name: text for name, text in os.environ.items() if not name.startswith("GIT_")}

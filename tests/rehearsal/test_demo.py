@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from rehearsal.drill.deployment import processes_below
+from tests.training import documented
 
 EPOCHS = "single_frame_epochs=1 time_average_epochs=1 shuffled_epochs=1 epochs=30"
 SMALL = [
@@ -68,3 +69,26 @@ def test_a_script_that_knows_nothing_of_this_project_loses_two_machines_and_fini
     assert receipt["guard_invocations"] > 0
     assert processes_below(tmp_path) == []
     assert (tmp_path / "report.html").read_text().count("<polyline") == 2
+
+
+@pytest.mark.slow  # its parts run in each run of the tests
+def test_a_workload_of_one_s_own_loses_two_machines_and_nothing_but_time(
+    tmp_path: Path, rehearse: Callable[..., subprocess.Popen[str]]
+) -> None:
+    source = documented.own_workload(tmp_path / "mine", name="shapes.py")
+    maker = dict(documented.files(documented.YOUR_PROGRAM.read_text()))["make_data.py"]
+    (source / "make_data.py").write_text(maker)
+    # What it requires is there already: the trainer then runs in an environment above the image's.
+    (source / "requirements.txt").write_text("pillow\n")
+    out = tmp_path / "demo"
+    own = ("--workload", "shapes:SHAPES", "--source", str(source))
+    process = rehearse("demo", *own, "--out", str(out))
+    _, said = process.communicate(timeout=850)
+    assert process.returncode == 0, said[-3000:]
+    assert "program: shapes:SHAPES: python is " in said
+    receipt = json.loads((out / "receipt.json").read_text())
+    assert receipt["workload"] == "shapes:SHAPES"
+    assert [item["notice"] for item in receipt["interruption_list"]] == [False, True]
+    assert receipt["weights_sha256"] == receipt["uninterrupted_weights_sha256"]
+    assert receipt["losses_equal"] and receipt["lineage_problems"] == []
+    assert processes_below(tmp_path) == []

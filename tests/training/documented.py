@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+YOUR_PROGRAM = Path(__file__).parents[2] / "docs" / "your-program.md"
 _BLOCK = re.compile(r"^```(?P<kind>console|python)(?P<name>[^\n]*)\n(?P<text>.*?)^```", re.M | re.S)
 
 
@@ -46,11 +47,10 @@ def files(text: str) -> Iterator[tuple[str, str]]:
             yield block["name"].strip(), block["text"]
 
 
-def own_workload(page: Path, name: str, folder: Path, *more: str) -> Path:
-    """A source folder with files of a page, `more` lines at the end of the first."""
+def own_workload(folder: Path, *more: str, name: str = "moons.py") -> Path:
+    """A source folder with a workload of docs/your-program.md, and `more` lines at its end."""
     folder.mkdir(parents=True)
-    text = dict(files(page.read_text()))[name]
-    (folder / Path(name).name).write_text("\n".join([text, *more]))
+    (folder / name).write_text("\n".join([dict(files(YOUR_PROGRAM.read_text()))[name], *more]))
     return folder
 
 

@@ -10,7 +10,7 @@ import pytest
 from tests.training import documented
 from tests.training.forked import command
 
-PAGE = Path(__file__).parents[2] / "docs" / "your-program.md"
+PAGE = documented.YOUR_PROGRAM
 
 
 def test_every_example_prints_what_the_page_says(

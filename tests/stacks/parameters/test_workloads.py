@@ -13,7 +13,6 @@ from stacks.plan import annotate
 from stacks.program_source import write_source
 from tests.stacks.templates import sample_run_env
 from tests.training import documented
-from tests.training.test_documented import PAGE
 
 
 def given(folder: Path, **others: Any) -> StackParameters:
@@ -23,7 +22,7 @@ def given(folder: Path, **others: Any) -> StackParameters:
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return documented.own_workload(PAGE, "moons.py", tmp_path_factory.mktemp("own") / "mine")
+    return documented.own_workload(tmp_path_factory.mktemp("own") / "mine")
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +60,7 @@ def test_the_bundle_has_its_source_and_run_env_names_it(
 
 def test_without_a_measurement_it_says_so_and_what_is_known(tmp_path: Path) -> None:
     folder = tmp_path / "mine"
-    documented.own_workload(PAGE, "moons.py", folder, "Moons.nominal_samples = {}")
+    documented.own_workload(folder, "Moons.nominal_samples = {}")
     parameters = given(folder)
     assert parameters.plan is None and parameters.max_hours == 72
     assert "its `nominal_samples` lack recipe 'small'" in parameters.why_unplanned

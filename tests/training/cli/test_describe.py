@@ -9,7 +9,6 @@ import pytest
 
 from tests.training import documented
 from tests.training.forked import command
-from tests.training.test_documented import PAGE
 from training.cli.main import main
 from training.cli.run_options import import_from
 
@@ -20,7 +19,7 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setenv("PYTHONPATH", "elsewhere")
     monkeypatch.delitem(sys.modules, "moons", raising=False)
-    return str(documented.own_workload(PAGE, "moons.py", tmp_path / "mine", "NUMBER = 1"))
+    return str(documented.own_workload(tmp_path / "mine", "NUMBER = 1"))
 
 
 def test_it_says_recipe_stages_data_and_footprints(own: str) -> None:
