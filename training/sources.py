@@ -25,7 +25,6 @@ _SPLITS = ("train", "validation", "test")
 _ALSO_CALLED = {"training": "train", "val": "validation", "valid": "validation"}
 _TAR = (".tar", ".tgz", ".tar.gz", ".tar.bz2", ".tar.xz")
 _COLUMNS = ("file", "class")
-_HELD_OUT_OF = 10
 
 
 class Brought(Protocol):
@@ -130,16 +129,11 @@ def copy_in_splits(
 
     Without splits of their own, a tenth of each class is for validation; `seed` decides which.
     """
-    classes = class_names(files)
-    held_out = set[str]()
+    classes, held_out = class_names(files), set[str]()
     for name in classes:
-        drawn = sorted(
-            (hashlib.sha256(f"{seed} {file.name}".encode()).digest(), file.name)
-            for file in files
-            if file.label == name and file.split is None
-        )
-        num_held_out = min(math.ceil(len(drawn) / _HELD_OUT_OF), len(drawn) - 1)
-        held_out |= {each for _, each in drawn[:num_held_out]}
+        of_class = [file.name for file in files if file.label == name and file.split is None]
+        of_class.sort(key=lambda each: hashlib.sha256(f"{seed} {each}".encode()).digest())
+        held_out.update(of_class[: min(math.ceil(len(of_class) / 10), len(of_class) - 1)])
     counts = Counter[str]()
     for done, file in enumerate(files, start=1):
         split = file.split or ("validation" if file.name in held_out else "train")

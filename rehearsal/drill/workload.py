@@ -118,7 +118,7 @@ class RehearsedWorkload:
             "dataset",
             *("-m", "training", "data", act, *options),
             *("--workload", self.name, "--out", str(stacks.dataset)),
-            **({"PYTHONPATH": str(self.source)} if self.source else {}),
+            PYTHONPATH=str(self.source or ""),
         )
 
     def start_reference(self, stacks: DeployedStacks, folder: Path) -> Child:

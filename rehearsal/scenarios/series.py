@@ -67,7 +67,8 @@ class DrillSeries:
         self.stacks.bootstrap()
         synthesis.expect()
         self.stacks.deploy(self._assembly(0), "DatasetStack")
-        making.expect()
+        if making is not None:
+            making.expect()
         self.stacks.upload(WORKLOAD.dataset)
         self.stacks.aws.capacity.notice_seconds = NOTICE_SECONDS
         self.say(f"ready after {time.monotonic() - started:.1f} s")

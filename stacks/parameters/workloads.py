@@ -16,6 +16,7 @@ from contract.description import WorkloadDescription, describe
 from sizing.models.footprints import NotMeasuredError
 
 ROOT = Path(__file__).parents[2]
+_SCRATCH = TemporaryDirectory(prefix="footprints-")
 REGISTRY = ROOT / "training" / "registry.py"
 
 
@@ -58,14 +59,9 @@ def footprints_of(own: WorkloadDescription) -> Path:
     if not own.footprints:
         raise NotMeasuredError(own.why_unmeasured or "none of its stages could be measured")
     text = json.dumps({"format": 1, "footprints": own.footprints})
-    path = Path(_scratch().name, hashlib.sha256(text.encode()).hexdigest())
+    path = Path(_SCRATCH.name, hashlib.sha256(text.encode()).hexdigest())
     path.write_text(text, encoding="utf-8")
     return path
-
-
-@cache
-def _scratch() -> "TemporaryDirectory[str]":
-    return TemporaryDirectory(prefix="footprints-")
 
 
 def _assigned(path: Path, name: str) -> ast.Dict | None:

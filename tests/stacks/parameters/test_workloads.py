@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 from aws_cdk import App, Stack
+from aws_cdk.assertions import Annotations, Match
 
 from contract.run_env import find_fault
 from stacks.parameters import StackParameters
@@ -63,7 +64,10 @@ def test_without_a_measurement_it_says_so_and_what_is_known(tmp_path: Path) -> N
     documented.own_workload(folder, "Moons.nominal_samples = {}")
     parameters = given(folder)
     assert parameters.plan is None and parameters.max_hours == 72
-    assert "its `nominal_samples` lack recipe 'small'" in parameters.why_unplanned
+    stack = Stack(App(), "TrainingStack")
+    assert annotate(stack, parameters) is None
+    why = "no plan: .*its `nominal_samples` lack recipe 'small'.*; known is what an hour costs"
+    Annotations.from_stack(stack).has_info("*", Match.string_like_regexp(why))
 
 
 @pytest.mark.parametrize(
