@@ -10,7 +10,7 @@ from aws_cdk import aws_s3_assets as s3_assets
 from aws_cdk import aws_ssm as ssm
 from constructs import Construct
 
-from contract.keys import ARTIFACTS
+from contract.keys import ARTIFACTS, GUARD
 from stacks import acknowledgments as nag
 from stacks.monitoring.metrics import metrics_namespace
 
@@ -114,6 +114,13 @@ class RunData:
             allow("Read", ["s3:GetObject"], [dataset, own, shared, code]),
             allow("WriteOwnRun", write, [own]),
             allow("DeleteOwnCheckpoints", ["s3:DeleteObject"], [own]),
+            # What limits a run is not its own to write.
+            iam.PolicyStatement(
+                sid="LeaveLedgerToGuard",
+                effect=iam.Effect.DENY,
+                actions=["s3:PutObject", "s3:DeleteObject"],
+                resources=[self.run_bucket.arn_for_objects(f"{self.run_prefix}/{GUARD}")],
+            ),
             # No delete: names contain checksums, and each run keeps a copy of what it read.
             allow("ShareDerivedData", write, [shared]),
             # Without it, S3 answers 403 instead of 404 for what does not exist yet; a condition on

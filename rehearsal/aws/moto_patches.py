@@ -5,6 +5,7 @@ needs it.
 """
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,11 +15,14 @@ from moto.ec2.models.launch_templates import LaunchTemplate
 from moto.ec2.models.spot_requests import SpotRequestBackend
 from moto.ec2.models.vpcs import VPCBackend
 from moto.ec2.responses.spot_fleets import SpotFleets
+from moto.ec2.responses.spot_instances import SpotInstances
 from moto.ec2.utils import parse_user_data
 from moto.s3.models import FakeBucket
 
 from rehearsal.aws.bucket_policies import bucket_permission
 from rehearsal.aws.spot_fleet import FleetNotFound, TemplateFleet
+from sizing import catalogue
+from sizing.catalogue.prices import UnknownPriceError
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,6 +77,15 @@ def _describe_spot_fleet_requests(self: Any, spot_fleet_request_ids: list[str]) 
     return list(self.spot_fleet_requests.values())
 
 
+def _describe_spot_price_history(self: Any) -> ActionResult:
+    found = _ORIGINAL_PRICES(self)
+    history: Any = found.result
+    for each in history["SpotPriceHistory"]:
+        with suppress(UnknownPriceError):  # a size that the catalogue does not have
+            each["SpotPrice"] = str(catalogue.spot_price(each["InstanceType"]).usd_per_hour)
+    return found
+
+
 def _create_version(self: Any, data: dict[str, Any], description: str) -> Any:
     if isinstance(data.get("UserData"), str):
         data = data | {"UserData": parse_user_data(data["UserData"])}
@@ -105,6 +118,7 @@ def _may_be_logged_to(target_bucket: Any, target_prefix: str | None) -> bool:
 _ORIGINAL_REQUEST = SpotFleets.request_spot_fleet
 _ORIGINAL_MODIFY = SpotFleets.modify_spot_fleet_request
 _ORIGINAL_CANCEL = SpotRequestBackend.cancel_spot_fleet_requests
+_ORIGINAL_PRICES = SpotInstances.describe_spot_price_history
 _ORIGINAL_CREATE_VERSION = LaunchTemplate.create_version
 _ORIGINAL_MODIFY_ENDPOINT = VPCBackend.modify_vpc_endpoint
 
@@ -138,6 +152,13 @@ PATCHES = (
         replacement=_describe_spot_fleet_requests,
         original=SpotRequestBackend.describe_spot_fleet_requests,
         why="moto returns an empty list for a fleet id that does not exist",
+    ),
+    Patch(
+        owner=SpotInstances,
+        name="describe_spot_price_history",
+        replacement=_describe_spot_price_history,
+        original=_ORIGINAL_PRICES,
+        why="moto's Spot price is 0.00001 dollars, whatever the size",
     ),
     Patch(
         owner=FakeBucket,

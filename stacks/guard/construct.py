@@ -18,6 +18,7 @@ from constructs import Construct
 
 from contract.keys import EVENTS, GUARD
 from sizing import catalogue
+from sizing.catalogue import service_prices
 from stacks import acknowledgments as nag
 from stacks.guard.fleet import ON_DEMAND, SPOT
 from stacks.guard.tick import CALL_SECONDS
@@ -110,6 +111,7 @@ class Guard(Construct):
                 "FORECAST": json.dumps(_forecast(plan)),
                 "NOTICE_SECONDS": str(parameters.notice_budget_seconds),
                 "USD_PER_HOUR": json.dumps(self._prices(parameters.sizes)),
+                "STORAGE_USD_PER_HOUR": f"{_storage_usd_per_hour(parameters):.6f}",
                 "HEARTBEAT_TIMEOUT_SECONDS": str(parameters.guard.heartbeat_timeout_seconds),
                 "MAX_BARREN_ATTEMPTS": str(parameters.guard.max_barren_attempts),
             },
@@ -132,14 +134,15 @@ class Guard(Construct):
             assumed_by=iam.ServicePrincipal("lambda.amazonaws.com"),
             description="Guard: read the run, stop this stack's fleet, end its instances",
         )
-        stack = Stack.of(self)
+        stack, bucket = Stack.of(self), run_bucket.bucket_arn
         own, ledger, records = (
             run_bucket.arn_for_objects(f"{run_prefix}/{name}")
             for name in ("*", GUARD, f"{EVENTS}*")
         )
         for statement in (
             allow("ReadRun", ["s3:GetObject"], [own]),
-            allow("SeeWhatExists", ["s3:ListBucket"], [run_bucket.bucket_arn]),
+            allow("SeeWhatExists", ["s3:ListBucket", "s3:ListBucketVersions"], [bucket]),
+            allow("ReadOlderLedger", ["s3:GetObjectVersion"], [ledger]),
             allow("WriteLedgerAndEvents", ["s3:PutObject"], [ledger, records]),
             allow("FindOwnFleet", ["ssm:GetParameter"], [fleet_parameter.parameter_arn]),
             may_modify_fleet_of(stack),
@@ -159,7 +162,11 @@ class Guard(Construct):
             iam.PolicyStatement(
                 sid="SeeFleetAndInstances",
                 # EC2's Describe calls take no resources.
-                actions=["ec2:DescribeSpotFleetRequests", "ec2:DescribeInstances"],
+                actions=[
+                    "ec2:DescribeSpotFleetRequests",
+                    "ec2:DescribeInstances",
+                    "ec2:DescribeSpotPriceHistory",
+                ],
                 resources=["*"],
             )
         )
@@ -189,6 +196,15 @@ class Guard(Construct):
             }
             for size, region in regions.items()
         }
+
+
+def _storage_usd_per_hour(parameters: StackParameters) -> float:
+    """Return what a machine's volumes and its public address cost."""
+    data, usd = parameters.data_volume, service_prices.PUBLIC_IPV4_USD_PER_HOUR
+    usd += service_prices.gp3_usd_per_hour(parameters.root_volume.gib, 0, 0)
+    if parameters.data_on == "ebs":
+        usd += service_prices.gp3_usd_per_hour(data.gib, data.iops, data.mib_per_second)
+    return usd
 
 
 def _forecast(plan: Mapping[str, Any] | None) -> dict[str, Any] | None:

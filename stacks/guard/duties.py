@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from functools import partial
 
+from contract.keys import GUARD
 from stacks.guard import fleet
 from stacks.guard.fleet import StackInstance
 from stacks.guard.ledger import Ledger, Note
@@ -18,6 +19,11 @@ MEND = "Fix the permissions of the Guard's role: a policy of the account may den
 def stop(tick: Tick) -> None:
     """Send the fleet to zero if there is a reason; tell that a run is over, whoever stopped it."""
     reason = reason_to_stop(tick.settings, tick.ledger, tick.head, tick.head_written, tick.now)
+    if reason is None and tick.is_lost:
+        reason = Reason(
+            sentence=f"{GUARD} is damaged, and nobody knows what the run has spent",
+            advice="Restore an older version of it, or delete all of them to count from zero.",
+        )
     if reason is None:
         return
     is_over = (tick.head or {}).get("state") in DONE_STATES

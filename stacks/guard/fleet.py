@@ -1,7 +1,8 @@
 """The stack's Spot fleet and its instances: as EC2 describes them, and the ways to end them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any
 
 from botocore.exceptions import ClientError
@@ -35,6 +36,8 @@ class StackInstance:
     is_live: bool
     is_running: bool = False  # not only asked for
     is_taken_back: bool = False
+    zone: str = ""
+    ended_by: str = ""  # why it ended, in EC2's words
 
     def __str__(self) -> str:
         return f"{self.id} ({self.size}, {self.market})"
@@ -50,6 +53,7 @@ def instances_of_stack(settings: GuardSettings) -> list[StackInstance]:
 
 def _instance(described: dict[str, Any]) -> StackInstance:
     tags = {each["Key"]: each["Value"] for each in described.get("Tags", [])}
+    why = described.get("StateReason", {})
     return StackInstance(
         id=described["InstanceId"],
         run_id=tags.get("RunId", ""),
@@ -59,8 +63,25 @@ def _instance(described: dict[str, Any]) -> StackInstance:
         launched=described["LaunchTime"].timestamp(),
         is_live=described["State"]["Name"] in LIVE_STATES,
         is_running=described["State"]["Name"] == "running",
-        is_taken_back=described.get("StateReason", {}).get("Code") in TAKEN_BACK,
+        is_taken_back=why.get("Code") in TAKEN_BACK,
+        zone=described.get("Placement", {}).get("AvailabilityZone", ""),
+        ended_by=why.get("Message") or why.get("Code", ""),
     )
+
+
+def spot_prices(instances: Iterable[StackInstance]) -> dict[tuple[str, str], float]:
+    """Return dollars per hour now, by size and zone, of the sizes that run on Spot."""
+    sizes = sorted({each.size for each in instances if each.is_live and each.market == SPOT})
+    if not sizes:
+        return {}
+    now = datetime.now(UTC)
+    found = client("ec2").describe_spot_price_history(
+        InstanceTypes=sizes, ProductDescriptions=["Linux/UNIX"], StartTime=now, EndTime=now
+    )
+    return {
+        (each["InstanceType"], each["AvailabilityZone"]): float(each["SpotPrice"])
+        for each in found["SpotPriceHistory"]
+    }
 
 
 def is_of_stack(settings: GuardSettings, instance_id: str) -> bool:

@@ -7,6 +7,7 @@ import json
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
+from types import MappingProxyType
 from typing import Any
 
 from stacks.guard.fleet import ON_DEMAND, SPOT, StackInstance
@@ -26,7 +27,8 @@ class MachineAttempt:
     # Empty where format 1 did not write them and EC2 no longer lists the instance.
     size: str = ""
     market: str = ""
-    usd_per_hour: float = 0.0
+    usd_per_hour: float = 0.0  # at the last call, with volumes and address
+    usd: float = 0.0
     # Its newest event machine-failed: when, and what it said.
     failed: float = 0.0
     said: str = ""
@@ -38,10 +40,11 @@ class MachineAttempt:
         """From launch to end."""
         return max(0.0, self.seen - self.launched) / 3600
 
-    @property
-    def usd(self) -> float:
-        """At the price of its size and market when it was first seen."""
-        return self.hours * self.usd_per_hour
+    def bill(self, now: float, usd_per_hour: float) -> None:
+        """Count the time since it was last seen at this price."""
+        self.usd_per_hour = usd_per_hour
+        self.usd += max(0.0, now - self.seen) / 3600 * usd_per_hour
+        self.seen = max(self.seen, now)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -82,27 +85,36 @@ class Ledger:
     market: dict[str, Any] = field(default_factory=dict)
 
     def observe(
-        self, settings: GuardSettings, instances: Iterable[StackInstance], now: float
+        self,
+        settings: GuardSettings,
+        instances: Iterable[StackInstance],
+        now: float,
+        spot_prices: Mapping[tuple[str, str], float] = MappingProxyType({}),
     ) -> None:
-        """Bring the attempts up to date with what EC2 says about the run's instances."""
-        live = set()
-        for instance in instances:
-            known = self.attempts.get(instance.id)
-            if known is None:
-                known = MachineAttempt(launched=instance.launched, seen=now, is_live=True)
-                self.attempts[instance.id] = known
+        """Bring the attempts up to date with what EC2 says about the run's instances.
+
+        `spot_prices` are those of now, by size and zone; one that is not known counts as the list
+        price on demand, which Spot never exceeds.
+        """
+        found = {instance.id: instance for instance in instances}
+        for instance in found.values():
+            new = MachineAttempt(launched=instance.launched, seen=instance.launched, is_live=True)
+            known = self.attempts.setdefault(instance.id, new)
             known.size, known.market = instance.size, instance.market
             known.is_taken_back |= instance.is_taken_back
-            if instance.is_live:
-                live.add(instance.id)
+            if not known.said and instance.ended_by:
+                known.said = f"no event machine-failed; EC2 says: {instance.ended_by}"
         for instance_id, attempt in self.attempts.items():
+            one = found.get(instance_id)
+            if not attempt.usd_per_hour and attempt.hours:  # format 1 knew no price
+                attempt.usd = attempt.hours * settings.usd_per_hour(attempt.size, ON_DEMAND)
             # The end counts from when it is first seen, at most one schedule interval too late.
             if attempt.is_live:
-                attempt.seen = now
-            attempt.is_live = instance_id in live
-            if not attempt.usd_per_hour:
-                price = settings.usd_per_hour(attempt.size, attempt.market or SPOT)
-                attempt.usd_per_hour = price
+                price = settings.usd_per_hour(attempt.size, ON_DEMAND)
+                if one is not None and one.market == SPOT:
+                    price = min(price, spot_prices.get((one.size, one.zone), price))
+                attempt.bill(now, price + settings.storage_usd_per_hour)
+            attempt.is_live = one is not None and one.is_live
 
     def observe_fleets(self, capacity: Mapping[str, int], own: str | None, now: float) -> None:
         """Note since when fleets are at zero, and since when the run waits for an instance."""
@@ -170,20 +182,35 @@ class Ledger:
         }
         return json.dumps({"format": FORMAT, "billed": billed, **asdict(self)}, indent=1).encode()
 
+    @property
+    def usd_per_hour(self) -> float:
+        """What its live instances cost at the last call."""
+        return sum(each.usd_per_hour for each in self.attempts.values() if each.is_live)
+
     @classmethod
     def from_json(cls, data: bytes) -> "Ledger":
-        """Read guard.json of this or an older format; names of a newer one are passed over."""
-        document = _known(cls, json.loads(data))
-        attempts = document.pop("attempts", {})
-        notes = document.pop("notes", [])
-        return cls(
-            attempts={
-                name: MachineAttempt(**_known(MachineAttempt, each))
-                for name, each in attempts.items()
-            },
-            notes=[Note(**_known(Note, each)) for each in notes],
-            **document,
-        )
+        """Read guard.json of this or an older format; names of a newer one are passed over.
+
+        ValueError for anything else.
+        """
+        try:
+            document = _known(cls, json.loads(data))
+            attempts = document.pop("attempts", {})
+            notes = document.pop("notes", [])
+            return cls(
+                attempts={name: _attempt(each) for name, each in attempts.items()},
+                notes=[Note(**_known(Note, each)) for each in notes],
+                **document,
+            )
+        except (TypeError, AttributeError, KeyError) as error:
+            raise ValueError(f"not a ledger of the Guard: {error}") from error
+
+
+def _attempt(document: dict[str, Any]) -> MachineAttempt:
+    attempt = MachineAttempt(**_known(MachineAttempt, document))
+    if "usd" not in document:  # before the Guard read EC2's prices
+        attempt.usd = attempt.hours * attempt.usd_per_hour
+    return attempt
 
 
 def _known(kind: type, document: dict[str, Any]) -> dict[str, Any]:

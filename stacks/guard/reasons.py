@@ -34,7 +34,7 @@ def reason_to_stop(
         or _too_dear(settings, ledger)
         or _barren(settings, ledger)
         or _silent(settings, ledger, head, head_written, now)
-        or _waits(settings, ledger, now)
+        or _waits(settings, ledger, head_written, now)
     )
 
 
@@ -58,9 +58,13 @@ def _too_dear(settings: GuardSettings, ledger: Ledger) -> Reason | None:
             sentence=f"{hours:.1f} hours billed; max_hours is {settings.max_billed_hours:g}",
             advice="First deploy with a larger max_hours.",
         )
-    if settings.max_usd and usd > settings.max_usd:
+    # What is stopped at the next call still runs until then, and gets a notice, perhaps twice.
+    seconds = settings.call_every_seconds + 2 * settings.notice_seconds
+    ahead = ledger.usd_per_hour * seconds / 3600
+    if settings.max_usd and usd + ahead > settings.max_usd:
+        until = f", ${ahead:.2f} more until the next call could end it" if ahead else ""
         return Reason(
-            sentence=f"${usd:.2f} billed; max_usd is {settings.max_usd:g}",
+            sentence=f"${usd:.2f} billed{until}; max_usd is {settings.max_usd:g}",
             advice="First deploy with a larger max_usd.",
         )
     return None
@@ -103,8 +107,12 @@ def _silent(
     )
 
 
-def _waits(settings: GuardSettings, ledger: Ledger, now: float) -> Reason | None:
-    hours = (now - ledger.waiting) / 3600 if ledger.waiting else 0.0
+def _waits(
+    settings: GuardSettings, ledger: Ledger, head_written: float, now: float
+) -> Reason | None:
+    # A heartbeat without an instance: one runs that lost its tags.
+    since = max(ledger.waiting, head_written) if ledger.waiting else now
+    hours = (now - since) / 3600
     if not settings.max_wait_hours or hours <= settings.max_wait_hours:
         return None
     return Reason(

@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
 
@@ -26,6 +27,10 @@ EVENT_DELAY_SECONDS = 3600.0
 
 class LedgerBusyError(RuntimeError):
     """Others changed guard.json between each of our reads and writes."""
+
+
+class LedgerLostError(RuntimeError):
+    """No version of guard.json can be read: nobody knows what the run has spent."""
 
 
 def read_head(settings: GuardSettings) -> tuple[dict[str, Any], float]:
@@ -75,11 +80,25 @@ def machine_failures(settings: GuardSettings, since: float) -> Iterator[tuple[st
 
 
 def read_ledger(settings: GuardSettings) -> tuple[Ledger, str | None]:
-    """Return guard.json and its ETag; an empty ledger and None before the first write."""
+    """Return guard.json and its ETag; an empty ledger and None before the first write.
+
+    Where it was deleted or damaged, its newest version that can be read counts: LedgerLostError if
+    none can.
+    """
     found = _get(settings, GUARD)
-    if found is None:
-        return Ledger(), None
-    return Ledger.from_json(found["Body"].read()), found["ETag"]
+    etag = None if found is None else str(found["ETag"])
+    with suppress(ValueError):
+        if found is not None:
+            return Ledger.from_json(found["Body"].read()), etag
+    versions = _versions(settings, GUARD)
+    for version in versions:
+        older = _get(settings, GUARD, VersionId=version)
+        with suppress(ValueError):
+            if older is not None:
+                return Ledger.from_json(older["Body"].read()), etag
+    if versions:
+        raise LedgerLostError(f"no version of {settings.run_uri}/{GUARD} can be read")
+    return Ledger(), None
 
 
 def update_ledger(settings: GuardSettings, change: Callable[[Ledger], None]) -> Ledger:
@@ -126,10 +145,17 @@ def publish(settings: GuardSettings, note: Note) -> None:
     )
 
 
-def _get(settings: GuardSettings, name: str) -> Any | None:
+def _versions(settings: GuardSettings, name: str) -> list[str]:
+    """The ids of an object's versions, the newest first."""
+    key = f"{settings.run_prefix}/{name}"
+    found = client("s3").list_object_versions(Bucket=settings.run_bucket, Prefix=key)
+    return [each["VersionId"] for each in found.get("Versions", []) if each["Key"] == key]
+
+
+def _get(settings: GuardSettings, name: str, **version: str) -> Any | None:
     try:
         return client("s3").get_object(
-            Bucket=settings.run_bucket, Key=f"{settings.run_prefix}/{name}"
+            Bucket=settings.run_bucket, Key=f"{settings.run_prefix}/{name}", **version
         )
     except ClientError as error:
         if error.response["Error"]["Code"] == "NoSuchKey":

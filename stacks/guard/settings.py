@@ -61,6 +61,7 @@ class GuardSettings:
     forecast: Forecast | None = None
     # Dollars per hour by size and market; the stack's own size comes first.
     prices: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    storage_usd_per_hour: float = 0.0  # a machine's volumes and its public address
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> "GuardSettings":
@@ -82,6 +83,7 @@ class GuardSettings:
             call_every_seconds=float(environment.get("CALL_EVERY_SECONDS", 660)),
             forecast=_forecast(environment.get("FORECAST", "null")),
             prices=json.loads(environment["USD_PER_HOUR"]),
+            storage_usd_per_hour=float(environment.get("STORAGE_USD_PER_HOUR", 0)),
         )
 
     @property

@@ -32,6 +32,7 @@ class Tick:
     head_written: float = 0.0
     ledger: Ledger = field(default_factory=Ledger)
     is_kept: bool = True  # whether guard.json took every change of this call
+    is_lost: bool = False  # no version of guard.json can be read
     done: list[tuple[str, str]] = field(default_factory=list)
     failed: list[str] = field(default_factory=list)
 
@@ -100,9 +101,15 @@ class Tick:
             return
         if self.is_kept:
             self.is_kept = False
-            read = self.known("guard.json", lambda: records.read_ledger(self.settings)[0])
-            self.ledger = read or self.ledger
+            self.ledger = self.known("guard.json", self._read_ledger) or self.ledger
         change(self.ledger)
+
+    def _read_ledger(self) -> Ledger:
+        try:
+            return records.read_ledger(self.settings)[0]
+        except records.LedgerLostError:
+            self.is_lost = True
+            raise
 
     def note(self, note: Note, *, again_after: float) -> None:
         """Keep something to tell, once: of two calls at the same time, one claims its key."""
@@ -143,10 +150,11 @@ class Tick:
     def _look_at_ledger(self, own: list[StackInstance]) -> None:
         head = self.head or {}
         committed = self.known("commits", lambda: records.last_commit(self.settings, head)) or 0.0
+        prices = self.known("Spot prices", lambda: fleet.spot_prices(own)) or {}
 
         def observe(ledger: Ledger) -> None:
             if self.instances is not None:
-                ledger.observe(self.settings, own, self.now)
+                ledger.observe(self.settings, own, self.now, prices)
                 ledger.unwanted = {
                     each: ledger.unwanted.get(each, self.now) for each in self.unwanted()
                 }

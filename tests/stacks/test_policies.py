@@ -83,7 +83,6 @@ def _spelled(resource: Any) -> str:
 def _wildcards(resources: dict[str, Any]) -> set[tuple[str, str]]:
     found = set()
     for role, statement in _statements(resources):
-        assert statement["Effect"] == "Allow"
         found |= {(role, each) for each in _listed(statement["Action"]) if "*" in each}
         for resource in map(_spelled, _listed(statement["Resource"])):
             if "*" in resource:
@@ -218,8 +217,8 @@ def test_only_the_own_fleet_may_be_modified_and_by_an_instance_only_to_zero(
 
 # Every call that the Guard makes, by the permission that AWS asks for it.
 GUARD_READS = (
-    "s3:GetObject s3:ListBucket ssm:GetParameter ec2:DescribeSpotFleetRequests "
-    "ec2:DescribeInstances"
+    "s3:GetObject s3:GetObjectVersion s3:ListBucket s3:ListBucketVersions ssm:GetParameter "
+    "ec2:DescribeSpotFleetRequests ec2:DescribeInstances ec2:DescribeSpotPriceHistory"
 )
 GUARD_WRITES = "s3:PutObject sns:Publish logs:CreateLogStream logs:PutLogEvents"
 # The stop, and what is left where it is refused: a deny or a mistake in one leaves the others.
@@ -236,6 +235,14 @@ def test_the_guard_may_do_what_it_does_and_nothing_else(resources: dict[str, Any
         ([action], own) for action in GUARD_STOPS.split()
     ]
     assert list(_conditions(resources, "ec2:CancelSpotFleetRequests")) == ["GuardRole"]
+
+
+def test_no_instance_may_write_what_the_guard_counts(resources: dict[str, Any]) -> None:
+    denied = [(role, s) for role, s in _statements(resources) if s["Effect"] == "Deny"]
+    ((role, statement),) = denied
+    assert role == "InstanceRole"
+    assert sorted(statement["Action"]) == ["s3:DeleteObject", "s3:PutObject"]
+    assert _spelled(statement["Resource"]) == "<RunBucket>/runs/run-1/guard.json"
 
 
 def _conditions(resources: dict[str, Any], action: str) -> dict[str, Any]:

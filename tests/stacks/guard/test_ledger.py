@@ -30,15 +30,20 @@ SETTINGS = GuardSettings(
 
 def _instance(name: str, launched: float = 0, **changes: object) -> StackInstance:
     known = {"size": "g5.xlarge", "market": "spot", "is_live": True, **changes}
-    return StackInstance(id=name, run_id="run-1", fleet_id="sfr-1", launched=launched, **known)  # type: ignore[arg-type]
+    known |= {"zone": "us-east-1a", "run_id": "run-1", "fleet_id": "sfr-1"}
+    return StackInstance(id=name, launched=launched, **known)  # type: ignore[arg-type]
+
+
+SEEN = {("g5.xlarge", "us-east-1a"): 0.5}
 
 
 def test_dollars_are_counted_by_market() -> None:
     ledger = Ledger()
-    ledger.observe(SETTINGS, [_instance("i-1")], 2 * HOUR)
+    ledger.observe(SETTINGS, [_instance("i-1")], 2 * HOUR, SEEN)
     ended = _instance("i-1", is_live=False)
     on_demand = _instance("i-2", 2 * HOUR, size="g5.2xlarge", market="on-demand")
-    ledger.observe(SETTINGS, [ended, on_demand], 3 * HOUR)
+    # How long it ran on since the last call is not known: at most until this one.
+    ledger.observe(SETTINGS, [ended, on_demand], 3 * HOUR, SEEN)
     ledger.observe(SETTINGS, [on_demand], 4 * HOUR)
     assert json.loads(ledger.to_json())["billed"] == {
         "spot": {"hours": 3.0, "usd": 1.5},
@@ -47,12 +52,44 @@ def test_dollars_are_counted_by_market() -> None:
     assert (ledger.billed_hours(), ledger.billed_usd()) == (5, 3.9)
 
 
-def test_a_price_is_kept_when_a_deploy_changes_it() -> None:
+def test_each_hour_counts_at_the_price_that_ec2_had_then_with_volumes() -> None:
+    ledger, settings = Ledger(), replace(SETTINGS, storage_usd_per_hour=0.05)
+    for hour, seen, usd_per_hour in (
+        (1, SEEN, 0.55),
+        (2, {("g5.xlarge", "us-east-1a"): 0.9, ("g5.xlarge", "us-east-1b"): 0.2}, 0.95),
+        # At most the list price, which is what counts where EC2 does not say.
+        (3, {("g5.xlarge", "us-east-1a"): 1.3}, 1.05),
+        (4, {}, 1.05),
+    ):
+        ledger.observe(settings, [_instance("i-1")], hour * HOUR, seen)
+        assert ledger.usd_per_hour == pytest.approx(usd_per_hour)
+    assert ledger.billed_usd() == pytest.approx(0.55 + 0.95 + 1.05 + 1.05)
+    ledger.observe(settings, [_instance("i-1")], 3 * HOUR, SEEN)  # an older call that was late
+    assert ledger.billed_usd() == pytest.approx(3.6)
+    ledger.observe(settings, [_instance("i-1", is_live=False)], 4 * HOUR, SEEN)
+    assert ledger.usd_per_hour == 0
+    assert Ledger.from_json(ledger.to_json()).billed_usd() == pytest.approx(3.6)
+
+
+def test_the_first_files_of_format_2_have_a_price_and_no_sum() -> None:
+    attempt = {"launched": 0.0, "seen": 2 * HOUR, "is_live": True, "usd_per_hour": 0.5}
+    old = json.dumps({"format": 2, "attempts": {"i-1": attempt}}).encode()
+    assert Ledger.from_json(old).billed_usd() == 1
+
+
+@pytest.mark.parametrize("data", [b"", b"{", b"[]", b'{"attempts": 3}', b'{"attempts": {"i": {}}}'])
+def test_anything_else_is_refused(data: bytes) -> None:
+    with pytest.raises(ValueError):
+        Ledger.from_json(data)
+
+
+def test_ec2_says_why_a_machine_ended_that_said_nothing_itself() -> None:
     ledger = Ledger()
-    ledger.observe(SETTINGS, [_instance("i-1")], HOUR)
-    dearer = replace(SETTINGS, prices={"g5.xlarge": {"spot": 0.9, "on-demand": 1.9}})
-    ledger.observe(dearer, [_instance("i-1")], 2 * HOUR)
-    assert ledger.billed_usd() == 1
+    why = "Client.InternalError: Client error on launch"
+    ledger.observe(SETTINGS, [_instance("i-1", is_live=False, ended_by=why)], HOUR)
+    assert ledger.attempts["i-1"].said == f"no event machine-failed; EC2 says: {why}"
+    ledger.hear([("i-1", HOUR, "no disk named sdf")], HOUR)
+    assert ledger.attempts["i-1"].said == "no disk named sdf"
 
 
 def test_a_file_of_format_1_is_read_and_priced() -> None:
@@ -69,8 +106,8 @@ def test_a_file_of_format_1_is_read_and_priced() -> None:
     assert (ledger.stopped, ledger.committed) == (1, 2)
     ledger.observe(SETTINGS, [_instance("i-live", size="g5.2xlarge", market="on-demand")], 2 * HOUR)
     gone, live = ledger.attempts["i-gone"], ledger.attempts["i-live"]
-    # EC2 no longer says what it was: as the stack's own size on Spot.
-    assert (gone.market, gone.usd) == ("", 0.5)
+    # EC2 no longer says what it was: the list price of the stack's own size.
+    assert (gone.market, gone.usd) == ("", 1.0)
     assert (live.market, live.usd) == ("on-demand", 2.4)
 
 

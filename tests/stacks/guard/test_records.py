@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from stacks.guard.handler import GuardError
 from stacks.guard.records import MACHINE_FAILED, machine_failures
-from stacks.guard.settings import GuardSettings
+from stacks.guard.settings import GuardSettings, client
 from tests.stacks.guard.scene import Scene
 from userdata.events import leave_event
 
@@ -29,6 +30,30 @@ def test_the_words_of_a_machine_are_found_by_the_name_that_it_gives_them(
     assert (instance_id, said) == ("i-0abc", "last")
     assert when == pytest.approx(began, abs=60)
     assert list(machine_failures(settings, began + 3600)) == []
+
+
+@pytest.mark.parametrize("damage", [None, b"", b"{", b'{"attempts": []}'])
+def test_a_damaged_ledger_forgets_nothing(scene: Scene, damage: bytes | None) -> None:
+    client("s3").put_bucket_versioning(Bucket="runs", VersioningConfiguration={"Status": "Enabled"})
+    scene.tick(hours_later=5)
+    own = {"Bucket": "runs", "Key": "runs/run-1/guard.json"}
+    if damage is None:
+        client("s3").delete_object(**own)
+    else:
+        client("s3").put_object(**own, Body=damage)
+    scene.tick(hours_later=5.1)
+    (attempt,) = scene.read("guard.json")["attempts"].values()
+    assert attempt["usd"] > 5 * 0.4
+
+
+def test_a_lost_ledger_stops_the_run(scene: Scene) -> None:
+    client("s3").put_object(Bucket="runs", Key="runs/run-1/guard.json", Body=b"{")
+    with pytest.raises(GuardError, match="no version of"):
+        scene.tick()
+    assert scene.capacity() == 0
+    (mail,) = scene.mails()
+    assert "nobody knows what the run has spent" in mail
+    assert "Restore an older version" in mail
 
 
 def test_every_script_gives_it_that_name() -> None:
