@@ -1,6 +1,6 @@
 """What interruptions do to save habits and to public trainers, alone and under us.
 
-Each row is a script. It runs twice to its end, and then is killed at seeded moments, half of them
+Each row is a script. It runs twice to its end, and then is killed at seeded moments, most of them
 inside a save, by three exits: all processes at once; a notice, and the end some seconds later; a
 shutdown. Alone it starts again on its local disk; under us each life is a new machine, and the
 store, a folder or S3, has faults. Results are kept in --out as they come: the command goes on where
@@ -16,6 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -210,7 +211,9 @@ def _python(row: Row, out: Path) -> Path:
     if not python.exists():
         quiet = [str(_UV), "--quiet"]
         subprocess.run([*quiet, "venv", "--python", sys.executable, str(folder)], check=True)
-        install = [*quiet, "pip", "install", "--python", str(python), *row.requirements]
+        # The project's torch: it is in uv's cache, and one more is five gigabytes.
+        torch = f"torch=={version('torch')}"
+        install = [*quiet, "pip", "install", "--python", str(python), torch, *row.requirements]
         subprocess.run(install, check=True)
     return python
 

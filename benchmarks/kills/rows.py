@@ -29,15 +29,15 @@ def _trainer(name: str, *requirements: str, users_must: str = "") -> Row:
 
 
 ROWS: Sequence[Row] = (
-    _trainer("huggingface", "transformers", "accelerate", "torch"),
-    _trainer("lightning", "lightning", "torch"),
-    _trainer("ultralytics", "ultralytics", "torch"),
-    _trainer("accelerate", "accelerate", "torch"),
-    _trainer("keras", "keras", "torch"),
-    _trainer("xgboost", "xgboost", "torch"),
-    _trainer("skorch", "skorch", "torch"),
-    _trainer("ignite", "pytorch-ignite", "torch"),
-    _trainer("sb3", "stable-baselines3", "torch"),
-    _trainer("nanogpt", "torch", "numpy"),
+    _trainer("huggingface", "transformers", "accelerate"),
+    _trainer("lightning", "lightning"),
+    _trainer("ultralytics", "ultralytics"),
+    _trainer("accelerate", "accelerate"),
+    _trainer("keras", "keras"),
+    _trainer("xgboost", "xgboost"),
+    _trainer("skorch", "skorch"),
+    _trainer("ignite", "pytorch-ignite", "numpy"),
+    _trainer("sb3", "stable-baselines3"),
+    _trainer("nanogpt", "numpy"),
     *(_habit(name, commits=commits) for commits in (False, True) for name in HABITS),
 )

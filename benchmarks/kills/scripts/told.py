@@ -7,9 +7,10 @@ import time
 from pathlib import Path
 
 CHECKPOINTS = Path(os.environ["SM_CHECKPOINT_DIR"])
-STEPS, SAVE_EVERY, BATCH, SAMPLES = 160, 20, 8, 400
+STEPS, SAVE_EVERY, BATCH, SAMPLES = 100, 20, 8, 200
+EPOCHS = STEPS * BATCH // SAMPLES
 # So that a tiny model trains long enough to be killed.
-STEP_SECONDS = 0.05
+STEP_SECONDS = 0.1
 
 
 def tell(**what):

@@ -7,8 +7,6 @@ from accelerate import Accelerator
 from accelerate.utils import set_seed
 from torch.utils.data import DataLoader, TensorDataset
 
-EPOCHS = 4
-
 
 def main():
     accelerator = Accelerator(cpu=True)
@@ -24,7 +22,7 @@ def main():
         accelerator.load_state(last)
         start = int(last.name.removeprefix("step_"))
     step = start
-    for epoch in range(start // len(loader), EPOCHS):
+    for epoch in range(start // len(loader), told.EPOCHS):
         model.train()
         batches = loader
         if epoch == start // len(loader) and start:

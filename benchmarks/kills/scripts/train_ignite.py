@@ -35,7 +35,7 @@ def main():
     )
     if found:
         Checkpoint.load_objects(held, torch.load(found[-1], weights_only=False))
-    trainer.run(loader, max_epochs=4)
+    trainer.run(loader, max_epochs=told.EPOCHS)
     told.final(model.state_dict())
 
 

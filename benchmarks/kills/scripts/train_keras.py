@@ -10,7 +10,7 @@ import told
 
 class _Told(keras.callbacks.Callback):
     def on_train_batch_end(self, batch, logs=None):
-        told.step(int(self.model.optimizer.iterations))
+        told.step(int(self.model.optimizer.iterations), self.model.seen)
 
 
 class _Model(keras.Model):
@@ -29,11 +29,9 @@ def main():
     backup = keras.callbacks.BackupAndRestore(str(told.CHECKPOINTS), save_freq=told.SAVE_EVERY)
     x, y = (tensor.numpy() for tensor in told.samples())
 
-    class TellIds(_Told):
-        def on_train_batch_end(self, batch, logs=None):
-            told.step(int(self.model.optimizer.iterations), self.model.seen)
-
-    model.fit(x, y, batch_size=told.BATCH, epochs=3, verbose=0, callbacks=[TellIds(), backup])
+    model.fit(
+        x, y, batch_size=told.BATCH, epochs=told.EPOCHS, verbose=0, callbacks=[_Told(), backup]
+    )
     told.final({str(n): weight.tobytes() for n, weight in enumerate(model.get_weights())})
 
 

@@ -5,13 +5,11 @@ import torch
 from skorch import NeuralNetClassifier
 from skorch.callbacks import Callback, Checkpoint, LoadInitState
 
-EPOCHS = 20
-
 
 class _Told(Callback):
     def on_batch_end(self, net, batch=None, training=False, **more):
         if training:
-            done = 50 * (len(net.history) - 1) + len(net.history[-1]["batches"])
+            done = 25 * (len(net.history) - 1) + len(net.history[-1]["batches"])
             told.step(done, batch[0][:, 0])
 
 
@@ -23,7 +21,7 @@ def main():
         criterion=torch.nn.CrossEntropyLoss,
         optimizer=torch.optim.AdamW,
         lr=1e-3,
-        max_epochs=4,
+        max_epochs=told.EPOCHS,
         batch_size=told.BATCH,
         iterator_train__shuffle=True,
         train_split=None,

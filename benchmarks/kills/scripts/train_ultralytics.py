@@ -5,7 +5,7 @@ import told
 from PIL import Image
 from ultralytics import YOLO
 
-IMAGES, SIZE, EPOCHS = 16, 32, 20
+IMAGES, SIZE, EPOCHS = 64, 32, 6
 
 
 def make_images(folder):

@@ -3,8 +3,6 @@
 import told
 import xgboost
 
-ROUNDS = 120
-
 
 class _Told(xgboost.callback.TrainingCallback):
     def after_iteration(self, model, epoch, evals_log):
@@ -22,7 +20,7 @@ def main():
     settings = {"subsample": 0.5, "seed": 0, "max_depth": 3, "objective": "binary:logistic"}
     saves = xgboost.callback.TrainingCheckPoint(told.CHECKPOINTS, interval=10)
     booster = xgboost.train(
-        settings, data, ROUNDS - done, xgb_model=start, callbacks=[_Told(), saves]
+        settings, data, told.STEPS - done, xgb_model=start, callbacks=[_Told(), saves]
     )
     told.final({"model": bytes(booster.save_raw())})
 
