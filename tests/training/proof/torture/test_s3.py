@@ -13,8 +13,8 @@ import boto3
 import pytest
 from werkzeug.serving import WSGIRequestHandler, make_server
 
-from rehearsal.aws.front import Front
 from benchmarks.kills.misbehaving_s3 import Misbehaving
+from rehearsal.aws.front import Front
 
 ROOT = Path(__file__).parents[4]
 
