@@ -29,15 +29,19 @@ def _trainer(name: str, *requirements: str, users_must: str = "") -> Row:
 
 
 ROWS: Sequence[Row] = (
-    _trainer("huggingface", "transformers", "accelerate"),
+    _trainer("nanogpt", "numpy"),
+    _trainer("xgboost", "xgboost"),
+    _trainer("catboost", "catboost"),
     _trainer("lightning", "lightning"),
-    _trainer("ultralytics", "ultralytics"),
+    _trainer("huggingface", "transformers", "accelerate"),
+    _trainer("fastai", "fastai"),
+    _trainer("ignite", "pytorch-ignite", "numpy"),
+    _trainer("skorch", "skorch"),
     _trainer("accelerate", "accelerate"),
     _trainer("keras", "keras"),
-    _trainer("xgboost", "xgboost"),
-    _trainer("skorch", "skorch"),
-    _trainer("ignite", "pytorch-ignite", "numpy"),
     _trainer("sb3", "stable-baselines3"),
-    _trainer("nanogpt", "numpy"),
+    _trainer("ultralytics", "ultralytics"),
+    _trainer("trl", "trl"),
+    _trainer("sentence_transformers", "sentence-transformers", "datasets", "accelerate"),
     *(_habit(name, commits=commits) for commits in (False, True) for name in HABITS),
 )
