@@ -87,5 +87,5 @@ def test_a_line_says_which_exits_tore() -> None:
 
 
 def test_fails_rows_that_are_not_there(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="no rows caffe; known: huggingface"):
+    with pytest.raises(ValueError, match="no rows caffe; known: nanogpt"):
         measure(given(tmp_path, rows=["caffe"]))
