@@ -213,7 +213,17 @@ def _forecast(plan: Mapping[str, Any] | None) -> dict[str, Any] | None:
         return None
     return {
         "stages": {stage["stage"]: stage["seconds"] for stage in plan["stages"]},
+        "slow_stages": {
+            stage["stage"]: round(stage["seconds"] * _slowness(stage), 1)
+            for stage in plan["stages"]
+        },
         "restart_seconds": round(plan["restart_seconds"] * RESTART_MARGIN, 1),
         "save_seconds": plan["checkpoint_seconds"],
         "interval_seconds": plan["checkpoint_interval_seconds"] or 0.0,
     }
+
+
+def _slowness(stage: Mapping[str, Any]) -> float:
+    """Return how much longer a stage takes with steps as slow as p90 of runs like it."""
+    slow, usual = stage["step_seconds_p90"], stage["step_seconds"]
+    return max(1.0, slow / usual) if slow and usual else 1.0

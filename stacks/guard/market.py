@@ -57,17 +57,22 @@ def choose_market(tick: Tick) -> None:
 
 
 def work_left(head: Mapping[str, Any], forecast: Forecast) -> WorkLeft:
-    """Return the work left by the newest commit: its stage as measured, later ones as planned."""
+    """Return the work left by the newest commit: its stage as measured, the others as planned.
+
+    A deadline is kept at p90: nothing is measured of a stage that has not begun.
+    """
+    planned = {**forecast.stages, **forecast.slow_stages}
+    everything = sum(planned.values())
     if not head.get("checkpoints"):
-        return WorkLeft(left=forecast.seconds, basis="planned, nothing is committed yet")
-    newest, names = head["checkpoints"][-1], list(forecast.stages)
+        return WorkLeft(left=everything, basis="planned, nothing is committed yet")
+    newest, names = head["checkpoints"][-1], list(planned)
     stage, measured = newest["stage"], newest.get("seconds_left")
     if stage not in names:
         # Nobody knows which stages are still to come.
-        return WorkLeft(left=forecast.seconds, basis=f"planned, the plan has no stage {stage!r}")
-    later = sum(forecast.stages[name] for name in names[names.index(stage) + 1 :])
+        return WorkLeft(left=everything, basis=f"planned, the plan has no stage {stage!r}")
+    later = sum(planned[name] for name in names[names.index(stage) + 1 :])
     if measured is None:
-        return WorkLeft(left=forecast.stages[stage] + later, basis="planned, no pace measured yet")
+        return WorkLeft(left=planned[stage] + later, basis="planned, no pace measured yet")
     basis = "measured, later stages planned" if later else "measured"
     return WorkLeft(left=float(measured) + later, basis=basis)
 

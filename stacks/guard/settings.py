@@ -29,6 +29,8 @@ class Forecast:
     restart_seconds: float  # from a request for a machine to its first step
     save_seconds: float  # a commit
     interval_seconds: float  # the most work between two commits
+    # Of each stage if its steps are as slow as p90 of runs like it.
+    slow_stages: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def seconds(self) -> float:

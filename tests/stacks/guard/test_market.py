@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import pytest
 from moto.ec2.models import ec2_backends
@@ -37,6 +37,13 @@ def test_work_left_is_measured_of_its_stage_and_planned_of_later_ones() -> None:
     # A trainer of before, and a stage that the plan does not know.
     assert left(stage="features") == (3600, "planned, no pace measured yet")
     assert left(stage="tail", seconds_left=5)[0] == 3600
+
+
+def test_a_stage_that_has_not_begun_counts_as_slow_as_one_run_in_ten() -> None:
+    forecast = replace(FORECAST, slow_stages={"features": 800.0, "head": 4200.0})
+    newest = {"name": "00000001-g0001-a", "stage": "features", "seconds_left": 50}
+    assert work_left({"checkpoints": [newest]}, forecast).left == 4250
+    assert work_left({}, forecast).left == 5000
 
 
 @pytest.fixture
