@@ -23,6 +23,7 @@ class ReportedProgress:
         self.last: dict[str, float] = {}  # the newest value of each metric
         self.num_snapshots = 0
         self.has_steps = False
+        self.first_step: int | None = None
         self._metrics = metrics
         self._began = self._stepped = time.monotonic()
         self._safe = self._began  # what was done until then, another machine would have
@@ -101,6 +102,7 @@ class ReportedProgress:
 
     def _step_on(self, step: int, values: dict[str, float]) -> None:
         now = time.monotonic()
+        self.first_step = step if self.first_step is None else self.first_step
         loss = next((values[name] for name in LOSSES if name in values), None)
         self._metrics.write(
             "step",

@@ -67,9 +67,11 @@ class ProgramWatch:
         )
         self.commit_file = self._mirror.commit_file
         self._warnings: list[str] = []
+        self._is_warned = False  # that there is no snapshot
         self._log: ProgramLog | None = None
         self._process: ProgramProcess
         self._number = 0  # of the last snapshot
+        self._restored = 0, 0  # the number of the snapshot that the program was given, and its step
         self._save_seconds = 0.0  # the longest of a snapshot so far
         self._notice: Notice | None = None
 
@@ -82,6 +84,7 @@ class ProgramWatch:
         name, self._number = restored.entry.name, restored.entry.step
         step = int(restored.note.get("step", restored.entry.step))
         self._progress.resume(step, name)
+        self._restored = self._number, int(restored.note.get("step", 0))
         self._run.events.emit(
             "resumed",
             "ok",
@@ -204,6 +207,7 @@ class ProgramWatch:
         self._mirror.check()
         self._read_metrics()
         self._count_snapshots()
+        self._warn_if_started_over()
         self._progress.tell()
 
     def _read_metrics(self, *, is_last: bool = False) -> None:
@@ -285,7 +289,7 @@ class ProgramWatch:
     def _warn_without_snapshot(self) -> None:
         """Once: that a loss would now cost everything since the start."""
         options, seconds = self._options, self._progress.seconds
-        if self._warnings or self._progress.num_snapshots:
+        if self._is_warned or self._progress.num_snapshots:
             return
         folder, quiet = options.container.checkpoints, options.program.quiet_seconds
         if (obstacle := self._mirror.obstacle(max(_NEVER_QUIET_SECONDS, 3 * quiet))) is not None:
@@ -302,8 +306,24 @@ class ProgramWatch:
             f"no snapshot after {seconds:.0f} s: {why}, so losing the machine costs all of "
             f"it{cost}{remedy}"
         )
+        self._is_warned = True
         self._warnings.append(text)
         self._run.events.emit("no-snapshot", "info", message=text, seconds=round(seconds, 1))
+        _log.warning("[program] %s", text)
+
+    def _warn_if_started_over(self) -> None:
+        """Once: that the program seems not to have read what it was given."""
+        at, (number, step) = self._progress.first_step, self._restored
+        if at is None or 2 * at >= step:
+            return
+        self._restored = 0, 0
+        text = (
+            f"the program was given snapshot {number}, of step {step}, but begins at step {at}; "
+            "the furthest snapshot is kept until another passes it: if the run has started over, "
+            f"python -m training reopen --from-checkpoint {number} goes back to it"
+        )
+        self._warnings.append(text)
+        self._run.events.emit("started-over", "info", message=text, step=at)
         _log.warning("[program] %s", text)
 
 

@@ -105,9 +105,7 @@ class Retention:
         # A stage's later best is better: it was compared with the earlier one.
         best = {entry.stage: entry for entry in checkpoints if entry.is_best}
         firm = [entry for entry in checkpoints if not entry.is_tentative]
-        # One that may hold half of a save is of no use once there is a later one that does not.
-        later = checkpoints[checkpoints.index(firm[-1]) + 1 :] if firm else checkpoints
-        newest = [*firm[-self.newest :], *later[-self.newest :]]
+        newest = [*firm[-self.newest :], *checkpoints[-self.newest :]]
         # Its successor may have been passed over by a machine that could not read it, or be of a
         # program that began again on a torn save without noticing.
         furthest = [*_furthest(firm), *_furthest(checkpoints)]

@@ -49,7 +49,7 @@ def test_those_that_may_hold_half_of_a_save_take_the_place_of_none_that_does_not
     firm = [entry(step) for step in (1, 2, 3)]
     maybe = [entry(step, is_tentative=True) for step in (4, 5, 6, 7)]
     assert live_through(Retention(), [*firm, *maybe]) == [1, 2, 3, 5, 6, 7]
-    assert live_through(Retention(), [*firm, *maybe, entry(8)]) == [2, 3, 8]
+    assert live_through(Retention(), [*firm, *maybe, entry(8)]) == [2, 3, 6, 7, 8]
 
 
 def test_the_furthest_step_of_a_program_stays_until_another_passes_it() -> None:

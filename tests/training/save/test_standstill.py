@@ -58,11 +58,11 @@ def counted(path: Path) -> tuple[int, int]:
 def test_a_file_that_stays_open_is_taken_as_a_crash_would_leave_it(
     new_machine: NewMachine, store: Store, caplog: pytest.LogCaptureFixture
 ) -> None:
-    machine = new_machine("first", quiet_seconds=0.1)
+    machine = new_machine("first", quiet_seconds=0.05)
     path = machine.folder / "state.db"
     with program(counting(path)) as number:
         machine.mirror.start(number)
-        wait_for_snapshot(machine, 3)
+        wait_for_snapshot(machine, 2)
         before = counted(path)
         wait_until(lambda: counted(path) > before, machine.mirror)
     kept = entries(store)
@@ -85,7 +85,7 @@ def test_what_then_stands_still_is_taken_once_more_and_is_firm(
         assert [entry.is_tentative for entry in entries(store)] == [True]
         stream.close()
         wait_for_snapshot(machine, 2)
-    assert [entry.is_tentative for entry in entries(store)] == [False]
+    assert [entry.is_tentative for entry in entries(store)] == [True, False]
 
 
 def test_nothing_of_a_program_runs_while_it_is_stopped_and_all_of_it_goes_on(
@@ -139,3 +139,47 @@ def test_a_copy_that_takes_too_long_is_given_up_and_said(
         wait_until(lambda: counted(path) > before, machine.mirror)
     assert entries(store) == ()
     assert not list(machine.work.glob("staging-*"))
+
+
+def test_a_program_that_has_said_when_once_is_not_stopped_any_more(
+    new_machine: NewMachine, store: Store
+) -> None:
+    machine = new_machine("first", quiet_seconds=0.05)
+    with program(counting(machine.folder / "state.db")) as number:
+        machine.mirror.start(number)
+        wait_for_snapshot(machine, 2)
+        with stopped(number):
+            machine.commit()
+            wait_for_snapshot(machine, entries(store)[-1].step + 1)
+        time.sleep(1.5)  # more than twice what it takes until a program is stopped
+        machine.mirror.request("emergency")
+        time.sleep(0.5)
+    machine.end(0)
+    last = entries(store)[-1]
+    assert (read_manifest(store, last).reason, last.is_tentative) == ("commit", False)
+
+
+# It appends to a file that stays open at each pause, and saves at each, or at every fortieth.
+@pytest.mark.parametrize(("pause_seconds", "save_every"), [(0.5, 1), (0.1, 40)])
+def test_a_program_that_saves_more_often_than_the_quiet_time_gets_firm_snapshots(
+    new_machine: NewMachine, store: Store, pause_seconds: float, save_every: int
+) -> None:
+    machine = new_machine("first", quiet_seconds=1.0)
+
+    def save() -> None:
+        curves = (machine.folder / "metrics.csv").open("ab", buffering=0)
+        part, number = machine.folder / "model.pt.part", 0
+        while True:
+            curves.write(b"%d\n" % number)
+            if number % save_every == 0:
+                part.write_bytes(b"%d" % number * 100_000)
+                part.rename(machine.folder / "model.pt")
+            number += 1
+            time.sleep(pause_seconds)
+
+    with program(save) as number:
+        machine.mirror.start(number)
+        wait_until(lambda: any(not one.is_tentative for one in entries(store)), machine.mirror)
+    machine.vanish()
+    data = (new_machine("second").folder / "model.pt").read_bytes()
+    assert len(set(data.split(data[: len(data) // 100_000]))) == 1, "it is of one save"
