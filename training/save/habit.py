@@ -96,15 +96,24 @@ class SaveHabit:
                 self._is_end = self._learn(burst)
         return self._is_end
 
+    def is_part(self, listing: Listing) -> bool:
+        """Whether something is missing of a save as those before, which were alike."""
+        if self._last is None or not self._is_regular or self._num_alike < _ALIKE - 1:
+            return False
+        mine, usual = _Burst.between(self._paused, listing).plain, self._last.plain
+        return bool(mine) and mine <= usual and mine != usual
+
     def _learn(self, burst: _Burst) -> bool:
         if self._first is None:
             self._first = burst
             return False
         last, self._last = self._last, burst
-        if last is not None and not burst.may_follow(last):
+        if last is None:
+            self._num_alike = int(burst.plain == self._first.plain)
+        elif not burst.may_follow(last):
             self._is_regular = False
         self._num_alike += 1
-        is_known = self._num_alike + (burst.plain == self._first.plain) >= _ALIKE
+        is_known = self._num_alike >= _ALIKE
         return self._is_regular and is_known and burst.may_come_after_the_first(self._first)
 
 

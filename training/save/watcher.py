@@ -108,9 +108,12 @@ class Watcher:
             raise SnapshotError("what the program did after its last commit does not count")
         if exit_code == 0 and not was_told:
             return ANY_MOMENT
+        listing = self._list()
+        if self._habit.is_part(listing):
+            raise SnapshotError("the program ended in the middle of a save")
         if was_told and 0 <= exit_code != _KILLED:
             return self._moment(is_tentative=True)
-        seconds = self._quiet.seconds_until_now(self._list())
+        seconds = self._quiet.seconds_until_now(listing)
         if seconds < self._wanted_seconds:
             raise SnapshotError(f"the program died {seconds:.1f} s after the last change")
         if (path := self._quiet.held_open) is not None:
@@ -221,8 +224,12 @@ class Watcher:
                 self._uncaptured_since = None
             else:
                 self._uncaptured_since = self._uncaptured_since or time.monotonic()
-                is_quiet = seconds >= wanted or self._is_end(listing, seconds)
-                self._capture_if_due(listing, is_quiet, is_changed=is_changed)
+                is_part = seconds < self._quiet_seconds and self._habit.is_part(listing)
+                is_quiet = seconds >= wanted and not is_part
+                is_quiet = is_quiet or self._is_end(listing, seconds)
+                # The rest of a save may follow, and then a better moment.
+                if not is_part or self.uncaptured_seconds >= self._restless_seconds:
+                    self._capture_if_due(listing, is_quiet, is_changed=is_changed)
         except ChangedError:
             pass  # not quiet after all
         except SnapshotError as error:

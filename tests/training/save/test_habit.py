@@ -83,6 +83,18 @@ def test_a_pause_within_a_save_is_never_taken_for_its_end(tmp_path: Path, pauses
     assert not any(ends(tmp_path, pauses))
 
 
+def test_a_part_of_a_save_is_known_from_all_of_it(tmp_path: Path) -> None:
+    habit = SaveHabit()
+    habit.begin(list_folder(tmp_path))
+    found = []
+    for number in range(1, 4):
+        for name in SHARDS:
+            (tmp_path / name).write_bytes(bytes(number))
+            found.append(habit.is_part(list_folder(tmp_path)))
+        habit.is_end(list_folder(tmp_path))
+    assert found == [*[False] * 6, True, True, False]
+
+
 def replaces(folder: Path, *acts: Callable[[], object]) -> bool:
     """Whether the habit is seen, of a program that does these one after the other."""
     found, before = Replacing(), list_folder(folder)

@@ -9,6 +9,18 @@ from training.store.protocol import Store
 NewMachine = Callable[..., Machine]
 
 
+def test_an_exit_between_the_files_of_a_save_is_not_taken(new_machine: NewMachine) -> None:
+    machine = new_machine("machine-0", quiet_seconds=0.2)
+    machine.mirror.start()
+    for number in (1, 2, 3):
+        machine.write({name: b"%d" % number for name in ("shard-1", "shard-2", "index.json")})
+        wait_for_snapshot(machine, number)
+    machine.mirror.request("emergency")
+    machine.write({"shard-1": b"4"})
+    assert not machine.end()
+    assert (new_machine("machine-1").folder / "shard-1").read_bytes() == b"3"
+
+
 def test_an_exit_at_a_notice_takes_the_place_of_no_quiet_snapshot(
     new_machine: NewMachine, store: Store
 ) -> None:
