@@ -17,6 +17,7 @@ _ALIKE = 3
 _NUMBER = re.compile(r"[0-9]+")
 # Of a growing file, this much of its end must still be there the next time.
 _TAIL_BYTES = 4096
+_NO_TEXT = re.compile(rb"[\x00-\x08\x0e-\x1f\x7f]")
 # So often must it have grown.
 _GROWTHS = 3
 
@@ -198,7 +199,8 @@ class GrowingFiles:
         except OSError:
             return False
         has_paused = now - seen.last >= self._pause_seconds
-        if not is_kept or b"\0" in tail or not (tail.endswith(b"\n") or has_paused):
+        is_text = b"\n" in tail and not _NO_TEXT.search(tail)
+        if not is_kept or not is_text or not (tail.endswith(b"\n") or has_paused):
             return False
         seen.since = seen.since if seen.times else now
         seen.state, seen.tail, seen.last, seen.times = state, tail, now, seen.times + 1

@@ -125,10 +125,10 @@ def test_a_program_that_replaces_whole_files_is_known_from_one_that_writes_into_
 class Growing:
     """A file that is looked at after each write."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, pause_seconds: float = 0.5) -> None:
         self.path = folder / "metrics.csv"
         self._folder = folder
-        self._files = GrowingFiles(folder, 0.01, 0.5)
+        self._files = GrowingFiles(folder, 0.01, pause_seconds)
 
     def write(self, data: bytes, mode: str = "ab") -> bool:
         """Whether it is then known to be one that only grows."""
@@ -145,9 +145,12 @@ def test_a_text_that_only_grows_is_known_after_it_has_grown_three_times(tmp_path
     assert not growing.write(b"1,0.5\n", "wb"), "begun again, it may be a save"
 
 
-@pytest.mark.parametrize("data", [os.urandom(5000) + b"\0\n", b'{"weights": [0.5, 0.25, '])
-def test_a_save_that_grows_while_it_is_written_is_none(tmp_path: Path, data: bytes) -> None:
-    growing = Growing(tmp_path)
+@pytest.mark.parametrize("pause_seconds", [0.5, 0.001])
+@pytest.mark.parametrize("data", [os.urandom(5000) + b"\5\n", b'{"weights": [0.5, 0.25, '])
+def test_a_save_that_grows_while_it_is_written_is_none(
+    tmp_path: Path, data: bytes, pause_seconds: float
+) -> None:
+    growing = Growing(tmp_path, pause_seconds)
     found = [growing.write(data) for _ in range(6)]
     assert not any(found)
 

@@ -13,7 +13,7 @@ def test_an_exit_between_the_files_of_a_save_is_not_taken(new_machine: NewMachin
     machine = new_machine("machine-0", quiet_seconds=0.2)
     machine.mirror.start()
     for number in (1, 2, 3):
-        machine.write({name: b"%d" % number for name in ("shard-1", "shard-2", "index.json")})
+        machine.write(dict.fromkeys(("shard-1", "shard-2", "index.json"), b"%d" % number))
         wait_for_snapshot(machine, number)
     machine.mirror.request("emergency")
     machine.write({"shard-1": b"4"})
