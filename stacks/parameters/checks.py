@@ -30,7 +30,6 @@ MIN_UBUNTU = 24.04
 BOOT_ALLOWANCE_SECONDS = 600
 
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,62}")
-_OWN = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 _PREFIX = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9._-]+)*")
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 _ZONE = re.compile(r"[a-z]{2}(-[a-z]+)+-\d[a-z]")
@@ -72,9 +71,16 @@ def check_ranges(p: ParameterFields) -> None:
 def check_names(p: ParameterFields) -> None:
     """Refuse names that S3, systemd or a shell would misread."""
     if is_own(p.workload):
-        _check_own_names(p)
+        refuse_unless(
+            p.source,
+            f"workload is {p.workload!r}, whose code no machine has; add source=FOLDER, the folder "
+            "of its module",
+        )
     elif not p.program:
         check_workload(p.workload, p.recipe)
+    refuse_unless(
+        not p.source or Path(p.source).is_dir(), f"source is {p.source!r}, which is not a folder"
+    )
     check_match("run_id", p.run_id, _NAME, "use a letter, then letters, digits, - and _ (63)")
     check_match("dataset", p.dataset, _PREFIX, "use a key prefix like trajectory or clips/v2")
     for override in p.overrides:
@@ -114,17 +120,6 @@ def check_workload(workload: str, recipe: str) -> None:
         f"recipe is {recipe!r}, which {workload} does not have; "
         f"{_nearest(recipe, recipes(workload))}",
     )
-
-
-def _check_own_names(p: ParameterFields) -> None:
-    """Refuse a workload of one's own without a source folder."""
-    check_match("workload", p.workload, _OWN, "use package.module:NAME")
-    refuse_unless(
-        p.source,
-        f"workload is {p.workload!r}, whose code no machine has; add source=FOLDER, the folder of "
-        "its module",
-    )
-    refuse_unless(Path(p.source).is_dir(), f"source is {p.source!r}, which is not a folder")
 
 
 def check_own_workload(p: ParameterFields) -> None:

@@ -75,7 +75,6 @@ def check_program(p: ParameterFields) -> None:
     if not p.program:
         return
     refuse_unless(p.source, f"program is {p.program!r}; add source=FOLDER, which has its files")
-    refuse_unless(Path(p.source).is_dir(), f"source is {p.source!r}, which is not a folder")
     program = program_of(p)
     folder = Path(p.source, program.working_folder)
     refuse_unless(

@@ -74,6 +74,9 @@ def run_workload(options: RunOptions, resolved: ResolvedWorkload, supervisor: Su
             stages=resolved.numerics,
             code=code_fingerprint(module_of(options.workload), *_ROOMS),
         )
+        if options.source:
+            # The code's fingerprint knows one module of it; a shared shard may depend on any.
+            key["source"] = source_sha256(options.source)
         world = World(environment, device)
         job = WorkloadJob(options, resolved, dataset, world, key)
         with _leaving(world), contextlib.closing(job):
@@ -114,7 +117,7 @@ class WorkloadJob:
     def run_config(self) -> RunConfig:
         """What config.json says of the run, if this is its first attempt."""
         options, origin = self._options, self._resolved.origin
-        source = {"source_sha256": source_sha256(options.source)} if options.source else {}
+        source = {"source_sha256": self._key["source"]} if options.source else {}
         return options.run_config(
             workload=options.workload,
             recipe=options.recipe,

@@ -75,7 +75,7 @@ def test_without_a_measurement_it_says_so_and_what_is_known(tmp_path: Path) -> N
     [
         ({"source": ""}, "workload is 'moons:MOONS', whose code no machine has; add source=FOLDER"),
         ({"source": "no/such"}, "source is 'no/such', which is not a folder"),
-        ({"workload": "moons.py:MOONS()"}, "workload is .*; use package.module:NAME"),
+        ({"workload": "moons:MOONS()"}, r"module moons has no 'MOONS\(\)'; did you mean 'MOONS'"),
         ({"workload": "growth", "recipe": "full"}, "source is .*, which a program or a workload"),
         ({"overrides": "widht=3"}, "has no field 'widht'; did you mean 'width'"),
     ],

@@ -66,7 +66,10 @@ def test_a_changed_source_folder_is_another_run(
     (source / "net.py").write_text("WIDTH = 1\n")
     run.options = [f"--source={source}"]
     assert run.attempt() == 0
-    assert run.json("config.json")["config"]["source_sha256"] == source_sha256(source)
+    record = run.json("config.json")
+    assert record["config"]["source_sha256"] == source_sha256(source)
+    # Shards that runs share depend on any of its modules.
+    assert record["numerics_key"]["source"] == source_sha256(source)
     assert run.attempt() == 0
     assert "is finished already" in capfd.readouterr().out
     (source / "net.py").write_text("WIDTH = 2\n")
