@@ -15,8 +15,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from contract.source import source_sha256
-from tests.training import documented, tiny
+from tests.training import tiny
 from tests.training.runs import ROOT, Run
 from training.attempt.notice import Interruption
 from training.cli.main import main
@@ -54,42 +53,6 @@ def test_a_finished_run_has_its_deliverables(whole: Run, tmp_path: Path) -> None
     assert main(["export", "--run-uri", whole.uri, "--out", str(out)]) == 0
     digest = weights_sha256(load_file(out))
     assert digest == receipt["weights_sha256"] == whole.head.weights_sha256
-
-
-def test_a_changed_source_folder_is_another_run(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    monkeypatch.setenv("PYTHONPATH", "")
-    source = tmp_path / "mine"
-    source.mkdir()
-    (source / "net.py").write_text("WIDTH = 1\n")
-    run.options = [f"--source={source}"]
-    assert run.attempt() == 0
-    record = run.json("config.json")
-    assert record["config"]["source_sha256"] == source_sha256(source)
-    # Shards that runs share depend on any of its modules.
-    assert record["numerics_key"]["source"] == source_sha256(source)
-    assert run.attempt() == 0
-    assert "is finished already" in capfd.readouterr().out
-    (source / "net.py").write_text("WIDTH = 2\n")
-    assert run.attempt() == 2
-    assert "belongs to config field source_sha256" in capfd.readouterr().err
-
-
-@pytest.mark.slow  # interpreters that import torch: 20 s
-def test_every_rank_and_loader_worker_imports_from_the_source_folder(tmp_path: Path) -> None:
-    source = documented.own_workload(tmp_path / "mine")
-    own = {**os.environ, "PYTHONPATH": str(source)}
-    trainer, data = [sys.executable, "-m", "training"], str(tmp_path / "data")
-    made = ["data", "make", "--workload=moons:MOONS", "--count=300", f"--out={data}"]
-    subprocess.run([*trainer, *made], cwd=ROOT, env=own, check=True)
-    more = ["--override=loader_workers=1", "--num-processes=2", f"--dataset-uri={data}"]
-    what = ["--workload=moons:MOONS", f"--source={source}", "--recipe=small"]
-    subprocess.run(
-        [*trainer, "run", *what, *more, f"--run-uri={tmp_path / 'run'}"], cwd=ROOT, check=True
-    )
-    assert json.loads((tmp_path / "run/receipt.json").read_text())["numerics_key"]["world"] == 2
 
 
 def test_metrics_have_the_fields_of_the_contract(whole: Run) -> None:
