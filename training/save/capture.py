@@ -27,6 +27,7 @@ from training.save.listing import (
 )
 from training.save.manifest import Content, FolderManifest, Reason
 from training.save.quiet import held_open, mapped_for_writing
+from training.save.sparse import data_of, extents_of, places
 from training.save.transfer import Contents, Spare
 from training.store import parts
 from training.store.parts import checksum_of, num_parts, part_bytes_of
@@ -248,7 +249,8 @@ def _copy(source: Path, target: Path, ends: float) -> None:
         try:
             fcntl.ioctl(writer.fileno(), _FICLONE, reader.fileno())
         except OSError:  # another file system, or one that cannot
-            while data := reader.read(_COPY_BYTES):
+            for at, data in data_of(source, reader, _COPY_BYTES):
+                writer.seek(at)
                 writer.write(data)
                 if time.monotonic() > ends:
                     raise SnapshotError(
@@ -256,6 +258,7 @@ def _copy(source: Path, target: Path, ends: float) -> None:
                         f"{_STANDSTILL_SECONDS:g} s; a file system that clones files takes "
                         "milliseconds, as XFS does"
                     ) from None
+            writer.truncate()
 
 
 class CapturedFile(Contents):
@@ -264,10 +267,11 @@ class CapturedFile(Contents):
     def __init__(self, path: str, source: Path, size: int) -> None:
         self.path = path
         self.name = ""  # the blob that it becomes
-        self.part_bytes = part_bytes_of(size)
+        self.extents = extents_of(source, size)
+        self._size = size if self.extents is None else sum(count for _, count in self.extents)
+        self.part_bytes = part_bytes_of(self._size)
         self._source = source
-        self._size = size
-        self._digests = [b""] * num_parts(size, self.part_bytes)
+        self._digests = [b""] * num_parts(self._size, self.part_bytes)
 
     @property
     def size(self) -> int:
@@ -288,7 +292,13 @@ class CapturedFile(Contents):
         self._digests[part] = hashlib.sha256(data).digest()
 
     def read(self, start: int, stop: int, spare: Spare | None = None) -> memoryview:
-        """Some of its bytes; ChangedError if it has become shorter."""
+        """Some of its bytes, as if it had no holes; ChangedError if it has become shorter."""
+        if self.extents is None:
+            return self._read(start, stop)
+        found = places(self.extents, start, stop)
+        return memoryview(b"".join(self._read(at, at + last - first) for at, first, last in found))
+
+    def _read(self, start: int, stop: int) -> memoryview:
         try:
             with self._source.open("rb", buffering=0) as stream:
                 stream.seek(start)
@@ -309,7 +319,12 @@ class CapturedFile(Contents):
     def content(self, blob: str | None, start: int = 0) -> Content:
         """Its contents as they lie in a blob."""
         return Content(
-            bytes=self.size, sha256=self.sha256, part_bytes=self.part_bytes, blob=blob, start=start
+            bytes=self.size,
+            sha256=self.sha256,
+            part_bytes=self.part_bytes,
+            blob=blob,
+            start=start,
+            extents=self.extents,
         )
 
 

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -43,13 +43,9 @@ from training.save.manifest import (
     SavedFolder,
     SavedLink,
 )
-from training.save.publish import CheckpointPublisher, FailedSaves, Save
+from training.save.publish import CheckpointPublisher, FailedSaves, Save, seconds_until
 from training.save.transfer import Contents, send
-from training.store.parts import (
-    CancelledError,
-    TransferProgress,
-    run_all,
-)
+from training.store.parts import CancelledError, TransferProgress, run_all
 from training.store.protocol import Store, StoreError
 
 _log = logging.getLogger(__name__)
@@ -175,7 +171,7 @@ class FolderSource:
         placed = dict(self._known.contents)
         missing = {one.sha256: one for one in fresh if one.sha256 not in placed}
         placed |= self._send_files(list(missing.values()))
-        contents = {one.path: placed[one.sha256] for one in fresh}
+        contents = {one.path: replace(placed[one.sha256], extents=one.extents) for one in fresh}
         listing = self.capture.listing
         for path, state in listing.files.items():
             if path not in contents:
@@ -402,8 +398,3 @@ class FolderSaves:
             self._publisher.tell(save, step=sent.manifest.note.get("step"))
         if not save.releases:  # else the successor does it: now seconds count
             self.blobs.delete_unneeded()
-
-
-def seconds_until(deadline: float | None) -> float | None:
-    """Seconds until a monotonic time, if one is set."""
-    return None if deadline is None else max(0.0, deadline - time.monotonic())

@@ -12,6 +12,7 @@ from typing import Any, Literal, TypeAlias, get_args
 
 from contract.keys import BLOB_NAME
 from training.record.newest_valid import DamagedCheckpointError
+from training.save.sparse import Extents, refuse_wrong
 from training.store.parts import MAX_PARTS, num_parts
 
 SNAPSHOT = "snapshot.json"
@@ -34,6 +35,7 @@ class Content:
     part_bytes: int
     blob: str | None
     start: int = 0
+    extents: Extents | None = None  # of a file with holes: where in it the bytes lie
 
     def __post_init__(self) -> None:
         _refuse_other_than_numbers(self.bytes, self.part_bytes, self.start)
@@ -43,6 +45,21 @@ class Content:
             raise ValueError(f"there are more than {MAX_PARTS} parts")
         if not _SHA256.fullmatch(self.sha256) or (self.blob is None and self.bytes):
             raise ValueError("a checksum or blob is missing")
+        if self.extents is not None:
+            _refuse_other_than_numbers(*(number for pair in self.extents for number in pair))
+            refuse_wrong(self.extents, self.bytes)
+
+    @property
+    def file_bytes(self) -> int:
+        """The size of the file."""
+        return self.bytes if self.extents is None else self.extents[-1][0]
+
+    @classmethod
+    def from_json(cls, record: Mapping[str, Any]) -> "Content":
+        """Read what `asdict` returned."""
+        extents = record.get("extents")
+        pairs = None if extents is None else tuple((start, count) for start, count in extents)
+        return cls(**{**record, "extents": pairs})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -137,7 +154,7 @@ class FolderManifest:
             if record.pop("format") != _FORMAT:
                 raise ValueError(f"its format is not {_FORMAT}")
             files = [
-                SavedFile(**{**file, "content": Content(**file["content"])})
+                SavedFile(**{**file, "content": Content.from_json(file["content"])})
                 for file in record.pop("files")
             ]
             links = [SavedLink(**link) for link in record.pop("links")]

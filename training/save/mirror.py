@@ -20,11 +20,11 @@ from training.record.lease import Lease
 from training.record.metrics import Metrics
 from training.record.newest_valid import newest_valid, read_twice
 from training.save.capture import Capture, Moment, capture
-from training.save.folder import CommittedSnapshot, FolderSaves, FolderSource, seconds_until
+from training.save.folder import CommittedSnapshot, FolderSaves, FolderSource
 from training.save.listing import ChangedError, Listing, SnapshotError, list_folder
 from training.save.manifest import FolderManifest, Reason
 from training.save.process_tree import stopped
-from training.save.publish import Save
+from training.save.publish import Save, seconds_until
 from training.save.restore import Filled, fill, read_manifest
 from training.save.watcher import Watcher
 from training.store.protocol import Store

@@ -255,6 +255,11 @@ class Save(Generic[S]):
         self.over.set()
 
 
+def seconds_until(deadline: float | None) -> float | None:
+    """Seconds until a monotonic time, if one is set."""
+    return None if deadline is None else max(0.0, deadline - time.monotonic())
+
+
 class CheckpointPublisher:
     """Has the head of a run name what is saved, and tells of it."""
 

@@ -24,6 +24,7 @@ from training.record.checkpoint_entry import CheckpointEntry, FileEntry
 from training.record.newest_valid import DamagedCheckpointError
 from training.save.listing import FileState, SnapshotError, is_log, list_folder
 from training.save.manifest import SMALL_BYTES, SNAPSHOT, Content, FolderManifest, SavedFile
+from training.save.sparse import places
 from training.save.transfer import receive
 from training.store import parts
 from training.store.parts import checksum_of, run_all
@@ -120,7 +121,7 @@ def _clear(manifest: FolderManifest, root: Path) -> set[str]:
     candidates = [
         partial(compare, path)
         for path, state in listing.files.items()
-        if path in wanted and wanted[path].bytes == state.bytes
+        if path in wanted and wanted[path].bytes == wanted[path].file_bytes == state.bytes
     ]
     run_all(candidates, _MAX_THREADS)
     for folder in listing.folders:
@@ -176,8 +177,9 @@ class _Fetching:
         self._from_either(first.blob, read)
         for content in span:
             for path in self._paths[content]:
-                with os.fdopen(_create(self._root / path), "wb") as stream:
-                    stream.write(own[content])
+                file = _create(self._root / path)
+                _write(file, content, 0, own[content])
+                os.close(file)
 
     def _write_large(self, content: Content, num_threads: int) -> None:
         assert content.blob is not None
@@ -195,7 +197,7 @@ class _Fetching:
                 self._store,
                 key,
                 about,
-                lambda at, data: write_at(file, data, at),
+                partial(_write, file, content),
                 start=content.start,
                 num_threads=num_threads,
             )
@@ -244,6 +246,16 @@ def _spans(contents: Iterable[Content]) -> Iterator[list[Content]]:
         span = [content]
     if span:
         yield span
+
+
+def _write(file: int, content: Content, start: int, data: memoryview) -> None:
+    """Write some of a content's bytes where they lie in the file, which gets its length."""
+    if content.extents is None:
+        write_at(file, data, start)
+        return
+    for at, first, last in places(content.extents, start, start + len(data)):
+        write_at(file, data[first - start : last - start], at)
+    os.truncate(file, content.file_bytes)
 
 
 def _create(path: Path) -> int:

@@ -76,6 +76,13 @@ def test_fails_for_a_path_that_leaves_the_folder_or_no_file_can_have(
         ("bytes", True),
         ("sha256", "x"),
         ("blob", None),
+        ("extents", []),
+        ("extents", [[0, 1], [9, 0], "x"]),
+        ("extents", [[9, 0]]),
+        ("extents", [[5, 3], [4, 0]]),
+        ("extents", [[-1, 3], [9, 0]]),
+        ("extents", [[0, 8], [9, -5], [20, 0]]),
+        ("extents", [[0, None], [9, 0]]),
     ],
 )
 def test_fails_for_a_content_that_cannot_be(field: str, value: object) -> None:

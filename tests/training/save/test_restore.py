@@ -326,6 +326,41 @@ def test_nothing_is_written_through_a_link_that_stands_in_the_way(
     assert outside.read_bytes() == b"mine"
 
 
+def test_a_file_with_holes_is_sent_as_what_it_holds_and_has_them_again(
+    new_machine: NewMachine, store: Store
+) -> None:
+    machine = new_machine("first")
+    contents = {"data.mdb": {0: b"head", 700_000_000: os.urandom(3_000_000)}, "sparse": {}}
+    machine.mirror.start()
+    for name, pieces in {**contents, "twin": contents["data.mdb"]}.items():
+        with (machine.folder / name).open("wb") as stream:
+            for at, data in pieces.items():
+                stream.seek(at)
+                stream.write(data)
+            stream.truncate(900_000_001)
+    with (machine.folder / "twin").open("ab") as stream:
+        stream.truncate(1_000_000_000)
+    machine.commit()
+    wait_for_snapshot(machine, 1)
+    assert machine.mirror.last is not None
+    assert machine.mirror.last.sent_bytes < 4_000_000
+    (machine.folder / "more").write_bytes(b"x")
+    machine.commit()
+    wait_for_snapshot(machine, 2)
+    assert machine.mirror.last.sent_bytes == 1
+    machine.vanish()
+    second = new_machine("second")
+    for name in ("data.mdb", "sparse", "twin"):
+        one, other = machine.folder / name, second.folder / name
+        assert other.stat().st_size == one.stat().st_size
+        assert other.stat().st_blocks * 512 < 5_000_000
+        with one.open("rb") as mine, other.open("rb") as theirs:
+            for at, data in {**contents["data.mdb"], 500_000_000: bytes(9)}.items():
+                mine.seek(at)
+                theirs.seek(at)
+                assert mine.read(len(data) + 5000) == theirs.read(len(data) + 5000)
+
+
 @pytest.mark.slow
 def test_a_file_of_two_gigabytes_goes_there_and_back(new_machine: NewMachine) -> None:
     machine = new_machine("first")
