@@ -85,7 +85,8 @@ def read_job(root: Path, environ: Mapping[str, str]) -> SageMakerJob:
     if "dataset-uri" not in options:
         options["dataset-uri"] = str(_channel_folder(root, environ))
     seconds = options.setdefault("notice-budget-seconds", f"{NOTICE_SECONDS:g}")
-    writer = f"{environ.get('TRAINING_JOB_NAME', 'sagemaker')}/{hosts[0]}"
+    # A job that is started again on another instance has the same name.
+    writer = f"{environ.get('TRAINING_JOB_NAME', 'sagemaker')}/{hosts[0]}-{_boot()}"
     arguments = [f"--{name}={value}" for name, value in options.items()]
     arguments += [f"--override={name}={value}" for name, value in given.items()]
     return SageMakerJob(
@@ -97,6 +98,13 @@ def read_job(root: Path, environ: Mapping[str, str]) -> SageMakerJob:
         dataset=Path(options["dataset-uri"]),
         importing=importing,
     )
+
+
+def _boot() -> str:
+    """The start of this boot's id, another one on each machine; "" where the system has none."""
+    with contextlib.suppress(OSError):
+        return Path("/proc/sys/kernel/random/boot_id").read_text()[:8]
+    return ""
 
 
 def _hyperparameters(root: Path) -> Iterator[tuple[str, str]]:

@@ -188,11 +188,9 @@ class _TrainerPrints:
             ]
             return before
         if match := _ITERATION.fullmatch(text) or _EVALUATION.fullmatch(text):
-            step, *pairs = match.groups()
-            names = (name.replace(" ", "_") for name in pairs[::2])
-            before = self.finish()
-            self._waiting = _rows_at(int(step), zip(names, pairs[1::2], strict=True))
-            return [*before, *self.finish()]
+            step, *told = match.groups()
+            names = (name.replace(" ", "_") for name in told[::2])
+            return [*self.finish(), *_rows_at(int(step), zip(names, told[1::2], strict=True))]
         if epoch := _EPOCH_BAR.fullmatch(text):
             number, done, total = (int(epoch[group]) for group in (1, 2, 3))
             pairs = [pair for pair in _POSTFIX.findall(epoch[4]) if pair[0] != "v_num"]

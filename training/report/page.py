@@ -161,18 +161,9 @@ def _loss(history: History) -> str:
 
 
 def _results(store: Store, record: RunConfig, history: History) -> str:
-    """The last evaluation of each stage, side by side: results next to their baselines.
-
-    Of a program, the last value of each metric, and what it left.
-    """
+    """The last evaluation of each stage, side by side: results next to their baselines."""
     if record.workload == PROGRAM:
-        receipt = parse_receipt(store.get(RECEIPT))
-        last = receipt.get("stages", {}).get(PROGRAM) or _last_metrics(history)
-        files = receipt.get("final_files", {})
-        left = [["final files", ", ".join(files)]] if files else []
-        ended = [["exit code", _readable(receipt["exit_code"])]] if "exit_code" in receipt else []
-        rows = [*([name, _readable(value)] for name, value in last.items()), *left, *ended]
-        return _table(rows) if rows else "<p>None yet.</p>"
+        return _left_by_program(store, history)
     last = {stage: lines[-1]["metrics"] for stage, lines in history.evaluations().items()}
     if not last:
         return "<p>None yet.</p>"
@@ -232,9 +223,16 @@ def _metrics(history: History) -> str:
     )
 
 
-def _last_metrics(history: History) -> dict[str, float]:
-    lines = (line["values"] for line in history.lines if line["kind"] == "metrics")
-    return {name: value for values in lines for name, value in values.items()}
+def _left_by_program(store: Store, history: History) -> str:
+    """The last value of each metric, and what the program left."""
+    told = [line["values"] for line in history.lines if line["kind"] == "metrics"]
+    found = {name: _readable(value) for values in told for name, value in values.items()}
+    receipt = parse_receipt(store.get(RECEIPT))
+    if files := receipt.get("final_files"):
+        found["final files"] = ", ".join(files)
+    if "exit_code" in receipt:
+        found["exit code"] = _readable(receipt["exit_code"])
+    return _table([*found.items()]) if found else "<p>None yet.</p>"
 
 
 def _add(points: dict[str, dict[int, tuple[int, float]]], line: Line) -> None:

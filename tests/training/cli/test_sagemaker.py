@@ -17,7 +17,7 @@ import pytest
 
 from stacks.sagemaker.metric_definitions import METRIC_DEFINITIONS
 from tests.training.runs import ROOT, WORKLOAD, Run
-from training.cli import sagemaker
+from training.cli import sagemaker, sagemaker_job
 from training.cli.main import main
 from training.cli.sagemaker import Trainer
 from training.cli.sagemaker_job import read_job
@@ -130,7 +130,7 @@ def test_hyperparameters_are_options_of_run_and_fields_of_the_recipe(tmp_path: P
         "--notice-budget-seconds=120",
         "--override=learning_rate=0.1",
         "--override=name=a b",
-        "--writer=sagemaker/algo-1",
+        f"--writer=sagemaker/algo-1-{sagemaker_job._boot()}",
         f"--scratch={tempfile.gettempdir()}/training",
     ]
     assert "--dataset-uri=s3://b/data" in _job(tmp_path, dataset__uri="s3://b/data")
