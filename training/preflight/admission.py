@@ -17,6 +17,7 @@ from pathlib import Path
 
 from training.errors import MachineError, UserError
 from training.save.memory import free_bytes
+from training.save.process_tree import living_below
 
 _log = logging.getLogger(__name__)
 
@@ -246,7 +247,7 @@ def _used_mib(pid: int) -> int:
         with suppress(OSError):
             return _kib(pid, "status", "RssAnon:", "RssShmem:") // 1024
         return 0
-    for child in _below(pid):
+    for child in living_below(pid) - {pid}:
         with suppress(OSError):  # it has ended meanwhile
             used += _kib(child, "smaps_rollup", "Pss_Anon:", "Pss_Shmem:")
     return used // 1024
@@ -255,12 +256,3 @@ def _used_mib(pid: int) -> int:
 def _kib(pid: int, file: str, *names: str) -> int:
     lines = Path(f"/proc/{pid}/{file}").read_text().splitlines()
     return sum(int(line.split()[1]) for line in lines if line.startswith(names))
-
-
-def _below(pid: int) -> Iterator[int]:
-    """The processes that it and its children have started, as far as they live."""
-    for path in Path(f"/proc/{pid}/task").glob("*/children"):
-        with suppress(OSError):
-            for child in map(int, path.read_text().split()):
-                yield child
-                yield from _below(child)

@@ -111,7 +111,7 @@ class Retention:
         furthest = [*_furthest(firm), *_furthest(checkpoints)]
         chosen = [*newest, *furthest, *best.values(), *self._every(checkpoints)]
         names = {entry.name for entry in chosen}
-        if len(checkpoints) <= self.newest:
+        if len(firm) <= self.newest:
             names.update(entry.name for entry in left_behind)
         for entry in chosen:
             earlier = checkpoints[: checkpoints.index(entry)]

@@ -147,9 +147,10 @@ def test_what_is_left_behind_goes_only_once_there_is_more_of_the_new_than_is_kep
         )
         kept, new = old, tuple[CheckpointEntry, ...]()
         for step in range(1, 12):
-            new = (*new, entry(step, is_best=rng.random() < 0.2))
+            may_be_torn = rng.random() < 0.3
+            new = (*new, entry(step, is_best=rng.random() < 0.2, is_tentative=may_be_torn))
             kept = retention.kept((*kept, new[-1]))
-            is_beyond = step > retention.newest
+            is_beyond = sum(not one.is_tentative for one in new) > retention.newest
             assert [one for one in kept if one.is_left_behind] == ([] if is_beyond else [*old])
             alone: tuple[CheckpointEntry, ...] = ()
             for one in new:
