@@ -319,7 +319,7 @@ class FolderSaves:
         source = FolderSource(store, self.blobs, captured, root, kind, is_tentative=is_tentative)
         # What is sent from where it lies is not tried again: the program waits for it.
         failed = None if captured.is_in_place else self._failed
-        if kind != "periodic":
+        if kind == "emergency":
             self.blobs.stop_copying.set()  # now seconds count
         return Save(source, self._publish, self._settle, failed=failed)
 
