@@ -9,7 +9,6 @@ import argparse
 import json
 import math
 import tempfile
-from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -17,10 +16,6 @@ from typing import Any
 from training.errors import EXIT_FAILED, EXIT_FINISHED, UserError
 from training.proof.check.program_runs import ProgramRuns
 from training.proof.compare import Difference, ProgramRun, difference
-
-_SHOWN_STEPS = 12
-_BARS = "▁▂▃▄▅▆▇█"
-_CURVE_WIDTH = 60
 
 
 def check_program(options: argparse.Namespace) -> int:
@@ -45,7 +40,7 @@ def check_program(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps(_record(whole, interrupted, own, found), indent=1))
     else:
-        _show(whole, interrupted, own, found)
+        _show(interrupted, own, found)
     costs_all = any(one["costs_all"] for one in late)
     return EXIT_FINISHED if found.is_none and not costs_all else EXIT_FAILED
 
@@ -104,7 +99,7 @@ def _compared(found: Difference) -> str:
     return "; ".join(words)
 
 
-def _show(whole: ProgramRun, interrupted: ProgramRun, own: Difference, found: Difference) -> None:
+def _show(interrupted: ProgramRun, own: Difference, found: Difference) -> None:
     for one in interrupted.interruptions:
         redone = "steps redone: unknown, as its metrics name no step"
         if one["steps_redone"] is not None:
@@ -115,62 +110,24 @@ def _show(whole: ProgramRun, interrupted: ProgramRun, own: Difference, found: Di
         print(
             f"  losses known of one run only: {len(found.missing)}, from step {found.missing[0]} on"
         )
-    for name, run in (("uninterrupted", whole), ("interrupted", interrupted)):
-        if run.losses:
-            print(f"  {name:<14}{_curve(list(run.losses.values()))}")
-    for step in _shown(whole, found):
-        a, b = whole.losses.get(step), interrupted.losses.get(step)
-        mark = "" if step not in found.steps else "  differs"
-        print(f"  step {step:>8}  {_number(a):>10}  {_number(b):>10}{mark}")
-    if found.is_none:
-        _print_cost(interrupted.interruptions)
-        return
-    print(f"[failed] interrupted, it ends differently: {_compared(found)}")
-    if own.is_none:
-        print("  Uninterrupted it ends the same each time: its checkpoint lacks something, such as")
-        print("  random states or the place in the epoch. docs/port.md: what a workload does.")
-    else:
-        print("  Two uninterrupted runs differ as well: seed it first, then check again.")
-
-
-def _print_cost(interruptions: Sequence[Mapping[str, Any]]) -> None:
-    """What an interruption costs where it changes nothing else."""
-    late = [one for one in interruptions if one["is_late"]]
-    lost = [one for one in late if one["costs_all"]]
-    if lost:
+    if not found.is_none:
+        print(f"[failed] interrupted, it ends differently: {_compared(found)}")
+        if own.is_none:
+            print("  Uninterrupted it ends the same each time: its checkpoint lacks something, as")
+            print("  random states or the place in the epoch. docs/port.md: what a workload does.")
+        else:
+            print("  Two uninterrupted runs differ as well: seed it first, then check again.")
+    late = [one for one in interrupted.interruptions if one["is_late"]]
+    if lost := [one for one in late if one["costs_all"]]:
         print(
-            f"[failed] bit for bit, but an interruption costs all: {len(lost)} of {len(late)} "
-            f"kills found no snapshot to resume from ({lost[0]['why']})"
+            f"[failed] {'bit for bit, but ' if found.is_none else ''}an interruption costs all: "
+            f"{len(lost)} of {len(late)} kills found no snapshot to resume from ({lost[0]['why']})"
         )
         print("  Call commit() after each save, save to new files and rename them, or lower")
         print("  --quiet-seconds. docs/your-script.md says when a snapshot is taken.")
-        return
-    most = max(one["seconds_lost"] for one in late)
-    print(
-        f"[ok] {len(interruptions)} interruptions change nothing: bit for bit; a kill after the "
-        f"first snapshot costs up to {most:.1f} s"
-    )
-
-
-def _shown(whole: ProgramRun, found: Difference) -> list[int]:
-    """Steps spread over the run, and the first that differs."""
-    steps = sorted(whole.losses)
-    every = max(1, math.ceil(len(steps) / _SHOWN_STEPS))
-    return sorted({*steps[::every], *steps[-1:], *found.steps[:1]})
-
-
-def _curve(losses: Sequence[float]) -> str:
-    """The losses as bars of text, means of equal shares of them."""
-    every = max(1, math.ceil(len(losses) / _CURVE_WIDTH))
-    shares = [losses[at : at + every] for at in range(0, len(losses), every)]
-    means = [sum(share) / len(share) for share in shares]
-    finite = [mean for mean in means if math.isfinite(mean)] or [0.0]
-    low, span = min(finite), (max(finite) - min(finite)) or 1.0
-    return "".join(
-        _BARS[round((mean - low) / span * (len(_BARS) - 1))] if math.isfinite(mean) else "!"
-        for mean in means
-    )
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.4f}"
+    elif found.is_none:
+        print(
+            f"[ok] {len(interrupted.interruptions)} interruptions change nothing: bit for bit; "
+            f"a kill after the first snapshot costs up to "
+            f"{max(one['seconds_lost'] for one in late):.1f} s"
+        )

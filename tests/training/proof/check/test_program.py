@@ -51,7 +51,7 @@ def test_a_program_that_restores_all_of_its_state_is_equal_bit_for_bit(
     said = capsys.readouterr().out
     assert "[ok] uninterrupted: 12 losses, " in said
     assert "[ok] once more: the same losses and final files" in said
-    assert " steps redone\n" in said and "  step       12  " in said
+    assert " steps redone\n" in said
     assert "  killed before its first snapshot: " in said
     assert "  killed later: " in said and "  a notice inside a save: " in said
     assert "[ok] 3 interruptions change nothing: bit for bit; a kill after the first" in said
