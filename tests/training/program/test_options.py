@@ -33,6 +33,7 @@ def command(
         interpreter=interpreter,
     )
     options.container.code.mkdir(parents=True, exist_ok=True)
+    (options.container.code / "train.py").touch()
     return build_command(options, HOST, (), environ)
 
 
