@@ -4,7 +4,8 @@ Each row is a script. It runs twice to its end, and then is killed at seeded mom
 inside a save, by three exits: all processes at once; a notice, and the end some seconds later; a
 shutdown. Alone it starts again on its local disk; under us each life is a new machine, and the
 store, a folder or S3, has faults. Results are kept in --out as they come: the command goes on where
-it was. --page writes them to docs/kill-table.md; with --hours 0 it plays nothing before.
+it was. --page writes them to docs/kill-table.md; with --hours 0 it plays nothing before. Exit code
+1: under us a restore was torn or mismatched, or a run never came back.
 """
 
 import argparse
@@ -61,6 +62,12 @@ def measure(given: argparse.Namespace) -> list[dict[str, Any]]:
             ]
         )
     return [line for result in results for line in table(result)]
+
+
+def is_damaged(lines: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether a restore under us was torn or mixed, or a run did not come back."""
+    names = ("torn", "mismatched", "never came back")
+    return any(line[name] != "0" for line in lines if line["way"] != "alone" for name in names)
 
 
 class _Progress:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.kills import command
-from benchmarks.kills.command import measure, summary, table
+from benchmarks.kills.command import is_damaged, measure, summary, table
 from benchmarks.kills.judge import Account
 from benchmarks.kills.lives import WAYS, Row, Series
 
@@ -83,6 +83,8 @@ def test_a_line_says_which_exits_tore() -> None:
     record = json.loads(json.dumps({"row": "one", "is_repeatable": True, "cells": cells}))
     (line,) = table(record)
     assert (line["torn"], line["mismatched"]) == ("2 (notice)", "0")
+    assert is_damaged([line]) and not is_damaged([{**line, "torn": "0"}])
+    assert not is_damaged([{**line, "way": "alone"}])
     assert (line["bits equal"], line["s lost per kill"], line["most"]) == ("0 of 2", 2.3, 3.0)
 
 
