@@ -167,7 +167,8 @@ class _Place:
                 poll_seconds=_POLL_SECONDS,
                 environment={**self.environment, **self._contract(), "ANSWER": answer},
             )
-        shutil.rmtree(self.folder / f"machine-{number}", ignore_errors=True)
+        while (self.folder / "machine").exists():  # its last process may still be writing
+            shutil.rmtree(self.folder / "machine", ignore_errors=True)
         return said_in(log.read_text(errors="replace")), code
 
     @property
@@ -175,7 +176,7 @@ class _Place:
         """The checkpoint folder of the life that is lived."""
         if self.way == "alone":
             return self.folder / "local" / "checkpoints"
-        return next(self.folder.glob("machine-*/ml/checkpoints"), self.folder / "none")
+        return self.folder / "machine" / "ml" / "checkpoints"
 
     def num_faults(self) -> int:
         """Faults of the store so far."""
@@ -201,7 +202,8 @@ class _Place:
         words = [self.row.files[0].name, *self.row.arguments]
         if self.way == "alone":
             return [str(self.python), str(self.folder / "source" / words[0]), *words[1:]]
-        machine = self.folder / f"machine-{number}"
+        # Another machine at the same path, as /opt/ml is one everywhere.
+        machine = self.folder / "machine"
         machine.mkdir()
         uri = f"s3://{BUCKET}/runs/one" if self.way == "s3" else str(self.folder / "run")
         command = run_command(

@@ -7,36 +7,30 @@ from accelerate import Accelerator
 from accelerate.utils import set_seed
 from torch.utils.data import DataLoader, TensorDataset
 
-
-def main():
-    accelerator = Accelerator(cpu=True)
-    set_seed(0)
-    model = told.network()
-    optimizer = torch.optim.AdamW(model.parameters())
-    loader = DataLoader(TensorDataset(*told.samples()), batch_size=told.BATCH, shuffle=True)
-    model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
-    told.CHECKPOINTS.mkdir(parents=True, exist_ok=True)
-    start, saved = 0, [path for path in told.CHECKPOINTS.iterdir() if path.is_dir()]
-    if saved:  # the example's way: the most recent by its change time
-        last = max(saved, key=lambda path: path.stat().st_ctime)
-        accelerator.load_state(last)
-        start = int(last.name.removeprefix("step_"))
-    step = start
-    for epoch in range(start // len(loader), told.EPOCHS):
-        model.train()
-        batches = loader
-        if epoch == start // len(loader) and start:
-            batches = accelerator.skip_first_batches(loader, start % len(loader))
-        for inputs, labels in batches:
-            accelerator.backward(F.cross_entropy(model(inputs), labels))
-            optimizer.step()
-            optimizer.zero_grad()
-            step += 1
-            told.step(step, inputs[:, 0])
-            if step % told.SAVE_EVERY == 0:
-                accelerator.save_state(told.CHECKPOINTS / f"step_{step}")
-    told.final(model.state_dict())
-
-
-if __name__ == "__main__":
-    main()
+accelerator = Accelerator(cpu=True)
+set_seed(0)
+model = told.network()
+optimizer = torch.optim.AdamW(model.parameters())
+loader = DataLoader(TensorDataset(*told.samples()), batch_size=told.BATCH, shuffle=True)
+model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+told.CHECKPOINTS.mkdir(parents=True, exist_ok=True)
+start, saved = 0, [path for path in told.CHECKPOINTS.iterdir() if path.is_dir()]
+if saved:  # the example's way: the most recent by its change time
+    last = max(saved, key=lambda path: path.stat().st_ctime)
+    accelerator.load_state(last)
+    start = int(last.name.removeprefix("step_"))
+step = start
+for epoch in range(start // len(loader), told.EPOCHS):
+    model.train()
+    batches = loader
+    if epoch == start // len(loader) and start:
+        batches = accelerator.skip_first_batches(loader, start % len(loader))
+    for inputs, labels in batches:
+        accelerator.backward(F.cross_entropy(model(inputs), labels))
+        optimizer.step()
+        optimizer.zero_grad()
+        step += 1
+        told.step(step, inputs[:, 0])
+        if step % told.SAVE_EVERY == 0:
+            accelerator.save_state(told.CHECKPOINTS / f"step_{step}")
+told.final(model.state_dict())

@@ -10,22 +10,17 @@ class _Told:
         return True
 
 
-def main():
-    inputs, labels = (tensor.numpy() for tensor in told.samples())
-    told.CHECKPOINTS.mkdir(parents=True, exist_ok=True)
-    model = catboost.CatBoostClassifier(
-        iterations=told.STEPS,
-        random_seed=0,
-        thread_count=1,
-        verbose=False,
-        save_snapshot=True,
-        snapshot_file="snapshot",
-        snapshot_interval=2,
-        train_dir=str(told.CHECKPOINTS),
-    )
-    model.fit(inputs[:, 1:], labels, callbacks=[_Told()])
-    told.final({"model": model._serialize_model()})
-
-
-if __name__ == "__main__":
-    main()
+inputs, labels = (tensor.numpy() for tensor in told.samples())
+told.CHECKPOINTS.mkdir(parents=True, exist_ok=True)
+model = catboost.CatBoostClassifier(
+    iterations=told.STEPS,
+    random_seed=0,
+    thread_count=1,
+    verbose=False,
+    save_snapshot=True,
+    snapshot_file="snapshot",
+    snapshot_interval=2,
+    train_dir=str(told.CHECKPOINTS),
+)
+model.fit(inputs[:, 1:], labels, callbacks=[_Told()])
+told.final({"model": model._serialize_model()})

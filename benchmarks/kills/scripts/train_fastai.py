@@ -13,24 +13,19 @@ class _Told(Callback):
             told.step(self.epoch * self.n_iter + self.iter + 1, self.xb[0][:, 0])
 
 
-def main():
-    inputs, labels = told.samples()
-    data = torch.utils.data.TensorDataset(inputs, labels)
-    dls = DataLoaders.from_dsets(data, data, bs=told.BATCH, num_workers=0, device="cpu")
-    learner = Learner(
-        dls,
-        told.network(),
-        torch.nn.CrossEntropyLoss(),
-        path=told.CHECKPOINTS,
-        cbs=[SaveModelCallback(every_epoch=True, with_opt=True), _Told()],
-    )
-    found = sorted((told.CHECKPOINTS / "models").glob("model_*.pth"))
-    start = len(found)
-    if found:
-        learner.load(found[-1].stem, with_opt=True)
-    learner.fit(told.EPOCHS, start_epoch=start)
-    told.final(learner.model.state_dict())
-
-
-if __name__ == "__main__":
-    main()
+inputs, labels = told.samples()
+data = torch.utils.data.TensorDataset(inputs, labels)
+dls = DataLoaders.from_dsets(data, data, bs=told.BATCH, num_workers=0, device="cpu")
+learner = Learner(
+    dls,
+    told.network(),
+    torch.nn.CrossEntropyLoss(),
+    path=told.CHECKPOINTS,
+    cbs=[SaveModelCallback(every_epoch=True, with_opt=True), _Told()],
+)
+found = sorted((told.CHECKPOINTS / "models").glob("model_*.pth"))
+start = len(found)
+if found:
+    learner.load(found[-1].stem, with_opt=True)
+learner.fit(told.EPOCHS, start_epoch=start)
+told.final(learner.model.state_dict())

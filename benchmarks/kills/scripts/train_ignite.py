@@ -7,37 +7,33 @@ from ignite.engine import Engine, Events
 from ignite.handlers import Checkpoint, DiskSaver
 from torch.utils.data import DataLoader, TensorDataset
 
-
-def main():
-    torch.manual_seed(0)
-    model = told.network()
-    optimizer = torch.optim.AdamW(model.parameters())
-    loader = DataLoader(TensorDataset(*told.samples()), batch_size=told.BATCH, shuffle=True)
-
-    def update(engine, batch):
-        model.train()
-        optimizer.zero_grad()
-        F.cross_entropy(model(batch[0]), batch[1]).backward()
-        optimizer.step()
-        return batch[0][:, 0]
-
-    trainer = Engine(update)
-    held = {"trainer": trainer, "model": model, "optimizer": optimizer}
-    saver = DiskSaver(str(told.CHECKPOINTS), require_empty=False)
-    saves = Checkpoint(held, saver, n_saved=2, global_step_transform=lambda e, _: e.state.iteration)
-    trainer.add_event_handler(
-        Events.ITERATION_COMPLETED,
-        lambda engine: told.step(engine.state.iteration, engine.state.output),
-    )
-    trainer.add_event_handler(Events.ITERATION_COMPLETED(every=told.SAVE_EVERY), saves)
-    found = sorted(
-        told.CHECKPOINTS.glob("checkpoint_*.pt"), key=lambda p: int(p.stem.rpartition("_")[2])
-    )
-    if found:
-        Checkpoint.load_objects(held, torch.load(found[-1], weights_only=False))
-    trainer.run(loader, max_epochs=told.EPOCHS)
-    told.final(model.state_dict())
+torch.manual_seed(0)
+model = told.network()
+optimizer = torch.optim.AdamW(model.parameters())
+loader = DataLoader(TensorDataset(*told.samples()), batch_size=told.BATCH, shuffle=True)
 
 
-if __name__ == "__main__":
-    main()
+def update(engine, batch):
+    model.train()
+    optimizer.zero_grad()
+    F.cross_entropy(model(batch[0]), batch[1]).backward()
+    optimizer.step()
+    return batch[0][:, 0]
+
+
+trainer = Engine(update)
+held = {"trainer": trainer, "model": model, "optimizer": optimizer}
+saver = DiskSaver(str(told.CHECKPOINTS), require_empty=False)
+saves = Checkpoint(held, saver, n_saved=2, global_step_transform=lambda e, _: e.state.iteration)
+trainer.add_event_handler(
+    Events.ITERATION_COMPLETED,
+    lambda engine: told.step(engine.state.iteration, engine.state.output),
+)
+trainer.add_event_handler(Events.ITERATION_COMPLETED(every=told.SAVE_EVERY), saves)
+found = sorted(
+    told.CHECKPOINTS.glob("checkpoint_*.pt"), key=lambda p: int(p.stem.rpartition("_")[2])
+)
+if found:
+    Checkpoint.load_objects(held, torch.load(found[-1], weights_only=False))
+trainer.run(loader, max_epochs=told.EPOCHS)
+told.final(model.state_dict())

@@ -19,21 +19,14 @@ class _Model(keras.Model):
         return super().train_step(data)
 
 
-def main():
-    keras.utils.set_random_seed(0)
-    inputs = keras.Input((8,))
-    hidden = keras.layers.Dropout(0.2)(keras.layers.Dense(256, "relu")(inputs[:, 1:]))
-    model = _Model(inputs, keras.layers.Dense(2)(hidden))
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile("adam", loss)
-    backup = keras.callbacks.BackupAndRestore(str(told.CHECKPOINTS), save_freq=told.SAVE_EVERY)
-    x, y = (tensor.numpy() for tensor in told.samples())
+keras.utils.set_random_seed(0)
+inputs = keras.Input((8,))
+hidden = keras.layers.Dropout(0.2)(keras.layers.Dense(256, "relu")(inputs[:, 1:]))
+model = _Model(inputs, keras.layers.Dense(2)(hidden))
+loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+model.compile("adam", loss)
+backup = keras.callbacks.BackupAndRestore(str(told.CHECKPOINTS), save_freq=told.SAVE_EVERY)
+x, y = (tensor.numpy() for tensor in told.samples())
 
-    model.fit(
-        x, y, batch_size=told.BATCH, epochs=told.EPOCHS, verbose=0, callbacks=[_Told(), backup]
-    )
-    told.final({str(n): weight.tobytes() for n, weight in enumerate(model.get_weights())})
-
-
-if __name__ == "__main__":
-    main()
+model.fit(x, y, batch_size=told.BATCH, epochs=told.EPOCHS, verbose=0, callbacks=[_Told(), backup])
+told.final({str(n): weight.tobytes() for n, weight in enumerate(model.get_weights())})

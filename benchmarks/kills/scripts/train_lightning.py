@@ -24,21 +24,16 @@ class _Module(lightning.LightningModule):
         return torch.optim.AdamW(self.parameters())
 
 
-def main():
-    lightning.seed_everything(0)
-    module = _Module()
-    trainer = lightning.Trainer(
-        max_steps=told.STEPS,
-        accelerator="cpu",
-        logger=False,
-        callbacks=[
-            ModelCheckpoint(told.CHECKPOINTS, every_n_train_steps=told.SAVE_EVERY, save_last=True)
-        ],
-    )
-    loader = DataLoader(TensorDataset(*told.samples()), batch_size=told.BATCH, shuffle=True)
-    trainer.fit(module, loader, ckpt_path="last")
-    told.final(module.network.state_dict())
-
-
-if __name__ == "__main__":
-    main()
+lightning.seed_everything(0)
+module = _Module()
+trainer = lightning.Trainer(
+    max_steps=told.STEPS,
+    accelerator="cpu",
+    logger=False,
+    callbacks=[
+        ModelCheckpoint(told.CHECKPOINTS, every_n_train_steps=told.SAVE_EVERY, save_last=True)
+    ],
+)
+loader = DataLoader(TensorDataset(*told.samples()), batch_size=told.BATCH, shuffle=True)
+trainer.fit(module, loader, ckpt_path="last")
+told.final(module.network.state_dict())

@@ -8,37 +8,31 @@ from torch import nn
 
 BLOCK = 16
 
-
-def main():
-    torch.manual_seed(1337)
-    data = np.random.default_rng(0).integers(0, 32, 4000)
-    model = nn.Sequential(nn.Embedding(32, 256), nn.Linear(256, 256), nn.GELU(), nn.Linear(256, 32))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    iter_num, path = 0, told.CHECKPOINTS / "ckpt.pt"
-    told.CHECKPOINTS.mkdir(parents=True, exist_ok=True)
-    if path.exists():
-        checkpoint = torch.load(path)
-        model.load_state_dict(checkpoint["model"])
-        optimizer.load_state_dict(checkpoint["optimizer"])
-        iter_num = checkpoint["iter_num"]
-    while iter_num < told.STEPS:
-        starts = torch.randint(len(data) - BLOCK - 1, (told.BATCH,))
-        words = torch.stack([torch.from_numpy(data[i : i + BLOCK + 1]) for i in starts])
-        loss = F.cross_entropy(model(words[:, :-1]).flatten(0, 1), words[:, 1:].flatten())
-        optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        optimizer.step()
-        iter_num += 1
-        told.step(iter_num, starts)
-        if iter_num % told.SAVE_EVERY == 0:
-            checkpoint = {
-                "model": model.state_dict(),
-                "optimizer": optimizer.state_dict(),
-                "iter_num": iter_num,
-            }
-            torch.save(checkpoint, path)
-    told.final(model.state_dict())
-
-
-if __name__ == "__main__":
-    main()
+torch.manual_seed(1337)
+data = np.random.default_rng(0).integers(0, 32, 4000)
+model = nn.Sequential(nn.Embedding(32, 256), nn.Linear(256, 256), nn.GELU(), nn.Linear(256, 32))
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+iter_num, path = 0, told.CHECKPOINTS / "ckpt.pt"
+told.CHECKPOINTS.mkdir(parents=True, exist_ok=True)
+if path.exists():
+    checkpoint = torch.load(path)
+    model.load_state_dict(checkpoint["model"])
+    optimizer.load_state_dict(checkpoint["optimizer"])
+    iter_num = checkpoint["iter_num"]
+while iter_num < told.STEPS:
+    starts = torch.randint(len(data) - BLOCK - 1, (told.BATCH,))
+    words = torch.stack([torch.from_numpy(data[i : i + BLOCK + 1]) for i in starts])
+    loss = F.cross_entropy(model(words[:, :-1]).flatten(0, 1), words[:, 1:].flatten())
+    optimizer.zero_grad(set_to_none=True)
+    loss.backward()
+    optimizer.step()
+    iter_num += 1
+    told.step(iter_num, starts)
+    if iter_num % told.SAVE_EVERY == 0:
+        checkpoint = {
+            "model": model.state_dict(),
+            "optimizer": optimizer.state_dict(),
+            "iter_num": iter_num,
+        }
+        torch.save(checkpoint, path)
+told.final(model.state_dict())

@@ -14,22 +14,15 @@ class _Told(BaseCallback):
         return True
 
 
-def main():
-    told.CHECKPOINTS.mkdir(parents=True, exist_ok=True)
-    found = sorted(
-        told.CHECKPOINTS.glob("ppo_*_steps.zip"), key=lambda p: int(p.stem.split("_")[1])
-    )
-    if found:
-        from stable_baselines3.common.env_util import make_vec_env
+told.CHECKPOINTS.mkdir(parents=True, exist_ok=True)
+found = sorted(told.CHECKPOINTS.glob("ppo_*_steps.zip"), key=lambda p: int(p.stem.split("_")[1]))
+if found:
+    from stable_baselines3.common.env_util import make_vec_env
 
-        model = PPO.load(found[-1], env=make_vec_env("CartPole-v1", seed=0), device="cpu")
-    else:
-        model = PPO("MlpPolicy", "CartPole-v1", seed=0, n_steps=128, n_epochs=1, device="cpu")
-    saves = CheckpointCallback(256, str(told.CHECKPOINTS), name_prefix="ppo")
-    left = STEPS - model.num_timesteps
-    model.learn(left, callback=[saves, _Told()], reset_num_timesteps=not found)
-    told.final(model.policy.state_dict())
-
-
-if __name__ == "__main__":
-    main()
+    model = PPO.load(found[-1], env=make_vec_env("CartPole-v1", seed=0), device="cpu")
+else:
+    model = PPO("MlpPolicy", "CartPole-v1", seed=0, n_steps=128, n_epochs=1, device="cpu")
+saves = CheckpointCallback(256, str(told.CHECKPOINTS), name_prefix="ppo")
+left = STEPS - model.num_timesteps
+model.learn(left, callback=[saves, _Told()], reset_num_timesteps=not found)
+told.final(model.policy.state_dict())

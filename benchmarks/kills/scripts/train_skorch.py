@@ -13,24 +13,19 @@ class _Told(Callback):
             told.step(done, batch[0][:, 0])
 
 
-def main():
-    saves = Checkpoint(dirname=str(told.CHECKPOINTS), monitor=None)
-    torch.manual_seed(0)
-    net = NeuralNetClassifier(
-        told.network(),
-        criterion=torch.nn.CrossEntropyLoss,
-        optimizer=torch.optim.AdamW,
-        lr=1e-3,
-        max_epochs=told.EPOCHS,
-        batch_size=told.BATCH,
-        iterator_train__shuffle=True,
-        train_split=None,
-        callbacks=[_Told(), saves, LoadInitState(saves)],
-        verbose=0,
-    )
-    net.fit(*told.samples())
-    told.final(net.module_.state_dict())
-
-
-if __name__ == "__main__":
-    main()
+saves = Checkpoint(dirname=str(told.CHECKPOINTS), monitor=None)
+torch.manual_seed(0)
+net = NeuralNetClassifier(
+    told.network(),
+    criterion=torch.nn.CrossEntropyLoss,
+    optimizer=torch.optim.AdamW,
+    lr=1e-3,
+    max_epochs=told.EPOCHS,
+    batch_size=told.BATCH,
+    iterator_train__shuffle=True,
+    train_split=None,
+    callbacks=[_Told(), saves, LoadInitState(saves)],
+    verbose=0,
+)
+net.fit(*told.samples())
+told.final(net.module_.state_dict())

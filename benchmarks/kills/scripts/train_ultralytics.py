@@ -23,36 +23,33 @@ def make_images(folder):
     return path
 
 
-def main():
-    data = make_images(told.Path.cwd() / "data")
-    last = told.CHECKPOINTS / "run" / "weights" / "last.pt"
-    model = YOLO(last if last.exists() else "yolo11n.yaml")
-    count = [0]
-
-    def stepped(trainer):
-        # Its own count of batches is of this process alone.
-        done = trainer.epoch * len(trainer.train_loader)
-        count[0] = max(count[0], done) + 1
-        told.step(count[0])
-
-    model.add_callback("on_train_batch_end", stepped)
-    settings = {
-        "data": data,
-        "epochs": EPOCHS,
-        "imgsz": SIZE,
-        "batch": 4,
-        "workers": 0,
-        "device": "cpu",
-        "amp": False,
-        "plots": False,
-        "val": False,
-        "project": told.CHECKPOINTS,
-        "name": "run",
-        "exist_ok": True,
-    }
-    model.train(**settings, resume=last.exists())
-    told.final(model.model.state_dict())
+data = make_images(told.Path(__file__).with_name("data"))
+last = told.CHECKPOINTS / "run" / "weights" / "last.pt"
+model = YOLO(last if last.exists() else "yolo11n.yaml")
+count = [0]
 
 
-if __name__ == "__main__":
-    main()
+def stepped(trainer):
+    # Its own count of batches is of this process alone.
+    done = trainer.epoch * len(trainer.train_loader)
+    count[0] = max(count[0], done) + 1
+    told.step(count[0])
+
+
+model.add_callback("on_train_batch_end", stepped)
+settings = {
+    "data": data,
+    "epochs": EPOCHS,
+    "imgsz": SIZE,
+    "batch": 4,
+    "workers": 0,
+    "device": "cpu",
+    "amp": False,
+    "plots": False,
+    "val": False,
+    "project": told.CHECKPOINTS,
+    "name": "run",
+    "exist_ok": True,
+}
+model.train(**settings, resume=last.exists())
+told.final(model.model.state_dict())

@@ -10,20 +10,15 @@ class _Told(xgboost.callback.TrainingCallback):
         return False
 
 
-def main():
-    inputs, labels = (tensor.numpy() for tensor in told.samples())
-    data = xgboost.DMatrix(inputs[:, 1:], labels)
-    told.CHECKPOINTS.mkdir(parents=True, exist_ok=True)
-    found = sorted(told.CHECKPOINTS.glob("model_*.ubj"), key=lambda p: p.stat().st_mtime)
-    start = xgboost.Booster(model_file=found[-1]) if found else None
-    done = start.num_boosted_rounds() if start else 0
-    settings = {"subsample": 0.5, "seed": 0, "max_depth": 3, "objective": "binary:logistic"}
-    saves = xgboost.callback.TrainingCheckPoint(told.CHECKPOINTS, interval=10)
-    booster = xgboost.train(
-        settings, data, told.STEPS - done, xgb_model=start, callbacks=[_Told(), saves]
-    )
-    told.final({"model": bytes(booster.save_raw())})
-
-
-if __name__ == "__main__":
-    main()
+inputs, labels = (tensor.numpy() for tensor in told.samples())
+data = xgboost.DMatrix(inputs[:, 1:], labels)
+told.CHECKPOINTS.mkdir(parents=True, exist_ok=True)
+found = sorted(told.CHECKPOINTS.glob("model_*.ubj"), key=lambda p: p.stat().st_mtime)
+start = xgboost.Booster(model_file=found[-1]) if found else None
+done = start.num_boosted_rounds() if start else 0
+settings = {"subsample": 0.5, "seed": 0, "max_depth": 3, "objective": "binary:logistic"}
+saves = xgboost.callback.TrainingCheckPoint(told.CHECKPOINTS, interval=10)
+booster = xgboost.train(
+    settings, data, told.STEPS - done, xgb_model=start, callbacks=[_Told(), saves]
+)
+told.final({"model": bytes(booster.save_raw())})
