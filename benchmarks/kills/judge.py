@@ -15,12 +15,12 @@ Said = Mapping[str, Any]
 
 
 def said_in(text: str) -> list[Said]:
-    """The objects among the lines; what the trainer prints before or around them is not theirs."""
+    """The objects among the lines; an error that quotes one does not say it again."""
     found: list[Said] = []
     for line in text.splitlines():
-        if "{" in line:
+        if line.startswith("{"):
             with suppress(ValueError):
-                said = json.loads(line[line.index("{") :])
+                said = json.loads(line)
                 if isinstance(said, dict) and "at" in said:
                     found.append(said)
     return found
