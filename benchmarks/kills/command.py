@@ -51,23 +51,27 @@ def measure(given: argparse.Namespace) -> list[dict[str, Any]]:
         raise ValueError(f"--kills must be at least 1, got {given.kills}")
     chosen = [row for row in ROWS if not given.rows or row.name in given.rows]
     progress = _Progress(len(chosen) * len(given.ways) * len(EXITS), given.hours)
-    results = [_Result(row, given).filled(progress) for row in chosen]
+    results = []
+    for row in chosen:
+        try:
+            record = _Result(row, given).filled(progress)
+        except (RuntimeError, subprocess.CalledProcessError) as error:
+            print(f"[kills] {row.name} is left out: {error}", file=sys.stderr)
+            continue
+        if lines := [*table(record)]:
+            kept = {name: record[name] for name in ("row", "kills", "seed", "versions", "steps")}
+            results.append({**kept, "lines": lines})
     if given.page:
-        kept = ("row", "kills", "seed", "versions", "steps")
-        page.write(
-            [
-                {**{name: one[name] for name in kept}, "lines": [*table(one)]}
-                for one in results
-                if [*table(one)]
-            ]
-        )
-    return [line for result in results for line in table(result)]
+        page.write(results)
+    return [line for result in results for line in result["lines"]]
 
 
 def is_damaged(lines: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether a restore under us was torn or mixed, or a run did not come back."""
+    """Whether nothing was played, or under us a restore was damaged or a run did not come back."""
     names = ("torn", "mismatched", "never came back")
-    return any(line[name] != "0" for line in lines if line["way"] != "alone" for name in names)
+    return not lines or any(
+        line[name] != "0" for line in lines if line["way"] != "alone" for name in names
+    )
 
 
 class _Progress:
@@ -227,7 +231,7 @@ def _python(row: Row, out: Path) -> Path:
 
 def _versions(row: Row, python: Path) -> dict[str, str]:
     """Of what the row asks for."""
-    names = [requirement.partition("[")[0].partition("==")[0] for requirement in row.requirements]
+    names = [*row.requirements, *["torch"] * bool(row.requirements)]
     code = "import importlib.metadata as m, json, sys; print(json.dumps("
     code += "{n: m.version(n) for n in sys.argv[1:]}))"
     done = subprocess.run([python, "-c", code, *names], check=True, stdout=subprocess.PIPE)

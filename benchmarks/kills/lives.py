@@ -77,9 +77,7 @@ class Series:
             said, code = place.live(0, None, "ignored", self.rng)
             account.live(said, "uninterrupted")
         if account.final is None:
-            raise ValueError(
-                f"{self.row.name} ends with exit code {code} uninterrupted; see {place.log(0)}"
-            )
+            raise RuntimeError(f"it ends with exit code {code} uninterrupted; see {place.log(0)}")
         return account
 
     def killed(self, way: Way, how: Exit, num_kills: int) -> Cell:

@@ -29,8 +29,18 @@ def _trainer(name: str, *requirements: str, users_must: str = "") -> Row:
 
 
 ROWS: Sequence[Row] = (
-    _trainer("nanogpt", "numpy"),
-    _trainer("xgboost", "xgboost"),
+    _trainer(
+        "nanogpt",
+        "numpy",
+        users_must="save and restore torch's random state too: it draws the batches, so a resume "
+        "trains on others.",
+    ),
+    _trainer(
+        "xgboost",
+        "xgboost",
+        users_must="leave out `subsample`: a resume draws other rows, with `seed_per_iteration` "
+        "too; without it the bits are equal.",
+    ),
     _trainer("catboost", "catboost"),
     _trainer("lightning", "lightning"),
     _trainer("huggingface", "transformers", "accelerate"),

@@ -91,3 +91,13 @@ def test_a_line_says_which_exits_tore() -> None:
 def test_fails_rows_that_are_not_there(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no rows caffe; known: nanogpt"):
         measure(given(tmp_path, rows=["caffe"]))
+
+
+def test_a_row_that_does_not_run_here_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = tmp_path / "fails.py"
+    script.write_text("raise SystemExit(3)")
+    monkeypatch.setattr(command, "ROWS", [Row(name="fails", files=[script], arguments=())])
+    assert measure(given(tmp_path)) == [] and is_damaged([])
+    assert "fails is left out: it ends with exit code 3 uninterrupted" in capsys.readouterr().err
