@@ -44,9 +44,8 @@ class DeployedStacks:
     def bootstrap(self) -> None:
         """Prepare the account for the CDK CLI."""
         environment = f"aws://{self.aws.account}/{self.aws.region}"
-        # Not cdk.out: another rehearsal of this checkout may hold its lock.
-        output = ("--output", str(self.folder / "bootstrap.out"))
-        run_cdk(self.children, "cdk bootstrap", "bootstrap", environment, *output)
+        # Without the app, which the CLI would synthesize: the environment has a name.
+        run_cdk(self.children, "cdk bootstrap", "bootstrap", environment, "--app", "")
 
     def upload(self, name: str) -> None:
         """Upload the dataset to the deployed bucket, under this name."""

@@ -11,6 +11,7 @@ import pytest
 from botocore.exceptions import ClientError
 from botocore.parsers import ResponseParserError
 from moto.ec2.models import ec2_backends
+from moto.iam.models import iam_backends
 
 from rehearsal.aws import EmbeddedAws
 from rehearsal.aws.moto_patches import PATCHES
@@ -140,6 +141,17 @@ def test_moto_does_not_answer_put_composite_alarm(aws: EmbeddedAws, without: Wit
     without("put_composite_alarm")
     with pytest.raises(ClientError, match="put_composite_alarm action has not been implemented"):
         aws.client("cloudwatch").put_composite_alarm(AlarmName="c", AlarmRule="ALARM(x)")
+
+
+def test_moto_reads_the_managed_policies_of_every_partition(
+    aws: EmbeddedAws, without: Without
+) -> None:
+    account = iam_backends[aws.account]
+    assert aws.client("sts").get_caller_identity()["Account"] == aws.account
+    assert set(account) > {"aws", "aws-cn"}, "a request looks for its key in all of them"
+    assert [name for name, each in account.items() if each.aws_managed_policies] == ["aws"]
+    without("_init_aws_policies")
+    assert account["aws-cn"]._init_aws_policies()
 
 
 def test_every_patch_says_why() -> None:
