@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from rehearsal.drill.deployment import processes_below
+from rehearsal.scenarios.scenario import NSPAWN, PROCESS
 from tests.training import documented
 
 EPOCHS = "single_frame_epochs=1 time_average_epochs=1 shuffled_epochs=1 epochs=30"
@@ -17,12 +18,19 @@ SMALL = [
 ]
 
 
+@pytest.mark.parametrize(
+    "machine",
+    [
+        pytest.param(PROCESS, marks=pytest.mark.rootless),
+        pytest.param(NSPAWN, marks=pytest.mark.machine),
+    ],
+)
 def test_an_interrupted_run_equals_the_uninterrupted_one_bit_for_bit(
-    tmp_path: Path, rehearse: Callable[..., subprocess.Popen[str]]
+    tmp_path: Path, rehearse: Callable[..., subprocess.Popen[str]], machine: str
 ) -> None:
     plan = ("--interrupt", "kill:head:30", "--interrupt", "notice:head:60")
-    process = rehearse("demo", "--out", str(tmp_path), *SMALL, *plan)
-    _, said = process.communicate(timeout=800)
+    process = rehearse("demo", "--machine", machine, "--out", str(tmp_path), *SMALL, *plan)
+    _, said = process.communicate(timeout=850)
     assert process.returncode == 0, said[-3000:]
     receipt = json.loads((tmp_path / "receipt.json").read_text())
     assert receipt["weights_sha256"] == receipt["uninterrupted_weights_sha256"]
