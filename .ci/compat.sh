@@ -42,7 +42,7 @@ cp userdata/run.env.example "$machine/etc/training/run.env"
 ln -s "$environment" "$machine/opt/pytorch"
 MACHINE_ROOT=$machine INSTANCE_ID=i-0123456789abcdef0 bash userdata/steps/interpreter.sh
 export PYTHONPATH=$PWD:$machine/opt/training/packages
-"$python" -m training data make --workload trajectory --count 110 --out "$machine/data"
+"$python" -m training data make --workload trajectory --count 66 --out "$machine/data"
 # A check runs the recipe twice, interrupted and not; a slice is content with that.
 if [[ ${2:-} != --slice ]]; then
     "$python" -m training run --workload trajectory --recipe laptop \
