@@ -118,10 +118,11 @@ def _show(interrupted: ProgramRun, own: Difference, found: Difference) -> None:
         else:
             print("  Two uninterrupted runs differ as well: seed it first, then check again.")
     late = [one for one in interrupted.interruptions if one["is_late"]]
-    if lost := [one for one in late if one["costs_all"]]:
+    if in_vain := [one for one in late if one["costs_all"]]:
         print(
             f"[failed] {'bit for bit, but ' if found.is_none else ''}an interruption costs all: "
-            f"{len(lost)} of {len(late)} kills found no snapshot to resume from ({lost[0]['why']})"
+            f"{len(in_vain)} of {len(late)} kills found no snapshot to resume from "
+            f"({in_vain[0]['why']})"
         )
         print("  Call commit() after each save, save to new files and rename them, or lower")
         print("  --quiet-seconds. docs/your-script.md says when a snapshot is taken.")

@@ -128,7 +128,7 @@ class ProgramRuns:
         lines = recorded(self._metrics_file(name))
         begun = [int(line["step"]) for line in lines if line["kind"] == "resume"]
         for one in self._interruptions:
-            if one.step and one.attempt < len(begun):
+            if (last or one.step) and one.attempt < len(begun):
                 one.steps_redone = max(0, one.step - begun[one.attempt])
             if one.seconds_lost is None:
                 one.seconds_lost = run.interruptions[one.attempt - 1]["seconds_lost"]
