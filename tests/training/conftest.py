@@ -2,9 +2,11 @@
 
 import importlib
 import secrets
+import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import boto3
 import pytest
@@ -12,8 +14,10 @@ from werkzeug.serving import WSGIRequestHandler, make_server
 
 from rehearsal.aws.front import Front
 from tests.training import hooks, tiny
+from tests.training.forked import ForkedTrainer
 from tests.training.runs import AVERAGED, SHARDED, WORKLOAD, Run
 from training.attempt.notice import Interruption
+from training.cli import sweep
 from training.cli.main import main
 from training.report.log import configure_logging
 
@@ -68,6 +72,13 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class _Quiet(WSGIRequestHandler):
     def log_request(self, code: int | str = "-", size: int | str = "-") -> None:
         pass
+
+
+@pytest.fixture
+def forked_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The runs of a sweep are forks of this process."""
+    names = SimpleNamespace(Popen=ForkedTrainer, STDOUT=subprocess.STDOUT)
+    monkeypatch.setattr(sweep, "subprocess", names)
 
 
 @pytest.fixture(scope="session")

@@ -8,11 +8,13 @@ import io
 import os
 import pickle
 import signal
+import subprocess
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stderr, redirect_stdout
-from typing import NamedTuple, TypeVar
+from typing import IO, NamedTuple, TypeVar
 
 from training.cli.main import main
+from training.report.log import configure_logging
 
 T = TypeVar("T")
 _ATTEMPTS = 3
@@ -68,3 +70,38 @@ def command(arguments: Sequence[str]) -> Done:
         return Done(code, out.getvalue(), err.getvalue())
 
     return in_fork(act)
+
+
+class ForkedTrainer:
+    """What a sweep needs of `subprocess.Popen`, without the four seconds of imports.
+
+    docs/your-program.md has a sweep whose runs are interpreters, as are every user's.
+    """
+
+    def __init__(
+        self, words: Sequence[str], *, stdout: IO[bytes], stderr: int, start_new_session: bool
+    ) -> None:
+        assert list(words[1:3]) == ["-m", "training"]
+        assert stderr == subprocess.STDOUT and start_new_session
+        self.returncode: int | None = None
+        self.pid = os.fork()
+        if self.pid == 0:
+            code = 1
+            try:
+                os.setsid()
+                with (
+                    open(stdout.fileno(), "w", closefd=False) as log,
+                    redirect_stdout(log),
+                    redirect_stderr(log),
+                ):
+                    configure_logging()
+                    code = main(words[3:])
+            finally:
+                os._exit(code)
+
+    def poll(self) -> int | None:
+        """The exit code, once it has exited."""
+        if self.returncode is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            self.returncode = os.waitstatus_to_exitcode(status) if pid else None
+        return self.returncode

@@ -141,6 +141,7 @@ def sweep(
     return [Run(dataset, row["uri"], tmp_path) for row in json.loads(capsys.readouterr().out)]
 
 
+@pytest.mark.usefixtures("forked_sweep")
 def test_a_sweep_derives_data_once(
     dataset: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -151,6 +152,7 @@ def test_a_sweep_derives_data_once(
     assert "3 shards, 0 of them reused, 3 made by other runs" in logs[1].read_text()
 
 
+@pytest.mark.usefixtures("forked_sweep")
 def test_runs_of_a_sweep_at_once_take_what_the_other_has_made_or_make_it(
     dataset: Path, tmp_path: Path, run: Run, capsys: pytest.CaptureFixture[str]
 ) -> None:

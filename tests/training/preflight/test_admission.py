@@ -290,6 +290,7 @@ def test_fails_before_anything_is_written_where_there_is_no_room(
     assert not Path(run.uri).exists()
 
 
+@pytest.mark.usefixtures("forked_sweep")
 def test_a_sweep_ends_with_a_table(
     dataset: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.training.forked import command
 from training.cli.main import main
 from training.proof.torture.plan import KINDS
 
@@ -154,7 +155,7 @@ def test_fails_for_a_mistake_in_one_sentence(
 
 
 def test_fails_for_a_workload_that_fails_without_kills() -> None:
-    done = torture("torture", "--override=drop_last=True", "--override=global_batch=4096")
-    assert done.returncode == 2
-    assert "fails even without kills (exit code 2): error: " in done.stderr
-    assert "Traceback" not in done.stderr
+    done = command(["torture", "--override=drop_last=True", "--override=global_batch=4096"])
+    assert done.code == 2
+    assert "fails even without kills (exit code 2): error: " in done.err
+    assert "Traceback" not in done.err
