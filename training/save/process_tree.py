@@ -25,6 +25,11 @@ def living_below(root: int) -> set[int]:
 
     One that left its parent belongs to a subreaper above it. Empty where there is no /proc.
     """
+    return set(_from_the_top(root))
+
+
+def _from_the_top(root: int) -> list[int]:
+    """The same, parents before their children."""
     children: dict[int, list[int]] = {}
     with suppress(OSError), os.scandir(_PROC) as entries:
         for entry in entries:
@@ -33,11 +38,11 @@ def living_below(root: int) -> set[int]:
                     state, parent, *_, flags = _about(Path(entry.path))[:7]
                     if state not in b"ZX" and not int(flags) & _EXITING:
                         children.setdefault(int(parent), []).append(int(entry.name))
-    found: set[int] = set()
+    found: list[int] = []
     pending = [root] if children else []
     while pending:
         process = pending.pop()
-        found.add(process)
+        found.append(process)
         pending += children.get(process, [])
     return found
 
@@ -46,28 +51,32 @@ def living_below(root: int) -> set[int]:
 def stopped(program: int | None) -> Iterator[None]:
     """Let no process of the program run, nor of any other below its parent; SnapshotError if one
     does not stop. What somebody else has stopped is left so."""
-    ours: set[int] = set()
+    ours: list[int] = []
     try:
         _stop_all(_keeper_of(program), ours)
         yield
     finally:
-        for process in ours:
+        # Children first: a parent that sees one stopped may stop itself, as sudo and shells do.
+        for process in reversed(ours):
             with suppress(ProcessLookupError):
                 os.kill(process, signal.SIGCONT)
 
 
-def _stop_all(keeper: int, ours: set[int]) -> None:
+def _stop_all(keeper: int, ours: list[int]) -> None:
     deadline = time.monotonic() + _STOP_SECONDS
-    at_rest: set[int] = set()
+    at_rest: list[int] = []
     # Found at rest before it was looked who is there: nobody was left to start another one.
-    while (alive := living_below(keeper) - {keeper, os.getpid()}) != at_rest:
-        at_rest = set(filter(_is_stopped, alive))
-        for process in alive - at_rest - ours:
-            ours.add(process)
-            with suppress(ProcessLookupError):
-                os.kill(process, signal.SIGSTOP)
+    while (
+        alive := [p for p in _from_the_top(keeper) if p not in (keeper, os.getpid())]
+    ) != at_rest:
+        at_rest = [process for process in alive if _is_stopped(process)]
+        for process in alive:
+            if process not in at_rest and process not in ours:
+                ours.append(process)
+                with suppress(ProcessLookupError):
+                    os.kill(process, signal.SIGSTOP)
         if time.monotonic() > deadline:
-            raise SnapshotError(f"process {min(alive - at_rest, default=0)} could not be stopped")
+            raise SnapshotError("a process of the program could not be stopped")
         time.sleep(0 if alive == at_rest else _POLL_SECONDS)
 
 

@@ -110,6 +110,27 @@ def test_nothing_of_a_program_runs_while_it_is_stopped_and_all_of_it_goes_on(
                 assert time.monotonic() < deadline
 
 
+def test_no_parent_sees_that_its_child_was_stopped(tmp_path: Path) -> None:
+    # sudo and shells then stop themselves, and nobody would continue them.
+    def watch() -> None:
+        for _ in range(3):
+            if os.fork() == 0:
+                signal.pause()
+        (tmp_path / "ready").touch()
+        while True:
+            child, status = os.waitpid(-1, os.WNOHANG | os.WUNTRACED)
+            if child and os.WIFSTOPPED(status):
+                (tmp_path / "seen").touch()
+
+    with program(watch) as number:
+        while not (tmp_path / "ready").exists():
+            time.sleep(0.01)
+        for _ in range(100):
+            with stopped(number):
+                pass
+    assert not (tmp_path / "seen").exists()
+
+
 def test_a_process_that_somebody_else_has_stopped_stays_so() -> None:
     with program(signal.pause) as number:
         os.kill(number, signal.SIGSTOP)
