@@ -29,6 +29,7 @@ class Series:
     """What a series of kills found."""
 
     restored: list[int] = field(default_factory=list)  # the epoch that each attempt began with
+    firm: list[int] = field(default_factory=list)  # of those, the ones that no crash may have torn
     lost: list[int] = field(default_factory=list)  # epochs that had been finished and were lost
     torn: int = 0  # restores of a crash-consistent snapshot on which the program failed
     problems: list[str] = field(default_factory=list)
@@ -156,6 +157,9 @@ def _look(store: FolderStore, disk: Path, found: Series, *, says_when: bool) -> 
     if machine.restored and len(machine.restored.passed_over) > found.torn / 2:
         found.problems.append(f"passed over: {machine.restored.passed_over}")
     found.restored.append(epochs.get("model.pt", 0))
+    is_tentative = machine.restored is not None and machine.restored.entry.is_tentative
+    before = found.firm[-1] if found.firm else 0
+    found.firm.append(before if is_tentative else found.restored[-1])
 
 
 def _epochs(folder: Path) -> dict[str, int]:
