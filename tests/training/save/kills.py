@@ -177,4 +177,4 @@ def _epochs(folder: Path) -> dict[str, int]:
 
 
 def _number(path: Path) -> int:
-    return int(path.read_text()) if path.exists() else 0
+    return int(path.read_text() or 0) if path.exists() else 0
