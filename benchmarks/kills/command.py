@@ -219,13 +219,13 @@ def _python(row: Row, out: Path) -> Path:
         return Path(sys.executable).absolute()
     folder = _environment(row, out)
     python = folder / "bin" / "python"
+    quiet = [str(_UV), "--quiet"]
     if not python.exists():
-        quiet = [str(_UV), "--quiet"]
         subprocess.run([*quiet, "venv", "--python", sys.executable, str(folder)], check=True)
-        # The project's torch: it is in uv's cache, and one more is five gigabytes.
-        torch = f"torch=={version('torch')}"
-        install = [*quiet, "pip", "install", "--python", str(python), torch, *row.requirements]
-        subprocess.run(install, check=True)
+    # The project's torch: it is in uv's cache, and one more is five gigabytes.
+    torch = f"torch=={version('torch')}"
+    install = [*quiet, "pip", "install", "--python", str(python), torch, *row.requirements]
+    subprocess.run(install, check=True)
     return python
 
 

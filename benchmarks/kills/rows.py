@@ -42,8 +42,20 @@ ROWS: Sequence[Row] = (
         "too; without it the bits are equal.",
     ),
     _trainer("catboost", "catboost"),
-    _trainer("lightning", "lightning"),
-    _trainer("huggingface", "transformers", "accelerate"),
+    _trainer(
+        "lightning",
+        "lightning",
+        users_must="save random states and the loader's place yourself (`on_save_checkpoint`, a "
+        "loader with `state_dict`): its checkpoints have neither, so a resume inside an epoch "
+        "trains on other samples. Not run here with them.",
+    ),
+    _trainer(
+        "huggingface",
+        "transformers",
+        "accelerate",
+        users_must="on a local disk, delete a half-written `checkpoint-N` before resuming: "
+        "`get_last_checkpoint` takes the newest folder, and each start fails on it.",
+    ),
     _trainer("fastai", "fastai"),
     _trainer("ignite", "pytorch-ignite", "numpy"),
     _trainer("skorch", "skorch"),

@@ -5,6 +5,7 @@ import torch
 from fastai.basics import DataLoaders, Learner
 from fastai.callback.core import Callback
 from fastai.callback.tracker import SaveModelCallback
+from fastai.torch_core import set_seed
 
 
 class _Told(Callback):
@@ -13,6 +14,7 @@ class _Told(Callback):
             told.step(self.epoch * self.n_iter + self.iter + 1, self.xb[0][:, 0])
 
 
+set_seed(0)
 inputs, labels = told.samples()
 data = torch.utils.data.TensorDataset(inputs, labels)
 dls = DataLoaders.from_dsets(data, data, bs=told.BATCH, num_workers=0, device="cpu")
