@@ -86,6 +86,7 @@ class StageLoop:
             checkpointer,
             self._plan.steps_per_epoch,
             self._capture,
+            unread=lambda: self._learner.capture({}),
             is_sharded=self._learner.is_sharded,
             seconds_left=self._seconds_left,
         )

@@ -36,6 +36,7 @@ class CheckpointPolicy:
         steps_per_epoch: int,
         capture: Callable[[], LiveState],
         *,
+        unread: Callable[[], LiveState] | None = None,
         is_sharded: bool,
         seconds_left: Callable[[Position], float | None] = lambda position: None,
     ) -> None:
@@ -43,6 +44,9 @@ class CheckpointPolicy:
         self._checkpointer = checkpointer
         self._steps_per_epoch = steps_per_epoch
         self._capture = capture
+        self._unread = (
+            unread or capture
+        )  # the state's tensors; `capture` waits for what the last step did
         self._seconds_left = seconds_left
         self._leader: ShardedLeader | None = None
         self._follower: ShardedFollower | None = None
@@ -138,7 +142,7 @@ class CheckpointPolicy:
         else:
             if not self._is_prepared and self._leader is None:
                 self._is_prepared = True
-                checkpointer.prepare(self._capture())
+                checkpointer.prepare(self._unread())
             return False
         return True
 

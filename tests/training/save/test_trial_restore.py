@@ -10,7 +10,7 @@ NewMachine = Callable[..., Machine]
 
 
 def test_an_exit_between_the_files_of_a_save_is_not_taken(new_machine: NewMachine) -> None:
-    machine = new_machine("machine-0", quiet_seconds=0.2)
+    machine = new_machine("machine-0", quiet_seconds=1.0)
     machine.mirror.start()
     for number in (1, 2, 3):
         machine.write(dict.fromkeys(("shard-1", "shard-2", "index.json"), b"%d" % number))
