@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from contract.keys import EVENTS
 from training.cli.main import main
+from training.record.events import read_events
 from training.record.head import Head, read_head
 from training.record.history import metrics_reader
 from training.store.open import open_store
@@ -55,8 +55,7 @@ class KeptRun:
 
     def events(self, name: str) -> list[dict[str, Any]]:
         """The events of this name, oldest first."""
-        keys = [key for key in self.store.sizes(EVENTS) if key.endswith(f"-{name}.json")]
-        return [event for event in map(self.json, sorted(keys)) if event["name"] == name]
+        return read_events(self.store, name)
 
     def suspend(self, pid: int) -> None:
         """Stop a writer of a run in a folder, but not while it holds the folder's lock.

@@ -3,6 +3,7 @@
 import json
 import logging
 from datetime import UTC, datetime
+from typing import Any
 
 from contract.keys import EVENTS
 from training.store.protocol import Store, StoreError
@@ -44,3 +45,11 @@ class SilentEvents(Events):
 
     def emit(self, name: str, status: str = "info", **fields: object) -> None:
         """No-op."""
+
+
+def read_events(store: Store, name: str) -> list[dict[str, Any]]:
+    """The run's events of this name, the oldest first; ValueError for one that is damaged."""
+    keys = sorted(key for key in store.sizes(EVENTS) if key.endswith(f"-{name}.json"))
+    found = [json.loads(one.data) for one in map(store.get, keys) if one]
+    # `save-failed` ends as `failed` does.
+    return [event for event in found if event["name"] == name]

@@ -9,6 +9,16 @@ from training.store.protocol import Store
 NewMachine = Callable[..., Machine]
 
 
+def _leave_a_half_save_after_a_whole_one(new_machine: NewMachine) -> None:
+    machine = new_machine("machine-0", quiet_seconds=0.05)
+    machine.mirror.start()
+    machine.write({"model.pt": b"whole"})
+    wait_for_snapshot(machine, 1)
+    machine.mirror.request("emergency")
+    machine.write({"model.pt": b"ha"})
+    machine.end()
+
+
 def test_an_exit_between_the_files_of_a_save_is_not_taken(new_machine: NewMachine) -> None:
     machine = new_machine("machine-0", quiet_seconds=1.0)
     machine.mirror.start()
@@ -47,13 +57,7 @@ def test_an_exit_at_a_notice_takes_the_place_of_no_quiet_snapshot(
 def test_a_program_that_fails_twice_on_such_a_snapshot_starts_from_the_quiet_one(
     new_machine: NewMachine, store: Store
 ) -> None:
-    machine = new_machine("machine-0", quiet_seconds=0.05)
-    machine.mirror.start()
-    machine.write({"model.pt": b"whole"})
-    wait_for_snapshot(machine, 1)
-    machine.mirror.request("emergency")
-    machine.write({"model.pt": b"ha"})
-    machine.end()
+    _leave_a_half_save_after_a_whole_one(new_machine)
     for number in range(1, 3):
         machine = new_machine(f"machine-{number}", quiet_seconds=0.05)
         assert (machine.folder / "model.pt").read_bytes() == b"ha"
@@ -105,13 +109,7 @@ def test_a_snapshot_of_any_kind_on_which_a_program_fails_twice_is_passed_over(
 def test_what_a_program_adds_to_a_torn_snapshot_before_it_fails_on_it_is_no_save(
     new_machine: NewMachine, store: Store
 ) -> None:
-    machine = new_machine("machine-0", quiet_seconds=0.05)
-    machine.mirror.start()
-    machine.write({"model.pt": b"whole"})
-    wait_for_snapshot(machine, 1)
-    machine.mirror.request("emergency")
-    machine.write({"model.pt": b"ha"})
-    machine.end()
+    _leave_a_half_save_after_a_whole_one(new_machine)
     begun = []
     for number in range(1, 9):
         machine = new_machine(f"machine-{number}", quiet_seconds=0.05)

@@ -16,10 +16,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
-from contract.keys import EVENTS, RECEIPT
+from contract.keys import RECEIPT
 from training.errors import EXIT_FINISHED, EXIT_INTERRUPTED, EXIT_USER, UserError
 from training.proof.compare import ProgramRun, losses_by_step
 from training.proof.machine import live, recorded, run_command
+from training.record.events import read_events
 from training.record.head import read_head
 from training.record.history import read_history
 from training.save.listing import SnapshotError, list_folder
@@ -149,7 +150,7 @@ class ProgramRuns:
             return  # it was faster
         assert attempt.began is not None
         store = open_store(self._uri(name))
-        written = [event["written_at"] for event in _events(store, "committed")]
+        written = [event["written_at"] for event in read_events(store, "committed")]
         head = read_head(store)
         costs_all = is_late and (head is None or not head.checkpoints)
         self._interruptions.append(
@@ -241,16 +242,10 @@ class ProgramRuns:
         return self._folder / f"{name}.log"
 
 
-def _events(store: Store, name: str) -> list[dict[str, Any]]:
-    """The run's events of that name, the oldest first."""
-    keys = sorted(key for key in store.sizes(EVENTS) if key.endswith(f"-{name}.json"))
-    return [json.loads(found.data) for found in map(store.get, keys) if found]
-
-
 def _first_snapshot(store: Store) -> float | None:
     """Seconds until the first snapshot that was taken while the program ran."""
-    began = datetime.fromisoformat(_events(store, "take-over")[0]["time"])
-    for event in _events(store, "committed"):
+    began = datetime.fromisoformat(read_events(store, "take-over")[0]["time"])
+    for event in read_events(store, "committed"):
         if event["reason"] != "exit":
             return (datetime.fromisoformat(event["time"]) - began).total_seconds()
     return None
