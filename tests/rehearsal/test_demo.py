@@ -84,7 +84,7 @@ def test_a_workload_of_one_s_own_loses_two_machines_and_nothing_but_time(
     tmp_path: Path, rehearse: Callable[..., subprocess.Popen[str]]
 ) -> None:
     source = documented.own_workload(tmp_path / "mine", name="shapes.py")
-    maker = dict(documented.files(documented.YOUR_PROGRAM.read_text()))["make_data.py"]
+    maker = dict(documented.files(documented.PAGES[0].read_text()))["make_data.py"]
     (source / "make_data.py").write_text(maker)
     # What it requires is there already: the trainer then runs in an environment above the image's.
     (source / "requirements.txt").write_text("pillow\n")

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-YOUR_PROGRAM = Path(__file__).parents[2] / "docs" / "your-program.md"
+_DOCS = Path(__file__).parents[2] / "docs"
+PAGES = (_DOCS / "your-program.md", _DOCS / "trainer.md")
 _BLOCK = re.compile(r"^```(?P<kind>console|python)(?P<name>[^\n]*)\n(?P<text>.*?)^```", re.M | re.S)
 
 
@@ -48,9 +49,10 @@ def files(text: str) -> Iterator[tuple[str, str]]:
 
 
 def own_workload(folder: Path, *more: str, name: str = "moons.py") -> Path:
-    """A source folder with a workload of docs/your-program.md, and `more` lines at its end."""
+    """A source folder with a workload of these pages, and `more` lines at its end."""
     folder.mkdir(parents=True)
-    (folder / name).write_text("\n".join([dict(files(YOUR_PROGRAM.read_text()))[name], *more]))
+    of_pages = dict(each for page in PAGES for each in files(page.read_text()))
+    (folder / name).write_text("\n".join([of_pages[name], *more]))
     return folder
 
 

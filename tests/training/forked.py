@@ -75,7 +75,7 @@ def command(arguments: Sequence[str]) -> Done:
 class ForkedTrainer:
     """What a sweep needs of `subprocess.Popen`, without the four seconds of imports.
 
-    docs/your-program.md has a sweep whose runs are interpreters, as are every user's.
+    docs/trainer.md has a sweep whose runs are interpreters, as are every user's.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Every example of docs/your-program.md, in order, in one folder: it prints what the page says."""
+"""Every example of two pages, in order, in one folder: it prints what the page says."""
 
 import os
 import subprocess
@@ -10,21 +10,21 @@ import pytest
 from tests.training import documented
 from tests.training.forked import command
 
-PAGE = documented.YOUR_PROGRAM
-
 
 def test_every_example_prints_what_the_page_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    text, folder = PAGE.read_text(), tmp_path / "mine"
+    text, folder = "".join(page.read_text() for page in documented.PAGES), tmp_path / "mine"
     folder.mkdir()
     for name, content in documented.files(text):
         (folder / name).write_text(content)
     monkeypatch.chdir(folder)
     monkeypatch.setattr(sys, "path", [str(folder), *sys.path])
     # For the processes that a sweep starts.
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(folder), str(PAGE.parents[1])]))
-    found = documented.read(PAGE)
+    monkeypatch.setenv(
+        "PYTHONPATH", os.pathsep.join([str(folder), str(documented.PAGES[0].parents[1])])
+    )
+    found = list(documented.examples(text))
     assert found
     for example in found:
         if example.script:
@@ -38,7 +38,7 @@ def test_every_example_prints_what_the_page_says(
 
 
 def test_a_classifier_of_images_takes_at_most_sixty_lines() -> None:
-    text = dict(documented.files(PAGE.read_text()))["shapes.py"]
+    text = dict(documented.files(documented.PAGES[0].read_text()))["shapes.py"]
     assert len(text.splitlines()) <= 60 and max(map(len, text.splitlines())) <= 100
 
 
