@@ -15,7 +15,6 @@ from benchmarks import (
     evidence,
     house,
     overhead,
-    s3,
     walks,
 )
 from benchmarks.gpu import table as gpu
@@ -40,9 +39,6 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     saves.add_argument("--rounds", type=int, default=7, help="alternating, default: %(default)s")
     saves.add_argument("--megabytes", type=int, default=512, help="default: %(default)s")
     saves.add_argument("--folder", type=Path, help="on the disk to measure (default: temporary)")
-    transfers = commands.add_parser("s3", help="uploads and downloads, other clients' too")
-    transfers.add_argument("--rounds", type=int, default=5, help="alternating: %(default)s")
-    transfers.add_argument("--megabytes", type=int, default=512, help="default: %(default)s")
     device = commands.add_parser("gpu", help="what only a GPU can say, in one call")
     device.add_argument("--cpu", action="store_true", help="a dry run without one, tiny sizes")
     device.add_argument("--seconds", type=float, default=450.0, help="default: %(default)s")
@@ -92,9 +88,6 @@ _PRINTS: Mapping[str, Callable[[argparse.Namespace], int]] = {
 _MEASURES: Mapping[str, Callable[[argparse.Namespace], Sequence[dict[str, Any]]]] = {
     "checkpoint": lambda given: checkpoint.columns(
         checkpoint.measure(rounds=given.rounds, megabytes=given.megabytes, folder=given.folder)
-    ),
-    "s3": lambda given: checkpoint.columns(
-        s3.measure(rounds=given.rounds, megabytes=given.megabytes)
     ),
     "gpu": lambda given: gpu.measure(seconds=given.seconds, cpu=given.cpu, only=given.only),
     "loader": lambda given: (

@@ -30,6 +30,7 @@ from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.checkpoint.state_dict_saver import async_save
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
+from benchmarks import REPOSITORY
 from benchmarks.checkpoint_state import make_state, open_run, save_request
 from training.attempt.notice import Notice
 from training.save.checkpointer import Checkpointer
@@ -37,7 +38,6 @@ from training.save.schedule import Schedule
 from training.store.folder import FolderStore
 from training.store.protocol import Upload
 
-REPOSITORY = Path(__file__).parent.parent
 State: TypeAlias = Mapping[str, Mapping[str, Tensor]]
 # Saves into a folder and returns once all is durable: the earlier time from which training could
 # have continued, or None.

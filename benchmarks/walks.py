@@ -16,7 +16,8 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
-REPOSITORY = Path(__file__).parent.parent
+from benchmarks import REPOSITORY
+
 # The functions that a walk starts or ends with: the end of a file's name, and the function.
 MAIN = "training.cli.main"
 TRAINS = ("loop.py", "run")

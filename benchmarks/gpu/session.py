@@ -15,9 +15,9 @@ from typing import Any
 
 import torch
 
+from benchmarks import REPOSITORY
 from training.proof.machine import recorded
 
-REPOSITORY = Path(__file__).parents[2]
 LANGUAGE = "benchmarks.gpu.language:LANGUAGE"
 # The language model of the dry run, and of nothing that is worth a figure.
 TINY = {"width": 64, "num_layers": 1, "num_tokens": 32, "vocabulary": 64}

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.gpu.session import REPOSITORY
+from benchmarks import REPOSITORY
 
 # In this order: what is quick first, what may be cut short last. By name, the file of this folder
 # and the most seconds, so that one measurement leaves time to the others.

@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, TextIO, TypeAlias, get_args
 
+from benchmarks import REPOSITORY
 from benchmarks.kills.judge import Account, Said, said_in
-from benchmarks.kills.s3_server import BUCKET
-from benchmarks.s3 import REPOSITORY, open_server
+from benchmarks.kills.s3_server import BUCKET, open_server
 from training.errors import EXIT_FAILED, EXIT_USER
 from training.proof.injector import StatusFile
 from training.proof.machine import live, run_command
@@ -122,11 +122,11 @@ class Series:
         for path in self.row.files:
             shutil.copy(path, source)
         with ExitStack() as stack:
-            environment: Mapping[str, str] = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
-            if way == "s3":
-                environment = stack.enter_context(open_server("benchmarks.kills.s3_server"))
+            store = stack.enter_context(open_server()) if way == "s3" else {}
             environment = {
-                **{k: v for k, v in environment.items() if k != "VIRTUAL_ENV"},
+                **{k: v for k, v in os.environ.items() if k != "VIRTUAL_ENV"},
+                **store,
+                "PYTHONPATH": str(REPOSITORY),
                 "OMP_NUM_THREADS": "1",
                 "FAULTS": str(folder / "faults"),
             }

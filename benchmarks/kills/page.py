@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks import REPOSITORY
 from benchmarks.kills.rows import ROWS
-from benchmarks.s3 import REPOSITORY
 
 RESULTS = Path(__file__).with_name("results.json")
 PAGE = REPOSITORY / "docs" / "kill-table.md"

@@ -3,19 +3,43 @@
 Prints its port; ends with its standard input. GET /-/faults gives the number of faults so far.
 """
 
+import subprocess
 import sys
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import boto3
 from werkzeug.serving import WSGIRequestHandler, make_server
 
+from benchmarks import REPOSITORY
 from benchmarks.kills.misbehaving_s3 import Misbehaving
 from rehearsal.aws.front import Front
 
 BUCKET = "kills"
 RATE = 0.04
+
+
+@contextmanager
+def open_server() -> Iterator[dict[str, str]]:
+    """Run this server in a process of its own; yield the environment of its clients."""
+    with subprocess.Popen(
+        [sys.executable, "-m", "benchmarks.kills.s3_server"],
+        cwd=REPOSITORY,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdin is not None and process.stdout is not None
+        yield {
+            "AWS_ENDPOINT_URL": f"http://127.0.0.1:{process.stdout.readline().strip()}",
+            "AWS_ACCESS_KEY_ID": "nobody",
+            "AWS_SECRET_ACCESS_KEY": "nothing",
+            "AWS_DEFAULT_REGION": "us-east-1",
+            "AWS_REGION": "us-east-1",
+        }
+        process.stdin.close()
 
 
 class _Quiet(WSGIRequestHandler):

@@ -22,10 +22,10 @@ import numpy as np
 import torch
 from PIL import Image
 
+from benchmarks import REPOSITORY
 from benchmarks.loader.contenders import CONTENDERS, SIDE, our_samples
 from training.workloads.imagenet.samples import decode
 
-_REPOSITORY = Path(__file__).resolve().parents[2]
 _HEIGHT, _WIDTH = 375, 500
 _QUALITY = 92  # about 110 KB an image, as ImageNet's
 _CLASSES = 8
@@ -130,7 +130,7 @@ def _round(name: str, folder: Path, batch: int, workers: int) -> _Round | None:
 
 def _run(environment: str, module: str, *arguments: str) -> str:
     command = [str(_interpreter(environment)), "-W", "ignore", "-m", module, *arguments]
-    ended = subprocess.run(command, cwd=_REPOSITORY, capture_output=True, text=True, check=False)
+    ended = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
     if ended.returncode:
         raise RuntimeError(f"{' '.join(command)} failed:\n{ended.stderr[-2000:]}")
     return ended.stdout
@@ -138,7 +138,7 @@ def _run(environment: str, module: str, *arguments: str) -> str:
 
 def _interpreter(environment: str) -> Path:
     return (
-        _REPOSITORY / environment / "bin" / "python"
+        REPOSITORY / environment / "bin" / "python"
         if environment != ".venv"
         else Path(sys.executable)
     )

@@ -63,7 +63,7 @@ def test_the_rate_leaves_out_start_and_end_and_cpu_time_leaves_out_nothing(
 def test_a_peer_that_is_not_installed_is_named_in_the_table(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(loader, "_REPOSITORY", Path("nowhere"))
+    monkeypatch.setattr(loader, "REPOSITORY", Path("nowhere"))
     assert loader._round("DALI on the CPU", Path(), 8, 2) is None
     row: dict[str, Any] = loader._row("DALI on the CPU", [], {"decoded and cropped": 1.0}, cores=2)
     assert row["images/s"] == "not installed: make peers"
