@@ -10,13 +10,7 @@ from typing import Any
 
 import psutil
 
-from benchmarks import (
-    checkpoint,
-    evidence,
-    house,
-    overhead,
-    walks,
-)
+from benchmarks import checkpoint, evidence, house, walks
 from benchmarks.gpu import table as gpu
 from benchmarks.kills import command as kills
 from benchmarks.loader import measure as loader
@@ -49,12 +43,6 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     images.add_argument("--batch", type=int, default=64, help="default: %(default)s")
     images.add_argument("--workers", type=int, help="processes (default: one per core)")
     images.add_argument("--only", nargs="+", default=[], metavar="NAME", help="default: all")
-    images.add_argument(
-        "--loop",
-        action="store_true",
-        help="instead, a step of our loop and of bare PyTorch",
-    )
-    images.add_argument("--width", type=int, default=60_000, help="--loop: sets the step time")
     kills.add_arguments(
         commands.add_parser(
             "kill_table",
@@ -90,16 +78,12 @@ _MEASURES: Mapping[str, Callable[[argparse.Namespace], Sequence[dict[str, Any]]]
         checkpoint.measure(rounds=given.rounds, megabytes=given.megabytes, folder=given.folder)
     ),
     "gpu": lambda given: gpu.measure(seconds=given.seconds, cpu=given.cpu, only=given.only),
-    "loader": lambda given: (
-        overhead.measure(rounds=given.rounds, width=given.width)
-        if given.loop
-        else loader.measure(
-            rounds=given.rounds,
-            images=given.images,
-            batch=given.batch,
-            workers=given.workers,
-            only=given.only,
-        )
+    "loader": lambda given: loader.measure(
+        rounds=given.rounds,
+        images=given.images,
+        batch=given.batch,
+        workers=given.workers,
+        only=given.only,
     ),
     "kill_table": kills.measure,
     "walks": lambda given: house.measure(given.tree) if given.tree else walks.measure(),

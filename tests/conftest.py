@@ -53,7 +53,6 @@ LONGEST_FIRST = (
     "userdata/test_interruption.py",
     "userdata/test_program_environment.py",
     "userdata/test_send_metrics.py",
-    "benchmarks/test_benchmarks.py",
     "cloudformation/test_cdk.py",
     "stacks/test_app.py",
     "stacks/test_combinations.py",
