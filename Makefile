@@ -100,7 +100,7 @@ checkov: $(READY) .venv-checkov/.ready ## checkov on every assembly; each findin
 	@VIRTUAL_ENV=$(CURDIR)/.venv-checkov $(BIN)/uv pip sync --quiet --require-hashes stacks/checkov/requirements.txt
 	@touch $@
 
-peers: $(READY) .venv-peers/.ready ## what `python -m benchmarks loader`, `sync` and `gpu` compare with
+peers: $(READY) .venv-peers/.ready ## what `python -m benchmarks loader` compares with
 
 # An environment of its own: mosaicml-streaming wants an older transformers than the project's.
 .venv-peers/.ready: $(READY) benchmarks/requirements.txt

@@ -1,4 +1,4 @@
-"""Measured without a run: page-locked memory, saves, attention, predicted memory."""
+"""Measured without a run: what a save blocks, and predicted memory compared with a trial's."""
 
 import json
 import os
@@ -19,11 +19,9 @@ from training.config import resolve_config
 from training.preflight.footprint import measure_evaluation, measure_step
 from training.registry import load_workload
 from training.save.checkpointer import Checkpointer
-from training.save.memory import allocate
 from training.save.schedule import Schedule
 from training.store.folder import FolderStore
 from training.workload import Train, implements
-from training.workloads.trajectory.magvit.transformer import folded_attention
 
 _MIB = 2**20
 _NUM_SAVES = 6
@@ -44,65 +42,8 @@ def machine(session: Session) -> None:
     session.row("Python, torch, CUDA, vCPUs", ", ".join(map(str, versions)))
 
 
-def pinned(session: Session) -> None:
-    """Page-locked memory of our own: what it costs, its bandwidth, and what a fork copies of it."""
-    size = (64 if session.is_dry else 2048) * _MIB
-    blocks: list[Tensor] = []
-    took = session.timed(lambda: blocks.append(allocate(size, session.device)))
-    touched = session.timed(lambda: blocks[0].fill_(1))
-    name = f"allocate and lock {size // _MIB} MiB, then touch it, s"
-    session.row(name, f"{took:.2f}, {touched:.2f}", "the first save waits for both")
-    if not session.is_dry:
-        is_pinned = blocks[0].is_pinned()
-        session.row("torch sees it as page-locked", is_pinned, "" if is_pinned else "WRONG")
-        _bandwidth(session, blocks[0])
-    with_block, private = _forked(session)
-    blocks.clear()
-    without, least = _forked(session)
-    copied = private - least > size // _MIB // 2
-    session.row(
-        "fork with it and without, ms; private MiB of the child",
-        f"{1000 * with_block:.1f}, {1000 * without:.1f}; {private}, {least}",
-        "WRONG: the child has a copy" if copied else "as it should be",
-    )
-
-
-def _bandwidth(session: Session, ours: Tensor) -> None:
-    source = torch.empty(len(ours), dtype=torch.uint8, device=session.device)
-    targets = {
-        "ours": ours,
-        "torch's page-locked": torch.empty(len(ours), dtype=torch.uint8, pin_memory=True),
-        "pageable": torch.zeros(len(ours), dtype=torch.uint8),
-    }
-    for name, target in targets.items():
-        copies = [_copy_seconds(session, source, target) for _ in range(3)]
-        session.row(f"GPU to host, {name}, GB/s", f"{len(ours) / min(copies) / 1e9:.1f}")
-
-
 def _copy_seconds(session: Session, source: Tensor, target: Tensor) -> float:
     return session.timed(lambda: target.copy_(source, non_blocking=True))
-
-
-def _forked(session: Session) -> tuple[float, int]:
-    """Seconds of a fork, and the child's private MiB."""
-    reader, writer = os.pipe()
-    pids: list[int] = []
-
-    def fork() -> None:
-        pid = os.fork()
-        if pid == 0:
-            lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
-            kib = next(int(x.split()[1]) for x in lines if x.startswith("Private_Dirty"))
-            os.write(writer, str(kib // 1024).encode())
-            os._exit(0)
-        pids.append(pid)
-
-    seconds = session.timed(fork)
-    os.waitpid(pids[0], 0)
-    private = int(os.read(reader, 64))
-    os.close(reader)
-    os.close(writer)
-    return seconds, private
 
 
 def saves(session: Session) -> None:
@@ -151,24 +92,6 @@ def _save_seconds(
                 durable.append(began + rest)
                 checkpointer.poll()
     return blocked, durable
-
-
-def attention(session: Session) -> None:
-    """magvit_full's attention over the places of a step, as torch is given it and as it was."""
-    shape = (1, 2, 2, 64, 32) if session.is_dry else (16, 8, 6, 64, 32)
-    plain = torch.nn.functional.scaled_dot_product_attention
-    for name, attend in (("five dimensions", plain), ("four, as now", folded_attention)):
-        heads = torch.randn(
-            3, *shape, device=session.device, dtype=torch.bfloat16, requires_grad=True
-        )
-
-        def passes(count: int, attend=attend, heads=heads) -> None:  # type: ignore[no-untyped-def]
-            for _ in range(count):
-                attend(*heads.unbind(0)).sum().backward()
-
-        passes(3)
-        seconds = min(session.timed(lambda passes=passes: passes(10)) for _ in range(3))  # type: ignore[misc]
-        session.row(f"forward and backward in {name}, ms", f"{100 * seconds:.3f}")
 
 
 def memory(session: Session) -> None:

@@ -19,15 +19,11 @@ from benchmarks import REPOSITORY
 # and the most seconds, so that one measurement leaves time to the others.
 MEASUREMENTS: Mapping[str, tuple[str, float]] = {
     "machine": ("device", 30.0),
-    "pinned": ("device", 60.0),
     "saves": ("device", 60.0),
-    "attention": ("device", 30.0),
     "memory": ("device", 90.0),
-    "detector": ("detection", 120.0),
     "equality": ("runs", 180.0),
     "ladder": ("runs", 60.0),
     "check": ("runs", 60.0),
-    "imagenet": ("imagenet", 120.0),
     "speed": ("runs", 120.0),
     "recipes": ("runs", 150.0),
 }

@@ -19,7 +19,6 @@ from types import MappingProxyType
 from typing import Any
 
 SIDE = 224
-_MEAN, _DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -100,26 +99,8 @@ def data_loader(given: Given) -> Iterator[Any]:
     return _data_loader(given, Images())
 
 
-def torchvision_pil(given: Given) -> Iterator[Any]:
-    """torchvision's reference: ImageFolder, Pillow, float pixels normalized by the worker."""
-    import torch
-    from torchvision.datasets import ImageFolder
-    from torchvision.transforms import v2
-
-    transform = v2.Compose(
-        [
-            v2.RandomResizedCrop(SIDE, antialias=True),
-            v2.RandomHorizontalFlip(),
-            v2.PILToTensor(),
-            v2.ToDtype(torch.float32, scale=True),
-            v2.Normalize(_MEAN, _DEVIATION),
-        ]
-    )
-    return _data_loader(given, ImageFolder(given.folder / "images" / "train", transform))
-
-
 def torchvision_uint8(given: Given) -> Iterator[Any]:
-    """The same decoded by torchvision and left in uint8."""
+    """torchvision's ImageFolder, decoder and crop, left in uint8."""
     from torchvision.datasets import ImageFolder
     from torchvision.io import ImageReadMode, decode_image
     from torchvision.transforms import v2
@@ -131,30 +112,6 @@ def torchvision_uint8(given: Given) -> Iterator[Any]:
         loader=lambda path: decode_image(path, mode=ImageReadMode.RGB),
     )
     return _data_loader(given, folder)
-
-
-def webdataset(given: Given) -> Iterator[Any]:
-    """WebDataset from our shards, decoded by torchvision into uint8, batched by its workers."""
-    import torch
-    import webdataset as wds
-    from torchvision.io import ImageReadMode, decode_jpeg
-    from torchvision.transforms import v2
-
-    crop = v2.Compose([v2.RandomResizedCrop(SIDE, antialias=True), v2.RandomHorizontalFlip()])
-
-    def decoded(sample: tuple[bytes, bytes]) -> tuple[Any, int]:
-        jpeg = torch.frombuffer(bytearray(sample[0]), dtype=torch.uint8)
-        return crop(decode_jpeg(jpeg, mode=ImageReadMode.RGB)), int(sample[1])
-
-    dataset = (
-        wds.WebDataset(given.shards, shardshuffle=len(given.shards), seed=0)
-        .shuffle(1000)
-        .to_tuple("jpg", "cls")
-        .map(decoded)
-        .batched(given.batch)
-    )
-    for _, labels in wds.WebLoader(dataset, batch_size=None, num_workers=given.workers):
-        yield labels
 
 
 def streaming(given: Given) -> Iterator[Any]:
@@ -238,9 +195,7 @@ CONTENDERS: Mapping[str, LoaderContender] = MappingProxyType(
         "DataLoader, our samples": LoaderContender(
             data_loader, ".venv", (*_OURS, "torch.utils.data")
         ),
-        "torchvision, Pillow, float": LoaderContender(torchvision_pil, ".venv", _TORCHVISION),
         "torchvision, uint8": LoaderContender(torchvision_uint8, ".venv", _TORCHVISION),
-        "WebDataset, uint8": LoaderContender(webdataset, ".venv", (*_TORCHVISION, "webdataset")),
         "mosaicml-streaming, uint8": LoaderContender(
             streaming, ".venv-peers", (*_TORCHVISION, "streaming")
         ),
