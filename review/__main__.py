@@ -1,5 +1,6 @@
 """`python -m review main`: review the working tree against the commit where it left main.
 
+Run it in a CDK app's folder: this one's, or that of another app that imports these stacks.
 Exit code 1 on data loss, 2 if there is nothing to compare, 0 otherwise.
 """
 
@@ -25,8 +26,6 @@ from review.assembly import (
 )
 from review.comment import write_comment, write_refusal
 from review.verdict import Review, judge
-
-REPOSITORY = Path(__file__).parent.parent
 
 
 def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -55,8 +54,9 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def main(arguments: Sequence[str] | None = None, repository: Path = REPOSITORY) -> int:
-    """Print the review; return the exit code."""
+def main(arguments: Sequence[str] | None = None, repository: Path | None = None) -> int:
+    """Print the review of `repository`, by default the current folder; return the exit code."""
+    repository = repository or Path.cwd()
     options = parse_arguments(arguments)
     try:
         with tempfile.TemporaryDirectory(prefix="review-") as folder:

@@ -84,6 +84,7 @@ def read_assembly(folder: Path, name: str, notes: Sequence[str] = ()) -> Side:
 
 def synthesize(checkout: Path, out: Path, context: Sequence[str], name: str) -> None:
     """Run the CDK CLI of `checkout` on its own app."""
+    _require_app(checkout, name)
     command = ["npx", "--no-install", "cdk", "synth", "--quiet", "--no-notices"]
     for item in context:
         command += ["-c", item]
@@ -120,14 +121,20 @@ def run_cdk_diff(
 
 @contextmanager
 def base_checkout(repository: Path, commit: str) -> Iterator[Path]:
-    """Check `commit` out in a temporary folder, which is deleted afterwards."""
+    """Check `commit` out in a temporary folder, which is deleted afterwards.
+
+    Returns the folder there that `repository`, a repository or a folder of one, is here.
+    """
     with tempfile.TemporaryDirectory(prefix="review-") as folder:
-        checkout = Path(folder) / "base"
-        _git(repository, "worktree", "add", "--quiet", "--detach", str(checkout), commit)
+        worktree = Path(folder) / "base"
+        _git(repository, "worktree", "add", "--quiet", "--detach", str(worktree), commit)
         try:
+            checkout = worktree / _git(repository, "rev-parse", "--show-prefix")
+            _require_app(checkout, f"base ({commit[:9]})")
             if _synth_packages(repository) == _synth_packages(checkout):
                 for name in _ENVIRONMENT_FOLDERS:
-                    (checkout / name).symlink_to((repository / name).resolve())
+                    if (repository / name).exists():
+                        (checkout / name).symlink_to((repository / name).resolve())
             else:
                 # With head's packages, the changes of an upgrade would not show.
                 done = _run(["make", "setup"], checkout)
@@ -138,7 +145,12 @@ def base_checkout(repository: Path, commit: str) -> Iterator[Path]:
                     )
             yield checkout
         finally:
-            _git(repository, "worktree", "remove", "--force", str(checkout))
+            _git(repository, "worktree", "remove", "--force", str(worktree))
+
+
+def _require_app(folder: Path, name: str) -> None:
+    if not (folder / "cdk.json").exists():
+        raise CannotReview(f"{name} has no cdk.json here; run the review in a CDK app's folder")
 
 
 def merge_base(repository: Path, revision: str) -> str:

@@ -10,7 +10,8 @@ from contract.program import PROGRAM_FILE
 from contract.trainer_options import OPTIONS
 from stacks.parameters.fields import GROUPS, KINDS
 
-CDK_JSON = Path(__file__).parents[2] / "cdk.json"
+# In the repository a link to the app's own cdk.json; a wheel has the file.
+CDK_JSON = Path(__file__).parents[1] / "cdk.json"
 # cdk.json's values of parameters that decisions.py decides.
 LEFT_OPEN = ("by-size", "by-workload", "by-manifest", "by-plan")
 # What a name was, and what it is now.

@@ -12,8 +12,9 @@ from werkzeug.wrappers import Response
 from rehearsal.aws import EmbeddedAws
 from rehearsal.aws.front import Front
 from rehearsal.aws.moto_services import signed_for
-from review.__main__ import REPOSITORY, main
+from review.__main__ import main
 from review.assembly import CannotReview, deployed
+from tests.review.conftest import REPOSITORY
 
 
 @pytest.fixture

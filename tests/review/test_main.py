@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from review.__main__ import REPOSITORY, main
+from review.__main__ import main
+from tests.review.conftest import REPOSITORY
 
 
 def git(folder: Path, *arguments: str) -> str:
