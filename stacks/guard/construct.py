@@ -38,6 +38,7 @@ ROOT = Path(__file__).parents[2]
 EXCLUDED = (
     "/*",
     "!/contract",
+    "/contract/report",
     "!/stacks",
     "/stacks/*",
     "!/stacks/__init__.py",

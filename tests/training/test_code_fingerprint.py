@@ -29,7 +29,7 @@ def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize(
     "path",
     [
-        "training/report/charts.py",
+        "training/report/page.py",
         "training/engine/loop.py",
         "training/cli/main.py",
         "training/save/write.py",

@@ -20,11 +20,11 @@ from typing import Any
 from contract.keys import EVENTS, LOGS, RECEIPT, REPORT
 from contract.lineage import Line
 from contract.program import WORKLOAD as PROGRAM
+from contract.report import Bar, Curve, Kind, Tone, chart, page, table, timeline
 from training.record.head import Head
 from training.record.history import AttemptSummary, History, read_history
 from training.record.json_record import parse_receipt
 from training.record.run_config import RunConfig
-from training.report.charts import Curve, TimelineBar, draw_bars, draw_curves
 from training.store.protocol import Store, get_each, put_unless_changed
 
 _log = logging.getLogger(__name__)
@@ -40,31 +40,14 @@ _MOST_METRICS = 12
 _MOST_SNAPSHOTS = 20
 _MOST_PASSED_OVER = 5
 _TAIL_LINES = 60
-_COLOURS = {
-    "finished": "#2e8b57",
-    "failed": "#c8372d",
-    "released": "#3b74c4",
-    "silent": "#c48a1a",
-    "diverged": "#8a5fb5",
+_KINDS: dict[str, Kind] = {
+    "finished": "done",
+    "failed": "bad-end",
+    "released": "trained",
+    "silent": "lost",
+    "diverged": "bad-end",
 }
-_PAGE = """<!doctype html>
-<meta charset="utf-8"><title>{title}</title>
-<style>
-  body {{ font: 15px/1.5 system-ui, sans-serif; max-width: 960px; margin: 2rem auto }}
-  table {{ border-collapse: collapse }}
-  td, th {{ padding: .2rem .8rem .2rem 0; border-bottom: 1px solid #ddd; text-align: left;
-    overflow-wrap: anywhere; vertical-align: top }}
-  th, td:first-child {{ overflow-wrap: normal; white-space: nowrap }}
-  svg text {{ font: 12px system-ui, sans-serif }} img {{ max-width: 100% }}
-  pre {{ white-space: pre-wrap }}
-</style>
-<h1>{title}</h1>
-<p>{summary}</p>
-<h2>Results</h2>{results}{starts}
-{sections}
-<h2>Attempts</h2>{attempts}
-<h2>The run</h2>{about}
-"""
+_TONES: dict[str, Tone] = {"finished": "good", "failed": "bad"}
 
 
 def write_report(
@@ -84,16 +67,21 @@ def write_report(
     first(history)
     if usd_per_hour is None and history.attempts:
         usd_per_hour = history.attempts[-1].usd_per_hour
-    page = _PAGE.format(
-        title=html.escape(f"{record.run_id}: {record.workload} / {record.recipe}"),
-        summary=html.escape(summary(history, record, head, usd_per_hour)),
-        results=_results(store, record, history),
-        starts=_starts(history),
-        sections=_sections(store, record, history),
-        attempts=_attempts(history, usd_per_hour),
-        about=_table(_about(store, record, head)),
+    verdict, _, more = summary(history, record, head, usd_per_hour).partition(". ")
+    written = page(
+        title=f"{record.run_id}: {record.workload} / {record.recipe}",
+        verdict=f"{verdict}.",
+        tone=_TONES.get(head.state, "open"),
+        sections={
+            "": f"<p>{html.escape(more)}</p>",
+            "Results": _results(store, record, history),
+            **_starts(history),
+            **_sections(store, record, history),
+            "Attempts": _attempts(history, usd_per_hour),
+            "The run": table(_about(store, record, head)),
+        },
     )
-    if not put_unless_changed(store, REPORT, page.encode(), before.etag if before else None):
+    if not put_unless_changed(store, REPORT, written.encode(), before.etag if before else None):
         _log.info(f"[report] another attempt has written {store.uri}/{REPORT} meanwhile")
     return history
 
@@ -131,21 +119,19 @@ def summary(history: History, record: RunConfig, head: Head, usd_per_hour: float
     return text + (f" It failed: {head.reason}" if head.reason else "")
 
 
-def _sections(store: Store, record: RunConfig, history: History) -> str:
+def _sections(store: Store, record: RunConfig, history: History) -> dict[str, str]:
     """What a program's run has, or a workload's, each with its heading."""
     if record.workload == PROGRAM:
-        sections = {
+        return {
             "Metrics": _metrics(history),
             "Snapshots": _snapshots(store),
             "End of the log": _log_tail(store),
         }
-    else:
-        sections = {
-            "Loss": _loss(history),
-            "Evaluations": _evaluations(history),
-            "Files of the last evaluations": _files(store, history),
-        }
-    return "\n".join(f"<h2>{heading}</h2>{content}" for heading, content in sections.items())
+    return {
+        "Loss": _loss(history),
+        "Evaluations": _evaluations(history),
+        "Files of the last evaluations": _files(store, history),
+    }
 
 
 def _loss(history: History) -> str:
@@ -153,11 +139,12 @@ def _loss(history: History) -> str:
     for stage, steps in history.steps.by_stage().items():
         pairs = itertools.pairwise(zip(steps["generation"], steps["step"], strict=True))
         resumed = [step for (before, _), (after, step) in pairs if before != after]
-        for key, name in (("loss", stage), ("gradient_norm", f"{stage}: norm of the gradients")):
+        for key, label in (("loss", "loss"), ("gradient_norm", "norm of the gradients")):
             shown = steps.take(row for row, value in enumerate(steps[key]) if math.isfinite(value))
-            curve = Curve(name=name, x=shown["step"], y=shown[key])
-            parts.append(draw_curves([curve], resumed, "step"))
-    return "".join(parts) + "<p>Each step once; a red line marks where another attempt resumed.</p>"
+            curve = Curve(name=stage, x=shown["step"], y=shown[key])
+            parts.append(chart([curve], x_label="step", y_label=label, marks=resumed))
+    said = "Each step once; a dotted line marks where another attempt resumed."
+    return "".join(parts) + f'<p class="quiet">{said}</p>'
 
 
 def _results(store: Store, record: RunConfig, history: History) -> str:
@@ -171,15 +158,15 @@ def _results(store: Store, record: RunConfig, history: History) -> str:
     rows = [
         [name, *(_readable(metrics.get(name, "")) for metrics in last.values())] for name in names
     ]
-    return _table(rows, ["", *last])
+    return table(rows, ["", *last])
 
 
-def _starts(history: History) -> str:
+def _starts(history: History) -> dict[str, str]:
     """What each stage's start has found, such as how exactly a model has grown."""
     lines = [line for line in history.lines if line["kind"] == "start" and line["facts"]]
     facts = {line["stage"]: line["facts"] for line in lines}  # once: what resumes starts not again
     rows = [[s, n, _readable(value)] for s, found in facts.items() for n, value in found.items()]
-    return f"<h2>At the stages' starts</h2>{_table(rows)}" if rows else ""
+    return {"At the stages' starts": table(rows)} if rows else {}
 
 
 def _evaluations(history: History) -> str:
@@ -193,7 +180,7 @@ def _evaluations(history: History) -> str:
     for shared, stages in groups.items():
         for name in shared:
             curves = [_curve(stage, name, lines) for stage, lines in stages.items()]
-            parts.append(f"<h3>{html.escape(name)}</h3>" + draw_curves(curves, [], "step"))
+            parts.append(chart(curves, x_label="step", y_label=name))
     return "".join(parts) or "<p>None yet.</p>"
 
 
@@ -216,7 +203,10 @@ def _metrics(history: History) -> str:
         curves.append(Curve(name=name, x=steps, y=[by_step[step][1] for step in steps]))
     more = len(curves) - _MOST_METRICS
     rest = f"<p>And {more} more.</p>" if more > 0 else ""
-    drawings = (draw_curves([curve], resumed, "step") for curve in curves[:_MOST_METRICS])
+    drawings = (
+        chart([curve], x_label="step", y_label=curve.name, marks=resumed)
+        for curve in curves[:_MOST_METRICS]
+    )
     return "".join(drawings) + rest or (
         "<p>None: the program printed none that its metric definitions know, and wrote no "
         "TensorBoard files.</p>"
@@ -232,7 +222,7 @@ def _left_by_program(store: Store, history: History) -> str:
         found["final files"] = ", ".join(files)
     if "exit_code" in receipt:
         found["exit code"] = _readable(receipt["exit_code"])
-    return _table([*found.items()]) if found else "<p>None yet.</p>"
+    return table([*found.items()]) if found else "<p>None yet.</p>"
 
 
 def _add(points: dict[str, dict[int, tuple[int, float]]], line: Line) -> None:
@@ -273,7 +263,7 @@ def _snapshots(store: Store) -> str:
     head = ["snapshot", "time", "kind", "files", "MB changed", "MB sent", "seconds"]
     earlier = len(keys) - _MOST_SNAPSHOTS
     more = f"<p>And {earlier} before these.</p>" if earlier > 0 else ""
-    return _table(rows, head) + more
+    return table(rows, head) + more
 
 
 def _log_tail(store: Store) -> str:
@@ -301,19 +291,15 @@ def _attempts(history: History, usd_per_hour: float | None) -> str:
     if not attempts:
         return "<p>None yet.</p>"
     zero = attempts[0].began
-    bars = [
-        TimelineBar(
-            row=f"{a.generation} {a.writer}"[:26],
-            start=(a.began - zero).total_seconds(),
-            seconds=a.seconds,
-            colour=_COLOURS[a.ended],
-            title=f"{a.ended}, steps {a.first_step} to {a.last_step}",
-        )
-        for a in attempts
-    ]
+    lines = []
+    for a in attempts:
+        start = (a.began - zero).total_seconds()
+        bar = Bar(start=start, seconds=a.seconds, kind=_KINDS[a.ended])
+        steps = f", steps {a.first_step} to {a.last_step}" if a.last_step else ""
+        lines.append((f"{a.generation} {a.writer}", [bar], f"{a.ended}{steps}"))
     head = ["attempt", "machine", "start", "seconds", "steps", "end", "notice to commit", "lost"]
     rows = [_attempt_row(attempt, usd_per_hour) for attempt in attempts]
-    return draw_bars(bars) + _table(rows, head)
+    return timeline(lines) + table(rows, head)
 
 
 def _attempt_row(a: AttemptSummary, usd_per_hour: float | None) -> list[str]:
@@ -372,17 +358,7 @@ def _shown(name: str, suffix: str, data: bytes) -> str:
     if suffix != ".csv":
         return f"<pre>{html.escape(text)}</pre>"
     head, *rows = list(csv.reader(text.splitlines())) or [[]]
-    return _table(rows, head)
-
-
-def _table(
-    rows: Sequence[Sequence[str]] | Iterator[tuple[str, str]], head: Sequence[str] = ()
-) -> str:
-    top = "".join(f"<th>{html.escape(cell)}</th>" for cell in head)
-    body = "".join(
-        "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in rows
-    )
-    return f"<table>{f'<tr>{top}</tr>' if top else ''}{body}</table>"
+    return table(rows, head)
 
 
 def _readable(value: Any) -> str:

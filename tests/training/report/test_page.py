@@ -2,7 +2,6 @@
 
 import json
 import signal
-import xml.etree.ElementTree as ET
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,6 @@ from tests.training.runs import Run
 from training.cli.main import main
 from training.record.history import read_history
 from training.record.run_config import read_run_config
-from training.report.charts import Curve, TimelineBar, draw_bars, draw_curves
 from training.report.page import write_report
 from training.store.folder import FolderStore
 
@@ -87,8 +85,7 @@ def test_every_run_ends_with_a_report(interrupted: Run) -> None:
     accuracies = "".join(f"<td>{of['accuracy']:.4g}</td>" for of in stages.values())
     assert "<th>first</th><th>second</th>" in page
     assert f"<tr><td>accuracy</td>{accuracies}</tr>" in page
-    for drawing in page.split("<svg")[1:]:
-        ET.fromstring("<svg" + drawing.partition("</svg>")[0] + "</svg>")
+    assert page.count('<div class="chart">') == page.count('<script type="application/json">') > 0
 
 
 def test_the_report_command_counts_dollars(
@@ -179,25 +176,3 @@ def test_fails_for_a_folder_with_other_things_in_it(
 def test_fails_where_there_is_no_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["report", f"--run-uri={tmp_path / 'none'}"]) == 2
     assert "no run found at" in capsys.readouterr().err
-
-
-def test_a_spike_in_a_long_curve_is_drawn() -> None:
-    y = [0.0] * 100_000
-    y[77_777], y[3] = 9.0, -1.0
-    drawing = draw_curves([Curve(name="loss", x=range(len(y)), y=y)], [], "step")
-    points = drawing.partition('<polyline points="')[2].partition('"')[0].split()
-    assert len(points) <= 1002
-    assert len({point.partition(",")[2] for point in points}) == 3
-
-
-def test_drawings_hold_for_anything() -> None:
-    long = Curve(name="<long>", x=list(range(5000)), y=[float(k % 7) for k in range(5000)])
-    one = Curve(name="one", x=[3], y=[2.0])
-    none = Curve(name="none", x=[], y=[])
-    for curves in ([long, one, none], [one], [none], []):
-        drawing = draw_curves(curves, [1, 10_000], "step")
-        if drawing:
-            ET.fromstring(drawing)
-    bars = [TimelineBar(row="a", start=0.0, seconds=3.0, colour="red", title="<b>")]
-    ET.fromstring(draw_bars(bars))
-    assert draw_bars([]) == ""

@@ -1,0 +1,123 @@
+"""The one page that people look at: of a run, a program or a rehearsal, in one file to mail.
+
+Charts are drawn by uPlot (https://github.com/leeoniya/uPlot, MIT), inlined like everything else.
+"""
+
+import html
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from string import Template
+from typing import Any, Literal
+
+_FOLDER = Path(__file__).parent
+_MOST_POINTS = 1000
+
+Tone = Literal["good", "bad", "open"]
+Kind = Literal["boot", "trained", "lost", "done", "bad-end"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Curve:
+    """A named line of points; a reference is dashed, and drawn over those before it."""
+
+    name: str
+    x: Sequence[float]
+    y: Sequence[float]
+    is_reference: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Bar:
+    """A period of a machine or an attempt: seconds since the first began, and what it was."""
+
+    start: float
+    seconds: float
+    kind: Kind
+
+
+def page(*, title: str, verdict: str, tone: Tone, sections: Mapping[str, str]) -> str:
+    """The whole page; `sections` are a heading, "" for none, and HTML each."""
+    parts = [
+        (f"<h2>{html.escape(heading)}</h2>\n" if heading else "") + content
+        for heading, content in sections.items()
+    ]
+    template = Template((_FOLDER / "page.html").read_text(encoding="utf-8"))
+    return template.substitute(
+        title=html.escape(title),
+        verdict=html.escape(verdict),
+        tone=tone,
+        sections="\n".join(parts),
+        library=(_FOLDER / "uplot.min.js").read_text(encoding="utf-8"),
+        library_style=(_FOLDER / "uplot.min.css").read_text(encoding="utf-8"),
+    )
+
+
+def chart(
+    curves: Sequence[Curve], *, x_label: str, y_label: str, marks: Sequence[float] = ()
+) -> str:
+    """Curves over one axis, with a dashed vertical line at each x of `marks`; "" without points."""
+    curves = [_thinned(curve) for curve in curves if len(curve.x)]
+    if not curves:
+        return ""
+    xs = sorted({float(x) for curve in curves for x in curve.x})
+    drawn: list[dict[str, Any]] = []
+    for curve in curves:
+        points = {float(x): float(y) for x, y in zip(curve.x, curve.y, strict=True)}
+        ys = [y if (y := points.get(x)) is not None and math.isfinite(y) else None for x in xs]
+        drawn.append({"name": curve.name, "is_reference": curve.is_reference, "y": ys})
+    data = {"x": xs, "curves": drawn, "marks": [float(x) for x in marks]}
+    text = json.dumps(data | {"x_label": x_label, "y_label": y_label}, allow_nan=False)
+    # No text of a run may end the script that it stands in.
+    return f'<div class="chart"><script type="application/json">{_in_script(text)}</script></div>'
+
+
+def timeline(rows: Iterable[tuple[str, Sequence[Bar], str]]) -> str:
+    """One line per machine or attempt: its name, its bars on a common axis, how it ended."""
+    rows = list(rows)
+    end = max((bar.start + bar.seconds for _, bars, _ in rows for bar in bars), default=0.0)
+    if not end:
+        return ""
+    lines = []
+    for name, bars, ended in rows:
+        drawn = "".join(
+            f'<i class="{bar.kind}" style="left:{100 * bar.start / end:.2f}%;'
+            f'width:{100 * max(bar.seconds, 0) / end:.2f}%" title="{bar.seconds:.1f} s"></i>'
+            for bar in bars
+        )
+        lines.append(
+            f'<div class="row"><span>{html.escape(name)}</span><div class="track">{drawn}</div>'
+            f'<span class="quiet">{html.escape(ended)}</span></div>'
+        )
+    axis = f'<div class="row quiet"><span></span><span>0 to {end:.0f} s</span><span></span></div>'
+    return "\n".join([*lines, axis])
+
+
+def table(rows: Iterable[Sequence[str]], head: Sequence[str] = ()) -> str:
+    """A table; without a head its first column names what stands in the second."""
+    top = "".join(f"<th>{html.escape(cell)}</th>" for cell in head)
+    body = "".join(
+        "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in rows
+    )
+    kind = "data" if head else "facts"
+    top = f"<tr>{top}</tr>" if top else ""
+    return f'<div class="scroll"><table class="{kind}">{top}{body}</table></div>'
+
+
+def _in_script(text: str) -> str:
+    return text.replace("<", "\\u003c")
+
+
+def _thinned(curve: Curve) -> Curve:
+    """Of each stretch of a long curve its lowest and highest point: no spike is lost."""
+    num = len(curve.x)
+    if num <= _MOST_POINTS:
+        return curve
+    size = -(-num // (_MOST_POINTS // 2))
+    spans = [range(first, min(first + size, num)) for first in range(0, num, size)]
+    extremes = {at(span, key=curve.y.__getitem__) for span in spans for at in (min, max)}
+    kept = sorted({0, num - 1} | extremes)
+    x, y = [curve.x[at] for at in kept], [curve.y[at] for at in kept]
+    return Curve(name=curve.name, x=x, y=y, is_reference=curve.is_reference)
