@@ -200,7 +200,7 @@ def rehearse(arguments: argparse.Namespace, say: Callable[[str], None]) -> int:
         receipt = make_receipt(rehearsed)
         rows, faults = receipt_rows(receipt), find_faults(receipt, len(plan))
         report = stacks.folder / "report.html"
-        write_report(report, receipt, loss_curves(rehearsed, receipt), rows)
+        write_report(report, receipt, loss_curves(rehearsed, receipt), rows, faults)
     path = stacks.folder / "receipt.json"
     path.write_text(json.dumps(receipt, indent=2) + "\n")
     if arguments.json:

@@ -120,17 +120,17 @@ def find_faults(receipt: Mapping[str, Any], expected_interruptions: int) -> list
     ]
 
 
-def loss_curves(rehearsed: Rehearsed, receipt: Mapping[str, Any]) -> dict[str, list[Line]]:
-    """Return the steps to draw: a workload's by stage, a program's of both runs."""
+def loss_curves(
+    rehearsed: Rehearsed, receipt: Mapping[str, Any]
+) -> dict[str, tuple[list[Line], list[Line]]]:
+    """Return the steps to draw, of the interrupted and the uninterrupted run: by stage."""
     if "program" in receipt:
-        found = {
-            "interrupted": receipt["losses"],
-            "uninterrupted": receipt["uninterrupted_losses"],
-        }
-        return {name: steps for name, steps in found.items() if steps}
-    stages: dict[str, list[Line]] = {}
-    for _, line in sorted(read_steps(rehearsed.run).items()):
-        stages.setdefault(line["stage"], []).append(line)
+        found = receipt["losses"], receipt["uninterrupted_losses"]
+        return {"the program": found} if any(found) else {}
+    stages: dict[str, tuple[list[Line], list[Line]]] = {}
+    for number, run in enumerate((rehearsed.run, rehearsed.reference)):
+        for _, line in sorted(read_steps(run).items()):
+            stages.setdefault(line["stage"], ([], []))[number].append(line)
     return stages
 
 

@@ -1,6 +1,7 @@
-"""A receipt for people: its rows, and one HTML page with the machines' timeline and the losses."""
+"""A receipt for people: its verdict, its rows, and one page with the machines and the losses."""
 
 import html
+import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,25 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from contract.lineage import Line
-
-WIDTH, ROW, LEFT, CHART = 900, 26, 170, 220
-PAGE = """<!doctype html>
-<meta charset="utf-8"><title>Rehearsal of {title}</title>
-<style>
-  body {{ font: 15px/1.5 system-ui, sans-serif; max-width: 960px; margin: 2rem auto }}
-  table {{ border-collapse: collapse }} td {{ padding: .2rem .8rem; border-bottom: 1px solid #ddd;
-  overflow-wrap: anywhere }} td:first-child {{ font-weight: 600; white-space: nowrap }}
-  svg text {{ font: 12px system-ui, sans-serif }}
-</style>
-<h1>Rehearsal of {title}</h1>
-<h2>Machines</h2>{timeline}
-<p>Grey: user data and start of the trainer, until its first metrics line. Blue: preparation and
-training, also in what is left of a notice after the commit. Red: SIGKILL to everything.</p>
-<h2>Loss</h2>{curves}
-<p>A workload's steps once each, as the run's receipt counts them, a program's as it reported them;
-a red line is an interruption.</p>
-<h2>Receipt</h2><table>{rows}</table>
-"""
+from contract.report import Bar, Curve, chart, page, table, timeline
 
 
 def receipt_rows(receipt: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -45,79 +28,66 @@ def show_receipt(rows: Sequence[tuple[str, str]], console: Console) -> None:
     console.print(table)
 
 
+def verdict(receipt: Mapping[str, Any], faults: Sequence[str]) -> str:
+    """Return in one sentence whether the promises were kept; what broke them is in `faults`."""
+    if faults:
+        return f"{len(faults)} promise{'s were' if len(faults) > 1 else ' was'} broken."
+    survived = f"Every promise was kept through {receipt['interruptions']} interruptions"
+    if "program" in receipt:
+        return f"{survived}: the program came back after each one, and finished."
+    return f"{survived}: weights and losses equal the uninterrupted run's, bit for bit."
+
+
 def write_report(
     path: Path,
     receipt: Mapping[str, Any],
-    curves: Mapping[str, Sequence[Line]],
+    curves: Mapping[str, Sequence[Sequence[Line]]],
     rows: Sequence[tuple[str, str]],
+    faults: Sequence[str],
 ) -> None:
-    """Write the page; everything is inline, so that the file can be mailed."""
+    """Write the page; `curves` are the steps of the interrupted and the uninterrupted run."""
     title = receipt.get("program") or f"{receipt['workload']} / {receipt['recipe']}"
-    cells = "".join(
-        f"<tr><td>{html.escape(name)}</td><td>{html.escape(value)}</td></tr>"
-        for name, value in rows
+    broken = "".join(f"<li>{html.escape(fault)}</li>" for fault in faults)
+    written = page(
+        title=f"Rehearsal of {title}",
+        verdict=verdict(receipt, faults),
+        tone="bad" if faults else "good",
+        sections={
+            "": f"<ul>{broken}</ul>" if broken else "",
+            "Machines": timeline(map(_machine, receipt["machines"]))
+            + '<p class="quiet">Grey: user data and the start of the trainer, until its first line '
+            "of metrics. Blue: preparation and training, also in what is left of a notice after "
+            "the commit.</p>",
+            "Loss": "".join(_losses(name, *steps) for name, steps in curves.items())
+            + '<p class="quiet">Each step of a workload once, as its receipt counts them, those of '
+            "a program as it reported them. Dashed, over it: the run that nobody interrupted. A "
+            "dotted line is an interruption.</p>",
+            "Receipt": table(rows),
+        },
     )
-    page = PAGE.format(
-        title=html.escape(title),
-        timeline=_timeline(receipt["machines"]),
-        curves="".join(_curve(name, steps) for name, steps in curves.items()),
-        rows=cells,
-    )
-    path.write_text(page)
+    path.write_text(written, encoding="utf-8")
 
 
-def _timeline(machines: Sequence[Mapping[str, Any]]) -> str:
-    end = max(machine["at"] + machine["seconds"] for machine in machines)
-    scale = (WIDTH - LEFT - 10) / end
-    parts = []
-    for index, machine in enumerate(machines):
-        x, y = LEFT + machine["at"] * scale, index * ROW + 4
-        length = machine["seconds"] * scale
-        ready = machine["seconds_to_first_progress"]
-        boot = length if ready is None else min(ready * scale, length)
-        parts += [
-            f"<g><title>{html.escape(str(machine['ended']))}</title>",
-            f'<text x="0" y="{y + 13}">{html.escape(machine["instance"])}</text>',
-            _bar(x, y, boot, "#b8c0cc"),
-            _bar(x + boot, y, length - boot, "#3b74c4"),
-            _bar(x + length - 3, y, 3, "#c8372d"),
-            "</g>",
-        ]
-    height = len(machines) * ROW + 24
-    axis = f'<text x="{LEFT}" y="{height - 6}">0 s</text>'
-    axis += f'<text x="{WIDTH - 60}" y="{height - 6}">{end:.0f} s</text>'
-    return _svg(height, "".join(parts) + axis)
+def _machine(machine: Mapping[str, Any]) -> tuple[str, Sequence[Bar], str]:
+    """A machine's line in the timeline."""
+    ready = machine["seconds_to_first_progress"]
+    boot = machine["seconds"] if ready is None else min(ready, machine["seconds"])
+    trained = Bar(start=machine["at"] + boot, seconds=machine["seconds"] - boot, kind="trained")
+    booted = Bar(start=machine["at"], seconds=boot, kind="boot")
+    return machine["instance"], [booted, trained], str(machine["ended"])
 
 
-def _bar(x: float, y: float, width: float, colour: str) -> str:
-    return f'<rect x="{x:.1f}" y="{y}" width="{max(width, 0):.1f}" height="18" fill="{colour}"/>'
-
-
-def _curve(stage: str, steps: Sequence[Mapping[str, Any]]) -> str:
-    highest = max(step["loss"] for step in steps) or 1.0
-    across = (WIDTH - LEFT - 10) / max(len(steps) - 1, 1)
-    up = (CHART - 30) / highest
-    points = " ".join(
-        f"{LEFT + index * across:.1f},{CHART - 20 - step['loss'] * up:.1f}"
-        for index, step in enumerate(steps)
-    )
-    marks = "".join(
-        f'<line x1="{LEFT + index * across:.1f}" x2="{LEFT + index * across:.1f}" y1="0" '
-        f'y2="{CHART - 20}" stroke="#c8372d"/>'
-        for index, step in enumerate(steps)
-        if index and step["generation"] != steps[index - 1]["generation"]
-    )
-    labels = (
-        f'<text x="0" y="14">{html.escape(stage)}</text><text x="0" y="30">{highest:.2f}</text>'
-        f'<text x="{LEFT}" y="{CHART - 4}">1</text>'
-        f'<text x="{WIDTH - 90}" y="{CHART - 4}">{len(steps)} steps</text>'
-    )
-    line = f'<polyline points="{points}" fill="none" stroke="#3b74c4" stroke-width="1.5"/>'
-    return _svg(CHART, marks + line + labels)
-
-
-def _svg(height: float, content: str) -> str:
-    return f'<svg width="{WIDTH}" height="{height}" viewBox="0 0 {WIDTH} {height}">{content}</svg>'
+def _losses(name: str, interrupted: Sequence[Line], uninterrupted: Sequence[Line]) -> str:
+    pairs = itertools.pairwise(interrupted)
+    marks = [step["step"] for last, step in pairs if step["generation"] != last["generation"]]
+    curves = [
+        Curve(name=of, x=[s["step"] for s in steps], y=[s["loss"] for s in steps], is_reference=ref)
+        for of, steps, ref in (
+            ("interrupted", interrupted, False),
+            ("uninterrupted", uninterrupted, True),
+        )
+    ]
+    return chart(curves, x_label="step", y_label=f"loss of {name}", marks=marks)
 
 
 def _workload_rows(receipt: Mapping[str, Any]) -> list[tuple[str, str]]:

@@ -12,7 +12,7 @@ from rehearsal.drill.children import Children
 from rehearsal.drill.deployment import DeployedStacks
 from rehearsal.drill.fleet import RehearsalFailed
 from rehearsal.drill.receipt import baselines_of, find_faults
-from rehearsal.drill.report import receipt_rows, show_receipt
+from rehearsal.drill.report import receipt_rows, show_receipt, write_report
 
 GOOD: dict[str, Any] = {
     "resources": 43,
@@ -128,3 +128,21 @@ def test_fails_a_deploy_that_lacks_a_resource_and_names_it(tmp_path: Path) -> No
     stacks = DeployedStacks(folder=tmp_path, aws=LacksOne(), children=children)
     with pytest.raises(RehearsalFailed, match="missing: TrainingStack/FleetRequest"):
         stacks.check_resources()
+
+
+@pytest.mark.parametrize("faults", [[], ["the weights differ <here>"]])
+def test_the_page_begins_with_the_verdict_and_each_broken_promise(
+    tmp_path: Path, faults: list[str]
+) -> None:
+    machine = {"instance": "i-1", "at": 0.0, "seconds": 9.0, "ended": "killed"}
+    receipt = GOOD | {
+        "workload": "trajectory",
+        "recipe": "laptop",
+        "machines": [machine | {"seconds_to_first_progress": 4.0}],
+    }
+    steps = [{"step": step, "loss": 1.0, "generation": step} for step in (1, 2)]
+    write_report(tmp_path / "page.html", receipt, {"head": (steps, steps)}, [], faults)
+    text = (tmp_path / "page.html").read_text().partition("<h2>")[0]
+    assert f'class="verdict {"bad" if faults else "good"}"' in text
+    assert ("bit for bit" in text) == (not faults)
+    assert ("<li>the weights differ &lt;here&gt;</li>" in text) == bool(faults)
