@@ -34,8 +34,12 @@ def test_a_program_runs_to_its_end_and_leaves_its_files(run_anywhere: ProgramRun
     page = run.store.get("report.html")
     assert page is not None
     parts = (
-        *(b"<h2>Metrics</h2><svg", b"<h2>Snapshots</h2><table>", b"step=8 loss=0.125</pre>"),
-        b"finished: 8 steps and 1 snapshot in 1 attempt. 0 steps were computed twice",
+        *(
+            b'<h2>Metrics</h2>\n<div class="chart">',
+            b"<th>MB sent</th>",
+            b"step=8 loss=0.125</pre>",
+        ),
+        *(b"finished: 8 steps and 1 snapshot in 1 attempt.</p>", b"<p>0 steps were computed twice"),
         b"<tr><td>loss</td><td>0.125</td></tr><tr><td>final files</td><td>model/model.json</td>",
     )
     assert [part for part in parts if part not in page.data] == []
@@ -51,7 +55,10 @@ def test_the_page_of_a_program_that_reports_nothing_says_what_it_left(run: Progr
     assert run.attempt() == 0
     page = run.store.get("report.html")
     assert page is not None
-    assert b"finished: 0 snapshots in 1 attempt. Nothing trained for 0.0 s between" in page.data
+    assert (
+        b"finished: 0 snapshots in 1 attempt.</p>\n<p>Nothing trained for 0.0 s between"
+        in page.data
+    )
     assert b"<td>final files</td><td>model/model.bin</td></tr><tr><td>exit code</td><td>0" in (
         page.data
     )
