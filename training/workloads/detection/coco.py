@@ -93,7 +93,7 @@ def read_split(
     names = [record.get("file_name") for record in records]
     folder = find_images([name for name in names if is_text(name)])
     reader = _Reader(name=name, folder=folder, faults=faults)
-    by_id = reader.categories(content["categories"])
+    by_id = reader.categories(_without_project(content["categories"], content["annotations"]))
     images = reader.images(content["images"])
     boxes = reader.boxes(content["annotations"], images, by_id) if images and by_id else []
     categories = tuple(sorted(category for category in by_id.values() if category))
@@ -146,6 +146,24 @@ def _content(path: Path, faults: CocoFaults) -> dict[str, Any] | None:
     for name in missing:
         faults.add("structure", f"{path.name} has no list {name!r}")
     return None if missing else content
+
+
+def _without_project(categories: list[Any], annotations: list[Any]) -> list[Any]:
+    """The categories without the project, as Roboflow lists it: the others' supercategory.
+
+    It has no objects, and often the name of a class. One with objects is a class.
+    """
+    records = [record for record in categories if isinstance(record, dict)]
+    parents = {record.get("supercategory") for record in records} - {"none", None}
+    used = {record.get("category_id") for record in annotations if isinstance(record, dict)}
+    project = [
+        record
+        for record in records
+        if record.get("supercategory") == "none"
+        and record.get("name") in parents
+        and record.get("id") not in used
+    ]
+    return [record for record in categories if not any(record is each for each in project)]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -41,11 +41,14 @@ def imported(source: Path, out: Path) -> LocalDataset:
     return open_dataset(out)
 
 
-def test_roboflow_writes_a_file_into_each_split_s_folder(tmp_path: Path) -> None:
-    """Its ids start at 0, and its first category is the project, which has no objects."""
+@pytest.mark.parametrize("project", ["plans", "wall"])
+def test_roboflow_writes_a_file_into_each_split_s_folder(tmp_path: Path, project: str) -> None:
+    """Its ids start at 0, and its first category is the project, perhaps called like a class."""
     for split, first in (("train", 0), ("valid", 24), ("test", 30)):
         content = scene.content(24 if split == "train" else 6, first)
-        content["categories"].insert(0, {"id": 0, "name": "plans", "supercategory": "none"})
+        for category in content["categories"]:
+            category["supercategory"] = project
+        content["categories"].insert(0, {"id": 0, "name": project, "supercategory": "none"})
         content["info"], content["licenses"] = {"version": "3"}, []
         for number, image in enumerate(content["images"]):
             image["file_name"] = f"plan-{image['id']}_jpg.rf.0c{image['id']}.png"
@@ -65,10 +68,9 @@ def test_roboflow_writes_a_file_into_each_split_s_folder(tmp_path: Path) -> None
         ("validation", 6),
         ("test", 6),
     ]
-    assert [finding.message for finding in checked.report.findings] == [
-        "category 0 (plans) has no objects; its average precision will be 0 or unknown"
-    ]
-    assert checked.splits[0].labels[:2].tolist() == [1, 2], "the project keeps its class"
+    assert checked.report.findings == []
+    assert [category.name for category in checked.splits[0].categories] == ["wall", "room"]
+    assert checked.splits[0].labels[:2].tolist() == [0, 1]
 
 
 def test_cvat_writes_numbers_and_masks_in_its_own_way(tmp_path: Path) -> None:
