@@ -49,7 +49,7 @@ def add_import(bring: argparse.ArgumentParser) -> None:
         "class and, if wanted, split, or a single file; images also from s3://bucket/prefix. "
         "Clips and images need classes, text needs none. An import of text or images that was "
         "interrupted goes on with the same command. A detector's source is a folder in COCO's "
-        "format, as COCO, Roboflow, CVAT or Label Studio write it."
+        "format (COCO, Roboflow, CVAT, Label Studio), or of YOLO, Pascal VOC, LabelMe or KITTI."
     )
     bring.add_argument("source", help="a folder, file, CSV file, zip or tar archive; s3://...")
     bring.add_argument("--workload", required=True)

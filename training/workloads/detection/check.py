@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from training.data_report import DataReport
-from training.workloads.detection.coco import Category, CocoSplit, read_split
+from training.workloads.detection.coco import Category, CocoSplit, read_split, split_of
 from training.workloads.detection.coco_boxes import shown
 from training.workloads.detection.coco_faults import CocoFaults
 from training.workloads.detection.coco_layout import (
@@ -78,6 +78,8 @@ def check(folder: Path, progress: "Progress") -> Checked:
 
 
 def _read(root: Path, source: Source, faults: CocoFaults) -> CocoSplit | None:
+    if source.content is not None:
+        return split_of(source.content, source.split, lambda _: root, faults)
     return read_split(source.path, source.split, partial(find_images, root, source), faults)
 
 

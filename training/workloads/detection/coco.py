@@ -87,8 +87,13 @@ def read_split(
 ) -> CocoSplit | None:
     """The annotation file of a split; None if nothing of it can be used."""
     content = _content(path, faults)
-    if content is None:
-        return None
+    return None if content is None else split_of(content, name, find_images, faults)
+
+
+def split_of(
+    content: Mapping[str, Any], name: str, find_images: _FindImages, faults: CocoFaults
+) -> CocoSplit | None:
+    """A split from COCO's three lists; None if nothing of them can be used."""
     records = [record for record in content["images"] if isinstance(record, dict)]
     names = [record.get("file_name") for record in records]
     folder = find_images([name for name in names if is_text(name)])

@@ -53,6 +53,7 @@ WARNED: Mapping[str, str] = MappingProxyType(
         "duplicate-annotation": "both are trained on",
         "duplicate-image": "each is trained on",
         "few-leaks": "remove them from one of the two splits",
+        "other-shape": "boxes, polygons and circles are learned from",
         "derived-size": "width and height are taken from the file",
         "derived-box": "the box is the mask's extent",
         "derived-area": "the area is that of its mask or box",

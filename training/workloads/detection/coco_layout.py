@@ -1,16 +1,19 @@
 """Finds the files of a folder in COCO's format, as COCO, Roboflow, CVAT or Label Studio lay it out.
 
 An annotation file belongs to a split by its name, or by that of its folder; one without is divided
-when it is imported. Images are looked for next to it and in folders named like the split.
+when it is imported. Images are looked for next to it, in folders named like the split, and then
+anywhere below. A folder without any is perhaps in another format.
 """
 
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from training.errors import UserError
 from training.workloads.detection.coco_faults import CocoFaults, refuse_layout
+from training.workloads.detection.image_files import IMAGE_SUFFIXES
+from training.workloads.detection.other_formats import convert
 
 # What an import divides into the splits.
 UNDIVIDED = "all"
@@ -25,16 +28,16 @@ _SPLITS = {
 }
 # COCO's own files about other tasks, and files that hold no annotations.
 _OTHER = re.compile(r"^(captions|person_keypoints|panoptic|stuff|image_info)_|^manifest$|^\.")
-_IMAGES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".tif", ".tiff", ".webp", ".gif"})
 # Enough names to see in which folder the images are.
 _TRIED = 50
 
 
 class Source(NamedTuple):
-    """An annotation file and the split that it describes."""
+    """An annotation file and the split that it describes, or what other formats have of it."""
 
     split: str
     path: Path
+    content: dict[str, Any] | None = None
 
 
 def find_sources(folder: Path, faults: CocoFaults) -> tuple[Path, list[Source]]:
@@ -43,6 +46,8 @@ def find_sources(folder: Path, faults: CocoFaults) -> tuple[Path, list[Source]]:
         what = "is a file" if folder.exists() else "does not exist"
         raise UserError(f"{folder} {what}; give the folder of a dataset in COCO's format")
     found = list(_candidates(folder))
+    if not found and (converted := convert(folder, _split_of, faults)):
+        found = [Source(split or UNDIVIDED, folder, of) for split, of in converted.items()]
     if not found:
         inside = [path for path in folder.iterdir() if not path.name.startswith(".")]
         if len(inside) == 1 and inside[0].is_dir():
@@ -53,31 +58,36 @@ def find_sources(folder: Path, faults: CocoFaults) -> tuple[Path, list[Source]]:
             if source.split == UNDIVIDED:
                 faults.add("unread-file", f"{source.path.relative_to(folder)} names no split")
         found = [source for source in found if source.split != UNDIVIDED]
-    by_split: dict[str, Path] = {}
-    for split, path in found:
+    by_split: dict[str, Source] = {}
+    for source in found:
+        split = source.split
         if split in by_split:
-            names = f"{by_split[split].relative_to(folder)} and {path.relative_to(folder)}"
+            paths = by_split[split].path, source.path
+            names = " and ".join(str(path.relative_to(folder)) for path in paths)
             what = "are both of one dataset" if split == UNDIVIDED else f"both describe {split}"
             raise UserError(f"{names} {what}; leave one of them there")
-        by_split[split] = path
+        by_split[split] = source
     if UNDIVIDED not in by_split and (lacks := {"train", "validation"} - by_split.keys()):
         raise refuse_layout(f"{folder} has no annotations for {' and '.join(sorted(lacks))}")
-    return folder, [Source(split, by_split[split]) for split in _order(by_split)]
-
-
-def _order(by_split: dict[str, Path]) -> list[str]:
     known = ("train", "validation", "test", UNDIVIDED)
-    return [split for split in known if split in by_split]
+    return folder, [by_split[split] for split in known if split in by_split]
 
 
 def _candidates(folder: Path) -> Iterator[Source]:
     for path in sorted([*folder.glob("*.json"), *folder.glob("*/*.json")]):
-        if _OTHER.search(path.stem) or path.parent.name.startswith("."):
+        if _OTHER.search(path.stem) or path.parent.name.startswith(".") or _is_labelme(path):
             continue
         split = _split_of(path.stem)
         if split is None and path.parent != folder:
             split = _split_of(path.parent.name)
         yield Source(split or UNDIVIDED, path)
+
+
+def _is_labelme(path: Path) -> bool:
+    """Whether a file describes one image only; COCO's begins with other lists."""
+    with path.open("rb") as file:
+        begin = file.read(4096)
+    return b'"shapes"' in begin and b'"annotations"' not in begin
 
 
 def _split_of(name: str) -> str | None:
@@ -99,10 +109,27 @@ def find_images(folder: Path, source: Source, files: list[str]) -> Path:
             roots += [p for p in inside if _split_of(p.name) == source.split or p.name == "default"]
     tried = files[:: max(1, len(files) // _TRIED)]
     there = [sum(is_file(root / file) for file in tried) for root in roots]
+    if not any(there):
+        roots = _roots_below(folder, tried)
+        there = [sum(is_file(root / file) for file in tried) for root in roots]
     if not any(there):  # then where somebody would look for them
         name = "images" if source.split == UNDIVIDED else source.split
         return folder / (own[0] if own else name)
     return roots[there.index(max(there))]
+
+
+def _roots_below(folder: Path, files: list[str]) -> list[Path]:
+    """The folders to which these files would be relative, wherever below `folder` they are."""
+    ends = {Path(file).parts for file in files}
+    names = {end[-1] for end in ends if end}
+    found = (path for path in folder.rglob("*") if path.name in names)
+    roots = {
+        path.parents[len(end) - 1]
+        for path in found
+        for end in ends
+        if end and path.parts[-len(end) :] == end
+    }
+    return sorted(roots)
 
 
 def is_file(path: Path) -> bool:
@@ -118,5 +145,5 @@ def unlisted_images(folder: Path, listed: set[Path]) -> list[Path]:
     return sorted(
         path
         for path in folder.rglob("*")
-        if path.suffix.lower() in _IMAGES and path.is_file() and path not in listed
+        if path.suffix.lower() in IMAGE_SUFFIXES and path.is_file() and path not in listed
     )

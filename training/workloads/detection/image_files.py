@@ -15,6 +15,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from training.errors import UserError
 from training.tally import timed
 
+IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".tif", ".tiff", ".webp", ".gif"})
 _ORIENTATION = 0x0112
 _UPRIGHT = 1
 _TURNED = frozenset({5, 6, 7, 8})  # by a quarter, so that width and height change places

@@ -1,0 +1,245 @@
+"""Annotations that are not COCO's, as COCO's three lists: YOLO, Pascal VOC, LabelMe and KITTI.
+
+Found by what lies in the folder. What a detector does not learn is left out: points and lines,
+which are named, and KITTI's DontCare. Everything else is checked as COCO's annotations are.
+"""
+
+import json
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
+from xml.etree import ElementTree
+
+from training.errors import UserError
+from training.workloads.detection.coco_faults import CocoFaults
+from training.workloads.detection.image_files import IMAGE_SUFFIXES, upright_size
+
+# Left, top, right, bottom, in pixels.
+_Corners: TypeAlias = tuple[float, float, float, float]
+
+
+# An image's file name, and the names and corners of its objects.
+_Read: TypeAlias = tuple[str, list[tuple[str, _Corners]]]
+
+
+class _Labelled(NamedTuple):
+    """An image and its objects: class names with corners."""
+
+    image: Path
+    objects: Sequence[tuple[str, _Corners]]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Converted:
+    """Images and objects of one split, as COCO lists them; ids count from 1."""
+
+    root: Path
+    images: list[dict[str, Any]] = field(default_factory=list)
+    annotations: list[dict[str, Any]] = field(default_factory=list)
+
+    def add(self, labelled: _Labelled, ids: Mapping[str, int]) -> None:
+        number = len(self.images) + 1
+        name = labelled.image.relative_to(self.root).as_posix()
+        self.images.append({"id": number, "file_name": name})
+        height, width = upright_size(labelled.image) or (1, 1)
+        self.images[-1] |= {"width": width, "height": height}
+        for kind, (left, top, right, bottom) in labelled.objects:
+            box = [left, top, right - left, bottom - top]
+            self.annotations.append(
+                {
+                    "id": len(self.annotations) + 1,
+                    "image_id": number,
+                    "category_id": ids[kind],
+                    "bbox": box,
+                    "area": box[2] * box[3],
+                }
+            )
+
+
+def convert(
+    folder: Path, split_of: Callable[[str], str | None], faults: CocoFaults
+) -> dict[str, dict[str, Any]] | None:
+    """COCO's lists by split ("" where nothing names one); None for a folder of neither format.
+
+    The classes are YOLO's in its order, those of the others by name.
+    """
+    yolo = _yolo_file(folder)
+    names = _yolo_names(yolo) if yolo else []
+    found = list(_yolo(folder, names, faults) if yolo else _by_file(folder, faults))
+    if not found:
+        return None
+    kinds = names or sorted({kind for each in found for kind, _ in each.objects})
+    ids = {kind: number for number, kind in enumerate(kinds, 1)}
+    listed = _voc_lists(folder, split_of)
+    splits: dict[str, _Converted] = {}
+    for each in found:
+        parents = each.image.relative_to(folder).parts[:-1]
+        named = [split for part in parents if (split := split_of(part))]
+        split = listed.get(each.image.stem) or (named[-1] if named else "")
+        splits.setdefault(split, _Converted(root=folder)).add(each, ids)
+    categories = [{"id": number, "name": kind} for kind, number in ids.items()]
+    return {
+        split: {"images": of.images, "annotations": of.annotations, "categories": categories}
+        for split, of in splits.items()
+    }
+
+
+def _by_file(folder: Path, faults: CocoFaults) -> Iterator[_Labelled]:
+    """The images of all XML files of VOC's, JSON files of LabelMe's and text files of KITTI's."""
+    images = {path.name: path for path in _images(folder)}
+    stems = {path.stem: path for path in images.values()}
+    readers: Mapping[str, Callable[[Path, CocoFaults], _Read | None]] = {
+        ".xml": _voc,
+        ".json": _labelme,
+        ".txt": _kitti,
+    }
+    for path in sorted(folder.rglob("*")):
+        if path.suffix not in readers or path.name.startswith("."):
+            continue
+        try:
+            read = readers[path.suffix](path, faults)
+        except (ValueError, KeyError, TypeError, AttributeError, ElementTree.ParseError) as error:
+            faults.add("record", f"{path.relative_to(folder)} cannot be read: {error}")
+            continue
+        if read is None:
+            continue
+        image, objects = read
+        # Beside it first: names repeat over folders.
+        own = next((p for p in (path.parent / image, images.get(image)) if p and p.is_file()), None)
+        if own := own or stems.get(path.stem):
+            yield _Labelled(own, objects)
+        else:
+            faults.add("missing-file", f"{path.relative_to(folder)} names the image {image!r}")
+
+
+def _images(folder: Path) -> list[Path]:
+    return [p for p in sorted(folder.rglob("*")) if p.suffix.lower() in IMAGE_SUFFIXES]
+
+
+def _voc(path: Path, _: CocoFaults) -> _Read | None:
+    root = ElementTree.parse(path).getroot()
+    if root.tag != "annotation":
+        return None
+    objects = []
+    for each in root.iter("object"):
+        box = each.find("bndbox")
+        if box is None:
+            raise ValueError(f"an object of {each.findtext('name')!r} has no bndbox")
+        left, top, right, bottom = (
+            float(box.findtext(side) or "nan") for side in ("xmin", "ymin", "xmax", "ymax")
+        )
+        # Its pixels count from 1, and the last is part of the box.
+        objects.append((each.findtext("name") or "", (left - 1, top - 1, right, bottom)))
+    return root.findtext("filename") or "", objects
+
+
+def _labelme(path: Path, faults: CocoFaults) -> _Read | None:
+    content = json.loads(path.read_bytes())
+    if not isinstance(content, dict) or "shapes" not in content:
+        return None
+    objects = []
+    for shape in content["shapes"]:
+        points, kind = shape["points"], shape.get("shape_type") or "polygon"
+        xs, ys = [float(x) for x, _ in points], [float(y) for _, y in points]
+        if kind == "circle":
+            radius = math.hypot(xs[1] - xs[0], ys[1] - ys[0])
+            xs, ys = [xs[0] - radius, xs[0] + radius], [ys[0] - radius, ys[0] + radius]
+        elif kind not in ("polygon", "rectangle"):
+            faults.add("other-shape", f"{path.name} has a {kind} of {shape['label']!r}")
+            continue
+        objects.append((str(shape["label"]), (min(xs), min(ys), max(xs), max(ys))))
+    return Path(str(content["imagePath"]).replace("\\", "/")).name, objects
+
+
+def _kitti(path: Path, _: CocoFaults) -> _Read | None:
+    rows = [line.split() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    if not rows or any(len(row) not in (15, 16) for row in rows):
+        return None
+    objects = []
+    for kind, *numbers in rows:
+        left, top, right, bottom = map(float, numbers[3:7])
+        if kind != "DontCare":
+            objects.append((kind, (left, top, right, bottom)))
+    return f"{path.stem}.png", objects
+
+
+def _voc_lists(folder: Path, split_of: Callable[[str], str | None]) -> dict[str, str]:
+    """VOC's ImageSets/Main/train.txt and its like: an image's stem -> its split."""
+    return {
+        line.split()[0]: split
+        for path in sorted(folder.rglob("ImageSets/Main/*.txt"))
+        if (split := split_of(path.stem)) and path.stem != "trainval"
+        for line in path.read_text(encoding="utf-8").splitlines()
+        if line.strip()
+    }
+
+
+def _yolo_file(folder: Path) -> Path | None:
+    """The one file that names YOLO's classes: data.yaml, or another with `names`."""
+    for path in sorted([*folder.glob("*.yaml"), *folder.glob("*.yml")]):
+        if re.search(r"^names\s*:", path.read_text(encoding="utf-8"), re.MULTILINE):
+            return path
+    return None
+
+
+def _yolo_names(path: Path) -> list[str]:
+    # No image has it for certain; the trainer itself never reads YAML.
+    try:
+        import yaml  # type: ignore[import-untyped]
+    except ImportError as error:
+        raise UserError(f"{path} needs the package PyYAML to be read; install it") from error
+    try:
+        names = yaml.safe_load(path.read_text(encoding="utf-8"))["names"]
+    except yaml.YAMLError as error:
+        raise UserError(f"{path} is not YAML: {str(error).splitlines()[0]}") from error
+    if isinstance(names, dict):
+        if sorted(names) != list(range(len(names))):
+            raise UserError(f"{path} numbers its names {sorted(names)}; number them from 0 on")
+        names = [names[number] for number in sorted(names)]
+    if not isinstance(names, list) or not names:
+        raise UserError(f"{path} has the names {names!r:.60}; give a list of class names")
+    return [str(name) for name in names]
+
+
+def _yolo(folder: Path, names: Sequence[str], faults: CocoFaults) -> Iterator[_Labelled]:
+    """Every image, with the boxes of its text file: in `labels` where it is in `images`."""
+    for image in _images(folder):
+        parts = list(image.relative_to(folder).with_suffix(".txt").parts)
+        places = [at for at, part in enumerate(parts[:-1]) if part == "images"]
+        for at in places[-1:]:
+            parts[at] = "labels"
+        path = folder.joinpath(*parts)
+        height, width = upright_size(image) or (1, 1)
+        objects = []
+        for number, line in enumerate(_lines(path), 1):
+            where = f"{path.relative_to(folder)}, line {number},"
+            try:
+                kind, *shares = line.split()
+                name, corners = names[int(kind)], _of_shares([float(each) for each in shares])
+            except (ValueError, IndexError):
+                faults.add(
+                    "record", f"{where} is {line:.40}, not one of {len(names)} classes and a box"
+                )
+                continue
+            left, top, right, bottom = corners
+            objects.append((name, (left * width, top * height, right * width, bottom * height)))
+        yield _Labelled(image, objects)
+
+
+def _of_shares(shares: Sequence[float]) -> _Corners:
+    """A box by its centre and size, or the extent of a polygon, in shares of the image."""
+    if len(shares) == 4:
+        x, y, width, height = shares
+        return x - width / 2, y - height / 2, x + width / 2, y + height / 2
+    if len(shares) < 6 or len(shares) % 2:
+        raise ValueError(shares)
+    return min(shares[::2]), min(shares[1::2]), max(shares[::2]), max(shares[1::2])
+
+
+def _lines(path: Path) -> list[str]:
+    if not path.is_file():
+        return []  # an image without objects
+    return [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
