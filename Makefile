@@ -124,11 +124,11 @@ review: $(READY) $(WHEELS) ## what this branch changes in data, runs, permission
 doctor: $(READY) ## what in your AWS account would stop a deploy or a run, with the fix
 	@$(BIN)/python -m stacks.doctor $(ARGS)
 
-deploy: $(READY) $(WHEELS) ## cdk deploy TrainingStack, with DatasetStack first
-	@$(CDK) deploy TrainingStack $(ARGS)
+deploy: $(READY) $(WHEELS) ## cdk deploy TrainingStack, or Training-NAME, with what it shares first
+	@$(CDK) deploy 'Training*' $(ARGS)
 
-destroy: $(READY) ## cdk destroy TrainingStack; the buckets of DatasetStack stay
-	@$(CDK) destroy TrainingStack $(ARGS)
+destroy: $(READY) ## cdk destroy the same; the buckets and the network stay
+	@$(CDK) destroy 'Training*' $(ARGS)
 
 aws-local: $(READY) ## start the embedded AWS, bootstrapped, and print the variables that point cdk and aws at it
 	@$(BIN)/python -m rehearsal aws

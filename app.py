@@ -9,10 +9,11 @@ _NODE = Path(sys.executable).with_name("node")
 if _NODE.exists():
     os.environ.setdefault("JSII_NODE", str(_NODE))
 
-from aws_cdk import App, Validations  # noqa: E402
+from aws_cdk import App, Tags, Validations  # noqa: E402
 from cdk_nag import AwsSolutionsChecks  # noqa: E402
 
 from stacks.dataset_stack import DatasetStack  # noqa: E402
+from stacks.network import NetworkStack  # noqa: E402
 from stacks.parameters import StackParameters  # noqa: E402
 from stacks.plan import write_plan  # noqa: E402
 from stacks.review_stack import ReviewStack  # noqa: E402
@@ -27,33 +28,42 @@ def build(app: App, wheels: Path | None = None) -> TrainingStack:
     """Add the stacks that `app`'s context asks for; a user's mistake is a ValueError."""
     parameters = StackParameters.from_context(app.node.get_all_context())
     dataset_bucket_name, run_bucket_name = parameters.dataset_bucket, parameters.run_bucket
-    dataset_stack, key_arn = None, parameters.kms
+    key_arn, shared = parameters.kms, []
     # CloudFormation deploys no empty stack: with both buckets adopted there is no DatasetStack.
     if not (dataset_bucket_name and run_bucket_name):
         dataset_stack = DatasetStack(app, "DatasetStack", parameters=parameters)
         dataset_bucket_name = dataset_stack.dataset_bucket_name
         run_bucket_name = dataset_stack.run_bucket_name
         key_arn = dataset_stack.key_arn
+        shared.append(dataset_stack)
+    vpc_id, subnet_ids = parameters.vpc, parameters.subnets
+    if not vpc_id:
+        network = NetworkStack(app, "NetworkStack", zones=parameters.zones)
+        vpc_id, subnet_ids = network.vpc_id, tuple(network.subnet_ids)
+        shared.append(network)
     training_stack = TrainingStack(
         app,
-        "TrainingStack",
+        parameters.stack_name,
         parameters=parameters,
         dataset_bucket_name=dataset_bucket_name,
         run_bucket_name=run_bucket_name,
         key_arn=key_arn,
+        vpc_id=vpc_id,
+        subnet_ids=subnet_ids,
         first_boot=FIRST_BOOT_FILE.read_text(encoding="utf-8"),
         wheels=wheels,
     )
-    if dataset_stack is not None:
-        training_stack.add_stack_dependency(dataset_stack)
+    for stack in shared:
+        training_stack.add_stack_dependency(stack)
     if parameters.review.repository:
-        reviewed = [stack for stack in (dataset_stack, training_stack) if stack is not None]
         ReviewStack(
             app,
             "ReviewStack",
             parameters=parameters,
-            stack_names=[stack.stack_name for stack in reviewed],
+            stack_names=[stack.stack_name for stack in (*shared, training_stack)],
         )
+    for key, value in parameters.tags.items():
+        Tags.of(app).add(key, value)
     return training_stack
 
 

@@ -63,6 +63,11 @@ _SHAPES: dict[str, tuple[str, str]] = {
 }
 
 
+def training_stack(name: str = "") -> str:
+    """The stack of one run, STACK_NAME; what `-c name=` names stands beside others."""
+    return f"Training-{name}" if name else "TrainingStack"
+
+
 def find_fault(name: str, value: str) -> str | None:
     """What is wrong with a variable's value, in one sentence; None if nothing is."""
     pattern, wanted = _SHAPES.get(name, _WORD)

@@ -20,6 +20,7 @@ from rich.table import Table
 from contract.cleared_folder import cleared_folder
 from contract.description import describe
 from contract.errors import EXIT_STOPPED
+from contract.run_env import training_stack
 from rehearsal.alarms.trial import trial_table, try_alarms
 from rehearsal.aws import EmbeddedAws, PortInUse
 from rehearsal.drill.children import ChildFailed, Children, run_cdk
@@ -76,7 +77,7 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     )
     alarms = commands.add_parser("alarms", help="try every alarm on its fault and on healthy runs")
     alarms.add_argument(
-        "--template", type=Path, help="TrainingStack's template; by default cdk synth writes one"
+        "--template", type=Path, help="the stack's template; by default cdk synth writes one"
     )
     alarms.add_argument("--json", action="store_true", help="print the table as JSON")
     return parser.parse_args(arguments)
@@ -351,7 +352,7 @@ def show_alarms(arguments: argparse.Namespace, say: Callable[[str], None]) -> in
             Children(say=say, environment=dict(os.environ), folder=REPOSITORY) as children,
         ):
             run_cdk(children, "cdk synth", "synth", "--quiet", "--output", folder)
-            template = json.loads((Path(folder) / "TrainingStack.template.json").read_text())
+            template = json.loads((Path(folder) / f"{training_stack()}.template.json").read_text())
     trials = try_alarms(template)
     if arguments.json:
         print(json.dumps([asdict(trial) for trial in trials], indent=2))

@@ -138,16 +138,17 @@ class _Hour:
             return None
         fleet = _first(stack, "AWS::EC2::SpotFleet").get("SpotFleetRequestConfigData", {})
         overrides = [
-            override["InstanceType"]
+            override
             for config in fleet.get("LaunchTemplateConfigs") or []
             for override in config.get("Overrides") or []
-            if isinstance(override.get("InstanceType"), str)
         ]
+        sizes = [str(each.get("InstanceType")) for each in overrides]
         disks = [each["Ebs"] for each in data.get("BlockDeviceMappings") or [] if "Ebs" in each]
-        is_public = _first(stack, "AWS::EC2::Subnet").get("MapPublicIpOnLaunch")
+        # Our own subnets give addresses; those of an existing network, named by their ids, none.
+        is_public = any(not isinstance(each.get("SubnetId", ""), str) for each in overrides)
         return cls(
             size=str(data.get("InstanceType", "-")),
-            sizes=tuple(dict.fromkeys(overrides)),
+            sizes=tuple(dict.fromkeys(sizes)),
             on_demand_base=int(fleet.get("OnDemandTargetCapacity") or 0),
             volumes=" + ".join(map(_volume, disks)) or "-",
             volumes_usd=sum(map(_volume_usd, disks)),

@@ -1,1 +1,1 @@
-"""What is provisioned: DatasetStack (kept), TrainingStack (disposable), ReviewStack (optional)."""
+"""What is provisioned: DatasetStack (kept), NetworkStack, one TrainingStack a run, ReviewStack."""

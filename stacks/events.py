@@ -107,21 +107,21 @@ class FleetEvents(Construct):
             ),
             targets=[targets.SnsTopic(topic)],
         )
+        # The EventBridge console finds only log groups under this prefix.
+        name = f"/aws/events/{stack.stack_name}"
         log_group = logs.LogGroup(
             self,
             "Log",
-            # The EventBridge console finds only log groups under this prefix.
-            log_group_name=f"/aws/events/{stack.stack_name}",
+            log_group_name=name,
             retention=logs.RetentionDays.THREE_MONTHS,
             removal_policy=RemovalPolicy.DESTROY,
         )
-        # Rule and policy by hand: CDK's log group target creates the policy by a custom resource.
-        policy = logs.CfnResourcePolicy(
-            self,
-            "LogPolicy",
-            policy_name=f"{stack.stack_name}-fleet-events",
-            policy_document=stack.to_json_string(_may_write_to(log_group)),
-        )
+        arn = stack.format_arn(service="logs", resource=f"log-group:{name}")
+        # The group's own policy: of those that name groups at will a region has ten, and no more on
+        # request. By hand, as the rule, because CDK's target makes it by a custom resource.
+        resource = log_group.node.default_child
+        assert isinstance(resource, logs.CfnLogGroup)
+        resource.resource_policy_document = _may_write_to(f"{arn}:*")
         rule = events.CfnRule(
             self,
             "LogRule",
@@ -131,16 +131,14 @@ class FleetEvents(Construct):
             targets=[
                 events.CfnRule.TargetProperty(
                     id="Log",
-                    arn=stack.format_arn(
-                        service="logs", resource=f"log-group:{log_group.log_group_name}"
-                    ),
+                    arn=arn,
                 )
             ],
         )
-        rule.add_resource_dependency(policy)
+        rule.add_resource_dependency(resource)
 
 
-def _may_write_to(log_group: logs.ILogGroup) -> dict[str, object]:
+def _may_write_to(log_group_arn: str) -> dict[str, object]:
     return {
         "Version": "2012-10-17",
         "Statement": [
@@ -149,7 +147,7 @@ def _may_write_to(log_group: logs.ILogGroup) -> dict[str, object]:
                 "Effect": "Allow",
                 "Principal": {"Service": ["events.amazonaws.com", "delivery.logs.amazonaws.com"]},
                 "Action": ["logs:CreateLogStream", "logs:PutLogEvents"],
-                "Resource": log_group.log_group_arn,
+                "Resource": log_group_arn,
             }
         ],
     }

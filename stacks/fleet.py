@@ -30,7 +30,7 @@ class TrainingFleet(Construct):
         *,
         parameters: StackParameters,
         launch_template: ec2.LaunchTemplate,
-        subnets: Sequence[ec2.ISubnet],
+        subnet_ids: Sequence[str],
         role: iam.Role,
         parameter_name: str,
     ) -> None:
@@ -51,20 +51,18 @@ class TrainingFleet(Construct):
             ),
             overrides=[
                 ec2.CfnSpotFleet.LaunchTemplateOverridesProperty(
-                    instance_type=size, subnet_id=subnet.subnet_id
+                    instance_type=size, subnet_id=subnet_id
                 )
                 for size in parameters.sizes
-                for subnet in subnets
+                for subnet_id in subnet_ids
             ],
         )
         # CDK's tags do not reach a Spot fleet. RunId is among them because a fleet's tags cannot be
         # updated: a new run id replaces the fleet, and one fleet is one run.
-        tags = ec2.CfnSpotFleet.SpotFleetTagSpecificationProperty(
+        tags = {**parameters.tags, "Stack": stack.stack_name, "RunId": parameters.run_id}
+        specification = ec2.CfnSpotFleet.SpotFleetTagSpecificationProperty(
             resource_type="spot-fleet-request",
-            tags=[
-                {"key": "Stack", "value": stack.stack_name},
-                {"key": "RunId", "value": parameters.run_id},
-            ],
+            tags=[{"key": key, "value": value} for key, value in tags.items()],
         )
         self._request = ec2.CfnSpotFleet(
             self,
@@ -80,7 +78,7 @@ class TrainingFleet(Construct):
                 excess_capacity_termination_policy="default",
                 instance_interruption_behavior="terminate",
                 launch_template_configs=[launch],
-                tag_specifications=[tags],
+                tag_specifications=[specification],
             ),
         )
         self.fleet_id = self._request.ref

@@ -26,7 +26,7 @@ class TrainingLaunchTemplate(Construct):
         *,
         parameters: StackParameters,
         role: iam.IRole,
-        security_group: ec2.ISecurityGroup,
+        vpc_id: str,
         key: kms.IKey | None,
         user_data: str,
     ) -> None:
@@ -40,7 +40,16 @@ class TrainingLaunchTemplate(Construct):
             machine_image=ec2.MachineImage.from_ssm_parameter(ami) if by_parameter else None,
             user_data=ec2.UserData.custom(user_data),
             role=role,
-            security_group=security_group,
+            security_group=ec2.SecurityGroup(
+                self,
+                "SecurityGroup",
+                # Of the zones nothing is asked here.
+                vpc=ec2.Vpc.from_vpc_attributes(
+                    self, "Vpc", vpc_id=vpc_id, availability_zones=[""]
+                ),
+                description="Training instances: outbound only, reached through Session Manager",
+                allow_all_outbound=True,
+            ),
             block_devices=_block_devices(parameters, key),
             require_imdsv2=True,
             http_endpoint=True,

@@ -1,11 +1,15 @@
-"""An outbound-only network: public subnets, no NAT gateway, no inbound rule."""
+"""NetworkStack: the outbound-only network of all training stacks of an account and region.
+
+An account has five VPCs in a region unless it asks for more. With -c vpc= there is no such stack.
+"""
 
 from collections.abc import Sequence
+from typing import Any
 
-from aws_cdk import RemovalPolicy
+from aws_cdk import RemovalPolicy, Stack
 from aws_cdk import aws_ec2 as ec2
 from aws_cdk import aws_logs as logs
-from constructs import Construct, DependencyGroup, IDependable
+from constructs import Construct
 
 # Without an account, CloudFormation picks the zones; every region has at least two.
 NUM_ZONES_BY_DEFAULT = 2
@@ -19,8 +23,6 @@ class Network(Construct):
     """
 
     vpc: ec2.Vpc
-    security_group: ec2.SecurityGroup
-    route: IDependable
 
     def __init__(self, scope: Construct, construct_id: str, *, zones: Sequence[str]) -> None:
         super().__init__(scope, construct_id)
@@ -38,10 +40,7 @@ class Network(Construct):
             # CDK would do it by a custom resource; nothing here uses the default group.
             restrict_default_security_group=False,
         )
-        endpoint = self.vpc.add_gateway_endpoint("S3", service=ec2.GatewayVpcEndpointAwsService.S3)
-        # vpc.internet_connectivity_established covers only the gateway (aws-cdk-lib 2.275); each
-        # subnet construct contains its route table, the association and the default route.
-        self.route = DependencyGroup(*self.vpc.public_subnets, endpoint)
+        self.vpc.add_gateway_endpoint("S3", service=ec2.GatewayVpcEndpointAwsService.S3)
         self.vpc.add_flow_log(
             "FlowLog",
             destination=ec2.FlowLogDestination.to_cloud_watch_logs(
@@ -53,10 +52,20 @@ class Network(Construct):
                 )
             ),
         )
-        self.security_group = ec2.SecurityGroup(
-            self,
-            "InstanceSecurityGroup",
-            vpc=self.vpc,
-            description="Training instances: outbound only, reached through Session Manager",
-            allow_all_outbound=True,
+
+
+class NetworkStack(Stack):
+    """Exports its VPC and subnets, always: so no training stack's change is locked by another."""
+
+    vpc_id: str
+    subnet_ids: list[str]
+
+    def __init__(
+        self, scope: Construct, construct_id: str, *, zones: Sequence[str], **kwargs: Any
+    ) -> None:
+        super().__init__(
+            scope, construct_id, description="The network that training stacks share.", **kwargs
         )
+        vpc = Network(self, "Network", zones=zones).vpc
+        self.vpc_id = self.export_value(vpc.vpc_id)
+        self.subnet_ids = [self.export_value(each.subnet_id) for each in vpc.public_subnets]

@@ -16,7 +16,6 @@ from typing import Any
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "architecture.md"
-STACKS = ("TrainingStack", "DatasetStack")
 INTRODUCTION = """# Architecture
 
 What `cdk.json`'s defaults provision, generated from the templates by `python -m stacks.picture`.
@@ -27,9 +26,9 @@ would be a cycle in the template.
 CAPTIONS = {
     "DatasetBucket": "datasets with their manifests",
     "RunBucket": "heads, checkpoints, receipts",
-    "Network": "public subnets, nothing inbound",
+    "Network": "public subnets, shared by all runs",
     "InstanceRole": "what an instance may do",
-    "LaunchTemplate": "image, volumes, user data",
+    "LaunchTemplate": "image, volumes, user data, no way in",
     "FleetRole": "lets EC2 start instances",
     "Fleet": "keeps one GPU instance on Spot",
     "Guard": "stops a run that no longer pays",
@@ -97,7 +96,7 @@ def draw(resources: Mapping[str, Resource]) -> str:
         counter = types.setdefault(construct_of(resource), Counter())
         counter[resource["Type"].removeprefix("AWS::")] += 1
     lines = ["flowchart LR"]
-    for stack in STACKS:
+    for stack in dict.fromkeys(owner for owner, _ in sorted(types, reverse=True)):
         names = [name for owner, name in sorted(types) if owner == stack]
         lines.append(f"    subgraph {stack}")
         lines += [f'        {name}["<b>{name}</b><br/>{CAPTIONS[name]}"]' for name in names]
@@ -115,11 +114,10 @@ def draw(resources: Mapping[str, Resource]) -> str:
 
 
 def read_resources(assembly: Path) -> dict[str, Resource]:
-    """Return the resources of both templates; their logical ids do not collide."""
-    templates = [assembly / f"{stack}.template.json" for stack in STACKS]
+    """Return the resources of all templates; their logical ids do not collide."""
     return {
         logical_id: resource
-        for path in templates
+        for path in sorted(assembly.glob("*.template.json"), reverse=True)
         for logical_id, resource in json.loads(path.read_text())["Resources"].items()
     }
 

@@ -1,5 +1,6 @@
 """TrainingStack: one run's fleet and everything around it. Disposable: S3 has all that is kept."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,6 @@ from stacks.launch_template import TrainingLaunchTemplate
 from stacks.monitoring.alarms import TrainingAlarms
 from stacks.monitoring.dashboard import TrainingDashboard
 from stacks.monitoring.metrics import RunMetrics
-from stacks.network import Network
 from stacks.parameters import StackParameters
 from stacks.plan import annotate, epoch_seconds, limits, offered, prediction
 from stacks.program_source import write_source
@@ -43,6 +43,8 @@ class TrainingStack(Stack):
         dataset_bucket_name: str,
         run_bucket_name: str,
         key_arn: str,
+        vpc_id: str,
+        subnet_ids: Sequence[str],
         first_boot: str,
         wheels: Path | None = None,
         **kwargs: Any,
@@ -65,8 +67,7 @@ class TrainingStack(Stack):
             force_dynamic_reference=True,
         )
         data = self._data(dataset_bucket_name, run_bucket_name, key_arn)
-        network = Network(self, "Network", zones=parameters.zones)
-        role, template = self._machine(data, network, wheels, first_boot)
+        role, template = self._machine(data, vpc_id, wheels, first_boot)
         topic = TrainingTopic(
             self, "Notifications", email=parameters.alarm.email, key=data.key
         ).topic
@@ -80,7 +81,7 @@ class TrainingStack(Stack):
             fleet_parameter=self._fleet_parameter,
             topic=topic,
         )
-        fleet = self._fleet(network, role, template, guard, topic)
+        fleet = self._fleet(subnet_ids, role, template, guard, topic)
         self._watch(fleet, guard, topic)
         outputs = {
             "DatasetUri": data.dataset_uri,
@@ -112,7 +113,7 @@ class TrainingStack(Stack):
         )
 
     def _machine(
-        self, data: RunData, network: Network, wheels: Path | None, first_boot: str
+        self, data: RunData, vpc_id: str, wheels: Path | None, first_boot: str
     ) -> tuple[InstanceRole, TrainingLaunchTemplate]:
         """Create the instances' role and launch template."""
         bundle = CodeBundle(
@@ -151,7 +152,7 @@ class TrainingStack(Stack):
             "LaunchTemplate",
             parameters=self._parameters,
             role=role.role,
-            security_group=network.security_group,
+            vpc_id=vpc_id,
             key=data.key,
             user_data=user_data.render(run_env, first_boot),
         )
@@ -163,7 +164,7 @@ class TrainingStack(Stack):
 
     def _fleet(
         self,
-        network: Network,
+        subnet_ids: Sequence[str],
         role: InstanceRole,
         template: TrainingLaunchTemplate,
         guard: Guard,
@@ -175,14 +176,14 @@ class TrainingStack(Stack):
             "Fleet",
             parameters=self._parameters,
             launch_template=template.template,
-            subnets=network.vpc.public_subnets,
+            subnet_ids=subnet_ids,
             role=FleetRole(self, "FleetRole").role,
             parameter_name=self._parameter_name,
         )
         # A Spot fleet refers only to subnets and roles: without these dependencies its first
-        # instance could boot before its route, its permissions or the Guard exist.
+        # instance could boot before its permissions or the Guard exist.
         events = InstanceEvents(self, "InstanceEvents", guard=guard.function)
-        fleet.node.add_dependency(network.route, role, guard, events)
+        fleet.node.add_dependency(role, guard, events)
         FleetEvents(
             self, "FleetEvents", fleet_arn=fleet.fleet_arn, topic=topic, guard=guard.function
         )

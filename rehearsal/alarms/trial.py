@@ -48,7 +48,7 @@ def read_alarms(template: Mapping[str, Any]) -> dict[str, Alarm]:
 def play(template: Mapping[str, Any], scenario: Scenario) -> Stream:
     """Return a scenario's metrics as the template's stack, fleet and Guard would publish them."""
     stream = Stream(
-        stack="TrainingStack",
+        stack=_stack_name(template),
         fleet=_logical_id(template, "AWS::EC2::SpotFleet"),
         guard=_logical_id(template, "AWS::Lambda::Function"),
         clock=_logical_id(template, "AWS::Events::Rule", "ScheduleExpression"),
@@ -56,6 +56,12 @@ def play(template: Mapping[str, Any], scenario: Scenario) -> Stream:
     scenario(stream)
     stream.without_fleet(EXTRA_MINUTES)
     return stream
+
+
+def _stack_name(template: Mapping[str, Any]) -> str:
+    """Return the name of a template's stack, which its fleet's parameter begins with."""
+    parameter = template["Resources"][_logical_id(template, "AWS::SSM::Parameter")]
+    return str(parameter["Properties"]["Name"]).split("/")[1]
 
 
 def first_alarm(alarm: Alarm, stream: Stream) -> int | None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from contract.keys import HEAD
 from rehearsal.aws.event_bus import EventBus
 from rehearsal.drill.children import run_cdk
-from rehearsal.drill.deployment import DeployedStacks, synth_arguments
+from rehearsal.drill.deployment import DATASET, DeployedStacks, synth_arguments
 from rehearsal.drill.fleet import BootableMachine, Fleet, RehearsalFailed, RunningInstance
 from rehearsal.drill.interruptions import Drill, PlannedInterruption
 from rehearsal.drill.program import RehearsedProgram
@@ -93,12 +93,12 @@ class Demo:
             "train.lease_ttl_seconds": f"{options.lease_ttl_seconds:g}",
         }
         run_cdk(stacks.children, "cdk synth", *synth_arguments(assembly, context))
-        stacks.deploy(assembly, "DatasetStack")
+        stacks.deploy(assembly, DATASET)
         if making is not None:
             making.expect()
         stacks.upload(self.trained.dataset)
         stacks.aws.capacity.notice_seconds = options.notice_seconds
-        stacks.deploy(assembly, "TrainingStack")
+        stacks.deploy(assembly, stacks.training)
 
     def _is_over(self, fleet: Fleet, run: Files) -> bool:
         if not fleet.is_over():

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import psutil
 
+from contract.run_env import training_stack
 from rehearsal.aws import EmbeddedAws
 from rehearsal.aws.event_bus import EventBus
 from rehearsal.drill.children import Child, Children, run_cdk
@@ -22,19 +23,23 @@ from rehearsal.machines.nspawn.host import NspawnHost
 from rehearsal.machines.quirks import Quirks
 
 REPOSITORY = Path(__file__).parents[2]
-STACKS = ("DatasetStack", "TrainingStack")
+DATASET, NETWORK = "DatasetStack", "NetworkStack"
 # EC2 gives 120 s and the interruption handler polls every 2 s; a shorter notice keeps the ratio.
 NOTICE_SECONDS, HANDLER_POLL_SECONDS = 120.0, 2.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DeployedStacks:
-    """One embedded AWS with our stacks in it, or soon; `folder` holds what is made on the way."""
+    """One embedded AWS with our stacks in it, or soon; `folder` holds what is made on the way.
+
+    `training` is the stack of the run; the others are shared by all runs.
+    """
 
     folder: Path
     aws: EmbeddedAws
     children: Children
     nspawn: NspawnHost | None = None  # None: process machines
+    training: str = training_stack()
 
     @property
     def dataset(self) -> Path:
@@ -49,7 +54,7 @@ class DeployedStacks:
 
     def upload(self, name: str) -> None:
         """Upload the dataset to the deployed bucket, under this name."""
-        bucket = self.output("DatasetStack", "DatasetBucketName")
+        bucket = self.output(DATASET, "DatasetBucketName")
         self.start_python(
             "upload",
             *("-m", "training", "data", "upload", str(self.dataset)),
@@ -67,11 +72,12 @@ class DeployedStacks:
 
     def check_resources(self) -> dict[str, int]:
         """Count the deployed resources by type; raise if a service does not know one."""
-        missing = self.aws.missing_resources(list(STACKS))
+        stacks = [DATASET, NETWORK, self.training]
+        missing = self.aws.missing_resources(stacks)
         if missing:
             raise RehearsalFailed(f"deployed, but missing: {', '.join(missing)}")
         counts: dict[str, int] = {}
-        for stack in STACKS:
+        for stack in stacks:
             found = self.aws.client("cloudformation").describe_stack_resources(StackName=stack)
             for resource in found["StackResources"]:
                 kind = resource["ResourceType"]
@@ -86,7 +92,7 @@ class DeployedStacks:
         say: Callable[[str], None],
     ) -> Fleet:
         """Return the fleet that is deployed now."""
-        found = self.aws.client("ssm").get_parameter(Name="/TrainingStack/fleet-id")
+        found = self.aws.client("ssm").get_parameter(Name=f"/{self.training}/fleet-id")
         identifier = str(found["Parameter"]["Value"])
         where = f"{self.aws.region}:{self.aws.account}"
         arn = f"arn:aws:ec2:{where}:spot-fleet-request/{identifier}"
@@ -94,7 +100,7 @@ class DeployedStacks:
 
     def run_files(self) -> BucketFiles:
         """Return the files of the run that is deployed now."""
-        return bucket_files(self.aws.client("s3"), self.output("TrainingStack", "RunUri"))
+        return bucket_files(self.aws.client("s3"), self.output(self.training, "RunUri"))
 
     def machine(
         self, instance: RunningInstance, folder: Path, notice_seconds: float, quirks: Quirks

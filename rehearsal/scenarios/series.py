@@ -9,7 +9,7 @@ from rich.table import Table
 
 from contract.keys import RECEIPT
 from rehearsal.drill.children import Child, ChildFailed
-from rehearsal.drill.deployment import DeployedStacks, synth_arguments
+from rehearsal.drill.deployment import DATASET, DeployedStacks, synth_arguments
 from rehearsal.drill.fleet import RehearsalFailed
 from rehearsal.drill.run_files import FolderFiles
 from rehearsal.drill.workload import RehearsedWorkload
@@ -66,7 +66,7 @@ class DrillSeries:
         making = WORKLOAD.make_data(self.stacks)
         self.stacks.bootstrap()
         synthesis.expect()
-        self.stacks.deploy(self._assembly(0), "DatasetStack")
+        self.stacks.deploy(self._assembly(0), DATASET)
         if making is not None:
             making.expect()
         self.stacks.upload(WORKLOAD.dataset)

@@ -63,7 +63,7 @@ class ScenarioTrial:
         aws.capacity.reset()
         aws.capacity.follow(self.scenario.capacity)
         aws.faults.begin(self.scenario.faults)
-        self.stacks.deploy(assembly, "TrainingStack")
+        self.stacks.deploy(assembly, self.stacks.training)
         bus = EventBus(
             aws=aws,
             code_folder=self.folder / "functions",
@@ -146,7 +146,7 @@ class ScenarioTrial:
             assembly = self.folder / f"cdk.out-{self.done}"
             context = {**self.context, **action.parameters}
             run_cdk(self.stacks.children, "cdk synth", *synth_arguments(assembly, context))
-            self.stacks.deploy(assembly, "TrainingStack")
+            self.stacks.deploy(assembly, self.stacks.training)
 
     def _do_to_machine(self, action: Action, life: MachineLife) -> None:
         if action.do == "execute":

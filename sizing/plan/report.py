@@ -302,7 +302,7 @@ def one_line(plan: Plan) -> str:
         f"{duration(work.seconds_high)} as like runs; {work.memory.need:,.0f} of "
         f"{plan.inputs.instance.gpu_memory_mib:,} MiB GPU memory; bound by {work.main.bound_by}; "
         f"a checkpoint takes {plan.notice.total:.0f} of {plan.notice.budget:.0f} s of the notice "
-        f"(modelled, prices of {request.prices.region}; details: TrainingStack.plan.json)"
+        f"(modelled, prices of {request.prices.region}; details: STACK.plan.json)"
     )
 
 

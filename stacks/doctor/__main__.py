@@ -13,7 +13,7 @@ from typing import Any
 
 from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError
 
-from stacks.doctor import capacity, deployment
+from stacks.doctor import capacity, deployment, network
 from stacks.doctor.account import (
     Check,
     DeployTarget,
@@ -35,7 +35,7 @@ CHECKS: Mapping[str, Check] = {
     "spot capacity": capacity.capacity_is_likely,
     "image": capacity.image_resolves,
     "key": deployment.key_can_be_used,
-    "network": capacity.vpc_quota_suffices,
+    "network": network.network_can_be_used,
     "stack": deployment.stacks_can_be_deployed,
     "dataset": deployment.dataset_is_uploaded,
     "alarm e-mail": deployment.alarm_email_is_confirmed,

@@ -13,7 +13,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 from stacks.parameters import StackParameters
 
 State = Literal["ok", "warning", "problem"]
-STACKS = ("DatasetStack", "TrainingStack")
+DATASET, NETWORK = "DatasetStack", "NetworkStack"
 _NO_ACCESS = ("AccessDenied", "AccessDeniedException", "UnauthorizedOperation")
 
 
@@ -42,9 +42,15 @@ class DeployTarget:
     options: str = ""
     _stacks: dict[str, dict[str, Any] | None] = field(default_factory=dict)
 
-    def deploy(self, stack: str = "TrainingStack") -> str:
+    @property
+    def stacks(self) -> tuple[str, ...]:
+        """The names of the stacks that a deploy brings."""
+        network = () if self.parameters.vpc else (NETWORK,)
+        return (DATASET, *network, self.parameters.stack_name)
+
+    def deploy(self, stack: str = "") -> str:
         """Return the deploy command with the same `-c` options."""
-        return f"npx cdk deploy {stack}{self.options}"
+        return f"npx cdk deploy {stack or self.parameters.stack_name}{self.options}"
 
     def stack(self, name: str) -> dict[str, Any] | None:
         """Return a deployed stack's description; None if it is not deployed."""

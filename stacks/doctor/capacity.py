@@ -9,7 +9,7 @@ from botocore.exceptions import ClientError
 
 from sizing import catalogue
 from stacks.doctor.account import DeployTarget, Diagnosis, ok, problem, warning
-from stacks.network import NUM_ZONES_BY_DEFAULT
+from stacks.doctor.network import zones_of_subnets
 from stacks.parameters.checks import MIN_UBUNTU, ROOT_DEVICE_NAME
 
 # On-demand quotas by the Spot quota of the same families (aws service-quotas list-service-quotas).
@@ -25,8 +25,6 @@ _SERVICE_ROLES = {
 }
 # GetSpotPlacementScores: from 1 (unlikely) to 10; below this, a run waits for its instance.
 _LOW_SCORE = 4
-# VPCs per region; five unless raised.
-_VPC_QUOTA = "L-F678F1CE"
 
 
 def size_is_offered(target: DeployTarget) -> Iterator[Diagnosis]:
@@ -53,8 +51,7 @@ def size_is_offered(target: DeployTarget) -> Iterator[Diagnosis]:
             Filters=[{"Name": "zone-type", "Values": ["availability-zone"]}]
         )["AvailabilityZones"]
     )
-    # Without `zones` CloudFormation takes the first ones of Fn::GetAZs.
-    used = list(p.zones) or available[:NUM_ZONES_BY_DEFAULT]
+    used = zones_of_subnets(target, available)
     useless = [zone for zone in used if zone not in offered]
     better = f"-c zones={','.join(offered[: max(2, len(used))])}"
     what = f"{p.size} is offered in {', '.join(offered)}; the subnets are in {', '.join(used)}"
@@ -94,19 +91,41 @@ def _quota(target: DeployTarget, code: str, capacity: int) -> Diagnosis:
         # An account whose value was never changed has only AWS's default.
         value = quotas.get_aws_default_service_quota(**which)["Quota"]["Value"]
     needed = p.instance.vcpus * capacity
+    used = _vcpus_in_use(target, code)
     what = f"{code} is {value:g} vCPUs; {capacity} x {p.size} needs {needed}"
+    what += f", and other machines of the account have {used}" if used else ""
     # While a fleet is replaced, both the old and the new one run.
     fix = (
         "aws service-quotas request-service-quota-increase --service-code ec2 "
-        f"--quota-code {code} --desired-value {2 * needed} --region {target.region}"
+        f"--quota-code {code} --desired-value {used + 2 * needed} --region {target.region}"
     )
     if value < needed:
         return problem(what=what, fix=fix)
+    if value < used + needed:
+        return warning(what=f"{what}: the run waits for one of them to end", fix=fix)
     too_large = [size for size in p.sizes if catalogue.find(size).vcpus * capacity > value]
     if too_large:
         what += f"; too low for the alternates {', '.join(too_large)}"
         return warning(what=what, fix=fix)
     return ok(what=what)
+
+
+def _vcpus_in_use(target: DeployTarget, code: str) -> int:
+    """Return the vCPUs of the machines of other stacks that count against a quota."""
+    live = {"Name": "instance-state-name", "Values": ["pending", "running"]}
+    pages = target.client("ec2").get_paginator("describe_instances").paginate(Filters=[live])
+    used = 0
+    for each in (
+        one for page in pages for some in page["Reservations"] for one in some["Instances"]
+    ):
+        size = catalogue.instances().get(each["InstanceType"])
+        tags = {tag["Key"]: tag["Value"] for tag in each.get("Tags", [])}
+        if size is None or tags.get("Stack") == target.parameters.stack_name:
+            continue
+        spot = size.spot_quota_code
+        is_spot = each.get("InstanceLifecycle") == "spot"
+        used += size.vcpus * (code == (spot if is_spot else _ON_DEMAND_QUOTA.get(spot)))
+    return used
 
 
 def service_roles_exist(target: DeployTarget) -> Iterator[Diagnosis]:
@@ -200,9 +219,8 @@ def capacity_is_likely(target: DeployTarget) -> Iterator[Diagnosis]:
         each["ZoneId"]: each["ZoneName"]
         for each in ec2.describe_availability_zones()["AvailabilityZones"]
     }
-    # Without `zones`, the subnets are in the account's first ones.
     named = {zones.get(each.get("AvailabilityZoneId", ""), "?"): each["Score"] for each in scores}
-    used = list(p.zones) or sorted(zones.values())[:NUM_ZONES_BY_DEFAULT]
+    used = zones_of_subnets(target, sorted(zones.values()))
     here = {zone: score for zone, score in named.items() if zone in used}
     best = sorted(named, key=lambda zone: (-named[zone], zone))
     shown = ", ".join(f"{zone} {named[zone]}" for zone in best[:6]) or "none returned"
@@ -215,22 +233,3 @@ def capacity_is_likely(target: DeployTarget) -> Iterator[Diagnosis]:
         fix = f"{target.deploy()} -c zones={','.join(sorted(best[:2]))}"
     what += f"; low in the subnets' zones ({', '.join(used)})"
     yield warning(what=what, fix=fix)
-
-
-def vpc_quota_suffices(target: DeployTarget) -> Iterator[Diagnosis]:
-    """Check that the VPC quota allows one more, unless the stack is deployed already."""
-    if target.stack("TrainingStack"):
-        return
-    number = len(target.client("ec2").describe_vpcs()["Vpcs"])
-    quota = target.client("service-quotas").get_service_quota(
-        ServiceCode="vpc", QuotaCode=_VPC_QUOTA
-    )["Quota"]["Value"]
-    what = f"{number} of {quota:g} VPCs are in use in {target.region}"
-    if number < quota:
-        yield ok(what=what)
-        return
-    fix = (
-        f"aws service-quotas request-service-quota-increase --service-code vpc --quota-code "
-        f"{_VPC_QUOTA} --desired-value {number + 2} --region {target.region}"
-    )
-    yield problem(what=what, fix=fix)

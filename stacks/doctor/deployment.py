@@ -7,7 +7,7 @@ from botocore.exceptions import ClientError
 
 from contract.keys import MANIFEST
 from stacks.data_key import SERVICE_LINKED_ROLES
-from stacks.doctor.account import STACKS, DeployTarget, Diagnosis, ok, problem, warning
+from stacks.doctor.account import DATASET, DeployTarget, Diagnosis, ok, problem, warning
 from stacks.parameters.checks import VOLUME_PER_DATASET
 from stacks.parameters.context import CDK_JSON
 
@@ -44,7 +44,7 @@ def is_bootstrapped(target: DeployTarget) -> Iterator[Diagnosis]:
 
 def stacks_can_be_deployed(target: DeployTarget) -> Iterator[Diagnosis]:
     """Check that no stack is in a state that blocks a deploy."""
-    for name in STACKS:
+    for name in target.stacks:
         status = (target.stack(name) or {}).get("StackStatus", "")
         call = what = ""
         if status in ("ROLLBACK_COMPLETE", "ROLLBACK_FAILED", "DELETE_FAILED"):
@@ -65,10 +65,10 @@ def stacks_can_be_deployed(target: DeployTarget) -> Iterator[Diagnosis]:
 def dataset_is_uploaded(target: DeployTarget) -> Iterator[Diagnosis]:
     """Check that the manifest is in the bucket, in this region, and its files fit the volume."""
     p = target.parameters
-    bucket = p.dataset_bucket or target.output("DatasetStack", "DatasetBucketName")
+    bucket = p.dataset_bucket or target.output(DATASET, "DatasetBucketName")
     if not bucket:
-        what = "DatasetStack is not deployed; the instance would wait for the manifest"
-        yield problem(what=what, fix=target.deploy("DatasetStack"))
+        what = f"{DATASET} is not deployed; the instance would wait for the manifest"
+        yield problem(what=what, fix=target.deploy(DATASET))
         return
     s3, key = target.client("s3"), f"{p.dataset}/{MANIFEST}"
     uri = f"s3://{bucket}/{p.dataset}"
@@ -108,10 +108,10 @@ def dataset_is_uploaded(target: DeployTarget) -> Iterator[Diagnosis]:
 def alarm_email_is_confirmed(target: DeployTarget) -> Iterator[Diagnosis]:
     """Check that someone gets the alarms: a confirmed e-mail address."""
     p = target.parameters
-    topic = target.output("TrainingStack", "TopicArn")
+    topic = target.output(p.stack_name, "TopicArn")
     if topic is None:
         if p.alarm.email:
-            what = f"{p.alarm.email} gets a confirmation e-mail once TrainingStack is deployed"
+            what = f"{p.alarm.email} gets a confirmation e-mail once {p.stack_name} is deployed"
             yield ok(what=what)
         else:
             what = "alarm.email is empty: nobody is notified when a run fails"

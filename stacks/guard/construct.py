@@ -200,8 +200,9 @@ class Guard(Construct):
 
 
 def _storage_usd_per_hour(parameters: StackParameters) -> float:
-    """Return what a machine's volumes and its public address cost."""
-    data, usd = parameters.data_volume, service_prices.PUBLIC_IPV4_USD_PER_HOUR
+    """Return what a machine's volumes cost, and its public address, if it has one."""
+    data = parameters.data_volume
+    usd = 0.0 if parameters.vpc else service_prices.PUBLIC_IPV4_USD_PER_HOUR
     usd += service_prices.gp3_usd_per_hour(parameters.root_volume.gib, 0, 0)
     if parameters.data_on == "ebs":
         usd += service_prices.gp3_usd_per_hour(data.gib, data.iops, data.mib_per_second)

@@ -11,7 +11,7 @@ from typing import Any
 from sizing import catalogue
 from sizing.models.footprints import NotMeasuredError
 from sizing.plan.plan import Plan
-from stacks.parameters import checks, protection
+from stacks.parameters import account, checks, protection
 from stacks.parameters.context import (
     LEFT_OPEN,
     defaults,
@@ -21,11 +21,12 @@ from stacks.parameters.context import (
     refuse_unknown_names,
 )
 from stacks.parameters.decisions import DECISIONS, PLANNED, check_limits, plan_run, with_limits
-from stacks.parameters.fields import GROUPS, ParameterFields
+from stacks.parameters.fields import GROUPS, OPEN_GROUPS, ParameterFields
 from stacks.parameters.programs import check_program, workload_of_program
 
 # Of everything but limits, which a plan of checked parameters decides.
 CHECKS = (
+    account.check_name,
     checks.check_names,
     check_program,
     checks.check_size,
@@ -36,6 +37,8 @@ CHECKS = (
     checks.check_alarms,
     protection.check_kept,
     protection.check_review,
+    account.check_network,
+    account.check_tags,
     # Last: it imports torch, in another process.
     checks.check_own_workload,
 )
@@ -82,7 +85,7 @@ class StackParameters(ParameterFields):
 
 def _nested(values: Mapping[str, object]) -> dict[str, Any]:
     """Return the values, parsed, by the fields of ParameterFields."""
-    fields: dict[str, Any] = {name: {} for name in ("train", *GROUPS)}
+    fields: dict[str, Any] = {name: {} for name in (*OPEN_GROUPS, *GROUPS)}
     for name, value in values.items():
         group, _, inner = name.partition(".")
         if inner:

@@ -92,6 +92,8 @@ def page() -> str:
             default = f"{default}: {(decisions[name].__doc__ or '').strip()}"
         meaning = f"{kind.meaning} ({kind.range})" if kind.range else kind.meaning
         rows.append((f"`{name}`", meaning, default, f"`-c {name}={_quoted(kind.example)}`"))
+    meaning = "a tag of everything that takes tags; as many as you like"
+    rows.append(("`tags.KEY`", meaning, "-", "`-c tags.team=vision`"))
     options = []
     for option in OPTIONS.values():
         text = usual.get(f"train.{option.name}", option.default)

@@ -8,12 +8,12 @@ from pathlib import Path
 
 from contract.program import PROGRAM_FILE
 from contract.trainer_options import OPTIONS
-from stacks.parameters.fields import GROUPS, KINDS
+from stacks.parameters.fields import GROUPS, KINDS, OPEN_GROUPS
 
 # In the repository a link to the app's own cdk.json; a wheel has the file.
 CDK_JSON = Path(__file__).parents[1] / "cdk.json"
 # cdk.json's values of parameters that decisions.py decides.
-LEFT_OPEN = ("by-size", "by-workload", "by-manifest", "by-plan")
+LEFT_OPEN = ("by-name", "by-size", "by-workload", "by-manifest", "by-plan")
 # What a name was, and what it is now.
 _OLDER_NAMES = {
     "checkpoints_kept": "train.keep",
@@ -43,10 +43,14 @@ def flatten(context: Mapping[str, object]) -> dict[str, object]:
 
     {"alarm": {"email": ...}} becomes alarm.email, which an alarm.email of its own overrides.
     """
-    # Feature flags start with @, lookups and CLI switches contain a colon.
-    own = {n: value for n, value in context.items() if not n.startswith("@") and ":" not in n}
+    # Feature flags start with @, lookups and CLI switches contain a colon, as a tag's key may.
+    own = {
+        name: value
+        for name, value in context.items()
+        if name.startswith("tags.") or not (name.startswith("@") or ":" in name)
+    }
     flat: dict[str, object] = {}
-    for name in own.keys() & {"train", *GROUPS}:
+    for name in own.keys() & {*OPEN_GROUPS, *GROUPS}:
         values = own.pop(name)
         if not isinstance(values, Mapping):
             raise ValueError(f"{name} is {values!r}; set each with -c {name}.NAME=VALUE")
@@ -58,7 +62,7 @@ def refuse_unknown_names(given: Mapping[str, object]) -> None:
     """Refuse a name that is not a parameter: say what it is now, or suggest the nearest."""
     known = [*KINDS, *(f"train.{option}" for option in OPTIONS)]
     for name, value in given.items():
-        if name in known:
+        if name in known or name.startswith("tags."):
             continue
         if name in _OLDER_NAMES:
             now = _OLDER_NAMES[name]
@@ -76,7 +80,7 @@ def refuse_unknown_names(given: Mapping[str, object]) -> None:
 
 def parse(name: str, value: object) -> object:
     """Turn a context value into a parameter of the type that its field declares."""
-    kind = str if name.startswith("train.") else KINDS[name].type
+    kind = str if name.partition(".")[0] in OPEN_GROUPS else KINDS[name].type
     return _PARSERS[kind](name, value)
 
 
@@ -91,8 +95,8 @@ def parse_int(name: str, value: object) -> int:
 
 def parse_text(name: str, value: object) -> str:
     """Read a string without surrounding white space."""
-    # What cdk.json has as a number is a text to the trainer.
-    if name.startswith("train.") and not isinstance(value, str):
+    # What cdk.json has as a number is a text to the trainer, and in a tag.
+    if name.partition(".")[0] in OPEN_GROUPS and not isinstance(value, str):
         value = json.dumps(value)
     if not isinstance(value, str):
         raise ValueError(f"{name} is {value!r}; use a string")

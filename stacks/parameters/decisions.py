@@ -36,6 +36,11 @@ MAX_HOURS = 8760
 MICRO_BATCH = "micro_batch"
 
 
+def run_id(_: InstanceType, values: Values) -> object:
+    """run-1; with a name, that and -1: no two stacks begin with one run"""
+    return f"{values['name'] or 'run'}-1"
+
+
 def dataset(_: InstanceType, values: Values) -> object:
     """the workload's name; that of a source folder, where there is one"""
     if values["source"]:
@@ -74,6 +79,7 @@ def data_volume_iops(_: InstanceType, values: Values) -> object:
 
 # In this order: the IOPS follow from the throughput.
 DECISIONS: Mapping[str, Callable[[InstanceType, Values], object]] = {
+    "run_id": run_id,
     "dataset": dataset,
     "dataset_gib": dataset_gib,
     "data_volume.mib_per_second": data_volume_mib_per_second,
@@ -106,7 +112,7 @@ def plan_run(p: ParameterFields, region: str = PRICE_REGION) -> Plan:
             dataset=read_manifest(Path(p.dataset_manifest)) if p.dataset_manifest else None,
             prices=PriceBook(region=region),
             # Each pair of zone and size is a Spot pool; without given zones there are two.
-            pools=max(1, len(p.zones) or 2) * len(p.sizes),
+            pools=(len(p.subnets or p.zones) or 2) * len(p.sizes),
             on_demand=p.on_demand_base > 0,
         ),
         footprints_file=footprints_file,

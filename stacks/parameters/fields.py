@@ -9,6 +9,7 @@ from math import inf
 from typing import Any, TypeAlias
 
 from contract.notice import MAX_SECONDS
+from contract.run_env import training_stack
 from contract.trainer_options import OPTIONS
 from sizing import catalogue
 from sizing.catalogue import InstanceType
@@ -19,6 +20,8 @@ GP3_MAX_GIB = 65_536
 MIN_ROOT_GIB = 100
 # Only the options that differ from the trainer's defaults.
 TrainerOptions: TypeAlias = Mapping[str, str]
+# The groups whose names are open: of train the contract knows them, of tags their owner.
+OPEN_GROUPS = ("train", "tags")
 
 
 def _about(meaning: str, example: str, least: float = -inf, most: float = inf) -> Any:
@@ -85,6 +88,7 @@ class ReviewAccess:
 class ParameterFields:
     """All parameters of a deployment, unchecked: build StackParameters instead."""
 
+    name: str = _about("names the stack, so that several stand side by side", "vision")
     size: str = _about("instance size", "g5.xlarge")
     workload: str = _about(
         "what is trained: a known workload, or your own as package.module:NAME", "growth"
@@ -112,6 +116,11 @@ class ParameterFields:
     access_logs: bool = _about("whether S3 logs each access to the buckets", "true")
     kms: str = _about("key of the data: `create`, an ARN, or empty for AWS's own", "create")
     zones: tuple[str, ...] = _about("availability zones; empty: two", "us-east-1a,us-east-1b")
+    vpc: str = _about("an existing VPC, in place of NetworkStack's", "vpc-0123456789abcdef0")
+    subnets: tuple[str, ...] = _about(
+        "its private subnets", "subnet-0123456789abcdef0,subnet-0fedcba9876543210"
+    )
+    tags: Mapping[str, str]
     pytorch_ami_parameter: str = _about(
         "SSM parameter of the image, or its id", "ami-0123456789abcdef0"
     )
@@ -140,6 +149,11 @@ class ParameterFields:
     review: ReviewAccess
 
     @property
+    def stack_name(self) -> str:
+        """The name of the training stack."""
+        return training_stack(self.name)
+
+    @property
     def instance(self) -> InstanceType:
         """The catalogue's record of the requested size."""
         return catalogue.find(self.size)
@@ -164,13 +178,15 @@ class ParameterFields:
         return self.train.get(name, OPTIONS[name].default or "")
 
     def flat(self) -> dict[str, Any]:
-        """Each value by the name that `-c` takes; of the trainer's options those given."""
+        """Each value by the name that `-c` takes; of the open groups what is given."""
         values: dict[str, Any] = {}
         for name in KINDS:
             first, _, rest = name.partition(".")
             value = getattr(self, first)
             values[name] = getattr(value, rest) if rest else value
-        return values | {f"train.{name}": text for name, text in self.train.items()}
+        for group in OPEN_GROUPS:
+            values |= {f"{group}.{key}": text for key, text in getattr(self, group).items()}
+        return values
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -196,7 +212,7 @@ def _kinds() -> Iterator[tuple[str, ParameterKind]]:
         inner = fields(each.type) if is_dataclass(each.type) else ()
         named = [(f"{each.name}.{one.name}", one) for one in inner] or [(each.name, each)]
         for name, one in named:
-            if one.name != "train":
+            if one.name not in OPEN_GROUPS:
                 yield name, ParameterKind(type=one.type, **one.metadata)
 
 

@@ -49,14 +49,18 @@ def unmeasured(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="session")
 def templates(synthesize: Synthesize) -> dict[str, Template]:
-    """Both templates with the defaults of cdk.json."""
+    """All templates with the defaults of cdk.json."""
     return synthesize()
 
 
 @pytest.fixture(scope="session")
 def resources(templates: dict[str, Template]) -> dict[str, Any]:
-    """All resources of both stacks; their logical ids do not collide."""
-    return {**templates["DatasetStack"]["Resources"], **templates["TrainingStack"]["Resources"]}
+    """All resources of all stacks; their logical ids do not collide."""
+    return {
+        name: each
+        for template in templates.values()
+        for name, each in template["Resources"].items()
+    }
 
 
 @pytest.fixture(scope="session")

@@ -42,9 +42,10 @@ def test_synth_needs_no_account(assembly: Path) -> None:
     assert environments == {"aws://unknown-account/unknown-region"}
 
 
-def test_the_training_stack_brings_the_kept_one_first(assembly: Path) -> None:
+def test_the_training_stack_brings_the_shared_ones_first(assembly: Path) -> None:
     artifacts = json.loads((assembly / "manifest.json").read_text())["artifacts"]
-    assert "DatasetStack" in artifacts["TrainingStack"]["dependencies"]
+    # The network as well: an instance that boots before its route exists never gets its code.
+    assert {"DatasetStack", "NetworkStack"} <= set(artifacts["TrainingStack"]["dependencies"])
     assert artifacts["DatasetStack"]["properties"]["terminationProtection"] is True
     assert not artifacts["TrainingStack"]["properties"].get("terminationProtection")
 

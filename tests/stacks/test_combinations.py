@@ -154,6 +154,6 @@ def _check_network_and_types(templates: Any) -> None:
     assert not ways_in & set(types)
     group = only(templates["TrainingStack"], "AWS::EC2::SecurityGroup")
     assert "SecurityGroupIngress" not in group
-    endpoint = only(templates["TrainingStack"], "AWS::EC2::VPCEndpoint")
+    endpoint = only(templates["NetworkStack"], "AWS::EC2::VPCEndpoint")
     assert endpoint["VpcEndpointType"] == "Gateway"
     assert types.count("AWS::EC2::FlowLog") == types.count("AWS::Lambda::Function") == 1

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from tests.stacks.templates import every
+
 ROOT = Path(__file__).parent.parent.parent
 
 # Every wildcard that a policy of these stacks holds, by the policy's role, with its reason.
@@ -352,7 +354,11 @@ def test_the_fleets_events_reach_record_and_guard_and_its_faults_reach_people(
         return found
 
     everything = {"detail-type": None, "detail": None}
-    assert pattern_to("GuardFunction") == pattern_to("FleetEventsLog") == everything
+    assert (
+        pattern_to("GuardFunction")
+        == pattern_to("log-group:/aws/events/TrainingStack")
+        == everything
+    )
     assert pattern_to("NotificationsTopic") == {
         "detail-type": ["EC2 Spot Fleet Error"],
         "detail": {
@@ -382,10 +388,13 @@ def test_the_guard_hears_of_interruptions_and_of_time(resources: dict[str, Any])
     ]
 
 
-def test_eventbridge_may_write_to_the_record(only: Callable[[str], Any]) -> None:
-    document = str(only("AWS::Logs::ResourcePolicy")["PolicyDocument"])
-    assert "events.amazonaws.com" in document
-    assert "FleetEventsLog" in document
+def test_eventbridge_may_write_to_the_record(resources: dict[str, Any]) -> None:
+    """By the group's own policy, of which there is no limit; ten of the others fill a region."""
+    (group,) = [each for each in every(resources, "AWS::Logs::LogGroup") if "LogGroupName" in each]
+    (statement,) = group["ResourcePolicyDocument"]["Statement"]
+    assert "events.amazonaws.com" in statement["Principal"]["Service"]
+    assert str(statement["Resource"]).endswith(f":log-group:{group['LogGroupName']}:*']]}}")
+    assert not every(resources, "AWS::Logs::ResourcePolicy")
 
 
 def test_descriptions_have_no_character_that_ec2_refuses(only: Callable[[str], Any]) -> None:

@@ -47,7 +47,7 @@ def test_a_repository_without_ids_is_trusted_by_its_names_alone() -> None:
     assert subjects("somebody/training") == ["repo:somebody/training:pull_request"]
 
 
-def test_the_role_reads_two_templates_and_nothing_else(resources: dict[str, Any]) -> None:
+def test_the_role_reads_the_templates_and_nothing_else(resources: dict[str, Any]) -> None:
     assert sorted(each["Type"] for each in resources.values()) == [
         "AWS::IAM::Policy",
         "AWS::IAM::Role",
@@ -56,7 +56,8 @@ def test_the_role_reads_two_templates_and_nothing_else(resources: dict[str, Any]
     (statement,) = policy["Properties"]["PolicyDocument"]["Statement"]
     assert statement["Action"] == ["cloudformation:DescribeStacks", "cloudformation:GetTemplate"]
     tails = [each["Fn::Join"][1][-1] for each in statement["Resource"]]
-    assert tails == [":stack/DatasetStack/*", ":stack/TrainingStack/*"]
+    names = ("DatasetStack", "NetworkStack", "TrainingStack")
+    assert tails == [f":stack/{name}/*" for name in names]
 
 
 def test_adopted_buckets_leave_one_template_to_read(synthesize: Callable[..., Any]) -> None:

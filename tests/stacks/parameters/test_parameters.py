@@ -71,7 +71,17 @@ def test_cdks_own_context_is_passed_over() -> None:
     ("name", "value", "sentence"),
     [
         ("sise", "g5.xlarge", "context 'sise' is unknown; did you mean size?"),
-        ("zzzzzz", "1", "context 'zzzzzz' is unknown; known are size, workload"),
+        ("zzzzzz", "1", "context 'zzzzzz' is unknown; known are name, size, workload"),
+        ("name", "1st", "name is '1st'; use a letter, then letters, digits and - (40)"),
+        ("vpc", "vpc-12345678", "vpc is 'vpc-12345678' without subnets; add subnets=subnet-..."),
+        ("subnets", "subnet-12345678", "subnets are subnet-12345678, but of which VPC? add vpc="),
+        ("tags.AWS:x", "1", "tags.AWS:x begins with aws:, which AWS reserves"),
+        ("tags.Stack", "1", "tags.Stack is the stack's own, by which its permissions go; use"),
+        ("tags.my key", "1", "the tag's key is 'my key'; use 1 to 128 letters, digits and _ . :"),
+        ("tags." + "k" * 129, "1", "; use 1 to 128 letters, digits and _ . : = + @ -"),
+        ("tags.team", "a|b", "tags.team is 'a|b'; use at most 256 letters, digits, spaces and"),
+        ("tags", {str(key): "1" for key in range(48)}, "48 tags are given; a resource takes 47"),
+        ("tags", "team", "tags is 'team'; set each with -c tags.NAME=VALUE"),
         ("size", "g5.3xlarge", "size 'g5.3xlarge' is not in the instance catalogue; the nearest"),
         ("size", "t3.large", "size t3.large has no NVIDIA GPU of its own; the smallest"),
         ("size", "g6f.large", "size g6f.large has no NVIDIA GPU of its own"),
@@ -196,11 +206,26 @@ def test_cdks_own_context_is_passed_over() -> None:
         ),
     ],
 )
-def test_fails_in_one_sentence(name: str, value: str, sentence: str) -> None:
+def test_fails_in_one_sentence(name: str, value: object, sentence: str) -> None:
     context = {**defaults(), "size": "g5.xlarge", name: value}
     with pytest.raises(ValueError, match=re.escape(sentence)) as refusal:
         StackParameters.from_context(context)
     assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"vpc": "vpc-1"}, "vpc is 'vpc-1'; use an id like vpc-0123456789abcdef0"),
+        ({"subnets": "subnet-12345678,net"}, "subnets is 'net'; use ids like subnet-01234567"),
+        ({"subnets": "subnet-12345678,subnet-12345678"}, "name each only once"),
+        ({"zones": "us-east-1a"}, "zones are us-east-1a, but the subnets decide them; drop zones"),
+    ],
+)
+def test_fails_for_a_network_that_cannot_be(change: dict[str, str], sentence: str) -> None:
+    given = {"vpc": "vpc-12345678", "subnets": "subnet-12345678", **change}
+    with pytest.raises(ValueError, match=re.escape(sentence)):
+        StackParameters.for_size("g5.xlarge", **given)
 
 
 def test_fails_for_iops_that_the_throughput_needs_more_of() -> None:

@@ -16,7 +16,8 @@ def test_the_table_says_where_each_value_comes_from(capsys: Output) -> None:
     assert main(["g5.2xlarge", "-c", "max_hours=5"]) == 0
     lines = {line.split()[0]: line.split() for line in capsys.readouterr().out.splitlines()}
     assert lines["data_volume.mib_per_second"][1:4] == ["125", "by-size:", "what"]
-    assert lines["run_id"][1:] == ["run-1", "cdk.json"]
+    assert lines["run_id"][1:3] == ["run-1", "by-name:"]
+    assert lines["recipe"][1:] == ["full", "cdk.json"]
     assert lines["max_hours"][1:] == ["5", "requested"]
     assert lines["max_usd"][1:4] == ["7", "by-plan:", "max_hours"]
     source = "sizing/catalogue/instances.csv:"

@@ -1,0 +1,68 @@
+"""Checks of what a stack has in its account with others: its name, its network and its tags."""
+
+import re
+
+from stacks.parameters.checks import check_match, refuse_unless
+from stacks.parameters.fields import ParameterFields
+
+# A run id begins with it, and a stack's name ends with it.
+_STACK = re.compile(r"[A-Za-z][A-Za-z0-9-]{0,39}")
+_VPC = re.compile(r"vpc-([0-9a-f]{8}|[0-9a-f]{17})")
+_SUBNET = re.compile(r"subnet-([0-9a-f]{8}|[0-9a-f]{17})")
+# EC2 refuses an instance whose tags its metadata could not show: keys with a space or a slash.
+_TAG_KEY = re.compile(r"[A-Za-z0-9_.:=+@-]{1,128}")
+_TAG_VALUE = re.compile(r"[\w .:/=+@-]{0,256}")
+# Permissions, metrics and the Guard go by the first two.
+OUR_TAGS = ("Stack", "RunId", "Name")
+# Of one resource; what AWS adds itself (aws:) does not count.
+_MAX_TAGS = 50 - len(OUR_TAGS)
+
+
+def check_name(p: ParameterFields) -> None:
+    """Refuse a name that a stack could not have."""
+    if p.name:
+        check_match("name", p.name, _STACK, "use a letter, then letters, digits and - (40)")
+
+
+def check_network(p: ParameterFields) -> None:
+    """Refuse half of an existing network, and zones that its subnets decide."""
+    if not (p.vpc or p.subnets):
+        return
+    refuse_unless(
+        p.vpc,
+        f"subnets are {', '.join(p.subnets)}, but of which VPC? add vpc=vpc-..., or drop them",
+    )
+    refuse_unless(
+        p.subnets, f"vpc is {p.vpc!r} without subnets; add subnets=subnet-..., its private ones"
+    )
+    check_match("vpc", p.vpc, _VPC, "use an id like vpc-0123456789abcdef0, or nothing")
+    for subnet in p.subnets:
+        check_match("subnets", subnet, _SUBNET, "use ids like subnet-0123456789abcdef0")
+    refuse_unless(
+        len(set(p.subnets)) == len(p.subnets),
+        f"subnets are {', '.join(p.subnets)}; name each only once",
+    )
+    refuse_unless(
+        not p.zones, f"zones are {', '.join(p.zones)}, but the subnets decide them; drop zones"
+    )
+
+
+def check_tags(p: ParameterFields) -> None:
+    """Refuse tags that EC2, S3 or IAM would refuse in mid-deploy, and the stack's own."""
+    for key, value in p.tags.items():
+        refuse_unless(
+            not key.lower().startswith("aws:"), f"tags.{key} begins with aws:, which AWS reserves"
+        )
+        refuse_unless(
+            key not in OUR_TAGS,
+            f"tags.{key} is the stack's own, by which its permissions go; use another key",
+        )
+        advice = "use 1 to 128 letters, digits and _ . : = + @ -"
+        refuse_unless(_TAG_KEY.fullmatch(key), f"the tag's key is {key!r}; {advice}")
+        check_match(
+            f"tags.{key}", value, _TAG_VALUE, "use at most 256 letters, digits, spaces and _.:/=+@-"
+        )
+    refuse_unless(
+        len(p.tags) <= _MAX_TAGS,
+        f"{len(p.tags)} tags are given; a resource takes {_MAX_TAGS} besides {', '.join(OUR_TAGS)}",
+    )

@@ -1,0 +1,103 @@
+"""Many stacks in one account: names of their own, one network, no more than a region allows."""
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from cloudformation.schema import schema_of, tag_property
+from tests.stacks.templates import every, only
+
+VPC = {"vpc": "vpc-0123456789abcdef0", "subnets": "subnet-12345678,subnet-87654321"}
+
+
+@pytest.fixture(scope="module")
+def vision(synthesize: Callable[..., Any]) -> Any:
+    return synthesize(name="vision")
+
+
+def _physical_names(template: Any) -> Iterator[str]:
+    """What a template names itself, where AWS knows a resource by it."""
+    for resource in template["Resources"].values():
+        for pointer in (schema_of(resource["Type"]) or {}).get("primaryIdentifier", []):
+            name = resource.get("Properties", {}).get(pointer.removeprefix("/properties/"))
+            if isinstance(name, str):
+                yield name
+    for output in template["Outputs"].values():
+        if "Export" in output:
+            yield output["Export"]["Name"]
+
+
+def test_two_stacks_share_no_physical_name(templates: Any, vision: Any) -> None:
+    usual, named = templates["TrainingStack"], vision["Training-vision"]
+    names = set(_physical_names(named))
+    assert names == {"/Training-vision/fleet-id", "/aws/events/Training-vision"}
+    assert not names & set(_physical_names(usual))
+    # Nor a metric, a tag or a permission; nor, unless it is asked for, a run.
+    assert "TrainingStack" not in json.dumps(named)
+    assert "Training-vision" not in json.dumps(usual)
+    runs = [each["Outputs"]["RunUri"]["Value"]["Fn::Join"][1][-1] for each in (usual, named)]
+    assert runs == ["/runs/run-1", "/runs/vision-1"]
+
+
+def test_no_run_changes_what_all_share(vision: Any, synthesize: Callable[..., Any]) -> None:
+    another = synthesize(name="audio", size="g6.xlarge", run_id="exp7", target_capacity="0")
+    for stack in ("DatasetStack", "NetworkStack"):
+        assert vision[stack] == another[stack]
+
+
+def test_a_network_is_exported_whether_or_not_a_stack_uses_it(vision: Any) -> None:
+    exported = {
+        output["Value"]["Ref"]
+        for output in vision["NetworkStack"]["Outputs"].values()
+        if "Export" in output
+    }
+    resources = vision["NetworkStack"]["Resources"]
+    types = sorted(resources[name]["Type"] for name in exported)
+    assert types == ["AWS::EC2::Subnet", "AWS::EC2::Subnet", "AWS::EC2::VPC"]
+
+
+def test_tags_reach_everything_that_takes_tags(synthesize: Callable[..., Any]) -> None:
+    """AWS's schemas say what does; a launch template and a fleet tag by specifications."""
+    templates = synthesize(**{"tags.cost:center": "42", "tags.Team": "see and hear"})
+    wanted = {("cost:center", "42"), ("Team", "see and hear")}
+    for stack, template in templates.items():
+        for name, resource in template["Resources"].items():
+            place = tag_property(resource["Type"])
+            if place is None or resource["Type"] == "AWS::EC2::LaunchTemplate":
+                continue
+            tags = resource["Properties"].get(place, [])
+            found = tags.items() if isinstance(tags, dict) else map(_pair, tags)
+            assert wanted <= set(found), (stack, name)
+    template = only(templates["TrainingStack"], "AWS::EC2::LaunchTemplate")
+    fleet = only(templates["TrainingStack"], "AWS::EC2::SpotFleet")
+    specified = [
+        *template["TagSpecifications"],
+        *template["LaunchTemplateData"]["TagSpecifications"],
+        *fleet["SpotFleetRequestConfigData"]["TagSpecifications"],
+    ]
+    kinds = {each["ResourceType"]: set(map(_pair, each["Tags"])) for each in specified}
+    assert kinds.keys() == {"launch-template", "instance", "volume", "spot-fleet-request"}
+    assert all(wanted <= tags for tags in kinds.values())
+
+
+def _pair(tag: dict[str, str]) -> tuple[str, str]:
+    return tag["Key"], tag["Value"]
+
+
+def test_an_existing_network_is_used_without_an_address(synthesize: Callable[..., Any]) -> None:
+    templates = synthesize(**VPC)
+    assert set(templates) == {"DatasetStack", "TrainingStack"}
+    template = templates["TrainingStack"]
+    assert only(template, "AWS::EC2::SecurityGroup")["VpcId"] == VPC["vpc"]
+    config = only(template, "AWS::EC2::SpotFleet")["SpotFleetRequestConfigData"]
+    overrides = config["LaunchTemplateConfigs"][0]["Overrides"]
+    assert {each["SubnetId"] for each in overrides} == set(VPC["subnets"].split(","))
+    costs = [
+        float(guard["Environment"]["Variables"]["STORAGE_USD_PER_HOUR"])
+        for each in (template, synthesize()["TrainingStack"])
+        for guard in every(each, "AWS::Lambda::Function")
+    ]
+    # An address costs half a cent an hour.
+    assert costs[1] - costs[0] == pytest.approx(0.005)
