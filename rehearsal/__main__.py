@@ -9,7 +9,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,6 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from contract.cleared_folder import cleared_folder
 from contract.description import describe
 from contract.errors import EXIT_STOPPED
 from contract.run_env import training_stack
@@ -25,7 +24,12 @@ from rehearsal.alarms.trial import trial_table, try_alarms
 from rehearsal.aws import EmbeddedAws, PortInUse
 from rehearsal.drill.children import ChildFailed, Children, run_cdk
 from rehearsal.drill.demo import Demo
-from rehearsal.drill.deployment import REPOSITORY, DeployedStacks
+from rehearsal.drill.deployment import (
+    REPOSITORY,
+    DeployedStacks,
+    child_environment,
+    embedded_stacks,
+)
 from rehearsal.drill.fleet import RehearsalFailed
 from rehearsal.drill.interruptions import (
     SYNTAX,
@@ -44,9 +48,7 @@ from rehearsal.drill.workload import (
     own_defaults,
 )
 from rehearsal.machines.commands import CommandFailed
-from rehearsal.machines.nspawn.host import nspawn_host
-from rehearsal.machines.nspawn.namespaces import check_host, enter_namespaces
-from rehearsal.machines.nspawn.root_image import root_image
+from rehearsal.scenarios.many import ManyRuns, many_table
 from rehearsal.scenarios.scenario import NSPAWN, PROCESS, Scenario, choose
 from rehearsal.scenarios.series import (
     DrillOutcome,
@@ -71,6 +73,14 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     drill.add_argument("--list", action="store_true", help="show the drills and run none")
     drill.add_argument("--out", type=Path, default=Path("out/drill"), help="default: %(default)s")
     drill.add_argument("--json", action="store_true", help="print the table as JSON")
+    many = commands.add_parser("many", help="many runs side by side, a third of them interrupted")
+    many.add_argument("--runs", type=int, default=20, help="stacks, default: %(default)s")
+    many.add_argument(
+        "--at-once", type=int, default=os.cpu_count(), help="machines, default: one per core"
+    )
+    many.add_argument("--out", type=Path, default=Path("out/many"), help="default: %(default)s")
+    many.add_argument("--json", action="store_true", help="print the table as JSON")
+    many.set_defaults(machine=PROCESS)
     aws = commands.add_parser("aws", help="start the embedded AWS, bootstrapped, until Ctrl-C")
     aws.add_argument(
         "--port", type=int, default=5566, help="0 for a free one, default: %(default)s"
@@ -171,7 +181,13 @@ def main() -> int:
         with lock:
             print(f"[{time.monotonic() - started:6.1f} s] {text}", file=sys.stderr, flush=True)
 
-    commands = {"aws": serve, "alarms": show_alarms, "demo": rehearse, "drill": run_drills}
+    commands = {
+        "aws": serve,
+        "alarms": show_alarms,
+        "demo": rehearse,
+        "drill": run_drills,
+        "many": run_many,
+    }
     with stopped_by_signals():
         try:
             return commands[arguments.command](arguments, say)
@@ -195,7 +211,7 @@ def rehearse(arguments: argparse.Namespace, say: Callable[[str], None]) -> int:
     trained, usual = _what_trains(arguments)
     plan = arguments.interrupt or [parse_interruption(text) for text in usual]
     plan = [] if arguments.no_interruptions else plan
-    with _embedded_aws(arguments, say, say) as stacks:
+    with _embedded(arguments, say, say) as stacks:
         demo = Demo(trained=trained, plan=plan, options=arguments, stacks=stacks, say=say)
         rehearsed = demo.run()
         receipt = make_receipt(rehearsed)
@@ -255,30 +271,11 @@ def _workload(arguments: argparse.Namespace) -> tuple[RehearsedWorkload, Sequenc
     return workload, defaults.interruptions
 
 
-@contextmanager
-def _embedded_aws(
+def _embedded(
     arguments: argparse.Namespace, say: Callable[[str], None], told: Callable[[str], None]
-) -> Iterator[DeployedStacks]:
-    """An embedded AWS for the stacks, its files in --out; `told` gets what programs say."""
-    folder = (REPOSITORY / arguments.out).resolve()
-    image = None
-    if arguments.machine == NSPAWN:
-        check_host()
-        image = root_image(say)
-        enter_namespaces()
-    with ExitStack() as stack:
-        stack.enter_context(cleared_folder(folder))
-        aws = stack.enter_context(EmbeddedAws())
-        environment = child_environment(aws)
-        children = stack.enter_context(
-            Children(say=told, environment=environment, folder=REPOSITORY)
-        )
-        nspawn = None
-        if image is not None:
-            network = folder / "network"
-            host = nspawn_host(image, network, aws.application, aws.region)
-            nspawn = stack.enter_context(host)
-        yield DeployedStacks(folder=folder, aws=aws, children=children, nspawn=nspawn)
+) -> AbstractContextManager[DeployedStacks]:
+    is_nspawn = arguments.machine == NSPAWN
+    return embedded_stacks(arguments.out, is_nspawn=is_nspawn, say=say, told=told)
 
 
 def run_drills(arguments: argparse.Namespace, say: Callable[[str], None]) -> int:
@@ -307,7 +304,7 @@ def _rehearse_drills(
         with (stacks.folder / "cdk.log").open("a", encoding="utf-8") as log:
             print(text, file=log)
 
-    with _embedded_aws(arguments, say, keep) as stacks:
+    with _embedded(arguments, say, keep) as stacks:
         for outcome in DrillSeries(scenarios=scenarios, stacks=stacks, say=say).run():
             outcomes.append(outcome)
             # After each, so that Ctrl-C keeps those before it.
@@ -320,7 +317,33 @@ def _show(records: Sequence[dict[str, Any]], table: Table, *, as_json: bool) -> 
     if as_json:
         print(json.dumps(records, indent=2))
     else:
-        Console(width=None if sys.stdout.isatty() else 160).print(table)
+        _print(table)
+
+
+def _print(table: Table) -> None:
+    Console(width=None if sys.stdout.isatty() else 160).print(table)
+
+
+def run_many(arguments: argparse.Namespace, say: Callable[[str], None]) -> int:
+    """Rehearse many runs in one account; return 1 if one of them breaks a promise."""
+    log = REPOSITORY / arguments.out / "cdk.log"
+
+    def keep(text: str) -> None:
+        with log.open("a", encoding="utf-8") as file:
+            print(text, file=file)
+
+    with _embedded(arguments, say, keep) as stacks:
+        runs = ManyRuns(stacks=stacks, say=say, count=arguments.runs, at_once=arguments.at_once)
+        outcomes, faults = runs.run()
+        records = {"runs": [asdict(each) for each in outcomes], "faults": faults}
+        (stacks.folder / "many.json").write_text(json.dumps(records, indent=2) + "\n")
+    if arguments.json:
+        print(json.dumps(records, indent=2))
+    else:
+        _print(many_table(outcomes))
+    for fault in faults:
+        print(f"rehearsal: broken promise: {fault}", file=sys.stderr)
+    return 1 if faults or any(each.faults for each in outcomes) else 0
 
 
 def serve(arguments: argparse.Namespace, say: Callable[[str], None]) -> int:
@@ -357,16 +380,8 @@ def show_alarms(arguments: argparse.Namespace, say: Callable[[str], None]) -> in
     if arguments.json:
         print(json.dumps([asdict(trial) for trial in trials], indent=2))
     else:
-        Console(width=None if sys.stdout.isatty() else 160).print(trial_table(trials))
+        _print(trial_table(trials))
     return 0 if all(trial.is_passed for trial in trials) else 1
-
-
-def child_environment(aws: EmbeddedAws) -> dict[str, str]:
-    """Return our environment, with the embedded AWS and the virtual environment's node and cdk."""
-    # Runs and machines share the cores: a thread that spins keeps the one it waits for from them.
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
-    path = os.pathsep.join([str(Path(sys.prefix) / "bin"), os.environ.get("PATH", os.defpath)])
-    return {"OMP_WAIT_POLICY": "passive", **kept, **aws.environment(), "PATH": path}
 
 
 if __name__ == "__main__":

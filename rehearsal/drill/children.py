@@ -111,9 +111,16 @@ def run_cdk(children: Children, name: str, *arguments: str) -> None:
     """Run one CLI command and wait for it; ChildFailed has its last lines."""
     children.say(f"{name} ...")
     started = time.monotonic()
-    command = ["npx", "--no-install", "cdk", *arguments, "--ci", "--no-color"]
-    children.start(name, command, relayed=_is_news).expect()
+    start_cdk(children, name, *arguments, relayed=_is_news).expect()
     children.say(f"{name}: {time.monotonic() - started:.1f} s")
+
+
+def start_cdk(
+    children: Children, name: str, *arguments: str, relayed: Callable[[str], bool] = lambda _: False
+) -> Child:
+    """Start one CLI command; do not wait."""
+    command = ["npx", "--no-install", "cdk", *arguments, "--ci", "--no-color"]
+    return children.start(name, command, relayed=relayed)
 
 
 def _is_news(line: str) -> bool:

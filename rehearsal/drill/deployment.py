@@ -4,13 +4,16 @@ What a rehearsal needs before its first machine boots: bootstrap, synth, deploy,
 """
 
 import contextlib
+import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
+from contract.cleared_folder import cleared_folder
 from contract.run_env import training_stack
 from rehearsal.aws import EmbeddedAws
 from rehearsal.aws.event_bus import EventBus
@@ -19,7 +22,9 @@ from rehearsal.drill.fleet import BootableMachine, Fleet, RehearsalFailed, Runni
 from rehearsal.drill.run_files import BucketFiles, bucket_files
 from rehearsal.machines import ProcessMachine
 from rehearsal.machines.metadata import MetadataServer
-from rehearsal.machines.nspawn.host import NspawnHost
+from rehearsal.machines.nspawn.host import NspawnHost, nspawn_host
+from rehearsal.machines.nspawn.namespaces import check_host, enter_namespaces
+from rehearsal.machines.nspawn.root_image import root_image
 from rehearsal.machines.quirks import Quirks
 
 REPOSITORY = Path(__file__).parents[2]
@@ -63,12 +68,7 @@ class DeployedStacks:
 
     def deploy(self, assembly: Path, stack: str) -> None:
         """Deploy one stack of a synthesized assembly."""
-        run_cdk(
-            self.children,
-            f"cdk deploy {stack}",
-            *("deploy", "--app", str(assembly), "--require-approval", "never"),
-            *("--progress", "events", stack),
-        )
+        run_cdk(self.children, f"cdk deploy {stack}", *deploy_arguments(assembly, stack))
 
     def check_resources(self) -> dict[str, int]:
         """Count the deployed resources by type; raise if a service does not know one."""
@@ -170,7 +170,47 @@ def processes_below(folder: Path) -> list[psutil.Process]:
     return found
 
 
+def deploy_arguments(assembly: Path, stack: str) -> list[str]:
+    """Return the CLI's arguments to deploy one stack of an assembly, what it needs first."""
+    words = ["deploy", "--app", str(assembly), "--require-approval", "never"]
+    return [*words, "--progress", "events", stack]
+
+
 def synth_arguments(assembly: Path, context: Mapping[str, str]) -> list[str]:
     """Return the CLI's arguments to synthesize the app with this context."""
     options = [word for name, value in context.items() for word in ("-c", f"{name}={value}")]
     return ["synth", "--quiet", "--output", str(assembly), *options]
+
+
+@contextmanager
+def embedded_stacks(
+    out: Path, *, is_nspawn: bool, say: Callable[[str], None], told: Callable[[str], None]
+) -> Iterator[DeployedStacks]:
+    """An embedded AWS for the stacks, its files in `out`; `told` gets what programs say."""
+    folder = (REPOSITORY / out).resolve()
+    image = None
+    if is_nspawn:
+        check_host()
+        image = root_image(say)
+        enter_namespaces()
+    with ExitStack() as stack:
+        stack.enter_context(cleared_folder(folder))
+        aws = stack.enter_context(EmbeddedAws())
+        environment = child_environment(aws)
+        children = stack.enter_context(
+            Children(say=told, environment=environment, folder=REPOSITORY)
+        )
+        nspawn = None
+        if image is not None:
+            network = folder / "network"
+            host = nspawn_host(image, network, aws.application, aws.region)
+            nspawn = stack.enter_context(host)
+        yield DeployedStacks(folder=folder, aws=aws, children=children, nspawn=nspawn)
+
+
+def child_environment(aws: EmbeddedAws) -> dict[str, str]:
+    """Return our environment, with the embedded AWS and the virtual environment's node and cdk."""
+    # Runs and machines share the cores: a thread that spins keeps the one it waits for from them.
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
+    path = os.pathsep.join([str(Path(sys.prefix) / "bin"), os.environ.get("PATH", os.defpath)])
+    return {"OMP_WAIT_POLICY": "passive", **kept, **aws.environment(), "PATH": path}

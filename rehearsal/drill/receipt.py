@@ -67,7 +67,7 @@ def make_receipt(rehearsed: Rehearsed) -> dict[str, Any]:
         "guard_actions": [each.answer for each in invocations],
         "guard_errors": [each.error for each in invocations if each.error],
         **_cost(rehearsed.lives),
-        "spent": _spent(rehearsed.run),
+        "spent": spending(rehearsed.run),
         "machines": _machines(rehearsed),
         "seconds": round(rehearsed.seconds, 1),
     }
@@ -299,7 +299,7 @@ def _cost(lives: Sequence[MachineLife]) -> dict[str, Any]:
     }
 
 
-def _spent(run: Files) -> dict[str, Any]:
+def spending(run: Files) -> dict[str, Any]:
     """Return what the Guard counted by market, and how often it changed the market."""
     guard = read_json(run, GUARD) or {}
     billed = guard.get("billed", {})

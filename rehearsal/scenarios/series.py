@@ -8,7 +8,7 @@ from pathlib import Path
 from rich.table import Table
 
 from contract.keys import RECEIPT
-from rehearsal.drill.children import Child, ChildFailed
+from rehearsal.drill.children import Child, ChildFailed, start_cdk
 from rehearsal.drill.deployment import DATASET, DeployedStacks, synth_arguments
 from rehearsal.drill.fleet import RehearsalFailed
 from rehearsal.drill.run_files import FolderFiles
@@ -159,8 +159,7 @@ class DrillSeries:
 
     def _synthesize(self, index: int) -> Child:
         arguments = synth_arguments(self._assembly(index), self._context(index))
-        command = ["npx", "--no-install", "cdk", *arguments, "--ci", "--no-color"]
-        return self.stacks.children.start("cdk synth", command, relayed=lambda line: False)
+        return start_cdk(self.stacks.children, "cdk synth", *arguments)
 
 
 def outcome_table(outcomes: Sequence[DrillOutcome]) -> Table:

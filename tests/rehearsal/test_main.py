@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from rehearsal import __main__ as commands
-from rehearsal.__main__ import STOP_SIGNALS, child_environment, main, parse_arguments
+from rehearsal.__main__ import STOP_SIGNALS, main, parse_arguments
 from rehearsal.aws import EmbeddedAws
+from rehearsal.drill.deployment import child_environment
 
 
 def handlers() -> dict[signal.Signals, Any]:

@@ -1,0 +1,266 @@
+"""Many runs side by side: a stack each in one account, a third of the machines taken in mid-run.
+
+EC2 has machines for `at_once` of them, so the others wait, as they do for Spot capacity.
+"""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from rich.table import Table
+
+from contract.run_env import training_stack
+from rehearsal.aws.capacity import Course
+from rehearsal.aws.event_bus import EventBus
+from rehearsal.drill.children import Child, start_cdk
+from rehearsal.drill.deployment import (
+    DATASET,
+    DeployedStacks,
+    deploy_arguments,
+    handler_poll,
+    synth_arguments,
+)
+from rehearsal.drill.fleet import BootableMachine, Fleet, RehearsalFailed, RunningInstance
+from rehearsal.drill.interruptions import Drill, parse_interruption
+from rehearsal.drill.receipt import spending
+from rehearsal.drill.run_files import BucketFiles, FolderFiles
+from rehearsal.drill.workload import RehearsedWorkload
+from rehearsal.machines.quirks import Quirks
+from rehearsal.scenarios.scenario import EQUAL, Expectation
+from rehearsal.scenarios.trial import WAITS
+from rehearsal.scenarios.verdict import Ended, find_faults
+
+NOTICE_SECONDS = 5.0
+# The one with the shortest boot, of some seconds.
+TRAINED = RehearsedWorkload(
+    name="growth",
+    recipe="laptop",
+    overrides="dense_steps=60 experts_steps=10 grown_steps=10",
+    count=300,
+    seed=0,
+    checkpoint_interval="10steps",
+)
+CONTEXT: Mapping[str, str] = {
+    "size": "g5.xlarge",
+    **TRAINED.context(),
+    "notice_budget_seconds": f"{NOTICE_SECONDS:g}",
+    "train.lease_ttl_seconds": "3",
+    # Else a run of seconds would end within its notice.
+    "train.notice_policy": "stop",
+}
+# Every third run loses its first machine, by turns without a notice and with one.
+EVERY, LOSSES = 3, ("kill:dense:20", "notice:dense:20")
+POOL = ("g5.xlarge", "us-east-1a")
+_TICK_SECONDS, _POLL_SECONDS, _TIMEOUT_SECONDS = 30.0, 0.5, 600.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunOutcome:
+    """How one of the runs ended; without faults it is the uninterrupted run, bit for bit."""
+
+    stack: str
+    machines: int
+    taken: str
+    seconds: float
+    usd: float
+    faults: tuple[str, ...]
+
+
+@dataclass(kw_only=True, slots=True)
+class SideRun:
+    """One of them, from its deploy on."""
+
+    stacks: DeployedStacks
+    drill: Drill
+    run: BucketFiles
+    deployed: float
+    is_over: bool = False
+
+    @property
+    def fleet(self) -> Fleet:
+        return self.drill.fleet
+
+    def step(self) -> None:
+        """Do what is due, until no machine runs and none is to come."""
+        self.fleet.step()
+        self.drill.step()
+        self.is_over = self.fleet.is_over()
+
+    def outcome(self, reference: Path, guard_errors: list[str]) -> RunOutcome:
+        """Hold its end against what was promised."""
+        lives = list(self.fleet.lives.values())
+        ended = Ended(
+            run=self.run,
+            reference=FolderFiles(folder=reference),
+            lives=lives,
+            deployed=self.deployed,
+            target_capacity=self.fleet.target_capacity(),
+            alive=(),  # of all runs together: ManyRuns asks
+            processes_left=0,
+            guard_errors=guard_errors,
+            undone=[str(each) for each in self.drill.plan[len(self.drill.interruptions) :]],
+        )
+        expect = Expectation(ends=EQUAL, machines=1 + len(self.drill.plan))
+        markets = spending(self.run)["by_market"].values()
+        return RunOutcome(
+            stack=self.stacks.training,
+            machines=len(lives),
+            taken=", ".join(str(each.planned) for each in self.drill.interruptions),
+            seconds=round(ended.hours * 3600, 1),
+            usd=round(sum(each["usd"] for each in markets), 6),
+            faults=tuple(find_faults(ended, expect)),
+        )
+
+
+@dataclass(kw_only=True, slots=True)
+class ManyRuns:
+    """Synthesizes, deploys and follows them all, one step of each after the other."""
+
+    stacks: DeployedStacks
+    say: Callable[[str], None]
+    count: int
+    at_once: int
+    runs: list[SideRun] = field(default_factory=list)
+    _begun: int = 0
+    _synthesis: Child | None = None
+    _deploy: Child | None = None
+
+    def run(self) -> tuple[list[RunOutcome], list[str]]:
+        """Return each run's outcome, and what was left behind by all together."""
+        if min(self.count, self.at_once) < 1:
+            raise ValueError(f"{self.count} runs on {self.at_once} machines; use 1 or more")
+        self._prepare()
+        bus = EventBus(aws=self.stacks.aws, code_folder=self.stacks.folder / "functions")
+        reference = self.stacks.folder / "uninterrupted"
+        uninterrupted = TRAINED.start_reference(self.stacks, reference)
+        try:
+            self._follow(bus)
+        finally:
+            for each in self.runs:
+                each.fleet.close()
+        uninterrupted.expect()
+        bus.tick()  # so that each Guard has counted the last seconds
+        bus.close()
+        errors = {each.function: each.error for each in bus.invocations if each.error}
+        outcomes = [
+            each.outcome(
+                reference,
+                [
+                    text
+                    for name, text in errors.items()
+                    if name.startswith(each.stacks.training + "-")
+                ],
+            )
+            for each in self.runs
+        ]
+        return outcomes, self._left()
+
+    def _prepare(self) -> None:
+        """Deploy what all share, once, and upload the dataset."""
+        making = TRAINED.make_data(self.stacks)
+        self._synthesis = self._synthesize()
+        self.stacks.bootstrap()
+        self._synthesis.expect()
+        self.stacks.deploy(self._assembly(1), DATASET)
+        if making is not None:
+            making.expect()
+        self.stacks.upload(TRAINED.dataset)
+        size, zone = POOL
+        capacity = self.stacks.aws.capacity
+        capacity.notice_seconds = NOTICE_SECONDS
+        only = Course(size=size, zone=zone, steps=((0.0, float(self.at_once)),))
+        capacity.follow([Course(steps=((0.0, 0.0),)), only])
+
+    def _follow(self, bus: EventBus) -> None:
+        next_tick = last_change = time.monotonic()
+        seen = (0, 0)
+        while True:
+            self._advance(bus)
+            for each in (each for each in self.runs if not each.is_over):
+                each.step()
+            active = sum(not each.is_over for each in self.runs)
+            now = time.monotonic()
+            if len(self.runs) == self.count and not active:
+                return
+            if (len(self.runs), active) != seen:
+                seen, last_change = (len(self.runs), active), now
+                self.say(f"{len(self.runs)} of {self.count} deployed, {active} not yet over")
+            if now >= next_tick and bus.is_idle:
+                bus.tick()
+                next_tick = now + _TICK_SECONDS
+            if now > last_change + _TIMEOUT_SECONDS:
+                raise RehearsalFailed(
+                    f"nothing ended for {_TIMEOUT_SECONDS:g} s; logs: {self.stacks.folder}"
+                )
+            time.sleep(_POLL_SECONDS)
+
+    def _advance(self, bus: EventBus) -> None:
+        """Deploy the stack that is synthesized, and synthesize the next one meanwhile."""
+        if self._deploy is not None and self._deploy.process.poll() is not None:
+            self._deploy.expect()
+            self._deploy = None
+            self._begin(bus)
+        if self._deploy is None and self._synthesis is not None:
+            if self._synthesis.process.poll() is None:
+                return
+            self._synthesis.expect()
+            self._begun += 1
+            name = training_stack(f"r{self._begun}")
+            arguments = deploy_arguments(self._assembly(self._begun), name)
+            self._deploy = start_cdk(
+                self.stacks.children, f"cdk deploy {name}", *arguments, relayed=bool
+            )
+            self._synthesis = self._synthesize() if self._begun < self.count else None
+
+    def _begin(self, bus: EventBus) -> None:
+        """Follow the fleet that has just been deployed."""
+        name = f"r{len(self.runs) + 1}"
+        stacks = replace(self.stacks, training=training_stack(name))
+        number, run = len(self.runs), stacks.run_files()
+
+        def boot(instance: RunningInstance) -> BootableMachine:
+            quirks = Quirks(environment={**WAITS, **handler_poll(NOTICE_SECONDS)})
+            folder = stacks.folder / name
+            return stacks.machine(instance, folder, NOTICE_SECONDS, quirks)
+
+        fleet = stacks.fleet(bus, boot, lambda text: self.say(f"{name}: {text}"))
+        losses = [LOSSES[number // EVERY % len(LOSSES)]] if number % EVERY == 1 else []
+        drill = Drill(fleet=fleet, run=run, plan=[parse_interruption(each) for each in losses])
+        self.runs.append(SideRun(stacks=stacks, drill=drill, run=run, deployed=time.monotonic()))
+
+    def _synthesize(self) -> Child:
+        number = self._begun + 1
+        context = {**CONTEXT, "name": f"r{number}"}
+        arguments = synth_arguments(self._assembly(number), context)
+        return start_cdk(self.stacks.children, "cdk synth", *arguments)
+
+    def _assembly(self, number: int) -> Path:
+        return self.stacks.folder / f"r{number}" / "cdk.out"
+
+    def _left(self) -> list[str]:
+        """List what still runs in the account or on this host."""
+        live = {"Name": "instance-state-name", "Values": ["pending", "running"]}
+        found = self.stacks.aws.client("ec2").describe_instances(Filters=[live])["Reservations"]
+        processes = self.stacks.processes_left(self.stacks.folder)
+        instances = [one["InstanceId"] for each in found for one in each["Instances"]]
+        faults = [f"still running: {', '.join(instances)}"] if instances else []
+        return [*faults, *([f"{processes} processes were left behind"] if processes else [])]
+
+
+def many_table(outcomes: list[RunOutcome]) -> Table:
+    """Return the runs as a table, each with what its Guard counted, and their sum."""
+    table = Table(title="runs side by side", title_justify="left")
+    for name in ("stack", "machines", "taken", "seconds", "spent, $", "equal, nothing left"):
+        table.add_column(name, overflow="fold")
+    for each in outcomes:
+        verdict = "NO: " + "; ".join(each.faults) if each.faults else "yes"
+        cells = (str(each.machines), each.taken, f"{each.seconds:.1f}", f"{each.usd:.4f}")
+        table.add_row(each.stack, *cells, verdict)
+    table.add_section()
+    machines, usd = sum(each.machines for each in outcomes), sum(each.usd for each in outcomes)
+    taken = f"{sum(bool(each.taken) for each in outcomes)} of {machines}"
+    good = sum(not each.faults for each in outcomes)
+    verdict = f"{good} of {len(outcomes)}"
+    table.add_row(f"{len(outcomes)} runs", str(machines), taken, "", f"{usd:.4f}", verdict)
+    return table
