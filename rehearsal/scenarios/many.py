@@ -56,7 +56,7 @@ _TICK_SECONDS, _POLL_SECONDS, _TIMEOUT_SECONDS = 30.0, 0.5, 600.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RunOutcome:
+class SideOutcome:
     """How one of the runs ended; without faults it is the uninterrupted run, bit for bit."""
 
     stack: str
@@ -87,7 +87,7 @@ class SideRun:
         self.drill.step()
         self.is_over = self.fleet.is_over()
 
-    def outcome(self, reference: Path, guard_errors: list[str]) -> RunOutcome:
+    def outcome(self, reference: Path, guard_errors: list[str]) -> SideOutcome:
         """Hold its end against what was promised."""
         lives = list(self.fleet.lives.values())
         ended = Ended(
@@ -103,7 +103,7 @@ class SideRun:
         )
         expect = Expectation(ends=EQUAL, machines=1 + len(self.drill.plan))
         markets = spending(self.run)["by_market"].values()
-        return RunOutcome(
+        return SideOutcome(
             stack=self.stacks.training,
             machines=len(lives),
             taken=", ".join(str(each.planned) for each in self.drill.interruptions),
@@ -126,7 +126,7 @@ class ManyRuns:
     _synthesis: Child | None = None
     _deploy: Child | None = None
 
-    def run(self) -> tuple[list[RunOutcome], list[str]]:
+    def run(self) -> tuple[list[SideOutcome], list[str]]:
         """Return each run's outcome, and what was left behind by all together."""
         if min(self.count, self.at_once) < 1:
             raise ValueError(f"{self.count} runs on {self.at_once} machines; use 1 or more")
@@ -248,7 +248,7 @@ class ManyRuns:
         return [*faults, *([f"{processes} processes were left behind"] if processes else [])]
 
 
-def many_table(outcomes: list[RunOutcome]) -> Table:
+def many_table(outcomes: list[SideOutcome]) -> Table:
     """Return the runs as a table, each with what its Guard counted, and their sum."""
     table = Table(title="runs side by side", title_justify="left")
     for name in ("stack", "machines", "taken", "seconds", "spent, $", "equal, nothing left"):

@@ -19,7 +19,7 @@ _LIVE = ("pending", "running", "stopping", "shutting-down")
 
 
 class Experiment:
-    """A run id of its own; everything it makes but DatasetStack is gone after `destroy`."""
+    """A run id of its own; everything but what all stacks share is gone after `destroy`."""
 
     def __init__(self, session: boto3.session.Session, folder: Path) -> None:
         self.run_id = f"first-day-{int(time.time())}"
@@ -40,7 +40,8 @@ class Experiment:
         make = ["make", "--workload", "trajectory", "--out", str(data), "--count", "900"]
         subprocess.run([*training, *make, "--seed", "0"], cwd=ROOT, check=True)
         subprocess.run([*training, "upload", str(data), "--dataset-uri", uri], cwd=ROOT, check=True)
-        self._cdk("deploy", "TrainingStack", "--exclusively", "--require-approval", "never")
+        stacks = ("NetworkStack", "TrainingStack")
+        self._cdk("deploy", *stacks, "--exclusively", "--require-approval", "never")
 
     def destroy(self) -> None:
         """End the fleet first, then the stack; raise if anything is left that costs."""

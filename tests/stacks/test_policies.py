@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 
-from tests.stacks.templates import every
-
 ROOT = Path(__file__).parent.parent.parent
 
 # Every wildcard that a policy of these stacks holds, by the policy's role, with its reason.
@@ -386,15 +384,6 @@ def test_the_guard_hears_of_interruptions_and_of_time(resources: dict[str, Any])
         "EC2 Instance Rebalance Recommendation",
         "EC2 Instance State-change Notification",
     ]
-
-
-def test_eventbridge_may_write_to_the_record(resources: dict[str, Any]) -> None:
-    """By the group's own policy, of which there is no limit; ten of the others fill a region."""
-    (group,) = [each for each in every(resources, "AWS::Logs::LogGroup") if "LogGroupName" in each]
-    (statement,) = group["ResourcePolicyDocument"]["Statement"]
-    assert "events.amazonaws.com" in statement["Principal"]["Service"]
-    assert str(statement["Resource"]).endswith(f":log-group:{group['LogGroupName']}:*']]}}")
-    assert not every(resources, "AWS::Logs::ResourcePolicy")
 
 
 def test_descriptions_have_no_character_that_ec2_refuses(only: Callable[[str], Any]) -> None:

@@ -58,6 +58,15 @@ def test_a_network_is_exported_whether_or_not_a_stack_uses_it(vision: Any) -> No
     assert types == ["AWS::EC2::Subnet", "AWS::EC2::Subnet", "AWS::EC2::VPC"]
 
 
+def test_eventbridge_may_write_to_the_record(resources: dict[str, Any]) -> None:
+    """By the group's own policy, of which there is no limit; ten of the others fill a region."""
+    (group,) = [each for each in every(resources, "AWS::Logs::LogGroup") if "LogGroupName" in each]
+    (statement,) = group["ResourcePolicyDocument"]["Statement"]
+    assert "events.amazonaws.com" in statement["Principal"]["Service"]
+    assert str(statement["Resource"]).endswith(f":log-group:{group['LogGroupName']}:*']]}}")
+    assert not every(resources, "AWS::Logs::ResourcePolicy")
+
+
 def test_tags_reach_everything_that_takes_tags(synthesize: Callable[..., Any]) -> None:
     """AWS's schemas say what does; a launch template and a fleet tag by specifications."""
     templates = synthesize(**{"tags.cost:center": "42", "tags.Team": "see and hear"})

@@ -120,7 +120,7 @@ class LacksOne(EmbeddedAws):
     """An embedded AWS in which one resource of a finished deploy is not really there."""
 
     def missing_resources(self, stack_names: list[str]) -> list[str]:
-        return [f"{stack_names[1]}/FleetRequest (AWS::EC2::SpotFleet)"]
+        return [f"{stack_names[-1]}/FleetRequest (AWS::EC2::SpotFleet)"]
 
 
 def test_fails_a_deploy_that_lacks_a_resource_and_names_it(tmp_path: Path) -> None:

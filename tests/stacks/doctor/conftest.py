@@ -1,0 +1,162 @@
+"""An account for the doctor: the embedded AWS, and botocore's stubs where it lacks the API."""
+
+import json
+from collections.abc import Callable, Iterator
+from functools import cache
+from typing import Any
+
+import boto3
+import pytest
+from botocore.config import Config
+from botocore.stub import Stubber
+
+from rehearsal.aws import EmbeddedAws
+from stacks.doctor.__main__ import main
+
+BOOTSTRAP = "/cdk-bootstrap/hnb659fds/version"
+Examine = Callable[..., dict[str, list[dict[str, str]]]]
+
+
+class Clinic:
+    """The embedded AWS, with answers of our own for the calls that it does not know."""
+
+    def __init__(self, aws: EmbeddedAws) -> None:
+        self.aws = aws
+        # A text is AWS's default, in an account that never had another.
+        self.quota: float | str = 64.0
+        self.vpcs = 5.0
+        self.scores: list[tuple[str, int]] = [("us-east-1a", 7), ("us-east-1b", 3)]
+        self.denied: set[str] = set()
+
+    def connect(self, _: str | None) -> tuple[Callable[[str], Any], str]:
+        return self.client, self.aws.region
+
+    def client(self, service: str) -> Any:
+        if service in self.denied:
+            client = unconnected(service)
+            stub = Stubber(client)
+            stub.add_client_error("list_roles", "AccessDenied", "no", http_status_code=403)
+            stub.activate()
+            return client
+        if service == "service-quotas":
+            return _Quotas(self)
+        client = self.aws.client(service)
+        return _Ec2(client, self._scores) if service == "ec2" else client
+
+    def _scores(self, **asked: Any) -> dict[str, Any]:
+        assert asked["SingleAvailabilityZone"] is True
+        zones = self.aws.client("ec2").describe_availability_zones()["AvailabilityZones"]
+        ids = {each["ZoneName"]: each["ZoneId"] for each in zones}
+        client = kept("ec2")
+        with Stubber(client) as stub:
+            scores = [
+                {"Region": self.aws.region, "AvailabilityZoneId": ids[zone], "Score": score}
+                for zone, score in self.scores
+            ]
+            stub.add_response("get_spot_placement_scores", {"SpotPlacementScores": scores})
+            answer: dict[str, Any] = client.get_spot_placement_scores(**asked)
+            return answer
+
+
+def unconnected(service: str) -> Any:
+    """A client for a stub."""
+    session = boto3.session.Session(
+        aws_access_key_id="x", aws_secret_access_key="y", region_name="us-east-1"
+    )
+    return session.client(service, config=Config(retries={"max_attempts": 1}))
+
+
+# EC2's takes half a second to make.
+kept = cache(unconnected)
+
+
+class _Quotas:
+    """Service Quotas, of which the embedded AWS knows no values."""
+
+    def __init__(self, clinic: Clinic) -> None:
+        self._clinic = clinic
+
+    def get_service_quota(self, **asked: str) -> Any:
+        value = self._clinic.vpcs if asked["ServiceCode"] == "vpc" else self._clinic.quota
+        client = kept("service-quotas")
+        with Stubber(client) as stub:
+            if isinstance(value, str):
+                stub.add_client_error("get_service_quota", "NoSuchResourceException", "none")
+            else:
+                stub.add_response("get_service_quota", {"Quota": {"Value": value}}, asked)
+            return client.get_service_quota(**asked)
+
+    def get_aws_default_service_quota(self, **asked: str) -> Any:
+        client = kept("service-quotas")
+        with Stubber(client) as stub:
+            answer = {"Quota": {"Value": float(self._clinic.quota)}}
+            stub.add_response("get_aws_default_service_quota", answer, asked)
+            return client.get_aws_default_service_quota(**asked)
+
+
+class _Ec2:
+    """EC2 of the embedded AWS, which has no placement scores."""
+
+    def __init__(self, client: Any, scores: Callable[..., Any]) -> None:
+        self._client = client
+        self.get_spot_placement_scores = scores
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._client, name)
+
+
+@pytest.fixture(scope="module")
+def aws() -> Iterator[EmbeddedAws]:
+    with EmbeddedAws() as running:
+        running.client("s3").create_bucket(Bucket="my-data")
+        yield running
+
+
+@pytest.fixture
+def bare(aws: EmbeddedAws) -> Clinic:
+    """An account that nobody has prepared; its bucket is empty."""
+    return Clinic(aws)
+
+
+@pytest.fixture
+def healthy(aws: EmbeddedAws) -> Iterator[Clinic]:
+    """An account in which everything is as it should be, before the first deploy."""
+    iam, ssm = aws.client("iam"), aws.client("ssm")
+    roles = [
+        iam.create_service_linked_role(AWSServiceName=service)["Role"]["RoleName"]
+        for service in ("spotfleet.amazonaws.com", "spot.amazonaws.com")
+    ]
+    ssm.put_parameter(Name=BOOTSTRAP, Value="30", Type="String")
+    clinic = Clinic(aws)
+    upload(clinic, 10)
+    yield clinic
+    for role in roles:
+        iam.delete_role(RoleName=role)
+    ssm.delete_parameter(Name=BOOTSTRAP)
+    aws.client("s3").delete_object(Bucket="my-data", Key="trajectory/manifest.json")
+
+
+def upload(clinic: Clinic, gib: int) -> None:
+    files = [{"name": "clips.npy", "bytes": gib * 2**30}]
+    clinic.aws.client("s3").put_object(
+        Bucket="my-data",
+        Key="trajectory/manifest.json",
+        Body=json.dumps({"files": files}).encode(),
+    )
+
+
+@pytest.fixture
+def examine(capsys: pytest.CaptureFixture[str]) -> Examine:
+    """Return a function that gives the findings by check, and holds the exit code to them."""
+
+    def run(clinic: Clinic, *options: str) -> dict[str, list[dict[str, str]]]:
+        context = [each for option in options for each in ("-c", option)]
+        code = main(["--json", "-c", "dataset_bucket=my-data", *context], clinic.connect)
+        findings = json.loads(capsys.readouterr().out)
+        assert code == any(each["state"] == "problem" for each in findings)
+        by_check: dict[str, list[dict[str, str]]] = {}
+        for each in findings:
+            by_check.setdefault(each["check"], []).append(each)
+        return by_check
+
+    return run
