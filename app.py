@@ -9,7 +9,7 @@ _NODE = Path(sys.executable).with_name("node")
 if _NODE.exists():
     os.environ.setdefault("JSII_NODE", str(_NODE))
 
-from aws_cdk import App, Tags, Validations  # noqa: E402
+from aws_cdk import App, Stack, Tags, Validations  # noqa: E402
 from cdk_nag import AwsSolutionsChecks  # noqa: E402
 
 from stacks.dataset_stack import DatasetStack  # noqa: E402
@@ -28,7 +28,8 @@ def build(app: App, wheels: Path | None = None) -> TrainingStack:
     """Add the stacks that `app`'s context asks for; a user's mistake is a ValueError."""
     parameters = StackParameters.from_context(app.node.get_all_context())
     dataset_bucket_name, run_bucket_name = parameters.dataset_bucket, parameters.run_bucket
-    key_arn, shared = parameters.kms, []
+    key_arn = parameters.kms
+    shared: list[Stack] = []
     # CloudFormation deploys no empty stack: with both buckets adopted there is no DatasetStack.
     if not (dataset_bucket_name and run_bucket_name):
         dataset_stack = DatasetStack(app, "DatasetStack", parameters=parameters)

@@ -326,6 +326,9 @@ def _print(table: Table) -> None:
 
 def run_many(arguments: argparse.Namespace, say: Callable[[str], None]) -> int:
     """Rehearse many runs in one account; return 1 if one of them breaks a promise."""
+    if min(arguments.runs, arguments.at_once) < 1:
+        given = f"--runs is {arguments.runs} and --at-once {arguments.at_once}"
+        raise ValueError(f"{given}; use 1 or more of each")
     log = REPOSITORY / arguments.out / "cdk.log"
 
     def keep(text: str) -> None:

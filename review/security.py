@@ -24,6 +24,7 @@ _DOCUMENTS = {
     "AWS::KMS::Key": ("KeyPolicy",),
     "AWS::EC2::VPCEndpoint": ("PolicyDocument",),
     "AWS::Logs::ResourcePolicy": ("PolicyDocument",),
+    "AWS::Logs::LogGroup": ("ResourcePolicyDocument",),
     "AWS::SecretsManager::ResourcePolicy": ("ResourcePolicy",),
 }
 # Lists in which each item grants access.

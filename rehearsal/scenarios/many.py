@@ -128,8 +128,6 @@ class ManyRuns:
 
     def run(self) -> tuple[list[SideOutcome], list[str]]:
         """Return each run's outcome, and what was left behind by all together."""
-        if min(self.count, self.at_once) < 1:
-            raise ValueError(f"{self.count} runs on {self.at_once} machines; use 1 or more")
         self._prepare()
         bus = EventBus(aws=self.stacks.aws, code_folder=self.stacks.folder / "functions")
         reference = self.stacks.folder / "uninterrupted"

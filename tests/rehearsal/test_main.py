@@ -12,7 +12,7 @@ import pytest
 from rehearsal import __main__ as commands
 from rehearsal.__main__ import STOP_SIGNALS, main, parse_arguments
 from rehearsal.aws import EmbeddedAws
-from rehearsal.drill.deployment import child_environment
+from rehearsal.drill import deployment
 
 
 def handlers() -> dict[signal.Signals, Any]:
@@ -50,7 +50,7 @@ def test_fails_when_the_port_is_in_use(
     assert handlers() == before
 
 
-@pytest.mark.parametrize("command", ["demo", "drill"])
+@pytest.mark.parametrize("command", ["demo", "drill", "many"])
 def test_fails_for_an_output_folder_with_files_of_ones_own(
     command: str,
     tmp_path: Path,
@@ -61,7 +61,7 @@ def test_fails_for_an_output_folder_with_files_of_ones_own(
         raise ValueError("begins with the folder")
 
     (tmp_path / "thesis.tex").write_text("precious")
-    monkeypatch.setattr(commands, "EmbeddedAws", fail)
+    monkeypatch.setattr(deployment, "EmbeddedAws", fail)
     monkeypatch.setattr(sys, "argv", ["rehearsal", command, f"--out={tmp_path}"])
     assert main() == 1
     assert f"rehearsal: {tmp_path} has files that this command did not make" in (
@@ -80,13 +80,17 @@ def test_fails_an_interruption_that_cannot_be_read(capsys: pytest.CaptureFixture
     ("arguments", "sentence"),
     [
         (
-            ["--workload=trajectory", "--interrupt=kill:haed:3"],
+            ["demo", "--workload=trajectory", "--interrupt=kill:haed:3"],
             "the interruption kill:haed:3 is in stage 'haed', which does not exist; known are",
         ),
-        (["--program=examples/plain", "--interrupt=kill:haed:3"], "known are program, snapshot"),
-        (["--workload=shapes:SHAPES"], "give both for a workload of your own"),
-        (["--source=examples"], "give both for a workload of your own"),
-        (["--workload=moons:MOONS", "--source=examples"], "module 'moons' was not found"),
+        (
+            ["demo", "--program=examples/plain", "--interrupt=kill:haed:3"],
+            "known are program, snapshot",
+        ),
+        (["demo", "--workload=shapes:SHAPES"], "give both for a workload of your own"),
+        (["demo", "--source=examples"], "give both for a workload of your own"),
+        (["demo", "--workload=moons:MOONS", "--source=examples"], "module 'moons' was not found"),
+        (["many", "--runs=0", "--at-once=2"], "--runs is 0 and --at-once 2; use 1 or more of each"),
     ],
 )
 def test_fails_before_anything_is_deployed(
@@ -95,8 +99,8 @@ def test_fails_before_anything_is_deployed(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(commands, "EmbeddedAws", None)
-    monkeypatch.setattr(sys, "argv", ["rehearsal", "demo", *arguments])
+    monkeypatch.setattr(deployment, "EmbeddedAws", None)
+    monkeypatch.setattr(sys, "argv", ["rehearsal", *arguments])
     assert main() == 1
     (said,) = capsys.readouterr().err.splitlines()
     assert sentence in said
@@ -106,7 +110,7 @@ def test_no_aws_setting_of_the_person_reaches_the_children(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(os.environ, "AWS_PROFILE", "production")
-    environment = child_environment(EmbeddedAws())
+    environment = deployment.child_environment(EmbeddedAws())
     assert "AWS_PROFILE" not in environment
     assert environment["AWS_ACCESS_KEY_ID"] == "embedded"
     assert environment["OMP_WAIT_POLICY"] == "passive", "runs beside each other share the cores"
