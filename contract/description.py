@@ -40,15 +40,18 @@ def describe(
     overrides: Sequence[str] = (),
     *,
     source: Path | None = None,
+    manifest: Path | None = None,
     measured: bool = False,
 ) -> WorkloadDescription:
     """Have the trainer import a workload; what it refuses is a UserError in one sentence.
 
-    Of `source`, the folder of a workload of one's own, it sees what travels to a machine.
-    `measured`: with footprints, which takes seconds.
+    Of `source`, the folder of a workload of one's own, it sees what travels to a machine. With a
+    dataset's `manifest`, what does not fit that is refused. `measured`: with footprints, which
+    takes seconds.
     """
     words = ["describe", workload, "--recipe", recipe]
     words += [word for pair in overrides for word in ("--override", pair)]
+    words += ["--manifest", str(manifest.resolve())] if manifest is not None else []
     words += ["--measure"] if measured else []
     with tempfile.TemporaryDirectory(prefix="source-") as folder:
         if source is not None:

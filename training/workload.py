@@ -181,6 +181,14 @@ class Train:
         """
         return float(next(len(leaf) for leaf in tree_leaves(b) if isinstance(leaf, Tensor)))
 
+    def refusals(self, meta: Mapping[str, Any]) -> Sequence[str]:
+        """Why it cannot train on a dataset, by its manifest's `meta`: sentences, with what to do.
+
+        Asked before a run begins, so that a wrong override costs none, and by `cdk synth -c
+        dataset_manifest=FILE`; again at the stage's start. What `meta` lacks is not known.
+        """
+        return ()
+
     def start(self, m: nn.Module, i: Inputs) -> Start:
         """Called once at the stage's start: initialize from `i.prior`, check preconditions."""
         return Start()

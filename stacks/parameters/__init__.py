@@ -40,7 +40,7 @@ CHECKS = (
     account.check_network,
     account.check_tags,
     # Last: it imports torch, in another process.
-    checks.check_own_workload,
+    checks.check_by_trainer,
 )
 
 

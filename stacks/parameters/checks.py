@@ -8,11 +8,12 @@ from pathlib import Path
 
 from contract.errors import UserError
 from contract.grammar import parse_interval
+from contract.program import WORKLOAD as PROGRAM
 from contract.run_env import DATA_PLACES
 from contract.trainer_options import check_option
 from sizing import catalogue
 from stacks.parameters.fields import KINDS, ParameterFields
-from stacks.parameters.workloads import is_own, own_workload, recipes, workloads
+from stacks.parameters.workloads import described, is_own, recipes, workloads
 
 # gp3: the baseline included in the volume's price, and the maximums (EBS user guide, 2026).
 GP3_MIN_IOPS, GP3_MAX_IOPS = 3000, 80_000
@@ -122,10 +123,11 @@ def check_workload(workload: str, recipe: str) -> None:
     )
 
 
-def check_own_workload(p: ParameterFields) -> None:
-    """Refuse a workload of one's own that the trainer cannot import from its source folder."""
-    if is_own(p.workload):
-        own_workload(p.workload, p.recipe, p.overrides, p.source)
+def check_by_trainer(p: ParameterFields) -> None:
+    """Refuse what the trainer refuses: a workload of one's own, overrides that do not fit data."""
+    manifest = p.dataset_manifest if p.workload != PROGRAM else ""
+    if is_own(p.workload) or manifest:
+        described(p.workload, p.recipe, p.overrides, p.source, manifest)
 
 
 def _check_image(name: str) -> None:

@@ -11,7 +11,6 @@ from contract.trainer_options import OPTIONS
 from stacks.parameters.fields import GROUPS, KINDS, OPEN_GROUPS
 
 # In the repository a link to the app's own cdk.json; a wheel has the file.
-# A link to the repository's, in a wheel a copy.
 CDK_JSON = (Path(__file__).parents[1] / "cdk.json").resolve()
 # cdk.json's values of parameters that decisions.py decides.
 LEFT_OPEN = ("by-name", "by-size", "by-workload", "by-manifest", "by-plan")

@@ -20,7 +20,7 @@ from stacks.parameters import checks
 from stacks.parameters.checks import refuse_unless
 from stacks.parameters.context import parse_int, parse_text
 from stacks.parameters.fields import ParameterFields
-from stacks.parameters.workloads import footprints_of, is_own, own_workload
+from stacks.parameters.workloads import described, footprints_of, is_own
 
 Values = Mapping[str, object]
 BYTES_PER_MIB = 2**20
@@ -93,7 +93,7 @@ def plan_run(p: ParameterFields, region: str = PRICE_REGION) -> Plan:
     micro_batch = overrides.get(MICRO_BATCH, "")
     footprints_file = FOOTPRINTS_FILE
     if is_own(p.workload):
-        own = own_workload(p.workload, p.recipe, p.overrides, p.source)
+        own = described(p.workload, p.recipe, p.overrides, p.source, p.dataset_manifest)
         footprints_file = footprints_of(own)
     plan = make_plan(
         Request(

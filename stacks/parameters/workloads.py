@@ -47,11 +47,18 @@ def is_own(workload: str) -> bool:
 
 
 @cache
-def own_workload(
-    workload: str, recipe: str, overrides: tuple[str, ...], source: str
+def described(
+    workload: str, recipe: str, overrides: tuple[str, ...], source: str, manifest: str
 ) -> WorkloadDescription:
-    """A workload of one's own, imported and measured; a UserError says what is wrong with it."""
-    return describe(workload, recipe, overrides, source=Path(source), measured=True)
+    """A workload as the trainer sees it, one's own measured; a UserError says what is wrong."""
+    return describe(
+        workload,
+        recipe,
+        overrides,
+        source=Path(source) if source else None,
+        manifest=Path(manifest) if manifest else None,
+        measured=is_own(workload),
+    )
 
 
 def footprints_of(own: WorkloadDescription) -> Path:

@@ -4,6 +4,7 @@ It is how cdk synth and a rehearsal see workloads, which they do not import.
 """
 
 import argparse
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ def add_describe(parser: argparse.ArgumentParser) -> None:
     add("--recipe", help="default: the first")
     add("--override", action="append", default=[], metavar="NAME=VALUE", help="as for `run`")
     add("--source", type=Path, metavar="FOLDER", help="the folder of your own's module")
+    add("--manifest", type=Path, metavar="FILE", help="of the dataset: refuse what does not fit it")
     add("--measure", action="store_true", help="with its footprints, as `measure` counts them")
     parser.set_defaults(act=_describe)
 
@@ -29,6 +31,7 @@ def _describe(options: argparse.Namespace) -> int:
     import_from(options.source)
     from training.config import parse_overrides, resolve_config
     from training.engine.job import checked_stages
+    from training.preflight.preflight import refuse_dataset
     from training.preflight.workload_checks import problems
     from training.registry import load_workload
     from training.workload import Workload, implements
@@ -41,6 +44,8 @@ def _describe(options: argparse.Namespace) -> int:
     config = resolve_config(workload, recipe, overrides)
     samples = workload.nominal_samples.get(recipe, {})
     stages = checked_stages(workload, config)
+    if options.manifest is not None:
+        refuse_dataset(_meta(options.manifest), stages)
     rows, why = _footprints(options.workload, recipe, overrides) if options.measure else ([], "")
     described = WorkloadDescription(
         recipe=recipe,
@@ -52,6 +57,11 @@ def _describe(options: argparse.Namespace) -> int:
     )
     print(described.to_json())
     return EXIT_FINISHED
+
+
+def _meta(manifest: Path) -> Mapping[str, Any]:
+    meta: Mapping[str, Any] = json.loads(manifest.read_text(encoding="utf-8")).get("meta") or {}
+    return meta
 
 
 def _length(stage: Any, num_samples: int | None) -> int | None:

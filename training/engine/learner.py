@@ -146,6 +146,8 @@ class Learner:
         self.chosen = self._choose(model, started_with)
         if snapshot is None:
             seed_torch(inputs.device, "start", inputs.seed, stage.name)
+            if refused := stage.refusals(inputs.dataset.meta):
+                raise RunFailedError(f"stage {stage.name!r} cannot start: {refused[0]}")
             self.start = checked_start(stage, stage.start(model, inputs))
             if self.start.failures:
                 raise RunFailedError(f"stage {stage.name!r} cannot start: {self.start.failures[0]}")

@@ -11,7 +11,7 @@ import json
 import logging
 import secrets
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -104,6 +104,7 @@ def preflight(options: RunOptions) -> Preflight:
         workload=workload, config=config, stages=checked_stages(workload, config), origin=origin
     )
     _refuse_in_backward(job.stages, num_ranks)
+    _refuse_dataset(options, job.stages)
     num_processes = options.num_processes or max(1, torch.cuda.device_count())
     request = resource_request(
         options.store.uri, workload, config, options.dataset_uri, limit, num_processes
@@ -123,6 +124,26 @@ def _refuse_in_backward(stages: Sequence[Prepare | Train], num_ranks: int) -> No
                 "update with gradients of their own; give --num-processes 1, or overrides with "
                 "which its settings have optimizer_in_backward=False"
             )
+
+
+def _refuse_dataset(options: RunOptions, stages: Sequence[Prepare | Train]) -> None:
+    """Refuse a config that does not fit the dataset, all mistakes at once, before a run begins.
+
+    Without a manifest, as of a sync that has just begun, the stages say it when they start.
+    """
+    if read_run_config(options.store) is None:
+        found = open_store(options.dataset_uri).get(MANIFEST)
+        if found is not None:
+            meta = parse_manifest(found.data, options.dataset_uri)["meta"]
+            refuse_dataset(meta, stages)
+
+
+def refuse_dataset(meta: Mapping[str, Any], stages: Sequence[Prepare | Train]) -> None:
+    """Raise UserError with everything that keeps the stages from training on a dataset."""
+    trained = [stage for stage in stages if isinstance(stage, Train)]
+    wrong = dict.fromkeys(text for stage in trained for text in stage.refusals(meta))
+    if wrong:
+        raise UserError("; also: ".join(wrong))
 
 
 def _has_sharded_stage(workload: Workload[Any], config: Any, num_ranks: int) -> bool:

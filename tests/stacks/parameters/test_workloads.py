@@ -1,5 +1,6 @@
 """A workload of one's own in a stack: imported and planned before anything is deployed."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ from aws_cdk.assertions import Annotations, Match
 
 from contract.run_env import find_fault
 from stacks.parameters import StackParameters
-from stacks.parameters.checks import check_own_workload
+from stacks.parameters.checks import check_by_trainer
 from stacks.plan import annotate
 from stacks.program_source import write_source
 from tests.stacks.templates import sample_run_env
@@ -87,5 +88,14 @@ def test_fails_with_one_sentence(source: Path, context: dict[str, str], sentence
 
 
 def test_a_known_workload_is_not_imported(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stacks.parameters.checks.own_workload", None)
-    check_own_workload(StackParameters.for_size("g5.xlarge"))
+    monkeypatch.setattr("stacks.parameters.checks.described", None)
+    check_by_trainer(StackParameters.for_size("g5.xlarge"))
+
+
+def test_fails_for_overrides_that_do_not_fit_the_dataset_s_manifest(tmp_path: Path) -> None:
+    manifest = tmp_path / "manifest.json"
+    meta = {"classes": ["wall", "room", "door"], "most_objects": 400}
+    manifest.write_text(json.dumps({"files": [{"name": "a", "bytes": 1}], "meta": meta}))
+    context = {"workload": "detection", "dataset_manifest": str(manifest)}
+    with pytest.raises(ValueError, match=r"override num_classes=3; also: .*num_queries=400"):
+        StackParameters.for_size("g5.xlarge", **context)

@@ -8,6 +8,7 @@ made of drawn floor plans. Imports no torch.
 import json
 import logging
 import shutil
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -91,7 +92,9 @@ def import_folder(folder: Path, out: Path, seed: int, progress: "Progress") -> M
             shutil.copyfile(split.folder / file, target)
             done += 1
             progress(done, 2 * total)
-    return _meta(checked.splits[0].categories, {name: len(rows) for name, _, rows in parts})
+    most = max(int(split.objects_per_image.max()) for split in checked.splits)
+    sizes = {name: len(rows) for name, _, rows in parts}
+    return {**_meta(checked.splits[0].categories, sizes), "most_objects": most}
 
 
 def make_dataset(out: Path, count: int, seed: int, progress: "Progress") -> Mapping[str, Any]:
@@ -120,7 +123,8 @@ def make_dataset(out: Path, count: int, seed: int, progress: "Progress") -> Mapp
         drawn = as_split(name, out / name, CATEGORIES, images[name], boxes[name])
         _write_annotations(out, drawn, range(len(drawn)))
     sizes = {name: len(of_split) for name, of_split in numbers.items()}
-    return {**_meta(CATEGORIES, sizes), "seed": seed}
+    per_image = Counter(box.image_id for of_split in boxes.values() for box in of_split)
+    return {**_meta(CATEGORIES, sizes), "most_objects": max(per_image.values()), "seed": seed}
 
 
 def _file(number: int) -> str:

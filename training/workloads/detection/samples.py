@@ -6,9 +6,9 @@ B images, N objects of the image that has the most, M objects of all images.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -132,23 +132,29 @@ def detection_samples(
 
 
 def failures(i: Inputs, num_classes: int, num_queries: int) -> list[str]:
-    """Why a model of these classes and queries cannot be trained on the dataset, in sentences."""
+    """The same of the annotations themselves, whatever the manifest says of them."""
     # Validation's faults are to be found before the first epoch, not after it.
     split, _ = (open_split(i.dataset, name) for name in ("train", "validation"))
-    found = []
     names = [category.name for category in split.categories]
-    if num_classes != len(names):
+    there = {"classes": names, "most_objects": split.objects_per_image.max()}
+    return refusals(there, num_classes, num_queries)
+
+
+def refusals(meta: Mapping[str, Any], num_classes: int, num_queries: int) -> list[str]:
+    """Why a model of these classes and queries cannot be trained on the dataset, in sentences."""
+    found = []
+    names = list(meta.get("classes", ()))
+    if names and num_classes != len(names):
         found.append(
             f"the model has {num_classes} classes, but the dataset has {len(names)} "
             f"({', '.join(names[:10])}{', ...' if len(names) > 10 else ''}); "
             f"give --override num_classes={len(names)}"
         )
-    most = int(split.objects_per_image.max())
+    most = int(meta.get("most_objects", 0))
     if most > num_queries:
-        image = split.files[int(split.objects_per_image.argmax())]
         found.append(
-            f"the model has {num_queries} queries, but {image} has {most} objects, of which it can "
-            f"find no more than it has queries; give --override num_queries={most}, or more"
+            f"the model has {num_queries} queries, but an image has {most} objects, of which it "
+            f"can find no more than it has queries; give --override num_queries={most}, or more"
         )
     return found
 

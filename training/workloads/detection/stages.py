@@ -86,6 +86,10 @@ class TrainDetector(Train):
         cast(Detector, m).attend_by(cast(Implementation, chosen))
         return {_ATTENTION: chosen}
 
+    def refusals(self, meta: Mapping[str, Any]) -> Sequence[str]:
+        """Other classes than the model's, or more objects in an image than it has queries."""
+        return samples.refusals(meta, self.config.num_classes, self.config.num_queries)
+
     def start(self, m: nn.Module, i: Inputs) -> Start:
         """Check the data; fetch ImageNet's weights, unless others are given."""
         c = self.config

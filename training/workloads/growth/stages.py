@@ -20,7 +20,7 @@ from training.workloads.growth.expert_products import check_products
 from training.workloads.growth.experts import choose_products
 from training.workloads.growth.model import LanguageModel, parameter_counts
 from training.workloads.growth.optimizer import BFloat16AdamW, has_weight_decay
-from training.workloads.growth.text.tokens import token_samples, vocabulary_failures
+from training.workloads.growth.text.tokens import token_samples, vocabulary_refusals
 from training.workloads.growth.transitions import Transition, growth_layout
 
 BETAS = (0.9, 0.95)
@@ -118,10 +118,15 @@ class TrainPhase(Train):
         # Not False, which would rule out torch's foreach as well.
         return kind(groups, betas=BETAS, fused=c.fused_optimizer or None)
 
+    def refusals(self, meta: Mapping[str, Any]) -> Sequence[str]:
+        """Another vocabulary."""
+        return vocabulary_refusals(meta, self.config.vocab_size)
+
     def samples(self, i: Inputs, split: str) -> Samples:
         c = self.config
-        if failures := vocabulary_failures(i.dataset, c.vocab_size):
-            raise UserError(failures[0])
+        # An evaluation of a finished run may be on other text.
+        if refused := self.refusals(i.dataset.meta):
+            raise UserError(refused[0])
         most = c.eval_windows if split == "validation" else None
         return token_samples(i.dataset, split, c.context, most=most)
 

@@ -54,15 +54,19 @@ class TrainClassifier(Train):
         c = self.config
         return Classifier(c.architecture, c.num_classes, blur_pool=c.blur_pool)
 
+    def refusals(self, meta: Mapping[str, Any]) -> Sequence[str]:
+        """Another number of classes."""
+        num, mine = len(meta.get("classes", ())), self.config.num_classes
+        if num in (0, mine):
+            return ()
+        return [
+            f"the dataset has {num} classes and num_classes is {mine}; give --override "
+            f"num_classes={num}"
+        ]
+
     def start(self, m: nn.Module, i: Inputs) -> Start:
-        """Check the classes and the splits."""
+        """Check the splits."""
         classes, splits = i.dataset.meta["classes"], i.dataset.meta["splits"]
-        failures = []
-        if len(classes) != self.config.num_classes:
-            failures.append(
-                f"the dataset has {len(classes)} classes and num_classes is "
-                f"{self.config.num_classes}; give --override num_classes={len(classes)}"
-            )
         if (left := self.first_weights_left(splits["train"])) > _MOST_LEFT:
             _log.warning(
                 "the average ends with %.0f%% of the weights before training: give a lower "
@@ -70,7 +74,7 @@ class TrainClassifier(Train):
                 100 * left,
             )
         facts = {f"{split}_images": float(count) for split, count in splits.items()}
-        return Start(failures=failures, facts={**facts, "chance": 1 / len(classes)})
+        return Start(facts={**facts, "chance": 1 / len(classes)})
 
     def first_weights_left(self, num_images: int) -> float:
         """Their share in the moving average at the end of a training on so many images."""

@@ -58,13 +58,17 @@ class TrainClipClassifier(Train):
             "last": torch.zeros(size, 2),
         }
 
+    def refusals(self, meta: Mapping[str, Any]) -> Sequence[str]:
+        """Other classes."""
+        wanted = tuple(meta.get("classes", self.classes))
+        if wanted == tuple(self.classes):
+            return ()
+        return [f"the dataset has other classes; give --override classes={','.join(wanted)}"]
+
     def start(self, m: nn.Module, i: Inputs) -> Start:
-        """Check the classes and the splits."""
+        """Check the splits."""
         data = open_dataset(i.dataset.folder)
         failures = [failure for split in data.splits for failure in split_failures(data, split)]
-        if tuple(data.classes) != tuple(self.classes):
-            wanted = ",".join(data.classes)
-            failures = [f"the dataset has other classes; give --override classes={wanted}"]
         facts = {"train_clips": len(data.splits["train"]), "chance": 1.0 / len(self.classes)}
         return Start(failures=failures, facts=facts)
 

@@ -70,7 +70,8 @@ def test_a_run_trains_on_them_and_evaluates(
     assert main(command(own, data)) == 0
     options = [f"--dataset-uri={data}", "--workload=trajectory", "--recipe=magvit_laptop"]
     options += [f"--override={override}" for override in (*SMALL, *SHORT)]
-    assert main(["run", f"--run-uri={tmp_path / 'other'}", *options]) == 1
+    assert main(["run", f"--run-uri={run}", *options]) == 2
+    assert not run.exists(), "a wrong override costs no run"
     assert "other classes; give --override classes=falling,rising" in capsys.readouterr().err
     options.append("--override=classes=falling,rising")
     assert main(["run", f"--run-uri={run}", *options]) == 0

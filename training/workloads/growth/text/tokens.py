@@ -143,9 +143,9 @@ def open_vocabulary(dataset: Dataset) -> Vocabulary:
     return read_vocabulary(dataset.file(TOKENIZER_FILE))
 
 
-def vocabulary_failures(dataset: Dataset, vocab_size: int) -> list[str]:
+def vocabulary_refusals(meta: Mapping[str, Any], vocab_size: int) -> list[str]:
     """Why a model with `vocab_size` rows cannot, or should not, be trained on this dataset."""
-    there = int(_text_meta(dataset)["vocab_size"])
+    there = int(meta.get("vocab_size", vocab_size))
     fix = (
         f"give --override vocab_size={there}, or make the dataset with --override "
         f"vocab_size={vocab_size}"

@@ -17,7 +17,7 @@ from training.workloads.growth.text.tokens import (
     open_tokens,
     token_samples,
     token_type,
-    vocabulary_failures,
+    vocabulary_refusals,
 )
 
 RNG = torch.Generator()
@@ -129,10 +129,10 @@ def test_fails_for_text_shorter_than_a_window_and_for_what_is_no_text(tmp_path: 
 
 def test_a_vocabulary_of_another_size_is_a_sentence(tmp_path: Path) -> None:
     data = dataset(tmp_path, [1, 2], vocab_size=300)
-    assert vocabulary_failures(data, 300) == vocabulary_failures(data, 600) == []
-    (small,) = vocabulary_failures(data, 299)
+    assert vocabulary_refusals(data.meta, 300) == vocabulary_refusals(data.meta, 600) == []
+    (small,) = vocabulary_refusals(data.meta, 299)
     assert "has 300 tokens, the model's only 299; give --override vocab_size=300" in small
-    (large,) = vocabulary_failures(data, 50257)
+    (large,) = vocabulary_refusals(data.meta, 50257)
     assert "most of the model's 50257 would never occur" in large
 
 
