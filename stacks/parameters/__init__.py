@@ -54,7 +54,7 @@ class StackParameters(ParameterFields):
     @classmethod
     def for_size(cls, size: str, **overrides: object) -> "StackParameters":
         """Return the parameters of `size` with cdk.json's defaults and the given overrides."""
-        return cls.from_context({**defaults(), **overrides, "size": size})
+        return cls.from_context({**defaults(), **flatten(overrides), "size": size})
 
     @classmethod
     def from_context(cls, context: Mapping[str, object]) -> "StackParameters":
