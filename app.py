@@ -15,10 +15,8 @@ from cdk_nag import AwsSolutionsChecks  # noqa: E402
 from stacks.dataset_stack import DatasetStack  # noqa: E402
 from stacks.network import NetworkStack  # noqa: E402
 from stacks.parameters import StackParameters  # noqa: E402
-from stacks.plan import write_plan  # noqa: E402
 from stacks.review_stack import ReviewStack  # noqa: E402
 from stacks.training_stack import TrainingStack  # noqa: E402
-from stacks.user_data import FIRST_BOOT_FILE  # noqa: E402
 
 # Left there by `make setup`; a review's base has the same environment, hence the same bundle.
 WHEELS = Path(sys.prefix) / "wheels"
@@ -51,7 +49,6 @@ def build(app: App, wheels: Path | None = None) -> TrainingStack:
         key_arn=key_arn,
         vpc_id=vpc_id,
         subnet_ids=subnet_ids,
-        first_boot=FIRST_BOOT_FILE.read_text(encoding="utf-8"),
         wheels=wheels,
     )
     for stack in shared:
@@ -72,14 +69,12 @@ def main() -> int:
     """Synthesize; a user's mistake is one sentence and exit code 2."""
     app = App()
     try:
-        training_stack = build(app, WHEELS)
+        build(app, WHEELS)
     except ValueError as mistake:
         print(f"app.py: {mistake}", file=sys.stderr)
         return 2
     Validations.of(app).add_plugins(AwsSolutionsChecks(app))
-    assembly = app.synth()
-    if training_stack.plan is not None:
-        write_plan(Path(assembly.directory), training_stack.stack_name, training_stack.plan)
+    app.synth()
     return 0
 
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from aws_cdk import Annotations, CfnOutput, Stack, Tags
+from aws_cdk import Annotations, CfnOutput, Stack, Stage, Tags
 from aws_cdk import aws_kms as kms
 from aws_cdk import aws_s3 as s3
 from aws_cdk import aws_sns as sns
@@ -22,9 +22,10 @@ from stacks.monitoring.alarms import TrainingAlarms
 from stacks.monitoring.dashboard import TrainingDashboard
 from stacks.monitoring.metrics import RunMetrics
 from stacks.parameters import StackParameters
-from stacks.plan import annotate, epoch_seconds, limits, offered, prediction
+from stacks.plan import annotate, epoch_seconds, limits, offered, prediction, write_plan
 from stacks.program_source import write_source
 from stacks.roles import FleetRole, InstanceRole, RunData
+from stacks.user_data import FIRST_BOOT_FILE
 
 ROOT = Path(__file__).parent.parent
 
@@ -45,7 +46,6 @@ class TrainingStack(Stack):
         key_arn: str,
         vpc_id: str,
         subnet_ids: Sequence[str],
-        first_boot: str,
         wheels: Path | None = None,
         **kwargs: Any,
     ) -> None:
@@ -57,6 +57,9 @@ class TrainingStack(Stack):
         )
         Tags.of(self).add("Stack", self.stack_name)
         self.plan = annotate(self, parameters)
+        stage = Stage.of(self)
+        if self.plan is not None and stage is not None:
+            write_plan(Path(stage.outdir), self.stack_name, self.plan)
         self._parameters = parameters
         self._parameter_name = f"/{self.stack_name}/fleet-id"
         # By name, which is known before the fleet exists: role and Guard are created first.
@@ -67,7 +70,7 @@ class TrainingStack(Stack):
             force_dynamic_reference=True,
         )
         data = self._data(dataset_bucket_name, run_bucket_name, key_arn)
-        role, template = self._machine(data, vpc_id, wheels, first_boot)
+        role, template = self._machine(data, vpc_id, wheels)
         topic = TrainingTopic(
             self, "Notifications", email=parameters.alarm.email, key=data.key
         ).topic
@@ -113,7 +116,7 @@ class TrainingStack(Stack):
         )
 
     def _machine(
-        self, data: RunData, vpc_id: str, wheels: Path | None, first_boot: str
+        self, data: RunData, vpc_id: str, wheels: Path | None
     ) -> tuple[InstanceRole, TrainingLaunchTemplate]:
         """Create the instances' role and launch template."""
         bundle = CodeBundle(
@@ -154,7 +157,7 @@ class TrainingStack(Stack):
             role=role.role,
             vpc_id=vpc_id,
             key=data.key,
-            user_data=user_data.render(run_env, first_boot),
+            user_data=user_data.render(run_env, FIRST_BOOT_FILE.read_text(encoding="utf-8")),
         )
         return role, template
 

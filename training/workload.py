@@ -182,11 +182,7 @@ class Train:
         return float(next(len(leaf) for leaf in tree_leaves(b) if isinstance(leaf, Tensor)))
 
     def refusals(self, meta: Mapping[str, Any]) -> Sequence[str]:
-        """Why it cannot train on a dataset, by its manifest's `meta`: sentences, with what to do.
-
-        Asked before a run begins, so that a wrong override costs none, and by `cdk synth -c
-        dataset_manifest=FILE`; again at the stage's start. What `meta` lacks is not known.
-        """
+        """Why it cannot train on a dataset with this `meta`, in sentences; asked before a run."""
         return ()
 
     def start(self, m: nn.Module, i: Inputs) -> Start:

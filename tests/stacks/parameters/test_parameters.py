@@ -320,3 +320,9 @@ def test_the_registry_is_read_as_training_has_it() -> None:
     assert workloads() == WORKLOADS
     for name in workloads():
         assert sorted(recipes(name)) == sorted(load_workload(name).recipes)
+
+
+def test_a_group_given_as_a_dictionary_overrides_its_defaults() -> None:
+    given = StackParameters.for_size("g5.xlarge", alarm={"email": "you@example.org"})
+    assert given.alarm.email == "you@example.org"
+    assert given.alarm.disk_percent == StackParameters.for_size("g5.xlarge").alarm.disk_percent
