@@ -175,10 +175,7 @@ class Train:
         raise NotImplementedError
 
     def weight(self, b: Batch) -> float:
-        """What to divide the loss by (tokens, images, boxes), known before forward; 0: nothing.
-
-        By default the number of samples: the length of the batch's first tensor.
-        """
+        """What to divide the loss by, known before forward; by default the number of samples."""
         return float(next(len(leaf) for leaf in tree_leaves(b) if isinstance(leaf, Tensor)))
 
     def refusals(self, meta: Mapping[str, Any]) -> Sequence[str]:
