@@ -9,7 +9,7 @@ _NODE = Path(sys.executable).with_name("node")
 if _NODE.exists():
     os.environ.setdefault("JSII_NODE", str(_NODE))
 
-from aws_cdk import App, Stack, Tags, Validations  # noqa: E402
+from aws_cdk import App, Environment, Stack, Tags, Validations  # noqa: E402
 from cdk_nag import AwsSolutionsChecks  # noqa: E402
 
 from stacks.dataset_stack import DatasetStack  # noqa: E402
@@ -22,22 +22,25 @@ from stacks.training_stack import TrainingStack  # noqa: E402
 WHEELS = Path(sys.prefix) / "wheels"
 
 
-def build(app: App, wheels: Path | None = None) -> TrainingStack:
-    """Add the stacks that `app`'s context asks for; a user's mistake is a ValueError."""
+def build(app: App, wheels: Path | None = None, *, env: Environment | None = None) -> TrainingStack:
+    """Add the stacks that `app`'s context asks for; a user's mistake is a ValueError.
+
+    Without `env`, they are for whichever account and region the CLI deploys to.
+    """
     parameters = StackParameters.from_context(app.node.get_all_context())
     dataset_bucket_name, run_bucket_name = parameters.dataset_bucket, parameters.run_bucket
     key_arn = parameters.kms
     shared: list[Stack] = []
     # CloudFormation deploys no empty stack: with both buckets adopted there is no DatasetStack.
     if not (dataset_bucket_name and run_bucket_name):
-        dataset_stack = DatasetStack(app, "DatasetStack", parameters=parameters)
+        dataset_stack = DatasetStack(app, "DatasetStack", parameters=parameters, env=env)
         dataset_bucket_name = dataset_stack.dataset_bucket_name
         run_bucket_name = dataset_stack.run_bucket_name
         key_arn = dataset_stack.key_arn
         shared.append(dataset_stack)
     vpc_id, subnet_ids = parameters.vpc, parameters.subnets
     if not vpc_id:
-        network = NetworkStack(app, "NetworkStack", zones=parameters.zones)
+        network = NetworkStack(app, "NetworkStack", zones=parameters.zones, env=env)
         vpc_id, subnet_ids = network.vpc_id, tuple(network.subnet_ids)
         shared.append(network)
     training_stack = TrainingStack(
@@ -50,6 +53,7 @@ def build(app: App, wheels: Path | None = None) -> TrainingStack:
         vpc_id=vpc_id,
         subnet_ids=subnet_ids,
         wheels=wheels,
+        env=env,
     )
     for stack in shared:
         training_stack.add_stack_dependency(stack)
@@ -59,6 +63,7 @@ def build(app: App, wheels: Path | None = None) -> TrainingStack:
             "ReviewStack",
             parameters=parameters,
             stack_names=[stack.stack_name for stack in (*shared, training_stack)],
+            env=env,
         )
     for key, value in parameters.tags.items():
         Tags.of(app).add(key, value)

@@ -4,7 +4,7 @@ The only file that knows cfn-lint.
 """
 
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from cfnlint.jsonschema import StandardValidator
@@ -14,6 +14,16 @@ from cfnlint.schema._exceptions import ResourceNotFoundError
 from cloudformation.intrinsics import Unknown, has_unknown, scalar
 
 REGION = "us-east-1"
+# AWS's pages on these properties, and the resource database of the CDK CLI, say that a change of
+# them replaces the resource; the schemas that cfn-lint has say that it is made in place.
+DISPUTED: Mapping[str, Sequence[tuple[str, ...]]] = {
+    "AWS::EC2::SpotFleet": [
+        ("SpotFleetRequestConfigData", "LaunchTemplateConfigs"),
+        ("SpotFleetRequestConfigData", "OnDemandTargetCapacity"),
+    ]
+}
+# The types of which this process believes the schema; of others, the stricter is taken.
+IN_PLACE: set[str] = set()
 # Whether these hold does not depend on values that are not known yet.
 _SHAPE_KEYWORDS = {"additionalProperties", "required", "dependentRequired", "dependentExcluded"}
 _SCALARS = {"string", "integer", "number", "boolean"}
@@ -118,9 +128,13 @@ def custom_name(resource_type: str, properties: Mapping[str, Any]) -> str | None
 def create_only(resource_type: str) -> list[tuple[str, ...]]:
     """List the paths of properties that can only be set at creation."""
     schema = schema_of(resource_type) or {}
+    disputed = () if resource_type in IN_PLACE else DISPUTED.get(resource_type, ())
     return [
-        tuple(path.removeprefix("/properties/").split("/"))
-        for path in schema.get("createOnlyProperties", [])
+        *(
+            tuple(path.removeprefix("/properties/").split("/"))
+            for path in schema.get("createOnlyProperties", [])
+        ),
+        *disputed,
     ]
 
 

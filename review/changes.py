@@ -9,7 +9,8 @@ from cloudformation.template import references
 from review.assembly import Side, StackSide
 from review.spelling import leaves, path_of
 
-Action = Literal["added", "changed", "replaced", "removed"]
+Action = Literal["added", "changed", "may be replaced", "replaced", "removed"]
+_DISPUTED = "; AWS's documents disagree on whether that replaces it"
 _EMPTY = StackSide(template={})
 
 
@@ -75,7 +76,10 @@ def _stack_changes(stack: str, base: StackSide, head: StackSide) -> list[Change]
         if old is not None and new is not None:
             if logical_id not in replaced and _same(old, new):
                 continue
-            action: Action = "replaced" if logical_id in replaced else "changed"
+            action: Action = "changed"
+            if logical_id in replaced:
+                is_disputed = replaced[logical_id].endswith(_DISPUTED)
+                action = "may be replaced" if is_disputed else "replaced"
         else:
             action = "added" if old is None else "removed"
         shown = new if new is not None else old
@@ -114,7 +118,18 @@ def _replacements(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, s
             new[name].get("Properties") or {},
         )
         if paths:
-            why[name] = ", ".join(".".join(path) for path in paths) + " cannot be updated"
+            named, type_ = ", ".join(".".join(path) for path in paths), new[name]["Type"]
+            is_disputed = set(paths) <= set(schema.DISPUTED.get(type_, ()))
+            why[name] = named + (f" changes{_DISPUTED}" if is_disputed else " cannot be updated")
+    # A launch template that changes gets another version, which its fleet names.
+    versions = {
+        name: ""
+        for name in old.keys() & new.keys()
+        if new[name]["Type"] == "AWS::EC2::LaunchTemplate" and not _same(old[name], new[name])
+    }
+    for name in old.keys() & new.keys():
+        for path, template in _names_replaced(new[name], versions):
+            why.setdefault(name, f"{path} names a version of {template}, which changes{_DISPUTED}")
     # A resource that names a replaced one in a property that cannot be updated is replaced too.
     waiting = (old.keys() & new.keys()) - why.keys()
     while found := {

@@ -84,8 +84,8 @@ def _summary(review: Review) -> str:
         return "**Nothing changes**: both sides synthesize to the same resources."
     widens = sum(each.effect == "widens" for each in review.security)
     counted = {
-        "added": "added", "changed": "changed in place", "replaced": "replaced",
-        "removed": "removed",
+        "added": "added", "changed": "changed in place", "may be replaced": "perhaps replaced",
+        "replaced": "replaced", "removed": "removed",
     }  # fmt: skip
     parts = [
         f"{number} {words}"
@@ -120,7 +120,7 @@ def _costs(review: Review) -> Iterable[str]:
 
 def _difference_rows(changes: Sequence[Change]) -> Iterable[tuple[str, str, str, str]]:
     for change in changes:
-        if change.action not in ("changed", "replaced"):
+        if change.action in ("added", "removed"):
             continue
         name = _code(f"{change.stack}/{change.path}")
         for path, before, after in change.differences():

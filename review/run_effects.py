@@ -1,11 +1,11 @@
 """What a deploy does to a run in progress, and to its next machine.
 
-One fleet is one run; the run follows the config.json of its first attempt, and only a change that
-cannot be made in place replaces the fleet (docs/deploy.md).
+One fleet is one run; the run follows the config.json of its first attempt. Whether a new version of
+the launch template replaces the fleet, AWS's documents disagree (docs/deploy.md).
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 from contract.run_env import Name
@@ -27,6 +27,11 @@ _SPELLED = {
 _NONE = "0"
 _DEADLINE = "DEADLINE_HOURS"
 _HERE_DOCUMENT = re.compile(r"run\.env\" <<'(\w+)'\n(.*?)\n\1\n(.*)", re.DOTALL)
+# Cancelling a fleet terminates its instances as TerminateInstances does.
+_SHUT_DOWN = (
+    "shut down without a Spot notice: it saves and releases the lease, and keeps its role until it "
+    "is off"
+)
 _SSM = "Session Manager, S3 and the trainer's commits fail at once"
 
 
@@ -51,18 +56,12 @@ def find_run_effects(base: Side, head: Side, changes: Sequence[Change]) -> list[
 
 def _of_stack(base: StackSide, head: StackSide, changes: Sequence[Change]) -> Iterator[str]:
     fleets = [change for change in changes if change.type == "AWS::EC2::SpotFleet"]
-    templates = [change for change in changes if change.type == "AWS::EC2::LaunchTemplate"]
     old, new = read_run_env(base.template), read_run_env(head.template)
     is_new_run = old.get("RUN_ID") != new.get("RUN_ID")
     for fleet in fleets:
         yield from _fleet_effects(fleet, old, new, is_new_run)
-    is_in_place = not any(fleet.action in ("replaced", "removed") for fleet in fleets)
-    if (templates or fleets) and is_in_place:
-        yield (
-            "The fleet is updated in place: the running instance is left alone, and the next one "
-            "(after an interruption) starts from the new launch template."
-        )
-        # An update sends TargetCapacity again.
+    if fleets and not any(fleet.action in ("replaced", "removed") for fleet in fleets):
+        # An update sends TargetCapacity again, and a new fleet has it from the start.
         yield (
             "A fleet that a finished run has sent to zero is set to its capacity again: one "
             "instance boots, sees that the run is finished and sends the fleet back to zero."
@@ -74,7 +73,7 @@ def _of_stack(base: StackSide, head: StackSide, changes: Sequence[Change]) -> It
             )
     if not is_new_run and not any(fleet.action == "removed" for fleet in fleets):
         yield from _next_attempt(base, head, old, new)
-    yield from _surroundings(changes)
+    yield from _surroundings(changes, is_new_run)
     yield from _orphans(head)
 
 
@@ -83,22 +82,29 @@ def _fleet_effects(
 ) -> Iterator[str]:
     if fleet.action == "removed":
         yield (
-            f"**The fleet {fleet.path} is removed**: its instance gets a Spot notice, saves within "
-            "the notice and stops. The run can resume later under the same run_id."
+            f"**The fleet {fleet.path} is removed**: its instance is {_SHUT_DOWN}. The run can "
+            "resume later under the same run_id."
         )
     elif fleet.action == "replaced" and is_new_run:
         yield (
-            f"**A new run starts**: {new.get('RUN_ID')} in place of {old.get('RUN_ID')}. A new "
-            f"fleet starts before the old one stops; the old run's instance gets a Spot notice and "
-            f"saves. It can resume later with -c run_id={old.get('RUN_ID')}."
+            f"**A new run starts, and the deploy ends {old.get('RUN_ID')}** if that still trains: "
+            f"{new.get('RUN_ID')} gets a new fleet, then the old one's instance is {_SHUT_DOWN}. "
+            f"To let it train on, deploy with -c run_id={old.get('RUN_ID')}; later, the same "
+            "resumes it from its last commit."
         )
-    elif fleet.action == "replaced":
+    elif fleet.action in ("replaced", "may be replaced"):
+        is_sure = fleet.action == "replaced"
         yield (
-            f"**The fleet is replaced** ({fleet.why}): two instances of the same run are up for a "
-            "while, and both are billed; the lease lets only one of them write. The old one gets a "
-            "Spot notice and saves; its work since the last commit may be repeated."
+            f"**The fleet {'is' if is_sure else 'may be'} replaced** ({fleet.why}): two instances "
+            "of the same run are then up for a while, and both are billed; the lease lets only one "
+            f"of them write. The old one is {_SHUT_DOWN}, and the new one resumes from there."
         )
-    else:
+    if fleet.action == "may be replaced":
+        yield (
+            "If the fleet is updated in place instead, the running instance is left alone, and the "
+            "next one (after an interruption) starts from the new launch template."
+        )
+    if fleet.action in ("changed", "may be replaced"):
         for path, before, after in fleet.differences():
             if path.endswith(".TargetCapacity") and after == 0:
                 yield "**The fleet goes to zero**: a running instance gets a Spot notice and saves."
@@ -183,8 +189,11 @@ def _hardware(side: StackSide) -> tuple[str, object] | None:
     return None
 
 
-def _surroundings(changes: Sequence[Change]) -> Iterator[str]:
+def _surroundings(changes: Sequence[Change], is_new_run: bool) -> Iterator[str]:
     for change in changes:
+        # A run's role and security group go with its fleet.
+        if is_new_run and change.action == "removed":
+            continue
         if change.type in _HELD and change.action in ("replaced", "removed"):
             yield (
                 f"**{change.path} is {change.action}** while a running instance is in it: "
@@ -196,7 +205,7 @@ def _surroundings(changes: Sequence[Change]) -> Iterator[str]:
             "replaced", "removed",
         ):  # fmt: skip
             yield f"**The instance role is {change.action}** under a running trainer: {_SSM}."
-        elif change.type == "AWS::IAM::Policy" and is_instances:
+        elif change.type == "AWS::IAM::Policy" and is_instances and change.action != "added":
             yield "The instance role's policy changes for the running trainer too, at once."
         elif change.type == "AWS::Lambda::Function" and change.action == "changed":
             yield f"{change.path.partition('/')[0]} uses the new code and settings at once."
@@ -272,12 +281,22 @@ def _boot_script(template: Mapping[str, Any]) -> str:
 
 
 def _parts(template: Mapping[str, Any]) -> tuple[dict[Name, str], str]:
-    for resource in (template.get("Resources") or {}).values():
+    resources = (template.get("Resources") or {}).values()
+    for resource in resources:
         if resource["Type"] == "AWS::EC2::LaunchTemplate":
             data = resource["Properties"].get("LaunchTemplateData", {})
             found = _HERE_DOCUMENT.search(spell(data.get("UserData", "")))
             if found:
                 lines = [line.partition("=") for line in found.group(2).splitlines()]
                 variables = {cast(Name, name): value.strip('"') for name, _, value in lines}
-                return variables, found.group(3)
+                return _bundle(resources) | variables, found.group(3)
     return {}, ""
+
+
+def _bundle(resources: Iterable[Mapping[str, Any]]) -> dict[Name, str]:
+    """Return what the first boot adds to run.env: the value of the stack's parameter."""
+    for each in resources:
+        properties = each.get("Properties", {})
+        if str(properties.get("Name")).endswith("/bundle-uri"):
+            return {"BUNDLE_URI": spell(properties["Value"])}
+    return {}

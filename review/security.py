@@ -188,7 +188,7 @@ def _of(change: Change) -> Iterator[SecurityChange]:
     if change.type in _GRANTING:
         whole = ([each] if each else [] for each in _both(change))
         yield from _grant_changes(change, change.type.rpartition("::")[2], *whole)
-    if change.action in ("changed", "replaced"):
+    if change.action not in ("added", "removed"):
         for path, before, after in change.differences():
             if any(name in path.split(".") for name in _PROTECTIONS.get(change.type, ())):
                 what = f"{path}: {short(before)} → {short(after)}"

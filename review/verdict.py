@@ -33,8 +33,9 @@ class Review:
 
     @property
     def destructive(self) -> list[Change]:
-        """The changes that replace or remove a resource."""
-        return [change for change in self.changes if change.action in ("replaced", "removed")]
+        """The changes that replace or remove a resource, or may."""
+        kept = ("added", "changed")
+        return [change for change in self.changes if change.action not in kept]
 
     def exit_code(self, fail_on: FailOn) -> int:
         """Return 1 if the change does what `fail_on` names, else 0."""

@@ -2,8 +2,9 @@
 
 import re
 from collections.abc import Mapping
+from typing import Any
 
-from aws_cdk import Acknowledgment, Stack, Validations
+from aws_cdk import Acknowledgment, ArnFormat, Stack, Validations
 from aws_cdk import aws_kms as kms
 from constructs import Construct
 
@@ -18,14 +19,28 @@ def acknowledge(scope: Construct, reasons: Mapping[str, str]) -> None:
     )
 
 
+def resource(scope: Construct, service: str, name: str, **more: str) -> str:
+    """Return cdk-nag's finding for an ARN with a wildcard, as format_arn writes it."""
+    stack = Stack.of(scope)
+    arn = stack.format_arn(
+        service=service, resource=name, arn_format=ArnFormat.NO_RESOURCE_NAME, **more
+    )
+    return f"IAM5[Resource::{_spelled(stack.resolve(arn))}]"
+
+
+def _spelled(value: Any) -> str:
+    """Return a resolved value in cdk-nag's words, which has references in angle brackets."""
+    if isinstance(value, str):
+        return re.sub(r"\$\{([^}]+)\}", r"<\1>", value)
+    ((kind, of),) = value.items()
+    if kind == "Fn::Join":
+        return str(of[0]).join(map(_spelled, of[1]))
+    return f"<{of}>" if kind == "Ref" else _spelled(of)
+
+
 def objects_in(scope: Construct, bucket_name: str, prefix: str = "") -> str:
     """Return cdk-nag's finding for objects under `prefix`; the name may be a string or token."""
-    name = Stack.of(scope).resolve(bucket_name)
-    if isinstance(name, dict):
-        (name,) = name.values()
-    # cdk-nag writes <AWS::Region> where CloudFormation writes ${AWS::Region}.
-    name = re.sub(r"\$\{([^}]+)\}", r"<\1>", name)
-    return f"IAM5[Resource::arn:<AWS::Partition>:s3:::{name}/{prefix}*]"
+    return resource(scope, "s3", f"{bucket_name}/{prefix}*", region="", account="")
 
 
 def managed_policy(name: str) -> str:
@@ -39,10 +54,6 @@ def publish_reasons(key: kms.IKey | None) -> dict[str, str]:
     return {"IAM5[Action::kms:GenerateDataKey*]": reason} if key else {}
 
 
-ANY_INSTANCE = "IAM5[Resource::arn:<AWS::Partition>:ec2:<AWS::Region>:<AWS::AccountId>:instance/*]"
-OWN_FLEET_REASONS = {
-    "IAM5[Resource::arn:<AWS::Partition>:ec2:<AWS::Region>:<AWS::AccountId>"
-    ":spot-fleet-request/*]": (
-        "Limited by the tag Stack; naming the fleet would be a cycle, as the fleet needs the role."
-    )
-}
+def any_instance(scope: Construct) -> str:
+    """Return the finding of all instances."""
+    return resource(scope, "ec2", "instance/*")

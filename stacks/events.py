@@ -12,14 +12,8 @@ from aws_cdk import aws_sns as sns
 from aws_cdk import aws_sns_subscriptions as subscriptions
 from constructs import Construct
 
-# The errors of a Spot fleet that only a person can mend: rights, quota, configuration. The fourth
-# that EC2 knows, allLaunchSpecsTemporarilyBlacklisted, comes again and again while there is no
-# capacity, which the alarm FleetBelowTarget tells once.
-FLEET_FAULTS = (
-    "iamFleetRoleInvalid",
-    "spotFleetRequestConfigurationInvalid",
-    "spotInstanceCountLimitExceeded",
-)
+from stacks.fleet import ERROR_EVENT, EVENT_SOURCE, FAULTS
+
 # These carry an instance id but no tag and no fleet id. So the rule matches those of the whole
 # account, and the Guard passes over the ones of foreign instances.
 INSTANCE_EVENTS = (
@@ -87,7 +81,7 @@ class FleetEvents(Construct):
     ) -> None:
         super().__init__(scope, construct_id)
         stack = Stack.of(self)
-        pattern = {"source": ["aws.ec2spotfleet"], "resources": [fleet_arn]}
+        pattern = {"source": [EVENT_SOURCE], "resources": [fleet_arn]}
         events.Rule(
             self,
             "Rule",
@@ -102,8 +96,8 @@ class FleetEvents(Construct):
             event_pattern=events.EventPattern(
                 source=pattern["source"],
                 resources=[fleet_arn],
-                detail_type=["EC2 Spot Fleet Error"],
-                detail={"sub-type": list(FLEET_FAULTS)},
+                detail_type=[ERROR_EVENT],
+                detail={"sub-type": list(FAULTS)},
             ),
             targets=[targets.SnsTopic(topic)],
         )

@@ -1,4 +1,8 @@
-"""The Spot fleet, and everything that depends on which kind of fleet it is."""
+"""The Spot fleet, its role, who may do what with it, and what AWS calls its events and metrics.
+
+Everything in the templates that depends on which kind of fleet it is; of the Guard's calls and
+commands, guard/fleet.py.
+"""
 
 from collections.abc import Sequence
 
@@ -8,16 +12,104 @@ from aws_cdk import aws_iam as iam
 from aws_cdk import aws_ssm as ssm
 from constructs import Construct
 
+from stacks import acknowledgments as nag
 from stacks.parameters import StackParameters
+
+RESOURCE = "spot-fleet-request"
+DESCRIBE = "ec2:DescribeSpotFleetRequests"
+EVENT_SOURCE, ERROR_EVENT = "aws.ec2spotfleet", "EC2 Spot Fleet Error"
+METRIC_NAMESPACE, METRIC_DIMENSION = "AWS/EC2Spot", "FleetRequestId"
+# The errors that only a person can mend: rights, quota, configuration. The fourth that EC2 knows,
+# allLaunchSpecsTemporarilyBlacklisted, comes again and again while there is no capacity, which the
+# alarm FleetBelowTarget tells once.
+FAULTS = (
+    "iamFleetRoleInvalid",
+    "spotFleetRequestConfigurationInvalid",
+    "spotInstanceCountLimitExceeded",
+)
+
+
+def fleet_arn(stack: Stack, name: str = "*") -> str:
+    """Return the ARN of one fleet, or of any in the stack's account and region."""
+    return stack.format_arn(service="ec2", resource=RESOURCE, resource_name=name)
+
+
+def may_modify_fleet_of(stack: Stack, *, run_id: str = "") -> iam.PolicyStatement:
+    """Allow setting the capacity of this stack's fleet only; a run's own, to nothing but zero.
+
+    By tag: a policy that named the fleet would be a cycle, because the fleet needs the role. While
+    a deploy replaces the fleet, the old run's machine finds the new run's under the same parameter.
+    """
+    # IfExists: the reference lists these keys for the call, but nothing public shows that EC2 sets
+    # them. Where it does not, the condition must not stand between a finished run and zero.
+    zero = {f"ec2:Attribute/{name}": "0" for name in ("TargetCapacity", "OnDemandTargetCapacity")}
+    return iam.PolicyStatement(
+        sid="ModifyOwnFleet",
+        actions=["ec2:ModifySpotFleetRequest"],
+        resources=[fleet_arn(stack)],
+        conditions={
+            "StringEquals": {
+                "aws:ResourceTag/Stack": stack.stack_name,
+                **({"aws:ResourceTag/RunId": run_id} if run_id else {}),
+            },
+            **({"StringEqualsIfExists": zero} if run_id else {}),
+        },
+    )
+
+
+def may_cancel_fleet_of(stack: Stack) -> iam.PolicyStatement:
+    """Allow cancelling this stack's fleet only: the Guard's way where it may not be modified."""
+    return iam.PolicyStatement(
+        sid="CancelOwnFleet",
+        actions=["ec2:CancelSpotFleetRequests"],
+        resources=[fleet_arn(stack)],
+        conditions={"StringEquals": {"aws:ResourceTag/Stack": stack.stack_name}},
+    )
+
+
+def own_fleet_reasons(scope: Construct) -> dict[str, str]:
+    """Return cdk-nag's finding of these two statements, with the reason."""
+    reason = "Limited by the tag Stack; naming the fleet would be a cycle, as it needs the role."
+    return {nag.resource(scope, "ec2", f"{RESOURCE}/*"): reason}
+
+
+class FleetRole(Construct):
+    """What EC2 may do for the Spot fleet: start, tag and terminate its instances."""
+
+    role: iam.Role
+
+    def __init__(self, scope: Construct, construct_id: str) -> None:
+        super().__init__(scope, construct_id)
+        stack = Stack.of(self)
+        requests = fleet_arn(stack, "sfr-*")
+        policy = "service-role/AmazonEC2SpotFleetTaggingRole"
+        self.role = iam.Role(
+            self,
+            "Role",
+            # The conditions keep another account's fleet from using the role (confused deputy).
+            assumed_by=iam.ServicePrincipal(
+                "spotfleet.amazonaws.com",
+                conditions={
+                    "StringEquals": {"aws:SourceAccount": stack.account},
+                    "ArnLike": {"aws:SourceArn": requests},
+                },
+            ),
+            description="Spot fleet: start, tag and terminate instances",
+            managed_policies=[iam.ManagedPolicy.from_aws_managed_policy_name(policy)],
+        )
+        nag.acknowledge(
+            self,
+            {nag.managed_policy(policy): "AWS maintains it for this role, along with the service."},
+        )
 
 
 class TrainingFleet(Construct):
     """A fleet that keeps one instance running until its capacity is set to zero.
 
-    AWS calls the Spot fleet API legacy; a new launch template version updates it in place and
-    leaves a running instance alone, which an EC2 fleet would not. It has no ValidUntil: that is a
-    date, so it would be another at each synthesis, and another date replaces the fleet and with it
-    the machine of the run. The Guard ends a run by hours, dollars and waiting instead.
+    AWS calls the Spot fleet API legacy; whether a new launch template version updates it in place
+    is disputed (docs/deploy.md). It has no ValidUntil: that is a date, so it would be another at
+    each synthesis, and another date replaces the fleet and with it the machine of the run. The
+    Guard ends a run by hours, dollars and waiting instead.
     """
 
     fleet_id: str
@@ -61,7 +153,7 @@ class TrainingFleet(Construct):
         # updated: a new run id replaces the fleet, and one fleet is one run.
         tags = {**parameters.tags, "Stack": stack.stack_name, "RunId": parameters.run_id}
         specification = ec2.CfnSpotFleet.SpotFleetTagSpecificationProperty(
-            resource_type="spot-fleet-request",
+            resource_type=RESOURCE,
             tags=[{"key": key, "value": value} for key, value in tags.items()],
         )
         self._request = ec2.CfnSpotFleet(
@@ -82,9 +174,7 @@ class TrainingFleet(Construct):
             ),
         )
         self.fleet_id = self._request.ref
-        self.fleet_arn = stack.format_arn(
-            service="ec2", resource="spot-fleet-request", resource_name=self.fleet_id
-        )
+        self.fleet_arn = fleet_arn(stack, self.fleet_id)
         ssm.StringParameter(
             self,
             "FleetId",

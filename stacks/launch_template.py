@@ -2,12 +2,12 @@
 
 from aws_cdk import Size, Stack, Tags
 from aws_cdk import aws_ec2 as ec2
-from aws_cdk import aws_iam as iam
 from aws_cdk import aws_kms as kms
-from constructs import Construct
+from constructs import Construct, IDependable
 
 from stacks.parameters import StackParameters
 from stacks.parameters.checks import ROOT_DEVICE_NAME
+from stacks.roles import InstanceRole
 from stacks.user_data import DATA_DEVICE_NAME
 
 
@@ -25,7 +25,7 @@ class TrainingLaunchTemplate(Construct):
         construct_id: str,
         *,
         parameters: StackParameters,
-        role: iam.IRole,
+        role: InstanceRole,
         vpc_id: str,
         key: kms.IKey | None,
         user_data: str,
@@ -39,17 +39,8 @@ class TrainingLaunchTemplate(Construct):
             instance_type=ec2.InstanceType(parameters.size),
             machine_image=ec2.MachineImage.from_ssm_parameter(ami) if by_parameter else None,
             user_data=ec2.UserData.custom(user_data),
-            role=role,
-            security_group=ec2.SecurityGroup(
-                self,
-                "SecurityGroup",
-                # Of the zones nothing is asked here.
-                vpc=ec2.Vpc.from_vpc_attributes(
-                    self, "Vpc", vpc_id=vpc_id, availability_zones=[""]
-                ),
-                description="Training instances: outbound only, reached through Session Manager",
-                allow_all_outbound=True,
-            ),
+            instance_profile=role.profile,
+            security_group=self._group_of(parameters.run_id, vpc_id, role),
             block_devices=_block_devices(parameters, key),
             require_imdsv2=True,
             http_endpoint=True,
@@ -63,6 +54,23 @@ class TrainingLaunchTemplate(Construct):
         # These reach the launch template, its instances and their volumes; a fleet's tags do not.
         Tags.of(self.template).add("Name", f"{Stack.of(self).stack_name}-{parameters.run_id}")
         Tags.of(self.template).add("RunId", parameters.run_id)
+
+    def _group_of(self, run_id: str, vpc_id: str, role: IDependable) -> ec2.SecurityGroup:
+        """Create the run's security group, which is deleted before its role.
+
+        EC2 deletes no group while an instance is in it, and CloudFormation waits for that: so a
+        machine that a deploy or a destroy shuts down can still save.
+        """
+        group = ec2.SecurityGroup(
+            self,
+            f"Group-{run_id}",
+            # Of the zones nothing is asked here.
+            vpc=ec2.Vpc.from_vpc_attributes(self, "Vpc", vpc_id=vpc_id, availability_zones=[""]),
+            description="Training instances: outbound only, reached through Session Manager",
+            allow_all_outbound=True,
+        )
+        group.node.add_dependency(role)
+        return group
 
 
 def _block_devices(parameters: StackParameters, key: kms.IKey | None) -> list[ec2.BlockDevice]:

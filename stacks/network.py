@@ -6,7 +6,7 @@ An account has five VPCs in a region unless it asks for more. With -c vpc= there
 from collections.abc import Sequence
 from typing import Any
 
-from aws_cdk import RemovalPolicy, Stack
+from aws_cdk import Fn, RemovalPolicy, Stack
 from aws_cdk import aws_ec2 as ec2
 from aws_cdk import aws_logs as logs
 from constructs import Construct
@@ -59,6 +59,11 @@ class NetworkStack(Stack):
 
     vpc_id: str
     subnet_ids: list[str]
+
+    @property
+    def availability_zones(self) -> list[str]:
+        """CloudFormation's, in any account: for a concrete one, CDK would ask AWS at synth."""
+        return [Fn.select(index, Fn.get_azs()) for index in range(NUM_ZONES_BY_DEFAULT)]
 
     def __init__(
         self, scope: Construct, construct_id: str, *, zones: Sequence[str], **kwargs: Any

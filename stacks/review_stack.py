@@ -82,9 +82,7 @@ class ReviewStack(Stack):
                 ],
             )
         )
-        stacks = "arn:<AWS::Partition>:cloudformation:<AWS::Region>:<AWS::AccountId>:stack"
         reason = "A stack's ARN ends with an id that CloudFormation assigns."
-        nag.acknowledge(
-            self, {f"IAM5[Resource::{stacks}/{name}/*]": reason for name in stack_names}
-        )
+        found = [nag.resource(self, "cloudformation", f"stack/{name}/*") for name in stack_names]
+        nag.acknowledge(self, dict.fromkeys(found, reason))
         CfnOutput(self, "ReviewRoleArn", value=self.role.role_arn)

@@ -1,5 +1,6 @@
-"""IAM roles: one for the training instances, one for the Spot fleet."""
+"""The IAM role of a run's instances."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from aws_cdk import Stack
@@ -12,6 +13,7 @@ from constructs import Construct
 
 from contract.keys import ARTIFACTS, GUARD
 from stacks import acknowledgments as nag
+from stacks.fleet import may_modify_fleet_of, own_fleet_reasons
 from stacks.monitoring.metrics import metrics_namespace
 
 # AWS's list for a role that has only this to do: docs.aws.amazon.com/systems-manager/latest/
@@ -23,39 +25,6 @@ SESSION_MANAGER = [
     "ssmmessages:OpenControlChannel",
     "ssmmessages:OpenDataChannel",
 ]
-
-
-def may_modify_fleet_of(stack: Stack, *, to_zero_only: bool = False) -> iam.PolicyStatement:
-    """Allow setting the capacity of this stack's fleet only; to nothing but zero on request.
-
-    By tag: a policy that named the fleet would be a cycle, because the fleet needs the role.
-    """
-    # IfExists: the reference lists these keys for the call, but nothing public shows that EC2 sets
-    # them. Where it does not, the condition must not stand between a finished run and zero.
-    zero = {f"ec2:Attribute/{name}": "0" for name in ("TargetCapacity", "OnDemandTargetCapacity")}
-    return iam.PolicyStatement(
-        sid="ModifyOwnFleet",
-        actions=["ec2:ModifySpotFleetRequest"],
-        resources=[
-            stack.format_arn(service="ec2", resource="spot-fleet-request", resource_name="*")
-        ],
-        conditions={
-            "StringEquals": {"aws:ResourceTag/Stack": stack.stack_name},
-            **({"StringEqualsIfExists": zero} if to_zero_only else {}),
-        },
-    )
-
-
-def may_cancel_fleet_of(stack: Stack) -> iam.PolicyStatement:
-    """Allow cancelling this stack's fleet only: the Guard's way where it may not be modified."""
-    return iam.PolicyStatement(
-        sid="CancelOwnFleet",
-        actions=["ec2:CancelSpotFleetRequests"],
-        resources=[
-            stack.format_arn(service="ec2", resource="spot-fleet-request", resource_name="*")
-        ],
-        conditions={"StringEquals": {"aws:ResourceTag/Stack": stack.stack_name}},
-    )
 
 
 def may_terminate_itself(stack: Stack) -> iam.PolicyStatement:
@@ -130,31 +99,39 @@ class RunData:
 
 
 class InstanceRole(Construct):
-    """What a training instance may do: read its dataset and bundle, write its own run."""
+    """What a training instance may do: read its dataset and bundle, write its own run.
+
+    Each run has a role of its own: changed in place, a role would take the old run's machine its
+    rights before the old fleet, and with it the machine, is ended.
+    """
 
     role: iam.Role
+    profile: iam.InstanceProfile
 
     def __init__(
         self,
         scope: Construct,
         construct_id: str,
         *,
+        run_id: str,
         data: RunData,
         bundle: s3_assets.Asset,
-        fleet_parameter: ssm.IStringParameter,
+        parameters: Sequence[ssm.IStringParameter],
     ) -> None:
         super().__init__(scope, construct_id)
-        stack = Stack.of(self)
+        stack, of_run = Stack.of(self), Construct(self, run_id)
         self.role = iam.Role(
-            self,
+            of_run,
             "Role",
             assumed_by=iam.ServicePrincipal("ec2.amazonaws.com"),
             description="Training instances: read the dataset, write their own run",
         )
+        self.profile = iam.InstanceProfile(of_run, "Profile", role=self.role)
+        names = [each.parameter_arn for each in parameters]
         for statement in (
             *data.statements(bundle),
-            allow("FindOwnFleet", ["ssm:GetParameter"], [fleet_parameter.parameter_arn]),
-            may_modify_fleet_of(stack, to_zero_only=True),
+            allow("FindFleetAndBundle", ["ssm:GetParameter"], names),
+            may_modify_fleet_of(stack, run_id=run_id),
             may_terminate_itself(stack),
             _may_publish_metrics_of(stack),
             # In place of SSH. The managed policy would read every parameter of the account, too.
@@ -166,8 +143,8 @@ class InstanceRole(Construct):
         nag.acknowledge(
             self,
             {
-                **nag.OWN_FLEET_REASONS,
-                nag.ANY_INSTANCE: "Limited by a condition to the instance that asks.",
+                **own_fleet_reasons(self),
+                nag.any_instance(self): "Limited by a condition to the instance that asks.",
                 "IAM5[Resource::*]": "PutMetricData and Session Manager's channels take no "
                 "resources; a condition limits the metrics to the stack's own namespace.",
                 nag.objects_in(self, dataset, f"{data.dataset_prefix}/"): "The manifest names "
@@ -200,35 +177,3 @@ def _may_publish_metrics_of(stack: Stack) -> iam.PolicyStatement:
         resources=["*"],
         conditions={"StringEquals": {"cloudwatch:namespace": namespace}},
     )
-
-
-class FleetRole(Construct):
-    """What EC2 may do for the Spot fleet: start, tag and terminate its instances."""
-
-    role: iam.Role
-
-    def __init__(self, scope: Construct, construct_id: str) -> None:
-        super().__init__(scope, construct_id)
-        stack = Stack.of(self)
-        requests = stack.format_arn(
-            service="ec2", resource="spot-fleet-request", resource_name="sfr-*"
-        )
-        policy = "service-role/AmazonEC2SpotFleetTaggingRole"
-        self.role = iam.Role(
-            self,
-            "Role",
-            # The conditions keep another account's fleet from using the role (confused deputy).
-            assumed_by=iam.ServicePrincipal(
-                "spotfleet.amazonaws.com",
-                conditions={
-                    "StringEquals": {"aws:SourceAccount": stack.account},
-                    "ArnLike": {"aws:SourceArn": requests},
-                },
-            ),
-            description="Spot fleet: start, tag and terminate instances",
-            managed_policies=[iam.ManagedPolicy.from_aws_managed_policy_name(policy)],
-        )
-        nag.acknowledge(
-            self,
-            {nag.managed_policy(policy): "AWS maintains it for this role, along with the service."},
-        )

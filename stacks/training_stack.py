@@ -15,7 +15,7 @@ from contract.keys import RUNS
 from stacks import user_data
 from stacks.bundle import CodeBundle
 from stacks.events import FleetEvents, InstanceEvents, TrainingTopic
-from stacks.fleet import TrainingFleet
+from stacks.fleet import FleetRole, TrainingFleet
 from stacks.guard.construct import Guard
 from stacks.launch_template import TrainingLaunchTemplate
 from stacks.monitoring.alarms import TrainingAlarms
@@ -24,7 +24,7 @@ from stacks.monitoring.metrics import RunMetrics
 from stacks.parameters import StackParameters
 from stacks.plan import annotate, epoch_seconds, limits, offered, prediction, write_plan
 from stacks.program_source import write_source
-from stacks.roles import FleetRole, InstanceRole, RunData
+from stacks.roles import InstanceRole, RunData
 from stacks.user_data import FIRST_BOOT_FILE
 
 ROOT = Path(__file__).parent.parent
@@ -133,19 +133,27 @@ class TrainingStack(Stack):
                 f"the bundle lacks wheels of {', '.join(bundle.packages_without_wheel)}: if the "
                 "image lacks them too, each boot needs a package index; `make setup` fetches them",
             )
+        # Not in the launch template: new code then makes no version of it, and the fleet stays.
+        bundle_parameter = ssm.StringParameter(
+            bundle,
+            "Uri",
+            parameter_name=f"/{self.stack_name}/{user_data.BUNDLE_PARAMETER}",
+            string_value=bundle.s3_object_url,
+            description="The code of this stack's new runs; a run that has started keeps its own",
+        )
         role = InstanceRole(
             self,
             "InstanceRole",
+            run_id=self._parameters.run_id,
             data=data,
             bundle=bundle,
-            fleet_parameter=self._fleet_parameter,
+            parameters=[self._fleet_parameter, bundle_parameter],
         )
         run_env = user_data.run_env(
             self._parameters,
             prediction=prediction(self.plan),
             dataset_uri=data.dataset_uri,
             run_uri=data.run_uri,
-            bundle_uri=bundle.s3_object_url,
             stack_name=self.stack_name,
             region=self.region,
             fleet_parameter=self._parameter_name,
@@ -154,7 +162,7 @@ class TrainingStack(Stack):
             self,
             "LaunchTemplate",
             parameters=self._parameters,
-            role=role.role,
+            role=role,
             vpc_id=vpc_id,
             key=data.key,
             user_data=user_data.render(run_env, FIRST_BOOT_FILE.read_text(encoding="utf-8")),

@@ -17,6 +17,8 @@ TOKEN_ALLOWANCE_BYTES = 512
 DATA_MOUNT = "/data"
 # The name in the block device mapping, which the volume repeats in its NVMe identify data.
 DATA_DEVICE_NAME = "/dev/sdf"
+# Beside the fleet's: userdata/first_boot.sh reads it and adds BUNDLE_URI.
+BUNDLE_PARAMETER = "bundle-uri"
 _END = "END_OF_RUN_ENV"
 
 
@@ -26,12 +28,11 @@ def run_env(
     prediction: str,
     dataset_uri: str,
     run_uri: str,
-    bundle_uri: str,
     stack_name: str,
     region: str,
     fleet_parameter: str,
 ) -> dict[Name, str]:
-    """Return the variables of run.env; the values may be CDK tokens."""
+    """Return run.env's variables but BUNDLE_URI; the values may be CDK tokens."""
     return {
         "RUN_ID": parameters.run_id,
         "WORKLOAD": parameters.workload,
@@ -40,7 +41,6 @@ def run_env(
         "PREDICTION": f'"{prediction}"',
         "DATASET_URI": dataset_uri,
         "RUN_URI": run_uri,
-        "BUNDLE_URI": bundle_uri,
         "DATA_MOUNT": DATA_MOUNT,
         "DATA_ON": parameters.data_on,
         "DATA_DEVICE_NAME": DATA_DEVICE_NAME,

@@ -1,7 +1,8 @@
 # shellcheck shell=bash
-# The tail of the launch template's user data, verbatim: fetches the bundle that run.env names and
-# starts its training-boot.service, which boots this machine now and after every restart. If that
-# cannot start, nothing else of ours runs: this script then says so and ends the machine itself.
+# The tail of the launch template's user data, verbatim: fetches the bundle that the stack names in
+# a parameter and starts its training-boot.service, which boots this machine now and after every
+# restart. If that cannot start, nothing else of ours runs: this script then says so and ends the
+# machine itself.
 set -o errexit -o nounset -o pipefail
 
 root=${MACHINE_ROOT:-}
@@ -40,14 +41,18 @@ export AWS_METADATA_SERVICE_TIMEOUT=5 AWS_METADATA_SERVICE_NUM_ATTEMPTS=5
 
 cd "$root/opt/training"
 # Just after launch the role's credentials or the network may not be available yet.
+# And a deploy of new code changes the parameter a moment before the role.
 attempts=${FETCH_ATTEMPTS:-6} seconds=2
-: "${BUNDLE_URI:?is missing in /etc/training/run.env}"
-until "$aws" s3 cp --only-show-errors "$BUNDLE_URI" bundle.zip; do
+parameter=${FLEET_PARAMETER:?is missing in /etc/training/run.env}
+parameter=${parameter%/*}/bundle-uri
+until BUNDLE_URI=$("$aws" ssm get-parameter --name "$parameter" --query Parameter.Value \
+    --output text) && "$aws" s3 cp --only-show-errors "$BUNDLE_URI" bundle.zip; do
     ((attempts -= 1)) || exit 1
     echo "again in $seconds s"
     sleep $seconds
     ((seconds *= 2))
 done
+echo "BUNDLE_URI=$BUNDLE_URI" >>"$root/etc/training/run.env"
 rm -rf bundle.new
 python3 -m zipfile -e bundle.zip bundle.new
 rm -rf bundle

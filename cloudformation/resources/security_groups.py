@@ -1,7 +1,10 @@
 """EC2 security groups, with rules inline or as separate resources."""
 
 import re
+import time
 from typing import Any
+
+from botocore.exceptions import ClientError
 
 from cloudformation.errors import ResourceFailed
 from cloudformation.resource import HandlerRequest, Provisioned, Registry, ResourceType
@@ -9,6 +12,8 @@ from cloudformation.resources.calls import call, deletes, finds, tags_for
 from cloudformation.resources.ec2_network import retag_ec2
 
 _DESCRIPTION = re.compile(r"[a-zA-Z0-9. _\-:/()#,@\[\]+=&;{}!$*]{0,255}")
+# How long CloudFormation tries is not documented; people wait for a quarter of an hour and more.
+_IN_USE_SECONDS, _POLL_SECONDS = 900.0, 0.2
 _EVERYTHING = [{"IpProtocol": "-1", "IpRanges": [{"CidrIp": "0.0.0.0/0"}]}]
 
 
@@ -86,11 +91,27 @@ def _create_group(request: HandlerRequest) -> Provisioned:
     return Provisioned(id=group, attributes={"GroupId": group, "Id": group} | request.pick("VpcId"))
 
 
+_DELETE = deletes("ec2", "delete_security_group", by="GroupId")
+
+
+def _delete_group(request: HandlerRequest) -> None:
+    """Delete a group; as CloudFormation does, try again while an instance in it shuts down."""
+    give_up_at = time.monotonic() + _IN_USE_SECONDS
+    while True:
+        try:
+            return _DELETE(request)
+        except ClientError as error:
+            is_in_use = error.response["Error"]["Code"] == "DependencyViolation"
+            if not is_in_use or time.monotonic() > give_up_at:
+                raise
+        time.sleep(_POLL_SECONDS)
+
+
 TYPES: Registry = {
     "AWS::EC2::SecurityGroup": ResourceType(
         create=_create_group,
         configure=_configure_group,
-        delete=deletes("ec2", "delete_security_group", by="GroupId"),
+        delete=_delete_group,
         exists=finds("ec2", "describe_security_groups", by="GroupIds"),
     ),
     "AWS::EC2::SecurityGroupIngress": _rule("ingress"),

@@ -87,11 +87,15 @@ class Ending:
 
 @dataclass(kw_only=True, slots=True)
 class Capacity:
-    """What EC2 has now; `endings` are the instances that it is taking back, by id."""
+    """What EC2 has now; `endings` are the instances that it is taking back, by id.
+
+    `powered` are those whose machines are on: terminated, they shut down until these are off.
+    """
 
     notice_seconds: float = 0.0
     clock: Callable[[], float] = time.monotonic
     endings: dict[str, Ending] = field(default_factory=dict)
+    powered: set[str] = field(default_factory=set)
     _courses: list[tuple[float, Course]] = field(default_factory=list)
 
     def follow(self, courses: Sequence[Course]) -> None:

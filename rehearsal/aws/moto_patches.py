@@ -11,7 +11,10 @@ from typing import Any
 
 from moto.cloudwatch.responses import CloudWatchResponse
 from moto.core.responses import ActionResult
+from moto.ec2.exceptions import DependencyViolationError
+from moto.ec2.models.instances import Instance
 from moto.ec2.models.launch_templates import LaunchTemplate
+from moto.ec2.models.security_groups import SecurityGroupBackend
 from moto.ec2.models.spot_requests import SpotRequestBackend
 from moto.ec2.models.vpcs import VPCBackend
 from moto.ec2.responses.spot_fleets import SpotFleets
@@ -21,7 +24,7 @@ from moto.iam.models import IAMBackend
 from moto.s3.models import FakeBucket
 
 from rehearsal.aws.bucket_policies import bucket_permission
-from rehearsal.aws.spot_fleet import FleetNotFound, TemplateFleet
+from rehearsal.aws.spot_fleet import CAPACITY, FleetNotFound, TemplateFleet
 from sizing import catalogue
 from sizing.catalogue.prices import UnknownPriceError
 
@@ -38,6 +41,7 @@ class Patch:
 
 
 def _request_spot_fleet(self: Any) -> ActionResult:
+    self.error_on_dryrun()
     config = self._get_param("SpotFleetRequestConfig", {})
     if not config.get("LaunchTemplateConfigs"):
         return _ORIGINAL_REQUEST(self)
@@ -110,6 +114,22 @@ def _init_aws_policies(self: Any) -> list[Any]:
     return policies
 
 
+def _terminate(self: Any) -> Any:
+    previous = _ORIGINAL_TERMINATE(self)
+    if self.id in CAPACITY[0].powered:
+        self._state.name, self._state.code = "shutting-down", 32
+    return previous
+
+
+def _delete_security_group(self: Any, name: str | None = None, group_id: str | None = None) -> None:
+    for instance in self.all_instances():
+        groups = [group.id for nic in instance.nics.values() for group in nic.group_set]
+        groups += [group.id for group in instance.security_groups]
+        if instance.state != "terminated" and group_id in groups:
+            raise DependencyViolationError(f"resource {group_id} has a dependent object")
+    _ORIGINAL_DELETE_GROUP(self, name, group_id)
+
+
 def _find(backend: Any, fleet_id: str) -> Any:
     fleet = backend.get_spot_fleet_request(fleet_id)
     if fleet is None:
@@ -128,6 +148,8 @@ _ORIGINAL_PRICES = SpotInstances.describe_spot_price_history
 _ORIGINAL_CREATE_VERSION = LaunchTemplate.create_version
 _ORIGINAL_MODIFY_ENDPOINT = VPCBackend.modify_vpc_endpoint
 _ORIGINAL_POLICIES = IAMBackend._init_aws_policies
+_ORIGINAL_TERMINATE = Instance.terminate
+_ORIGINAL_DELETE_GROUP = SecurityGroupBackend.delete_security_group
 
 PATCHES = (
     Patch(
@@ -136,7 +158,8 @@ PATCHES = (
         replacement=_request_spot_fleet,
         original=_ORIGINAL_REQUEST,
         why="for LaunchTemplateConfigs moto takes the template's latest version, not the one "
-        "requested, and loses its instance profile, security groups, volumes and MetadataOptions",
+        "requested, and loses its instance profile, security groups, volumes and MetadataOptions; "
+        "it takes a dry run for a request",
     ),
     Patch(
         owner=SpotFleets,
@@ -159,6 +182,20 @@ PATCHES = (
         replacement=_describe_spot_fleet_requests,
         original=SpotRequestBackend.describe_spot_fleet_requests,
         why="moto returns an empty list for a fleet id that does not exist",
+    ),
+    Patch(
+        owner=Instance,
+        name="terminate",
+        replacement=_terminate,
+        original=_ORIGINAL_TERMINATE,
+        why="moto's instances are terminated at once; on EC2 their systems shut down first",
+    ),
+    Patch(
+        owner=SecurityGroupBackend,
+        name="delete_security_group",
+        replacement=_delete_security_group,
+        original=_ORIGINAL_DELETE_GROUP,
+        why="moto deletes a group that an instance is in; EC2 refuses until it is terminated",
     ),
     Patch(
         owner=SpotInstances,

@@ -178,6 +178,14 @@ class EmbeddedAws:
         with self._front.alone_in("ec2"):
             spot_fleet.maintain_fleets(ec2_backends[self.account][self.region])
 
+    def power_off(self, instance_id: str) -> None:
+        """Take note that an instance's machine is off: what shuts down is terminated then."""
+        with self._front.alone_in("ec2"):
+            self.capacity.powered.discard(instance_id)
+            instance = ec2_backends[self.account][self.region].get_instance(instance_id)
+            if instance.state == "shutting-down":
+                instance.terminate()
+
     def missing_resources(self, stack_names: list[str]) -> list[str]:
         """List resources of deployed stacks that their own service's API does not know."""
         return self.engine.missing_resources(stack_names)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 _LINES_KEPT = 40
+_POLL_SECONDS = 0.1
 
 
 class ChildFailed(RuntimeError):
@@ -107,11 +108,17 @@ class Children:
                         self.say(f"{name}: {text}")
 
 
-def run_cdk(children: Children, name: str, *arguments: str) -> None:
-    """Run one CLI command and wait for it; ChildFailed has its last lines."""
+def run_cdk(
+    children: Children, name: str, *arguments: str, meanwhile: Callable[[], None] = lambda: None
+) -> None:
+    """Run one CLI command and wait for it, doing `meanwhile`; ChildFailed has its last lines."""
     children.say(f"{name} ...")
     started = time.monotonic()
-    start_cdk(children, name, *arguments, relayed=_is_news).expect()
+    child = start_cdk(children, name, *arguments, relayed=_is_news)
+    while child.process.poll() is None:
+        meanwhile()
+        time.sleep(_POLL_SECONDS)
+    child.expect()
     children.say(f"{name}: {time.monotonic() - started:.1f} s")
 
 

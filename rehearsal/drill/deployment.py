@@ -66,9 +66,12 @@ class DeployedStacks:
             *("--dataset-uri", f"s3://{bucket}/{name}"),
         ).expect()
 
-    def deploy(self, assembly: Path, stack: str) -> None:
+    def deploy(
+        self, assembly: Path, stack: str, meanwhile: Callable[[], None] = lambda: None
+    ) -> None:
         """Deploy one stack of a synthesized assembly."""
-        run_cdk(self.children, f"cdk deploy {stack}", *deploy_arguments(assembly, stack))
+        arguments = deploy_arguments(assembly, stack)
+        run_cdk(self.children, f"cdk deploy {stack}", *arguments, meanwhile=meanwhile)
 
     def check_resources(self) -> dict[str, int]:
         """Count the deployed resources by type; raise if a service does not know one."""
@@ -96,7 +99,8 @@ class DeployedStacks:
         identifier = str(found["Parameter"]["Value"])
         where = f"{self.aws.region}:{self.aws.account}"
         arn = f"arn:aws:ec2:{where}:spot-fleet-request/{identifier}"
-        return Fleet(aws=self.aws, bus=bus, id=identifier, arn=arn, boot=boot, say=say)
+        of_stack = {"stack": self.training, "id": identifier, "arn": arn}
+        return Fleet(aws=self.aws, bus=bus, boot=boot, say=say, **of_stack)
 
     def run_files(self) -> BucketFiles:
         """Return the files of the run that is deployed now."""

@@ -111,7 +111,10 @@ def _ran_no_other(machine: BootableMachine, user_data: bytes) -> bool:
 
 @dataclass(kw_only=True, slots=True)
 class Fleet:
-    """Follows one Spot fleet request; `step` does what is due and returns at once."""
+    """Follows a stack's Spot fleet requests; `step` does what is due and returns at once.
+
+    `id` is the latest: a deploy that replaces the fleet starts another before it ends the first.
+    """
 
     aws: EmbeddedAws
     bus: EventBus
@@ -119,6 +122,7 @@ class Fleet:
     arn: str
     boot: Callable[[RunningInstance], BootableMachine]
     say: Callable[[str], None]
+    stack: str = "TrainingStack"
     lives: dict[str, MachineLife] = field(default_factory=dict)
 
     def step(self) -> None:
@@ -202,10 +206,11 @@ class Fleet:
             life.reason = life.reason or "rehearsal ended"
             life.processes_killed = life.machine.kill()
             life.ended = time.monotonic()
+            self.aws.power_off(life.instance.id)
 
     def _alive(self) -> dict[str, dict[str, Any]]:
         filters = [
-            {"Name": f"tag:{FLEET_TAG}", "Values": [self.id]},
+            {"Name": "tag:Stack", "Values": [self.stack]},
             {"Name": "instance-state-name", "Values": ["pending", "running"]},
         ]
         found = self.aws.client("ec2").describe_instances(Filters=filters)
@@ -249,18 +254,19 @@ class Fleet:
             instance=instance,
             machine=self.boot(instance),
             started=time.monotonic(),
-            template_user_data=self._template_user_data(),
+            template_user_data=self._template_user_data(instance.tags[FLEET_TAG]),
         )
         self.lives[instance_id] = life
+        self.aws.capacity.powered.add(instance_id)
         life.machine.start()
         where = f"{instance.type} in {instance.zone}, {instance.market}"
         self.say(f"{instance_id} {where}, boots its user data")
-        self._fleet_event(instance_id, "launched")
+        self._fleet_event(instance, "launched")
         self._state_event(instance_id, "running")
 
-    def _template_user_data(self) -> bytes:
+    def _template_user_data(self, fleet_id: str) -> bytes:
         ec2 = self.aws.client("ec2")
-        found = ec2.describe_spot_fleet_requests(SpotFleetRequestIds=[self.id])
+        found = ec2.describe_spot_fleet_requests(SpotFleetRequestIds=[fleet_id])
         config = found["SpotFleetRequestConfigs"][0]["SpotFleetRequestConfig"]
         template = config["LaunchTemplateConfigs"][0]["LaunchTemplateSpecification"]
         versions = ec2.describe_launch_template_versions(
@@ -284,16 +290,18 @@ class Fleet:
         life.processes_killed = life.machine.kill()
         life.ended = time.monotonic()
         killed = f"SIGKILL to {life.processes_killed} processes"
+        self.aws.power_off(life.instance.id)
         self.say(f"{life.instance.id} is gone ({life.reason}): {killed}")
-        self._fleet_event(life.instance.id, "terminated")
+        self._fleet_event(life.instance, "terminated")
         self._state_event(life.instance.id, "terminated")
 
-    def _fleet_event(self, instance_id: str, kind: str) -> None:
+    def _fleet_event(self, instance: RunningInstance, kind: str) -> None:
+        fleet_id = instance.tags[FLEET_TAG]
         self.bus.publish(
             "aws.ec2spotfleet",
             "EC2 Spot Fleet Instance Change",
-            {"spot-fleet-request-id": self.id, "instance-id": instance_id, "sub-type": kind},
-            [self.arn],
+            {"spot-fleet-request-id": fleet_id, "instance-id": instance.id, "sub-type": kind},
+            [f"{self.arn.rpartition('/')[0]}/{fleet_id}"],
         )
 
     def _state_event(self, instance_id: str, state: str) -> None:

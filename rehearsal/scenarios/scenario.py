@@ -18,6 +18,8 @@ EQUAL, FAILURE = "equal result", "failure event"
 _ENDS = (EQUAL, FAILURE)
 PROCESS, NSPAWN = "process", "nspawn"
 MACHINES = (PROCESS, NSPAWN)
+# AWS's documents disagree on which it is.
+REPLACEMENT, IN_PLACE = "replacement", "in place"
 # The run's steps of bootstrap.sh go through run_step; the first, the fetch, is cloud-init's own.
 FETCH = "fetch"
 
@@ -49,7 +51,10 @@ class Expectation:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Scenario:
-    """One drill; `needs` is the kind of machine that alone can show it, empty for both."""
+    """One drill; `needs` is the kind of machine that alone can show it, empty for both.
+
+    `fleet_update` is what CloudFormation makes of a new version of the launch template.
+    """
 
     name: str
     about: str
@@ -62,9 +67,11 @@ class Scenario:
     needs: str = ""
     guard: Mapping[str, str] = field(default_factory=dict)
     guard_is_invoked: bool = True
+    fleet_update: str = REPLACEMENT
     timeout_seconds: float = 600.0
 
     def __post_init__(self) -> None:
+        check_choice("fleet_update", self.fleet_update, (REPLACEMENT, IN_PLACE))
         if self.guard_is_invoked and any(each.do == "guard" for each in self.actions):
             raise ValueError(
                 "do = 'guard' needs guard_is_invoked = false: until then nothing calls it"

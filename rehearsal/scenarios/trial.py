@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from cloudformation import schema
 from rehearsal.aws.event_bus import EventBus
 from rehearsal.drill.children import run_cdk
 from rehearsal.drill.deployment import DeployedStacks, handler_poll, synth_arguments
@@ -12,7 +13,7 @@ from rehearsal.drill.fleet import BootableMachine, Fleet, MachineLife, RunningIn
 from rehearsal.drill.run_files import BucketFiles
 from rehearsal.faults import Fault
 from rehearsal.scenarios.action import Action, Seen
-from rehearsal.scenarios.scenario import Scenario
+from rehearsal.scenarios.scenario import IN_PLACE, Scenario
 
 # The Guard's ten minutes, as short as a run of seconds needs.
 _TICK_SECONDS = 4.0
@@ -60,6 +61,10 @@ class ScenarioTrial:
     def run(self, assembly: Path) -> None:
         """Deploy, follow the run to its end, leave nothing running; raise if it has no end."""
         aws = self.stacks.aws
+        self._synthesize()
+        in_place = {"AWS::EC2::SpotFleet"} if self.scenario.fleet_update == IN_PLACE else set()
+        schema.IN_PLACE.clear()
+        schema.IN_PLACE.update(in_place)
         aws.capacity.reset()
         aws.capacity.follow(self.scenario.capacity)
         aws.faults.begin(self.scenario.faults)
@@ -143,10 +148,23 @@ class ScenarioTrial:
                 "operate", command, FLEET_ID=self.fleet.id, RUN_URI=uri
             ).expect()
         elif action.do == "deploy":
-            assembly = self.folder / f"cdk.out-{self.done}"
-            context = {**self.context, **action.parameters}
-            run_cdk(self.stacks.children, "cdk synth", *synth_arguments(assembly, context))
-            self.stacks.deploy(assembly, self.stacks.training)
+            # Its machines are followed: CloudFormation waits for those that it shuts down.
+            assembly = self._assembly(self.done)
+            self.stacks.deploy(assembly, self.stacks.training, meanwhile=self.fleet.step)
+            latest = self.stacks.fleet(self.fleet.bus, self._machine, self._tell)
+            self.fleet.id, self.fleet.arn = latest.id, latest.arn
+
+    def _assembly(self, number: int) -> Path:
+        return self.folder / f"cdk.out-{number}"
+
+    def _synthesize(self) -> None:
+        """Synthesize what the actions deploy, which in mid-run would take a part of the run."""
+        for number, action in enumerate(self.scenario.actions, start=1):
+            if action.do == "deploy":
+                arguments = synth_arguments(
+                    self._assembly(number), {**self.context, **action.parameters}
+                )
+                run_cdk(self.stacks.children, "cdk synth", *arguments)
 
     def _do_to_machine(self, action: Action, life: MachineLife) -> None:
         if action.do == "execute":

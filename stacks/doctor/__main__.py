@@ -1,6 +1,7 @@
 """`python -m stacks.doctor`: each line is ok, a warning or a problem, with its fix.
 
-Exit code 1 if there is a problem, 2 for an invalid context. It only reads.
+Exit code 1 if there is a problem, 2 for an invalid context. It only reads; what it asks of EC2 for
+a fleet is a dry run.
 """
 
 import argparse
@@ -33,10 +34,12 @@ CHECKS: Mapping[str, Check] = {
     "size": capacity.size_is_offered,
     "quota": capacity.quota_suffices,
     "spot capacity": capacity.capacity_is_likely,
+    "fleet": capacity.fleet_may_be_requested,
     "image": capacity.image_resolves,
     "key": deployment.key_can_be_used,
     "network": network.network_can_be_used,
     "stack": deployment.stacks_can_be_deployed,
+    "run": deployment.no_other_run_ends,
     "dataset": deployment.dataset_is_uploaded,
     "alarm e-mail": deployment.alarm_email_is_confirmed,
 }

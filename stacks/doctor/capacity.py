@@ -8,7 +8,7 @@ from typing import Any
 from botocore.exceptions import ClientError
 
 from sizing import catalogue
-from stacks.doctor.account import DeployTarget, Diagnosis, ok, problem, warning
+from stacks.doctor.account import NETWORK, DeployTarget, Diagnosis, ok, problem, warning
 from stacks.doctor.network import zones_of_subnets
 from stacks.parameters.checks import MIN_UBUNTU, ROOT_DEVICE_NAME
 
@@ -53,12 +53,16 @@ def size_is_offered(target: DeployTarget) -> Iterator[Diagnosis]:
     )
     used = zones_of_subnets(target, available)
     useless = [zone for zone in used if zone not in offered]
-    better = f"-c zones={','.join(offered[: max(2, len(used))])}"
+    better = f"-c zones={','.join(offered)}"
     what = f"{p.size} is offered in {', '.join(offered)}; the subnets are in {', '.join(used)}"
+    is_too_few = not (p.vpc or p.zones or target.stack(NETWORK)) and len(used) < len(offered)
     if len(useless) == len(used):
         yield problem(what=what, fix=f"{target.deploy()} {better}")
     elif useless:
         what += f"; not offered in {', '.join(useless)}"
+        yield warning(what=what, fix=f"{target.deploy()} {better}")
+    elif is_too_few:
+        what += "; Spot finds more in all of them, and later the training stacks must go first"
         yield warning(what=what, fix=f"{target.deploy()} {better}")
     else:
         yield ok(what=what)
@@ -202,6 +206,41 @@ def _list_images(target: DeployTarget) -> str:
         f"aws ssm get-parameters-by-path --recursive --path {folder} --region {target.region} "
         "--query 'Parameters[].Name' --output text"
     )
+
+
+def fleet_may_be_requested(target: DeployTarget) -> Iterator[Diagnosis]:
+    """Check by a dry run that no policy of the organization denies what creates the fleet."""
+    number = target.client("sts").get_caller_identity()["Account"]
+    image = "ami-0123456789abcdef0"  # a dry run looks at permissions only
+    config = {
+        "IamFleetRole": f"arn:aws:iam::{number}:role/aws-ec2-spot-fleet-tagging-role",
+        "TargetCapacity": 1,
+        "LaunchSpecifications": [{"ImageId": image, "InstanceType": target.parameters.size}],
+    }
+    code = message = ""
+    try:
+        target.client("ec2").request_spot_fleet(DryRun=True, SpotFleetRequestConfig=config)
+    except ClientError as error:
+        code, message = error.response["Error"]["Code"], error.response["Error"]["Message"]
+        if code not in ("DryRunOperation", "UnauthorizedOperation"):
+            raise
+    if code == "DryRunOperation":
+        yield ok(what="RequestSpotFleet would succeed (dry run)")
+    elif "service control policy" in message:
+        yield problem(
+            what="a service control policy denies RequestSpotFleet, as Control Tower's control "
+            "CT.EC2.PV.6 does: no credentials of this account can deploy the fleet",
+            fix="have the organization's administrators disable the control for this account's "
+            "unit, or train on SageMaker, which needs no Spot fleet: docs/sagemaker.md",
+        )
+    elif "identity-based policy" in message:
+        # A service control policy's denial would be named first.
+        yield ok(what="denied to these credentials alone; CloudFormation makes the call")
+    else:
+        yield warning(
+            what=f"cannot tell who denies RequestSpotFleet: {message}",
+            fix="aws sts decode-authorization-message --encoded-message MESSAGE",
+        )
 
 
 def capacity_is_likely(target: DeployTarget) -> Iterator[Diagnosis]:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from botocore.exceptions import ClientError
 
-from contract.keys import MANIFEST
+from contract.keys import HEAD, MANIFEST
 from stacks.data_key import SERVICE_LINKED_ROLES
 from stacks.doctor.account import DATASET, DeployTarget, Diagnosis, ok, problem, warning
 from stacks.parameters.checks import VOLUME_PER_DATASET
@@ -60,6 +60,29 @@ def stacks_can_be_deployed(target: DeployTarget) -> Iterator[Diagnosis]:
         diagnosis = warning if call.startswith("wait") else problem
         fix = f"aws cloudformation {call} --stack-name {name} --region {target.region}"
         yield diagnosis(what=what, fix=fix, check=f"stack {name}")
+
+
+def no_other_run_ends(target: DeployTarget) -> Iterator[Diagnosis]:
+    """Check that the deploy does not end another run than the one it is for, unfinished."""
+    uri, p = target.output(target.parameters.stack_name, "RunUri"), target.parameters
+    if uri is None or uri.endswith(f"/{p.run_id}"):
+        return
+    bucket, _, prefix = uri.removeprefix("s3://").partition("/")
+    state, name = "not begun", prefix.rpartition("/")[2]
+    try:
+        answer = target.client("s3").get_object(Bucket=bucket, Key=f"{prefix}/{HEAD}")
+        state = json.loads(answer["Body"].read())["state"]
+    except ClientError as error:
+        if error.response["Error"]["Code"] not in ("NoSuchKey", "NoSuchBucket"):
+            raise
+    if state in ("finished", "failed"):
+        yield ok(what=f"{name}, which is deployed, is {state}; the deploy starts {p.run_id}")
+    else:
+        yield warning(
+            what=f"the deploy starts {p.run_id} and ends {name}, which is {state}: a machine of it "
+            "saves and shuts down, and the run resumes when it is deployed again",
+            fix=f"{target.deploy()} -c run_id={name}   # to leave it alone, or to resume it",
+        )
 
 
 def dataset_is_uploaded(target: DeployTarget) -> Iterator[Diagnosis]:

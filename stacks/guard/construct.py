@@ -20,12 +20,13 @@ from contract.keys import EVENTS, GUARD
 from sizing import catalogue
 from sizing.catalogue import service_prices
 from stacks import acknowledgments as nag
+from stacks.fleet import DESCRIBE, may_cancel_fleet_of, may_modify_fleet_of, own_fleet_reasons
 from stacks.guard.fleet import ON_DEMAND, SPOT
 from stacks.guard.tick import CALL_SECONDS
 from stacks.monitoring.metrics import GUARD_PERIOD
 from stacks.parameters import StackParameters
 from stacks.plan import price_region
-from stacks.roles import allow, may_cancel_fleet_of, may_modify_fleet_of, may_use_key_of
+from stacks.roles import allow, may_use_key_of
 
 # A deadline is met with what the Guard knows at a call: every minute between calls is reserved.
 PERIOD_WITH_DEADLINE = Duration.minutes(2)
@@ -164,7 +165,7 @@ class Guard(Construct):
                 sid="SeeFleetAndInstances",
                 # EC2's Describe calls take no resources.
                 actions=[
-                    "ec2:DescribeSpotFleetRequests",
+                    DESCRIBE,
                     "ec2:DescribeInstances",
                     "ec2:DescribeSpotPriceHistory",
                 ],
@@ -174,8 +175,10 @@ class Guard(Construct):
         nag.acknowledge(
             role,
             {
-                **nag.OWN_FLEET_REASONS,
-                nag.ANY_INSTANCE: "Limited by the tag Stack; instances get their ids in the run.",
+                **own_fleet_reasons(self),
+                nag.any_instance(
+                    self
+                ): "Limited by the tag Stack; instances get their ids in the run.",
                 **nag.publish_reasons(run_bucket.encryption_key),
                 "IAM5[Resource::*]": "EC2's Describe calls take no resources.",
                 nag.objects_in(self, run_bucket.bucket_name, f"{run_prefix}/"): "It reads the head "

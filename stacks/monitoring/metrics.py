@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from aws_cdk import Duration
 from aws_cdk import aws_cloudwatch as cloudwatch
 
+from stacks.fleet import METRIC_DIMENSION, METRIC_NAMESPACE
+
 PERIOD = Duration.minutes(5)
 # How often the Guard's clock calls it.
 GUARD_PERIOD = Duration.minutes(10)
@@ -48,7 +50,8 @@ class RunMetrics:
 
     def fleet(self, name: str) -> cloudwatch.Metric:
         """Return a metric that EC2 publishes for the Spot fleet."""
-        return self._metric("AWS/EC2Spot", name, "Average", PERIOD, FleetRequestId=self.fleet_id)
+        dimension = {METRIC_DIMENSION: self.fleet_id}
+        return self._metric(METRIC_NAMESPACE, name, "Average", PERIOD, **dimension)
 
     def guard(self, name: str) -> cloudwatch.Metric:
         """Return a metric that Lambda publishes for the Guard."""

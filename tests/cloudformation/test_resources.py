@@ -2,6 +2,7 @@
 
 import io
 import json
+import threading
 import zipfile
 from typing import Any
 
@@ -41,19 +42,69 @@ def test_a_resource_is_made_changed_and_deleted(stacks: Any, type_: str) -> None
         assert not provisioner.exists(last), "still there after its stack's deletion"
 
 
-def test_a_new_template_version_reaches_the_fleet_in_place(stacks: Any) -> None:
+@pytest.mark.parametrize("is_in_place", [False, True])
+def test_a_new_template_version_reaches_the_fleet_in_place_or_replaces_it(
+    stacks: Any, monkeypatch: pytest.MonkeyPatch, is_in_place: bool
+) -> None:
+    if is_in_place:
+        monkeypatch.setattr(schema, "IN_PLACE", {"AWS::EC2::SpotFleet"})
     resources, _ = CASES["AWS::EC2::SpotFleet"]
-    stacks.create("versions", resources)
-    fleet = stacks.physical("versions", "It")
-    ec2 = stacks.aws.client("ec2")
-    instances = ec2.describe_spot_fleet_instances(SpotFleetRequestId=fleet)["ActiveInstances"]
-    stacks.update("versions", {**resources, "Template": template(InstanceType="g5.2xlarge")})
-    found = ec2.describe_spot_fleet_requests(SpotFleetRequestIds=[fleet])
-    config = found["SpotFleetRequestConfigs"][0]["SpotFleetRequestConfig"]
-    spec = config["LaunchTemplateConfigs"][0]["LaunchTemplateSpecification"]
-    assert spec["Version"] == "2"
-    after = ec2.describe_spot_fleet_instances(SpotFleetRequestId=fleet)["ActiveInstances"]
-    assert after == instances, "a deploy leaves running instances alone"
+    name = f"versions-{is_in_place}"
+    stacks.create(name, resources)
+    before, ec2 = stacks.physical(name, "It"), stacks.aws.client("ec2")
+
+    def seen(fleet: str) -> tuple[str, str, list[Any]]:
+        (found,) = ec2.describe_spot_fleet_requests(SpotFleetRequestIds=[fleet])[
+            "SpotFleetRequestConfigs"
+        ]
+        (launch,) = found["SpotFleetRequestConfig"]["LaunchTemplateConfigs"]
+        running = ec2.describe_spot_fleet_instances(SpotFleetRequestId=fleet)["ActiveInstances"]
+        version = launch["LaunchTemplateSpecification"]["Version"]
+        return found["SpotFleetRequestState"], version, running
+
+    _, _, instances = seen(before)
+    stacks.update(name, {**resources, "Template": template(InstanceType="g5.2xlarge")})
+    after = stacks.physical(name, "It")
+    if is_in_place:
+        assert after == before
+        assert seen(after) == ("active", "2", instances), "running instances are left alone"
+    else:
+        assert seen(before) == ("cancelled_terminating", "1", [])
+        state, version, others = seen(after)
+        assert (state, version, len(others), others == instances) == ("active", "2", 1, False)
+
+
+def test_a_security_group_and_what_it_needs_stay_while_an_instance_shuts_down(stacks: Any) -> None:
+    group = {**CASES["AWS::EC2::SecurityGroup"][0]["It"], "DependsOn": ["Kept"]}
+    kept, (subnet, _) = CASES["AWS::SSM::Parameter"][0]["It"], CASES["AWS::EC2::Subnet"]
+    stacks.create("shut-down", {"Vpc": subnet["Vpc"], "S": subnet["It"], "Kept": kept, "It": group})
+    aws, parameter = stacks.aws, stacks.physical("shut-down", "Kept")
+    ec2, ssm = aws.client("ec2"), aws.client("ssm")
+    ran = ec2.run_instances(
+        ImageId="ami-0123456789abcdef0", MinCount=1, MaxCount=1,
+        SubnetId=stacks.physical("shut-down", "S"),
+        SecurityGroupIds=[stacks.physical("shut-down", "It")],
+    )  # fmt: skip
+    instance = ran["Instances"][0]["InstanceId"]
+    aws.capacity.powered.add(instance)
+    ec2.terminate_instances(InstanceIds=[instance])
+    seen = []
+
+    def state() -> str:
+        found = ec2.describe_instances(InstanceIds=[instance])["Reservations"][0]["Instances"][0]
+        return str(found["State"]["Name"])
+
+    def power_off() -> None:
+        seen.append((state(), ssm.get_parameter(Name=parameter)["Parameter"]["Name"]))
+        aws.power_off(instance)
+
+    timer = threading.Timer(1.0, power_off)
+    timer.start()
+    stacks.delete("shut-down")
+    timer.join()
+    assert (seen, state()) == ([("shutting-down", parameter)], "terminated")
+    with pytest.raises(ClientError, match="ParameterNotFound"):
+        ssm.get_parameter(Name=parameter)
 
 
 def test_fails_on_a_fleet_that_wants_the_latest_version(stacks: Any) -> None:

@@ -1,6 +1,7 @@
 """The project's own stacks through the real CLI: deployed, changed, destroyed, adopted, guarded."""
 
 import json
+import re
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 from moto.ec2.models import ec2_backends
 
+from cloudformation import schema
 from rehearsal.aws import EmbeddedAws
 from rehearsal.aws.event_bus import EventBus
 from rehearsal.machines import ProcessMachine
@@ -46,9 +48,12 @@ def aws() -> Iterator[EmbeddedAws]:
         yield embedded
 
 
-def test_a_change_of_size_is_shown_first_and_replaces_nothing(
-    aws: EmbeddedAws, tmp_path: Path
+@pytest.mark.parametrize("is_in_place", [True, False])
+def test_a_change_of_size_is_shown_first_and_replaces_at_most_the_fleet(
+    aws: EmbeddedAws, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_in_place: bool
 ) -> None:
+    if is_in_place:
+        monkeypatch.setattr(schema, "IN_PLACE", {"AWS::EC2::SpotFleet"})
     cli = Cli(aws, tmp_path)
     cli.run("bootstrap", app=False)
     cli.run("deploy", "TrainingStack", *NEVER, *PROTECTED, app=False)
@@ -65,22 +70,31 @@ def test_a_change_of_size_is_shown_first_and_replaces_nothing(
     assert "[~] AWS::EC2::LaunchTemplate" in shown
     assert "g5.12xlarge" in shown
     assert "AWS::S3::Bucket" not in shown
-    assert "may be replaced" not in shown
-    assert "requires replacement" not in shown
+    is_replacing = "may be replaced" in shown or "requires replacement" in shown
+    assert is_replacing != is_in_place
 
     cli.run("deploy", "TrainingStack", *NEVER, *PROTECTED, *size, app=False)
     after = {name: physical_ids(aws, name) for name in before}
-    assert after == before
+    others = {
+        logical_id
+        for stack, ids in before.items()
+        for logical_id, physical_id in ids.items()
+        if after[stack][logical_id] != physical_id
+    }
+    fleet = outputs(aws, "TrainingStack")["FleetIdOutput"]
+    assert sorted(re.sub(r"[0-9A-F]{8}$", "", each) for each in others) == (
+        [] if is_in_place else ["FleetRequest"]
+    )
     template = next(name for name in after["TrainingStack"].values() if name.startswith("lt-"))
     versions = aws.client("ec2").describe_launch_template_versions(LaunchTemplateId=template)
     assert sorted(each["VersionNumber"] for each in versions["LaunchTemplateVersions"]) == [1, 2]
     (launch,) = fleet_config(aws, fleet)["LaunchTemplateConfigs"]
     assert launch["LaunchTemplateSpecification"]["Version"] == "2"
-    # A running trainer is left alone.
-    (same,) = aws.client("ec2").describe_spot_fleet_instances(SpotFleetRequestId=fleet)[
+    # A running trainer is left alone, or has a successor.
+    (now,) = aws.client("ec2").describe_spot_fleet_instances(SpotFleetRequestId=fleet)[
         "ActiveInstances"
     ]
-    assert same == running
+    assert (now == running) == is_in_place
     again = cli.run("diff", "TrainingStack", *PROTECTED, *size, app=False)
     assert "There were no differences" in again
 

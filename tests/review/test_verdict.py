@@ -38,8 +38,9 @@ def test_a_size_shows_overrides_throughput_and_cost_and_replaces_nothing(
     review_of: Reviewer,
 ) -> None:
     review = review_of(size="g5.12xlarge")
-    assert review.destructive == []
-    assert review.exit_code("destructive") == 0
+    (fleet,) = review.destructive
+    assert (fleet.type, fleet.action) == ("AWS::EC2::SpotFleet", "may be replaced")
+    assert review.exit_code("data-loss") == 0
     differences = {
         path: (old, new) for each in review.changes for path, old, new in each.differences()
     }
@@ -50,13 +51,14 @@ def test_a_size_shows_overrides_throughput_and_cost_and_replaces_nothing(
     # 100 + 200 GiB and an address: 0.0379; 1,907 MiB/s and 7,628 IOPS on top: 0.1293.
     assert float(before) == pytest.approx(1.212 + 0.0379, abs=1e-3)
     assert float(after) == pytest.approx(5.672 + 0.0379 + 0.1293, abs=1e-3)
-    assert any("updated in place" in effect for effect in review.run_effects)
+    assert review.run_effects[0].startswith("**The fleet may be replaced** (SpotFleetRequestConfig")
+    assert any("updated in place instead" in effect for effect in review.run_effects)
     assert any("GPUs change from 1 x NVIDIA A10G to 4 x" in effect for effect in review.run_effects)
 
 
 def test_a_rate_for_the_root_volume_shows_what_each_machine_pays(review_of: Reviewer) -> None:
     review = review_of(**{"root_volume.initialization_mib_per_second": "300"})
-    assert review.destructive == []
+    assert [each.action for each in review.destructive] == ["may be replaced"]
     row = "loading the root volume (45 GiB), $ a machine that boots"
     assert cost(review, row) == ("0.0000", "0.1620")
     (volumes,) = [each.after for each in review.costs if each.name == "volumes"]
@@ -236,7 +238,12 @@ def test_a_new_run_id_is_a_new_run_and_no_loss(review_of: Reviewer) -> None:
     assert review.losses == []
     assert review.exit_code("data-loss") == 0
     assert review.exit_code("destructive") == 1
-    assert review.run_effects[0].startswith("**A new run starts**: run-2 in place of run-1")
+    assert review.run_effects[0].startswith(
+        "**A new run starts, and the deploy ends run-1** if that still trains: run-2 gets"
+    )
+    assert "To let it train on, deploy with -c run_id=run-1" in review.run_effects[0]
+    # Its role goes, but not under a trainer.
+    assert not any("role" in effect for effect in review.run_effects[1:])
     assert not any("under the same run id" in effect for effect in review.run_effects)
 
 
@@ -257,7 +264,7 @@ def test_other_zones_replace_subnets_that_an_instance_holds(review_of: Reviewer)
 
 
 def test_what_the_cli_calls_a_replacement_is_one(base: Side, review_of: Reviewer) -> None:
-    head = review_of(size="g5.4xlarge")
+    head = review_of(target_capacity=0)
     (fleet,) = [each for each in head.changes if each.type == "AWS::EC2::SpotFleet"]
     word = CdkDiff(
         stack="TrainingStack", text="", destructive={fleet.logical_id: "may be replaced"}

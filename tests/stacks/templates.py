@@ -25,7 +25,6 @@ def sample_run_env(parameters: StackParameters, **changes: str) -> dict[Name, st
         "prediction": "",
         "dataset_uri": f"s3://datasets/{parameters.dataset}",
         "run_uri": f"s3://runs/runs/{parameters.run_id}",
-        "bundle_uri": "s3://assets/bundle.zip",
         "stack_name": "TrainingStack",
         "region": "us-east-1",
         "fleet_parameter": "/TrainingStack/fleet-id",

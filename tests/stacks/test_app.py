@@ -7,6 +7,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from aws_cdk import Environment
+
+import app as cdk_app
+from stacks.review_stack import ISSUER
 
 ROOT = Path(__file__).parents[2]
 
@@ -40,6 +44,22 @@ def test_synth_needs_no_account(assembly: Path) -> None:
         if each["type"] == "aws:cloudformation:stack"
     }
     assert environments == {"aws://unknown-account/unknown-region"}
+
+
+def test_a_concrete_account_and_region_need_no_look_up(tmp_path: Path) -> None:
+    review = {
+        "review.repository": "owner/name",
+        "review.oidc_provider": f"arn:aws:iam::123456789012:oidc-provider/{ISSUER}",
+    }
+    given = json.loads((ROOT / "cdk.json").read_text())["context"]
+    app = cdk_app.App(context={**given, **review, "kms": "create"}, outdir=str(tmp_path))
+    cdk_app.build(app, env=Environment(account="123456789012", region="eu-west-1"))
+    cdk_app.Validations.of(app).add_plugins(cdk_app.AwsSolutionsChecks(app))
+    app.synth()  # which raises if cdk-nag finds anything
+    manifest = json.loads((tmp_path / "manifest.json").read_text())
+    assert "missing" not in manifest
+    environments = {each.get("environment") for each in manifest["artifacts"].values()}
+    assert environments - {None} == {"aws://123456789012/eu-west-1"}
 
 
 def test_the_training_stack_brings_the_shared_ones_first(assembly: Path) -> None:

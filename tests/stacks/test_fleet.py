@@ -1,6 +1,8 @@
 """The Spot fleet: its kind, its sizes and subnets, its tags, and what it waits for."""
 
+import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +18,24 @@ def _config(templates: dict[str, Any]) -> Any:
 @pytest.fixture(scope="module")
 def request_config(templates: dict[str, Any]) -> Any:
     return _config(templates)
+
+
+def test_what_knows_the_kind_of_fleet_is_one_file_of_the_templates_and_one_of_the_guard() -> None:
+    words = re.compile(r"spot[-_]?fleet|EC2Spot|FleetRequestId", re.IGNORECASE)
+    folder = Path(__file__).parents[2] / "stacks"
+    knowing = {
+        path.relative_to(folder).as_posix()
+        for path in folder.rglob("*.py")
+        if words.search(path.read_text(encoding="utf-8"))
+    }
+    assert knowing == {
+        "fleet.py",
+        "guard/fleet.py",
+        # Commands that people type; what an account has to allow.
+        "guard/duties.py",
+        "doctor/capacity.py",
+        "data_key.py",
+    }
 
 
 def test_the_fleet_replaces_what_it_loses(request_config: Any) -> None:
@@ -91,8 +111,8 @@ def test_the_fleet_waits_for_role_and_guard(templates: dict[str, Any]) -> None:
 
 
 def test_the_fleets_id_is_published_after_the_fleet(templates: dict[str, Any]) -> None:
-    parameter = only(templates["TrainingStack"], "AWS::SSM::Parameter")
-    assert parameter["Name"] == "/TrainingStack/fleet-id"
+    parameters = every(templates["TrainingStack"], "AWS::SSM::Parameter")
+    (parameter,) = [each for each in parameters if each["Name"] == "/TrainingStack/fleet-id"]
     assert parameter["Value"]["Ref"].startswith("Fleet")
 
 

@@ -1,10 +1,12 @@
 """What a second deploy may change without replacing anything, held against AWS's own schemas."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from cloudformation import schema
 from cloudformation.schema import changed_properties, replaces
 
 Synthesize = Callable[..., Any]
@@ -36,7 +38,10 @@ def _pairs(before: Any, after: Any) -> list[tuple[str, str, Any, Any]]:
 
 
 @pytest.mark.parametrize("change", CHANGES, ids=str)
-def test_a_change_is_made_in_place(change: str, synthesize: Synthesize) -> None:
+def test_a_change_is_made_in_place_but_perhaps_in_the_fleet(
+    change: str, synthesize: Synthesize, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(schema, "IN_PLACE", {"AWS::EC2::SpotFleet"})
     before, after = synthesize(), synthesize(**CHANGES[change])
     pairs = _pairs(before, after)
     assert pairs, "the change changes something"
@@ -63,3 +68,39 @@ def test_a_new_run_replaces_the_fleet_and_nothing_else(synthesize: Synthesize) -
     pairs = _pairs(synthesize(), synthesize(run_id="exp7"))
     replaced = {type_name for _, type_name, old, new in pairs if replaces(type_name, old, new)}
     assert replaced == {"AWS::EC2::SpotFleet"}
+
+
+def test_a_new_run_takes_the_old_machine_nothing_before_it_has_ended(
+    synthesize: Synthesize,
+) -> None:
+    before, after = (synthesize(run_id=each)["TrainingStack"]["Resources"] for each in "ab")
+    (fleet,) = [name for name, each in before.items() if each["Type"] == "AWS::EC2::SpotFleet"]
+    # CloudFormation deletes what a resource needs after the resource, and deletes nothing before
+    # all that is new is there.
+    assert before[fleet]["DependsOn"]
+    groups = [name for name, each in before.items() if each["Type"] == "AWS::EC2::SecurityGroup"]
+    (group,) = groups  # which EC2 does not delete while an instance is in it
+    gone = before.keys() - after.keys()
+    assert {before[each]["Type"].rpartition("::")[2] for each in gone} == {
+        "Role", "Policy", "InstanceProfile", "SecurityGroup",
+    }  # fmt: skip
+    assert gone - {group} <= set(before[group]["DependsOn"])
+    kept = [each for each in before.keys() & after.keys() if "InstanceRole" in each]
+    assert kept == []
+
+
+def test_new_code_leaves_fleet_and_launch_template_alone(
+    synthesize: Synthesize, tmp_path: Path
+) -> None:
+    versions = []
+    for number in "12":
+        source = tmp_path / number / "mine"
+        source.mkdir(parents=True)
+        (source / "train.py").write_text(f"VERSION = {number}\n")
+        program = {"program": "python train.py", "source": str(source)}
+        versions.append(synthesize(workload="program", **program))
+    pairs = _pairs(*versions)
+    assert sorted(type_name for _, type_name, _, _ in pairs) == [
+        "AWS::IAM::Policy",
+        "AWS::SSM::Parameter",
+    ]

@@ -65,7 +65,8 @@ def _statements(resources: dict[str, Any]) -> Iterator[tuple[str, Any]]:
         if resource["Type"] == "AWS::IAM::Policy":
             (role,) = resource["Properties"]["Roles"]
             for statement in resource["Properties"]["PolicyDocument"]["Statement"]:
-                yield role["Ref"][:-8], statement
+                # A run's role is named after it.
+                yield role["Ref"][:-8].replace("run1Role", ""), statement
 
 
 def _spelled(resource: Any) -> str:
@@ -180,14 +181,17 @@ def test_an_instance_may_do_what_it_does_and_nothing_else(
             for action in _listed(statement["Action"])
         }
         assert actions == INSTANCE_ACTIONS | more
-    (role,) = [name for name in resources if re.fullmatch("InstanceRole[0-9A-F]{8}", name)]
+    (role,) = [name for name in resources if re.fullmatch(r"InstanceRole\w+Role[0-9A-F]{8}", name)]
     assert "ManagedPolicyArns" not in resources[role]["Properties"]
 
 
-def test_an_instance_reads_one_parameter_and_one_asset(resources: dict[str, Any]) -> None:
+def test_an_instance_reads_two_parameters_and_one_asset(resources: dict[str, Any]) -> None:
     mine = [statement for role, statement in _statements(resources) if role == "InstanceRole"]
-    (parameter,) = [each["Resource"] for each in mine if each["Action"] == "ssm:GetParameter"]
-    assert str(parameter).endswith(":parameter/TrainingStack/fleet-id']]}")
+    (named,) = [each["Resource"] for each in mine if each["Action"] == "ssm:GetParameter"]
+    bundle, fleet = sorted(named, key=lambda each: "fleet-id" in str(each))
+    assert str(fleet).endswith(":parameter/TrainingStack/fleet-id']]}")
+    (of_bundle,) = re.findall(r"'Ref': '(BundleUri\w+)'", str(bundle))
+    assert resources[of_bundle]["Properties"]["Name"] == "/TrainingStack/bundle-uri"
     (readable,) = [each["Resource"] for each in mine if each["Action"] == "s3:GetObject"]
     (asset,) = [str(each) for each in readable if "cdk-" in str(each)]
     assert re.search(r"-assets-[^/]*/[0-9a-f]{64}\.zip'", asset)
@@ -207,11 +211,11 @@ def test_metrics_go_to_the_stacks_own_namespace_only(resources: dict[str, Any]) 
 def test_only_the_own_fleet_may_be_modified_and_by_an_instance_only_to_zero(
     resources: dict[str, Any],
 ) -> None:
-    own = {"StringEquals": {"aws:ResourceTag/Stack": "TrainingStack"}}
+    stack, run = {"aws:ResourceTag/Stack": "TrainingStack"}, {"aws:ResourceTag/RunId": "run-1"}
     zero = {"ec2:Attribute/TargetCapacity": "0", "ec2:Attribute/OnDemandTargetCapacity": "0"}
     assert _conditions(resources, "ec2:ModifySpotFleetRequest") == {
-        "GuardRole": own,
-        "InstanceRole": {**own, "StringEqualsIfExists": zero},
+        "GuardRole": {"StringEquals": stack},
+        "InstanceRole": {"StringEquals": {**stack, **run}, "StringEqualsIfExists": zero},
     }
 
 

@@ -193,7 +193,14 @@ class Rig:
     ) -> ProcessMachine:
         """Power a new machine on, with the user data that the stack would render."""
         instance_id = self._instance()
-        user_data = render(variables or self.run_env(), (USERDATA / "first_boot.sh").read_text())
+        written = dict(variables or self.run_env())
+        self.aws.client("ssm").put_parameter(
+            Name=f"{self.parameter.rpartition('/')[0]}/bundle-uri",
+            Value=written.pop("BUNDLE_URI"),
+            Type="String",
+            Overwrite=True,
+        )
+        user_data = render(written, (USERDATA / "first_boot.sh").read_text())
         machine = ProcessMachine(
             folder=self.folder / f"machine-{len(self.machines)}",
             instance_id=instance_id,

@@ -73,6 +73,34 @@ def test_moto_forgets_a_cancelled_fleet(fleets: Fleets, without: Without) -> Non
     assert found["SpotFleetRequestConfigs"] == []
 
 
+def test_moto_ends_an_instance_at_once_and_deletes_a_group_in_use(
+    aws: EmbeddedAws, fleets: Fleets, without: Without
+) -> None:
+    without("terminate", "delete_security_group")
+    fleet = fleets.request()
+    (instance,) = (each["InstanceId"] for each in fleets.instances(fleet))
+    aws.capacity.powered.add(instance)
+    fleets.ec2.terminate_instances(InstanceIds=[instance])
+    (found,) = fleets.ec2.describe_instances(InstanceIds=[instance])["Reservations"]
+    assert found["Instances"][0]["State"]["Name"] == "terminated"
+    aws.power_off(instance)
+    fleets.instances(fleets.request())
+    fleets.ec2.delete_security_group(GroupId=fleets.group)
+
+
+def test_moto_makes_a_fleet_at_a_dry_run(fleets: Fleets, without: Without) -> None:
+    without("request_spot_fleet")
+    specification = {"ImageId": fleets.data["ImageId"], "InstanceType": "g5.xlarge"}
+    config = {
+        "IamFleetRole": "arn:aws:iam::123456789012:role/fleet",
+        "TargetCapacity": 0,
+        "AllocationStrategy": "lowestPrice",
+        "LaunchSpecifications": [specification],
+    }
+    made = fleets.ec2.request_spot_fleet(DryRun=True, SpotFleetRequestConfig=config)
+    assert made["SpotFleetRequestId"]
+
+
 def test_moto_finds_nothing_wrong_with_an_unknown_fleet(aws: EmbeddedAws, without: Without) -> None:
     without("describe_spot_fleet_requests")
     found = aws.client("ec2").describe_spot_fleet_requests(SpotFleetRequestIds=["sfr-nowhere"])

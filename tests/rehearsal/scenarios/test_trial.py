@@ -24,6 +24,8 @@ LATER, NEVER = Fault(action="s3:PutObject", status=500), Fault(action="sts:*", s
 class Deployed:
     """A deployment without machines."""
 
+    training = "TrainingStack"
+
     def __init__(self, aws: EmbeddedAws) -> None:
         self.aws = aws
 

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
@@ -27,6 +28,7 @@ class Clinic:
         self.vpcs = 5.0
         self.scores: list[tuple[str, int]] = [("us-east-1a", 7), ("us-east-1b", 3)]
         self.denied: set[str] = set()
+        self.fleet_denied = ""
 
     def connect(self, _: str | None) -> tuple[Callable[[str], Any], str]:
         return self.client, self.aws.region
@@ -41,9 +43,9 @@ class Clinic:
         if service == "service-quotas":
             return _Quotas(self)
         client = self.aws.client(service)
-        return _Ec2(client, self._scores) if service == "ec2" else client
+        return _Ec2(client, self) if service == "ec2" else client
 
-    def _scores(self, **asked: Any) -> dict[str, Any]:
+    def scores_asked(self, **asked: Any) -> dict[str, Any]:
         assert asked["SingleAvailabilityZone"] is True
         zones = self.aws.client("ec2").describe_availability_zones()["AvailabilityZones"]
         ids = {each["ZoneName"]: each["ZoneId"] for each in zones}
@@ -95,11 +97,22 @@ class _Quotas:
 
 
 class _Ec2:
-    """EC2 of the embedded AWS, which has no placement scores."""
+    """EC2 of the embedded AWS, which has no placement scores, and no organization above it."""
 
-    def __init__(self, client: Any, scores: Callable[..., Any]) -> None:
+    def __init__(self, client: Any, clinic: Clinic) -> None:
         self._client = client
-        self.get_spot_placement_scores = scores
+        self._clinic = clinic
+        self.get_spot_placement_scores = clinic.scores_asked
+
+    def request_spot_fleet(self, **asked: Any) -> Any:
+        if not self._clinic.fleet_denied:
+            return self._client.request_spot_fleet(**asked)
+        client = kept("ec2")
+        with Stubber(client) as stub:
+            stub.add_client_error(
+                "request_spot_fleet", "UnauthorizedOperation", self._clinic.fleet_denied
+            )
+            return client.request_spot_fleet(**asked)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._client, name)
@@ -134,6 +147,22 @@ def healthy(aws: EmbeddedAws) -> Iterator[Clinic]:
         iam.delete_role(RoleName=role)
     ssm.delete_parameter(Name=BOOTSTRAP)
     aws.client("s3").delete_object(Bucket="my-data", Key="trajectory/manifest.json")
+
+
+@contextmanager
+def deployed(clinic: Clinic, **outputs: str) -> Iterator[None]:
+    """Deploy a TrainingStack that has nothing but these outputs."""
+    cloudformation = clinic.aws.client("cloudformation")
+    template = {
+        "Resources": {"T": {"Type": "AWS::SNS::Topic"}},
+        "Outputs": {name: {"Value": value} for name, value in outputs.items()},
+    }
+    cloudformation.create_stack(StackName="TrainingStack", TemplateBody=json.dumps(template))
+    cloudformation.get_waiter("stack_create_complete").wait(
+        StackName="TrainingStack", WaiterConfig={"Delay": 1}
+    )
+    yield
+    cloudformation.delete_stack(StackName="TrainingStack")
 
 
 def upload(clinic: Clinic, gib: int) -> None:

@@ -6,7 +6,7 @@ import shlex
 import pytest
 
 from stacks.doctor.__main__ import main
-from tests.stacks.doctor.conftest import Clinic, Examine, upload
+from tests.stacks.doctor.conftest import Clinic, Examine, deployed, upload
 
 IMAGE = (
     "/aws/service/deeplearning/ami/x86_64/"
@@ -15,7 +15,8 @@ IMAGE = (
 
 
 def test_a_healthy_account_has_no_problem(healthy: Clinic, examine: Examine) -> None:
-    found = examine(healthy, "alarm.email=me@example.com")
+    everywhere = "zones=us-east-1a,us-east-1b,us-east-1c,us-east-1d,us-east-1f"
+    found = examine(healthy, "alarm.email=me@example.com", everywhere)
     states = {each["state"] for lines in found.values() for each in lines}
     # The alternates of a g5.2xlarge go up to 64 vCPUs.
     assert states == {"ok"}, found
@@ -84,10 +85,13 @@ def test_zones_without_the_size_are_a_problem(healthy: Clinic, examine: Examine)
     # g5 is offered in every zone of us-east-1 but e.
     (line,) = examine(healthy, "zones=us-east-1e")["size"]
     assert line["state"] == "problem"
-    assert line["fix"].endswith("-c zones=us-east-1a,us-east-1b")
+    # All that offer it.
+    assert line["fix"].endswith("-c zones=us-east-1a,us-east-1b,us-east-1c,us-east-1d,us-east-1f")
     (line,) = examine(healthy, "zones=us-east-1a,us-east-1e")["size"]
     assert line["state"] == "warning"
     assert "not offered in us-east-1e" in line["what"]
+    (line,) = examine(healthy)["size"]
+    assert (line["state"], "Spot finds more in all of them" in line["what"]) == ("warning", True)
 
 
 def test_a_low_score_is_a_warning_with_better_zones(healthy: Clinic, examine: Examine) -> None:
@@ -153,21 +157,47 @@ def test_what_may_not_be_checked_is_a_problem(healthy: Clinic, examine: Examine)
 def test_an_address_that_has_not_confirmed_is_a_problem(healthy: Clinic, examine: Examine) -> None:
     sns = healthy.aws.client("sns")
     topic = sns.create_topic(Name="alarms")["TopicArn"]
-    template = {"Resources": {"T": {"Type": "AWS::SNS::Topic"}},
-                "Outputs": {"TopicArn": {"Value": topic}}}  # fmt: skip
-    healthy.aws.client("cloudformation").create_stack(
-        StackName="TrainingStack", TemplateBody=json.dumps(template)
-    )
-    healthy.aws.client("cloudformation").get_waiter("stack_create_complete").wait(
-        StackName="TrainingStack", WaiterConfig={"Delay": 1}
-    )
-    assert examine(healthy)["alarm e-mail"][0]["what"] == "the topic has no subscriber"
-    sns.subscribe(TopicArn=topic, Protocol="email", Endpoint="me@example.com")
-    (line,) = examine(healthy)["alarm e-mail"]
-    # moto confirms at once; AWS says PendingConfirmation in place of the ARN.
-    assert (line["state"], line["what"]) == ("ok", "me@example.com confirmed")
-    assert examine(healthy)["stack TrainingStack"][0]["what"] == "CREATE_COMPLETE"
-    healthy.aws.client("cloudformation").delete_stack(StackName="TrainingStack")
+    with deployed(healthy, TopicArn=topic):
+        assert examine(healthy)["alarm e-mail"][0]["what"] == "the topic has no subscriber"
+        sns.subscribe(TopicArn=topic, Protocol="email", Endpoint="me@example.com")
+        (line,) = examine(healthy)["alarm e-mail"]
+        # moto confirms at once; AWS says PendingConfirmation in place of the ARN.
+        assert (line["state"], line["what"]) == ("ok", "me@example.com confirmed")
+        assert examine(healthy)["stack TrainingStack"][0]["what"] == "CREATE_COMPLETE"
+
+
+def test_a_deploy_that_would_end_another_run_names_it(healthy: Clinic, examine: Examine) -> None:
+    head = {"Bucket": "my-data", "Key": "runs/old/head.json"}
+    with deployed(healthy, RunUri="s3://my-data/runs/old"):
+        assert "run" not in examine(healthy, "run_id=old")
+        for state in ("not begun", "running", "released"):
+            if state != "not begun":
+                body = json.dumps({"state": state}).encode()
+                healthy.aws.client("s3").put_object(**head, Body=body)
+            (line,) = examine(healthy, "run_id=new")["run"]
+            assert line["state"] == "warning"
+            assert f"the deploy starts new and ends old, which is {state}" in line["what"]
+            assert "-c run_id=new -c run_id=old " in line["fix"]
+        healthy.aws.client("s3").put_object(**head, Body=b'{"state": "finished"}')
+        assert examine(healthy, "run_id=new")["run"][0]["state"] == "ok"
+    healthy.aws.client("s3").delete_object(**head)
+
+
+@pytest.mark.parametrize(
+    ("denied", "state", "told"),
+    [
+        ("with an explicit deny in a service control policy.", "problem", "CT.EC2.PV.6"),
+        ("because no identity-based policy allows the action.", "ok", "CloudFormation makes"),
+        ("Encoded authorization failure message: abc", "warning", "cannot tell who"),
+    ],
+)
+def test_whoever_denies_the_fleet_is_named(
+    healthy: Clinic, examine: Examine, denied: str, state: str, told: str
+) -> None:
+    healthy.fleet_denied = f"You are not authorized to perform: ec2:RequestSpotFleet {denied}"
+    (line,) = examine(healthy)["fleet"]
+    assert (line["state"], told in line["what"]) == (state, True)
+    assert not healthy.aws.client("ec2").describe_spot_fleet_requests()["SpotFleetRequestConfigs"]
 
 
 def test_a_key_that_spot_may_not_use_is_fixed_by_grants(healthy: Clinic, examine: Examine) -> None:
