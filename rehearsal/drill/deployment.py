@@ -99,8 +99,15 @@ class DeployedStacks:
         identifier = str(found["Parameter"]["Value"])
         where = f"{self.aws.region}:{self.aws.account}"
         arn = f"arn:aws:ec2:{where}:spot-fleet-request/{identifier}"
-        of_stack = {"stack": self.training, "id": identifier, "arn": arn}
-        return Fleet(aws=self.aws, bus=bus, boot=boot, say=say, **of_stack)
+        return Fleet(
+            aws=self.aws,
+            bus=bus,
+            id=identifier,
+            arn=arn,
+            boot=boot,
+            say=say,
+            stack=self.training,
+        )
 
     def run_files(self) -> BucketFiles:
         """Return the files of the run that is deployed now."""
