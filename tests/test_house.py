@@ -1,9 +1,12 @@
 """What must hold for the whole tree: sizes, names, pins, and a README that tells the truth."""
 
 import ast
+import os
 import re
 import subprocess
+import tomllib
 from functools import cache
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -47,12 +50,32 @@ def test_no_file_names_a_registry_host() -> None:
     assert named == []
 
 
-@pytest.mark.parametrize("folder", [".", "stacks/checkov", "benchmarks"])
-def test_every_requirement_is_exact_and_hashed(folder: str) -> None:
-    text = (REPOSITORY / folder / "requirements.txt").read_text().replace("\\\n", " ")
+GROUPS = ("dev", "examples")
+
+
+@pytest.mark.parametrize(
+    "lock",
+    [
+        "requirements.txt",
+        *(f"requirements-{group}.txt" for group in GROUPS),
+        "stacks/checkov/requirements.txt",
+        "benchmarks/requirements.txt",
+    ],
+)
+def test_every_requirement_is_exact_and_hashed(lock: str) -> None:
+    text = (REPOSITORY / lock).read_text().replace("\\\n", " ")
     lines = [line for line in text.splitlines() if line.strip() and not line.startswith("#")]
     assert lines
     assert [line for line in lines if "==" not in line or "--hash=sha256:" not in line] == []
+
+
+def test_ci_leaves_no_test_out_for_want_of_a_package() -> None:
+    """Without a group `make test` skips what needs it: tests/conftest.py."""
+    wanted = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["dependency-groups"]
+    assert wanted.keys() == {*GROUPS}
+    assert f'make setup WITH="{" ".join(GROUPS)}"' in (REPOSITORY / ".ci" / "run").read_text()
+    if "CI" in os.environ:
+        assert all(version(name) for names in wanted.values() for name in names)
 
 
 def test_every_python_file_opens_with_a_docstring_and_fits_in_a_reading() -> None:
