@@ -4,7 +4,6 @@ Each says why it is needed; tests/rehearsal/aws/test_moto_patches.py fails as so
 needs it.
 """
 
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -21,7 +20,7 @@ from moto.ec2.responses.spot_fleets import SpotFleets
 from moto.ec2.responses.spot_instances import SpotInstances
 from moto.ec2.utils import parse_user_data
 from moto.iam.models import IAMBackend
-from moto.s3.models import FakeBucket
+from moto.s3.models import FakeBucket, FakeKey
 
 from rehearsal.aws.bucket_policies import bucket_permission
 from rehearsal.aws.spot_fleet import CAPACITY, FleetNotFound, TemplateFleet
@@ -35,9 +34,9 @@ class Patch:
 
     owner: type
     name: str
-    replacement: Callable[..., Any]
+    replacement: Any
     why: str
-    original: Callable[..., Any] | None
+    original: Any
 
 
 def _request_spot_fleet(self: Any) -> ActionResult:
@@ -130,6 +129,21 @@ def _delete_security_group(self: Any, name: str | None = None, group_id: str | N
     _ORIGINAL_DELETE_GROUP(self, name, group_id)
 
 
+def _read_value(key: Any) -> bytes:
+    for read, kept in _LARGE_VALUES:
+        if read is key:
+            return kept
+    content: bytes = _ORIGINAL_VALUE.fget(key)
+    if len(content) >= _LARGE_BYTES:
+        _LARGE_VALUES[:] = [*_LARGE_VALUES[-1:], (key, content)]
+    return content
+
+
+def _write_value(key: Any, content: bytes) -> None:
+    _LARGE_VALUES[:] = [each for each in _LARGE_VALUES if each[0] is not key]
+    _ORIGINAL_VALUE.fset(key, content)
+
+
 def _find(backend: Any, fleet_id: str) -> Any:
     fleet = backend.get_spot_fleet_request(fleet_id)
     if fleet is None:
@@ -150,6 +164,10 @@ _ORIGINAL_MODIFY_ENDPOINT = VPCBackend.modify_vpc_endpoint
 _ORIGINAL_POLICIES = IAMBackend._init_aws_policies
 _ORIGINAL_TERMINATE = Instance.terminate
 _ORIGINAL_DELETE_GROUP = SecurityGroupBackend.delete_security_group
+_ORIGINAL_VALUE: Any = FakeKey.value
+_LARGE_BYTES = 1_000_000
+# The last two that were read, each by its key.
+_LARGE_VALUES: list[tuple[FakeKey, bytes]] = []
 
 PATCHES = (
     Patch(
@@ -245,6 +263,14 @@ PATCHES = (
         "managed policies for each: 1.5 seconds of each start",
     ),
     Patch(
+        owner=FakeKey,
+        name="value",
+        replacement=property(_read_value, _write_value),
+        original=_ORIGINAL_VALUE,
+        why="moto reads all of an object from a file for each range that is asked for: 15 GB to "
+        "sync 354 MB, while nobody else is served, and a busy machine's Guard times out",
+    ),
+    Patch(
         owner=CloudWatchResponse,
         name="put_composite_alarm",
         replacement=CloudWatchResponse.put_metric_alarm,
@@ -261,6 +287,7 @@ def install() -> None:
 
 
 def uninstall() -> None:
+    _LARGE_VALUES.clear()
     for patch in PATCHES:
         if patch.original is None:
             delattr(patch.owner, patch.name)

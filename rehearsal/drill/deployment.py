@@ -224,4 +224,6 @@ def child_environment(aws: EmbeddedAws) -> dict[str, str]:
     # Runs and machines share the cores: a thread that spins keeps the one it waits for from them.
     kept = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
     path = os.pathsep.join([str(Path(sys.prefix) / "bin"), os.environ.get("PATH", os.defpath)])
-    return {"OMP_WAIT_POLICY": "passive", **kept, **aws.environment(), "PATH": path}
+    # The embedded CloudFormation validates what it deploys against the same schemas.
+    spared = {"OMP_WAIT_POLICY": "passive", "CDK_VALIDATION": "false"}
+    return {**spared, **kept, **aws.environment(), "PATH": path}

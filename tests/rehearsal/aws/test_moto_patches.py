@@ -7,6 +7,7 @@ import base64
 import json
 from collections.abc import Callable
 
+import psutil
 import pytest
 from botocore.exceptions import ClientError
 from botocore.parsers import ResponseParserError
@@ -184,3 +185,25 @@ def test_moto_reads_the_managed_policies_of_every_partition(
 
 def test_every_patch_says_why() -> None:
     assert all(len(patch.why) > 20 for patch in PATCHES)
+
+
+def bytes_read_for_ranges(aws: EmbeddedAws, key: str) -> int:
+    """What this process reads of files, for ten ranges of an object of 20 MiB."""
+    s3 = aws.client("s3")
+    s3.create_bucket(Bucket=key)
+    s3.put_object(Bucket=key, Key=key, Body=b"old" + bytes(20 * 2**20))
+    before = psutil.Process().io_counters().read_chars
+    for _ in range(10):
+        assert s3.get_object(Bucket=key, Key=key, Range="bytes=0-2")["Body"].read() == b"old"
+    read = psutil.Process().io_counters().read_chars - before
+    s3.put_object(Bucket=key, Key=key, Body=b"new" + bytes(20 * 2**20))
+    assert s3.get_object(Bucket=key, Key=key, Range="bytes=0-2")["Body"].read() == b"new"
+    return read
+
+
+def test_moto_reads_all_of_an_object_for_each_of_its_ranges(
+    aws: EmbeddedAws, without: Without
+) -> None:
+    assert bytes_read_for_ranges(aws, "once") < 2 * 20 * 2**20
+    without("value")
+    assert bytes_read_for_ranges(aws, "ten-times") > 10 * 20 * 2**20
