@@ -11,6 +11,7 @@ from typing import Any
 
 from aws_cdk import Annotations, Stack, Token
 
+from contract.keys import MANIFEST
 from sizing.catalogue import PRICE_REGION, hourly_price, spot_price
 from sizing.catalogue.service_prices import IMAGE_GIB, initialization_usd
 from sizing.plan.checks import check_plan
@@ -64,6 +65,12 @@ def annotate(stack: Stack, parameters: StackParameters) -> dict[str, Any] | None
         notes.add_info_v2("plan:sizes", f"the fleet may start {offered(parameters)}")
     if parameters.root_volume.initialization_mib_per_second:
         notes.add_info_v2("plan:root", root_volume(parameters))
+    notes.add_info_v2(
+        "plan:dataset",
+        f"the machine starts with the stack and waits {parameters.dataset_wait_seconds / 60:g} min "
+        f"for {parameters.dataset}/{MANIFEST} in the dataset bucket, then the fleet goes to zero; "
+        "`make doctor` says whether it is there, and prints the command that puts it there",
+    )
     if parameters.program:
         _annotate_program(notes, parameters)
         return None

@@ -4,7 +4,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from contract.program import WORKLOAD as PROGRAM
-from training.errors import UserError, name_known
+from training.errors import UserError, check_recipe, name_known
 
 if TYPE_CHECKING:
     from training.workload import Workload
@@ -16,6 +16,27 @@ WORKLOADS: dict[str, str] = {
     "trajectory": "training.workloads.trajectory.workload:TRAJECTORY",
 }
 
+# Known without importing torch, so that a typing mistake is answered at once.
+RECIPES: dict[str, tuple[str, ...]] = {
+    "detection": ("laptop", "full", "coco_12"),
+    "growth": ("laptop", "full", "literal"),
+    "imagenet": ("laptop", "full", "epochs_16", "epochs_40", "epochs_88"),
+    "trajectory": ("laptop", "full", "magvit_laptop", "magvit_full"),
+}
+
+
+def check_names(name: str | None, recipe: str | None) -> None:
+    """UserError for a workload or recipe that does not exist; one's own has to be imported."""
+    if name is None or name == PROGRAM or ":" in name:
+        return
+    if name not in WORKLOADS:
+        raise UserError(
+            f"unknown workload {name!r}; {name_known(name, sorted(WORKLOADS))}, "
+            "or give your own as package.module:NAME"
+        )
+    if recipe is not None:
+        check_recipe(name, recipe, RECIPES[name])
+
 
 def load_workload(name: str) -> "Workload[Any]":
     """Import the workload `name`: a registered name, or your own `package.module:NAME`."""
@@ -25,11 +46,7 @@ def load_workload(name: str) -> "Workload[Any]":
             "'program' is not a workload; run it with "
             "`python -m training run --program COMMAND --source FOLDER`"
         )
-    if not attribute:
-        raise UserError(
-            f"unknown workload {name!r}; {name_known(name, sorted(WORKLOADS))}, "
-            "or give your own as package.module:NAME"
-        )
+    check_names(name, None)
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:

@@ -200,7 +200,8 @@ def _listen(port: int) -> socket.socket:
         listener.close()
         if error.errno == errno.EADDRINUSE:
             raise PortInUse(
-                f"port {port} is in use by another program; choose another port or 0 for a free one"
+                f"port {port} is in use by another program; give another with --port, or "
+                "--port 0 for a free one"
             ) from error
         raise
     listener.listen(128)

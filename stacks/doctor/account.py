@@ -113,5 +113,7 @@ def _refused(name: str, error: ClientError) -> Diagnosis:
             fix="use credentials with the managed policies ReadOnlyAccess and "
             "ServiceQuotasReadOnlyAccess for the doctor",
         )
+    if code == "NotImplemented":
+        return warning(check=name, what=f"not checked: the AWS at this endpoint has no {call}")
     message = error.response.get("Error", {}).get("Message", "")
     return problem(check=name, what=f"{call} failed with {code}: {message}")

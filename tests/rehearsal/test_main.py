@@ -46,7 +46,9 @@ def test_fails_when_the_port_is_in_use(
         port = taken.getsockname()[1]
         monkeypatch.setattr(sys, "argv", ["rehearsal", "aws", "--port", str(port)])
         assert main() == 1
-    assert f"port {port} is in use by another program" in capsys.readouterr().err
+    assert f"port {port} is in use by another program; give another with --port, or" in (
+        capsys.readouterr().err
+    )
     assert handlers() == before
 
 

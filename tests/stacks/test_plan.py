@@ -26,6 +26,7 @@ def test_the_plan_is_said_as_an_info(stack: Stack) -> None:
     assert plan["size"] == "g5.2xlarge"
     said = Annotations.from_stack(stack)
     said.has_info("*", Match.string_like_regexp(r"plan: trajectory/full on g5\.2xlarge takes"))
+    said.has_info("*", Match.string_like_regexp("waits 30 min for trajectory/manifest.json in the"))
     assert said.find_warning("*", Match.any_value()) == []
 
 

@@ -116,8 +116,11 @@ class LastResort:
         return notice.received + min(_GRACE_SECONDS, 0.5 * notice.seconds)
 
     def _end(self, notice: Notice) -> NoReturn:
-        what = "no step boundary can be reached" if self._lease else "nothing is held here"
-        print(f"[emergency] {what}; ending without the main thread", flush=True)
+        if self._lease or self._follows:
+            what = "[emergency] no step boundary can be reached; ending without the main thread"
+        else:
+            what = "[ok] stopped before the trainer began: there is nothing to save"
+        print(what, flush=True)
         if self._staged_copy is not None:
             try:
                 self._staged_copy.save_staged(notice)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from contract.keys import MANIFEST
-from training.cli.outputs import checked_folder
+from training.cli.outputs import checked_folder, whole_folder
 from training.dataset_output import FolderOutput, Output, clean_up
 from training.errors import EXIT_FINISHED, UserError
 from training.report.progress import FileProgressBar, ProgressBar, RateBar
@@ -82,11 +82,15 @@ def _make(options: argparse.Namespace) -> int:
     store = open_store(options.dataset_uri) if options.dataset_uri else None
     checked_folder(options.out)
     began = time.monotonic()
-    with ProgressBar(f"making {options.count} samples", options.count) as bar:
-        meta = workload.make_dataset(
-            options.out, options.count, options.seed, lambda done, total: bar.show(done, "", total)
-        )
-    _finish_making(options.out, workload.name, meta, began)
+    with whole_folder(options.out, UNFINISHED):
+        with ProgressBar(f"making {options.count} samples", options.count) as bar:
+            meta = workload.make_dataset(
+                options.out,
+                options.count,
+                options.seed,
+                lambda done, total: bar.show(done, "", total),
+            )
+        _finish_making(options.out, workload.name, meta, began)
     return EXIT_FINISHED if store is None else send(options.out, store)
 
 
@@ -110,11 +114,12 @@ def _import(options: argparse.Namespace) -> int:
             source = open_source(Path(options.source), Path(scratch))
             act, what, total = workload.import_dataset, f"{len(source)} files", len(source)
         checked_folder(options.out)
-        with ProgressBar(f"importing {what}", total) as bar:
-            meta = act(
-                source, options.out, options.seed, lambda done, total: bar.show(done, "", total)
-            )
-    _finish_making(options.out, workload.name, meta, began)
+        with whole_folder(options.out, UNFINISHED):
+            with ProgressBar(f"importing {what}", total) as bar:
+                meta = act(
+                    source, options.out, options.seed, lambda done, total: bar.show(done, "", total)
+                )
+            _finish_making(options.out, workload.name, meta, began)
     if isinstance(source, Path):
         print(", ".join(f"{split}: {count:,} images" for split, count in meta["splits"].items()))
     elif "classes" in meta:

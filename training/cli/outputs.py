@@ -5,10 +5,16 @@ Imports no torch.
 
 import errno
 import os
+import re
+import shutil
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from training.errors import MachineError, UserError
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def checked_file(path: Path) -> Path:
@@ -34,3 +40,35 @@ def checked_folder(path: Path) -> Path:
             f"cannot write to {path}: {why}; give another path"
         ) from error
     return path
+
+
+@contextmanager
+def whole_folder(path: Path, keep: str) -> Iterator[None]:
+    """Fill a new folder or leave it empty: half of what it is to hold would be refused later.
+
+    With the file `keep` in it, it can be continued, and stays.
+    """
+    try:
+        yield
+    except BaseException as error:
+        if (path / keep).exists():
+            raise
+        for made in path.iterdir():
+            if made.is_dir():
+                shutil.rmtree(made)
+            else:
+                made.unlink()
+        if (code := _system_code(error)) in _FULL:
+            raise MachineError(
+                f"{path} cannot be written: {os.strerror(code)}; what was made of it is deleted "
+                "again: make room, or give a folder on another disk with --out"
+            ) from error
+        raise
+
+
+def _system_code(error: BaseException) -> int:
+    """The system's code of an error; safetensors, for one, has it in its text alone."""
+    if isinstance(error, OSError):
+        return error.errno or 0
+    found = re.search(r"\(os error (\d+)\)", str(error))
+    return int(found[1]) if found else 0

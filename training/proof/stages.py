@@ -155,7 +155,10 @@ class _FewSamples(Samples):
             if not _equal(item, again):
                 raise UserError(
                     f"{self.what}: get({index}, rng) returns different samples for the same state "
-                    "of rng; draw from rng alone, not from global generators"
+                    "of rng. What draws from the generators of torch, numpy or random, such as "
+                    "torchvision's transforms, goes below `with drawing_from(rng):` (from "
+                    "training.workload import drawing_from), or the data set into a "
+                    "DatasetSamples of that module"
                 )
         return item
 

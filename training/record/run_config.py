@@ -114,7 +114,8 @@ def _refuse_other_run(
         if there != here:
             raise UserError(
                 f"the run folder {uri} belongs to {what} {_readable(there)}, "
-                f"not {_readable(here)}; give another run URI, or the same {what}"
+                f"not {_readable(here)}; give another run URI (-c run_id= of a stack), "
+                f"or the same {what}"
             )
 
 

@@ -62,8 +62,8 @@ def test_fails_in_one_sentence_when_the_port_is_in_use(aws: EmbeddedAws) -> None
         done.stderr.strip()
         .splitlines()[-1]
         .endswith(
-            f"PortInUse: port {port} is in use by another program; choose another port or 0 for a "
-            "free one"
+            f"PortInUse: port {port} is in use by another program; give another with --port, or "
+            "--port 0 for a free one"
         )
     )
     assert issubclass(PortInUse, ValueError)

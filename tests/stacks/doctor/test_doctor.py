@@ -36,8 +36,24 @@ def test_a_bare_account_is_told_every_command(bare: Clinic, examine: Examine) ->
     assert fixes["spot quota"].endswith(
         "--quota-code L-3819A6DF --desired-value 16 --region us-east-1"
     )
-    assert fixes["dataset"].startswith("python -m training data upload DIR --dataset-uri s3://my-d")
+    assert fixes["dataset"] == (
+        "python -m training data make --workload trajectory --count 9000 --out data "
+        "--dataset-uri s3://my-data/trajectory"
+    )
     assert "alarm.email=" in fixes["alarm e-mail"]
+
+
+def test_what_the_embedded_aws_does_not_have_is_no_problem(
+    bare: Clinic, examine: Examine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bare, "client", bare.aws.client)
+    found = examine(bare, "workload=imagenet")
+    for check in ("quota", "spot capacity"):
+        (line,) = found[check]
+        assert (line["state"], line["fix"]) == ("warning", "")
+        assert line["what"].startswith("not checked: the AWS at this endpoint has no Get")
+    drawing = "what nobody would draw is uploaded"
+    assert found["dataset"][0]["fix"].startswith("python -m training data upload DIR"), drawing
 
 
 def test_the_command_of_a_fix_fixes_it(bare: Clinic, examine: Examine) -> None:

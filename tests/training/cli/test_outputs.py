@@ -1,5 +1,6 @@
 """A place where nothing can be written is refused in one sentence, before any work is done."""
 
+import resource
 from pathlib import Path
 
 import pytest
@@ -46,6 +47,22 @@ def test_fails_for_a_dataset_in_a_file(file: Path, capsys: pytest.CaptureFixture
     assert f"the dataset folder {file} is a file; make one with" in capsys.readouterr().err
     assert main(["data", "make", f"--workload={WORKLOAD}", f"--out={file}", "--count=9"]) == 2
     assert f"{file} is a file; give a new folder" in capsys.readouterr().err
+
+
+def test_a_full_disk_leaves_no_half_made_dataset_that_would_be_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "data"
+    make = ["data", "make", f"--workload={WORKLOAD}", f"--out={out}", "--count=99"]
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))
+    try:
+        assert main(make) == 4
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    (said,) = capsys.readouterr().err.splitlines()
+    assert f"{out} cannot be written: File too large; what was made of it is deleted again" in said
+    assert main(make) == 0
 
 
 @pytest.mark.parametrize("option", ["--scratch", "--metrics-file"])

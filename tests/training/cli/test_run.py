@@ -203,6 +203,10 @@ def test_other_intervals_give_the_same_weights(run: Run, whole: Run, text: str) 
             "unknown workload 'trajectorie'; did you mean 'trajectory'? known are ",
         ),
         (
+            ["--workload=growth", "--recipe=laptpo"],
+            "workload 'growth' has no recipe 'laptpo'; did you mean 'laptop'? known are full,",
+        ),
+        (
             ["--workload=no.such.module:X"],
             "module 'no' was not found; check its name and its folder",
         ),

@@ -109,7 +109,7 @@ def test_a_run_that_is_never_the_same_is_found(
 @pytest.mark.parametrize(
     ("name", "says"),
     [
-        ("AUGMENTED", "rng) returns different samples for the same state of rng; draw from"),
+        ("AUGMENTED", "goes below `with drawing_from(rng):` (from training.workload import"),
         ("REPEATING", "does not return each of 30 indices exactly once; use training.randomness"),
         ("MISCOUNTED", "split 'train': files must take (indices)"),
         ("DETACHED", "with requires_grad=False; return a differentiable scalar"),
