@@ -58,7 +58,7 @@ $(READY): requirements.txt package-lock.json $(if $(filter $(TORCH_FROM),$(HAS_T
 
 # Groups of pyproject.toml, each with what the lock lacks for it.
 .venv/.dev .venv/.examples: .venv/.%: requirements-%.txt $(READY)
-	@echo "setup: $$(bash .ci/sizes.sh $<) of the group $*"
+	@echo "setup of the group $*: $$(bash .ci/sizes.sh $<)"
 	@$(INTO_VENV) install --quiet --no-deps --require-hashes --requirement $<
 	@touch $@
 

@@ -23,7 +23,8 @@ from contract.run_env import training_stack
 from rehearsal.alarms.trial import trial_table, try_alarms
 from rehearsal.aws import EmbeddedAws, PortInUse
 from rehearsal.drill.children import ChildFailed, Children, run_cdk
-from rehearsal.drill.demo import Demo
+from rehearsal.drill.demo import Demo, usual_seconds
+from rehearsal.drill.demo_log import DemoLog
 from rehearsal.drill.deployment import (
     REPOSITORY,
     DeployedStacks,
@@ -39,7 +40,7 @@ from rehearsal.drill.interruptions import (
 )
 from rehearsal.drill.program import PROGRAM_STAGES, RehearsedProgram, find_data
 from rehearsal.drill.receipt import find_faults, loss_curves, make_receipt
-from rehearsal.drill.report import receipt_rows, show_receipt, write_report
+from rehearsal.drill.report import receipt_rows, show_receipt, verdict, write_report
 from rehearsal.drill.workload import (
     DEFAULTS,
     PROGRAM_INTERRUPTIONS,
@@ -122,17 +123,12 @@ def _add_demo(demo: argparse.ArgumentParser) -> None:
     demo.add_argument("--recipe", default="laptop", help="default: %(default)s")
     demo.add_argument("--overrides", default="", help='recipe fields, "epochs=2 width=64"')
     demo.add_argument("--count", type=int, help=f"samples made; {by_workload('count')}")
-    demo.add_argument(
-        "--seed", type=int, default=0, help="seed of the dataset, default: %(default)s"
-    )
     demo.add_argument("--checkpoint-interval", help=by_workload("checkpoint_interval"))
     demo.add_argument(
         "--notice-seconds",
         type=float,
-        default=15.0,
-        help="from the notice to SIGKILL; EC2 gives 120, the demo %(default)s to save time",
+        help="from the notice to SIGKILL, as on EC2 120; default: 15, and more on a busy machine",
     )
-    demo.add_argument("--lease-ttl-seconds", type=float, default=6.0, help="default: %(default)s")
     demo.add_argument(
         "--interrupt",
         type=_interruption_argument,
@@ -142,7 +138,6 @@ def _add_demo(demo: argparse.ArgumentParser) -> None:
         f"{' '.join(PROGRAM_INTERRUPTIONS)} for a program, in the last stage of your own workload",
     )
     demo.add_argument("--no-interruptions", action="store_true", help="do not interrupt the run")
-    demo.add_argument("--timeout-seconds", type=float, default=1500, help="default: %(default)s")
     demo.add_argument("--json", action="store_true", help="print the receipt as JSON")
 
 
@@ -211,22 +206,27 @@ def rehearse(arguments: argparse.Namespace, say: Callable[[str], None]) -> int:
     trained, usual = _what_trains(arguments)
     plan = arguments.interrupt or [parse_interruption(text) for text in usual]
     plan = [] if arguments.no_interruptions else plan
-    with _embedded(arguments, say, say) as stacks:
-        demo = Demo(trained=trained, plan=plan, options=arguments, stacks=stacks, say=say)
+    path = (REPOSITORY / arguments.out).resolve()
+    log = DemoLog(say, path / "demo.log", usual_seconds(len(plan)))
+    with _embedded(arguments, say, log.hear) as stacks:
+        demo = Demo(trained=trained, plan=plan, options=arguments, stacks=stacks, log=log)
         rehearsed = demo.run()
         receipt = make_receipt(rehearsed)
-        rows, faults = receipt_rows(receipt), find_faults(receipt, len(plan))
-        report = stacks.folder / "report.html"
-        write_report(report, receipt, loss_curves(rehearsed, receipt), rows, faults)
-    path = stacks.folder / "receipt.json"
-    path.write_text(json.dumps(receipt, indent=2) + "\n")
+        # A script that saves seldom may be done before its second usual interruption.
+        least = min(1, len(plan)) if arguments.program and not arguments.interrupt else len(plan)
+        faults = find_faults(receipt, max(receipt["interruptions"], least))
+        receipt, rows = {"broken_promises": faults, **receipt}, receipt_rows(receipt)
+        write_report(path / "report.html", receipt, loss_curves(rehearsed, receipt), rows, faults)
+    (path / "receipt.json").write_text(json.dumps(receipt, indent=2) + "\n")
     if arguments.json:
         print(json.dumps(receipt, indent=2))
     else:
-        show_receipt(rows, Console())
+        said = "\n- ".join([verdict(receipt, faults), *faults])
+        show_receipt([("verdict", said), *rows], Console(width=min(Console().width, 120)))
     for fault in faults:
         print(f"rehearsal: broken promise: {fault}", file=sys.stderr)
-    say(f"receipt: {path}, report: {report}")
+    say(f"receipt: {path / 'receipt.json'}")
+    say(f"report: {path / 'report.html'}")
     return 1 if faults else 0
 
 
@@ -263,7 +263,6 @@ def _workload(arguments: argparse.Namespace) -> tuple[RehearsedWorkload, Sequenc
         recipe=arguments.recipe,
         overrides=arguments.overrides,
         count=defaults.count if arguments.count is None else arguments.count,
-        seed=arguments.seed,
         checkpoint_interval=arguments.checkpoint_interval or defaults.checkpoint_interval,
         source=source,
         data=data,
@@ -353,8 +352,11 @@ def serve(arguments: argparse.Namespace, say: Callable[[str], None]) -> int:
     """Start the embedded AWS, bootstrap it, print its variables and wait for Ctrl-C."""
     with (
         EmbeddedAws(port=arguments.port) as aws,
-        Children(say=say, environment=child_environment(aws), folder=REPOSITORY) as children,
+        Children(
+            say=lambda _: None, environment=child_environment(aws), folder=REPOSITORY
+        ) as children,
     ):
+        say("bootstrapping the embedded AWS ...")
         folder = REPOSITORY / "out"
         DeployedStacks(folder=folder, aws=aws, children=children).bootstrap()
         variables = "".join(f"export {k}={v}\n" for k, v in aws.environment().items())
@@ -375,8 +377,11 @@ def show_alarms(arguments: argparse.Namespace, say: Callable[[str], None]) -> in
     else:
         with (
             tempfile.TemporaryDirectory() as folder,
-            Children(say=say, environment=dict(os.environ), folder=REPOSITORY) as children,
+            Children(
+                say=lambda _: None, environment=dict(os.environ), folder=REPOSITORY
+            ) as children,
         ):
+            say("cdk synth ...")
             run_cdk(children, "cdk synth", "synth", "--quiet", "--output", folder)
             template = json.loads((Path(folder) / f"{training_stack()}.template.json").read_text())
     trials = try_alarms(template)

@@ -67,9 +67,8 @@ def annotate(stack: Stack, parameters: StackParameters) -> dict[str, Any] | None
         notes.add_info_v2("plan:root", root_volume(parameters))
     notes.add_info_v2(
         "plan:dataset",
-        f"the machine starts with the stack and waits {parameters.dataset_wait_seconds / 60:g} min "
-        f"for {parameters.dataset}/{MANIFEST} in the dataset bucket, then the fleet goes to zero; "
-        "`make doctor` says whether it is there, and prints the command that puts it there",
+        f"the machine waits {parameters.dataset_wait_seconds / 60:g} min for {parameters.dataset}/"
+        f"{MANIFEST} in the dataset bucket; `make doctor` prints the command that puts it there",
     )
     if parameters.program:
         _annotate_program(notes, parameters)

@@ -6,7 +6,7 @@ import typing
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from training.errors import UserError, check_recipe, name_known
+from training.errors import UserError, name_known
 from training.settings import changed, field_places
 from training.workload import Train, Workload
 
@@ -26,7 +26,11 @@ def parse_overrides(pairs: Sequence[str]) -> dict[str, str]:
 
 def resolve_config(workload: Workload[Any], recipe: str, overrides: Mapping[str, str]) -> Any:
     """The recipe's config with overrides applied by field name."""
-    check_recipe(workload.name, recipe, workload.recipes)
+    if recipe not in workload.recipes:
+        raise UserError(
+            f"workload {workload.name!r} has no recipe {recipe!r}; "
+            f"{name_known(recipe, sorted(workload.recipes))}"
+        )
     config = workload.recipes[recipe]()
     config = with_overrides(config, overrides, f"the config of workload {workload.name!r}")
     _refuse_without_effect(workload, config, overrides)

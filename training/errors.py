@@ -72,11 +72,3 @@ def name_known(given: str, known: Iterable[str]) -> str:
     close = difflib.get_close_matches(given, names, n=1)
     meant = f"did you mean {close[0]!r}? " if close else ""
     return f"{meant}known are {', '.join(names)}"
-
-
-def check_recipe(workload: str, recipe: str, known: Iterable[str]) -> None:
-    """UserError unless the workload has the recipe."""
-    if recipe not in known:
-        raise UserError(
-            f"workload {workload!r} has no recipe {recipe!r}; {name_known(recipe, sorted(known))}"
-        )

@@ -4,7 +4,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from contract.program import WORKLOAD as PROGRAM
-from training.errors import UserError, check_recipe, name_known
+from training.errors import UserError, name_known
 
 if TYPE_CHECKING:
     from training.workload import Workload
@@ -16,26 +16,22 @@ WORKLOADS: dict[str, str] = {
     "trajectory": "training.workloads.trajectory.workload:TRAJECTORY",
 }
 
-# Known without importing torch, so that a typing mistake is answered at once.
+# Known without torch, so that a typing mistake is answered at once.
 RECIPES: dict[str, tuple[str, ...]] = {
-    "detection": ("laptop", "full", "coco_12"),
-    "growth": ("laptop", "full", "literal"),
-    "imagenet": ("laptop", "full", "epochs_16", "epochs_40", "epochs_88"),
-    "trajectory": ("laptop", "full", "magvit_laptop", "magvit_full"),
+    "detection": ("coco_12", "full", "laptop"),
+    "growth": ("full", "laptop", "literal"),
+    "imagenet": ("epochs_16", "epochs_40", "epochs_88", "full", "laptop"),
+    "trajectory": ("full", "laptop", "magvit_full", "magvit_laptop"),
 }
 
 
-def check_names(name: str | None, recipe: str | None) -> None:
-    """UserError for a workload or recipe that does not exist; one's own has to be imported."""
-    if name is None or name == PROGRAM or ":" in name:
-        return
-    if name not in WORKLOADS:
+def check_recipe(workload: str | None, recipe: str | None) -> None:
+    """UserError for an unknown recipe of a known workload."""
+    known = RECIPES.get(workload or "", ())
+    if recipe and known and recipe not in known:
         raise UserError(
-            f"unknown workload {name!r}; {name_known(name, sorted(WORKLOADS))}, "
-            "or give your own as package.module:NAME"
+            f"workload {workload!r} has no recipe {recipe!r}; {name_known(recipe, known)}"
         )
-    if recipe is not None:
-        check_recipe(name, recipe, RECIPES[name])
 
 
 def load_workload(name: str) -> "Workload[Any]":
@@ -46,7 +42,11 @@ def load_workload(name: str) -> "Workload[Any]":
             "'program' is not a workload; run it with "
             "`python -m training run --program COMMAND --source FOLDER`"
         )
-    check_names(name, None)
+    if not attribute:
+        raise UserError(
+            f"unknown workload {name!r}; {name_known(name, sorted(WORKLOADS))}, "
+            "or give your own as package.module:NAME"
+        )
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:

@@ -28,6 +28,8 @@ from moto.events.models import EventPattern
 
 from rehearsal.aws.server import EmbeddedAws
 
+# Lambda retries an event twice (after a minute and two more, which a rehearsal has not).
+TRIES = 3
 SERVE = """
 import importlib, json, sys, traceback
 answers, sys.stdout = sys.stdout, sys.stderr
@@ -37,20 +39,22 @@ for line in sys.stdin:
     try:
         said = [handler(json.loads(line), None), None]
     except Exception:
-        said = [None, traceback.format_exc().strip()]
+        traceback.print_exc()
+        said = [None, traceback.format_exc().strip().rpartition("\\n")[2]]
     print(json.dumps(said), file=answers, flush=True)
 """
 
 
 @dataclass(kw_only=True, slots=True)
 class Invocation:
-    """One run of a deployed function: its event, its return value or its error."""
+    """One run of a deployed function: its event, its return value or its error's last line."""
 
     function: str
     detail_type: str
     answer: dict[str, Any] | None
     error: str | None
     seconds: float
+    tries: int = 1
 
 
 @dataclass(kw_only=True, slots=True)
@@ -161,16 +165,17 @@ class EventBus:
         deployed = configured.get("Environment", {}).get("Variables", {})
         variables = {"PATH": os.environ["PATH"], **self.aws.environment(), **deployed}
         variables.update(self.variables)
-        started = time.monotonic()
-        process = self._warm.get(name)
-        if process is None or not process.serves(configured["Handler"], variables):
-            if process is not None:
-                process.end()
-            process = FunctionProcess(
-                handler=configured["Handler"], variables=variables, folder=folder
-            )
-            self._warm[name] = process
-        answer, error = process.invoke(event, configured.get("Timeout", 3))
+        started, handler = time.monotonic(), configured["Handler"]
+        tries, error = 0, None
+        while tries == 0 or (error is not None and tries < TRIES):
+            tries += 1
+            process = self._warm.get(name)
+            if process is None or not process.serves(handler, variables):
+                if process is not None:
+                    process.end()
+                process = FunctionProcess(handler=handler, variables=variables, folder=folder)
+                self._warm[name] = process
+            answer, error = process.invoke(event, configured.get("Timeout", 3))
         self.invocations.append(
             Invocation(
                 function=name,
@@ -178,6 +183,7 @@ class EventBus:
                 answer=answer,
                 error=error,
                 seconds=time.monotonic() - started,
+                tries=tries,
             )
         )
 
@@ -217,7 +223,7 @@ class FunctionProcess:
         line = self._process.stdout.readline()
         if not line:
             self.end()
-            return None, self._log.read_text().strip()
+            return None, self._log.read_text().strip().rpartition("\n")[2]
         answer, error = json.loads(line)
         return answer, error
 

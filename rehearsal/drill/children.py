@@ -1,7 +1,6 @@
 """Programs that the rehearsal starts, the pinned CDK CLI among them: none is left behind."""
 
 import os
-import re
 import signal
 import subprocess
 import threading
@@ -69,11 +68,9 @@ class Children:
         self,
         name: str,
         command: Sequence[str],
-        *,
-        relayed: Callable[[str], bool] = bool,
         **variables: str,
     ) -> Child:
-        """Start a program; lines that `relayed` accepts go to `say`, the last ones are kept."""
+        """Start a program; its lines go to `say`, and the last ones are kept."""
         process = subprocess.Popen(
             command,
             cwd=self.folder,
@@ -86,26 +83,19 @@ class Children:
             start_new_session=True,
         )
         tail: deque[str] = deque(maxlen=_LINES_KEPT)
-        reader = threading.Thread(target=self._relay, args=(name, process, tail, relayed))
+        reader = threading.Thread(target=self._relay, args=(name, process, tail))
         reader.start()
         child = Child(name=name, process=process, tail=tail, reader=reader)
         self._started.append(child)
         return child
 
-    def _relay(
-        self,
-        name: str,
-        process: subprocess.Popen[str],
-        tail: deque[str],
-        relayed: Callable[[str], bool],
-    ) -> None:
+    def _relay(self, name: str, process: subprocess.Popen[str], tail: deque[str]) -> None:
         assert process.stdout is not None
         with process.stdout as lines:
             for line in lines:
                 if text := line.rstrip():
                     tail.append(text)
-                    if relayed(text):
-                        self.say(f"{name}: {text}")
+                    self.say(f"{name}: {text}")
 
 
 def run_cdk(
@@ -114,7 +104,7 @@ def run_cdk(
     """Run one CLI command and wait for it, doing `meanwhile`; ChildFailed has its last lines."""
     children.say(f"{name} ...")
     started = time.monotonic()
-    child = start_cdk(children, name, *arguments, relayed=_is_news)
+    child = start_cdk(children, name, *arguments)
     while child.process.poll() is None:
         meanwhile()
         time.sleep(_POLL_SECONDS)
@@ -122,14 +112,7 @@ def run_cdk(
     children.say(f"{name}: {time.monotonic() - started:.1f} s")
 
 
-def start_cdk(
-    children: Children, name: str, *arguments: str, relayed: Callable[[str], bool] = lambda _: False
-) -> Child:
+def start_cdk(children: Children, name: str, *arguments: str) -> Child:
     """Start one CLI command; do not wait."""
     command = ["npx", "--no-install", "cdk", *arguments, "--ci", "--no-color"]
-    return children.start(name, command, relayed=relayed)
-
-
-def _is_news(line: str) -> bool:
-    """Whether a line is worth relaying: of each resource one, when it is complete."""
-    return not re.search(r"IN_PROGRESS|npm warn|^Trusted|^Using default|Stack ARN|^arn:", line)
+    return children.start(name, command)

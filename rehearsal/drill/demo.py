@@ -9,8 +9,15 @@ from pathlib import Path
 from contract.keys import HEAD
 from rehearsal.aws.event_bus import EventBus
 from rehearsal.drill.children import run_cdk
-from rehearsal.drill.deployment import DATASET, DeployedStacks, synth_arguments
-from rehearsal.drill.fleet import BootableMachine, Fleet, RehearsalFailed, RunningInstance
+from rehearsal.drill.demo_log import DemoLog
+from rehearsal.drill.deployment import DATASET, NOTICE_SECONDS, DeployedStacks, synth_arguments
+from rehearsal.drill.fleet import (
+    POLL_SECONDS,
+    BootableMachine,
+    Fleet,
+    RehearsalFailed,
+    RunningInstance,
+)
 from rehearsal.drill.interruptions import Drill, PlannedInterruption
 from rehearsal.drill.program import RehearsedProgram
 from rehearsal.drill.receipt import Rehearsed
@@ -20,18 +27,31 @@ from rehearsal.machines.quirks import Quirks
 
 # The Guard runs every ten minutes; a rehearsal of a few minutes would never see that.
 _GUARD_TICK_SECONDS = 30.0
+_NOTICE_SECONDS = 15.0
+_LEASE_TTL_SECONDS = 6.0
+# Of an idle machine, for the fleet and then for each wait.
+_PATIENCE_SECONDS = 1500.0
+# After a trainer's end, for what its machine still sends.
+_QUIET_SECONDS = 2.0
+
+
+def usual_seconds(num_interruptions: int) -> list[float]:
+    """The seconds of each phase: three to deploy, one for each machine, one to compare."""
+    return [6.0, 8.0, 5.0, *[25.0] * (num_interruptions + 1), 5.0]
 
 
 @dataclass(kw_only=True, slots=True)
 class Demo:
-    """One rehearsal from deploy to receipt, phase by phase."""
+    """One rehearsal from deploy to receipt, phase by phase; its times follow the log's pace."""
 
     trained: RehearsedWorkload | RehearsedProgram
     plan: Sequence[PlannedInterruption]
     options: argparse.Namespace  # of `demo`
     stacks: DeployedStacks
-    say: Callable[[str], None]
+    log: DemoLog
     started: float = field(default_factory=time.monotonic)
+    notice_seconds: float = 0.0
+    _ends: dict[str, float] = field(default_factory=dict)  # of trainers, by instance
 
     @property
     def _machines(self) -> Path:
@@ -44,7 +64,7 @@ class Demo:
         resources = stacks.check_resources()
         reference = self.trained.start_reference(stacks, folder)
         bus = EventBus(aws=stacks.aws, code_folder=stacks.folder / "functions")
-        fleet, run = stacks.fleet(bus, self._machine, self.say), stacks.run_files()
+        fleet, run = stacks.fleet(bus, self._machine, self.log), stacks.run_files()
         fleet.step()
         if not fleet.running():
             raise RehearsalFailed(f"fleet {fleet.id} started no instance")
@@ -52,6 +72,7 @@ class Demo:
 
         def is_over() -> bool:
             drill.step()
+            self._skip_idle_notices(fleet)
             if reference.process.poll() not in (None, 0):
                 reference.expect()
             return self._is_over(fleet, run)
@@ -59,17 +80,22 @@ class Demo:
         try:
             fleet.follow(
                 is_over,
-                tell=self.say,
+                tell=self.log.hear,
                 tick_seconds=_GUARD_TICK_SECONDS,
-                timeout_seconds=self.options.timeout_seconds,
+                timeout_seconds=_PATIENCE_SECONDS * self.log.pace,
                 logs=self._machines,
             )
         finally:
             fleet.close()
         for life in fleet.lives.values():
             life.read_metrics()
-        self.say("the fleet is at zero; waiting for the uninterrupted run, to compare with it")
+        self.log.begin("the comparison with the uninterrupted run", is_last=True)
+        self._wait(
+            lambda: "the uninterrupted run, " + " ".join(list(reference.tail)[-1:]),
+            lambda: reference.process.poll() is not None,
+        )
         reference.expect()
+        self._wait(lambda: "the Guard, which has not had all events", lambda: bus.is_idle)
         bus.close()
         return Rehearsed(
             run=run,
@@ -77,27 +103,41 @@ class Demo:
             drill=drill,
             resources=resources,
             processes_left=stacks.processes_left(stacks.folder),
-            notice_seconds=self.options.notice_seconds,
+            notice_seconds=self.notice_seconds,
             seconds=time.monotonic() - self.started,
         )
 
+    def _wait(self, what: Callable[[], str], is_done: Callable[[], bool]) -> None:
+        seconds = _PATIENCE_SECONDS * self.log.pace
+        end = time.monotonic() + seconds
+        while not is_done():
+            if time.monotonic() > end:
+                raise RehearsalFailed(f"gave up after {seconds:.0f} s of waiting for {what()}")
+            self.log.hear(f"waiting for {what()}")
+            time.sleep(POLL_SECONDS)
+
     def _deploy(self) -> None:
-        stacks, options = self.stacks, self.options
+        stacks, options, log = self.stacks, self.options, self.log
+        log.begin("the account, and beside it the data")
         making = self.trained.make_data(stacks)
         stacks.bootstrap()
+        log.begin("the stacks' templates")
+        usual = min(NOTICE_SECONDS, round(_NOTICE_SECONDS * log.pace))
+        self.notice_seconds = options.notice_seconds or usual
         assembly = stacks.folder / "cdk.out"
         context = {
             "size": options.size,
             **self.trained.context(),
-            "notice_budget_seconds": f"{options.notice_seconds:g}",
-            "train.lease_ttl_seconds": f"{options.lease_ttl_seconds:g}",
+            "notice_budget_seconds": f"{self.notice_seconds:g}",
+            "train.lease_ttl_seconds": f"{_LEASE_TTL_SECONDS:g}",
         }
         run_cdk(stacks.children, "cdk synth", *synth_arguments(assembly, context))
+        log.begin("DatasetStack, the upload and TrainingStack")
         stacks.deploy(assembly, DATASET)
         if making is not None:
             making.expect()
         stacks.upload(self.trained.dataset)
-        stacks.aws.capacity.notice_seconds = options.notice_seconds
+        stacks.aws.capacity.notice_seconds = self.notice_seconds
         stacks.deploy(assembly, stacks.training)
 
     def _is_over(self, fleet: Fleet, run: Files) -> bool:
@@ -112,6 +152,17 @@ class Demo:
             )
         return True
 
+    def _skip_idle_notices(self, fleet: Fleet) -> None:
+        """End each notice in which the trainer has ended; EC2 would wait to its end."""
+        for life in fleet.running():
+            lines = life.machine.log_lines() if life.ends_at else ()
+            if any(line.startswith("after training: ") for line in lines):
+                since = self._ends.setdefault(life.instance.id, time.monotonic())
+                if time.monotonic() - since > _QUIET_SECONDS * self.log.pace:
+                    fleet.skip_notice(life)
+
     def _machine(self, instance: RunningInstance) -> BootableMachine:
-        seconds = self.options.notice_seconds
-        return self.stacks.machine(instance, self._machines, seconds, Quirks())
+        number = len(list(self._machines.glob("*")))
+        until = f"until {self.plan[number]}" if number < len(self.plan) else "to the end"
+        self.log.begin(f"machine {number + 1} of {len(self.plan) + 1}, {until}")
+        return self.stacks.machine(instance, self._machines, self.notice_seconds, Quirks())

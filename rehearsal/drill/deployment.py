@@ -155,13 +155,12 @@ class DeployedStacks:
         self,
         name: str,
         *arguments: str,
-        relayed: Callable[[str], bool] = bool,
         **variables: str,
     ) -> Child:
         """Start a Python program of this repository; do not wait."""
         command = [sys.executable, *arguments]
         own = {"PYTHONUNBUFFERED": "1", **variables}
-        return self.children.start(name, command, relayed=relayed, **own)
+        return self.children.start(name, command, **own)
 
 
 def handler_poll(notice_seconds: float) -> dict[str, str]:

@@ -9,7 +9,7 @@ import base64
 import json
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -190,6 +190,13 @@ class Fleet:
         else:
             life.reason = reason
             self._power_off(life)
+
+    def skip_notice(self, life: MachineLife) -> None:
+        """End a machine's notice now; nothing happens to one without a notice."""
+        endings = self.aws.capacity.endings
+        ending = endings.get(life.instance.id)
+        if ending is not None and ending.has_notice:
+            endings[life.instance.id] = replace(ending, ends_at=self.aws.capacity.clock())
 
     def rebalance(self, life: MachineLife) -> None:
         """Recommend to rebalance: EC2 may take the instance back, sooner or later, or never."""

@@ -101,9 +101,9 @@ class Drill:
 
     def _is_due(self, planned: PlannedInterruption, life: MachineLife) -> bool:
         if planned.stage == SNAPSHOT:
-            # Not before this machine trains: the snapshots may be of the one before.
+            # Not before this machine has one of its own: others may be of the one before.
             num_snapshots = sum(each.num_snapshots for each in self.fleet.lives.values())
-            return life.bytes_read > 0 and num_snapshots >= planned.after
+            return life.num_snapshots > 0 and num_snapshots >= planned.after
         return has_done(life.latest, planned.stage, planned.after)
 
     def _watch_commit(self) -> None:

@@ -63,7 +63,6 @@ class RehearsedProgram:
             *("-m", "training", "run", "--program-file", str(self.folder / _SPEC)),
             *("--source", str(self.folder), "--dataset-uri", str(stacks.dataset)),
             *("--run-uri", str(folder), "--ml-root", str(folder.with_name("uninterrupted-ml"))),
-            relayed=lambda line: False,
         )
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from contract.keys import GUARD, HEAD, RECEIPT
 from contract.lineage import Line
 from contract.samples import lineage_problems
+from rehearsal.aws.event_bus import TRIES
 from rehearsal.drill.fleet import MachineLife, user_data_faults
 from rehearsal.drill.interruptions import Drill, SeenInterruption, steps_lost
 from rehearsal.drill.run_files import (
@@ -66,6 +67,7 @@ def make_receipt(rehearsed: Rehearsed) -> dict[str, Any]:
         "guard_invocations": len(invocations),
         "guard_actions": [each.answer for each in invocations],
         "guard_errors": [each.error for each in invocations if each.error],
+        "guard_retries": sum(each.tries - 1 for each in invocations),
         **_cost(rehearsed.lives),
         "spent": spending(rehearsed.run),
         "machines": _machines(rehearsed),
@@ -110,7 +112,8 @@ def find_faults(receipt: Mapping[str, Any], expected_interruptions: int) -> list
         > 0,
         f"{receipt['processes_left']} processes were left behind": receipt["processes_left"] > 0,
         "the Guard never ran": receipt["guard_invocations"] == 0,
-        f"the Guard failed: {receipt['guard_errors'][:1]}": bool(receipt["guard_errors"]),
+        f"the Guard failed at {len(receipt['guard_errors'])} events, each of them tried "
+        f"{TRIES} times: {'; '.join(receipt['guard_errors'][:1])}": bool(receipt["guard_errors"]),
     }
     own = _program_faults(receipt) if "program" in receipt else _workload_faults(receipt)
     return [
@@ -187,7 +190,9 @@ def _workload_faults(receipt: Mapping[str, Any]) -> list[str]:
         if item["notice"] and item["notice_to_commit_seconds"] is None
     ]
     if lost:
-        faults.append(f"no commit was seen after {lost}; did the run finish before it?")
+        faults.append(
+            f"no commit was seen after the {' or the '.join(lost)}; did the run finish before it?"
+        )
     return faults
 
 
@@ -227,9 +232,12 @@ def _program_faults(receipt: Mapping[str, Any]) -> list[str]:
     faults = []
     if not names or names != others:
         faults.append(
-            f"the run left {sorted(names)} in its model folder, the uninterrupted {sorted(others)}"
+            f"the run left {', '.join(sorted(names)) or 'nothing'} in its model folder, the "
+            f"uninterrupted one {', '.join(sorted(others)) or 'nothing'}"
         )
-    if receipt["attempts"] != receipt["interruptions"] + 1:
+    # A run may end within its last notice.
+    in_notice = any(item["notice"] for item in receipt["interruption_list"][-1:])
+    if receipt["interruptions"] + 1 - receipt["attempts"] not in (0, in_notice):
         faults.append(
             f"{receipt['attempts']} attempts for {receipt['interruptions']} interruptions: one "
             "failed, or the run ended before an interruption"

@@ -194,13 +194,18 @@ def _cost_rows(receipt: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 def _end_rows(receipt: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return the rows of what was left running."""
+    again = receipt.get("guard_retries", 0)
     return [
         ("fleet", f"target capacity {receipt['fleet_target_capacity']}"),
         (
             "left running",
             f"{receipt['instances_running']} instances, {receipt['processes_left']} processes",
         ),
-        ("Guard", f"ran {receipt['guard_invocations']} times on the fleet's events"),
+        (
+            "Guard",
+            f"ran {receipt['guard_invocations']} times on the fleet's events"
+            + (f", {again} of them again after an error" if again else ""),
+        ),
     ]
 
 

@@ -25,7 +25,7 @@ class DemoDefaults:
 DEFAULTS: Mapping[str, DemoDefaults] = MappingProxyType(
     {
         "trajectory": DemoDefaults(
-            count=900,
+            count=480,
             checkpoint_interval="2epochs",
             interruptions=("kill:features:5", "notice:shuffled:60", "kill:head:120"),
         ),
@@ -46,8 +46,9 @@ DEFAULTS: Mapping[str, DemoDefaults] = MappingProxyType(
         ),
     }
 )
-# Of a program nobody here knows more than its snapshots.
-PROGRAM_INTERRUPTIONS = ("kill:snapshot:2", "notice:snapshot:5")
+# Of a program nobody here knows more than its snapshots, and it may make few: each machine that is
+# taken away has made one.
+PROGRAM_INTERRUPTIONS = ("kill:snapshot:1", "notice:snapshot:2")
 _USUAL_COUNT = 1000
 _USUAL_STEPS = 12
 
@@ -78,7 +79,6 @@ class RehearsedWorkload:
     recipe: str
     overrides: str
     count: int
-    seed: int
     checkpoint_interval: str
     source: Path | None = None  # the folder of one's own
     data: Path | None = None  # the folder of its data, or the script that makes it
@@ -101,9 +101,7 @@ class RehearsedWorkload:
     def make_data(self, stacks: DeployedStacks) -> Child | None:
         """Start making the dataset; do not wait."""
         if self.data is None:
-            return self._start_data(
-                stacks, "make", "--count", str(self.count), "--seed", str(self.seed)
-            )
+            return self._start_data(stacks, "make", "--count", str(self.count))
         brought = self.data
         if brought.is_file():
             brought = stacks.folder / "brought"
@@ -111,7 +109,7 @@ class RehearsedWorkload:
         if (brought / MANIFEST).is_file():
             shutil.copytree(brought, stacks.dataset)
             return None
-        return self._start_data(stacks, "import", str(brought), "--seed", str(self.seed))
+        return self._start_data(stacks, "import", str(brought))
 
     def _start_data(self, stacks: DeployedStacks, act: str, *options: str) -> Child:
         return stacks.start_python(
@@ -130,5 +128,4 @@ class RehearsedWorkload:
             *("-m", "training", "run", "--workload", self.name, "--recipe", self.recipe, *words),
             *("--dataset-uri", str(stacks.dataset), "--run-uri", str(folder)),
             *("--checkpoint-interval", self.checkpoint_interval),
-            relayed=lambda line: False,
         )

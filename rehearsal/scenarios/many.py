@@ -38,7 +38,6 @@ TRAINED = RehearsedWorkload(
     recipe="laptop",
     overrides="dense_steps=60 experts_steps=10 grown_steps=10",
     count=300,
-    seed=0,
     checkpoint_interval="10steps",
 )
 CONTEXT: Mapping[str, str] = {
@@ -206,9 +205,7 @@ class ManyRuns:
             self._begun += 1
             name = training_stack(f"r{self._begun}")
             arguments = deploy_arguments(self._assembly(self._begun), name)
-            self._deploy = start_cdk(
-                self.stacks.children, f"cdk deploy {name}", *arguments, relayed=bool
-            )
+            self._deploy = start_cdk(self.stacks.children, f"cdk deploy {name}", *arguments)
             self._synthesis = self._synthesize() if self._begun < self.count else None
 
     def _begin(self, bus: EventBus) -> None:

@@ -25,7 +25,6 @@ WORKLOAD = RehearsedWorkload(
     recipe="laptop",
     overrides="single_frame_epochs=1 time_average_epochs=1 shuffled_epochs=1 epochs=20",
     count=132,
-    seed=0,
     checkpoint_interval="2epochs",
 )
 CONTEXT: Mapping[str, str] = {

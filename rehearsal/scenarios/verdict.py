@@ -52,7 +52,7 @@ def find_faults(ended: Ended, expect: Expectation) -> list[str]:
         f"the fleet's target is {ended.target_capacity}, not 0": ended.target_capacity > 0,
         f"still running: {', '.join(ended.alive)}": bool(ended.alive),
         f"{ended.processes_left} processes were left behind": ended.processes_left > 0,
-        f"the Guard failed: {ended.guard_errors[:1]}": bool(ended.guard_errors),
+        f"the Guard failed: {'; '.join(ended.guard_errors[:1])}": bool(ended.guard_errors),
         f"never came to: {', '.join(ended.undone)}": bool(ended.undone),
     }
     others = user_data_faults(ended.lives)

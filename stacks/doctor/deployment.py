@@ -132,13 +132,12 @@ def dataset_is_uploaded(target: DeployTarget) -> Iterator[Diagnosis]:
 
 def _fill(target: DeployTarget, uri: str) -> str:
     """The one command that fills the bucket: drawn data, if that takes minutes, or one's own."""
-    p = target.parameters
-    if p.workload and not p.program and not p.source:
+    p, does = target.parameters, "upload DIR"
+    if not p.program and not p.source:
         known = describe(p.workload, p.recipe, p.overrides)
         if known.makes_data and 0 < known.num_samples <= _DRAWN_SAMPLES:
-            making = f"data make --workload {p.workload} --count {known.num_samples} --out data"
-            return f"python -m training {making} --dataset-uri {uri}"
-    return f"python -m training data upload DIR --dataset-uri {uri}"
+            does = f"make --workload {p.workload} --count {known.num_samples} --out data"
+    return f"python -m training data {does} --dataset-uri {uri}"
 
 
 def alarm_email_is_confirmed(target: DeployTarget) -> Iterator[Diagnosis]:

@@ -14,7 +14,7 @@ from tests.training import documented
 EPOCHS = "single_frame_epochs=1 time_average_epochs=1 shuffled_epochs=1 epochs=30"
 SMALL = [
     *("--count", "132", "--overrides", EPOCHS),
-    *("--notice-seconds", "5", "--lease-ttl-seconds", "3"),
+    *("--notice-seconds", "5"),
 ]
 
 

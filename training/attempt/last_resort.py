@@ -116,11 +116,9 @@ class LastResort:
         return notice.received + min(_GRACE_SECONDS, 0.5 * notice.seconds)
 
     def _end(self, notice: Notice) -> NoReturn:
-        if self._lease or self._follows:
-            what = "[emergency] no step boundary can be reached; ending without the main thread"
-        else:
-            what = "[ok] stopped before the trainer began: there is nothing to save"
-        print(what, flush=True)
+        what = "[emergency] no step boundary can be reached; ending without the main thread"
+        has_begun = self._lease is not None or self._follows
+        print(what if has_begun else "[ok] stopped before the trainer began: nothing to save")
         if self._staged_copy is not None:
             try:
                 self._staged_copy.save_staged(notice)

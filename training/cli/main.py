@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 
 from training.attempt.exit_code import exit_code_of
-from training.registry import check_names
+from training.registry import check_recipe
 from training.report.log import configure_logging
 
 EXIT_CODES = """exit codes: 0 finished · 75 interrupted and saved · 76 lost the lease to another
@@ -44,12 +44,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser(given[0] if given else "").parse_args(given)
     options.arguments = given
     configure_logging()
-    return exit_code_of(lambda: _act(options))
 
+    def act() -> int:
+        check_recipe(**{name: vars(options).get(name) for name in ("workload", "recipe")})
+        return int(options.act(options))
 
-def _act(options: argparse.Namespace) -> int:
-    check_names(getattr(options, "workload", None), getattr(options, "recipe", None))
-    return int(options.act(options))
+    return exit_code_of(act)
 
 
 def _parser(chosen: str) -> argparse.ArgumentParser:

@@ -14,8 +14,6 @@ from pathlib import Path
 
 from training.errors import MachineError, UserError
 
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-
 
 def checked_file(path: Path) -> Path:
     """Check that a file can be written, creating its folder; UserError says why not."""
@@ -44,31 +42,16 @@ def checked_folder(path: Path) -> Path:
 
 @contextmanager
 def whole_folder(path: Path, keep: str) -> Iterator[None]:
-    """Fill a new folder or leave it empty: half of what it is to hold would be refused later.
-
-    With the file `keep` in it, it can be continued, and stays.
-    """
+    """Fill a new folder or leave it empty; with the file `keep` in it, it can be continued."""
     try:
         yield
     except BaseException as error:
-        if (path / keep).exists():
-            raise
-        for made in path.iterdir():
-            if made.is_dir():
-                shutil.rmtree(made)
-            else:
-                made.unlink()
-        if (code := _system_code(error)) in _FULL:
+        if not (path / keep).exists():
+            shutil.rmtree(path, ignore_errors=True)
+        # Some libraries, such as safetensors, have an error of their own with the system's text.
+        if full := re.search("No space left on device|File too large|quota exceeded", str(error)):
             raise MachineError(
-                f"{path} cannot be written: {os.strerror(code)}; what was made of it is deleted "
-                "again: make room, or give a folder on another disk with --out"
+                f"{path} cannot be written: {full[0]}; what was made of it is deleted again: make "
+                "room, or give a folder on another disk with --out"
             ) from error
         raise
-
-
-def _system_code(error: BaseException) -> int:
-    """The system's code of an error; safetensors, for one, has it in its text alone."""
-    if isinstance(error, OSError):
-        return error.errno or 0
-    found = re.search(r"\(os error (\d+)\)", str(error))
-    return int(found[1]) if found else 0

@@ -27,9 +27,7 @@ def test_each_line_is_relayed_with_the_name_of_its_program(tmp_path: Path) -> No
 
 def test_fails_with_the_last_lines_of_the_program(tmp_path: Path) -> None:
     with children(tmp_path, []) as programs:
-        child = programs.start(
-            "bad", [sys.executable, "-c", "print('why'); exit(3)"], relayed=lambda line: False
-        )
+        child = programs.start("bad", [sys.executable, "-c", "print('why'); exit(3)"])
         with pytest.raises(ChildFailed, match=r"bad failed with exit status 3:\n    why"):
             child.expect()
 

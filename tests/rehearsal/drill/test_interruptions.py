@@ -16,6 +16,7 @@ from rehearsal.drill.interruptions import (
     steps_lost,
 )
 from rehearsal.drill.run_files import FolderFiles
+from rehearsal.drill.workload import PROGRAM_INTERRUPTIONS
 from tests.rehearsal.drill.no_machine import NoMachine, life
 
 
@@ -60,7 +61,7 @@ class OneMachine:
         self.taken: list[bool] = []
 
     def running(self) -> list[MachineLife]:
-        return list(self.lives.values())
+        return [life for life in self.lives.values() if life.ended is None]
 
     def interrupt(self, life: MachineLife, *, notice: bool) -> None:
         self.taken.append(notice)
@@ -82,6 +83,27 @@ def test_a_program_is_interrupted_after_a_snapshot_or_at_its_own_step(tmp_path: 
     drill.step()
     machine.write(kind="step", step=80)
     assert fleet.taken == [False]
+    drill.step()
+    assert fleet.taken == [False, True]
+
+
+def test_a_script_that_saves_three_times_loses_two_machines(tmp_path: Path) -> None:
+    machines = [Reports(tmp_path / name) for name in ("first.jsonl", "second.jsonl")]
+    fleet = OneMachine(life(machines[0]))
+    plan = [parse_interruption(text) for text in PROGRAM_INTERRUPTIONS]
+    drill = Drill(fleet=cast(Fleet, fleet), run=FolderFiles(folder=tmp_path / "run"), plan=plan)
+    machines[0].write(kind="commit", step=1)
+    drill.step()
+    assert fleet.taken == [False]
+    (first,) = fleet.lives.values()
+    first.num_snapshots = 2  # one more before it was gone
+    first.ended = 1.0
+    fleet.lives["i-2"] = life(machines[1])
+    drill.step()
+    machines[1].write(kind="step", step=5)
+    drill.step()
+    assert fleet.taken == [False], "not before the second machine has saved, too"
+    machines[1].write(kind="commit", step=2)
     drill.step()
     assert fleet.taken == [False, True]
 

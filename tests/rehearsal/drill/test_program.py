@@ -22,7 +22,9 @@ GOOD: dict[str, Any] = {
     "snapshots": 7,
     "attempts": 2,
     "interruptions": 1,
-    "interruption_list": [{"what": "kill without notice at step 40, 12 steps done again"}],
+    "interruption_list": [
+        {"what": "kill without notice at step 40, 12 steps done again", "notice": False}
+    ],
     "last_metrics": {"loss": 0.5, "step": 100},
     "uninterrupted_last_metrics": {"loss": 0.4},
     "final_files": {"model/model.pth": "aa"},
@@ -69,7 +71,10 @@ def test_fails_on_a_folder_that_lacks_what_the_demo_needs(tmp_path: Path) -> Non
     ("change", "fault"),
     [
         ({"attempts": 3}, "3 attempts for 1 interruptions: one failed"),
-        ({"final_files": {}}, "the run left [] in its model folder, the uninterrupted ['model/"),
+        (
+            {"final_files": {}},
+            "the run left nothing in its model folder, the uninterrupted one model/",
+        ),
         ({"interruptions": 0, "attempts": 1}, "0 interruptions happened, not 1"),
         ({"processes_left": 2}, "2 processes were left behind"),
     ],
@@ -78,6 +83,12 @@ def test_fails_a_rehearsal_that_did_not_end_as_planned(change: dict[str, Any], f
     assert find_faults(GOOD, 1) == []
     (found,) = find_faults({**GOOD, **change}, 1)
     assert found.startswith(fault)
+
+
+def test_a_program_may_end_within_its_last_notice() -> None:
+    noticed = [{"what": "notice at step 90, 0 steps done again", "notice": True}]
+    assert find_faults({**GOOD, "attempts": 1, "interruption_list": noticed}, 1) == []
+    assert len(find_faults({**GOOD, "attempts": 1}, 1)) == 1
 
 
 def test_the_receipt_says_honestly_whether_the_result_is_the_same() -> None:

@@ -12,7 +12,7 @@ from rehearsal.drill.children import Children
 from rehearsal.drill.deployment import DeployedStacks
 from rehearsal.drill.fleet import RehearsalFailed
 from rehearsal.drill.receipt import baselines_of, find_faults
-from rehearsal.drill.report import receipt_rows, show_receipt, write_report
+from rehearsal.drill.report import receipt_rows, show_receipt, verdict, write_report
 
 GOOD: dict[str, Any] = {
     "resources": 43,
@@ -62,12 +62,15 @@ def test_a_good_receipt_has_no_fault() -> None:
         ({"losses_equal": False}, "the losses differ"),
         ({"numerics_key": {"threads": 2}}, "the numerics keys differ"),
         ({"interruptions": 0}, "0 interruptions happened, not 1"),
-        ({"interruption_list": UNCOMMITTED}, "no commit was seen after ['notice in head']"),
+        ({"interruption_list": UNCOMMITTED}, "no commit was seen after the notice in head; did"),
         ({"fleet_target_capacity": 1}, "the fleet's target is 1, not 0"),
         ({"instances_running": 1}, "1 instances are still running"),
         ({"processes_left": 2}, "2 processes were left behind"),
         ({"guard_invocations": 0}, "the Guard never ran"),
-        ({"guard_errors": ["boom"]}, "the Guard failed: ['boom']"),
+        (
+            {"guard_errors": ["TimeoutError: boom"]},
+            "the Guard failed at 1 events, each of them tried 3 times: TimeoutError: boom",
+        ),
         ({"lineage_problems": ["a sample twice"]}, "a sample twice"),
     ],
 )
@@ -78,8 +81,9 @@ def test_fails_a_receipt_with_a_broken_promise(change: dict[str, Any], fault: st
 
 
 def shown(receipt: dict[str, Any]) -> str:
-    out = io.StringIO()
-    show_receipt(receipt_rows(receipt), Console(file=out, width=120))
+    out, faults = io.StringIO(), find_faults(receipt, 1)
+    rows = [("verdict", verdict(receipt, faults)), *receipt_rows(receipt)]
+    show_receipt(rows, Console(file=out, width=120))
     return out.getvalue()
 
 
@@ -91,6 +95,13 @@ def test_the_table_shows_both_hashes_and_the_verdict_but_not_the_key() -> None:
     assert "│ bb " in text
     assert "NO" in text
     assert "yes, weights and losses" in shown(GOOD)
+
+
+def test_a_guard_that_was_tried_again_broke_no_promise() -> None:
+    once = {**GOOD, "guard_retries": 1}
+    assert find_faults(once, 1) == [], "Lambda tries again, too"
+    assert "1 of them again after an error" in shown(once)
+    assert "Every promise was kept" in shown(once).splitlines()[2]
 
 
 def test_a_run_without_an_accuracy_shows_the_first_metric_of_each_stage() -> None:

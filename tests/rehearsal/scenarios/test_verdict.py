@@ -78,7 +78,7 @@ def test_a_clear_failure_event_with_nothing_left_is_as_written() -> None:
         ({"target_capacity": 1}, "the fleet's target is 1, not 0"),
         ({"alive": ["i-9"]}, "still running: i-9"),
         ({"processes_left": 2}, "2 processes were left behind"),
-        ({"guard_errors": ["boom"]}, "the Guard failed: ['boom']"),
+        ({"guard_errors": ["boom"]}, "the Guard failed: boom"),
         ({"undone": ["kill at head:9"]}, "never came to: kill at head:9"),
         ({"lives": [life(), life()]}, "2 machines booted, not 1"),
         ({"lives": [life(market="on-demand")]}, "the machines' markets were on-demand"),
