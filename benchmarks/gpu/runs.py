@@ -1,10 +1,7 @@
-"""Measured on runs of the trainer: equality, the price of determinism, the ladder, `check`."""
+"""Measured on runs of the trainer: equality, the price of determinism, the ladder."""
 
 import json
-import signal
-import time
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -14,133 +11,52 @@ from benchmarks.gpu.session import (
     LANGUAGE,
     Session,
     TrainerRun,
-    end_of,
     last_line,
+    override_options,
     rate_of,
-    start_training,
-    steps_of,
 )
-from training.errors import EXIT_INTERRUPTED
+from training.errors import EXIT_FAILED, EXIT_FINISHED
 from training.preflight.standalone import standalone_inputs
-from training.proof.compare import differences, read_outcome
 from training.settings import changed
-from training.store.open import open_store
 
-# Runs at the same time share a GPU, three of each comparison: each gets this much, or a quarter.
-_SHARE_MIB = 6000
-_MOST_AT_ONCE = 4
 # What a comparison takes at least.
 _LEAST_SECONDS = 30.0
-_POLL_SECONDS = 0.02
 _TRAJECTORY = {"num_threads": 1, "time_average_epochs": 1, "num_shards": 2}
 
 
 def equality(session: Session) -> None:
-    """Alone, again, and interrupted by a notice and resumed: weights and losses, bit for bit."""
-    none = session.dataset(LANGUAGE, 1)
-
-    def language(**overrides: object) -> TrainerRun:
-        given = {"steps": 24, "deterministic": True, **overrides}
-        return TrainerRun(
-            workload=LANGUAGE, recipe="plain", dataset=none, overrides=session.language(**given)
-        )
-
-    half = {"micro_batch": 4 if session.is_dry else 16}
-    jobs = {"bfloat16, average, fused": (language(ema=True, fused=True), "language", 9)}
-    if not session.is_dry:
-        jobs |= {
-            "float16, accumulated": (language(precision="float16", **half), "language", 9),
-            "compiled": (language(compile_mode="default"), "language", 9),
-            "not deterministic": (language(deterministic=False), "language", 9),
-            **_trajectory_jobs(session),
-        }
-    at_once = 1 if session.is_dry else session.gpu_mib // (3 * _share_mib(session))
-    with ThreadPoolExecutor(max(1, min(at_once, _MOST_AT_ONCE))) as pool:
-        tasks = [pool.submit(_compare, session, name, *job) for name, job in jobs.items()]
-    for task in tasks:
-        task.result()
+    """Alone, again, and interrupted everywhere: weights and losses, bit for bit."""
+    for name, (workload, recipe, overrides) in _compared(session).items():
+        if session.seconds_left < _LEAST_SECONDS:
+            session.row(name, "skipped", "no time is left")
+            continue
+        log = session.folder / "check.log"
+        given = [f"--recipe={recipe}", *override_options(overrides)]
+        code = session.training(["check", workload, *given], log)
+        found: dict[int | None, str] = {EXIT_FINISHED: "equal bits", EXIT_FAILED: "DIFFERS"}
+        session.row(name, found.get(code, f"FAILED: {code}"), last_line(log))
 
 
-def _trajectory_jobs(session: Session) -> dict[str, tuple[TrainerRun, str, int]]:
-    """Real recipes, made shorter: what is run, and the stage and step of the notice."""
-    clips = session.dataset("trajectory", 220)
+def _compared(session: Session) -> dict[str, tuple[str, str, Mapping[str, object]]]:
+    """What is compared, by name: workload, recipe and overrides."""
 
-    def job(recipe: str, **overrides: object) -> TrainerRun:
-        return TrainerRun(
-            workload="trajectory",
-            recipe=recipe,
-            dataset=clips,
-            overrides={**_TRAJECTORY, "deterministic": True, **overrides},
-        )
+    def language(**overrides: object) -> tuple[str, str, Mapping[str, object]]:
+        return LANGUAGE, "plain", session.language(**{"deterministic": True, **overrides})
 
-    short = {"tokenizer_epochs": 1, "epochs": 2}
-    heads = {"single_frame_epochs": 1, "shuffled_epochs": 1, "epochs": 3}
-    return {
-        "magvit_laptop in bfloat16": (
-            job("magvit_laptop", precision="bfloat16", **short),
-            "transformer",
-            8,
-        ),
-        "magvit_full": (job("magvit_full", **short), "tokenizer", 20),
-        "laptop": (job("laptop", **heads), "head", 12),
+    def trajectory(recipe: str, **overrides: object) -> tuple[str, str, Mapping[str, object]]:
+        return "trajectory", recipe, {**_TRAJECTORY, "deterministic": True, **overrides}
+
+    first = {"bfloat16, average, fused": language(ema=True, fused=True)}
+    if session.is_dry:
+        return first
+    return first | {
+        "float16, accumulated": language(precision="float16", micro_batch=16),
+        "compiled": language(compile_mode="default"),
+        "not deterministic": language(deterministic=False),
+        "magvit_laptop in bfloat16": trajectory("magvit_laptop", precision="bfloat16"),
+        "magvit_full": trajectory("magvit_full"),
+        "laptop": trajectory("laptop"),
     }
-
-
-def _compare(session: Session, name: str, job: TrainerRun, stage: str, step: int) -> None:
-    if session.seconds_left < _LEAST_SECONDS:
-        session.row(name, "skipped", "no time is left")
-        return
-    slug = "".join(letter if letter.isalnum() else "-" for letter in name)
-    with ThreadPoolExecutor(3) as pool:
-        alone, again = (pool.submit(_whole, session, job, f"{slug}-{k}") for k in ("a", "b"))
-        cut = pool.submit(_interrupted, session, job, f"{slug}-cut", stage, step)
-    first_code, code = cut.result()
-    codes = {"a": alone.result(), "b": again.result(), "cut": code}
-    bad = [k for k, code in codes.items() if code != 0]
-    if bad:
-        log = session.folder / f"{slug}-{bad[0]}.log"
-        session.row(name, f"exit codes {list(codes.values())}", f"FAILED: {last_line(log)}")
-        return
-    was = "" if first_code == EXIT_INTERRUPTED else f" (no notice: exit code {first_code})"
-    for k, what in (("b", "run again"), ("cut", f"interrupted and resumed{was}")):
-        session.row(f"{name}: {what}", *_difference(session.folder, f"{slug}-a", f"{slug}-{k}"))
-
-
-def _difference(folder: Path, one: str, other: str) -> tuple[str, str]:
-    """Whether two runs are equal, and if not where they first differ."""
-    ours, theirs = (read_outcome(open_store(str(folder / name)), folder) for name in (other, one))
-    found = differences(ours, theirs)
-    return ("DIFFERS", found[0]) if found else ("equal bits", f"{len(theirs.steps)} steps")
-
-
-def _share_mib(session: Session) -> int:
-    return min(_SHARE_MIB, session.gpu_mib // 4)
-
-
-def _options(session: Session) -> list[str]:
-    limit = [] if session.is_dry else [f"--memory-limit-mib={_share_mib(session)}"]
-    return ["--no-adapt", *limit]
-
-
-def _whole(session: Session, job: TrainerRun, name: str) -> int | None:
-    arguments = job.arguments(session.folder, name, *_options(session))
-    return session.training(arguments, session.folder / f"{name}.log")
-
-
-def _interrupted(
-    session: Session, job: TrainerRun, name: str, stage: str, step: int
-) -> tuple[int | None, int | None]:
-    """Send a notice at a step of a stage, then resume; both exit codes."""
-    arguments = job.arguments(session.folder, name, *_options(session))
-    with (session.folder / f"{name}.log").open("w") as log:
-        process = start_training(arguments, log)
-    while process.poll() is None and session.seconds_left > 0:
-        if len(steps_of(session.folder, name, stage)) >= step:
-            process.send_signal(signal.SIGUSR1)
-            break
-        time.sleep(_POLL_SECONDS)
-    first = end_of(process, max(5.0, session.seconds_left))
-    return first, session.training(arguments, session.folder / f"{name}.log")
 
 
 def speed(session: Session) -> None:
@@ -252,12 +168,3 @@ def ladder(session: Session) -> None:
     said = "; ".join(f"{'+'.join(t['rungs']) or 'as it is'}: {t['outcome']}" for t in trials)
     name = f"batches of 128 under {limit} MiB"
     session.row(name, "finished" if code == 0 else f"FAILED: {code}", said or last_line(log))
-
-
-def check(session: Session) -> None:
-    """Whether `training check`, which forks its attempts, can do so with CUDA."""
-    overrides = {"width": 64, "num_layers": 1, "num_tokens": 32, "vocabulary": 64, "steps": 12}
-    given = [f"--override={name}={value}" for name, value in overrides.items()]
-    log = session.folder / "check.log"
-    code = session.training(["check", LANGUAGE, *given], log)
-    session.row("training check", "finished" if code == 0 else f"FAILED: {code}", last_line(log))

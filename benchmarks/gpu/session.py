@@ -6,7 +6,6 @@ import signal
 import statistics
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -34,18 +33,11 @@ class Session:
     folder: Path
     deadline: float  # by the monotonic clock
     _datasets: dict[tuple[str, int], Path] = field(default_factory=dict)
-    _lock: threading.Lock = field(default_factory=threading.Lock)
 
     @property
     def is_dry(self) -> bool:
         """Whether there is no GPU, and sizes are tiny."""
         return self.device.type == "cpu"
-
-    @property
-    def gpu_mib(self) -> int:
-        """Memory of the GPU."""
-        total: int = torch.cuda.get_device_properties(self.device).total_memory
-        return total // 2**20
 
     @property
     def seconds_left(self) -> float:
@@ -54,9 +46,7 @@ class Session:
 
     def row(self, what: str, value: object, verdict: str = "") -> None:
         """Give a row of the table."""
-        line = json.dumps({"what": what, "value": str(value), "verdict": verdict})
-        with self._lock:
-            print(line, flush=True)
+        print(json.dumps({"what": what, "value": str(value), "verdict": verdict}), flush=True)
 
     def timed(self, act: Callable[[], object]) -> float:
         """Seconds of `act`, until the device has done it."""
@@ -76,15 +66,14 @@ class Session:
 
     def dataset(self, workload: str, count: int) -> Path:
         """The folder of a dataset, made once."""
-        with self._lock:
-            if (workload, count) not in self._datasets:
-                out = self.folder / f"data-{len(self._datasets)}"
-                made = [f"--workload={workload}", f"--count={count}", f"--out={out}"]
-                code = self.training(["data", "make", *made], self.folder / "data.log")
-                if code != 0:
-                    raise RuntimeError(f"the dataset: {last_line(self.folder / 'data.log')}")
-                self._datasets[workload, count] = out
-            return self._datasets[workload, count]
+        if (workload, count) not in self._datasets:
+            out = self.folder / f"data-{len(self._datasets)}"
+            made = [f"--workload={workload}", f"--count={count}", f"--out={out}"]
+            code = self.training(["data", "make", *made], self.folder / "data.log")
+            if code != 0:
+                raise RuntimeError(f"the dataset: {last_line(self.folder / 'data.log')}")
+            self._datasets[workload, count] = out
+        return self._datasets[workload, count]
 
     def ask(self, name: str, command: Sequence[str], **options: Any) -> Any:
         """The JSON that ends another process's output; RuntimeError with its last words."""
@@ -106,9 +95,29 @@ class Session:
 
     def training(self, arguments: list[str], log: Path, seconds: float = 200.0) -> int | None:
         """Run the trainer; its exit code, or None if it had to be ended."""
+        command = [sys.executable, "-m", "training", *arguments]
         with log.open("w") as file:
-            process = start_training(arguments, file)
-        return end_of(process, min(seconds, max(5.0, self.seconds_left)))
+            process = subprocess.Popen(
+                command,
+                cwd=REPOSITORY,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        try:
+            return process.wait(min(seconds, max(5.0, self.seconds_left)))
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            return None
+
+
+def override_options(overrides: Mapping[str, object]) -> list[str]:
+    """Overrides as options of the trainer."""
+    return [
+        f"--override={field}={str(value).lower() if isinstance(value, bool) else value}"
+        for field, value in overrides.items()
+    ]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -122,14 +131,10 @@ class TrainerRun:
 
     def arguments(self, folder: Path, name: str, *more: str) -> list[str]:
         """The command of the run called `name`."""
-        overrides = [
-            f"--override={field}={str(value).lower() if isinstance(value, bool) else value}"
-            for field, value in self.overrides.items()
-        ]
         what = [f"--workload={self.workload}", f"--recipe={self.recipe}"]
         where = [f"--dataset-uri={self.dataset}", f"--run-uri={folder / name}"]
         file = f"--metrics-file={metrics_file(folder, name)}"
-        return ["run", *what, *where, file, *overrides, *more]
+        return ["run", *what, *where, file, *override_options(self.overrides), *more]
 
 
 def metrics_file(folder: Path, name: str) -> Path:
@@ -151,24 +156,6 @@ def rate_of(folder: Path, name: str, stage: str) -> tuple[float, float]:
         return float("nan"), float("nan")
     rates, waits = ([x[key] for x in warm] for key in ("samples_per_second", "data_wait"))
     return statistics.median(rates), statistics.median(waits)
-
-
-def start_training(arguments: list[str], log: Any) -> "subprocess.Popen[bytes]":
-    """Start the trainer as a process group of its own."""
-    command = [sys.executable, "-m", "training", *arguments]
-    return subprocess.Popen(
-        command, cwd=REPOSITORY, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
-    )
-
-
-def end_of(process: "subprocess.Popen[bytes]", seconds: float) -> int | None:
-    """Wait for the exit code; after `seconds` end the process and what it has started: None."""
-    try:
-        return process.wait(seconds)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-        return None
 
 
 def last_line(log: Path) -> str:

@@ -23,7 +23,6 @@ MEASUREMENTS: Mapping[str, tuple[str, float]] = {
     "memory": ("device", 90.0),
     "equality": ("runs", 180.0),
     "ladder": ("runs", 60.0),
-    "check": ("runs", 60.0),
     "speed": ("runs", 120.0),
     "recipes": ("runs", 150.0),
 }
