@@ -28,7 +28,6 @@ _PASSES, _PASSES_SURE = 8.0, 1.0
 _FEATURE_SURE = 0.5
 # Runs scatter by this much; beyond `_HUBER` an error counts by its size, no longer by its square.
 _SCATTER, _HUBER = 0.14, 0.15
-_MOST_ROUNDS = 60
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,70 +80,29 @@ def _array(values: Any) -> Values:
 
 def seconds(rows: Rows, found: Values) -> Values:
     """Return the predicted seconds of each run's step."""
-    work, _, _ = _parts(rows, found)
-    return work + rows.optimizer
-
-
-def _parts(rows: Rows, found: Values) -> tuple[Values, Values, Values]:
-    """The work's seconds, and of it those of compute and of traffic."""
-    slower = np.exp(rows.features @ found[4:])
-    compute = rows.compute * np.exp(rows.precisions @ found[:3]) * slower
-    traffic = rows.traffic * np.exp(found[3]) * slower
-    return compute + traffic, compute, traffic
+    compute = rows.compute * np.exp(rows.precisions @ found[:3])
+    traffic = rows.traffic * np.exp(found[3])
+    total: Values = (compute + traffic) * np.exp(rows.features @ found[4:]) + rows.optimizer
+    return total
 
 
 def fit(rows: Rows) -> Values:
     """Return the logarithms of three time factors and of the passes, then the exponents."""
+    # Slow to import, and only needed here.
+    from scipy.optimize import least_squares
+
     num_features = rows.features.shape[1]
-    prior = np.log(_array([_FACTOR] * 3 + [_PASSES]))
-    prior = np.concatenate([prior, np.zeros(num_features)])
-    sure = _array([_FACTOR_SURE] * 3 + [_PASSES_SURE] + [_FEATURE_SURE] * num_features) ** -2
-    found, damping = prior, 1e-3
-    cost = _cost(rows, found, prior, sure)
-    for _ in range(_MOST_ROUNDS):
-        tried = found - _step(rows, found, prior, sure, damping)
-        now = _cost(rows, tried, prior, sure)
-        if now > cost:
-            damping *= 5
-            continue
-        is_done = cost - now < 1e-9 * cost
-        found, cost, damping = tried, now, damping / 3
-        if is_done:
-            break
-    return found
+    prior = np.concatenate([np.log([_FACTOR] * 3 + [_PASSES]), np.zeros(num_features)])
+    sure = _array([_FACTOR_SURE] * 3 + [_PASSES_SURE] + [_FEATURE_SURE] * num_features)
 
+    def residuals(found: Values) -> Values:
+        errors = np.log(seconds(rows, found) / rows.measured)
+        size = np.abs(errors)
+        huber = np.where(size < _HUBER, size, np.sqrt(_HUBER * np.abs(2 * size - _HUBER)))
+        runs = np.sqrt(rows.weights) * np.copysign(huber, errors) / _SCATTER
+        return np.concatenate([runs, (found - prior) / sure])
 
-def _errors(rows: Rows, found: Values) -> Values:
-    errors: Values = np.log(seconds(rows, found) / rows.measured)
-    return errors
-
-
-def _cost(rows: Rows, found: Values, prior: Values, sure: Values) -> float:
-    size = np.abs(_errors(rows, found))
-    huber = np.where(size < _HUBER, size**2, _HUBER * (2 * size - _HUBER))
-    away = (found - prior) ** 2 * sure
-    return float((rows.weights * huber).sum() / _SCATTER**2 + away.sum())
-
-
-def _step(rows: Rows, found: Values, prior: Values, sure: Values, damping: float) -> Values:
-    """Gauss-Newton with Levenberg's damping, each run weighed down by its error."""
-    work, compute, traffic = _parts(rows, found)
-    total = work + rows.optimizer
-    errors = np.log(total / rows.measured)
-    weights = rows.weights * np.minimum(1, _HUBER / np.maximum(np.abs(errors), 1e-12))
-    weights = weights / _SCATTER**2
-    slopes = np.concatenate(
-        [
-            rows.precisions * (compute / total)[:, None],
-            (traffic / total)[:, None],
-            rows.features * (work / total)[:, None],
-        ],
-        axis=1,
-    )
-    curvature = slopes.T @ (slopes * weights[:, None]) + np.diag(sure)
-    slope = slopes.T @ (weights * errors) + (found - prior) * sure
-    damped = curvature + damping * np.diag(np.diag(curvature))
-    return np.asarray(np.linalg.solve(damped, slope), dtype=np.float64)
+    return np.asarray(least_squares(residuals, prior, method="lm").x, dtype=np.float64)
 
 
 @cache
