@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.checkpoint_state import make_state, open_run, save_request
-from benchmarks.gpu.session import LANGUAGE, Session
+from benchmarks.gpu.session import Session
 from training.config import resolve_config
 from training.preflight.footprint import measure_evaluation, measure_step
 from training.registry import load_workload
@@ -96,7 +96,7 @@ def _save_seconds(
 
 def memory(session: Session) -> None:
     """The largest stage of a recipe as predicted and in a trial on the device."""
-    names = [(LANGUAGE, "plain", session.language())]
+    names = [("growth", "laptop", session.growth())]
     if not session.is_dry:
         names += [("trajectory", recipe, {}) for recipe in ("full", "magvit_full")]
     for name, recipe, overrides in names:

@@ -17,10 +17,16 @@ import torch
 from benchmarks import REPOSITORY
 from training.proof.machine import recorded
 
-LANGUAGE = "benchmarks.gpu.language:LANGUAGE"
-# The language model of the dry run, and of nothing that is worth a figure.
-TINY = {"width": 64, "num_layers": 1, "num_tokens": 32, "vocabulary": 64}
-TINY |= {"global_batch": 8, "micro_batch": 8, "num_threads": 1}
+# Phases after the dense one that are as short and as small as they may be.
+_BRIEF = {
+    "num_experts": 2,
+    "width_factor": 1,
+    "new_layers": 1,
+    "experts_steps": 1,
+    "grown_steps": 1,
+}
+# About 20 million parameters in the dense phase; in a dry run the laptop recipe's 100 thousand.
+_SIZES = {"width": 512, "num_heads": 8, "num_layers": 6, "hidden": 2048, "context": 256}
 # The first steps of a stage choose kernels and fill caches.
 _WARM_SHARE = 0.4
 
@@ -60,9 +66,10 @@ class Session:
         if not self.is_dry:
             torch.cuda.synchronize()
 
-    def language(self, **overrides: object) -> dict[str, object]:
-        """Overrides of the language model: as it is on a GPU, else tiny."""
-        return {**(TINY if self.is_dry else {}), **overrides}
+    def growth(self, **overrides: object) -> dict[str, object]:
+        """Overrides of the growth workload's laptop recipe: one phase that is worth a figure."""
+        sizes = {} if self.is_dry else {**_SIZES, "precision": "bfloat16"}
+        return {**_BRIEF, **sizes, **overrides}
 
     def dataset(self, workload: str, count: int) -> Path:
         """The folder of a dataset, made once."""
@@ -93,6 +100,14 @@ class Session:
             raise RuntimeError(f"{name}: {last_line(log)}")
         return json.loads(done.stdout.splitlines()[-1])
 
+    def run_options(self, name: str, workload: str, recipe: str, dataset: Path) -> list[str]:
+        """The command of the run called `name`, without its overrides."""
+        return [
+            *("run", f"--workload={workload}", f"--recipe={recipe}", f"--dataset-uri={dataset}"),
+            *(f"--run-uri={self.folder / name}", f"--artifacts-uri={self.folder / 'artifacts'}"),
+            f"--metrics-file={metrics_file(self.folder, name)}",
+        ]
+
     def training(self, arguments: list[str], log: Path, seconds: float = 200.0) -> int | None:
         """Run the trainer; its exit code, or None if it had to be ended."""
         command = [sys.executable, "-m", "training", *arguments]
@@ -118,23 +133,6 @@ def override_options(overrides: Mapping[str, object]) -> list[str]:
         f"--override={field}={str(value).lower() if isinstance(value, bool) else value}"
         for field, value in overrides.items()
     ]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TrainerRun:
-    """A run of the trainer, under several names."""
-
-    workload: str
-    recipe: str
-    dataset: Path
-    overrides: Mapping[str, object]
-
-    def arguments(self, folder: Path, name: str, *more: str) -> list[str]:
-        """The command of the run called `name`."""
-        what = [f"--workload={self.workload}", f"--recipe={self.recipe}"]
-        where = [f"--dataset-uri={self.dataset}", f"--run-uri={folder / name}"]
-        file = f"--metrics-file={metrics_file(folder, name)}"
-        return ["run", *what, *where, file, *override_options(self.overrides), *more]
 
 
 def metrics_file(folder: Path, name: str) -> Path:

@@ -11,9 +11,7 @@ import torch
 
 from benchmarks.__main__ import main
 from benchmarks.gpu import device, table
-from benchmarks.gpu.language import LANGUAGE
 from benchmarks.gpu.session import Session, steps_of
-from training.preflight.workload_checks import problems
 
 ROOT = Path(__file__).parents[2]
 
@@ -37,10 +35,6 @@ def test_fails_for_a_measurement_that_does_not_exist() -> None:
 def test_every_measurement_is_a_function_of_its_file() -> None:
     for name, (file, seconds) in table.MEASUREMENTS.items():
         assert callable(getattr(import_module(f"benchmarks.gpu.{file}"), name)) and seconds > 0
-
-
-def test_the_workload_of_the_benchmark_is_one() -> None:
-    assert problems(LANGUAGE) == []
 
 
 def test_what_needs_no_run_works_up_to_the_device(
