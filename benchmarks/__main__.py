@@ -29,7 +29,7 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     spot.add_arguments(policies)
-    saves = commands.add_parser("checkpoint", help="saves, torch.save's, safetensors' and DCP's")
+    saves = commands.add_parser("checkpoint", help="saves, torch.save's and safetensors'")
     saves.add_argument("--rounds", type=int, default=7, help="alternating, default: %(default)s")
     saves.add_argument("--megabytes", type=int, default=512, help="default: %(default)s")
     saves.add_argument("--folder", type=Path, help="on the disk to measure (default: temporary)")

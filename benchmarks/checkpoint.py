@@ -1,8 +1,7 @@
 """Checkpoints beside their peers, in alternating rounds of one run: blocked, durable, CPU, memory.
 
-Every peer saves the same tensors to the same disk, is durable after fsync and keeps its memory from
-save to save if it can. The baselines are a plain copy in memory, which training must wait for, and
-a plain write with fsync of as many bytes.
+Every peer saves the same tensors to the same disk and is durable after fsync. The baselines are a
+plain copy in memory, which training must wait for, and a plain write with fsync of as many bytes.
 """
 
 import json
@@ -14,7 +13,6 @@ import sys
 import tempfile
 import threading
 import time
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass, field
@@ -22,13 +20,8 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
-import torch.distributed as dist
 from safetensors.torch import save_file
 from torch import Tensor
-from torch.distributed.checkpoint.filesystem import FileSystemWriter
-from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
-from torch.distributed.checkpoint.state_dict_saver import async_save
-from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
 from benchmarks import REPOSITORY
 from benchmarks.checkpoint_state import make_state, open_run, save_request
@@ -59,21 +52,18 @@ def measure(*, rounds: int, megabytes: int, folder: Path | None = None) -> list[
     """Save with every method in turn; return one row each, medians over the rounds."""
     if rounds < 1 or megabytes < 1:
         raise ValueError(f"give at least 1 round and 1 megabyte, got {rounds} and {megabytes}")
-    warnings.filterwarnings("ignore", category=UserWarning, module="torch.distributed")
     root = Path(tempfile.mkdtemp(prefix="checkpoint-", dir=folder))
     try:
         state = make_state(megabytes)
         size = sum(t.nbytes for part in state.values() for t in part.values())
         with open_run(FolderStore(root / "run"), root) as context:
             checkpointer = Checkpointer(context, Schedule(context.interval), None)
-            times = _run_rounds(_methods(state, checkpointer, root), root, rounds)
+            times = _run_rounds(_methods(state, checkpointer), root, rounds)
         rows = _rows(times, size)
         with redirect_stdout(sys.stderr):  # what the checkpointer logs at a notice is not a result
             rows += _under_a_cap(state, size, root)
         return [*rows, *_memory_rows(megabytes)]
     finally:
-        if dist.is_initialized():
-            dist.destroy_process_group()
         shutil.rmtree(root)
 
 
@@ -95,12 +85,11 @@ def _run_rounds(methods: Mapping[str, Save], root: Path, rounds: int) -> dict[st
     return times
 
 
-def _methods(state: State, checkpointer: Checkpointer, root: Path) -> dict[str, Save]:
+def _methods(state: State, checkpointer: Checkpointer) -> dict[str, Save]:
     flat = torch.cat([t.reshape(-1) for part in state.values() for t in part.values()])
     copy = torch.empty_like(flat)
     nested = {part: dict(tensors) for part, tensors in state.items()}
     merged = {f"{part}/{n}": t for part, tensors in state.items() for n, t in tensors.items()}
-    dist.init_process_group("gloo", init_method=f"file://{root}/rendezvous", rank=0, world_size=1)
     steps = iter(range(1, 10**6))
 
     def ours(target: Path) -> float | None:
@@ -110,18 +99,6 @@ def _methods(state: State, checkpointer: Checkpointer, root: Path) -> dict[str, 
         checkpointer.poll()
         return continued
 
-    stager = DefaultStager(StagingOptions(False, False, False, False))  # no accelerator
-
-    def dcp_async(target: Path, stager: DefaultStager | None = None) -> float | None:
-        future: Any = async_save(nested, storage_writer=_writer(target), async_stager=stager)
-        continued = time.perf_counter()
-        future.result()
-        return continued
-
-    def dcp_sync(target: Path) -> float | None:
-        dcp_save(nested, storage_writer=_writer(target))
-        return None
-
     def plain_copy(target: Path) -> float | None:
         copy.copy_(flat)
         return None
@@ -130,18 +107,11 @@ def _methods(state: State, checkpointer: Checkpointer, root: Path) -> dict[str, 
         COPY: plain_copy,
         WRITE: lambda target: _write(target, flat),
         "ours, behind the training": ours,
-        "DCP async_save, stager kept": lambda target: dcp_async(target, stager),
-        "DCP async_save, by default": dcp_async,
-        "DCP save": dcp_sync,
         "safetensors save_file": lambda target: _synced(
             target, lambda path: save_file(merged, path)
         ),
         "torch.save": lambda target: _synced(target, lambda path: torch.save(nested, path)),
     }
-
-
-def _writer(target: Path) -> FileSystemWriter:
-    return FileSystemWriter(target, thread_count=2, sync_files=True)
 
 
 def _write(target: Path, flat: Tensor) -> None:

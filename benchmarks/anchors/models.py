@@ -1,6 +1,6 @@
 """The models of sizing/evidence/ground_truths.csv, rebuilt for counting and never trained.
 
-B batch, T tokens, D width.
+B batch, T tokens, D width; in BERT H heads, K width of a head.
 """
 
 import csv
@@ -14,8 +14,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from benchmarks.anchors.bert import BERTS, Bert
-
 _GROUND_TRUTHS_FILE = Path(__file__).parents[2] / "sizing" / "evidence" / "ground_truths.csv"
 # Counting needs no data: images of this many pixels a side, as in timm's table.
 _IMAGE_SIZES = {
@@ -23,6 +21,14 @@ _IMAGE_SIZES = {
     "efficientnet_b2": 256,
     "efficientnet_b4": 380,
     "efficientnet_v2_s": 288,
+}
+_HEAD, _WORDS, _POSITIONS, _DROPOUT = 64, 30_528, 512, 0.1
+# Layers, width and tokens of the models in sizing/evidence/ground_truths.csv, by name.
+BERTS = {
+    "bert_base_384": (12, 768, 384),
+    "bert_large_384": (24, 1024, 384),
+    "bert_large_128": (24, 1024, 128),
+    "bert_large_512": (24, 1024, 512),
 }
 _VITS = {"vit_tiny_16": (16, 3, 192), "vit_small_16": (16, 6, 384), "vit_small_32": (32, 6, 384)}
 
@@ -183,6 +189,43 @@ def _language_model(experts: int) -> Anchor:
     )
 
 
+class _BertLayer(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.query, self.key, self.value, self.out = (nn.Linear(width, width) for _ in range(4))
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+        self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(2))
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        q_BHTK, k_BHTK, v_BHTK = (
+            layer(x_BTD).unflatten(-1, (-1, _HEAD)).transpose(1, 2)
+            for layer in (self.query, self.key, self.value)
+        )
+        share_BHTT = F.dropout((q_BHTK @ k_BHTK.mT / _HEAD**0.5).softmax(-1), _DROPOUT)
+        seen_BTD = self.out((share_BHTT @ v_BHTK).transpose(1, 2).flatten(2))
+        x_BTD = self.norms[0](x_BTD + F.dropout(seen_BTD, _DROPOUT))
+        thought_BTD = self.down(F.gelu(self.up(x_BTD)))
+        out_BTD: Tensor = self.norms[1](x_BTD + F.dropout(thought_BTD, _DROPOUT))
+        return out_BTD
+
+
+class _Bert(nn.Module):
+    """As NVIDIA's examples write it out: each token's logits to start and to end the answer."""
+
+    def __init__(self, layers: int, width: int, tokens: int) -> None:
+        super().__init__()
+        self.words, self.positions = nn.Embedding(_WORDS, width), nn.Embedding(_POSITIONS, width)
+        self.norm = nn.LayerNorm(width)
+        self.layers = nn.Sequential(*(_BertLayer(width) for _ in range(layers)))
+        self.answer = nn.Linear(width, 2)
+
+    def forward(self, tokens_BT: Tensor) -> Tensor:
+        places_T = torch.arange(tokens_BT.shape[1])
+        x_BTD = self.norm(self.words(tokens_BT) + self.positions(places_T))
+        logits_BT2: Tensor = self.answer(self.layers(F.dropout(x_BTD, _DROPOUT)))
+        return logits_BT2
+
+
 def _bert(layers: int, width: int, tokens: int) -> Anchor:
     def batch(size: int) -> Tensor:
         return torch.zeros(size, tokens, dtype=torch.long)
@@ -192,4 +235,4 @@ def _bert(layers: int, width: int, tokens: int) -> Anchor:
         answers = torch.zeros(len(tokens_BT), 2, dtype=torch.long)
         return F.cross_entropy(starts_ends_BT2, answers)
 
-    return Anchor(build=partial(Bert, layers, width, tokens), batch=batch, loss=loss, samples=4)
+    return Anchor(build=partial(_Bert, layers, width, tokens), batch=batch, loss=loss, samples=4)

@@ -5,40 +5,40 @@ from statistics import median
 
 import pytest
 
-from benchmarks import fitting
+from benchmarks import evidence
 from sizing.evidence.truths import predictable
 from sizing.models.fitted import fitted
 
 
 def test_the_committed_constants_are_what_the_fit_gives() -> None:
-    assert fitting.differences(fitting.found()) == []
+    assert evidence.differences(evidence.fitted_again()) == []
 
 
 def test_a_changed_constant_is_found() -> None:
     changed = replace(fitted(), traffic_passes=fitted().traffic_passes * 1.01)
-    assert [line.split(":")[0] for line in fitting.differences(changed)] == ["traffic_passes"]
+    assert [line.split(":")[0] for line in evidence.differences(changed)] == ["traffic_passes"]
 
 
 def test_a_step_that_keeps_the_gpu_busy_says_nothing_about_launches() -> None:
-    bound = {t.name: fitting.is_launch_bound(t, fitted()) for t in predictable("launches")}
+    bound = {t.name: evidence.is_launch_bound(t, fitted()) for t in predictable("launches")}
     assert bound["MatrixSP mobilenet_v3_small RTX 5090"]
     assert not bound["MatrixSP vgg19 RTX 5090"]
 
 
 def test_an_old_server_launches_slower_than_a_desktop_of_2025() -> None:
-    rows = fitting.by_host(fitted())
+    rows = evidence.by_host(fitted())
     desktop, server = rows["a desktop of 2025"], rows["Xeon E5-2698 v4"]
     assert median(server) > 2 * median(desktop)
 
 
-@pytest.mark.parametrize("gpu", fitting.HOSTS)
+@pytest.mark.parametrize("gpu", evidence.HOSTS)
 def test_every_host_of_ec2_has_a_range_of_published_launches(gpu: str) -> None:
     found = fitted().launches[gpu]
     assert 5e-6 < found.low < found.likely < found.high < 120e-6
 
 
 def test_a_step_s_range_is_wider_on_a_gpu_without_published_runs() -> None:
-    found = fitting.intervals()
+    found = evidence.intervals()
     for kind in ("convolutions", "grouped convolutions", "other"):
         known, new = found[f"{kind}, known GPU"], found[f"{kind}, new GPU"]
         assert (new.low <= known.low, new.high >= known.high) == (True, True)

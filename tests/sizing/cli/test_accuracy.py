@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from sizing.cli.accuracy import markdown, summary
-from sizing.evidence import accuracy, fit, memory
-from sizing.evidence.accuracy import CheckedTruth
+from sizing.cli import accuracy
+from sizing.cli.accuracy import CheckedTruth, markdown, summary
+from sizing.evidence import fit, memory
 from sizing.evidence.truths import counts, predictable, truths
 from sizing.models.constants import Constants
 
@@ -82,5 +82,5 @@ def test_the_table_of_the_documentation_is_what_the_command_prints() -> None:
 
 def test_every_miss_is_named_in_the_documentation() -> None:
     text = DOCUMENT.read_text(encoding="utf-8")
-    missed = [row.truth.name for row in accuracy.rows() if row.is_hit is False]
+    missed = [row.truth.name for row in accuracy.all_rows() if row.is_hit is False]
     assert [name for name in missed if name not in text] == []
