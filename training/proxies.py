@@ -1,7 +1,7 @@
 """Proxies of a workload and its stages: subclasses observe or change single methods."""
 
-from collections.abc import Callable
-from typing import Any, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar, cast
 
 from training.workload import Prepare, Train, Workload
 
@@ -53,3 +53,21 @@ class TrainProxy(_Proxy, Train):
     """A Train stage that forwards to `inner`."""
 
     _inner: Train
+
+
+class _Restaged(WorkloadProxy):
+    def __init__(
+        self, inner: Workload[Any], stages: Callable[[Any], Sequence[Prepare | Train]]
+    ) -> None:
+        super().__init__(inner)
+        self._stages = stages
+
+    def stages(self, c: Any) -> Sequence[Prepare | Train]:
+        return self._stages(c)
+
+
+def restaged(
+    workload: Workload[Any], stages: Callable[[Any], Sequence[Prepare | Train]]
+) -> Workload[Any]:
+    """The workload with these stages, a function of the config as its own are."""
+    return cast(Workload[Any], _Restaged(workload, stages))

@@ -127,20 +127,17 @@ class Settings:
             self._check_in_backward()
 
     def _check_numbers(self) -> None:
-        if self.epochs is not None and self.steps is not None:
-            raise ValueError(
-                f"epochs is {self.epochs} and steps is {self.steps}; give one of the two"
-            )
-        if self.evaluate_every_epochs is not None and self.evaluate_every_steps is not None:
-            raise ValueError(
-                f"evaluate_every_epochs is {self.evaluate_every_epochs} and evaluate_every_steps "
-                f"is {self.evaluate_every_steps}; give one of the two"
-            )
+        every = ("evaluate_every_epochs", "evaluate_every_steps")
+        for names in (("epochs", "steps"), every):
+            one, other = (getattr(self, name) for name in names)
+            if one is not None and other is not None:
+                raise ValueError(
+                    f"{names[0]} is {one} and {names[1]} is {other}; give one of the two"
+                )
         least_one = ("epochs", "steps", "global_batch", "micro_batch", "eval_batch")
         for name in (*least_one, "ema_every_steps"):
             if (value := getattr(self, name)) is not None and value < 1:
                 raise ValueError(f"{name} is {value}; give at least 1")
-        every = ("evaluate_every_epochs", "evaluate_every_steps")
         for name in ("warmup_steps", *every, "loader_workers"):
             if (value := getattr(self, name)) not in (None, "auto") and value < 0:
                 raise ValueError(f"{name} is {value}; give at least 0")

@@ -9,9 +9,8 @@ from typing import Any, Literal, cast
 from torch import Tensor, nn
 
 from training.workload import Batch
-from training.workloads.growth.config import GrowthConfig
+from training.workloads.growth.config import GrowthConfig, full, literal
 from training.workloads.growth.model import LanguageModel
-from training.workloads.growth.recipes import full, literal
 from training.workloads.growth.stages import TrainPhase
 
 Phase = Literal["dense", "experts", "grown"]

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from training.workloads.detection.architecture import Architecture, LossWeights
+from training.workloads.detection.architecture import Architecture
 from training.workloads.detection.denoising import denoising
 from training.workloads.detection.detector import Detector
 from training.workloads.detection.losses import criterion, in_order
@@ -46,4 +46,4 @@ def _loss(model: Detector, images: Tensor) -> Tensor:
     boxes = torch.full((len(images), _OBJECTS, 4), 0.5)
     sizes = torch.full((len(images), 2), _SIDE)
     found = model(images, sizes, denoising(labels, boxes, model.architecture))
-    return criterion(found, labels, boxes, LossWeights(), match=in_order).total
+    return criterion(found, labels, boxes, match=in_order).total

@@ -224,7 +224,7 @@ def _get_shard(
     folder = context.scratch / prefix
     with context.supervisor.long_work.doing("shard"):
         fetched = shared.fetch(shard, folder)
-        path = fetched or _make_shard(stage, inputs, folder, shard)
+        path = fetched or make_shard(stage, inputs, folder, shard)
         context.store.put_file(prefix + path.name, path)
         if fetched is None:
             shared.publish(path)
@@ -240,7 +240,7 @@ def _get_shard(
     )
 
 
-def _make_shard(stage: Prepare, inputs: Inputs, folder: Path, shard: int) -> Path:
+def make_shard(stage: Prepare, inputs: Inputs, folder: Path, shard: int) -> Path:
     """Make a shard; return its file, whose name contains its checksum."""
     seed_torch(inputs.device, "prepare", inputs.seed, stage.name, shard)
     tensors = stage.make(inputs, shard)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 
 from contract.grammar import Interval
-from training.attempt.extra_time import NothingToSave
+from training.attempt.extra_time import Saves
 from training.attempt.long_work import Work
 from training.attempt.notice import InterruptedRunError, Interruption, Notice
 from training.attempt.supervisor import Supervisor
@@ -117,7 +117,7 @@ class Consensus:
         self.begin_vote()
         if self.end_vote().is_noticed:
             seconds = self._supervisor.long_work.measured_seconds(work)
-            self._supervisor.extra_time.answer(self, seconds, NothingToSave())
+            self._supervisor.extra_time.answer(self, seconds, Saves())
 
     def all_agree(self, is_in_favor: bool) -> bool:
         """Whether every rank is in favor."""

@@ -21,30 +21,22 @@ _log = logging.getLogger(__name__)
 _CANDIDATE_POLL_SECONDS = 2.0
 
 
-class Saves(Protocol):
-    """What can be saved at a boundary in a notice; all ranks call each method."""
+class Saves:
+    """What can be saved at a boundary in a notice; all ranks call each method.
+
+    Here nothing, for work that publishes by itself, such as shards.
+    """
 
     def begin(self) -> tuple[float, float]:
         """At the first boundary: seconds that a save now, and a last one later, will take."""
-
-    def commit(self, notice: Notice) -> float | None:
-        """Save and keep the lease; seconds that the last save will take, None: there is none."""
-
-    def end(self, notice: Notice) -> None:
-        """Save for the last time, and release the lease in the same write."""
-
-
-class NothingToSave:
-    """The saves of work that publishes by itself, such as shards."""
-
-    def begin(self) -> tuple[float, float]:
         return 0.0, 0.0
 
     def commit(self, notice: Notice) -> float | None:
+        """Save and keep the lease; seconds that the last save will take, None: there is none."""
         return 0.0
 
     def end(self, notice: Notice) -> None:
-        """No-op."""
+        """Save for the last time, and release the lease in the same write."""
 
 
 class Ranks(Protocol):

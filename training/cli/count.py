@@ -46,7 +46,7 @@ def _count(options: argparse.Namespace) -> int:
     if shape is None and options.tokens is not None:
         raise UserError("--tokens is for a config.json: the function makes its own batch")
     from training.cli.measure import train_footprints, write_footprints
-    from training.preflight.any_model import ModelStage, load_function
+    from training.preflight.standalone import ModelStage, load_function
     from training.workload import Settings, Train
 
     micro_batch = options.micro_batch or options.batch

@@ -11,13 +11,12 @@ import torch
 from torch import nn
 
 from training.attempt.context import AttemptContext
-from training.engine.batches import MicroBatch
+from training.engine.batches import MicroBatch, to_device
 from training.engine.learner import Learner
 from training.engine.loader import Loader
 from training.engine.parallel import Parallel
 from training.engine.precision import autocast
 from training.engine.stage_checks import checked_metrics, checked_partial, samples_of
-from training.engine.trees import to_device
 from training.randomness import seed_torch
 from training.report.page import EVALUATION
 from training.workload import Batch, Inputs, Partial, Samples, Train, implements

@@ -10,20 +10,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from contract.keys import artifact_prefix
-from training.artifacts.prepare import INDEX, open_artifact
+from training.artifacts.prepare import INDEX, make_shard, open_artifact
 from training.config import resolve_config
-from training.engine.batches import MicroBatch
+from training.engine.batches import MicroBatch, to_device
 from training.engine.evaluation import in_order
 from training.engine.loader import Loader
 from training.engine.numerics import configure
 from training.engine.optimizer_state import OPTIMIZER, state_by_name
 from training.engine.precision import autocast
 from training.engine.stage_checks import checked_metrics, checked_partial, samples_of
-from training.engine.trees import to_device
 from training.errors import UserError
 from training.randomness import seed_torch
 from training.record.open_run import OpenRun
@@ -139,15 +138,10 @@ class _Artifacts:
             )
             return
         folder = self._scratch / "derived" / key
-        folder.mkdir(parents=True, exist_ok=True)
         shards = []
         with ProgressBar(stage.name, stage.num_shards) as bar:
             for shard in range(stage.num_shards):
-                path = folder / f"{shard:05d}.safetensors"
-                seed_torch(inputs.device, "prepare", inputs.seed, stage.name, shard)
-                tensors = stage.make(inputs, shard)
-                save_file({n: t.detach().cpu().contiguous() for n, t in tensors.items()}, path)
-                shards.append(load_file(path))
+                shards.append(load_file(make_shard(stage, inputs, folder, shard)))
                 bar.show(shard + 1, "shards")
         self._shards[stage.name] = shards
 

@@ -12,13 +12,13 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from training.attempt.world import World
 from training.engine.batches import MicroBatch, micro_batch_of
 from training.engine.ema import MovingAverage
-from training.engine.in_backward import step_in_backward
 from training.engine.optimizer_state import (
     OPTIMIZER_NAMES,
     create_optimizer_state,
     load_optimizer_state,
     parameter_names,
     start_state,
+    step_in_backward,
 )
 from training.engine.parallel import Parallel, broadcast_from_rank_0, is_sharded, parallel
 from training.engine.precision import Scaling, autocast

@@ -21,9 +21,8 @@ import numpy as np
 import torch
 
 from training.engine.batch_memory import BatchMemory, read
-from training.engine.batches import MicroBatch
+from training.engine.batches import MicroBatch, pinned
 from training.engine.loader_worker import Answer, Maker, Task, header_bytes, work
-from training.engine.trees import pinned
 from training.errors import WorkerLostError
 from training.settings import LoaderWorkers
 from training.stacking import ItemLayout, differing

@@ -16,14 +16,12 @@ from training.artifacts.compile_cache import CompileCache
 from training.attempt.context import AttemptContext
 from training.attempt.long_work import Work
 from training.attempt.notice import InterruptedRunError
-from training.engine.batches import BatchPlan, MicroBatch
+from training.engine.batches import BatchPlan, CompiledShapes, MicroBatch, to_device
 from training.engine.evaluation import evaluate
 from training.engine.learner import Learner, StepResult
 from training.engine.loader import Loader
-from training.engine.pace import DeviceTime, Pace, StepTime, TimesSoFar
 from training.engine.stage_checks import samples_of
-from training.engine.step_log import StepLog
-from training.engine.trees import CompiledShapes, to_device
+from training.engine.step_log import DeviceTime, Pace, StepLog, StepTime, TimesSoFar
 from training.errors import RunFailedError
 from training.record.position import Position
 from training.save.checkpointer import Checkpointer

@@ -1,10 +1,11 @@
-"""An optimizer's state: created, loaded, and by parameter name.
+"""An optimizer's state: created, loaded, by parameter name, and stepped in backward if asked.
 
 torch numbers the parameters in the order of the optimizer's groups; a checkpoint has the names that
 belong to the numbers, so that another model's optimizer can start from the state. Its tensors keep
 their types, which are the optimizer's own business.
 """
 
+import weakref
 from collections.abc import Mapping
 from typing import Any
 
@@ -111,3 +112,29 @@ def _placed(key: str, value: Any, parameter: Tensor, group: Mapping[str, Any]) -
     on_host = key == "step" and not (group.get("capturable") or group.get("fused"))
     # A copy: the stage may give several parameters, such as experts, the same tensor.
     return value.detach().to("cpu" if on_host else parameter.device, copy=True)
+
+
+def step_in_backward(optimizer: Optimizer) -> None:
+    """Let every backward step the optimizer, parameter by parameter."""
+    # Weak: a parameter that held its optimizer would hold the whole stage after its end.
+    of_all = weakref.ref(optimizer)
+    for number, group in enumerate(optimizer.param_groups):
+        for parameter in group["params"]:
+            if parameter.requires_grad:
+                parameter.register_post_accumulate_grad_hook(
+                    lambda own, number=number: _step(of_all(), number, own)
+                )
+
+
+def _step(optimizer: Optimizer | None, number: int, parameter: Tensor) -> None:
+    """Step the optimizer as if it had this parameter alone."""
+    assert optimizer is not None
+    groups = optimizer.param_groups
+    group = groups[number]  # looked up here, as load_state_dict replaces the groups
+    parameters = group["params"]
+    optimizer.param_groups, group["params"] = [group], [parameter]
+    try:
+        optimizer.step()
+    finally:
+        optimizer.param_groups, group["params"] = groups, parameters
+    parameter.grad = None

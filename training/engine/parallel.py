@@ -8,7 +8,7 @@ import contextlib
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -22,37 +22,17 @@ from training.workload import Batch, Settings, Train
 T = TypeVar("T")
 
 
-class Parallel(Protocol):
-    """A stage's model as the ranks train it together."""
-
-    def losses(
-        self, batch: Batch, step: int, num_steps: int
-    ) -> tuple[Tensor, Tensor | None, Mapping[str, tuple[Tensor | float, float]]]:
-        """Compute the stage's loss of one micro-batch: total, mean, metrics."""
-
-    def use(self, act: Callable[[nn.Module], T]) -> T:
-        """Act with the whole model, without gradients; if it is sharded, on all ranks alike."""
-
-    def reducing(self, is_last: bool) -> AbstractContextManager[None]:
-        """Context for forward and backward of a micro-batch; `is_last`: of its step."""
-
-    def begin_step(self) -> None:
-        """Prepare a step, before its first micro-batch."""
-
-    def end_evaluation(self) -> None:
-        """Free what an evaluation gathered, so that parameters may be changed or swapped."""
-
-
 def is_sharded(settings: Settings, world_size: int) -> bool:
     """Whether each rank keeps a share of the model; a single process keeps all of it."""
     return settings.sharding == "full" and world_size > 1
 
 
-def parallel(stage: Train, model: nn.Module, world: World) -> Parallel:
+def parallel(stage: Train, model: nn.Module, world: World) -> "Parallel":
     """Distribute the model, which may still be on the CPU, over all ranks' devices."""
     if is_sharded(stage.settings, world.size):
         return _Sharded(stage, model, world)
-    return _Replicated(stage, model.to(world.device), world)
+    kind = _Replicated if world.size > 1 else Parallel
+    return kind(stage, model.to(world.device))
 
 
 class _Work(nn.Module):
@@ -72,33 +52,47 @@ def _losses(stage: Train, batch: Batch, step: int, num_steps: int, model: nn.Mod
     return loss.total, loss.mean, loss.metrics
 
 
-class _Replicated:
-    """Every rank has the whole model; a single process uses no DDP."""
+class Parallel:
+    """A stage's model as the ranks train it together; here one process has all of it."""
 
-    def __init__(self, stage: Train, model: nn.Module, world: World) -> None:
+    def __init__(self, stage: Train, model: nn.Module) -> None:
         self._stage = stage
         self._model = model
         self._work: nn.Module = _Work(model)
-        if world.size > 1:
-            self._work = _replicated(self._work, stage.settings.find_unused_parameters)
 
-    def losses(self, batch: Batch, step: int, num_steps: int) -> Any:
-        return self._work(partial(_losses, self._stage, batch, step, num_steps))
+    def losses(
+        self, batch: Batch, step: int, num_steps: int
+    ) -> tuple[Tensor, Tensor | None, Mapping[str, tuple[Tensor | float, float]]]:
+        """Compute the stage's loss of one micro-batch: total, mean, metrics."""
+        act = partial(_losses, self._stage, batch, step, num_steps)
+        return self._work(act)  # type: ignore[no-any-return]
 
     def use(self, act: Callable[[nn.Module], T]) -> T:
+        """Act with the whole model, without gradients; if it is sharded, on all ranks alike."""
         return act(self._model)
 
     def reducing(self, is_last: bool) -> AbstractContextManager[None]:
-        """Reduce gradients with the last micro-batch of a step only."""
-        if is_last or not isinstance(self._work, DistributedDataParallel):
-            return contextlib.nullcontext()
-        return self._work.no_sync()
+        """Context for forward and backward of a micro-batch; `is_last`: of its step."""
+        return contextlib.nullcontext()
 
     def begin_step(self) -> None:
-        """No-op: DDP itself broadcasts rank 0's buffers."""
+        """Prepare a step, before its first micro-batch."""
 
     def end_evaluation(self) -> None:
-        """No-op: nothing was gathered."""
+        """Free what an evaluation gathered, so that parameters may be changed or swapped."""
+
+
+class _Replicated(Parallel):
+    """Every rank has the whole model; DDP itself broadcasts rank 0's buffers."""
+
+    def __init__(self, stage: Train, model: nn.Module) -> None:
+        super().__init__(stage, model)
+        self._ddp = _replicated(self._work, stage.settings.find_unused_parameters)
+        self._work = self._ddp
+
+    def reducing(self, is_last: bool) -> AbstractContextManager[None]:
+        """Reduce gradients with the last micro-batch of a step only."""
+        return contextlib.nullcontext() if is_last else self._ddp.no_sync()
 
 
 def _replicated(work: nn.Module, find_unused_parameters: bool) -> DistributedDataParallel:
@@ -124,7 +118,7 @@ def _replicated(work: nn.Module, find_unused_parameters: bool) -> DistributedDat
     return ddp
 
 
-class _Sharded:
+class _Sharded(Parallel):
     """Every rank has a share of each parameter and of its optimizer state.
 
     A block's parameters are gathered for its forward and backward and freed afterwards; gradients
@@ -136,10 +130,8 @@ class _Sharded:
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import FSDPModule, fully_shard
 
+        super().__init__(stage, model)
         self._world = world
-        self._model = model
-        self._stage = stage
-        self._work = _Work(model)
         blocks = _blocks(stage, model)
         mesh = init_device_mesh(world.device.type, (world.size,))
         before = _shared_names(model)
@@ -158,15 +150,9 @@ class _Sharded:
             )
         self._gathered = [m for m in self._work.modules() if isinstance(m, FSDPModule)]
 
-    def losses(self, batch: Batch, step: int, num_steps: int) -> Any:
-        return self._work(partial(_losses, self._stage, batch, step, num_steps))
-
     def use(self, act: Callable[[nn.Module], T]) -> T:
         result: T = self._work(act)
         return result
-
-    def reducing(self, is_last: bool) -> AbstractContextManager[None]:
-        return contextlib.nullcontext()
 
     def begin_step(self) -> None:
         self._world.share_buffers(self._model)

@@ -25,7 +25,7 @@ from torch.utils.flop_counter import (
     sdpa_flop_count,
 )
 
-from training.engine.in_backward import step_in_backward
+from training.engine.optimizer_state import step_in_backward
 from training.errors import UserError
 from training.preflight.convolutions import Convolutions
 from training.preflight.standalone import LAST_STEP, refusing_reads, standalone_inputs

@@ -10,15 +10,15 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, cast
+from typing import Any
 
 from contract.keys import ADAPTATION
 from training.errors import OutOfMemoryError, RunFailedError, UserError
-from training.proxies import WorkloadProxy
+from training.proxies import restaged
 from training.record.head import read_head
 from training.record.json_record import read_json_record
 from training.store.protocol import PreconditionFailedError, Store, Stored
-from training.workload import Prepare, Rung, Train, Workload
+from training.workload import Rung, Workload
 
 _log = logging.getLogger(__name__)
 
@@ -110,7 +110,9 @@ def _parse(store: Store, found: Stored, *, may_adapt: bool) -> Adaptation | None
 
 def adapted(workload: Workload[Any], rungs: Sequence[str]) -> Workload[Any]:
     """The workload with its stages made from the config with these rungs applied, in order."""
-    return cast(Workload[Any], _Adapted(workload, rungs)) if rungs else workload
+    if not rungs:
+        return workload
+    return restaged(workload, lambda c: workload.stages(apply_rungs(workload, c, rungs)))
 
 
 def apply_rungs(workload: Workload[Any], config: Any, names: Sequence[str]) -> Any:
@@ -124,18 +126,6 @@ def apply_rungs(workload: Workload[Any], config: Any, names: Sequence[str]) -> A
             )
         config = known[name].apply(config)
     return config
-
-
-class _Adapted(WorkloadProxy):
-    def __init__(self, inner: Workload[Any], rungs: Sequence[str]) -> None:
-        super().__init__(inner)
-        self._rungs = rungs
-
-    def stages(self, c: Any) -> Sequence[Prepare | Train]:
-        found: Sequence[Prepare | Train] = self._inner.stages(
-            apply_rungs(self._inner, c, self._rungs)
-        )
-        return found
 
 
 def _climb(request: TrialRequest, rungs: Sequence[Rung]) -> Adaptation:

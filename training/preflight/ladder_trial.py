@@ -14,8 +14,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._pytree import tree_map_only
 
 from training.config import resolve_config
-from training.engine.in_backward import step_in_backward
 from training.engine.numerics import configure
+from training.engine.optimizer_state import step_in_backward
 from training.engine.precision import Scaling, autocast
 from training.preflight.ladder import apply_rungs
 from training.preflight.limits import is_out_of_memory, limit_memory

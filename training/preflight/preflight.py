@@ -22,10 +22,16 @@ import torch
 from contract.grammar import parse_span
 from contract.keys import CHECKPOINTS, CONFIG, MANIFEST, artifact_prefix, checkpoint_prefix
 from training.config import resolve_config
-from training.engine.job import ResolvedWorkload, RunOptions, checked_stages
+from training.engine.job import (
+    Origin,
+    ResolvedWorkload,
+    RunOptions,
+    checked_stages,
+    origin_from_weights,
+    with_origin,
+)
 from training.engine.loader import num_workers
 from training.engine.numerics import device_of
-from training.engine.origin import Origin, origin_from_weights, with_origin
 from training.engine.parallel import is_sharded
 from training.errors import UserError
 from training.preflight.admission import ResourceRequest

@@ -1,19 +1,39 @@
-"""A stage without a run, to measure or to try: only shapes matter, and reads are refused."""
+"""A stage without a run, to measure or to try: only shapes matter, and reads are refused.
 
+Also a model that belongs to no workload, as such a stage: `package.module:function` returns (model,
+batch) or (model, batch, loss), for no argument or for a number of samples. Nothing is trained:
+model and batch are built on fake tensors where that works.
+"""
+
+import copy
+import inspect
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
-from typing import Any, NoReturn, cast
+from typing import Any, Literal, NoReturn, TypeAlias, cast
 
 import torch
-from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensorMode,
+)
+from torch.utils._pytree import tree_leaves, tree_map_only
 
-from training.errors import UserError
-from training.workload import Dataset, Inputs
+from training.errors import UserError, name_known
+from training.workload import Batch, Dataset, Inputs, Loss, Settings, Train
 
 # (step, num_steps): what grows over a stage, such as a resolution, is largest in the last step.
 LAST_STEP = (999, 1000)
+
+_OptimizerName: TypeAlias = Literal["adamw", "sgd"]
+Make: TypeAlias = Callable[[int], tuple[Any, ...]]
+_READS = (DataDependentOutputException, DynamicOutputShapeException)
+STANDS_IN = "the mean of the outputs' squares, for want of another"
+_REMEDY = "let shapes alone decide what model and loss compute"
 
 
 class _NoDataset:
@@ -78,3 +98,153 @@ def _place_of(error: BaseException) -> str:
         return "torch itself"  # called from this folder, as an optimizer is
     frame = frames[-1]
     return f"{Path(frame.filename).name}, line {frame.lineno}: {frame.line}"
+
+
+def load_function(target: str) -> Make:
+    """Import `package.module:function`; it takes the number of samples, or nothing at all."""
+    module_name, _, name = target.partition(":")
+    if not name:
+        raise UserError(f"model {target!r} cannot be found; write package.module:function")
+    try:
+        module = import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+            raise
+        raise UserError(f"model {target!r}: there is no module {error.name!r}") from error
+    function = getattr(module, name, None)
+    if not callable(function):
+        there = [n for n, value in vars(module).items() if inspect.isfunction(value)]
+        raise UserError(f"model {target!r}: no function {name!r}; {name_known(name, there)}")
+    parameters = inspect.signature(function).parameters.values()
+    if any(p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD for p in parameters):
+        return lambda size: _checked(target, function(size))
+    return lambda size: _resized(_checked(target, function()), size)
+
+
+def _checked(target: str, given: Any) -> tuple[Any, ...]:
+    if (
+        not isinstance(given, tuple)
+        or len(given) not in (2, 3)
+        or not isinstance(given[0], nn.Module)
+    ):
+        raise UserError(
+            f"model {target!r} returns {type(given).__name__}; return (model, batch) or (model, "
+            "batch, loss), where model is an nn.Module"
+        )
+    return given
+
+
+def _resized(given: tuple[Any, ...], size: int) -> tuple[Any, ...]:
+    """The same with a batch of `size` samples: tensors as long as the first one are cut to it."""
+    tensors = [leaf for leaf in tree_leaves(given[1]) if isinstance(leaf, Tensor) and leaf.dim()]
+    if not tensors:
+        raise UserError("the example batch has no tensor whose first dimension counts samples")
+    samples = len(tensors[0])
+
+    def resize(tensor: Tensor) -> Tensor:
+        if not tensor.dim() or len(tensor) != samples:
+            return tensor
+        return tensor.new_zeros((size, *tensor.shape[1:]))
+
+    return (given[0], tree_map_only(Tensor, resize, given[1]), *given[2:])
+
+
+class ModelStage(Train):
+    """A stage for counting (training/preflight/footprint.py): it has no samples."""
+
+    name: str
+    settings: Settings
+
+    def __init__(
+        self, name: str, make: Make, settings: Settings, optimizer_name: _OptimizerName
+    ) -> None:
+        self.name = name
+        self.settings = settings
+        self.loss_is = "the function's"
+        self._make = make
+        self._optimizer_name = optimizer_name
+        self._real: nn.Module | None = None
+        try:
+            with FakeTensorMode():
+                given = make(2)
+        except _READS:
+            # Initialization that reads numbers, such as torchvision's stochastic depth.
+            given = make(2)
+            self._real = given[0]
+        self._own_loss = given[2] if len(given) == 3 else None
+
+    def model(self, i: Inputs) -> nn.Module:
+        """The model, on the fake tensors of the caller's mode."""
+        if self._real is not None:
+            return _with_empty_tensors(self._real)
+        return self._make(1)[0]  # type: ignore[no-any-return]
+
+    def optimizer(self, m: nn.Module) -> torch.optim.Optimizer:
+        """AdamW, or SGD with momentum, over all that is trained."""
+        trained = [p for p in m.parameters() if p.requires_grad]
+        if not trained:
+            raise UserError(f"model {self.name!r} has no parameter to train")
+        if self._optimizer_name == "sgd":
+            return torch.optim.SGD(trained, lr=0.1, momentum=0.9)
+        return torch.optim.AdamW(trained)
+
+    def weight(self, b: Batch) -> float:
+        """The loss is a mean already."""
+        return 1.0
+
+    def example(self, size: int) -> Batch:
+        """An empty batch of `size` samples, in the function's shapes."""
+        if self._real is not None:
+            shapes = self._make(size)[1]
+        else:
+            with FakeTensorMode():
+                shapes = self._make(size)[1]
+        return tree_map_only(Tensor, lambda t: torch.zeros(t.shape, dtype=t.dtype), shapes)
+
+    def loss(self, m: nn.Module, b: Batch, step: int, num_steps: int) -> Loss:
+        """The function's loss, else the model's own, else one that stands for it."""
+        with refusing_reads(self.name, "its step reads data", _REMEDY):
+            if self._own_loss is not None:
+                return Loss(total=self._own_loss(m, b))
+            total, self.loss_is = _loss_of(_call(m, b))
+        return Loss(total=total)
+
+
+def _with_empty_tensors(model: nn.Module) -> nn.Module:
+    """A copy whose tensors the current mode makes; tensors that modules share stay shared."""
+    memo: dict[int, Any] = {}
+    for module in model.modules():
+        for value in (
+            *module._parameters.values(),
+            *module._buffers.values(),
+            *vars(module).values(),
+        ):
+            if isinstance(value, Tensor) and id(value) not in memo:
+                empty = torch.empty(value.shape, dtype=value.dtype)
+                if isinstance(value, nn.Parameter):
+                    empty = nn.Parameter(empty, requires_grad=value.requires_grad)
+                memo[id(value)] = empty
+    return copy.deepcopy(model, memo)
+
+
+def _call(model: nn.Module, batch: Batch) -> Any:
+    """Call a model as its example batch says: by name, by position, or with one tensor."""
+    if isinstance(batch, Mapping):
+        return model(**batch)
+    if isinstance(batch, tuple | list):
+        return model(*batch)
+    return model(batch)
+
+
+def _loss_of(output: Any) -> tuple[Tensor, str]:
+    """The loss in what a model returned, and where it comes from."""
+    named = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
+    if isinstance(named, Tensor):
+        return named, "the model's"
+    leaves = [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor)]
+    found = [leaf for leaf in leaves if leaf.is_floating_point() and leaf.requires_grad]
+    if not found:
+        raise UserError("the model returns no tensor that depends on its parameters")
+    if all(leaf.dim() == 0 for leaf in found):
+        return torch.stack(found).sum(), "the model's"
+    return torch.stack([leaf.float().square().mean() for leaf in found]).sum(), STANDS_IN

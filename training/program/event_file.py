@@ -6,10 +6,9 @@ An instance has no tensorboard, whose own reader also keeps no place between two
 import os
 import struct
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, TypeAlias
-
-from training.program.metric_row import MetricRow
 
 # Larger ones are images, audio or histograms; they are passed over without being read.
 _MAX_RECORD_BYTES = 65536
@@ -25,6 +24,15 @@ for _byte in range(256):
 
 # A field's number, and its varint or bytes; fixed numbers come as their bytes.
 _Field: TypeAlias = tuple[int, int | bytes]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MetricRow:
+    """A metric's value; at which step, where the program said so."""
+
+    name: str
+    value: float  # may be NaN or infinite, as the program computed it
+    step: int | None
 
 
 class EventFile:

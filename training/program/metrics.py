@@ -14,8 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from training.errors import UserError
-from training.program.event_file import EventFile
-from training.program.metric_row import MetricRow
+from training.program.event_file import EventFile, MetricRow
 
 # Longer lines hold no metric: a regular expression over megabytes would stop the attempt.
 _MAX_LINE_BYTES = 4096

@@ -5,7 +5,7 @@ import time
 from collections.abc import Sequence
 
 from contract.program import WORKLOAD
-from training.program.metric_row import MetricRow
+from training.program.event_file import MetricRow
 from training.record.metrics import Metrics
 
 _RUNNING_SECONDS = 5.0

@@ -5,9 +5,9 @@ relies on is checked on the way.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_flatten
 from training.engine.stage_checks import checked_order, samples_of
 from training.errors import UserError
 from training.proof.injector import Injector
-from training.proxies import PrepareProxy, TrainProxy, WorkloadProxy
+from training.proxies import PrepareProxy, TrainProxy, restaged
 from training.workload import (
     Batch,
     Inputs,
@@ -40,17 +40,13 @@ _MID_EPOCH = _NUM_EPOCHS * _STEPS_PER_EPOCH - 1
 
 def observed(workload: Workload[Any], injector: Injector) -> Workload[Any]:
     """The workload, which reports the phases of its stages to the injector."""
-    return cast(
-        Workload[Any],
-        _Restaged(
-            workload,
-            lambda stage: (
-                _ObservedTrain(stage, injector)
-                if isinstance(stage, Train)
-                else _ObservedPrepare(stage, injector)
-            ),
-        ),
-    )
+
+    def proxy(stage: Prepare | Train) -> Prepare | Train:
+        if isinstance(stage, Train):
+            return _ObservedTrain(stage, injector)
+        return _ObservedPrepare(stage, injector)
+
+    return restaged(workload, lambda c: [proxy(stage) for stage in workload.stages(c)])
 
 
 def shortened(workload: Workload[Any], num_steps: int | None = None) -> Workload[Any]:
@@ -58,22 +54,11 @@ def shortened(workload: Workload[Any], num_steps: int | None = None) -> Workload
 
     One of steps gets all but the last step of them; all get what `num_steps` needs.
     """
-    return cast(
-        Workload[Any],
-        _Restaged(
-            workload,
-            lambda stage: _ShortenedTrain(stage, num_steps) if isinstance(stage, Train) else stage,
-        ),
-    )
 
+    def proxy(stage: Prepare | Train) -> Prepare | Train:
+        return _ShortenedTrain(stage, num_steps) if isinstance(stage, Train) else stage
 
-class _Restaged(WorkloadProxy):
-    def __init__(self, inner: Workload[Any], proxy: Callable[[Prepare | Train], Any]) -> None:
-        super().__init__(inner)
-        self._proxy = proxy
-
-    def stages(self, c: Any) -> Sequence[Prepare | Train]:
-        return [self._proxy(stage) for stage in self._inner.stages(c)]
+    return restaged(workload, lambda c: [proxy(stage) for stage in workload.stages(c)])
 
 
 class _ObservedPrepare(PrepareProxy):

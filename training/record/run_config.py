@@ -32,7 +32,7 @@ class RunConfig:
     numerics_key: Mapping[str, Any]
     writer: str
     created_at: str
-    # training.engine.origin.Origin, if the run starts from other weights.
+    # training.engine.job.Origin, if the run starts from other weights.
     origin: Mapping[str, Any] | None = None
     prediction: Mapping[str, float | str] | None = None  # from the plan, for `sizing plan --run`
 

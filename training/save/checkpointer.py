@@ -14,9 +14,8 @@ from training.attempt.notice import Notice
 from training.errors import DivergedError, RunFailedError
 from training.record.lease import LeaseLostError
 from training.record.position import Position
-from training.save.budget import SaveBudget, estimate
 from training.save.publish import CheckpointPublisher, Cost
-from training.save.schedule import Schedule
+from training.save.schedule import SaveBudget, Schedule, estimate
 from training.save.sharded_saves import ShardedLeader, Verb
 from training.save.state import HostCopies, HostCopy, LiveState
 from training.save.tensors import SaveRequest, TensorSave, TensorSource

@@ -63,7 +63,6 @@ class Sent:
 
     manifest: FolderManifest
     files: Mapping[FileState, Content]  # those whose times tell whether they changed
-    num_changed: int
     changed_bytes: int
     sent_bytes: int
 
@@ -183,7 +182,6 @@ class FolderSource:
                 for path, state in listing.files.items()
                 if path not in self.capture.mapped and not listing.is_log(path)
             },
-            num_changed=len(fresh),
             changed_bytes=sum(one.size for one in fresh),
             sent_bytes=sum(self.new_blobs.values()),
         )

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from training.attempt.context import AttemptContext
+from training.attempt.extra_time import Saves
 from training.attempt.long_work import Work
 from training.attempt.notice import InterruptedRunError, Notice
 from training.record.checkpoint_entry import Kind, checkpoint_name
@@ -153,7 +154,7 @@ class CheckpointPolicy:
             checkpointer.save(self.request(position, "periodic"))
 
 
-class _NoticeSaves:
+class _NoticeSaves(Saves):
     """What can be saved of one boundary in a notice; the extra time decides what is."""
 
     def __init__(self, policy: CheckpointPolicy, context: AttemptContext, at: Position) -> None:

@@ -7,7 +7,7 @@ import torch
 
 from tests.training.hooks import interrupt_at
 from tests.training.runs import Run
-from training.engine.pace import DeviceTime, StepTime, TimesSoFar
+from training.engine.step_log import DeviceTime, StepTime, TimesSoFar
 from training.errors import EXIT_INTERRUPTED
 
 

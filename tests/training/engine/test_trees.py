@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from tests.training.tiny import TinyConfig, TinyTrain
-from training.engine.trees import CompiledShapes
+from training.engine.batches import CompiledShapes
 from training.proxies import TrainProxy
 from training.workload import Batch, Settings
 

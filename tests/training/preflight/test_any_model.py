@@ -8,9 +8,9 @@ import torch
 
 from tests.training.forked import in_fork
 from training.errors import UserError
-from training.preflight.any_model import STANDS_IN, ModelStage, load_function
 from training.preflight.config_json import shape_of
 from training.preflight.footprint import StepFootprint, measure_step
+from training.preflight.standalone import STANDS_IN, ModelStage, load_function
 from training.preflight.transformer import Transformer
 from training.workload import Settings, Train
 

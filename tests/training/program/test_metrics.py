@@ -13,7 +13,7 @@ import pytest
 
 from training.errors import UserError
 from training.program import metrics
-from training.program.metric_row import MetricRow
+from training.program.event_file import MetricRow
 from training.program.metrics import MetricReader
 
 

@@ -8,14 +8,14 @@ import pytest
 import torch
 
 from tests.training.forked import in_fork
-from training.proof.forks import refuse_started_cuda
+from training.proof.experiment import refuse_started_cuda
 
 ROOT = Path(__file__).parents[3]
 # A process of its own: the tests before this one may have asked for GPUs in pytest's.
 PROGRAM = """
 import torch
 from training.errors import UserError
-from training.proof.forks import refuse_started_cuda
+from training.proof.experiment import refuse_started_cuda
 
 torch.cuda.device_count = lambda: 1
 refuse_started_cuda("mine:MINE")

@@ -2,8 +2,8 @@
 
 import pytest
 
-from training.save.budget import SaveBudget, SavePlan, estimate
 from training.save.publish import Cost
+from training.save.schedule import SaveBudget, SavePlan, estimate
 
 
 def budget(

@@ -17,8 +17,13 @@ from training.errors import EXIT_FAILED, EXIT_FINISHED, EXIT_INTERRUPTED, UserEr
 from training.preflight.workload_checks import describe, problems
 from training.proof.attempt import AttemptRequest
 from training.proof.compare import RunOutcome, differences, read_outcome
-from training.proof.experiment import AttemptResult, Experiment, run_experiment
-from training.proof.forks import made_dataset, refuse_started_cuda
+from training.proof.experiment import (
+    AttemptResult,
+    Experiment,
+    made_dataset,
+    refuse_started_cuda,
+    run_experiment,
+)
 from training.proof.injector import Kill
 from training.record.head import read_head
 from training.registry import load_workload

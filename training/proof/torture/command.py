@@ -17,7 +17,7 @@ from contract.grammar import parse_interval
 from training.config import parse_overrides, resolve_config
 from training.errors import EXIT_FAILED, EXIT_FINISHED, UserError
 from training.proof.attempt import AttemptRequest
-from training.proof.forks import made_dataset, refuse_started_cuda
+from training.proof.experiment import made_dataset, refuse_started_cuda
 from training.proof.injector import SIGNALS
 from training.proof.torture.plan import PHASES
 from training.proof.torture.series import Target, Torture

@@ -1,4 +1,4 @@
-"""What a detector is made of and what its loss weighs, apart from its weights.
+"""What a detector is made of, apart from its weights.
 
 The defaults are DINO-4scale with ResNet-50, as published (arXiv:2203.03605): 47 million parameters.
 """
@@ -62,18 +62,3 @@ class Architecture:
     def head_width(self) -> int:
         """Channels of one attention head."""
         return self.width // self.num_heads
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LossWeights:
-    """What the parts of the loss weigh, and of the costs by which predictions are matched."""
-
-    classes: float = 1.0
-    boxes: float = 5.0
-    giou: float = 2.0
-    class_cost: float = 2.0
-    box_cost: float = 5.0
-    giou_cost: float = 2.0
-    # Of the focal loss (arXiv:1708.02002): the share of the objects' class, and the focus.
-    focal_alpha: float = 0.25
-    focal_gamma: float = 2.0

@@ -16,7 +16,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from training.workloads.detection.architecture import LossWeights
 from training.workloads.detection.boxes import giou
 from training.workloads.detection.denoising import denoising_targets
 from training.workloads.detection.detector import Predictions
@@ -24,6 +23,11 @@ from training.workloads.detection.detector import Predictions
 # Costs (T, Q, N) and labels (B, N), -1 for no object, to each object's query (T, N), Q for none.
 # T is a multiple of B: several layers' predictions of the same images.
 Match: TypeAlias = Callable[[Tensor, Tensor], Tensor]
+# What the parts of the loss weigh, and of the costs by which predictions are matched: as published.
+_CLASSES, _BOXES, _GIOU = 1.0, 5.0, 2.0
+_CLASS_COST, _BOX_COST, _GIOU_COST = 2.0, 5.0, 2.0
+# Of the focal loss (arXiv:1708.02002): the share of the objects' class, and the focus.
+_ALPHA, _GAMMA = 0.25, 2.0
 
 
 def missing_packages() -> list[str]:
@@ -37,19 +41,17 @@ def missing_packages() -> list[str]:
 
 
 @torch.no_grad()
-def costs(
-    logits_TQC: Tensor, boxes_TQ4: Tensor, labels_TN: Tensor, boxes_TN4: Tensor, w: LossWeights
-) -> Tensor:
+def costs(logits_TQC: Tensor, boxes_TQ4: Tensor, labels_TN: Tensor, boxes_TN4: Tensor) -> Tensor:
     """What it costs that a query predicts an object, (T, Q, N): class, distance and overlap."""
     chance_TQC = logits_TQC.sigmoid()
-    yes_TQC = -w.focal_alpha * (1 - chance_TQC) ** w.focal_gamma * (chance_TQC + 1e-8).log()
-    no_TQC = (1 - w.focal_alpha) * chance_TQC**w.focal_gamma * (1 - chance_TQC + 1e-8).log()
+    yes_TQC = -_ALPHA * (1 - chance_TQC) ** _GAMMA * (chance_TQC + 1e-8).log()
+    no_TQC = (1 - _ALPHA) * chance_TQC**_GAMMA * (1 - chance_TQC + 1e-8).log()
     label_TQN = labels_TN.clamp(min=0)[:, None].expand(-1, logits_TQC.shape[1], -1)
     class_TQN = (yes_TQC + no_TQC).gather(2, label_TQN)
     boxes_TQ14, boxes_T1N4 = boxes_TQ4[:, :, None], boxes_TN4[:, None]
     away_TQN = (boxes_TQ14 - boxes_T1N4).abs().sum(dim=-1)
     overlap_TQN = giou(boxes_TQ14, boxes_T1N4)
-    return w.class_cost * class_TQN + w.box_cost * away_TQN - w.giou_cost * overlap_TQN
+    return _CLASS_COST * class_TQN + _BOX_COST * away_TQN - _GIOU_COST * overlap_TQN
 
 
 def hungarian(costs_TQN: Tensor, labels_BN: Tensor) -> Tensor:
@@ -91,7 +93,6 @@ def criterion(
     predictions: Predictions,
     labels_BN: Tensor,
     boxes_BN4: Tensor,
-    weights: LossWeights,
     match: Match = hungarian,
 ) -> Losses:
     """Match each layer's predictions with the objects (label -1: none); add up what is wrong."""
@@ -99,7 +100,7 @@ def criterion(
     boxes_SBQ4 = torch.cat([p.boxes_LBQ4, p.encoder_boxes_BQ4[None]])
     # Under autocast logits have fewer bits than boxes.
     logits_SBQC = torch.cat([p.logits_LBQC, p.encoder_logits_BQC[None]]).to(boxes_SBQ4.dtype)
-    queries_SBN = _matched(logits_SBQC, boxes_SBQ4, labels_BN, boxes_BN4, weights, match)
+    queries_SBN = _matched(logits_SBQC, boxes_SBQ4, labels_BN, boxes_BN4, match)
     num_queries, is_matched_SBN = logits_SBQC.shape[2], queries_SBN < logits_SBQC.shape[2]
     # One place more than there are queries, for the objects without one.
     targets_SBQ = labels_BN.new_full((*logits_SBQC.shape[:2], num_queries + 1), -1)
@@ -111,9 +112,8 @@ def criterion(
         found_SBN4,
         boxes_BN4.expand(found_SBN4.shape),
         is_matched_SBN,
-        weights,
     )
-    denoising = _denoising(p, labels_BN, boxes_BN4, weights)
+    denoising = _denoising(p, labels_BN, boxes_BN4)
     classes, boxes, overlap = sums_3S[:, -2].detach()
     return Losses(
         total=sums_3S.sum() + denoising,
@@ -131,22 +131,19 @@ def _weighted_sums(
     found_SBN4: Tensor,
     true_SBN4: Tensor,
     counts_SBN: Tensor,
-    weights: LossWeights,
 ) -> Tensor:
     """(3, S): what classes, boxes and overlaps are wrong by; boxes only where `counts_SBN`."""
-    classes_SBQC = focal(logits_SBQC, targets_SBQ, weights)
+    classes_SBQC = focal(logits_SBQC, targets_SBQ)
     away_SBN = (found_SBN4 - true_SBN4).abs().sum(dim=-1)
     apart_SBN = 1 - giou(found_SBN4, true_SBN4)
     boxes_S, apart_S = (
         torch.where(counts_SBN, each_SBN, 0).sum(dim=(1, 2)) for each_SBN in (away_SBN, apart_SBN)
     )
     classes_S = classes_SBQC.sum(dim=(1, 2, 3))
-    return torch.stack(
-        [weights.classes * classes_S, weights.boxes * boxes_S, weights.giou * apart_S]
-    )
+    return torch.stack([_CLASSES * classes_S, _BOXES * boxes_S, _GIOU * apart_S])
 
 
-def focal(logits_C: Tensor, targets: Tensor, weights: LossWeights) -> Tensor:
+def focal(logits_C: Tensor, targets: Tensor) -> Tensor:
     """Focal loss (arXiv:1708.02002) of each class by itself; a target of -1 means no class."""
     classes = torch.arange(logits_C.shape[-1], device=logits_C.device)
     is_class_C = targets[..., None] == classes
@@ -155,8 +152,8 @@ def focal(logits_C: Tensor, targets: Tensor, weights: LossWeights) -> Tensor:
     )
     chance_C = logits_C.sigmoid()
     wrong_C = torch.where(is_class_C, 1 - chance_C, chance_C)
-    share_C = torch.where(is_class_C, weights.focal_alpha, 1 - weights.focal_alpha)
-    return share_C * wrong_C**weights.focal_gamma * entropy_C
+    share_C = torch.where(is_class_C, _ALPHA, 1 - _ALPHA)
+    return share_C * wrong_C**_GAMMA * entropy_C
 
 
 def _matched(
@@ -164,7 +161,6 @@ def _matched(
     boxes_SBQ4: Tensor,
     labels_BN: Tensor,
     boxes_BN4: Tensor,
-    weights: LossWeights,
     match: Match,
 ) -> Tensor:
     """Each object's query, (S, B, N)."""
@@ -174,7 +170,6 @@ def _matched(
         boxes_SBQ4.flatten(0, 1),
         labels_BN.repeat(num_sets, 1),
         boxes_BN4.repeat(num_sets, 1, 1),
-        weights,
     )
     return match(costs_TQN, labels_BN).view(num_sets, *labels_BN.shape)
 
@@ -187,9 +182,7 @@ def _taken(boxes_SBQ4: Tensor, queries_SBN: Tensor) -> Tensor:
     return boxes_SBQ4[set_S11, image_B1, queries_SBN]
 
 
-def _denoising(
-    p: Predictions, labels_BN: Tensor, boxes_BN4: Tensor, weights: LossWeights
-) -> Tensor:
+def _denoising(p: Predictions, labels_BN: Tensor, boxes_BN4: Tensor) -> Tensor:
     """The loss of the denoising queries, the mean over their groups: nothing is to be matched."""
     boxes_LBK4 = p.denoising_boxes_LBK4
     logits_LBKC = p.denoising_logits_LBKC.to(boxes_LBK4.dtype)
@@ -203,7 +196,5 @@ def _denoising(
         boxes_BN4[:, None].expand(-1, 2 * num_groups, -1, -1).flatten(1, 2).expand(boxes_LBK4.shape)
     )
     targets_LBK = targets_BG2N.flatten(1).expand(num_layers, -1, -1)
-    sums_3L = _weighted_sums(
-        logits_LBKC, targets_LBK, boxes_LBK4, true_LBK4, targets_LBK >= 0, weights
-    )
+    sums_3L = _weighted_sums(logits_LBKC, targets_LBK, boxes_LBK4, true_LBK4, targets_LBK >= 0)
     return sums_3L.sum() / num_groups

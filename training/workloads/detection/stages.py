@@ -137,7 +137,7 @@ class TrainDetector(Train):
         labels_BN, boxes_BN4 = b["labels"], b["boxes"]
         noise = denoising(labels_BN, boxes_BN4, c.architecture) if c.denoising_queries else None
         predictions = m(b["images"], b["sizes"], noise)
-        found = criterion(predictions, labels_BN, boxes_BN4, c.loss_weights, match)
+        found = criterion(predictions, labels_BN, boxes_BN4, match)
         # Of objects, as the loss itself is.
         count = float(labels_BN.numel()) if match is in_order else self.weight(b)
         parts = {f"{part}_loss": (getattr(found, part), count) for part in _PARTS}

@@ -14,8 +14,7 @@ from training.data_report import DataReport
 from training.rungs import autocast_rungs, micro_batch_rungs, offered_rung
 from training.workload import Progress, Rung, Workload
 from training.workloads.detection import dataset
-from training.workloads.detection.config import DetectionConfig
-from training.workloads.detection.recipes import coco_12, full, laptop
+from training.workloads.detection.config import DetectionConfig, coco_12, full, laptop
 from training.workloads.detection.stages import TrainDetector
 
 _MAX_SIDES = (1066, 800)
@@ -67,14 +66,8 @@ class Detection(Workload[DetectionConfig]):
     """The workload that the registry imports; its stage is defined in the other files here."""
 
     name: str = "detection"
-
-    @property
-    def recipes(self) -> Mapping[str, Callable[[], DetectionConfig]]:
-        return RECIPES
-
-    @property
-    def nominal_samples(self) -> Mapping[str, Mapping[str, int]]:
-        return NOMINAL_SAMPLES
+    recipes = RECIPES
+    nominal_samples = NOMINAL_SAMPLES
 
     def stages(self, c: DetectionConfig) -> Sequence[TrainDetector]:
         return (TrainDetector(config=c),)

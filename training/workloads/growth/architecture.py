@@ -1,6 +1,6 @@
-"""What a language model is made of, apart from its weights; and the four of the seed document."""
+"""What a language model is made of, apart from its weights."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from training.checks import check_fields
@@ -65,20 +65,3 @@ class ModelConfig:
                 f"width {self.width} over num_heads {self.num_heads}: rotary positions turn pairs "
                 "of numbers within a head; give a width that is an even multiple of num_heads"
             )
-
-
-# The seed document's model, whose parameter counts leave no other choice: 100,038,016 in all.
-DENSE = ModelConfig(vocab_size=50257, width=832, num_heads=8, blocks=(DenseBlock(hidden=3328),) * 7)
-# Every block's network eight times: 371,640,312 parameters, 138,878,328 of them for each token.
-EXPERTS = replace(DENSE, blocks=(ExpertBlock(hidden=3328),) * 7)
-_WIDE, _NEW = ExpertBlock(hidden=6656), DenseBlock(hidden=2496)
-# Twice the width and four new blocks, after blocks 2, 4, 6 and 7. The seed's 1467.60 M (548.70 M
-# for each token) has no solution in round widths; this is nearest: 1479.88 M (549.18 M).
-GROWN = replace(
-    EXPERTS,
-    width=1664,
-    num_heads=16,
-    blocks=(*(_WIDE, _WIDE, _NEW) * 3, _WIDE, _NEW),
-)
-# The seed's words taken literally, experts in the new blocks as well: 2155.79 M (693.26 M).
-LITERAL = replace(GROWN, blocks=(_WIDE,) * 11)

@@ -13,8 +13,7 @@ from typing import Any
 from training.rungs import autocast_rungs, micro_batch_rungs
 from training.sources import SourceFile
 from training.workload import Progress, Rung, Workload
-from training.workloads.growth.config import GrowthConfig
-from training.workloads.growth.recipes import full, laptop, literal
+from training.workloads.growth.config import GrowthConfig, full, laptop, literal
 from training.workloads.growth.stages import TrainPhase, phases
 from training.workloads.growth.text.dataset import TextOptions, import_dataset, make_dataset
 
@@ -39,14 +38,8 @@ class Growth(Workload[GrowthConfig]):
 
     name: str = "growth"
     data_options: TextOptions = field(default_factory=TextOptions)
-
-    @property
-    def recipes(self) -> Mapping[str, Callable[[], GrowthConfig]]:
-        return RECIPES
-
-    @property
-    def nominal_samples(self) -> Mapping[str, Mapping[str, int]]:
-        return NOMINAL_SAMPLES
+    recipes = RECIPES
+    nominal_samples = NOMINAL_SAMPLES
 
     def stages(self, c: GrowthConfig) -> Sequence[TrainPhase]:
         return phases(c)

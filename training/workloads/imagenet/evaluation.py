@@ -66,15 +66,6 @@ def predictions(m: nn.Module, b: Batch) -> Sequence[Mapping[str, Any]]:
     ]
 
 
-def summarize(parts: Sequence[Partial]) -> Mapping[str, float]:
-    """Means over all images."""
-    names = parts[0].sums
-    return {
-        name: sum(part.sums[name][0] for part in parts) / sum(part.sums[name][1] for part in parts)
-        for name in names
-    }
-
-
 def show_confusions(
     parts: Sequence[Partial], classes: Sequence[str], samples: ImageSamples, out: Path
 ) -> None:

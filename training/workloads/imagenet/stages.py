@@ -102,9 +102,6 @@ class TrainClassifier(Train):
         c = self.config
         return image_samples(i.dataset, split, c.image_size, window=c.shuffle_window, seed=i.seed)
 
-    def weight(self, b: Batch) -> float:
-        return float(len(b["labels"]))
-
     def loss(self, m: nn.Module, b: Batch, step: int, num_steps: int) -> Loss:
         logits_BK: Tensor = m(b["images"]).float()
         total = F.cross_entropy(
@@ -120,9 +117,6 @@ class TrainClassifier(Train):
     def predict(self, m: nn.Module, b: Batch) -> Sequence[Mapping[str, Any]]:
         """The five most probable classes of each image, by number, and the true one."""
         return evaluation.predictions(m, b)
-
-    def summarize(self, parts: Sequence[Partial], out: Path) -> Mapping[str, float]:
-        return evaluation.summarize(parts)
 
     def show(self, m: nn.Module, i: Inputs, parts: Sequence[Partial], out: Path) -> None:
         samples = self.samples(i, "validation")

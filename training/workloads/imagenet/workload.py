@@ -1,6 +1,6 @@
 """The imagenet workload: a ResNet trained on images in shards."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -10,10 +10,9 @@ from training.dataset_output import FinishedFiles, Output
 from training.rungs import autocast_rungs, micro_batch_rungs
 from training.sources import Brought
 from training.workload import Prepare, Progress, Rung, Train, Workload
-from training.workloads.imagenet.config import ImagenetConfig
+from training.workloads.imagenet.config import RECIPES, ImagenetConfig
 from training.workloads.imagenet.dataset import make_dataset, pack_dataset
 from training.workloads.imagenet.images import ImageOptions
-from training.workloads.imagenet.recipes import RECIPES
 from training.workloads.imagenet.stages import TrainClassifier
 
 _IMAGENET = {"train": 1_281_167, "validation": 50_000}
@@ -28,14 +27,8 @@ class Imagenet(Workload[ImagenetConfig]):
 
     name: str = "imagenet"
     data_options: ImageOptions = field(default_factory=ImageOptions)
-
-    @property
-    def recipes(self) -> Mapping[str, Callable[[], ImagenetConfig]]:
-        return RECIPES
-
-    @property
-    def nominal_samples(self) -> Mapping[str, Mapping[str, int]]:
-        return NOMINAL_SAMPLES
+    recipes = RECIPES
+    nominal_samples = NOMINAL_SAMPLES
 
     def stages(self, c: ImagenetConfig) -> Sequence[Prepare | Train]:
         return [TrainClassifier(config=c)]

@@ -82,9 +82,6 @@ class TrainClipClassifier(Train):
     def samples(self, i: Inputs, split: str) -> ClipSamples:
         return clip_samples(i, split, self.view)
 
-    def weight(self, b: Batch) -> float:
-        return float(len(b["labels"]))
-
     def loss(self, m: nn.Module, b: Batch, step: int, num_steps: int) -> Loss:
         logits_BK, future_B2 = evaluation.classify(m, b)
         return self.loss_of(b, logits_BK, future_B2)

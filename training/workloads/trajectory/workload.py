@@ -78,14 +78,8 @@ class Trajectory(Workload[AnyConfig]):
     """The workload that the registry imports; its stages are defined in the other files here."""
 
     name: str = "trajectory"
-
-    @property
-    def recipes(self) -> Mapping[str, Callable[[], AnyConfig]]:
-        return RECIPES
-
-    @property
-    def nominal_samples(self) -> Mapping[str, Mapping[str, int]]:
-        return NOMINAL_SAMPLES
+    recipes = RECIPES
+    nominal_samples = NOMINAL_SAMPLES
 
     def stages(self, c: AnyConfig) -> Sequence[Prepare | Train]:
         return _magvit_stages(c) if isinstance(c, MagvitConfig) else _frozen_stages(c)

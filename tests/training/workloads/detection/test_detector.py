@@ -17,7 +17,7 @@ from tests.training.workloads.detection.detectors import (
     small_detector,
 )
 from training.errors import UserError
-from training.workloads.detection.architecture import Architecture, LossWeights
+from training.workloads.detection.architecture import Architecture
 from training.workloads.detection.denoising import denoising
 from training.workloads.detection.detector import (
     Backbone,
@@ -166,7 +166,7 @@ def test_recomputing_the_encoder_changes_no_bit() -> None:
         detector = small_detector(recompute_encoder=recompute, dropout=0.1)
         torch.manual_seed(1)
         p = detector(batch.images, batch.sizes, denoising(batch.labels, batch.boxes, SMALL))
-        criterion(p, batch.labels, batch.boxes, LossWeights()).total.backward()  # type: ignore[no-untyped-call]
+        criterion(p, batch.labels, batch.boxes).total.backward()  # type: ignore[no-untyped-call]
         gradients.append([each.grad for each in detector.parameters()])
     for kept, recomputed in zip(*gradients, strict=True):
         assert kept is not None and recomputed is not None
@@ -178,7 +178,7 @@ def test_a_step_works_under_autocast_with_boxes_in_float32() -> None:
     with torch.autocast("cpu", torch.bfloat16):
         noise = denoising(batch.labels, batch.boxes.float(), SMALL)
         p = detector(batch.images, batch.sizes, noise)
-        losses = criterion(p, batch.labels, batch.boxes.float(), LossWeights())
+        losses = criterion(p, batch.labels, batch.boxes.float())
     assert p.boxes_LBQ4.dtype == losses.total.dtype == torch.float32
     losses.total.backward()  # type: ignore[no-untyped-call]
     assert all(bool(each.grad.isfinite().all()) for each in detector.parameters())  # type: ignore[union-attr]

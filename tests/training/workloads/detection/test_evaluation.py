@@ -19,13 +19,13 @@ from training.errors import UserError
 from training.workload import Partial
 from training.workloads.detection import evaluation, pictures
 from training.workloads.detection.coco import Category
+from training.workloads.detection.config import laptop
 from training.workloads.detection.evaluation import (
     DetectionsAndTruth,
     partial,
     predictions,
     summarize,
 )
-from training.workloads.detection.recipes import laptop
 from training.workloads.detection.samples import Batch, written
 from training.workloads.detection.stages import TrainDetector
 

@@ -10,13 +10,10 @@ from torchvision.ops import generalized_box_iou, sigmoid_focal_loss
 
 from tests.training.workloads.detection.detectors import SMALL, Images, images, small_detector
 from training.workloads.detection import losses
-from training.workloads.detection.architecture import LossWeights
 from training.workloads.detection.boxes import corners
 from training.workloads.detection.denoising import denoising
 from training.workloads.detection.detector import Predictions
 from training.workloads.detection.losses import costs, criterion, hungarian, in_order
-
-WEIGHTS = LossWeights()
 
 
 def _predicted(num_objects: int, num_images: int = 2, seed: int = 0) -> Predictions:
@@ -52,7 +49,7 @@ def _plain(p: Predictions, batch: Images, num_groups: int) -> Tensor:
         for b in range(len(batch.labels)):
             places = [n for n, label in enumerate(batch.labels[b]) if label >= 0]
             of_image = batch.labels[b : b + 1, places], batch.boxes[b : b + 1, places].float()
-            matrix = costs(logits_BQC[b : b + 1], boxes_BQ4[b : b + 1], *of_image, WEIGHTS)
+            matrix = costs(logits_BQC[b : b + 1], boxes_BQ4[b : b + 1], *of_image)
             queries = hungarian(matrix, of_image[0])[0].tolist()
             pairs = [(q, int(of_image[0][0, n]), of_image[1][0, n]) for n, q in enumerate(queries)]
             total = total + _wrong(logits_BQC[b], boxes_BQ4[b], pairs)
@@ -71,7 +68,7 @@ def _plain(p: Predictions, batch: Images, num_groups: int) -> Tensor:
 
 def test_the_loss_is_the_plain_sum_over_layers_images_and_objects() -> None:
     batch, p = images(4, 1), _predicted(4)
-    losses = criterion(p, batch.labels, batch.boxes.float(), WEIGHTS)
+    losses = criterion(p, batch.labels, batch.boxes.float())
     expected = _plain(p, batch, num_groups=2)
     torch.testing.assert_close(losses.total, expected, rtol=1e-5, atol=1e-4)
     gradients = torch.autograd.grad(losses.total, p)
@@ -81,35 +78,33 @@ def test_the_loss_is_the_plain_sum_over_layers_images_and_objects() -> None:
 def test_what_does_not_count_is_neither_in_the_loss_nor_in_its_gradient() -> None:
     batch, p = images(2, 3), _predicted(3)
     labels, boxes = batch.labels.clone(), batch.boxes.float()
-    losses = criterion(p, labels, boxes, WEIGHTS)
+    losses = criterion(p, labels, boxes)
     boxes[labels < 0] = torch.tensor([0.9, 0.9, 0.01, 0.02])
-    assert torch.equal(criterion(p, labels, boxes, WEIGHTS).total, losses.total)
+    assert torch.equal(criterion(p, labels, boxes).total, losses.total)
 
 
 def test_the_sums_of_two_micro_batches_are_those_of_one() -> None:
     batch, p = images(3, 3, 3, 3), _predicted(3, num_images=4)
-    whole = criterion(p, batch.labels, batch.boxes.float(), WEIGHTS).total
+    whole = criterion(p, batch.labels, batch.boxes.float()).total
     parts = []
     for half in (slice(0, 2), slice(2, 4)):
         of_half = Predictions(*(t[half] if t.ndim == 3 else t[:, half] for t in p))
-        parts.append(
-            criterion(of_half, batch.labels[half], batch.boxes[half].float(), WEIGHTS).total
-        )
+        parts.append(criterion(of_half, batch.labels[half], batch.boxes[half].float()).total)
     torch.testing.assert_close(parts[0] + parts[1], whole, rtol=1e-6, atol=1e-4)
 
 
 def test_the_parts_for_the_log_are_those_of_the_sum() -> None:
     batch, p = images(4, 2), _predicted(4)
-    losses = criterion(p, batch.labels, batch.boxes.float(), WEIGHTS)
+    losses = criterion(p, batch.labels, batch.boxes.float())
     last = p._replace(logits_LBQC=p.logits_LBQC[-1:], boxes_LBQ4=p.boxes_LBQ4[-1:])
-    of_last = criterion(last, batch.labels, batch.boxes.float(), WEIGHTS)
+    of_last = criterion(last, batch.labels, batch.boxes.float())
     without_denoising = of_last.total - of_last.denoising - of_last.encoder
     torch.testing.assert_close(losses.classes + losses.boxes + losses.giou, without_denoising)
 
 
 def test_images_without_objects_have_a_loss_of_classes_alone() -> None:
     batch, p = images(0, 0), _predicted(0)
-    losses = criterion(p, batch.labels, batch.boxes.float(), WEIGHTS)
+    losses = criterion(p, batch.labels, batch.boxes.float())
     assert losses.boxes == losses.giou == losses.denoising == 0
     expected = _plain(p, batch, num_groups=1)
     torch.testing.assert_close(losses.total, expected)
@@ -117,7 +112,7 @@ def test_images_without_objects_have_a_loss_of_classes_alone() -> None:
 
 def test_more_objects_than_queries_are_all_counted_that_have_one() -> None:
     batch, p = images(120, 1), _predicted(120)
-    losses = criterion(p, batch.labels, batch.boxes.float(), WEIGHTS)
+    losses = criterion(p, batch.labels, batch.boxes.float())
     assert losses.total.isfinite()
     assert losses.boxes > 0
 
@@ -125,7 +120,7 @@ def test_more_objects_than_queries_are_all_counted_that_have_one() -> None:
 def test_a_loss_of_what_is_no_number_is_none() -> None:
     batch, p = images(2), _predicted(2, num_images=1)
     p = p._replace(boxes_LBQ4=p.boxes_LBQ4 * float("nan"))
-    assert criterion(p, batch.labels, batch.boxes.float(), WEIGHTS).total.isnan()
+    assert criterion(p, batch.labels, batch.boxes.float()).total.isnan()
 
 
 def test_every_parameter_has_a_gradient_also_without_objects() -> None:
@@ -133,7 +128,7 @@ def test_every_parameter_has_a_gradient_also_without_objects() -> None:
         detector, batch = small_detector(), images(*counts)
         noise = denoising(batch.labels, batch.boxes, SMALL)
         p = detector(batch.images, batch.sizes, noise)
-        criterion(p, batch.labels, batch.boxes, WEIGHTS).total.backward()  # type: ignore[no-untyped-call]
+        criterion(p, batch.labels, batch.boxes).total.backward()  # type: ignore[no-untyped-call]
         without = [name for name, each in detector.named_parameters() if each.grad is None]
         assert not without, counts
 
@@ -163,7 +158,7 @@ def test_costs_are_the_references_formula() -> None:
     torch.manual_seed(0)
     logits, boxes = torch.randn(2, 5, 4), torch.rand(2, 5, 4)
     labels, true = torch.randint(4, (2, 3)), torch.rand(2, 3, 4)
-    found = costs(logits, boxes, labels, true, LossWeights())
+    found = costs(logits, boxes, labels, true)
     for t, q, n in itertools.product(range(2), range(5), range(3)):
         p = logits[t, q, labels[t, n]].sigmoid()
         of_class = 0.25 * (1 - p) ** 2 * -p.log() - 0.75 * p**2 * -(1 - p).log()

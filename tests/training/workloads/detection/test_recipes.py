@@ -11,7 +11,7 @@ from training.preflight.workload_checks import problems
 from training.settings import changed
 from training.workload import Milestones
 from training.workloads.detection.architecture import Architecture
-from training.workloads.detection.recipes import coco_12, full, laptop
+from training.workloads.detection.config import coco_12, full, laptop
 from training.workloads.detection.stages import TrainDetector
 from training.workloads.detection.workload import DETECTION, RECIPES
 

@@ -16,9 +16,8 @@ from training.proxies import TrainProxy, WorkloadProxy
 from training.settings import changed
 from training.store.local_dataset import write_manifest
 from training.workload import Batch, Loss, Partial, Prepare, Train
-from training.workloads.detection.config import DetectionConfig
+from training.workloads.detection.config import DetectionConfig, laptop
 from training.workloads.detection.dataset import annotations_file
-from training.workloads.detection.recipes import laptop
 from training.workloads.detection.workload import Detection
 
 # Seconds of imports, once for all that tests fork.

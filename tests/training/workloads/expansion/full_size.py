@@ -26,16 +26,17 @@ from training.workloads.expansion import (
     widen_optimizer,
 )
 from training.workloads.expansion.verify import Verification
-from training.workloads.growth.architecture import DENSE, EXPERTS, GROWN, LITERAL, ModelConfig
+from training.workloads.growth.architecture import ModelConfig
+from training.workloads.growth.config import full, literal
 from training.workloads.growth.model import LanguageModel
 from training.workloads.growth.transitions import ROUTER, growth_layout
 
 TWICE = {"width": 2, "heads": 2, "hidden": 2}
 AFTER = evenly_after(7, 4)
 TRANSITIONS: dict[str, tuple[ModelConfig, ModelConfig]] = {
-    "experts": (DENSE, EXPERTS),
-    "grown": (EXPERTS, GROWN),
-    "literal": (EXPERTS, LITERAL),
+    "experts": (full().dense_model, full().experts_model),
+    "grown": (full().experts_model, full().grown_model),
+    "literal": (literal().experts_model, literal().grown_model),
 }
 
 

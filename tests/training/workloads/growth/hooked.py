@@ -10,8 +10,7 @@ from tests.training import tiny
 from training.proxies import TrainProxy, WorkloadProxy
 from training.settings import changed
 from training.workload import Batch, Inputs, Loss, Progress, Start, Train
-from training.workloads.growth.config import GrowthConfig
-from training.workloads.growth.recipes import laptop
+from training.workloads.growth.config import GrowthConfig, laptop
 from training.workloads.growth.text.dataset import TextOptions, make_dataset
 from training.workloads.growth.workload import GROWTH
 

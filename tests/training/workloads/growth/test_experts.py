@@ -15,7 +15,8 @@ from tests.training.forked import in_fork
 from tests.training.workloads.growth.models import small_config
 from training.attempt.world import World
 from training.workloads.growth import experts
-from training.workloads.growth.architecture import DENSE, Activation, ExpertBlock
+from training.workloads.growth.architecture import Activation, ExpertBlock
+from training.workloads.growth.config import full
 from training.workloads.growth.expert_products import ExpertProducts, check_products
 from training.workloads.growth.experts import ExpertFeedForward, choose_products
 from training.workloads.growth.model import LanguageModel
@@ -228,4 +229,7 @@ def test_what_the_stage_started_with_is_kept(products: ExpertProducts) -> None:
 
 
 def test_a_model_without_experts_is_not_timed() -> None:
-    assert choose_products(DENSE, num_tokens=4096, device=CPU, dtype=torch.float32) == "split"
+    assert (
+        choose_products(full().dense_model, num_tokens=4096, device=CPU, dtype=torch.float32)
+        == "split"
+    )

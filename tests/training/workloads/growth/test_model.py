@@ -10,17 +10,17 @@ from torch import Tensor
 
 from tests.training.workloads.growth.models import small_config, small_model, texts
 from training.workloads.growth.architecture import (
-    DENSE,
-    EXPERTS,
-    GROWN,
-    LITERAL,
     Activation,
     DenseBlock,
     ExpertBlock,
     ModelConfig,
     Norm,
 )
+from training.workloads.growth.config import full, literal
 from training.workloads.growth.model import LanguageModel, parameter_counts, rotary_table, rotated
+
+DENSE, EXPERTS, GROWN = full().dense_model, full().experts_model, full().grown_model
+LITERAL = literal().grown_model
 
 
 @pytest.mark.parametrize(

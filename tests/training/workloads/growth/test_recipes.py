@@ -5,24 +5,14 @@ from typing import Any
 import pytest
 
 from training.settings import changed
-from training.workloads.growth import architecture
-from training.workloads.growth.config import GrowthConfig
+from training.workloads.growth.config import GrowthConfig, full, laptop
 from training.workloads.growth.model import parameter_counts
-from training.workloads.growth.recipes import full, laptop, literal
 from training.workloads.growth.stages import Decay, TrainPhase
 from training.workloads.growth.workload import GROWTH, NOMINAL_SAMPLES, RECIPES
 
 
 def phase(c: GrowthConfig, name: str) -> TrainPhase:
     return next(stage for stage in GROWTH.stages(c) if stage.name == name)
-
-
-def test_the_full_recipes_train_the_seed_s_models() -> None:
-    c = full()
-    assert c.dense_model == architecture.DENSE
-    assert c.experts_model == architecture.EXPERTS
-    assert c.grown_model == architecture.GROWN
-    assert literal().grown_model == architecture.LITERAL
 
 
 def test_every_recipe_grows_in_both_transitions() -> None:

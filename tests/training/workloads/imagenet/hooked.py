@@ -9,8 +9,7 @@ from tests.training import tiny
 from training.proxies import TrainProxy, WorkloadProxy
 from training.settings import changed
 from training.workload import Batch, Loss, Prepare, Train
-from training.workloads.imagenet.config import ImagenetConfig
-from training.workloads.imagenet.recipes import laptop
+from training.workloads.imagenet.config import ImagenetConfig, laptop
 from training.workloads.imagenet.workload import IMAGENET
 
 

@@ -12,9 +12,16 @@ import torch
 from training.registry import load_workload
 from training.rungs import KINDS
 from training.settings import changed
-from training.workloads.imagenet.config import SIZE_STEP, ImagenetConfig
+from training.workloads.imagenet.config import (
+    RECIPES,
+    SIZE_STEP,
+    ImagenetConfig,
+    epochs_16,
+    epochs_40,
+    epochs_88,
+    full,
+)
 from training.workloads.imagenet.model import Classifier
-from training.workloads.imagenet.recipes import RECIPES, epochs_16, epochs_40, epochs_88, full
 from training.workloads.imagenet.stages import TrainClassifier
 
 PAGE = Path(__file__).parents[4] / "docs" / "imagenet.md"

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from training.dataset_output import FolderOutput
 from training.errors import UserError
 from training.randomness import derive_seed
 from training.sources import SourceFile
@@ -23,7 +24,6 @@ from training.workloads.growth.text.position import (
     SplitCounts,
     keep,
     kept_position,
-    replace_file,
     write_tokens,
 )
 from training.workloads.growth.text.stories import STORY_BYTES, write_story
@@ -251,7 +251,7 @@ def _tokenizer(
         tokenizer = train_tokenizer(_training_texts(source), size)
     _check_round_trip(tokenizer, source)
     keep(out, identity, ImportPosition())
-    replace_file(out / TOKENIZER_FILE, tokenizer.to_str())
+    FolderOutput(out).write(TOKENIZER_FILE, tokenizer.to_str().encode())
     return tokenizer
 
 

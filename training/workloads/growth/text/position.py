@@ -12,6 +12,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from training.dataset_output import FolderOutput
 from training.errors import UserError
 from training.sources import UNFINISHED
 from training.workloads.growth.text.tokens import shard_name
@@ -59,14 +60,7 @@ def kept_position(out: Path, identity: Mapping[str, Any]) -> ImportPosition:
 def keep(out: Path, identity: Mapping[str, Any], position: ImportPosition) -> None:
     """Keep a position, and what is imported."""
     record = {"workload": "growth", "identity": identity, **asdict(position)}
-    replace_file(out / UNFINISHED, json.dumps(record))
-
-
-def replace_file(path: Path, text: str) -> None:
-    """Write a file completely or not at all."""
-    part = path.with_name(f"{path.name}.part")
-    part.write_text(text)
-    part.replace(path)
+    FolderOutput(out).write(UNFINISHED, json.dumps(record).encode())
 
 
 def write_tokens(

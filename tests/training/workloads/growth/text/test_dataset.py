@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
+from training.dataset_output import FolderOutput
 from training.errors import UserError
 from training.sources import UNFINISHED, open_source
 from training.store.local_dataset import LocalDataset, write_manifest
 from training.workloads.growth.text import dataset as dataset_module
 from training.workloads.growth.text.dataset import TextOptions, import_dataset, make_dataset
 from training.workloads.growth.text.stories import STORY_BYTES, write_story
-from training.workloads.growth.text.tokens import open_tokens, open_vocabulary
+from training.workloads.growth.text.tokens import TOKENIZER_FILE, open_tokens, open_vocabulary
 from training.workloads.growth.text.vocabulary import train_tokenizer
 
 SMALL = TextOptions(vocab_size=300, held_out_of=5)
@@ -205,13 +206,15 @@ def test_fails_for_a_tokenizer_without_all_bytes(tmp_path: Path) -> None:
 def test_an_import_that_was_stopped_before_it_had_a_tokenizer_trains_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    own, out = source(tmp_path / "own"), tmp_path / "out"
+    own, out, write = source(tmp_path / "own"), tmp_path / "out", FolderOutput.write
 
-    def stop(path: Path, text: str) -> None:
-        raise KeyboardInterrupt
+    def stop(output: FolderOutput, name: str, content: bytes) -> None:
+        if name == TOKENIZER_FILE:
+            raise KeyboardInterrupt
+        write(output, name, content)
 
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        patched.setattr(dataset_module, "replace_file", stop)
+        patched.setattr(FolderOutput, "write", stop)
         imported(own, out)
     assert (out / UNFINISHED).is_file()
     whole = imported(own, tmp_path / "whole")
