@@ -136,6 +136,15 @@ def whole(dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 
 @pytest.fixture(scope="session")
+def pair(dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """The uninterrupted run of two ranks."""
+    root = tmp_path_factory.mktemp("pair")
+    run = Run(dataset=dataset, uri=str(root / "runs" / "run-1"), scratch=root / "scratch")
+    assert run.attempt_with_ranks(2) == [0, 0]
+    return run
+
+
+@pytest.fixture(scope="session")
 def sharded(dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
     """The uninterrupted run of two ranks that share a model."""
     root = tmp_path_factory.mktemp("sharded")

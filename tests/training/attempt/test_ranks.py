@@ -15,7 +15,7 @@ import pytest
 from contract.grammar import parse_interval
 from tests.training import tiny
 from tests.training.hooks import HUNG_SECONDS, at_rank, notice
-from tests.training.runs import ROOT, Run, assert_close, wait_for
+from tests.training.runs import DOUBLE, ROOT, Run, assert_close, wait_for
 from training.attempt.launch import RankProcess
 from training.attempt.supervisor import Supervisor
 from training.engine.attempt import _start_ranks
@@ -24,15 +24,6 @@ from training.errors import RankLostError
 from training.record.lease import LeaseLostError
 
 NewRun = Callable[[str], Run]
-
-
-@pytest.fixture(scope="module")
-def pair(dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """The uninterrupted run of two ranks."""
-    root = tmp_path_factory.mktemp("pair")
-    run = Run(dataset=dataset, uri=str(root / "runs" / "run-1"), scratch=root / "scratch")
-    assert run.attempt_with_ranks(2) == [0, 0]
-    return run
 
 
 def test_two_ranks_train_on_the_batches_of_one(pair: Run, whole: Run) -> None:
@@ -45,26 +36,25 @@ def test_two_ranks_train_on_the_batches_of_one(pair: Run, whole: Run) -> None:
     assert counts == [line["metrics"].keys() for line in whole.lines("evaluation")]
 
 
-@pytest.mark.parametrize(("double", "tolerance"), [("true", 1e-9), ("false", 1e-6)])
 def test_two_ranks_agree_with_one_over_fifty_steps(
-    run: Run, new_run: NewRun, tmp_path: Path, double: str, tolerance: float
+    run: Run, new_run: NewRun, tmp_path: Path
 ) -> None:
-    """float32: 12 seeds differed by 1.5e-7 at most, so 1e-6; float64: 6 seeds by 4.3e-16 at most.
+    """6 seeds differed by 4.3e-16 at most.
 
     Four micro-batches a step: of two alone the sum would be the same in either order. BatchNorm
     over two samples blows rounding up (4.6e-3 in float32), so it is left out here.
     """
     alone = new_run(str(tmp_path / "alone" / "run-1"))
-    settings = {"double": double, "batch_norm": "false", "micro_batch": "2", "epochs": "7"}
-    run.options = alone.options = [f"--override={n}={value}" for n, value in settings.items()]
+    run.options = alone.options = [*DOUBLE, "--override=epochs=7"]
     assert run.attempt_with_ranks(2) == [0, 0]
     assert alone.attempt_with_ranks(1) == [0]
     assert len(run.losses()) == 56
-    assert_close(run, alone, tolerance)
+    assert_close(run, alone, 1e-9)
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-@pytest.mark.parametrize("place", [("first", 0), ("first-evaluation", 5), ("second", 5)])
+@pytest.mark.parametrize(
+    ("rank", "place"), [(0, ("first", 0)), (1, ("first-evaluation", 5)), (1, ("second", 5))]
+)
 def test_a_notice_to_either_rank_stops_both_at_the_same_step(
     run: Run, pair: Run, rank: int, place: tuple[str, int]
 ) -> None:

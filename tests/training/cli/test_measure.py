@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,8 +21,9 @@ from training.cli.measure import (
     train_footprints,
 )
 from training.registry import WORKLOADS
-from training.settings import Settings
+from training.settings import Settings, changed
 from training.workload import Loss, Train
+from training.workloads.growth.workload import GROWTH
 
 ROOT = Path(__file__).parents[3]
 FILE = ROOT / DEFAULT_OUT
@@ -61,37 +63,25 @@ def test_every_recipe_is_measured_and_every_key_is_explained() -> None:
     assert [key for key in sorted(keys) if f"`{key}`" not in page] == []
 
 
-def test_a_workload_of_one_s_own_is_measured_into_a_file(tmp_path: Path) -> None:
-    out = tmp_path / "footprints.json"
-    arguments = ["measure", f"--workload={WORKLOAD}", "--recipe=quick", f"--out={out}"]
-    assert command(arguments).code == 0
-    rows = json.loads(out.read_text())["footprints"]
-    assert {row["stage"] for row in rows} == {"first", "second"}
-    assert command([*arguments, "--check"]).code == 0
-
-
-def test_the_other_recipes_of_the_file_are_kept(tmp_path: Path) -> None:
+def test_a_workload_of_one_s_own_is_measured_beside_the_other_recipes_of_a_file(
+    tmp_path: Path,
+) -> None:
     out = tmp_path / "footprints.json"
     # Rows of two torch versions are refused in one file.
     out.write_text(
         json.dumps({**json.loads(FILE.read_text()), "torch": torch.__version__.partition("+")[0]})
     )
-    assert (
-        command(["measure", f"--workload={WORKLOAD}", "--recipe=quick", f"--out={out}"]).code == 0
-    )
+    arguments = ["measure", f"--workload={WORKLOAD}", "--recipe=quick", f"--out={out}"]
+    assert command(arguments).code == 0
     before = json.loads(FILE.read_text())["footprints"]
     after = json.loads(out.read_text())["footprints"]
     assert [row for row in after if row in before] == before
-    assert len(after) > len(before)
+    rows = [row for row in after if row["workload"] == WORKLOAD]
+    assert {row["stage"] for row in rows} == {"first", "second"}
+    assert difference(out, rows) is None
 
-
-def test_fails_when_the_file_says_something_else(tmp_path: Path) -> None:
-    out = tmp_path / "footprints.json"
-    arguments = ["measure", f"--workload={WORKLOAD}", "--recipe=quick", f"--out={out}"]
-    missing = command([*arguments, "--check"])
-    assert missing.code == 1
-    assert f"there is no {out}; write it: python -m training measure" in missing.out
-    assert command(arguments).code == 0
+    said = difference(tmp_path / "none.json", rows)
+    assert said and f"there is no {tmp_path / 'none.json'}; write it: python -m train" in said
     out.write_text(out.read_text().replace('"trainable_parameters": ', '"trainable_parameters": 1'))
     other = command([*arguments, "--check"])
     assert other.code == 1
@@ -116,9 +106,15 @@ def test_fails_for_a_mistake_in_one_sentence(arguments: list[str], says: str) ->
 
 def test_a_stage_that_steps_in_backward_keeps_its_gradients_at_a_smaller_micro_batch() -> None:
     """It then accumulates; a stage that cannot be trained so has no row."""
-    overrides = {"lean_optimizer": "grown", "num_layers": "1", "new_layers": "1"}
-    rows = in_fork(lambda: list(measured("growth", "laptop", overrides, factors=(0.5, 1))))
-    half, whole = (row for row in rows if row["stage"] == "grown")
+    config = changed(GROWTH.recipes["laptop"](), lean_optimizer="grown", num_layers=1, new_layers=1)
+    grown = GROWTH.stages(config)[-1]
+
+    def rows() -> list[dict[str, Any]]:
+        at_size = partial(_at_size, GROWTH, config, grown)
+        samples = GROWTH.nominal_samples["laptop"]
+        return list(train_footprints(grown, config, samples, {}, (0.5, 1), at_size))
+
+    half, whole = in_fork(rows)
     assert (half["micro_batch"], half["gradient_bytes"]) == (8, half["parameter_bytes"])
     assert (whole["micro_batch"], whole["gradient_bytes"]) == (16, 0)
     stage = _InBackward()

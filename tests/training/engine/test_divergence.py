@@ -244,16 +244,6 @@ def test_a_notice_that_meets_a_divergence_leaves_the_last_commit(run: Run, whole
     assert_equal(run, whole)
 
 
-@pytest.fixture(scope="module")
-def pair(dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """The uninterrupted run of two ranks."""
-    root = tmp_path_factory.mktemp("pair")
-    run = Run(dataset=dataset, uri=str(root / "runs" / "run-1"), scratch=root / "scratch")
-    tiny.LOSSES.clear()
-    assert run.attempt_with_ranks(2) == [0, 0]
-    return run
-
-
 def test_two_ranks_go_back_together(run: Run, pair: Run) -> None:
     """The bad sample is in the share of one of them; the step is the last of an epoch."""
     poison("first", {7: 1}, num_micro_batches=1)

@@ -10,7 +10,7 @@ from torch import nn
 from torch.optim import SGD
 
 from tests.training import tiny
-from tests.training.hooks import at_rank, interrupt_at, notice
+from tests.training.hooks import at_rank, notice
 from tests.training.runs import SHARDED, Run, assert_equal
 from training.engine.optimizer_state import load_optimizer_state
 
@@ -52,18 +52,6 @@ def assert_same(a: Any, b: Any) -> None:
             assert_same(x, y)
     else:
         assert a == b
-
-
-def test_moments_of_their_own_type_resume_bit_for_bit(
-    run: Run, new_run: NewRun, tmp_path: Path
-) -> None:
-    whole = new_run(str(tmp_path / "whole" / "run-1"))
-    run.options = whole.options = WORKLOAD
-    assert whole.attempt() == 0
-    interrupt_at("first", 1)
-    assert run.attempt() == 75
-    assert run.attempt() == 0
-    assert_equal(run, whole)
 
 
 def test_moments_of_their_own_type_resume_bit_for_bit_where_ranks_share_them(

@@ -33,7 +33,7 @@ def stateful(dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
     return run
 
 
-@pytest.mark.parametrize("place", [("first", 3), ("first-evaluation", 5), ("second", 11)])
+@pytest.mark.parametrize("place", [("first", 3), ("second", 11)])
 def test_scaler_average_and_best_resume_bit_for_bit(
     run: Run, stateful: Run, place: tuple[str, int]
 ) -> None:

@@ -37,8 +37,15 @@ def test_every_sample_comes_once_per_epoch(whole: Run) -> None:
     assert epochs["first", 0] != epochs["first", 1]
 
 
-@pytest.mark.parametrize("sent", [signal.SIGUSR1, signal.SIGTERM])
-@pytest.mark.parametrize("place", [("first", 0), ("first", 7), ("second", 0), ("second", 11)])
+@pytest.mark.parametrize(
+    ("place", "sent"),
+    [
+        (("first", 0), signal.SIGUSR1),
+        (("first", 7), signal.SIGTERM),
+        (("second", 0), signal.SIGTERM),
+        (("second", 11), signal.SIGUSR1),
+    ],
+)
 def test_resume_continues_bit_for_bit(
     run: Run, whole: Run, place: tuple[str, int], sent: signal.Signals
 ) -> None:
@@ -52,10 +59,10 @@ def test_resume_continues_bit_for_bit(
     assert len(run.lines("step")) == 2 * STEPS_PER_STAGE, "no step was repeated"
 
 
-def test_resume_after_many_interruptions_on_both_stores(
-    store_uri: str, new_run: Callable[[str], Run], whole: Run
+def test_resume_after_many_interruptions_in_s3(
+    bucket_uri: str, new_run: Callable[[str], Run], whole: Run
 ) -> None:
-    run = new_run(store_uri)
+    run = new_run(f"{bucket_uri}/runs/run-1")
     places = [("shard", 1), ("first", 2), ("first-evaluation", 5), ("second", 5)]
     for place in places:
         interrupt_at(*place)

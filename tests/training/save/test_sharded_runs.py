@@ -86,14 +86,10 @@ def resumes_bit_for_bit(new_run: NewRun, tmp_path: Path, options: list[str], *, 
     assert_equal(run, whole)
 
 
-def test_in_blocks_it_resumes_bit_for_bit_too(new_run: NewRun, tmp_path: Path) -> None:
-    resumes_bit_for_bit(new_run, tmp_path, IN_BLOCKS, rank=1)
-
-
 @pytest.mark.parametrize(
     ("options", "sizes"),
-    [([SHARDED], (2, 1)), (IN_BLOCKS, (1, 2)), ([SHARDED], (2, 3)), (IN_BLOCKS, (3, 1))],
-    ids=["2-1", "blocks-1-2", "2-3", "blocks-3-1"],
+    [(IN_BLOCKS, (1, 2)), ([SHARDED], (2, 3)), (IN_BLOCKS, (3, 1))],
+    ids=["blocks-1-2", "2-3", "blocks-3-1"],
 )
 def test_another_number_of_ranks_goes_on_from_the_same_checkpoint(
     new_run: NewRun, tmp_path: Path, options: list[str], sizes: tuple[int, int]
@@ -111,10 +107,11 @@ def test_another_number_of_ranks_goes_on_from_the_same_checkpoint(
 
 
 @pytest.mark.parametrize("precision", [pytest.param("bfloat16", marks=pytest.mark.slow), "float16"])
-def test_in_lower_precision_it_resumes_bit_for_bit_too(
+def test_in_blocks_and_lower_precision_it_resumes_bit_for_bit_too(
     new_run: NewRun, tmp_path: Path, precision: str
 ) -> None:
-    resumes_bit_for_bit(new_run, tmp_path, [SHARDED, f"--override=precision={precision}"], rank=0)
+    options = [*IN_BLOCKS, f"--override=precision={precision}"]
+    resumes_bit_for_bit(new_run, tmp_path, options, rank=1)
 
 
 @pytest.mark.slow

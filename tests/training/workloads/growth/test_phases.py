@@ -16,6 +16,7 @@ from tests.training.workloads.growth import hooked
 from training.cli.main import main
 from training.engine.optimizer_state import state_by_name
 from training.save.read import read_checkpoint
+from training.workload import OptimizerState
 from training.workloads.expansion import deepen
 from training.workloads.growth import transitions
 
@@ -28,7 +29,7 @@ def new_run(folder: Path, dataset: Path, *options: str) -> Run:
         dataset=dataset,
         uri=str(folder / "run"),
         scratch=folder / "scratch",
-        options=[WORKLOAD, "--recipe=small", *options],
+        options=[WORKLOAD, "--recipe=small", "--keep=50", *options],
     )
 
 
@@ -44,6 +45,11 @@ def whole(stories: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
     run = new_run(tmp_path_factory.mktemp("whole"), stories)
     assert run.attempt() == 0
     return run
+
+
+def optimizer_at_the_end(run: Run, phase: str) -> OptimizerState:
+    end = next(e for e in run.head.checkpoints if (e.stage, e.kind) == (phase, "stage-end"))
+    return state_by_name(read_checkpoint(run.store, end))
 
 
 def kill(number: int) -> None:
@@ -70,6 +76,25 @@ def test_a_run_that_is_killed_in_each_phase_and_transition_ends_with_the_same_bi
     assert run.attempt() == 0
     assert_equal(run, whole)
     assert run.json("receipt.json")["facts"] == whole.json("receipt.json")["facts"]
+
+
+def test_each_optimizer_counts_on_where_the_one_before_has_ended(whole: Run) -> None:
+    for number, phase in enumerate(PHASES, 1):
+        state = optimizer_at_the_end(whole, phase)
+        assert int(state["embedding.weight"]["step"]) == number * hooked.STEPS
+        if phase != "dense":  # the router is as old as the experts
+            assert int(state["blocks.0.ffn.router.weight"]["step"]) == (number - 1) * hooked.STEPS
+
+
+@pytest.mark.slow
+def test_fails_for_an_optimizer_state_of_a_model_that_ranks_share(
+    stories: Path, tmp_path: Path
+) -> None:
+    """They read it whole from what each wrote a share of; to start from it is refused."""
+    run = new_run(tmp_path, stories)
+    assert run.attempt_with_ranks(2, "--override=sharding=full") == [2, 2]
+    assert "embedding.weight" in optimizer_at_the_end(run, "dense")
+    assert len(run.losses()) == hooked.STEPS
 
 
 def test_each_transition_states_how_exactly_the_function_was_kept(whole: Run) -> None:
@@ -184,7 +209,6 @@ def test_moments_in_bfloat16_and_copies_that_warm_up_survive_a_kill(
     tiny.HOOKS.clear()
     assert run.attempt() == 0
     assert_equal(run, plain)
-    end = next(e for e in run.head.checkpoints if (e.stage, e.kind) == ("grown", "stage-end"))
-    state = state_by_name(read_checkpoint(run.store, end))
+    state = optimizer_at_the_end(run, "grown")
     assert state["embedding.weight"]["exp_avg"].dtype == torch.bfloat16
     assert state["blocks.0.attention.query.weight"]["rewarm"]["done"] == hooked.STEPS
