@@ -11,28 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from contract import trainer_options
 from training.errors import UserError
 
 # Hyperparameters that are options of `training run`; every other one is a field of the recipe.
 OPTIONS = (
-    "workload",
-    "recipe",
-    "run-uri",
-    "dataset-uri",
-    "artifacts-uri",
-    "init-from",
-    "extend-to",
-    "checkpoint-interval",
-    "keep",
-    "lease-ttl-seconds",
-    "memory-limit-mib",
-    "nan-retries",
-    "nan-skips",
-    "notice-budget-seconds",
-    "num-processes",
-    "profile",
-    "usd-per-hour",
-    "watchdog-seconds",
+    *("workload", "recipe", "run-uri", "dataset-uri", "artifacts-uri", "init-from", "extend-to"),
+    *("memory-limit-mib", "notice-budget-seconds", "num-processes", "usd-per-hour"),
+    *(name.replace("_", "-") for name in trainer_options.OPTIONS),
 )
 _REQUIRED = ("workload", "recipe", "run-uri")
 # What SageMaker and its SDK add of their own.

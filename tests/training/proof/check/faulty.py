@@ -2,7 +2,7 @@
 
 import random
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -40,11 +40,6 @@ class Faulty(WorkloadProxy):
             self._wrap(stage) if isinstance(stage, Train) and stage.name == self._stage else stage
             for stage in self._inner.stages(c)
         ]
-
-
-def planted(wrap: type[TrainProxy]) -> Iterator[Faulty]:
-    """The fault in each stage in turn."""
-    return (Faulty(wrap, stage) for stage in STAGES)
 
 
 class Counter(nn.Module):
@@ -112,12 +107,14 @@ class Averaging(TrainProxy):
 
 
 THREE = Three()
-REMEMBERING_FIRST, REMEMBERING_SECOND, REMEMBERING_THIRD = planted(Remembering)
-TIMED_FIRST, TIMED_SECOND, TIMED_THIRD = planted(Timed)
-AUGMENTED_FIRST, AUGMENTED_SECOND, AUGMENTED_THIRD = planted(Augmented)
-REPEATING_FIRST, REPEATING_SECOND, REPEATING_THIRD = planted(Repeating)
-MISCOUNTED_FIRST, MISCOUNTED_SECOND, MISCOUNTED_THIRD = planted(Miscounted)
-DETACHED_FIRST, DETACHED_SECOND, DETACHED_THIRD = planted(Averaging)
+REMEMBERING_FIRST, REMEMBERING_SECOND, REMEMBERING_THIRD = (
+    Faulty(Remembering, stage) for stage in STAGES
+)
+TIMED = Faulty(Timed, "second")
+AUGMENTED = Faulty(Augmented, "first")
+REPEATING = Faulty(Repeating, "second")
+MISCOUNTED = Faulty(Miscounted, "third")
+DETACHED = Faulty(Averaging, "first")
 
 
 class Doubling(Tiny):
