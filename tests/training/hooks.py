@@ -65,6 +65,18 @@ def at_rank(rank: int, place: tuple[str, int], act: Callable[[], None]) -> None:
     tiny.HOOKS[name] = hook
 
 
+def kill_at(run: Run, place: str, number: int) -> None:
+    """An attempt in a process of its own, killed when the workload gets there."""
+
+    def hook(reached: int) -> None:
+        if reached == number:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    tiny.HOOKS[place] = hook
+    assert run.attempt_in_fork() == -signal.SIGKILL
+    tiny.HOOKS.clear()
+
+
 def during(place: str, number: int, act: Callable[[], None]) -> None:
     """Send this process a notice when the workload gets there, then `act` for a long time."""
 

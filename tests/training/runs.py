@@ -105,6 +105,12 @@ class Run(KeptRun):
         process.start()
         return process
 
+    def attempt_in_fork(self, *more: str) -> int | None:
+        """Run an attempt in a process of its own to its end; its exit code."""
+        process = self.fork(*more)
+        process.join(300)
+        return process.exitcode
+
     def fork_ranks(
         self, num_processes: int, *more: str
     ) -> list[multiprocessing.process.BaseProcess]:

@@ -15,7 +15,7 @@ import pytest
 from contract.grammar import parse_interval
 from tests.training import tiny
 from tests.training.hooks import HUNG_SECONDS, at_rank, notice
-from tests.training.runs import DOUBLE, ROOT, Run, assert_close, wait_for
+from tests.training.runs import DOUBLE, ROOT, Run, assert_close, assert_equal, wait_for
 from training.attempt.launch import RankProcess
 from training.attempt.supervisor import Supervisor
 from training.engine.attempt import _start_ranks
@@ -65,8 +65,7 @@ def test_a_notice_to_either_rank_stops_both_at_the_same_step(
     assert run.head.checkpoints[-1].step == done
     tiny.HOOKS.clear()
     assert run.attempt_with_ranks(2) == [0, 0]
-    assert run.losses() == pair.losses()
-    assert run.head.weights_sha256 == pair.head.weights_sha256
+    assert_equal(run, pair)
     assert len(run.lines("step")) == 24, "no step was repeated"
 
 
@@ -86,8 +85,7 @@ def test_a_kill_of_either_rank_ends_the_attempt_and_loses_no_bit(run: Run, pair:
         assert codes[1 - rank] not in (0, None)
     tiny.HOOKS.clear()
     assert run.attempt_with_ranks(2) == [0, 0]
-    assert run.losses() == pair.losses()
-    assert run.head.weights_sha256 == pair.head.weights_sha256
+    assert_equal(run, pair)
 
 
 @pytest.mark.parametrize(
@@ -110,8 +108,7 @@ def test_a_process_starts_the_other_ranks_itself_and_they_end_with_it(
     assert alive == [], "a rank does not outlive rank 0"
     run.options = []
     assert run.attempt_with_ranks(2, "--override=step_seconds=0.1") == [0, 0]
-    assert run.losses() == pair.losses()
-    assert run.head.weights_sha256 == pair.head.weights_sha256
+    assert_equal(run, pair)
 
 
 def test_a_rank_that_watches_rank_0_ends_without_a_word() -> None:
@@ -214,6 +211,5 @@ def test_ranks_that_torchrun_started_stop_at_a_sigterm_and_go_on(run: Run, pair:
     assert first.returncode != 0, "torchrun does not hand on the exit code 75"
     assert run.head.state == "released", said
     assert run.attempt_with_ranks(2) == [0, 0]
-    assert run.losses() == pair.losses()
-    assert run.head.weights_sha256 == pair.head.weights_sha256
+    assert_equal(run, pair)
     assert len(run.lines("step")) == 24, "no step was repeated"

@@ -71,9 +71,7 @@ def test_an_extension_that_was_killed_in_its_copy_is_repeated_and_nothing_else_b
     ours = Run(dataset=dataset, uri=str(tmp_path / "ours"), scratch=tmp_path)
     right = [CONSTANT, f"--init-from={steady.uri}", "--extend-to=4epochs"]
     ours.options, ours.at_start = right, kill_in_copy
-    process = ours.fork()
-    process.join(120)
-    assert process.exitcode == -signal.SIGKILL
+    assert ours.attempt_in_fork() == -signal.SIGKILL
     for wrong in ([CONSTANT], [f"--init-from={whole.uri}"]):
         ours.options, before = wrong, ours.store.sizes("")
         assert ours.attempt() == 2

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from tests.training import tiny
 from tests.training.heavy import STATE_BYTES
-from tests.training.hooks import HUNG_SECONDS, notice
+from tests.training.hooks import notice
 from tests.training.runs import Run
 
 OPTIONS = [
@@ -67,9 +67,7 @@ def measure(run: Run, log: Path, notice_in: str | None = None) -> Measured:
         tiny.HOOKS[f"{name}-evaluation"] = lambda size, name=name: note(
             f"{name} {resting_memory()}"
         )
-    process = run.fork()
-    process.join(HUNG_SECONDS)
-    assert process.exitcode == (75 if notice_in else 0)
+    assert run.attempt_in_fork() == (75 if notice_in else 0)
     first, *lines = log.read_text().splitlines()
     held = {name: int(size) for name, size in (line.split() for line in lines)}
     return Measured(peak_above=int(first), held=held)

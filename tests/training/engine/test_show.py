@@ -1,12 +1,11 @@
 """What a stage shows at its end is made with the evaluated weights, once, and is in the report."""
 
-import os
-import signal
 from pathlib import Path
 
 import pytest
 
 from tests.training import tiny
+from tests.training.hooks import kill_at
 from tests.training.outspoken import WORKLOAD
 from tests.training.runs import AVERAGED, DOUBLE, SHARDED, Run, assert_equal
 
@@ -36,11 +35,7 @@ def test_it_is_made_with_the_evaluated_weights_and_is_the_same_after_a_kill(
     assert files.keys() == {f"{stage}-4/{name}" for stage in ("first", "second") for name in names}
     assert files["second-4/weights.md"] == whole.head.weights_sha256, "the average"
     assert files["first-4/drawn.txt"] != files["second-4/drawn.txt"]
-    tiny.HOOKS["second-show"] = lambda rank: os.kill(os.getpid(), signal.SIGKILL)
-    killed = ours.fork()
-    killed.join(60)
-    assert killed.exitcode == -signal.SIGKILL
-    tiny.HOOKS.clear()
+    kill_at(ours, "second-show", 0)
     assert not any(name.startswith("second") for name in shown(ours))
     assert ours.attempt() == 0
     assert_equal(ours, whole)

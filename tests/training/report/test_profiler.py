@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from tests.training.runs import Run
+from tests.training.runs import Run, assert_equal
 from training.report.progress import duration
 
 
@@ -23,8 +23,7 @@ def test_a_trace_of_some_steps_is_kept_and_changes_nothing(
         event.get("name", "") for event in json.loads(gzip.decompress(found.data))["traceEvents"]
     ]
     assert sum(name.startswith("Optimizer.step#AdamW") for name in names) == 2
-    assert run.losses() == whole.losses()
-    assert run.head.weights_sha256 == whole.head.weights_sha256
+    assert_equal(run, whole)
     page = run.store.get("report.html")
     assert page is not None
     assert b"at the given 1.21 dollars per hour" in page.data

@@ -94,9 +94,7 @@ def test_killed_saves_leave_nothing_behind(run: Run, whole: Run) -> None:
     places = ["artifacts/", "shared/", "checkpoints/", "checkpoints/", "metrics/", "final/"]
     for place in places:
         run.at_start = partial(kill_while_writing, place)
-        process = run.fork()
-        process.join(120)
-        assert process.exitcode == -signal.SIGKILL
+        assert run.attempt_in_fork() == -signal.SIGKILL
         left = set(root.parent.rglob(".*.part"))
         assert left, "it was killed in mid-save"
         assert not left & before, "what the attempt before has left is gone"

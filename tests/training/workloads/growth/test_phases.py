@@ -1,16 +1,13 @@
 """One run that grows twice: killed in each phase and transition, it ends with the same bits."""
 
 import json
-import os
-import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from tests.training import tiny
-from tests.training.hooks import interrupt_at
+from tests.training.hooks import interrupt_at, kill_at
 from tests.training.runs import Run, assert_equal
 from tests.training.workloads.growth import hooked
 from training.cli.main import main
@@ -52,27 +49,15 @@ def optimizer_at_the_end(run: Run, phase: str) -> OptimizerState:
     return state_by_name(read_checkpoint(run.store, end))
 
 
-def kill(number: int) -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
 def test_a_run_that_is_killed_in_each_phase_and_transition_ends_with_the_same_bits(
     whole: Run, stories: Path, tmp_path: Path
 ) -> None:
     run = new_run(tmp_path, stories)
     for phase in PHASES:
-        tiny.HOOKS[f"{phase}-start"] = kill
-        killed = run.fork()
-        killed.join(60)
-        assert killed.exitcode == -signal.SIGKILL
-        tiny.HOOKS.clear()
+        kill_at(run, f"{phase}-start", 0)
         interrupt_at(phase, 1)
         assert run.attempt() == 75
-        tiny.HOOKS[phase] = lambda step: kill(step) if step == 4 else None
-        killed = run.fork()
-        killed.join(60)
-        assert killed.exitcode == -signal.SIGKILL
-        tiny.HOOKS.clear()
+        kill_at(run, phase, 4)
     assert run.attempt() == 0
     assert_equal(run, whole)
     assert run.json("receipt.json")["facts"] == whole.json("receipt.json")["facts"]
@@ -202,11 +187,7 @@ def test_moments_in_bfloat16_and_copies_that_warm_up_survive_a_kill(
     overrides = [f"--override={option}" for option in options]
     plain, run = (new_run(tmp_path / name, stories, *overrides) for name in ("plain", "killed"))
     assert plain.attempt() == 0
-    tiny.HOOKS["grown"] = lambda step: kill(step) if step == 4 else None
-    killed = run.fork()
-    killed.join(60)
-    assert killed.exitcode == -signal.SIGKILL
-    tiny.HOOKS.clear()
+    kill_at(run, "grown", 4)
     assert run.attempt() == 0
     assert_equal(run, plain)
     state = optimizer_at_the_end(run, "grown")

@@ -4,16 +4,13 @@ The whole path: packed into shards, in S3, synced, loaded, trained, resumed, eva
 """
 
 import os
-import signal
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.training import tiny
+from tests.training.hooks import kill_at
 from tests.training.runs import Run, assert_equal
 from training.cli.main import main
-from training.record.metrics import Metrics
 from training.workloads.imagenet.dataset import CLASSES, draw
 
 WORKLOAD = "--workload=tests.training.workloads.imagenet.hooked:HOOKED"
@@ -50,20 +47,6 @@ def run_of(dataset: str, folder: Path, *options: str) -> Run:
     )
 
 
-class Line(Metrics):
-    """Keeps what is written."""
-
-    def __init__(self) -> None:
-        self.fields: dict[str, Any] = {}
-
-    def write(self, kind: str, **fields: Any) -> None:
-        self.fields = {"kind": kind, **fields}
-
-
-def kill(number: int) -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
 def test_a_folder_of_jpegs_becomes_a_classifier_whatever_kills_its_training(
     datasets: tuple[str, str], tmp_path: Path
 ) -> None:
@@ -73,11 +56,7 @@ def test_a_folder_of_jpegs_becomes_a_classifier_whatever_kills_its_training(
 
     # Synced this time, and loaded by another process.
     run = run_of(uri, tmp_path / "killed", "--override=loader_workers=1")
-    tiny.HOOKS["classifier"] = lambda step: kill(step) if step == 50 else None
-    killed = run.fork()
-    killed.join(120)
-    assert killed.exitcode == -signal.SIGKILL
-    tiny.HOOKS.clear()
+    kill_at(run, "classifier", 50)
     assert run.attempt() == 0
     assert_equal(run, whole)
 
