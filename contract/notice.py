@@ -3,7 +3,7 @@
 Three margins, each a number of seconds and, of a short notice, a share. From the end backwards: the
 process needs `exit_reserve` to stop, a save leaves `save_reserve` before it, and the last planned
 save leaves `last_save_margin` in all: more than the other two together, so a last save in time is
-over before the forced exit (training/attempt/last_resort.py) would start.
+over before the forced exit (training/attempt/supervisor.py) would start.
 """
 
 from typing import Literal, TypeAlias, get_args
