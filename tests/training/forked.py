@@ -60,10 +60,11 @@ def in_fork(act: Callable[[], T]) -> T:
     raise EOFError(f"the forked process ended without a word, status {status}")
 
 
-def command(arguments: Sequence[str]) -> Done:
-    """Run one command of the trainer in a forked process."""
+def command(arguments: Sequence[str], before: Callable[[], None] = lambda: None) -> Done:
+    """Run one command of the trainer in a forked process, after what it does `before`."""
 
     def act() -> Done:
+        before()
         out, err = io.StringIO(), io.StringIO()
         with redirect_stdout(out), redirect_stderr(err):
             code = main(arguments)

@@ -87,9 +87,7 @@ class Machine:
         if ranks > 1:
             assert self.run.attempt_with_ranks(ranks, *self.options, *more) == [75] * ranks
         else:
-            process = self.run.fork(*self.options, *more)
-            process.join(hooks.HUNG_SECONDS)
-            assert process.exitcode == 75
+            assert self.run.attempt_in_fork(*self.options, *more) == 75
         return self.end()
 
     def end(self) -> float:

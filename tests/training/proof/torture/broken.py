@@ -1,4 +1,4 @@
-"""Torture an engine with a known bug: `python -m tests.training.proof.torture.broken BUG ...`.
+"""Known bugs of an engine, each put into this process by its function.
 
 The bugs are where the engine cannot prevent them, in the store, torch or randomness; or in what
 only some runs have: a moving average, a loss scaler, other ranks.
@@ -7,12 +7,10 @@ only some runs have: a moving average, a loss scaler, other ranks.
 import contextlib
 import itertools
 import queue
-import sys
 from collections.abc import Callable
 from typing import Any
 
 import training.randomness
-from training.cli.main import main
 from training.engine import learner
 from training.engine.ema import MovingAverage
 from training.engine.learner import Learner
@@ -105,8 +103,3 @@ def forgets_the_other_ranks() -> None:
             load(self, snapshot)
 
     Learner._load = load_in_rank_0  # type: ignore[method-assign]
-
-
-if __name__ == "__main__":
-    globals()[sys.argv[1]]()
-    sys.exit(main(["torture", *sys.argv[2:]]))

@@ -1,36 +1,31 @@
 """Killed at any moment, a run equals the uninterrupted one; and the torture is shown to fail."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.training.forked import command
+from tests.training.forked import Done, command
+from tests.training.proof.torture import broken
 from training.cli.main import main
 from training.proof.torture.plan import KINDS
 
 ROOT = Path(__file__).parents[4]
 
 
-def torture(*arguments: str, program: str = "training") -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", program, *arguments]
-    return subprocess.run(command, cwd=ROOT, text=True, capture_output=True, check=False)
-
-
-def result_of(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
-    result: dict[str, Any] = json.loads(done.stdout)
-    return result
+def torture(*arguments: str, bug: str = "") -> tuple[Done, dict[str, Any]]:
+    """The command in a fork of this process, and its result; with a bug of `broken` in there."""
+    before = getattr(broken, bug) if bug else lambda: None
+    done = command(["torture", *arguments, "--json"], before)
+    return done, json.loads(done.out)
 
 
 def test_a_kill_of_every_kind_changes_no_bit() -> None:
     # As many as draw each kind; the runs that they take are of nearly every recipe.
-    done = torture("torture", f"--kills={sum(KINDS.values()) + 2}", "--seed=1", "--json")
-    result = result_of(done)
+    done, result = torture(f"--kills={sum(KINDS.values()) + 2}", "--seed=1", "--override=epochs=4")
     assert result["differences"] == []
-    assert done.returncode == 0
+    assert done.code == 0
     assert result["kills"] >= 25
     assert result["fresh_attempts"] >= 2
     assert result["faults"] > 0
@@ -49,17 +44,16 @@ def test_a_kill_of_every_kind_changes_no_bit() -> None:
 
 @pytest.mark.slow
 def test_a_workload_of_this_project_needs_no_count() -> None:
-    done = torture("torture", "--workload=imagenet", "--kills=1", "--json")
-    assert done.returncode == 0, done.stderr
-    assert result_of(done)["kills"] == 1
+    done, result = torture("--workload=imagenet", "--kills=1")
+    assert done.code == 0, done.err
+    assert result["kills"] == 1
 
 
 @pytest.mark.slow
 def test_two_hundred_kills_change_no_bit_and_notices_gain_steps() -> None:
-    done = torture("torture", "--kills=200", "--seed=900", "--seeds=5", "--json")
-    result = result_of(done)
+    done, result = torture("--kills=200", "--seed=900", "--seeds=5")
     assert result["differences"] == []
-    assert done.returncode == 0
+    assert done.code == 0
     assert result["kills"] >= 200
     assert set().union(*result["by_kind_and_phase"].values()) == set(KINDS)
     assert 0 < result["dated_trained_on"] <= result["dated_notices"]
@@ -88,19 +82,11 @@ MANY = ["--kills=40", "--exitfirst"]
 def test_a_known_bug_of_the_engine_is_found_and_named(
     tmp_path: Path, bug: str, options: list[str], says: str
 ) -> None:
-    done = torture(
-        bug,
-        *MANY,
-        *options,
-        "--json",
-        f"--out={tmp_path / 'out'}",
-        program="tests.training.proof.torture.broken",
-    )
-    assert done.returncode == 1, done.stderr
-    result = result_of(done)
+    done, result = torture(*MANY, *options, f"--out={tmp_path / 'out'}", bug=bug)
+    assert done.code == 1, done.err
     assert not result["is_equal"]
     assert [line for line in result["differences"] if says in line], result["differences"]
-    assert f"runs and logs are kept in {tmp_path / 'out'}" in done.stderr
+    assert f"runs and logs are kept in {tmp_path / 'out'}" in done.err
 
 
 ONE = ["--seed=5", "--recipe=plain", "--num-processes=1", "--checkpoint-interval=5steps"]
@@ -119,13 +105,11 @@ ONE = ["--seed=5", "--recipe=plain", "--num-processes=1", "--checkpoint-interval
 def test_a_bug_of_some_runs_alone_is_found_where_they_are_drawn(
     tmp_path: Path, bug: str, breadth: list[str], says: str
 ) -> None:
-    program = "tests.training.proof.torture.broken"
-    narrow = torture(bug, "--kills=4", "--json", *ONE, program=program)
-    assert narrow.returncode == 0, "what it does not run it cannot find"
-    out = f"--out={tmp_path / 'out'}"
-    wide = torture(bug, *MANY, "--json", *ONE, *breadth, out, program=program)
-    assert wide.returncode == 1, wide.stderr
-    differences = result_of(wide)["differences"]
+    narrow, _ = torture("--kills=4", *ONE, bug=bug)
+    assert narrow.code == 0, "what it does not run it cannot find"
+    wide, result = torture(*MANY, *ONE, *breadth, f"--out={tmp_path / 'out'}", bug=bug)
+    assert wide.code == 1, wide.err
+    differences = result["differences"]
     assert [line for line in differences if says in line], differences
 
 

@@ -1,10 +1,7 @@
 """The torture against a real HTTP server that misbehaves as S3 may."""
 
 import json
-import os
 import secrets
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,8 +12,7 @@ from werkzeug.serving import WSGIRequestHandler, make_server
 
 from benchmarks.kills.misbehaving_s3 import Misbehaving
 from rehearsal.aws.front import Front
-
-ROOT = Path(__file__).parents[4]
+from tests.training.forked import command
 
 
 class Quiet(WSGIRequestHandler):
@@ -52,20 +48,13 @@ def test_kills_and_an_s3_that_misbehaves_change_no_bit(
     bucket = f"bucket-{secrets.token_hex(6)}"
     boto3.client("s3").create_bucket(Bucket=bucket)
     app.rate = 0.04
-    command = [sys.executable, "-m", "training", "torture", "--kills=4", "--seed=7", "--json"]
     where = [f"--run-uri=s3://{bucket}/runs", f"--out={tmp_path / 'out'}"]
-    done = subprocess.run(
-        [*command, *where, "--override=epochs=3", "--lease-ttl-seconds=1.5"],
-        cwd=ROOT,
-        env=os.environ,
-        text=True,
-        capture_output=True,
-        check=False,
-    )
-    assert done.stdout, done.stderr
-    result = json.loads(done.stdout)
-    assert result["differences"] == [], done.stderr
-    assert done.returncode == 0
+    short = ["--kills=4", "--seed=7", "--override=epochs=3", "--lease-ttl-seconds=1.5"]
+    done = command(["torture", *short, *where, "--json"])
+    assert done.out, done.err
+    result = json.loads(done.out)
+    assert result["differences"] == [], done.err
+    assert done.code == 0
     assert result["kills"] >= 4
     # Which of the five depends on how far each attempt comes before it is killed.
     assert len(app.met) >= 3, app.met
