@@ -34,18 +34,18 @@ class _Branch(NamedTuple):
 
     kind: type[Any]
     keys: tuple[Hashable, ...]
-    parts: tuple["Structure", ...]
+    parts: tuple["_Structure", ...]
 
 
 # None: a leaf. Not torch's TreeSpec, which changes from version to version.
-Structure: TypeAlias = _Branch | None
+_Structure: TypeAlias = _Branch | None
 
 
 @dataclass(frozen=True, slots=True)
 class ItemLayout:
     """What the samples of one batch have in common, and where their values stand in memory."""
 
-    structure: Structure
+    structure: _Structure
     leaves: tuple[tuple[torch.dtype, torch.Size], ...]
 
     @classmethod
@@ -99,7 +99,7 @@ def differing(one: ItemLayout, other: ItemLayout) -> UserError:
     )
 
 
-def _flattened(item: Any) -> tuple[list[Tensor], Structure]:
+def _flattened(item: Any) -> tuple[list[Tensor], _Structure]:
     if isinstance(item, Tensor):
         return [item.detach()], None
     if isinstance(item, Mapping):
@@ -113,7 +113,7 @@ def _flattened(item: Any) -> tuple[list[Tensor], Structure]:
     return leaves, _Branch(type(item), keys, tuple(part for _, part in parts))
 
 
-def _built(structure: Structure, leaves: Iterator[Any]) -> Any:
+def _built(structure: _Structure, leaves: Iterator[Any]) -> Any:
     if structure is None:
         return next(leaves)
     parts = [_built(part, leaves) for part in structure.parts]

@@ -12,7 +12,7 @@ from typing import Literal, TypeAlias
 
 # Waiting for a sync to fetch a file; reading from the disk; decoding; and the loader's own: what is
 # left of making a batch, such as augmenting and stacking.
-Part: TypeAlias = Literal["sync", "read", "decode", "make"]
+_Part: TypeAlias = Literal["sync", "read", "decode", "make"]
 
 
 @dataclass(slots=True)
@@ -47,7 +47,7 @@ class _Timed:
 
     __slots__ = ("_began", "_part")
 
-    def __init__(self, part: Part) -> None:
+    def __init__(self, part: _Part) -> None:
         self._part = part
 
     def __enter__(self) -> None:
@@ -64,7 +64,7 @@ class _Timed:
             _tally.seconds[self._part] = _tally.seconds.get(self._part, 0.0) + own
 
 
-def timed(part: Part) -> _Timed:
+def timed(part: _Part) -> _Timed:
     """Add the seconds inside, less those of a `timed` in it, to a part."""
     return _Timed(part)
 

@@ -13,12 +13,12 @@ from training.attempt.exit_code import exit_code_of
 from training.registry import check_recipe
 from training.report.log import configure_logging
 
-EXIT_CODES = """exit codes: 0 finished · 75 interrupted and saved · 76 lost the lease to another
+_EXIT_CODES = """exit codes: 0 finished · 75 interrupted and saved · 76 lost the lease to another
 writer · 2 a mistake in what was asked for · 1 failed · 74 the store failed · 3 (data sync)
 no manifest came in time · 130 stopped by Ctrl-C"""
 
 # Command -> the file of this folder that adds its options, by the function add_<command>; its help.
-COMMANDS = {
+_COMMANDS = {
     "run": ("run", "train to the end, or resume where a run is"),
     "data": ("dataset", "make, check, upload and sync datasets"),
     "measure": ("measure", "what each stage needs, without a GPU"),
@@ -57,11 +57,11 @@ def _parser(chosen: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m training",
         description="Train a workload so that losing the machine loses nothing but time.",
-        epilog=EXIT_CODES,
+        epilog=_EXIT_CODES,
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for name, (module, text) in COMMANDS.items():
-        epilog = EXIT_CODES if name == "run" else None
+    for name, (module, text) in _COMMANDS.items():
+        epilog = _EXIT_CODES if name == "run" else None
         command = commands.add_parser(name, help=text, epilog=epilog)
         if name == chosen:
             add: Callable[[argparse.ArgumentParser], None] = getattr(

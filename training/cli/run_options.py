@@ -20,7 +20,7 @@ from training.store.protocol import Store
 if TYPE_CHECKING:
     from training.engine.job import RunOptions
 
-Value = TypeVar("Value")
+_Value = TypeVar("_Value")
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -139,7 +139,7 @@ def _add_trainer_options(parser: argparse.ArgumentParser) -> None:
         shown = "" if option.default is None else " (default: %(default)s)"
         parser.add_argument(
             "--" + option.name.replace("_", "-"),
-            type=argument_type(option.read),
+            type=_argument_type(option.read),
             default=option.default,
             metavar=option.form,
             help=option.means + shown,
@@ -180,7 +180,7 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
     )
     add(
         "--num-processes",
-        type=count_or_auto,
+        type=_count_or_auto,
         metavar="N|auto",
         help="processes that train together on this machine (default: auto, one per GPU)",
     )
@@ -202,10 +202,10 @@ def _add_records(parser: argparse.ArgumentParser) -> None:
     add("--scratch", type=Path, help="local folder for downloads (default: a temporary one)")
 
 
-def argument_type(read: Callable[[str], Value]) -> Callable[[str], Value]:
+def _argument_type(read: Callable[[str], _Value]) -> Callable[[str], _Value]:
     """Let argparse say what a reader says of a wrong value."""
 
-    def typed(text: str) -> Value:
+    def typed(text: str) -> _Value:
         try:
             return read(text)
         except ValueError as error:
@@ -214,12 +214,12 @@ def argument_type(read: Callable[[str], Value]) -> Callable[[str], Value]:
     return typed
 
 
-positive = argument_type(parse_positive)
-positive_int = argument_type(parse_positive_count)
-count = argument_type(parse_count)
+positive = _argument_type(parse_positive)
+positive_int = _argument_type(parse_positive_count)
+count = _argument_type(parse_count)
 
 
-def count_or_auto(text: str) -> int | None:
+def _count_or_auto(text: str) -> int | None:
     """Parse a whole number above 0; None for "auto"."""
     if text == "auto":
         return None

@@ -24,7 +24,7 @@ _REQUIRED = ("workload", "recipe", "run-uri")
 # What SageMaker and its SDK add of their own.
 _FOREIGN = ("sagemaker_", "_tuning_")
 # SageMaker sends SIGTERM and ends the container 120 s later.
-NOTICE_SECONDS = 120.0
+_NOTICE_SECONDS = 120.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,7 +70,7 @@ def read_job(root: Path, environ: Mapping[str, str]) -> SageMakerJob:
         importing = ("data", "import", source, f"--workload={workload}", f"--out={out}")
     if "dataset-uri" not in options:
         options["dataset-uri"] = str(_channel_folder(root, environ))
-    seconds = options.setdefault("notice-budget-seconds", f"{NOTICE_SECONDS:g}")
+    seconds = options.setdefault("notice-budget-seconds", f"{_NOTICE_SECONDS:g}")
     # A job that is started again on another instance has the same name.
     writer = f"{environ.get('TRAINING_JOB_NAME', 'sagemaker')}/{hosts[0]}-{_boot()}"
     arguments = [f"--{name}={value}" for name, value in options.items()]

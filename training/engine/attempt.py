@@ -78,7 +78,7 @@ def run_workload(options: RunOptions, resolved: ResolvedWorkload, supervisor: Su
             # The code's fingerprint knows one module of it; a shared shard may depend on any.
             key["source"] = source_sha256(options.source)
         world = World(environment, device)
-        job = WorkloadJob(options, resolved, dataset, world, key)
+        job = _WorkloadJob(options, resolved, dataset, world, key)
         with _leaving(world), contextlib.closing(job):
             return job.lead(supervisor) if world.leads else job.follow(supervisor)
 
@@ -94,7 +94,7 @@ def _refuse_other_workload(
         )
 
 
-class WorkloadJob:
+class _WorkloadJob:
     """The stages of a workload, trained by all ranks of an attempt."""
 
     def __init__(

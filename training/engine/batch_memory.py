@@ -23,7 +23,7 @@ from training.save.memory import page_lock
 from training.stacking import ALIGNMENT
 from training.workload import Batch
 
-SLOT_BYTES = 2**32
+_SLOT_BYTES = 2**32
 # Without it Linux counts the whole mapping, not only what is written, as taken.
 _MAP_NORESERVE = {"linux": 0x4000, "darwin": 0x40}.get(sys.platform, 0)
 _LOCKED_IN = 2**21  # bytes
@@ -38,11 +38,11 @@ class BatchMemory:
     def __init__(self, num_slots: int, device: torch.device) -> None:
         flags = mmap.MAP_SHARED | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
         try:
-            self._mapping = mmap.mmap(-1, num_slots * SLOT_BYTES, flags=flags)
+            self._mapping = mmap.mmap(-1, num_slots * _SLOT_BYTES, flags=flags)
         except OSError as error:
             raise UserError(
-                f"loader workers need {num_slots * SLOT_BYTES >> 30} GiB of addresses, not memory, "
-                f"which this system refuses ({error.strerror}): lift `ulimit -v` or "
+                f"loader workers need {num_slots * _SLOT_BYTES >> 30} GiB of addresses, not "
+                f"memory, which this system refuses ({error.strerror}): lift `ulimit -v` or "
                 "vm.overcommit_memory=2, or give 0 loader_workers"
             ) from error
         self._device = device
@@ -55,8 +55,8 @@ class BatchMemory:
 
     def view(self, slot: int) -> NDArray[np.uint8]:
         """All bytes of a slot."""
-        offset = slot * SLOT_BYTES
-        return np.frombuffer(self._mapping, np.uint8, count=SLOT_BYTES, offset=offset)
+        offset = slot * _SLOT_BYTES
+        return np.frombuffer(self._mapping, np.uint8, count=_SLOT_BYTES, offset=offset)
 
     def take(self) -> int:
         """A slot to write to; there must be one."""
@@ -144,10 +144,11 @@ def read(memory: memoryview, places: Sequence[Place]) -> Batch:
 
 def refuse_too_large(size: int) -> None:
     """Refuse a batch that no slot can hold."""
-    if size > SLOT_BYTES:
+    if size > _SLOT_BYTES:
         raise UserError(
             f"a micro-batch of {size / 2**30:.1f} GiB is too large for loader workers, which make "
-            f"at most {SLOT_BYTES / 2**30:.0f} GiB; take a smaller micro_batch, or 0 loader_workers"
+            f"at most {_SLOT_BYTES / 2**30:.0f} GiB; take a smaller micro_batch, or 0 "
+            "loader_workers"
         )
 
 

@@ -51,9 +51,9 @@ class Loader:
         self.num_workers = num_workers
         self.tally = Tally()  # of the batches that `next` has returned
         maker = Maker(samples, seed)
-        self._workers: Workers | None = None
+        self._workers: _Workers | None = None
         if num_workers > 0:
-            self._workers = Workers(maker, iter(micro_batches), num_workers, device, self.tally)
+            self._workers = _Workers(maker, iter(micro_batches), num_workers, device, self.tally)
             self._batches: Iterator[Batch] = self._workers
         else:
             made = (self._made(maker, micro) for micro in micro_batches)
@@ -127,7 +127,7 @@ class _Ahead:
     answers: list[Answer]
 
 
-class Workers(Iterator[Batch]):
+class _Workers(Iterator[Batch]):
     """Forked processes and the batches that they make, a few ahead.
 
     All work on one batch if its samples are stacked, else each on a batch of its own: what another

@@ -19,7 +19,7 @@ from training.engine.stage_checks import checked_loss
 from training.errors import UserError
 from training.workload import Batch, Settings, Train
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 
 
 def is_sharded(settings: Settings, world_size: int) -> bool:
@@ -67,7 +67,7 @@ class Parallel:
         act = partial(_losses, self._stage, batch, step, num_steps)
         return self._work(act)  # type: ignore[no-any-return]
 
-    def use(self, act: Callable[[nn.Module], T]) -> T:
+    def use(self, act: Callable[[nn.Module], _T]) -> _T:
         """Act with the whole model, without gradients; if it is sharded, on all ranks alike."""
         return act(self._model)
 
@@ -150,8 +150,8 @@ class _Sharded(Parallel):
             )
         self._gathered = [m for m in self._work.modules() if isinstance(m, FSDPModule)]
 
-    def use(self, act: Callable[[nn.Module], T]) -> T:
-        result: T = self._work(act)
+    def use(self, act: Callable[[nn.Module], _T]) -> _T:
+        result: _T = self._work(act)
         return result
 
     def begin_step(self) -> None:

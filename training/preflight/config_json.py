@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-Head = Literal["tied", "untied", "masked", "classes"]
+_Head = Literal["tied", "untied", "masked", "classes"]
 # The keys that count something; in the second set null means that they are not given.
 _WHOLE = frozenset(
     [
@@ -46,7 +46,7 @@ class Shape:
     image: int = 0
     channels: int = 3
     classes: int = 0
-    head: Head = "tied"
+    head: _Head = "tied"
     dropout: float = 0.0
 
     def __post_init__(self) -> None:

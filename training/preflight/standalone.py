@@ -30,7 +30,7 @@ from training.workload import Batch, Dataset, Inputs, Loss, Settings, Train
 LAST_STEP = (999, 1000)
 
 _OptimizerName: TypeAlias = Literal["adamw", "sgd"]
-Make: TypeAlias = Callable[[int], tuple[Any, ...]]
+_Make: TypeAlias = Callable[[int], tuple[Any, ...]]
 _READS = (DataDependentOutputException, DynamicOutputShapeException)
 STANDS_IN = "the mean of the outputs' squares, for want of another"
 _REMEDY = "let shapes alone decide what model and loss compute"
@@ -100,7 +100,7 @@ def _place_of(error: BaseException) -> str:
     return f"{Path(frame.filename).name}, line {frame.lineno}: {frame.line}"
 
 
-def load_function(target: str) -> Make:
+def load_function(target: str) -> _Make:
     """Import `package.module:function`; it takes the number of samples, or nothing at all."""
     module_name, _, name = target.partition(":")
     if not name:
@@ -156,7 +156,7 @@ class ModelStage(Train):
     settings: Settings
 
     def __init__(
-        self, name: str, make: Make, settings: Settings, optimizer_name: _OptimizerName
+        self, name: str, make: _Make, settings: Settings, optimizer_name: _OptimizerName
     ) -> None:
         self.name = name
         self.settings = settings

@@ -149,7 +149,7 @@ class Container:
             "distribution_instance_groups": [],
             "framework_module": None,
             "hosts": [_HOST],
-            "hyperparameters": decoded(program.hyperparameters),
+            "hyperparameters": _decoded(program.hyperparameters),
             "input_config_dir": str(self.config),
             "input_data_config": _inputs(channels),
             "input_dir": str(self.root / "input"),
@@ -194,7 +194,7 @@ def _entry_point_of(words: Sequence[str]) -> str:
     return next((word for word in words if word.endswith(".py")), words[0])
 
 
-def decoded(hyperparameters: Mapping[str, str]) -> dict[str, Any]:
+def _decoded(hyperparameters: Mapping[str, str]) -> dict[str, Any]:
     """Name -> value: what the text says as JSON, else the text, as the toolkit decodes them."""
     found: dict[str, Any] = {}
     for name, text in hyperparameters.items():
@@ -207,7 +207,7 @@ def decoded(hyperparameters: Mapping[str, str]) -> dict[str, Any]:
 
 def command_arguments(hyperparameters: Mapping[str, str]) -> list[str]:
     """Hyperparameters as arguments, in the toolkit's order and form: --name value, sorted."""
-    values = decoded(hyperparameters)
+    values = _decoded(hyperparameters)
     found = []
     for name in sorted(values):
         value = values[name]
@@ -222,7 +222,7 @@ def _encoded(hyperparameters: Mapping[str, str]) -> dict[str, str]:
     return {
         name: json.dumps(text) if value == text else text
         for (name, text), value in zip(
-            hyperparameters.items(), decoded(hyperparameters).values(), strict=True
+            hyperparameters.items(), _decoded(hyperparameters).values(), strict=True
         )
     }
 

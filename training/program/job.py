@@ -37,7 +37,7 @@ def run_program(options: ProgramOptions, supervisor: Supervisor) -> int:
         _opened_input(options.dataset_uri, options.scratch, supervisor.watchdog) as dataset,
         claimed(options.root, options.store.uri),
     ):
-        return run_attempt(options, ProgramJob(options, dataset), supervisor)
+        return run_attempt(options, _ProgramJob(options, dataset), supervisor)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,7 +54,7 @@ class _InputData:
         return self.opened.folder if self.opened else self.plain
 
 
-class ProgramJob:
+class _ProgramJob:
     """A program in its container; no machine could start what cannot be started here."""
 
     placement = PLACEMENT

@@ -17,7 +17,7 @@ from training.store.protocol import Store, StoreError
 
 _log = logging.getLogger(__name__)
 
-S = TypeVar("S")
+_S = TypeVar("_S")
 # Then an older one is tried first: what failed may have been something else once.
 _MOST_FAILED_STARTS = 2
 
@@ -27,14 +27,14 @@ class DamagedCheckpointError(RuntimeError):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Loaded(Generic[S]):
+class Loaded(Generic[_S]):
     """A checkpoint that was read and verified."""
 
     entry: CheckpointEntry
-    content: S
+    content: _S
 
 
-def read_twice(entry: CheckpointEntry, read: Callable[[], S]) -> S:
+def read_twice(entry: CheckpointEntry, read: Callable[[], _S]) -> _S:
     """Read a checkpoint or a part of it; if that fails, once more, and then raise."""
     try:
         return read()
@@ -44,8 +44,8 @@ def read_twice(entry: CheckpointEntry, read: Callable[[], S]) -> S:
 
 
 def newest_valid(
-    store: Store, lease: Lease, events: Events, read: Callable[[Store, CheckpointEntry], S]
-) -> tuple[Loaded[S] | None, tuple[tuple[str, str], ...]]:
+    store: Store, lease: Lease, events: Events, read: Callable[[Store, CheckpointEntry], _S]
+) -> tuple[Loaded[_S] | None, tuple[tuple[str, str], ...]]:
     """The newest checkpoint whose checksums match, and those passed over as (name, why).
 
     None where the run starts over, or for the first time. If none can be read: StoreError if the
@@ -78,8 +78,8 @@ def _none_valid(store: Store, passed_over: Sequence[tuple[str, str]]) -> str:
 
 
 def _first_valid(
-    store: Store, entries: Sequence[CheckpointEntry], read: Callable[[Store, CheckpointEntry], S]
-) -> tuple[Loaded[S] | None, tuple[tuple[str, str], ...]]:
+    store: Store, entries: Sequence[CheckpointEntry], read: Callable[[Store, CheckpointEntry], _S]
+) -> tuple[Loaded[_S] | None, tuple[tuple[str, str], ...]]:
     passed_over: list[tuple[str, str]] = []
     refused: list[StoreError] = []
     given_up = {entry.name: entry for entry in entries if _is_given_up(entry)}

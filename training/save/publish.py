@@ -78,7 +78,7 @@ class StateSource(_Holding, Protocol):
         """What the event of its commit says beyond step, kind and seconds."""
 
 
-S = TypeVar("S", bound=_Holding)
+_S = TypeVar("_S", bound=_Holding)
 
 
 class FailedSaves:
@@ -118,7 +118,7 @@ class FailedSaves:
         self.count = 0
 
 
-class Save(Generic[S]):
+class Save(Generic[_S]):
     """One save, in the thread of its caller or in one of its own.
 
     `publish` does it, and may raise; `settle` is what nobody waits for, after it is over or before
@@ -127,9 +127,9 @@ class Save(Generic[S]):
 
     def __init__(
         self,
-        source: S,
-        publish: Callable[["Save[S]"], None],
-        settle: Callable[["Save[S]"], None] = lambda save: None,
+        source: _S,
+        publish: Callable[["Save[_S]"], None],
+        settle: Callable[["Save[_S]"], None] = lambda save: None,
         *,
         failed: FailedSaves | None = None,
         over: threading.Event | None = None,
@@ -145,7 +145,7 @@ class Save(Generic[S]):
         self._publish = publish
         self._settle = settle
         self._failed = failed
-        self.earlier: Save[S] | None = None  # published first, unless it is over
+        self.earlier: Save[_S] | None = None  # published first, unless it is over
         self._lock = threading.Lock()
         self._has_begun = False
         self._is_waiting = False  # for the time to try again
@@ -170,7 +170,7 @@ class Save(Generic[S]):
             return max(0.0, expected - spent)
         return spent * max(0, self.source.num_bytes - done) / done
 
-    def start(self, *, after: "Save[S] | None" = None) -> None:
+    def start(self, *, after: "Save[_S] | None" = None) -> None:
         """Run in a daemon thread, so that a connection that hangs cannot keep the process alive."""
         self.earlier = after
         threading.Thread(target=self.run, name="save", daemon=True).start()

@@ -14,7 +14,7 @@ from training.proof.attempt import Saving
 from training.proof.experiment import Experiment
 from training.proof.injector import Kill, Kind, Side
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 SAVINGS: tuple[Saving, ...] = ("staged", "staged", "streamed")
 # The phases of an attempt -> about how often each occurs in a run of seconds.
 PHASES: dict[str, int] = {
@@ -80,21 +80,21 @@ class Variant:
         }
 
 
-class Deck(Generic[T]):
+class Deck(Generic[_T]):
     """Draws cards in random order, each one before any is repeated."""
 
-    def __init__(self, rng: random.Random, cards: Sequence[T]) -> None:
+    def __init__(self, rng: random.Random, cards: Sequence[_T]) -> None:
         self._rng = rng
         self._cards = cards
-        self._left: list[T] = []
+        self._left: list[_T] = []
 
-    def draw(self) -> T:
+    def draw(self) -> _T:
         """The next card."""
         if not self._left:
             self._left = self._rng.sample(self._cards, len(self._cards))
         return self._left.pop()
 
-    def put_back(self, card: T) -> None:
+    def put_back(self, card: _T) -> None:
         """Return a card that could not be used, to be drawn next."""
         self._left.append(card)
 

@@ -33,11 +33,11 @@ from training.workload import (
     Workload,
 )
 
-NUM_INPUTS = 8
-NUM_CLASSES = 3
+_NUM_INPUTS = 8
+_NUM_CLASSES = 3
 # The last step of an epoch takes 14 of the other 62: no micro-batch of one, for BatchNorm.
-NUM_HELD_OUT = 15
-SETTINGS = Settings(
+_NUM_HELD_OUT = 15
+_SETTINGS = Settings(
     epochs=6, global_batch=16, micro_batch=4, eval_batch=6, warmup_steps=3, clip_norm=1.0
 )
 # Limits the loss, so that the initial scale, 2 ** 16, stays above 1.
@@ -52,7 +52,7 @@ class SmallConfig:
     num_threads: int = 1
     deterministic: bool = True
     # Of 16 samples a step: up to four ranks get whole micro-batches, which BatchNorm needs.
-    settings: Settings = SETTINGS
+    settings: Settings = _SETTINGS
     width: int = 16
     has_hidden_layer: bool = False
     learning_rate: float = 0.02
@@ -89,7 +89,7 @@ class JitteredRows(Samples):
         return len(self.x)
 
     def get(self, index: int, epoch: int, rng: torch.Generator) -> Any:
-        return self.x[index] + 0.1 * torch.randn(NUM_INPUTS, generator=rng), self.y[index]
+        return self.x[index] + 0.1 * torch.randn(_NUM_INPUTS, generator=rng), self.y[index]
 
     def collate(self, items: Sequence[Any]) -> Batch:
         x, y = zip(*items, strict=True)
@@ -110,12 +110,12 @@ class Classify(Train):
 
     def model(self, i: Inputs) -> nn.Module:
         return nn.Sequential(
-            nn.Linear(NUM_INPUTS, self.width),
+            nn.Linear(_NUM_INPUTS, self.width),
             nn.BatchNorm1d(self.width),
             nn.ReLU(),
             nn.Dropout(0.1),
             *([nn.Linear(self.width, self.width), nn.ReLU()] * self.config.has_hidden_layer),
-            nn.Linear(self.width, NUM_CLASSES),
+            nn.Linear(self.width, _NUM_CLASSES),
         )
 
     def start(self, m: nn.Module, i: Inputs) -> Start:
@@ -131,7 +131,7 @@ class Classify(Train):
     def samples(self, i: Inputs, split: str) -> JitteredRows:
         shards = i.artifact("scaled")
         x, y = torch.cat([s["x"] for s in shards]), torch.cat([s["y"] for s in shards])
-        part = slice(NUM_HELD_OUT, None) if split == "train" else slice(NUM_HELD_OUT)
+        part = slice(_NUM_HELD_OUT, None) if split == "train" else slice(_NUM_HELD_OUT)
         return JitteredRows(x[part], y[part])
 
     def loss(self, m: nn.Module, b: Batch, step: int, num_steps: int) -> Loss:
@@ -173,9 +173,9 @@ class Small(Workload[SmallConfig]):
         self, out: Path, count: int, seed: int, progress: Progress
     ) -> Mapping[str, Any]:
         rng = torch.Generator().manual_seed(seed)
-        y = torch.randint(NUM_CLASSES, (count,), generator=rng)
-        x = torch.randn(count, NUM_INPUTS, generator=rng)
-        x[:, :NUM_CLASSES] += 2 * F.one_hot(y, NUM_CLASSES)
+        y = torch.randint(_NUM_CLASSES, (count,), generator=rng)
+        x = torch.randn(count, _NUM_INPUTS, generator=rng)
+        x[:, :_NUM_CLASSES] += 2 * F.one_hot(y, _NUM_CLASSES)
         save_file({"x": x, "y": y}, out / "rows.safetensors")
         progress(count, count)
         return {"rows": count}

@@ -18,7 +18,7 @@ from training.workloads.detection.attention_rows import by_rows
 _log = logging.getLogger(__name__)
 
 Implementation: TypeAlias = Literal["triton", "reference", "deterministic"]
-IMPLEMENTATIONS: tuple[Implementation, ...] = get_args(Implementation)
+_IMPLEMENTATIONS: tuple[Implementation, ...] = get_args(Implementation)
 # (height, width) of each level, in the order of its tokens.
 _Shapes: TypeAlias = Sequence[tuple[int, int]]
 _Attend: TypeAlias = Callable[[Tensor, _Shapes, Tensor, Tensor], Tensor]

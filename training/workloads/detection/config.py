@@ -10,11 +10,11 @@ from training.checks import check_choice, check_fields
 from training.workload import Settings
 from training.workloads.detection.architecture import Architecture, Backbone
 
-Weights: TypeAlias = Literal["random", "pretrained"]
+_Weights: TypeAlias = Literal["random", "pretrained"]
 _AttentionChoice: TypeAlias = Literal["auto", "triton", "reference", "deterministic"]
 # The strides of the backbone's last three stages: a smaller image has no map there.
 _LEAST_SIDE = 64
-SETTINGS = Settings(
+_SETTINGS = Settings(
     epochs=12,
     global_batch=16,
     micro_batch=2,
@@ -39,7 +39,7 @@ class DetectionConfig:
     # The model; the fields are those of Architecture. The dataset says what its classes are called.
     num_classes: int = 2
     backbone: Backbone = "resnet50"
-    weights: Weights = "pretrained"
+    weights: _Weights = "pretrained"
     width: int = 256
     num_heads: int = 8
     num_levels: int = 4
@@ -66,7 +66,7 @@ class DetectionConfig:
 
     # Training. A micro-batch is what the memory holds: gradients are summed over the global batch
     # and divided by its objects, whatever their number in each.
-    settings: Settings = SETTINGS
+    settings: Settings = _SETTINGS
     learning_rate: float = 1e-4
     backbone_learning_rate: float = 1e-5
     weight_decay: float = 1e-4
@@ -143,7 +143,7 @@ def laptop() -> DetectionConfig:
         max_side=160,
         crop_share=0.0,
         settings=replace(
-            SETTINGS,
+            _SETTINGS,
             global_batch=4,
             micro_batch=4,
             eval_batch=8,
@@ -166,7 +166,7 @@ def full() -> DetectionConfig:
         # Its fast kernels on CUDA add in any order.
         deterministic=False,
         num_queries=300,
-        settings=replace(SETTINGS, epochs=50, global_batch=2, ema_decay=0.9998),
+        settings=replace(_SETTINGS, epochs=50, global_batch=2, ema_decay=0.9998),
         drop_epoch=46,
         fused_optimizer=True,
     )
@@ -177,4 +177,4 @@ def coco_12() -> DetectionConfig:
 
     That is with 8 GPUs x 2 images in float32 (arXiv:2203.03605); bfloat16 is ours.
     """
-    return replace(full(), num_classes=80, num_queries=900, settings=SETTINGS, drop_epoch=11)
+    return replace(full(), num_classes=80, num_queries=900, settings=_SETTINGS, drop_epoch=11)

@@ -25,7 +25,7 @@ _SCALE = 3
 _DIVISIBLE, _SMALLEST = 66, 28
 
 _Box: TypeAlias = tuple[float, float, float, float]
-Points: TypeAlias = npt.NDArray[np.float64]
+_Points: TypeAlias = npt.NDArray[np.float64]
 
 
 class FloorPlan(NamedTuple):
@@ -49,7 +49,7 @@ class _Rectangle(NamedTuple):
     def height(self) -> float:
         return self.bottom - self.top
 
-    def corners(self) -> Points:
+    def corners(self) -> _Points:
         left, top, right, bottom = self
         return np.array([(left, top), (right, top), (right, bottom), (left, bottom)], np.float64)
 
@@ -133,24 +133,24 @@ class _Sheet:
         sine, cosine = np.sin(np.radians(degrees)), np.cos(np.radians(degrees))
         self._turn = np.array([[cosine, sine], [-sine, cosine]])
 
-    def _placed(self, points: Points) -> Points:
-        placed: Points = (points - self._center) @ self._turn + self._center
+    def _placed(self, points: _Points) -> _Points:
+        placed: _Points = (points - self._center) @ self._turn + self._center
         return placed
 
-    def extent(self, points: Points) -> _Box:
+    def extent(self, points: _Points) -> _Box:
         """The box around a drawn polygon, within the sheet."""
         placed = np.clip(self._placed(points), 0, (self.width, self.height))
         (left, top), (right, bottom) = placed.min(axis=0).tolist(), placed.max(axis=0).tolist()
         return left, top, right - left, bottom - top
 
-    def _scaled(self, points: Points) -> list[tuple[float, float]]:
+    def _scaled(self, points: _Points) -> list[tuple[float, float]]:
         # A pixel's centre is half a pixel from its border.
         return [(x, y) for x, y in (self._placed(points) * _SCALE - 0.5).tolist()]
 
-    def polygon(self, points: Points, fill: Any) -> None:
+    def polygon(self, points: _Points, fill: Any) -> None:
         self._draw.polygon(self._scaled(points), fill=fill)
 
-    def line(self, points: Points, color: Any, width: float = 1.0) -> None:
+    def line(self, points: _Points, color: Any, width: float = 1.0) -> None:
         self._draw.line(self._scaled(points), fill=color, width=max(1, round(width * _SCALE)))
 
     def stain(self, count: int) -> None:
@@ -211,7 +211,7 @@ class _Sheet:
         return Image.fromarray(pixels.clip(0, 255).astype(np.uint8))
 
 
-def _steps(wall: _Rectangle) -> Iterator[Points]:
+def _steps(wall: _Rectangle) -> Iterator[_Points]:
     """Short strokes across a wall."""
     along = np.arange(2.0, max(wall.width, wall.height) - 2, 4.0)
     for at in along.tolist():

@@ -52,7 +52,7 @@ RECIPES: Mapping[str, Callable[[], DetectionConfig]] = MappingProxyType(
     {"laptop": laptop, "full": full, "coco_12": coco_12}
 )
 # 1,200 generated floor plans; CubiCasa5K's, with walls and rooms; COCO 2017.
-NOMINAL_SAMPLES: Mapping[str, Mapping[str, int]] = MappingProxyType(
+_NOMINAL_SAMPLES: Mapping[str, Mapping[str, int]] = MappingProxyType(
     {
         "laptop": {"train": 900, "validation": 180},
         "full": {"train": 2_935, "validation": 400},
@@ -67,7 +67,7 @@ class Detection(Workload[DetectionConfig]):
 
     name: str = "detection"
     recipes = RECIPES
-    nominal_samples = NOMINAL_SAMPLES
+    nominal_samples = _NOMINAL_SAMPLES
 
     def stages(self, c: DetectionConfig) -> Sequence[TrainDetector]:
         return (TrainDetector(config=c),)

@@ -20,12 +20,12 @@ from training.workloads.growth.architecture import (
 )
 
 # In which phases something applies: the last one is the largest.
-Phases: TypeAlias = Literal["none", "grown", "all"]
-Carry: TypeAlias = Literal["exact", "asymmetric", "none"]
+_Phases: TypeAlias = Literal["none", "grown", "all"]
+_Carry: TypeAlias = Literal["exact", "asymmetric", "none"]
 _Products: TypeAlias = Literal["auto", "split", "bmm", "grouped_mm"]
 _BlockKind: TypeAlias = Literal["dense", "experts"]
 
-SETTINGS = Settings(
+_SETTINGS = Settings(
     global_batch=16,
     micro_batch=16,
     eval_batch=32,
@@ -72,7 +72,7 @@ class GrowthConfig:
     new_kind: _BlockKind = "dense"
     new_hidden: int = 96
     split_noise: float = 0.1
-    carry: Carry = "exact"
+    carry: _Carry = "exact"
     rewarm_steps: int = 0
 
     # Training: one learning rate, up at the start of the run and down at its end. Each phase has a
@@ -80,7 +80,7 @@ class GrowthConfig:
     dense_steps: int = 300
     experts_steps: int = 300
     grown_steps: int = 300
-    settings: Settings = SETTINGS
+    settings: Settings = _SETTINGS
     learning_rate: float = 3e-3
     decay_share: float = 0.5
     weight_decay: float = 0.1
@@ -90,8 +90,8 @@ class GrowthConfig:
 
     # Memory: phases whose optimizer steps in backward with moments in bfloat16, and phases that
     # compute their activations again in backward.
-    lean_optimizer: Phases = "none"
-    recompute: Phases = "none"
+    lean_optimizer: _Phases = "none"
+    recompute: _Phases = "none"
 
     # Shown at the end of each phase: beginnings of held-out texts, and how the model goes on.
     num_shown: int = 4
@@ -230,7 +230,7 @@ def full() -> GrowthConfig:
         experts_steps=1000,
         grown_steps=1000,
         settings=replace(
-            SETTINGS,
+            _SETTINGS,
             warmup_steps=100,
             evaluate_every_steps=250,
             precision="bfloat16",

@@ -23,7 +23,7 @@ from training.workloads.growth.optimizer import BFloat16AdamW, has_weight_decay
 from training.workloads.growth.text.tokens import token_samples, vocabulary_refusals
 from training.workloads.growth.transitions import Transition, growth_layout
 
-BETAS = (0.9, 0.95)
+_BETAS = (0.9, 0.95)
 _PRODUCTS = "expert_products"  # in the numerics key
 Phase: TypeAlias = Literal["dense", "experts", "grown"]
 
@@ -116,7 +116,7 @@ class TrainPhase(Train):
         )
         kind = RewarmingBFloat16AdamW if c.is_lean(self.name) else RewarmingAdamW
         # Not False, which would rule out torch's foreach as well.
-        return kind(groups, betas=BETAS, fused=c.fused_optimizer or None)
+        return kind(groups, betas=_BETAS, fused=c.fused_optimizer or None)
 
     def refusals(self, meta: Mapping[str, Any]) -> Sequence[str]:
         """Another vocabulary."""

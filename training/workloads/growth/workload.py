@@ -23,7 +23,7 @@ RECIPES: Mapping[str, Callable[[], GrowthConfig]] = MappingProxyType(
 # Windows of 128 tokens of 12,000 generated stories; of 256 tokens of TinyStories, whose 2.1 million
 # stories are about 470 million of GPT-2's tokens. Of validation, as many as are evaluated.
 _TINY_STORIES = {"train": 1_800_000, "validation": 512}
-NOMINAL_SAMPLES: Mapping[str, Mapping[str, int]] = MappingProxyType(
+_NOMINAL_SAMPLES: Mapping[str, Mapping[str, int]] = MappingProxyType(
     {
         "laptop": {"train": 8_600, "validation": 128},
         "full": _TINY_STORIES,
@@ -39,7 +39,7 @@ class Growth(Workload[GrowthConfig]):
     name: str = "growth"
     data_options: TextOptions = field(default_factory=TextOptions)
     recipes = RECIPES
-    nominal_samples = NOMINAL_SAMPLES
+    nominal_samples = _NOMINAL_SAMPLES
 
     def stages(self, c: GrowthConfig) -> Sequence[TrainPhase]:
         return phases(c)

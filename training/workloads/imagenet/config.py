@@ -11,14 +11,14 @@ from typing import Literal, TypeAlias
 from training.checks import check_choice, check_fields
 from training.workload import Settings
 
-Architecture: TypeAlias = Literal["resnet8", "resnet18", "resnet50"]
+_Architecture: TypeAlias = Literal["resnet8", "resnet18", "resnet50"]
 # Sizes of a training image are multiples of it: the network halves them five times, and each size
 # has compiled code of its own.
 SIZE_STEP = 32
 # The learning rate of a recipe is that of a batch of so many images.
 BASE_BATCH = 256
 
-SETTINGS = Settings(
+_SETTINGS = Settings(
     epochs=90,
     global_batch=1024,
     micro_batch=256,
@@ -45,7 +45,7 @@ class ImagenetConfig:
     num_threads: int = 1
     deterministic: bool = True
 
-    architecture: Architecture = "resnet50"
+    architecture: _Architecture = "resnet50"
     num_classes: int = 1000
     blur_pool: bool = False
 
@@ -58,7 +58,7 @@ class ImagenetConfig:
     evaluate_flips: bool = False
     shuffle_window: int = 16
 
-    settings: Settings = SETTINGS
+    settings: Settings = _SETTINGS
     learning_rate: float = 0.1
     momentum: float = 0.9
     weight_decay: float = 1e-4
@@ -133,7 +133,7 @@ def laptop() -> ImagenetConfig:
         evaluate_flips=True,
         shuffle_window=4,
         settings=replace(
-            SETTINGS, epochs=6, global_batch=16, micro_batch=16, eval_batch=80, ema_decay=0.98
+            _SETTINGS, epochs=6, global_batch=16, micro_batch=16, eval_batch=80, ema_decay=0.98
         ),
         learning_rate=1.6,
         weight_decay=5e-4,
@@ -146,7 +146,7 @@ def full() -> ImagenetConfig:
     return ImagenetConfig(
         num_threads=4,
         deterministic=False,
-        settings=replace(SETTINGS, precision="bfloat16", loader_workers="auto"),
+        settings=replace(_SETTINGS, precision="bfloat16", loader_workers="auto"),
     )
 
 
@@ -165,7 +165,7 @@ def _progressive(epochs: int, low_until: int, train_size_from: int) -> ImagenetC
         train_size_from_epoch=train_size_from,
         evaluate_flips=True,
         settings=replace(
-            SETTINGS,
+            _SETTINGS,
             epochs=epochs,
             schedule="linear",
             precision="bfloat16",

@@ -16,7 +16,7 @@ from training.workloads.imagenet.images import ImageOptions
 from training.workloads.imagenet.stages import TrainClassifier
 
 _IMAGENET = {"train": 1_281_167, "validation": 50_000}
-NOMINAL_SAMPLES: Mapping[str, Mapping[str, int]] = MappingProxyType(
+_NOMINAL_SAMPLES: Mapping[str, Mapping[str, int]] = MappingProxyType(
     {name: {"train": 960, "validation": 240} if name == "laptop" else _IMAGENET for name in RECIPES}
 )
 
@@ -28,7 +28,7 @@ class Imagenet(Workload[ImagenetConfig]):
     name: str = "imagenet"
     data_options: ImageOptions = field(default_factory=ImageOptions)
     recipes = RECIPES
-    nominal_samples = NOMINAL_SAMPLES
+    nominal_samples = _NOMINAL_SAMPLES
 
     def stages(self, c: ImagenetConfig) -> Sequence[Prepare | Train]:
         return [TrainClassifier(config=c)]

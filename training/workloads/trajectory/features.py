@@ -114,12 +114,12 @@ def load_backbone(c: TrajectoryConfig, folder: Path, device: torch.device) -> nn
     if c.weights == "random":
         data = open_dataset(folder)
         clips = [data.frames[k] for k in data.splits["train"][:_CALIBRATION_CLIPS]]
-        calibrate(backbone, torch.cat([_to_images(clip[::8], c, device) for clip in clips]))
+        _calibrate(backbone, torch.cat([_to_images(clip[::8], c, device) for clip in clips]))
     return backbone
 
 
 @torch.inference_mode()
-def calibrate(backbone: nn.Module, images: Tensor) -> None:
+def _calibrate(backbone: nn.Module, images: Tensor) -> None:
     """Set batch norm's statistics from `images`; without this, accuracy is 0.12 lower (LOG.md)."""
     norms = [module for module in backbone.modules() if isinstance(module, nn.BatchNorm2d)]
     for norm in norms:

@@ -52,9 +52,9 @@ def _time_average(c: RecipeConfig) -> TrainTimeAverage:
     )
 
 
-AnyConfig: TypeAlias = TrajectoryConfig | MagvitConfig
+_AnyConfig: TypeAlias = TrajectoryConfig | MagvitConfig
 
-RECIPES: Mapping[str, Callable[[], AnyConfig]] = MappingProxyType(
+RECIPES: Mapping[str, Callable[[], _AnyConfig]] = MappingProxyType(
     {
         "laptop": laptop,
         "full": full,
@@ -63,7 +63,7 @@ RECIPES: Mapping[str, Callable[[], AnyConfig]] = MappingProxyType(
     }
 )
 # The datasets that the recipes are made for: 1,000, 4,000 and 10,000 clips.
-NOMINAL_SAMPLES: Mapping[str, Mapping[str, int]] = MappingProxyType(
+_NOMINAL_SAMPLES: Mapping[str, Mapping[str, int]] = MappingProxyType(
     {
         "laptop": {"train": 750, "validation": 150},
         "full": {"train": 7_500, "validation": 1_500},
@@ -74,17 +74,17 @@ NOMINAL_SAMPLES: Mapping[str, Mapping[str, int]] = MappingProxyType(
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Trajectory(Workload[AnyConfig]):
+class Trajectory(Workload[_AnyConfig]):
     """The workload that the registry imports; its stages are defined in the other files here."""
 
     name: str = "trajectory"
     recipes = RECIPES
-    nominal_samples = NOMINAL_SAMPLES
+    nominal_samples = _NOMINAL_SAMPLES
 
-    def stages(self, c: AnyConfig) -> Sequence[Prepare | Train]:
+    def stages(self, c: _AnyConfig) -> Sequence[Prepare | Train]:
         return _magvit_stages(c) if isinstance(c, MagvitConfig) else _frozen_stages(c)
 
-    def rungs(self, c: AnyConfig) -> Sequence[Rung]:
+    def rungs(self, c: _AnyConfig) -> Sequence[Rung]:
         return [*micro_batch_rungs(c), *autocast_rungs(c)]
 
     def make_dataset(

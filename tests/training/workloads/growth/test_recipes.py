@@ -8,7 +8,7 @@ from training.settings import changed
 from training.workloads.growth.config import GrowthConfig, full, laptop
 from training.workloads.growth.model import parameter_counts
 from training.workloads.growth.stages import Decay, TrainPhase
-from training.workloads.growth.workload import GROWTH, NOMINAL_SAMPLES, RECIPES
+from training.workloads.growth.workload import GROWTH, RECIPES
 
 
 def phase(c: GrowthConfig, name: str) -> TrainPhase:
@@ -16,7 +16,7 @@ def phase(c: GrowthConfig, name: str) -> TrainPhase:
 
 
 def test_every_recipe_grows_in_both_transitions() -> None:
-    assert RECIPES.keys() == NOMINAL_SAMPLES.keys()
+    assert RECIPES.keys() == GROWTH.nominal_samples.keys()
     for recipe in RECIPES.values():
         stages = GROWTH.stages(recipe())
         assert [stage.name for stage in stages] == ["dense", "experts", "grown"]

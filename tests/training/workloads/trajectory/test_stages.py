@@ -39,7 +39,7 @@ from training.workloads.trajectory.features import (
 from training.workloads.trajectory.magvit.recipes import MagvitConfig
 from training.workloads.trajectory.model import TransformerHead
 from training.workloads.trajectory.recipes import TrajectoryConfig, full, laptop
-from training.workloads.trajectory.workload import NOMINAL_SAMPLES, RECIPES, TRAJECTORY
+from training.workloads.trajectory.workload import RECIPES, TRAJECTORY
 
 NO_RANDOMNESS = torch.Generator()
 
@@ -54,7 +54,7 @@ def test_data_comes_first_then_baselines_then_what_they_judge() -> None:
         for stage in stages:
             made = stage.name in ("mean_images", "features", "tokens")
             assert isinstance(stage, Prepare if made else Train)
-    assert set(NOMINAL_SAMPLES) == set(RECIPES)
+    assert set(TRAJECTORY.nominal_samples) == set(RECIPES)
 
 
 def test_the_laptop_recipe_fixes_one_thread_and_single_precision() -> None:

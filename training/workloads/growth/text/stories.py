@@ -49,7 +49,7 @@ _PRONOUNS: Mapping[str, Sequence[str]] = {
     "animal": ("it", "it", "its"),
 }
 
-Words: TypeAlias = dict[str, str]
+_Words: TypeAlias = dict[str, str]
 
 
 def write_story(seed: int, number: int) -> str:
@@ -72,11 +72,11 @@ def write_story(seed: int, number: int) -> str:
         "days": rng.choice(_DAYS),
         "nature": rng.choice(_NATURES),
     }
-    steps = [BEGINNINGS, *([WEATHER] if rng.random() < 0.4 else []), *rng.choice(PLOTS), ENDINGS]
+    steps = [BEGINNINGS, *([WEATHER] if rng.random() < 0.4 else []), *rng.choice(_PLOTS), ENDINGS]
     return " ".join(_capitalized(rng.choice(step).format(**words)) for step in steps)
 
 
-def _two_characters(rng: random.Random) -> tuple[Words, Words]:
+def _two_characters(rng: random.Random) -> tuple[_Words, _Words]:
     """The hero has a name; the friend is a child or an animal of another name."""
     kind = rng.choice(("girl", "boy"))
     name = rng.choice(_GIRLS if kind == "girl" else _BOYS)
@@ -91,7 +91,7 @@ def _two_characters(rng: random.Random) -> tuple[Words, Words]:
     return hero, _character(friend, friend, other)
 
 
-def _character(name: str, first_called: str, kind: str) -> Words:
+def _character(name: str, first_called: str, kind: str) -> _Words:
     he, him, his = _PRONOUNS[kind]
     return {
         "name": name,
@@ -139,7 +139,7 @@ Then they ate {food} until it was dark.
 """
 )
 
-PLOTS: Sequence[Sequence[_Step]] = [
+_PLOTS: Sequence[Sequence[_Step]] = [
     _steps(
         """
 {name} loved {his} {thing}.
