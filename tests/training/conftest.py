@@ -1,21 +1,18 @@
 """A small dataset, both kinds of store, and runs in this process or in a forked one."""
 
 import importlib
-import secrets
 import subprocess
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
-import boto3
 import pytest
-from werkzeug.serving import WSGIRequestHandler, make_server
 
 from rehearsal.aws.front import Front
 from tests.training import hooks, tiny
 from tests.training.forked import ForkedTrainer
 from tests.training.runs import AVERAGED, SHARDED, WORKLOAD, Run
+from tests.training.serving import new_bucket, served
 from training.attempt.notice import Interruption
 from training.cli import sweep
 from training.cli.main import main
@@ -69,11 +66,6 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-class _Quiet(WSGIRequestHandler):
-    def log_request(self, code: int | str = "-", size: int | str = "-") -> None:
-        pass
-
-
 @pytest.fixture
 def forked_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
     """The runs of a sweep are forks of this process."""
@@ -84,24 +76,13 @@ def forked_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="session")
 def s3_endpoint() -> Iterator[str]:
     """The embedded AWS's own front, without the account that it fills at a start."""
-    server = make_server("127.0.0.1", 0, Front({}), threaded=True, request_handler=_Quiet)
-    thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    server.server_close()
-    thread.join()
+    with served(Front({})) as endpoint:
+        yield endpoint
 
 
 @pytest.fixture
 def bucket_uri(s3_endpoint: str, monkeypatch: pytest.MonkeyPatch) -> str:
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-        monkeypatch.setenv(name, "testing")
-    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-    monkeypatch.setenv("AWS_ENDPOINT_URL", s3_endpoint)
-    bucket = f"bucket-{secrets.token_hex(6)}"
-    boto3.client("s3").create_bucket(Bucket=bucket)
-    return f"s3://{bucket}"
+    return new_bucket(s3_endpoint, monkeypatch)
 
 
 @pytest.fixture(params=["folder", "s3"])
@@ -127,31 +108,38 @@ def run(new_run: Callable[[str], Run], tmp_path: Path) -> Run:
 
 
 @pytest.fixture(scope="session")
-def whole(dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
+def finished(dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Run]:
+    """Makes a run that nothing interrupts, whatever the hooks of the test that asks first."""
+
+    def make(*options: str, ranks: int = 1) -> Run:
+        root, hooks = tmp_path_factory.mktemp("finished"), dict(tiny.HOOKS)
+        uri, scratch = str(root / "runs" / "run-1"), root / "scratch"
+        run = Run(dataset=dataset, uri=uri, scratch=scratch, options=list(options))
+        tiny.HOOKS.clear()
+        codes = [run.attempt()] if ranks == 1 else run.attempt_with_ranks(ranks)
+        tiny.HOOKS.update(hooks)
+        assert codes == [0] * ranks
+        return run
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def whole(finished: Callable[..., Run]) -> Run:
     """The uninterrupted run that others are compared with."""
-    root = tmp_path_factory.mktemp("whole")
-    run = Run(dataset=dataset, uri=str(root / "runs" / "run-1"), scratch=root / "scratch")
-    assert run.attempt() == 0
-    return run
+    return finished()
 
 
 @pytest.fixture(scope="session")
-def pair(dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
+def pair(finished: Callable[..., Run]) -> Run:
     """The uninterrupted run of two ranks."""
-    root = tmp_path_factory.mktemp("pair")
-    run = Run(dataset=dataset, uri=str(root / "runs" / "run-1"), scratch=root / "scratch")
-    assert run.attempt_with_ranks(2) == [0, 0]
-    return run
+    return finished(ranks=2)
 
 
 @pytest.fixture(scope="session")
-def sharded(dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
+def sharded(finished: Callable[..., Run]) -> Run:
     """The uninterrupted run of two ranks that share a model."""
-    root = tmp_path_factory.mktemp("sharded")
-    run = Run(dataset=dataset, uri=str(root / "runs" / "run-1"), scratch=root / "scratch")
-    run.options = [SHARDED, *AVERAGED]
-    assert run.attempt_with_ranks(2) == [0, 0]
-    return run
+    return finished(SHARDED, *AVERAGED, ranks=2)
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 from tests.training import tiny
-from tests.training.runs import Run
+from tests.training.runs import Run, assert_equal
 from training.attempt.notice import Interruption
 
 # Seconds of a notice; work that outlasts it by far; and when a process that waits for it counts as
@@ -87,6 +87,30 @@ def during(place: str, number: int, act: Callable[[], None]) -> None:
             act()
 
     tiny.HOOKS[place] = hook
+
+
+def both_ranks_stop_at_a_notice(run: Run, whole: Run, rank: int, place: tuple[str, int]) -> None:
+    """A notice to one of two: both stop at the same step, and go on as if nothing had been."""
+    at_rank(rank, place, notice)
+    assert run.attempt_with_ranks(2) == [75, 75]
+    assert run.head.state == "released"
+    assert run.head.checkpoints[-1].step == run.lines("step")[-1]["step"]
+    tiny.HOOKS.clear()
+    assert run.attempt_with_ranks(2) == [0, 0]
+    assert_equal(run, whole)
+    assert len(run.lines("step")) == 24, "no step was repeated"
+
+
+def a_kill_of_either_rank_loses_no_bit(run: Run, whole: Run) -> None:
+    """SIGKILL to one rank and then to the other: each ends its attempt, and the run is equal."""
+    for rank, step in ((1, 5), (0, 9)):
+        at_rank(rank, ("first", step), lambda: os.kill(os.getpid(), signal.SIGKILL))
+        codes = run.attempt_with_ranks(2)
+        assert codes[rank] == -signal.SIGKILL
+        assert codes[1 - rank] not in (0, None)
+    tiny.HOOKS.clear()
+    assert run.attempt_with_ranks(2) == [0, 0]
+    assert_equal(run, whole)
 
 
 def both_ranks_end_in_time_where_one_hangs(run: Run) -> None:

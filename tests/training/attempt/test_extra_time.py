@@ -2,6 +2,7 @@
 
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,26 +19,15 @@ from training.store.folder import FolderStore
 
 
 @pytest.fixture(scope="module")
-def long_whole(dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
+def long_whole(finished: Callable[..., Run]) -> Run:
     """The uninterrupted run of a number of epochs."""
-    root = tmp_path_factory.mktemp("long")
-    run = Run(dataset=dataset, uri=str(root / "runs" / "run-1"), scratch=root / "scratch")
-    run.options = LONG
-    assert run.attempt_in_fork() == 0
-    return run
+    return finished(*LONG)
 
 
 @pytest.fixture(scope="module")
-def pair(dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
+def pair(finished: Callable[..., Run]) -> Run:
     """The same of two ranks."""
-    root = tmp_path_factory.mktemp("pair")
-    run = Run(dataset=dataset, uri=str(root / "runs" / "run-1"), scratch=root / "scratch")
-    run.options = LONG
-    hooks = dict(tiny.HOOKS)
-    tiny.HOOKS.clear()
-    assert run.attempt_with_ranks(2) == [0, 0]
-    tiny.HOOKS.update(hooks)
-    return run
+    return finished(*LONG, ranks=2)
 
 
 @pytest.fixture

@@ -13,8 +13,13 @@ import psutil
 import pytest
 
 from contract.grammar import parse_interval
-from tests.training import tiny
-from tests.training.hooks import HUNG_SECONDS, at_rank, notice
+from tests.training.hooks import (
+    HUNG_SECONDS,
+    a_kill_of_either_rank_loses_no_bit,
+    at_rank,
+    both_ranks_stop_at_a_notice,
+    notice,
+)
 from tests.training.runs import DOUBLE, ROOT, Run, assert_close, assert_equal, wait_for
 from training.attempt.launch import RankProcess
 from training.attempt.supervisor import Supervisor
@@ -58,15 +63,7 @@ def test_two_ranks_agree_with_one_over_fifty_steps(
 def test_a_notice_to_either_rank_stops_both_at_the_same_step(
     run: Run, pair: Run, rank: int, place: tuple[str, int]
 ) -> None:
-    at_rank(rank, place, notice)
-    assert run.attempt_with_ranks(2) == [75, 75]
-    assert run.head.state == "released"
-    done = run.lines("step")[-1]["step"]
-    assert run.head.checkpoints[-1].step == done
-    tiny.HOOKS.clear()
-    assert run.attempt_with_ranks(2) == [0, 0]
-    assert_equal(run, pair)
-    assert len(run.lines("step")) == 24, "no step was repeated"
+    both_ranks_stop_at_a_notice(run, pair, rank, place)
 
 
 def test_one_process_goes_on_where_two_were_interrupted(run: Run, whole: Run) -> None:
@@ -78,14 +75,7 @@ def test_one_process_goes_on_where_two_were_interrupted(run: Run, whole: Run) ->
 
 
 def test_a_kill_of_either_rank_ends_the_attempt_and_loses_no_bit(run: Run, pair: Run) -> None:
-    for rank, step in ((1, 5), (0, 9)):
-        at_rank(rank, ("first", step), lambda: os.kill(os.getpid(), signal.SIGKILL))
-        codes = run.attempt_with_ranks(2)
-        assert codes[rank] == -signal.SIGKILL
-        assert codes[1 - rank] not in (0, None)
-    tiny.HOOKS.clear()
-    assert run.attempt_with_ranks(2) == [0, 0]
-    assert_equal(run, pair)
+    a_kill_of_either_rank_loses_no_bit(run, pair)
 
 
 @pytest.mark.parametrize(

@@ -23,13 +23,9 @@ NewRun = Callable[[str], Run]
 
 
 @pytest.fixture(scope="module")
-def steady(dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
+def steady(finished: Callable[..., Run]) -> Run:
     """Three epochs with a constant learning rate."""
-    root = tmp_path_factory.mktemp("steady")
-    run = Run(dataset=dataset, uri=str(root / "runs" / "three"), scratch=root / "scratch")
-    run.options = [CONSTANT]
-    assert run.attempt() == 0
-    return run
+    return finished(CONSTANT)
 
 
 def test_an_extended_run_equals_one_that_was_longer_from_the_beginning(

@@ -24,13 +24,9 @@ STATEFUL = [
 
 
 @pytest.fixture(scope="module")
-def stateful(dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
+def stateful(finished: Callable[..., Run]) -> Run:
     """The uninterrupted run with everything on: scaler, average, best, accumulation over four."""
-    root = tmp_path_factory.mktemp("stateful")
-    run = Run(dataset=dataset, uri=str(root / "runs" / "run-1"), scratch=root / "scratch")
-    run.options = STATEFUL
-    assert run.attempt() == 0
-    return run
+    return finished(*STATEFUL)
 
 
 @pytest.mark.parametrize("place", [("first", 3), ("second", 11)])

@@ -1,7 +1,5 @@
 """A stage whose model is sharded over ranks keeps the same promises as any other."""
 
-import os
-import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,7 +8,12 @@ import torch.distributed.fsdp  # noqa: F401  (half a second that each fork would
 
 from tests.training import tiny
 from tests.training.attempt.machine import LONG, Clock, Machine
-from tests.training.hooks import at_rank, notice
+from tests.training.hooks import (
+    a_kill_of_either_rank_loses_no_bit,
+    at_rank,
+    both_ranks_stop_at_a_notice,
+    notice,
+)
 from tests.training.runs import AVERAGED, DOUBLE, SHARDED, Run, assert_close, assert_equal
 
 NewRun = Callable[[str], Run]
@@ -49,29 +52,11 @@ def test_two_ranks_with_a_share_each_train_as_one_process_does(
 def test_a_notice_to_either_rank_saves_every_share(
     run: Run, sharded: Run, rank: int, place: tuple[str, int]
 ) -> None:
-    at_rank(rank, place, notice)
-    assert run.attempt_with_ranks(2) == [75, 75]
-    assert run.head.state == "released"
-    assert run.head.checkpoints[-1].step == run.lines("step")[-1]["step"]
-    tiny.HOOKS.clear()
-    assert run.attempt_with_ranks(2) == [0, 0]
-    assert_equal(run, sharded)
-    assert len(run.lines("step")) == 24, "no step was repeated"
-
-
-def kill() -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
+    both_ranks_stop_at_a_notice(run, sharded, rank, place)
 
 
 def test_a_kill_of_either_rank_ends_the_attempt_and_loses_no_bit(run: Run, sharded: Run) -> None:
-    for rank, step in ((1, 5), (0, 9)):
-        at_rank(rank, ("first", step), kill)
-        codes = run.attempt_with_ranks(2)
-        assert codes[rank] == -signal.SIGKILL
-        assert codes[1 - rank] not in (0, None)
-    tiny.HOOKS.clear()
-    assert run.attempt_with_ranks(2) == [0, 0]
-    assert_equal(run, sharded)
+    a_kill_of_either_rank_loses_no_bit(run, sharded)
 
 
 def resumes_bit_for_bit(new_run: NewRun, tmp_path: Path, options: list[str], *, rank: int) -> None:

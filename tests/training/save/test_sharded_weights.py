@@ -17,13 +17,9 @@ OPTIONS = [SHARDED, *AVERAGED, *DOUBLE, "--override=schedule=constant"]
 
 
 @pytest.fixture(scope="module")
-def sharded(dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
+def sharded(finished: Callable[..., Run]) -> Run:
     """A finished run of two ranks."""
-    root = tmp_path_factory.mktemp("sharded")
-    run = Run(dataset=dataset, uri=str(root / "runs" / "run-1"), scratch=root / "scratch")
-    run.options = OPTIONS
-    assert run.attempt_with_ranks(2) == [0, 0]
-    return run
+    return finished(*OPTIONS, ranks=2)
 
 
 def test_the_final_weights_are_one_whole_file(sharded: Run) -> None:
