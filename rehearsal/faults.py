@@ -1,6 +1,6 @@
 """Faults of AWS and of the metadata: errors, delays, lost answers, a clock off the machines'.
 
-Only instances meet them, never the CDK CLI or the rehearsal itself.
+Only instances and the Guard meet them, never the CDK CLI or the rehearsal itself.
 """
 
 import math
@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
 METADATA = "metadata"
-SERVICES = ("s3", "ec2", "ssm", "cloudwatch", "sts", METADATA)
+SERVICES = ("s3", "ec2", "ssm", "cloudwatch", "sts", "sns", METADATA)
+MACHINES, GUARD = "machines", "guard"
 _ACTION = re.compile(rf"({'|'.join(SERVICES)}):[A-Za-z*]+")
 LOWEST_ERROR, HIGHEST_ERROR = 400, 599
 
@@ -24,7 +25,7 @@ class Fault:
 
     Exactly one of: `status` answers with this error instead, `delay_seconds` answers later,
     `loses_answer` carries the request out, then resets the connection. `key` is the S3 key or the
-    metadata path, with wildcards too.
+    metadata path, with wildcards too. `of` says whose requests: the machines' or the Guard's.
     """
 
     action: str
@@ -34,6 +35,7 @@ class Fault:
     loses_answer: bool = False
     share: float = 1.0
     for_seconds: float = math.inf
+    of: str = MACHINES
 
     def __post_init__(self) -> None:
         if not _ACTION.fullmatch(self.action):
@@ -46,6 +48,8 @@ class Fault:
                 f"the fault of {self.action} needs exactly one of status, delay_seconds and "
                 "loses_answer"
             )
+        if self.of not in (MACHINES, GUARD):
+            raise ValueError(f"of is {self.of!r}; give {MACHINES} or {GUARD}")
         if self.status and not LOWEST_ERROR <= self.status <= HIGHEST_ERROR:
             raise ValueError(f"status is {self.status}; use an error, {LOWEST_ERROR} to 599")
         if self.delay_seconds < 0:
@@ -84,7 +88,7 @@ class FaultInjector:
         self.clock_ahead_seconds = 0.0
         self.met.clear()
 
-    def meet(self, action: str, key: str = "") -> Fault | None:
+    def meet(self, action: str, key: str = "", of: str = MACHINES) -> Fault | None:
         """Return the fault that a request meets, after waiting out its delay."""
         with self._lock:
             seconds = self.clock() - self._began
@@ -92,7 +96,8 @@ class FaultInjector:
                 (
                     each
                     for each in self._faults
-                    if each.covers(action, key)
+                    if each.of == of
+                    and each.covers(action, key)
                     and seconds < each.for_seconds
                     and self._dice.random() < each.share
                 ),

@@ -1,7 +1,8 @@
 """`python -m review main`: review the working tree against the commit where it left main.
 
 Run it in a CDK app's folder: this one's, or that of another app that imports these stacks.
-Exit code 1 on data loss, 2 if there is nothing to compare, 0 otherwise.
+Exit code 1 on data loss, or on a protection that goes and is not accepted; 2 if there is nothing to
+compare, 0 otherwise.
 """
 
 import argparse
@@ -25,6 +26,7 @@ from review.assembly import (
     synthesize,
 )
 from review.comment import write_comment, write_refusal
+from review.protections import PROTECTIONS
 from review.verdict import Review, judge
 
 
@@ -49,6 +51,13 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
         default="data-loss",
         help="what makes the exit code 1; destructive: any replacement or removal",
     )
+    parser.add_argument(
+        "--accept",
+        action="append",
+        choices=PROTECTIONS,
+        default=[],
+        help="a protection that may go: alarms, the Guard, IMDSv2 alone, closed buckets",
+    )
     parser.add_argument("--json", action="store_true", help="print facts as JSON, not the comment")
     parser.add_argument("--output", type=Path, help="also write the comment to this file")
     return parser.parse_args(arguments)
@@ -67,7 +76,7 @@ def main(arguments: Sequence[str] | None = None, repository: Path | None = None)
         return 2
     comment = write_comment(review)
     _write(options.output, comment)
-    exit_code = review.exit_code(options.fail_on)
+    exit_code = review.exit_code(options.fail_on, options.accept)
     facts = review.as_dict() | {"exit_code": exit_code}
     print(json.dumps(facts, indent=2, ensure_ascii=False) if options.json else comment)
     return exit_code

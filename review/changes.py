@@ -22,6 +22,7 @@ class Objection:
     path: str
     what: str
     instead: str
+    accept: str = ""  # the name by which it is accepted, if it can be
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,9 +46,11 @@ class Change:
     def new_properties(self) -> Mapping[str, Any]:
         return (self.new or {}).get("Properties") or {}
 
-    def objection(self, what: str, instead: str) -> Objection:
+    def objection(self, what: str, instead: str, accept: str = "") -> Objection:
         """Return what speaks against this change."""
-        return Objection(stack=self.stack, path=self.path, what=what, instead=instead)
+        return Objection(
+            stack=self.stack, path=self.path, what=what, instead=instead, accept=accept
+        )
 
     def differences(self) -> list[tuple[str, Any, Any]]:
         """List the property paths that differ, with their values before and after."""

@@ -43,13 +43,15 @@ def _top(review: Review) -> Iterable[str]:
     yield from (f"- {note}" for note in review.notes)
     for head, found in (
         ("Data loss", review.losses),
+        ("Protection that goes", review.weakened),
         ("A deploy would fail", review.refusals),
     ):
         if found:
             yield f"\n### {head}\n"
         for each in found:
             where = _code(f"{each.stack}/{each.path}")
-            yield f"- **{where}**: {each.what}. Instead: {each.instead}."
+            accept = f" To accept it: `--accept {each.accept}`." if each.accept else ""
+            yield f"- **{where}**: {each.what}. Instead: {each.instead}.{accept}"
     if review.destructive:
         yield "\n### Replaced and removed\n"
         yield from _table(
@@ -94,9 +96,10 @@ def _summary(review: Review) -> str:
     ]
     verdict = f"**Data loss: {len(review.losses)}.** " if review.losses else "No data loss. "
     security = f" Permissions and protections changed: {len(review.security)}; widened: {widens}."
+    weakened = f" **Protection that goes: {len(review.weakened)}.**" if review.weakened else ""
     refused = f" **A deploy would fail: {len(review.refusals)}.**" if review.refusals else ""
     summary = f"{verdict}Resources: {', '.join(parts)}.{security if review.security else ''}"
-    return summary + refused
+    return summary + weakened + refused
 
 
 def _costs(review: Review) -> Iterable[str]:

@@ -1,15 +1,18 @@
 """Who may do more or less than before: statements, network rules, encryption, metadata access.
 
-Policy documents are compared as sets of single permissions: rearranged statements do not differ.
+Policy documents are compared as sets of permissions, with one name for every run and all code.
 """
 
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any, Literal
 
+from review.assembly import Side
 from review.changes import Change
+from review.run_effects import read_run_env
 from review.spelling import short, spell
 
 Effect = Literal["widens", "narrows", "changes"]
@@ -169,11 +172,53 @@ class SecurityChange:
     what: str
 
 
-def find_security_changes(changes: Sequence[Change]) -> list[SecurityChange]:
+def find_security_changes(
+    base: Side, head: Side, changes: Sequence[Change]
+) -> list[SecurityChange]:
     """List the changes of permissions and protections, widening ones first."""
-    found = [item for change in changes for item in _of(change)]
+    runs = {}
+    for name in {each.stack for each in changes}:
+        templates = [each.stacks[name].template for each in (base, head) if name in each.stacks]
+        ids = [read_run_env(each).get("RUN_ID", "") for each in templates]
+        # Of one run nothing is to be hidden.
+        runs[name] = ids if all(ids) and len({*ids}) == 2 else ["", ""]
+    found = [item for change in _renamed(changes, runs) for item in _of(change)]
     order = {"widens": 0, "changes": 1, "narrows": 2}
     return sorted(found, key=lambda item: (order[item.effect], item.stack, item.path))
+
+
+def _renamed(changes: Sequence[Change], runs: Mapping[str, list[str]]) -> Iterator[Change]:
+    """Yield the changes with neutral names: a run's resources are those of the run before."""
+
+    def place(change: Change) -> tuple[str, str, str]:
+        run_id = runs[change.stack][change.action == "added"]
+        return change.stack, change.type, _neutral(change.path, run_id)
+
+    gone = {place(each): each for each in changes if each.action == "removed"}
+    added = [each for each in changes if each.action == "added"]
+    pairs = {id(each): gone.pop(place(each)) for each in added if place(each) in gone}
+    new_ids = [(pairs[id(each)].logical_id, each.logical_id) for each in added if id(each) in pairs]
+    for each in changes:
+        if any(each is old for old in pairs.values()):
+            continue
+        before = pairs.get(id(each), each)
+        old_id, new_id = runs[each.stack]
+        yield replace(
+            each,
+            action=each.action if before is each else "changed",
+            old=before.old and json.loads(_neutral(json.dumps(before.old), old_id, new_ids)),
+            new=each.new and json.loads(_neutral(json.dumps(each.new), new_id)),
+        )
+
+
+def _neutral(text: str, run_id: str, new_ids: Iterable[tuple[str, str]] = ()) -> str:
+    """Return text without hashes of code, without the run's id, and with new logical ids."""
+    text = re.sub(r"\b[0-9a-f]{64}\b", "CODE", text)
+    if run_id:
+        text = re.sub(rf"(?<![\w-]){re.escape(run_id)}(?![\w-])", "RUN_ID", text)
+    for old, new in new_ids:
+        text = text.replace(f'"{old}"', f'"{new}"')
+    return text
 
 
 def _of(change: Change) -> Iterator[SecurityChange]:

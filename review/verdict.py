@@ -9,6 +9,7 @@ from review.assembly import CdkDiff, Side
 from review.changes import Change, Objection, find_changes
 from review.costs import CostRow, cost_rows, plan_warnings
 from review.objections import STATEFUL, find_losses, find_refusals
+from review.protections import find_weakened
 from review.run_effects import find_run_effects
 from review.security import SecurityChange, find_security_changes
 
@@ -25,6 +26,7 @@ class Review:
     changes: Sequence[Change]
     losses: Sequence[Objection]
     refusals: Sequence[Objection]
+    weakened: Sequence[Objection]
     security: Sequence[SecurityChange]
     run_effects: Sequence[str]
     costs: Sequence[CostRow]
@@ -37,11 +39,12 @@ class Review:
         kept = ("added", "changed")
         return [change for change in self.changes if change.action not in kept]
 
-    def exit_code(self, fail_on: FailOn) -> int:
-        """Return 1 if the change does what `fail_on` names, else 0."""
+    def exit_code(self, fail_on: FailOn, accepted: Sequence[str] = ()) -> int:
+        """Return 1 if the change does what `fail_on` names, or weakens what nobody accepted."""
         if fail_on == "never":
             return 0
-        return int(bool(self.losses or (fail_on == "destructive" and self.destructive)))
+        weakened = [each for each in self.weakened if each.accept not in accepted]
+        return int(bool(self.losses or weakened or (fail_on == "destructive" and self.destructive)))
 
     def as_dict(self) -> dict[str, Any]:
         """Return everything but the CLI's text, for --json."""
@@ -51,6 +54,7 @@ class Review:
             "notes": list(self.notes),
             "data_loss": [dataclasses.asdict(loss) for loss in self.losses],
             "refused": [dataclasses.asdict(refusal) for refusal in self.refusals],
+            "weakened": [dataclasses.asdict(each) for each in self.weakened],
             "changes": [
                 {
                     "stack": change.stack,
@@ -80,7 +84,8 @@ def judge(base: Side, head: Side, diffs: Sequence[CdkDiff]) -> Review:
         changes=changes,
         losses=find_losses(base, head, changes),
         refusals=find_refusals(base, head, changes),
-        security=find_security_changes(changes),
+        weakened=find_weakened(head, changes),
+        security=find_security_changes(base, head, changes),
         run_effects=find_run_effects(base, head, changes),
         costs=cost_rows(base, head),
         warnings=plan_warnings(head),

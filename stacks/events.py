@@ -1,7 +1,7 @@
 """Event routing: the fleet's to a log group and the Guard, its faults to people; instances' to the
 Guard. Nobody gets a mail about what needs nobody: interruptions, replacements, changes of state."""
 
-from aws_cdk import RemovalPolicy, Stack
+from aws_cdk import Annotations, RemovalPolicy, Stack
 from aws_cdk import aws_events as events
 from aws_cdk import aws_events_targets as targets
 from aws_cdk import aws_iam as iam
@@ -34,7 +34,13 @@ class TrainingTopic(Construct):
         super().__init__(scope, construct_id)
         # Never alias/aws/sns: neither CloudWatch nor EventBridge may use that key.
         self.topic = sns.Topic(self, "Topic", enforce_ssl=True, master_key=key)
-        if email:
+        if not email:
+            Annotations.of(self).add_warning_v2(
+                "notifications:email",
+                "alarm.email is empty: nobody gets a mail when an alarm fires, or when the Guard "
+                "stops the run or may not; give -c alarm.email=you@example.org",
+            )
+        else:
             # Nothing arrives until the recipient follows the link in AWS's confirmation e-mail.
             self.topic.add_subscription(subscriptions.EmailSubscription(email))
         # CDK's rule target adds the statement for EventBridge, without a condition: EventBridge

@@ -62,8 +62,8 @@ class TrainingLaunchTemplate(Construct):
         machine that a deploy or a destroy shuts down can still save.
         """
         group = ec2.SecurityGroup(
-            self,
-            f"Group-{run_id}",
+            Construct(self, run_id),
+            "Group",
             # Of the zones nothing is asked here.
             vpc=ec2.Vpc.from_vpc_attributes(self, "Vpc", vpc_id=vpc_id, availability_zones=[""]),
             description="Training instances: outbound only, reached through Session Manager",

@@ -26,6 +26,7 @@ from typing import Any, cast
 from moto.awslambda_simple.models import lambda_simple_backends
 from moto.events.models import EventPattern
 
+from rehearsal.aws.front import FUNCTION
 from rehearsal.aws.server import EmbeddedAws
 
 # Lambda retries an event twice (after a minute and two more, which a rehearsal has not).
@@ -164,7 +165,7 @@ class EventBus:
         configured = self.aws.client("lambda").get_function_configuration(FunctionName=name)
         deployed = configured.get("Environment", {}).get("Variables", {})
         variables = {"PATH": os.environ["PATH"], **self.aws.environment(), **deployed}
-        variables.update(self.variables)
+        variables |= {"AWS_SDK_UA_APP_ID": FUNCTION, **self.variables}
         started, handler = time.monotonic(), configured["Handler"]
         tries, error = 0, None
         while tries == 0 or (error is not None and tries < TRIES):

@@ -18,7 +18,10 @@ from werkzeug.wrappers import Request
 from cloudformation.wire import answer
 from rehearsal.aws.moto_services import moto_services, signed_for
 from rehearsal.aws.refusals import is_from_instance, refusal, requested, skew_refusal
-from rehearsal.faults import FaultInjector
+from rehearsal.faults import GUARD, MACHINES, FaultInjector
+
+# What a deployed function calls itself to AWS, by the SDK's own variable AWS_SDK_UA_APP_ID.
+FUNCTION = "deployed-function"
 
 
 class Front:
@@ -38,12 +41,13 @@ class Front:
         body = _body_of(environ)
         environ["wsgi.input"] = io.BytesIO(body)
         fault = None
-        if is_from_instance(environ):
+        is_guard = f"app/{FUNCTION}" in environ.get("HTTP_USER_AGENT", "")
+        if is_guard or is_from_instance(environ):
             action, key = requested(service, environ, body)
             now = datetime.now(UTC) + timedelta(seconds=self.faults.clock_ahead_seconds)
             if (refused := skew_refusal(service, environ, now)) is not None:
                 return refused(environ, start_response)
-            fault = self.faults.meet(action, key)
+            fault = self.faults.meet(action, key, GUARD if is_guard else MACHINES)
             if fault is not None and fault.status:
                 return refusal(service, action, fault.status)(environ, start_response)
         with self.alone_in(service):

@@ -13,6 +13,7 @@ from rehearsal.drill.deployment import DATASET, DeployedStacks, synth_arguments
 from rehearsal.drill.fleet import RehearsalFailed
 from rehearsal.drill.run_files import FolderFiles
 from rehearsal.drill.workload import RehearsedWorkload
+from rehearsal.faults import GUARD
 from rehearsal.machines.commands import CommandFailed
 from rehearsal.scenarios.scenario import EQUAL, Scenario
 from rehearsal.scenarios.trial import ScenarioTrial
@@ -120,6 +121,7 @@ class DrillSeries:
     def _faults(self, trial: ScenarioTrial, overrides: str) -> list[str]:
         if trial.scenario.expect.ends == EQUAL:
             self._references[overrides].expect()
+        is_faulty = any(each.of == GUARD for each in trial.scenario.faults)
         ended = Ended(
             run=trial.run_files,
             reference=FolderFiles(folder=self._reference(overrides)),
@@ -128,7 +130,11 @@ class DrillSeries:
             target_capacity=trial.fleet.target_capacity(),
             alive=trial.alive(),
             processes_left=trial.processes_left(),
-            guard_errors=[each.error for each in trial.fleet.bus.invocations if each.error],
+            guard_errors=[
+                each.error
+                for each in trial.fleet.bus.invocations
+                if each.error and not (is_faulty and "GuardError" in each.error)
+            ],
             undone=trial.undone,
         )
         return find_faults(ended, trial.scenario.expect)

@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from functools import partial
 
-from contract.keys import GUARD
+from contract.keys import GUARD, HEAD
 from stacks.guard import fleet
 from stacks.guard.fleet import StackInstance
 from stacks.guard.ledger import Ledger, Note
@@ -18,7 +18,17 @@ MEND = "Fix the permissions of the Guard's role: a policy of the account may den
 
 def stop(tick: Tick) -> None:
     """Send the fleet to zero if there is a reason; tell that a run is over, whoever stopped it."""
-    reason = reason_to_stop(tick.settings, tick.ledger, tick.head, tick.head_written, tick.now)
+    reason = None
+    if tick.is_headless:  # its trainer has lost the lease, and the next one refuses to begin
+        reason = Reason(
+            sentence=f"{HEAD} is missing, though the run has begun",
+            advice="Restore its last version by deleting its delete marker: aws s3api "
+            f"list-object-versions --bucket {tick.settings.run_bucket} "
+            f"--prefix {tick.settings.run_prefix}/{HEAD}",
+        )
+    reason = reason or reason_to_stop(
+        tick.settings, tick.ledger, tick.head, tick.head_written, tick.now
+    )
     if reason is None and tick.is_lost:
         reason = Reason(
             sentence=f"{GUARD} is damaged, and nobody knows what the run has spent",

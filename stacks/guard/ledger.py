@@ -70,6 +70,8 @@ class Ledger:
     stopped: float = 0.0
     # The newest commit so far: `reopen --from-checkpoint` leaves only older ones in the head.
     committed: float = 0.0
+    # When the head was last there: a machine that is older held the lease of one that is not.
+    head_seen: float = 0.0
     # Since when the fleet has wanted an instance and had none; 0 while that is not so.
     waiting: float = 0.0
     # Since when each fleet has not been above zero.
@@ -162,6 +164,12 @@ class Ledger:
             for name, each in self.attempts.items()
             if not (each.is_live or each.is_taken_back) and each.launched > since
         }
+
+    def is_barren_on_spot(self, settings: GuardSettings) -> bool:
+        """Return whether a run with a deadline tries on demand: Spot was barren, not for ever."""
+        barren, most = self.barren_attempts().values(), settings.max_barren_attempts
+        is_spot = all(each.market == SPOT for each in barren)
+        return settings.deadline_hours > 0 and is_spot and most <= len(barren) < 2 * most
 
     def claim(self, key: str, now: float, *, again_after: float = math.inf) -> bool:
         """Return whether `key` is still to be done, and note that it is done now."""

@@ -5,7 +5,7 @@ carried out. A trainer that is moved gets a notice or an orderly shutdown, and s
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -52,6 +52,9 @@ def choose_market(tick: Tick) -> None:
     situation = _situation(tick, machines, work, began=began, asks=asks)
     evidence = _observed(tick.ledger, situation)
     decision = decide(situation, evidence)
+    if tick.ledger.is_barren_on_spot(settings):
+        reason = f"{len(tick.ledger.barren_attempts())} attempts in a row on Spot committed nothing"
+        decision = replace(decision, market="on-demand", reason=reason)
     tick.update(lambda ledger: _keep(ledger, tick.now, began, situation, decision, work))
     _carry_out(tick, fleet_id, machines, decision)
 

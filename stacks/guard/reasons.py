@@ -10,6 +10,11 @@ from stacks.guard.settings import GuardSettings
 DONE_STATES = frozenset(["finished", "failed"])
 # What a machine said may be long; the event in S3 has all of it.
 MAX_SAID_CHARACTERS = 500
+# What EC2 says where it may not use the key of a volume (stacks/data_key.py).
+EBS_KEY = (
+    "Client.InternalError: EC2's two Spot roles may not use the key of the volumes, perhaps the "
+    "account's default EBS key; docs/security.md has what it must grant."
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,19 +77,25 @@ def _too_dear(settings: GuardSettings, ledger: Ledger) -> Reason | None:
 
 def _barren(settings: GuardSettings, ledger: Ledger) -> Reason | None:
     barren = ledger.barren_attempts()
-    if len(barren) < settings.max_barren_attempts:
+    if len(barren) < settings.max_barren_attempts or ledger.is_barren_on_spot(settings):
         return None
+    # What several say stands once.
+    said: dict[str, list[str]] = {}
+    for name, each in barren.items():
+        words = each.said[:MAX_SAID_CHARACTERS] or "no event machine-failed"
+        said.setdefault(words, []).append(_named(name, each))
     return Reason(
         sentence=f"{len(barren)} attempts in a row committed nothing",
-        advice="Fix what they report first.",
-        said=tuple(_words(name, each) for name, each in barren.items()),
+        advice=EBS_KEY
+        if "Client.InternalError" in "".join(said)
+        else "Fix what they report first.",
+        said=tuple(f"{', '.join(names)}: {words}" for words, names in said.items()),
     )
 
 
-def _words(instance_id: str, attempt: MachineAttempt) -> str:
+def _named(instance_id: str, attempt: MachineAttempt) -> str:
     what = ", ".join(filter(None, (attempt.size, attempt.market, f"{attempt.hours * 60:.0f} min")))
-    said = attempt.said[:MAX_SAID_CHARACTERS] or "no event machine-failed"
-    return f"{instance_id} ({what}): {said}"
+    return f"{instance_id} ({what})"
 
 
 def _silent(

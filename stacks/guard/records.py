@@ -9,7 +9,7 @@ from typing import Any
 
 from botocore.exceptions import ClientError
 
-from contract.keys import EVENTS, GUARD, HEAD, checkpoint_prefix
+from contract.keys import CHECKPOINTS, EVENTS, GUARD, HEAD, checkpoint_prefix
 from stacks.guard.ledger import Ledger, Note
 from stacks.guard.settings import GuardSettings, client
 
@@ -53,6 +53,13 @@ def last_commit(settings: GuardSettings, head: dict[str, Any]) -> float:
         Prefix=f"{settings.run_prefix}/{checkpoint_prefix(head['checkpoints'][-1]['name'])}",
     )
     return max((each["LastModified"].timestamp() for each in files.get("Contents", [])), default=0)
+
+
+def has_checkpoints(settings: GuardSettings) -> bool:
+    """Return whether anything lies below checkpoints/."""
+    prefix = f"{settings.run_prefix}/{CHECKPOINTS}"
+    found = client("s3").list_objects_v2(Bucket=settings.run_bucket, Prefix=prefix, MaxKeys=1)
+    return bool(found.get("Contents"))
 
 
 def machine_failures(settings: GuardSettings, since: float) -> Iterator[tuple[str, float, str]]:

@@ -30,6 +30,7 @@ class Tick:
     on_demand: dict[str, int] = field(default_factory=dict)  # the part of it on demand
     head: dict[str, Any] | None = None
     head_written: float = 0.0
+    is_headless: bool = False  # the run has begun, and its head is not there
     ledger: Ledger = field(default_factory=Ledger)
     is_kept: bool = True  # whether guard.json took every change of this call
     is_lost: bool = False  # no version of guard.json can be read
@@ -70,6 +71,10 @@ class Tick:
         if found is not None:
             self.head, self.head_written = found
         self._look_at_ledger(own)
+        if self.head == {}:
+            ran = [each.launched < self.ledger.head_seen for each in self.live()]
+            saved = self.known("checkpoints", lambda: records.has_checkpoints(settings))
+            self.is_headless = any(ran) or bool(saved)
 
     def live(self) -> list[StackInstance]:
         """Return the stack's instances that run, of any run."""
@@ -160,6 +165,7 @@ class Tick:
                 }
             ledger.observe_fleets(self.capacity, self.fleet_id, self.now)
             ledger.committed = max(committed, ledger.committed)
+            ledger.head_seen = self.now if head else ledger.head_seen
             if head.get("state") in DONE_STATES and ledger.barren_attempts():
                 ledger.stopped = self.now  # a run that is taken back begins a new series
 

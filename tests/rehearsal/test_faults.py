@@ -30,6 +30,16 @@ def test_the_first_fault_that_is_met_counts() -> None:
     assert faults.meet("s3:GetObject") is None
 
 
+def test_a_fault_of_the_guard_is_not_the_machines() -> None:
+    faults = FaultInjector()
+    faults.begin([Fault(action="s3:*", status=500, of="guard"), DENIED])
+    assert faults.meet("s3:PutObject") is DENIED
+    assert faults.meet("s3:GetObject") is None
+    met = faults.meet("s3:PutObject", of="guard")
+    assert met is not None
+    assert met.status == 500
+
+
 def test_what_no_request_has_met_is_known() -> None:
     """A drill whose fault nobody met would show nothing."""
     faults = FaultInjector()
@@ -51,6 +61,7 @@ def test_what_no_request_has_met_is_known() -> None:
         ({"action": "s3:*", "status": 500, "delay_seconds": 1}, "needs exactly one of"),
         ({"action": "s3:*", "status": 200}, "status is 200; use an error"),
         ({"action": "s3:*", "status": 500, "share": 0.0}, "share is 0.0; it must be above 0"),
+        ({"action": "s3:*", "status": 500, "of": "me"}, "of is 'me'; give machines or guard"),
         ({"action": "s3:*", "delay_seconds": -1}, "delay_seconds is -1"),
     ],
 )

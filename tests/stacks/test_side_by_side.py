@@ -32,7 +32,11 @@ def _physical_names(template: Any) -> Iterator[str]:
 def test_two_stacks_share_no_physical_name(templates: Any, vision: Any) -> None:
     usual, named = templates["TrainingStack"], vision["Training-vision"]
     names = set(_physical_names(named))
-    assert names == {"/Training-vision/fleet-id", "/aws/events/Training-vision"}
+    assert names == {
+        "/Training-vision/fleet-id",
+        "/Training-vision/bundle-uri",
+        "/aws/events/Training-vision",
+    }
     assert not names & set(_physical_names(usual))
     # Nor a metric, a tag or a permission; nor, unless it is asked for, a run.
     assert "TrainingStack" not in json.dumps(named)

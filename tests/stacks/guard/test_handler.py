@@ -5,6 +5,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
+from botocore.client import BaseClient
 
 from stacks.guard import handler as guard
 from stacks.guard import records
@@ -170,6 +171,46 @@ def test_a_barren_end_says_what_each_machine_said(scene: Scene) -> None:
     assert all(line in mail and machines[at] in line for at, line in enumerate(event["said"]))
 
 
+def test_a_key_that_spot_may_not_use_is_named_once(scene: Scene) -> None:
+    """EC2 ends such machines within seconds; none of them can say anything."""
+    machines = [scene.start(**SPOT) for _ in range(5)]
+    scene.take_back(*machines, code="Client.InternalError")
+    scene.tick(MAX_BARREN_ATTEMPTS=5)
+    (event,), (mail,) = scene.events(), scene.mails()
+    (said,) = event["said"]
+    assert all(f"{each} (g5.xlarge, spot, 0 min)" in said for each in machines)
+    assert said.endswith("EC2 says: Client.InternalError: no capacity")
+    assert mail.count("EC2 says: Client.InternalError") == 1
+    assert "EC2's two Spot roles may not use the key of the volumes" in mail
+
+
+@pytest.mark.parametrize("is_saved", [True, False])
+@pytest.mark.parametrize("minutes", [5, 90])
+def test_a_head_that_is_deleted_is_reported_as_missing_at_the_next_call(
+    scene: Scene, is_saved: bool, minutes: int
+) -> None:
+    """Its trainer has lost the lease, and would idle for the time that a heartbeat may take."""
+    scene.tick()  # a first machine that boots: no head yet, and none is missing
+    if is_saved:
+        scene.write("checkpoints/00000010-g0001-a/state.safetensors", {})
+    scene.head("running", *["00000010-g0001-a"] * is_saved)
+    assert scene.tick(hours_later=0.05) == NOTHING
+    client("s3").delete_object(Bucket="runs", Key="runs/run-1/head.json")
+    missing = {"action": "to-zero", "reason": "head.json is missing, though the run has begun"}
+    assert scene.tick(hours_later=minutes / 60) == missing
+    (mail,) = scene.mails()
+    assert "list-object-versions --bucket runs --prefix runs/run-1/head.json" in mail
+
+
+def test_a_run_whose_objects_were_all_deleted_may_begin_again(scene: Scene) -> None:
+    scene.head("running")
+    scene.tick(hours_later=-0.01)
+    client("s3").delete_object(Bucket="runs", Key="runs/run-1/head.json")
+    scene.end(*scene.instances())
+    scene.start()
+    assert scene.tick() == NOTHING
+
+
 def test_a_commit_ends_the_count(scene: Scene) -> None:
     scene.end(scene.start(), scene.start(), scene.start())
     scene.write("checkpoints/00000010-g0003-a/state.safetensors", {})
@@ -247,10 +288,22 @@ def test_events_of_own_instances_wake_it_and_are_nobodys_mail(
     assert instance_id in scene.read("guard.json")["attempts"]
 
 
-def test_events_of_foreign_instances_are_passed_over(scene: Scene) -> None:
+def test_events_of_foreign_instances_cost_two_calls(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
     foreign = scene.start(tags=[{"Key": "Stack", "Value": "OtherStack"}])
+    scene.tick()
     scene.head("finished")
-    done = scene.tick(event=_event(EVENTS[2], foreign))
+    calls, make = [], BaseClient._make_api_call
+
+    def counted(self: BaseClient, operation: str, parameters: dict[str, Any]) -> Any:
+        calls.append(operation)
+        return make(self, operation, parameters)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(BaseClient, "_make_api_call", counted)
+        done = scene.tick(event=_event(EVENTS[2], foreign))
+    assert calls == ["DescribeInstances", "GetObject"]
     assert done == {"action": "none", "reason": f"{foreign} is not an instance of this stack"}
     assert scene.capacity() == 1
 

@@ -12,7 +12,7 @@ from rehearsal.aws import spot_fleet
 from rehearsal.aws.capacity import Capacity, Course
 from stacks.guard.market import work_left
 from stacks.guard.settings import Forecast, client
-from tests.stacks.guard.scene import ACCOUNT, REGION, Scene
+from tests.stacks.guard.scene import ACCOUNT, REGION, SPOT, Scene
 
 Call = Callable[..., dict[str, str]]
 FORECAST = Forecast(
@@ -177,6 +177,43 @@ def test_where_ec2_has_none_on_demand_spot_trains_on(scene: Scene, run: Call) ->
     let_on_demand_have(scene, 1)
     run(0.49)
     assert (scene.capacity(), markets(scene)) == (1, ["on-demand"])
+
+
+def test_barren_on_spot_means_on_demand_and_barren_there_too_ends_the_run(
+    scene: Scene, run: Call
+) -> None:
+    def fail_on(market: str) -> None:
+        (machine,) = scene.live()
+        assert markets(scene) == [market]
+        scene.take_back(machine, code="Client.InstanceInitiatedShutdown")
+        scene.maintain()
+
+    limit = {"MAX_BARREN_ATTEMPTS": 2, "DEADLINE_HOURS": 9}
+    for _ in range(2):
+        assert run(0.01, **limit)["action"] == "none"
+        fail_on("spot")
+    assert run(0.02, **limit) == {
+        "action": "market", "reason": "on demand: 2 attempts in a row on Spot committed nothing"
+    }  # fmt: skip
+    run(0.03, **limit)
+    fail_on("on-demand")
+    assert run(0.04, **limit)["reason"] == "3 attempts in a row committed nothing"
+    assert scene.capacity() == 0
+
+
+def test_what_commits_on_demand_may_go_back_to_spot(scene: Scene, run: Call) -> None:
+    let_spot_have(scene, 0)
+    scene.end(*(scene.start(**SPOT) for _ in range(2)))
+    limit = {"MAX_BARREN_ATTEMPTS": 2, "DEADLINE_HOURS": 9}
+    for hours in (0.01, 0.02):  # until one runs on demand, Spot is asked for as well
+        assert run(hours, **limit)["action"] == "market"
+    let_spot_have(scene, 1)
+    assert markets(scene) == ["on-demand"]
+    scene.write("checkpoints/00000010-g0001-a/state.safetensors", {})
+    commit(scene, seconds_left=1000)
+    for hours in (0.03, 0.04):
+        run(hours, **limit)
+    assert markets(scene) == ["spot"]
 
 
 @pytest.mark.parametrize("base", [0, 1])

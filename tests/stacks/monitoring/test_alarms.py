@@ -10,6 +10,7 @@ from aws_cdk.aws_sns import Topic
 
 from rehearsal.alarms.evaluation import Alarm, Metric
 from rehearsal.alarms.streams import agent_metrics
+from stacks.events import TrainingTopic
 from stacks.monitoring.alarms import TrainingAlarms, commit_interval_seconds
 from stacks.monitoring.metrics import RunMetrics
 from stacks.parameters import StackParameters
@@ -189,3 +190,13 @@ def test_an_alarm_that_would_go_off_in_health_is_warned_of(
     # What they find stays with jsii, which cannot always name the type of an annotation.
     hold = said.has_warning if is_warned_of else said.has_no_warning
     hold("*", Match.string_like_regexp("give alarm.commit_seconds=15000 or a shorter interval"))
+
+
+@pytest.mark.parametrize("email", ["", "me@example.org"])
+def test_synth_warns_when_nobody_gets_the_mails(email: str) -> None:
+    stack = Stack(App(), "TrainingStack")
+    TrainingTopic(stack, "Notifications", email=email, key=None)
+    said = Annotations.from_stack(stack).find_warning(
+        "*", Match.string_like_regexp("alarm.email is empty: .* give -c alarm.email=")
+    )
+    assert len(said) == (not email)

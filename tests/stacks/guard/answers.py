@@ -1,0 +1,162 @@
+"""What EC2, S3, SNS and SSM answer the Guard of a world; a function for each call, by its name."""
+
+import io
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from tests.stacks.guard.world import FLEET, HOUR, NOTICE_SECONDS, USERS, World, error
+
+
+@dataclass
+class Service:
+    world: World
+    name: str
+
+    def __getattr__(self, operation: str) -> Callable[..., Any]:
+        act = globals()[operation]
+
+        def call(**request: Any) -> Any:
+            self.world.allow(operation)
+            answer = act(self.world, **request)
+            if self.world.losing[operation] > 0:  # it was done, and nobody knows
+                self.world.losing[operation] -= 1
+                raise error("InternalError", operation, 500)
+            return answer
+
+        return call
+
+    def get_paginator(self, operation: str) -> "Pages":
+        return Pages(getattr(self, operation))
+
+
+@dataclass
+class Pages:
+    call: Callable[..., Any]
+
+    def paginate(self, **request: Any) -> Iterator[Any]:
+        yield self.call(**request)
+
+
+def _time(seconds: float) -> datetime:
+    return datetime.fromtimestamp(seconds, UTC)
+
+
+def describe_instances(world: World, Filters: list[Any]) -> Any:
+    wanted = {each["Name"]: each["Values"] for each in Filters}
+    found = []
+    for machine in world.machines:
+        if machine.ended is not None and world.now - machine.ended > HOUR:
+            continue
+        if "instance-id" in wanted and machine.id not in wanted["instance-id"]:
+            continue
+        if machine.tags.get("Stack") not in wanted.get("tag:Stack", [machine.tags.get("Stack")]):
+            continue
+        found.append(
+            {
+                "InstanceId": machine.id,
+                "InstanceType": "g5.xlarge",
+                "LaunchTime": _time(machine.launched),
+                "State": {"Name": "running" if machine.is_live else "terminated"},
+                "StateReason": {"Code": machine.why},
+                "Placement": {"AvailabilityZone": "us-east-1a"},
+                "Tags": [{"Key": key, "Value": value} for key, value in machine.tags.items()],
+                **({"InstanceLifecycle": "spot"} if machine.market == "spot" else {}),
+            }
+        )
+    return {"Reservations": [{"Instances": found}] if found else []}
+
+
+def describe_spot_fleet_requests(world: World, SpotFleetRequestIds: list[str]) -> Any:
+    state = "cancelled_running" if world.is_cancelled else "active"
+    config = {"TargetCapacity": world.target, "OnDemandTargetCapacity": world.on_demand}
+    return {
+        "SpotFleetRequestConfigs": [
+            {"SpotFleetRequestState": state, "SpotFleetRequestConfig": config}
+        ]
+    }
+
+
+def modify_spot_fleet_request(
+    world: World, SpotFleetRequestId: str, TargetCapacity: int, OnDemandTargetCapacity: int
+) -> Any:
+    world.target, world.on_demand = TargetCapacity, OnDemandTargetCapacity
+    spot = [each for each in world.live if each.market == "spot" and each.ends is None]
+    for machine in spot[TargetCapacity - OnDemandTargetCapacity :]:
+        machine.ends, machine.why = world.now + NOTICE_SECONDS, USERS
+
+
+def cancel_spot_fleet_requests(world: World, TerminateInstances: bool, **_: Any) -> Any:
+    world.is_cancelled = True
+    for machine in world.live if TerminateInstances else ():
+        world.end(machine, USERS, saves=True)
+    return {}
+
+
+def terminate_instances(world: World, InstanceIds: list[str]) -> Any:
+    for machine in world.live:
+        if machine.id in InstanceIds:
+            if not machine.is_seen:  # the Guard's role may end what has the stack's tag
+                raise error("UnauthorizedOperation", status=403)
+            world.end(machine, USERS, saves=True)
+
+
+def describe_spot_price_history(world: World, **_: Any) -> Any:
+    price = {"SpotPrice": str(world.spot_usd), "AvailabilityZone": "us-east-1a"}
+    return {"SpotPriceHistory": [{**price, "InstanceType": "g5.xlarge"}]}
+
+
+def get_parameter(world: World, Name: str) -> Any:
+    return {"Parameter": {"Value": FLEET}}
+
+
+def publish(world: World, Message: str, **_: Any) -> None:
+    world.mails.append(Message)
+
+
+def get_object(world: World, Bucket: str, Key: str, VersionId: str = "") -> Any:
+    versions = world.objects.get(Key, [])
+    number = int(VersionId) if VersionId else len(versions) - 1
+    if not versions or versions[number][1] is None:
+        raise error("NoSuchKey", status=404)
+    written, data = versions[number]
+    assert data is not None
+    return {"Body": io.BytesIO(data), "LastModified": _time(written), "ETag": f'"{number}"'}
+
+
+def list_object_versions(world: World, Bucket: str, Prefix: str) -> Any:
+    found = [
+        {"Key": key, "VersionId": str(number), "LastModified": _time(written)}
+        for key, versions in world.objects.items()
+        for number, (written, data) in enumerate(versions)
+        if key.startswith(Prefix) and data is not None
+    ]
+    return {"Versions": found[::-1]}
+
+
+def list_objects_v2(
+    world: World, Bucket: str, Prefix: str, StartAfter: str = "", MaxKeys: int = 1000
+) -> Any:
+    found = [
+        {"Key": key, "LastModified": _time(versions[-1][0])}
+        for key, versions in sorted(world.objects.items())
+        if key.startswith(Prefix) and key > StartAfter and versions[-1][1] is not None
+    ]
+    return {"Contents": found}
+
+
+def put_object(
+    world: World,
+    Bucket: str,
+    Key: str,
+    Body: bytes,
+    IfMatch: str = "",
+    IfNoneMatch: str = "",
+    **_: Any,
+) -> None:
+    versions = world.objects.setdefault(Key, [])
+    exists = bool(versions) and versions[-1][1] is not None
+    if (IfNoneMatch and exists) or (IfMatch and IfMatch != f'"{len(versions) - 1}"'):
+        raise error("PreconditionFailed", status=412)
+    versions.append((world.now, Body))

@@ -1,0 +1,325 @@
+"""The Guard against a model: no healthy run is ended, nothing runs on for nothing, no limit passed.
+
+Hypothesis draws machines that hang, die, idle or lose their tags, takebacks, prices, calls that are
+denied, fail, are done without an answer or come twice at once, a head that is deleted and a ledger
+that is deleted or garbage, and shrinks what breaks a promise to its shortest form.
+"""
+
+import io
+from contextlib import redirect_stdout, suppress
+from dataclasses import replace
+from unittest import mock
+
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from contract.keys import GUARD
+from stacks.guard import handler
+from stacks.guard import settings as guard_settings
+from stacks.guard.settings import Forecast, GuardSettings
+from tests.stacks.guard.answers import Service
+from tests.stacks.guard.world import (
+    BOOT_SECONDS,
+    COMMIT_SECONDS,
+    HOUR,
+    MINUTE,
+    ON_DEMAND_USD,
+    PREFIX,
+    SPOTS,
+    VOLUME_USD,
+    World,
+)
+
+PERIOD = 10 * MINUTE
+MAX_USD, MAX_HOURS, MAX_WAIT_HOURS, MAX_BARREN = 3.0, 12.0, 6.0, 3
+SILENCE = HOUR
+# From the moment that a reason stands: the next call, a notice twice, the call after it.
+GRACE = 2 * PERIOD + 10 * MINUTE
+WAYS_TO_END = ("modify_spot_fleet_request", "cancel_spot_fleet_requests", "terminate_instances")
+CALLS = (
+    "describe_instances", "get_object", "put_object", "describe_spot_fleet_requests",
+    "modify_spot_fleet_request", "publish", "list_objects_v2", "get_parameter",
+)  # fmt: skip
+SETTINGS = GuardSettings(
+    stack_name="TrainingStack",
+    fleet_parameter="/TrainingStack/fleet-id",
+    run_bucket="runs",
+    run_prefix=PREFIX.rstrip("/"),
+    topic_arn="arn:aws:sns:us-east-1:123456789012:notifications",
+    max_billed_hours=MAX_HOURS,
+    max_usd=MAX_USD,
+    max_wait_hours=MAX_WAIT_HOURS,
+    heartbeat_timeout_seconds=SILENCE,
+    max_barren_attempts=MAX_BARREN,
+    notice_seconds=120,
+    prices={"g5.xlarge": {"spot": 0.4, "on-demand": ON_DEMAND_USD}},
+    storage_usd_per_hour=VOLUME_USD,
+)
+TICK = {"source": "aws.events", "detail-type": "Scheduled Event", "detail": {}}
+HABITS = st.lists(st.sampled_from(["works", "works", "hangs", "dies", "idles"]), min_size=1)
+
+
+class RunMachine(RuleBasedStateMachine):
+    """One run from its deploy on, with its Guard; `examples` counts them."""
+
+    settings = SETTINGS
+    period = PERIOD
+    examples = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        type(self).examples += 1
+        self.world = World()
+        guard_settings.client.cache_clear()
+        world = self.world
+        self.patch = mock.patch("boto3.client", lambda service, **_: Service(world, service))
+        self.patch.start()
+        self.began = self.next_call = self.world.now
+
+    def teardown(self) -> None:
+        self.patch.stop()
+        guard_settings.client.cache_clear()
+
+    def let_pass(self, minutes: float) -> None:
+        end = self.world.now + minutes * MINUTE
+        while self.world.now < end:
+            self.world.advance(min(end, max(self.next_call, self.world.now + 1)) - self.world.now)
+            self.promises_hold()
+            if self.world.now >= self.next_call:
+                self.call()
+
+    @rule()
+    def call(self) -> None:
+        """One call of the Guard, also out of turn; what it did must have had a reason."""
+        world = self.world
+        live = {each.id: each for each in world.live}
+        reasons, was_at_zero = self.permits(), world.is_cancelled or world.target == 0
+        self.next_call = max(self.next_call, world.now + self.period)
+        self.respond()
+        if not was_at_zero and (world.is_cancelled or world.target == 0):
+            assert reasons, f"the fleet was stopped without a reason; mails: {world.mails[-1:]}"
+        for each in world.live:
+            live.pop(each.id, None)
+        if live and not self.may_end([*live]):
+            assert reasons or was_at_zero, f"{[*live]} were ended without a reason"
+
+    def respond(self) -> None:
+        # What failed is reported, and Lambda calls again; here the next rule may.
+        with suppress(handler.GuardError), redirect_stdout(io.StringIO()):
+            handler.respond(self.settings, TICK, self.world.now)
+
+    def permits(self) -> list[str]:
+        """Why the run may be stopped now, as the world knows."""
+        return [] if self.world.state == "running" else [self.world.state]
+
+    @invariant()
+    def promises_hold(self) -> None:
+        """Check what must never be."""
+
+    def may_end(self, machines: list[str]) -> bool:
+        """Whether these may be ended while the run goes on."""
+        return False
+
+    @rule(has_notice=st.booleans(), times=st.sampled_from([1, 1, 6]))
+    def spot_takes_back(self, has_notice: bool, times: int) -> None:
+        """Also those that come in its place, in their boot."""
+        for _ in range(times):
+            for machine in self.world.live:
+                if machine.market == "spot":
+                    self.world.end(machine, SPOTS, saves=has_notice)
+            if times > 1:
+                self.let_pass(2)
+
+    @rule(is_there=st.booleans())
+    def capacity(self, is_there: bool) -> None:
+        self.world.has_capacity = is_there
+
+
+class GuardMachine(RunMachine):
+    """Without a deadline: limits, silence, attempts that commit nothing, calls that go wrong."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reason_since: float | None = None
+        self.was_denied = self.was_untagged = self.has_failed = False
+
+    @rule(minutes=st.sampled_from([1, 30, 120, 300]))
+    def time_passes(self, minutes: int) -> None:
+        self.let_pass(minutes)
+
+    @rule(habits=HABITS)
+    def machines_will(self, habits: list[str]) -> None:
+        self.world.habits = habits  # type: ignore[assignment]
+
+    @rule(usd=st.sampled_from([0.2, 0.4, 0.9]))
+    def price(self, usd: float) -> None:
+        self.world.spot_usd = usd
+
+    @precondition(lambda self: self.world.get("head.json"))
+    @rule(state=st.sampled_from(["finished", "failed"]))
+    def run_ends(self, state: str) -> None:
+        self.world.state = state
+        self.world.write_head()
+
+    @precondition(lambda self: self.world.get("head.json") and self.world.state == "running")
+    @rule()
+    def head_is_deleted(self) -> None:
+        self.world.delete_head()
+
+    @rule(operations=st.sets(st.sampled_from(WAYS_TO_END)))
+    def deny(self, operations: set[str]) -> None:
+        self.world.denied = operations
+        self.reason_since = None  # the time to act counts from here
+        self.was_denied |= bool(operations)
+
+    @rule(operation=st.sampled_from(CALLS), count=st.integers(1, 3), is_done=st.booleans())
+    def fail(self, operation: str, count: int, is_done: bool) -> None:
+        kind = self.world.losing if is_done else self.world.failing
+        kind[operation] = count
+        self.has_failed = True
+
+    @rule(operation=st.sampled_from(CALLS))
+    def twice_at_once(self, operation: str) -> None:
+        self.world.between[operation] = self.respond
+
+    @precondition(lambda self: self.world.live)
+    @rule()
+    def tags_are_lost(self) -> None:
+        self.world.live[0].tags.clear()
+        self.was_untagged = True
+
+    @precondition(lambda self: self.world.get(GUARD))
+    @rule(data=st.sampled_from([None, b"", b"{", b"[]", b'{"attempts": 3}']))
+    def ledger_is_damaged(self, data: bytes | None) -> None:
+        self.world.put(GUARD, data)
+
+    # -- reasons
+
+    def permits(self) -> list[str]:
+        world, found = self.world, self.duties()
+        # Before the bound, not after it: what is spent until the next call is reckoned with.
+        # An end is seen at the next call, and counts until then.
+        num_ended = sum(not each.is_live for each in world.machines)
+        reserve = (2 + num_ended) * PERIOD / HOUR * (ON_DEMAND_USD + VOLUME_USD)
+        if world.spent > MAX_USD - reserve:
+            found.append("dollars soon")
+        if self.hours() + num_ended * PERIOD / HOUR > MAX_HOURS:
+            found.append("hours soon")
+        return found
+
+    def duties(self) -> list[str]:
+        """Why the run must be stopped now."""
+        world, found = self.world, super().permits()
+        if world.is_headless and world.head_written and (
+            world.has_checkpoints or any(each.habit == "idles" for each in world.live)
+        ):  # fmt: skip
+            found.append("headless")
+        if world.spent > MAX_USD:
+            found.append("dollars")
+        if self.hours() > MAX_HOURS:
+            found.append("hours")
+        seen = [each for each in world.live if each.is_seen]
+        silent_since = max([world.head_written, *(each.launched for each in seen)])
+        if seen and world.now - silent_since > SILENCE:
+            found.append("silence")
+        commits = [each.committed for each in world.machines]
+        barren = [
+            each
+            for each in world.machines
+            if not (each.is_live and each.is_seen)
+            and each.launched > max([0.0, *commits])
+            and each.why != SPOTS
+        ]
+        if len(barren) >= MAX_BARREN:
+            found.append("barren")
+        ends = [each.ended or world.head_written for each in world.machines]
+        if not seen and world.now - max([self.began, *ends]) > MAX_WAIT_HOURS * HOUR:
+            found.append("waits")
+        return found
+
+    def hours(self) -> float:
+        machines = self.world.machines
+        return sum((each.ended or self.world.now) - each.launched for each in machines) / HOUR
+
+    # -- promises
+
+    @invariant()
+    def promises_hold(self) -> None:
+        self.nothing_runs_for_nothing()
+        if not (self.was_denied or self.was_untagged or self.has_failed):
+            assert self.world.spent <= 1.05 * MAX_USD, f"${self.world.spent:.2f} spent"
+
+    def nothing_runs_for_nothing(self) -> None:
+        """Soon after a reason began to stand nothing runs; an hour where calls failed."""
+        world, now, refused = self.world, self.world.now, self.world.denied
+        # What EC2 does not list as the stack's is billed by nobody, and ends with its fleet.
+        duties = super().permits() if self.was_untagged else self.duties()
+        if not duties or not world.live:
+            self.reason_since = None
+            return
+        self.reason_since = self.reason_since or now
+        bound = HOUR if self.has_failed or self.was_denied else 0.0
+        if now - self.reason_since <= bound + GRACE:
+            return
+        if set(WAYS_TO_END) <= refused:
+            told = any("may not be ended" in mail for mail in world.mails)
+            assert told, "nobody knows that the Guard may end nothing"
+        elif set(WAYS_TO_END[:2]) <= refused:
+            # The fleet starts others, and each is ended at the next call.
+            old = [each for each in world.live if each.is_seen and now - each.launched > GRACE]
+            assert not old, f"{old} live on"
+        else:
+            raise AssertionError(f"{duties} for long, and {world.live} live")
+
+
+class BudgetMachine(GuardMachine):
+    """Nothing goes wrong but Spot, its price and the ledger: the bound holds to the cent."""
+
+    fail = deny = tags_are_lost = head_is_deleted = run_ends = machines_will = None  # type: ignore
+
+
+WORK_HOURS, DEADLINE_HOURS = 2.0, 3.5
+
+
+class DeadlineMachine(RunMachine):
+    """With a deadline, on Spot machines that may all fail and on-demand ones that do not."""
+
+    period = 2 * MINUTE
+    settings = replace(
+        SETTINGS,
+        max_usd=0.0,
+        max_wait_hours=0.0,
+        deadline_hours=DEADLINE_HOURS,
+        call_every_seconds=3 * MINUTE,
+        forecast=Forecast(
+            stages={"head": WORK_HOURS * HOUR},
+            restart_seconds=1.5 * BOOT_SECONDS,
+            save_seconds=15.0,
+            interval_seconds=COMMIT_SECONDS,
+        ),
+    )
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.world.stages = {"head": WORK_HOURS * HOUR}
+
+    @rule(num_failing=st.integers(0, 8))
+    def spot_machines_die(self, num_failing: int) -> None:
+        self.world.habits = ["dies"] * num_failing + ["works"]
+
+    @rule(minutes=st.sampled_from([1, 10, 60]))
+    def time_passes(self, minutes: int) -> None:
+        self.let_pass(minutes)
+
+    @rule(operation=st.sampled_from(CALLS))
+    def twice_at_once(self, operation: str) -> None:
+        self.world.between[operation] = self.respond
+
+    def may_end(self, machines: list[str]) -> bool:
+        """A machine of one market, once one of the other runs."""
+        return bool(self.world.live)
+
+    @invariant()
+    def promises_hold(self) -> None:
+        late = self.world.now - self.began - DEADLINE_HOURS * HOUR
+        assert late <= MINUTE or self.world.state == "finished", f"{late / 60:.0f} min late"

@@ -1,0 +1,84 @@
+"""The model check finds what it is there for: each fault, planted alone in the Guard, breaks it."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+from unittest import mock
+
+import pytest
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis.stateful import run_state_machine_as_test
+
+from stacks.guard import duties, fleet, handler, reasons, records
+from stacks.guard.ledger import Ledger
+from stacks.guard.tick import Tick
+from tests.stacks.guard.model import BudgetMachine, DeadlineMachine, GuardMachine, RunMachine
+
+look, read_head = Tick.look, records.read_head
+
+
+def _refuse(*_: object) -> None:
+    raise fleet.NotCancelledError("planted")
+
+
+def _look_without_head(tick: Tick) -> None:
+    look(tick)
+    tick.is_headless = False
+
+
+def _plant(owner: Any, name: str, fault: Any) -> Callable[[], Any]:
+    return lambda: mock.patch.object(owner, name, fault)
+
+
+FAULTS: Mapping[str, tuple[type[RunMachine], Callable[[], Any]]] = {
+    "no reserve before max_usd": (
+        BudgetMachine,
+        _plant(Ledger, "usd_per_hour", property(lambda ledger: 0.0)),
+    ),
+    "versions of guard.json ignored": (
+        BudgetMachine,
+        _plant(records, "_versions", lambda *_: []),
+    ),
+    "heartbeats ignored": (
+        GuardMachine,
+        _plant(records, "read_head", lambda settings: (read_head(settings)[0], 0.0)),
+    ),
+    "silence ignored": (GuardMachine, _plant(reasons, "_silent", lambda *_: None)),
+    "no second way to stop": (GuardMachine, _plant(fleet, "cancel", _refuse)),
+    "no third way to stop": (GuardMachine, _plant(duties, "_end", lambda *_: False)),
+    "a refusal told to nobody": (GuardMachine, _plant(duties, "_tell_refusal", lambda *_: None)),
+    "takebacks counted as barren": (BudgetMachine, _plant(fleet, "TAKEN_BACK", frozenset())),
+    "the market's price ignored": (BudgetMachine, _plant(fleet, "spot_prices", lambda *_: {})),
+    "the plan's price billed": (
+        BudgetMachine,
+        _plant(fleet, "spot_prices", lambda *_: {("g5.xlarge", "us-east-1a"): 0.4}),
+    ),
+    "a missing head not seen": (GuardMachine, _plant(Tick, "look", _look_without_head)),
+    "the deadline ignored": (
+        DeadlineMachine,
+        _plant(handler, "DUTIES", (duties.stop, duties.end_instances, Tick.tell)),
+    ),
+    "barren on Spot is the end": (
+        DeadlineMachine,
+        _plant(Ledger, "is_barren_on_spot", lambda *_: False),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FAULTS)
+def test_the_model_check_finds_a_fault(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    machine, plant = FAULTS[name]
+    machine.examples = 0
+    quick = settings(
+        max_examples=2_000,
+        stateful_step_count=40,
+        deadline=None,
+        derandomize=True,
+        database=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    with plant(), pytest.raises(AssertionError):
+        run_state_machine_as_test(machine, settings=quick)
+    with capsys.disabled():
+        print(f"\n{name}: found by example {machine.examples}")
