@@ -11,6 +11,7 @@ import pytest
 from tests.rehearsal.machines.nspawn.conftest import Boot, left_behind
 
 pytestmark = pytest.mark.machine
+USERDATA = Path(__file__).parents[4] / "userdata"
 
 USER_DATA = r"""#!/bin/bash
 set -o errexit
@@ -175,3 +176,63 @@ def test_nothing_outlives_a_rehearsal_and_the_next_starts_clean(
         assert left == []
         # Its disks are files like any others.
         (tmp_path / "machine").rename(tmp_path / f"of run {run}")
+
+
+# The unit of userdata/ with another trainer, which takes three seconds to save on the volume.
+TRAINER = r"""#!/bin/bash
+set -o errexit
+mkfs.xfs -q /dev/nvme2n1
+mkdir -p /data /var/log/training /etc/systemd/system/training.service.d
+uuid=$(blkid -s UUID -o value /dev/nvme2n1)
+echo "UUID=$uuid /data xfs defaults,nofail,noatime,x-systemd.device-timeout=30 0 2" >>/etc/fstab
+cat >/etc/systemd/system/training.service <<'END'
+{unit}
+END
+cat >/etc/systemd/system/training.service.d/other.conf <<'END'
+[Service]
+WorkingDirectory=/
+ExecStart=
+ExecStart=bash /root/trainer.sh
+ExecStopPost=
+END
+cat >/root/trainer.sh <<'END'
+save() {{
+    sleep 3
+    echo "saves on $(findmnt --noheadings --output FSTYPE --mountpoint /data || echo no volume)"
+    curl -sS http://169.254.169.254/latest/api/token -X PUT -o /dev/null \
+        -H 'X-aws-ec2-metadata-token-ttl-seconds: 60' && echo "has a network"
+    exit 75
+}}
+trap save TERM
+echo listens
+while :; do sleep 0.1; done
+END
+systemctl daemon-reload
+mount /data
+systemctl start --no-block training.service
+"""
+
+SHUT_DOWN = """
+machine = make()
+machine.start()
+said(machine, "listens")
+machine.shut_down()
+while not machine.is_off:
+    time.sleep(0.1)
+print(machine.training_log.read_text())
+print("off", machine.kill())
+machine.remove()
+"""
+
+
+@pytest.mark.slow
+def test_at_a_shutdown_the_trainer_saves_while_volume_and_network_are_there(
+    tmp_path: Path, boot: Boot
+) -> None:
+    unit = (USERDATA / "units/training.service").read_text()
+    process = boot(SHUT_DOWN, TRAINER.format(unit=unit))
+    said, errors = process.communicate(timeout=600)
+    assert process.returncode == 0, said + errors
+    assert "saves on xfs\nhas a network\n" in said
+    assert "off 0\n" in said
+    assert left_behind(tmp_path) == []
