@@ -39,7 +39,8 @@ def take(page: Path) -> None:
 
 
 def test_the_picture_shows_the_page_as_it_is_now() -> None:
-    assert Image.open(PICTURE).info.get("made_by") == made_by(), __doc__
+    with Image.open(PICTURE) as picture:
+        assert picture.info.get("made_by") == made_by(), __doc__
 
 
 if __name__ == "__main__":
