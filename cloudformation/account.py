@@ -3,7 +3,8 @@
 import re
 import urllib.parse
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from botocore.exceptions import ClientError
@@ -15,12 +16,19 @@ from cloudformation.errors import CloudFormationError
 class RegionalAccount:
     """An account in one region, reached through the services' own APIs.
 
-    `client` returns a cached boto3 client by service name (creating one takes 50 ms).
+    `client` returns a cached boto3 client by service name (creating one takes 50 ms), of a role if
+    it is given as `role_arn`.
     """
 
     id: str
     region: str
-    client: Callable[[str], Any]
+    client: Callable[..., Any]
+
+    def acting_as(self, role_arn: str | None) -> "RegionalAccount":
+        """Return the account as its role sees it, in which CloudFormation carries out a stack."""
+        if not role_arn:
+            return self
+        return replace(self, client=partial(self.client, role_arn=role_arn))
 
     def arn(self, service: str, resource: str) -> str:
         return f"arn:aws:{service}:{self.region}:{self.id}:{resource}"

@@ -162,6 +162,8 @@ class Engine:
         """Carry out a plan in the background: a new stack's first one, or an update."""
         if not creating:
             self.check_updatable(stack)
+        # As on AWS, a stack keeps its role for what comes later, its deletion too.
+        stack.role_arn = plan.role_arn or stack.role_arn
         work = partial(StackOperation.carry_out, plan=plan, creating=creating, problems=problems)
         self.start(stack, f"{'CREATE' if creating else 'UPDATE'}_IN_PROGRESS", work, token)
 
@@ -216,7 +218,8 @@ class Engine:
         return missing
 
     def _provisioner(self, stack: Stack) -> Provisioner:
-        return Provisioner(account=self.account, registry=self.registry, stack=stack)
+        account = self.account.acting_as(stack.role_arn)
+        return Provisioner(account=account, registry=self.registry, stack=stack)
 
     def join(self, timeout_seconds: float) -> None:
         """Wait for the background operations."""

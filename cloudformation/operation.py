@@ -120,6 +120,7 @@ class StackOperation:
             physical_id=existing.physical_id if existing else "",
             properties={},
             attributes=existing.attributes if existing else {},
+            metadata=resource.get("Metadata"),
             deletion_policy=resource.get("DeletionPolicy", "Delete"),
             needs=frozenset(dependencies(resource) & set(plan.template.resources)),
         )

@@ -78,6 +78,7 @@ class Stack:
     deleted: datetime | None = None
     termination_protection: bool = False
     on_failure: str = "ROLLBACK"
+    role_arn: str | None = None
     resources: dict[str, StackResource] = field(default_factory=dict)
     outputs: list[dict[str, Any]] = field(default_factory=list)
     imports: frozenset[str] = frozenset()

@@ -32,6 +32,7 @@ from rehearsal.drill.deployment import (
     embedded_stacks,
 )
 from rehearsal.drill.fleet import RehearsalFailed
+from rehearsal.drill.grants import grants_page
 from rehearsal.drill.interruptions import (
     SYNTAX,
     PlannedInterruption,
@@ -86,6 +87,10 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     aws.add_argument(
         "--port", type=int, default=5566, help="0 for a free one, default: %(default)s"
     )
+    grants = commands.add_parser(
+        "grants", help="print every IAM statement with the rehearsals that used it, in Markdown"
+    )
+    grants.add_argument("folders", nargs="+", type=Path, metavar="FOLDER", help="of rehearsals")
     alarms = commands.add_parser("alarms", help="try every alarm on its fault and on healthy runs")
     alarms.add_argument(
         "--template", type=Path, help="the stack's template; by default cdk synth writes one"
@@ -181,6 +186,7 @@ def main() -> int:
         "alarms": show_alarms,
         "demo": rehearse,
         "drill": run_drills,
+        "grants": show_grants,
         "many": run_many,
     }
     with stopped_by_signals():
@@ -390,6 +396,15 @@ def show_alarms(arguments: argparse.Namespace, say: Callable[[str], None]) -> in
     else:
         _print(trial_table(trials))
     return 0 if all(trial.is_passed for trial in trials) else 1
+
+
+def show_grants(arguments: argparse.Namespace, _say: Callable[[str], None]) -> int:
+    """Print the table of grants; return 1 if a statement has neither a call nor a reason."""
+    page, unexplained = grants_page(arguments.folders)
+    print(page, end="")
+    for each in unexplained:
+        print(f"rehearsal: no call used {each}, and no reason stands for it", file=sys.stderr)
+    return 1 if unexplained else 0
 
 
 if __name__ == "__main__":

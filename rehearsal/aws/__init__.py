@@ -1,6 +1,6 @@
 """The embedded AWS: moto's services and our CloudFormation behind one local endpoint.
 
-It promises what the CDK CLI, boto3 and the aws CLI can see of a real account; `server.LIMITS`
+It promises what the CDK CLI, boto3 and the aws CLI can see of a real account; docs/rehearsal.md
 lists what it does not do. `event_bus` runs deployed functions. It may use cloudformation/ only.
 """
 

@@ -25,8 +25,9 @@ from typing import Any, cast
 
 from moto.awslambda_simple.models import lambda_simple_backends
 from moto.events.models import EventPattern
+from moto.sts.models import AssumedRole
 
-from rehearsal.aws.front import FUNCTION
+from rehearsal.aws.iam.sessions import FUNCTION_KEY
 from rehearsal.aws.server import EmbeddedAws
 
 # Lambda retries an event twice (after a minute and two more, which a rehearsal has not).
@@ -44,6 +45,12 @@ for line in sys.stdin:
         said = [None, traceback.format_exc().strip().rpartition("\\n")[2]]
     print(json.dumps(said), file=answers, flush=True)
 """
+# What EventBridge does to a target, which the target's own policy must allow.
+_TARGET_ACTIONS = {
+    "lambda": "lambda:InvokeFunction",
+    "sns": "sns:Publish",
+    "logs": "logs:PutLogEvents",
+}
 
 
 @dataclass(kw_only=True, slots=True)
@@ -74,6 +81,7 @@ class EventBus:
     invokes: bool = True
     invocations: list[Invocation] = field(default_factory=list)
     _warm: dict[str, "FunctionProcess"] = field(default_factory=dict)
+    _sessions: dict[str, AssumedRole] = field(default_factory=dict)
     _pending: list[Future[None]] = field(default_factory=list)
     _worker: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1))
 
@@ -135,12 +143,17 @@ class EventBus:
             if pattern and not EventPattern.load(pattern).matches_event(cast(Any, event)):
                 continue
             for target in events.list_targets_by_rule(Rule=rule["Name"])["Targets"]:
-                self._send(target["Arn"], event)
+                # As on AWS, nobody is told of what a policy denies; the evidence has it.
+                with contextlib.suppress(PermissionError):
+                    self._send(target["Arn"], event, rule["Arn"])
 
-    def _send(self, arn: str, event: dict[str, Any]) -> None:
+    def _send(self, arn: str, event: dict[str, Any], rule: str) -> None:
         service = arn.split(":")[2]
         if service == "lambda" and not self.invokes:
             return
+        if service in _TARGET_ACTIONS:
+            resource = f"{arn}:log-stream:{event['id']}" if service == "logs" else arn
+            self.aws.access.expect("events", rule, _TARGET_ACTIONS[service], resource)
         if service == "lambda":
             self._invoke(arn.split(":")[6], event)
         elif service == "sns":
@@ -157,6 +170,24 @@ class EventBus:
         line = {"timestamp": int(time.time() * 1000), "message": json.dumps(event)}
         logs.put_log_events(logGroupName=group, logStreamName=stream, logEvents=[line])
 
+    def _credentials(self, function: Mapping[str, Any]) -> dict[str, str]:
+        """Return those of the function's role, in one session as long as it has that role."""
+        role, arn = function["Role"], function["FunctionArn"]
+        if role not in self._sessions:
+            self._sessions[role] = self.aws.access.assume(
+                role,
+                service="lambda",
+                source_arn=arn,
+                name=function["FunctionName"],
+                keys={FUNCTION_KEY: arn},
+            )
+        session = self._sessions[role]
+        return {
+            "AWS_ACCESS_KEY_ID": session.access_key_id,
+            "AWS_SECRET_ACCESS_KEY": session.secret_access_key,
+            "AWS_SESSION_TOKEN": session.session_token,
+        }
+
     def _invoke(self, name: str, event: dict[str, Any]) -> None:
         function = lambda_simple_backends[self.aws.account][self.aws.region].get_function(name)
         folder = self.code_folder / name
@@ -165,7 +196,7 @@ class EventBus:
         configured = self.aws.client("lambda").get_function_configuration(FunctionName=name)
         deployed = configured.get("Environment", {}).get("Variables", {})
         variables = {"PATH": os.environ["PATH"], **self.aws.environment(), **deployed}
-        variables |= {"AWS_SDK_UA_APP_ID": FUNCTION, **self.variables}
+        variables |= {**self._credentials(configured), **self.variables}
         started, handler = time.monotonic(), configured["Handler"]
         tries, error = 0, None
         while tries == 0 or (error is not None and tries < TRIES):

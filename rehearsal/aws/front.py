@@ -1,4 +1,4 @@
-"""The WSGI front of the embedded AWS: CloudFormation goes to our engine, all else to moto.
+"""The WSGI front of the embedded AWS: IAM first, CloudFormation to our engine, all else to moto.
 
 Each of moto's services handles one request at a time: moto is not thread-safe. It checks If-Match
 and writes in two steps, and lists dictionaries that another request may be changing.
@@ -13,48 +13,71 @@ from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any, Never
 
-from werkzeug.wrappers import Request
+from werkzeug.wrappers import Request, Response
 
 from cloudformation.wire import answer
+from rehearsal.aws.checks import find_mistake
+from rehearsal.aws.iam.access import AccessControl
+from rehearsal.aws.iam.requests import asked
+from rehearsal.aws.iam.sessions import FUNCTION_KEY, NOBODY
 from rehearsal.aws.moto_services import moto_services, signed_for
-from rehearsal.aws.refusals import is_from_instance, refusal, requested, skew_refusal
-from rehearsal.faults import GUARD, MACHINES, FaultInjector
-
-# What a deployed function calls itself to AWS, by the SDK's own variable AWS_SDK_UA_APP_ID.
-FUNCTION = "deployed-function"
+from rehearsal.aws.refusals import answer_error, denial, is_from_instance, refusal, skew_refusal
+from rehearsal.faults import GUARD, MACHINES, Fault, FaultInjector
 
 
 class Front:
     """The WSGI application."""
 
-    def __init__(self, cloudformation: object) -> None:
+    def __init__(self, cloudformation: object, access: AccessControl | None = None) -> None:
+        """Without `access` everybody may do everything."""
         self.cloudformation = cloudformation
+        self.access = access
         self.faults = FaultInjector()
         self._locks: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
 
     def __call__(self, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
         service, _ = signed_for(environ)
-        if service == "cloudformation":
-            # Without a lock: an operation calls the other services, and some responses wait.
-            return answer(Request(environ), self.cloudformation)(environ, start_response)
         # The body is read before the lock is taken, so that a slow client blocks nobody.
         body = _body_of(environ)
         environ["wsgi.input"] = io.BytesIO(body)
-        fault = None
-        is_guard = f"app/{FUNCTION}" in environ.get("HTTP_USER_AGENT", "")
-        if is_guard or is_from_instance(environ):
-            action, key = requested(service, environ, body)
-            now = datetime.now(UTC) + timedelta(seconds=self.faults.clock_ahead_seconds)
-            if (refused := skew_refusal(service, environ, now)) is not None:
-                return refused(environ, start_response)
-            fault = self.faults.meet(action, key, GUARD if is_guard else MACHINES)
-            if fault is not None and fault.status:
-                return refusal(service, action, fault.status)(environ, start_response)
+        fault, refused = self._faulty(service, environ, body)
+        if refused is None and self.access is not None:
+            denied = self.access.refuses(service, environ, body)
+            refused = denied and denial(service, environ, denied)
+            if refused is None:
+                mistake = find_mistake(service, environ, body, self.access.account)
+                refused = mistake and answer_error(service, environ, *mistake)
+        if refused is not None:
+            return refused(environ, start_response)
+        if service == "cloudformation":
+            # Without a lock: an operation calls the other services, and some responses wait.
+            return answer(Request(environ), self.cloudformation)(environ, start_response)
         with self.alone_in(service):
             response = moto_services(environ)
+        if response.status_code == 404 and service == "s3" and self.access is not None:
+            denied = self.access.hides(environ, body)
+            response = denial(service, environ, denied) if denied else response
         if fault is not None and fault.loses_answer:
             reset(environ["werkzeug.socket"])
         return response(environ, start_response)
+
+    def _faulty(
+        self, service: str, environ: dict[str, Any], body: bytes
+    ) -> tuple[Fault | None, Response | None]:
+        """Return the fault that a machine's or the Guard's request meets, and if so its refusal."""
+        caller = self.access.sessions.find(environ, body) if self.access else NOBODY
+        is_guard = FUNCTION_KEY in caller.keys
+        if not is_guard and not is_from_instance(environ, caller):
+            return None, None
+        now = datetime.now(UTC) + timedelta(seconds=self.faults.clock_ahead_seconds)
+        if (refused := skew_refusal(service, environ, now)) is not None:
+            return None, refused
+        one = asked(service, environ, body, ("", ""))[0]
+        key = one.resource.partition("/")[2] if service == "s3" else ""
+        fault = self.faults.meet(one.action, key, GUARD if is_guard else MACHINES)
+        if fault is None or not fault.status:
+            return fault, None
+        return fault, refusal(service, environ, one.action, fault.status)
 
     def alone_in(self, service: str) -> threading.Lock:
         """Return the lock that keeps the service's other requests waiting."""

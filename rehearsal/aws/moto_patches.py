@@ -4,6 +4,7 @@ Each says why it is needed; tests/rehearsal/aws/test_moto_patches.py fails as so
 needs it.
 """
 
+import json
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -19,10 +20,12 @@ from moto.ec2.models.vpcs import VPCBackend
 from moto.ec2.responses.spot_fleets import SpotFleets
 from moto.ec2.responses.spot_instances import SpotInstances
 from moto.ec2.utils import parse_user_data
+from moto.events.models import EventPattern
+from moto.events.responses import EventsHandler
+from moto.iam.access_control import PermissionResult
 from moto.iam.models import IAMBackend
 from moto.s3.models import FakeBucket, FakeKey
 
-from rehearsal.aws.bucket_policies import bucket_permission
 from rehearsal.aws.spot_fleet import CAPACITY, FleetNotFound, TemplateFleet
 from sizing import catalogue
 from sizing.catalogue.prices import UnknownPriceError
@@ -108,6 +111,11 @@ def _modify_vpc_endpoint(self: Any, vpc_id: str, **changes: Any) -> None:
         self.delete_route(table, prefixes)
 
 
+def _test_event_pattern(self: Any) -> str:
+    pattern, event = self._get_param("EventPattern"), json.loads(self._get_param("Event"))
+    return json.dumps({"Result": EventPattern.load(pattern).matches_event(event)})
+
+
 def _init_aws_policies(self: Any) -> list[Any]:
     policies: list[Any] = _ORIGINAL_POLICIES(self) if self.partition == "aws" else []
     return policies
@@ -149,6 +157,10 @@ def _find(backend: Any, fleet_id: str) -> Any:
     if fleet is None:
         raise FleetNotFound(fleet_id)
     return fleet
+
+
+def _permitted(bucket: Any, action: str, resource: str) -> PermissionResult:
+    return PermissionResult.PERMITTED
 
 
 def _may_be_logged_to(target_bucket: Any, target_prefix: str | None) -> bool:
@@ -225,10 +237,10 @@ PATCHES = (
     Patch(
         owner=FakeBucket,
         name="get_permission",
-        replacement=bucket_permission,
+        replacement=_permitted,
         original=FakeBucket.get_permission,
         why="moto denies everything to everybody once a bucket policy has a Deny with a condition "
-        "(TLS only): it treats an unmet condition as a denial",
+        "(TLS only): it treats an unmet condition as a denial; rehearsal/aws/iam decides before it",
     ),
     Patch(
         owner=FakeBucket,
@@ -269,6 +281,13 @@ PATCHES = (
         original=_ORIGINAL_VALUE,
         why="moto reads all of an object from a file for each range that is asked for: 15 GB to "
         "sync 354 MB, while nobody else is served, and a busy machine's Guard times out",
+    ),
+    Patch(
+        owner=EventsHandler,
+        name="test_event_pattern",
+        replacement=_test_event_pattern,
+        original=EventsHandler.test_event_pattern,
+        why="moto answers TestEventPattern without a Result",
     ),
     Patch(
         owner=CloudWatchResponse,

@@ -18,8 +18,6 @@ from moto.core.request import Request
 from werkzeug.exceptions import HTTPException
 from werkzeug.wrappers import Response
 
-from rehearsal.aws.bucket_policies import REQUEST, condition_keys
-
 # The hosts of services whose host is not named after the signing name.
 _HOSTS = {"iam": "iam.amazonaws.com", "sts": "sts.amazonaws.com"}
 Method = Callable[[Any, str, Any], Any]
@@ -32,12 +30,11 @@ class ServerRequest(Request):
 
 
 def moto_services(environ: dict[str, Any]) -> Response:
-    """Handle a request as the service that it is signed for; unsigned ones go to S3."""
+    """Handle a request as the service that it is signed for; unsigned ones go to S3 or STS."""
     service, region = signed_for(environ)
     # moto reads service, region and bucket from the URL, so it gets the one that AWS has.
     environ["HTTP_HOST"] = _HOSTS.get(service, f"{service}.{region}.amazonaws.com")
     environ["wsgi.url_scheme"] = "https"
-    REQUEST.set(condition_keys(environ))
     # Not stored in its own environment: that cycle would keep bodies of 64 MB until the garbage
     # collector runs.
     request = ServerRequest(environ, populate_request=False)
@@ -51,7 +48,11 @@ def signed_for(environ: Mapping[str, Any]) -> tuple[str, str]:
     """Return service and region of a request's SigV4 credential, in its header or query."""
     given = environ.get("HTTP_AUTHORIZATION", "") + "&" + environ.get("QUERY_STRING", "")
     found = re.search(r"Credential=[^/%]+(?:/|%2F)\d+(?:/|%2F)([\w-]+)(?:/|%2F)([\w.-]+)", given)
-    return (found.group(2).lower(), found.group(1)) if found else ("s3", "us-east-1")
+    if found:
+        return found.group(2).lower(), found.group(1)
+    # A web identity asks STS for a session without a signature.
+    is_form = "x-www-form-urlencoded" in environ.get("CONTENT_TYPE", "")
+    return "sts" if is_form else "s3", "us-east-1"
 
 
 def _run(method: Method, request: ServerRequest) -> Response:

@@ -1,60 +1,56 @@
-"""What an instance asks of AWS, and how it is refused: in each service's own words and format.
-
-Instances sign with the temporary credentials of their role (ASIA...), everybody else here does not.
-"""
+"""How a request is refused: in each service's own words and format."""
 
 import json
 import re
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
-from urllib.parse import parse_qs, unquote
+from xml.sax.saxutils import escape
 
 from werkzeug.wrappers import Response
 
-# Services that name the action in a header and answer in JSON; the others answer in XML.
-_JSON_SERVICES = ("ssm",)
+from rehearsal.aws.iam.access import Denied
+from rehearsal.aws.iam.evaluation import Caller
+from rehearsal.aws.iam.sessions import INSTANCE_KEY
+
 # How far a request's signed time may be from AWS's.
 _MAX_SKEW = timedelta(minutes=15)
 _SIGNED_AT = "%Y%m%dT%H%M%SZ"
 
 
-def is_from_instance(environ: Mapping[str, Any]) -> bool:
-    """Whether the credentials of an instance's role signed the request."""
-    return "Credential=ASIA" in environ.get("HTTP_AUTHORIZATION", "")
+def is_from_instance(environ: Mapping[str, Any], caller: Caller) -> bool:
+    """Whether an instance signed the request; temporary keys that nobody issued are one's too."""
+    is_temporary = "Credential=ASIA" in environ.get("HTTP_AUTHORIZATION", "")
+    return is_temporary and (INSTANCE_KEY in caller.keys or caller.kind == "Account")
 
 
-def requested(service: str, environ: Mapping[str, Any], body: bytes) -> tuple[str, str]:
-    """Return the action that a request asks for, as IAM names it, and S3's key."""
-    if service == "s3":
-        _, _, key = unquote(environ.get("PATH_INFO", "")).lstrip("/").partition("/")
-        return f"s3:{_s3_action(environ, key)}", key
-    target = str(environ.get("HTTP_X_AMZ_TARGET", "")).rpartition(".")[2]
-    name = target or parse_qs(body.decode(errors="replace")).get("Action", [""])[0]
-    prefix = "cloudwatch" if service == "monitoring" else service
-    return f"{prefix}:{name}", ""
+def denial(service: str, environ: Mapping[str, Any], denied: Denied) -> Response:
+    """Return the error of an action that policies do not allow, in AWS's words."""
+    one, why = denied.call, denied.why
+    resource = f'"{one.resource}"' if service == "s3" else one.resource
+    message = (
+        f"User: {denied.caller.arn} is not authorized to perform: {one.action} on resource: "
+        f"{resource} {why}"
+    )
+    return _denied(service, environ, message)
 
 
-def _s3_action(environ: Mapping[str, Any], key: str) -> str:
-    method = environ["REQUEST_METHOD"]
-    query = parse_qs(environ.get("QUERY_STRING", ""), keep_blank_values=True)
-    if method in ("GET", "HEAD"):
-        return "GetObject" if key else "ListBucket"
-    if "delete" in query or (method == "DELETE" and "uploadId" not in query):
-        return "DeleteObject"
-    return "AbortMultipartUpload" if method == "DELETE" else "PutObject"
-
-
-def refusal(service: str, action: str, status: int) -> Response:
-    """Return the error of a status; 403 is that of an action that no policy allows."""
+def refusal(service: str, environ: Mapping[str, Any], action: str, status: int) -> Response:
+    """Return the error of a drill's fault; 403 is that of an action that no policy allows."""
     is_s3 = service == "s3"
     if status == 403:
-        denials = {"ec2": "UnauthorizedOperation", "ssm": "AccessDeniedException"}
-        message = f"User is not authorized to perform: {action}"
-        return _answer(service, denials.get(service, "AccessDenied"), message, status)
+        return _denied(service, environ, f"User is not authorized to perform: {action}")
     codes = {404: "NoSuchKey" if is_s3 else "NotFound", 503: "SlowDown" if is_s3 else "Throttling"}
     message = f"rehearsed: {action} answers {status}"
-    return _answer(service, codes.get(status, "InternalError"), message, status)
+    return answer_error(service, environ, codes.get(status, "InternalError"), message, status)
+
+
+def _denied(service: str, environ: Mapping[str, Any], message: str) -> Response:
+    code = "AccessDeniedException" if _is_json(environ) else "AccessDenied"
+    if service == "ec2":
+        code = "UnauthorizedOperation"
+        message = f"You are not authorized to perform this operation. {message}"
+    return answer_error(service, environ, code, message, 403)
 
 
 def skew_refusal(service: str, environ: Mapping[str, Any], now: datetime) -> Response | None:
@@ -66,18 +62,27 @@ def skew_refusal(service: str, environ: Mapping[str, Any], now: datetime) -> Res
         return None
     if service == "s3":
         message = "The difference between the request time and the current time is too large."
-        return _answer(service, "RequestTimeTooSkewed", message, 403)
+        return answer_error(service, environ, "RequestTimeTooSkewed", message, 403)
     code = "RequestExpired" if service == "ec2" else "SignatureDoesNotMatch"
     message = f"Signature expired: {signed} is not within 15 min. of {now.strftime(_SIGNED_AT)}"
-    return _answer(service, code, message, 400 if service in ("ec2", *_JSON_SERVICES) else 403)
+    return answer_error(service, environ, code, message, 400 if service == "ec2" else 403)
 
 
-def _answer(service: str, code: str, message: str, status: int) -> Response:
-    if service in _JSON_SERVICES:
+def _is_json(environ: Mapping[str, Any]) -> bool:
+    """Whether the request, and so its answer, is in JSON; the others are in XML."""
+    return "json" in environ.get("CONTENT_TYPE", "")
+
+
+def answer_error(
+    service: str, environ: Mapping[str, Any], code: str, message: str, status: int
+) -> Response:
+    """Return an error in the service's format."""
+    if _is_json(environ) and service != "s3":
         content = json.dumps({"__type": code, "message": message})
-        # Its errors, those of permissions too, have status 400.
+        # Errors of JSON services, those of permissions too, have status 400.
         status = status if status >= 500 else 400
         return Response(content, status=status, content_type="application/x-amz-json-1.1")
+    message = escape(message)
     error = f"<Error><Code>{code}</Code><Message>{message}</Message></Error>"
     if service == "ec2":
         text = f"<Response><Errors>{error}</Errors><RequestID>refused</RequestID></Response>"

@@ -1,6 +1,7 @@
 """`EmbeddedAws`: an AWS account in this process, for the real CDK CLI, boto3 and aws CLI.
 
-It is moto 5.2.5 with our own CloudFormation and Spot fleets. LIMITS lists what it does not do.
+It is moto 5.2.5 with our own CloudFormation, IAM and Spot fleets; docs/rehearsal.md lists what it
+does not do.
 """
 
 import errno
@@ -15,6 +16,7 @@ from moto.core.models import DEFAULT_ACCOUNT_ID
 from moto.ec2.models import ec2_backends
 from moto.moto_api._internal.models import moto_api_backend
 from moto.ssm.models import ssm_backends
+from moto.sts.models import AssumedRole
 from werkzeug.serving import BaseWSGIServer, WSGIRequestHandler, make_server
 
 from cloudformation.account import RegionalAccount
@@ -24,25 +26,10 @@ from cloudformation.service import CloudFormation
 from rehearsal.aws import moto_patches, spot_fleet
 from rehearsal.aws.capacity import Capacity
 from rehearsal.aws.front import Front
+from rehearsal.aws.iam.access import AccessControl
+from rehearsal.aws.iam.sessions import INSTANCE_KEY
 from rehearsal.aws.images import offer_images
 from rehearsal.faults import FaultInjector
-
-LIMITS = {
-    "permissions": "IAM policies are stored, not evaluated; a drill names actions that instances "
-    "are denied; of bucket policies, statements about everybody are evaluated, with the operators "
-    "of rehearsal/aws/bucket_policies.py",
-    "CompleteMultipartUpload": "ignores If-Match and bucket policies on PutObject",
-    "S3 metadata": "keys with underscores are lost in transit",
-    "Lambda": "functions are stored with their code, not run: the rehearsal's event bus runs the "
-    "handler; GetFunction's Code.Location leads nowhere",
-    "EventBridge": "rules are stored; the rehearsal's event bus delivers",
-    "Spot": "a pool's machines and price come from the rehearsal, by default without limit; every "
-    "allocation strategy takes the cheapest pool that has a machine; nothing is charged",
-    "stack events": "resources are created one after the other, not in parallel",
-    "aws: tags": "resources have no aws:cloudformation:* tags",
-    "CloudFormation": "no nested stacks, no imports, no drift, no Transform, no hooks, no stack "
-    "sets, no dynamic references, no custom resources, no RollbackStack, no ContinueUpdateRollback",
-}
 
 HOST = "127.0.0.1"
 # The account that this process uses: moto's state is global.
@@ -72,7 +59,8 @@ class EmbeddedAws:
         self._patience_seconds = patience_seconds
         self.capacity = Capacity()
         self.engine = self._new_engine()
-        self._clients: dict[str, Any] = {}
+        self._clients: dict[tuple[str, str], Any] = {}
+        self._stack_sessions: dict[str, AssumedRole] = {}
         self._lock = threading.Lock()
         self._front = Front(CloudFormation(self.engine))
         self._server: BaseWSGIServer | None = None
@@ -97,7 +85,11 @@ class EmbeddedAws:
         moto_patches.install()
         self.engine = self._new_engine()
         self.capacity = spot_fleet.CAPACITY[0] = Capacity()
-        self._front = Front(CloudFormation(self.engine))
+        self.access = AccessControl(
+            account=self.account, region=self.region, stacks=lambda: self.engine.stacks.values()
+        )
+        spot_fleet.ACCESS[0] = self.access
+        self._front = Front(CloudFormation(self.engine), self.access)
         self._server = make_server(
             HOST, self.port, self._front, threaded=True, request_handler=_QuietHandler,
             fd=listener.fileno(),
@@ -122,7 +114,9 @@ class EmbeddedAws:
         for client in self._clients.values():
             client.close()
         self._clients.clear()
+        self._stack_sessions.clear()
         moto_patches.uninstall()
+        spot_fleet.ACCESS[0] = None
         # The reset would otherwise read 1,500 managed policies that nobody needs.
         default_user_config["iam"] = {"load_aws_managed_policies": False}
         moto_api_backend.reset()
@@ -150,20 +144,37 @@ class EmbeddedAws:
             "AWS_EC2_METADATA_DISABLED": "true",
         }
 
-    def client(self, service: str) -> Any:
-        """Return a boto3 client of this account, shared (clients are thread-safe)."""
+    def client(self, service: str, role_arn: str = "") -> Any:
+        """Return a boto3 client of the root user, or of CloudFormation in a role's session.
+
+        It is shared: clients are thread-safe.
+        """
         with self._lock:
-            if service not in self._clients:
-                self._clients[service] = self._new_client(service)
-            return self._clients[service]
+            if (service, role_arn) not in self._clients:
+                self._clients[service, role_arn] = self._new_client(service, role_arn)
+            return self._clients[service, role_arn]
 
     def _new_engine(self) -> Engine:
         account = RegionalAccount(id=self.account, region=self.region, client=self.client)
         return Engine(account, REGISTRY, patience_seconds=self._patience_seconds)
 
-    def _new_client(self, service: str) -> Any:
+    def _new_client(self, service: str, role_arn: str) -> Any:
+        key, token = "embedded", None
+        if role_arn:
+            if role_arn not in self._stack_sessions:
+                self._stack_sessions[role_arn] = self.access.assume(
+                    role_arn,
+                    service="cloudformation",
+                    source_arn=f"arn:aws:cloudformation:{self.region}:{self.account}:stack/*",
+                    name="AWSCloudFormation",
+                )
+            key = self._stack_sessions[role_arn].access_key_id
+            token = self._stack_sessions[role_arn].session_token
         session = boto3.session.Session(
-            aws_access_key_id="embedded", aws_secret_access_key="embedded", region_name=self.region
+            aws_access_key_id=key,
+            aws_secret_access_key="embedded",
+            aws_session_token=token,
+            region_name=self.region,
         )
         config = Config(retries={"max_attempts": 1}, max_pool_connections=32)
         return session.client(service, endpoint_url=self.endpoint, config=config)
@@ -185,6 +196,22 @@ class EmbeddedAws:
             instance = ec2_backends[self.account][self.region].get_instance(instance_id)
             if instance.state == "shutting-down":
                 instance.terminate()
+
+    def begin_session(self, instance_id: str) -> AssumedRole:
+        """Begin the session of an instance's role, which EC2 serves in the metadata."""
+        ec2 = self.client("ec2")
+        filters = [{"Name": "instance-id", "Values": [instance_id]}]
+        (found,) = ec2.describe_iam_instance_profile_associations(Filters=filters)[
+            "IamInstanceProfileAssociations"
+        ]
+        arn = f"arn:aws:ec2:{self.region}:{self.account}:instance/{instance_id}"
+        return self.access.assume(
+            self.access.role_of_profile(found["IamInstanceProfile"]["Arn"]),
+            service="ec2",
+            source_arn=arn,
+            name=instance_id,
+            keys={INSTANCE_KEY: arn},
+        )
 
     def missing_resources(self, stack_names: list[str]) -> list[str]:
         """List resources of deployed stacks that their own service's API does not know."""

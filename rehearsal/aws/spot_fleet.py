@@ -10,15 +10,20 @@ from typing import Any
 from moto.ec2.exceptions import EC2ClientError
 from moto.ec2.models.instances import StateReason
 from moto.ec2.utils import convert_tag_spec, random_spot_fleet_request_id
+from moto.sts.models import AssumedRole
 
 from rehearsal.aws.capacity import ON_DEMAND, SPOT, Capacity, Pool
 from rehearsal.aws.fleet_instance import FleetInstance, PoolOffer
+from rehearsal.aws.iam.access import AccessControl
+from rehearsal.aws.iam.evaluation import ApiCall
 
 DECREASE = "capacity decreased"
 # Two clients that ask for the same target at once must not start two instances.
 _LOCK = threading.RLock()
 # The capacity of the running account: like moto's state, there is one in a process.
 CAPACITY = [Capacity()]
+# And its IAM; None while no embedded AWS runs.
+ACCESS: list[AccessControl | None] = [None]
 
 
 class FleetNotFound(EC2ClientError):
@@ -57,6 +62,7 @@ class TemplateFleet:
         self.tags = convert_tag_spec(config.get("TagSpecifications", []))
         # moto's Instance.terminate would subtract the weights of these from fulfilled_capacity.
         self.launch_specs: list[Any] = []
+        self.session: AssumedRole | None = None
         self.spot_requests: list[FleetInstance] = []
 
     @property
@@ -170,13 +176,37 @@ class TemplateFleet:
     def _launch(self, market: str, count: int) -> None:
         for _ in range(count):
             offer = self._cheapest(market)
-            if offer is None:
+            if offer is None or not self._may_launch(offer):
                 return
             request = FleetInstance(
                 offer, backend=self.ec2_backend, fleet_id=self.id, config=self.config
             )
             self.ec2_backend.spot_instance_requests[request.id] = request
             self.spot_requests.append(request)
+
+    def _may_launch(self, offer: PoolOffer) -> bool:
+        """Whether the fleet's role lets EC2 start and tag instances, and pass them their role."""
+        access = ACCESS[0]
+        if access is None:
+            return True
+        here = f"arn:aws:ec2:{access.region}:{access.account}"
+        role, source = self.config["IamFleetRole"], f"{here}:spot-fleet-request/{self.id}"
+        try:
+            self.session = self.session or access.assume(
+                role, service="spotfleet", source_arn=source, name="SpotFleet"
+            )
+        except PermissionError:
+            return False
+        wanted = [ApiCall(action=f"ec2:{name}", resource=f"{here}:instance/*")
+                  for name in ("RunInstances", "CreateTags")]  # fmt: skip
+        template = dict(offer.config["LaunchTemplateSpecification"])
+        if profile := self.ec2_backend._get_template_from_args(template).data.get(
+            "IamInstanceProfile"
+        ):
+            passed = access.role_of_profile(profile.get("Arn") or profile["Name"])
+            to = {"iam:passedtoservice": "ec2.amazonaws.com"}
+            wanted.append(ApiCall(action="iam:PassRole", resource=passed, keys=to))
+        return all(access.allows(self.session, one) for one in wanted)
 
     def _cheapest(self, market: str) -> PoolOffer | None:
         """Return the cheapest override whose pool has a free machine; the first of equal ones."""

@@ -1,6 +1,7 @@
 """The main job, end to end: deploy, train, interrupt, resume, finish, prove (`make demo`)."""
 
 import argparse
+import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ from rehearsal.drill.fleet import (
     RehearsalFailed,
     RunningInstance,
 )
+from rehearsal.drill.grants import FILE
 from rehearsal.drill.interruptions import Drill, PlannedInterruption
 from rehearsal.drill.program import RehearsedProgram
 from rehearsal.drill.receipt import Rehearsed
@@ -97,7 +99,10 @@ class Demo:
         reference.expect()
         self._wait(lambda: "the Guard, which has not had all events", lambda: bus.is_idle)
         bus.close()
+        permissions = stacks.aws.access.evidence.report()
+        (stacks.folder / FILE).write_text(json.dumps(permissions, indent=2) + "\n")
         return Rehearsed(
+            permissions=permissions,
             run=run,
             reference=FolderFiles(folder=folder),
             drill=drill,

@@ -21,7 +21,7 @@ from rehearsal.drill.children import Child, Children, run_cdk
 from rehearsal.drill.fleet import BootableMachine, Fleet, RehearsalFailed, RunningInstance
 from rehearsal.drill.run_files import BucketFiles, bucket_files
 from rehearsal.machines import ProcessMachine
-from rehearsal.machines.metadata import MetadataServer
+from rehearsal.machines.metadata import Credentials, MetadataServer
 from rehearsal.machines.nspawn.host import NspawnHost, nspawn_host
 from rehearsal.machines.nspawn.namespaces import check_host, enter_namespaces
 from rehearsal.machines.nspawn.root_image import root_image
@@ -117,7 +117,14 @@ class DeployedStacks:
         self, instance: RunningInstance, folder: Path, notice_seconds: float, quirks: Quirks
     ) -> BootableMachine:
         """Return the machine of an instance, not yet started."""
+        session = self.aws.begin_session(instance.id)
         metadata = MetadataServer(
+            role=session.role_arn.rpartition("/")[2],
+            credentials=Credentials(
+                access_key_id=session.access_key_id,
+                secret_access_key=session.secret_access_key,
+                token=session.session_token,
+            ),
             instance_id=instance.id,
             instance_type=instance.type,
             ami_id=instance.image_id,

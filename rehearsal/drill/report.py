@@ -206,6 +206,11 @@ def _end_rows(receipt: Mapping[str, Any]) -> list[tuple[str, str]]:
             f"ran {receipt['guard_invocations']} times on the fleet's events"
             + (f", {again} of them again after an error" if again else ""),
         ),
+        (
+            "IAM",
+            f"{receipt['statements_used']} of {receipt['statements']} statements used, "
+            f"{len(receipt['denied'])} calls denied",
+        ),
     ]
 
 

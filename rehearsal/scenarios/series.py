@@ -1,5 +1,6 @@
 """Many drills on one embedded AWS: set up once, then each drill is a new run id of the stack."""
 
+import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -11,6 +12,7 @@ from contract.keys import RECEIPT
 from rehearsal.drill.children import Child, ChildFailed, start_cdk
 from rehearsal.drill.deployment import DATASET, DeployedStacks, synth_arguments
 from rehearsal.drill.fleet import RehearsalFailed
+from rehearsal.drill.grants import FILE
 from rehearsal.drill.run_files import FolderFiles
 from rehearsal.drill.workload import RehearsedWorkload
 from rehearsal.faults import GUARD
@@ -104,6 +106,9 @@ class DrillSeries:
         if trial.is_deployed and (receipt := trial.run_files.read(RECEIPT)) is not None:
             (folder / RECEIPT).write_bytes(receipt)
         trial.end_what_is_left()
+        evidence = self.stacks.aws.access.evidence
+        (folder / FILE).write_text(json.dumps(evidence.report(), indent=2) + "\n")
+        evidence.forget()
         seconds = time.monotonic() - started
         self.say(f"{scenario.name}: {'; '.join(faults) or 'as written'}, {seconds:.1f} s")
         invocations = trial.fleet.bus.invocations if trial.is_deployed else []

@@ -1,6 +1,8 @@
 """A network, a launch template and Spot fleets, for the tests of the embedded EC2."""
 
 import base64
+import contextlib
+import json
 from typing import Any
 
 from rehearsal.aws import EmbeddedAws
@@ -9,11 +11,24 @@ ROLE = "arn:aws:iam::123456789012:role/fleet"
 RUNNING = [{"Name": "instance-state-name", "Values": ["pending", "running"]}]
 
 
+def make_fleet_role(aws: EmbeddedAws) -> None:
+    """Make the role `fleet`, unless it exists, with AWS's policy for it."""
+    iam, policy = aws.client("iam"), "AmazonEC2SpotFleetTaggingRole"
+    who = {"Service": "spotfleet.amazonaws.com"}
+    trust = {"Statement": {"Effect": "Allow", "Principal": who, "Action": "sts:AssumeRole"}}
+    with contextlib.suppress(iam.exceptions.EntityAlreadyExistsException):
+        iam.create_role(RoleName="fleet", AssumeRolePolicyDocument=json.dumps(trust))
+    iam.attach_role_policy(
+        RoleName="fleet", PolicyArn=f"arn:aws:iam::aws:policy/service-role/{policy}"
+    )
+
+
 class Fleets:
     """A network, a launch template and the fleets of one test."""
 
     def __init__(self, aws: EmbeddedAws) -> None:
         self.ec2 = aws.client("ec2")
+        make_fleet_role(aws)
         vpc = self.ec2.create_vpc(CidrBlock="10.0.0.0/16")["Vpc"]["VpcId"]
         self.subnets = [
             self.ec2.create_subnet(

@@ -78,11 +78,17 @@ def test_an_event_that_fails_is_tried_again_as_lambda_does(
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w") as archive:
         archive.writestr("index.py", code + "    return 6 / (calls - event['detail']['fails'] - 1)")
-    trust = {"Version": "2012-10-17", "Statement": []}
+    service = {"Service": "lambda.amazonaws.com"}
+    allowed = {"Effect": "Allow", "Principal": service, "Action": "sts:AssumeRole"}
+    trust = {"Version": "2012-10-17", "Statement": [allowed]}
     role = aws.client("iam").create_role(RoleName="r", AssumeRolePolicyDocument=json.dumps(trust))
     function = aws.client("lambda").create_function(
         FunctionName="busy", Runtime="python3.13", Handler="index.handler", Timeout=10,
         Role=role["Role"]["Arn"], Code={"ZipFile": packed.getvalue()},
+    )  # fmt: skip
+    aws.client("lambda").add_permission(
+        FunctionName="busy", StatementId="rules", Action="lambda:InvokeFunction",
+        Principal="events.amazonaws.com",
     )  # fmt: skip
     pattern = json.dumps({"source": ["test"]})
     aws.client("events").put_rule(Name="all", EventPattern=pattern, State="ENABLED")

@@ -207,3 +207,9 @@ def test_moto_reads_all_of_an_object_for_each_of_its_ranges(
     assert bytes_read_for_ranges(aws, "once") < 2 * 20 * 2**20
     without("value")
     assert bytes_read_for_ranges(aws, "ten-times") > 10 * 20 * 2**20
+
+
+def test_moto_tests_no_event_pattern(aws: EmbeddedAws, without: Without) -> None:
+    without("test_event_pattern")
+    given = {"EventPattern": '{"source": ["aws.ec2"]}', "Event": '{"source": "aws.ec2"}'}
+    assert "Result" not in aws.client("events").test_event_pattern(**given)

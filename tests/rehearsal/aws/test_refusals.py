@@ -15,7 +15,7 @@ from botocore.config import Config
 from botocore.exceptions import ClientError, ConnectionClosedError, HTTPClientError
 
 from rehearsal.aws import EmbeddedAws
-from rehearsal.aws.refusals import requested, skew_refusal
+from rehearsal.aws.refusals import skew_refusal
 from rehearsal.faults import Fault
 
 
@@ -130,23 +130,3 @@ def test_a_request_without_a_signed_time_is_not_refused_for_it() -> None:
     assert skew_refusal("s3", {}, now) is None
     signed = f"{now - timedelta(minutes=16):%Y%m%dT%H%M%SZ}"
     assert skew_refusal("s3", {"HTTP_X_AMZ_DATE": signed}, now) is not None
-
-
-@pytest.mark.parametrize(
-    ("method", "path", "query", "action"),
-    [
-        ("GET", "/bucket/a/b", "", "s3:GetObject"),
-        ("HEAD", "/bucket/a/b", "", "s3:GetObject"),
-        ("GET", "/bucket", "list-type=2&prefix=a", "s3:ListBucket"),
-        ("PUT", "/bucket/a/b", "partNumber=1&uploadId=x", "s3:PutObject"),
-        ("POST", "/bucket/a/b", "uploads", "s3:PutObject"),
-        ("POST", "/bucket", "delete", "s3:DeleteObject"),
-        ("DELETE", "/bucket/a/b", "", "s3:DeleteObject"),
-        ("DELETE", "/bucket/a/b", "uploadId=x", "s3:AbortMultipartUpload"),
-    ],
-)
-def test_a_request_to_s3_is_named_as_iam_names_it(
-    method: str, path: str, query: str, action: str
-) -> None:
-    environ = {"REQUEST_METHOD": method, "PATH_INFO": path, "QUERY_STRING": query}
-    assert requested("s3", environ, b"") == (action, "a/b" if "/a/b" in path else "")

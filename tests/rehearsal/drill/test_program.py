@@ -13,6 +13,9 @@ from stacks.parameters.programs import program_of
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 GOOD: dict[str, Any] = {
+    "statements": 40,
+    "statements_used": 30,
+    "denied": [],
     "resources": 43,
     "dataset": {"files": 2, "megabytes": 1.0, "megabytes_per_second": 2.0},
     "program": "python train.py",

@@ -1,0 +1,54 @@
+"""The table of grants: every statement of the stacks, with the rehearsals whose calls used it.
+
+A rehearsal leaves permissions.json. What no call uses has its reason in needed_on_aws.toml.
+"""
+
+import json
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+FILE = "permissions.json"
+
+
+def denials(report: Mapping[str, Any]) -> list[str]:
+    """Return each call that policies denied, in a sentence."""
+    return [
+        f"{each['caller']} was denied {each['action']} on {each['resource']} {each['why']}, "
+        f"{each['times']} times"
+        for each in report["denied"]
+    ]
+
+
+def grants_page(folders: Sequence[Path]) -> tuple[str, list[str]]:
+    """Return the table of the reports below the folders, in Markdown, and what it does not explain.
+
+    A rehearsal has the name of its folder. Below the table are the calls that were denied.
+    """
+    reasons = tomllib.loads(Path(__file__).with_name("needed_on_aws.toml").read_text("utf-8"))
+    reports = {
+        path.parent.name: json.loads(path.read_text(encoding="utf-8"))
+        for path in sorted(path for folder in folders for path in folder.rglob(FILE))
+    }
+    if not reports:
+        raise ValueError(f"no {FILE} in {folders[0]}; `make demo` and `make drill` write them")
+    rows: dict[tuple[str, str], dict[str, Any]] = {}
+    for where, report in reports.items():
+        for each in report["statements"]:
+            row = rows.setdefault((each["policy"], each["statement"]), {**each, "calls": {}})
+            for action, times in each["calls"].items():
+                row["calls"].setdefault(action, {})[where] = times
+    lines, unexplained = ["| statement | allows or denies | used by |", "|---|---|---|"], []
+    for (policy, statement), row in sorted(rows.items()):
+        used = "; ".join(
+            f"{action} {sum(times.values())} times in {', '.join(times)}"
+            for action, times in sorted(row["calls"].items())
+        )
+        if not used:
+            used = reasons.get(policy, {}).get(statement, "")
+            unexplained += [] if used else [f"{policy}: {statement}"]
+        what = f"{row['effect']} {', '.join(row['actions'])}"
+        lines.append(f"| {policy}: {statement} | {what} | {used} |")
+    denied = [f"- {where}: {each}" for where in reports for each in denials(reports[where])]
+    return "\n".join([*lines, *(["", *denied] if denied else [])]) + "\n", unexplained

@@ -1,0 +1,78 @@
+"""What AWS refuses and moto takes or fails at: each with AWS's own error."""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from botocore.exceptions import ClientError
+
+from rehearsal.aws import EmbeddedAws
+
+METRIC = {"MetricName": "m", "Namespace": "n", "Period": 60, "Statistic": "Average",
+          "Threshold": 1.0, "ComparisonOperator": "LessThanThreshold",
+          "EvaluationPeriods": 1}  # fmt: skip
+TRUST = json.dumps({"Version": "2012-10-17", "Statement": []})
+
+
+@pytest.mark.parametrize(
+    ("service", "operation", "given", "code"),
+    [
+        ("ec2", "create_security_group", {"GroupName": "g", "Description": "a’s"},
+         "InvalidParameterValue"),
+        ("ec2", "create_launch_template",
+         {"LaunchTemplateName": "a b", "LaunchTemplateData": {"InstanceType": "g5.xlarge"}},
+         "InvalidParameterValue"),
+        ("iam", "create_role", {"RoleName": "a b", "AssumeRolePolicyDocument": TRUST},
+         "ValidationError"),
+        ("iam", "create_role",
+         {"RoleName": "a", "Description": "✓", "AssumeRolePolicyDocument": TRUST},
+         "ValidationError"),
+        ("s3", "create_bucket", {"Bucket": "a..b"}, "InvalidBucketName"),
+        ("sns", "create_topic", {"Name": "a b"}, "InvalidParameter"),
+        ("cloudwatch", "put_metric_alarm", {"AlarmName": "a" * 256, **METRIC},
+         "ValidationException"),
+        ("cloudwatch", "put_dashboard", {"DashboardName": "a b", "DashboardBody": "{}"},
+         "ValidationException"),
+        ("events", "put_rule", {"Name": "a b", "ScheduleExpression": "rate(1 minute)"},
+         "ValidationException"),
+        ("logs", "create_log_group", {"logGroupName": "a b"}, "ValidationException"),
+        ("ssm", "put_parameter", {"Name": "/a b", "Value": "x", "Type": "String"},
+         "ValidationException"),
+    ],
+)  # fmt: skip
+def test_fails_a_name_or_description_that_aws_does_not_take(
+    aws: EmbeddedAws, service: str, operation: str, given: Any, code: str
+) -> None:
+    with pytest.raises(ClientError) as refused:
+        getattr(aws.client(service), operation)(**given)
+    assert refused.value.response["Error"]["Code"] == code
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda s3, which: s3.upload_part(**which, PartNumber=1, Body=b"a"),
+        lambda s3, which: s3.complete_multipart_upload(
+            **which, MultipartUpload={"Parts": [{"ETag": "a", "PartNumber": 1}]}
+        ),
+        lambda s3, which: s3.abort_multipart_upload(**which),
+    ],
+)
+def test_fails_an_upload_that_nobody_began(
+    aws: EmbeddedAws, call: Callable[[Any, Any], Any]
+) -> None:
+    s3 = aws.client("s3")
+    s3.create_bucket(Bucket="uploads")
+    with pytest.raises(ClientError, match="NoSuchUpload"):
+        call(s3, {"Bucket": "uploads", "Key": "k", "UploadId": "x" * 20})
+
+
+def test_an_event_is_tested_against_a_pattern(aws: EmbeddedAws) -> None:
+    event = {"id": "1", "detail-type": "x", "source": "aws.ec2", "account": "1", "resources": [],
+             "time": "2026-01-01T00:00:00Z", "region": "us-east-1", "detail": {}}  # fmt: skip
+    for source, expected in (("aws.ec2", True), ("aws.s3", False)):
+        found = aws.client("events").test_event_pattern(
+            EventPattern=json.dumps({"source": [source]}), Event=json.dumps(event)
+        )
+        assert found["Result"] is expected
