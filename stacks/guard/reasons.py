@@ -51,8 +51,7 @@ def _over(settings: GuardSettings, head: Mapping[str, Any] | None) -> Reason | N
         advice = f"Receipt, report and weights are below {settings.run_uri}."
         return Reason(sentence="the run is finished", advice=advice)
     why = (head or {}).get("reason")
-    command = f"python -m training reopen --run-uri {settings.run_uri} --reason WHY"
-    advice = f"{why or 'The events say why.'}\nOnce that is fixed, take it back: {command}"
+    advice = f"{why or 'The events say why.'}\nFix that first."
     return Reason(sentence="the run has failed", advice=advice)
 
 

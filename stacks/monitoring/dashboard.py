@@ -14,6 +14,8 @@ _HALF, _WHOLE = 12, 24
 class TrainingDashboard(Construct):
     """One page for a run; gaps in a graph are times without an instance."""
 
+    name: str
+
     def __init__(
         self,
         scope: Construct,
@@ -68,6 +70,7 @@ class TrainingDashboard(Construct):
         dashboard = cloudwatch.Dashboard(self, "Dashboard", default_interval=Duration.hours(12))
         for row in rows:
             dashboard.add_widgets(*row)
+        self.name = dashboard.dashboard_name
 
 
 def _graph(title: str, *metrics: cloudwatch.IMetric) -> cloudwatch.GraphWidget:

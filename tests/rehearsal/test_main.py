@@ -4,7 +4,6 @@ import os
 import signal
 import socket
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -50,26 +49,6 @@ def test_fails_when_the_port_is_in_use(
         capsys.readouterr().err
     )
     assert handlers() == before
-
-
-@pytest.mark.parametrize("command", ["demo", "drill", "many"])
-def test_fails_for_an_output_folder_with_files_of_ones_own(
-    command: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    def fail() -> None:
-        raise ValueError("begins with the folder")
-
-    (tmp_path / "thesis.tex").write_text("precious")
-    monkeypatch.setattr(deployment, "EmbeddedAws", fail)
-    monkeypatch.setattr(sys, "argv", ["rehearsal", command, f"--out={tmp_path}"])
-    assert main() == 1
-    assert f"rehearsal: {tmp_path} has files that this command did not make" in (
-        capsys.readouterr().err
-    )
-    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 
 
 def test_fails_an_interruption_that_cannot_be_read(capsys: pytest.CaptureFixture[str]) -> None:

@@ -118,6 +118,9 @@ def sync_dataset(
     if out.resolve() == Path(store.uri).resolve():
         open_dataset(out, again=True)
         return _synced(files, [], began)
+    if not (out / MANIFEST).exists() and not (out / ARRIVING).exists():
+        for path in (out / each["name"] for each in files if (out / each["name"]).is_file()):
+            raise UserError(f"{path} was not synced, and would be replaced; give a new folder")
     # Before the lock too: who sees the lock held finds this manifest, and no older one.
     write_whole(out / ARRIVING, found.data)
     with syncing(out):

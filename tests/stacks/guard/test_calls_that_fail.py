@@ -157,7 +157,7 @@ def test_a_fleet_that_may_not_go_to_zero_is_cancelled_and_that_is_mailed_once(
     assert mail.startswith(f"Fleet cancelled, as it may not be sent to zero: {reason}\n")
     assert f"({code})" in mail
     # A cancelled fleet cannot be raised again.
-    assert "modify-spot-fleet-request" not in mail
+    assert "runs resume" not in mail
     assert ("cdk destroy TrainingStack" in mail) == (hours > 1)
     assert (event["name"], event["message"]) == ("to-zero", reason)
     assert code in event["refused"][0]

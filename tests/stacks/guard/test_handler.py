@@ -86,7 +86,7 @@ def test_a_run_that_gets_no_instance_ends_with_that_sentence(scene: Scene) -> No
     }
     (mail,) = scene.mails()
     assert "mix_gpus" in mail
-    assert f"--spot-fleet-request-id {scene.fleet_id} --target-capacity 1" in mail
+    assert "Then go on from the last commit: runs resume run-1" in mail
     assert "--on-demand-target-capacity" not in mail
     # A stopped fleet waits for nothing; raised again, it waits anew.
     assert scene.tick(hours_later=9, MAX_WAIT_HOURS=2) == NOTHING
@@ -263,19 +263,12 @@ def test_the_end_of_a_run_is_told_if_its_machine_stopped_the_fleet(scene: Scene)
     scene.tick(hours_later=1)
     (mail,) = scene.mails()
     assert mail.startswith("The run has failed\n\nthe loss is not finite\n")
-    assert "python -m training reopen --run-uri s3://runs/runs/run-1" in mail
+    assert "runs resume run-1" in mail
     assert scene.events() == []
     # Taken back, it may fail again, and that is told again.
     scene.head("failed", nonce="def")
     scene.tick(hours_later=2)
     assert len(scene.mails()) == 2
-
-
-def test_a_stopped_run_on_demand_is_resumed_on_demand(scene: Scene) -> None:
-    scene.tick(ON_DEMAND_BASE=1)
-    scene.tick(hours_later=80, ON_DEMAND_BASE=1)
-    (mail,) = scene.mails()
-    assert "--target-capacity 1 --on-demand-target-capacity 1" in mail
 
 
 @pytest.mark.parametrize("detail_type", EVENTS)

@@ -1,0 +1,1 @@
+"""The command `runs`, on AWS, on the embedded one and on a folder. It imports no torch."""

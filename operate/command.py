@@ -1,0 +1,139 @@
+"""The command line `runs VERB [RUN]`: parses, calls, prints, and says what a refusal means."""
+
+import argparse
+import json
+import os
+import re
+import sys
+import time
+from collections import deque
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NoReturn
+
+from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError, NoRegionError
+
+from contract.errors import UserError
+from operate import control
+from operate.download import download, open_report
+from operate.logs import RunLog, as_line
+from operate.runs import find_run, list_runs
+from operate.status import as_text, cost_of, read_status
+from sizing.cli.tables import show
+from training.attempt.exit_code import exit_code_of
+from training.store.protocol import CredentialsError, StoreError
+
+_RUN = "an id, s3://bucket/runs/ID, or a folder; default: the run of the account's only stack"
+_PLACE = "s3://bucket/runs, or a folder with runs; default: the account"
+_REFRESH_SECONDS = 5.0
+_OVER = ("finished", "failed", "stopped")
+_DENIED = {"AccessDenied", "AccessDeniedException", "UnauthorizedOperation", "403"}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Do one verb; return the exit code."""
+    options = _parser().parse_args(arguments)
+    # boto3 reads only the second name, the CDK CLI prefers the first.
+    if region := os.environ.get("AWS_REGION"):
+        os.environ["AWS_DEFAULT_REGION"] = region
+    return exit_code_of(lambda: _act(options))
+
+
+def _act(options: argparse.Namespace) -> int:
+    try:
+        if (found := options.act(options)) is not None:
+            _print(found, as_json=options.json)
+    except (ClientError, BotoCoreError, StoreError) as error:
+        _explain(error)
+    except BrokenPipeError:  # as of `| head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 0
+
+
+def _print(found: Any, *, as_json: bool) -> None:
+    """Print rows as a table, what was done as a sentence, a status in lines; or JSON."""
+    if as_json:
+        print(json.dumps(found, indent=1))
+    elif isinstance(found, dict):
+        print(f"[ok] {found['run']} {found['done']}" if "done" in found else as_text(found))
+    else:
+        usd = sum(row["usd"] or 0.0 for row in found)
+        show(found, notes=[f"${usd:.2f} in all"] if found else ["none here"])
+
+
+def _explain(error: Exception) -> NoReturn:
+    """Raise UserError for what the credentials lack, else the error itself."""
+    cause = error.__cause__ if isinstance(error, StoreError) else error
+    if isinstance(cause, ClientError) and cause.response["Error"]["Code"] in _DENIED:
+        named = re.search(r"perform: (\w+:\w+)", str(cause))
+        raise UserError(
+            f"these credentials may not call {named[1] if named else cause.operation_name}; "
+            "docs/runs.md has the policy to attach to them"
+        ) from error
+    if isinstance(error, CredentialsError | NoRegionError | NoCredentialsError):
+        raise UserError(f"{error} Export AWS_REGION and AWS_PROFILE, or name a folder") from error
+    raise error if isinstance(error, StoreError) else StoreError(str(error)) from error
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="runs", description="Runs on AWS or in a folder.")
+    verbs = parser.add_subparsers(required=True, metavar="VERB")
+
+    def verb(name: str, text: str, act: Any, about: str = _RUN) -> Any:
+        added = verbs.add_parser(name, help=text, description=text)
+        added.add_argument(
+            "run", nargs="?", metavar="RUN" if about is _RUN else "PLACE", help=about
+        )
+        added.add_argument("--json", action="store_true", help="print JSON")
+        added.set_defaults(act=act)
+        return added.add_argument
+
+    verb("list", "every run", lambda o: list_runs(o.run), _PLACE)
+    verb("status", "state, machine, step, time left, dollars; refreshes in a terminal", _status)
+    add = verb("logs", "boot, trainer and script of all machines in one stream", _logs)
+    add("-f", "--follow", action="store_true", help="until the run is over")
+    add("--tail", type=int, metavar="N", help="begin with the last N lines")
+    for name, text in (("stop", "save, then end its machine"), ("resume", "train on")):
+        act = getattr(control, name)
+        add = verb(name, text, lambda o, act=act: act(find_run(o.run), o.reason))
+        add("--reason", default="", metavar="TEXT", help="why, for the run's events")
+    verb("cost", "hours and dollars of each machine", lambda o: cost_of(find_run(o.run)))
+    text = "weights, report and receipt, or a checkpoint"
+    add = verb("download", text, lambda o: download(find_run(o.run), o.out, o.checkpoint))
+    add("--checkpoint", help="newest, best, a step, or the start of a name")
+    add("--out", type=Path, help="default: a folder with the run's name")
+    verb("shell", "a session on its machine", lambda o: control.shell(find_run(o.run)))
+    text = "its report and its dashboard"
+    verb("open", text, lambda o: open_report(find_run(o.run), in_browser=not o.json))
+    return parser
+
+
+def _status(options: argparse.Namespace) -> dict[str, Any] | None:
+    run = find_run(options.run)
+    found = read_status(run)
+    if options.json or not sys.stdout.isatty():
+        return found
+    from rich.live import Live
+
+    with suppress(KeyboardInterrupt), Live(as_text(found), auto_refresh=False) as live:
+        while found["state"] not in _OVER:
+            time.sleep(_REFRESH_SECONDS)
+            found = read_status(run)
+            live.update(as_text(found), refresh=True)
+    return None
+
+
+def _logs(options: argparse.Namespace) -> None:
+    run = find_run(options.run)
+    log, is_over = RunLog(run.store), not options.follow
+    entries = deque(log.new(is_last=is_over), maxlen=options.tail)
+    with suppress(KeyboardInterrupt):
+        while True:
+            for entry in entries:
+                print(json.dumps(entry) if options.json else as_line(entry), flush=True)
+            if is_over:
+                return
+            time.sleep(_REFRESH_SECONDS)
+            is_over = (head := run.head) is not None and head.is_ended
+            entries = deque(log.new(is_last=is_over))

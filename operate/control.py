@@ -1,0 +1,112 @@
+"""`runs stop`, `resume`, `shell`. A stop is an interruption like any other: the trainer saves."""
+
+import os
+import re
+import shutil
+import socket
+import sys
+import time
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import Any, NoReturn
+
+from contract.errors import UserError
+from operate.runs import OperatedRun, committed_step
+from operate.status import look
+from stacks.guard import fleet
+from training.cli.main import main as training
+from training.record.events import Events
+
+_POLL_SECONDS = 2.0
+_RUN_URI = re.compile(r"\0training\0run\0.*--run-uri[=\0]([^\0]+)")
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def stop(run: OperatedRun, reason: str) -> dict[str, Any]:
+    """Stop a run and wait until it has saved."""
+    if (head := run.head) is not None and head.is_ended:
+        raise UserError(f"{run.id} is {head.state} already")
+    if run.folder is not None:
+        _stop_process(run.folder)
+    elif run.stack:
+        _stop_fleet(run, reason)
+    else:
+        raise UserError(f"no stack of this account and region trains {run.id}")
+    step = committed_step(run.head) or 0
+    return {"run": run.id, "done": f"is stopped, saved at step {step}", "committed_step": step}
+
+
+def _stop_fleet(run: OperatedRun, reason: str) -> None:
+    sight = look(run)
+    if sight.capacity:
+        host = socket.gethostname()
+        text = f"from {host}" + (f": {reason}" if reason else "")
+        Events(run.store, host).emit("stopped", source="person", message=text)
+        fleet.send_to_zero(run.outputs["FleetIdOutput"])
+        # No notice comes to these; at a shutdown they save as well.
+        for one in sight.live:
+            if one.market == fleet.ON_DEMAND:
+                fleet.terminate(one.id)
+        _say("the fleet is at zero: its machine gets a notice, saves and ends")
+    # After its notice a machine may take as long again to shut down.
+    until = time.monotonic() + 2 * run.settings.notice_seconds + 180.0
+    while (sight := look(run)).live and sight.head and sight.head.state == "running":
+        if time.monotonic() > until:
+            raise UserError(f"the fleet is at zero, but {sight.live[-1].id} trains on; try again")
+        time.sleep(_POLL_SECONDS)
+
+
+def _stop_process(folder: Path) -> None:
+    """Send SIGTERM, at which it saves, to the process of this machine that trains the run."""
+    import psutil
+
+    found = dict[int, psutil.Process]()
+    for one in psutil.process_iter(["cmdline", "cwd", "ppid"]):
+        given = _RUN_URI.search("\0".join(one.info["cmdline"] or ()))
+        if given and Path(one.info["cwd"] or "/", given[1]).resolve() == folder:
+            found[one.pid] = one
+    # Ranks have the command line of the process that started them, and that tells them.
+    leaders = [one for one in found.values() if one.info["ppid"] not in found]
+    if not leaders:
+        raise UserError(f"no process of this machine trains {folder}; is it interrupted already?")
+    for one in leaders:
+        _say(f"process {one.pid} gets SIGTERM, saves and ends")
+        one.terminate()
+    psutil.wait_procs(leaders)
+
+
+def resume(run: OperatedRun, reason: str) -> dict[str, Any]:
+    """Take a failed run back, and ask for its machine again."""
+    head = run.head
+    if head is not None and head.state == "finished":
+        raise UserError(f"{run.id} has finished; to train on, start a run with --init-from")
+    if head is not None and head.state == "failed":
+        _say(f"it had failed: {head.reason}")
+        options = ("--run-uri", run.uri, "--reason", reason)
+        with redirect_stdout(sys.stderr):
+            if code := training(["reopen", *options]):
+                raise SystemExit(code)
+    if run.folder is not None:
+        _say("now start its command again")
+    elif not run.stack:
+        _say(f"now deploy its stack: npx cdk deploy TrainingStack -c run_id={run.id}")
+    elif not fleet.read_capacity(run.outputs["FleetIdOutput"])[0]:
+        fleet.set_capacity(run.outputs["FleetIdOutput"], 1, run.settings.on_demand_base)
+        _say("the fleet asks for a machine")
+    step = committed_step(head) or 0
+    return {"run": run.id, "done": f"resumes from step {step}", "committed_step": step}
+
+
+def shell(run: OperatedRun) -> NoReturn:
+    """Become a Session Manager session on the run's newest machine."""
+    live = look(run).live
+    if not live:
+        raise UserError(f"{run.id} has no machine now; `runs status` says what it waits for")
+    if shutil.which("session-manager-plugin") is None:
+        raise UserError("session-manager-plugin is not on PATH; docs/runs.md says where to get it")
+    os.environ.pop("PYTHONPATH", None)  # ours, which the AWS CLI must not see
+    command = (sys.executable, "-m", "awscli", "ssm", "start-session", "--target", live[-1].id)
+    os.execv(sys.executable, command)

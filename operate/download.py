@@ -1,0 +1,56 @@
+"""`runs download` and `open`: weights, checkpoints and the report here; it replaces no file."""
+
+import sys
+import tempfile
+import webbrowser
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import Any
+
+from contract.errors import UserError
+from contract.keys import FINAL_FILES, RECEIPT, REPORT
+from operate.runs import OperatedRun
+from training.cli.main import main as training
+from training.record.open_run import find_checkpoint, open_run
+from training.report.page import write_report
+
+
+def download(run: OperatedRun, folder: Path | None, checkpoint: str | None) -> dict[str, Any]:
+    """Fetch a run's weights with report and receipt, or a checkpoint as `export` writes it."""
+    out = folder or Path(run.id)
+    sizes = run.store.sizes("") if checkpoint is None else {}
+    keys = [key for key in sizes if key.startswith(FINAL_FILES) or key in (RECEIPT, REPORT)]
+    if checkpoint is None and not any(key.startswith(FINAL_FILES) for key in keys):
+        raise UserError(f"{run.id} has no weights yet; --checkpoint newest has its last commit")
+    opened = open_run(run.uri)
+    if checkpoint is not None:
+        name = find_checkpoint(opened, checkpoint).name
+        keys = [name if opened.is_of_program else f"{name}.safetensors"]
+    files = [out / key for key in keys]
+    if existing := [str(path) for path in files if path.exists()]:
+        raise UserError(f"{existing[0]} exists already, and is not replaced; give another --out")
+    with redirect_stdout(sys.stderr):
+        if checkpoint is not None:
+            options = ("--run-uri", run.uri, "--checkpoint", name, "--out", str(files[0]))
+            if code := training(["export", *options]):
+                raise SystemExit(code)
+        for key, path in zip(keys, files, strict=True) if checkpoint is None else ():
+            print(f"{path}, {sizes[key] / 1e6:.1f} MB", flush=True)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            run.store.get_file(key, path)
+    return {"run": run.id, "done": f"is in {out}", "files": [str(path) for path in files]}
+
+
+def open_report(run: OperatedRun, *, in_browser: bool) -> dict[str, Any]:
+    """The run's report as a file here, up to date, and the address of its dashboard."""
+    opened = open_run(run.uri)
+    if not opened.head.is_ended or run.store.get(REPORT) is None:
+        write_report(opened.store, opened.record, opened.head)
+    page = run.folder / REPORT if run.folder else Path(tempfile.mkdtemp(prefix="runs-"), REPORT)
+    if run.folder is None:
+        run.store.get_file(REPORT, page)
+    if in_browser:
+        webbrowser.open(page.as_uri())
+    link = run.outputs.get("Dashboard")
+    done = f"has its report in {page}" + (f", its dashboard at {link}" if link else "")
+    return {"run": run.id, "done": done, "report": str(page), "dashboard": link}

@@ -1,0 +1,124 @@
+"""`runs logs`: boot, trainer and script of all machines as one stream, from the run's own record.
+
+Events have times, all else an order: it comes between its generation's take-over and end.
+"""
+
+import gzip
+import json
+from collections.abc import Iterator, Mapping
+from itertools import chain
+from typing import Any
+
+from contract.keys import EVENTS, LOGS
+from training.record.history import metrics_reader
+from training.store.protocol import Store, get_each
+
+# Of steps, one line in so many seconds of training.
+_STEP_SECONDS = 5.0
+# What an event's line begins with, or says in its message.
+_NOT_SHOWN = {"time", "instance_id", "name", "status", "source", "message", "generation"}
+# Events that come after all lines of their generation.
+_ENDS = {"finished", "failed", "released", "program-ended", "program-failed", "take-over"}
+Entry = Mapping[str, Any]
+
+
+class RunLog:
+    """Reads each entry once; `new` yields what has come since."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._metrics = metrics_reader(store)
+        self._seen: set[str] = set()  # events
+        self._read: dict[str, tuple[int, int]] = {}  # of a part: its bytes, characters yielded
+        self._machines: dict[int, str] = {}
+        self._generation = 0
+        self._unshown = _STEP_SECONDS
+
+    def new(self, *, is_last: bool = True) -> Iterator[Entry]:
+        """Events, steps and printed lines in their order, each with `machine` and `text`."""
+        events = list(self._new_events())
+        for event in events:
+            if event["name"] == "take-over":
+                self._machines[int(event["generation"])] = str(event["instance_id"])
+        waiting: dict[int, list[Entry]] = {}
+        for line in chain(self._metrics.new(is_last=is_last), self._new_prints(is_last)):
+            waiting.setdefault(int(line["generation"]), []).append(line)
+        for event in events:
+            lines = waiting.get(self._generation, [])
+            taken = _num_before(event, lines)
+            yield from self._shown(lines[:taken])
+            del lines[:taken]
+            if event["name"] == "take-over":
+                self._generation = int(event["generation"])
+            yield {"machine": event["instance_id"], "text": _event_text(event), **event}
+        for generation in sorted(waiting):
+            yield from self._shown(waiting[generation])
+
+    def _shown(self, lines: list[Entry]) -> Iterator[Entry]:
+        for line in lines:
+            if text := self._text(line):
+                machine = self._machines.get(int(line["generation"]), "")
+                yield {"machine": machine, **line, "text": text}
+
+    def _text(self, line: Entry) -> str:
+        """A line for people; empty for what the events or the script say already."""
+        where = f"{line.get('stage')} step {line.get('step')}"
+        if line["kind"] == "evaluation":
+            values = ", ".join(f"{name} {value:.4g}" for name, value in line["metrics"].items())
+            return f"{where}: evaluated: {values}"
+        if line["kind"] != "step" or "num_samples" not in line:
+            return str(line.get("text", ""))
+        rate = float(line.get("samples_per_second") or 0.0)
+        self._unshown += line["num_samples"] / rate if rate else _STEP_SECONDS
+        if self._unshown < _STEP_SECONDS:
+            return ""
+        self._unshown = 0.0
+        return f"{where}: loss {line.get('loss')}, {rate:,.0f} samples/s"
+
+    def _new_events(self) -> Iterator[Entry]:
+        keys = sorted(self._store.sizes(EVENTS).keys() - self._seen)
+        self._seen.update(keys)
+        for found in get_each(self._store, keys):
+            event = json.loads(found.data) if found else {}
+            if event.keys() >= {"time", "instance_id", "name"}:
+                yield event
+
+    def _new_prints(self, is_last: bool) -> Iterator[Entry]:
+        """What scripts printed since; a line without its end waits for it."""
+        sizes = self._store.sizes(LOGS)
+        read = {key: self._read.get(key, (0, 0)) for key in sorted(sizes)}
+        keys = [key for key, (size, _) in read.items() if is_last or size != sizes[key]]
+        for key, found in zip(keys, get_each(self._store, keys), strict=True):
+            text = gzip.decompress(found.data).decode(errors="replace") if found else ""
+            generation = int(key.removeprefix(LOGS).partition("-")[0])
+            end = len(text) if is_last else text.rfind("\n") + 1
+            self._read[key] = sizes[key], end
+            for each in text[read[key][1] : end].splitlines():
+                yield {"kind": "printed", "generation": generation, "text": each}
+
+
+def _num_before(event: Entry, lines: list[Entry]) -> int:
+    """How many of its generation's lines come before an event."""
+    step, name = event.get("step"), event["name"]
+    if name in _ENDS:
+        return len(lines)
+    if name != "committed" or step is None:
+        return 0
+    is_later = [line["kind"] == "printed" or line.get("step", 0) > step for line in lines]
+    return is_later.index(True) if True in is_later else len(lines)
+
+
+def _event_text(event: Entry) -> str:
+    """An event's name, what it says, and its other fields."""
+    status = "" if event.get("status") in (None, "info") else f" [{event['status']}]"
+    said = [str(event["message"])] if event.get("message") else []
+    for name, value in event.items():
+        if name not in _NOT_SHOWN and value not in (None, [], "", {}):
+            said.append(f"{name} {value}")
+    return f"{event['name']}{status}: {', '.join(said)}".removesuffix(": ")
+
+
+def as_line(entry: Entry) -> str:
+    """An entry for people: time if it has one, machine, text."""
+    time = str(entry.get("time", ""))[:19].replace("T", " ")
+    return f"{time:<19} {entry['machine']:<20} {entry['text']}"

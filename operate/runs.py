@@ -1,0 +1,129 @@
+"""Runs by the names that people give them: an id in the account, a URI, or a folder; and all."""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from contract.errors import UserError
+from contract.keys import CONFIG, GUARD, HEAD, RUNS
+from stacks.guard.settings import GuardSettings, client
+from training.record.head import Head, read_head
+from training.record.open_run import open_run
+from training.store.open import open_store
+from training.store.protocol import Store, get_each
+
+
+@dataclass(frozen=True, kw_only=True)
+class OperatedRun:
+    """One run and, while a stack trains it, that stack with its outputs."""
+
+    uri: str
+    stack: str = ""
+    outputs: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def id(self) -> str:
+        """The last part of its URI."""
+        return self.uri.rpartition("/")[2]
+
+    @property
+    def folder(self) -> Path | None:
+        """Where it is, if it is on this machine."""
+        return None if "://" in self.uri else Path(self.uri)
+
+    @cached_property
+    def store(self) -> Store:
+        """Where its objects are."""
+        return open_store(self.uri)
+
+    @property
+    def head(self) -> Head | None:
+        """Its head now."""
+        return read_head(self.store)
+
+    @cached_property
+    def settings(self) -> GuardSettings:
+        """What the stack's Guard was given: limits, prices, the plan's forecast."""
+        name = self.outputs["GuardFunction"]
+        found = client("lambda").get_function_configuration(FunctionName=name)
+        return GuardSettings.from_environment(found["Environment"]["Variables"])
+
+
+def find_run(name: str | None) -> OperatedRun:
+    """The run of this name; without one, that of the account's only stack."""
+    if name and "://" not in name and (name[0] in "./~" or (Path(name) / HEAD).is_file()):
+        folder = Path(name).expanduser().resolve()
+        return OperatedRun(uri=open_run(str(folder)).store.uri)
+    known = account_runs()
+    found = [run for run in known if (name.rstrip("/") in (run.id, run.uri) if name else run.stack)]
+    if len(found) != 1:
+        ids = ", ".join(run.id for run in found or known) or "none"
+        raise UserError(f"which run is {name or 'meant'}? In this account and region: {ids}")
+    return found[0]
+
+
+def account_runs() -> list[OperatedRun]:
+    """The account's runs, in the buckets and the fleets that its stacks' outputs name."""
+    deployed, buckets = dict[str, OperatedRun](), dict[str, None]()
+    for page in client("cloudformation").get_paginator("describe_stacks").paginate():
+        for stack in page["Stacks"]:
+            told = {each["OutputKey"]: each["OutputValue"] for each in stack.get("Outputs", [])}
+            uri = told.get("RunUri")
+            if uri and "GuardFunction" in told:  # else an older deployment
+                deployed[uri] = OperatedRun(uri=uri, stack=stack["StackName"], outputs=told)
+            if bucket := told.get("RunBucketName") or (uri or "//").split("/")[2]:
+                buckets[bucket] = None
+    kept = [run for each in buckets for run in _runs_at(f"s3://{each}/{RUNS}".rstrip("/"))]
+    return [*deployed.values(), *(run for run in kept if run.uri not in deployed)]
+
+
+def _runs_at(place: str) -> Iterator[OperatedRun]:
+    if "://" in place:
+        for name in sorted(open_store(place).folders("")):
+            yield OperatedRun(uri=f"{place}/{name}")
+        return
+    for pattern in ("", "*/", "*/*/"):
+        for path in sorted(Path(place).resolve().glob(f"{pattern}{HEAD}")):
+            yield OperatedRun(uri=str(path.parent))
+
+
+def list_runs(place: str | None) -> list[dict[str, Any]]:
+    """A record of each run of the account, or of s3://bucket/runs or a folder of runs."""
+    found = account_runs() if place is None else _runs_at(place.rstrip("/"))
+    rows = []
+    for parent, group in groupby(found, key=lambda run: run.uri.rpartition("/")[0]):
+        runs = list(group)
+        keys = [f"{run.id}/{key}" for run in runs for key in (HEAD, CONFIG, GUARD)]
+        contents = [one.data if one else None for one in get_each(open_store(parent), keys)]
+        for number, run in enumerate(runs):
+            head, config, guard = contents[3 * number : 3 * number + 3]
+            if head or run.stack:
+                rows.append(_row(run, head, json.loads(config or "{}"), json.loads(guard or "{}")))
+    return rows
+
+
+def _row(run: OperatedRun, found: bytes | None, config: Any, guard: Any) -> dict[str, Any]:
+    head = Head.from_bytes(found, f"{run.uri}/{HEAD}") if found else None
+    billed = guard.get("billed", {}).values()
+    return {
+        "run": run.id,
+        "state": head.state.replace("released", "interrupted") if head else "starting",
+        "committed_step": committed_step(head),
+        "attempts": head.generation if head else 0,
+        "trains": f"{config['workload']} / {config['recipe']}" if config else None,
+        "hours": round(sum(each["hours"] for each in billed), 2) if billed else None,
+        "usd": round(sum(each["usd"] for each in billed), 2) if billed else None,
+        "stack": run.stack or None,
+    }
+
+
+def committed_step(head: Head | None) -> int | None:
+    """The step of the newest commit: a script's own, if it names steps, else its number."""
+    newest = head.checkpoints[-1] if head and head.checkpoints else None
+    if newest is None:
+        return None
+    return newest.step if newest.program_step is None else newest.program_step

@@ -1,0 +1,173 @@
+"""What a run does now, what it has cost and will, and what it waits for. It only reads."""
+
+import json
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from contract.keys import EVENTS, GUARD, HEAD, METRICS
+from contract.metrics import LineReader, metrics_objects
+from operate.runs import OperatedRun, committed_step
+from sizing.cli.tables import cell, heading
+from stacks.guard import fleet
+from stacks.guard.fleet import SPOT, StackInstance
+from stacks.guard.ledger import Ledger
+from training.record.head import Head
+from training.record.run_config import read_run_config
+from training.report.progress import duration
+from training.store.protocol import get_each
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sight:
+    """A run, and what EC2 and the Guard say of it now; without a stack, what the Guard has kept."""
+
+    run: OperatedRun
+    now: float
+    head: Head | None
+    ledger: Ledger
+    live: Sequence[StackInstance] = ()  # its machines, the newest last
+    capacity: int = 0  # that its fleet keeps
+
+    @property
+    def state(self) -> str:
+        """In one word."""
+        head, is_held = self.head, bool(self.head and self.head.state == "running")
+        if head is not None and head.is_ended:
+            return head.state
+        if not self.run.stack:
+            # A trainer renews its lease every ten seconds.
+            path = self.run.folder and self.run.folder / HEAD
+            is_silent = path is not None and self.now - path.stat().st_mtime > 120.0
+            return ("silent" if is_silent else "running") if is_held else "interrupted"
+        if not self.live or not self.capacity:
+            return "stopping" if self.live else "waiting" if self.capacity else "stopped"
+        is_its = head is not None and head.writer in {one.id for one in self.live}
+        return "running" if is_held and is_its else "starting"
+
+
+def look(run: OperatedRun) -> Sight:
+    """Look at the run and its machines; the ledger is brought up to date here alone."""
+    found, now, head = run.store.get(GUARD), time.time(), run.head
+    ledger = Ledger.from_json(found.data) if found else Ledger()
+    if not run.stack:
+        return Sight(run=run, now=now, head=head, ledger=ledger)
+    every, fleet_id = fleet.instances_of_stack(run.settings), run.outputs["FleetIdOutput"]
+    own = sorted((one for one in every if one.run_id == run.id), key=lambda one: one.launched)
+    capacity, _ = fleet.read_capacity(fleet_id)
+    ledger.observe(run.settings, own, now, fleet.spot_prices(own))
+    ledger.observe_fleets({fleet_id: capacity}, fleet_id, now)
+    live = [one for one in own if one.is_live]
+    return Sight(run=run, now=now, head=head, ledger=ledger, live=live, capacity=capacity)
+
+
+def read_status(run: OperatedRun) -> dict[str, Any]:
+    """The run as it is now."""
+    sight, config = look(run), read_run_config(run.store)
+    head, ledger, state = sight.head, sight.ledger, sight.state
+    keys = sorted(run.store.sizes(EVENTS))
+    age = next((sight.now - _time(k) for k in reversed(keys) if "-committed." in k), None)
+    left, basis = _left(sight)
+    if left and age and state == "running":
+        left = max(0.0, left - age)
+    line, one = next(_steps(run), {}), sight.live[-1] if sight.live else None
+    holder = head.writer if head and state == "running" else None
+    hourly = 0.0
+    if run.stack:
+        planned = run.settings.usd_per_hour("", SPOT) + run.settings.storage_usd_per_hour
+        hourly = ledger.usd_per_hour or planned
+    return {
+        "run": run.id,
+        "state": state,
+        "waits_for": _waits_for(sight, keys),
+        "trains": f"{config.workload} / {config.recipe}" if config else None,
+        **{name: line.get(name) for name in ("stage", "step", "loss")},
+        "committed_step": committed_step(head),
+        "seconds_since_commit": None if age is None else round(age, 1),
+        "attempts": head.generation if head else 0,
+        "machine": one.id if one else holder,
+        **{name: getattr(one, name, None) for name in ("size", "market", "zone")},
+        "seconds_left": None if left is None else round(left, 1),
+        "seconds_left_are": basis,
+        "hours_billed": round(ledger.billed_hours(), 4) if ledger.attempts else None,
+        "usd_spent": round(ledger.billed_usd(), 4) if ledger.attempts else None,
+        "usd_to_come": None if left is None or not hourly else round(left / 3600 * hourly, 4),
+        "usd_limit": (run.settings.max_usd or None) if run.stack else None,
+        "stack": run.stack or None,
+        "kept_in": run.uri,
+    }
+
+
+def _time(key: str) -> float:
+    """When an event was left, by its machine's clock: its key begins with it."""
+    told = datetime.strptime(key.removeprefix(EVENTS)[:15], "%Y%m%dT%H%M%S")
+    return told.replace(tzinfo=UTC).timestamp()
+
+
+def _steps(run: OperatedRun) -> Iterator[Mapping[str, Any]]:
+    """The last step's line of each of the eight newest metrics objects."""
+    for one in metrics_objects(run.store.sizes(METRICS))[:-9:-1]:
+        data = [found.data if found else None for found in get_each(run.store, [one.key])]
+        lines = list(LineReader(lambda: [one.key], lambda _: data).new())  # noqa: B023 read here
+        if steps := [line for line in lines if line["kind"] == "step"]:
+            yield max(steps, key=lambda line: int(line["step"]))
+
+
+def _left(sight: Sight) -> tuple[float | None, str | None]:
+    """Seconds of work left at the last commit, and what the figure is based on."""
+    head, run = sight.head, sight.run
+    if head is not None and head.is_ended:
+        return None, None
+    if run.stack and run.settings.forecast is not None:
+        from stacks.guard.market import work_left  # with the models that only it needs
+
+        work = work_left(asdict(head) if head else {}, run.settings.forecast)
+        restart = 0.0 if sight.live else run.settings.forecast.restart_seconds
+        return work.left + restart, work.basis
+    newest = head.checkpoints[-1] if head and head.checkpoints else None
+    if newest is None or newest.seconds_left is None:
+        return None, None
+    return newest.seconds_left, f"measured, of stage {newest.stage!r} alone"
+
+
+def _waits_for(sight: Sight, keys: Sequence[str]) -> str | None:
+    """What must happen before it trains on; None while it trains, and once it has finished."""
+    state, run = sight.state, sight.run
+    ends = ("-to-zero.json", "-stopped.json") if state == "stopped" else (".json",)
+    key = next((key for key in reversed(keys) if key.endswith(ends)), None)
+    found = run.store.get(key) if key else None
+    event = json.loads(found.data) if found else {}
+    said = ": ".join(str(event[name]) for name in ("name", "message") if event.get(name))
+    waiting = duration(sight.now - (sight.ledger.waiting or sight.now))
+    return {
+        "failed": f"`runs resume {run.id}`, once repaired: {sight.head and sight.head.reason}",
+        "stopped": f"`runs resume {run.id}` ({said or 'its fleet is at zero'})",
+        "waiting": f"a machine, for {waiting} so far",
+        "starting": f"its machine to begin training (last event: {said or 'none'})",
+        "stopping": "its machine to save and end",
+        "interrupted": "another attempt: start the same command again, or deploy its stack",
+        "silent": "another attempt: its machine has written nothing for two minutes",
+    }.get(state)
+
+
+def cost_of(run: OperatedRun) -> list[dict[str, Any]]:
+    """The run's machines with their hours and dollars until now."""
+    names = ("size", "market", "usd_per_hour", "hours", "usd", "is_live")
+    attempts = sorted(look(run).ledger.attempts.items(), key=lambda pair: pair[1].launched)
+    return [
+        {"machine": machine} | {name: getattr(each, name) for name in names}
+        for machine, each in attempts
+    ]
+
+
+def as_text(status: Mapping[str, Any]) -> str:
+    """The status for people: what is known of it."""
+    lines = []
+    for name, value in status.items():
+        if value is not None:
+            is_time = name.startswith("seconds") and isinstance(value, float)
+            text = duration(value) if is_time else cell(value)
+            lines.append(f"{heading(name).removeprefix('seconds '):<14} {text}")
+    return "\n".join(lines)

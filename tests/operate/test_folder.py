@@ -1,0 +1,255 @@
+"""`runs` on runs in folders, its answers in less than a second, and what it says without rights."""
+
+import json
+import os
+import pty
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import botocore.client
+import pytest
+from botocore.exceptions import ClientError
+
+from operate import control
+from operate.command import main
+from operate.logs import RunLog, as_line
+from operate.runs import OperatedRun
+from operate.status import Sight
+from stacks.guard import fleet
+from stacks.guard.fleet import ON_DEMAND, SPOT, StackInstance
+from stacks.guard.ledger import Ledger
+from stacks.guard.settings import client
+from training.record.head import mark_failed, read_head
+from training.store.folder import FolderStore
+
+REPOSITORY = Path(__file__).parents[2]
+# Begins again where it was, and never ends by itself.
+ENDLESS = """
+import os, pathlib, time
+save = pathlib.Path(os.environ["SM_CHECKPOINT_DIR"], "step")
+step = int(save.read_text()) if save.exists() else 0
+while True:
+    step += 1
+    save.write_text(str(step))
+    print(f"step={step}", flush=True)
+    time.sleep(0.2)
+"""
+
+
+def trainer(folder: Path) -> "subprocess.Popen[bytes]":
+    source = folder.parent / "program"
+    source.mkdir(exist_ok=True)
+    (source / "train.py").write_text(ENDLESS)
+    spec = {"command": "python train.py", "quiet_seconds": 0.05}
+    spec["metric_definitions"] = [["step", r"step=(\d+)"]]
+    (source / "program.json").write_text(json.dumps(spec))
+    words = ["run", f"--program-file={source}/program.json", f"--source={source}"]
+    words += [f"--run-uri={folder.name}", f"--ml-root={folder.parent / 'ml'}"]
+    return subprocess.Popen(
+        [sys.executable, "-m", "training", *words],
+        cwd=folder.parent,
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+
+
+def wait_for_commit(folder: Path) -> None:
+    give_up_at = time.monotonic() + 60
+    while not ((head := read_head(FolderStore(folder))) and head.checkpoints):
+        assert time.monotonic() < give_up_at
+        time.sleep(0.1)
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A run that `runs stop` has interrupted."""
+    folder = tmp_path_factory.mktemp("runs") / "mine"
+    process = trainer(folder)
+    try:
+        wait_for_commit(folder)
+        assert main(["stop", str(folder)]) == 0
+        head = read_head(FolderStore(folder))
+        assert head is not None and head.state == "released", "it has saved before it ended"
+    finally:
+        process.kill()
+    yield folder
+
+
+def test_a_run_in_a_folder_is_stopped_shown_and_listed(
+    stopped: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["status", str(stopped), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["run"], found["state"], found["attempts"]) == ("mine", "interrupted", 1)
+    assert found["committed_step"] > 0
+    assert "start the same command again" in found["waits_for"]
+    assert main(["list", str(stopped.parent), "--json"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)
+    assert (row["run"], row["committed_step"]) == ("mine", found["committed_step"])
+    assert main(["list", str(stopped.parent)]) == 0
+    assert "interrupted" in capsys.readouterr().out
+    assert main(["status", str(stopped)]) == 0
+    assert f"committed step {found['committed_step']}\n" in capsys.readouterr().out
+    for verb in ("stop", "shell"):
+        assert main([verb, str(stopped)]) == 2
+    said = capsys.readouterr().err.splitlines()
+    assert [line.split(";")[0] for line in said] == [
+        f"error: no process of this machine trains {stopped}",
+        "error: mine has no machine now",
+    ]
+    assert main(["download", str(stopped)]) == 2
+    assert "has no weights yet; --checkpoint newest has its last commit" in capsys.readouterr().err
+
+
+def test_a_failed_run_is_taken_back(stopped: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    mark_failed(FolderStore(stopped), "mine", "ada", "the disk broke")
+    assert main(["status", str(stopped)]) == 0
+    assert "`runs resume mine`, once repaired: the disk broke" in capsys.readouterr().out
+    assert main(["resume", str(stopped), "--reason", "a new disk"]) == 0
+    said = capsys.readouterr()
+    assert "[ok] mine resumes from step" in said.out
+    assert "it had failed: the disk broke" in said.err
+    assert "now start its command again" in said.err
+    head = read_head(FolderStore(stopped))
+    assert head is not None and head.state == "released"
+
+
+def test_followed_lines_come_once_and_an_unfinished_one_when_it_ends(stopped: Path) -> None:
+    """A stream that is read in pieces is the stream that is read at once."""
+    whole = [entry["text"] for entry in RunLog(FolderStore(stopped)).new()]
+    printed = [text for text in whole if text.startswith("step=")]
+    assert printed == [f"step={number + 1}" for number in range(len(printed))]
+    assert whole.index("take-over [ok]") < whole.index("step=1") < len(whole) - 1
+    log = RunLog(FolderStore(stopped))
+    pieces = [*log.new(is_last=False), *log.new(is_last=False), *log.new()]
+    assert sorted(as_line(entry) for entry in pieces) == sorted(
+        as_line(entry) for entry in RunLog(FolderStore(stopped)).new()
+    )
+
+
+def test_it_answers_within_a_second_without_torch_from_any_folder(
+    stopped: Path, tmp_path: Path
+) -> None:
+    """As `make setup` links it: next to the environment's Python."""
+    (tmp_path / "python").write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    (tmp_path / "python").chmod(0o755)
+    (tmp_path / "runs").symlink_to(REPOSITORY / "operate" / "runs")
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    done = subprocess.run(
+        [tmp_path / "runs", "list", "--json", stopped.parent], cwd=tmp_path, capture_output=True
+    )
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert json.loads(done.stdout)[0]["run"] == "mine", done.stderr
+    # Of CPU: the time on an idle machine.
+    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 1.0
+    code = "import sys, operate.command; print(sorted({'torch', 'moto'} & sys.modules.keys()))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True)
+    assert done.stdout == b"[]\n", done.stderr
+
+
+def test_a_status_refreshes_in_a_terminal_until_ctrl_c(stopped: Path) -> None:
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "operate", "status", str(stopped)],
+        cwd=REPOSITORY,
+        stdout=theirs,
+        env={**os.environ, "TERM": "xterm", "COLUMNS": "100"},
+    )
+    os.close(theirs)
+    text = b""
+    while text.count(b"seconds since") + text.count(b"since commit") < 2:  # five seconds later
+        text += os.read(ours, 65536)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(timeout=20) == 0
+    assert b"\x1b[" in text
+    os.close(ours)
+
+
+def denied(operation: str, service: str) -> ClientError:
+    message = f"User: ada is not authorized to perform: {service}:{operation} on resource: x"
+    return ClientError({"Error": {"Code": "AccessDenied", "Message": message}}, operation)
+
+
+@pytest.mark.parametrize(
+    ("error", "sentence"),
+    [
+        (
+            denied("DescribeStacks", "cloudformation"),
+            "error: these credentials may not call cloudformation:DescribeStacks; docs/runs.md",
+        ),
+        (
+            ClientError({"Error": {"Code": "UnauthorizedOperation"}}, "DescribeInstances"),
+            "error: these credentials may not call DescribeInstances; docs/runs.md",
+        ),
+        (
+            ClientError({"Error": {"Code": "Throttling"}}, "DescribeStacks"),
+            "error: An error occurred (Throttling) when calling the DescribeStacks operation",
+        ),
+    ],
+)
+def test_fails_in_one_sentence_that_names_the_action_that_is_missing(
+    error: ClientError,
+    sentence: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def refuse(*_: Any) -> None:
+        raise error
+
+    monkeypatch.setenv("AWS_REGION", "us-east-1")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    monkeypatch.setattr(botocore.client.BaseClient, "_make_api_call", refuse)
+    client.cache_clear()
+    assert main(["status"]) in (2, 74)
+    client.cache_clear()
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(sentence)
+
+
+def test_fails_where_neither_region_nor_run_is_known(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
+    client.cache_clear()
+    assert main(["list"]) == 2
+    said = capsys.readouterr().err
+    assert "specify a region. Export AWS_REGION and AWS_PROFILE, or name a folder" in said
+    assert main(["status", "./nothing"]) == 2
+    assert "no run found at" in capsys.readouterr().err
+
+
+def test_a_machine_on_demand_is_shut_down_and_comes_back_on_demand(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No notice comes to it when its fleet goes to zero."""
+    calls: list[tuple[Any, ...]] = []
+    machines = [
+        StackInstance(
+            id=f"i-{market}", run_id="run-1", fleet_id="sfr-1", size="g5.xlarge", market=market,
+            launched=0.0, is_live=True,
+        )
+        for market in (SPOT, ON_DEMAND)
+    ]  # fmt: skip
+
+    class Run(OperatedRun):
+        folder = None
+        settings: Any = type("Settings", (), {"notice_seconds": 1, "on_demand_base": 1})
+
+    run = Run(uri=str(tmp_path), stack="TrainingStack", outputs={"FleetIdOutput": "sfr-1"})
+    sight = Sight(run=run, now=0.0, head=None, ledger=Ledger(), live=machines, capacity=1)
+    monkeypatch.setattr(control, "look", lambda run: sight)
+    monkeypatch.setattr(fleet, "terminate", lambda one: calls.append(("terminate", one)))
+    monkeypatch.setattr(fleet, "set_capacity", lambda *words: calls.append(words))
+    monkeypatch.setattr(fleet, "read_capacity", lambda fleet_id: (0, 0))
+    control.stop(run, "")
+    control.resume(run, "")
+    assert calls == [("sfr-1", 0, 0), ("terminate", "i-on-demand"), ("sfr-1", 1, 1)]
