@@ -60,8 +60,10 @@ def play(template: Mapping[str, Any], scenario: Scenario) -> Stream:
 
 def _stack_name(template: Mapping[str, Any]) -> str:
     """Return the name of a template's stack, which its fleet's parameter begins with."""
-    parameter = template["Resources"][_logical_id(template, "AWS::SSM::Parameter")]
-    return str(parameter["Properties"]["Name"]).split("/")[1]
+    kind = "AWS::SSM::Parameter"
+    names = [r["Properties"]["Name"] for r in template["Resources"].values() if r["Type"] == kind]
+    (fleet,) = [name for name in names if name.endswith("/fleet-id")]
+    return str(fleet).split("/")[1]
 
 
 def first_alarm(alarm: Alarm, stream: Stream) -> int | None:

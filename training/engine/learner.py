@@ -35,7 +35,7 @@ from training.save.read import CheckpointContent
 from training.save.resume import ShardedContent
 from training.save.slices import is_sharded as has_shards
 from training.save.state import LiveState, flatten_state, unflatten_state
-from training.workload import Batch, Inputs, Start, Train
+from training.workload import Batch, Inputs, Start, Train, implements
 
 
 class Scalars:
@@ -146,7 +146,9 @@ class Learner:
         self.chosen = self._choose(model, started_with)
         if snapshot is None:
             seed_torch(inputs.device, "start", inputs.seed, stage.name)
-            if refused := stage.refusals(inputs.dataset.meta):
+            if implements(stage, Train.refusals) and (
+                refused := stage.refusals(inputs.dataset.meta)
+            ):
                 raise RunFailedError(f"stage {stage.name!r} cannot start: {refused[0]}")
             self.start = checked_start(stage, stage.start(model, inputs))
             if self.start.failures:

@@ -3,6 +3,7 @@
 Of an action whose resource words.toml does not name it is *, which only a Resource of * matches.
 """
 
+import gzip
 import json
 import re
 from collections.abc import Iterator, Mapping
@@ -45,6 +46,8 @@ def read_call(
     service: str, environ: Mapping[str, Any], body: bytes
 ) -> tuple[str, Mapping[str, Any]]:
     """Return the operation of a request, not to S3, and its parameters as they were sent."""
+    if environ.get("HTTP_CONTENT_ENCODING") == "gzip":
+        body = gzip.decompress(body)
     if target := str(environ.get("HTTP_X_AMZ_TARGET", "")).rpartition(".")[2]:
         return target, json.loads(body or b"{}")
     sent = body.decode(errors="replace") + "&" + environ.get("QUERY_STRING", "")

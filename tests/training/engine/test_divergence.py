@@ -290,7 +290,7 @@ def test_the_gradients_norm_is_recorded_as_clipping_finds_it(
         theirs = [line["gradient_norm"] for line in run.lines("step")]
         # Rounding grows from step to step, with BatchNorm above all.
         assert norms[:12] == pytest.approx(theirs[:12], rel=1e-3)
-    assert b"second: norm of the gradients" in (Path(whole.uri) / "report.html").read_bytes()
+    assert b'"y_label": "norm of the gradients"' in (Path(whole.uri) / "report.html").read_bytes()
     write_event_files(whole.store, tmp_path / "logs")
     events = EventAccumulator(str(tmp_path / "logs"))
     events.Reload()

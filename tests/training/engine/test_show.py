@@ -52,7 +52,7 @@ def test_the_report_has_texts_and_tables(run: Run) -> None:
     assert f"<p>second-4/drawn.txt</p><pre>&lt;{number}&gt;\n</pre>" in text
     answer = files["second-4/answers.csv"].splitlines()[1].partition(",")[0]
     row = f"<tr><td>{answer}</td><td>a, b</td></tr>"
-    assert f"<table><tr><th>answer</th><th>from</th></tr>{row}</table>" in text
+    assert f"<tr><th>answer</th><th>from</th></tr>{row}</table>" in text
 
 
 @pytest.mark.parametrize(
