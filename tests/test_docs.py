@@ -29,7 +29,9 @@ every_page = pytest.mark.parametrize(
 
 
 def page(name: str) -> str:
-    return (DOCS / f"{name}.md").read_text()
+    """A page of docs/, each paragraph and list item on one line."""
+    text = (DOCS / f"{name}.md").read_text()
+    return re.sub(r"(?<=[^\n]) *\n {0,3}(?=\S)(?![-*+] |\d+\. |[|#>]|```|!\[)", " ", text)
 
 
 def makes(text: str) -> set[str]:
@@ -77,6 +79,14 @@ def test_every_command_exists(path: Path) -> None:
         if not re.search(rf"\b{command}\b", help_of(module))
     ]
     assert unknown == []
+
+
+@every_page
+def test_prose_is_wrapped_at_100_columns(path: Path) -> None:
+    text = re.sub(r"^```.*?^```", "", path.read_text(), flags=re.M | re.S)
+    # Tables, commands and pictures are as long as they are.
+    lines = [line for line in text.splitlines() if not re.match(r" *\||    |!\[", line)]
+    assert [line for line in lines if len(line) > 100 and " " in line[:100].strip()] == []
 
 
 @every_page

@@ -1,6 +1,7 @@
 """docs/kill-table.md, written from the results that are kept beside this file."""
 
 import json
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -67,7 +68,12 @@ def text(results: Sequence[Mapping[str, Any]]) -> str:
         if chosen:
             parts += [f"## {title}", "", *_table(chosen), ""]
             parts += [
-                f"- **{record['row']}** ({_versions(record)}): {said[record['row']]}"
+                textwrap.fill(
+                    f"- **{record['row']}** ({_versions(record)}): {said[record['row']]}",
+                    width=100,
+                    subsequent_indent="  ",
+                    break_on_hyphens=False,
+                )
                 for record in chosen
                 if said[record["row"]]
             ]

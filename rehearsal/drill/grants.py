@@ -4,12 +4,15 @@ A rehearsal leaves permissions.json. What no call uses has its reason in needed_
 """
 
 import json
+import re
 import tomllib
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 FILE = "permissions.json"
+_OF_A_RUN = re.compile(r"(InstanceRole)/[^/]+/Role (?:InstanceRole\w+Role)?(\w+)")
 
 
 def denials(report: Mapping[str, Any]) -> list[str]:
@@ -36,9 +39,12 @@ def grants_page(folders: Sequence[Path]) -> tuple[str, list[str]]:
     rows: dict[tuple[str, str], dict[str, Any]] = {}
     for where, report in reports.items():
         for each in report["statements"]:
-            row = rows.setdefault((each["policy"], each["statement"]), {**each, "calls": {}})
+            # Each run has a role of its own.
+            policy = _OF_A_RUN.sub(r"\1/RUN/Role \2", each["policy"])
+            row = rows.setdefault((policy, each["statement"]), {**each, "calls": {}})
             for action, times in each["calls"].items():
-                row["calls"].setdefault(action, {})[where] = times
+                of_action = row["calls"].setdefault(action, Counter())
+                of_action[where] += times
     lines, unexplained = ["| statement | allows or denies | used by |", "|---|---|---|"], []
     for (policy, statement), row in sorted(rows.items()):
         used = "; ".join(

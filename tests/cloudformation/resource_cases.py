@@ -46,6 +46,8 @@ def parameter(value: Any = "1", **more: Any) -> dict[str, Any]:
 
 TOPIC = of("SNS::Topic")
 ROLE = of("IAM::Role", AssumeRolePolicyDocument=TRUST)
+STARTS = [{"PolicyName": "Starts", "PolicyDocument": policy(action="ec2:*")}]
+FLEET_ROLE = of("IAM::Role", AssumeRolePolicyDocument=TRUST, Policies=STARTS)
 VPC = of("EC2::VPC", CidrBlock="10.0.0.0/16")
 SUBNET = of("EC2::Subnet", VpcId=ref("Vpc"), CidrBlock="10.0.0.0/24")
 TABLE = of("EC2::RouteTable", VpcId=ref("Vpc"))
@@ -152,7 +154,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     },
     "AWS::EC2::SpotFleet": (
         {
-            "Role": ROLE,
+            "Role": FLEET_ROLE,
             "Template": template(),
             "It": of(
                 "EC2::SpotFleet",

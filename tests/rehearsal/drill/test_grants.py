@@ -8,13 +8,20 @@ import pytest
 
 from rehearsal.drill.grants import FILE, grants_page
 
-ROLE = "TrainingStack/InstanceRole/Role InstanceRoleDefaultPolicy"
+RUNS = "TrainingStack/InstanceRole/{0}/Role InstanceRole{0}RoleDefaultPolicy"
+ROLE = "TrainingStack/InstanceRole/RUN/Role DefaultPolicy"
 PAGE = Path(__file__).parents[3] / "docs/permissions.md"
 
 
 def report(folder: Path, **calls: dict[str, int]) -> None:
     statements = [
-        {"policy": ROLE, "statement": name, "effect": "Allow", "actions": ["s3:*"], "calls": made}
+        {
+            "policy": RUNS.format(folder.name),
+            "statement": name,
+            "effect": "Allow",
+            "actions": ["s3:*"],
+            "calls": made,
+        }
         for name, made in calls.items()
     ]
     denied = [{"caller": "Role", "action": "s3:PutObject", "resource": "arn:aws:s3:::b/k",

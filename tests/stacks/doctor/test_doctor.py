@@ -228,7 +228,12 @@ def test_a_key_that_spot_may_not_use_is_fixed_by_grants(healthy: Clinic, examine
         kms.create_grant(KeyId=key["Arn"], GranteePrincipal=principal, Operations=options)
     (line,) = examine(healthy, f"kms={key['Arn']}")["key"]
     assert "alarms would be lost" in line["what"]
-    policy = {"Statement": [{"Principal": {"Service": "cloudwatch.amazonaws.com"}}]}
+    allowed = {"Effect": "Allow", "Principal": {"Service": "cloudwatch.amazonaws.com"}}
+    statements = [
+        {**allowed, "Action": ["kms:Decrypt", "kms:GenerateDataKey*"], "Resource": "*"},
+        {"Effect": "Allow", "Principal": {"AWS": "*"}, "Action": "kms:*", "Resource": "*"},
+    ]
+    policy = {"Version": "2012-10-17", "Statement": statements}
     kms.put_key_policy(KeyId=key["Arn"], PolicyName="default", Policy=json.dumps(policy))
     assert examine(healthy, f"kms={key['Arn']}")["key"][0]["state"] == "ok"
     kms.disable_key(KeyId=key["KeyId"])
