@@ -1,12 +1,15 @@
-"""What AWS refuses and moto takes, or fails at: names, descriptions, unknown uploads.
+"""What AWS refuses and moto takes, or fails at: names, descriptions, checksums, unknown uploads.
 
 Patterns and lengths are botocore's, of AWS's own API models; those that the models lack are here,
 from the API references.
 """
 
+import base64
 import functools
+import hashlib
 import re
-from collections.abc import Mapping
+import zlib
+from collections.abc import Callable, Mapping
 from typing import Any
 from urllib.parse import parse_qs
 
@@ -22,6 +25,10 @@ _MORE = {
     ("cloudwatch", "PutDashboard"): {"DashboardName": r"[a-zA-Z0-9_\-]{1,255}"},
     ("ssm", "PutParameter"): {"Name": r"[a-zA-Z0-9_.\-/]{1,2048}"},
 }
+_DIGESTS: Mapping[str, Callable[[bytes], bytes]] = {
+    "SHA256": lambda body: hashlib.sha256(body).digest(),
+    "CRC32": lambda body: zlib.crc32(body).to_bytes(4, "big"),
+}
 _BUCKET = re.compile(r"(?!.*\.\.)[a-z0-9][a-z0-9.\-]{1,61}[a-z0-9]")
 
 
@@ -30,7 +37,7 @@ def find_mistake(
 ) -> tuple[str, str, int] | None:
     """Return the error's code, message and status of a request that AWS would refuse."""
     if service == "s3":
-        return _mistake_in_s3(environ, s3_backends[account]["aws"].buckets)
+        return _mistake_in_s3(environ, body, s3_backends[account]["aws"].buckets)
     name, values = read_call(service, environ, body)
     wanted = _patterns({"monitoring": "cloudwatch"}.get(service, service), name)
     for parameter, pattern in wanted.items():
@@ -45,7 +52,9 @@ def find_mistake(
     return None
 
 
-def _mistake_in_s3(environ: Mapping[str, Any], buckets: Any) -> tuple[str, str, int] | None:
+def _mistake_in_s3(
+    environ: Mapping[str, Any], body: bytes, buckets: Any
+) -> tuple[str, str, int] | None:
     query = parse_qs(environ.get("QUERY_STRING", ""))
     bucket, _, key = str(environ.get("PATH_INFO", "")).lstrip("/").partition("/")
     upload = query.get("uploadId", [""])[0]
@@ -53,6 +62,11 @@ def _mistake_in_s3(environ: Mapping[str, Any], buckets: Any) -> tuple[str, str, 
         return "NoSuchUpload", "The specified upload does not exist.", 404
     if environ["REQUEST_METHOD"] == "PUT" and not key and not _BUCKET.fullmatch(bucket):
         return "InvalidBucketName", "The specified bucket is not valid.", 400
+    for name, digest in _DIGESTS.items() if environ["REQUEST_METHOD"] == "PUT" else ():
+        said = environ.get(f"HTTP_X_AMZ_CHECKSUM_{name}")
+        if said and said != base64.b64encode(digest(body)).decode():
+            message = f"The {name} you specified did not match the calculated checksum."
+            return "BadDigest", message, 400
     return None
 
 

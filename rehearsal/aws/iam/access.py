@@ -115,14 +115,18 @@ class AccessControl:
         read = self.evidence.read
         every = [read_policy("root", IDENTITY, _ALL)] if caller.kind == "Account" else []
         boundaries = [each.permissions_boundary_arn for each in roles]
+        resource = [read(key, text) for key, text in self._resource(one)]
+        # A key always has a policy; without one there is no such key, which KMS says itself.
+        needs_resource = one.action.startswith("sts:AssumeRole") or (
+            one.action.startswith("kms:") and bool(resource)
+        )
         return evaluate(
             caller,
             replace(one, keys=keys),
             identity=[*every, *(read(key, text) for key, text in self._identity(roles))],
             boundary=[read_policy(a, BOUNDARY, self._managed(a)) for a in boundaries if a],
-            resource=[read(key, text) for key, text in self._resource(one)],
-            needs_resource=one.resource != "*"
-            and one.action.startswith(("kms:", "sts:AssumeRole")),
+            resource=resource,
+            needs_resource=needs_resource and one.resource != "*",
         )
 
     def _resource_keys(self, one: ApiCall) -> dict[str, str]:

@@ -76,3 +76,30 @@ def test_an_event_is_tested_against_a_pattern(aws: EmbeddedAws) -> None:
             EventPattern=json.dumps({"source": [source]}), Event=json.dumps(event)
         )
         assert found["Result"] is expected
+
+
+@pytest.mark.parametrize("name", ["SHA256", "CRC32"])
+def test_fails_a_put_and_a_part_whose_bytes_are_not_those_of_their_checksum(
+    aws: EmbeddedAws, name: str
+) -> None:
+    s3 = aws.client("s3")
+    s3.create_bucket(Bucket=f"digests-{name.lower()}")
+    where = {"Bucket": f"digests-{name.lower()}", "Key": "k"}
+    # A real client sends the checksum of what it meant, and bytes may change on their way.
+    wrong = {f"Checksum{name}": {"SHA256": "A" * 43 + "=", "CRC32": "AAAAAA=="}[name]}
+    upload = {**where, "UploadId": s3.create_multipart_upload(**where)["UploadId"]}
+    for call in (
+        lambda: s3.put_object(**where, **wrong, Body=b"a"),
+        lambda: s3.upload_part(**upload, **wrong, PartNumber=1, Body=b"a"),
+    ):
+        with pytest.raises(ClientError) as refused:
+            call()
+        assert refused.value.response["Error"]["Code"] == "BadDigest"
+    assert "Contents" not in s3.list_objects_v2(Bucket=f"digests-{name.lower()}")
+    right = {"SHA256": "ypeBEsobvcr6wjGzmiPcTaeG7/gUfE5yuYB3ha/uSLs=", "CRC32": "6Le+Qw=="}[name]
+    s3.put_object(**where, **{f"Checksum{name}": right}, Body=b"a")
+
+
+def test_fails_a_key_that_does_not_exist_as_kms_does(aws: EmbeddedAws) -> None:
+    with pytest.raises(ClientError, match="NotFoundException"):
+        aws.client("kms").describe_key(KeyId="01234567-89ab-cdef-0123-456789abcdef")
