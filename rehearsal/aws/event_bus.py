@@ -136,7 +136,8 @@ class EventBus:
 
     def _deliver(self, event: dict[str, Any], *, scheduled: bool) -> None:
         events = self.aws.client("events")
-        for rule in events.list_rules()["Rules"]:
+        pages = events.get_paginator("list_rules").paginate()
+        for rule in (rule for page in pages for rule in page["Rules"]):
             if rule.get("State") != "ENABLED" or scheduled != ("ScheduleExpression" in rule):
                 continue
             pattern = rule.get("EventPattern")

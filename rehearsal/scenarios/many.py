@@ -101,14 +101,15 @@ class SideRun:
             undone=[str(each) for each in self.drill.plan[len(self.drill.interruptions) :]],
         )
         expect = Expectation(ends=EQUAL, machines=1 + len(self.drill.plan))
-        markets = spending(self.run)["by_market"].values()
+        usd = sum(each["usd"] for each in spending(self.run)["by_market"].values())
+        faults = find_faults(ended, expect)
         return SideOutcome(
             stack=self.stacks.training,
             machines=len(lives),
             taken=", ".join(str(each.planned) for each in self.drill.interruptions),
             seconds=round(ended.hours * 3600, 1),
-            usd=round(sum(each["usd"] for each in markets), 6),
-            faults=tuple(find_faults(ended, expect)),
+            usd=round(usd, 6),
+            faults=(*faults, *(() if usd else ("its Guard counted no dollar",))),
         )
 
 

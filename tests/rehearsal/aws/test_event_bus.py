@@ -103,3 +103,26 @@ def test_an_event_that_fails_is_tried_again_as_lambda_does(
     assert (second.tries, second.answer) == (1, 3.0)
     assert (third.tries, third.answer) == (TRIES, None)
     assert third.error == "TypeError: unsupported operand type(s) for -: 'int' and 'str'"
+
+
+def test_every_rule_of_many_stacks_is_heard(aws: EmbeddedAws, tmp_path: Path) -> None:
+    topic = aws.client("sns").create_topic(Name="heard")["TopicArn"]
+    sqs = aws.client("sqs")
+    queue = sqs.create_queue(QueueName="heard")["QueueUrl"]
+    arn = sqs.get_queue_attributes(QueueUrl=queue, AttributeNames=["QueueArn"])["Attributes"]
+    aws.client("sns").subscribe(TopicArn=topic, Protocol="sqs", Endpoint=arn["QueueArn"])
+    allowed = {"Effect": "Allow", "Principal": {"Service": "events.amazonaws.com"},
+               "Action": "sns:Publish", "Resource": topic}  # fmt: skip
+    policy = json.dumps({"Version": "2012-10-17", "Statement": [allowed]})
+    aws.client("sns").set_topic_attributes(
+        TopicArn=topic, AttributeName="Policy", AttributeValue=policy
+    )
+    events, pattern = aws.client("events"), json.dumps({"source": ["many"]})
+    for number in range(120):  # ListRules returns at most 100 at once
+        events.put_rule(Name=f"rule-{number}", EventPattern=pattern, State="ENABLED")
+        events.put_targets(Rule=f"rule-{number}", Targets=[{"Id": "1", "Arn": topic}])
+    bus = EventBus(aws=aws, code_folder=tmp_path)
+    bus.publish("many", "Test", {})
+    bus.close()
+    told = sqs.get_queue_attributes(QueueUrl=queue, AttributeNames=["ApproximateNumberOfMessages"])
+    assert told["Attributes"]["ApproximateNumberOfMessages"] == "120"
