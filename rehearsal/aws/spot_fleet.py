@@ -5,6 +5,7 @@ whose pool has a machine. `maintain_fleets` does what is due as time passes.
 """
 
 import threading
+from collections.abc import Mapping
 from typing import Any
 
 from moto.ec2.exceptions import EC2ClientError
@@ -18,6 +19,8 @@ from rehearsal.aws.iam.access import AccessControl
 from rehearsal.aws.iam.evaluation import ApiCall
 
 DECREASE = "capacity decreased"
+# How soon EC2 tries again is not documented.
+_SECONDS_AFTER_FAILURE = 30.0
 # Two clients that ask for the same target at once must not start two instances.
 _LOCK = threading.RLock()
 # The capacity of the running account: like moto's state, there is one in a process.
@@ -63,6 +66,7 @@ class TemplateFleet:
         # moto's Instance.terminate would subtract the weights of these from fulfilled_capacity.
         self.launch_specs: list[Any] = []
         self.session: AssumedRole | None = None
+        self.failed_until = 0.0
         self.spot_requests: list[FleetInstance] = []
 
     @property
@@ -176,13 +180,25 @@ class TemplateFleet:
     def _launch(self, market: str, count: int) -> None:
         for _ in range(count):
             offer = self._cheapest(market)
-            if offer is None or not self._may_launch(offer):
+            waits = self.capacity.clock() < self.failed_until
+            if waits or offer is None or not self._may_launch(offer):
                 return
             request = FleetInstance(
                 offer, backend=self.ec2_backend, fleet_id=self.id, config=self.config
             )
             self.ec2_backend.spot_instance_requests[request.id] = request
             self.spot_requests.append(request)
+            if not all(
+                map(self._may_encrypt, request.template_data.get("BlockDeviceMappings", []))
+            ):
+                self._end([request])
+                code = "Client.InternalError"
+                request.instance.state_reason = StateReason(f"{code}: Client error on launch", code)
+                self.failed_until = self.capacity.clock() + _SECONDS_AFTER_FAILURE
+
+    def _may_encrypt(self, device: Mapping[str, Any]) -> bool:
+        access, key = ACCESS[0], device.get("Ebs", {}).get("KmsKeyId")
+        return access is None or key is None or access.may_encrypt_volumes(key)
 
     def _may_launch(self, offer: PoolOffer) -> bool:
         """Whether the fleet's role lets EC2 start and tag instances, and pass them their role."""

@@ -35,6 +35,11 @@ from rehearsal.aws.iam.evidence import Evidence, Key
 from rehearsal.aws.iam.requests import asked
 from rehearsal.aws.iam.sessions import Sessions
 
+# EC2's own roles, which start a Spot fleet's instances and make their volumes.
+_SPOT_ROLES = (
+    "spotfleet.amazonaws.com/AWSServiceRoleForEC2SpotFleet",
+    "spot.amazonaws.com/AWSServiceRoleForEC2Spot",
+)
 _ALL = '{"Statement": {"Effect": "Allow", "Action": "*", "Resource": "*"}}'
 
 
@@ -97,6 +102,21 @@ class AccessControl:
     def allows(self, session: AssumedRole, one: ApiCall) -> bool:
         """Whether a session may do this."""
         return self.check(self.sessions.by_key(session.access_key_id), one) is None
+
+    def may_encrypt_volumes(self, key: str) -> bool:
+        """Whether the key lets EC2's two Spot roles start instances with its volumes.
+
+        https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/spot-fleet-prerequisites.html
+        """
+        keys = {
+            "kms:grantisforawsresource": "true",
+            "kms:calleraccount": self.account,
+            "kms:viaservice": f"ec2.{self.region}.amazonaws.com",
+        }
+        ways = ("CreateGrant", "GenerateDataKeyWithoutPlaintext", "Decrypt")
+        wanted = [ApiCall(action=f"kms:{way}", resource=key, keys=keys) for way in ways]
+        roles = map(self.sessions.service_linked, _SPOT_ROLES)
+        return all(self.check(role, one) is None for role in roles for one in wanted)
 
     def role_of_profile(self, profile: str) -> str:
         """Return the ARN of the role that instances with a profile, by its name or ARN, have."""
@@ -194,6 +214,10 @@ class AccessControl:
             yield ("topic", found.arn), found.policy
         elif service == "kms" and (found := _of(kms_backends, here).keys.get(last)):
             yield ("key", found.id), found.policy
+            yield (
+                ("grants", found.id),
+                json.dumps({"Statement": [*map(_granted, found.list_grants(""))]}),
+            )
         elif service == "lambda":
             with suppress(UnknownFunctionException):
                 function = name.partition(":")[2]
@@ -210,6 +234,13 @@ class AccessControl:
                 via = f"s3.{self.region}.amazonaws.com"
                 keys = {"kms:viaservice": via, "kms:calleraccount": self.account}
                 yield ApiCall(action=action, resource=key, keys=keys)
+
+
+def _granted(grant: Any) -> dict[str, Any]:
+    """Return a grant of KMS as the statement of a policy that it amounts to."""
+    actions = [f"kms:{name}" for name in grant.operations]
+    who = {"AWS": grant.grantee_principal}
+    return {"Effect": "Allow", "Principal": who, "Action": actions, "Resource": "*"}
 
 
 def _service_and_name(arn: str) -> tuple[str, str]:

@@ -70,6 +70,11 @@ class Sessions:
         }
         return Caller(arn=f"{name}.amazonaws.com", kind="Service", keys=keys)
 
+    def service_linked(self, name: str) -> Caller:
+        """Return a service's own role in the account, by its path and name."""
+        arn = f"arn:aws:iam::{self._account}:role/aws-service-role/{name}"
+        return self._caller("AssumedRole", arn, "", {}, arn)
+
     def _of(self, session: AssumedRole, keys: Keys) -> Caller:
         return self._caller("AssumedRole", session.arn, session.user_id, keys, session.role_arn)
 

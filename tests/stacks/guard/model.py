@@ -74,7 +74,8 @@ class RunMachine(RuleBasedStateMachine):
         world = self.world
         self.patch = mock.patch("boto3.client", lambda service, **_: Service(world, service))
         self.patch.start()
-        self.began = self.next_call = self.world.now
+        self.began = self.next_call = self.heard = self.world.now
+        self.longest_gap = self.period
 
     def teardown(self) -> None:
         self.patch.stop()
@@ -105,8 +106,11 @@ class RunMachine(RuleBasedStateMachine):
 
     def respond(self) -> None:
         # What failed is reported, and Lambda calls again; here the next rule may.
+        now = self.world.now
+        self.longest_gap = max(self.longest_gap, now - self.heard)
         with suppress(handler.GuardError), redirect_stdout(io.StringIO()):
-            handler.respond(self.settings, TICK, self.world.now)
+            handler.respond(self.settings, TICK, now)
+            self.heard = now
 
     def permits(self) -> list[str]:
         """Why the run may be stopped now, as the world knows."""
@@ -198,12 +202,13 @@ class GuardMachine(RunMachine):
     def permits(self) -> list[str]:
         world, found = self.world, self.duties()
         # Before the bound, not after it: what is spent until the next call is reckoned with.
-        # An end is seen at the next call, and counts until then.
+        # An end is seen at the next call that EC2 answers, and counts until then.
         num_ended = sum(not each.is_live for each in world.machines)
-        reserve = (2 + num_ended) * PERIOD / HOUR * (ON_DEMAND_USD + VOLUME_USD)
+        late = num_ended * self.longest_gap / HOUR
+        reserve = (2 * PERIOD / HOUR + late) * (ON_DEMAND_USD + VOLUME_USD)
         if world.spent > MAX_USD - reserve:
             found.append("dollars soon")
-        if self.hours() + num_ended * PERIOD / HOUR > MAX_HOURS:
+        if self.hours() + late > MAX_HOURS:
             found.append("hours soon")
         return found
 

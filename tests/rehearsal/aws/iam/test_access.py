@@ -133,6 +133,40 @@ def test_a_fleet_whose_role_may_not_launch_has_no_instance(
     } <= denied
 
 
+def test_instances_with_a_key_that_spot_may_not_use_end_at_launch_until_it_is_granted(
+    aws: EmbeddedAws, fleets: Fleets
+) -> None:
+    kms, ec2 = aws.client("kms"), fleets.ec2
+    key = kms.create_key()["KeyMetadata"]["Arn"]
+    ebs = {"VolumeSize": 200, "Encrypted": True, "KmsKeyId": key}
+    data = {**fleets.data, "BlockDeviceMappings": [{"DeviceName": "sdf", "Ebs": ebs}]}
+    version = ec2.create_launch_template_version(
+        LaunchTemplateId=fleets.template, LaunchTemplateData=data
+    )["LaunchTemplateVersion"]["VersionNumber"]
+
+    def states(request: str) -> list[tuple[str, str]]:
+        tag = [{"Name": "tag:aws:ec2spot:fleet-request-id", "Values": [request]}]
+        found = ec2.describe_instances(Filters=tag)["Reservations"]
+        return [
+            (one["State"]["Name"], one.get("StateReason", {}).get("Code", ""))
+            for each in found
+            for one in each["Instances"]
+        ]
+
+    request = fleets.request(LaunchTemplateConfigs=fleets.configs(str(version)))
+    assert states(request) == [("terminated", "Client.InternalError")]
+    roles = ("spotfleet.amazonaws.com/AWSServiceRoleForEC2SpotFleet",
+             "spot.amazonaws.com/AWSServiceRoleForEC2Spot")  # fmt: skip
+    for role in roles:  # as doctor's fix does
+        kms.create_grant(
+            KeyId=key,
+            GranteePrincipal=f"arn:aws:iam::{aws.account}:role/aws-service-role/{role}",
+            Operations=["CreateGrant", "Decrypt", "GenerateDataKeyWithoutPlaintext"],
+        )
+    request = fleets.request(LaunchTemplateConfigs=fleets.configs(str(version)))
+    assert [state for state, _ in states(request)] == ["running"]
+
+
 def test_a_pull_request_has_its_role_and_no_other_repository_has(aws: EmbeddedAws) -> None:
     issuer, iam = "token.actions.githubusercontent.com", aws.client("iam")
     provider = iam.create_open_id_connect_provider(
