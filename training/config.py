@@ -37,6 +37,14 @@ def resolve_config(workload: Workload[Any], recipe: str, overrides: Mapping[str,
     return config
 
 
+def fitted(
+    workload: Workload[Any], config: Any, overrides: Mapping[str, str], meta: Mapping[str, Any]
+) -> dict[str, str]:
+    """What a dataset decides of a config in which nothing else was asked for."""
+    found = workload.fitted(config, meta)
+    return {name: text for name, text in found.items() if name not in overrides}
+
+
 def with_overrides(config: Any, overrides: Mapping[str, str], what: str) -> Any:
     """A dataclass with fields overridden by name; `what` it is, for messages."""
     places = field_places(config)

@@ -332,6 +332,13 @@ class Workload(Generic[C]):
         """The stages in order: pure, unique names, at least one Train."""
         raise NotImplementedError
 
+    def fitted(self, c: C, meta: Mapping[str, Any]) -> Mapping[str, str]:
+        """Overrides without which `c` would not fit a dataset with this `meta`: its classes.
+
+        A run takes those that it does not override itself.
+        """
+        return {}
+
     def rungs(self, c: C) -> Sequence[Rung]:
         """The out-of-memory ladder, mildest first; may be empty."""
         return ()

@@ -128,6 +128,7 @@ def _sync(options: argparse.Namespace) -> int:
 def _check_content(name: str, folder: Path, *, as_json: bool) -> int:
     """Print what the workload finds; UserError, exit code 2, if training would break."""
     # Not above: they import torch, and a sync runs at boot.
+    from training.cli.next_run import show_next
     from training.registry import load_workload
     from training.workload import Workload, implements
 
@@ -138,9 +139,10 @@ def _check_content(name: str, folder: Path, *, as_json: bool) -> int:
             "(training/workload.py); leave --workload out"
         )
     # Progress goes to stderr, so that what is found can be piped.
+    dataset = None
     with redirect_stdout(sys.stderr):
         if (folder / MANIFEST).is_file():
-            open_dataset(folder, again=True)
+            dataset = open_dataset(folder, again=True)
         with ProgressBar(f"checking {folder.name}", 0) as bar:
             report = workload.check_data(
                 folder, lambda done, total: bar.show(done, "images", total)
@@ -156,6 +158,10 @@ def _check_content(name: str, folder: Path, *, as_json: bool) -> int:
             print(f"[ok] {folder} can be trained on; warnings: {len(report.warnings)}")
     if refused := [finding.rule for finding in report.refusals]:
         raise UserError(f"{folder} cannot be trained on: it was refused for {', '.join(refused)}")
+    if dataset is not None and not as_json:
+        show_next(name, workload, dataset.manifest, str(folder), None)
+    elif not as_json:
+        print(f"next:\n    python -m training data import {folder} --workload {name} --out data")
     return EXIT_FINISHED
 
 

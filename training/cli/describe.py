@@ -29,7 +29,7 @@ def add_describe(parser: argparse.ArgumentParser) -> None:
 
 def _describe(options: argparse.Namespace) -> int:
     import_from(options.source)
-    from training.config import parse_overrides, resolve_config
+    from training.config import fitted, parse_overrides, resolve_config
     from training.engine.job import checked_stages
     from training.preflight.preflight import refuse_dataset
     from training.preflight.workload_checks import problems
@@ -43,9 +43,11 @@ def _describe(options: argparse.Namespace) -> int:
     overrides = parse_overrides(options.override)
     config = resolve_config(workload, recipe, overrides)
     samples = workload.nominal_samples.get(recipe, {})
+    meta = _meta(options.manifest) if options.manifest is not None else {}
+    overrides = {**fitted(workload, config, overrides, meta), **overrides}
+    config = resolve_config(workload, recipe, overrides)
     stages = checked_stages(workload, config)
-    if options.manifest is not None:
-        refuse_dataset(_meta(options.manifest), stages)
+    refuse_dataset(meta, stages)
     rows, why = _footprints(options.workload, recipe, overrides) if options.measure else ([], "")
     described = WorkloadDescription(
         recipe=recipe,

@@ -95,6 +95,7 @@ def _make(options: argparse.Namespace) -> int:
 
 
 def _import(options: argparse.Namespace) -> int:
+    from training.cli.next_run import show_next
     from training.workload import Workload, implements
 
     workload = _workload(options)
@@ -119,19 +120,23 @@ def _import(options: argparse.Namespace) -> int:
                 meta = act(
                     source, options.out, options.seed, lambda done, total: bar.show(done, "", total)
                 )
-            _finish_making(options.out, workload.name, meta, began)
+            manifest = _finish_making(options.out, workload.name, meta, began)
     if isinstance(source, Path):
         print(", ".join(f"{split}: {count:,} images" for split, count in meta["splits"].items()))
     elif "classes" in meta:
         counts = sorted(Counter(str(file.label) for file in source).items())
         print("classes: " + ", ".join(f"{name} ({count})" for name, count in counts))
-    return EXIT_FINISHED if store is None else send(options.out, store)
+    code = EXIT_FINISHED if store is None else send(options.out, store)
+    show_next(options.workload, workload, manifest, str(options.out), options.dataset_uri)
+    return code
 
 
 def _import_packed(
     options: argparse.Namespace, name: str, packing: "Workload[Any]", scratch: Path
 ) -> int:
     """Pack files into the folder, or without one straight into the store."""
+    from training.cli.next_run import show_next
+
     output = _output(options, name)
     if output.read(MANIFEST) is None:
         is_stored = options.source.startswith("s3://")
@@ -159,9 +164,12 @@ def _import_packed(
             for entry in made.files:
                 verified.add(entry)
     clean_up(output)
-    if options.out is None or not options.dataset_uri:
-        return EXIT_FINISHED
-    return send(options.out, open_store(options.dataset_uri))
+    if options.out is not None and options.dataset_uri:
+        send(options.out, open_store(options.dataset_uri))
+    manifest = json.loads(output.read(MANIFEST) or b"")
+    where = str(options.out or options.dataset_uri)
+    show_next(options.workload, packing, manifest, where, options.dataset_uri)
+    return EXIT_FINISHED
 
 
 def _output(options: argparse.Namespace, workload: str) -> Output:
@@ -215,13 +223,16 @@ def _check_unfinished(record: bytes, where: str, workload: str) -> None:
     print(f"[ok] resuming the unfinished dataset in {where}")
 
 
-def _finish_making(out: Path, workload: str, meta: Mapping[str, Any], began: float) -> None:
-    files = write_manifest(out, workload, meta).manifest["files"]
-    _print_made(files, began)
+def _finish_making(
+    out: Path, workload: str, meta: Mapping[str, Any], began: float
+) -> Mapping[str, Any]:
+    manifest: Mapping[str, Any] = write_manifest(out, workload, meta).manifest
+    _print_made(manifest["files"], began)
     if "vocab_size" in meta:
         print(f"vocabulary: {meta['vocab_size']:,} tokens, tokenizer: {meta['tokenizer']}")
         for name, split in meta["splits"].items():
             print(f"{name}: {split['documents']:,} documents, {split['tokens']:,} tokens")
+    return manifest
 
 
 def _print_made(files: Sequence[Mapping[str, Any]], began: float) -> None:

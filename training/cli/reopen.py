@@ -1,18 +1,23 @@
 """`python -m training reopen`: take a failed run back, or resume one from a chosen checkpoint.
 
-Imports no torch.
+Imports no torch, unless the config changes.
 """
 
 import argparse
 import json
 import socket
+from collections.abc import Sequence
+from dataclasses import replace
 
-from contract.keys import RECEIPT
+from contract.keys import ADAPTATION, CONFIG, RECEIPT
 from training.cli.run_options import count, positive
-from training.errors import EXIT_FINISHED
+from training.errors import EXIT_FINISHED, UserError
 from training.record.events import Events
+from training.record.head import read_head
 from training.record.reopen import Reopened, reopen_run
+from training.record.run_config import read_run_config
 from training.store.open import open_store
+from training.store.protocol import Store
 
 
 def add_reopen(parser: argparse.ArgumentParser) -> None:
@@ -23,7 +28,8 @@ def add_reopen(parser: argparse.ArgumentParser) -> None:
         "the next attempt deletes their files. With --from-scratch it begins at step 0, and the "
         "checkpoints stay until it has more of its own than are kept. That choice belongs to this "
         "command and not to `run`: a replacement machine runs the same `run` again, and would go "
-        "back again. A finished run, and one whose writer is alive, are refused."
+        "back again. A finished run, and one whose writer is alive, are refused. A failed run that "
+        "has no checkpoint may change its config by --override: it need not be begun again."
     )
     add = parser.add_argument
     add("--run-uri", required=True, help="s3://bucket/runs/<run id>, or a folder")
@@ -32,6 +38,13 @@ def add_reopen(parser: argparse.ArgumentParser) -> None:
         "--from-checkpoint", type=count, metavar="STEP", help="resume from this step's checkpoint"
     )
     start.add_argument("--from-scratch", action="store_true", help="resume from no checkpoint")
+    add(
+        "--override",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="what is to be different; give it to the next `run`, too, or to the stack",
+    )
     add("--reason", default="", metavar="TEXT", help="why, for the run's events")
     add("--writer", default=socket.gethostname(), help="who says so, for the run's events")
     add(
@@ -52,6 +65,7 @@ def _reopen(options: argparse.Namespace) -> int:
             seconds = options.lease_ttl_seconds
             print(f"[lease] held by {writer}; watching its heartbeat for {seconds:g} s", flush=True)
 
+    overrides = _change_config(store, options.override) if options.override else None
     done = reopen_run(
         store,
         options.from_checkpoint,
@@ -64,6 +78,7 @@ def _reopen(options: argparse.Namespace) -> int:
         "checkpoint": done.newest.name if done.newest else None,
         "step": done.newest.step if done.newest else 0,
         "dropped": done.dropped,
+        **({"overrides": overrides} if overrides else {}),
     }
     store.delete([RECEIPT])  # of the failure: the run goes on
     Events(store, options.writer).emit(
@@ -73,7 +88,52 @@ def _reopen(options: argparse.Namespace) -> int:
         print(json.dumps({"run": store.uri, "state": done.after.state, **about}, indent=1))
     else:
         print(_sentence(store.uri, done))
+        if overrides:
+            print(f"its overrides are now: {overrides}")
     return EXIT_FINISHED
+
+
+def _change_config(store: Store, pairs: Sequence[str]) -> str:
+    """Give a failed run without a checkpoint other overrides; returns all that it has.
+
+    Nobody trains it meanwhile: it is failed until it is reopened.
+    """
+    from training.config import parse_overrides, resolve_config
+    from training.engine.job import ResolvedWorkload, checked_stages
+    from training.registry import load_workload
+    from training.settings import recorded
+
+    head, record = read_head(store), read_run_config(store)
+    if head is None or record is None or head.state != "failed" or head.checkpoints:
+        what = "has no config yet" if head is None or record is None else f"is {head.state}"
+        if head is not None and head.checkpoints:
+            what = f"has {len(head.checkpoints)} checkpoints of its config"
+        raise UserError(
+            f"{store.uri} {what}; only a failed run without a checkpoint can change its config: "
+            "leave --override out, or start a new run"
+        )
+    given = parse_overrides(pairs)
+    overrides = {**record.overrides, **given}
+    fitted = {name: text for name, text in record.fitted.items() if name not in given}
+    workload = load_workload(record.workload)
+    config = resolve_config(workload, record.recipe, {**fitted, **overrides})
+    stages = checked_stages(workload, config)
+    numerics = ResolvedWorkload(workload=workload, config=config, stages=stages).numerics
+    new = replace(
+        record,
+        overrides=overrides,
+        fitted=fitted,
+        config={**record.config, **recorded(config)},
+        numerics_key={
+            **record.numerics_key,
+            "stages": numerics,
+            "threads": config.num_threads,
+            "deterministic": config.deterministic,
+        },
+    )
+    store.delete([ADAPTATION])  # of another config
+    store.put(CONFIG, new.to_bytes())
+    return " ".join(f"{name}={text}" for name, text in sorted(overrides.items()))
 
 
 def _sentence(uri: str, done: Reopened) -> str:

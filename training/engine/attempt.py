@@ -122,6 +122,7 @@ class _WorkloadJob:
             workload=options.workload,
             recipe=options.recipe,
             overrides=dict(options.overrides),
+            fitted=dict(self._resolved.fitted),
             config={**recorded(self._resolved.config), **source},
             dataset=self._dataset.fingerprint,
             numerics_key=self._key,

@@ -149,6 +149,7 @@ class ResolvedWorkload:
     config: Any
     stages: Sequence[Prepare | Train]
     origin: Origin | None = None
+    fitted: Mapping[str, str] = field(default_factory=dict)  # overrides that follow from the data
 
     @property
     def numerics(self) -> dict[str, dict[str, Any]]:

@@ -21,7 +21,7 @@ import torch
 
 from contract.grammar import parse_span
 from contract.keys import CHECKPOINTS, CONFIG, MANIFEST, artifact_prefix, checkpoint_prefix
-from training.config import resolve_config
+from training.config import fitted, resolve_config
 from training.engine.job import (
     Origin,
     ResolvedWorkload,
@@ -82,6 +82,10 @@ def preflight(options: RunOptions) -> Preflight:
     if wrong:
         raise UserError(f"workload {options.workload!r} cannot be trained: {wrong[0]}")
     config = resolve_config(workload, options.recipe, options.overrides)
+    meta = _new_meta(options)
+    overrides_of_data = _fitted(options, workload, config, meta)
+    overrides = {**overrides_of_data, **options.overrides}
+    config = resolve_config(workload, options.recipe, overrides)
     checked_stages(workload, config)
     origin = _resolve_origin(options, workload, config)
     limit = options.memory_limit_mib
@@ -91,7 +95,7 @@ def preflight(options: RunOptions) -> Preflight:
     trial = TrialRequest(
         workload=options.workload,
         recipe=options.recipe,
-        overrides=options.overrides,
+        overrides=overrides,
         memory_limit_mib=limit,
     )
     rungs = resolve_adaptation(
@@ -107,10 +111,15 @@ def preflight(options: RunOptions) -> Preflight:
         workload = with_origin(workload, origin)
     workload = adapted(workload, rungs)
     job = ResolvedWorkload(
-        workload=workload, config=config, stages=checked_stages(workload, config), origin=origin
+        workload=workload,
+        config=config,
+        stages=checked_stages(workload, config),
+        origin=origin,
+        fitted=overrides_of_data,
     )
     _refuse_in_backward(job.stages, num_ranks)
-    _refuse_dataset(options, job.stages)
+    if meta is not None:
+        refuse_dataset(meta, job.stages)
     num_processes = options.num_processes or max(1, torch.cuda.device_count())
     request = resource_request(
         options.store.uri, workload, config, options.dataset_uri, limit, num_processes
@@ -132,16 +141,32 @@ def _refuse_in_backward(stages: Sequence[Prepare | Train], num_ranks: int) -> No
             )
 
 
-def _refuse_dataset(options: RunOptions, stages: Sequence[Prepare | Train]) -> None:
-    """Refuse a config that does not fit the dataset, all mistakes at once, before a run begins.
+def _new_meta(options: RunOptions) -> Mapping[str, Any] | None:
+    """The `meta` of the dataset that a run begins with.
 
-    Without a manifest, as of a sync that has just begun, the stages say it when they start.
+    None without a manifest, as of a sync that has just begun: then the stages refuse at their
+    start. None, too, for a run that was begun.
     """
-    if read_run_config(options.store) is None:
-        found = open_store(options.dataset_uri).get(MANIFEST)
-        if found is not None:
-            meta = parse_manifest(found.data, options.dataset_uri)["meta"]
-            refuse_dataset(meta, stages)
+    if read_run_config(options.store) is not None:
+        return None
+    found = open_store(options.dataset_uri).get(MANIFEST)
+    if found is None:
+        return None
+    meta: Mapping[str, Any] = parse_manifest(found.data, options.dataset_uri)["meta"]
+    return meta
+
+
+def _fitted(
+    options: RunOptions, workload: Workload[Any], config: Any, meta: Mapping[str, Any] | None
+) -> Mapping[str, str]:
+    """What the dataset decides of the config: now, or when the run began."""
+    if (record := read_run_config(options.store)) is not None:
+        return record.fitted
+    found = fitted(workload, config, options.overrides, meta) if meta is not None else {}
+    if found:
+        named = " ".join(f"{name}={text}" for name, text in found.items())
+        _log.info(f"[data] {named}: as the dataset has it; --override takes another")
+    return found
 
 
 def refuse_dataset(meta: Mapping[str, Any], stages: Sequence[Prepare | Train]) -> None:

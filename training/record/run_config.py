@@ -5,7 +5,7 @@ Imports no torch: a machine that boots into a finished run says so at once.
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from datetime import UTC, datetime
 from typing import Any
 
@@ -34,6 +34,8 @@ class RunConfig:
     created_at: str
     # training.engine.job.Origin, if the run starts from other weights.
     origin: Mapping[str, Any] | None = None
+    # What the dataset decided, beside the overrides: its number of classes.
+    fitted: Mapping[str, str] = field(default_factory=dict)
     prediction: Mapping[str, float | str] | None = None  # from the plan, for `sizing plan --run`
 
     def to_bytes(self) -> bytes:

@@ -97,5 +97,7 @@ def test_fails_for_overrides_that_do_not_fit_the_dataset_s_manifest(tmp_path: Pa
     meta = {"classes": ["wall", "room", "door"], "most_objects": 400}
     manifest.write_text(json.dumps({"files": [{"name": "a", "bytes": 1}], "meta": meta}))
     context = {"workload": "detection", "dataset_manifest": str(manifest)}
+    StackParameters.for_size("g5.xlarge", **context)
+    context["overrides"] = "num_classes=2 num_queries=300"
     with pytest.raises(ValueError, match=r"override num_classes=3; also: .*num_queries=400"):
         StackParameters.for_size("g5.xlarge", **context)

@@ -193,3 +193,28 @@ def test_a_write_in_between_is_seen(failed: Run, monkeypatch: pytest.MonkeyPatch
     assert reopen(failed, "--from-checkpoint=3", "--lease-ttl-seconds=0.3") == 0
     with pytest.raises(RuntimeError, match="taken over"):
         holders[0].beat()
+
+
+def test_a_run_without_a_checkpoint_changes_its_config_and_is_the_run_it_would_have_been(
+    run: Run, whole: Run, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert run.attempt("--override=bad_start=true", "--override=learning_rate=0.5") == 1
+    # The stack gives the same options until it is told of others.
+    change = ["--override=bad_start=false", "--override=learning_rate=0.01"]
+    assert reopen(run, *change, "--override=speed=1") == 2
+    assert "has no field 'speed'" in capfd.readouterr().err and run.head.state == "failed"
+    assert reopen(run, *change) == 0
+    assert "its overrides are now: bad_start=false learning_rate=0.01" in capfd.readouterr().out
+    assert run.attempt() == 2
+    assert "belongs to overrides bad_start=false" in capfd.readouterr().err
+    assert run.attempt(*change) == 0
+    assert_equal(run, whole)
+    assert run.json("receipt.json")["numerics_changed"] == []
+
+
+def test_fails_to_change_the_config_of_checkpoints(
+    failed: Run, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert reopen(failed, "--override=learning_rate=0.1") == 2
+    assert "has 3 checkpoints of its config; only a failed run" in capfd.readouterr().err
+    assert failed.head.state == "failed" and failed.json("config.json")["overrides"] == {}

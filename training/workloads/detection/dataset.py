@@ -94,7 +94,13 @@ def import_folder(folder: Path, out: Path, seed: int, progress: "Progress") -> M
             progress(done, 2 * total)
     most = max(int(split.objects_per_image.max()) for split in checked.splits)
     sizes = {name: len(rows) for name, _, rows in parts}
-    return {**_meta(checked.splits[0].categories, sizes), "most_objects": most}
+    images = [path for name in sizes for path in (out / name).rglob("*") if path.is_file()]
+    facts = {
+        "most_objects": most,
+        "objects": sum(int(split.objects_per_image.sum()) for split in checked.splits),
+        "image_bytes": round(sum(path.stat().st_size for path in images) / len(images)),
+    }
+    return {**_meta(checked.splits[0].categories, sizes), **facts}
 
 
 def make_dataset(out: Path, count: int, seed: int, progress: "Progress") -> Mapping[str, Any]:

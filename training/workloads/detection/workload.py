@@ -72,6 +72,15 @@ class Detection(Workload[DetectionConfig]):
     def stages(self, c: DetectionConfig) -> Sequence[TrainDetector]:
         return (TrainDetector(config=c),)
 
+    def fitted(self, c: DetectionConfig, meta: Mapping[str, Any]) -> Mapping[str, str]:
+        """As many classes as there are, and a query for each object of the fullest image."""
+        classes = len(meta.get("classes", ())) or c.num_classes
+        most = int(meta.get("most_objects", 0))
+        return {
+            **({"num_classes": str(classes)} if classes != c.num_classes else {}),
+            **({"num_queries": str(most)} if most > c.num_queries else {}),
+        }
+
     def rungs(self, c: DetectionConfig) -> Sequence[Rung]:
         return _rungs(c)
 

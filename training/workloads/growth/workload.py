@@ -16,6 +16,7 @@ from training.workload import Progress, Rung, Workload
 from training.workloads.growth.config import GrowthConfig, full, laptop, literal
 from training.workloads.growth.stages import TrainPhase, phases
 from training.workloads.growth.text.dataset import TextOptions, import_dataset, make_dataset
+from training.workloads.growth.text.tokens import vocabulary_refusals
 
 RECIPES: Mapping[str, Callable[[], GrowthConfig]] = MappingProxyType(
     {"laptop": laptop, "full": full, "literal": literal}
@@ -43,6 +44,12 @@ class Growth(Workload[GrowthConfig]):
 
     def stages(self, c: GrowthConfig) -> Sequence[TrainPhase]:
         return phases(c)
+
+    def fitted(self, c: GrowthConfig, meta: Mapping[str, Any]) -> Mapping[str, str]:
+        """The dataset's vocabulary, where the recipe's is too small, or far too large."""
+        if vocabulary_refusals(meta, c.vocab_size):
+            return {"vocab_size": str(meta["vocab_size"])}
+        return {}
 
     def rungs(self, c: GrowthConfig) -> Sequence[Rung]:
         """First what the optimizer keeps, then activations, the micro-batch, and the precision."""

@@ -33,6 +33,11 @@ class Imagenet(Workload[ImagenetConfig]):
     def stages(self, c: ImagenetConfig) -> Sequence[Prepare | Train]:
         return [TrainClassifier(config=c)]
 
+    def fitted(self, c: ImagenetConfig, meta: Mapping[str, Any]) -> Mapping[str, str]:
+        """As many classes as there are."""
+        num = len(meta.get("classes", ())) or c.num_classes
+        return {"num_classes": str(num)} if num != c.num_classes else {}
+
     def rungs(self, c: ImagenetConfig) -> Sequence[Rung]:
         return [*micro_batch_rungs(c), *autocast_rungs(c)]
 

@@ -84,6 +84,11 @@ class Trajectory(Workload[_AnyConfig]):
     def stages(self, c: _AnyConfig) -> Sequence[Prepare | Train]:
         return _magvit_stages(c) if isinstance(c, MagvitConfig) else _frozen_stages(c)
 
+    def fitted(self, c: _AnyConfig, meta: Mapping[str, Any]) -> Mapping[str, str]:
+        """The dataset's own classes."""
+        names = ",".join(meta.get("classes", ())) or c.classes
+        return {"classes": names} if names != c.classes else {}
+
     def rungs(self, c: _AnyConfig) -> Sequence[Rung]:
         return [*micro_batch_rungs(c), *autocast_rungs(c)]
 

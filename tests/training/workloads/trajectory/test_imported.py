@@ -70,11 +70,13 @@ def test_a_run_trains_on_them_and_evaluates(
     assert main(command(own, data)) == 0
     options = [f"--dataset-uri={data}", "--workload=trajectory", "--recipe=magvit_laptop"]
     options += [f"--override={override}" for override in (*SMALL, *SHORT)]
-    assert main(["run", f"--run-uri={run}", *options]) == 2
+    wrong = "--override=classes=falling,jumping"
+    assert main(["run", f"--run-uri={run}", *options, wrong]) == 2
     assert not run.exists(), "a wrong override costs no run"
     assert "other classes; give --override classes=falling,rising" in capsys.readouterr().err
-    options.append("--override=classes=falling,rising")
     assert main(["run", f"--run-uri={run}", *options]) == 0
+    assert json.loads((run / "config.json").read_text())["fitted"] == {"classes": "falling,rising"}
+    assert main(["run", f"--run-uri={run}", *options]) == 0, "it is the same run"
     stages = json.loads((run / "receipt.json").read_text())["stages"]
     assert {"accuracy_falling", "accuracy_rising", "loss"} <= stages["transformer"].keys()
     # Nobody knows where the ball is.
