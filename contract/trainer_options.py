@@ -122,6 +122,26 @@ _LIST = (
     ),
 )
 OPTIONS: Mapping[str, TrainerOption] = {option.name: option for option in _LIST}
+# Of a SageMaker job: hyperparameters that are options; every other one is a field of the recipe.
+SAGEMAKER_OPTIONS = (
+    *("workload", "recipe", "run-uri", "dataset-uri", "artifacts-uri", "init-from", "extend-to"),
+    *("memory-limit-mib", "notice-budget-seconds", "num-processes", "usd-per-hour"),
+    *(name.replace("_", "-") for name in OPTIONS),
+)
+# What scripts usually call a field.
+_FIELDS: Mapping[str, str] = {
+    "batch_size": "global_batch",
+    "lr": "learning_rate",
+    "lr_backbone": "backbone_learning_rate",
+    "hidden_dim": "width",
+    "num_workers": "loader_workers",
+}
+
+
+def recipe_field(hyperparameter: str) -> str:
+    """The field of the recipe that a hyperparameter sets: `batch-size` is `global_batch`."""
+    name = hyperparameter.replace("-", "_")
+    return _FIELDS.get(name, name)
 
 
 def check_option(name: str, text: str) -> None:

@@ -15,6 +15,8 @@ from typing import Any
 import boto3
 from botocore.exceptions import BotoCoreError, ClientError
 
+from contract.description import describe
+from contract.trainer_options import SAGEMAKER_OPTIONS, recipe_field
 from stacks.parameters.workloads import recipes, workloads
 from stacks.sagemaker.prices import price_note
 from stacks.sagemaker.request import JobSettings, job_name, training_job
@@ -69,10 +71,14 @@ def _settings(options: argparse.Namespace) -> JobSettings:
     for name in (*own, "run-uri", "dataset-uri"):
         if name in pairs:
             raise ValueError(f"--hyperparameter {name}=... is an option of its own: give --{name}")
+    hyperparameters = {n: v for n, v in pairs.items() if n in SAGEMAKER_OPTIONS}
+    recipe = {recipe_field(n): v for n, v in pairs.items() if n not in SAGEMAKER_OPTIONS}
+    if recipe and options.workload in known:  # one's own is in the image
+        describe(options.workload, options.recipe, [f"{n}={v}" for n, v in recipe.items()])
     now = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
     parsed = {
         "job_name": options.job_name or job_name(options.run_uri, now),
-        "hyperparameters": {**own, **pairs},
+        "hyperparameters": {**own, **hyperparameters, **recipe},
         "max_wait_hours": wait,
         "metric": _pairs("--metric", options.metric),
         "channel": _channels(options),

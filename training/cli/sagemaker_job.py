@@ -11,15 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from contract import trainer_options
+from contract.trainer_options import SAGEMAKER_OPTIONS, recipe_field
 from training.errors import UserError
 
-# Hyperparameters that are options of `training run`; every other one is a field of the recipe.
-OPTIONS = (
-    *("workload", "recipe", "run-uri", "dataset-uri", "artifacts-uri", "init-from", "extend-to"),
-    *("memory-limit-mib", "notice-budget-seconds", "num-processes", "usd-per-hour"),
-    *(name.replace("_", "-") for name in trainer_options.OPTIONS),
-)
 _REQUIRED = ("workload", "recipe", "run-uri")
 # What SageMaker and its SDK add of their own.
 _FOREIGN = ("sagemaker_", "_tuning_")
@@ -60,7 +54,7 @@ def read_job(root: Path, environ: Mapping[str, str]) -> SageMakerJob:
         raise UserError(
             f"the job has {len(hosts)} instances, but a run has one; set InstanceCount to 1"
         )
-    options = {name: given.pop(name) for name in OPTIONS if name in given}
+    options = {name: given.pop(name) for name in SAGEMAKER_OPTIONS if name in given}
     # The container's root has some 100 GB; /tmp, SageMaker's scratch space, has the job's volume.
     scratch = Path(tempfile.gettempdir(), "training")
     importing = None
@@ -74,7 +68,7 @@ def read_job(root: Path, environ: Mapping[str, str]) -> SageMakerJob:
     # A job that is started again on another instance has the same name.
     writer = f"{environ.get('TRAINING_JOB_NAME', 'sagemaker')}/{hosts[0]}-{_boot()}"
     arguments = [f"--{name}={value}" for name, value in options.items()]
-    arguments += [f"--override={name}={value}" for name, value in given.items()]
+    arguments += [f"--override={recipe_field(name)}={value}" for name, value in given.items()]
     return SageMakerJob(
         root=root,
         arguments=("run", *arguments, f"--writer={writer}", f"--scratch={scratch}"),

@@ -13,12 +13,13 @@ from botocore.config import Config
 from botocore.validate import ParamValidator
 from moto import mock_aws
 
+from contract.trainer_options import SAGEMAKER_OPTIONS
 from sizing import catalogue
 from stacks.bundle import FOLDERS
 from stacks.sagemaker.__main__ import main
 from stacks.sagemaker.prices import ON_DEMAND_USD_PER_HOUR
 from stacks.sagemaker.request import JobSettings, job_name, training_job
-from training.cli.sagemaker_job import OPTIONS, read_job
+from training.cli.sagemaker_job import read_job
 
 ROOT = Path(__file__).parents[3]
 _ACCOUNT = "123456789012"
@@ -85,7 +86,7 @@ def test_what_is_submitted_is_what_the_container_reads(
         "--dataset-uri=s3://bucket/trajectory",
         "--checkpoint-interval=auto",
     )
-    assert set(request["HyperParameters"]) <= set(OPTIONS)
+    assert set(request["HyperParameters"]) <= set(SAGEMAKER_OPTIONS)
 
 
 def test_submit_creates_the_job(
@@ -130,7 +131,7 @@ def test_fails_in_one_sentence_where_aws_cannot_be_asked(
         ({"max_wait_hours": "3"}, "--max-wait-hours is for managed Spot only; add --spot"),
         ({"job_name": "run_1"}, "TrainingJobName is 'run_1', which does not match"),
         ({"hyperparameter": "epochs"}, "--hyperparameter is 'epochs'; write NAME=VALUE"),
-        ({"hyperparameter": f"a={'x' * 2501}"}, "2501, and at most 2500 is allowed"),
+        ({"hyperparameter": f"usd-per-hour={'x' * 2501}"}, "2501, and at most 2500 is allowed"),
         ({"hyperparameter": "workload=growth"}, "is an option of its own: give --workload"),
         ({"hyperparameter": "run-uri=s3://a/b"}, "is an option of its own: give --run-uri"),
         ({"metric": "a=("}, "--metric a is the invalid regular expression '('"),
@@ -226,3 +227,22 @@ def test_the_image_has_what_the_bundle_has_and_starts_the_trainer_itself() -> No
     ]
     (entry,) = re.findall(r"^ENTRYPOINT (.*)$", text, re.MULTILINE)
     assert json.loads(entry) == ["python", "-m", "training", "sagemaker"]
+
+
+def test_a_job_s_hyperparameters_are_checked_before_it_is_paid_for(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Those of seed document 003, by its own names."""
+    seed = {"epochs": 50, "batch_size": 2, "lr": 1e-4, "lr_backbone": 1e-5, "num_classes": 2}
+    seed |= {"hidden_dim": 256, "num_queries": 300}
+    given = [word for n, v in seed.items() for word in ("--hyperparameter", f"{n}={v}")]
+    job = {"workload": "detection", "recipe": "full"}
+    sent = _request(capsys, *given, "--hyperparameter", "keep=2", **job)["HyperParameters"]
+    assert (sent["global_batch"], sent["width"], sent["keep"]) == ("2", "256", "2")
+    for wrong, sentence in (
+        ("widht=256", "has no field 'widht'; did you mean 'width'?"),
+        ("batch-size=0", "global_batch is 0"),
+    ):
+        command = [*_arguments(**job), "--hyperparameter", wrong]
+        assert main(command, client=_never) == 2
+        assert sentence in capsys.readouterr().err

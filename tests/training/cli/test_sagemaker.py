@@ -133,6 +133,12 @@ def test_hyperparameters_are_options_of_run_and_fields_of_the_recipe(tmp_path: P
         f"--writer=sagemaker/algo-1-{sagemaker_job._boot()}",
         f"--scratch={tempfile.gettempdir()}/training",
     ]
+    of_scripts = _job(tmp_path, batch__size="2", lr_backbone="1e-5", hidden_dim="256")
+    assert [word for word in of_scripts if word.startswith("--override")] == [
+        "--override=global_batch=2",
+        "--override=backbone_learning_rate=1e-5",
+        "--override=width=256",
+    ]
     assert "--dataset-uri=s3://b/data" in _job(tmp_path, dataset__uri="s3://b/data")
 
 

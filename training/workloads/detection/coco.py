@@ -24,7 +24,7 @@ _Floats: TypeAlias = npt.NDArray[np.float64]
 _FindImages: TypeAlias = Callable[[list[str]], Path]
 
 # Also with a drive's letter, or on the web.
-_ABSOLUTE = re.compile(r"/|[A-Za-z]:/|\w+://")
+_ABSOLUTE = re.compile(r"[/\\]|[A-Za-z]:[/\\]|\w+://")
 _LISTS = ("images", "annotations", "categories")
 
 
@@ -96,7 +96,7 @@ def split_of(
     """A split from COCO's three lists; None if nothing of them can be used."""
     records = [record for record in content["images"] if isinstance(record, dict)]
     names = [record.get("file_name") for record in records]
-    folder = find_images([name for name in names if is_text(name)])
+    folder = find_images([name.replace("\\", "/") for name in names if is_text(name)])
     reader = _Reader(name=name, folder=folder, faults=faults)
     by_id = reader.categories(_without_project(content["categories"], content["annotations"]))
     images = reader.images(content["images"])
@@ -233,9 +233,12 @@ class _Reader:
             found[number], file = None, record.get("file_name")
             if not is_text(file) or not file:
                 self.faults.add("record", f"{where} has the file_name {file!r:.40}")
-            elif file in files:
+                continue
+            is_inside = self._is_inside(where, file)
+            file = file.replace("\\", "/")  # as tools on Windows write it
+            if file in files:
                 self.faults.add("duplicate-file", f"{where} is {file} like another image")
-            elif self._is_inside(where, file) and (size := self._size(where, record, file)):
+            elif is_inside and (size := self._size(where, record, file)):
                 files.add(file)
                 found[number] = CocoImage(number, file, *size)
         if not records:
@@ -243,8 +246,8 @@ class _Reader:
         return found
 
     def _is_inside(self, where: str, file: str) -> bool:
-        """Whether a path is relative, in this system's notation, and stays in its folder."""
-        if _ABSOLUTE.match(file) or "\\" in file or ".." in Path(file).parts:
+        """Whether a path is relative and stays in its folder."""
+        if _ABSOLUTE.match(file) or ".." in Path(file.replace("\\", "/")).parts:
             self.faults.add("absolute-path", f"{where} is {file!r}")
             return False
         return True

@@ -27,7 +27,9 @@ _SPLITS = {
     "testing": "test",
 }
 # COCO's own files about other tasks, and files that hold no annotations.
-_OTHER = re.compile(r"^(captions|person_keypoints|panoptic|stuff|image_info)_|^manifest$|^\.")
+_OTHER = re.compile(
+    r"^(captions|person_keypoints|panoptic|stuff|image_info)_|^(manifest|notes)$|^\."
+)
 # Enough names to see in which folder the images are.
 _TRIED = 50
 
@@ -75,7 +77,7 @@ def find_sources(folder: Path, faults: CocoFaults) -> tuple[Path, list[Source]]:
 
 def _candidates(folder: Path) -> Iterator[Source]:
     for path in sorted([*folder.glob("*.json"), *folder.glob("*/*.json")]):
-        if _OTHER.search(path.stem) or path.parent.name.startswith(".") or _is_labelme(path):
+        if _OTHER.search(path.stem) or path.parent.name.startswith(".") or _is_other(path):
             continue
         split = _split_of(path.stem)
         if split is None and path.parent != folder:
@@ -83,10 +85,12 @@ def _candidates(folder: Path) -> Iterator[Source]:
         yield Source(split or UNDIVIDED, path)
 
 
-def _is_labelme(path: Path) -> bool:
-    """Whether a file describes one image only; COCO's begins with other lists."""
+def _is_other(path: Path) -> bool:
+    """Whether a file is LabelMe's, of one image, or Create ML's; COCO's begins with other lists."""
     with path.open("rb") as file:
         begin = file.read(4096)
+    if begin.lstrip().startswith(b"["):
+        return b'"coordinates"' in begin
     return b'"shapes"' in begin and b'"annotations"' not in begin
 
 

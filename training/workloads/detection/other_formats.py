@@ -1,9 +1,11 @@
-"""Annotations that are not COCO's, as COCO's three lists: YOLO, Pascal VOC, LabelMe and KITTI.
+"""Annotations that are not COCO's, as COCO's three lists: by what lies in the folder.
 
-Found by what lies in the folder. What a detector does not learn is left out: points and lines,
-which are named, and KITTI's DontCare. Everything else is checked as COCO's annotations are.
+YOLO, Pascal VOC, LabelMe, KITTI, CVAT's XML, Create ML and TensorFlow's CSV. What a detector does
+not learn is left out: points and lines, which are named, and KITTI's DontCare. Everything else is
+checked as COCO's annotations are.
 """
 
+import csv
 import json
 import math
 import re
@@ -66,19 +68,21 @@ def convert(
 
     The classes are YOLO's in its order, those of the others by name.
     """
-    yolo = _yolo_file(folder)
-    names = _yolo_names(yolo) if yolo else []
-    found = list(_yolo(folder, names, faults) if yolo else _by_file(folder, faults))
+    names = _yolo_names(folder)
+    found = list(_yolo(folder, names, faults)) if names else []
+    if not any(each.objects for each in found):  # a list of names alone does not make it YOLO's
+        names, found = [], list(_by_file(folder, faults)) or found
     if not found:
         return None
     kinds = names or sorted({kind for each in found for kind, _ in each.objects})
     ids = {kind: number for number, kind in enumerate(kinds, 1)}
-    listed = _voc_lists(folder, split_of)
+    listed = _lists(folder, split_of)
     splits: dict[str, _Converted] = {}
     for each in found:
         parents = each.image.relative_to(folder).parts[:-1]
         named = [split for part in parents if (split := split_of(part))]
-        split = listed.get(each.image.stem) or (named[-1] if named else "")
+        by_path = listed.get(f"{each.image.parent.name}/{each.image.name}")
+        split = by_path or listed.get(each.image.stem) or (named[-1] if named else "")
         splits.setdefault(split, _Converted(root=folder)).add(each, ids)
     categories = [{"id": number, "name": kind} for kind, number in ids.items()]
     return {
@@ -88,12 +92,13 @@ def convert(
 
 
 def _by_file(folder: Path, faults: CocoFaults) -> Iterator[_Labelled]:
-    """The images of all XML files of VOC's, JSON files of LabelMe's and text files of KITTI's."""
+    """The images of all XML, JSON, CSV and text files that a reader knows."""
     images = {path.name: path for path in _images(folder)}
     stems = {path.stem: path for path in images.values()}
-    readers: Mapping[str, Callable[[Path, CocoFaults], _Read | None]] = {
-        ".xml": _voc,
-        ".json": _labelme,
+    readers: Mapping[str, Callable[[Path, CocoFaults], Sequence[_Read]]] = {
+        ".xml": _xml,
+        ".json": _json,
+        ".csv": _tensorflow,
         ".txt": _kitti,
     }
     for path in sorted(folder.rglob("*")):
@@ -104,88 +109,153 @@ def _by_file(folder: Path, faults: CocoFaults) -> Iterator[_Labelled]:
         except (ValueError, KeyError, TypeError, AttributeError, ElementTree.ParseError) as error:
             faults.add("record", f"{path.relative_to(folder)} cannot be read: {error}")
             continue
-        if read is None:
-            continue
-        image, objects = read
-        # Beside it first: names repeat over folders.
-        own = next((p for p in (path.parent / image, images.get(image)) if p and p.is_file()), None)
-        if own := own or stems.get(path.stem):
-            yield _Labelled(own, objects)
-        else:
-            faults.add("missing-file", f"{path.relative_to(folder)} names the image {image!r}")
+        for image, objects in read:
+            # Beside it first: names repeat over folders.
+            beside = path.parent / image
+            own = beside if image and beside.is_file() else images.get(Path(image).name)
+            if own := own or (stems.get(path.stem) if len(read) == 1 else None):
+                yield _Labelled(own, objects)
+            else:
+                faults.add("missing-file", f"{path.relative_to(folder)} names the image {image!r}")
 
 
 def _images(folder: Path) -> list[Path]:
     return [p for p in sorted(folder.rglob("*")) if p.suffix.lower() in IMAGE_SUFFIXES]
 
 
-def _voc(path: Path, _: CocoFaults) -> _Read | None:
+def _xml(path: Path, faults: CocoFaults) -> Sequence[_Read]:
+    """VOC's, of one image, or CVAT's, of all."""
     root = ElementTree.parse(path).getroot()
-    if root.tag != "annotation":
-        return None
+    if root.tag == "annotation":
+        return [(root.findtext("filename") or "", [_voc(each) for each in root.iter("object")])]
+    if root.tag != "annotations":
+        return []
+    return [
+        # With its subset, which is a folder, too.
+        ("/".join(filter(None, [image.get("subset"), image.get("name")])), _cvat(image, faults))
+        for image in root.iter("image")
+    ]
+
+
+def _voc(each: ElementTree.Element) -> tuple[str, _Corners]:
+    box = each.find("bndbox")
+    if box is None:
+        raise ValueError(f"an object of {each.findtext('name')!r} has no bndbox")
+    left, top, right, bottom = (
+        float(box.findtext(side) or "nan") for side in ("xmin", "ymin", "xmax", "ymax")
+    )
+    # Its pixels count from 1, and the last is part of the box.
+    return each.findtext("name") or "", (left - 1, top - 1, right, bottom)
+
+
+def _cvat(image: ElementTree.Element, faults: CocoFaults) -> list[tuple[str, _Corners]]:
     objects = []
-    for each in root.iter("object"):
-        box = each.find("bndbox")
-        if box is None:
-            raise ValueError(f"an object of {each.findtext('name')!r} has no bndbox")
-        left, top, right, bottom = (
-            float(box.findtext(side) or "nan") for side in ("xmin", "ymin", "xmax", "ymax")
-        )
-        # Its pixels count from 1, and the last is part of the box.
-        objects.append((each.findtext("name") or "", (left - 1, top - 1, right, bottom)))
-    return root.findtext("filename") or "", objects
+    for each in image:
+        label = each.get("label") or ""
+        if each.tag == "box":
+            left, top, right, bottom = (float(each.attrib[s]) for s in ("xtl", "ytl", "xbr", "ybr"))
+            objects.append((label, (left, top, right, bottom)))
+        elif each.tag == "polygon":
+            points = [point.split(",") for point in each.attrib["points"].split(";")]
+            objects.append((label, _extent([[float(x), float(y)] for x, y in points])))
+        elif label:
+            faults.add("other-shape", f"{image.get('name')} has a {each.tag} of {label!r}")
+    return objects
 
 
-def _labelme(path: Path, faults: CocoFaults) -> _Read | None:
+def _extent(points: Sequence[Sequence[float]]) -> _Corners:
+    xs, ys = [x for x, _ in points], [y for _, y in points]
+    return min(xs), min(ys), max(xs), max(ys)
+
+
+def _json(path: Path, faults: CocoFaults) -> Sequence[_Read]:
+    """LabelMe's, of one image, or Create ML's, of all."""
     content = json.loads(path.read_bytes())
-    if not isinstance(content, dict) or "shapes" not in content:
-        return None
+    if isinstance(content, dict) and "shapes" in content:
+        return [_labelme(path, content, faults)]
+    if not isinstance(content, list):
+        return []
+    read: list[_Read] = []
+    for image in content:
+        objects = []
+        for each in image["annotations"]:
+            x, y, w, h = (float(each["coordinates"][n]) for n in ("x", "y", "width", "height"))
+            corners = (x - w / 2, y - h / 2, x + w / 2, y + h / 2)
+            objects.append((str(each["label"]), corners))
+        read.append((str(image["image"]), objects))
+    return read
+
+
+def _labelme(path: Path, content: Mapping[str, Any], faults: CocoFaults) -> _Read:
     objects = []
     for shape in content["shapes"]:
-        points, kind = shape["points"], shape.get("shape_type") or "polygon"
-        xs, ys = [float(x) for x, _ in points], [float(y) for _, y in points]
+        points = [(float(x), float(y)) for x, y in shape["points"]]
+        kind = shape.get("shape_type") or "polygon"
         if kind == "circle":
-            radius = math.hypot(xs[1] - xs[0], ys[1] - ys[0])
-            xs, ys = [xs[0] - radius, xs[0] + radius], [ys[0] - radius, ys[0] + radius]
+            (x, y), end = points
+            radius = math.hypot(end[0] - x, end[1] - y)
+            points = [(x - radius, y - radius), (x + radius, y + radius)]
         elif kind not in ("polygon", "rectangle"):
             faults.add("other-shape", f"{path.name} has a {kind} of {shape['label']!r}")
             continue
-        objects.append((str(shape["label"]), (min(xs), min(ys), max(xs), max(ys))))
+        objects.append((str(shape["label"]), _extent(points)))
     return Path(str(content["imagePath"]).replace("\\", "/")).name, objects
 
 
-def _kitti(path: Path, _: CocoFaults) -> _Read | None:
+def _tensorflow(path: Path, _: CocoFaults) -> Sequence[_Read]:
+    """TensorFlow's CSV: a row for each box."""
+    with path.open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    columns = ("filename", "class", "xmin", "ymin", "xmax", "ymax")
+    if not rows or not set(columns) <= rows[0].keys():
+        return []
+    images: dict[str, list[tuple[str, _Corners]]] = {}
+    for row in rows:
+        name, kind, *sides = (row[column] for column in columns)
+        left, top, right, bottom = map(float, sides)
+        images.setdefault(name, []).append((kind, (left, top, right, bottom)))
+    return list(images.items())
+
+
+def _kitti(path: Path, _: CocoFaults) -> Sequence[_Read]:
     rows = [line.split() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
     if not rows or any(len(row) not in (15, 16) for row in rows):
-        return None
+        return []
     objects = []
     for kind, *numbers in rows:
         left, top, right, bottom = map(float, numbers[3:7])
         if kind != "DontCare":
             objects.append((kind, (left, top, right, bottom)))
-    return f"{path.stem}.png", objects
+    return [(f"{path.stem}.png", objects)]
 
 
-def _voc_lists(folder: Path, split_of: Callable[[str], str | None]) -> dict[str, str]:
-    """VOC's ImageSets/Main/train.txt and its like: an image's stem -> its split."""
-    return {
-        line.split()[0]: split
-        for path in sorted(folder.rglob("ImageSets/Main/*.txt"))
-        if (split := split_of(path.stem)) and path.stem != "trainval"
-        for line in path.read_text(encoding="utf-8").splitlines()
-        if line.strip()
-    }
+def _lists(folder: Path, split_of: Callable[[str], str | None]) -> dict[str, str]:
+    """Which split lists an image: by its stem in VOC's ImageSets/Main, by its path in YOLO's."""
+    found = {}
+    for path in sorted([*folder.rglob("ImageSets/Main/*.txt"), *folder.glob("*.txt")]):
+        split = split_of(path.stem)
+        if split is None or path.stem == "trainval":
+            continue
+        for line in path.read_text(encoding="utf-8").splitlines():
+            is_path = path.parent == folder and Path(line).suffix.lower() in IMAGE_SUFFIXES
+            if is_path:
+                found["/".join(Path(line).parts[-2:])] = split
+            elif path.parent != folder and line.strip():
+                found[line.split()[0]] = split
+    return found
 
 
-def _yolo_file(folder: Path) -> Path | None:
-    """The one file that names YOLO's classes: data.yaml, or another with `names`."""
+def _yolo_names(folder: Path) -> list[str]:
+    """YOLO's classes: of data.yaml or another with `names`, or a list in classes.txt, obj.names."""
     for path in sorted([*folder.glob("*.yaml"), *folder.glob("*.yml")]):
         if re.search(r"^names\s*:", path.read_text(encoding="utf-8"), re.MULTILINE):
-            return path
-    return None
+            return _names_in(path)
+    for path in sorted([*folder.rglob("classes.txt"), *folder.glob("*.names")]):
+        return _lines(path)
+    return []
 
 
-def _yolo_names(path: Path) -> list[str]:
+def _names_in(path: Path) -> list[str]:
     # No image has it for certain; the trainer itself never reads YAML.
     try:
         import yaml  # type: ignore[import-untyped]
