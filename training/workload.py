@@ -333,10 +333,7 @@ class Workload(Generic[C]):
         raise NotImplementedError
 
     def fitted(self, c: C, meta: Mapping[str, Any]) -> Mapping[str, str]:
-        """Overrides without which `c` would not fit a dataset with this `meta`: its classes.
-
-        A run takes those that it does not override itself.
-        """
+        """Overrides that a dataset with this `meta` needs; those that a run gives go before."""
         return {}
 
     def rungs(self, c: C) -> Sequence[Rung]:
@@ -359,9 +356,8 @@ class Workload(Generic[C]):
         """Make a dataset of files that users bring, in the empty folder `out` (`data import`).
 
         Returns the manifest's `meta`, which should name the classes and the shape of what a model
-        sees. A workload that keeps its position in the file `training.sources.UNFINISHED`, and
-        leaves it there, is called again with a folder that was interrupted before it had a
-        manifest. By default the files as they are, in SPLIT/CLASS/FILE.
+        sees. A workload that leaves its position in the file `training.sources.UNFINISHED` is
+        called again with a folder that was interrupted. By default SPLIT/CLASS/FILE, as they are.
         """
         return copy_in_splits(files, out, seed, progress)
 
@@ -392,8 +388,7 @@ class Workload(Generic[C]):
     def data_bytes_in_memory(self, c: C, dataset_bytes: int) -> int:
         """Peak bytes that one process holds of a dataset of `dataset_bytes`, loading included.
 
-        For memory reservations. By default none: all runs share memory-mapped files in the page
-        cache.
+        By default none: all runs share memory-mapped files in the page cache.
         """
         return 0
 

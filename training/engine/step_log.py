@@ -17,7 +17,7 @@ from training.engine.learner import StepResult
 from training.errors import DivergedError, Divergence
 from training.record.position import Position
 from training.report.bottleneck import StageTimes
-from training.report.progress import ProgressBar
+from training.report.progress import ProgressBar, readable
 from training.workload import Train
 
 
@@ -190,7 +190,7 @@ class StepLog:
         epoch, rate = self._plan.epoch(step) + 1, len(self._plan.ids(step)) / time.seconds
         text = (
             f"epoch {epoch}/{self._plan.num_epochs} loss {loss:.4f} lr {learning_rate:.2e} "
-            f"{rate:.0f} samples/s, {time.waited_share:.0%} waiting for data"
+            f"{readable(rate)} samples/s, {time.waited_share:.0%} waiting for data"
         )
         self.bar.show(position.stage_step, f"{text}{self._context.meter_text()}")
 

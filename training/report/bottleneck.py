@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal, TypeAlias
 
+from training.report.progress import readable
+
 _Bound: TypeAlias = Literal["GPU", "CPU", "host", "decode", "make", "disk", "network"]
 
 # Waiting for data that costs less than this is nobody's bottleneck.
@@ -112,7 +114,7 @@ def sentence(stage: str, times: StageTimes, device: str) -> str | None:
         f"stage {stage!r} is bound by {_WHAT[bound]}: of the time of its steps "
         f"{times.computed_seconds / seconds:.0%} were computing and "
         f"{times.starved_seconds / seconds:.0%} waiting for data, at "
-        f"{_rate(times.samples / seconds)} samples/s. {_loader(times)}"
+        f"{readable(times.samples / seconds)} samples/s. {_loader(times)}"
     )
     if times.first_waited_seconds >= max(1.0, 0.01 * seconds):
         text += f" Before the first steps {times.first_waited_seconds:.0f} s were waited for data."
@@ -137,15 +139,11 @@ def _loader(times: StageTimes) -> str:
         return f"The trainer made its batches itself ({shares})."
     workers = times.loader_seconds / times.seconds
     busy = min(1.0, total / times.loader_seconds)
-    could = _rate(times.samples / times.seconds / busy)
+    could = readable(times.samples / times.seconds / busy)
     return (
         f"{workers:.2g} loader worker{' was' if workers == 1 else 's were'} busy {busy:.0%} of it "
         f"({shares}) and could make {could} samples/s."
     )
-
-
-def _rate(per_second: float) -> str:
-    return f"{per_second:,.0f}" if per_second >= 10 else f"{per_second:.2g}"
 
 
 def longest(times: Mapping[str, Mapping[str, Any]]) -> tuple[str, StageTimes] | None:

@@ -58,10 +58,11 @@ class ProgressBar:
             )
 
     def _remaining(self, done: int) -> str:
-        num_new = done - self._first
-        if num_new <= 0 or done >= self._total:
+        num_new, passed = done - self._first, time.monotonic() - self._began
+        # What began a moment ago tells nothing yet.
+        if num_new <= 0 or done >= self._total or passed < _LINE_SECONDS:
             return ""
-        seconds = (time.monotonic() - self._began) / num_new * (self._total - done)
+        seconds = passed / num_new * (self._total - done)
         return f", about {duration(seconds)} left"
 
 
@@ -83,7 +84,12 @@ class RateBar(ProgressBar):
             self._begin(total)
         elif self.is_due or done == total:
             rate = (done - self._first) / max(time.monotonic() - self._began, 1e-9)
-            self.show(done, f"{rate:,.0f}/s", total)
+            self.show(done, f"{readable(rate)}/s" if done > self._first else "", total)
+
+
+def readable(rate: float) -> str:
+    """A rate for people: 1,234, 12 and 0.37."""
+    return f"{rate:,.0f}" if rate >= 10 else f"{rate:.2g}"
 
 
 def duration(seconds: float) -> str:

@@ -5,7 +5,8 @@ import io
 import pytest
 from rich.console import Console
 
-from training.report.progress import FileProgressBar, _rich_progress
+from training.report import progress as module
+from training.report.progress import FileProgressBar, ProgressBar, RateBar, _rich_progress
 
 
 @pytest.mark.parametrize("width", [80, 120, 200])
@@ -29,3 +30,19 @@ def test_a_sync_counts_its_own_files(capsys: pytest.CaptureFixture[str]) -> None
     first, last = capsys.readouterr().out.splitlines()
     assert first.startswith("dataset: 1/3 files, 1.0 MB, ")
     assert last.startswith("dataset: 3/3 files, 3.0 MB, ")
+
+
+def test_how_long_it_takes_is_said_once_that_is_known(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
+    with ProgressBar("images", 100) as bar, RateBar("packing") as packing:
+        packing(0, 100)
+        for now[0], done in ((0.5, 1), (8.5, 20)):
+            bar.show(done, "")
+            packing(done, 100)
+    first, of_rate, then, later_rate = capsys.readouterr().out.splitlines()
+    assert (first, of_rate) == ("images: 1/100 ", "packing: 1/100 2/s")
+    assert then == "images: 20/100 , about 34 s left"
+    assert later_rate == "packing: 20/100 2.4/s, about 34 s left"

@@ -8,6 +8,7 @@ random colors, with noise. Imports no torch: each process that packs would have 
 
 import csv
 import io
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -29,6 +30,10 @@ if TYPE_CHECKING:
     # It imports torch.
     from training.workload import Progress
 
+_log = logging.getLogger(__name__)
+
+# What systems and people leave next to images.
+_OTHER = {".db", ".ini", ".txt", ".md", ".csv", ".json", ".xml", ".html", ".pdf", ".log"}
 _VALIDATION_SHARE = 0.1  # of the images that users bring
 _TRUTH = "ILSVRC2012_validation_ground_truth.txt"
 _SYNSETS = "meta.mat"
@@ -94,7 +99,7 @@ def _in_classes(files: Sequence[Brought], options: ImageOptions) -> tuple[list[B
     listed: Mapping[str, str] = {}
     if options.validation_classes:
         listed = read_validation_classes(options.validation_classes)
-    brought, labels = [], []
+    brought, labels, others = [], [], []
     suffixes = Image.registered_extensions()
     for file in files:
         path = PurePosixPath(file.name)
@@ -103,11 +108,16 @@ def _in_classes(files: Sequence[Brought], options: ImageOptions) -> tuple[list[B
             label = listed.get(path.stem)
             if label is None and path.suffix.lower() in suffixes:
                 raise UserError(f"{file.name} is not in {options.validation_classes}; complete it")
-        if label is not None:
+        if label is not None and path.suffix.lower() in _OTHER:
+            others.append(file.name)
+        elif label is not None:
             brought.append(file)
             labels.append(label)
         elif file.split != "test" and path.suffix.lower() in suffixes:
             raise UserError(_in_no_class(file))
+    if others:
+        what = "%d files are no images by their names, such as %s: they are not packed"
+        _log.warning(f"[data] {what}", len(others), others[0])
     return brought, labels
 
 

@@ -89,7 +89,7 @@ def encode(content: bytes, shorter_side: int, quality: int) -> Encoded:
     except MemoryError:
         raise  # the machine's fault
     except Exception as error:  # each of Pillow's formats has errors of its own
-        raise NoImageError(str(error) or type(error).__name__) from error
+        raise NoImageError(f"cannot be decoded: {error or type(error).__name__}") from error
 
 
 def _encode(content: bytes, shorter_side: int, quality: int) -> Encoded:

@@ -7,6 +7,7 @@ packed again, to the same bytes. Imports no torch: each process that packs would
 import hashlib
 import io
 import json
+import math
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -255,11 +256,14 @@ def _check_left_out(
     left_out = [file for each in packed.values() for file in each.left_out]
     if len(left_out) <= max(1, packing.left_out_share * total):
         return
+    done = len(left_out) + sum(len(each.rows) for each in packed.values())
+    # Of shards in random order; where some are missing, with room for chance.
+    share = len(left_out) / done * (1.0 if done == total else 2.0)
     output.write(_LEFT_OUT, _json(left_out))
     raise UserError(
-        f"{len(left_out)} of {total} files are not images, such as {left_out[0]['file']} "
+        f"{len(left_out)} of {done} files are not images, such as {left_out[0]['file']} "
         f"({left_out[0]['why']}); {output.where}/{_LEFT_OUT} names them. Remove them, or allow "
-        "more with --override left_out_share=0.05"
+        f"more with --override left_out_share={min(0.99, math.ceil(100 * share) / 100):g}"
     )
 
 
