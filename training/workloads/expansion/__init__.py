@@ -21,5 +21,11 @@ from training.workloads.expansion.upcycle import upcycle_optimizer as upcycle_op
 from training.workloads.expansion.verify import Verification as Verification
 from training.workloads.expansion.verify import observe as observe
 from training.workloads.expansion.verify import verify as verify
+from training.workloads.expansion.verify_optimizer import (
+    OptimizerVerification as OptimizerVerification,
+)
+from training.workloads.expansion.verify_optimizer import gradients as gradients
+from training.workloads.expansion.verify_optimizer import places as places
+from training.workloads.expansion.verify_optimizer import verify_optimizer as verify_optimizer
 from training.workloads.expansion.widen import widen as widen
 from training.workloads.expansion.widen import widen_optimizer as widen_optimizer

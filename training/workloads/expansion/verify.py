@@ -48,6 +48,7 @@ class Verification:
     loss_difference: float
     router_difference: float
     smallest_margin: float | None  # of the grown model's routers, if they choose
+    judged_B: Tensor  # which texts these are
     num_texts: int
     num_rerouted_texts: int
     num_routings: int  # tokens x blocks with experts in both models
@@ -147,6 +148,7 @@ def verify(before: Observation, after: Observation, *, top_k: int = 1) -> Verifi
         loss_difference=abs((after.losses_BT.double() - before.losses_BT)[judged_B].mean().item()),
         router_difference=difference,
         smallest_margin=margin if margin < math.inf else None,
+        judged_B=judged_B,
         num_texts=len(is_other_B),
         num_rerouted_texts=int(is_other_B.sum()),
         num_routings=sum(own.margins_BT.numel() for own in routings.values()),

@@ -1,5 +1,6 @@
 """The three phases of one run: dense, experts, grown; each starts as the one before has ended."""
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,6 +23,8 @@ from training.workloads.growth.model import LanguageModel, parameter_counts
 from training.workloads.growth.optimizer import BFloat16AdamW, has_weight_decay
 from training.workloads.growth.text.tokens import token_samples, vocabulary_refusals
 from training.workloads.growth.transitions import Transition, growth_layout
+
+_log = logging.getLogger(__name__)
 
 _BETAS = (0.9, 0.95)
 _PRODUCTS = "expert_products"  # in the numerics key
@@ -88,6 +91,10 @@ class TrainPhase(Train):
         """Grow from the phase before, and check on held-out text that nothing has changed."""
         c, (total, active) = self.config, parameter_counts(self.architecture)
         facts = {"parameters": total, "active_parameters": active}
+        _log.info(
+            f"[{self.name}] {total:,} parameters, of which {active:,} compute a token; learning "
+            f"rate {c.learning_rate:g}; on {i.device}"
+        )
         # Opened by the first phase too: a split that is too short is told before, not after steps.
         windows = token_samples(i.dataset, "validation", c.context)
         if i.prior is None:
@@ -97,10 +104,15 @@ class TrainPhase(Train):
         probe = range(min(c.probe_windows, len(windows)))
         tokens_BT = torch.stack([windows.get(k, -1, torch.Generator())["tokens"] for k in probe])
         found = transition.verification(m, i.prior.model, tokens_BT)
+        state = transition.optimizer(i.prior)
+        learned = transition.optimizer_verification(m, i.prior, state, tokens_BT, found.judged_B)
+        failures = [*found.failures, *learned.failures]
+        differences = {**found.facts, **learned.facts}
+        _say_verified(self.name, transition.scaling, differences, failures)
         return Start(
-            failures=[f"the growth from {i.prior.stage} failed: {each}" for each in found.failures],
-            facts={**facts, **found.facts},
-            optimizer=transition.optimizer(i.prior),
+            failures=[f"the growth from {i.prior.stage} failed: {each}" for each in failures],
+            facts={**facts, **differences},
+            optimizer=state,
         )
 
     def optimizer(self, m: nn.Module) -> Optimizer:
@@ -167,6 +179,20 @@ class TrainPhase(Train):
 
     def summarize(self, parts: Sequence[Partial], out: Path) -> Mapping[str, float]:
         return evaluation.summarize(parts, out)
+
+
+def _say_verified(
+    phase: str, scaling: str, differences: Mapping[str, float], failures: Sequence[str]
+) -> None:
+    """The transition's own lines: what grew, how far off it is, and the verdict."""
+    _log.info(f"[{phase}] scaling: {scaling}")
+    found = ", ".join(
+        f"{name.replace('_', ' ')} {value:.3g}"
+        for name, value in differences.items()
+        if name.endswith("_difference")
+    )
+    verdict = "FAILED" if failures else "PASSED: the same function, and it learns the same"
+    _log.info(f"[{phase}] verification: {found}: {verdict}")
 
 
 @dataclass(frozen=True, slots=True)

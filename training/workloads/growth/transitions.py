@@ -15,14 +15,18 @@ from torch import Tensor
 from training.workload import OptimizerState, Prior
 from training.workloads.expansion import (
     Layout,
+    OptimizerVerification,
     Verification,
     block_origins,
     deepen,
     deepen_optimizer,
+    gradients,
     observe,
+    places,
     upcycle,
     upcycle_optimizer,
     verify,
+    verify_optimizer,
     widen,
     widen_optimizer,
 )
@@ -76,6 +80,17 @@ class Transition:
     phase: str
 
     @property
+    def scaling(self) -> str:
+        """What grows, in words."""
+        c = self.config
+        if self.phase == "experts":
+            return f"{c.num_experts} experts in each block, {c.top_k} for each token"
+        return (
+            f"x{c.width_factor} width ({c.width} to {c.width_factor * c.width}), +{c.new_layers} "
+            f"layers ({c.num_layers} to {c.num_layers + c.new_layers})"
+        )
+
+    @property
     def before(self) -> ModelConfig:
         """The model that grows."""
         c = self.config
@@ -123,6 +138,47 @@ class Transition:
         after = observe(m, lambda: m(ids_BT), targets_BT, router=ROUTER, origins=origins)
         m.compute_experts_by(chosen)
         return verify(before, after, top_k=self.config.top_k)
+
+    def optimizer_verification(
+        self,
+        m: LanguageModel,
+        prior: Prior,
+        grown: OptimizerState,
+        tokens_BT: Tensor,
+        judged_B: Tensor,
+    ) -> OptimizerVerification:
+        """Compare gradients of that text's loss, and the moments that they have left.
+
+        Texts that are not `judged_B`, as a near-tie sent them to other experts, are left out.
+        """
+        c, is_grown = self.config, self.phase == "grown"
+        with torch.device("meta"):
+            small = LanguageModel(self.before, initialize=False)
+        small.load_state_dict(dict(prior.model), assign=True)
+        judged_BT = tokens_BT[judged_B]
+
+        def loss_of(model: LanguageModel) -> Tensor:
+            return model.loss(judged_BT[:, :-1], judged_BT[:, 1:]).total / judged_BT.numel()
+
+        before = gradients(small, lambda: loss_of(small))
+        where = places(
+            list(before),
+            growth_layout(is_tied=c.is_tied),
+            factors=c.factors if is_grown else {},
+            origins=block_origins(c.num_layers, c.new_after) if is_grown else None,
+            num_experts=0 if is_grown else c.num_experts,
+            top_k=c.top_k,
+        )
+        by_name = {place.name: place for place in where.values()}
+
+        def folded(name: str, gradient: Tensor) -> Tensor | None:
+            return by_name[name].fold(gradient) if name in by_name else None
+
+        chosen = next(each for each in m.modules() if isinstance(each, ExpertFeedForward)).products
+        m.compute_experts_by("split")
+        after = gradients(m, lambda: loss_of(m), folded)
+        m.compute_experts_by(chosen)
+        return verify_optimizer(before, after, where, prior.optimizer() if grown else {}, grown)
 
 
 def _in_type(state: OptimizerState, name: str, moments: torch.dtype) -> Mapping[str, Any]:

@@ -1,6 +1,7 @@
 """One run that grows twice: killed in each phase and transition, it ends with the same bits."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +90,8 @@ def test_each_transition_states_how_exactly_the_function_was_kept(whole: Run) ->
     for phase in PHASES[1:]:
         assert 0 < facts[phase]["max_logit_difference"] < 1e-5
         assert facts[phase]["loss_difference"] < 1e-5
+        assert facts[phase]["gradient_difference"] < 1e-4
+        assert facts[phase]["moment_difference"] < 1e-6
     # Four windows of 24 tokens, in two blocks of experts; the first growth has none to compare.
     assert facts["grown"]["routings"] == 192
     assert facts["grown"]["texts_rerouted"] == 0
@@ -133,6 +136,75 @@ def test_fails_a_growth_that_changes_the_function_and_trains_no_step_of_it(
     assert "the growth from experts failed: logits differ by up to" in run.head.reason
     assert {line["stage"] for line in run.lines("step")} == {"dense", "experts"}
     assert "Traceback" not in capsys.readouterr().err
+
+
+def changed(state: OptimizerState, change: Callable[[dict[str, Any]], dict[str, Any]]) -> Any:
+    return {name: change(dict(own)) for name, own in state.items()}
+
+
+# Each leaves the function as it is: only the optimizer would learn something else.
+FAULTS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
+    "not divided": lambda own: own | {"exp_avg": 2 * own["exp_avg"]},
+    "second not divided": lambda own: own | {"exp_avg_sq": 4 * own["exp_avg_sq"]},
+    "divided once": lambda own: own | {"exp_avg_sq": 2 * own["exp_avg_sq"]},
+    "flipped": lambda own: own | {"exp_avg": own["exp_avg"].flip(0)},
+    "of the other sign": lambda own: own | {"exp_avg": -own["exp_avg"]},
+    "swapped": lambda own: own | {"exp_avg": own["exp_avg_sq"], "exp_avg_sq": own["exp_avg"].abs()},
+    "started at zero": lambda own: own | {"exp_avg": torch.zeros_like(own["exp_avg"])},
+    "not a number": lambda own: own | {"exp_avg_sq": own["exp_avg_sq"] * float("nan")},
+}
+
+
+@pytest.mark.parametrize(
+    ("phase", "carry", "fault"),
+    [
+        pytest.param(
+            phase,
+            carry,
+            fault,
+            marks=() if (carry, fault) == ("exact", "not divided") else pytest.mark.slow,
+        )
+        for phase in PHASES[1:]
+        for carry in ("exact", "asymmetric")
+        for fault in FAULTS
+    ],
+)
+def test_fails_moments_that_did_not_grow_as_their_gradients_do(
+    stories: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    phase: str,
+    carry: str,
+    fault: str,
+) -> None:
+    name = "upcycle_optimizer" if phase == "experts" else "deepen_optimizer"
+    right = getattr(transitions, name)
+    wrong = lambda *state, **how: changed(right(*state, **how), FAULTS[fault])  # noqa: E731
+    monkeypatch.setattr(transitions, name, wrong)
+    options = ["dense_steps=2", "experts_steps=2", f"carry={carry}"]
+    options += ["rewarm_steps=3"] if carry == "asymmetric" else []
+    run = new_run(tmp_path, stories, *(f"--override={option}" for option in options))
+    assert run.attempt() == 1
+    assert f"the growth from {PHASES[PHASES.index(phase) - 1]} failed: exp_avg" in run.head.reason
+    assert "divided as its gradient is, differs by" in run.head.reason
+    assert phase not in {line["stage"] for line in run.lines("step")}
+
+
+def test_fails_gradients_of_which_a_copy_gets_none(
+    stories: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The function is kept; a kernel's backward forgets half of a widened embedding."""
+    plain = transitions.gradients
+
+    def halved(model: Any, loss: Any, keep: Any = None) -> Any:
+        if keep is None:
+            return plain(model, loss)
+        return plain(model, loss, lambda name, g: keep(name, g / 2 if "embedding" in name else g))
+
+    monkeypatch.setattr(transitions, "gradients", halved)
+    run = new_run(tmp_path, stories, "--override=dense_steps=2")
+    assert run.attempt() == 1
+    assert "the gradient of embedding.weight, its copies summed and" in run.head.reason
 
 
 def test_fails_held_out_text_that_is_too_short_before_a_step_is_trained(
