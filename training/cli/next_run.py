@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from training.config import fitted, resolve_config
+from training.data_report import facts_of
 from training.workload import Workload
 
 _ROOT = Path(__file__).parents[2]
@@ -22,7 +23,7 @@ def show_next(
 ) -> None:
     """Print what follows for the dataset in `where`, for the workload as `given`."""
     meta = manifest["meta"]
-    print(f"[data] {_facts(meta)}")
+    print(f"[data] {facts_of(meta)}")
     small = next(iter(workload.recipes))
     large = "full" if "full" in workload.recipes else small
     for recipe in dict.fromkeys((small, large)):
@@ -44,15 +45,6 @@ def show_next(
     context = f"-c workload={given} -c recipe={large}{size} -c dataset={name}"
     manifest_file = "" if is_stored else f" -c dataset_manifest={where}/manifest.json"
     print(f"    npx cdk deploy TrainingStack {context}{manifest_file}")
-
-
-def _facts(meta: Mapping[str, Any]) -> str:
-    """What the import has counted, in a line."""
-    facts = [f"{len(meta['classes'])} classes"] if "classes" in meta else []
-    splits = meta.get("splits", {})
-    facts += [f"{name} {count:,}" for name, count in splits.items() if isinstance(count, int)]
-    numbers = {n: v for n, v in meta.items() if isinstance(v, int | float) and n != "seed"}
-    return ", ".join([*facts, *(f"{n.replace('_', ' ')} {v:,.10g}" for n, v in numbers.items())])
 
 
 def _advised(workload: str, recipe: str, manifest: Mapping[str, Any]) -> tuple[str, str]:

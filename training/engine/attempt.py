@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, replace
 from typing import Any, TypeVar
 
+import torch
 import torch.distributed as dist
 
 from contract.source import source_sha256
@@ -22,6 +23,7 @@ from training.attempt.notice import InterruptedRunError
 from training.attempt.supervisor import Supervisor
 from training.attempt.world import RankEnvironment, World
 from training.code_fingerprint import code_fingerprint
+from training.data_report import facts_of
 from training.engine.job import ResolvedWorkload, RunOptions
 from training.engine.numerics import configure, numerics_key
 from training.engine.stages import StageSequence
@@ -79,8 +81,21 @@ def run_workload(options: RunOptions, resolved: ResolvedWorkload, supervisor: Su
             key["source"] = source_sha256(options.source)
         world = World(environment, device)
         job = _WorkloadJob(options, resolved, dataset, world, key)
+        if world.leads:
+            _say_what_is_there(options, resolved, dataset, device)
         with _leaving(world), contextlib.closing(job):
             return job.lead(supervisor) if world.leads else job.follow(supervisor)
+
+
+def _say_what_is_there(
+    options: RunOptions, resolved: ResolvedWorkload, dataset: LocalDataset, device: torch.device
+) -> None:
+    """For the log of a machine that somebody watches from far away: torch, data, config."""
+    overrides = {**resolved.fitted, **options.overrides}
+    named = "".join(f" {name}={text}" for name, text in sorted(overrides.items()))
+    _log.info("[ok] torch %s on %s", torch.__version__, device)
+    _log.info("[ok] dataset %s: %s", dataset.manifest["name"], facts_of(dataset.meta))
+    _log.info("[ok] %s, recipe %s:%s", resolved.workload.name, options.recipe, named or " as it is")
 
 
 def _refuse_other_workload(

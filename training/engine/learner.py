@@ -1,6 +1,7 @@
 """The mutable state of a Train stage (model, optimizer, loss scale, average), and its steps."""
 
 import contextlib
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -36,6 +37,8 @@ from training.save.resume import ShardedContent
 from training.save.slices import is_sharded as has_shards
 from training.save.state import LiveState, flatten_state, unflatten_state
 from training.workload import Batch, Inputs, Start, Train, implements
+
+_log = logging.getLogger(__name__)
 
 
 class Scalars:
@@ -184,6 +187,9 @@ class Learner:
             return checked_numerics(self._stage, chosen)
 
         first = self._world.share(choose(started_with) if self._world.leads else {})
+        if first and self._world.leads:
+            named = ", ".join(f"{what} {which}" for what, which in first.items())
+            _log.info("[ok] %s computes by: %s", self._stage.name, named)
         if not self._world.leads:
             choose(first)
         return first

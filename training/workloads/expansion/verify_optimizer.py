@@ -154,7 +154,7 @@ def gradients(
             found[name] = kept
 
     handles = [
-        parameter.register_post_accumulate_grad_hook(partial(take, name))
+        parameter.register_post_accumulate_grad_hook(partial(take, name))  # type: ignore[no-untyped-call]
         for name, parameter in model.named_parameters()
     ]
     loss().backward()  # type: ignore[no-untyped-call]

@@ -5,6 +5,7 @@ import shlex
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.training.workloads.detection import coco_scene as scene
 from tests.training.workloads.detection.exports import BOXES, EXPORTS, Write, put, yolo_v5
@@ -70,6 +71,12 @@ def test_an_export_is_trained_on_by_the_commands_that_its_import_prints(
     assert words[:3] == ["python", "-m", "training"]
     overrides = [f"--override={text}" for text in SMALL]
     assert main([*words[3:], *overrides]) == 0
+    # As document 003's container says: torch, the operators, the dataset, the config.
+    said = capsys.readouterr().out
+    assert f"[ok] torch {torch.__version__} on cpu" in said
+    assert "[ok] detect computes by: attention reference" in said
+    assert "[ok] dataset data: 2 classes, train " in said
+    assert "[ok] detection, recipe laptop: decoder_layers=1 " in said
     assert (tmp_path / "runs/first/final/model.safetensors").is_file()
     assert json.loads((tmp_path / "runs/first/receipt.json").read_text())["state"] == "finished"
 

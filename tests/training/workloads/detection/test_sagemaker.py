@@ -64,10 +64,13 @@ class _InThisProcess(Trainer):
 
 @pytest.mark.slow
 def test_files_in_channels_become_a_dataset_and_a_model(
-    root: Path, monkeypatch: pytest.MonkeyPatch
+    root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sagemaker, "Trainer", _InThisProcess)
     assert main(["sagemaker", f"--ml-root={root}"]) == 0
+    said = capsys.readouterr().out
+    for fact in ("dataset made:", "torch ", "dataset ", "detect computes by: attention ", "recipe"):
+        assert f"[ok] {fact}" in said or (fact == "recipe" and ", recipe quick: " in said)
     assert (root / "model/model.safetensors").stat().st_size > 40_000_000
     receipt = json.loads((root / "model/receipt.json").read_text())
     (stage,) = receipt["stages"].values()
