@@ -6,8 +6,12 @@ import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+
+from contract import description
+from tests.forked_trainer import run_in_fork
 
 # What collection makes lives until the end, in every fork too: looking for garbage in it costs a
 # sixth of all.
@@ -90,6 +94,15 @@ def _signal_handlers_are_restored() -> Iterator[None]:
     before = {number: signal.getsignal(number) for number in SIGNALS}
     yield
     assert {number: signal.getsignal(number) for number in SIGNALS} == before
+
+
+@pytest.fixture(autouse=True)
+def _workloads_are_described_in_forks(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No interpreter imports torch for each; tests/contract/test_description.py has real ones."""
+    if request.path.parent.name != "contract":
+        monkeypatch.setattr(description, "subprocess", SimpleNamespace(run=run_in_fork))
 
 
 @pytest.fixture(autouse=True)

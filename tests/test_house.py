@@ -33,8 +33,11 @@ def tracked() -> tuple[Path, ...]:
     return tuple(path for path in paths if path.is_file())
 
 
-def python_files() -> list[Path]:
-    return [path for path in tracked() if path.suffix == ".py"]
+@cache
+def python_files() -> dict[Path, tuple[str | None, set[str]]]:
+    """Each Python file's docstring, and what it imports."""
+    trees = ((path, ast.parse(path.read_text())) for path in tracked() if path.suffix == ".py")
+    return {path: (ast.get_docstring(tree), imported_names(tree)) for path, tree in trees}
 
 
 def test_no_file_is_over_five_megabytes() -> None:
@@ -79,13 +82,10 @@ def test_ci_leaves_no_test_out_for_want_of_a_package() -> None:
 
 
 def test_every_python_file_opens_with_a_docstring_and_fits_in_a_reading() -> None:
-    sources = {path: path.read_text() for path in python_files()}
-    assert sources
-    too_long = [path for path, source in sources.items() if source.count("\n") > MAX_LINES]
+    assert python_files()
+    too_long = [path for path in python_files() if path.read_text().count("\n") > MAX_LINES]
     assert too_long == []
-    undescribed = [
-        path for path, source in sources.items() if not ast.get_docstring(ast.parse(source))
-    ]
+    undescribed = [path for path, (docstring, _) in python_files().items() if not docstring]
     assert undescribed == [], "open each file with one docstring"
 
 
@@ -95,10 +95,10 @@ def test_no_public_class_name_stands_for_two_things() -> None:
     assert doubled_classes(files) == {}, "one word, one thing: give one of them an exacter name"
 
 
-def imported_names(source: str) -> set[str]:
+def imported_names(tree: ast.Module) -> set[str]:
     """The last part of each module that is imported, and of each name imported from one."""
     names = set()
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom):
             names |= {(node.module or "").rpartition(".")[2], *(each.name for each in node.names)}
         elif isinstance(node, ast.Import):
@@ -112,8 +112,8 @@ def test_no_file_imports_a_test_module() -> None:
     assert modules
     importing = {
         path: found
-        for path in python_files()
-        if (found := modules & imported_names(path.read_text()))
+        for path, (_, imported) in python_files().items()
+        if (found := modules & imported)
     }
     assert importing == {}
 

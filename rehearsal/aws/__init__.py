@@ -4,6 +4,7 @@ It promises what the CDK CLI, boto3 and the aws CLI can see of a real account; d
 lists what it does not do. `event_bus` runs deployed functions. It may use cloudformation/ only.
 """
 
+from rehearsal.aws import service_models as service_models
 from rehearsal.aws.server import EmbeddedAws, PortInUse
 
 __all__ = ["EmbeddedAws", "PortInUse"]

@@ -11,7 +11,9 @@ from tests.training.forked import in_fork
 COUNTED = json.loads(FILE.read_text(encoding="utf-8"))["models"]
 
 
-@pytest.mark.parametrize("name", ["growth_dense", "growth_moe"])
+@pytest.mark.parametrize(
+    "name", ["growth_dense", pytest.param("growth_moe", marks=pytest.mark.slow)]
+)
 def test_language_models_count_as_in_the_file(name: str) -> None:
     assert in_fork(lambda: footprint(anchors()[name], precisions()[name])) == COUNTED[name]
 

@@ -17,11 +17,11 @@ def _settings(max_examples: int, steps: int = 40) -> settings:
 
 
 TestGuard = GuardMachine.TestCase
-TestGuard.settings = _settings(100)
+TestGuard.settings = _settings(50)
 TestBudget = BudgetMachine.TestCase
-TestBudget.settings = _settings(60)
+TestBudget.settings = _settings(30)
 TestDeadline = DeadlineMachine.TestCase
-TestDeadline.settings = _settings(30)
+TestDeadline.settings = _settings(15)
 
 
 @pytest.mark.slow

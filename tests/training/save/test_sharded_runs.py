@@ -47,7 +47,13 @@ def test_two_ranks_with_a_share_each_train_as_one_process_does(
 
 
 @pytest.mark.parametrize(
-    ("rank", "place"), [(1, ("first", 0)), (0, ("first-evaluation", 5)), (1, ("second", 5))]
+    ("rank", "place"),
+    [
+        (1, ("first", 0)),
+        (0, ("first-evaluation", 5)),
+        # tests/training/attempt/test_ranks.py has it, of ranks with a copy each.
+        pytest.param(1, ("second", 5), marks=pytest.mark.slow),
+    ],
 )
 def test_a_notice_to_either_rank_saves_every_share(
     run: Run, sharded: Run, rank: int, place: tuple[str, int]
@@ -73,7 +79,12 @@ def resumes_bit_for_bit(new_run: NewRun, tmp_path: Path, options: list[str], *, 
 
 @pytest.mark.parametrize(
     ("options", "sizes"),
-    [(IN_BLOCKS, (1, 2)), ([SHARDED], (2, 3)), (IN_BLOCKS, (3, 1))],
+    [
+        # The two below have more ranks than before, and blocks.
+        pytest.param(IN_BLOCKS, (1, 2), marks=pytest.mark.slow),
+        ([SHARDED], (2, 3)),
+        (IN_BLOCKS, (3, 1)),
+    ],
     ids=["blocks-1-2", "2-3", "blocks-3-1"],
 )
 def test_another_number_of_ranks_goes_on_from_the_same_checkpoint(

@@ -124,7 +124,14 @@ def test_it_resumes_in_s3_too(bucket_uri: str, new_run: NewRun, sharded: Run) ->
     assert_equal(run, sharded)
 
 
-@pytest.mark.parametrize("why", ["does not match its SHA-256", "403 Forbidden"])
+@pytest.mark.parametrize(
+    "why",
+    [
+        # Damage of every kind, by one rank: tests/training/save/test_damage.py.
+        pytest.param("does not match its SHA-256", marks=pytest.mark.slow),
+        "403 Forbidden",
+    ],
+)
 def test_a_share_that_cannot_be_used_is_passed_over_by_all_ranks(
     run: Run, sharded: Run, monkeypatch: pytest.MonkeyPatch, why: str
 ) -> None:
