@@ -30,6 +30,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # minutes and comes before all, while the others that boot machines are few.
 LONGEST_FIRST = (
     "rehearsal/test_demo.py",
+    "operate/test_deployed.py",
     "rehearsal/scenarios/test_drills.py",
     "training/proof/torture/test_command.py",
     "userdata/test_examples.py",

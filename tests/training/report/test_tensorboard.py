@@ -62,6 +62,12 @@ def follow(run: Run, tmp_path: Path) -> Iterator[Callable[[Run], "subprocess.Pop
         process.stdout.close()
 
 
+@pytest.mark.parametrize(
+    # Reading from S3: tests/training/record and tests/training/store.
+    "store_uri",
+    ["folder", pytest.param("s3", marks=pytest.mark.slow)],
+    indirect=True,
+)
 def test_a_run_is_followed_through_an_interruption_to_its_end(
     store_uri: str,
     new_run: NewRun,

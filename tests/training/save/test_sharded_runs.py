@@ -102,7 +102,8 @@ def test_another_number_of_ranks_goes_on_from_the_same_checkpoint(
     assert run.json("receipt.json")["numerics_changed"] == ["world"]
 
 
-@pytest.mark.parametrize("precision", [pytest.param("bfloat16", marks=pytest.mark.slow), "float16"])
+@pytest.mark.slow  # blocks stand above; both precisions are recipes of the torture
+@pytest.mark.parametrize("precision", ["bfloat16", "float16"])
 def test_in_blocks_and_lower_precision_it_resumes_bit_for_bit_too(
     new_run: NewRun, tmp_path: Path, precision: str
 ) -> None:
