@@ -117,6 +117,7 @@ class EmbeddedAws:
         self._stack_sessions.clear()
         moto_patches.uninstall()
         spot_fleet.ACCESS[0] = None
+        spot_fleet.CAPACITY[0] = Capacity()
         # The reset would otherwise read 1,500 managed policies that nobody needs.
         default_user_config["iam"] = {"load_aws_managed_policies": False}
         moto_api_backend.reset()

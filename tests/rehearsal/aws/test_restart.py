@@ -1,6 +1,7 @@
 """Starting again: nothing of the last time is left."""
 
-from rehearsal.aws import EmbeddedAws
+from rehearsal.aws import EmbeddedAws, spot_fleet
+from rehearsal.aws.capacity import Capacity
 
 
 def test_each_start_is_an_empty_account() -> None:
@@ -16,3 +17,10 @@ def test_each_start_is_an_empty_account() -> None:
             )
         finally:
             aws.stop()
+
+
+def test_a_stopped_account_leaves_no_capacity_behind() -> None:
+    """The fleets of tests on moto alone would get its notices."""
+    with EmbeddedAws() as aws:
+        aws.capacity.notice_seconds = 20.0
+    assert spot_fleet.CAPACITY[0].notice_seconds == Capacity().notice_seconds
