@@ -19,10 +19,11 @@ from torch.utils._pytree import tree_leaves
 
 from training.data_report import DataReport
 from training.dataset_output import FinishedFiles, Output
+from training.interchange import Interchange
 from training.randomness import drawing_from as drawing_from
 from training.randomness import shuffled
 
-# What a workload needs besides, under the one import that it has anyway.
+# What a workload needs besides.
 from training.settings import Milestones as Milestones
 from training.settings import Settings as Settings
 from training.sources import Brought, SourceFile, copy_in_splits
@@ -138,7 +139,7 @@ class Prepare:
         raise NotImplementedError
 
 
-class Train:
+class Train(Interchange):
     """A stage that trains a model."""
 
     REQUIRED = ("name", "settings", "model", "optimizer", "samples", "loss")
@@ -386,10 +387,7 @@ class Workload(Generic[C]):
         raise NotImplementedError
 
     def data_bytes_in_memory(self, c: C, dataset_bytes: int) -> int:
-        """Peak bytes that one process holds of a dataset of `dataset_bytes`, loading included.
-
-        By default none: all runs share memory-mapped files in the page cache.
-        """
+        """Peak bytes that one process holds of a dataset of `dataset_bytes`, loading included."""
         return 0
 
 

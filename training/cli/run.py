@@ -56,6 +56,7 @@ def _run(arguments: argparse.Namespace) -> int:
     # Before anything slow is imported: a signal without a handler would end the process.
     supervisor.begin()
     if not run_program.is_program(arguments):
+        _wait_without_spinning()
         _let_segments_grow()
     if os.environ.get("TRAINING_LEADER"):
         end_with_rank_0()
@@ -69,6 +70,14 @@ def _run(arguments: argparse.Namespace) -> int:
         if arguments.scratch is None:
             shutil.rmtree(scratch, ignore_errors=True)
         supervisor.close()
+
+
+def _wait_without_spinning() -> None:
+    """Let threads that wait for others sleep: where cores are shared, they would take their time.
+
+    OpenMP reads it when torch is imported; loader workers and ranks inherit it; a user's own wins.
+    """
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
 def _let_segments_grow() -> None:

@@ -4,13 +4,14 @@ import argparse
 import json
 import sys
 import tempfile
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from training.cli.outputs import checked_file, checked_folder
-from training.errors import EXIT_FINISHED, UserError
+from training.errors import EXIT_FINISHED, UserError, name_known
 from training.record.open_run import OpenRun, find_checkpoint, open_run
 from training.report.progress import FileProgressBar
 from training.save.restore import export_snapshot
@@ -20,7 +21,10 @@ from training.store.open import open_store
 from training.store.unfinished import UnfinishedFile
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from training.engine.inference import TrainedStage
+    from training.workload import Train
 
 _RUN = "s3://bucket/runs/<run id>, or a folder"
 _CHECKPOINT = "newest, best, a step, or the start of a name (default: a finished run's weights)"
@@ -37,6 +41,11 @@ def add_export(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--checkpoint", help=_CHECKPOINT)
     parser.add_argument(
         "--out", required=True, type=Path, help="the file to write; for a snapshot a new folder"
+    )
+    parser.add_argument(
+        "--format",
+        help="of another library: torchvision, timm, torch.export, huggingface, as the workload "
+        "has it, or dcp (torch.distributed.checkpoint)",
     )
     parser.add_argument("--json", action="store_true", help="print the metadata as JSON")
     parser.set_defaults(act=_export)
@@ -77,6 +86,8 @@ def _add_subject(parser: argparse.ArgumentParser) -> None:
 
 
 def _export(options: argparse.Namespace) -> int:
+    if options.format is not None:
+        return _export_to(options)
     if not options.run_uri.endswith(".safetensors"):
         run = open_run(options.run_uri)
         if run.is_of_program:
@@ -97,6 +108,50 @@ def _export(options: argparse.Namespace) -> int:
         print(f"[ok] {options.out}: {len(weights.tensors)} tensors, {size:.1f} MB")
         print(f"weights {weights.sha256}")
     return EXIT_FINISHED
+
+
+def _export_to(options: argparse.Namespace) -> int:
+    """Write the model for another library."""
+    if options.out.exists():
+        raise UserError(f"{options.out} exists; give a new file or folder")
+    stage, model = _loaded_model(options.run_uri, options.checkpoint)
+    formats = {**stage.formats(), "dcp": _write_dcp}
+    if options.format not in formats:
+        raise UserError(
+            f"stage {stage.name!r} has no format {options.format!r}; "
+            f"{name_known(options.format, sorted(formats))}"
+        )
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    formats[options.format](model, options.out)
+    print(f"[ok] {options.out}: {options.format}, {len(model.state_dict())} tensors")
+    return EXIT_FINISHED
+
+
+def _loaded_model(uri: str, checkpoint: str | None) -> "tuple[Train, nn.Module]":
+    """The stage that a run's weights are of, and its model with them; no data is read."""
+    from training.config import resolve_config
+    from training.preflight.standalone import standalone_inputs
+    from training.registry import load_workload
+    from training.save.weights import load_weights, open_trained, read_weights
+    from training.workload import Train
+
+    run, weights = open_trained(uri), read_weights(uri, checkpoint)
+    workload, record = load_workload(run.record.workload), run.record
+    config = resolve_config(workload, record.recipe, {**record.fitted, **record.overrides})
+    name = weights.about.get("stage") or run.head.checkpoints[-1].stage
+    stage = next(s for s in workload.stages(config) if isinstance(s, Train) and s.name == name)
+    model = stage.model(standalone_inputs(stage.name, config))
+    load_weights(model, weights, stage.name)
+    return stage, model.eval()
+
+
+def _write_dcp(model: "nn.Module", out: Path) -> None:
+    from torch.distributed.checkpoint.state_dict_saver import save
+
+    with warnings.catch_warnings():
+        # That one process saves is meant.
+        warnings.simplefilter("ignore", UserWarning)
+        save({"model": model.state_dict()}, checkpoint_id=out, no_dist=True)
 
 
 def _export_snapshot(run: OpenRun, options: argparse.Namespace) -> int:

@@ -92,7 +92,8 @@ class _FromWeights(TrainProxy):
                     f"the weights at {self._origin.uri} are not those that this run started with; "
                     "start a new run"
                 )
-            load_weights(m, weights, self.name)
+            foreign = self._inner.from_foreign(m, weights.tensors)
+            load_weights(m, replace(weights, tensors=foreign or weights.tensors), self.name)
             _log.info(f"[{self.name}] starts with the weights of {self._origin.uri}")
         return start
 

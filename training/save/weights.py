@@ -5,6 +5,7 @@ The run's own deliverable is final/model.safetensors; by one hash the weights of
 
 import hashlib
 import json
+import pickle
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -28,6 +29,8 @@ from training.store.open import open_store
 from training.store.protocol import Store, StoreError
 
 _NUM_NAMED = 5
+# Files of weights: ours, and those that torch.save wrote.
+WEIGHT_FILES = (".safetensors", ".pth", ".pt")
 # A placeholder for the hash in the header, of the same length, until all tensors are written.
 _PLACEHOLDER = "?" * 64
 
@@ -55,7 +58,7 @@ def open_trained(uri: str) -> OpenRun:
 def read_weights(uri: str, checkpoint: str | None = None) -> Weights:
     """Weights of a file, of a finished run, or of a run's checkpoint (see `find_checkpoint`)."""
     with tempfile.TemporaryDirectory(prefix="weights-") as folder:
-        if uri.endswith(".safetensors"):
+        if uri.endswith(WEIGHT_FILES):
             if checkpoint is not None:
                 raise UserError(f"{uri} is a file, without checkpoints; pass a run's URI")
             return _from_file(uri, Path(folder))
@@ -118,7 +121,23 @@ def _from_checkpoint(run: OpenRun, entry: CheckpointEntry) -> Weights:
 
 def _from_file(uri: str, folder: Path) -> Weights:
     parent, _, name = uri.rpartition("/")
-    return _fetch(open_store(parent or "."), name, folder)
+    store = open_store(parent or ".")
+    if name.endswith(".safetensors"):
+        return _fetch(store, name, folder)
+    path = folder / "weights.pth"
+    try:
+        store.get_file(name, path)
+        found = torch.load(path, map_location="cpu", weights_only=True)
+    except FileNotFoundError as error:
+        raise UserError(f"{uri} does not exist; check the URI") from error
+    except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
+        raise UserError(
+            f"{uri} is no file of tensors alone ({str(error).splitlines()[0]:.80}); save the "
+            "state dict as safetensors"
+        ) from error
+    for key in ("model", "state_dict"):
+        found = found[key] if isinstance(found.get(key), dict) else found
+    return Weights(tensors=found, about={}, sha256=weights_sha256(found))
 
 
 def _fetch(store: Store, key: str, folder: Path) -> Weights:

@@ -280,28 +280,32 @@ def test_the_fail_command_marks_the_run(run: Run) -> None:
     assert (run.head.state, run.head.reason) == ("failed", f"disk broke; {way_back}")
 
 
+_SLEEPS, _GROWS = {"OMP_WAIT_POLICY": "PASSIVE"}, {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
+
+
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
-        ({}, {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}),
-        ({"PYTORCH_ALLOC_CONF": ""}, {"PYTORCH_ALLOC_CONF": ""}),
+        ({}, _SLEEPS | _GROWS),
+        ({"PYTORCH_ALLOC_CONF": ""}, _SLEEPS | {"PYTORCH_ALLOC_CONF": ""}),
         (
             {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64"},
-            {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64"},
+            _SLEEPS | {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64"},
         ),
+        ({"OMP_WAIT_POLICY": "ACTIVE"}, _GROWS | {"OMP_WAIT_POLICY": "ACTIVE"}),
     ],
 )
-def test_a_run_lets_the_segments_of_a_gpu_grow_unless_it_is_told_otherwise(
+def test_a_run_lets_a_gpu_s_segments_grow_and_threads_sleep_unless_it_is_told_otherwise(
     given: dict[str, str], expected: dict[str, str], run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    names = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+    names = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "OMP_WAIT_POLICY")
     for name in names:
         # Set first: a variable that was not there is otherwise not taken away again.
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
     for name, value in given.items():
         monkeypatch.setenv(name, value)
-    assert run.attempt("--override=no_such_field=1") == 2, "set before the checks start CUDA"
+    assert run.attempt("--override=no_such_field=1") == 2, "set before the checks import torch"
     assert {name: os.environ[name] for name in names if name in os.environ} == expected
 
 

@@ -1,12 +1,15 @@
 """`export`, `evaluate`, `predict`: a run's weights give what the run itself reported."""
 
 import json
+import warnings
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
+from torch.distributed.checkpoint.state_dict_loader import load
 
 from tests.training.runs import WORKLOAD, Run
 from tests.training.tiny import TinyTrain
@@ -158,3 +161,21 @@ def test_fails_for_a_file_that_holds_no_weights(tmp_path: Path) -> None:
     save_file({}, path)
     with pytest.raises(UserError, match="is a file, without checkpoints"):
         read_weights(str(path), "newest")
+
+
+def test_a_model_leaves_in_the_form_of_another_library(
+    whole: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """torch.distributed.checkpoint's, which every stage has; others are the workload's."""
+    out = tmp_path / "to" / "dcp"
+    command = ["export", f"--run-uri={whole.uri}", f"--out={out}"]
+    assert main([*command, "--format=timm"]) == 2
+    assert "stage 'second' has no format 'timm'; " in capsys.readouterr().err and not out.exists()
+    assert main([*command, "--format=dcp"]) == 0
+    weights = read_weights(whole.uri).tensors
+    found = {name: torch.zeros_like(tensor) for name, tensor in weights.items()}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # one process is meant
+        load({"model": found}, checkpoint_id=out, no_dist=True)
+    assert weights_sha256(found) == whole.head.weights_sha256
+    assert main([*command, "--format=dcp"]) == 2, "nothing is overwritten"

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from training.errors import UserError
+from training.interchange import Writer
 from training.workload import Batch, Inputs, Loss, Partial, Samples, Settings, Start, Train
 from training.workloads.expansion import RewarmingAdamW, fill, scaled_groups
 from training.workloads.expansion.adamw import Rewarming
@@ -19,6 +20,7 @@ from training.workloads.growth.architecture import ModelConfig
 from training.workloads.growth.config import GrowthConfig
 from training.workloads.growth.expert_products import check_products
 from training.workloads.growth.experts import choose_products
+from training.workloads.growth.interchange import write_hugging_face
 from training.workloads.growth.model import LanguageModel, parameter_counts
 from training.workloads.growth.optimizer import BFloat16AdamW, has_weight_decay
 from training.workloads.growth.text.tokens import token_samples, vocabulary_refusals
@@ -129,6 +131,10 @@ class TrainPhase(Train):
         kind = RewarmingBFloat16AdamW if c.is_lean(self.name) else RewarmingAdamW
         # Not False, which would rule out torch's foreach as well.
         return kind(groups, betas=_BETAS, fused=c.fused_optimizer or None)
+
+    def formats(self) -> Mapping[str, Writer]:
+        """Hugging Face's folder."""
+        return {"huggingface": write_hugging_face}
 
     def refusals(self, meta: Mapping[str, Any]) -> Sequence[str]:
         """Another vocabulary."""

@@ -11,9 +11,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
+from training.interchange import Writer
 from training.workload import Batch, Inputs, Loss, Partial, Settings, Start, Train
 from training.workloads.imagenet import evaluation
 from training.workloads.imagenet.config import BASE_BATCH, ImagenetConfig
+from training.workloads.imagenet.interchange import from_resnet, write_program, write_resnet
 from training.workloads.imagenet.model import Classifier
 from training.workloads.imagenet.samples import ImageSamples, image_samples
 
@@ -53,6 +55,16 @@ class TrainClassifier(Train):
     def model(self, i: Inputs) -> Classifier:
         c = self.config
         return Classifier(c.architecture, c.num_classes, blur_pool=c.blur_pool)
+
+    def from_foreign(
+        self, m: nn.Module, tensors: Mapping[str, Tensor]
+    ) -> Mapping[str, Tensor] | None:
+        """torchvision's and timm's ResNets."""
+        return from_resnet(m, tensors)
+
+    def formats(self) -> Mapping[str, Writer]:
+        """torchvision's names, which are timm's, and a program without our code."""
+        return {"torchvision": write_resnet, "timm": write_resnet, "torch.export": write_program}
 
     def refusals(self, meta: Mapping[str, Any]) -> Sequence[str]:
         """Another number of classes."""

@@ -5,13 +5,17 @@ GPTNeoX is the dense model operation by operation; Mixtral the one with experts,
 
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 
+import pytest
 import torch
 from torch import Tensor, nn
 
 from tests.training.workloads.growth.hugging_face import hugging_face_dense, hugging_face_experts
 from tests.training.workloads.growth.models import small_config, small_model, texts
-from training.workloads.growth.architecture import DenseBlock, ExpertBlock
+from training.errors import UserError
+from training.workloads.growth.architecture import Activation, Block, DenseBlock, ExpertBlock, Norm
+from training.workloads.growth.interchange import write_hugging_face
 from training.workloads.growth.model import LanguageModel
 
 
@@ -41,6 +45,45 @@ def test_the_model_with_experts_is_mixtral() -> None:
     tokens, _ = texts()
     # So is their router.
     torch.testing.assert_close(logits(theirs, tokens), ours(tokens), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("norm", "activation", "block", "is_tied", "kind"),
+    [
+        ("layer", "gelu", DenseBlock(hidden=24), True, "gpt_neox"),
+        ("rms", "swiglu", DenseBlock(hidden=24), False, "llama"),
+        ("rms", "swiglu", ExpertBlock(hidden=16, num_experts=4), True, "mixtral"),
+    ],
+)
+def test_what_is_exported_gives_the_same_logits(
+    tmp_path: Path, norm: Norm, activation: Activation, block: Block, is_tied: bool, kind: str
+) -> None:
+    """`from_pretrained` reads the folder as it does one of the hub's."""
+    from transformers import AutoModelForCausalLM
+
+    config = replace(small_config(norm, activation, is_tied), blocks=(block,) * 2)
+    ours = small_model(config).float()
+    if kind == "mixtral":
+        with pytest.raises(UserError, match="Mixtral has no biases, but blocks"):
+            write_hugging_face(ours, tmp_path / "no")
+        with torch.no_grad():
+            for name, parameter in ours.named_parameters():
+                if "bias" in name:
+                    parameter.zero_()
+    write_hugging_face(ours, tmp_path / "out")
+    theirs, info = AutoModelForCausalLM.from_pretrained(tmp_path / "out", output_loading_info=True)
+    assert not info["missing_keys"] and not info["unexpected_keys"]
+    assert theirs.config.model_type == kind
+    tokens, _ = texts()
+    with torch.no_grad():
+        torch.testing.assert_close(
+            logits(theirs.eval(), tokens), ours(tokens), rtol=1e-4, atol=1e-4
+        )
+
+
+def test_fails_to_export_what_hugging_face_has_not(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no model of layer norms, gelu and DenseBlock and Expert"):
+        write_hugging_face(small_model(), tmp_path / "out")
 
 
 def logits(model: nn.Module, tokens: Tensor) -> Tensor:

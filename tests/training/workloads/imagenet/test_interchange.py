@@ -1,0 +1,115 @@
+"""Weights come from torchvision and go back to it: equal logits in both directions."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from torchvision.models import resnet18
+
+from tests.training.forked import in_fork
+from training.errors import UserError
+from training.save.weights import read_weights
+from training.settings import changed
+from training.workloads.imagenet.config import ImagenetConfig
+from training.workloads.imagenet.interchange import write_program
+from training.workloads.imagenet.model import DEVIATION, MEAN, Classifier
+from training.workloads.imagenet.stages import TrainClassifier
+
+
+@pytest.fixture(scope="module")
+def theirs() -> nn.Module:
+    """A ResNet of torchvision's whose batch statistics are not those of a new one."""
+    torch.manual_seed(1)
+    model = resnet18(num_classes=7)
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            assert module.running_mean is not None and module.running_var is not None
+            module.running_mean.normal_(std=0.1)
+            module.running_var.uniform_(0.5, 2.0)
+    return model.eval()
+
+
+def images() -> Tensor:
+    return torch.randint(0, 256, (3, 64, 64, 3), dtype=torch.uint8)
+
+
+def logits_of(model: nn.Module, images_BHWC: Tensor) -> Tensor:
+    """torchvision's model sees normalized pixels, channels first."""
+    pixels = (images_BHWC - torch.tensor(MEAN)) / torch.tensor(DEVIATION)
+    found: Tensor = model(pixels.permute(0, 3, 1, 2))
+    return found
+
+
+def stage_of(num_classes: int, architecture: str = "resnet18") -> TrainClassifier:
+    config = changed(ImagenetConfig(), architecture=architecture, num_classes=num_classes)
+    return TrainClassifier(config=config)
+
+
+@pytest.mark.parametrize("suffix", [".pth", ".safetensors"])
+def test_a_file_of_torchvision_s_gives_the_same_logits(
+    theirs: nn.Module, tmp_path: Path, suffix: str
+) -> None:
+    path = tmp_path / f"resnet18{suffix}"
+    if suffix == ".pth":
+        torch.save(theirs.state_dict(), path)
+    else:  # as timm's, without the counters
+        state = {n: t for n, t in theirs.state_dict().items() if "num_batches" not in n}
+        save_file(state, path)
+    stage = stage_of(7)
+    ours = Classifier("resnet18", 7, blur_pool=False)
+    found = stage.from_foreign(ours, read_weights(str(path)).tensors)
+    assert found is not None
+    ours.load_state_dict(dict(found))
+    batch = images()
+    with torch.no_grad():
+        torch.testing.assert_close(
+            ours.eval()(batch), logits_of(theirs, batch), rtol=0.0, atol=1e-5
+        )
+
+
+def test_with_other_classes_the_last_layer_is_new(
+    theirs: nn.Module, caplog: pytest.LogCaptureFixture
+) -> None:
+    ours = Classifier("resnet18", 3, blur_pool=False)
+    before = ours.state_dict()["network.fc.weight"].clone()
+    with caplog.at_level("INFO"):
+        found = stage_of(3).from_foreign(ours, theirs.state_dict())
+    assert found is not None and torch.equal(found["network.fc.weight"], before)
+    assert torch.equal(found["network.conv1.weight"], theirs.state_dict()["conv1.weight"])
+    assert "7 classes there and 3 here: the last layer is new" in caplog.text
+    assert stage_of(3).from_foreign(ours, ours.state_dict()) is None, "our own names"
+
+
+def test_what_is_exported_gives_torchvision_the_same_logits(tmp_path: Path) -> None:
+    ours, theirs = Classifier("resnet18", 5, blur_pool=False), resnet18(num_classes=5)
+    stage_of(5).formats()["torchvision"](ours, tmp_path / "out.safetensors")
+    theirs.load_state_dict(load_file(tmp_path / "out.safetensors"))
+    batch = images()
+    with torch.no_grad():
+        wanted = ours.eval()(batch)
+        torch.testing.assert_close(logits_of(theirs.eval(), batch), wanted, rtol=0.0, atol=1e-5)
+
+
+def test_fails_to_export_what_is_not_torchvision_s(tmp_path: Path) -> None:
+    for architecture, blurs in (("resnet8", False), ("resnet18", True)):
+        with pytest.raises(UserError, match="the model is none of torchvision's"):
+            stage_of(5).formats()["timm"](
+                Classifier(architecture, 5, blur_pool=blurs), tmp_path / "out"
+            )
+
+
+@pytest.mark.slow
+def test_an_exported_program_computes_the_same_without_our_code(tmp_path: Path) -> None:
+    ours = Classifier("resnet8", 5, blur_pool=False).eval()
+    batch = torch.randint(0, 256, (5, 96, 96, 3), dtype=torch.uint8)
+
+    def logits() -> tuple[Tensor, Tensor]:
+        write_program(ours, tmp_path / "out.pt2")
+        program = torch.export.load(tmp_path / "out.pt2").module()
+        with torch.no_grad():
+            return program(batch), ours(batch)
+
+    found, wanted = in_fork(logits)
+    torch.testing.assert_close(found, wanted, rtol=0.0, atol=1e-5)
