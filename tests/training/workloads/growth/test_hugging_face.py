@@ -9,14 +9,18 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from tests.training.workloads.growth.hugging_face import hugging_face_dense, hugging_face_experts
 from tests.training.workloads.growth.models import small_config, small_model, texts
+from training.config import parse_overrides, resolve_config
 from training.errors import UserError
+from training.workloads.growth import llama
 from training.workloads.growth.architecture import Activation, Block, DenseBlock, ExpertBlock, Norm
 from training.workloads.growth.interchange import write_hugging_face
 from training.workloads.growth.model import LanguageModel
+from training.workloads.growth.workload import GROWTH
 
 
 def test_the_dense_model_is_gpt_neox() -> None:
@@ -79,6 +83,53 @@ def test_what_is_exported_gives_the_same_logits(
         torch.testing.assert_close(
             logits(theirs.eval(), tokens), ours(tokens), rtol=1e-4, atol=1e-4
         )
+
+
+def test_a_llama_becomes_the_dense_phase_with_the_same_logits(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Grouped heads, biases in attention, an output layer of its own; in two files."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(2)
+    shape = LlamaConfig(
+        vocab_size=32,
+        hidden_size=16,
+        intermediate_size=24,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        rms_norm_eps=1e-5,
+        attention_bias=True,
+        initializer_range=0.3,
+    )
+    theirs = LlamaForCausalLM(shape).eval()
+    for name, parameter in theirs.named_parameters():
+        if "bias" in name or "norm" in name:
+            parameter.data.uniform_(0.5, 1.5)
+    theirs.save_pretrained(tmp_path / "llama", max_shard_size="8KB")
+    assert llama.main([str(tmp_path / "llama"), str(tmp_path / "out.safetensors")]) == 0
+    said = capsys.readouterr().out.splitlines()[-1]
+    assert len(list((tmp_path / "llama").glob("*.safetensors"))) > 1
+    overrides = parse_overrides([word for word in said.split() if "=" in word])
+    config = resolve_config(GROWTH, "laptop", overrides)
+    ours = LanguageModel(config.dense_model, initialize=False)
+    ours.load_state_dict(load_file(tmp_path / "out.safetensors"))
+    tokens, _ = texts()
+    with torch.no_grad():
+        found, wanted = ours(tokens), logits(theirs, tokens)
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
+    path = tmp_path / "llama/config.json"
+    for old, new, sentence in (
+        ('"rms_norm_eps": 1e-05', '"rms_norm_eps": 1e-06', "its rms_norm_eps is 1e-06; the model"),
+        ('"model_type": "llama"', '"model_type": "gpt2"', "it is a 'gpt2'; give the folder of a"),
+    ):
+        text = path.read_text()
+        assert old in text
+        path.write_text(text.replace(old, new))
+        assert llama.main([str(tmp_path / "llama"), str(tmp_path / "no.safetensors")]) == 2
+        assert sentence in capsys.readouterr().err
+        path.write_text(text)
 
 
 def test_fails_to_export_what_hugging_face_has_not(tmp_path: Path) -> None:
