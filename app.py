@@ -12,6 +12,7 @@ if _NODE.exists():
 from aws_cdk import App, Environment, Stack, Tags, Validations  # noqa: E402
 from cdk_nag import AwsSolutionsChecks  # noqa: E402
 
+from sizing.catalogue import PRICE_REGION  # noqa: E402
 from stacks.dataset_stack import DatasetStack  # noqa: E402
 from stacks.network import NetworkStack  # noqa: E402
 from stacks.parameters import StackParameters  # noqa: E402
@@ -22,12 +23,21 @@ from stacks.training_stack import TrainingStack  # noqa: E402
 WHEELS = Path(sys.prefix) / "wheels"
 
 
-def build(app: App, wheels: Path | None = None, *, env: Environment | None = None) -> TrainingStack:
+def build(
+    app: App,
+    wheels: Path | None = None,
+    *,
+    env: Environment | None = None,
+    region: str | None = None,
+) -> TrainingStack:
     """Add the stacks that `app`'s context asks for; a user's mistake is a ValueError.
 
-    Without `env`, they are for whichever account and region the CLI deploys to.
+    Without `env`, they are for whichever account and region the CLI deploys to, at the prices of
+    `region`.
     """
-    parameters = StackParameters.from_context(app.node.get_all_context())
+    parameters = StackParameters.from_context(
+        app.node.get_all_context(), region=(env and env.region) or region or PRICE_REGION
+    )
     dataset_bucket_name, run_bucket_name = parameters.dataset_bucket, parameters.run_bucket
     key_arn = parameters.kms
     shared: list[Stack] = []
@@ -74,7 +84,7 @@ def main() -> int:
     """Synthesize; a user's mistake is one sentence and exit code 2."""
     app = App()
     try:
-        build(app, WHEELS)
+        build(app, WHEELS, region=os.environ.get("CDK_DEFAULT_REGION"))
     except ValueError as mistake:
         print(f"app.py: {mistake}", file=sys.stderr)
         return 2

@@ -12,7 +12,7 @@ from typing import Any
 from aws_cdk import Annotations, Stack, Token
 
 from contract.keys import MANIFEST
-from sizing.catalogue import PRICE_REGION, hourly_price, spot_price
+from sizing.catalogue.refresh import PriceBook
 from sizing.catalogue.service_prices import IMAGE_GIB, initialization_usd
 from sizing.plan.checks import check_plan
 from sizing.plan.deadline import sentence, with_fallback
@@ -33,18 +33,13 @@ _KNOWN = (
 _SPOT_PROBLEMS = ("spot", "notice")
 
 
-def price_region(stack: Stack, size: str) -> str:
-    """Return the stack's region where it is known and the size has a price there, else us-east-1.
+def price_book(stack: Stack, parameters: StackParameters) -> PriceBook:
+    """Return the prices of the stack's region, or of the parameters' where the stack has none.
 
     Only the catalogue's own prices count: the same commit gives the same template.
     """
-    if Token.is_unresolved(stack.region):
-        return PRICE_REGION
-    try:
-        hourly_price(size, stack.region)
-    except ValueError:
-        return PRICE_REGION
-    return stack.region
+    unknown = Token.is_unresolved(stack.region)
+    return PriceBook(region=parameters.region if unknown else stack.region, assumes=True)
 
 
 def _accepted(parameters: StackParameters) -> tuple[str, ...]:
@@ -59,10 +54,12 @@ def annotate(stack: Stack, parameters: StackParameters) -> dict[str, Any] | None
 
     A plan that cannot work is a ValueError with the smallest change that would pass.
     """
-    notes = Annotations.of(stack)
+    notes, book = Annotations.of(stack), price_book(stack, parameters)
     notes.add_info_v2("plan:limits", limits(parameters))
     if parameters.sizes[1:]:
-        notes.add_info_v2("plan:sizes", f"the fleet may start {offered(parameters)}")
+        notes.add_info_v2("plan:sizes", f"the fleet may start {offered(parameters, book)}")
+    for text in _unknown_prices(parameters, book):
+        notes.add_warning_v2("plan:prices", text)
     if parameters.root_volume.initialization_mib_per_second:
         notes.add_info_v2("plan:root", root_volume(parameters))
     notes.add_info_v2(
@@ -82,9 +79,8 @@ def annotate(stack: Stack, parameters: StackParameters) -> dict[str, Any] | None
             )
         notes.add_info_v2("plan:none", f"no plan: {parameters.why_unplanned}; {_KNOWN}")
         return None
-    region = price_region(stack, parameters.size)
-    if region != PRICE_REGION:
-        plan = plan_run(parameters, region)
+    if book.region != parameters.region:
+        plan = plan_run(parameters, book.region)
     findings = check_plan(plan).accepting(_accepted(parameters))
     refused = "; ".join(findings.problems.values())
     if refused:
@@ -127,6 +123,17 @@ def limits(p: StackParameters) -> str:
     return f"{text}; it buys on-demand capacity to end within {p.deadline_hours:g} hours"
 
 
+def _unknown_prices(p: StackParameters, book: PriceBook) -> list[str]:
+    """Warn where no price of the region is known: the limit in dollars then holds only roughly."""
+    assumed = [size for size in p.sizes if book.require(size)[0].basis == "assumed"]
+    if not assumed:
+        return []
+    return [
+        f"no price of {', '.join(assumed)} in {book.region} is known: the plan, max_usd and the "
+        f"Guard count with {book.require(assumed[0])[0].source}; set max_usd by the real price"
+    ]
+
+
 def root_volume(p: StackParameters) -> str:
     """Say what each machine's root volume costs before anything else."""
     rate = p.root_volume.initialization_mib_per_second
@@ -137,15 +144,15 @@ def root_volume(p: StackParameters) -> str:
     )
 
 
-def offered(p: StackParameters) -> str:
+def offered(p: StackParameters, book: PriceBook) -> str:
     """Say which sizes the fleet may start, and what the dearest costs."""
-    usd = {size: hourly_price(size).usd_per_hour for size in p.sizes}
+    usd = {size: book.require(size)[0].usd_per_hour for size in p.sizes}
     dearest = max(usd, key=lambda size: usd[size])
-    spot = spot_price(dearest)
+    _, spot = book.require(dearest)
     return (
         f"{', '.join(p.sizes)}; the dearest, {dearest}, costs ${usd[dearest]:.3f} an hour on "
         f"demand ({usd[dearest] / usd[p.size]:.1f} times {p.size}), ${spot.usd_per_hour:.3f} on "
-        f"Spot ({spot.basis}), in {PRICE_REGION}"
+        f"Spot ({spot.basis}), in {book.region}"
     )
 
 

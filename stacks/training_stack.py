@@ -22,7 +22,7 @@ from stacks.monitoring.alarms import TrainingAlarms
 from stacks.monitoring.dashboard import TrainingDashboard
 from stacks.monitoring.metrics import RunMetrics
 from stacks.parameters import StackParameters
-from stacks.plan import annotate, epoch_seconds, limits, offered, prediction, write_plan
+from stacks.plan import annotate, epoch_seconds, limits, offered, prediction, price_book, write_plan
 from stacks.program_source import write_source
 from stacks.roles import InstanceRole, RunData
 from stacks.user_data import FIRST_BOOT_FILE
@@ -95,7 +95,7 @@ class TrainingStack(Stack):
             "Dashboard": f"https://{self.region}.console.aws.amazon.com/cloudwatch/home?"
             f"region={self.region}#dashboards/dashboard/{dashboard}",
             # Annotations are not in `cdk diff`; outputs are, and each deploy ends with them.
-            "Sizes": offered(parameters),
+            "Sizes": offered(parameters, price_book(self, parameters)),
             "Limits": limits(parameters),
         }
         for name, value in outputs.items():

@@ -11,7 +11,9 @@ app = App()
 env = Environment(account="111122223333", region="eu-west-1")
 vpc = ec2.Vpc(Stack(app, "Platform", env=env), "Vpc", max_azs=2)
 
-parameters = StackParameters.for_size("g5.xlarge", workload="imagenet", run_id="vision-1")
+parameters = StackParameters.for_size(
+    "g5.xlarge", region="eu-west-1", workload="imagenet", run_id="vision-1"
+)
 data = DatasetStack(app, "VisionData", parameters=parameters, env=env)
 TrainingStack(
     app,

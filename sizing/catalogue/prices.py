@@ -7,6 +7,7 @@ errs should err upwards. What the snapshot does not have is modelled, and says s
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import date
+from functools import cache
 from statistics import median, quantiles
 from typing import Literal
 
@@ -18,7 +19,7 @@ PRICE_REGION = "us-east-1"
 # When karpenter generated the list prices of instances.csv.
 _LISTED_ON = date(2026, 7, 20)
 # Spot prices move within days, list prices within years.
-STALE_DAYS = {"refreshed": 7, "snapshot": 30, "modelled": 30, "list price": 365}
+STALE_DAYS = {"refreshed": 7, "snapshot": 30, "modelled": 30, "assumed": 30, "list price": 365}
 
 
 class UnknownPriceError(ValueError):
@@ -27,26 +28,32 @@ class UnknownPriceError(ValueError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Price:
-    """Dollars for one hour of one instance, with their basis, and the day they are of."""
+    """Dollars for one hour of one instance, with their basis, and the day they are of.
+
+    `assumed`: nobody has told the catalogue what this family costs in the region.
+    """
 
     usd_per_hour: float
-    basis: Literal["list price", "snapshot", "modelled", "refreshed", "given"]
+    basis: Literal["list price", "snapshot", "modelled", "assumed", "refreshed", "given"]
     source: str
     day: date | None = None
 
 
-def hourly_price(size: str, region: str = PRICE_REGION) -> Price:
+@cache
+def hourly_price(size: str, region: str = PRICE_REGION, *, assume: bool = False) -> Price:
     """Return the on-demand price (Linux); a ValueError where none is known.
 
     us-east-1: the list price. Elsewhere the snapshot's, or, where it has only others of the family,
-    us-east-1's times what those cost there compared with us-east-1.
+    us-east-1's times what those cost there compared with us-east-1. With `assume`, where none is
+    known either: times the most that any region charges, as a budget should err upwards.
     """
     instance = find(size)
     here = instance.on_demand_usd_per_hour
     if region == PRICE_REGION and here is not None:
         return Price(usd_per_hour=here, basis="list price", source=instance.source, day=_LISTED_ON)
     seen = snapshot()
-    check_region(region, seen)
+    if not assume:
+        check_region(region, seen)
     if (size, region) in seen.offers:
         return Price(
             usd_per_hour=seen.offers[size, region].on_demand_usd_per_hour,
@@ -54,39 +61,48 @@ def hourly_price(size: str, region: str = PRICE_REGION) -> Price:
             source=f"{seen.source}, {region}",
             day=seen.day,
         )
-    factors = [
-        offer.on_demand_usd_per_hour / seen.offers[other, PRICE_REGION].on_demand_usd_per_hour
+    every = [
+        (find(other).family, where, offer.on_demand_usd_per_hour / usual.on_demand_usd_per_hour)
         for (other, where), offer in seen.offers.items()
-        if where == region and find(other).family == instance.family
-        and (other, PRICE_REGION) in seen.offers
-    ]  # fmt: skip
-    if here is None or not factors:
+        if (usual := seen.offers.get((other, PRICE_REGION)))
+    ]
+    factors = [
+        each for family, where, each in every if (family, where) == (instance.family, region)
+    ]
+    if here is None or not (factors or assume):
         raise UnknownPriceError(
             f"size {size!r} has no {region} on-demand price in the catalogue: it may not be sold "
             f"there; ask AWS: python -m sizing catalogue {size} --refresh --region {region}"
         )
+    factor = median(factors) if factors else max(each for _, _, each in every)
+    why = f"as for others of {instance.family} in {region}"
+    if not factors:
+        why = f"the most that any region charges: no price of {size} in {region} is known"
     return Price(
-        usd_per_hour=round(here * median(factors), 4),
-        basis="modelled",
-        source=f"us-east-1's list price x {median(factors):.3g}, as for others of "
-        f"{instance.family} in {region}: {seen.source}",
+        usd_per_hour=round(here * factor, 4),
+        basis="modelled" if factors else "assumed",
+        source=f"us-east-1's list price x {factor:.3g}, {why}: {seen.source}",
         day=seen.day,
     )
 
 
-def spot_price(size: str, region: str = PRICE_REGION, zone: str | None = None) -> Price:
+@cache
+def spot_price(
+    size: str, region: str = PRICE_REGION, zone: str | None = None, *, assume: bool = False
+) -> Price:
     """Return the assumed Spot price: the snapshot's where it has one, else modelled."""
     seen = snapshot()
-    check_region(region, seen)
+    if not assume:
+        check_region(region, seen)
     check_zone(zone, region, seen)
     offer = seen.offers.get((size, region))
     if offer and offer.spot_usd_per_hour and (zone is None or zone in offer.spot_usd_per_hour):
         return _seen(offer, zone, region, seen)
-    on_demand = hourly_price(size, region)
+    on_demand = hourly_price(size, region, assume=assume)
     share, why = _modelled_share(size, region, seen)
     return Price(
         usd_per_hour=round(on_demand.usd_per_hour * share, 4),
-        basis="modelled",
+        basis="assumed" if on_demand.basis == "assumed" else "modelled",
         source=f"{share:.0%} of the on-demand price, {why}: {seen.source}",
         day=seen.day,
     )
@@ -106,6 +122,7 @@ def _seen(offer: Offer, zone: str | None, region: str, seen: PriceSnapshot) -> P
 
 def _modelled_share(size: str, region: str, seen: PriceSnapshot) -> tuple[float, str]:
     """Return the share of the list price: the family's highest, else the upper quartile."""
+    region = region if region in seen.regions else PRICE_REGION
     shares = {
         other: max(offer.spot_usd_per_hour.values()) / offer.on_demand_usd_per_hour
         for (other, where), offer in seen.offers.items()

@@ -18,7 +18,7 @@ from sizing.catalogue.prices import (
     hourly_price,
     spot_price,
 )
-from sizing.catalogue.sizes import find
+from sizing.catalogue.sizes import InstanceType, find, trainable_by_price
 
 CACHE_FOLDER = Path.home() / ".cache" / "training-stack"
 # With fewer than three sizes GetSpotPlacementScores returns low scores only.
@@ -87,27 +87,41 @@ class PriceBook:
     """Which prices count: as given, else AWS's answers, else the catalogue's.
 
     `given` has Spot dollars by size, or for every size under "". Without a zone the dearest counts.
+    `assumes`: what the catalogue does not know of the region is assumed, and says so.
     """
 
     region: str = PRICE_REGION
     zone: str | None = None
+    assumes: bool = False
     given: Mapping[str, float] = field(default_factory=dict, hash=False)
     answers: Refreshed | None = field(default=None, hash=False)
 
     def find(self, size: str) -> tuple[Price | None, Price | None]:
         """Return the on-demand and the Spot price of a size; None where nobody knows one."""
         answers, usd = self.answers, self.given.get(size, self.given.get(""))
-        on_demand = _answered(size, answers) or _known(lambda: hourly_price(size, self.region))
+        on_demand = _answered(size, answers) or _known(lambda: self._list_price(size))
         spot = _given(usd) or _spot_answered(size, answers, self.zone)
-        return on_demand, spot or _known(lambda: spot_price(size, self.region, self.zone))
+        return on_demand, spot or _known(lambda: self._spot_price(size))
 
     def require(self, size: str) -> tuple[Price, Price]:
         """Return both prices; a size without a known one is a ValueError that says so."""
         on_demand, spot = self.find(size)
         return (
-            on_demand or hourly_price(size, self.region),
-            spot or spot_price(size, self.region, self.zone),
+            on_demand or self._list_price(size),
+            spot or self._spot_price(size),
         )
+
+    def trainable(self) -> list[tuple[InstanceType, float]]:
+        """Return the sizes that the stack can train on, with a price here, cheapest first."""
+        priced = [(each, self.find(each.size)[0]) for each in trainable_by_price()]
+        found = [(each, price.usd_per_hour) for each, price in priced if price]
+        return sorted(found, key=lambda pair: pair[1])
+
+    def _list_price(self, size: str) -> Price:
+        return hourly_price(size, self.region, assume=self.assumes)
+
+    def _spot_price(self, size: str) -> Price:
+        return spot_price(size, self.region, self.zone, assume=self.assumes)
 
 
 def _known(find_price: Callable[[], Price]) -> Price | None:

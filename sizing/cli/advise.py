@@ -1,6 +1,9 @@
 """Advise on the size for a workload: candidates by dollars, with triggers for another size.
 
 python -m sizing advise trajectory --recipe full --size g5.2xlarge
+python -m sizing advise imagenet --deadline-hours 24 --max-usd 50     (what keeps both?)
+python -m sizing advise imagenet --deadline-hours 24 --objective hours --market on-demand --gpus 4
+python -m sizing advise imagenet --max-usd 50 --region any
 python -m sizing advise trajectory --given parallel_jobs=4 --given gpu_utilization_percent=12
 python -m sizing advise trajectory --sizes g5.xlarge,g6 --explain     (side by side)
 python -m sizing advise trajectory --runs 4 --hours-per-week 5
@@ -8,16 +11,28 @@ python -m sizing advise trajectory --run out/demo/run     (signals from a finish
 """
 
 import argparse
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from sizing.cli.candidates import candidate_row, show_candidates, show_side_by_side, sizes
+from sizing import catalogue
+from sizing.catalogue import PRICE_REGION
+from sizing.catalogue.snapshot import snapshot
+from sizing.cli.candidates import (
+    candidate_row,
+    show_candidates,
+    sizes,
+    verdict,
+)
 from sizing.cli.request import add_request_arguments, planner, request
 from sizing.cli.tables import cell, print_json, show
-from sizing.plan.advice import PlannedSize, best, rank, would_change
+from sizing.plan.advice import PlannedSize, Wanted, best, rank, would_change
 from sizing.plan.finished_run import read_run
+from sizing.plan.outcomes import MARKETS
 from sizing.plan.plan import Plan
 from sizing.plan.report import to_json
+from sizing.plan.request import Request
 from sizing.plan.side_by_side import ways
 from sizing.plan.spot_verdict import spot_verdict
 from sizing.plan.triggers import RULES_FILE, Fired, as_given, fire, load_rules
@@ -25,6 +40,8 @@ from sizing.plan.triggers import RULES_FILE, Fired, as_given, fire, load_rules
 HELP = "which size to use and why; triggers with their evidence"
 DEFAULT_SIZE = "g5.2xlarge"
 _BUDGETED = 4
+# So many sizes are compared in all regions.
+_SEARCHED = 6
 WEEKS_A_YEAR = 52
 
 
@@ -58,6 +75,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--hours-per-week", type=float, metavar="N", help="show dollars a week, month and year"
     )
     add_request_arguments(parser)
+    parser.set_defaults(gpus=None)  # searched
+    parser.add_argument("--max-usd", type=float, metavar="N", help="dollars of the instances")
+    parser.add_argument(
+        "--market",
+        choices=MARKETS,
+        metavar="NAME",
+        help="spot, on-demand or fallback, which has a deadline (default: any)",
+    )
+    parser.add_argument(
+        "--objective",
+        choices=("usd", "hours"),
+        default="usd",
+        metavar="NAME",
+        help="usd or hours: what is least within the limits (default: %(default)s)",
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -66,41 +98,72 @@ def run(arguments: argparse.Namespace) -> int:
     hours = arguments.hours_per_week
     if hours is not None and not 0 < hours <= 168:
         raise ValueError(f"hours per week are {hours:g}; give more than 0, at most 168")
-    asked = as_given(request(arguments, arguments.size), given)
-
-    plan = planner(arguments)
+    if arguments.market == "fallback" and arguments.deadline_hours is None:
+        raise ValueError("--market fallback buys on demand for a deadline; give --deadline-hours")
+    anywhere = arguments.region == "any"
+    arguments.region = PRICE_REGION if anywhere else arguments.region
+    gpus, there = arguments.gpus, catalogue.find(arguments.size).num_gpus
+    arguments.gpus = gpus and min(gpus, there)  # of the size in use
+    plan, asked = planner(arguments), as_given(request(arguments, arguments.size), given)
     current = plan(asked)
     if arguments.folder is not None:
         given, origin = {**read_run(arguments.folder).signals(), **given}, "measured"
     fired = fire(current, load_rules(arguments.rules), given, origin)
-    found = rank(asked, plan=plan, sizes=sizes(arguments.sizes) if arguments.sizes else None)
+    wanted = Wanted(
+        hours=arguments.deadline_hours,
+        usd=arguments.max_usd,
+        gpus=gpus,
+        market=arguments.market,
+        objective=arguments.objective,
+    )
+    names = sizes(arguments.sizes) if arguments.sizes else None
+    found = rank(asked, plan=plan, sizes=names, wanted=wanted)
+    if anywhere:
+        found = _everywhere(found, asked, plan)
     if arguments.json:
         print_json("advise", _document(arguments, current, fired, found))
-        return 0
-    show_candidates(found, title="candidates, cheapest first: p50 to p90 on Spot (modelled)")
-    if arguments.explain:
-        show_side_by_side(found)
-    size, verdict = current.request.size, spot_verdict(current)
+        return 0 if found[0].keeps else 1
+    by = "cheapest" if wanted.objective == "usd" else "fastest"
+    show_candidates(
+        found, title=f"candidates, {by} first: p50 to p90 (modelled)", explain=arguments.explain
+    )
+    size, spot = current.request.size, spot_verdict(current)
     show([], notes=["", *_triggers(fired, size)])
     if asked.runs > 1:
         show(way_rows(current), title=f"{asked.runs} runs, on demand (modelled)")
-    if rows := _budget(arguments, current, found):
+    if rows := budget_rows(current, found, hours):
         show(rows, title=f"dollars at {arguments.hours_per_week:g} hours a week")
-    show([], notes=[f"Spot suits this on {size}: {verdict.suits}; {'; '.join(verdict.reasons)}"])
-    return 0
+    show([], notes=[f"Spot suits this on {size}: {spot.suits}; {'; '.join(spot.reasons)}"])
+    return 0 if found[0].keeps else 1
+
+
+def _everywhere(
+    found: list[PlannedSize], asked: Request, plan: Callable[[Request], Plan]
+) -> list[PlannedSize]:
+    """Return the first sizes in every region with known prices, on Spot alone and on demand."""
+    wanted = found[0].wanted
+    first = list(dict.fromkeys(each.plan.request.size for each in found if each.outcomes))
+    every = []
+    for region in snapshot().regions:
+        there = replace(asked, prices=replace(asked.prices, region=region))
+        names = [size for size in first[:_SEARCHED] if there.prices.find(size)[0]]
+        if names:
+            every += rank(there, plan=plan, sizes=names, wanted=wanted, most_fallbacks=0)
+    return sorted(every or found, key=lambda each: each.order)
 
 
 def _document(
     arguments: argparse.Namespace, current: Plan, fired: list[Fired], found: list[PlannedSize]
 ) -> dict[str, Any]:
-    cheapest, fastest = best(found)
-    verdict = spot_verdict(current)
+    cheapest = best(found)
+    spot = spot_verdict(current)
     return {
         "take": cheapest.plan.request.size,
-        "fastest_at_half_as_much_again": fastest.plan.request.size,
+        "keeps_limits": cheapest.keeps,
+        "verdict": verdict(found),
         "would_change": would_change(cheapest.plan),
-        "spot_suits": verdict.suits,
-        "spot_reasons": list(verdict.reasons),
+        "spot_suits": spot.suits,
+        "spot_reasons": list(spot.reasons),
         "usd_of_interruption": current.usd_of_interruption,
         "seconds_of_interruption": current.interruption_seconds,
         "triggers": [_fired(each) for each in fired],
@@ -110,7 +173,7 @@ def _document(
             for each in found
         ],
         "ways": way_rows(current) if current.request.runs > 1 else [],
-        "budget": _budget(arguments, current, found),
+        "budget": budget_rows(current, found, arguments.hours_per_week),
     }
 
 
@@ -130,13 +193,6 @@ def _triggers(fired: list[Fired], size: str) -> list[str]:
     return found
 
 
-def _budget(
-    arguments: argparse.Namespace, current: Plan, found: list[PlannedSize]
-) -> list[dict[str, Any]]:
-    hours = arguments.hours_per_week
-    return [] if hours is None else budget_rows(current, found, hours)
-
-
 def way_rows(plan: Plan) -> list[dict[str, Any]]:
     """Return the ways to do the plan's runs."""
     return [
@@ -152,9 +208,11 @@ def way_rows(plan: Plan) -> list[dict[str, Any]]:
 
 
 def budget_rows(
-    current: Plan, found: list[PlannedSize], hours_per_week: float
+    current: Plan, found: list[PlannedSize], hours_per_week: float | None
 ) -> list[dict[str, Any]]:
     """Return what the size in use and the first candidates cost at so many hours a week."""
+    if hours_per_week is None:
+        return []
     plans = [current, *(each.plan for each in found[:_BUDGETED] if each.findings.fits)]
     unique = {plan.request.size: plan for plan in plans}
     now = current.inputs.price.usd_per_hour * hours_per_week

@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from sizing import catalogue
+from sizing.catalogue import PRICE_REGION
 from sizing.cli.request import price_ages
 from sizing.cli.tables import show
 from sizing.models.fitted import fitted
-from sizing.plan.advice import PlannedSize, best, would_change
+from sizing.plan.advice import PlannedSize, best, changes, would_change
 from sizing.plan.plan import Plan
 
 _SHOWN = 8
-_BAR = 10
 _APART = "too much or too little"
 
 
@@ -37,16 +37,22 @@ def sizes(text: str) -> list[str]:
 
 def candidate_row(candidate: PlannedSize) -> dict[str, Any]:
     """Return a size as JSON; null where it cannot work."""
-    plan = candidate.plan
+    plan, outcomes = candidate.plan, candidate.outcomes
     spot = plan.spot if candidate.findings.fits else None
     figures = {
         "usd_spot_p50": spot.usd_p50 if spot else None,
         "usd_spot_p90": spot.usd_p90 if spot else None,
-        "hours_p50": spot.hours_p50 if spot else None,
-        "hours_p90": spot.hours_p90 if spot else None,
+        "usd_p50": outcomes.usd_at(0.5) if outcomes else None,
+        "usd_p90": outcomes.usd_at(0.9) if outcomes else None,
+        "hours_p50": outcomes.hours_at(0.5) if outcomes else None,
+        "hours_p90": outcomes.hours_at(0.9) if outcomes else None,
     }
     return {
         "size": plan.request.size,
+        "gpus": plan.request.gpus,
+        "market": outcomes and outcomes.market,
+        "region": plan.request.prices.region,
+        "chance": round(candidate.chance, 3),
         **{name: None if value is None else round(value, 3) for name, value in figures.items()},
         "usd_on_demand": round(plan.usd_on_demand, 3),
         "bound_by": plan.work.main.bound_by,
@@ -55,10 +61,9 @@ def candidate_row(candidate: PlannedSize) -> dict[str, Any]:
     }
 
 
-def show_candidates(found: Sequence[PlannedSize], *, title: str) -> None:
+def show_candidates(found: Sequence[PlannedSize], *, title: str, explain: bool = False) -> None:
     """Show the first sizes, what they share, what is not known of them, and which to use."""
-    shown = found[:_SHOWN]
-    cheapest, fastest = best(list(found))
+    shown, cheapest = _first(found), best(found)
     shared = [code for code in cheapest.reasons if all(code in each.reasons for each in shown)]
     shared = shared if len(shown) > 1 else []
     notes = [
@@ -66,62 +71,75 @@ def show_candidates(found: Sequence[PlannedSize], *, title: str) -> None:
         *(
             f"{each.plan.request.size}: {problem}"
             for each in shown
-            for problem in each.findings.problems.values()
+            for name, problem in each.findings.problems.items()
+            if name not in ("deadline", "budget")  # the chance says it
         ),
+        *(f"{e.plan.request.size}: {w}" for e in shown if explain for w in e.findings.warnings),
         *_unseen(shown),
-        f"use {cheapest.plan.request.size}: ${cheapest.usd:.2f} and {cheapest.hours:.2f} h (p50, "
-        f"Spot), bound by {cheapest.plan.work.main.bound_by}",
-        f"fastest for at most 1.5 times the cost: {fastest.plan.request.size}, "
-        f"${fastest.usd:.2f} and {fastest.hours:.2f} h",
+        *verdict(found),
         f"what would change this most: {would_change(cheapest.plan)}",
         price_ages(each.plan for each in found),
     ]
-    rows = [_row(each, shared) for each in shown]
-    if not any(row[_APART] for row in rows):
-        rows = [{name: row[name] for name in row if name != _APART} for row in rows]
-    show(rows, title=title, notes=notes)
+    rows = [_row(each, shared) | (_explained(each.plan) if explain else {}) for each in shown]
+    usual = {"GPUs": "1 of 1", "market": "spot", "region": PRICE_REGION, "chance": "", _APART: []}
+    dull = [name for name, value in usual.items() if all(row[name] == value for row in rows)]
+    show([{n: row[n] for n in row if n not in dull} for row in rows], title=title, notes=notes)
 
 
-def show_side_by_side(found: Sequence[PlannedSize]) -> None:
-    """Show every size's memory, epoch, notice and warnings; the bar is its share of the dearest."""
-    highest = max(_dollars(each.plan) for each in found) or 1.0
-    rows = [
-        {
-            "size": each.plan.request.size,
-            "fits": each.findings.fits,
-            "GPU MiB": round(each.plan.gpu_memory_need),
-            "of MiB": each.plan.inputs.instance.gpu_memory_mib,
-            "epoch s": round(each.plan.work.main.epoch_seconds, 1),
-            "notice s": f"{each.plan.notice.total:.0f} of {each.plan.notice.budget:.0f}",
-            "Spot $, p90": "#" * max(1, round(_BAR * _dollars(each.plan) / highest)),
-        }
-        for each in found
+def verdict(found: Sequence[PlannedSize]) -> list[str]:
+    """Say what to use and the next best, or what would have to change for anything to fit."""
+    shown = _first(found)
+    first, wanted = shown[0], shown[0].wanted
+    if not first.keeps:
+        return [
+            f"nothing keeps the limits in {wanted.chance:.0%} of the runs; what would:",
+            *(f"- {change}" for change in changes(list(found))),
+        ]
+    within = f", within the limits in {first.chance:.0%} of the runs" if wanted.is_limited else ""
+    notes = [
+        f"use {first.name}: ${first.usd:.2f} and {first.hours:.2f} h (p50){within}, bound by "
+        f"{first.plan.work.main.bound_by}"
     ]
-    warnings = [(each.plan.request.size, text) for each in found for text in each.findings.warnings]
-    show(
-        rows,
-        title="side by side",
-        notes=[
-            *(f"{size}: {text}" for size, text in warnings),
-            "modelled; `python -m sizing plan` shows the basis of each figure",
-        ],
-    )
+    return notes + [
+        f"next best: {second.name}, ${second.usd - first.usd:+.2f} and "
+        f"{second.hours - first.hours:+.2f} h"
+        for second in shown[1:2]
+        if second.keeps
+    ]
 
 
-def _dollars(plan: Plan) -> float:
-    return plan.spot.usd_p90 if plan.spot else plan.usd_on_demand
+def _first(found: Sequence[PlannedSize]) -> list[PlannedSize]:
+    """Return the first of each size, GPU count and region: the market that suits it best."""
+    first: dict[tuple[str, int, str], PlannedSize] = {}
+    for each in found:
+        asked = each.plan.request
+        first.setdefault((asked.size, asked.gpus, asked.prices.region), each)
+    return list(first.values())[:_SHOWN]
 
 
 def _row(candidate: PlannedSize, shared: Sequence[str]) -> dict[str, Any]:
-    plan = candidate.plan
-    spot = plan.spot if candidate.findings.fits else None
+    plan, outcomes = candidate.plan, candidate.outcomes
     return {
         "size": plan.request.size,
-        "Spot $": f"{spot.usd_p50:.2f} to {spot.usd_p90:.2f}" if spot else "-",
-        "hours": f"{spot.hours_p50:.2f} to {spot.hours_p90:.2f}" if spot else "no end",
+        "GPUs": f"{plan.request.gpus} of {plan.inputs.instance.num_gpus}",
+        "market": outcomes.market if outcomes else "-",
+        "region": plan.request.prices.region,
+        "$": f"{outcomes.usd_at(0.5):.2f} to {outcomes.usd_at(0.9):.2f}" if outcomes else "-",
+        "hours": f"{outcomes.hours_at(0.5):.2f} to {outcomes.hours_at(0.9):.2f}"
+        if outcomes
+        else "no end",
+        "chance": f"{candidate.chance:.0%}" if candidate.wanted.is_limited else "",
         "on demand $": round(plan.usd_on_demand, 2),
         "bound by": plan.work.main.bound_by,
         _APART: [code for code in candidate.reasons if code not in shared],
+    }
+
+
+def _explained(plan: Plan) -> dict[str, Any]:
+    return {
+        "GPU MiB": f"{plan.gpu_memory_need:,.0f} of {plan.inputs.instance.gpu_memory_mib:,}",
+        "epoch s": round(plan.work.main.epoch_seconds, 1),
+        "notice s": f"{plan.notice.total:.0f} of {plan.notice.budget:.0f}",
     }
 
 

@@ -149,7 +149,7 @@ def _print(arguments: argparse.Namespace) -> int:
         return 1 if findings.problems else 0
     names = sizes(arguments.sizes) if arguments.sizes else None
     found = rank(request(arguments, DEFAULT_SIZE), plan=plan, sizes=names)
-    cheapest, _ = best(found)
+    cheapest = best(found)
     if arguments.json:
         rows = {"candidates": [candidate_row(each) for each in found]}
         print_json("model", {"take": cheapest.plan.request.size, **rows})

@@ -20,7 +20,12 @@ _OPTIONS: tuple[tuple[str, type, Any, str], ...] = (
     ("--batch", int, None, "samples of a step (default: the recipe's)"),
     ("--samples", int, None, "of the dataset (default: the recipe's)"),
     ("--epochs", float, None, "of every stage (default: the recipe's)"),
-    ("--gpus --world", int, 1, "GPUs of one run, which share its batch (default: 1)"),
+    (
+        "--gpus --world",
+        int,
+        1,
+        "GPUs of one run, which share its batch (default: 1; advise: any)",
+    ),
     ("--runs", int, 1, "equal runs side by side, spread over the size's GPUs (default: 1)"),
     (
         *("--footprints", Path, FOOTPRINTS_FILE),
@@ -87,7 +92,8 @@ def request(arguments: argparse.Namespace, size: str) -> Request:
         "trace": load_trace(arguments.trace) if arguments.trace else None,
         "prices": price_book(arguments),
     }
-    return Request(**{n: v for n, v in vars(arguments).items() if n in names} | read)
+    given = {n: v for n, v in vars(arguments).items() if n in names and v is not None}
+    return Request(**given | read)
 
 
 def planner(arguments: argparse.Namespace) -> Callable[[Request], Plan]:

@@ -1,63 +1,161 @@
-"""Advice on the size: every size that could train the workload, ranked by dollars, with reasons."""
+"""Advice: every size, GPU count and market that could train the workload, with its chance.
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+A deadline, a budget, GPUs, a market and a region are limits where they are given, and searched
+where they are not; what keeps the limits with the chance asked for is ranked by the objective.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
 
 from sizing import catalogue
 from sizing.catalogue.prices import UnknownPriceError
 from sizing.models.fitted import fitted
 from sizing.plan.checks import TIGHT, Findings, check_plan
+from sizing.plan.deadline import with_fallback
+from sizing.plan.outcomes import Market, Outcomes, on_demand, on_spot
 from sizing.plan.plan import Plan, make_plan
 from sizing.plan.request import Request
 
 # A resource used less than this share is overprovisioned, as AWS Compute Optimizer calls it.
 _LITTLE = 0.25
-# A size that is faster by less is as fast.
-_AS_FAST = 1.02
+_MARKETS = {"spot": "on Spot", "fallback": "on Spot with fallback", "on-demand": "on demand"}
+# A forecast with the fallback takes seconds: only so many are made, those first that may win.
+_MOST_FALLBACKS = 3
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Wanted:
+    """What a buyer asks: None is searched or unlimited. `chance` is that of keeping the limits."""
+
+    hours: float | None = None
+    usd: float | None = None
+    gpus: int | None = None
+    market: Market | None = None
+    objective: Literal["usd", "hours"] = "usd"
+    chance: float = 0.9
+
+    @property
+    def is_limited(self) -> bool:
+        """Whether hours or dollars are."""
+        return self.hours is not None or self.usd is not None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlannedSize:
-    """A size with its plan, and the resources it has too much or too little of."""
+    """A size with its plan in a market, and the resources it has too much or too little of."""
 
     plan: Plan
     findings: Findings
     reasons: tuple[str, ...]
+    outcomes: Outcomes | None
+    wanted: Wanted = field(default_factory=Wanted)
 
     @property
     def usd(self) -> float:
-        """Dollars of the run on Spot (p50); infinite where it cannot work."""
-        if not self.findings.fits or self.plan.spot is None:
-            return float("inf")
-        return self.plan.spot.usd_p50
+        """Dollars of the run (p50); infinite where it cannot work."""
+        return self.outcomes.usd_at(0.5) if self.outcomes else float("inf")
 
     @property
     def hours(self) -> float:
-        """Hours of the run on Spot (p50)."""
-        return self.plan.spot.hours_p50 if self.plan.spot else float("inf")
+        """Hours of the run (p50)."""
+        return self.outcomes.hours_at(0.5) if self.outcomes else float("inf")
+
+    @property
+    def chance(self) -> float:
+        """The chance that the run keeps the limits; 0 where it cannot work."""
+        if self.outcomes is None:
+            return 0.0
+        return self.outcomes.chance(hours=self.wanted.hours, usd=self.wanted.usd)
+
+    @property
+    def keeps(self) -> bool:
+        """Whether the limits are kept with the chance asked for."""
+        return self.outcomes is not None and self.chance >= self.wanted.chance
+
+    @property
+    def order(self) -> tuple[bool, float, float]:
+        """By the objective; what does not keep the limits comes last, the likelier first."""
+        by = self.usd if self.wanted.objective == "usd" else self.hours
+        return (not self.keeps, 0.0 if self.keeps else -self.chance, by)
+
+    @property
+    def name(self) -> str:
+        """What is bought, for people."""
+        gpus, there = self.plan.request.gpus, self.plan.inputs.instance.num_gpus
+        used = f" with {gpus} of {there} GPUs" if there > 1 else ""
+        market = _MARKETS[self.outcomes.market] if self.outcomes else "nowhere"
+        return f"{self.plan.request.size}{used} {market}"
+
+    def is_in(self, market: Market) -> bool:
+        """Whether these are outcomes of a market."""
+        return self.outcomes is not None and self.outcomes.market == market
 
 
 def rank(
-    request: Request, *, plan: Callable[[Request], Plan] = make_plan, sizes: list[str] | None = None
+    request: Request,
+    *,
+    plan: Callable[[Request], Plan] = make_plan,
+    sizes: list[str] | None = None,
+    wanted: Wanted | None = None,
+    most_fallbacks: int = _MOST_FALLBACKS,
 ) -> list[PlannedSize]:
-    """Return the sizes, cheapest first; those that cannot work come last, with the reason."""
-    names = sizes or [
-        each.size for each in catalogue.trainable_by_price() if each.num_gpus >= request.gpus
-    ]
+    """Return what can be bought, the best first; what cannot work comes last, with the reason.
+
+    Without `wanted`, Spot alone with the request's GPUs.
+    """
+    asked = wanted or Wanted(gpus=request.gpus, market="spot")
+    least = asked.gpus or 1
+    names = sizes or [i.size for i in catalogue.trainable_by_price() if i.num_gpus >= least]
     if not names:
-        raise ValueError(f"gpus is {request.gpus}; no size in the catalogue has as many")
-    found = []
+        raise ValueError(f"gpus is {least}; no size in the catalogue has as many")
+    plans = []
     for size in names:
-        try:
-            planned = plan(replace(request, size=size))
-        except UnknownPriceError:
-            if sizes:
-                raise
-            continue  # probably not sold in this region
-        found.append(
-            PlannedSize(plan=planned, findings=check_plan(planned), reasons=reasons(planned))
-        )
-    return sorted(found, key=lambda each: (each.usd, each.plan.usd_on_demand))
+        most = catalogue.find(size).num_gpus
+        for gpus in [asked.gpus] if asked.gpus else [n for n in (1, 2, 4, 8) if n <= max(1, most)]:
+            try:
+                plans.append(plan(replace(request, size=size, gpus=gpus)))
+            except UnknownPriceError:
+                if sizes:
+                    raise
+                # Probably not sold in this region.
+    found = [each for made in plans for each in _markets(made, asked)]
+    if asked.market in (None, "fallback") and asked.hours is not None:
+        found += _with_fallback(found, asked, most_fallbacks)
+    if asked.market is not None:
+        found = [each for each in found if each.outcomes is None or each.is_in(asked.market)]
+    return sorted(found, key=lambda each: (*each.order, each.plan.usd_on_demand))
+
+
+def _markets(plan: Plan, wanted: Wanted) -> list[PlannedSize]:
+    """Return the plan on Spot and on demand, or once without outcomes where it cannot work."""
+    findings, why = check_plan(plan), reasons(plan)
+    every = [on_spot(plan), on_demand(plan)] if findings.fits else [None]
+    return [
+        PlannedSize(plan=plan, findings=findings, reasons=why, outcomes=each, wanted=wanted)
+        for each in every
+        if each or not findings.fits
+    ]
+
+
+def _with_fallback(found: list[PlannedSize], wanted: Wanted, most: int) -> list[PlannedSize]:
+    """Return the plans with the fallback that may be better than all that keeps the limits."""
+    is_free = wanted.market is None
+    best_usd = min((each.usd for each in found if is_free and each.keeps), default=float("inf"))
+    # On demand it must end in time, and it costs no less than on Spot alone.
+    in_time = {
+        each.plan
+        for each in found
+        if each.is_in("on-demand") and replace(each, wanted=replace(wanted, usd=None)).keeps
+    }
+    spots = [each for each in found if each.is_in("spot") and each.plan in in_time]
+    added: list[PlannedSize] = []
+    for each in sorted(spots, key=lambda one: one.usd)[:most]:
+        forecast = with_fallback(each.plan) if each.usd < best_usd else None
+        if forecast is not None and not (is_free and each.keeps):
+            added.append(replace(each, outcomes=forecast.outcomes))
+            best_usd = min(best_usd, added[-1].usd if added[-1].keeps else best_usd)
+    return added
 
 
 def reasons(plan: Plan) -> tuple[str, ...]:
@@ -91,15 +189,37 @@ def _code(resource: str, share: float) -> list[str]:
     return [f"{resource}Overprovisioned"] if share < _LITTLE else []
 
 
-def best(ranked: list[PlannedSize]) -> tuple[PlannedSize, PlannedSize]:
-    """Return the cheapest size, and the cheapest of the fastest at most 1.5 times as dear."""
-    cheapest = ranked[0]
-    if cheapest.usd == float("inf"):
-        problems = "; ".join(cheapest.findings.problems.values())
+def best(ranked: Sequence[PlannedSize]) -> PlannedSize:
+    """Return the first; a ValueError where nothing can run it."""
+    if ranked[0].outcomes is None:
+        problems = "; ".join(ranked[0].findings.problems.values())
         raise ValueError(f"no size can run this: {problems}")
-    affordable = [each for each in ranked if each.usd <= 1.5 * cheapest.usd]
-    least = min(each.hours for each in affordable)
-    return cheapest, next(each for each in affordable if each.hours <= _AS_FAST * least)
+    return ranked[0]
+
+
+def changes(ranked: Sequence[PlannedSize]) -> list[str]:
+    """Say which single limit would have to give for something to keep the others."""
+    wanted, able = ranked[0].wanted, [each for each in ranked if each.outcomes]
+    found = []
+    limits: dict[Literal["hours", "usd"], str] = {"hours": "deadline_hours", "usd": "max_usd"}
+    for name, what in limits.items():
+        limit = getattr(wanted, name)
+        if limit is None:
+            continue
+        other = wanted.usd if name == "hours" else wanted.hours
+        options = [
+            (least, each)
+            for each in able
+            if each.outcomes
+            and (least := each.outcomes.least(name, share=wanted.chance, below=other)) is not None
+        ]
+        if options:
+            least, each = min(options, key=lambda option: option[0])
+            found.append(f"{what}={least * 1.005:.3g} instead of {limit:g}: {each.name}")
+    likeliest = max(able, key=lambda each: each.chance, default=None)
+    if likeliest and likeliest.chance:
+        found.append(f"a chance of {likeliest.chance:.0%}: {likeliest.name}")
+    return found
 
 
 def would_change(plan: Plan) -> str:

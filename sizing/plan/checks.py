@@ -3,7 +3,6 @@
 import math
 from dataclasses import dataclass
 
-from sizing import catalogue
 from sizing.catalogue.gpus import find_gpu
 from sizing.models import footprints
 from sizing.models.constants import GIB
@@ -106,7 +105,7 @@ def _smaller_step(plan: Plan) -> str:
             continue
         if max(gpu_memory(stage, plan.inputs.constants).need for stage in stages) <= there:
             return f"micro_batch={size} would fit (the global batch stays, accumulated)"
-    for other in catalogue.trainable_by_price():
+    for other, _ in plan.request.prices.trainable():
         if other.gpu_memory_mib >= plan.work.memory.need:
             return f"the cheapest size that fits it is {other.size}"
     return "no size in the catalogue fits it: shard the model or the optimizer"
@@ -131,7 +130,7 @@ def _more_memory(plan: Plan) -> str:
     need, gpu = plan.host.need / plan.inputs.constants.usable_memory_share, plan.inputs.gpu.name
     enough = [
         size
-        for size in catalogue.trainable_by_price()
+        for size, _ in plan.request.prices.trainable()
         if size.memory_gib >= need and size.gpu_memory_mib >= plan.work.memory.need
     ]
     if not enough:
@@ -151,7 +150,7 @@ def _notice(plan: Plan) -> str | None:
 
 
 def _faster_upload(plan: Plan) -> str:
-    for other in catalogue.trainable_by_price():
+    for other, _ in plan.request.prices.trainable():
         if other.gpu_memory_mib < plan.work.memory.need or not other.network_baseline_gbps:
             continue
         fit = notice_fit(

@@ -5,26 +5,33 @@ The worlds are those of sizing/spot/pattern.py: bursty lives and waits, pools of
 
 import math
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
-from statistics import NormalDist, fmean
+from statistics import fmean
+
+import numpy as np
 
 from sizing.fallback.decision import Fallback
+from sizing.plan.outcomes import Outcomes, works_of
 from sizing.plan.plan import Plan
-from sizing.spot.pattern import NOTICE_ARRIVES, SEEN, SEEN_IN_FLEETS
+from sizing.spot.pattern import NOTICE_ARRIVES, SEEN, SEEN_IN_FLEETS, unseen_zone
 from sizing.spot.replay import Prices, Replay, ReplayJob, ReplayOutcome, Saving
 from sizing.spot.traces import SpotLife
 
 # Enough for the mean to a few percent; a sample takes about a twentieth of a second.
 NUM_SAMPLES = 40
 _SEED = 20261122
+_STRIDE = 7
 # A course begins so many mean lives and waits before the run, so that it may start anywhen.
 _BEFORE = 3.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WithFallback:
-    """Expected dollars of the instances with the fallback, and how much of it is on demand."""
+    """Expected dollars of the instances with the fallback, and how much of it is on demand.
+
+    `in_time_share`: the runs that end by the deadline; the others' work is longer than planned.
+    """
 
     deadline_hours: float
     usd_mean: float
@@ -33,6 +40,8 @@ class WithFallback:
     # Of the paid hours, and of the runs.
     on_demand_share: float
     fallback_share: float
+    in_time_share: float
+    outcomes: Outcomes = field(compare=False, repr=False)
 
 
 def sentence(forecast: WithFallback) -> str:
@@ -40,7 +49,8 @@ def sentence(forecast: WithFallback) -> str:
     return (
         f"${forecast.usd_mean:.2f} on average, ${forecast.usd_p90:.2f} (p90), "
         f"{forecast.on_demand_share:.0%} of the hours on demand; {forecast.fallback_share:.0%} of "
-        "the runs need it (modelled)"
+        f"the runs need it, {forecast.in_time_share:.0%} end in time (modelled, with the range of "
+        "the work)"
     )
 
 
@@ -52,26 +62,37 @@ def with_fallback(plan: Plan) -> WithFallback | None:
         return None
     inputs = plan.inputs
     prices = Prices(spot=inputs.spot_price.usd_per_hour, on_demand=inputs.price.usd_per_hour)
-    job = ReplayJob(
-        work=max(plan.work.seconds, 1.0),
-        deadline=deadline * 3600,
-        restart=plan.restart.seconds,
-        save=plan.notice.save,
-    )
+    # The works in an order of their own: a bad pool says nothing of how fast the GPU is.
+    works = [max(1.0, float(work)) for work in works_of(plan)]
+    jobs = [
+        ReplayJob(
+            work=works[_STRIDE * sample % len(works)],
+            deadline=deadline * 3600,
+            restart=plan.restart.seconds,
+            save=plan.notice.save,
+        )
+        for sample in range(NUM_SAMPLES)
+    ]
     saving = Saving(
         interval=max(spot.interval_seconds, 60.0),
         notice_idle=plan.notice.save if plan.notice.fits else None,
     )
-    done = [_outcome(plan, job, saving, prices, sample) for sample in range(NUM_SAMPLES)]
-    usd = sorted(each.usd(prices) for each in done)
+    done = [_outcome(plan, job, saving, prices, sample) for sample, job in enumerate(jobs)]
     paid = sum(each.spot + each.on_demand for each in done)
+    outcomes = Outcomes(
+        market="fallback",
+        hours=np.array([each.seconds / 3600 for each in done]),
+        usd=np.array([each.usd(prices) for each in done]),
+    )
     return WithFallback(
         deadline_hours=deadline,
-        usd_mean=fmean(usd),
-        usd_p90=usd[math.ceil(0.9 * NUM_SAMPLES) - 1],
-        hours_p90=sorted(each.seconds for each in done)[math.ceil(0.9 * NUM_SAMPLES) - 1] / 3600,
+        usd_mean=float(outcomes.usd.mean()),
+        usd_p90=outcomes.usd_at(0.9),
+        hours_p90=outcomes.hours_at(0.9),
         on_demand_share=sum(each.on_demand for each in done) / paid,
         fallback_share=fmean(each.on_demand > 0 for each in done),
+        in_time_share=fmean(each.is_done_by(deadline) for each in done),
+        outcomes=outcomes,
     )
 
 
@@ -79,7 +100,7 @@ def _outcome(
     plan: Plan, job: ReplayJob, saving: Saving, prices: Prices, sample: int
 ) -> ReplayOutcome:
     luck = random.Random(_SEED + sample)
-    horizon = 2 * job.deadline + 3600
+    horizon = max(2 * job.deadline, job.deadline + job.work) + 3600
     lives = _lives(plan, luck, sample, horizon=horizon)
     return Replay(
         lives=lives,
@@ -96,7 +117,7 @@ def _lives(plan: Plan, luck: random.Random, sample: int, *, horizon: float) -> l
     """Draw one course of Spot: how bad its pools are by the sample, the rest by luck."""
     taken = plan.inputs.interruptions
     pattern = SEEN_IN_FLEETS if plan.request.pools > 1 else SEEN
-    bad = NormalDist().inv_cdf((sample + 0.5) / NUM_SAMPLES)
+    bad = unseen_zone((sample + 0.5) / NUM_SAMPLES)
     life = 3600 / max(taken.rate_per_hour, 1e-6) / math.exp(pattern.rate_spread * bad)
     wait = taken.wait_seconds * math.exp(pattern.wait_spread * bad)
     now = -_BEFORE * min(life + wait, 1e6) * luck.random()

@@ -1,6 +1,6 @@
 """A plan as JSON (for plan.json and `plan --json`) and as rows for people."""
 
-from dataclasses import asdict
+from dataclasses import fields
 from typing import Any
 
 from sizing import catalogue
@@ -74,7 +74,8 @@ def _with_fallback(plan: Plan) -> dict[str, Any] | None:
     fallback = with_fallback(plan)
     if fallback is None:
         return None
-    return {name: rounded(value) for name, value in asdict(fallback).items()}
+    names = (field.name for field in fields(fallback) if field.name != "outcomes")
+    return {name: rounded(getattr(fallback, name)) for name in names}
 
 
 def _stage(stage: StagePlan) -> dict[str, Any]:
@@ -197,7 +198,7 @@ def summary(plan: Plan) -> list[tuple[str, str]]:
         ),
         *_initialization(plan),
         ("Spot suits it", f"{verdict.suits}: {'; '.join(verdict.reasons)}"),
-        ("alternates", _alternates(plan.request.size)),
+        ("alternates", _alternates(plan)),
         *([("with fallback", sentence(fallback))] if (fallback := with_fallback(plan)) else []),
     ]
 
@@ -256,16 +257,16 @@ def _host(plan: Plan) -> list[tuple[str, str]]:
     ]
 
 
-def _alternates(size: str) -> str:
+def _alternates(plan: Plan) -> str:
     """Name the sizes that the stack's fleet may start as well, with the dearest one's price."""
-    others = catalogue.alternates(size)
-    if not others:
+    sizes = [other.size for other in catalogue.alternates(plan.request.size)]
+    if not sizes:
         return "none"
-    dearest = max(others, key=lambda other: other.on_demand_usd_per_hour or 0.0)
-    return (
-        f"{', '.join(other.size for other in others)}; the dearest "
-        f"${dearest.on_demand_usd_per_hour:.3f} an hour on demand"
-    )
+    prices = [plan.request.prices.find(size)[0] for size in sizes]
+    if not all(prices):
+        return f"{', '.join(sizes)}; not all have a known price in {plan.request.prices.region}"
+    dearest = max(price.usd_per_hour for price in prices if price)
+    return f"{', '.join(sizes)}; the dearest ${dearest:.3f} an hour on demand"
 
 
 def _on_demand(plan: Plan) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from sizing import catalogue
+from sizing.catalogue import InstanceType
 from sizing.catalogue.prices import UnknownPriceError
 from sizing.plan.checks import find_problems
 from sizing.plan.plan import Plan, make_plan
@@ -69,10 +69,10 @@ def _with_gpus(plan: Plan, gpus: int) -> str | None:
     instance = plan.inputs.instance
     if instance.num_gpus >= gpus:
         return None
-    same = (i.size for i in catalogue.trainable_by_price() if _is_same(i, instance, gpus))
+    same = (i.size for i, _ in plan.request.prices.trainable() if _is_same(i, instance, gpus))
     return next(same, None)
 
 
-def _is_same(one: catalogue.InstanceType, other: catalogue.InstanceType, gpus: int) -> bool:
+def _is_same(one: InstanceType, other: InstanceType, gpus: int) -> bool:
     same = (one.gpu, one.gpu_memory_mib) == (other.gpu, other.gpu_memory_mib)
     return same and one.num_gpus >= gpus

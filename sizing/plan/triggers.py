@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from sizing import catalogue
 from sizing.catalogue import InstanceType
 from sizing.catalogue.gpus import Gpu, find_gpu
 from sizing.models.constants import GIB, MIB
@@ -61,11 +60,12 @@ def _model(plan: Plan, megabytes: float) -> str:
             f"no: {megabytes:,.0f} MB of parameters need {need:,.0f} MiB with AdamW (activations "
             f"unchanged) of {instance.gpu_memory_mib:,}, and a larger size has the same GPU"
         )
-    return f"yes, but a larger GPU, not a larger size: {_cheapest_with(need)} for {need:,.0f} MiB"
+    cheapest = _cheapest_with(plan, need)
+    return f"yes, but a larger GPU, not a larger size: {cheapest} for {need:,.0f} MiB"
 
 
-def _cheapest_with(need_mib: float) -> str:
-    sizes = (i.size for i in catalogue.trainable_by_price() if i.gpu_memory_mib >= need_mib)
+def _cheapest_with(plan: Plan, need_mib: float) -> str:
+    sizes = (i.size for i, _ in plan.request.prices.trainable() if i.gpu_memory_mib >= need_mib)
     return next(sizes, "no size in the catalogue")
 
 
@@ -74,10 +74,13 @@ def _hours(plan: Plan, hours: float) -> str:
     data_bound = bound in ("loader CPU", "disk")
     usd = hours * plan.inputs.price.usd_per_hour
     each = plan.spot.interruptions / plan.hours_on_demand if plan.spot else 0.0
+    relief = "; a faster GPU would"
+    if bound == "kernel launches":
+        relief = "; nor does a faster GPU: fewer launches do, in larger micro-batches or compiled"
     return (
         f"{'yes' if data_bound else 'no'}: the run is bound by {bound}, "
         f"{'which' if data_bound else 'not by what'} more vCPUs and EBS bandwidth relieve"
-        f"{'' if data_bound else '; a faster GPU would'}; {hours:.3g} h cost ${usd:.2f} on demand, "
+        f"{'' if data_bound else relief}; {hours:.3g} h cost ${usd:.2f} on demand, "
         f"and Spot would interrupt them {hours * each:.2g} times"
     )
 
@@ -97,7 +100,7 @@ def _jobs(plan: Plan, jobs: float) -> str:
 def _gpu_memory(plan: Plan, percent: float) -> str:
     instance = plan.inputs.instance
     mib = instance.gpu_memory_mib * percent / 100
-    cheapest = _cheapest_with(mib)
+    cheapest = _cheapest_with(plan, mib)
     if cheapest == plan.request.size:
         return f"no: {mib:,.0f} MiB in use, and {cheapest} is the cheapest that has them"
     return f"yes: {mib:,.0f} MiB in use, which {cheapest} has for less; see the ranking"
@@ -106,7 +109,7 @@ def _gpu_memory(plan: Plan, percent: float) -> str:
 def _gpu_utilization(plan: Plan, percent: float) -> str:
     """A slower GPU is enough if the busy share of this one's bandwidth and peak fits it."""
     now, precision = plan.inputs.gpu, plan.work.main.footprint.precision
-    for other in catalogue.trainable_by_price():
+    for other, _ in plan.request.prices.trainable():
         gpu = _gpu_of(other)
         if gpu is None or other.gpu_memory_mib < plan.gpu_memory_need:
             continue
@@ -133,7 +136,7 @@ def _host_memory(plan: Plan, percent: float) -> str:
     instance = plan.inputs.instance
     need = instance.memory_gib * percent / 100
     share = plan.inputs.constants.usable_memory_share
-    same = [i for i in catalogue.trainable_by_price() if i.gpu == instance.gpu]
+    same = [i for i, _ in plan.request.prices.trainable() if i.gpu == instance.gpu]
     enough = next((i for i in same if i.memory_gib * share >= need), None)
     if enough is None:
         return f"unknown: no size with this GPU has {need / share:.0f} GiB"
@@ -147,21 +150,22 @@ def _host_memory(plan: Plan, percent: float) -> str:
 def _data_wait(plan: Plan, percent: float) -> str:
     instance, price = plan.inputs.instance, plan.inputs.price.usd_per_hour
     larger = [
-        i
-        for i in catalogue.trainable_by_price()
+        (i, usd)
+        for i, usd in plan.request.prices.trainable()
         if i.family == instance.family
         and i.num_gpus == instance.num_gpus
         and i.vcpus > instance.vcpus
     ]
     if not larger:
         return f"no: no size of {instance.family} has as many GPUs and more vCPUs"
-    more = 100 * ((larger[0].on_demand_usd_per_hour or 0.0) / price - 1)
+    next_size, usd = larger[0]
+    more = 100 * (usd / price - 1)
     # With the wait halved, as twice the vCPUs would, an hour's work takes this much less.
     saved = percent / 2
     dearer = 100 * ((1 - saved / 100) * (1 + more / 100) - 1)
     verb = "yes" if dearer <= 0 else "for time only"
     return (
-        f"{verb}: {instance.vcpus} vCPUs feed the step; {larger[0].size} has {larger[0].vcpus}, "
+        f"{verb}: {instance.vcpus} vCPUs feed the step; {next_size.size} has {next_size.vcpus}, "
         f"would save about {saved:.0f} % of the time and costs {more:.0f} % more an hour: "
         f"{dearer:+.0f} % a run"
     )

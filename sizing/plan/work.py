@@ -1,5 +1,6 @@
 """The work of a run: each stage's time and memory, with no interruption and no start."""
 
+import math
 from dataclasses import dataclass, replace
 
 from sizing.models.data_path import epoch_data
@@ -9,8 +10,12 @@ from sizing.models.memory import GpuMemory, gpu_memory
 from sizing.models.step_time import StepEstimate, step_time
 from sizing.plan.inputs import PlanInputs
 
-# PCIe between GPUs of a g5, and what gradients of all ranks take on it (ring: twice their bytes).
-_ALLREDUCE_GB_PER_SECOND = 10.0
+# Bus bandwidth of an all-reduce of 8 GPUs. PCIe (g4dn, g5, g6): from memory. A100, one p4d:
+# NVIDIA/nccl#527; H100: the GTC talk in NVIDIA/nccl#1374, taken for the later ones, too.
+_PCIE_GB_PER_SECOND = 10.0
+_NVLINK_GB_PER_SECOND = {"A100": 230.0, "H100": 480.0, "H200": 480.0, "B200": 480.0, "B300": 480.0}
+# DDP exchanges gradients in backward, two thirds of a step, but for its last bucket (torch's size).
+_BACKWARD, _BUCKET_BYTES = 2 / 3, 25 * 2**20
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -166,8 +171,19 @@ def _step(footprint: Footprint, work: float, inputs: PlanInputs) -> StepEstimate
     step = step_time(lighter, inputs.gpu, inputs.constants, world=gpus)
     if gpus == 1:
         return step
-    exchanged = 2 * footprint.gradient_bytes * (gpus - 1) / gpus
-    return replace(step, optimizer=step.optimizer + exchanged / 1e9 / _ALLREDUCE_GB_PER_SECOND)
+    return replace(step, optimizer=step.optimizer + _exposed_exchange(footprint, inputs, step))
+
+
+def _exposed_exchange(footprint: Footprint, inputs: PlanInputs, step: StepEstimate) -> float:
+    """Seconds of the gradients' exchange that backward of the last micro-batch does not hide."""
+    gpus = inputs.request.gpus
+    links = (usual for name, usual in _NVLINK_GB_PER_SECOND.items() if name in inputs.gpu.name)
+    rate = next(links, _PCIE_GB_PER_SECOND) * 1e9
+    a_byte = 2 * (gpus - 1) / gpus / rate
+    micro_batches = math.ceil(footprint.global_batch / gpus / footprint.micro_batch)
+    hides = _BACKWARD * max(step.compute + step.traffic, step.launches) / micro_batches
+    last = min(footprint.gradient_bytes, _BUCKET_BYTES)
+    return max(footprint.gradient_bytes * a_byte - hides, last * a_byte)
 
 
 def _epoch_data(

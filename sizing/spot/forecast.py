@@ -7,7 +7,7 @@ A trace replaces the model: the run is then replayed from many starts in it.
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -32,6 +32,7 @@ class SpotForecast:
     `no_machine_share` is the chance that no machine comes at once, `first_wait_hours` half of these
     waits at most (None: there is always one).
     `usd_of_p50_work` is the p50 of runs whose work is the p50: to compare with on demand.
+    `hours` and `machine_hours` are the equally likely samples that the quantiles are of.
     """
 
     hours_p50: float
@@ -46,6 +47,8 @@ class SpotForecast:
     usd_p50: float
     usd_p90: float
     usd_of_p50_work: float
+    hours: Array = field(compare=False, repr=False)
+    machine_hours: Array = field(compare=False, repr=False)
 
 
 def forecast(
@@ -78,6 +81,8 @@ def forecast(
         usd_p50=machine_p50 * usd_per_hour,
         usd_p90=machine_p90 * usd_per_hour,
         usd_of_p50_work=of_p50_work * usd_per_hour,
+        hours=clock / 3600,
+        machine_hours=machine / 3600,
     )
 
 

@@ -66,15 +66,17 @@ class SpotRun:
     @property
     def works(self) -> Array:
         """The seconds of work in equal steps of probability: log-normal on each side of p50."""
-        middle = self.work_seconds
-        low, high = self.work_range or (middle, middle)
-        if low == middle == high:
-            return np.array([middle])
-        spread = NormalDist().inv_cdf(0.9)
-        steps = [
-            NormalDist().inv_cdf((place + 0.5) / NUM_WORKS) / spread for place in range(NUM_WORKS)
-        ]
-        return np.array([middle * (high / middle if z > 0 else middle / low) ** z for z in steps])
+        low, high = self.work_range or (self.work_seconds, self.work_seconds)
+        return work_steps(low, self.work_seconds, high)
+
+
+def work_steps(low: float, middle: float, high: float) -> Array:
+    """Return p10, p50 and p90 of a work as equal steps of probability, log-normal on each side."""
+    if low == middle == high:
+        return np.array([middle])
+    spread = NormalDist().inv_cdf(0.9)
+    steps = [NormalDist().inv_cdf((place + 0.5) / NUM_WORKS) / spread for place in range(NUM_WORKS)]
+    return np.array([middle * (high / middle if z > 0 else middle / low) ** z for z in steps])
 
 
 _FROM_ZERO = (

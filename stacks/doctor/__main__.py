@@ -14,6 +14,7 @@ from typing import Any
 
 from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError
 
+from sizing.catalogue import PRICE_REGION
 from stacks.doctor import capacity, deployment, network
 from stacks.doctor.account import (
     Check,
@@ -81,8 +82,10 @@ def main(
     options = _parse(arguments)
     given = dict(pair.partition("=")[::2] for pair in options.context)
     try:
-        parameters = StackParameters.from_context({**defaults(), **given})
         client, region = connect(options.profile)
+        parameters = StackParameters.from_context(
+            {**defaults(), **given}, region=region or PRICE_REGION
+        )
     except (ValueError, BotoCoreError) as mistake:
         print(f"doctor: {mistake}", file=sys.stderr)
         return 2

@@ -1,7 +1,7 @@
 """The Guard's function with its role, log group and schedule."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,6 @@ from aws_cdk import aws_ssm as ssm
 from constructs import Construct
 
 from contract.keys import EVENTS, GUARD
-from sizing import catalogue
 from sizing.catalogue import service_prices
 from stacks import acknowledgments as nag
 from stacks.fleet import DESCRIBE, may_cancel_fleet_of, may_modify_fleet_of, own_fleet_reasons
@@ -25,7 +24,7 @@ from stacks.guard.fleet import ON_DEMAND, SPOT
 from stacks.guard.tick import CALL_SECONDS
 from stacks.monitoring.metrics import GUARD_PERIOD
 from stacks.parameters import StackParameters
-from stacks.plan import price_region
+from stacks.plan import price_book
 from stacks.roles import allow, may_use_key_of
 
 # A deadline is met with what the Guard knows at a call: every minute between calls is reserved.
@@ -112,8 +111,8 @@ class Guard(Construct):
                 "CALL_EVERY_SECONDS": str(every.to_seconds() + LATE_SECONDS),
                 "FORECAST": json.dumps(_forecast(plan)),
                 "NOTICE_SECONDS": str(parameters.notice_budget_seconds),
-                "USD_PER_HOUR": json.dumps(self._prices(parameters.sizes)),
-                "STORAGE_USD_PER_HOUR": f"{_storage_usd_per_hour(parameters):.6f}",
+                "USD_PER_HOUR": json.dumps(self._prices(parameters)),
+                "STORAGE_USD_PER_HOUR": f"{self._storage_usd_per_hour(parameters):.6f}",
                 "HEARTBEAT_TIMEOUT_SECONDS": str(parameters.guard.heartbeat_timeout_seconds),
                 "MAX_BARREN_ATTEMPTS": str(parameters.guard.max_barren_attempts),
             },
@@ -190,26 +189,27 @@ class Guard(Construct):
         )
         return role
 
-    def _prices(self, sizes: Sequence[str]) -> dict[str, dict[str, float]]:
+    def _prices(self, parameters: StackParameters) -> dict[str, dict[str, float]]:
         """Return dollars per hour by size and market, the stack's own size first, as planned."""
-        regions = {size: price_region(Stack.of(self), size) for size in sizes}
+        book = price_book(Stack.of(self), parameters)
         return {
-            size: {
-                SPOT: catalogue.spot_price(size, region).usd_per_hour,
-                ON_DEMAND: catalogue.hourly_price(size, region).usd_per_hour,
-            }
-            for size, region in regions.items()
+            size: {SPOT: spot.usd_per_hour, ON_DEMAND: on_demand.usd_per_hour}
+            for size in parameters.sizes
+            for on_demand, spot in [book.require(size)]
         }
 
+    def _storage_usd_per_hour(self, parameters: StackParameters) -> float:
+        """Return what a machine's volumes cost, and its public address, if it has one.
 
-def _storage_usd_per_hour(parameters: StackParameters) -> float:
-    """Return what a machine's volumes cost, and its public address, if it has one."""
-    data = parameters.data_volume
-    usd = 0.0 if parameters.vpc else service_prices.PUBLIC_IPV4_USD_PER_HOUR
-    usd += service_prices.gp3_usd_per_hour(parameters.root_volume.gib, 0, 0)
-    if parameters.data_on == "ebs":
-        usd += service_prices.gp3_usd_per_hour(data.gib, data.iops, data.mib_per_second)
-    return usd
+        Volumes elsewhere cost as much more than in us-east-1 as the instance does (modelled).
+        """
+        data, here = parameters.data_volume, parameters.instance.on_demand_usd_per_hour
+        volumes = service_prices.gp3_usd_per_hour(parameters.root_volume.gib, 0, 0)
+        if parameters.data_on == "ebs":
+            volumes += service_prices.gp3_usd_per_hour(data.gib, data.iops, data.mib_per_second)
+        there, _ = price_book(Stack.of(self), parameters).require(parameters.size)
+        address = 0.0 if parameters.vpc else service_prices.PUBLIC_IPV4_USD_PER_HOUR
+        return address + volumes * there.usd_per_hour / (here or there.usd_per_hour)
 
 
 def _forecast(plan: Mapping[str, Any] | None) -> dict[str, Any] | None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from sizing import catalogue
+from sizing.catalogue import PRICE_REGION
 from sizing.models.footprints import NotMeasuredError
 from sizing.plan.plan import Plan
 from stacks.parameters import account, checks, protection
@@ -48,17 +49,23 @@ CHECKS = (
 class StackParameters(ParameterFields):
     """The checked parameters of all stacks. Build them with `for_size` or `from_context`."""
 
-    plan: Plan | None  # of the run, at the prices of PRICE_REGION
+    region: str  # whose prices count, unless the stack has a region of its own
+    plan: Plan | None  # of the run, at its prices
     why_unplanned: str
 
     @classmethod
-    def for_size(cls, size: str, **overrides: object) -> "StackParameters":
+    def for_size(
+        cls, size: str, *, region: str = PRICE_REGION, **overrides: object
+    ) -> "StackParameters":
         """Return the parameters of `size` with cdk.json's defaults and the given overrides."""
-        return cls.from_context({**defaults(), **flatten(overrides), "size": size})
+        context = {**defaults(), **flatten(overrides), "size": size}
+        return cls.from_context(context, region=region)
 
     @classmethod
-    def from_context(cls, context: Mapping[str, object]) -> "StackParameters":
-        """Return the parameters in a CDK context, ignoring CDK's own keys."""
+    def from_context(
+        cls, context: Mapping[str, object], *, region: str = PRICE_REGION
+    ) -> "StackParameters":
+        """Return the parameters in a CDK context, ignoring CDK's own keys; dollars by `region`."""
         given = flatten(context)
         refuse_unknown_names(given)
         values = workload_of_program({**defaults(), **given})
@@ -68,16 +75,16 @@ class StackParameters(ParameterFields):
                 values[name] = decide(instance, values)
         planned = [name for name in PLANNED if values[name] in LEFT_OPEN]
         values |= dict.fromkeys(planned, 0)
-        parameters = cls(**_nested(values), plan=None, why_unplanned="")
+        parameters = cls(**_nested(values), region=region, plan=None, why_unplanned="")
         # Before a plan is asked for: it would refuse in other words.
         for check in CHECKS:
             check(parameters)
         try:
-            plan = plan_run(parameters)
+            plan = plan_run(parameters, region)
         except NotMeasuredError as unknown:
             plan, parameters = None, replace(parameters, why_unplanned=str(unknown))
         for name in planned:
-            limit: Any = {name: PLANNED[name](parameters, plan)}
+            limit: Any = {name: PLANNED[name](parameters, plan, region)}
             parameters = replace(parameters, **limit)
         check_limits(parameters)
         return replace(parameters, plan=plan and with_limits(plan, parameters))

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from sizing.catalogue import PRICE_REGION, InstanceType
+from sizing.catalogue import PRICE_REGION, InstanceType, hourly_price
 from sizing.catalogue.refresh import PriceBook
 from sizing.models.footprints import FOOTPRINTS_FILE
 from sizing.plan.dataset import read_manifest
@@ -110,7 +110,7 @@ def plan_run(p: ParameterFields, region: str = PRICE_REGION) -> Plan:
             checkpoint_interval=p.trainer_option("checkpoint_interval"),
             dataset_gib=p.dataset_gib or None,
             dataset=read_manifest(Path(p.dataset_manifest)) if p.dataset_manifest else None,
-            prices=PriceBook(region=region),
+            prices=PriceBook(region=region, assumes=True),
             # Each pair of zone and size is a Spot pool; without given zones there are two.
             pools=(len(p.subnets or p.zones) or 2) * len(p.sizes),
             on_demand=p.on_demand_base > 0,
@@ -141,7 +141,7 @@ def is_covered(p: ParameterFields) -> bool:
     return names <= {MICRO_BATCH} and p.dataset == p.workload and not p.program
 
 
-def max_hours(p: ParameterFields, plan: Plan | None) -> float:
+def max_hours(p: ParameterFields, plan: Plan | None, _: str) -> float:
     """three times the plan's p90 of machine hours, at least 4; 72 without a plan of this run"""
     if plan is None or not is_covered(p):
         return HOURS_WITHOUT_PLAN
@@ -150,13 +150,13 @@ def max_hours(p: ParameterFields, plan: Plan | None) -> float:
     return min(MAX_HOURS, math.ceil(max(LEAST_HOURS, PLAN_FACTOR * hours)))
 
 
-def max_usd(p: ParameterFields, _: Plan | None) -> float:
+def max_usd(p: ParameterFields, _: Plan | None, region: str) -> float:
     """max_hours at the size's on-demand list price"""
-    return math.ceil(p.max_hours * (p.instance.on_demand_usd_per_hour or 0.0))
+    return math.ceil(p.max_hours * hourly_price(p.size, region, assume=True).usd_per_hour)
 
 
 # In this order: the dollars follow from the hours.
-PLANNED: Mapping[str, Callable[[ParameterFields, Plan | None], float]] = {
+PLANNED: Mapping[str, Callable[[ParameterFields, Plan | None, str], float]] = {
     "max_hours": max_hours,
     "max_usd": max_usd,
 }

@@ -7,7 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from aws_cdk import Environment
+from aws_cdk import App, Environment
+from aws_cdk.assertions import Template
 
 import app as cdk_app
 from stacks.review_stack import ISSUER
@@ -60,6 +61,24 @@ def test_a_concrete_account_and_region_need_no_look_up(tmp_path: Path) -> None:
     assert "missing" not in manifest
     environments = {each.get("environment") for each in manifest["artifacts"].values()}
     assert environments - {None} == {"aws://123456789012/eu-west-1"}
+
+
+def test_the_guard_counts_with_the_prices_of_the_region_that_the_cli_deploys_to() -> None:
+    def environment(region: str | None) -> dict[str, str]:
+        stack = cdk_app.build(App(context={"size": "g5.4xlarge"}), region=region)
+        functions = Template.from_stack(stack).find_resources("AWS::Lambda::Function")
+        found = [
+            each["Properties"]["Environment"]["Variables"]
+            for each in functions.values()
+            if "USD_PER_HOUR" in each["Properties"].get("Environment", {})["Variables"]
+        ]
+        return dict(found[0])
+
+    usual, there = environment(None), environment("eu-west-1")
+    assert json.loads(usual["USD_PER_HOUR"])["g5.4xlarge"]["on-demand"] == 1.624
+    assert json.loads(there["USD_PER_HOUR"])["g5.4xlarge"]["on-demand"] == 1.81287
+    assert float(there["MAX_USD"]) > float(usual["MAX_USD"])
+    assert float(there["STORAGE_USD_PER_HOUR"]) > float(usual["STORAGE_USD_PER_HOUR"])
 
 
 def test_the_training_stack_brings_the_shared_ones_first(assembly: Path) -> None:

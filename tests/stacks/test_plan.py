@@ -124,12 +124,31 @@ def test_a_stack_with_a_region_is_planned_at_its_prices() -> None:
     plan = annotate(there, StackParameters.for_size("g5.xlarge"))
     assert plan is not None
     assert (plan["region"], plan["usd_spot_per_hour"]) == ("us-west-2", 0.5134)
-    # Where nobody knows a price, us-east-1's stand in, and the plan says so.
-    for region in ("eu-west-9", "eu-south-1"):
-        elsewhere = Stack(App(), "TrainingStack", env=Environment(region=region))
-        plan = annotate(elsewhere, StackParameters.for_size("g5.xlarge"))
-        assert plan is not None
-        assert plan["region"] == "us-east-1"
+
+
+@pytest.mark.parametrize("region", ["sa-east-1", "il-central-1", "eu-south-1"])
+def test_a_region_without_known_prices_is_planned_at_the_dearest_and_says_so(region: str) -> None:
+    elsewhere = Stack(App(), "TrainingStack", env=Environment(region=region))
+    parameters = StackParameters.for_size("g5.xlarge", region=region, max_hours="100")
+    plan = annotate(elsewhere, parameters)
+    assert plan is not None
+    # us-east-1's $1.006, and 1.54 times as much in Hong Kong, the dearest region of the snapshot.
+    assert (plan["region"], plan["usd_per_hour"]) == (region, pytest.approx(1.006 * 1.54, abs=1e-3))
+    assert parameters.max_usd == 155
+    Annotations.from_stack(elsewhere).has_warning(
+        "*", Match.string_like_regexp(f"no price of g5.xlarge in {region} is known")
+    )
+
+
+def test_the_limit_and_the_alternates_have_the_prices_of_the_region() -> None:
+    """g5.4xlarge in eu-west-1: $1.813, where us-east-1's $1.624 was shown."""
+    parameters = StackParameters.for_size("g5.4xlarge", region="eu-west-1", max_hours="100")
+    assert parameters.max_usd == 182
+    stack = Stack(App(), "TrainingStack", env=Environment(region="eu-west-1"))
+    annotate(stack, parameters)
+    Annotations.from_stack(stack).has_info(
+        "*", Match.string_like_regexp(r"the dearest, g5.8xlarge, costs \$2\.7\d+ .*in eu-west-1")
+    )
 
 
 # A dataset of which only the plan's own data model knows that it is larger than the volume.

@@ -16,6 +16,7 @@ PLANS_AND_MODELS: list[tuple[list[str], str]] = [
     ([*PLAN, "--runs", "0"], "runs is 0"),
     ([*PLAN, "--gpus", "9"], "g5.xlarge has 1"),
     (["advise", "trajectory", "--sizes", ","], "names no size"),
+    (["advise", "trajectory", "--market", "fallback"], "give --deadline-hours"),
     (["advise", "trajectory", "--given", "parallel_jobs=many"], "write SIGNAL=NUMBER"),
     (["advise", "trajectory", "--given", "parallel_jobs=-1"], "a number from 0"),
     (["advise", "trajectory", "--given", "parallel_jobs=2.5"], "a whole number from 1"),
