@@ -110,8 +110,7 @@ def _refused(name: str, error: ClientError) -> Diagnosis:
         return problem(
             check=name,
             what=f"not checked: these credentials may not call {call}",
-            fix="use credentials with the managed policies ReadOnlyAccess and "
-            "ServiceQuotasReadOnlyAccess for the doctor",
+            fix="use credentials with the policy of docs/deployer.md, or an administrator's",
         )
     if code == "NotImplemented":
         return warning(check=name, what=f"not checked: the AWS at this endpoint has no {call}")

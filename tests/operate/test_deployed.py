@@ -25,6 +25,7 @@ from rehearsal.aws import EmbeddedAws
 from rehearsal.aws.event_bus import EventBus
 from rehearsal.drill.fleet import Fleet, RunningInstance
 from stacks.guard.settings import client
+from tests.page_policies import action, allowed
 from tests.rehearsal.cli import NEVER, REPOSITORY, Cli
 from tests.rehearsal.drill.no_machine import NoMachine
 from training.record.head import read_head
@@ -44,13 +45,6 @@ for step in range(first + 1, 100_000):
         break
 pathlib.Path(os.environ["SM_MODEL_DIR"], "weights.txt").write_text(f"{step} steps")
 """
-POLICY = REPOSITORY / "docs" / "runs.md"
-# IAM's name of an action where it is not the operation's.
-ACTIONS = {
-    "s3:ListObjectsV2": "s3:ListBucket",
-    "s3:HeadObject": "s3:GetObject",
-    "s3:DeleteObjects": "s3:DeleteObject",
-}
 
 
 @dataclass
@@ -184,8 +178,7 @@ def runs(
     def record(self: Any, operation: str, *arguments: Any) -> Any:
         # Not the machines' thread, nor the Guard's.
         if threading.current_thread().name.startswith(("MainThread", "get")):
-            name = f"{self.meta.service_model.signing_name}:{operation}"
-            called.add(ACTIONS.get(name, name))
+            called.add(action(self, operation))
         return call(self, operation, *arguments)
 
     def run(*arguments: str) -> Any:
@@ -197,12 +190,6 @@ def runs(
         return json.loads(said.out)
 
     return run, called
-
-
-def allowed() -> set[str]:
-    """The actions of the policy on the page."""
-    (text,) = re.findall(r"```json\n(.*?)```", POLICY.read_text(), re.DOTALL)
-    return {action for each in json.loads(text)["Statement"] for action in each["Action"]}
 
 
 def test_a_run_is_watched_stopped_resumed_and_fetched_through_an_interruption(
@@ -255,7 +242,7 @@ def test_a_run_is_watched_stopped_resumed_and_fetched_through_an_interruption(
     assert main(["resume"]) == 2
     assert main(["stop"]) == 2
     assert called | {"s3:DeleteObject", "ec2:TerminateInstances"} == {
-        action for action in allowed() if not action.startswith("ssm:")
+        name for name in allowed("runs.md") if not name.startswith("ssm:")
     }
 
 

@@ -7,13 +7,17 @@ from functools import cache
 from typing import Any
 
 import boto3
+import botocore.client
 import pytest
 from botocore.config import Config
 from botocore.stub import Stubber
 
 from rehearsal.aws import EmbeddedAws
 from stacks.doctor.__main__ import main
+from tests.page_policies import action, allowed
 
+# Anybody may ask who they are; the fleet's dry run may be denied.
+ALLOWED = allowed("deployer.md") | {"sts:GetCallerIdentity", "ec2:RequestSpotFleet"}
 BOOTSTRAP = "/cdk-bootstrap/hnb659fds/version"
 Examine = Callable[..., dict[str, list[dict[str, str]]]]
 
@@ -175,12 +179,22 @@ def upload(clinic: Clinic, gib: int) -> None:
 
 
 @pytest.fixture
-def examine(capsys: pytest.CaptureFixture[str]) -> Examine:
-    """Return a function that gives the findings by check, and holds the exit code to them."""
+def examine(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Examine:
+    """Return a function that gives the findings by check, and holds the exit code to them.
+
+    Every call that it makes is in the deployer's policy.
+    """
+    call = botocore.client.BaseClient._make_api_call
+
+    def checked(self: Any, operation: str, *arguments: Any) -> Any:
+        assert action(self, operation) in ALLOWED
+        return call(self, operation, *arguments)
 
     def run(clinic: Clinic, *options: str) -> dict[str, list[dict[str, str]]]:
         context = [each for option in options for each in ("-c", option)]
-        code = main(["--json", "-c", "dataset_bucket=my-data", *context], clinic.connect)
+        with monkeypatch.context() as patch:
+            patch.setattr(botocore.client.BaseClient, "_make_api_call", checked)
+            code = main(["--json", "-c", "dataset_bucket=my-data", *context], clinic.connect)
         findings = json.loads(capsys.readouterr().out)
         assert code == any(each["state"] == "problem" for each in findings)
         by_check: dict[str, list[dict[str, str]]] = {}
