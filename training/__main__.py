@@ -4,8 +4,12 @@ import faulthandler
 import os
 import sys
 
-from training.cli.main import main
-from training.errors import EXIT_INTERRUPTED
+try:
+    from training.cli.main import main
+    from training.errors import EXIT_INTERRUPTED
+except KeyboardInterrupt:
+    print("interrupted before it began", file=sys.stderr)
+    sys.exit(130)
 
 if __name__ == "__main__":
     # systemd and rank 0 end a hung process by SIGABRT: the log then shows where it hung.

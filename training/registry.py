@@ -26,7 +26,9 @@ RECIPES: dict[str, tuple[str, ...]] = {
 
 
 def check_recipe(workload: str | None, recipe: str | None) -> None:
-    """UserError for an unknown recipe of a known workload."""
+    """UserError for an unknown workload, or an unknown recipe of a known one."""
+    if workload and workload != PROGRAM:
+        _path(workload)
     known = RECIPES.get(workload or "", ())
     if recipe and known and recipe not in known:
         raise UserError(
@@ -36,17 +38,12 @@ def check_recipe(workload: str | None, recipe: str | None) -> None:
 
 def load_workload(name: str) -> "Workload[Any]":
     """Import the workload `name`: a registered name, or your own `package.module:NAME`."""
-    module_name, _, attribute = _path(name).partition(":")
     if name == PROGRAM:
         raise UserError(
             "'program' is not a workload; run it with "
             "`python -m training run --program COMMAND --source FOLDER`"
         )
-    if not attribute:
-        raise UserError(
-            f"unknown workload {name!r}; {name_known(name, sorted(WORKLOADS))}, "
-            "or give your own as package.module:NAME"
-        )
+    module_name, _, attribute = _path(name).partition(":")
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
@@ -83,4 +80,10 @@ def module_of(name: str) -> str:
 
 
 def _path(name: str) -> str:
-    return WORKLOADS.get(name, name)
+    path = WORKLOADS.get(name, name)
+    if not path.partition(":")[2]:
+        raise UserError(
+            f"unknown workload {name!r}; {name_known(name, sorted(WORKLOADS))}, "
+            "or give your own as package.module:NAME"
+        )
+    return path

@@ -41,11 +41,11 @@ _COMMANDS = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; return the exit code."""
     given = list(sys.argv[1:] if arguments is None else arguments)
-    options = _parser(given[0] if given else "").parse_args(given)
-    options.arguments = given
-    configure_logging()
 
     def act() -> int:
+        options = _parser(given[0] if given else "").parse_args(given)
+        options.arguments = given
+        configure_logging()
         check_recipe(**{name: vars(options).get(name) for name in ("workload", "recipe")})
         return int(options.act(options))
 
