@@ -169,5 +169,5 @@ class Demo:
     def _machine(self, instance: RunningInstance) -> BootableMachine:
         number = len(list(self._machines.glob("*")))
         until = f"until {self.plan[number]}" if number < len(self.plan) else "to the end"
-        self.log.begin(f"machine {number + 1} of {len(self.plan) + 1}, {until}")
+        self.log.begin(f"machine {number + 1} of {max(number, len(self.plan)) + 1}, {until}")
         return self.stacks.machine(instance, self._machines, self.notice_seconds, Quirks())
