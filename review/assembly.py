@@ -92,7 +92,8 @@ def synthesize(checkout: Path, out: Path, context: Sequence[str], name: str) -> 
     if done.returncode != 0:
         lines = [line for line in done.stderr.splitlines() if line.strip()]
         shown = [line for line in lines if not re.match(r"npm warn|Subprocess exited", line)]
-        raise CannotReview(f"{name} does not synthesize:\n  " + "\n  ".join(shown[-8:]))
+        errors = [line for line in shown if line.startswith("ERROR")]
+        raise CannotReview(f"{name} does not synthesize:\n  " + "\n  ".join(errors or shown[-8:]))
 
 
 def run_cdk_diff(

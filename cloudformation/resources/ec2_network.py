@@ -107,6 +107,21 @@ def _is_attached(request: HandlerRequest, gateway: dict[str, Any]) -> bool:
     )
 
 
+def _create_nat_gateway(request: HandlerRequest) -> Provisioned:
+    tags = tags_for(request, "natgateway")
+    made = call(request, "ec2", "create_nat_gateway", **tags)["NatGateway"]["NatGatewayId"]
+    return Provisioned(id=made, attributes={"NatGatewayId": made})
+
+
+def _release_address(request: HandlerRequest) -> None:
+    allocation = request.attributes["AllocationId"]
+    request.client("ec2").release_address(AllocationId=allocation)
+
+
+def _is_not_deleted(request: HandlerRequest, found: dict[str, Any]) -> bool:
+    return bool(found["State"] != "deleted")
+
+
 def _create_endpoint(request: HandlerRequest) -> Provisioned:
     tags = tags_for(request, "vpc-endpoint")
     made = call(request, "ec2", "create_vpc_endpoint", **tags)["VpcEndpoint"]
@@ -192,6 +207,29 @@ TYPES: Registry = {
         exists=finds("ec2", "describe_route_tables", answer="RouteTables", where=_has_route),
     ),
     "AWS::EC2::InternetGateway": _named_after_its_calls("InternetGateway"),
+    "AWS::EC2::EIP": ResourceType(
+        create=creates(
+            "ec2",
+            "allocate_address",
+            tag_kind="elastic-ip",
+            by="PublicIp",
+            attributes=["AllocationId", "PublicIp"],
+        ),
+        delete=_release_address,
+        exists=finds("ec2", "describe_addresses", by="PublicIps", answer="Addresses"),
+    ),
+    "AWS::EC2::NatGateway": ResourceType(
+        create=_create_nat_gateway,
+        configure=retag_ec2,
+        delete=deletes("ec2", "delete_nat_gateway", by="NatGatewayId"),
+        exists=finds(
+            "ec2",
+            "describe_nat_gateways",
+            by="NatGatewayIds",
+            answer="NatGateways",
+            where=_is_not_deleted,
+        ),
+    ),
     "AWS::EC2::VPCGatewayAttachment": ResourceType(
         create=_attach_gateway,
         delete=deletes("ec2", "detach_internet_gateway", "InternetGatewayId", "VpcId"),
@@ -208,7 +246,7 @@ TYPES: Registry = {
             "describe_vpc_endpoints",
             by="VpcEndpointIds",
             answer="VpcEndpoints",
-            where=lambda request, endpoint: endpoint["State"] != "deleted",
+            where=_is_not_deleted,
         ),
     ),
     "AWS::EC2::FlowLog": ResourceType(
