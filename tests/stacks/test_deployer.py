@@ -15,7 +15,7 @@ from botocore.exceptions import ClientError
 
 from rehearsal.aws import EmbeddedAws
 from tests.page_policies import allowed, policy
-from tests.rehearsal.aws.iam.test_access import make_role, signed_by
+from tests.rehearsal.aws.iam.roles import make_role, signed_by
 from tests.rehearsal.cli import NEVER, REPOSITORY, Cli
 
 

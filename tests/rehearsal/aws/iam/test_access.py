@@ -2,56 +2,17 @@
 
 import base64
 import json
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import boto3
 import pytest
-from botocore.config import Config
 from botocore.exceptions import ClientError
 
 from rehearsal.aws import EmbeddedAws
 from tests.rehearsal.aws.fleets import Fleets
 from tests.rehearsal.aws.iam.cases import allow, document
-
-Service = Callable[[str], Any]
-
-
-def trust(service: str) -> str:
-    statement = {
-        "Effect": "Allow",
-        "Principal": {"Service": f"{service}.amazonaws.com"},
-        "Action": "sts:AssumeRole",
-    }
-    return json.dumps(document(statement))
-
-
-def make_role(aws: EmbeddedAws, name: str, *statements: Any, service: str = "ec2") -> str:
-    iam = aws.client("iam")
-    arn = iam.create_role(RoleName=name, AssumeRolePolicyDocument=trust(service))["Role"]["Arn"]
-    put_policy(aws, name, *statements)
-    return str(arn)
-
-
-def put_policy(aws: EmbeddedAws, role: str, *statements: Any) -> None:
-    policy = json.dumps(document(*statements))
-    aws.client("iam").put_role_policy(RoleName=role, PolicyName="own", PolicyDocument=policy)
-
-
-def signed_by(aws: EmbeddedAws, credentials: Any) -> Service:
-    def client(service: str) -> Any:
-        return boto3.client(
-            service,
-            endpoint_url=aws.endpoint,
-            region_name=aws.region,
-            aws_access_key_id=credentials.access_key_id,
-            aws_secret_access_key=credentials.secret_access_key,
-            aws_session_token=getattr(credentials, "session_token", None),
-            config=Config(retries={"total_max_attempts": 1}),
-        )
-
-    return client
+from tests.rehearsal.aws.iam.roles import Service, make_role, put_policy, signed_by, trust
 
 
 def instance(aws: EmbeddedAws, role_arn: str, instance_id: str = "i-0123456789abcdef0") -> Service:
