@@ -1,4 +1,4 @@
-"""What buyers ask, each answered by one command; written down before the planner was.
+"""What buyers ask, each answered by one command.
 
 Prices are read off AWS's and SkyPilot's tables by hand, and the arithmetic stands in the rows.
 """
