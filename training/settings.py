@@ -16,6 +16,7 @@ from training.errors import UserError
 Precision: TypeAlias = Literal["float32", "bfloat16", "float16"]
 _Schedule: TypeAlias = Literal["constant", "cosine", "linear"]
 _Sharding: TypeAlias = Literal["none", "full"]
+_Reduction: TypeAlias = Literal["tree", "ring"]
 # "auto": as many processes as this machine's vCPUs leave to each rank.
 LoaderWorkers: TypeAlias = int | Literal["auto"]
 _CompileMode: TypeAlias = Literal["default", "reduce-overhead", "max-autotune-no-cudagraphs"]
@@ -70,8 +71,9 @@ class Settings:
     to final/; `ema_buffers` averages the model's floating-point buffers, such as BatchNorm's
     statistics, as well. `optimizer_in_backward` updates each parameter, and frees its gradient, as
     soon as backward has computed it: for optimizers that treat every parameter by itself.
-    `find_unused_parameters` (of DDP) is for models some of whose parameters take no part in some
-    steps, such as experts without tokens.
+    Gradients are summed in one order, whatever the number of ranks, of which there may then be 1,
+    2, 4 or 8 (`reduction` "tree"); "ring" leaves the order, and the number, to NCCL or gloo: then
+    another number of ranks gives other bits.
     With `sharding` "full" each of several ranks keeps a share of parameters, gradients and
     optimizer state (FSDP2), in the blocks that the stage names (`Train.sharded_modules`) or all in
     one; a single process shards nothing. `loader_workers` processes make batches ahead of the step,
@@ -101,8 +103,8 @@ class Settings:
     ema_buffers: bool = False
     best_metric: str | None = None
     best_mode: Literal["max", "min"] = "max"
-    find_unused_parameters: bool = False
     sharding: _Sharding = "none"
+    reduction: _Reduction = "tree"
     loader_workers: LoaderWorkers = 0
 
     def __post_init__(self) -> None:
@@ -111,15 +113,10 @@ class Settings:
         if self.compile_mode is not None:
             check_choice("compile_mode", self.compile_mode, get_args(_CompileMode), "None or ")
         check_choice("sharding", self.sharding, get_args(_Sharding))
+        check_choice("reduction", self.reduction, get_args(_Reduction))
         if not isinstance(self.schedule, Milestones) and not callable(self.schedule):
             check_choice(
                 "schedule", self.schedule, get_args(_Schedule), "Milestones, a function or "
-            )
-        if self.sharding != "none" and self.find_unused_parameters:
-            raise ValueError(
-                "sharding='full' with find_unused_parameters: FSDP2 reduces the gradients that a "
-                "rank has, and waits forever if another rank has others; let every parameter "
-                "take part in every step (0.0 * parameter.sum()), or give sharding='none'"
             )
         if self.ema_decay is None and (self.ema_every_steps != 1 or self.ema_buffers):
             raise ValueError("ema_every_steps or ema_buffers without an average; give ema_decay")

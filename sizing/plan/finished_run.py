@@ -89,9 +89,15 @@ def read_run(path: Path) -> FinishedRun:
         usd=receipt.get("usd"),
         prediction={name: v for name, v in prediction.items() if isinstance(v, int | float)},
         overrides={name: str(value) for name, value in (receipt.get("overrides") or {}).items()},
-        world=int((receipt.get("numerics_key") or {}).get("world", 1)),
+        world=_ranks(receipt),
         restarts=seen_restarts(folder),
     )
+
+
+def _ranks(receipt: Mapping[str, Any]) -> int:
+    """How many trained at the end; receipts of older versions have it in the numerics key."""
+    machines = receipt.get("machines") or [receipt.get("numerics_key") or {}]
+    return int(machines[-1].get("ranks") or machines[-1].get("world") or 1)
 
 
 def _text(value: object) -> str | None:

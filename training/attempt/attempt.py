@@ -58,6 +58,7 @@ class Job(Protocol):
     """What an attempt trains."""
 
     placement: frozenset[str]  # the fields of its config that may differ between attempts
+    ranks: int | None  # that train it in this attempt; None: its own business
 
     def run_config(self) -> RunConfig:
         """What config.json says of the run, if this is its first attempt."""
@@ -73,7 +74,12 @@ class HeldRun:
     """A run while this process holds its lease: its records, and how they are closed."""
 
     def __init__(
-        self, options: AttemptOptions, supervisor: Supervisor, lease: Lease, record: RunConfig
+        self,
+        options: AttemptOptions,
+        supervisor: Supervisor,
+        lease: Lease,
+        record: RunConfig,
+        ranks: int | None,
     ) -> None:
         head = lease.head
         self.store = options.store
@@ -82,8 +88,8 @@ class HeldRun:
         self.supervisor = supervisor
         self.events = Events(options.store, options.writer)
         self.metrics = Metrics(options.store, head.generation, head.nonce, options.metrics_file)
-        price = options.usd_per_hour
-        self._price = {} if price is None else {"usd_per_hour": price}
+        known = {"usd_per_hour": options.usd_per_hour, "ranks": ranks}
+        self._known = {name: value for name, value in known.items() if value is not None}
 
     @property
     def generation(self) -> int:
@@ -137,8 +143,8 @@ class HeldRun:
             conclude(self.store, self.record, self.lease.head)
 
     def _tell_take_over(self) -> None:
-        """Write the event of a new generation, with the price that its report counts with."""
-        self.events.emit("take-over", "ok", generation=self.generation, **self._price)
+        """Write the event of a new generation, with price and ranks for report and receipt."""
+        self.events.emit("take-over", "ok", generation=self.generation, **self._known)
 
 
 def run_attempt(options: AttemptOptions, job: Job, supervisor: Supervisor) -> int:
@@ -152,7 +158,7 @@ def run_attempt(options: AttemptOptions, job: Job, supervisor: Supervisor) -> in
     )
     if isinstance(lease, Head):
         return _report_ended(options.store.uri, lease)
-    run = HeldRun(options, supervisor, lease, record)
+    run = HeldRun(options, supervisor, lease, record, job.ranks)
     with run.ending():
         run.begin()
         run.finish(job.train(run))

@@ -2,7 +2,7 @@
 
 import contextlib
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,7 +14,7 @@ from training.attempt.extra_time import Saves
 from training.attempt.long_work import Work
 from training.attempt.notice import InterruptedRunError, Interruption, Notice
 from training.attempt.supervisor import Supervisor
-from training.attempt.world import World
+from training.attempt.world import SHARES, World
 from training.errors import DivergedError, Divergence, GoBackError
 from training.record.checkpoint_entry import KEEP_NEWEST, Retention
 from training.record.events import Events
@@ -23,11 +23,14 @@ from training.record.metrics import Metrics
 from training.report.profiler import StepProfiler
 from training.store.protocol import Store
 
+# As many numbers as a step has shares.
+NO_WEIGHTS = (0.0,) * SHARES
+
 
 class _Vote(NamedTuple):
     """What all ranks have agreed on at a boundary."""
 
-    weight: float  # the sum over the ranks
+    weights: Sequence[float]  # by share, of all ranks
     is_noticed: bool  # a notice or shutdown has come, to any rank
     must_stop: bool  # and no time is left for the work in progress
 
@@ -54,19 +57,22 @@ class Consensus:
         self._is_notice_taken = False
         self._divergence: Divergence | None = None  # that this rank has found
 
-    def begin_vote(self, weight: float = 0.0) -> None:
-        """Ask the other ranks ahead of a step boundary; `weight` is summed over the ranks."""
+    def begin_vote(self, weights: Sequence[float] = NO_WEIGHTS) -> None:
+        """Ask the other ranks ahead of a step boundary, and tell them the weights of one's shares.
+
+        Others have 0 there, so no order of the ranks changes the sums.
+        """
         self._supervisor.watchdog.beat()
         is_lost = self._lease is not None and self._lease.lost.is_set()
         # Rank 0 saves, so it must learn of a recommendation to another machine's rank.
         interruption, extra_time = self._supervisor.interruption, self._supervisor.extra_time
         rebalance = not self._world.leads and interruption.take_rebalance()
         has_diverged = self._divergence is not None
-        self._world.begin_sum([extra_time.must_stop, is_lost, has_diverged, rebalance, weight])
+        self._world.begin_sum([extra_time.must_stop, is_lost, has_diverged, rebalance, *weights])
 
     def end_vote(self) -> _Vote:
         """The result at the boundary; LeaseLostError or GoBackError if a rank has reason for it."""
-        must_stop, is_lost, has_diverged, rebalance, weight = self._world.end_sum()
+        must_stop, is_lost, has_diverged, rebalance, *weights = self._world.end_sum()
         if self._world.size == 1:
             # Nobody had to be asked ahead: what came in the meantime counts too.
             must_stop = self._supervisor.extra_time.must_stop
@@ -81,7 +87,7 @@ class Consensus:
             divergence, self._divergence = self._divergence, None
             raise GoBackError(divergence)
         is_noticed = bool(must_stop) or self._supervisor.extra_time.is_granted
-        return _Vote(weight, is_noticed, bool(must_stop))
+        return _Vote(weights, is_noticed, bool(must_stop))
 
     @contextlib.contextmanager
     def noting_divergence(self) -> Iterator[None]:

@@ -19,6 +19,11 @@ from torch.distributed.rendezvous import rendezvous
 
 _T = TypeVar("_T")
 
+# A step's micro-batches, in as many contiguous shares; and the numbers of ranks that have whole
+# ones, for which sums do not depend on the number (training/engine/reduction.py).
+SHARES = 8
+RANKS = (1, 2, 4, 8)
+
 # Rank 0 may wait for a lease, a dataset or an upload; the watchdog, not a timeout, detects hangs.
 _TIMEOUT = timedelta(hours=24)
 
@@ -99,6 +104,22 @@ class World:
     def sum_later(self, values: Tensor) -> dist.Work | None:
         """Start summing a tensor on the device in place; None in a world of size 1."""
         return dist.all_reduce(values, async_op=True) if self.size > 1 else None
+
+    def swap(self, sent: Tensor, received: Tensor, partner: int, tag: int) -> list[dist.Work]:
+        """Begin to send a tensor to one other rank, and to receive one that this rank sends.
+
+        Only the two call it; gloo tells swaps with different tags apart, NCCL goes by their order.
+        """
+        there = dist.P2POp(dist.isend, sent, partner, tag=tag)
+        back = dist.P2POp(dist.irecv, received, partner, tag=tag)
+        return list(dist.batch_isend_irecv([there, back]))
+
+    def any_of(self, flags: Sequence[bool]) -> list[bool]:
+        """Which of the flags are set on any rank."""
+        found = torch.tensor(flags, dtype=torch.uint8)
+        if self.size > 1:
+            dist.all_reduce(found, dist.ReduceOp.MAX, group=self._group)
+        return [bool(flag) for flag in found.tolist()]
 
     def share(self, value: _T) -> _T:
         """Return rank 0's value on every rank."""

@@ -11,6 +11,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -109,6 +110,7 @@ def _train(arguments: argparse.Namespace, supervisor: Supervisor, scratch: Path)
 
     options = run_options.parse(arguments, store, scratch, os.environ)
     checked = preflight(options)
+    options = replace(options, num_processes=checked.request.num_processes)
     with _reserved(checked.request, gpu_mib()), checked.explaining_out_of_memory():
         return run_workload(options, checked.job, supervisor)
 

@@ -182,7 +182,8 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
         "--num-processes",
         type=_count_or_auto,
         metavar="N|auto",
-        help="processes that train together on this machine (default: auto, one per GPU)",
+        help="processes that train together on this machine: 1, 2, 4 or 8 (default: auto, one per "
+        "GPU, as far as a step's micro-batches go round)",
     )
 
 

@@ -24,7 +24,7 @@ from training.attempt.supervisor import Supervisor
 from training.attempt.world import RankEnvironment, World
 from training.code_fingerprint import code_fingerprint
 from training.data_report import facts_of
-from training.engine.job import ResolvedWorkload, RunOptions
+from training.engine.job import ResolvedWorkload, RunOptions, depends_on_ranks
 from training.engine.numerics import configure, numerics_key
 from training.engine.stages import StageSequence
 from training.errors import (
@@ -71,7 +71,7 @@ def run_workload(options: RunOptions, resolved: ResolvedWorkload, supervisor: Su
         )
         key = numerics_key(
             device,
-            world=environment.world_size,
+            world=environment.world_size if depends_on_ranks(resolved.stages) else None,
             deterministic=config.deterministic,
             stages=resolved.numerics,
             code=code_fingerprint(module_of(options.workload), *_ROOMS),
@@ -121,6 +121,7 @@ class _WorkloadJob:
         key: Mapping[str, Any],
     ) -> None:
         self.placement = resolved.workload.placement_fields
+        self.ranks: int | None = world.size
         self._options = options
         self._resolved = resolved
         self._dataset = dataset

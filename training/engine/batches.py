@@ -1,8 +1,8 @@
 """Which samples a step takes, and how they are distributed to the ranks in micro-batches.
 
-The global batch belongs to the recipe: any number of ranks trains on the same global batches, and
-as long as each rank gets whole micro-batches, on the same micro-batches with the same noise. Made
-batches are trees of tensors: moved to a device, compared by shape.
+Global batch and micro-batch belong to the recipe: any number of ranks trains on the same
+micro-batches with the same noise. Made batches are trees of tensors: moved to a device, compared by
+shape.
 """
 
 import math
@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from training.engine.reduction import own_micro_batches
 from training.engine.stage_checks import checked_order
 from training.workload import Batch, Samples, Settings, Train
 
@@ -28,7 +29,7 @@ class MicroBatch:
     number: int  # within its step, over all ranks: seeds the model's noise
     epoch: int
     ids: Sequence[int]
-    counts: bool = True  # False: padding for a rank without work, with a loss of zero
+    counts: bool = True  # False: padding where ranks share the model, with a loss of zero
 
 
 class BatchPlan:
@@ -46,7 +47,7 @@ class BatchPlan:
         self._seed = seed
         self._world_size = world_size
         self._global_batch = settings.global_batch
-        self._micro_batch = micro_batch_of(settings, world_size)
+        self._micro_batch = settings.micro_batch
         self._orders: dict[int, NDArray[np.int64]] = {}
 
     def epoch(self, step: int) -> int:
@@ -80,11 +81,12 @@ class BatchPlan:
         return math.ceil(len(self.ids(step)) / self._micro_batch)
 
     def share(self, step: int, rank: int) -> list[MicroBatch]:
-        """The micro-batches of one rank; never empty, as every rank takes part in the reduction."""
-        all_ranks = self.micro_batches(step)
-        mine = all_ranks[rank :: self._world_size]
-        wanted = math.ceil(len(all_ranks) / self._world_size) if self._is_even else 1
-        if len(mine) < wanted:
+        """The micro-batches of one rank, perhaps none in the last step of an epoch."""
+        all_ranks, size = self.micro_batches(step), self._world_size
+        own = own_micro_batches(len(all_ranks), rank, size)
+        mine = all_ranks[own.start : own.stop]
+        if self._is_even:
+            wanted = math.ceil(len(all_ranks) / size)
             mine += [replace(all_ranks[0], counts=False)] * (wanted - len(mine))
         return mine
 
@@ -100,11 +102,6 @@ class BatchPlan:
             order = checked_order(self._samples, epoch, self._seed, twice=not self._orders)
             self._orders = kept | {epoch: order}
         return self._orders[epoch]
-
-
-def micro_batch_of(settings: Settings, world_size: int) -> int:
-    """Samples per forward: the recipe's, or fewer if that many ranks share a global batch."""
-    return min(settings.micro_batch, math.ceil(settings.global_batch / world_size))
 
 
 def to_device(batch: Batch, device: torch.device) -> Batch:

@@ -162,10 +162,17 @@ class ResolvedWorkload:
                 "compile": stage.settings.compile_mode,
                 # Not named where it is "none": older runs did not know it.
                 **({"sharding": how} if (how := stage.settings.sharding) != "none" else {}),
+                **({"reduction": "ring"} if stage.settings.reduction == "ring" else {}),
             }
             for stage in self.stages
             if isinstance(stage, Train)
         }
+
+
+def depends_on_ranks(stages: Sequence[Prepare | Train]) -> bool:
+    """Whether another number of ranks gives other bits: where not all sum in one order."""
+    trained = [stage.settings for stage in stages if isinstance(stage, Train)]
+    return any(s.sharding != "none" or s.reduction != "tree" for s in trained)
 
 
 def resolve_workload(options: RunOptions, workload: Workload[Any]) -> ResolvedWorkload:

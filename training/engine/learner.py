@@ -8,10 +8,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
-from training.attempt.world import World
-from training.engine.batches import MicroBatch, micro_batch_of
+from training.attempt.world import SHARES, World
+from training.engine.batches import MicroBatch
 from training.engine.ema import MovingAverage
 from training.engine.optimizer_state import (
     OPTIMIZER_NAMES,
@@ -24,6 +23,7 @@ from training.engine.optimizer_state import (
 from training.engine.parallel import Parallel, broadcast_from_rank_0, is_sharded, parallel
 from training.engine.precision import Scaling, autocast
 from training.engine.prior import release_prior
+from training.engine.reduction import share_of, tree_sum
 from training.engine.stage_checks import (
     checked_numerics,
     checked_optimizer,
@@ -42,11 +42,23 @@ _log = logging.getLogger(__name__)
 
 
 class Scalars:
-    """Sums numbers over the ranks and copies them to the host, to be read a step later."""
+    """Sums numbers over all shares of a step, on the host, where they are read a step later.
+
+    `by_share` has those of this rank's shares, `num` each; `own` are the same on all ranks.
+    """
 
     def __init__(
-        self, values: Sequence[Tensor | float], device: torch.device, world: World
+        self,
+        by_share: Mapping[int, Sequence[Tensor | float]],
+        num: int,
+        own: Sequence[Tensor | float],
+        device: torch.device,
+        world: World,
     ) -> None:
+        self._num = num
+        none: Sequence[Tensor | float] = [0.0] * num
+        values = [v for share in range(SHARES) for v in by_share.get(share, none)]
+        values += own if world.leads else [0.0] * len(own)
         self._read: list[float] | None = None
         if world.size == 1 and device.type == "cpu":
             # Nothing is asynchronous here, and packing takes 40 microseconds.
@@ -61,6 +73,7 @@ class Scalars:
         for index, value in enumerate(values):
             if isinstance(value, Tensor):
                 self._sums[index].copy_(value.detach())
+        # Each number is that of one rank, and all others have 0: no order changes the sum.
         self._work = world.sum_later(self._sums)
         if device.type == "cuda":
             if self._work is not None:
@@ -71,7 +84,12 @@ class Scalars:
             self._event.record()
 
     def read(self) -> list[float]:
-        """Return the sums in the given order, waiting only for work queued before them."""
+        """Return the sums, then `own`, waiting only for work queued before them."""
+        values, num = self._values(), self._num
+        sums = [tree_sum(values[n : SHARES * num : num]) for n in range(num)]
+        return sums + values[SHARES * num :]
+
+    def _values(self) -> list[float]:
         if self._read is not None:
             return self._read
         if self._event is not None:
@@ -87,14 +105,14 @@ class StepResult:
     """The result of a step, whose numbers may still be on the device."""
 
     names: tuple[str, ...]  # of the metrics
-    scalars: Scalars  # the loss, the gradients' norm, then sum and count of each metric
+    scalars: Scalars  # the loss, sum and count of each metric, then the gradients' norm
     learning_rate: float
     is_skipped: bool  # by the loss scaler
     has_norm: bool
 
     def read(self) -> tuple[float, float | None, dict[str, float]]:
         """Return loss, gradient norm where it is known, and metrics of the global batch."""
-        loss, norm, *pairs = self.scalars.read()
+        loss, *pairs, norm = self.scalars.read()
         sums = zip(self.names, pairs[::2], pairs[1::2], strict=True)
         metrics = {name: value / count for name, value, count in sums if count}
         return loss, norm if self.has_norm else None, metrics
@@ -116,11 +134,10 @@ class Learner:
         self._world = world
         self._settings = stage.settings
         self.start = Start()
-        self._names: set[tuple[str, ...]] | None = None
+        self._names: tuple[str, ...] | None = None
         self.is_sharded = is_sharded(self._settings, world.size)
         self.chosen: Mapping[str, str] = {}  # by the stage, for this machine
         self.model = self._build_model(snapshot, started_with)
-        _refuse_unequal_batch_norm(stage, self.model, world.size)
         self._parallel = parallel(stage, self.model, world)
         self._optimizer = checked_optimizer(stage, stage.optimizer(self.model), self.model)
         for group in self._optimizer.param_groups:
@@ -159,10 +176,10 @@ class Learner:
         release_prior(inputs)
         if isinstance(snapshot, CheckpointContent):
             model.load_state_dict(snapshot.take("model"))
+        if snapshot is None and self._world.size > 1:
+            broadcast_from_rank_0(model, self._world)
         if not self.is_sharded:
             model = model.to(inputs.device)
-        elif snapshot is None:
-            broadcast_from_rank_0(model, self._world)
         if self._settings.compile_mode is not None:
             # Not dynamic: whether torch makes code for any size depends on what this process has
             # compiled before, and so would the bits after an interruption. So would they if the
@@ -265,9 +282,8 @@ class Learner:
             rate = group["initial_lr"] * lr_factor
             group["lr"] = own.fill_(rate) if isinstance(own, Tensor) else rate
         self._optimizer.zero_grad(set_to_none=True)
-        self._parallel.begin_step()
-        total: Tensor | float = 0.0
-        sums: dict[str, tuple[Tensor | float, float]] = {}
+        self._parallel.begin_step(num_micro_batches)
+        by_share: dict[int, _ShareSums] = {}
         for place, (micro, batch) in enumerate(batches):
             seed_torch(
                 self._inputs.device,
@@ -277,7 +293,7 @@ class Learner:
                 step,
                 micro.number,
             )
-            with self._parallel.reducing(place == len(batches) - 1):
+            with self._parallel.adding(place):
                 with autocast(self._settings.precision, self._inputs.device):
                     loss, mean, metrics = self._parallel.losses(batch, step, num_steps)
                     # 0 / 0 is no number: what weighs nothing has no gradient either.
@@ -286,15 +302,11 @@ class Learner:
                         loss = loss + mean / num_micro_batches
                     if not micro.counts:
                         loss = loss * 0.0
-                # DDP and FSDP average over the ranks, but the parts of the loss must be summed.
-                self._scaling.backward(loss if self._world.size == 1 else loss * self._world.size)
-            total = total + loss.detach()
-            for name, (value, count) in metrics.items():
-                if not micro.counts:
-                    value, count = 0.0, 0.0
-                elif name in sums:
-                    value, count = sums[name][0] + value, sums[name][1] + count
-                sums[name] = (value, count)
+                # FSDP averages over the ranks, but the parts of the loss must be summed.
+                self._scaling.backward(loss * self._world.size if self.is_sharded else loss)
+            share = share_of(micro.number, num_micro_batches)
+            by_share.setdefault(share, _ShareSums()).add(loss.detach(), metrics, micro.counts)
+        self._parallel.end_step()
         skipped, norm = False, None
         if not self._settings.optimizer_in_backward:
             clip_norm = self._settings.clip_norm
@@ -302,37 +314,36 @@ class Learner:
         is_averaged = (step + 1) % self._settings.ema_every_steps == 0
         if self._average is not None and is_averaged and not skipped:
             self._average.update()
-        names = self._same_names(tuple(sorted(sums)))
-        numbers = [number for name in names for number in sums[name]]
+        names = self._same_names({sums.names for sums in by_share.values()})
         return StepResult(
             names=names,
             scalars=Scalars(
-                [total, self._own_part(norm), *numbers], self._inputs.device, self._world
+                {share: sums.values(names) for share, sums in by_share.items()},
+                1 + 2 * len(names),
+                [0.0 if norm is None else norm.full_tensor() if has_shards(norm) else norm],
+                self._inputs.device,
+                self._world,
             ),
             learning_rate=self._optimizer.param_groups[0]["initial_lr"] * lr_factor,
             is_skipped=skipped,
             has_norm=norm is not None,
         )
 
-    def _own_part(self, norm: Tensor | None) -> Tensor | float:
-        """The norm in a sum over the ranks, all of which have it: rank 0's alone counts."""
-        if norm is not None and has_shards(norm):
-            norm = norm.full_tensor()
-        return 0.0 if norm is None or not self._world.leads else norm
-
-    def _same_names(self, names: tuple[str, ...]) -> tuple[str, ...]:
-        """Check that all ranks have the same metrics in every step, as the ranks sum them."""
-        if self._world.size > 1:
-            if self._names is None:
-                self._names = set(self._world.gather(names))
-            if self._names != {names}:
-                raise RunFailedError(
-                    f"stage {self._stage.name!r}: loss returned the metrics {', '.join(names)} on "
-                    f"rank {self._world.rank}, but different ones on another rank or "
-                    "step; always return the same metrics, with a count of 0 if there is nothing "
-                    "to count"
-                )
-        return names
+    def _same_names(self, own: set[tuple[str, ...]]) -> tuple[str, ...]:
+        """The metrics' names: the same on all ranks in every step, as the ranks sum them."""
+        if self._world.size == 1:
+            return tuple(sorted({name for names in own for name in names}))
+        known = {self._names} if self._names is not None else set().union(*self._world.gather(own))
+        own = own | known
+        if len(own) > 1:
+            one, other = (", ".join(names) or "none" for names in sorted(own)[:2])
+            raise RunFailedError(
+                f"stage {self._stage.name!r}: loss returned the metrics {one}, but {other} on "
+                "another rank or step; always return the same metrics, with a count of 0 if there "
+                "is nothing to count"
+            )
+        (self._names,) = own
+        return self._names
 
     @contextlib.contextmanager
     def evaluating(self) -> Iterator[Parallel]:
@@ -345,8 +356,9 @@ class Learner:
         average = contextlib.nullcontext() if self._average is None else self._average.swapped_in()
         try:
             with average:
-                # Of the averages too: each rank has averaged buffers of its own.
-                self._world.share_buffers(self.model)
+                if self.is_sharded:
+                    # Of the averages too: each rank has averaged buffers of its own.
+                    self._world.share_buffers(self.model)
                 try:
                     yield self._parallel
                 finally:
@@ -355,16 +367,33 @@ class Learner:
             self.model.train()
 
 
-def _refuse_unequal_batch_norm(stage: Train, model: nn.Module, world_size: int) -> None:
-    """Refuse BatchNorm if this number of ranks changes its micro-batches, and so its results."""
-    settings = stage.settings
-    if not any(isinstance(module, _BatchNorm) for module in model.modules()):
-        return
-    if micro_batch_of(settings, world_size) == settings.micro_batch:
-        return
-    raise UserError(
-        f"stage {stage.name!r} has BatchNorm and micro-batches of {settings.micro_batch}: "
-        f"{world_size} processes cannot divide its global batch of {settings.global_batch} into "
-        f"micro-batches of that size; give --num-processes at most "
-        f"{settings.global_batch // settings.micro_batch}"
-    )
+class _ShareSums:
+    """The loss and the metrics of a share's micro-batches, in their order."""
+
+    def __init__(self) -> None:
+        self._loss: Tensor | float = 0.0
+        self._metrics: dict[str, tuple[Tensor | float, float]] = {}
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(sorted(self._metrics))
+
+    def add(
+        self, loss: Tensor, metrics: Mapping[str, tuple[Tensor | float, float]], counts: bool
+    ) -> None:
+        """Add a micro-batch; one that does not count adds names only."""
+        self._loss = self._loss + loss
+        for name, (value, count) in metrics.items():
+            if not counts:
+                value, count = 0.0, 0.0
+            elif name in self._metrics:
+                before = self._metrics[name]
+                value, count = before[0] + value, before[1] + count
+            self._metrics[name] = (value, count)
+
+    def values(self, names: Sequence[str]) -> list[Tensor | float]:
+        """The loss, then sum and count of each metric."""
+        return [
+            self._loss,
+            *(number for name in names for number in self._metrics.get(name, (0.0, 0.0))),
+        ]

@@ -16,10 +16,12 @@ from training.artifacts.compile_cache import CompileCache
 from training.attempt.context import AttemptContext
 from training.attempt.long_work import Work
 from training.attempt.notice import InterruptedRunError
+from training.attempt.world import SHARES
 from training.engine.batches import BatchPlan, CompiledShapes, MicroBatch, to_device
 from training.engine.evaluation import evaluate
 from training.engine.learner import Learner, StepResult
 from training.engine.loader import Loader
+from training.engine.reduction import share_of, tree_sum
 from training.engine.stage_checks import samples_of
 from training.engine.step_log import DeviceTime, Pace, StepLog, StepTime, TimesSoFar
 from training.errors import RunFailedError
@@ -120,7 +122,7 @@ class StageLoop:
             if self._position.step + 1 in self._skipped_steps:
                 self._skip()
             else:
-                self._step(batches, vote.weight)
+                self._step(batches, tree_sum(vote.weights))
             self._save_if_due()
             batches = following
 
@@ -136,9 +138,12 @@ class StageLoop:
             share = self._plan.share(step, self._context.world.rank)
             batches = [(micro, self._loader.next()) for micro in share]
         self._made.append(self._loader.taken())
-        self._context.consensus.begin_vote(
-            sum(self._stage.weight(batch) for micro, batch in batches if micro.counts)
-        )
+        weights = [0.0] * SHARES
+        for micro, batch in batches:
+            if micro.counts:
+                place = share_of(micro.number, self._plan.num_micro_batches(step))
+                weights[place] += self._stage.weight(batch)
+        self._context.consensus.begin_vote(weights)
         return [(micro, to_device(batch, self._inputs.device)) for micro, batch in batches]
 
     def _step(self, batches: Sequence[tuple[MicroBatch, Batch]], weight: float) -> None:

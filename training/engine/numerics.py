@@ -37,22 +37,26 @@ def device_of(local_rank: int) -> torch.device:
 def numerics_key(
     device: torch.device,
     *,
-    world: int,
+    world: int | None,
     deterministic: bool,
     stages: Mapping[str, Mapping[str, Any]],
     code: str,
 ) -> dict[str, Any]:
-    """The key as JSON; equal keys mean equal bits (on a GPU: if `deterministic` is true)."""
+    """The key as JSON; equal keys mean equal bits (on a GPU: if `deterministic` is true).
+
+    `world` is the number of ranks, or None where no sum depends on it.
+    """
     key: dict[str, Any] = {
         "torch": torch.__version__,
         "device": device.type,
         "threads": torch.get_num_threads(),
-        "world": world,
         "deterministic": deterministic,
         "stages": {name: dict(values) for name, values in stages.items()},
         "code": code,
         "float32": _float32_precision(device),
     }
+    if world is not None:
+        key["world"] = world
     if device.type == "cuda":
         key |= {
             "cuda": torch.version.cuda,

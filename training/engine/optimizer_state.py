@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 
 from training.errors import UserError
 from training.save.read import CheckpointContent
+from training.save.slices import is_sharded
 from training.save.state import unflatten_state
 from training.workload import OptimizerState, Train
 
@@ -34,7 +35,10 @@ def create_optimizer_state(optimizer: Optimizer) -> None:
 
 
 def load_optimizer_state(optimizer: Optimizer, saved: Mapping[str, Any]) -> None:
-    """Load a state_dict; each tensor comes back in the type it was saved in.
+    """Load a state_dict; each tensor comes back in the type it was saved in, laid out as created.
+
+    A checkpoint's tensors are contiguous: beside gradients of channels-last convolutions they would
+    cost foreach its fast path. State of a parameter's shape takes the parameter's strides.
 
     `Optimizer.load_state_dict` casts all but `step` to the parameter's type: moments in bfloat16
     would come back in float32, and moments in float32 of a bfloat16 parameter rounded.
@@ -44,7 +48,14 @@ def load_optimizer_state(optimizer: Optimizer, saved: Mapping[str, Any]) -> None
     for number, own in saved["state"].items():
         state = optimizer.state[parameters[number]]
         for name, value in own.items():
-            state[name] = _uncast(state[name], value)
+            state[name] = _laid_out(_uncast(state[name], value), parameters[number])
+
+
+def _laid_out(value: Any, parameter: Tensor) -> Any:
+    if not isinstance(value, Tensor) or value.shape != parameter.shape or is_sharded(value):
+        return value
+    laid_out = torch.empty_like(parameter, dtype=value.dtype, device=value.device)
+    return value if value.stride() == laid_out.stride() else laid_out.copy_(value)
 
 
 def _uncast(loaded: Any, saved: Any) -> Any:

@@ -1,20 +1,21 @@
-"""One stage's model on several ranks: a copy on each (DDP), or a share on each (FSDP2).
+"""One stage's model on several ranks: a copy on each, or a share on each (FSDP2).
 
 A loss or an evaluation uses the model only inside one module's forward, so the parameters it sees
 are whole, wherever they are stored.
 """
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 
 from training.attempt.world import World
+from training.engine.gradients import Gradients, NormStatistics
+from training.engine.reduction import Turn, add, turns
 from training.engine.stage_checks import checked_loss
 from training.errors import UserError
 from training.workload import Batch, Settings, Train
@@ -31,8 +32,7 @@ def parallel(stage: Train, model: nn.Module, world: World) -> "Parallel":
     """Distribute the model, which may still be on the CPU, over all ranks' devices."""
     if is_sharded(stage.settings, world.size):
         return _Sharded(stage, model, world)
-    kind = _Replicated if world.size > 1 else Parallel
-    return kind(stage, model.to(world.device))
+    return _Whole(stage, model.to(world.device), world)
 
 
 class _Work(nn.Module):
@@ -47,7 +47,7 @@ class _Work(nn.Module):
 
 
 def _losses(stage: Train, batch: Batch, step: int, num_steps: int, model: nn.Module) -> Any:
-    """The stage's loss with its tensors in the open, where DDP and FSDP find them."""
+    """The stage's loss with its tensors in the open, where FSDP finds them."""
     loss = checked_loss(stage, stage.loss(model, batch, step, num_steps))
     return loss.total, loss.mean, loss.metrics
 
@@ -71,51 +71,73 @@ class Parallel:
         """Act with the whole model, without gradients; if it is sharded, on all ranks alike."""
         return act(self._model)
 
-    def reducing(self, is_last: bool) -> AbstractContextManager[None]:
-        """Context for forward and backward of a micro-batch; `is_last`: of its step."""
+    def begin_step(self, num_micro_batches: int) -> None:
+        """Prepare a step, before its first micro-batch; all ranks together have that many."""
+
+    def adding(self, place: int) -> AbstractContextManager[None]:
+        """Context for forward and backward of this rank's micro-batch at `place` of the step."""
         return contextlib.nullcontext()
 
-    def begin_step(self) -> None:
-        """Prepare a step, before its first micro-batch."""
+    def end_step(self) -> None:
+        """After the last micro-batch: all ranks have the gradients of the whole step."""
 
     def end_evaluation(self) -> None:
         """Free what an evaluation gathered, so that parameters may be changed or swapped."""
 
 
-class _Replicated(Parallel):
-    """Every rank has the whole model; DDP itself broadcasts rank 0's buffers."""
+class _Whole(Parallel):
+    """Every rank has the whole model, and its gradients are summed in the order of reduction.py.
 
-    def __init__(self, stage: Train, model: nn.Module) -> None:
-        super().__init__(stage, model)
-        self._ddp = _replicated(self._work, stage.settings.find_unused_parameters)
-        self._work = self._ddp
-
-    def reducing(self, is_last: bool) -> AbstractContextManager[None]:
-        """Reduce gradients with the last micro-batch of a step only."""
-        return contextlib.nullcontext() if is_last else self._ddp.no_sync()
-
-
-def _replicated(work: nn.Module, find_unused_parameters: bool) -> DistributedDataParallel:
-    """DDP with buckets of gradients that stay as they are.
-
-    DDP reduces all gradients of the first backward in one bucket, and lays its buckets out in the
-    order in which those came. A resumed attempt begins with a first backward, too: in other buckets
-    three ranks or more round other sums, so it would not equal an uninterrupted run. With
-    `find_unused_parameters` DDP keeps its first layout, in the reverse order of the parameters.
+    So are the statistics that BatchNorm keeps: each micro-batch moves those of the step's
+    beginning, and the step leaves the mean of what they have become.
     """
-    if not find_unused_parameters:
-        # A module's own parameters come first, so these give DDP that order.
-        for number, parameter in enumerate(reversed(list(work.parameters()))):
-            work.register_parameter(f"from_last_{number}", parameter)
-    ddp = DistributedDataParallel(
-        work, find_unused_parameters=find_unused_parameters, gradient_as_bucket_view=True
-    )
-    if not find_unused_parameters:
-        # As DDP itself does where a rank of `join` has no backward: now, and never again.
-        ddp.reducer._push_all_rebuilt_params()
-        if not ddp.reducer._rebuild_buckets():
-            raise AssertionError("DDP did not lay its buckets out before the first backward")
-    return ddp
+
+    def __init__(self, stage: Train, model: nn.Module, world: World) -> None:
+        super().__init__(stage, model)
+        self._world = world
+        self._parameters = [p for p in model.parameters() if p.requires_grad]
+        self._aside: list[list[Tensor | None]] = []
+        self._statistics = NormStatistics(model)
+        self._num_micro_batches = 0
+        self._turns: list[Turn] = []
+        self._ranks: Gradients | None = None
+        if world.size > 1:
+            self._ranks = Gradients(stage, self._parameters, world)
+
+    def begin_step(self, num_micro_batches: int) -> None:
+        self._num_micro_batches = num_micro_batches
+        self._turns = turns(num_micro_batches, self._world.rank, self._world.size)
+        self._statistics.begin(is_alone=num_micro_batches == 1 and self._world.size == 1)
+        if self._ranks is not None:
+            self._ranks.begin_step(self._model)
+
+    @contextlib.contextmanager
+    def adding(self, place: int) -> Iterator[None]:
+        turn = self._turns[place]
+        if turn.sets_aside:
+            self._aside.append([p.grad for p in self._parameters])
+            for parameter in self._parameters:
+                parameter.grad = None
+            self._statistics.set_aside()
+        if self._ranks is not None and place == len(self._turns) - 1:
+            # What is left to join is joined as backward goes on, and sent.
+            with self._ranks.sending(self._aside):
+                yield
+        else:
+            yield
+            for _ in range(turn.joins):
+                gradients = add(self._aside.pop(), [p.grad for p in self._parameters])
+                for parameter, gradient in zip(self._parameters, gradients, strict=True):
+                    parameter.grad = gradient
+        self._statistics.add(turn.joins)
+
+    def end_step(self) -> None:
+        if self._ranks is not None:
+            self._ranks.send_rest(self._aside)
+            self._aside.clear()
+            self._statistics.begin_reduction(self._ranks.reduction)
+            self._ranks.end_step(self._model)
+        self._statistics.end(self._num_micro_batches)
 
 
 class _Sharded(Parallel):
@@ -154,7 +176,7 @@ class _Sharded(Parallel):
         result: _T = self._work(act)
         return result
 
-    def begin_step(self) -> None:
+    def begin_step(self, num_micro_batches: int) -> None:
         self._world.share_buffers(self._model)
 
     def end_evaluation(self) -> None:

@@ -37,6 +37,7 @@ from training.errors import UserError
 from training.preflight.admission import ResourceRequest
 from training.preflight.ladder import TrialRequest, adapted, explain, resolve_adaptation
 from training.preflight.limits import is_out_of_memory, limit_memory
+from training.preflight.ranks import usable_ranks
 from training.preflight.workload_checks import problems
 from training.record.checkpoint_entry import CheckpointEntry, FileEntry
 from training.record.head import Head, read_head, write_head
@@ -117,28 +118,15 @@ def preflight(options: RunOptions) -> Preflight:
         origin=origin,
         fitted=overrides_of_data,
     )
-    _refuse_in_backward(job.stages, num_ranks)
+    num_ranks = usable_ranks(job.stages, options)
     if meta is not None:
         refuse_dataset(meta, job.stages)
-    num_processes = options.num_processes or max(1, torch.cuda.device_count())
+    if options.environment.world_size > 1:  # of which this machine may have a part
+        num_ranks = options.num_processes or max(1, torch.cuda.device_count())
     request = resource_request(
-        options.store.uri, workload, config, options.dataset_uri, limit, num_processes
+        options.store.uri, workload, config, options.dataset_uri, limit, num_ranks
     )
     return Preflight(job=job, request=request)
-
-
-def _refuse_in_backward(stages: Sequence[Prepare | Train], num_ranks: int) -> None:
-    """Refuse an optimizer in backward on several ranks, which sum their gradients first.
-
-    Now, and not when the stage begins, after others have been trained.
-    """
-    for stage in stages:
-        if num_ranks > 1 and isinstance(stage, Train) and stage.settings.optimizer_in_backward:
-            raise UserError(
-                f"stage {stage.name!r} has optimizer_in_backward: {num_ranks} processes would each "
-                "update with gradients of their own; give --num-processes 1, or overrides with "
-                "which its settings have optimizer_in_backward=False"
-            )
 
 
 def _new_meta(options: RunOptions) -> Mapping[str, Any] | None:

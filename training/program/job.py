@@ -58,6 +58,7 @@ class _ProgramJob:
     """A program in its container; no machine could start what cannot be started here."""
 
     placement = PLACEMENT
+    ranks: int | None = None
 
     def __init__(self, options: ProgramOptions, dataset: _InputData) -> None:
         self._options = options

@@ -137,6 +137,7 @@ class AttemptSummary:
     num_repeated: int  # its steps that a later attempt computed again
     repeated_seconds: float
     usd_per_hour: float | None  # as given to the attempt
+    ranks: int | None  # that trained; None: of a program, or of an older version
 
     @property
     def seconds(self) -> float:
@@ -265,6 +266,7 @@ def _summary(
         num_repeated=steps.num_repeated if steps else 0,
         repeated_seconds=steps.repeated_seconds if steps else 0.0,
         usd_per_hour=events[0].get("usd_per_hour"),
+        ranks=events[0].get("ranks"),
     )
 
 

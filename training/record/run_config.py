@@ -92,9 +92,15 @@ def changed_parts(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str
     return sorted(name for name in before.keys() | now.keys() if before.get(name) != now.get(name))
 
 
+# Settings of older runs, without effect by now.
+_GONE = frozenset({"find_unused_parameters"})
+
+
 def _refuse_other_run(
     uri: str, theirs: RunConfig, mine: RunConfig, placement: frozenset[str]
 ) -> None:
+    placement |= _GONE
+
     def decisive(overrides: Mapping[str, str]) -> dict[str, str]:
         plain = {name.removeprefix("settings."): text for name, text in overrides.items()}
         return {name: text for name, text in plain.items() if name not in placement}

@@ -312,7 +312,8 @@ def _attempt_row(a: AttemptSummary, usd_per_hour: float | None) -> list[str]:
         commit += f", then {a.gained_steps} more steps"
     ended = f"{a.ended} ({a.cause})" if a.cause else a.ended
     began = a.began.isoformat(timespec="seconds")
-    return [str(a.generation), a.writer, began, f"{a.seconds:.1f}", steps, ended, commit, lost]
+    machine = f"{a.writer}, {a.ranks} ranks" if (a.ranks or 1) > 1 else a.writer
+    return [str(a.generation), machine, began, f"{a.seconds:.1f}", steps, ended, commit, lost]
 
 
 def _about(store: Store, record: RunConfig, head: Head) -> Iterator[tuple[str, str]]:

@@ -64,19 +64,34 @@ def conclude(store: Store, record: RunConfig, head: Head) -> None:
 
 
 def _complete(store: Store, record: RunConfig, head: Head, history: History) -> None:
-    """Write a failed run's receipt; say in it, or in a finished run's, what was passed over."""
-    found = store.get(RECEIPT)
+    """Write a failed run's receipt; say in it, or in a finished run's, what history alone knows.
+
+    That is what was passed over and, where several ranks trained, each attempt's machine and ranks.
+    """
+    found, more = store.get(RECEIPT), _known_from_history(history)
     receipt = parse_receipt(found)
     # What says "finished" of a failed run was written just before its last attempt was killed.
     is_missing = receipt.get("state") != head.state
     if is_missing and head.state == "failed":
         receipt = _failed_receipt(record, head, history) | {"spent": _read_spending(store)}
-    elif is_missing or not history.passed_over:
+    elif is_missing or not more:
         return
-    receipt |= {"passed_over": list(history.passed_over)} if history.passed_over else {}
+    receipt |= more
     # Not over that of another attempt, which has reopened the run.
     data = json.dumps(receipt, indent=1).encode()
     put_unless_changed(store, RECEIPT, data, found.etag if found else None)
+
+
+def _known_from_history(history: History) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    if history.passed_over:
+        found["passed_over"] = list(history.passed_over)
+    if any((attempt.ranks or 1) > 1 for attempt in history.attempts):
+        found["machines"] = [
+            {"generation": each.generation, "writer": each.writer, "ranks": each.ranks}
+            for each in history.attempts
+        ]
+    return found
 
 
 def _failed_receipt(record: RunConfig, head: Head, history: History) -> dict[str, Any]:

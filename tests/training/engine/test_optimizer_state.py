@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.optim import SGD
+from torch.optim import SGD, AdamW
 
 from tests.training import tiny
 from tests.training.hooks import at_rank, notice
 from tests.training.runs import SHARDED, Run, assert_equal
-from training.engine.optimizer_state import load_optimizer_state
+from training.engine.optimizer_state import create_optimizer_state, load_optimizer_state
 
 NewRun = Callable[[str], Run]
 WORKLOAD = [
@@ -65,3 +65,17 @@ def test_moments_of_their_own_type_resume_bit_for_bit_where_ranks_share_them(
     tiny.HOOKS.clear()
     assert run.attempt_with_ranks(2) == [0, 0]
     assert_equal(run, whole)
+
+
+def test_momentum_of_a_channels_last_convolution_is_laid_out_as_its_gradient() -> None:
+    """A checkpoint's tensors are contiguous; beside them foreach would leave its fast path."""
+    model = nn.Conv2d(4, 4, 3).to(memory_format=torch.channels_last)
+    optimizer = AdamW(model.parameters())
+    create_optimizer_state(optimizer)
+    saved = optimizer.state_dict()
+    before = [dict(saved["state"][0])["exp_avg"].clone().normal_(), model.weight.stride()]
+    saved["state"][0]["exp_avg"] = before[0].contiguous()
+    load_optimizer_state(optimizer, saved)
+    loaded = optimizer.state[model.weight]["exp_avg"]
+    assert torch.equal(loaded, before[0]) and loaded.stride() == before[1]
+    assert optimizer.state[model.weight]["step"].ndim == 0

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -11,8 +12,9 @@ from torch import Tensor, nn
 from tests.training.attempt.processes import CPU, on_ranks
 from tests.training.tiny import TinyTrain, tiny_config
 from training.attempt.world import RankEnvironment, World
-from training.engine.parallel import is_sharded, parallel
-from training.errors import UserError
+from training.engine.parallel import Parallel, is_sharded, parallel
+from training.engine.reduction import own_micro_batches
+from training.errors import RunFailedError, UserError
 from training.workload import Loss, Settings, Train
 
 STAGE = TinyTrain(config=tiny_config(sharding="full"), name="first", width=4)
@@ -69,54 +71,82 @@ def test_fails_for_a_parameter_without_a_dimension(tmp_path: Path) -> None:
 def test_fails_for_settings_that_exclude_each_other() -> None:
     with pytest.raises(ValueError, match="sharding is 'half'; give one of none, full"):
         Settings(epochs=1, global_batch=1, micro_batch=1, sharding=cast(Any, "half"))
-    with pytest.raises(ValueError, match="let every parameter take part in every step"):
-        Settings(
-            epochs=1, global_batch=1, micro_batch=1, sharding="full", find_unused_parameters=True
-        )
+    with pytest.raises(ValueError, match="reduction is 'star'; give one of tree, ring"):
+        Settings(epochs=1, global_batch=1, micro_batch=1, reduction=cast(Any, "star"))
 
 
-class Layers(nn.Module):
-    """Five MB of weights, used in another order than they are registered in."""
+class Switched(nn.Module):
+    """Uses one of two layers and never the third; counts its calls in a buffer if asked."""
 
-    def __init__(self) -> None:
+    calls: Tensor
+
+    def __init__(self, counts: bool = False) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(512, 512) for _ in range(5))
+        self.layers = nn.ModuleList(nn.Linear(3, 3) for _ in range(3))
+        self.counts = counts
+        self.register_buffer("calls", torch.zeros(()))
 
-    def forward(self, x: Tensor) -> Tensor:
-        for number in (3, 0, 4, 1, 2):
-            x = torch.relu(self.layers[number](x))
-        return x
+    def forward(self, which: Tensor) -> Tensor:
+        if self.counts:
+            self.calls += 1
+        return self.layers[int(which)](torch.ones(3))  # type: ignore[no-any-return]
 
 
-class SumOfLayers:
+class SumOfOutputs:
     """A stage whose loss is the sum of the outputs."""
 
-    def __init__(self) -> None:
-        self.name, self.settings = "first", Settings(epochs=1, global_batch=4, micro_batch=1)
+    name, settings = "first", Settings(epochs=1, global_batch=4, micro_batch=1)
 
     def loss(self, m: nn.Module, b: Tensor, step: int, num_steps: int) -> Loss:
         return Loss(total=m(b).sum())
 
 
-@pytest.mark.parametrize("size", [3, 4])
-def test_the_first_backward_of_an_attempt_adds_up_as_every_later_one(
-    size: int, tmp_path: Path
-) -> None:
-    """A resume begins with one: with other buckets, three ranks would round other sums."""
+def step(work: Parallel, world: World) -> None:
+    """Four micro-batches; the second layer takes part in the last one only."""
+    work.begin_step(4)
+    for place, number in enumerate(own_micro_batches(4, world.rank, world.size)):
+        with work.adding(place):
+            work.losses(torch.tensor(number // 3), 0, 1)[0].backward()
+    work.end_step()
 
+
+def test_a_parameter_has_a_gradient_where_any_rank_has_one(tmp_path: Path) -> None:
     def act(world: World, root: Path) -> None:
-        torch.manual_seed(0)
-        work = parallel(cast(Train, SumOfLayers()), model := Layers(), world)
-        batch = torch.randn(4, 512, generator=torch.Generator().manual_seed(world.rank))
-        gradients = []
-        for step in range(3):
+        work = parallel(cast(Train, SumOfOutputs()), model := Switched(), world)
+        for _ in range(2):
             model.zero_grad(set_to_none=True)
-            work.losses(batch, step, 3)[0].backward()
-            gradients.append([p.grad.clone() for p in model.parameters() if p.grad is not None])
-        for later in gradients[1:]:
-            assert all(map(torch.equal, gradients[0], later))
+            step(work, world)
+            first, second, third = (layer.weight.grad for layer in model.layers)
+            assert first is not None and first.eq(3).all()
+            assert second is not None and second.eq(1).all()
+            assert third is None, "as on one rank, whose optimizer then leaves it alone"
 
-    on_ranks(size, tmp_path, act)
+    for size in (1, 2, 4):
+        on_ranks(size, tmp_path, act)
+
+
+def test_fails_where_ranks_would_keep_other_buffers(tmp_path: Path) -> None:
+    def act(world: World, root: Path) -> None:
+        work = parallel(cast(Train, SumOfOutputs()), Switched(counts=True), world)
+        with pytest.raises(RunFailedError, match="'first': its forward changes a buffer"):
+            step(work, world)
+
+    on_ranks(2, tmp_path, act)
+
+
+def test_a_step_leaves_the_mean_of_its_micro_batches_statistics() -> None:
+    settings = Settings(epochs=1, global_batch=6, micro_batch=2)
+    stage = cast(Train, SimpleNamespace(name="first", settings=settings, loss=SumOfOutputs().loss))
+    work = parallel(stage, model := nn.BatchNorm1d(1), World(RankEnvironment(), CPU))
+    batches = [torch.tensor([[0.0], [2.0 * number]]) for number in range(3)]
+    work.begin_step(3)
+    for place, batch in enumerate(batches):
+        with work.adding(place):
+            work.losses(batch, 0, 1)[0].backward()
+    work.end_step()
+    assert model.running_mean is not None and model.num_batches_tracked is not None
+    assert model.running_mean.item() == pytest.approx(0.1 * (0 + 1 + 2) / 3)
+    assert model.num_batches_tracked.item() == 1
 
 
 def test_one_process_alone_shards_nothing() -> None:

@@ -90,8 +90,10 @@ def test_an_optimizer_in_backward_leaves_no_gradient_after_it() -> None:
 
 def test_gradients_stay_while_the_next_micro_batch_is_computed() -> None:
     alone, accumulated = measure(Linear()), measure(Linear(global_batch=4 * BATCH))
-    # The second gradient exists besides the first until it is added to it.
-    assert accumulated.peak_bytes - alone.peak_bytes == IN * OUT * FLOAT
+    # The last gradient exists besides the one it is added to; the sum of two others waits for both.
+    assert accumulated.peak_bytes - alone.peak_bytes == 2 * IN * OUT * FLOAT
+    pair = measure(Linear(global_batch=2 * BATCH))
+    assert pair.peak_bytes - alone.peak_bytes == IN * OUT * FLOAT
 
 
 def test_only_activations_grow_with_the_micro_batch() -> None:

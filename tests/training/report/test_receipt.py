@@ -27,6 +27,7 @@ def attempt(generation: int, **fields: Any) -> AttemptSummary:
         "num_repeated": 0,
         "repeated_seconds": 0.0,
         "usd_per_hour": None,
+        "ranks": None,
     }
     return AttemptSummary(**{**known, "generation": generation, **fields})
 

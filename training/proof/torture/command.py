@@ -15,6 +15,7 @@ from typing import Any
 
 from contract.grammar import parse_interval
 from training.config import parse_overrides, resolve_config
+from training.engine.job import depends_on_ranks
 from training.errors import EXIT_FAILED, EXIT_FINISHED, UserError
 from training.proof.attempt import AttemptRequest
 from training.proof.experiment import made_dataset, refuse_started_cuda
@@ -73,6 +74,9 @@ def torture(options: argparse.Namespace) -> int:
         ),
         recipes=recipes,
         num_processes=num_processes,
+        depends_on_ranks=lambda recipe: depends_on_ranks(
+            workload.stages(resolve_config(workload, recipe, overrides))
+        ),
         intervals=intervals,
         runs_uri=options.run_uri or str(out / "runs"),
         stops_at_first=options.exitfirst,
@@ -129,6 +133,7 @@ def _record(options: argparse.Namespace, totals: Totals, seconds: float) -> dict
             what: dict(sorted(cards.items())) for what, cards in totals.runs_with.items()
         },
         "dated_ended_by": dict(sorted(totals.dated_ended_by.items())),
+        "attempts_by_ranks": {str(n): k for n, k in sorted(totals.attempts_by_ranks.items())},
         "exit_codes": {str(code): count for code, count in sorted(totals.exit_codes.items())},
         "is_equal": not totals.differences,
         "workload": options.workload,
@@ -154,6 +159,8 @@ def _lines(totals: Totals) -> Sequence[str]:
     for ranks, kinds in sorted(_by_second(totals.by_kind_and_ranks).items()):
         counts = ", ".join(f"{kind} {count}" for kind, count in kinds.items())
         lines.append(f"with several ranks, at {ranks}: {counts}")
+    sizes = sorted(totals.attempts_by_ranks.items())
+    lines.append(f"attempts by ranks: {', '.join(f'{size} {count}' for size, count in sizes)}")
     ends = ", ".join(f"{what} {count}" for what, count in sorted(totals.dated_ended_by.items()))
     lines.append(
         f"notices with a time: {totals.dated_notices}, of which {totals.dated_trained_on} trained "
@@ -187,8 +194,8 @@ def _recipes(options: argparse.Namespace, workload: Workload[Any]) -> Sequence[s
 
 
 def _num_processes(options: argparse.Namespace) -> Sequence[int]:
-    """Numbers of ranks to draw from, run by run."""
-    text = options.num_processes or ("1,2,3,4" if options.workload == _BUILT_IN else "1")
+    """Numbers of ranks to draw from, attempt by attempt."""
+    text = options.num_processes or ("1,2,4" if options.workload == _BUILT_IN else "1")
     try:
         numbers = [int(number) for number in text.split(",")]
     except ValueError as error:

@@ -1,8 +1,9 @@
 """What a torture draws from its seed: the variant of each run, and the kill of each attempt.
 
 A variant's properties and the kinds of kill come from decks that are reshuffled when they are
-empty, so that even a short series has every card. Recipe and ranks change the bits: a run is
-compared with the uninterrupted one of its own recipe and ranks.
+empty, so that even a short series has every card. The recipe changes the bits, the number of ranks
+does not: a run is compared with the uninterrupted one of its recipe on one rank. Where ranks do
+change them (shares, a ring), all attempts of a run, and of that one, have the same number.
 """
 
 import random
@@ -65,7 +66,7 @@ class Variant:
     """The properties of one run."""
 
     recipe: str
-    num_processes: int
+    ranks: tuple[int, ...]  # of which each attempt has one number
     interval: str
     saving: Saving
 
@@ -74,7 +75,7 @@ class Variant:
         """The properties by name, as counted in the report."""
         return {
             "recipe": self.recipe,
-            "ranks": str(self.num_processes),
+            "ranks": ",".join(map(str, self.ranks)),
             "interval": self.interval,
             "save": self.saving,
         }

@@ -40,6 +40,7 @@ class Target:
     request: AttemptRequest
     recipes: Sequence[str]
     num_processes: Sequence[int]
+    depends_on_ranks: Callable[[str], bool]  # whether the bits of a recipe's results do
     intervals: Sequence[str]
     runs_uri: str
     stops_at_first: bool  # whether the first run that differs ends the torture
@@ -54,7 +55,7 @@ class Torture:
     say: Callable[[str], None]
     totals: Totals = field(default_factory=Totals)
     drawn: int = 0  # kills, of which some hit no live attempt
-    # The uninterrupted run and its seconds, by recipe and number of ranks.
+    # The uninterrupted run and its seconds, by recipe, and number of ranks where that matters.
     _references: dict[tuple[str, int], tuple[RunOutcome, float]] = field(default_factory=dict)
     _stores: dict[str, Store] = field(default_factory=dict)
     _attempts: int = 0
@@ -68,33 +69,36 @@ class Torture:
         end, number = self.totals.kills + kills, 0
         while self.totals.kills < end and not (target.stops_at_first and self.totals.differences):
             number += 1
+            recipe = recipes.draw()
+            is_fixed = target.depends_on_ranks(recipe)
             variant = Variant(
-                recipe=recipes.draw(),
-                num_processes=ranks.draw(),
+                recipe=recipe,
+                ranks=(ranks.draw(),) if is_fixed else tuple(target.num_processes),
                 interval=intervals.draw(),
                 saving=savings.draw(),
             )
             reference, seconds = self._reference(f"seed-{seed}", variant)
             run = _Run(self, f"seed-{seed}-run-{number:03d}", variant, seconds)
-            run.torture(rng, kinds, end)
+            run.torture(rng, kinds, Deck(rng, variant.ranks) if is_fixed else ranks, end)
             run.compare(reference)
 
     def _reference(self, prefix: str, variant: Variant) -> tuple[RunOutcome, float]:
-        key = variant.recipe, variant.num_processes
+        size = variant.ranks[0] if self.target.depends_on_ranks(variant.recipe) else 1
+        key = variant.recipe, size
         if key not in self._references:
-            name = f"{prefix}-reference-{variant.recipe}-{variant.num_processes}"
-            self._references[key] = self._run_reference(name, variant)
+            name = f"{prefix}-reference-{variant.recipe}-{size}"
+            self._references[key] = self._run_reference(name, variant, size)
         return self._references[key]
 
-    def _run_reference(self, name: str, variant: Variant) -> tuple[RunOutcome, float]:
+    def _run_reference(self, name: str, variant: Variant, size: int) -> tuple[RunOutcome, float]:
         run = _Run(self, name, variant, 0.0)
-        (result,) = run.experiment(Experiment())
+        (result,) = run.experiment(Experiment(), size)
         for again in range(2, _REFERENCE_ATTEMPTS + 1):
             if result.code != EXIT_STORE:
                 break
             # The store failed: start another run, since one that resumes cannot be the reference.
             run = _Run(self, f"{name}-{again}", variant, 0.0)
-            (result,) = run.experiment(Experiment())
+            (result,) = run.experiment(Experiment(), size)
         if result.code != EXIT_FINISHED:
             last = result.log.strip().splitlines()[-1:] or ["without output"]
             raise UserError(
@@ -134,7 +138,7 @@ class _Run:
         self._seconds = seconds  # of the uninterrupted run
         self._known: dict[str, bool] = {}
 
-    def torture(self, rng: random.Random, kinds: Deck[Kind], end: int) -> None:
+    def torture(self, rng: random.Random, kinds: Deck[Kind], ranks: Deck[int], end: int) -> None:
         """Kill it, until all runs together have had `end` kills; then let it finish."""
         totals, kills = self._totals, 0
         totals.runs += 1
@@ -142,7 +146,7 @@ class _Run:
             totals.runs_with.setdefault(what, Counter())[label] += 1
         self._say(", ".join(" ".join(pair) for pair in self._variant.labels.items()))
         while kills < _MOST_KILLS_OF_ONE_RUN and totals.kills < end and not self._is_over:
-            kind = kinds.draw()
+            kind, size = kinds.draw(), ranks.draw()
             self._torture.drawn += 1
             experiment = draw_experiment(
                 rng,
@@ -150,16 +154,17 @@ class _Run:
                 run_seconds=self._seconds,
                 ttl_seconds=self._target.request.ttl_seconds,
                 is_fresh=self._torture.drawn % _FRESH_ONE_IN == 0,
-                num_processes=self._variant.num_processes,
+                num_processes=size,
             )
-            results = self._checked(experiment)
+            results = self._checked(experiment, size)
             kills += sum(1 for attempt in results if attempt.kill)
             if results[0].kill is None:
                 kinds.put_back(kind)  # it hit no live attempt
-            self._say(", ".join(summary_of(attempt) for attempt in results))
+            said = ", ".join(summary_of(attempt) for attempt in results)
+            self._say(f"{size} rank{'s' * (size > 1)}: {said}")
         for _ in range(_MOST_UNDISTURBED_ATTEMPTS):
             if not self._is_over:
-                self._checked(Experiment())
+                self._checked(Experiment(), ranks.draw())
 
     def compare(self, reference: RunOutcome) -> None:
         """Compare the finished run with the uninterrupted one."""
@@ -179,8 +184,8 @@ class _Run:
         self._differs(found)
         self._say("; ".join(found) or "equal")
 
-    def experiment(self, experiment: Experiment) -> list[AttemptResult]:
-        """Run one or two attempts."""
+    def experiment(self, experiment: Experiment, size: int) -> list[AttemptResult]:
+        """Run one or two attempts of `size` ranks."""
         target, variant = self._target, self._variant
 
         def make_request(kills: tuple[Kill, ...]) -> AttemptRequest:
@@ -190,7 +195,7 @@ class _Run:
                 target.request,
                 recipe=variant.recipe,
                 run_uri=self._torture.uri(self.name),
-                num_processes=variant.num_processes,
+                num_processes=size,
                 interval=variant.interval,
                 saving=variant.saving,
                 budget_seconds=_HELD_BUDGET_SECONDS if is_held else target.request.budget_seconds,
@@ -205,13 +210,13 @@ class _Run:
         self._totals.fresh_attempts += experiment.is_fresh
         return run_experiment(experiment, make_request)
 
-    def _checked(self, experiment: Experiment) -> list[AttemptResult]:
+    def _checked(self, experiment: Experiment, size: int) -> list[AttemptResult]:
         """Run and count the attempts, and find what must never happen."""
-        results = self.experiment(experiment)
+        results = self.experiment(experiment, size)
         # A store on the network may have failed by itself.
         is_store_faulty = self._target.runs_uri.startswith("s3://")
         for attempt in results:
-            self._totals.count(attempt, self._variant)
+            self._totals.count(attempt, size)
             wrong = unexpected_exit(attempt, is_store_faulty=is_store_faulty)
             self._differs([f"an attempt {why}" for why in wrong])
         self._differs(broken_promises(self._store, self._known))

@@ -55,8 +55,6 @@ class TrainDetector(Train):
         return replace(
             c.settings,
             schedule=Milestones(factor=0.1, epochs=(c.drop_epoch,)) if drops else "constant",
-            # All others take part in every step, also in one without any object.
-            find_unused_parameters=c.denoising_queries == 0,
         )
 
     def model(self, i: Inputs) -> Detector:
