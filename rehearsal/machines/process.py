@@ -177,7 +177,7 @@ class ProcessMachine(RehearsedMachine):
             "PATH": self.quirks.path(self.root, self._path),
             "LANG": "C.UTF-8",
             # Its threads wait without spinning: the cores are shared, a machine's own are not.
-            "OMP_WAIT_POLICY": "passive",
+            "OMP_WAIT_POLICY": "PASSIVE",
             "HOME": str(self.root),
             "TMPDIR": str(self.root / "tmp"),
             "MACHINE_ROOT": str(self.root),

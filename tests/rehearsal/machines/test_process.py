@@ -69,7 +69,7 @@ def test_user_data_runs_in_a_clean_environment(power: Power) -> None:
     assert lines["AWS_EC2_METADATA_SERVICE_ENDPOINT"] == machine.metadata.endpoint
     assert lines["AWS_ENDPOINT_URL"] == "http://127.0.0.1:1"
     assert "AWS_ACCESS_KEY_ID" not in lines
-    assert lines["OMP_WAIT_POLICY"] == "passive", "machines beside each other share the cores"
+    assert lines["OMP_WAIT_POLICY"] == "PASSIVE", "machines beside each other share the cores"
     assert lines["PATH"].split(":")[0].endswith("rehearsal/machines/bin")
     assert not Path(lines["AWS_CONFIG_FILE"]).exists()
 

@@ -43,7 +43,7 @@ def test_a_finished_run_has_its_deliverables(whole: Run, tmp_path: Path) -> None
     assert receipt["validation_accuracy"] == receipt["stages"]["second"]["accuracy"]
     assert receipt["first_accuracy"] == receipt["stages"]["first"]["accuracy"]
     assert receipt["checkpoint_bytes"] > 0
-    assert {"torch", "device", "threads", "world"} <= receipt["numerics_key"].keys()
+    assert {"torch", "device", "threads"} <= receipt["numerics_key"].keys()
     assert receipt["numerics_key"]["stages"]["first"] == {
         "micro_batch": 4,
         "precision": "float32",

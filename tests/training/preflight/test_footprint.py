@@ -1,5 +1,6 @@
 """Footprints: against arithmetic, against the real allocator, and against what a run commits."""
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, cast
@@ -14,6 +15,8 @@ from torch.profiler import ProfilerActivity, profile
 from tests.training.forked import in_fork
 from tests.training.runs import Run
 from tests.training.tiny import TinyConfig, TinyTrain
+from training.attempt.world import RankEnvironment, World
+from training.engine.parallel import parallel
 from training.errors import UserError
 from training.preflight.footprint import measure_evaluation, measure_probe, measure_step
 from training.workload import Batch, Inputs, Loss, Probe, Settings, Train
@@ -228,9 +231,15 @@ def allocated_peak(stage: Train, size: int) -> int:
         batch = stage.example(size)  # type: ignore[attr-defined]
         model = stage.model(None)  # type: ignore[arg-type]
         optimizer = AdamW(stage.optimizer(model).param_groups, lr=1e-3, foreach=True)
+        ranks = parallel(stage, model, World(RankEnvironment(), torch.device("cpu")))
+        num_micro = math.ceil(stage.settings.global_batch / size)
         for _ in range(2):
             optimizer.zero_grad(set_to_none=True)
-            (stage.loss(model, batch, 0, 1).total / size).backward()  # type: ignore[no-untyped-call]
+            ranks.begin_step(num_micro)
+            for place in range(num_micro):
+                with ranks.adding(place):
+                    (stage.loss(model, batch, 0, 1).total / size).backward()  # type: ignore[no-untyped-call]
+            ranks.end_step()
             nn.utils.clip_grad_norm_(model.parameters(), 1.0, foreach=True)
             optimizer.step()
     events = allocations(found.profiler.kineto_results.experimental_event_tree())
