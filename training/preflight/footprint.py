@@ -241,7 +241,7 @@ class _Step:
         for number in range(num_micro):
             if number == num_micro - 1:
                 trained = [p for p in self._model.parameters() if p.requires_grad]
-                aside += [torch.empty_like(p) for p in trained * num_aside]
+                aside += [torch.empty(p.shape, dtype=p.dtype) for p in trained * num_aside]
             self.forward_backward()
         aside.clear()
         self._memory.phase = "optimizer"
