@@ -220,6 +220,8 @@ def test_a_run_is_watched_stopped_resumed_and_fetched_through_an_interruption(
         assert second["usd_spent"] > first["usd_spent"]
         _enters_the_machine(second["machine"], tmp_path, monkeypatch)
 
+        # Steps that only the save of a stop can commit, whatever the last periodic one had.
+        wait_until(lambda: do("status")["step"] > second["step"])
         done = do("stop", "--reason", "lunch")
         wait_until(lambda: not account.fleet.running())
         stopped = do("status")

@@ -237,8 +237,10 @@ class GuardMachine(RunMachine):
         ]
         if len(barren) >= MAX_BARREN:
             found.append("barren")
-        ends = [each.ended or world.head_written for each in world.machines]
-        if not seen and world.now - max([self.began, *ends]) > MAX_WAIT_HOURS * HOUR:
+        # Of one that EC2 did not list, only heartbeats tell.
+        ends = [each.ended for each in world.machines if each.is_seen and each.ended]
+        last = max([self.began, world.head_written, *ends])
+        if not seen and world.now - last > MAX_WAIT_HOURS * HOUR:
             found.append("waits")
         return found
 
