@@ -137,7 +137,7 @@ def _loaded_model(uri: str, checkpoint: str | None) -> "tuple[Train, nn.Module]"
 
     run, weights = open_trained(uri), read_weights(uri, checkpoint)
     workload, record = load_workload(run.record.workload), run.record
-    config = resolve_config(workload, record.recipe, {**record.fitted, **record.overrides})
+    config = resolve_config(workload, record.recipe, record.all_overrides)
     name = weights.about.get("stage") or run.head.checkpoints[-1].stage
     stage = next(s for s in workload.stages(config) if isinstance(s, Train) and s.name == name)
     model = stage.model(standalone_inputs(stage.name, config))

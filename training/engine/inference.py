@@ -85,7 +85,7 @@ def load_trained(
             f"{dataset.manifest['workload']!r}, but the run trained {workload.name!r}; "
             "give a dataset of that workload"
         )
-    config = resolve_config(workload, record.recipe, {**record.fitted, **record.overrides})
+    config = resolve_config(workload, record.recipe, record.all_overrides)
     device = configure(num_threads=config.num_threads, deterministic=config.deterministic)
     stages = workload.stages(config)
     names = [stage.name for stage in stages if isinstance(stage, Train)]

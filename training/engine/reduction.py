@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from training.attempt.world import RANKS, SHARES, World
 from training.stacking import ALIGNMENT
@@ -71,6 +71,13 @@ def most_set_aside(num_micro: int) -> int:
         most = max(most, count := count + turn.sets_aside)
         count -= turn.joins
     return most
+
+
+def sums_set_aside(model: nn.Module, num_micro: int) -> list[Tensor]:
+    """Memory as of the sums that wait while one rank computes a step's last micro-batch."""
+    trained = [p for p in model.parameters() if p.requires_grad]
+    count = most_set_aside(num_micro)
+    return [torch.empty(p.shape, dtype=p.dtype, device=p.device) for p in trained * count]
 
 
 def tree_sum(by_share: Sequence[float]) -> float:

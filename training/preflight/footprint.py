@@ -26,7 +26,7 @@ from torch.utils.flop_counter import (
 )
 
 from training.engine.optimizer_state import step_in_backward
-from training.engine.reduction import most_set_aside
+from training.engine.reduction import sums_set_aside
 from training.errors import UserError
 from training.preflight.convolutions import Convolutions
 from training.preflight.standalone import LAST_STEP, refusing_reads, standalone_inputs
@@ -90,10 +90,9 @@ def measure_step(stage: Train, config: Any, size: int, batch: Batch | None = Non
             step = _Step(stage, model, optimizer, batch, weight, memory)
             # With accumulation the gradients stay while the next micro-batch is computed.
             num_micro = 2 if stage.settings.global_batch > size else 1
-            aside = most_set_aside(math.ceil(stage.settings.global_batch / size))
-            step.run(num_micro, aside)  # creates the optimizer's state
+            step.run(num_micro, size)  # creates the optimizer's state
             memory.begin()
-            step.run(num_micro, aside)
+            step.run(num_micro, size)
             kernels = memory.kernels // num_micro
         flops, shares = _flops(step.forward_backward)
     parameters, buffers = list(model.parameters()), list(model.buffers())
@@ -231,17 +230,17 @@ class _Step:
         if stage.settings.optimizer_in_backward:
             step_in_backward(optimizer)
 
-    def run(self, num_micro: int, num_aside: int) -> None:
-        """Gradients of `num_micro` equal micro-batches, then the optimizer.
+    def run(self, num_micro: int, size: int) -> None:
+        """Gradients of `num_micro` equal micro-batches of `size`, then the optimizer.
 
-        While the last of them is computed, `num_aside` sums of earlier ones wait to be added.
+        While the last of them is computed, sums of the step's earlier ones wait to be added.
         """
         self._optimizer.zero_grad(set_to_none=True)
         aside: list[Tensor] = []
         for number in range(num_micro):
             if number == num_micro - 1:
-                trained = [p for p in self._model.parameters() if p.requires_grad]
-                aside += [torch.empty(p.shape, dtype=p.dtype) for p in trained * num_aside]
+                num_of_step = math.ceil(self._stage.settings.global_batch / size)
+                aside = sums_set_aside(self._model, num_of_step)
             self.forward_backward()
         aside.clear()
         self._memory.phase = "optimizer"

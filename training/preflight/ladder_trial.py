@@ -5,6 +5,7 @@ Called by training/preflight/ladder.py with JSON on standard input; prints one J
 
 import gc
 import json
+import math
 import sys
 from typing import Any
 
@@ -17,7 +18,7 @@ from training.config import resolve_config
 from training.engine.numerics import configure
 from training.engine.optimizer_state import step_in_backward
 from training.engine.precision import Scaling, autocast
-from training.engine.reduction import most_set_aside
+from training.engine.reduction import sums_set_aside
 from training.preflight.ladder import apply_rungs
 from training.preflight.limits import is_out_of_memory, limit_memory
 from training.preflight.standalone import LAST_STEP, standalone_inputs
@@ -84,14 +85,14 @@ def _steps(stage: Train, config: Any, device: torch.device) -> None:
         step_in_backward(optimizer)
     scaling = Scaling(settings.precision, device)
     num_micro = 2 if settings.global_batch > settings.micro_batch else 1
-    num_aside = most_set_aside(settings.global_batch // settings.micro_batch)
+    num_of_step = math.ceil(settings.global_batch / settings.micro_batch)
     for _ in range(_NUM_STEPS):
         optimizer.zero_grad(set_to_none=True)
         aside: list[Tensor] = []
         for number in range(num_micro):
             if number == num_micro - 1:
                 # What waits to be added, while the last micro-batch is computed.
-                aside += [torch.empty_like(p) for p in model.parameters() for _ in range(num_aside)]
+                aside = sums_set_aside(model, num_of_step)
             with autocast(settings.precision, device):
                 loss = stage.loss(model, batch, *LAST_STEP)
                 total = loss.total / weight + (0.0 if loss.mean is None else loss.mean)

@@ -42,7 +42,7 @@ from training.preflight.workload_checks import problems
 from training.record.checkpoint_entry import CheckpointEntry, FileEntry
 from training.record.head import Head, read_head, write_head
 from training.record.open_run import OpenRun
-from training.record.run_config import read_run_config
+from training.record.run_config import RunConfig, read_run_config
 from training.registry import load_workload
 from training.save.state import STATE
 from training.save.weights import open_trained
@@ -83,12 +83,15 @@ def preflight(options: RunOptions) -> Preflight:
     if wrong:
         raise UserError(f"workload {options.workload!r} cannot be trained: {wrong[0]}")
     config = resolve_config(workload, options.recipe, options.overrides)
-    meta = _new_meta(options)
-    overrides_of_data = _fitted(options, workload, config, meta)
+    record = read_run_config(options.store)
+    meta = _meta(options.dataset_uri) if record is None else None
+    overrides_of_data = (
+        _fitted(workload, config, options.overrides, meta) if record is None else record.fitted
+    )
     overrides = {**overrides_of_data, **options.overrides}
     config = resolve_config(workload, options.recipe, overrides)
     checked_stages(workload, config)
-    origin = _resolve_origin(options, workload, config)
+    origin = _resolve_origin(options, record, workload, config)
     limit = options.memory_limit_mib
     is_limited = torch.cuda.is_available() or limit is not None
     num_ranks = options.environment.ranks(options.num_processes)
@@ -129,28 +132,27 @@ def preflight(options: RunOptions) -> Preflight:
     return Preflight(job=job, request=request)
 
 
-def _new_meta(options: RunOptions) -> Mapping[str, Any] | None:
+def _meta(dataset_uri: str) -> Mapping[str, Any] | None:
     """The `meta` of the dataset that a run begins with.
 
     None without a manifest, as of a sync that has just begun: then the stages refuse at their
-    start. None, too, for a run that was begun.
+    start.
     """
-    if read_run_config(options.store) is not None:
-        return None
-    found = open_store(options.dataset_uri).get(MANIFEST)
+    found = open_store(dataset_uri).get(MANIFEST)
     if found is None:
         return None
-    meta: Mapping[str, Any] = parse_manifest(found.data, options.dataset_uri)["meta"]
+    meta: Mapping[str, Any] = parse_manifest(found.data, dataset_uri)["meta"]
     return meta
 
 
 def _fitted(
-    options: RunOptions, workload: Workload[Any], config: Any, meta: Mapping[str, Any] | None
+    workload: Workload[Any],
+    config: Any,
+    overrides: Mapping[str, str],
+    meta: Mapping[str, Any] | None,
 ) -> Mapping[str, str]:
-    """What the dataset decides of the config: now, or when the run began."""
-    if (record := read_run_config(options.store)) is not None:
-        return record.fitted
-    found = fitted(workload, config, options.overrides, meta) if meta is not None else {}
+    """What the dataset decides of the config of a run that begins; says it."""
+    found = fitted(workload, config, overrides, meta) if meta is not None else {}
     if found:
         named = " ".join(f"{name}={text}" for name, text in found.items())
         _log.info(f"[data] {named}: as the dataset has it; --override takes another")
@@ -220,13 +222,14 @@ def gpu_mib() -> list[int]:
     return [torch.cuda.get_device_properties(k).total_memory // 2**20 for k in range(num)]
 
 
-def _resolve_origin(options: RunOptions, workload: Workload[Any], config: Any) -> Origin | None:
+def _resolve_origin(
+    options: RunOptions, record: RunConfig | None, workload: Workload[Any], config: Any
+) -> Origin | None:
     """What the run starts from: as its config.json says, else as the options say now."""
     store = options.store
-    record = read_run_config(store)
     if record is not None and (record.origin or not options.init_from):
         return Origin.from_json(record.origin) if record.origin else None
-    if not options.extend_to:
+    if not options.extend_to and record is None:
         _refuse_unfinished_copy(store)
     if not options.init_from:
         if options.extend_to:
@@ -250,7 +253,7 @@ def _refuse_unfinished_copy(store: Store) -> None:
     """Refuse to begin a run among copies: its config.json would keep the right command out."""
     head = read_head(store)
     is_begun = head is not None and head.generation > 0
-    if not is_begun and store.folders(CHECKPOINTS) and read_run_config(store) is None:
+    if not is_begun and store.folders(CHECKPOINTS):
         raise UserError(
             f"{store.uri} has checkpoints but no {CONFIG}: repeat the command with --extend-to "
             f"if it was interrupted; otherwise restore the last version of {CONFIG}, or give "

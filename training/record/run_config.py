@@ -38,6 +38,11 @@ class RunConfig:
     fitted: Mapping[str, str] = field(default_factory=dict)
     prediction: Mapping[str, float | str] | None = None  # from the plan, for `sizing plan --run`
 
+    @property
+    def all_overrides(self) -> dict[str, str]:
+        """The overrides that its config has: the dataset's, then those that were asked for."""
+        return {**self.fitted, **self.overrides}
+
     def to_bytes(self) -> bytes:
         """The JSON to store."""
         return json.dumps({"format": _FORMAT, **asdict(self)}, indent=1).encode()
