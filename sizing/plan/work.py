@@ -14,7 +14,7 @@ from sizing.plan.inputs import PlanInputs
 # NVIDIA/nccl#527; H100: the GTC talk in NVIDIA/nccl#1374, taken for the later ones, too.
 _PCIE_GB_PER_SECOND = 10.0
 _NVLINK_GB_PER_SECOND = {"A100": 230.0, "H100": 480.0, "H200": 480.0, "B200": 480.0, "B300": 480.0}
-# DDP exchanges gradients in backward, two thirds of a step, but for its last bucket (torch's size).
+# Ranks exchange gradients in backward, two thirds of a step, but for the last bucket (25 MB).
 _BACKWARD, _BUCKET_BYTES = 2 / 3, 25 * 2**20
 
 
