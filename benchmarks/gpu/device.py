@@ -1,31 +1,47 @@
 """Measured without a run: what a save blocks, and predicted memory compared with a trial's."""
 
 import json
+import math
 import os
 import platform
 import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
-from benchmarks.checkpoint_state import make_state, open_run, save_request
 from benchmarks.gpu.session import Session
+from contract.grammar import Interval
+from training.attempt.context import AttemptContext
+from training.attempt.supervisor import Supervisor
+from training.attempt.world import RankEnvironment, World
 from training.config import resolve_config
 from training.preflight.footprint import measure_evaluation, measure_step
+from training.record.checkpoint_entry import KEEP_NEWEST, checkpoint_name
+from training.record.events import Events
+from training.record.lease import Lease, acquire
+from training.record.metrics import Metrics
+from training.record.position import Position
 from training.registry import load_workload
 from training.save.checkpointer import Checkpointer
 from training.save.schedule import Schedule
+from training.save.state import LiveState
+from training.save.tensors import SaveRequest
 from training.store.folder import FolderStore
 from training.workload import Train, implements
 
 _MIB = 2**20
 _NUM_SAVES = 6
 _SAVE_SECONDS = 60.0
+_WIDTH = 768
+
+_State: TypeAlias = Mapping[str, Mapping[str, Tensor]]
 
 
 def machine(session: Session) -> None:
@@ -48,7 +64,7 @@ def _copy_seconds(session: Session, source: Tensor, target: Tensor) -> float:
 
 def saves(session: Session) -> None:
     """What a save of a state on the device blocks, compared with one copy to page-locked memory."""
-    state = _moved(make_state(60 if session.is_dry else 3000), session.device)
+    state = _make_state(60 if session.is_dry else 3000, session.device)
     total = sum(t.nbytes for part in state.values() for t in part.values())
     flat = torch.empty(total, dtype=torch.uint8, device=session.device)
     host = torch.empty(total, dtype=torch.uint8, pin_memory=not session.is_dry)
@@ -65,33 +81,76 @@ def saves(session: Session) -> None:
     session.row("durable in a folder, s", f"{seconds:.2f}", f"{total / seconds / 1e9:.2f} GB/s")
 
 
-def _moved(
-    state: Mapping[str, Mapping[str, Tensor]], device: torch.device
-) -> dict[str, dict[str, Tensor]]:
-    """The state on the device, as a stage has it: AdamW counts its steps on the CPU."""
-    return {
-        part: {n: t if n.endswith("/step") else t.to(device) for n, t in tensors.items()}
-        for part, tensors in state.items()
+def _make_state(megabytes: int, device: torch.device) -> dict[str, dict[str, Tensor]]:
+    """Weights and AdamW's moments in float32, layer by layer; its steps are on the CPU."""
+    shapes: list[tuple[int, ...]] = [
+        *((3 * _WIDTH, _WIDTH), (_WIDTH, _WIDTH), (4 * _WIDTH, _WIDTH), (_WIDTH, 4 * _WIDTH)),
+        *[(_WIDTH,)] * 6,
+    ]
+    numbers = sum(math.prod(shape) for shape in shapes)
+    num_layers = max(1, round(megabytes * 1e6 / (12 * numbers)))
+    model = {
+        f"layers.{layer}.{index}": torch.randn(shape, device=device)
+        for layer in range(num_layers)
+        for index, shape in enumerate(shapes)
     }
+    optimizer: dict[str, Tensor] = {}
+    for index, weight in enumerate(model.values()):
+        optimizer[f"/state/{index}/step"] = torch.tensor(1.0)
+        optimizer[f"/state/{index}/exp_avg"] = 0.1 * weight
+        optimizer[f"/state/{index}/exp_avg_sq"] = 0.01 * weight
+    return {"model": model, "optimizer": optimizer}
 
 
-def _save_seconds(
-    session: Session, state: Mapping[str, Mapping[str, Tensor]]
-) -> tuple[list[float], list[float]]:
+def _save_seconds(session: Session, state: _State) -> tuple[list[float], list[float]]:
     """Seconds for which each of a few saves in a row blocks, and until it is durable."""
     blocked, durable = [], []
     with tempfile.TemporaryDirectory(dir=session.folder) as name:
         folder = Path(name)
-        with open_run(FolderStore(folder / "run"), folder) as context:
+        with _open_run(folder) as context:
             checkpointer = Checkpointer(context, Schedule(context.interval), None)
             for step in range(1, _NUM_SAVES + 1):
-                request = save_request(state, step)
+                request = _save_request(state, step)
                 began = session.timed(lambda request=request: checkpointer.save_async(request))  # type: ignore[misc]
                 blocked.append(began)
                 rest = session.timed(lambda: checkpointer.wait(_SAVE_SECONDS))
                 durable.append(began + rest)
                 checkpointer.poll()
     return blocked, durable
+
+
+@contextmanager
+def _open_run(folder: Path) -> Iterator[AttemptContext]:
+    """Open a run in the folder, as an attempt does."""
+    store = FolderStore(folder / "run")
+    lease = acquire(store, "benchmark", "here", 60, lambda s: False, lambda holder: None)
+    assert isinstance(lease, Lease)
+    context = AttemptContext(
+        store=store,
+        own_lease=lease,
+        metrics=Metrics(store, lease.head.generation, lease.head.nonce, None),
+        events=Events(store, "here"),
+        supervisor=Supervisor(budget_seconds=120),
+        interval=Interval(value=1, unit="steps"),
+        retention=KEEP_NEWEST,
+        scratch=folder,
+        world=World(RankEnvironment(), torch.device("cpu")),
+    )
+    try:
+        yield context
+    finally:
+        context.lease.release()
+        context.metrics.close()
+
+
+def _save_request(state: _State, step: int) -> SaveRequest:
+    return SaveRequest(
+        name=checkpoint_name(step, 1),
+        kind="periodic",
+        position=Position(stage="a", stage_step=step, step=step),
+        epoch=0,
+        state=LiveState(tensors=state, state={}),
+    )
 
 
 def memory(session: Session) -> None:

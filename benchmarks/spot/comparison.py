@@ -4,11 +4,11 @@ Two questions: how much of the paid time is training (on Spot alone, over the wh
 does a job with a deadline cost (from many starts in the trace, decided at the Guard's ticks).
 """
 
+import math
 import random
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 
-from benchmarks.spot.daly import daly_interval
 from benchmarks.spot.oracle import best_goodput, least_usd
 from benchmarks.spot.placements import Greedy, OnDemandOnly, UniformProgress
 from contract.auto_interval import MIN_SECONDS, choose_interval, expected_life_seconds
@@ -16,21 +16,21 @@ from contract.notice import idle_seconds
 from sizing.fallback.decision import Fallback
 from sizing.fallback.situation import PRIOR_WEIGHT
 from sizing.spot.interruptions import interruptions
-from sizing.spot.pattern import NOTICE_ARRIVES
+from sizing.spot.pattern import NEVER, NOTICE_ARRIVES
 from sizing.spot.replay import Clock, Placement, Prices, Replay, ReplayJob, ReplayOutcome, Saving
 from sizing.spot.traces import SpotLife, Trace, statistics
 
 # Reserve after the last save of a notice, in case it takes longer than the ones before.
 _MARGIN_SECONDS = 10.0
 ORACLE = "oracle"
-OURS = "ours"
-TODAY = "the trainer today"
+_OURS = "ours"
+_TODAY = "the trainer today"
 _STOPPING = "the trainer, stopping at the notice"
 # The step that the trainer allows for at a notice; this project's steps are shorter.
 _STEP_SECONDS = 1.0
 _UNIFORM = "Uniform Progress, saving as ours"
 _GREEDY = "greedy, saving as ours"
-ON_DEMAND = "on demand"
+_ON_DEMAND = "on demand"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,22 +52,6 @@ class Question:
     num_starts: int = 25
     # Longest and usual time from one decision to the next: the Guard's schedule with a deadline.
     tick: float = 120.0
-
-    def __post_init__(self) -> None:
-        for name, value in asdict(self).items():
-            if not 0 <= value < 1e9:
-                raise ValueError(f"{name} must be a finite number of at least 0, got {value}")
-        for name in ("work_hours", "spot_per_hour", "on_demand_per_hour", "num_starts"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} must be more than 0, got {getattr(self, name)}")
-        if self.notice_arrives > 1:
-            raise ValueError(f"notice_arrives is a share up to 1, got {self.notice_arrives}")
-        least = self.work_hours + (self.restart + self.checkpoint) / 3600
-        if self.deadline_hours < least:
-            raise ValueError(
-                f"{self.work_hours:g} h of work cannot be done in {self.deadline_hours:g} h: "
-                f"on demand alone takes {least:.3g} h; give at least that as --deadline-hours"
-            )
 
     def job(self, *, has_deadline: bool) -> ReplayJob:
         """Return the job; without a deadline it is endless."""
@@ -110,8 +94,6 @@ class PolicyRow:
     cost: float | None
     cost_behind: float | None
     in_time: float | None
-    hours: float | None
-    seconds: Mapping[str, float] | None
 
 
 def policies(question: Question, trace: Trace) -> list[Policy]:
@@ -142,13 +124,13 @@ def policies(question: Question, trace: Trace) -> list[Policy]:
     )
 
     return [
-        Policy(name=OURS, saving=ours, under_deadline=Fallback),
+        Policy(name=_OURS, saving=ours, under_deadline=Fallback),
         Policy(
             name="ours, but stopping at the notice",
             saving=replace(ours, notice_idle=question.notice),
             under_deadline=None,
         ),
-        Policy(name=TODAY, saving=today, under_deadline=None),
+        Policy(name=_TODAY, saving=today, under_deadline=None),
         Policy(
             name=_STOPPING,
             saving=replace(today, notice_idle=question.notice),
@@ -160,12 +142,32 @@ def policies(question: Question, trace: Trace) -> list[Policy]:
         Policy(name="every 30 min", saving=_every(1800), under_deadline=Greedy),
         Policy(name="every 60 min", saving=_every(3600), under_deadline=Greedy),
         Policy(
-            name=ON_DEMAND,
+            name=_ON_DEMAND,
             saving=_every(3600),
             under_deadline=OnDemandOnly,
             replays_on_spot=False,
         ),
     ]
+
+
+def daly_interval(*, checkpoint_seconds: float, rate_per_hour: float) -> float:
+    """Return the useful seconds between saves that lose least under Poisson interruptions.
+
+    The exact optimum of Daly (2006): x = interval / MTBF solves (1 - x) exp(x + c) = 1 with
+    c = checkpoint / MTBF. For c much below 1 it is Young's sqrt(2 * checkpoint * MTBF).
+    """
+    if rate_per_hour < NEVER:
+        return math.inf
+    mean = 3600 / rate_per_hour
+    c = checkpoint_seconds / mean
+    x = min(math.sqrt(2 * c), 0.999)
+    for _ in range(50):
+        # Newton on log(1 - x) + x + c = 0, kept inside (0, 1).
+        step = (math.log1p(-x) + x + c) * (1 - x) / x if x > 0 else 0.0
+        x = min(max(x + step, x / 2), (1 + x) / 2)
+        if abs(step) <= 1e-12 * x:
+            break
+    return x * mean
 
 
 def _as_the_trainer(question: Question, losses: int, spot_seconds: float) -> float:
@@ -208,14 +210,11 @@ def _compare(trace: Trace, question: Question) -> list[PolicyRow]:
                 cost=cost,
                 cost_behind=None if cost is None or least is None else cost - least,
                 in_time=_mean([each.is_done_by(question.deadline_hours) for each in done]),
-                hours=_mean([each.seconds / 3600 for each in done]),
-                seconds=_seconds(spot) if spot else None,
             )
         )
     oracle = PolicyRow(
         trace=trace.name, policy=ORACLE, goodput=best, goodput_behind=0.0, cost=least,
         cost_behind=None if least is None else 0.0, in_time=None if least is None else 1.0,
-        hours=None, seconds=None,
     )  # fmt: skip
     return [*rows, oracle]
 
@@ -287,9 +286,3 @@ def _by_deadline(
 
 def _mean(values: Sequence[float]) -> float | None:
     return sum(values) / len(values) if values else None
-
-
-def _seconds(spot: ReplayOutcome) -> dict[str, float]:
-    """Return where the time went."""
-    names = ("useful", "lost", "saving", "restart", "notice", "waiting")
-    return {name: round(getattr(spot, name), 1) for name in names}

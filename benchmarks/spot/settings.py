@@ -4,14 +4,13 @@ The traces (skypilot-org/spot-traces) are not shipped: give their folder with --
 """
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import geometric_mean
 from typing import Any
 
-from benchmarks.spot.comparison import Question, compare
-from benchmarks.spot.tables import table
+from benchmarks.spot.comparison import ORACLE, PolicyRow, Question, compare
 from sizing.spot.interruptions import interruptions
 from sizing.spot.traces import Trace, load_fleet, load_trace, statistics
 
@@ -30,6 +29,11 @@ SETTINGS = {
     "the paper's delay: restart 720 s": Question(restart=720.0),
     "a call every 10 min": Question(tick=600.0),
     "Spot at 30 %": Question(spot_per_hour=0.3),
+}
+_FIGURES = {
+    "goodput": "goodput on Spot, %",
+    "cost": "cost with a deadline, %",
+    "in_time": "done by the deadline, %",
 }
 
 
@@ -54,12 +58,39 @@ def group_by_time(paths: Sequence[Path]) -> list[list[Path]]:
 
 def measure(*, folder: Path, num_starts: int) -> list[dict[str, Any]]:
     """Replay every policy in every setting; one row for each figure and policy."""
+    if num_starts < 1:
+        raise ValueError(f"--starts must be at least 1, got {num_starts}")
     traces = [load_trace(path) for path in find_traces(folder)]
     return [
         {"setting": name, **line}
         for name, question in SETTINGS.items()
         for line in table(compare(traces, replace(question, num_starts=num_starts)))
     ]
+
+
+def table(rows: Sequence[PolicyRow]) -> list[dict[str, Any]]:
+    """Return one row for each figure and policy, with a column for each trace, and the mean."""
+    lines = []
+    for figure, text in _FIGURES.items():
+        for policy in dict.fromkeys(row.policy for row in rows):
+            own = [row for row in rows if row.policy == policy]
+            values = [getattr(row, figure) for row in own]
+            if all(value is None for value in values) or (policy, figure) == (ORACLE, "in_time"):
+                continue
+            line: dict[str, Any] = {"figure": text, "policy": policy}
+            line |= {row.trace: _percent([getattr(row, figure)]) for row in own}
+            line["mean"] = _percent(values)
+            line["points from oracle"] = _percent(
+                getattr(row, f"{figure}_behind", None) for row in own
+            )
+            lines.append(line)
+    return lines
+
+
+def _percent(values: Iterable[float | None]) -> float | None:
+    """Return the mean in percent, to a tenth."""
+    known = [value for value in values if value is not None]
+    return round(100 * sum(known) / len(known), 1) if known else None
 
 
 def count(folder: Path) -> list[dict[str, Any]]:

@@ -8,5 +8,5 @@ def test_the_machine_is_named_without_its_host_name() -> None:
 
 
 def test_every_benchmark_is_on_the_command_line() -> None:
-    assert parse_arguments(["checkpoint", "--rounds", "2", "--json"]).rounds == 2
+    assert parse_arguments(["gpu", "--seconds", "2", "--json"]).seconds == 2
     assert parse_arguments(["spot", "--traces", "x"]).starts == 25
