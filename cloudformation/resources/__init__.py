@@ -1,21 +1,10 @@
-"""The engine's registry: how each resource type is created, by its service's own API."""
+"""The engine's registry: how each resource type is created, by its service's own API.
+
+It has the types of our stacks and of CDK's bootstrap stack; any other is refused by name.
+"""
 
 from cloudformation.resource import Provisioned, ResourceType
-from cloudformation.resources import (
-    cloudwatch,
-    ec2_instances,
-    ec2_network,
-    ecr,
-    events,
-    iam,
-    kms,
-    lambda_functions,
-    logs,
-    s3,
-    security_groups,
-    sns,
-    ssm,
-)
+from cloudformation.resources import ec2, identity, messages, monitoring, storage
 
 REGISTRY: dict[str, ResourceType] = {
     # Lists the constructs that a stack uses; creates nothing, as on AWS.
@@ -25,17 +14,9 @@ REGISTRY: dict[str, ResourceType] = {
         delete=lambda request: None,
         exists=lambda request: True,
     ),
-    **cloudwatch.TYPES,
-    **ec2_instances.TYPES,
-    **ec2_network.TYPES,
-    **ecr.TYPES,
-    **events.TYPES,
-    **iam.TYPES,
-    **kms.TYPES,
-    **lambda_functions.TYPES,
-    **logs.TYPES,
-    **s3.TYPES,
-    **security_groups.TYPES,
-    **sns.TYPES,
-    **ssm.TYPES,
+    **ec2.TYPES,
+    **identity.TYPES,
+    **messages.TYPES,
+    **monitoring.TYPES,
+    **storage.TYPES,
 }

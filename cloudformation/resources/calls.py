@@ -95,6 +95,7 @@ def creates(
     by: str = "",
     attributes: Mapping[str, str] | Sequence[str] = (),
     arn: str = "",
+    more: Callable[[HandlerRequest], dict[str, Any]] = lambda request: {},
 ) -> Callable[[HandlerRequest], Provisioned]:
     """Make a type's `create`, which for an operation that puts is its `update` too.
 
@@ -102,30 +103,36 @@ def creates(
     the operation takes it as `argument`, by default under the same name. Without a `name`, the id
     is the member `by` of the response's `answer`. `attributes` are members of the `answer`, by the
     names that Fn::GetAtt takes; `arn` is what the account's ARN of the resource ends with.
-    `tag_kind` is EC2's own word for the type, in tag specifications.
+    `tag_kind` is EC2's own word for the type, in tag specifications; `more` gives the arguments
+    that have another form or name than the property.
     """
     members = attributes if isinstance(attributes, Mapping) else {key: key for key in attributes}
 
     def create(request: HandlerRequest) -> Provisioned:
-        physical, more = "", {}
+        physical, arguments = "", more(request)
         if name:
             physical = (
                 request.get(name)
                 or request.physical_id
                 or request.generated_name(longest=longest, lower=lower)
             )
-            more[argument or name] = physical
-        if tag_kind:
-            more |= tags_for(request, tag_kind)
-        made = call(request, service, operation, **more)
+            arguments[argument or name] = physical
+        if tag_kind and (tags := request.get("Tags")):
+            arguments["TagSpecifications"] = [{"ResourceType": tag_kind, "Tags": tags}]
+        made = call(request, service, operation, **arguments)
         made = made[answer] if answer else made
-        found = {key: made[member] for key, member in members.items()}
-        physical = made[by] if by else physical
+        found = {key: _only(made[member]) for key, member in members.items()}
+        physical = _only(made[by]) if by else physical
         if arn:
             found["Arn"] = request.account.arn(service, arn.format(physical))
         return Provisioned(id=physical, attributes=found)
 
     return create
+
+
+def _only(value: Any) -> Any:
+    """A value, or the only one of a list, as operations that make several answer."""
+    return value[0] if isinstance(value, list) else value
 
 
 def deletes(
@@ -172,12 +179,6 @@ def tag_map(tags: list[dict[str, str]] | Mapping[str, str] | None) -> dict[str, 
     if isinstance(tags, Mapping):
         return dict(tags)
     return {tag["Key"]: tag["Value"] for tag in tags or []}
-
-
-def tags_for(request: HandlerRequest, kind: str) -> dict[str, Any]:
-    """Return EC2's TagSpecifications argument with the template's tags."""
-    tags = request.get("Tags")
-    return {"TagSpecifications": [{"ResourceType": kind, "Tags": tags}]} if tags else {}
 
 
 def retag(

@@ -4,12 +4,10 @@ Each says why it is needed; tests/rehearsal/aws/test_moto_patches.py fails as so
 needs it.
 """
 
-import json
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from moto.cloudwatch.responses import CloudWatchResponse
 from moto.core.responses import ActionResult
 from moto.ec2.exceptions import DependencyViolationError
 from moto.ec2.models.instances import Instance
@@ -20,8 +18,6 @@ from moto.ec2.models.vpcs import VPCBackend
 from moto.ec2.responses.spot_fleets import SpotFleets
 from moto.ec2.responses.spot_instances import SpotInstances
 from moto.ec2.utils import parse_user_data
-from moto.events.models import EventPattern
-from moto.events.responses import EventsHandler
 from moto.iam.access_control import PermissionResult
 from moto.iam.models import IAMBackend
 from moto.s3.models import FakeBucket, FakeKey
@@ -109,11 +105,6 @@ def _modify_vpc_endpoint(self: Any, vpc_id: str, **changes: Any) -> None:
         self.create_route(table, None, gateway_id=vpc_id, destination_prefix_list_id=prefixes)
     for table in changes.get("remove_route_tables") or []:
         self.delete_route(table, prefixes)
-
-
-def _test_event_pattern(self: Any) -> str:
-    pattern, event = self._get_param("EventPattern"), json.loads(self._get_param("Event"))
-    return json.dumps({"Result": EventPattern.load(pattern).matches_event(event)})
 
 
 def _init_aws_policies(self: Any) -> list[Any]:
@@ -282,21 +273,6 @@ PATCHES = (
         why="moto reads all of an object from a file for each range that is asked for: 15 GB to "
         "sync 354 MB, while nobody else is served, and a busy machine's Guard times out",
     ),
-    Patch(
-        owner=EventsHandler,
-        name="test_event_pattern",
-        replacement=_test_event_pattern,
-        original=EventsHandler.test_event_pattern,
-        why="moto answers TestEventPattern without a Result",
-    ),
-    Patch(
-        owner=CloudWatchResponse,
-        name="put_composite_alarm",
-        replacement=CloudWatchResponse.put_metric_alarm,
-        original=None,
-        why="moto stores and describes composite alarms but lacks the call that creates one; its "
-        "put_metric_alarm reads AlarmRule for that purpose",
-    ),
 )
 
 
@@ -308,7 +284,4 @@ def install() -> None:
 def uninstall() -> None:
     _LARGE_VALUES.clear()
     for patch in PATCHES:
-        if patch.original is None:
-            delattr(patch.owner, patch.name)
-        else:
-            setattr(patch.owner, patch.name, patch.original)
+        setattr(patch.owner, patch.name, patch.original)

@@ -68,16 +68,6 @@ def test_fails_an_upload_that_nobody_began(
         call(s3, {"Bucket": "uploads", "Key": "k", "UploadId": "x" * 20})
 
 
-def test_an_event_is_tested_against_a_pattern(aws: EmbeddedAws) -> None:
-    event = {"id": "1", "detail-type": "x", "source": "aws.ec2", "account": "1", "resources": [],
-             "time": "2026-01-01T00:00:00Z", "region": "us-east-1", "detail": {}}  # fmt: skip
-    for source, expected in (("aws.ec2", True), ("aws.s3", False)):
-        found = aws.client("events").test_event_pattern(
-            EventPattern=json.dumps({"source": [source]}), Event=json.dumps(event)
-        )
-        assert found["Result"] is expected
-
-
 @pytest.mark.parametrize("name", ["SHA256", "CRC32"])
 def test_fails_a_put_and_a_part_whose_bytes_are_not_those_of_their_checksum(
     aws: EmbeddedAws, name: str

@@ -30,10 +30,6 @@ TRUST = json.dumps({"Version": "2012-10-17", "Statement": [
     {"Effect": "Allow", "Principal": {"Service": "ec2.amazonaws.com"}, "Action": "sts:AssumeRole"}
 ]})  # fmt: skip
 WHERE = {"Bucket": "b-1", "Key": "k"}
-EVENT = json.dumps(
-    {"id": "1", "detail-type": "x", "source": "aws.ec2", "account": "1", "region": "r",
-     "time": "2026-01-01T00:00:00Z", "resources": [], "detail": {}}
-)  # fmt: skip
 ALARM = {"AlarmName": "a", "Namespace": "n", "MetricName": "m", "Statistic": "Average",
          "Period": 60, "EvaluationPeriods": 1, "Threshold": 1.0,
          "ComparisonOperator": "LessThanThreshold"}  # fmt: skip
@@ -137,9 +133,6 @@ CALLS: dict[str, Callable[[Client], Any]] = {
         each["ZoneName"][:9] for each in c("ec2").describe_availability_zones()["AvailabilityZones"]
     ][:1],
     "no subnet": lambda c: c("ec2").describe_subnets(SubnetIds=["subnet-0123456789abcdef0"]),
-    "pattern": lambda c: c("events").test_event_pattern(
-        EventPattern='{"source": ["aws.ec2"]}', Event=EVENT
-    )["Result"],
     "no rule": lambda c: c("events").list_targets_by_rule(Rule="none"),
     "no function": lambda c: c("lambda").get_function_configuration(FunctionName="none"),
     "role": lambda c: c("iam").create_role(RoleName="r", AssumeRolePolicyDocument=TRUST)["Role"][
@@ -171,7 +164,6 @@ DIFFERENCES = {
             "moto denies for an unmet condition",
         ),
         "no fleet": ("InvalidSpotFleetRequestId.NotFound", "moto returns an empty list"),
-        "pattern": ("True", "moto returns no Result"),
     },
     "ministack": {
         **NAMES,

@@ -1,9 +1,10 @@
-"""IAM roles, policies and instance profiles."""
+"""IAM roles, policies and instance profiles; KMS keys and their aliases."""
 
 from typing import Any
 
+from cloudformation.errors import ResourceFailed
 from cloudformation.resource import HandlerRequest, Provisioned, Registry, ResourceType
-from cloudformation.resources.calls import call, creates, finds, look_up, retag
+from cloudformation.resources.calls import call, creates, deletes, finds, look_up, retag
 
 
 def _configure_role(request: HandlerRequest) -> None:
@@ -39,81 +40,27 @@ def _delete_role(request: HandlerRequest) -> None:
     request.client("iam").delete_role(RoleName=request.physical_id)
 
 
-# AWS::IAM::Policy: one inline policy for every principal that it names.
-
-_PRINCIPALS = {"Roles": ("role", "RoleName"), "Users": ("user", "UserName"),
-               "Groups": ("group", "GroupName")}  # fmt: skip
-
-
 def _configure_policy(request: HandlerRequest) -> None:
+    """Put one inline policy into every role that it names."""
+    if others := request.pick("Users", "Groups"):
+        raise ResourceFailed(f"The embedded AWS has no policies of {' and '.join(others)}")
     name, old_name = request.properties["PolicyName"], request.old.get("PolicyName")
-    for key, (kind, argument) in _PRINCIPALS.items():
-        for principal in request.get(key, []):
-            call(request, "iam", f"put_{kind}_policy", **{argument: principal})
-    for key, (kind, argument) in _PRINCIPALS.items():
-        gone = request.removed(key) if old_name == name else request.old.get(key, [])
-        for principal in gone:
-            delete = getattr(request.client("iam"), f"delete_{kind}_policy")
-            delete(**{argument: principal}, PolicyName=old_name)
+    for role in request.get("Roles", []):
+        call(request, "iam", "put_role_policy", RoleName=role)
+    gone = request.removed("Roles") if old_name == name else request.old.get("Roles", [])
+    for role in gone:
+        request.client("iam").delete_role_policy(RoleName=role, PolicyName=old_name)
 
 
 def _delete_policy(request: HandlerRequest) -> None:
-    for kind, principal in _principals(request):
-        if _has_policy(request, kind, principal):
-            delete = getattr(request.client("iam"), f"delete_{kind}_policy")
-            delete(**principal, **request.pick("PolicyName"))
+    for role in request.get("Roles", []):
+        if _has_policy(request, role):
+            request.client("iam").delete_role_policy(RoleName=role, **request.pick("PolicyName"))
 
 
-def _principals(request: HandlerRequest) -> list[tuple[str, dict[str, str]]]:
-    """Return the kind of each principal and the argument that names it."""
-    return [
-        (kind, {argument: principal})
-        for key, (kind, argument) in _PRINCIPALS.items()
-        for principal in request.get(key, [])
-    ]
-
-
-def _has_policy(request: HandlerRequest, kind: str, principal: dict[str, Any]) -> bool:
-    name = request.properties["PolicyName"]
-    found = look_up(request, "iam", f"get_{kind}_policy", **principal, PolicyName=name)
-    return found is not None
-
-
-# AWS::IAM::ManagedPolicy
-
-
-def _configure_managed_policy(request: HandlerRequest) -> None:
-    iam, arn = request.client("iam"), request.physical_id
-    if request.old and request.changed("PolicyDocument"):
-        _drop_old_versions(iam, arn)
-        call(request, "iam", "create_policy_version", PolicyArn=arn, SetAsDefault=True)
-    _attach_principals(request)
-
-
-def _attach_principals(request: HandlerRequest) -> None:
-    iam, arn = request.client("iam"), request.physical_id
-    for key, (kind, argument) in _PRINCIPALS.items():
-        for principal in request.added(key):
-            getattr(iam, f"attach_{kind}_policy")(**{argument: principal}, PolicyArn=arn)
-        for principal in request.removed(key):
-            getattr(iam, f"detach_{kind}_policy")(**{argument: principal}, PolicyArn=arn)
-
-
-def _drop_old_versions(iam: Any, arn: str) -> None:
-    # IAM keeps at most five versions; the default one cannot be deleted.
-    for version in iam.list_policy_versions(PolicyArn=arn)["Versions"]:
-        if not version["IsDefaultVersion"]:
-            iam.delete_policy_version(PolicyArn=arn, VersionId=version["VersionId"])
-
-
-def _delete_managed_policy(request: HandlerRequest) -> None:
-    iam, arn = request.client("iam"), request.physical_id
-    _attach_principals(request.emptied())
-    _drop_old_versions(iam, arn)
-    iam.delete_policy(PolicyArn=arn)
-
-
-# AWS::IAM::InstanceProfile
+def _has_policy(request: HandlerRequest, role: str) -> bool:
+    wanted: dict[str, Any] = request.pick("PolicyName")
+    return look_up(request, "iam", "get_role_policy", RoleName=role, **wanted) is not None
 
 
 def _set_roles(request: HandlerRequest) -> None:
@@ -129,6 +76,26 @@ def _delete_profile(request: HandlerRequest) -> None:
     request.client("iam").delete_instance_profile(InstanceProfileName=request.physical_id)
 
 
+def _create_key(request: HandlerRequest) -> Provisioned:
+    tags = [{"TagKey": tag["Key"], "TagValue": tag["Value"]} for tag in request.get("Tags", [])]
+    made = call(request, "kms", "create_key", Policy=request.get("KeyPolicy"), Tags=tags)
+    key = made["KeyMetadata"]
+    return Provisioned(id=key["KeyId"], attributes={"Arn": key["Arn"], "KeyId": key["KeyId"]})
+
+
+def _configure_key(request: HandlerRequest) -> None:
+    kms, key = request.client("kms"), request.physical_id
+    if request.get("EnableKeyRotation"):
+        kms.enable_key_rotation(KeyId=key)
+    else:
+        kms.disable_key_rotation(KeyId=key)
+    if request.old and "KeyPolicy" in request.properties:
+        policy = request.properties["KeyPolicy"]
+        call(request, "kms", "put_key_policy", KeyId=key, PolicyName="default", Policy=policy)
+    if request.old and "Description" in request.properties:
+        call(request, "kms", "update_key_description", KeyId=key)
+
+
 TYPES: Registry = {
     "AWS::IAM::Role": ResourceType(
         create=creates(
@@ -142,9 +109,7 @@ TYPES: Registry = {
         create=lambda request: Provisioned(id=request.generated_name(longest=128)),
         configure=_configure_policy,
         delete=_delete_policy,
-        exists=lambda request: all(
-            _has_policy(request, kind, principal) for kind, principal in _principals(request)
-        ),
+        exists=lambda request: all(_has_policy(request, role) for role in request.get("Roles", [])),
     ),
     "AWS::IAM::ManagedPolicy": ResourceType(
         create=creates(
@@ -157,8 +122,7 @@ TYPES: Registry = {
             by="Arn",
             attributes={"PolicyArn": "Arn", "PolicyId": "PolicyId"},
         ),
-        configure=_configure_managed_policy,
-        delete=_delete_managed_policy,
+        delete=deletes("iam", "delete_policy", by="PolicyArn"),
         exists=finds("iam", "get_policy", by="PolicyArn"),
     ),
     "AWS::IAM::InstanceProfile": ResourceType(
@@ -173,5 +137,26 @@ TYPES: Registry = {
         configure=_set_roles,
         delete=_delete_profile,
         exists=finds("iam", "get_instance_profile", by="InstanceProfileName"),
+    ),
+    "AWS::KMS::Key": ResourceType(
+        create=_create_key,
+        configure=_configure_key,
+        delete=deletes("kms", "schedule_key_deletion", "PendingWindowInDays", by="KeyId"),
+        exists=finds(
+            "kms",
+            "describe_key",
+            by="KeyId",
+            where=lambda _, found: found["KeyMetadata"]["KeyState"] != "PendingDeletion",
+        ),
+    ),
+    "AWS::KMS::Alias": ResourceType(
+        create=creates("kms", "create_alias", name="AliasName"),
+        delete=deletes("kms", "delete_alias", by="AliasName"),
+        exists=finds(
+            "kms",
+            "list_aliases",
+            answer="Aliases",
+            where=lambda request, alias: alias["AliasName"] == request.physical_id,
+        ),
     ),
 }

@@ -1,38 +1,30 @@
-"""S3 buckets and their policies."""
+"""What keeps things: S3 buckets and their policies, SSM parameters, ECR repositories."""
 
 from collections.abc import Callable
 from typing import Any
 
+from cloudformation.errors import ResourceFailed
 from cloudformation.resource import HandlerRequest, Provisioned, Registry, ResourceType
-from cloudformation.resources.calls import call, deletes, finds, tag_list, tag_map
+from cloudformation.resources.calls import call, creates, deletes, finds, retag, tag_list, tag_map
 
 
 def _create_bucket(request: HandlerRequest) -> Provisioned:
-    s3 = request.client("s3")
+    unknown = sorted({*request.properties} - {*_SETTINGS, "BucketName", "AccessControl"})
+    if unknown or request.get("AccessControl", "Private") != "Private":
+        what = ", ".join(unknown) or "that AccessControl"
+        raise ResourceFailed(f"The embedded AWS does not set {what} of a bucket")
     name = request.get("BucketName") or request.generated_name(longest=63, lower=True)
     region = request.account.region
-    arguments: dict[str, Any] = {"Bucket": name}
-    if region != "us-east-1":
-        arguments["CreateBucketConfiguration"] = {"LocationConstraint": region}
-    if "AccessControl" in request.properties:
-        arguments["ACL"] = _canned_acl(request.properties["AccessControl"])
-    if request.get("ObjectLockEnabled"):
-        arguments["ObjectLockEnabledForBucket"] = True
-    s3.create_bucket(**arguments)
+    where = {"LocationConstraint": region} if region != "us-east-1" else None
+    call(request, "s3", "create_bucket", Bucket=name, CreateBucketConfiguration=where)
     return Provisioned(
         id=name,
         attributes={
             "Arn": f"arn:aws:s3:::{name}",
             "DomainName": f"{name}.s3.amazonaws.com",
             "RegionalDomainName": f"{name}.s3.{region}.amazonaws.com",
-            "DualStackDomainName": f"{name}.s3.dualstack.{region}.amazonaws.com",
-            "WebsiteURL": f"http://{name}.s3-website-{region}.amazonaws.com",
         },
     )
-
-
-def _canned_acl(text: str) -> str:
-    return "".join(f"-{letter.lower()}" if letter.isupper() else letter for letter in text)[1:]
 
 
 def _configure_bucket(request: HandlerRequest) -> None:
@@ -59,60 +51,30 @@ def _encryption(wanted: dict[str, Any], _bucket: str) -> dict[str, Any]:
     }
 
 
+# A lifecycle rule's properties that the API has too, and those that it has below Expiration.
+_SAME = ("Status", "AbortIncompleteMultipartUpload", "NoncurrentVersionExpiration")
+_EXPIRATION = {
+    "ExpirationInDays": "Days",
+    "ExpiredObjectDeleteMarker": "ExpiredObjectDeleteMarker",
+}
+
+
 def _lifecycle_rule(rule: dict[str, Any]) -> dict[str, Any]:
-    """Return a template's rule in the API's form, where filters and expiration are nested."""
-    same = ("Status", "AbortIncompleteMultipartUpload", "NoncurrentVersionExpiration")
-    made: dict[str, Any] = {name: rule[name] for name in same if name in rule}
+    """Return a template's rule in the API's form, where filter and expiration are nested."""
+    if unknown := sorted({*rule} - {*_SAME, *_EXPIRATION, "Id", "Prefix"}):
+        raise ResourceFailed(f"The embedded AWS has no {', '.join(unknown)} in lifecycle rules")
+    made: dict[str, Any] = {name: rule[name] for name in _SAME if name in rule}
     if "Id" in rule:
         made["ID"] = rule["Id"]
-    if "NoncurrentVersionExpirationInDays" in rule:
-        days = rule["NoncurrentVersionExpirationInDays"]
-        made["NoncurrentVersionExpiration"] = {"NoncurrentDays": days}
-    expiration = {
-        name: rule[key]
-        for key, name in (
-            ("ExpirationInDays", "Days"),
-            ("ExpirationDate", "Date"),
-            ("ExpiredObjectDeleteMarker", "ExpiredObjectDeleteMarker"),
-        )
-        if key in rule
-    }
-    if expiration:
+    if expiration := {name: rule[key] for key, name in _EXPIRATION.items() if key in rule}:
         made["Expiration"] = expiration
-    if "Transitions" in rule:
-        made["Transitions"] = [
-            {("Days" if key == "TransitionInDays" else key.removeprefix("Transition")): value
-             for key, value in item.items()}
-            for item in rule["Transitions"]
-        ]  # fmt: skip
-    made["Filter"] = _lifecycle_filter(rule)
-    return made
-
-
-def _lifecycle_filter(rule: dict[str, Any]) -> dict[str, Any]:
-    parts: dict[str, Any] = {}
-    if "Prefix" in rule:
-        parts["Prefix"] = rule["Prefix"]
-    for name in ("ObjectSizeGreaterThan", "ObjectSizeLessThan"):
-        if name in rule:
-            parts[name] = int(rule[name])
-    tags = rule.get("TagFilters", [])
-    if not tags and len(parts) <= 1:
-        return parts or {"Prefix": ""}
-    if len(tags) == 1 and not parts:
-        return {"Tag": tags[0]}
-    return {"And": parts | ({"Tags": tags} if tags else {})}
+    return {**made, "Filter": {"Prefix": rule.get("Prefix", "")}}
 
 
 def _logging(wanted: dict[str, Any], bucket: str) -> dict[str, Any]:
     target = wanted.get("DestinationBucketName", bucket)
     prefix = wanted.get("LogFilePrefix", "")
     return {"LoggingEnabled": {"TargetBucket": target, "TargetPrefix": prefix}}
-
-
-def _notifications(wanted: dict[str, Any], _bucket: str) -> dict[str, Any]:
-    on = wanted.get("EventBridgeConfiguration", {}).get("EventBridgeEnabled")
-    return {"EventBridgeConfiguration": {}} if on else {}
 
 
 def _same(wanted: Any, _bucket: str) -> Any:
@@ -156,16 +118,39 @@ _SETTINGS: dict[str, tuple[str, str, Callable[[Any, str], Any], str | dict[str, 
         "delete_bucket_tagging",
     ),
     "LoggingConfiguration": ("put_bucket_logging", "BucketLoggingStatus", _logging, {}),
-    "NotificationConfiguration": (
-        "put_bucket_notification_configuration", "NotificationConfiguration", _notifications, {}
-    ),
 }  # fmt: skip
 
 
 def _put_policy(request: HandlerRequest) -> Provisioned:
-    bucket = request.properties["Bucket"]
     call(request, "s3", "put_bucket_policy", Policy=request.properties["PolicyDocument"])
-    return Provisioned(id=bucket)
+    return Provisioned(id=request.properties["Bucket"])
+
+
+def _create_parameter(request: HandlerRequest) -> Provisioned:
+    name = request.get("Name") or f"CFN-{request.generated_name(longest=200)}"
+    call(request, "ssm", "put_parameter", Name=name)
+    return Provisioned(id=name, attributes=request.pick("Type", "Value"))
+
+
+def _update_parameter(request: HandlerRequest) -> Provisioned:
+    name = request.physical_id
+    # SSM refuses tags with Overwrite.
+    call(request, "ssm", "put_parameter", Name=name, Overwrite=True, Tags=None)
+    tag, untag = "add_tags_to_resource", "remove_tags_from_resource"
+    retag(request, "ssm", tag, untag, ResourceType="Parameter", ResourceId=name)
+    return Provisioned(id=name, attributes=request.pick("Type", "Value"))
+
+
+def _configure_repository(request: HandlerRequest) -> None:
+    ecr, name = request.client("ecr"), request.physical_id
+    if lifecycle := request.get("LifecyclePolicy", {}).get("LifecyclePolicyText"):
+        ecr.put_lifecycle_policy(repositoryName=name, lifecyclePolicyText=lifecycle)
+    if policy := request.get("RepositoryPolicyText"):
+        call(request, "ecr", "set_repository_policy", repositoryName=name, policyText=policy)
+    if request.old and request.changed("ImageTagMutability"):
+        ecr.put_image_tag_mutability(
+            repositoryName=name, imageTagMutability=request.get("ImageTagMutability", "MUTABLE")
+        )
 
 
 TYPES: Registry = {
@@ -181,5 +166,28 @@ TYPES: Registry = {
         update=_put_policy,
         delete=deletes("s3", "delete_bucket_policy", by="Bucket"),
         exists=finds("s3", "get_bucket_policy", by="Bucket"),
+    ),
+    "AWS::SSM::Parameter": ResourceType(
+        create=_create_parameter,
+        update=_update_parameter,
+        delete=deletes("ssm", "delete_parameter", by="Name"),
+        exists=finds("ssm", "get_parameter", by="Name"),
+        volatile=frozenset({"Value"}),
+    ),
+    "AWS::ECR::Repository": ResourceType(
+        create=creates(
+            "ecr",
+            "create_repository",
+            name="RepositoryName",
+            longest=256,
+            lower=True,
+            answer="repository",
+            attributes={"Arn": "repositoryArn", "RepositoryUri": "repositoryUri"},
+        ),
+        configure=_configure_repository,
+        delete=lambda request: request.client("ecr").delete_repository(
+            repositoryName=request.physical_id, force=bool(request.get("EmptyOnDelete"))
+        ),
+        exists=finds("ecr", "describe_repositories", by="repositoryNames"),
     ),
 }

@@ -1,0 +1,369 @@
+"""EC2: VPCs and what is in them, security groups, launch templates and Spot fleets."""
+
+import json
+import re
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from botocore import xform_name
+from botocore.exceptions import ClientError
+
+from cloudformation.errors import ResourceFailed
+from cloudformation.resource import HandlerRequest, Provisioned, Registry, ResourceType
+from cloudformation.resources.calls import call, creates, deletes, finds, look_up, retag
+
+USER_DATA_LIMIT = 16 * 1024
+_DESCRIPTION = re.compile(r"[a-zA-Z0-9. _\-:/()#,@\[\]+=&;{}!$*]{0,255}")
+# How long CloudFormation tries is not documented; people wait for a quarter of an hour and more.
+_IN_USE_SECONDS, _POLL_SECONDS = 900.0, 0.2
+_EVERYTHING = [{"IpProtocol": "-1", "IpRanges": [{"CidrIp": "0.0.0.0/0"}]}]
+_ROUTE_ENDS = ("DestinationCidrBlock", "DestinationIpv6CidrBlock", "DestinationPrefixListId")
+_MODIFIABLE = ("TargetCapacity", "OnDemandTargetCapacity", "LaunchTemplateConfigs",
+               "ExcessCapacityTerminationPolicy")  # fmt: skip
+
+
+def _retag(request: HandlerRequest) -> None:
+    retag(request, "ec2", "create_tags", "delete_tags", Resources=request.physical_id)
+
+
+def _unchanged(request: HandlerRequest) -> Provisioned:
+    """What an update in place gives: the same id and attributes."""
+    return Provisioned(id=request.physical_id, attributes=request.attributes)
+
+
+# VPCs
+
+
+def _configure_vpc(request: HandlerRequest) -> None:
+    for name, default in (("EnableDnsSupport", True), ("EnableDnsHostnames", False)):
+        value = {"Value": request.get(name, default)}
+        request.client("ec2").modify_vpc_attribute(VpcId=request.physical_id, **{name: value})
+    _retag(request)
+
+
+def _configure_subnet(request: HandlerRequest) -> None:
+    request.client("ec2").modify_subnet_attribute(
+        SubnetId=request.physical_id,
+        MapPublicIpOnLaunch={"Value": request.get("MapPublicIpOnLaunch", False)},
+    )
+    _retag(request)
+
+
+def _reassociate(request: HandlerRequest) -> Provisioned:
+    made = request.client("ec2").replace_route_table_association(
+        AssociationId=request.physical_id, **request.pick("RouteTableId")
+    )["NewAssociationId"]
+    return Provisioned(id=made, attributes={"Id": made})
+
+
+def _create_route(request: HandlerRequest) -> Provisioned:
+    call(request, "ec2", "create_route")
+    end = next(request.properties[name] for name in _ROUTE_ENDS if name in request.properties)
+    return Provisioned(
+        id=f"{request.properties['RouteTableId']}|{end}", attributes={"CidrBlock": end}
+    )
+
+
+def _update_route(request: HandlerRequest) -> Provisioned:
+    call(request, "ec2", "replace_route")
+    return _unchanged(request)
+
+
+def _has_route(request: HandlerRequest, table: dict[str, Any]) -> bool:
+    wanted, _, end = request.physical_id.partition("|")
+    return table["RouteTableId"] == wanted and any(end in item.values() for item in table["Routes"])
+
+
+def _attach_gateway(request: HandlerRequest) -> Provisioned:
+    call(request, "ec2", "attach_internet_gateway")
+    return Provisioned(
+        id=f"IGW|{request.properties['VpcId']}", attributes={"AttachmentType": "IGW"}
+    )
+
+
+def _is_attached(request: HandlerRequest, gateway: dict[str, Any]) -> bool:
+    wanted = request.properties
+    return gateway["InternetGatewayId"] == wanted["InternetGatewayId"] and any(
+        item["VpcId"] == wanted["VpcId"] for item in gateway["Attachments"]
+    )
+
+
+def _update_endpoint(request: HandlerRequest) -> Provisioned:
+    changes: dict[str, Any] = {}
+    for name in ("RouteTableIds", "SubnetIds", "SecurityGroupIds"):
+        changes[f"Add{name}"] = sorted(request.added(name)) or None
+        changes[f"Remove{name}"] = sorted(request.removed(name)) or None
+    call(request, "ec2", "modify_vpc_endpoint", VpcEndpointId=request.physical_id, **changes)
+    _retag(request)
+    return _unchanged(request)
+
+
+# Security groups
+
+
+def _configure_group(request: HandlerRequest) -> None:
+    ec2, group = request.client("ec2"), request.physical_id
+    if not request.old and request.get("SecurityGroupEgress"):
+        # A new group allows all egress; CloudFormation revokes that if the template has rules.
+        ec2.revoke_security_group_egress(GroupId=group, IpPermissions=_EVERYTHING)
+    for direction in ("ingress", "egress"):
+        name = f"SecurityGroup{direction.capitalize()}"
+        for verb, rules in (("revoke", request.removed(name)), ("authorize", request.added(name))):
+            permissions = [_permission(rule) for rule in rules]
+            if permissions:
+                operation = getattr(ec2, f"{verb}_security_group_{direction}")
+                operation(GroupId=group, IpPermissions=permissions)
+    _retag(request)
+
+
+def _permission(rule: dict[str, Any]) -> dict[str, Any]:
+    """Return one rule of the template in the API's form."""
+    made: dict[str, Any] = {"IpProtocol": rule.get("IpProtocol", "-1")}
+    made |= {name: rule[name] for name in ("FromPort", "ToPort") if name in rule}
+    note = {"Description": rule["Description"]} if "Description" in rule else {}
+    if not _DESCRIPTION.fullmatch(rule.get("Description", "")):
+        raise ResourceFailed(
+            "Invalid rule description. Valid descriptions are strings less than 256 characters "
+            f"from the following set: a-zA-Z0-9. _-:/()#,@[]+=&;{{}}!$*, got {note['Description']}"
+        )
+    if "CidrIp" in rule:
+        made["IpRanges"] = [{"CidrIp": rule["CidrIp"], **note}]
+    if "CidrIpv6" in rule:
+        made["Ipv6Ranges"] = [{"CidrIpv6": rule["CidrIpv6"], **note}]
+    other = rule.get("SourceSecurityGroupId") or rule.get("DestinationSecurityGroupId")
+    if other:
+        made["UserIdGroupPairs"] = [{"GroupId": other, **note}]
+    prefixes = rule.get("SourcePrefixListId") or rule.get("DestinationPrefixListId")
+    if prefixes:
+        made["PrefixListIds"] = [{"PrefixListId": prefixes, **note}]
+    return made
+
+
+_delete_unused_group = deletes("ec2", "delete_security_group", by="GroupId")
+
+
+def _delete_group(request: HandlerRequest) -> None:
+    """Delete a group; as CloudFormation does, try again while an instance in it shuts down."""
+    give_up_at = time.monotonic() + _IN_USE_SECONDS
+    while True:
+        try:
+            return _delete_unused_group(request)
+        except ClientError as error:
+            is_in_use = error.response["Error"]["Code"] == "DependencyViolation"
+            if not is_in_use or time.monotonic() > give_up_at:
+                raise
+        time.sleep(_POLL_SECONDS)
+
+
+# Launch templates and Spot fleets
+
+
+def _create_template(request: HandlerRequest) -> Provisioned:
+    name = request.get("LaunchTemplateName") or request.generated_name(longest=128)
+    _check_user_data(request)
+    made = call(request, "ec2", "create_launch_template", LaunchTemplateName=name)
+    return _template(made["LaunchTemplate"])
+
+
+def _update_template(request: HandlerRequest) -> Provisioned:
+    """Create a new version; the default version stays, as on AWS."""
+    ec2, name = request.client("ec2"), request.physical_id
+    if request.changed("LaunchTemplateData") or request.changed("VersionDescription"):
+        _check_user_data(request)
+        ec2.create_launch_template_version(
+            LaunchTemplateId=name, **request.pick("LaunchTemplateData", "VersionDescription")
+        )
+    return _template(ec2.describe_launch_templates(LaunchTemplateIds=[name])["LaunchTemplates"][0])
+
+
+def _template(made: dict[str, Any]) -> Provisioned:
+    names = ("LaunchTemplateId", "LatestVersionNumber", "DefaultVersionNumber")
+    return Provisioned(
+        id=made["LaunchTemplateId"], attributes={name: str(made[name]) for name in names}
+    )
+
+
+def _check_user_data(request: HandlerRequest) -> None:
+    # EC2 counts the raw bytes: base64 turns three into four characters.
+    size = len(request.properties["LaunchTemplateData"].get("UserData", "")) * 3 // 4
+    if size > USER_DATA_LIMIT:
+        raise ResourceFailed(
+            f"User data is limited to {USER_DATA_LIMIT} bytes before base64 encoding, got {size}"
+        )
+
+
+def _create_fleet(request: HandlerRequest) -> Provisioned:
+    config = dict(request.properties["SpotFleetRequestConfigData"])
+    _check_versions(config)
+    _check_role(request, config["IamFleetRole"])
+    # CloudFormation writes the policy with a capital, the API without.
+    if "ExcessCapacityTerminationPolicy" in config:
+        policy = config["ExcessCapacityTerminationPolicy"]
+        config["ExcessCapacityTerminationPolicy"] = policy[0].lower() + policy[1:]
+    made = request.client("ec2").request_spot_fleet(SpotFleetRequestConfig=config)
+    return Provisioned(id=made["SpotFleetRequestId"], attributes={"Id": made["SpotFleetRequestId"]})
+
+
+def _check_versions(config: dict[str, Any]) -> None:
+    for item in config.get("LaunchTemplateConfigs", []):
+        version = item["LaunchTemplateSpecification"].get("Version", "")
+        if not version.isdigit():
+            raise ResourceFailed(
+                f"Launch template version must be a number in a Spot fleet, got {version!r}"
+            )
+
+
+def _check_role(request: HandlerRequest, arn: str) -> None:
+    role = look_up(request, "iam", "get_role", RoleName=arn.rpartition("/")[2])
+    trusted = json.dumps(role["Role"]["AssumeRolePolicyDocument"]) if role else ""
+    if "spotfleet.amazonaws.com" not in trusted:
+        raise ResourceFailed(
+            "Parameter: SpotFleetRequestConfig.IamFleetRole is invalid: "
+            f"{arn} does not exist or does not trust spotfleet.amazonaws.com"
+        )
+
+
+def _update_fleet(request: HandlerRequest) -> Provisioned:
+    config = request.properties["SpotFleetRequestConfigData"]
+    _check_versions(config)
+    changes = {name: config[name] for name in _MODIFIABLE if name in config}
+    request.client("ec2").modify_spot_fleet_request(
+        SpotFleetRequestId=request.physical_id, **changes
+    )
+    return _unchanged(request)
+
+
+def _delete_fleet(request: HandlerRequest) -> None:
+    request.client("ec2").cancel_spot_fleet_requests(
+        SpotFleetRequestIds=[request.physical_id], TerminateInstances=True
+    )
+
+
+def _named_after_its_calls(
+    name: str,
+    attributes: Sequence[str] = (),
+    configure: Callable[[HandlerRequest], None] = _retag,
+) -> ResourceType:
+    """Make a type whose calls follow EC2's rule: create_vpc, delete_vpc, describe_vpcs, VpcId."""
+    call_name = xform_name(name)
+    return ResourceType(
+        create=creates(
+            "ec2",
+            f"create_{call_name}",
+            tag_kind=call_name.replace("_", "-"),
+            answer=name,
+            by=f"{name}Id",
+            attributes=[f"{name}Id", *attributes],
+        ),
+        configure=configure,
+        delete=deletes("ec2", f"delete_{call_name}", by=f"{name}Id"),
+        exists=finds("ec2", f"describe_{call_name}s", by=f"{name}Ids"),
+    )
+
+
+TYPES: Registry = {
+    "AWS::EC2::VPC": _named_after_its_calls("Vpc", ["CidrBlock"], _configure_vpc),
+    "AWS::EC2::Subnet": _named_after_its_calls(
+        "Subnet", ["VpcId", "CidrBlock", "AvailabilityZone"], _configure_subnet
+    ),
+    "AWS::EC2::RouteTable": _named_after_its_calls("RouteTable"),
+    "AWS::EC2::InternetGateway": _named_after_its_calls("InternetGateway"),
+    "AWS::EC2::SubnetRouteTableAssociation": ResourceType(
+        create=creates(
+            "ec2", "associate_route_table", by="AssociationId", attributes={"Id": "AssociationId"}
+        ),
+        update=_reassociate,
+        delete=deletes("ec2", "disassociate_route_table", by="AssociationId"),
+        exists=finds(
+            "ec2",
+            "describe_route_tables",
+            answer="RouteTables",
+            where=lambda request, table: any(
+                item["RouteTableAssociationId"] == request.physical_id
+                for item in table["Associations"]
+            ),
+        ),
+    ),
+    "AWS::EC2::Route": ResourceType(
+        create=_create_route,
+        update=_update_route,
+        delete=deletes("ec2", "delete_route", "RouteTableId", *_ROUTE_ENDS),
+        exists=finds("ec2", "describe_route_tables", answer="RouteTables", where=_has_route),
+    ),
+    "AWS::EC2::VPCGatewayAttachment": ResourceType(
+        create=_attach_gateway,
+        delete=deletes("ec2", "detach_internet_gateway", "InternetGatewayId", "VpcId"),
+        exists=finds(
+            "ec2", "describe_internet_gateways", answer="InternetGateways", where=_is_attached
+        ),
+    ),
+    "AWS::EC2::VPCEndpoint": ResourceType(
+        create=creates(
+            "ec2",
+            "create_vpc_endpoint",
+            tag_kind="vpc-endpoint",
+            answer="VpcEndpoint",
+            by="VpcEndpointId",
+            attributes={"Id": "VpcEndpointId"},
+        ),
+        update=_update_endpoint,
+        delete=deletes("ec2", "delete_vpc_endpoints", by="VpcEndpointIds"),
+        exists=finds(
+            "ec2",
+            "describe_vpc_endpoints",
+            by="VpcEndpointIds",
+            answer="VpcEndpoints",
+            where=lambda _, endpoint: bool(endpoint["State"] != "deleted"),
+        ),
+    ),
+    "AWS::EC2::FlowLog": ResourceType(
+        create=creates(
+            "ec2",
+            "create_flow_logs",
+            tag_kind="vpc-flow-log",
+            by="FlowLogIds",
+            attributes={"Id": "FlowLogIds"},
+            more=lambda request: {"ResourceIds": [request.properties["ResourceId"]]},
+        ),
+        configure=_retag,
+        delete=deletes("ec2", "delete_flow_logs", by="FlowLogIds"),
+        exists=finds("ec2", "describe_flow_logs", by="FlowLogIds", answer="FlowLogs"),
+    ),
+    "AWS::EC2::SecurityGroup": ResourceType(
+        create=creates(
+            "ec2",
+            "create_security_group",
+            name="GroupName",
+            longest=255,
+            tag_kind="security-group",
+            by="GroupId",
+            attributes={"GroupId": "GroupId", "Id": "GroupId"},
+            more=lambda request: {"Description": request.properties["GroupDescription"]},
+        ),
+        configure=_configure_group,
+        delete=_delete_group,
+        exists=finds("ec2", "describe_security_groups", by="GroupIds"),
+    ),
+    "AWS::EC2::LaunchTemplate": ResourceType(
+        create=_create_template,
+        update=_update_template,
+        delete=deletes("ec2", "delete_launch_template", by="LaunchTemplateId"),
+        exists=finds(
+            "ec2", "describe_launch_templates", by="LaunchTemplateIds", answer="LaunchTemplates"
+        ),
+        volatile=frozenset({"LatestVersionNumber"}),
+    ),
+    "AWS::EC2::SpotFleet": ResourceType(
+        create=_create_fleet,
+        update=_update_fleet,
+        delete=_delete_fleet,
+        exists=finds(
+            "ec2",
+            "describe_spot_fleet_requests",
+            by="SpotFleetRequestIds",
+            answer="SpotFleetRequestConfigs",
+            where=lambda _, fleet: fleet["SpotFleetRequestState"] == "active",
+        ),
+    ),
+}
