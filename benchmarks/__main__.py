@@ -13,6 +13,7 @@ import psutil
 from benchmarks import evidence, house, walks
 from benchmarks.gpu import table as gpu
 from benchmarks.kills import command as kills
+from benchmarks.loader import measure as loader
 from benchmarks.spot import command as spot
 from sizing.cli.tables import show
 
@@ -32,6 +33,12 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     device.add_argument("--cpu", action="store_true", help="a dry run without one, tiny sizes")
     device.add_argument("--seconds", type=float, default=450.0, help="default: %(default)s")
     device.add_argument("--only", nargs="+", default=[], metavar="NAME", help="default: all of it")
+    images = commands.add_parser("loader", help="our loader, others, and what cores decode")
+    images.add_argument("--rounds", type=int, default=5, help="alternating, default: %(default)s")
+    images.add_argument("--images", type=int, default=4000, help="a round, default: %(default)s")
+    images.add_argument("--batch", type=int, default=64, help="default: %(default)s")
+    images.add_argument("--workers", type=int, help="processes (default: one per core)")
+    images.add_argument("--only", nargs="+", default=[], metavar="NAME", help="default: all")
     kills.add_arguments(
         commands.add_parser(
             "kill_table",
@@ -64,6 +71,13 @@ _PRINTS: Mapping[str, Callable[[argparse.Namespace], int]] = {
 }
 _MEASURES: Mapping[str, Callable[[argparse.Namespace], Sequence[dict[str, Any]]]] = {
     "gpu": lambda given: gpu.measure(seconds=given.seconds, cpu=given.cpu, only=given.only),
+    "loader": lambda given: loader.measure(
+        rounds=given.rounds,
+        images=given.images,
+        batch=given.batch,
+        workers=given.workers,
+        only=given.only,
+    ),
     "kill_table": kills.measure,
     "walks": lambda given: house.measure(given.tree) if given.tree else walks.measure(),
 }

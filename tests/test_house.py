@@ -62,6 +62,7 @@ GROUPS = ("dev", "examples")
         "requirements.txt",
         *(f"requirements-{group}.txt" for group in GROUPS),
         "stacks/checkov/requirements.txt",
+        "benchmarks/requirements.txt",
     ],
 )
 def test_every_requirement_is_exact_and_hashed(lock: str) -> None:
