@@ -3,7 +3,7 @@
 Each row is a script. It runs twice to its end, and then is killed at seeded moments, most of them
 inside a save, by three exits: all processes at once; a notice, and the end some seconds later; a
 shutdown. Alone it starts again on its local disk; under us each life is a new machine, and the
-store, a folder or S3, has faults. Results are kept in --out as they come: the command goes on where
+store, a folder, has faults. Results are kept in --out as they come: the command goes on where
 it was. --page writes them to docs/kill-table.md; with --hours 0 it plays nothing before. Exit code
 1: under us a restore was torn or mismatched, or a run never came back.
 """
