@@ -2,7 +2,6 @@
 
 python -m benchmarks evidence 002           every number of a document, and ours
 python -m benchmarks evidence --fit         fit the models' constants to published runs, and write
-python -m benchmarks evidence --fit --check write nothing; exit code 1 if the file differs
 
 Documents: 000 sizes and Spot, 001 language models, 002 ImageNet, 003 detection, 004 serving.
 What the fit is worth: python -m sizing accuracy. The hosts of EC2's GPUs were not measured; each is
@@ -16,7 +15,6 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from itertools import groupby
-from pathlib import Path
 from statistics import geometric_mean, median, quantiles
 from typing import Any, get_args
 
@@ -42,7 +40,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "seed", nargs="?", choices=SEEDS, metavar="NUMBER", help=f"a document: {', '.join(SEEDS)}"
     )
     parser.add_argument("--fit", action="store_true", help="fit the constants to published runs")
-    parser.add_argument("--check", action="store_true", help="--fit: write nothing, only compare")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -50,7 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
     if bool(arguments.seed) == arguments.fit:
         raise ValueError("give either a document's number or --fit, such as `evidence 002`")
     if arguments.fit:
-        return _fit(arguments)
+        return _fit(as_json=arguments.json)
     return _show_claims(claims(arguments.seed), as_json=arguments.json)
 
 
@@ -93,53 +90,13 @@ def _claim_row(claim: Claim) -> dict[str, Any]:
     }
 
 
-def _fit(arguments: argparse.Namespace) -> int:
-    """Fit, then write or compare."""
-    fresh = fitted_again()
-    if arguments.check:
-        differing = differences(fresh)
-        if arguments.json:
-            print_json("evidence", {"differences": differing})
-            return 1 if differing else 0
-        for difference in differing:
-            print(f"[failed] {difference}")
-        print(f"[failed] write it: {COMMAND}" if differing else f"[ok] {FITTED_FILE}")
-        return 1 if differing else 0
-    content = to_json(fresh)
+def _fit(*, as_json: bool) -> int:
+    """Fit, and write."""
+    content = to_json(fitted_again())
     FITTED_FILE.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     fitted.cache_clear()
-    print_json("evidence", content) if arguments.json else _show_fit(fresh)
+    print_json("evidence", content) if as_json else print(f"[ok] {FITTED_FILE}")
     return 0
-
-
-def _show_fit(found: Fitted) -> None:
-    values: list[dict[str, Any]] = [
-        *({"constant": f"time factor, {n}", "value": v} for n, v in found.time_factors.items()),
-        {"constant": "passes of kept bytes", "value": found.traffic_passes},
-        *({"constant": f"exponent, {n}", "value": v} for n, v in found.exponents.items()),
-        {"constant": "workspace, MiB", "value": found.workspace_mib},
-    ]
-    show([{**row, "value": f"{row['value']:.3g}"} for row in values], title="step time and memory")
-    show(
-        [
-            {"like": name, "p10": f"{i.low:.2f}", "p90": f"{i.high:.2f}", "runs": i.runs}
-            for name, i in found.intervals.items()
-        ],
-        title="measured time / predicted time",
-    )
-    show(
-        [
-            {
-                "GPU": gpu,
-                "p10 us": round(launch.low * 1e6),
-                "median us": round(launch.likely * 1e6),
-                "p90 us": round(launch.high * 1e6),
-                "hosts": launch.hosts,
-            }
-            for gpu, launch in found.launches.items()
-        ],
-        title="a kernel launch, microseconds",
-    )
 
 
 def fitted_again() -> Fitted:
@@ -191,25 +148,6 @@ def _rounded(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {name: _rounded(each) for name, each in value.items()}
     return float(f"{value:.{_DIGITS}g}") if isinstance(value, float | np.floating) else value
-
-
-def differences(fitted: Fitted, path: Path = FITTED_FILE) -> list[str]:
-    """Return which constants of the file the fit does not give; the last digit may differ."""
-    there = json.loads(path.read_text(encoding="utf-8"))
-    return list(_different(there, to_json(fitted), ""))
-
-
-def _different(there: Any, here: Any, name: str) -> list[str]:
-    if isinstance(there, Mapping) and isinstance(here, Mapping):
-        names = dict.fromkeys([*there, *here])
-        return [
-            found for n in names for found in _different(there.get(n), here.get(n), f"{name} {n}")
-        ]
-    if isinstance(there, float) and isinstance(here, float):
-        same = math.isclose(there, here, rel_tol=2e-3)
-    else:
-        same = there == here
-    return [] if same else [f"{name.strip()}: {there} in the file, {here} fitted"]
 
 
 # Seconds of a kernel launch, from steps so small that the GPU waits for its host.

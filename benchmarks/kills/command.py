@@ -50,11 +50,11 @@ def measure(given: argparse.Namespace) -> list[dict[str, Any]]:
     if given.kills < 1:
         raise ValueError(f"--kills must be at least 1, got {given.kills}")
     chosen = [row for row in ROWS if not given.rows or row.name in given.rows]
-    progress = _Progress(len(chosen) * len(given.ways) * len(EXITS), given.hours)
+    deadline = time.monotonic() + 3600 * given.hours
     results = []
     for row in chosen:
         try:
-            record = _Result(row, given).filled(progress)
+            record = _Result(row, given).filled(deadline)
         except (RuntimeError, subprocess.CalledProcessError) as error:
             print(f"[kills] {row.name} is left out: {error}", file=sys.stderr)
             continue
@@ -74,29 +74,6 @@ def is_damaged(lines: Sequence[Mapping[str, Any]]) -> bool:
     )
 
 
-class _Progress:
-    """What is done, how long the rest takes, and whether there is time for more."""
-
-    def __init__(self, num_cells: int, hours: float) -> None:
-        self._left, self._played = num_cells, 0
-        self._began = time.monotonic()
-        self._seconds = 3600 * hours
-
-    @property
-    def is_over(self) -> bool:
-        """Whether no further cell may begin."""
-        return time.monotonic() - self._began >= self._seconds
-
-    def tell(self, what: str, *, was_played: bool) -> None:
-        """Say what is done now, and when the rest may be."""
-        self._left -= 1
-        self._played += was_played
-        spent = time.monotonic() - self._began
-        minutes = spent / max(1, self._played) * self._left / 60
-        rest = f", about {minutes:.0f} min left" if self._played else ""
-        print(f"[kills] {what}; {self._left} cells to go{rest}", file=sys.stderr, flush=True)
-
-
 class _Result:
     """A row's results file, played on where it ends."""
 
@@ -105,7 +82,7 @@ class _Result:
         self._file = given.out / f"{row.name}.json"
         self._asked = {"kills": given.kills, "seed": given.seed}
 
-    def filled(self, progress: _Progress) -> dict[str, Any]:
+    def filled(self, deadline: float) -> dict[str, Any]:
         """The row's record, with each cell that there was time for."""
         record: dict[str, Any] = {"row": self._row.name, **self._asked, "cells": {}}
         if self._file.exists():
@@ -114,12 +91,10 @@ class _Result:
                 raise ValueError(f"{self._file} was made with {found}; give another --out")
         wanted = [(way, how) for way in self._given.ways for how in EXITS]
         missing = [(way, how) for way, how in wanted if f"{way} {how}" not in record["cells"]]
-        for _ in range(len(wanted) - len(missing)):
-            progress.tell(f"{self._row.name}: there", was_played=False)
-        if missing and not progress.is_over:
+        if missing and time.monotonic() < deadline:
             python = _python(self._row, self._given.out)
             record.setdefault("versions", _versions(self._row, python))
-            self._play(record, missing, python, progress)
+            self._play(record, missing, python, deadline)
             if self._row.requirements and not self._given.keep:
                 shutil.rmtree(_environment(self._row, self._given.out))
         return record
@@ -129,7 +104,7 @@ class _Result:
         record: dict[str, Any],
         missing: Sequence[tuple[Any, Any]],
         python: Path,
-        progress: _Progress,
+        deadline: float,
     ) -> None:
         def series(what: str) -> Series:
             rng = random.Random(f"{self._given.seed} {self._row.name} {what}")
@@ -140,7 +115,7 @@ class _Result:
         record["is_repeatable"] = whole[0].final == whole[1].final
         record["steps"] = len(whole[0].ids)
         for way, how in missing:
-            if progress.is_over:
+            if time.monotonic() >= deadline:
                 return
             began = time.monotonic()
             cell = series(f"{way} {how}").killed(way, how, self._given.kills)
@@ -148,7 +123,7 @@ class _Result:
             record["cells"][f"{way} {how}"]["seconds"] = round(time.monotonic() - began, 1)
             self._file.parent.mkdir(parents=True, exist_ok=True)
             self._file.write_text(json.dumps(record, indent=1) + "\n")
-            progress.tell(f"{self._row.name}: {way}, {how}", was_played=True)
+            print(f"[kills] {self._row.name}: {way}, {how}", file=sys.stderr, flush=True)
 
 
 def summary(cell: Cell, whole: Account) -> dict[str, Any]:

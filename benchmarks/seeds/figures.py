@@ -176,7 +176,6 @@ FIGURES: Mapping[str, Callable[..., float | str]] = {
     "memory": lambda size: catalogue.find(size).memory_gib,
     "times_memory": lambda one, other: _ratio("memory_gib", one, other),
     "times_vcpus": lambda one, other: _ratio("vcpus", one, other),
-    "nvme": lambda size: catalogue.find(size).instance_store_gb,
     "network_baseline": lambda size: catalogue.find(size).network_baseline_gbps,
     "bandwidth": lambda gpu: find_gpu(gpu).bandwidth_gb_per_second,
     "peak": lambda gpu, precision: find_gpu(gpu).peak_flops(precision) / 1e12,

@@ -9,6 +9,8 @@ import random
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from scipy.special import lambertw
+
 from benchmarks.spot.oracle import best_goodput, least_usd
 from benchmarks.spot.placements import Greedy, OnDemandOnly, UniformProgress
 from contract.auto_interval import MIN_SECONDS, choose_interval, expected_life_seconds
@@ -158,16 +160,10 @@ def daly_interval(*, checkpoint_seconds: float, rate_per_hour: float) -> float:
     """
     if rate_per_hour < NEVER:
         return math.inf
+    if not checkpoint_seconds:
+        return 0.0
     mean = 3600 / rate_per_hour
-    c = checkpoint_seconds / mean
-    x = min(math.sqrt(2 * c), 0.999)
-    for _ in range(50):
-        # Newton on log(1 - x) + x + c = 0, kept inside (0, 1).
-        step = (math.log1p(-x) + x + c) * (1 - x) / x if x > 0 else 0.0
-        x = min(max(x + step, x / 2), (1 + x) / 2)
-        if abs(step) <= 1e-12 * x:
-            break
-    return x * mean
+    return float(1 + lambertw(-math.exp(-1 - checkpoint_seconds / mean)).real) * mean
 
 
 def _as_the_trainer(question: Question, losses: int, spot_seconds: float) -> float:

@@ -7,6 +7,8 @@ For a job with a deadline it is a bound, not a plan: the dual of the paper's int
 import math
 from collections.abc import Sequence
 
+from scipy.optimize import minimize_scalar
+
 from sizing.spot.traces import SpotLife
 
 
@@ -36,15 +38,10 @@ def least_usd(
     def bound(price: float) -> float:
         return price * work - _most_earned(stretches, price, restart, spot, on_demand)
 
-    # The bound is concave in the price: search by thirds up to a price that pays any restart.
-    low, high = 0.0, on_demand * (2 + 4 * restart / max(deadline - work, restart, 1.0)) + spot
-    for _ in range(60):
-        third = (high - low) / 3
-        if bound(low + third) < bound(high - third):
-            low += third
-        else:
-            high -= third
-    return max(0.0, bound((low + high) / 2))
+    # Concave in the price: searched up to one that pays any restart.
+    high = on_demand * (2 + 4 * restart / max(deadline - work, restart, 1.0)) + spot
+    found = minimize_scalar(lambda price: -bound(price), bounds=(0.0, high), method="bounded")
+    return max(0.0, -float(found.fun))
 
 
 def _stretches(lives: Sequence[SpotLife], deadline: float) -> list[tuple[float, bool]]:

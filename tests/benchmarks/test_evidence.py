@@ -7,16 +7,14 @@ import pytest
 from benchmarks.__main__ import main
 from benchmarks.seeds.tables import SEEDS
 
-SHOWN = [["evidence", seed] for seed in SEEDS] + [["evidence", "--fit", "--check"]]
 
-
-@pytest.mark.parametrize("arguments", SHOWN, ids=" ".join)
+@pytest.mark.parametrize("seed", SEEDS)
 def test_a_pipe_gets_at_most_100_columns_and_json_can_be_read(
-    arguments: list[str], capsys: pytest.CaptureFixture[str]
+    seed: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(arguments) == 0
+    assert main(["evidence", seed]) == 0
     assert max(len(line) for line in capsys.readouterr().out.splitlines()) <= 100
-    assert main([*arguments, "--json"]) == 0
+    assert main(["evidence", seed, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["command"] == "evidence"
 
 
