@@ -3,7 +3,7 @@
 Each row is a script. It runs twice to its end, and then is killed at seeded moments, most of them
 inside a save, by three exits: all processes at once; a notice, and the end some seconds later; a
 shutdown. Alone it starts again on its local disk; under us each life is a new machine, and the
-store, a folder, has faults. Results are kept in --out as they come: the command goes on where
+store, a folder or S3, has faults. Results are kept in --out as they come: the command goes on where
 it was. --page writes them to docs/kill-table.md; with --hours 0 it plays nothing before. Exit code
 1: under us a restore was torn or mismatched, or a run never came back.
 """
@@ -50,11 +50,11 @@ def measure(given: argparse.Namespace) -> list[dict[str, Any]]:
     if given.kills < 1:
         raise ValueError(f"--kills must be at least 1, got {given.kills}")
     chosen = [row for row in ROWS if not given.rows or row.name in given.rows]
-    deadline = time.monotonic() + 3600 * given.hours
+    progress = _Progress(len(chosen) * len(given.ways) * len(EXITS), given.hours)
     results = []
     for row in chosen:
         try:
-            record = _Result(row, given).filled(deadline)
+            record = _Result(row, given).filled(progress)
         except (RuntimeError, subprocess.CalledProcessError) as error:
             print(f"[kills] {row.name} is left out: {error}", file=sys.stderr)
             continue
@@ -74,6 +74,29 @@ def is_damaged(lines: Sequence[Mapping[str, Any]]) -> bool:
     )
 
 
+class _Progress:
+    """What is done, how long the rest takes, and whether there is time for more."""
+
+    def __init__(self, num_cells: int, hours: float) -> None:
+        self._left, self._played = num_cells, 0
+        self._began = time.monotonic()
+        self._seconds = 3600 * hours
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no further cell may begin."""
+        return time.monotonic() - self._began >= self._seconds
+
+    def tell(self, what: str, *, was_played: bool) -> None:
+        """Say what is done now, and when the rest may be."""
+        self._left -= 1
+        self._played += was_played
+        spent = time.monotonic() - self._began
+        minutes = spent / max(1, self._played) * self._left / 60
+        rest = f", about {minutes:.0f} min left" if self._played else ""
+        print(f"[kills] {what}; {self._left} cells to go{rest}", file=sys.stderr, flush=True)
+
+
 class _Result:
     """A row's results file, played on where it ends."""
 
@@ -82,7 +105,7 @@ class _Result:
         self._file = given.out / f"{row.name}.json"
         self._asked = {"kills": given.kills, "seed": given.seed}
 
-    def filled(self, deadline: float) -> dict[str, Any]:
+    def filled(self, progress: _Progress) -> dict[str, Any]:
         """The row's record, with each cell that there was time for."""
         record: dict[str, Any] = {"row": self._row.name, **self._asked, "cells": {}}
         if self._file.exists():
@@ -91,10 +114,12 @@ class _Result:
                 raise ValueError(f"{self._file} was made with {found}; give another --out")
         wanted = [(way, how) for way in self._given.ways for how in EXITS]
         missing = [(way, how) for way, how in wanted if f"{way} {how}" not in record["cells"]]
-        if missing and time.monotonic() < deadline:
+        for _ in range(len(wanted) - len(missing)):
+            progress.tell(f"{self._row.name}: there", was_played=False)
+        if missing and not progress.is_over:
             python = _python(self._row, self._given.out)
             record.setdefault("versions", _versions(self._row, python))
-            self._play(record, missing, python, deadline)
+            self._play(record, missing, python, progress)
             if self._row.requirements and not self._given.keep:
                 shutil.rmtree(_environment(self._row, self._given.out))
         return record
@@ -104,7 +129,7 @@ class _Result:
         record: dict[str, Any],
         missing: Sequence[tuple[Any, Any]],
         python: Path,
-        deadline: float,
+        progress: _Progress,
     ) -> None:
         def series(what: str) -> Series:
             rng = random.Random(f"{self._given.seed} {self._row.name} {what}")
@@ -115,7 +140,7 @@ class _Result:
         record["is_repeatable"] = whole[0].final == whole[1].final
         record["steps"] = len(whole[0].ids)
         for way, how in missing:
-            if time.monotonic() >= deadline:
+            if progress.is_over:
                 return
             began = time.monotonic()
             cell = series(f"{way} {how}").killed(way, how, self._given.kills)
@@ -123,7 +148,7 @@ class _Result:
             record["cells"][f"{way} {how}"]["seconds"] = round(time.monotonic() - began, 1)
             self._file.parent.mkdir(parents=True, exist_ok=True)
             self._file.write_text(json.dumps(record, indent=1) + "\n")
-            print(f"[kills] {self._row.name}: {way}, {how}", file=sys.stderr, flush=True)
+            progress.tell(f"{self._row.name}: {way}, {how}", was_played=True)
 
 
 def summary(cell: Cell, whole: Account) -> dict[str, Any]:

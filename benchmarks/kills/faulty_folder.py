@@ -9,15 +9,13 @@ import sys
 import time
 from pathlib import Path
 
+from benchmarks.kills.s3_server import RATE
 from training.cli import run
 from training.cli.main import main
 from training.proof.injector import Injector, StatusFile
 from training.proof.store_faults import misbehaving
 from training.store.open import open_store
 from training.store.protocol import Store
-
-# The share of the store's operations that go wrong.
-RATE = 0.04
 
 
 def _open(uri: str) -> Store:

@@ -9,25 +9,27 @@ import random
 import shutil
 import signal
 import time
+import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, TextIO, TypeAlias, get_args
 
 from benchmarks import REPOSITORY
 from benchmarks.kills.judge import Account, Said, said_in
+from benchmarks.kills.s3_server import BUCKET, open_server
 from training.errors import EXIT_FAILED, EXIT_USER
 from training.proof.injector import StatusFile
 from training.proof.machine import live, run_command
 
 Exit: TypeAlias = Literal["kill", "notice", "shutdown"]
-Way: TypeAlias = Literal["alone", "folder"]
+Way: TypeAlias = Literal["alone", "folder", "s3"]
 EXITS: Sequence[Exit] = get_args(Exit)
 WAYS: Sequence[Way] = get_args(Way)
 ANSWERS = ("ignored", "exit 0", "exit 143", "works 200 s")
 # A machine that shuts down: `docker stop` gives 10 s; the service of ours ends by itself.
-_SHUTDOWN_SECONDS = {"alone": 10.0, "folder": 60.0}
+_SHUTDOWN_SECONDS = {"alone": 10.0, "folder": 60.0, "s3": 60.0}
 _LIMIT_SECONDS = 300.0  # of a life that does not end, or does not begin
 MOST_FAILED_STARTS = 4
 _POLL_SECONDS = 0.02
@@ -119,13 +121,16 @@ class Series:
         source.mkdir(parents=True)
         for path in self.row.files:
             shutil.copy(path, source)
-        environment = {
-            **{k: v for k, v in os.environ.items() if k != "VIRTUAL_ENV"},
-            "PYTHONPATH": str(REPOSITORY),
-            "OMP_NUM_THREADS": "1",
-            "FAULTS": str(folder / "faults"),
-        }
-        yield _Place(self.row, self.python, way, folder, environment)
+        with ExitStack() as stack:
+            store = stack.enter_context(open_server()) if way == "s3" else {}
+            environment = {
+                **{k: v for k, v in os.environ.items() if k != "VIRTUAL_ENV"},
+                **store,
+                "PYTHONPATH": str(REPOSITORY),
+                "OMP_NUM_THREADS": "1",
+                "FAULTS": str(folder / "faults"),
+            }
+            yield _Place(self.row, self.python, way, folder, environment)
         for path in folder.iterdir():  # the logs stay
             if path.is_dir():
                 shutil.rmtree(path)
@@ -173,9 +178,14 @@ class _Place:
 
     def num_faults(self) -> int:
         """Faults of the store so far."""
-        if self.way == "alone":
-            return 0
-        return StatusFile(self.folder / "faults").num_faults
+        if self.way == "folder":
+            return StatusFile(self.folder / "faults").num_faults
+        if self.way == "s3":
+            with urllib.request.urlopen(
+                f"{self.environment['AWS_ENDPOINT_URL']}/-/faults"
+            ) as answer:
+                return int(answer.read())
+        return 0
 
     def _contract(self) -> dict[str, str]:
         """What the script alone finds of the container contract."""
@@ -193,9 +203,10 @@ class _Place:
         # Another machine at the same path, as /opt/ml is one everywhere.
         machine = self.folder / "machine"
         machine.mkdir()
+        uri = f"s3://{BUCKET}/runs/one" if self.way == "s3" else str(self.folder / "run")
         command = run_command(
             machine,
-            str(self.folder / "run"),
+            uri,
             [
                 f"--program={' '.join(['python', *words])}",
                 f"--source={self.folder / 'source'}",
@@ -205,7 +216,8 @@ class _Place:
                 f"--writer=machine-{number}",
             ],
         )
-        command[command.index("training")] = "benchmarks.kills.faulty_folder"
+        if self.way == "folder":
+            command[command.index("training")] = "benchmarks.kills.faulty_folder"
         return command
 
 

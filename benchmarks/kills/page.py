@@ -7,13 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import REPOSITORY
-from benchmarks.kills.faulty_folder import RATE
-from benchmarks.kills.lives import MOST_FAILED_STARTS
 from benchmarks.kills.rows import ROWS
 
 RESULTS = Path(__file__).with_name("results.json")
 PAGE = REPOSITORY / "docs" / "kill-table.md"
-_WAYS = {"alone": "alone", "folder": "ours, folder"}
+_WAYS = {"alone": "alone", "folder": "ours, folder", "s3": "ours, S3"}
 _HEAD = """# The kill table: public trainers and plain save habits, killed on purpose
 
 Written by `python -m benchmarks kill_table --page` from benchmarks/kills/results.json; a row that
@@ -52,6 +50,9 @@ _COLUMNS = (
 
 def text(results: Sequence[Mapping[str, Any]]) -> str:
     """The page."""
+    from benchmarks.kills.lives import MOST_FAILED_STARTS
+    from benchmarks.kills.s3_server import RATE
+
     row = ROWS[0]
     said = {row.name: row.users_must for row in ROWS}
     parts = [

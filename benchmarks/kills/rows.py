@@ -60,6 +60,10 @@ ROWS: Sequence[Row] = (
     _trainer("ignite", "pytorch-ignite", "numpy"),
     _trainer("skorch", "skorch"),
     _trainer("accelerate", "accelerate"),
+    _trainer("keras", "keras"),
     _trainer("sb3", "stable-baselines3"),
+    _trainer("ultralytics", "ultralytics"),
+    _trainer("trl", "trl"),
+    _trainer("sentence_transformers", "sentence-transformers", "datasets", "accelerate"),
     *(_habit(name, commits=commits) for commits in (False, True) for name in HABITS),
 )

@@ -58,3 +58,30 @@ def network():
 
     torch.manual_seed(0)
     return _Network()
+
+
+def transformers_arguments():
+    """Arguments of transformers' Trainer and of those that are made of it."""
+    return {
+        "output_dir": str(CHECKPOINTS),
+        "max_steps": STEPS,
+        "save_steps": SAVE_EVERY,
+        "save_total_limit": 2,
+        "per_device_train_batch_size": BATCH,
+        "report_to": "none",
+    }
+
+
+def train_transformers(trainer):
+    """Resume as the documentation has it: from the last checkpoint of the output folder."""
+    from transformers import TrainerCallback
+    from transformers.trainer_utils import get_last_checkpoint
+
+    class _Told(TrainerCallback):
+        def on_step_end(self, args, state, control, model=None, **more):
+            step(state.global_step, getattr(model, "seen", ()))
+
+    trainer.add_callback(_Told())
+    CHECKPOINTS.mkdir(parents=True, exist_ok=True)
+    trainer.train(resume_from_checkpoint=get_last_checkpoint(str(CHECKPOINTS)))
+    final(trainer.model.state_dict())

@@ -79,7 +79,7 @@ def test_a_cell_that_is_there_is_not_played_again(
 def test_a_line_says_which_exits_tore() -> None:
     cell = summary(command.Cell(kills=2, runs=[Account(torn=["a", "b"], lost=[1.0])]), Account())
     well = summary(command.Cell(kills=2, runs=[Account(final="b", lost=[3.0])]), Account())
-    cells = {"folder kill": well, "folder notice": cell, "folder shutdown": well}
+    cells = {"s3 kill": well, "s3 notice": cell, "s3 shutdown": well}
     record = json.loads(json.dumps({"row": "one", "is_repeatable": True, "cells": cells}))
     (line,) = table(record)
     assert (line["torn"], line["mismatched"]) == ("2 (notice)", "0")

@@ -26,11 +26,11 @@ def test_results_of_other_ways_stay(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     (known,) = (one for one in page.read() if one["row"] == page.read()[0]["row"])
     monkeypatch.setattr(page, "RESULTS", tmp_path / "results.json")
     monkeypatch.setattr(page, "PAGE", tmp_path / "page.md")
-    first, second = ({**known["lines"][0], "way": way} for way in ("alone", "folder"))
+    first, second = ({**known["lines"][0], "way": way} for way in ("alone", "s3"))
     page.write([{**known, "lines": [first]}])
     page.write([{**known, "lines": [{**second, "torn": "3 (kill)"}]}])
     page.write([{**known, "lines": [{**second, "torn": "2 (notice)"}]}])
     (kept,) = json.loads((tmp_path / "results.json").read_text())
-    assert sorted(line["way"] for line in kept["lines"]) == ["alone", "folder"]
+    assert sorted(line["way"] for line in kept["lines"]) == ["alone", "s3"]
     text = (tmp_path / "page.md").read_text()
     assert "2 (notice)" in text and "3 (kill)" not in text

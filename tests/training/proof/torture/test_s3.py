@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.kills.misbehaving_s3 import Misbehaving
 from rehearsal.aws.front import Front
 from tests.training.forked import command
-from tests.training.proof.torture.misbehaving_s3 import Misbehaving
 from tests.training.serving import new_bucket, served
 
 

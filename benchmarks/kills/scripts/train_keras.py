@@ -1,0 +1,32 @@
+"""Keras on torch with BackupAndRestore, its callback for fault tolerance."""
+
+import os
+
+os.environ["KERAS_BACKEND"] = "torch"
+
+import keras
+import told
+
+
+class _Told(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        told.step(int(self.model.optimizer.iterations), self.model.seen)
+
+
+class _Model(keras.Model):
+    def train_step(self, data):
+        self.seen = data[0][:, 0]
+        return super().train_step(data)
+
+
+keras.utils.set_random_seed(0)
+inputs = keras.Input((8,))
+hidden = keras.layers.Dropout(0.2)(keras.layers.Dense(256, "relu")(inputs[:, 1:]))
+model = _Model(inputs, keras.layers.Dense(2)(hidden))
+loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+model.compile("adam", loss)
+backup = keras.callbacks.BackupAndRestore(str(told.CHECKPOINTS), save_freq=told.SAVE_EVERY)
+x, y = (tensor.numpy() for tensor in told.samples())
+
+model.fit(x, y, batch_size=told.BATCH, epochs=told.EPOCHS, verbose=0, callbacks=[_Told(), backup])
+told.final({str(n): weight.tobytes() for n, weight in enumerate(model.get_weights())})
