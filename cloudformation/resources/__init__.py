@@ -1,6 +1,7 @@
 """The engine's registry: how each resource type is created, by its service's own API.
 
-It has the types of our stacks and of CDK's bootstrap stack; any other is refused by name.
+It has the types of our stacks, of CDK's bootstrap stack and of a VPC with NAT gateways, as an app
+that imports the stacks has one; any other is refused by name.
 """
 
 from cloudformation.resource import Provisioned, ResourceType

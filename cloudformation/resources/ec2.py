@@ -89,6 +89,10 @@ def _is_attached(request: HandlerRequest, gateway: dict[str, Any]) -> bool:
     )
 
 
+def _is_not_deleted(_: HandlerRequest, found: dict[str, Any]) -> bool:
+    return bool(found["State"] != "deleted")
+
+
 def _update_endpoint(request: HandlerRequest) -> Provisioned:
     changes: dict[str, Any] = {}
     for name in ("RouteTableIds", "SubnetIds", "SecurityGroupIds"):
@@ -291,6 +295,38 @@ TYPES: Registry = {
         delete=deletes("ec2", "delete_route", "RouteTableId", *_ROUTE_ENDS),
         exists=finds("ec2", "describe_route_tables", answer="RouteTables", where=_has_route),
     ),
+    "AWS::EC2::EIP": ResourceType(
+        create=creates(
+            "ec2",
+            "allocate_address",
+            tag_kind="elastic-ip",
+            by="PublicIp",
+            attributes=["AllocationId", "PublicIp"],
+        ),
+        delete=lambda request: request.client("ec2").release_address(
+            AllocationId=request.attributes["AllocationId"]
+        ),
+        exists=finds("ec2", "describe_addresses", by="PublicIps", answer="Addresses"),
+    ),
+    "AWS::EC2::NatGateway": ResourceType(
+        create=creates(
+            "ec2",
+            "create_nat_gateway",
+            tag_kind="natgateway",
+            answer="NatGateway",
+            by="NatGatewayId",
+            attributes=["NatGatewayId"],
+        ),
+        configure=_retag,
+        delete=deletes("ec2", "delete_nat_gateway", by="NatGatewayId"),
+        exists=finds(
+            "ec2",
+            "describe_nat_gateways",
+            by="NatGatewayIds",
+            answer="NatGateways",
+            where=_is_not_deleted,
+        ),
+    ),
     "AWS::EC2::VPCGatewayAttachment": ResourceType(
         create=_attach_gateway,
         delete=deletes("ec2", "detach_internet_gateway", "InternetGatewayId", "VpcId"),
@@ -314,7 +350,7 @@ TYPES: Registry = {
             "describe_vpc_endpoints",
             by="VpcEndpointIds",
             answer="VpcEndpoints",
-            where=lambda _, endpoint: bool(endpoint["State"] != "deleted"),
+            where=_is_not_deleted,
         ),
     ),
     "AWS::EC2::FlowLog": ResourceType(

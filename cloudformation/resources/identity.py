@@ -40,10 +40,14 @@ def _delete_role(request: HandlerRequest) -> None:
     request.client("iam").delete_role(RoleName=request.physical_id)
 
 
-def _configure_policy(request: HandlerRequest) -> None:
-    """Put one inline policy into every role that it names."""
+def _refuse_users(request: HandlerRequest) -> None:
     if others := request.pick("Users", "Groups"):
         raise ResourceFailed(f"The embedded AWS has no policies of {' and '.join(others)}")
+
+
+def _configure_policy(request: HandlerRequest) -> None:
+    """Put one inline policy into every role that it names."""
+    _refuse_users(request)
     name, old_name = request.properties["PolicyName"], request.old.get("PolicyName")
     for role in request.get("Roles", []):
         call(request, "iam", "put_role_policy", RoleName=role)
@@ -61,6 +65,33 @@ def _delete_policy(request: HandlerRequest) -> None:
 def _has_policy(request: HandlerRequest, role: str) -> bool:
     wanted: dict[str, Any] = request.pick("PolicyName")
     return look_up(request, "iam", "get_role_policy", RoleName=role, **wanted) is not None
+
+
+def _configure_managed_policy(request: HandlerRequest) -> None:
+    _refuse_users(request)
+    iam, arn = request.client("iam"), request.physical_id
+    if request.old and request.changed("PolicyDocument"):
+        _drop_old_versions(request)
+        call(request, "iam", "create_policy_version", PolicyArn=arn, SetAsDefault=True)
+    for role in request.added("Roles"):
+        iam.attach_role_policy(RoleName=role, PolicyArn=arn)
+    for role in request.removed("Roles"):
+        iam.detach_role_policy(RoleName=role, PolicyArn=arn)
+
+
+def _drop_old_versions(request: HandlerRequest) -> None:
+    # IAM keeps at most five versions; the default one cannot be deleted.
+    iam, arn = request.client("iam"), request.physical_id
+    for version in iam.list_policy_versions(PolicyArn=arn)["Versions"]:
+        if not version["IsDefaultVersion"]:
+            iam.delete_policy_version(PolicyArn=arn, VersionId=version["VersionId"])
+
+
+def _delete_managed_policy(request: HandlerRequest) -> None:
+    for role in request.get("Roles", []):
+        request.client("iam").detach_role_policy(RoleName=role, PolicyArn=request.physical_id)
+    _drop_old_versions(request)
+    request.client("iam").delete_policy(PolicyArn=request.physical_id)
 
 
 def _set_roles(request: HandlerRequest) -> None:
@@ -122,7 +153,8 @@ TYPES: Registry = {
             by="Arn",
             attributes={"PolicyArn": "Arn", "PolicyId": "PolicyId"},
         ),
-        delete=deletes("iam", "delete_policy", by="PolicyArn"),
+        configure=_configure_managed_policy,
+        delete=_delete_managed_policy,
         exists=finds("iam", "get_policy", by="PolicyArn"),
     ),
     "AWS::IAM::InstanceProfile": ResourceType(

@@ -105,10 +105,24 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         },
         {"Tags": tags(a="b")},
     ),
+    "AWS::EC2::EIP": ({"It": of("EC2::EIP", Domain="vpc")}, {}),
     "AWS::EC2::InternetGateway": ({"It": GATEWAY}, {"Tags": tags(a="b")}),
     "AWS::EC2::LaunchTemplate": (
         {"It": template()},
         {"LaunchTemplateData": {"InstanceType": "g5.2xlarge"}},
+    ),
+    "AWS::EC2::NatGateway": (
+        {
+            "Vpc": VPC,
+            "Subnet": SUBNET,
+            "Address": of("EC2::EIP"),
+            "It": of(
+                "EC2::NatGateway",
+                SubnetId=ref("Subnet"),
+                AllocationId=attribute("Address", "AllocationId"),
+            ),
+        },
+        {"Tags": tags(a="b")},
     ),
     "AWS::EC2::Route": (
         {
@@ -202,7 +216,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     ),
     "AWS::IAM::ManagedPolicy": (
         {"Role": ROLE, "It": of("IAM::ManagedPolicy", PolicyDocument=policy())},
-        {},
+        {"Roles": [ref("Role")], "PolicyDocument": policy(action="s3:PutObject")},
     ),
     "AWS::IAM::Policy": (
         {
