@@ -107,11 +107,9 @@ def _delete_profile(request: HandlerRequest) -> None:
     request.client("iam").delete_instance_profile(InstanceProfileName=request.physical_id)
 
 
-def _create_key(request: HandlerRequest) -> Provisioned:
+def _key_arguments(request: HandlerRequest) -> dict[str, Any]:
     tags = [{"TagKey": tag["Key"], "TagValue": tag["Value"]} for tag in request.get("Tags", [])]
-    made = call(request, "kms", "create_key", Policy=request.get("KeyPolicy"), Tags=tags)
-    key = made["KeyMetadata"]
-    return Provisioned(id=key["KeyId"], attributes={"Arn": key["Arn"], "KeyId": key["KeyId"]})
+    return {"Policy": request.get("KeyPolicy"), "Tags": tags}
 
 
 def _configure_key(request: HandlerRequest) -> None:
@@ -171,7 +169,14 @@ TYPES: Registry = {
         exists=finds("iam", "get_instance_profile", by="InstanceProfileName"),
     ),
     "AWS::KMS::Key": ResourceType(
-        create=_create_key,
+        create=creates(
+            "kms",
+            "create_key",
+            answer="KeyMetadata",
+            by="KeyId",
+            attributes=["Arn", "KeyId"],
+            more=_key_arguments,
+        ),
         configure=_configure_key,
         delete=deletes("kms", "schedule_key_deletion", "PendingWindowInDays", by="KeyId"),
         exists=finds(

@@ -15,11 +15,14 @@ _SUBSCRIPTION = ("FilterPolicy", "DeliveryPolicy", "RedrivePolicy", "RawMessageD
 # Rules with their targets
 
 
-def _put_rule(request: HandlerRequest) -> Provisioned:
-    name = request.get("Name") or request.physical_id or request.generated_name(longest=64)
-    tags = None if request.old else request.get("Tags")
-    made = call(request, "events", "put_rule", Name=name, Tags=tags)
-    return Provisioned(id=name, attributes={"Arn": made["RuleArn"]})
+_put_rule = creates(
+    "events",
+    "put_rule",
+    name="Name",
+    attributes={"Arn": "RuleArn"},
+    # EventBridge ignores the tags of a rule that exists.
+    more=lambda request: {"Tags": None} if request.old else {},
+)
 
 
 def _update_rule(request: HandlerRequest) -> Provisioned:
