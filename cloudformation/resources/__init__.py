@@ -5,7 +5,7 @@ that imports the stacks has one; any other is refused by name.
 """
 
 from cloudformation.resource import Provisioned, ResourceType
-from cloudformation.resources import ec2, identity, messages, monitoring, storage
+from cloudformation.resources import fleets, identity, messages, monitoring, network, storage
 
 REGISTRY: dict[str, ResourceType] = {
     # Lists the constructs that a stack uses; creates nothing, as on AWS.
@@ -15,9 +15,10 @@ REGISTRY: dict[str, ResourceType] = {
         delete=lambda request: None,
         exists=lambda request: True,
     ),
-    **ec2.TYPES,
+    **fleets.TYPES,
     **identity.TYPES,
     **messages.TYPES,
     **monitoring.TYPES,
+    **network.TYPES,
     **storage.TYPES,
 }
