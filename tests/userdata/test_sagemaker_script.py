@@ -9,6 +9,7 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.userdata.rig import REPOSITORY
@@ -47,8 +48,11 @@ def test_a_script_of_sagemakers_style_runs_unchanged_and_survives_a_kill(tmp_pat
     while not (head.exists() and json.loads(head.read_text())["checkpoints"]):
         assert first.poll() is None
         time.sleep(0.05)
+    # A machine that is lost writes nothing any more: the keeper ends the program in a moment.
+    processes = psutil.Process(first.pid).children(recursive=True)
     first.send_signal(signal.SIGKILL)
     first.wait()
+    assert not psutil.wait_procs(processes, timeout=60)[1]
     # Another machine has an empty disk.
     shutil.rmtree(opt / "ml")
     (opt / "ml").mkdir()

@@ -171,7 +171,9 @@ def test_a_program_that_has_said_when_once_is_not_stopped_any_more(
         wait_for_snapshot(machine, 2)
         with stopped(number):
             machine.commit()
-            wait_for_snapshot(machine, entries(store)[-1].step + 1)
+            wait_until(
+                lambda: read_manifest(store, entries(store)[-1]).reason == "commit", machine.mirror
+            )
         time.sleep(1.5)  # more than twice what it takes until a program is stopped
         machine.mirror.request("emergency")
         time.sleep(0.5)
