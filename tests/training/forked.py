@@ -74,10 +74,7 @@ def command(arguments: Sequence[str], before: Callable[[], None] = lambda: None)
 
 
 class ForkedTrainer:
-    """What a sweep needs of `subprocess.Popen`, without the four seconds of imports.
-
-    docs/trainer.md has a sweep whose runs are interpreters, as are every user's.
-    """
+    """What a sweep needs of `subprocess.Popen`, without the four seconds of imports."""
 
     def __init__(
         self, words: Sequence[str], *, stdout: IO[bytes], stderr: int, start_new_session: bool

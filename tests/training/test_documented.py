@@ -12,7 +12,7 @@ from tests.training.forked import command
 
 
 def test_every_example_prints_what_the_page_says(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forked_sweep: None
 ) -> None:
     text, folder = "".join(page.read_text() for page in documented.PAGES), tmp_path / "mine"
     folder.mkdir()
@@ -20,7 +20,7 @@ def test_every_example_prints_what_the_page_says(
         (folder / name).write_text(content)
     monkeypatch.chdir(folder)
     monkeypatch.setattr(sys, "path", [str(folder), *sys.path])
-    # For the processes that a sweep starts.
+    # For the ranks that a run starts.
     monkeypatch.setenv(
         "PYTHONPATH", os.pathsep.join([str(folder), str(documented.PAGES[0].parents[1])])
     )

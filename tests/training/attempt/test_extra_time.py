@@ -24,12 +24,6 @@ def long_whole(finished: Callable[..., Run]) -> Run:
     return finished(*LONG)
 
 
-@pytest.fixture(scope="module")
-def pair(finished: Callable[..., Run]) -> Run:
-    """The same of two ranks."""
-    return finished(*LONG, ranks=2)
-
-
 @pytest.fixture
 def machine(run: Run, tmp_path: Path) -> Machine:
     run.options = LONG
@@ -120,9 +114,9 @@ def test_a_store_that_stalls_in_the_last_save_loses_only_the_extra_time(
 
 
 @pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.slow), 1])
-def test_two_ranks_end_at_the_same_step(machine: Machine, rank: int, pair: Run) -> None:
+def test_two_ranks_end_at_the_same_step(machine: Machine, rank: int, long_whole: Run) -> None:
     machine.trains_on_when_one_of_two_is_told(rank)
-    machine.go_on(pair, ranks=2)
+    machine.go_on(long_whole, ranks=2)
     assert len(machine.run.lines("step")) == len(machine.run.lineage()), "no step was repeated"
 
 

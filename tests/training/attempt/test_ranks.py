@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -176,6 +177,31 @@ def torchrun(run: Run) -> subprocess.Popen[str]:
     return subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
 
 
+def test_ranks_with_the_variables_of_torchrun_stop_at_a_sigterm_and_go_on(
+    run: Run, pair: Run
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+
+    def as_torchrun_starts_it() -> None:
+        del os.environ["TRAINING_RENDEZVOUS"]
+        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+
+    run.options, run.at_start = ["--override=step_seconds=0.1"], as_torchrun_starts_it
+    first = run.fork_ranks(2)
+    wait_for(lambda: bool(run.lines("step")))
+    for process in first:
+        process.terminate()
+    for process in first:
+        process.join(HUNG_SECONDS)
+    assert [process.exitcode for process in first] == [75, 75]
+    run.at_start = None
+    assert run.attempt_with_ranks(2) == [0, 0]
+    assert_equal(run, pair)
+    assert len(run.lines("step")) == 24, "no step was repeated"
+
+
+@pytest.mark.slow  # what it tells its ranks stands above
 def test_ranks_that_torchrun_started_stop_at_a_sigterm_and_go_on(run: Run, pair: Run) -> None:
     run.options = ["--override=step_seconds=0.1"]
     first = torchrun(run)

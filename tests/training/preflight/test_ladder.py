@@ -1,19 +1,24 @@
 """The ladder against a real limit of memory, in processes of their own."""
 
+import ctypes
+import io
 import json
-import os
 import subprocess
 import sys
+from collections.abc import Sequence
+from contextlib import redirect_stdout
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from tests.training.big import BIG, BigConfig
+from tests.training.forked import Done, command, in_fork
 from tests.training.runs import WORKLOAD
 from tests.training.tiny import TINY, TinyConfig
 from training.errors import RunFailedError, UserError
-from training.preflight import ladder
+from training.preflight import ladder, ladder_trial
 from training.preflight.ladder import (
     Adaptation,
     Trial,
@@ -27,11 +32,11 @@ from training.record.checkpoint_entry import CheckpointEntry, checkpoint_name
 from training.record.head import Head
 from training.registry import WORKLOADS, load_workload
 from training.rungs import KINDS, offered_rung
+from training.save.memory import data_bytes
 from training.settings import changed
 from training.store.folder import FolderStore
 from training.workload import Rung, Train
 
-ROOT = Path(__file__).parents[3]
 NAME = "tests.training.big:BIG"
 # The recipe's step needs about 400 MiB as it is and half of that in micro-batches of 4; 128 MiB
 # of the limit are for the rest of the process.
@@ -47,24 +52,46 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def run(dataset: Path, uri: Path, *more: str, recipe: str = "plain") -> Any:
-    command = [sys.executable, "-m", "training", "run", f"--workload={NAME}", f"--recipe={recipe}"]
-    return subprocess.run(
-        [*command, f"--dataset-uri={dataset}", f"--run-uri={uri}", *more],
-        cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+def run(dataset: Path, uri: Path, *more: str, recipe: str = "plain") -> Done:
+    """A run in a fork of this process, and its trials in forks of that."""
+    arguments = ["run", f"--workload={NAME}", f"--recipe={recipe}"]
+    arguments += [f"--dataset-uri={dataset}", f"--run-uri={uri}", *more]
+    return command(arguments, try_in_forks)
+
+
+def use_up_freed_memory() -> None:
+    """What tests before have freed, in which tensors would find room beyond any limit."""
+    malloc = ctypes.CDLL(None).malloc
+    malloc.argtypes, malloc.restype = [ctypes.c_size_t], ctypes.c_void_p
+    used = data_bytes()
+    while data_bytes() == used:
+        malloc(2**22)
+
+
+def try_in_forks() -> None:
+    use_up_freed_memory()
+
+    def try_it(words: Sequence[str], *, input: str, **_: Any) -> subprocess.CompletedProcess[str]:
+        assert list(words[1:]) == ["-m", "training.preflight.ladder_trial"]
+
+        def act() -> str:
+            sys.stdin = io.StringIO(input)
+            with redirect_stdout(io.StringIO()) as out:
+                assert ladder_trial.main() == 0
+            return out.getvalue()
+
+        return subprocess.CompletedProcess(list(words), 0, in_fork(act), "")
+
+    names = SimpleNamespace(run=try_it)
+    ladder.subprocess = names  # type: ignore[attr-defined]
 
 
 def test_a_run_that_does_not_fit_takes_the_rung_that_does(dataset: Path, tmp_path: Path) -> None:
     uri, few = tmp_path / "run", "--override=has_all_rungs=false"
     done = run(dataset, uri, LIMIT, few)
-    assert done.returncode == 0, done.stderr
-    assert "[memory] the recipe unchanged: out of memory in stage 'shrink'" in done.stdout
-    assert "[memory] micro-batch 4: fits" in done.stdout
+    assert done.code == 0, done.err
+    assert "[memory] the recipe unchanged: out of memory in stage 'shrink'" in done.out
+    assert "[memory] micro-batch 4: fits" in done.out
     record = json.loads((uri / "adaptation.json").read_text())
     assert record["rungs"] == ["micro-batch 4"]
     assert [trial["outcome"] for trial in record["trials"]] == ["out of memory", "fits"]
@@ -74,8 +101,8 @@ def test_a_run_that_does_not_fit_takes_the_rung_that_does(dataset: Path, tmp_pat
 
 def test_fails_with_advice_when_memory_runs_out_in_mid_run(dataset: Path, tmp_path: Path) -> None:
     done = run(dataset, tmp_path / "run", "--memory-limit-mib=250", "--no-adapt")
-    assert done.returncode == 1
-    last = done.stderr.strip().splitlines()[-1]
+    assert done.code == 1
+    last = done.err.strip().splitlines()[-1]
     assert last.startswith("error: memory ran out: ")
     assert "without --no-adapt it tries these rungs (optimizer sgd, activations again, " in last
     head = json.loads((tmp_path / "run" / "head.json").read_text())
@@ -86,7 +113,7 @@ def test_fails_with_advice_when_memory_runs_out_in_mid_run(dataset: Path, tmp_pa
 def test_rungs_are_taken_in_order_and_stay_for_the_run(dataset: Path, tmp_path: Path) -> None:
     uri = tmp_path / "run"
     done = run(dataset, uri, "--memory-limit-mib=290")
-    assert done.returncode == 0, done.stderr
+    assert done.code == 0, done.err
     record = json.loads((uri / "adaptation.json").read_text())
     assert record["rungs"][:3] == ["optimizer sgd", "activations again", "micro-batch 4"]
     # Another attempt has all the memory, but the first decision is binding.
@@ -94,18 +121,18 @@ def test_rungs_are_taken_in_order_and_stay_for_the_run(dataset: Path, tmp_path: 
     head |= {"state": "released", "checkpoints": []}
     (uri / "head.json").write_text(json.dumps(head))
     again = run(dataset, uri)
-    assert again.returncode == 0, again.stderr
-    assert "[memory] this run continues with: optimizer sgd, activations again" in again.stdout
-    assert "fits" not in again.stdout
+    assert again.code == 0, again.err
+    assert "[memory] this run continues with: optimizer sgd, activations again" in again.out
+    assert "fits" not in again.out
 
 
 @pytest.mark.slow
 def test_fails_for_batch_norm_in_smaller_micro_batches(dataset: Path, tmp_path: Path) -> None:
     few = "--override=has_all_rungs=false"
     done = run(dataset, tmp_path / "run", LIMIT, few, recipe="normed")
-    assert done.returncode == 1
-    assert "[memory] micro-batch 4: refused (stage 'shrink' has BatchNorm" in done.stdout
-    assert "even with micro-batch 4, micro-batch 2, micro-batch 1; use a size" in done.stderr
+    assert done.code == 1
+    assert "[memory] micro-batch 4: refused (stage 'shrink' has BatchNorm" in done.out
+    assert "even with micro-batch 4, micro-batch 2, micro-batch 1; use a size" in done.err
 
 
 @pytest.mark.parametrize("name", [*WORKLOADS, NAME])

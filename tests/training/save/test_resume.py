@@ -3,8 +3,6 @@
 import os
 import random
 import signal
-import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -14,7 +12,7 @@ import pytest
 
 from contract.samples import MODULUS, lineage_problems, sum_of_all
 from tests.training.hooks import interrupt_at
-from tests.training.runs import ROOT, Run, assert_equal
+from tests.training.runs import Run, assert_equal, wait_for
 
 # 30 training rows in batches of 8: the last batch of an epoch has 6.
 STEPS_PER_STAGE = 3 * 4
@@ -123,29 +121,27 @@ def test_resume_after_kills_at_random_times(run: Run, whole: Run) -> None:
     assert run.losses() == whole.losses()
 
 
-def test_a_real_process_takes_a_real_notice(
-    bucket_uri: str, new_run: Callable[[str], Run], whole: Run, tmp_path: Path
+def test_a_process_takes_a_notice_from_outside(
+    bucket_uri: str,
+    new_run: Callable[[str], Run],
+    whole: Run,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     run = new_run(f"{bucket_uri}/runs/run-1")
+    metrics = tmp_path / "metrics.jsonl"
     run.options = [
         "--override=step_seconds=0.02",
         "--checkpoint-interval=1000steps",
-        f"--metrics-file={tmp_path / 'metrics.jsonl'}",
+        f"--metrics-file={metrics}",
     ]
-    command = [sys.executable, "-m", "training", *run.arguments()]
-    with subprocess.Popen(command, cwd=ROOT, text=True, stdout=subprocess.PIPE) as process:
-        deadline = time.monotonic() + 120
-        while (
-            not (tmp_path / "metrics.jsonl").exists()
-            or len((tmp_path / "metrics.jsonl").read_text().splitlines()) < 9
-        ):
-            assert time.monotonic() < deadline
-            assert process.poll() is None
-            time.sleep(0.02)
-        process.send_signal(signal.SIGUSR1)
-        output, _ = process.communicate(timeout=120)
-    assert process.returncode == 75, output
-    assert "[emergency]" in output
+    process = run.fork()
+    wait_for(lambda: metrics.exists() and len(metrics.read_text().splitlines()) >= 9)
+    assert process.pid is not None
+    os.kill(process.pid, signal.SIGUSR1)
+    process.join(120)
+    assert process.exitcode == 75
+    assert "[emergency]" in capfd.readouterr().out
     committed = run.events("committed")[-1]
     assert committed["kind"] == "emergency"
     assert 0 < committed["notice_to_commit_seconds"] < 10
