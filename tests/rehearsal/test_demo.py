@@ -11,7 +11,7 @@ from rehearsal.drill.deployment import processes_below
 from rehearsal.scenarios.scenario import NSPAWN, PROCESS
 from tests.training import documented
 
-EPOCHS = "single_frame_epochs=1 time_average_epochs=1 shuffled_epochs=1 epochs=18"
+EPOCHS = "single_frame_epochs=1 time_average_epochs=1 shuffled_epochs=1 epochs=9"
 SMALL = [
     *("--count", "132", "--overrides", EPOCHS),
     *("--notice-seconds", "5"),
@@ -28,7 +28,7 @@ SMALL = [
 def test_an_interrupted_run_equals_the_uninterrupted_one_bit_for_bit(
     tmp_path: Path, rehearse: Callable[..., subprocess.Popen[str]], machine: str
 ) -> None:
-    plan = ("--interrupt", "kill:head:10", "--interrupt", "notice:head:24")
+    plan = ("--interrupt", "kill:head:5", "--interrupt", "notice:head:12")
     process = rehearse("demo", "--machine", machine, "--out", str(tmp_path), *SMALL, *plan)
     _, said = process.communicate(timeout=850)
     assert process.returncode == 0, said[-3000:]

@@ -39,8 +39,6 @@ def disk(machine: ProcessMachine, name: str) -> dict[str, object]:
 
 def test_boot_takes_its_steps_in_order_and_sends_the_fleet_to_zero_when_done(rig: Rig) -> None:
     rig.order(run="finish")
-    rig.bundle = "torch.zip"
-    rig.programs = {}  # once with the AWS CLI as it is
     machine = rig.machine()
     wait(machine, f"fleet {rig.fleet_id} to zero: the run is finished")
     verdicts = [line for line in machine.boot_log.read_text().splitlines() if line[0] == "["]

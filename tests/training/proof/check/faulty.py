@@ -107,9 +107,7 @@ class Averaging(TrainProxy):
 
 
 THREE = Three()
-REMEMBERING_FIRST, REMEMBERING_SECOND, REMEMBERING_THIRD = (
-    Faulty(Remembering, stage) for stage in STAGES
-)
+REMEMBERING_FIRST, REMEMBERING_THIRD = Faulty(Remembering, "first"), Faulty(Remembering, "third")
 TIMED = Faulty(Timed, "second")
 AUGMENTED = Faulty(Augmented, "first")
 REPEATING = Faulty(Repeating, "second")

@@ -80,7 +80,7 @@ def test_fails_for_a_stage_that_was_never_interrupted(capsys: pytest.CaptureFixt
     assert "give it a key of its own" in said
 
 
-@pytest.mark.parametrize("stage", FIRST_STEPS)
+@pytest.mark.parametrize("stage", ["first", "third"])
 def test_state_that_no_checkpoint_holds_is_found(
     stage: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

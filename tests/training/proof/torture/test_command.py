@@ -23,7 +23,9 @@ def torture(*arguments: str, bug: str = "") -> tuple[Done, dict[str, Any]]:
 
 def test_a_kill_of_every_kind_changes_no_bit() -> None:
     # As many as draw each kind; the runs that they take are of nearly every recipe.
-    done, result = torture(f"--kills={sum(KINDS.values()) + 2}", "--seed=1", "--override=epochs=4")
+    # Four ranks are the long proof's.
+    options = ["--seed=1", "--override=epochs=4", "--num-processes=1,2"]
+    done, result = torture(f"--kills={sum(KINDS.values()) + 2}", *options)
     assert result["differences"] == []
     assert done.code == 0
     assert result["kills"] >= 25
@@ -35,12 +37,12 @@ def test_a_kill_of_every_kind_changes_no_bit() -> None:
     assert result["dated_notices"] == sum(result["dated_ended_by"].values())
     assert len(result["runs_with"].pop("recipe")) >= 4
     # A sharded run has one number of ranks until its end.
-    assert {"1,2,4"} <= set(result["runs_with"].pop("ranks")) <= {"1,2,4", "1", "2", "4"}
+    assert {"1,2"} <= set(result["runs_with"].pop("ranks")) <= {"1,2", "1", "2"}
     assert {what: set(cards) for what, cards in result["runs_with"].items()} == {
         "interval": {"5steps", "1epochs", "0.1s", "auto"},
         "save": {"staged", "streamed"},
     }
-    assert set(result["attempts_by_ranks"]) == {"1", "2", "4"}
+    assert set(result["attempts_by_ranks"]) == {"1", "2"}
     assert len(result["by_kind_and_ranks"]) >= 2, "kills of all ranks and of one"
 
 
@@ -58,6 +60,7 @@ def test_two_hundred_kills_change_no_bit_and_notices_gain_steps() -> None:
     assert done.code == 0
     assert result["kills"] >= 200
     assert set().union(*result["by_kind_and_phase"].values()) == set(KINDS)
+    assert set(result["attempts_by_ranks"]) == {"1", "2", "4"}
     assert 0 < result["dated_trained_on"] <= result["dated_notices"]
     assert result["steps_gained"] > 0
 

@@ -19,7 +19,9 @@ def test_kills_and_an_s3_that_misbehaves_change_no_bit(
         bucket_uri = new_bucket(endpoint, monkeypatch)
         app.rate = 0.04
         where = [f"--run-uri={bucket_uri}/runs", f"--out={tmp_path / 'out'}"]
-        short = ["--kills=4", "--seed=7", "--override=epochs=3", "--lease-ttl-seconds=1.5"]
+        # Of a run that ranks share each of them writes there.
+        shared = ["--recipe=sharded", "--num-processes=2", "--lease-ttl-seconds=1.5"]
+        short = ["--kills=4", "--seed=7", "--override=epochs=3", *shared]
         done = command(["torture", *short, *where, "--json"])
     assert done.out, done.err
     result = json.loads(done.out)
