@@ -23,6 +23,7 @@ from contract.run_env import training_stack
 from rehearsal.alarms.trial import trial_table, try_alarms
 from rehearsal.arguments import parse_arguments
 from rehearsal.aws import EmbeddedAws, PortInUse
+from rehearsal.drill.action import check_stages, parse_interruption
 from rehearsal.drill.children import ChildFailed, Children, run_cdk
 from rehearsal.drill.demo import Demo, usual_seconds
 from rehearsal.drill.demo_log import DemoLog
@@ -34,10 +35,6 @@ from rehearsal.drill.deployment import (
 )
 from rehearsal.drill.fleet import RehearsalFailed
 from rehearsal.drill.grants import grants_page
-from rehearsal.drill.interruptions import (
-    check_stages,
-    parse_interruption,
-)
 from rehearsal.drill.program import PROGRAM_STAGES, RehearsedProgram, find_data
 from rehearsal.drill.receipt import find_faults, loss_curves, make_receipt
 from rehearsal.drill.report import receipt_rows, show_receipt, verdict, write_report

@@ -5,7 +5,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from rehearsal.drill.interruptions import SYNTAX, PlannedInterruption, parse_interruption
+from rehearsal.drill.action import SYNTAX, Action, parse_interruption
 from rehearsal.drill.workload import PROGRAM_INTERRUPTIONS, by_workload
 from rehearsal.scenarios.scenario import NSPAWN, PROCESS
 
@@ -96,7 +96,7 @@ def _add_demo(demo: argparse.ArgumentParser) -> None:
     demo.add_argument("--json", action="store_true", help="print the receipt as JSON")
 
 
-def _interruption_argument(text: str) -> PlannedInterruption:
+def _interruption_argument(text: str) -> Action:
     try:
         return parse_interruption(text)
     except ValueError as error:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from contract.keys import HEAD
 from rehearsal.aws.event_bus import EventBus
+from rehearsal.drill.action import Action
 from rehearsal.drill.children import run_cdk
 from rehearsal.drill.demo_log import DemoLog
 from rehearsal.drill.deployment import DATASET, NOTICE_SECONDS, DeployedStacks, synth_arguments
@@ -20,11 +21,11 @@ from rehearsal.drill.fleet import (
     RunningInstance,
 )
 from rehearsal.drill.grants import FILE
-from rehearsal.drill.interruptions import Drill, PlannedInterruption
+from rehearsal.drill.interruptions import Drill
 from rehearsal.drill.program import RehearsedProgram
 from rehearsal.drill.receipt import Rehearsed
 from rehearsal.drill.run_files import Files, FolderFiles, read_json
-from rehearsal.drill.workload import RehearsedWorkload
+from rehearsal.drill.workload import RehearsedWorkload, stack_context
 from rehearsal.machines.quirks import Quirks
 
 # The Guard runs every ten minutes; a rehearsal of a few minutes would never see that.
@@ -47,7 +48,7 @@ class Demo:
     """One rehearsal from deploy to receipt, phase by phase; its times follow the log's pace."""
 
     trained: RehearsedWorkload | RehearsedProgram
-    plan: Sequence[PlannedInterruption]
+    plan: Sequence[Action]
     options: argparse.Namespace  # of `demo`
     stacks: DeployedStacks
     log: DemoLog
@@ -130,12 +131,12 @@ class Demo:
         usual = min(NOTICE_SECONDS, round(_NOTICE_SECONDS * log.pace))
         self.notice_seconds = options.notice_seconds or usual
         assembly = stacks.folder / "cdk.out"
-        context = {
-            "size": options.size,
-            **self.trained.context(),
-            "notice_budget_seconds": f"{self.notice_seconds:g}",
-            "train.lease_ttl_seconds": f"{_LEASE_TTL_SECONDS:g}",
-        }
+        context = stack_context(
+            self.trained.context(),
+            size=options.size,
+            notice_seconds=self.notice_seconds,
+            lease_ttl_seconds=_LEASE_TTL_SECONDS,
+        )
         run_cdk(stacks.children, "cdk synth", *synth_arguments(assembly, context))
         log.begin("DatasetStack, the upload and TrainingStack")
         stacks.deploy(assembly, DATASET)

@@ -8,7 +8,7 @@ terminates shuts down in order.
 import base64
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -92,6 +92,17 @@ class MachineLife:
                     self.first_step = self.first_step or self.seconds
 
 
+def instances_of(aws: EmbeddedAws, *filters: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return the instances that EC2 runs, by id, whoever started them; or those of the filters."""
+    states = {"Name": "instance-state-name", "Values": ["pending", "running"]}
+    found = aws.client("ec2").describe_instances(Filters=[states, *filters])
+    return {
+        item["InstanceId"]: item
+        for reservation in found["Reservations"]
+        for item in reservation["Instances"]
+    }
+
+
 def user_data_faults(lives: Sequence[MachineLife]) -> list[str]:
     """List the machines that ran other user data than the launch template's, byte for byte."""
     return [
@@ -128,7 +139,7 @@ class Fleet:
     def step(self) -> None:
         """Let EC2 do what is due, then follow: power machines off, boot those of new instances."""
         self.aws.maintain_fleets()
-        alive = self._alive()
+        alive = instances_of(self.aws, {"Name": "tag:Stack", "Values": [self.stack]})
         for life in self.running():
             self._follow(life, is_alive=life.instance.id in alive)
         for instance_id, found in alive.items():
@@ -181,15 +192,19 @@ class Fleet:
         """Whether no machine runs and none is to come."""
         return not self.running() and self.target_capacity() == 0
 
-    def interrupt(self, life: MachineLife, *, notice: bool) -> None:
-        """Take an instance away: with a notice, or without one (SIGKILL now)."""
+    def interrupt(self, life: MachineLife, *, notice: bool, seconds: float | None = None) -> None:
+        """Take an instance away: with a notice, usual or of `seconds`, or without (SIGKILL now)."""
         reason = "interrupted with a notice" if notice else "killed without a notice"
-        self.aws.capacity.end(life.instance.id, reason, has_notice=notice)
+        capacity = self.aws.capacity
+        usual = capacity.notice_seconds
+        capacity.notice_seconds = usual if seconds is None else seconds
+        capacity.end(life.instance.id, reason, has_notice=notice)
         if notice:
             self._announce(life, reason)
         else:
             life.reason = reason
             self._power_off(life)
+        capacity.notice_seconds = usual
 
     def skip_notice(self, life: MachineLife) -> None:
         """End a machine's notice now; nothing happens to one without a notice."""
@@ -214,18 +229,6 @@ class Fleet:
             life.processes_killed = life.machine.kill()
             life.ended = time.monotonic()
             self.aws.power_off(life.instance.id)
-
-    def _alive(self) -> dict[str, dict[str, Any]]:
-        filters = [
-            {"Name": "tag:Stack", "Values": [self.stack]},
-            {"Name": "instance-state-name", "Values": ["pending", "running"]},
-        ]
-        found = self.aws.client("ec2").describe_instances(Filters=filters)
-        return {
-            item["InstanceId"]: item
-            for reservation in found["Reservations"]
-            for item in reservation["Instances"]
-        }
 
     def _follow(self, life: MachineLife, *, is_alive: bool) -> None:
         ending = self.aws.capacity.endings.get(life.instance.id)

@@ -1,62 +1,29 @@
-"""A drill: which interruptions a run gets, when, and what each of them cost.
+"""A drill: what happens to a run, one action after the other, and what interruptions cost."""
 
-The trigger is the run's own progress, read from the metrics file of the machine that trains, so an
-interruption comes at the same step on a fast laptop and on a slow one.
-"""
-
-import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from contract.keys import HEAD
+from rehearsal.drill.action import INTERRUPTIONS, Action, Seen
 from rehearsal.drill.fleet import Fleet, MachineLife
 from rehearsal.drill.run_files import Files, read_json
-
-SYNTAX = "kill:STAGE:N or notice:STAGE:N; of a program kill:program:STEP or kill:snapshot:N"
-# In place of a stage: what counts are the snapshots of a program that have been committed.
-SNAPSHOT = "snapshot"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PlannedInterruption:
-    """An interruption due once `stage` has done `after` steps (or shards, or snapshots)."""
-
-    stage: str
-    after: int
-    notice: bool
-
-    def __str__(self) -> str:
-        return f"{'notice' if self.notice else 'kill'}:{self.stage}:{self.after}"
-
-
-def parse_interruption(text: str) -> PlannedInterruption:
-    """Read `kill:head:60` or `notice:head:150`."""
-    match = re.fullmatch(r"(kill|notice):([^:\s]+):(\d+)", text)
-    if match is None:
-        raise ValueError(f"an interruption is {SYNTAX}, got {text!r}")
-    return PlannedInterruption(stage=match[2], after=int(match[3]), notice=match[1] == "notice")
-
-
-def check_stages(plan: Sequence[PlannedInterruption], stages: Sequence[str]) -> None:
-    """Refuse an interruption in a stage that what is trained does not have: it would never come."""
-    for planned in plan:
-        if planned.stage not in stages:
-            raise ValueError(
-                f"the interruption {planned} is in stage {planned.stage!r}, which does not exist; "
-                f"known are {', '.join(stages)}"
-            )
 
 
 @dataclass(kw_only=True, slots=True)
 class SeenInterruption:
     """An interruption that happened, as seen from outside the machine."""
 
-    planned: PlannedInterruption
+    planned: Action
     life: MachineLife
     at: float
     committed: float | None = None
+
+    @property
+    def notice(self) -> bool:
+        """Whether it came with a notice."""
+        return self.planned.do == "notice"
 
     @property
     def reached(self) -> Mapping[str, Any]:
@@ -71,56 +38,75 @@ class SeenInterruption:
 
 @dataclass(kw_only=True, slots=True)
 class Drill:
-    """The planned interruptions in their order; `step` does what is due and returns at once."""
+    """The planned actions in their order; `step` does the one that is due and returns at once.
+
+    `tell` hears of each before it is done. `do` is for those that do more than interrupt.
+    """
 
     fleet: Fleet
     run: Files
-    plan: Sequence[PlannedInterruption]
+    plan: Sequence[Action]
+    tell: Callable[[str], None] = lambda _: None
+    do: Callable[[Action, MachineLife | None], None] | None = None
+    started: float = field(default_factory=time.monotonic)
+    done: int = 0
     interruptions: list[SeenInterruption] = field(default_factory=list)
+    _acted: float = field(default_factory=time.monotonic)
 
     @property
-    def is_complete(self) -> bool:
-        """Whether every planned interruption has happened."""
-        return len(self.interruptions) == len(self.plan)
+    def undone(self) -> list[str]:
+        """The actions whose moment never came."""
+        return [f"{each.do} at {each.at}" for each in self.plan[self.done :]]
 
-    def step(self) -> None:
-        """Read the machines' progress, interrupt if that is due, watch for the commit."""
+    def step(self, *, is_over: bool = False) -> bool:
+        """Read the machines' progress, do what is due, watch for the commit; tell if it did one."""
         for life in self.fleet.running():
             life.read_metrics()
         self._watch_commit()
-        if self.is_complete:
-            return
-        planned = self.plan[len(self.interruptions)]
-        for life in self.fleet.running():
-            if life.ends_at is None and self._is_due(planned, life):
-                self.interruptions.append(
-                    SeenInterruption(planned=planned, life=life, at=time.monotonic())
-                )
-                self.fleet.interrupt(life, notice=planned.notice)
-                return
+        if self.done == len(self.plan):
+            return False
+        action = self.plan[self.done]
+        candidates: list[MachineLife | None] = [
+            life for life in self.fleet.running() if life.ends_at is None
+        ]
+        for machine in candidates or ([] if action.is_to_machine else [None]):
+            if action.is_due(self._seen(machine, is_over=is_over)):
+                self.done += 1
+                self.tell(f"{action.do} at {action.at}")
+                if machine is not None and action.do in INTERRUPTIONS:
+                    self._interrupt(action, machine)
+                elif self.do is not None:
+                    self.do(action, machine)
+                self._acted = time.monotonic()
+                return True
+        return False
 
-    def _is_due(self, planned: PlannedInterruption, life: MachineLife) -> bool:
-        if planned.stage == SNAPSHOT:
-            # Not before this machine has one of its own: others may be of the one before.
-            num_snapshots = sum(each.num_snapshots for each in self.fleet.lives.values())
-            return life.num_snapshots > 0 and num_snapshots >= planned.after
-        return has_done(life.latest, planned.stage, planned.after)
+    def _seen(self, life: MachineLife | None, *, is_over: bool) -> Seen:
+        seconds = time.monotonic() - self._acted
+        if life is None:
+            return Seen(seconds=seconds, is_over=is_over)
+        # Not before this machine has a snapshot of its own: others may be of the one before.
+        of_all = sum(each.num_snapshots for each in self.fleet.lives.values())
+        return Seen(
+            line=life.latest,
+            log=life.machine.log_lines(),
+            num_snapshots=of_all if life.num_snapshots else 0,
+            seconds=seconds,
+            is_over=is_over,
+        )
+
+    def _interrupt(self, action: Action, life: MachineLife) -> None:
+        self.interruptions.append(SeenInterruption(planned=action, life=life, at=time.monotonic()))
+        self.fleet.interrupt(life, notice=action.do == "notice", seconds=action.seconds)
 
     def _watch_commit(self) -> None:
-        if not self.interruptions or not self.interruptions[-1].planned.notice:
+        if not self.interruptions or not self.interruptions[-1].notice:
             return
         interruption = self.interruptions[-1]
         if interruption.committed is None and interruption.life.ended is None:
             head = read_json(self.run, HEAD)
             if head is not None and is_safe(head, interruption.life.noticed):
                 interruption.committed = time.monotonic()
-
-
-def has_done(line: Mapping[str, Any], stage: str, number: int) -> bool:
-    """Whether a metrics line says that so many steps or shards of the stage are done."""
-    # A program's stage has no steps but its own.
-    done = line.get("stage_step", line.get("done", line.get("step", 0)))
-    return line.get("stage") == stage and int(done) >= number
 
 
 def is_safe(head: Mapping[str, Any], noticed: Mapping[str, Any]) -> bool:

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from contract.program import WORKLOAD, Program
+from rehearsal.drill.action import SNAPSHOT
 from rehearsal.drill.children import Child
 from rehearsal.drill.deployment import DeployedStacks
-from rehearsal.drill.interruptions import SNAPSHOT
 
 # Where it can be interrupted.
 PROGRAM_STAGES = (WORKLOAD, SNAPSHOT)

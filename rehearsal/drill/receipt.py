@@ -261,14 +261,14 @@ def _losses(run: Files) -> list[dict[str, Any]]:
 
 
 def _kind(interruption: SeenInterruption) -> str:
-    return "notice" if interruption.planned.notice else "kill without notice"
+    return "notice" if interruption.notice else "kill without notice"
 
 
 def _seen(interruption: SeenInterruption) -> dict[str, Any]:
     seconds = interruption.notice_to_commit_seconds
     return {
         "instance": interruption.life.instance.id,
-        "notice": interruption.planned.notice,
+        "notice": interruption.notice,
         "notice_to_commit_seconds": None if seconds is None else round(seconds, 3),
         "processes_killed": interruption.life.processes_killed,
     }

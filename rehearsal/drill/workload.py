@@ -9,7 +9,7 @@ from types import MappingProxyType
 from contract.description import WorkloadDescription
 from contract.keys import MANIFEST
 from rehearsal.drill.children import Child
-from rehearsal.drill.deployment import DeployedStacks
+from rehearsal.drill.deployment import DATASET, DeployedStacks
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -129,3 +129,33 @@ class RehearsedWorkload:
             *("--dataset-uri", str(stacks.dataset), "--run-uri", str(folder)),
             *("--checkpoint-interval", self.checkpoint_interval),
         )
+
+
+def prepare(
+    stacks: DeployedStacks,
+    trained: RehearsedWorkload,
+    synthesis: Child,
+    assembly: Path,
+    notice_seconds: float,
+) -> None:
+    """Deploy what all runs share, once, and upload the dataset; `synthesis` makes the assembly."""
+    making = trained.make_data(stacks)
+    stacks.bootstrap()
+    synthesis.expect()
+    stacks.deploy(assembly, DATASET)
+    if making is not None:
+        making.expect()
+    stacks.upload(trained.dataset)
+    stacks.aws.capacity.notice_seconds = notice_seconds
+
+
+def stack_context(
+    trained: Mapping[str, str], *, size: str, notice_seconds: float, lease_ttl_seconds: float
+) -> dict[str, str]:
+    """Return the parameters of a stack for a short run of what is `trained`."""
+    return {
+        "size": size,
+        **trained,
+        "notice_budget_seconds": f"{notice_seconds:g}",
+        "train.lease_ttl_seconds": f"{lease_ttl_seconds:g}",
+    }

@@ -13,23 +13,28 @@ from rich.table import Table
 from contract.run_env import training_stack
 from rehearsal.aws.capacity import Course
 from rehearsal.aws.event_bus import EventBus
+from rehearsal.drill.action import parse_interruption
 from rehearsal.drill.children import Child, start_cdk
 from rehearsal.drill.deployment import (
-    DATASET,
     DeployedStacks,
     deploy_arguments,
     handler_poll,
     synth_arguments,
 )
-from rehearsal.drill.fleet import BootableMachine, Fleet, RehearsalFailed, RunningInstance
-from rehearsal.drill.interruptions import Drill, parse_interruption
+from rehearsal.drill.fleet import (
+    BootableMachine,
+    Fleet,
+    RehearsalFailed,
+    RunningInstance,
+    instances_of,
+)
+from rehearsal.drill.interruptions import Drill
 from rehearsal.drill.receipt import spending
-from rehearsal.drill.run_files import BucketFiles, FolderFiles
-from rehearsal.drill.workload import RehearsedWorkload
+from rehearsal.drill.workload import RehearsedWorkload, prepare, stack_context
 from rehearsal.machines.quirks import Quirks
 from rehearsal.scenarios.scenario import EQUAL, Expectation
 from rehearsal.scenarios.trial import WAITS
-from rehearsal.scenarios.verdict import Ended, find_faults
+from rehearsal.scenarios.verdict import judge, seconds_taken
 
 NOTICE_SECONDS = 5.0
 # The one with the shortest boot, of some seconds.
@@ -41,10 +46,9 @@ TRAINED = RehearsedWorkload(
     checkpoint_interval="10steps",
 )
 CONTEXT: Mapping[str, str] = {
-    "size": "g5.xlarge",
-    **TRAINED.context(),
-    "notice_budget_seconds": f"{NOTICE_SECONDS:g}",
-    "train.lease_ttl_seconds": "3",
+    **stack_context(
+        TRAINED.context(), size="g5.xlarge", notice_seconds=NOTICE_SECONDS, lease_ttl_seconds=3
+    ),
     # Else a run of seconds would end within its notice.
     "train.notice_policy": "stop",
 }
@@ -72,8 +76,6 @@ class SideRun:
 
     stacks: DeployedStacks
     drill: Drill
-    run: BucketFiles
-    deployed: float
     is_over: bool = False
 
     @property
@@ -88,26 +90,16 @@ class SideRun:
 
     def outcome(self, reference: Path, guard_errors: list[str]) -> SideOutcome:
         """Hold its end against what was promised."""
-        lives = list(self.fleet.lives.values())
-        ended = Ended(
-            run=self.run,
-            reference=FolderFiles(folder=reference),
-            lives=lives,
-            deployed=self.deployed,
-            target_capacity=self.fleet.target_capacity(),
-            alive=(),  # of all runs together: ManyRuns asks
-            processes_left=0,
-            guard_errors=guard_errors,
-            undone=[str(each) for each in self.drill.plan[len(self.drill.interruptions) :]],
-        )
         expect = Expectation(ends=EQUAL, machines=1 + len(self.drill.plan))
-        usd = sum(each["usd"] for each in spending(self.run)["by_market"].values())
-        faults = find_faults(ended, expect)
+        # What all runs together leave, ManyRuns asks.
+        faults = judge(self.drill, expect, reference, guard_errors)
+        usd = sum(each["usd"] for each in spending(self.drill.run)["by_market"].values())
+        lives = self.fleet.lives.values()
         return SideOutcome(
             stack=self.stacks.training,
             machines=len(lives),
             taken=", ".join(str(each.planned) for each in self.drill.interruptions),
-            seconds=round(ended.hours * 3600, 1),
+            seconds=round(seconds_taken(lives, self.drill.started), 1),
             usd=round(usd, 6),
             faults=(*faults, *(() if usd else ("its Guard counted no dollar",))),
         )
@@ -156,19 +148,11 @@ class ManyRuns:
 
     def _prepare(self) -> None:
         """Deploy what all share, once, and upload the dataset."""
-        making = TRAINED.make_data(self.stacks)
         self._synthesis = self._synthesize()
-        self.stacks.bootstrap()
-        self._synthesis.expect()
-        self.stacks.deploy(self._assembly(1), DATASET)
-        if making is not None:
-            making.expect()
-        self.stacks.upload(TRAINED.dataset)
+        prepare(self.stacks, TRAINED, self._synthesis, self._assembly(1), NOTICE_SECONDS)
         size, zone = POOL
-        capacity = self.stacks.aws.capacity
-        capacity.notice_seconds = NOTICE_SECONDS
         only = Course(size=size, zone=zone, steps=((0.0, float(self.at_once)),))
-        capacity.follow([Course(steps=((0.0, 0.0),)), only])
+        self.stacks.aws.capacity.follow([Course(steps=((0.0, 0.0),)), only])
 
     def _follow(self, bus: EventBus) -> None:
         next_tick = last_change = time.monotonic()
@@ -213,7 +197,7 @@ class ManyRuns:
         """Follow the fleet that has just been deployed."""
         name = f"r{len(self.runs) + 1}"
         stacks = replace(self.stacks, training=training_stack(name))
-        number, run = len(self.runs), stacks.run_files()
+        number = len(self.runs)
 
         def boot(instance: RunningInstance) -> BootableMachine:
             quirks = Quirks(environment={**WAITS, **handler_poll(NOTICE_SECONDS)})
@@ -222,8 +206,9 @@ class ManyRuns:
 
         fleet = stacks.fleet(bus, boot, lambda text: self.say(f"{name}: {text}"))
         losses = [LOSSES[number // EVERY % len(LOSSES)]] if number % EVERY == 1 else []
-        drill = Drill(fleet=fleet, run=run, plan=[parse_interruption(each) for each in losses])
-        self.runs.append(SideRun(stacks=stacks, drill=drill, run=run, deployed=time.monotonic()))
+        plan = [parse_interruption(each) for each in losses]
+        drill = Drill(fleet=fleet, run=stacks.run_files(), plan=plan)
+        self.runs.append(SideRun(stacks=stacks, drill=drill))
 
     def _synthesize(self) -> Child:
         number = self._begun + 1
@@ -236,10 +221,8 @@ class ManyRuns:
 
     def _left(self) -> list[str]:
         """List what still runs in the account or on this host."""
-        live = {"Name": "instance-state-name", "Values": ["pending", "running"]}
-        found = self.stacks.aws.client("ec2").describe_instances(Filters=[live])["Reservations"]
         processes = self.stacks.processes_left(self.stacks.folder)
-        instances = [one["InstanceId"] for each in found for one in each["Instances"]]
+        instances = instances_of(self.stacks.aws)
         faults = [f"still running: {', '.join(instances)}"] if instances else []
         return [*faults, *([f"{processes} processes were left behind"] if processes else [])]
 

@@ -3,15 +3,15 @@
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from types import UnionType
+from typing import Any, TypeVar, cast, get_args
 
 from rehearsal.aws.capacity import Course, trace_steps
+from rehearsal.drill.action import Action, check_choice
 from rehearsal.faults import Fault
 from rehearsal.machines.quirks import Quirks, Volume
-from rehearsal.scenarios.action import Action
-from rehearsal.scenarios.tables import build, check_choice, listed, texts
 
 FOLDER = Path(__file__).parent
 EQUAL, FAILURE = "equal result", "failure event"
@@ -22,6 +22,14 @@ MACHINES = (PROCESS, NSPAWN)
 REPLACEMENT, IN_PLACE = "replacement", "in place"
 # The run's steps of bootstrap.sh go through run_step; the first, the fetch, is cloud-init's own.
 FETCH = "fetch"
+_Made = TypeVar("_Made")
+# The kinds of value that TOML has too; a number without a point may stand for one with.
+_TAKES: Mapping[object, tuple[type, ...]] = {
+    bool: (bool,),
+    int: (int,),
+    float: (int, float),
+    str: (str,),
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -155,24 +163,24 @@ def read_scenarios(path: Path) -> list[Scenario]:
 def _scenario(name: str, document: dict[str, Any], folder: Path) -> Scenario:
     given = dict(document)
     made = {
-        "parameters": texts(given.pop("parameters", {})),
+        "parameters": _texts(given.pop("parameters", {})),
         "capacity": _courses(given.pop("capacity", []), folder),
         "machines": tuple(_machines(each) for each in given.pop("machine", [])),
         "actions": tuple(_action(each, folder) for each in given.pop("action", [])),
         "faults": _faults(given.pop("fault", [])),
-        "guard": texts(given.pop("guard", {})),
+        "guard": _texts(given.pop("guard", {})),
         "expect": _expectation(given.pop("expect", {})),
     }
     if "needs" in given:
         check_choice("needs", given["needs"], MACHINES)
-    return build(Scenario, {**given, **made, "name": name}, "a drill")
+    return _build(Scenario, {**given, **made, "name": name}, "a drill")
 
 
 def _expectation(given: dict[str, Any]) -> Expectation:
     lists: dict[str, Any] = {
-        name: listed(name, given[name]) for name in ("markets", "events") if name in given
+        name: _listed(name, given[name]) for name in ("markets", "events") if name in given
     }
-    expect = build(Expectation, {**given, **lists}, "[expect]")
+    expect = _build(Expectation, {**given, **lists}, "[expect]")
     check_choice("ends", expect.ends, _ENDS)
     for pattern in expect.events:
         re.compile(pattern)
@@ -180,7 +188,7 @@ def _expectation(given: dict[str, Any]) -> Expectation:
 
 
 def _machines(given: dict[str, Any]) -> Machines:
-    which = listed("which", given.pop("which", []))
+    which = _listed("which", given.pop("which", []))
     programs = dict(given.pop("programs", {}))
     step = given.pop("fails_at", None)
     if step == FETCH:
@@ -189,14 +197,14 @@ def _machines(given: dict[str, Any]) -> Machines:
         programs["python3"] = _FAILING_STEP.format(step=step)
     quirks: dict[str, Any] = {
         "programs": programs,
-        "files": texts(given.pop("files", {})),
-        "environment": texts(given.pop("environment", {})),
-        "lacks": listed("lacks", given.pop("lacks", [])),
+        "files": _texts(given.pop("files", {})),
+        "environment": _texts(given.pop("environment", {})),
+        "lacks": _listed("lacks", given.pop("lacks", [])),
     }
     if "disks" in given:
         volumes = given.pop("disks")
-        quirks["disks"] = tuple(build(Volume, each, "disks") for each in volumes)
-    return Machines(which=which, quirks=build(Quirks, {**given, **quirks}, "[[machine]]"))
+        quirks["disks"] = tuple(_build(Volume, each, "disks") for each in volumes)
+    return Machines(which=which, quirks=_build(Quirks, {**given, **quirks}, "[[machine]]"))
 
 
 _FAILING_FETCH = """case "$*" in
@@ -215,14 +223,14 @@ exec "$real" "$@"
 def _action(given: dict[str, Any], folder: Path) -> Action:
     lists = {
         "capacity": _courses(given.pop("capacity", []), folder),
-        "parameters": texts(given.pop("parameters", {})),
+        "parameters": _texts(given.pop("parameters", {})),
         "faults": _faults(given.pop("fault", [])),
     }
-    return build(Action, {**given, **lists}, "[[action]]")
+    return _build(Action, {**given, **lists}, "[[action]]")
 
 
 def _faults(given: Sequence[dict[str, Any]]) -> tuple[Fault, ...]:
-    return tuple(build(Fault, each, "fault") for each in given)
+    return tuple(_build(Fault, each, "fault") for each in given)
 
 
 def _courses(given: Sequence[dict[str, Any]], folder: Path) -> tuple[Course, ...]:
@@ -236,5 +244,39 @@ def _courses(given: Sequence[dict[str, Any]], folder: Path) -> tuple[Course, ...
             values["steps"] = trace_steps(folder / values.pop("trace"), hour_seconds=hour)
         elif "steps" in values:
             values["steps"] = tuple((float(at), float(count)) for at, count in values["steps"])
-        courses.append(build(Course, values, "capacity"))
+        courses.append(_build(Course, values, "capacity"))
     return tuple(courses)
+
+
+def _texts(given: Mapping[str, object]) -> dict[str, str]:
+    """Return a table whose values are all texts, as variables are."""
+    return {name: str(value) for name, value in given.items()}
+
+
+def _listed(name: str, value: object) -> tuple[Any, ...]:
+    """Return a list as a tuple; a text, which is a sequence too, is refused."""
+    if not isinstance(value, list):
+        raise ValueError(f"{name} is {value!r}; give a list")
+    return tuple(value)
+
+
+def _build(kind: type[_Made], values: Mapping[str, Any], where: str) -> _Made:
+    """Build a dataclass; an unknown or missing field is a ValueError that names it."""
+    known = {each.name: each.type for each in fields(cast(Any, kind))}
+    for name, value in values.items():
+        if name not in known:
+            raise ValueError(f"{where} has no {name!r}; it has {', '.join(known)}")
+        _check_type(f"{name} of {where}", value, known[name])
+    try:
+        return kind(**values)
+    except TypeError as error:
+        raise ValueError(f"{where}: {str(error).partition('() ')[2]}") from None
+
+
+def _check_type(name: str, value: object, kind: object) -> None:
+    """Refuse a text where a number is meant, and the like; what has parts checks them itself."""
+    kinds = get_args(kind) if isinstance(kind, UnionType) else (kind,)
+    taken = [each for known in kinds for each in _TAKES.get(known, ())]
+    if taken and type(value) not in taken:
+        names = " or ".join(each.__name__ for each in taken)
+        raise ValueError(f"{name} is {value!r}; give: {names}")

@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -10,16 +10,15 @@ from rich.table import Table
 
 from contract.keys import RECEIPT
 from rehearsal.drill.children import Child, ChildFailed, start_cdk
-from rehearsal.drill.deployment import DATASET, DeployedStacks, synth_arguments
-from rehearsal.drill.fleet import RehearsalFailed
+from rehearsal.drill.deployment import DeployedStacks, synth_arguments
+from rehearsal.drill.fleet import RehearsalFailed, instances_of
 from rehearsal.drill.grants import FILE
-from rehearsal.drill.run_files import FolderFiles
-from rehearsal.drill.workload import RehearsedWorkload
+from rehearsal.drill.workload import RehearsedWorkload, prepare, stack_context
 from rehearsal.faults import GUARD
 from rehearsal.machines.commands import CommandFailed
 from rehearsal.scenarios.scenario import EQUAL, Scenario
 from rehearsal.scenarios.trial import ScenarioTrial
-from rehearsal.scenarios.verdict import Ended, find_faults, why
+from rehearsal.scenarios.verdict import judge, why
 
 NOTICE_SECONDS = 5.0
 # A run of a few seconds with all kinds of stages; scenarios may change what they need.
@@ -30,12 +29,9 @@ WORKLOAD = RehearsedWorkload(
     count=132,
     checkpoint_interval="2epochs",
 )
-CONTEXT: Mapping[str, str] = {
-    "size": "g5.xlarge",
-    **WORKLOAD.context(),
-    "notice_budget_seconds": f"{NOTICE_SECONDS:g}",
-    "train.lease_ttl_seconds": "3",
-}
+CONTEXT = stack_context(
+    WORKLOAD.context(), size="g5.xlarge", notice_seconds=NOTICE_SECONDS, lease_ttl_seconds=3
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,14 +61,7 @@ class DrillSeries:
         """Rehearse one after the other; one that breaks does not keep the next from running."""
         started = time.monotonic()
         synthesis = self._synthesize(0)
-        making = WORKLOAD.make_data(self.stacks)
-        self.stacks.bootstrap()
-        synthesis.expect()
-        self.stacks.deploy(self._assembly(0), DATASET)
-        if making is not None:
-            making.expect()
-        self.stacks.upload(WORKLOAD.dataset)
-        self.stacks.aws.capacity.notice_seconds = NOTICE_SECONDS
+        prepare(self.stacks, WORKLOAD, synthesis, self._assembly(0), NOTICE_SECONDS)
         self.say(f"ready after {time.monotonic() - started:.1f} s")
         for index, scenario in enumerate(self.scenarios):
             synthesis.wait()
@@ -103,7 +92,7 @@ class DrillSeries:
                 faults = self._faults(trial, overrides)
             except (RehearsalFailed, ChildFailed, CommandFailed) as error:
                 faults = [str(error)]
-        if trial.is_deployed and (receipt := trial.run_files.read(RECEIPT)) is not None:
+        if trial.is_deployed and (receipt := trial.drill.run.read(RECEIPT)) is not None:
             (folder / RECEIPT).write_bytes(receipt)
         trial.end_what_is_left()
         evidence = self.stacks.aws.access.evidence
@@ -111,13 +100,13 @@ class DrillSeries:
         evidence.forget()
         seconds = time.monotonic() - started
         self.say(f"{scenario.name}: {'; '.join(faults) or 'as written'}, {seconds:.1f} s")
-        invocations = trial.fleet.bus.invocations if trial.is_deployed else []
+        invocations = trial.drill.fleet.bus.invocations if trial.is_deployed else []
         return DrillOutcome(
             name=scenario.name,
             about=scenario.about,
             ends=scenario.expect.ends,
-            why=why(trial.run_files) if trial.is_deployed else "",
-            machines=len(trial.fleet.lives) if trial.is_deployed else 0,
+            why=why(trial.drill.run) if trial.is_deployed else "",
+            machines=len(trial.drill.fleet.lives) if trial.is_deployed else 0,
             guard=len(invocations),
             seconds=round(seconds, 1),
             faults=tuple(faults),
@@ -127,22 +116,19 @@ class DrillSeries:
         if trial.scenario.expect.ends == EQUAL:
             self._references[overrides].expect()
         is_faulty = any(each.of == GUARD for each in trial.scenario.faults)
-        ended = Ended(
-            run=trial.run_files,
-            reference=FolderFiles(folder=self._reference(overrides)),
-            lives=list(trial.fleet.lives.values()),
-            deployed=trial.deployed,
-            target_capacity=trial.fleet.target_capacity(),
-            alive=trial.alive(),
-            processes_left=trial.processes_left(),
-            guard_errors=[
+        return judge(
+            trial.drill,
+            trial.scenario.expect,
+            self._reference(overrides),
+            [
                 each.error
-                for each in trial.fleet.bus.invocations
+                for each in trial.drill.fleet.bus.invocations
                 if each.error and not (is_faulty and "GuardError" in each.error)
             ],
-            undone=trial.undone,
+            alive=list(instances_of(self.stacks.aws)),
+            processes_left=self.stacks.processes_left(trial.folder),
+            unmet=[f"a request of {each.action}" for each in trial.unmet],
         )
-        return find_faults(ended, trial.scenario.expect)
 
     def _start_reference(self, overrides: str) -> None:
         """Start the uninterrupted run with these overrides, once for all drills that have them."""

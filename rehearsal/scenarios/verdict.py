@@ -1,14 +1,16 @@
 """How a rehearsed drill ended, and which of its promises it broke."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from contract.keys import HEAD, RECEIPT
 from rehearsal.drill.fleet import MachineLife, user_data_faults
+from rehearsal.drill.interruptions import Drill
 from rehearsal.drill.receipt import compare_runs, inequalities
-from rehearsal.drill.run_files import Files, read_events, read_json
+from rehearsal.drill.run_files import Files, FolderFiles, read_events, read_json
 from rehearsal.scenarios.scenario import EQUAL, FAILURE, Expectation
 
 
@@ -29,8 +31,32 @@ class Ended:
     @property
     def hours(self) -> float:
         """From the deploy, machine or not, to the last machine's end."""
-        ends = [life.ended or 0.0 for life in self.lives]
-        return (max([self.deployed, *ends]) - self.deployed) / 3600
+        return seconds_taken(self.lives, self.deployed) / 3600
+
+
+def judge(
+    drill: Drill,
+    expect: Expectation,
+    reference: Path,
+    guard_errors: Sequence[str],
+    *,
+    alive: Sequence[str] = (),
+    processes_left: int = 0,
+    unmet: Sequence[str] = (),
+) -> list[str]:
+    """Hold a drill that is over against the expectation; `reference` is the uninterrupted run's."""
+    ended = Ended(
+        run=drill.run,
+        reference=FolderFiles(folder=reference),
+        lives=list(drill.fleet.lives.values()),
+        deployed=drill.started,
+        target_capacity=drill.fleet.target_capacity(),
+        alive=alive,
+        processes_left=processes_left,
+        guard_errors=guard_errors,
+        undone=[*drill.undone, *unmet],
+    )
+    return find_faults(ended, expect)
 
 
 def find_faults(ended: Ended, expect: Expectation) -> list[str]:
@@ -57,6 +83,11 @@ def find_faults(ended: Ended, expect: Expectation) -> list[str]:
     }
     others = user_data_faults(ended.lives)
     return [*faults, *others, *(text for text, broken in checks.items() if broken)]
+
+
+def seconds_taken(lives: Iterable[MachineLife], deployed: float) -> float:
+    """Return the seconds from the deploy to the last machine's end."""
+    return max([deployed, *(life.ended or 0.0 for life in lives)]) - deployed
 
 
 def why(run: Files) -> str:

@@ -6,15 +6,9 @@ from typing import cast
 
 import pytest
 
+from rehearsal.drill.action import Action, parse_interruption
 from rehearsal.drill.fleet import Fleet, MachineLife
-from rehearsal.drill.interruptions import (
-    Drill,
-    PlannedInterruption,
-    SeenInterruption,
-    is_safe,
-    parse_interruption,
-    steps_lost,
-)
+from rehearsal.drill.interruptions import Drill, SeenInterruption, is_safe, steps_lost
 from rehearsal.drill.run_files import FolderFiles
 from rehearsal.drill.workload import PROGRAM_INTERRUPTIONS
 from tests.rehearsal.drill.no_machine import NoMachine, life
@@ -26,9 +20,7 @@ def interruption(progress: dict[str, object]) -> SeenInterruption:
 
 
 def test_a_planned_interruption_is_read_and_written_alike() -> None:
-    assert parse_interruption("notice:head:160") == PlannedInterruption(
-        stage="head", after=160, notice=True
-    )
+    assert parse_interruption("notice:head:160") == Action(do="notice", at="head:160")
     assert str(parse_interruption("kill:features:4")) == "kill:features:4"
 
 
@@ -63,7 +55,7 @@ class OneMachine:
     def running(self) -> list[MachineLife]:
         return [life for life in self.lives.values() if life.ended is None]
 
-    def interrupt(self, life: MachineLife, *, notice: bool) -> None:
+    def interrupt(self, life: MachineLife, *, notice: bool, seconds: float | None) -> None:
         self.taken.append(notice)
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from contract.description import WorkloadDescription
 from contract.grammar import parse_interval
-from rehearsal.drill.interruptions import parse_interruption
+from rehearsal.drill.action import parse_interruption
 from rehearsal.drill.workload import DEFAULTS, by_workload, own_defaults
 from training.registry import WORKLOADS, load_workload
 from training.workload import Train
@@ -23,7 +23,7 @@ def test_a_known_workload_is_interrupted_in_stages_that_it_has_in_their_order(na
     for each, place in zip(planned, places, strict=True):
         stage = stages[place]
         if isinstance(stage, Train) and stage.settings.steps is not None:
-            assert each.after < stage.settings.steps
+            assert int(each.at.partition(":")[2]) < stage.settings.steps
     assert parse_interval(DEFAULTS[name].checkpoint_interval).value > 0
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from rehearsal.aws.capacity import Course
+from rehearsal.drill.action import Action, Seen
 from rehearsal.faults import Fault
 from rehearsal.machines.quirks import Quirks, Volume
-from rehearsal.scenarios.action import Action, Seen
 from rehearsal.scenarios.scenario import FETCH, choose, known_scenarios, read_scenarios
 
 REPOSITORY = Path(__file__).parents[3]

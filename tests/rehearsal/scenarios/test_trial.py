@@ -9,11 +9,11 @@ import pytest
 
 from rehearsal.aws import EmbeddedAws
 from rehearsal.aws.event_bus import EventBus
+from rehearsal.drill.action import Action
 from rehearsal.drill.fleet import Fleet
 from rehearsal.drill.run_files import FolderFiles
 from rehearsal.faults import Fault
 from rehearsal.machines.commands import run
-from rehearsal.scenarios.action import Action
 from rehearsal.scenarios.scenario import Expectation, Scenario
 from rehearsal.scenarios.trial import ScenarioTrial
 
@@ -62,15 +62,16 @@ def test_a_fault_that_no_request_met_is_undone(
 ) -> None:
     faults = trial.stacks.aws.faults
 
-    def follow(self: ScenarioTrial) -> None:
+    def follow(fleet: Fleet, *_: object, **__: object) -> None:
         faults.meet("s3:GetObject")
-        trial.done = 1
+        trial.drill.done = 1
         faults.begin((LATER,))
         faults.clock_ahead_seconds = 60
 
-    monkeypatch.setattr(ScenarioTrial, "_follow", follow)
+    monkeypatch.setattr(Fleet, "follow", follow)
     trial.run(Path())
-    assert trial.undone == ["faults at head:2", "a request of ec2:*", "a request of s3:PutObject"]
+    assert trial.drill.undone == ["faults at head:2"]
+    assert trial.unmet == [UNMET, LATER]
     assert faults.meet("s3:PutObject") is None
     assert faults.clock_ahead_seconds == 0
 
@@ -82,12 +83,12 @@ def test_the_guard_is_invoked_from_its_action_on(
     trial.scenario = replace(trial.scenario, guard_is_invoked=False, actions=(guard,))
     seen = []
 
-    def follow(self: ScenarioTrial) -> None:
-        seen.append(trial.fleet.bus.invokes)
+    def follow(fleet: Fleet, *_: object, **__: object) -> None:
+        seen.append(fleet.bus.invokes)
         trial._do(guard, None)
-        seen.append(trial.fleet.bus.invokes)
+        seen.append(fleet.bus.invokes)
 
-    monkeypatch.setattr(ScenarioTrial, "_follow", follow)
+    monkeypatch.setattr(Fleet, "follow", follow)
     trial.run(Path())
     assert seen == [False, True]
 
@@ -96,12 +97,15 @@ def test_paths_of_a_command_begin_with_the_root_of_a_process_machine_or_nothing(
     trial: ScenarioTrial, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said: list[str] = []
+    action = Action(at="head:1", do="execute", command='echo "$MACHINE_ROOT/data"')
+    trial.scenario = replace(trial.scenario, actions=(action,))
+    monkeypatch.setattr(Fleet, "follow", lambda *_, **__: None)
+    trial.run(Path())
     trial.log = said.append
     life: Any = SimpleNamespace(machine=SimpleNamespace(execute=run))
-    action = Action(at="head:1", do="execute", command='echo "$MACHINE_ROOT/data"')
     for root in ("", "/machines/i-1"):
         monkeypatch.delenv("MACHINE_ROOT", raising=False)
         if root:
             monkeypatch.setenv("MACHINE_ROOT", root)
-        trial._do_to_machine(action, life)
+        trial._do(action, life)
     assert [each.strip() for each in said] == ["/data", "/machines/i-1/data"]

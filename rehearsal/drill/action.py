@@ -1,4 +1,8 @@
-"""What happens in mid-run, and when: the [[action]] tables of a drill."""
+"""What happens in mid-run, and when: a demo's interruptions, and the [[action]] tables of a drill.
+
+The trigger is the run's own progress, read from the metrics file of the machine that trains, so an
+interruption comes at the same step on a fast laptop and on a slow one.
+"""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -6,13 +10,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rehearsal.aws.capacity import Course
-from rehearsal.drill.interruptions import has_done
 from rehearsal.faults import Fault
-from rehearsal.scenarios.tables import check_choice
 
+SYNTAX = "kill:STAGE:N or notice:STAGE:N; of a program kill:program:STEP or kill:snapshot:N"
 # To one machine, to AWS, and by whoever owns the run.
-_TO_MACHINE = ("kill", "notice", "rebalance", "execute")
+INTERRUPTIONS = ("kill", "notice")
+_TO_MACHINE = (*INTERRUPTIONS, "rebalance", "execute")
 _DEEDS = (*_TO_MACHINE, "capacity", "faults", "clock", "guard", "operate", "deploy")
+# In place of a stage: what counts are the snapshots of a program that have been committed.
+SNAPSHOT = "snapshot"
 ENDED, AFTER, LOG = "ended", "after", "log"
 # What a deed may be given, and what it cannot do without.
 _FIELDS = {
@@ -31,6 +37,7 @@ class Seen:
 
     line: Mapping[str, Any] = field(default_factory=dict)  # of its metrics, the latest
     log: Sequence[str] = ()
+    num_snapshots: int = 0  # of the run, once this machine has one of its own
     seconds: float = 0.0  # since the action before, or the deploy
     is_over: bool = False
 
@@ -39,8 +46,8 @@ class Seen:
 class Action:
     """What happens, and `at` which moment.
 
-    STAGE:N of the run's progress, log:PATTERN of a line in a machine's log, after:SECONDS since the
-    action before (or the deploy), or `ended`.
+    STAGE:N of the run's progress in steps or shards, snapshot:N of a program's, log:PATTERN of a
+    line in a machine's log, after:SECONDS since the action before (or the deploy), or `ended`.
     """
 
     at: str
@@ -63,6 +70,14 @@ class Action:
             if not is_given and _NEEDED.get(self.do) == name:
                 raise ValueError(f"do = {self.do!r} needs {name}")
 
+    def __str__(self) -> str:
+        return f"{self.do}:{self.at}"
+
+    @property
+    def stage(self) -> str:
+        """The stage, or the kind of moment, at which it comes."""
+        return self.at.partition(":")[0]
+
     @property
     def is_to_machine(self) -> bool:
         """Whether it is done to one machine."""
@@ -77,7 +92,36 @@ class Action:
             return seen.seconds >= float(value)
         if name == LOG:
             return any(re.search(value, line) for line in seen.log)
-        return has_done(seen.line, name, int(value))
+        if name == SNAPSHOT:
+            return seen.num_snapshots >= int(value)
+        # A preparation counts shards; a program's stage has no steps but its own.
+        line = seen.line
+        done = line.get("stage_step", line.get("done", line.get("step", 0)))
+        return line.get("stage") == name and int(done) >= int(value)
+
+
+def parse_interruption(text: str) -> Action:
+    """Read `kill:head:60` or `notice:head:150`."""
+    match = re.fullmatch(r"(kill|notice):([^:\s]+:\d+)", text)
+    if match is None:
+        raise ValueError(f"an interruption is {SYNTAX}, got {text!r}")
+    return Action(do=match[1], at=match[2])
+
+
+def check_stages(plan: Sequence[Action], stages: Sequence[str]) -> None:
+    """Refuse an interruption in a stage that what is trained does not have: it would never come."""
+    for planned in plan:
+        if planned.stage not in stages:
+            raise ValueError(
+                f"the interruption {planned} is in stage {planned.stage!r}, which does not exist; "
+                f"known are {', '.join(stages)}"
+            )
+
+
+def check_choice(name: str, value: str, known: Sequence[str]) -> None:
+    """Refuse a value that is none of the known ones."""
+    if value not in known:
+        raise ValueError(f"{name} is {value!r}; give one of: {', '.join(known)}")
 
 
 def _check_moment(at: str) -> None:
@@ -86,5 +130,5 @@ def _check_moment(at: str) -> None:
         re.compile(value)
         return
     number = r"\d+(\.\d+)?" if name == AFTER else r"\d+"
-    if not re.fullmatch(r"\w+", name) or not re.fullmatch(number, value) or name == LOG:
+    if not re.fullmatch(r"[^:\s]+", name) or not re.fullmatch(number, value) or name == LOG:
         raise ValueError(f"at is {at!r}; give STAGE:N, log:PATTERN, after:SECONDS or {ENDED}")
