@@ -38,11 +38,10 @@ def test_the_nearer_the_deadline_the_more_is_on_demand_and_runs_with_time_are_in
 
 def test_the_fallback_costs_no_less_in_a_bad_case_than_spot_alone() -> None:
     """They stand on one screen: it had neither the range of the work nor the forecast's pools."""
-    plan = make_plan(
-        Request(workload="imagenet", recipe="full", size="g5.12xlarge", gpus=4, deadline_hours=24)
-    )
+    job = Request(workload="imagenet", recipe="full", size="g5.12xlarge", gpus=4, epochs=18)
+    plan = make_plan(replace(job, deadline_hours=5))
     forecast = with_fallback(plan)
     assert forecast is not None
     assert plan.spot is not None
     assert forecast.usd_p90 >= plan.spot.usd_p90
-    assert forecast.hours_p90 <= 24 < plan.spot.hours_p90
+    assert forecast.hours_p90 <= 5 < plan.spot.hours_p90

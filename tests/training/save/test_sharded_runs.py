@@ -50,8 +50,8 @@ def test_two_ranks_with_a_share_each_train_as_one_process_does(
     ("rank", "place"),
     [
         (1, ("first", 0)),
-        (0, ("first-evaluation", 5)),
-        # tests/training/attempt/test_ranks.py has it, of ranks with a copy each.
+        # tests/training/attempt/test_ranks.py has them, of ranks with a copy each.
+        pytest.param(0, ("first-evaluation", 5), marks=pytest.mark.slow),
         pytest.param(1, ("second", 5), marks=pytest.mark.slow),
     ],
 )
@@ -61,6 +61,7 @@ def test_a_notice_to_either_rank_saves_every_share(
     both_ranks_stop_at_a_notice(run, sharded, rank, place)
 
 
+@pytest.mark.slow  # test_sharded_saves.py kills either, in a save; the torture at any moment
 def test_a_kill_of_either_rank_ends_the_attempt_and_loses_no_bit(run: Run, sharded: Run) -> None:
     a_kill_of_either_rank_loses_no_bit(run, sharded)
 

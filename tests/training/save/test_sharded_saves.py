@@ -17,8 +17,6 @@ from tests.training.runs import Run, assert_equal
 from training.store.folder import FolderStore
 from training.store.protocol import StoreError, Upload
 
-NewRun = Callable[[str], Run]
-
 
 @pytest.fixture
 def run(sharded_run: Run) -> Run:
@@ -109,16 +107,6 @@ def test_a_notice_in_long_work_has_every_rank_write_its_staged_share(
     run: Run, sharded: Run
 ) -> None:
     both_ranks_end_in_time_where_one_hangs(run)
-    tiny.HOOKS.clear()
-    assert run.attempt_with_ranks(2) == [0, 0]
-    assert_equal(run, sharded)
-
-
-def test_it_resumes_in_s3_too(bucket_uri: str, new_run: NewRun, sharded: Run) -> None:
-    run = new_run(f"{bucket_uri}/runs/run-1")
-    run.options = sharded.options
-    during("second", 2, lambda: None)
-    assert run.attempt_with_ranks(2) == [75, 75]
     tiny.HOOKS.clear()
     assert run.attempt_with_ranks(2) == [0, 0]
     assert_equal(run, sharded)
