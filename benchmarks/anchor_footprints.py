@@ -21,8 +21,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from benchmarks.anchors.detection import detectors
 from benchmarks.anchors.detection import footprint as detection_footprint
 from benchmarks.anchors.models import Anchor, anchors, precisions
-from training.preflight.convolutions import Convolutions
-from training.preflight.footprint import starts_kernel
+from training.preflight.footprint import Convolutions, starts_kernel
 
 FILE = Path(__file__).parent.parent / "sizing" / "evidence" / "ground_truth_models.json"
 

@@ -21,7 +21,7 @@ from operate.logs import RunLog, as_line
 from operate.runs import find_run, list_runs
 from operate.status import as_text, cost_of, read_status
 from sizing.cli.tables import show
-from training.attempt.exit_code import exit_code_of
+from training.errors import exit_code_of
 from training.store.protocol import CredentialsError, StoreError
 
 _RUN = "an id, s3://bucket/runs/ID, or a folder; default: the run of the account's only stack"

@@ -11,7 +11,7 @@ from contract.errors import UserError
 from contract.keys import FINAL_FILES, RECEIPT, REPORT
 from operate.runs import OperatedRun
 from training.cli.main import main as training
-from training.record.open_run import find_checkpoint, open_run
+from training.record.run import find_checkpoint, open_run
 from training.report.page import write_report
 
 

@@ -15,7 +15,7 @@ from stacks.guard import fleet
 from stacks.guard.fleet import SPOT, StackInstance
 from stacks.guard.ledger import Ledger
 from training.record.head import Head
-from training.record.run_config import read_run_config
+from training.record.run import read_run_config
 from training.report.progress import duration
 from training.store.protocol import get_each
 

@@ -120,7 +120,7 @@ def test_what_is_looked_for_on_the_pages_is_there() -> None:
         assert modules(text), name
         assert options(text), name
     assert ("training", "torture") in commands(page("how-it-works"))
-    assert "training/attempt/extra_time.py" in re.findall(PATH, page("spot"))
+    assert "training/attempt/notice.py" in re.findall(PATH, page("spot"))
 
 
 def test_the_readme_says_the_main_things_within_twenty_lines() -> None:

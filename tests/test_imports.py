@@ -26,7 +26,7 @@ PLANTED = {
         "training/workloads/growth/stages.py",
         "import training.workloads.trajectory.model",
     ),
-    "what recognizes a run": ("training/record/events.py", "import torch"),
+    "what recognizes a run": ("training/record/metrics.py", "import torch"),
     "expansion stands on torch alone": (
         "training/workloads/expansion/layout.py",
         "import training.randomness",

@@ -1,7 +1,9 @@
 """The ways to end without a result that are nobody's bug, and the contract's exit codes."""
 
 import difflib
-from collections.abc import Iterable
+import errno
+import sys
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from contract.errors import EXIT_FAILED as EXIT_FAILED
@@ -15,13 +17,24 @@ from contract.errors import EXIT_STORE as EXIT_STORE
 from contract.errors import EXIT_USER as EXIT_USER
 from contract.errors import UserError as UserError
 
+# Whatever this machine was doing, another one has room.
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 
-class MachineError(RuntimeError):
-    """This machine cannot go on, and another one may: one sentence with the reason."""
+
+class AttemptEndedError(RuntimeError):
+    """An end that is expected: one sentence with the reason, and the process's exit code."""
+
+    exit_code = EXIT_FAILED
 
 
-class RunFailedError(RuntimeError):
-    """The run cannot continue and a restart would not help: one sentence with the reason."""
+class MachineError(AttemptEndedError):
+    """This machine cannot go on, and another one may."""
+
+    exit_code = EXIT_MACHINE
+
+
+class RunFailedError(AttemptEndedError):
+    """The run cannot continue and a restart would not help."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,19 +63,19 @@ class GoBackError(RuntimeError):
         self.divergence = divergence
 
 
-class OutOfMemoryError(RuntimeError):
+class OutOfMemoryError(AttemptEndedError):
     """Memory ran out in mid-run: the attempt fails, the run may continue on another machine."""
 
 
-class ProgramFailedError(RuntimeError):
+class ProgramFailedError(AttemptEndedError):
     """A program has ended with an exit code other than 0: the attempt fails, as after a crash."""
 
 
-class WorkerLostError(RuntimeError):
+class WorkerLostError(AttemptEndedError):
     """A worker process of the loader ended by itself: as after OutOfMemoryError."""
 
 
-class RankLostError(RuntimeError):
+class RankLostError(AttemptEndedError):
     """Another rank exited by itself: the attempt fails, the next one resumes the run."""
 
 
@@ -72,3 +85,29 @@ def name_known(given: str, known: Iterable[str]) -> str:
     close = difflib.get_close_matches(given, names, n=1)
     meant = f"did you mean {close[0]!r}? " if close else ""
     return f"{meant}known are {', '.join(names)}"
+
+
+def exit_code_of(act: Callable[[], int]) -> int:
+    """Call `act`; return its exit code, or that of the expected error that it raises."""
+    try:
+        return act()
+    except UserError as error:
+        return _report(error, EXIT_USER)
+    except AttemptEndedError as error:
+        if error.exit_code != EXIT_INTERRUPTED:
+            return _report(error, error.exit_code)
+        return _report(f"{error}; the next attempt resumes from the last commit", EXIT_INTERRUPTED)
+    except OSError as error:
+        if error.errno not in _FULL:
+            raise
+        name = error.filename2 or error.filename
+        what = f"the disk is full, {name} cannot be written" if name else "the disk is full"
+        return _report(f"{what}; free some of it, or use a larger one", EXIT_MACHINE)
+    except KeyboardInterrupt:
+        # Only in commands that do not train: a trainer handles signals in its own thread.
+        return _report("stopped by Ctrl-C before it finished; run it again", EXIT_STOPPED)
+
+
+def _report(error: object, code: int) -> int:
+    print(f"{'interrupted' if code == EXIT_INTERRUPTED else 'error'}: {error}", file=sys.stderr)
+    return code

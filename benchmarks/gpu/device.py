@@ -184,7 +184,7 @@ def _trial(
 ) -> int | None:
     """The peak of the ladder's own trial of a recipe; None without a GPU."""
     request = {"workload": workload, "recipe": recipe, "overrides": dict(overrides), "rungs": []}
-    command = [sys.executable, "-m", "training.preflight.ladder_trial"]
+    command = [sys.executable, "-m", "training.preflight.ladder"]
     given = json.dumps({**request, "memory_limit_mib": None})
     outcome: dict[str, int | None] = session.ask(f"trial of {recipe}", command, input=given)
     return outcome["peak_bytes"]

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.gpu.session import Session
-from training.attempt.world import RANKS, RankEnvironment, World
+from training.attempt.context import RANKS, RankEnvironment, World
 from training.engine.parallel import parallel
 from training.workload import Loss, Settings, Train
 

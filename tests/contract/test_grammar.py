@@ -13,7 +13,7 @@ from stacks.parameters import StackParameters
 from tests.sizing.sample_plan import plan
 from training.cli.main import main
 from training.errors import UserError
-from training.record.checkpoint_entry import Retention, parse_retention
+from training.record.head import Retention, parse_retention
 
 INTERVALS = [
     ("auto", Interval(value=0, unit="auto")),

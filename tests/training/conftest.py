@@ -16,7 +16,7 @@ from tests.training.serving import new_bucket, served
 from training.attempt.notice import Interruption
 from training.cli import sweep
 from training.cli.main import main
-from training.report.log import configure_logging
+from training.report.progress import configure_logging
 
 # What the first optimizer, ranks and models that ranks share import late.
 IMPORTED_ONCE = (

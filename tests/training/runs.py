@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 
 from training.cli.main import main
-from training.record.events import read_events
 from training.record.head import Head, read_head
 from training.record.history import metrics_reader
+from training.record.metrics import read_events
 from training.store.open import open_store
 from training.store.protocol import Store
 

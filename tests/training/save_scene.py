@@ -10,18 +10,14 @@ import torch
 from torch import Tensor
 
 from contract.grammar import parse_interval
-from training.attempt.context import AttemptContext
+from training.attempt.context import AttemptContext, RankEnvironment, World
 from training.attempt.notice import Notice
 from training.attempt.supervisor import Supervisor
-from training.attempt.world import RankEnvironment, World
-from training.record.checkpoint_entry import KEEP_NEWEST, Kind, checkpoint_name
-from training.record.events import Events
-from training.record.head import read_head
+from training.record.head import KEEP_NEWEST, Kind, Position, checkpoint_name, read_head
 from training.record.lease import Lease, acquire
-from training.record.metrics import Metrics
-from training.record.position import Position
+from training.record.metrics import Events, Metrics
 from training.save.checkpointer import Checkpointer
-from training.save.read import read_checkpoint
+from training.save.resume import read_checkpoint
 from training.save.schedule import Schedule
 from training.save.state import LiveState
 from training.save.tensors import SaveRequest

@@ -8,7 +8,7 @@ import pytest
 from tests.training.tiny import TINY
 from training.config import parse_overrides, resolve_config
 from training.errors import UserError
-from training.record.run_config import (
+from training.record.run import (
     RunConfig,
     ensure_run_config,
     parse_prediction,

@@ -26,13 +26,12 @@ from torch import Tensor
 
 from contract.keys import artifact_prefix
 from training.artifact_key import artifact_key
-from training.attempt.context import AttemptContext
-from training.attempt.world import World
+from training.attempt.context import AttemptContext, World
 from training.code_fingerprint import code_fingerprint
 from training.randomness import seed_torch
 from training.report.progress import ProgressBar
+from training.store.folder import UnfinishedFile, sweep
 from training.store.protocol import PreconditionFailedError, Store, StoreError
-from training.store.unfinished import UnfinishedFile, sweep
 from training.store.verified import sha256_of
 from training.workload import Inputs, Prepare
 

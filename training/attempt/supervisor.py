@@ -1,32 +1,174 @@
-"""Everything that may stop an attempt: notices, hangs, lost ranks. Imports no torch.
+"""Everything that may stop an attempt: notices, hangs, lost ranks; and the work that may be long.
 
 A long call into C++ (a compilation, a first step, a collective that hangs) lets no Python handler
 run; at the last moment of a notice the staged copy is committed and the process exits 75, and at a
-hang it exits 1, without waiting for that call.
+hang it exits 1, without waiting for that call. Imports no torch.
 """
 
 import contextlib
 import faulthandler
 import logging
 import os
+import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NoReturn, Protocol
+from typing import Literal, NoReturn, Protocol, TypeAlias
 
 from contract.notice import Policy
-from training.attempt.extra_time import ExtraTime
-from training.attempt.long_work import LongWork
-from training.attempt.notice import Interruption, Notice
-from training.attempt.watchdog import STDERR, Watchdog
+from training.attempt.notice import ExtraTime, Interruption, Notice
 from training.errors import EXIT_FAILED, EXIT_INTERRUPTED
 from training.record.head import Head
 from training.record.lease import Lease, LeaseLostError, acquire
 from training.store.protocol import Store, StoreError
 
 _log = logging.getLogger(__name__)
+
+# systemd's WatchdogSec= is five minutes, so a late ping on a busy machine does no harm.
+_PING_SECONDS = 10.0
+# How long the thread may take to end the process properly, before faulthandler just exits.
+_DUMP_SECONDS = 30.0
+STDERR = 2
+
+
+class Watchdog:
+    """Calls `when_hung` after `limit_seconds` without a report; 0: never."""
+
+    def __init__(
+        self,
+        limit_seconds: float,
+        when_hung: Callable[[str], None],
+        notify_socket: str | None = None,
+    ) -> None:
+        self._limit_seconds = limit_seconds
+        self._when_hung = when_hung
+        # Whether silence is legitimate now, because the main thread waits for something outside.
+        self.excuse: Callable[[], bool] = lambda: False
+        self._notify_socket = notify_socket
+        self._last_beat = time.monotonic()
+        self._allowed_seconds = 0.0
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
+
+    def start(self) -> None:
+        """Start watching and pinging."""
+        self._last_beat = time.monotonic()
+        if self._limit_seconds or self._notify_socket:
+            self._thread.start()
+
+    def close(self) -> None:
+        """Stop, because the attempt has ended."""
+        if self._thread.is_alive():
+            self._stop.set()
+            self._thread.join()
+
+    def beat(self) -> None:
+        """Report that the main thread makes progress."""
+        self._last_beat = time.monotonic()
+
+    @contextlib.contextmanager
+    def allowing(self, seconds: float) -> Iterator[None]:
+        """Context of legitimate work that may take `seconds` longer than the limit."""
+        before, self._allowed_seconds = self._allowed_seconds, self._allowed_seconds + seconds
+        self.beat()
+        try:
+            yield
+        finally:
+            self.beat()
+            self._allowed_seconds = before
+
+    def _watch(self) -> None:
+        interval = min(_PING_SECONDS, self._limit_seconds / 4 or _PING_SECONDS)
+        notify(self._notify_socket, "WATCHDOG=1")
+        try:
+            while not self._stop.wait(interval):
+                limit = self._limit_seconds + self._allowed_seconds
+                silent = time.monotonic() - self._last_beat
+                if self._limit_seconds and silent > limit:
+                    if self.excuse():
+                        self.beat()  # the main thread gets the limit again from here on
+                    else:
+                        self._when_hung(f"the trainer made no progress for {silent:.0f} s")
+                if self._limit_seconds:
+                    later = limit - silent + _DUMP_SECONDS
+                    # Not sys.stderr: a notebook's or a test's has no file descriptor.
+                    faulthandler.dump_traceback_later(
+                        max(later, _DUMP_SECONDS), exit=True, file=STDERR
+                    )
+                notify(self._notify_socket, "WATCHDOG=1")
+        finally:
+            if self._limit_seconds:
+                faulthandler.cancel_dump_traceback_later()
+
+
+def notify(address: str | None, message: str) -> None:
+    """Send one message to systemd (sd_notify); no-op where none listens."""
+    if address is None:
+        return
+    # An @ stands for the zero byte of Linux's abstract names.
+    target = "\0" + address[1:] if address.startswith("@") else address
+    # If a ping is lost, systemd misses it and acts.
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender, contextlib.suppress(OSError):
+        sender.setblocking(False)  # without a reader the watchdog itself must not block
+        sender.sendto(message.encode(), target)
+
+
+Work: TypeAlias = Literal["step", "first step", "compilation", "evaluation", "shard", "model"]
+
+# Assumed before anything was measured in this process. A ResNet-18 took 33 s to compile on 2 cores;
+# the end of an evaluation (COCO's matching, pictures) depends on the workload.
+_UNMEASURED_SECONDS: dict[Work, float] = {
+    "step": 0.0,
+    "first step": 10.0,
+    "compilation": 120.0,
+    "evaluation": 60.0,
+    "shard": 60.0,
+    "model": 60.0,
+}
+_SHARE_OF_BUDGET = 0.25
+# One slow step is remembered for a few hundred steps, not for the rest of the run.
+_FORGETTING = 0.99
+# Work that takes a few times longer than ever before is not a hang.
+_PATIENCE = 20.0
+
+
+class LongWork:
+    """Remembers how long each kind of work took, weighted towards the longest time."""
+
+    def __init__(self, budget_seconds: float, watchdog: Watchdog) -> None:
+        self._budget_seconds = budget_seconds
+        self._watchdog = watchdog
+        self._measured: dict[Work, float] = {}
+
+    def expected_seconds(self, work: Work) -> float:
+        """Expected duration: measured here, or else assumed."""
+        if work in self._measured:
+            return self._measured[work]
+        if work == "first step":
+            return max(_UNMEASURED_SECONDS[work], 10 * self._measured.get("step", 0.0))
+        return _UNMEASURED_SECONDS[work]
+
+    def measured_seconds(self, work: Work) -> float | None:
+        """Duration as measured here, weighted towards the longest; None if never measured."""
+        return self._measured.get(work)
+
+    def is_long(self, work: Work) -> bool:
+        """Whether a notice during this work might leave too little time after it."""
+        return self.expected_seconds(work) > _SHARE_OF_BUDGET * self._budget_seconds
+
+    @contextlib.contextmanager
+    def doing(self, work: Work) -> Iterator[None]:
+        """Measure the work, and allow for it in the watchdog."""
+        began = time.monotonic()
+        with self._watchdog.allowing(_PATIENCE * self.expected_seconds(work)):
+            yield
+        # First steps and compilations take arbitrarily long: earlier ones predict nothing.
+        if work not in ("first step", "compilation"):
+            before = _FORGETTING * self._measured.get(work, 0.0)
+            self._measured[work] = max(time.monotonic() - began, before)
+
 
 # How long the main thread may take to see a notice while there is nothing to lose yet.
 _GRACE_SECONDS = 5.0

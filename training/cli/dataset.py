@@ -17,7 +17,7 @@ from contract.program import WORKLOAD as PROGRAM
 from training.cli.make_dataset import URI, add_import, add_make, send
 from training.cli.outputs import checked_folder
 from training.errors import EXIT_FINISHED, EXIT_NO_MANIFEST, UserError
-from training.record.events import Events
+from training.record.metrics import Events
 from training.report.progress import FileProgressBar, ProgressBar
 from training.sources import UNFINISHED
 from training.store.dataset import sync_dataset, wait_for_manifest

@@ -11,7 +11,7 @@ from typing import Any
 
 from contract.description import WorkloadDescription
 from training.cli.measure import measured
-from training.cli.run_options import import_from
+from training.cli.run import import_from
 from training.errors import EXIT_FINISHED, UserError
 
 
@@ -31,8 +31,8 @@ def _describe(options: argparse.Namespace) -> int:
     import_from(options.source)
     from training.config import fitted, parse_overrides, resolve_config
     from training.engine.job import checked_stages
+    from training.engine.stage_checks import problems
     from training.preflight.preflight import refuse_dataset
-    from training.preflight.workload_checks import problems
     from training.registry import load_workload
     from training.workload import Workload, implements
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from contract.keys import REPORT
 from training.cli.outputs import checked_file, checked_folder
-from training.cli.run_options import positive
+from training.cli.run import positive
 from training.errors import EXIT_FINISHED, UserError
-from training.record.open_run import open_run
+from training.record.run import open_run
 from training.report.page import summary, write_report
 
 _RUN = "s3://bucket/runs/<run id>, or a folder"

@@ -9,9 +9,9 @@ import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
 
-from training.attempt.exit_code import exit_code_of
+from training.errors import exit_code_of
 from training.registry import check_recipe
-from training.report.log import configure_logging
+from training.report.progress import configure_logging
 
 _EXIT_CODES = """exit codes: 0 finished · 75 interrupted and saved · 76 lost the lease to another
 writer · 2 a mistake in what was asked for · 1 failed · 74 the store failed · 3 (data sync)

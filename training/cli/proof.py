@@ -10,7 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from training.cli import run_options, run_program
+from training.cli import run_program
+from training.cli.run import positive, positive_int
 from training.errors import UserError
 
 _PROOF = "training.proof"
@@ -37,15 +38,15 @@ def add_check(parser: argparse.ArgumentParser) -> None:
     add("--count", type=int, default=100, help="samples to generate (default: %(default)s)")
     add(
         "--steps",
-        type=run_options.positive_int,
+        type=positive_int,
         help="at least this many in each Train stage, with kills (default: two epochs of four)",
     )
     add("--checkpoint-interval", default="1epochs", help="as for `run` (default: %(default)s)")
-    add("--num-processes", type=run_options.positive_int, default=1, help="ranks (default: 1)")
+    add("--num-processes", type=positive_int, default=1, help="ranks (default: 1)")
     add("--json", action="store_true", help="print the result as JSON")
     add(
         "--kills",
-        type=run_options.positive_int,
+        type=positive_int,
         default=2,
         help="of a program: how often to kill it on its way (default: %(default)s)",
     )
@@ -84,10 +85,10 @@ def add_torture(parser: argparse.ArgumentParser) -> None:
         default="5steps,1epochs,0.1s,auto",
         help="as for `run`; several are assigned to the runs in turn (default: %(default)s)",
     )
-    add("--lease-ttl-seconds", type=run_options.positive, default=0.5, help="default: %(default)s")
+    add("--lease-ttl-seconds", type=positive, default=0.5, help="default: %(default)s")
     add(
         "--notice-budget-seconds",
-        type=run_options.positive,
+        type=positive,
         default=20.0,
         help="default: %(default)s",
     )

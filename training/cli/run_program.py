@@ -10,7 +10,7 @@ from contract.source import source_sha256
 from training.attempt.supervisor import Supervisor
 from training.errors import EXIT_FINISHED, UserError
 from training.record.head import read_head
-from training.record.run_config import read_run_config
+from training.record.run import read_run_config
 from training.store.protocol import Store
 
 # Options of `run` that a program has no use for, with their defaults.

@@ -22,7 +22,7 @@ from typing import Any
 from contract.keys import ARTIFACTS, RECEIPT
 from training.errors import EXIT_FAILED, EXIT_FINISHED, EXIT_INTERRUPTED, UserError
 from training.record.head import read_head
-from training.record.json_record import parse_receipt
+from training.report.page import parse_receipt
 from training.store.open import open_store
 
 _POLL_SECONDS = 0.2
@@ -128,6 +128,7 @@ def _refuse_or_share(options: argparse.Namespace, dataset: Path) -> int | None:
     from training.preflight.admission import (
         MachineCapacity,
         Reservations,
+        default_reservations,
         refuse_oversubscription,
         too_many_threads,
     )
@@ -148,11 +149,6 @@ def _refuse_or_share(options: argparse.Namespace, dataset: Path) -> int | None:
     if warning:
         print(f"[room] {warning}", file=sys.stderr, flush=True)
     return limit
-
-
-def default_reservations() -> Path:
-    """The folder with the reservations of this machine's runs."""
-    return Path(tempfile.gettempdir()) / "training-reservations"
 
 
 def _run_all(options: argparse.Namespace, runs: Sequence[_SweepRun], dataset: Path) -> None:

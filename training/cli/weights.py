@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, TextIO
 
 from training.cli.outputs import checked_file, checked_folder
 from training.errors import EXIT_FINISHED, UserError, name_known
-from training.record.open_run import OpenRun, find_checkpoint, open_run
+from training.record.run import OpenRun, find_checkpoint, open_run
 from training.report.progress import FileProgressBar
 from training.save.restore import export_snapshot
 from training.store.dataset import sync_dataset
+from training.store.folder import UnfinishedFile
 from training.store.local_dataset import LocalDataset, open_dataset
 from training.store.open import open_store
-from training.store.unfinished import UnfinishedFile
 
 if TYPE_CHECKING:
     from torch import nn

@@ -15,13 +15,11 @@ import torch
 import torch.distributed as dist
 
 from contract.source import source_sha256
-from training.attempt.attempt import HeldRun, run_attempt
-from training.attempt.context import AttemptContext
-from training.attempt.dataset import opened_dataset
+from training.attempt.attempt import HeldRun, opened_dataset, run_attempt
+from training.attempt.context import AttemptContext, RankEnvironment, World
 from training.attempt.launch import OtherRanks, interpreters
 from training.attempt.notice import InterruptedRunError
 from training.attempt.supervisor import Supervisor
-from training.attempt.world import RankEnvironment, World
 from training.code_fingerprint import code_fingerprint
 from training.data_report import facts_of
 from training.engine.job import ResolvedWorkload, RunOptions, depends_on_ranks
@@ -35,10 +33,9 @@ from training.errors import (
     RunFailedError,
     UserError,
 )
-from training.record.events import SilentEvents
 from training.record.lease import LeaseLostError
-from training.record.metrics import SilentMetrics
-from training.record.run_config import RunConfig
+from training.record.metrics import SilentEvents, SilentMetrics
+from training.record.run import RunConfig
 from training.registry import module_of
 from training.report.profiler import StepProfiler
 from training.report.receipt import RunResult

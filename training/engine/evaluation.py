@@ -14,8 +14,8 @@ from training.attempt.context import AttemptContext
 from training.engine.batches import MicroBatch, to_device
 from training.engine.learner import Learner
 from training.engine.loader import Loader
+from training.engine.optimizer import autocast
 from training.engine.parallel import Parallel
-from training.engine.precision import autocast
 from training.engine.stage_checks import checked_metrics, checked_partial, samples_of
 from training.randomness import seed_torch
 from training.report.page import EVALUATION

@@ -20,15 +20,14 @@ from training.engine.batches import MicroBatch, to_device
 from training.engine.evaluation import in_order
 from training.engine.loader import Loader
 from training.engine.numerics import configure
-from training.engine.optimizer_state import OPTIMIZER, state_by_name
-from training.engine.precision import autocast
+from training.engine.optimizer import OPTIMIZER, autocast, state_by_name
 from training.engine.stage_checks import checked_metrics, checked_partial, samples_of
 from training.errors import UserError
 from training.randomness import seed_torch
-from training.record.open_run import OpenRun
+from training.record.run import OpenRun
 from training.registry import load_workload
 from training.report.progress import ProgressBar
-from training.save.read import WEIGHTS, read_checkpoint
+from training.save.resume import WEIGHTS, read_checkpoint
 from training.save.weights import Weights, load_weights
 from training.store.local_dataset import LocalDataset
 from training.workload import Batch, Inputs, Partial, Prepare, Prior, Train

@@ -15,8 +15,8 @@ from torch import nn
 
 from contract.grammar import Interval
 from training.attempt.attempt import AttemptOptions
+from training.attempt.context import RankEnvironment
 from training.attempt.launch import StartRank
-from training.attempt.world import RankEnvironment
 from training.config import resolve_config
 from training.errors import RunFailedError, UserError
 from training.proxies import TrainProxy, restaged

@@ -9,11 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from training.attempt.world import SHARES, World
+from training.attempt.context import SHARES, World
 from training.engine.batches import MicroBatch
-from training.engine.ema import MovingAverage
-from training.engine.optimizer_state import (
+from training.engine.optimizer import (
     OPTIMIZER_NAMES,
+    MovingAverage,
+    Scaling,
+    autocast,
     create_optimizer_state,
     load_optimizer_state,
     parameter_names,
@@ -21,7 +23,6 @@ from training.engine.optimizer_state import (
     step_in_backward,
 )
 from training.engine.parallel import Parallel, broadcast_from_rank_0, is_sharded, parallel
-from training.engine.precision import Scaling, autocast
 from training.engine.prior import release_prior
 from training.engine.reduction import share_of, tree_sum
 from training.engine.stage_checks import (
@@ -32,9 +33,8 @@ from training.engine.stage_checks import (
 )
 from training.errors import RunFailedError, UserError
 from training.randomness import seed_torch
-from training.save.read import CheckpointContent
-from training.save.resume import ShardedContent
-from training.save.slices import is_sharded as has_shards
+from training.save.layout import is_sharded as has_shards
+from training.save.resume import CheckpointContent, ShardedContent
 from training.save.state import LiveState, flatten_state, unflatten_state
 from training.workload import Batch, Inputs, Start, Train, implements
 

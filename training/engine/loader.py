@@ -20,9 +20,8 @@ from multiprocessing.util import Finalize
 import numpy as np
 import torch
 
-from training.engine.batch_memory import BatchMemory, read
 from training.engine.batches import MicroBatch, pinned
-from training.engine.loader_worker import Answer, Maker, Task, header_bytes, work
+from training.engine.loader_worker import Answer, BatchMemory, Maker, Task, header_bytes, read, work
 from training.errors import WorkerLostError
 from training.settings import LoaderWorkers
 from training.stacking import ItemLayout, differing

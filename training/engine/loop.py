@@ -13,10 +13,9 @@ from contextlib import closing
 from dataclasses import replace
 
 from training.artifacts.compile_cache import CompileCache
-from training.attempt.context import AttemptContext
-from training.attempt.long_work import Work
+from training.attempt.context import SHARES, AttemptContext
 from training.attempt.notice import InterruptedRunError
-from training.attempt.world import SHARES
+from training.attempt.supervisor import Work
 from training.engine.batches import BatchPlan, CompiledShapes, MicroBatch, to_device
 from training.engine.evaluation import evaluate
 from training.engine.learner import Learner, StepResult
@@ -25,11 +24,10 @@ from training.engine.reduction import share_of, tree_sum
 from training.engine.stage_checks import samples_of
 from training.engine.step_log import DeviceTime, Pace, StepLog, StepTime, TimesSoFar
 from training.errors import RunFailedError
-from training.record.position import Position
+from training.record.head import Position
 from training.save.checkpointer import Checkpointer
 from training.save.policy import CheckpointPolicy
-from training.save.read import CheckpointContent
-from training.save.resume import ShardedContent
+from training.save.resume import CheckpointContent, ShardedContent
 from training.save.state import LiveState
 from training.settings import schedule_factor
 from training.tally import Tally

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from training.attempt.world import RANKS, SHARES, World
+from training.attempt.context import RANKS, SHARES, World
 from training.stacking import ALIGNMENT
 
 # As DDP's: large enough for a network's speed, small enough to begin while backward goes on.

@@ -15,19 +15,24 @@ from training.artifacts.prepare import ensure_artifact, open_artifact
 from training.attempt.context import AttemptContext
 from training.engine.job import ResolvedWorkload
 from training.engine.loop import StageLoop
-from training.engine.optimizer_state import OPTIMIZER, state_by_name
+from training.engine.optimizer import OPTIMIZER, state_by_name
 from training.engine.parallel import is_sharded
 from training.engine.prior import PriorTensors
-from training.record.checkpoint_entry import CheckpointEntry
-from training.record.newest_valid import DamagedCheckpointError
-from training.record.position import Position
-from training.record.run_config import RunConfig, changed_parts
-from training.report.bottleneck import longest, sentence
+from training.engine.step_log import longest, sentence
+from training.record.head import CheckpointEntry, Position
+from training.record.run import DamagedCheckpointError, RunConfig, changed_parts
 from training.report.receipt import RunResult
 from training.save.checkpointer import Checkpointer
 from training.save.policy import SPENT_SECONDS
-from training.save.read import WEIGHTS, CheckpointContent, read_checkpoint
-from training.save.resume import AnyContent, find_newest, follow, share_snapshot
+from training.save.resume import (
+    WEIGHTS,
+    AnyContent,
+    CheckpointContent,
+    find_newest,
+    follow,
+    read_checkpoint,
+    share_snapshot,
+)
 from training.save.schedule import Schedule
 from training.save.weights import export_final
 from training.store.local_dataset import LocalDataset

@@ -1,4 +1,4 @@
-"""Memory reservations of several runs on one machine.
+"""Memory of a machine: what several runs have reserved of it, and the limit of one process.
 
 Four runs once each read the same dataset into memory, 63 GB in total on a host with 32 GB, and the
 machine was unreachable for an hour. Each run, of any user, writes its reservation to a file under a
@@ -6,17 +6,22 @@ lock; files of exited processes are ignored. A run that does not fit is refused 
 """
 
 import fcntl
+import importlib
 import json
 import logging
 import os
+import resource
 import secrets
+import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import torch
+
 from training.errors import MachineError, UserError
-from training.save.memory import free_bytes
+from training.save.memory import data_bytes, free_bytes
 from training.save.process_tree import living_below
 
 _log = logging.getLogger(__name__)
@@ -256,3 +261,69 @@ def _used_mib(pid: int) -> int:
 def _kib(pid: int, file: str, *names: str) -> int:
     lines = Path(f"/proc/{pid}/{file}").read_text().splitlines()
     return sum(int(line.split()[1]) for line in lines if line.startswith(names))
+
+
+_MESSAGES = (
+    "DefaultCPUAllocator: can't allocate memory",
+    "DefaultCPUAllocator: not enough",
+    # A thread's stack counts as memory too, and may be what exceeds the limit.
+    "can't start new thread",
+    # What CUDA itself, its driver, NCCL and Triton say (torch.AcceleratorError, or RuntimeError),
+    "CUDA error: out of memory",
+    "CUDA driver error: out of memory",
+    "Cuda failure 2 'out of memory'",
+    "Triton Error [CUDA]: out of memory",
+    # and its libraries, which allocate beside torch: cuBLAS, cuDNN 8 and 9, cuSOLVER, cuSPARSE.
+    "_STATUS_ALLOC_FAILED",
+    "_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
+    "_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED",
+    "CUFFT_ALLOC_FAILED",
+)
+# What cuBLAS and cuDNN say when their first call finds no memory, but not only then.
+_UNCLEAR_MESSAGES = ("CUBLAS_STATUS_NOT_INITIALIZED", "CUDNN_STATUS_NOT_INITIALIZED")
+# Less than this is too little for their handles and workspaces.
+_HANDLE_BYTES = 256 * 2**20
+
+
+def limit_memory(mib: int, device: torch.device) -> None:
+    """Limit the GPU's memory; without a GPU, what this process may take on top of what it has."""
+    if device.type == "cuda":
+        total = torch.cuda.get_device_properties(device).total_memory
+        if mib * _MEBIBYTE > total:
+            raise UserError(
+                f"--memory-limit-mib {mib} exceeds the device's memory; "
+                f"give at most {total // _MEBIBYTE}"
+            )
+        torch.cuda.set_per_process_memory_fraction(mib * _MEBIBYTE / total, device)
+        return
+    # torch imports it with the first optimizer; the limit is not meant for code.
+    importlib.import_module("torch._dynamo")
+    # Private writable memory: files mapped for reading, such as datasets, do not count.
+    used = data_bytes()
+    if used is None:
+        raise UserError("--memory-limit-mib needs Linux or a GPU; omit it on this machine")
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    resource.setrlimit(resource.RLIMIT_DATA, (used + mib * _MEBIBYTE, hard))
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether the device or the host ran out of memory, in every form that torch passes on."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    text = str(error)
+    if any(message in text for message in _MESSAGES):
+        return True
+    return any(message in text for message in _UNCLEAR_MESSAGES) and _is_gpu_full()
+
+
+def _is_gpu_full() -> bool:
+    try:
+        free, _ = torch.cuda.mem_get_info()
+    except (RuntimeError, AssertionError):  # the device has failed, or there is none
+        return False
+    return free < _HANDLE_BYTES
+
+
+def default_reservations() -> Path:
+    """The folder with the reservations of this machine's runs."""
+    return Path(tempfile.gettempdir()) / "training-reservations"

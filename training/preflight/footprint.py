@@ -25,14 +25,57 @@ from torch.utils.flop_counter import (
     sdpa_flop_count,
 )
 
-from training.engine.optimizer_state import step_in_backward
+from training.engine.optimizer import autocast, step_in_backward
 from training.engine.reduction import sums_set_aside
 from training.errors import UserError
-from training.preflight.convolutions import Convolutions
 from training.preflight.standalone import LAST_STEP, refusing_reads, standalone_inputs
 from training.workload import Batch, Loss, Probe, Train, implements
 
+
+class Convolutions(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts the FLOPs of convolutions, forward and backward: all, grouped, and channels last.
+
+    Depthwise ones are not grouped here: they have kernels of their own.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.flops, self.grouped_flops, self.channels_last_flops = 0, 0, 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if func is torch.ops.aten.convolution.default:
+            # input, weight, bias, stride, padding, dilation, transposed, output padding, groups
+            self._add(out, args[0], args[1], args[6], args[8], passes=1)
+        elif func is torch.ops.aten.convolution_backward.default:
+            # gradient, input, weight, ..., transposed, output padding, groups, output mask
+            self._add(args[0], args[1], args[2], args[7], args[9], passes=sum(args[10][:2]))
+        return out
+
+    def shares(self, total_flops: int) -> dict[str, float]:
+        """Return the shares of a step's FLOPs, as a footprint has them."""
+        # torch counts the backward of groups wrongly, so that the total may be too small.
+        total = max(total_flops, self.flops, 1)
+        return {
+            "convolution_share": round(self.flops / total, 3),
+            "grouped_share": round(self.grouped_flops / total, 3),
+            "channels_last_share": round(self.channels_last_flops / max(self.flops, 1), 3),
+        }
+
+    def _add(
+        self, out: Tensor, given: Tensor, weight: Tensor, transposed: bool, groups: int, passes: int
+    ) -> None:
+        pixels = given if transposed else out
+        flops = 2 * pixels.numel() * math.prod(weight.shape[1:]) * passes
+        self.flops += flops
+        self.grouped_flops += flops if groups > 1 and weight.shape[1] > 1 else 0
+        last = torch.channels_last if given.ndim == 4 else torch.channels_last_3d
+        if given.ndim in (4, 5) and given.is_contiguous(memory_format=last):
+            self.channels_last_flops += flops
+
+
 _ALLOCATION_BYTES = 512
+_CPU = torch.device("cpu")
 _WITHOUT_KERNEL = frozenset(
     [
         *("alias", "as_strided", "detach", "expand", "permute", "select", "slice", "squeeze", "t"),
@@ -123,7 +166,7 @@ def measure_evaluation(stage: Train, config: Any, size: int) -> int:
     example, _ = _example(stage, size)
 
     def forward(model: nn.Module, batch: Batch) -> None:
-        with _autocast(stage):
+        with autocast(stage.settings.precision, _CPU):
             _loss(stage, model, batch)
 
     with _explained(stage):
@@ -255,7 +298,7 @@ class _Step:
 
     def forward_backward(self) -> None:
         self._memory.phase = "forward"
-        with _autocast(self._stage):
+        with autocast(self._stage.settings.precision, _CPU):
             loss = _loss(self._stage, self._model, self._batch)
             scaled = loss.total / self._weight
             if loss.mean is not None:
@@ -333,11 +376,6 @@ def _attention_backward_flops(
 ) -> int:
     count = sdpa_backward_flop_count(gradient, query, key, value)  # type: ignore[no-untyped-call]
     return int(count)
-
-
-def _autocast(stage: Train) -> torch.autocast:
-    precision = stage.settings.precision
-    return torch.autocast("cpu", dtype=getattr(torch, precision), enabled=precision != "float32")
 
 
 def _bytes(tensors: Iterable[Tensor]) -> int:

@@ -33,22 +33,20 @@ from training.engine.job import (
 from training.engine.loader import num_workers
 from training.engine.numerics import device_of
 from training.engine.parallel import is_sharded
+from training.engine.stage_checks import problems
 from training.errors import UserError
-from training.preflight.admission import ResourceRequest
+from training.preflight.admission import ResourceRequest, is_out_of_memory, limit_memory
 from training.preflight.ladder import TrialRequest, adapted, explain, resolve_adaptation
-from training.preflight.limits import is_out_of_memory, limit_memory
 from training.preflight.ranks import usable_ranks
-from training.preflight.workload_checks import problems
-from training.record.checkpoint_entry import CheckpointEntry, FileEntry
-from training.record.head import Head, read_head, write_head
-from training.record.open_run import OpenRun
-from training.record.run_config import RunConfig, read_run_config
+from training.record.head import CheckpointEntry, Head, read_head, write_head
+from training.record.run import OpenRun, RunConfig, read_run_config
 from training.registry import load_workload
 from training.save.state import STATE
 from training.save.weights import open_trained
 from training.store.local_dataset import parse_manifest
 from training.store.open import open_store
 from training.store.protocol import PreconditionFailedError, Store
+from training.store.transfer import FileEntry
 from training.workload import Prepare, Train, Workload, implements
 
 _log = logging.getLogger(__name__)

@@ -17,7 +17,7 @@ from typing import Any
 
 from contract.program import Program
 from training.errors import MachineError, UserError
-from training.store.unfinished import write_whole
+from training.store.folder import write_whole
 
 SAGEMAKER_ROOT = Path("/opt/ml")
 _LOCK, _RUN = ".lock", ".run"

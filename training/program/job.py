@@ -13,17 +13,15 @@ from typing import Any, TypeVar
 from contract.keys import MANIFEST
 from contract.program import PLACEMENT, WORKLOAD
 from contract.source import copy_source, source_sha256
-from training.attempt.attempt import HeldRun, run_attempt
-from training.attempt.dataset import opened_dataset
+from training.attempt.attempt import HeldRun, opened_dataset, run_attempt
 from training.attempt.notice import InterruptedRunError
-from training.attempt.supervisor import Supervisor
-from training.attempt.watchdog import Watchdog
+from training.attempt.supervisor import Supervisor, Watchdog
 from training.errors import UserError
 from training.program.container import ContainerHost, claimed
 from training.program.options import ProgramOptions, build_command
 from training.program.process import ProgramProcess
 from training.program.watch import ProgramWatch
-from training.record.run_config import RunConfig
+from training.record.run import RunConfig
 from training.report.receipt import RunResult
 from training.store.local_dataset import ARRIVING, LocalDataset
 

@@ -20,17 +20,17 @@ from pathlib import Path
 from typing import IO, Any, Literal, TypeAlias
 
 from contract.grammar import parse_interval
-from training.attempt.exit_code import exit_code_of
+from training.attempt.context import RankEnvironment
 from training.attempt.launch import RankProcess, StartRank, end_with_rank_0
 from training.attempt.supervisor import Supervisor
-from training.attempt.world import RankEnvironment
 from training.engine.attempt import run_workload
 from training.engine.job import RunOptions, resolve_workload
+from training.errors import exit_code_of
 from training.proof.injector import NOTICE_FILE, Injector, Kill, StatusFile
 from training.proof.stages import observed, shortened
 from training.proof.store_faults import misbehaving
 from training.registry import load_workload
-from training.report.log import configure_logging
+from training.report.progress import configure_logging
 from training.save.memory import data_bytes
 from training.store.open import open_store
 

@@ -19,9 +19,9 @@ from contract.samples import lineage_problems
 from training.program.progress import LOSSES
 from training.record.head import Head, read_head
 from training.record.history import metrics_reader
-from training.save.transfer import receive
 from training.save.weights import weights_sha256
 from training.store.protocol import Store
+from training.store.transfer import receive
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,8 +1,8 @@
 """head.json: the lease on a run and its list of committed checkpoints, in one object.
 
 Every change is one conditional write with its own nonce, so the store itself refuses a stale
-writer. No two machines' clocks are compared, and safety never depends on the TTL. A candidate that
-waits for the lease says so in an object of its own. Imports no torch.
+writer. No two machines' clocks are compared, and safety never depends on the TTL. A name or number
+that no writer wrote is refused: names become the keys that are read and deleted. Imports no torch.
 """
 
 import json
@@ -10,12 +10,13 @@ import logging
 import secrets
 import time
 from collections import Counter
-from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal, TypeAlias, get_args
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Literal, TypeAlias, TypeVar, get_args
 
-from contract.keys import HEAD, WAITING
-from training.record.checkpoint_entry import CheckpointEntry
-from training.record.json_record import read_json_record, refuse_other_than_counts
+from contract.grammar import Span, parse_kept
+from contract.keys import CHECKPOINT_NAME, HEAD, WAITING
+from training.errors import UserError
 from training.store.protocol import (
     AnswerLostError,
     PreconditionFailedError,
@@ -23,8 +24,145 @@ from training.store.protocol import (
     Stored,
     StoreError,
 )
+from training.store.transfer import FileEntry, refuse_other_than_counts
 
 _log = logging.getLogger(__name__)
+
+Kind: TypeAlias = Literal["periodic", "best", "emergency", "rebalance", "stage-end"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CheckpointEntry:
+    """One committed checkpoint. `step` counts over all Train stages of the run, so names sort."""
+
+    name: str
+    step: int
+    stage: str
+    epoch: int
+    kind: Kind
+    files: tuple[FileEntry, ...]
+    is_best: bool = False  # the best by its stage's best_metric when it was evaluated
+    # What its stage still needed by the pace of its writer, for the Guard; None: not known yet.
+    seconds_left: float | None = None
+    # Taken as a program ended itself after a notice, or stood still: it may hold half of a save.
+    is_tentative: bool = False
+    failed_starts: int = 0  # programs that began with it, and failed before they left another
+    is_left_behind: bool = False  # the run has started over: no attempt resumes from it
+    program_step: int | None = None  # what a program had reported when it was taken
+
+    @classmethod
+    def from_json(cls, record: Mapping[str, Any]) -> "CheckpointEntry":
+        """Read what `asdict` returned; ValueError or TypeError for anything else."""
+        if not CHECKPOINT_NAME.fullmatch(record["name"]):
+            raise ValueError(f"the checkpoint name {record['name']!r} was not written by a trainer")
+        refuse_other_than_counts(record, "step", "epoch", "failed_starts")
+        if record.get("program_step") is not None:
+            refuse_other_than_counts(record, "program_step")
+        if record["kind"] not in get_args(Kind):
+            raise ValueError(f"{record['name']} has the unknown kind {record['kind']!r}")
+        files = tuple(FileEntry.from_json(file) for file in record["files"])
+        return cls(**{**record, "files": files})
+
+
+def checkpoint_name(step: int, generation: int) -> str:
+    """A unique name that sorts by step."""
+    return f"{step:08d}-g{generation:04d}-{secrets.token_hex(8)}"
+
+
+def step_of(name: str) -> int:
+    """The step in a name that `checkpoint_name` made."""
+    return int(name.partition("-")[0])
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Retention:
+    """What to keep; other checkpoints are deleted after they leave the head.
+
+    The newest and the furthest stay, every Nth, the best, and the stages' ends they need; one that
+    may hold half of a save never takes the place of one that does not. Those from before the run
+    started over stay until there are more of the new ones than are kept.
+    """
+
+    newest: int = 3
+    every: Span | None = None
+
+    def __post_init__(self) -> None:
+        if self.newest < 1:
+            raise UserError(f"{self.newest} checkpoints cannot be kept; keep 1 or more")
+
+    def kept(self, entries: Sequence[CheckpointEntry]) -> tuple[CheckpointEntry, ...]:
+        """The checkpoints to keep; both sequences are oldest first."""
+        left_behind = [entry for entry in entries if entry.is_left_behind]
+        checkpoints = [entry for entry in entries if not entry.is_left_behind]
+        # A stage's later best is better: it was compared with the earlier one.
+        best = {entry.stage: entry for entry in checkpoints if entry.is_best}
+        firm = [entry for entry in checkpoints if not entry.is_tentative]
+        newest = [*firm[-self.newest :], *checkpoints[-self.newest :]]
+        # Its successor may have been passed over by a machine that could not read it, or be of a
+        # program that began again on a torn save without noticing.
+        furthest = [*_furthest(firm), *_furthest(checkpoints)]
+        chosen = [*newest, *furthest, *best.values(), *self._every(checkpoints)]
+        names = {entry.name for entry in chosen}
+        if len(firm) <= self.newest:
+            names.update(entry.name for entry in left_behind)
+        for entry in chosen:
+            earlier = checkpoints[: checkpoints.index(entry)]
+            ends = [e for e in earlier if e.kind == "stage-end" and e.stage != entry.stage]
+            names.update(end.name for end in ends[-1:])
+        return tuple(entry for entry in entries if entry.name in names)
+
+    def _every(self, checkpoints: Sequence[CheckpointEntry]) -> Iterator[CheckpointEntry]:
+        if self.every is None:
+            return
+        seen: set[tuple[str, int]] = set()
+        for entry in checkpoints:
+            is_epochs = self.every.unit == "epochs"
+            number = (entry.epoch if is_epochs else entry.step) // self.every.value
+            key = (entry.stage if is_epochs else "", number)
+            if number > 0 and key not in seen:
+                seen.add(key)
+                yield entry
+
+
+def _furthest(checkpoints: Sequence[CheckpointEntry]) -> Sequence[CheckpointEntry]:
+    """The last of those with the furthest step: a program's own, if it reports steps."""
+    steps = [(entry.program_step, entry) for entry in checkpoints]
+    known = [(step, entry) for step, entry in steps if step is not None]
+    reached = known or [(entry.step, entry) for entry in checkpoints]
+    return [entry for _, entry in sorted(reached, key=lambda one: one[0])[-1:]]
+
+
+KEEP_NEWEST = Retention()
+
+
+def parse_retention(text: str) -> Retention:
+    """Read `3` or `3,10epochs`: the newest, and the first of every so many epochs or steps."""
+    newest, every = parse_kept(text)
+    return Retention(newest=newest, every=every)
+
+
+_T = TypeVar("_T")
+
+
+def read_json_record(
+    name: str, data: bytes, newest_format: int, build: Callable[[dict[str, Any]], _T]
+) -> _T:
+    """Build an object from the JSON without its format number."""
+    try:
+        record = json.loads(data)
+        number = record.pop("format")
+        if number in range(1, newest_format + 1):
+            return build(record)
+    except (ValueError, AttributeError, KeyError, TypeError) as error:
+        raise UserError(
+            f"{name} is damaged or was edited ({type(error).__name__}: {error}); restore its last "
+            "good version, the checkpoints are unaffected"
+        ) from error
+    raise UserError(
+        f"{name} has format {number}, but this version knows 1 to {newest_format}; "
+        "run the bundle that config.json names, or a newer one"
+    )
+
 
 # Format 2 added part_bytes to files and is_best to checkpoints, format 3 seconds_left to them,
 # format 4 is_tentative and failed_starts, format 5 is_left_behind, unverified_by and program_step.
@@ -134,6 +272,11 @@ def mark_failed(store: Store, run_id: str, writer: str, reason: str) -> Head:
     raise StoreError(f"{store.uri}/{HEAD} changes faster than it can be marked failed")
 
 
+def with_way_back(reason: str, uri: str) -> str:
+    """The reason of a failed run with the command that takes the run back."""
+    return f"{reason}; take it back with: python -m training reopen --run-uri {uri}"
+
+
 def new_nonce() -> str:
     return secrets.token_hex(8)
 
@@ -154,3 +297,48 @@ def is_waited_for(store: Store, generation: int) -> bool:
         return found is not None and json.loads(found.data)["generation"] == generation
     except (StoreError, ValueError, KeyError, TypeError):
         return False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Position:
+    """A step boundary. `step` counts over all Train stages of the run, `stage_step` within one."""
+
+    stage: str
+    stage_step: int = 0
+    step: int = 0
+    has_ended: bool = False  # the stage is complete; its metrics are final
+    evaluated_step: int = 0  # stage_step of the last evaluation
+    metrics: Mapping[str, float] = field(default_factory=dict)  # of that evaluation
+    best: Mapping[str, float] = field(default_factory=dict)  # step and value of the best metric
+    results: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # of ended stages
+    artifacts: Mapping[str, str] = field(default_factory=dict)  # Prepare stage -> key
+    facts: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # of stages' starts
+    # Stage -> what its code chose at its start that changes the bits; part of the numerics key.
+    numerics: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    numerics_changed: tuple[str, ...] = ()  # parts of the key that some attempt changed
+    times: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # where a stage's went
+
+    def stating(self, facts: Mapping[str, float]) -> "Position":
+        """With what the stage's start has found; a resumed stage does not start again."""
+        return replace(self, facts={**self.facts, self.stage: facts}) if facts else self
+
+    def timed(self, times: Mapping[str, float]) -> "Position":
+        """With where the stage's time went so far, over all attempts."""
+        return replace(self, times={**self.times, self.stage: times})
+
+    def choosing(self, chosen: Mapping[str, str]) -> "Position":
+        """With what the stage's code has chosen now: its first choice, or changes from that."""
+        first = self.numerics.get(self.stage, chosen)
+        parts = sorted(n for n in first.keys() | chosen.keys() if first.get(n) != chosen.get(n))
+        changed = {*self.numerics_changed, *(f"{self.stage}.{name}" for name in parts)}
+        numerics = {**self.numerics, self.stage: first} if first else self.numerics
+        return replace(self, numerics=numerics, numerics_changed=tuple(sorted(changed)))
+
+    def to_json(self) -> dict[str, Any]:
+        """The record to keep in a checkpoint."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, record: Mapping[str, Any]) -> "Position":
+        """Rebuild from what `to_json` returned."""
+        return cls(**{**record, "numerics_changed": tuple(record["numerics_changed"])})

@@ -11,10 +11,17 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from contract.keys import CHECKPOINT_NAME, CHECKPOINTS, HEAD, checkpoint_prefix
-from training.errors import UserError
-from training.record.checkpoint_entry import KEEP_NEWEST, CheckpointEntry, Retention
+from training.errors import (
+    EXIT_INTERRUPTED,
+    EXIT_LEASE_LOST,
+    AttemptEndedError,
+    UserError,
+)
 from training.record.head import (
+    KEEP_NEWEST,
+    CheckpointEntry,
     Head,
+    Retention,
     State,
     new_nonce,
     parse_head,
@@ -38,12 +45,16 @@ _PUT_ATTEMPTS = 3
 _WITNESSES = 2
 
 
-class LeaseLostError(RuntimeError):
+class LeaseLostError(AttemptEndedError):
     """Another writer has taken over the run; nothing more may be written."""
 
+    exit_code = EXIT_LEASE_LOST
 
-class InterruptedWhileWaitingError(RuntimeError):
+
+class InterruptedWhileWaitingError(AttemptEndedError):
     """A notice came while this candidate was waiting for the lease."""
+
+    exit_code = EXIT_INTERRUPTED
 
 
 class Lease:

@@ -23,9 +23,13 @@ from contract.program import WORKLOAD as PROGRAM
 from contract.report import Bar, Curve, Kind, Tone, chart, page, table, timeline
 from training.record.head import Head
 from training.record.history import AttemptSummary, History, read_history
-from training.record.json_record import parse_receipt
-from training.record.run_config import RunConfig
-from training.store.protocol import Store, get_each, put_unless_changed
+from training.record.run import RunConfig
+from training.store.protocol import (
+    Store,
+    Stored,
+    get_each,
+    put_unless_changed,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -366,3 +370,17 @@ def _readable(value: Any) -> str:
     if isinstance(value, dict | list):
         return json.dumps(value)
     return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def parse_receipt(found: Stored | None) -> dict[str, Any]:
+    """Return the receipt; {} if it is missing or damaged: nothing depends on it."""
+    if found is None:
+        return {}
+    try:
+        receipt = json.loads(found.data)
+        if isinstance(receipt, dict):
+            return receipt
+    except ValueError:
+        pass
+    _log.warning(f"{RECEIPT} is damaged ({len(found.data)} bytes) and is passed over")
+    return {}

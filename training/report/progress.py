@@ -1,8 +1,13 @@
-"""Progress for people: a bar on a terminal, plain lines elsewhere (in a log, in the journal)."""
+"""Progress for people: a bar on a terminal, plain lines elsewhere (in a log, in the journal).
 
+A module writes `logging.getLogger(__name__).info("[save] ...")`; a command that runs training calls
+`configure_logging` once. The text is all of the line; the journal adds time and level.
+"""
+
+import logging
 import sys
 import time
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Self, TextIO
 
 if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
@@ -127,3 +132,25 @@ def _has_rich() -> bool:
     from importlib.util import find_spec
 
     return find_spec("rich") is not None
+
+
+_ROOT = logging.getLogger("training")
+
+
+class _Stdout(logging.StreamHandler[TextIO]):
+    """Writes to whatever sys.stdout is now: commands and tests redirect it."""
+
+    def __init__(self) -> None:
+        logging.Handler.__init__(self)
+
+    @property
+    def stream(self) -> TextIO:  # type: ignore[override]
+        return sys.stdout
+
+
+def configure_logging(level: int = logging.INFO) -> None:
+    """Print the lines of this level and above on standard output, each at once."""
+    if not any(isinstance(handler, _Stdout) for handler in _ROOT.handlers):
+        _ROOT.addHandler(_Stdout())
+        _ROOT.propagate = False
+    _ROOT.setLevel(level)

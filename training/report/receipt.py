@@ -14,11 +14,10 @@ from contract.lineage import Line
 from contract.program import WORKLOAD as PROGRAM
 from training.record.head import Head
 from training.record.history import AttemptSummary, History
-from training.record.json_record import parse_receipt
 from training.record.lease import Lease
 from training.record.metrics import compact
-from training.record.run_config import RunConfig
-from training.report.page import write_report
+from training.record.run import RunConfig
+from training.report.page import parse_receipt, write_report
 from training.store.protocol import Store, put_unless_changed
 
 _log = logging.getLogger(__name__)

@@ -21,14 +21,13 @@ from functools import partial
 
 from contract.keys import BLOB_NAME, BLOBS, blob_key, blob_of, second_key
 from training.record.lease import Lease
-from training.record.newest_valid import DamagedCheckpointError, read_twice
+from training.record.run import DamagedCheckpointError, read_twice
 from training.save.capture import Known, known_after
 from training.save.listing import FileState
 from training.save.manifest import Content, FolderManifest
 from training.save.restore import read_manifest
-from training.save.transfer import Contents, Spare, send
-from training.store.parts import CancelledError, TransferProgress
 from training.store.protocol import Store, StoreError
+from training.store.transfer import CancelledError, Contents, Spare, TransferProgress, send
 
 _log = logging.getLogger(__name__)
 

@@ -28,9 +28,14 @@ from training.save.listing import (
 from training.save.manifest import Content, FolderManifest, Reason
 from training.save.quiet import held_open, mapped_for_writing
 from training.save.sparse import data_of, extents_of, places
-from training.save.transfer import Contents, Spare
-from training.store import parts
-from training.store.parts import checksum_of, num_parts, part_bytes_of
+from training.store.transfer import (
+    PART_BYTES,
+    Contents,
+    Spare,
+    checksum_of,
+    num_parts,
+    part_bytes_of,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -347,7 +352,7 @@ def packed(files: Sequence[CapturedFile]) -> Iterator[list[CapturedFile]]:
     pack: list[CapturedFile] = []
     size = 0
     for one in files:
-        if pack and size + one.size > parts.PART_BYTES:
+        if pack and size + one.size > PART_BYTES:
             yield pack
             pack, size = [], 0
         pack.append(one)

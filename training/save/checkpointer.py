@@ -12,8 +12,8 @@ from dataclasses import asdict
 from training.attempt.context import AttemptContext
 from training.attempt.notice import Notice
 from training.errors import DivergedError, RunFailedError
+from training.record.head import Position
 from training.record.lease import LeaseLostError
-from training.record.position import Position
 from training.save.publish import CheckpointPublisher, Cost
 from training.save.schedule import SaveBudget, Schedule, estimate
 from training.save.sharded_saves import ShardedLeader, Verb

@@ -18,18 +18,16 @@ from pathlib import Path
 from typing import Any
 
 from contract.keys import BLOBS, checkpoint_prefix
-from training.record.checkpoint_entry import (
+from training.record.head import (
     KEEP_NEWEST,
     CheckpointEntry,
-    FileEntry,
+    Head,
     Kind,
     Retention,
     checkpoint_name,
 )
-from training.record.events import Events
-from training.record.head import Head
 from training.record.lease import Lease
-from training.record.metrics import Metrics
+from training.record.metrics import Events, Metrics
 from training.save.blobs import Blobs
 from training.save.capture import Capture, CapturedFile, Pack, packed
 from training.save.listing import ChangedError, FileState, SnapshotError
@@ -44,9 +42,15 @@ from training.save.manifest import (
     SavedLink,
 )
 from training.save.publish import CheckpointPublisher, FailedSaves, Save, seconds_until
-from training.save.transfer import Contents, send
-from training.store.parts import CancelledError, TransferProgress, run_all
 from training.store.protocol import Store, StoreError
+from training.store.transfer import (
+    CancelledError,
+    Contents,
+    FileEntry,
+    TransferProgress,
+    run_all,
+    send,
+)
 
 _log = logging.getLogger(__name__)
 

@@ -11,9 +11,9 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, TypeAlias, get_args
 
 from contract.keys import BLOB_NAME
-from training.record.newest_valid import DamagedCheckpointError
+from training.record.run import DamagedCheckpointError
 from training.save.sparse import Extents, refuse_wrong
-from training.store.parts import MAX_PARTS, num_parts
+from training.store.transfer import MAX_PARTS, num_parts
 
 SNAPSHOT = "snapshot.json"
 _FORMAT = 1

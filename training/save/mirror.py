@@ -14,11 +14,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-from training.record.checkpoint_entry import KEEP_NEWEST, CheckpointEntry, Kind, Retention
-from training.record.events import Events
+from training.record.head import KEEP_NEWEST, CheckpointEntry, Kind, Retention
 from training.record.lease import Lease
-from training.record.metrics import Metrics
-from training.record.newest_valid import newest_valid, read_twice
+from training.record.metrics import Events, Metrics
+from training.record.run import newest_valid, read_twice
 from training.save.capture import Capture, Moment, capture
 from training.save.folder import CommittedSnapshot, FolderSaves, FolderSource
 from training.save.listing import ChangedError, Listing, SnapshotError, list_folder

@@ -11,11 +11,9 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from training.attempt.context import AttemptContext
-from training.attempt.extra_time import Saves
-from training.attempt.long_work import Work
-from training.attempt.notice import InterruptedRunError, Notice
-from training.record.checkpoint_entry import Kind, checkpoint_name
-from training.record.position import Position
+from training.attempt.notice import InterruptedRunError, Notice, Saves
+from training.attempt.supervisor import Work
+from training.record.head import Kind, Position, checkpoint_name
 from training.save.checkpointer import Checkpointer
 from training.save.sharded_saves import ShardedFollower, ShardedLeader, own_share
 from training.save.state import LiveState

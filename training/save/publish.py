@@ -14,13 +14,11 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from contract.keys import checkpoint_prefix
 from training.errors import UserError
-from training.record.checkpoint_entry import KEEP_NEWEST, CheckpointEntry, FileEntry, Retention
-from training.record.events import Events
-from training.record.head import Head, read_head
+from training.record.head import KEEP_NEWEST, CheckpointEntry, Head, Retention, read_head
 from training.record.lease import Lease, LeaseLostError
-from training.record.metrics import Metrics
-from training.store.parts import CancelledError, TransferProgress
+from training.record.metrics import Events, Metrics
 from training.store.protocol import Store, StoreError
+from training.store.transfer import CancelledError, FileEntry, TransferProgress
 
 _log = logging.getLogger(__name__)
 

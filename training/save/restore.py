@@ -20,16 +20,14 @@ from pathlib import Path
 
 from contract.keys import blob_key, checkpoint_prefix, second_key
 from training.errors import MachineError, UserError
-from training.record.checkpoint_entry import CheckpointEntry, FileEntry
-from training.record.newest_valid import DamagedCheckpointError
+from training.record.head import CheckpointEntry
+from training.record.run import DamagedCheckpointError
 from training.save.listing import FileState, SnapshotError, is_log, list_folder
 from training.save.manifest import SMALL_BYTES, SNAPSHOT, Content, FolderManifest, SavedFile
 from training.save.sparse import places
-from training.save.transfer import receive
-from training.store import parts
-from training.store.parts import checksum_of, run_all
+from training.store.folder import write_at
 from training.store.protocol import Store, StoreError
-from training.store.unfinished import write_at
+from training.store.transfer import PART_BYTES, FileEntry, checksum_of, receive, run_all
 
 _log = logging.getLogger(__name__)
 
@@ -238,7 +236,7 @@ def _spans(contents: Iterable[Content]) -> Iterator[list[Content]]:
     span: list[Content] = []
     for content in sorted(contents, key=lambda one: (one.blob or "", one.start)):
         fits = span and span[0].blob == content.blob
-        if fits and content.start + content.bytes - span[0].start <= parts.PART_BYTES:
+        if fits and content.start + content.bytes - span[0].start <= PART_BYTES:
             span.append(content)
             continue
         if span:
@@ -279,7 +277,7 @@ def _checksum(path: Path, part_bytes: int) -> str:
     with path.open("rb", buffering=0) as stream:
         while True:
             digest, left = hashlib.sha256(), part_bytes
-            while left and (data := stream.read(min(left, parts.PART_BYTES))):
+            while left and (data := stream.read(min(left, PART_BYTES))):
                 digest.update(data)
                 left -= len(data)
             if left == part_bytes and digests:

@@ -19,7 +19,7 @@ from contract.auto_interval import (
 )
 from contract.grammar import Interval
 from training.attempt.notice import Notice
-from training.record.position import Position
+from training.record.head import Position
 from training.save.publish import Cost, FailedSaves
 
 # The first save under `auto` comes early, to measure what one costs here.

@@ -17,17 +17,15 @@ from typing import Any, Literal, TypeAlias
 from torch import Tensor
 
 from contract.keys import checkpoint_prefix
-from training.attempt.context import AttemptContext
-from training.attempt.world import World
+from training.attempt.context import AttemptContext, World
 from training.errors import DivergedError, Divergence
-from training.record.checkpoint_entry import FileEntry, step_of
+from training.record.head import step_of
+from training.save.layout import SLICES, Slice, is_first_holder, local_slice
 from training.save.memory import allocate, view_of
 from training.save.publish import Save
-from training.save.slices import SLICES, Slice, is_first_holder, local_slice
 from training.save.state import HostCopies, HostCopy, LiveState, refuse_nan
-from training.save.transfer import send
-from training.store.parts import CancelledError
 from training.store.protocol import StoreError
+from training.store.transfer import CancelledError, FileEntry, send
 
 # copy: copy, then write behind the training; live: write before training continues; stage: copy
 # and wait; drop: cancel what is being written.

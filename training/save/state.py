@@ -20,8 +20,8 @@ from torch import Tensor
 from training.errors import DivergedError, Divergence
 from training.save.layout import FileLayout, TensorSpan, lay_out
 from training.save.memory import allocate, available_bytes, open_shared, view_of
-from training.save.transfer import Contents, Spare, Text
 from training.store.protocol import PartSender
+from training.store.transfer import Contents, Spare, Text
 
 STATE = "state.json"
 # What a copy of the state must leave to everything else on the machine.

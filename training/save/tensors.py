@@ -7,17 +7,14 @@ from typing import Any
 
 from contract.keys import checkpoint_prefix
 from training.attempt.notice import Notice
-from training.record.checkpoint_entry import CheckpointEntry, FileEntry, Kind
-from training.record.head import Head
-from training.record.position import Position
+from training.record.head import CheckpointEntry, Head, Kind, Position
+from training.save.layout import SLICES
 from training.save.memory import allocate, view_of
 from training.save.publish import Save
 from training.save.sharded_saves import ShardedLeader, merged, refuse_wrong_sizes
-from training.save.slices import SLICES
 from training.save.state import HostCopy, LiveState, refuse_nan, state_file
-from training.save.transfer import send
-from training.store.parts import TransferProgress
 from training.store.protocol import Store
+from training.store.transfer import FileEntry, TransferProgress, send
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -18,12 +18,24 @@ from torch import Tensor, nn
 
 from contract.keys import FINAL, FINAL_FILES, checkpoint_prefix
 from training.errors import UserError
-from training.record.checkpoint_entry import CheckpointEntry
-from training.record.newest_valid import DamagedCheckpointError, read_twice
-from training.record.open_run import OpenRun, choices, find_checkpoint, open_run
+from training.record.head import CheckpointEntry
+from training.record.run import (
+    DamagedCheckpointError,
+    OpenRun,
+    choices,
+    find_checkpoint,
+    open_run,
+    read_twice,
+)
 from training.save.layout import lay_out
-from training.save.read import WEIGHTS, fill_slices, read_checkpoint, read_state, read_tensors
-from training.save.resume import slices_of
+from training.save.resume import (
+    WEIGHTS,
+    fill_slices,
+    read_checkpoint,
+    read_state,
+    read_tensors,
+    slices_of,
+)
 from training.save.state import tensor_at
 from training.store.open import open_store
 from training.store.protocol import Store, StoreError

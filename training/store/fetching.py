@@ -15,11 +15,10 @@ from functools import partial
 from pathlib import Path
 
 from training.errors import UserError
-from training.store.folder import FolderStore
+from training.store.folder import FolderStore, UnfinishedFile, write_at, writing
 from training.store.local_dataset import FileProgress
-from training.store.parts import PART_BYTES, num_parts, run_all
 from training.store.protocol import Store, StoreError
-from training.store.unfinished import UnfinishedFile, write_at, writing
+from training.store.transfer import PART_BYTES, num_parts, run_all
 from training.store.verified import READS, AppendedLines, Entry, VerifiedFiles
 
 # Parts of fewer bytes take as long to be answered as to arrive, so more are asked for at once.

@@ -18,8 +18,8 @@ from contract.keys import MANIFEST
 from contract.program import WORKLOAD as PROGRAM
 from training.errors import UserError
 from training.sources import UNFINISHED
+from training.store.folder import write_whole, writing
 from training.store.protocol import StoreError
-from training.store.unfinished import write_whole, writing
 from training.store.verified import READS, RECORD, Entry, VerifiedFiles, announce, sha256_of
 from training.tally import timed
 

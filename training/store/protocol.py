@@ -9,14 +9,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
-from training.errors import UserError
+from training.errors import EXIT_STORE, AttemptEndedError, UserError
 
 _ATTEMPTS = 5
 _BACKOFF_SECONDS = 0.05
 
 
-class StoreError(RuntimeError):
+class StoreError(AttemptEndedError):
     """The store failed: one sentence with the key and the store's own message."""
+
+    exit_code = EXIT_STORE
 
 
 class CredentialsError(StoreError):

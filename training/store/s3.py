@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 from training.errors import UserError
+from training.store.folder import writing
 from training.store.part_process import PartProcess
 from training.store.protocol import (
     AnswerLostError,
@@ -26,7 +27,6 @@ from training.store.protocol import (
 )
 from training.store.s3_get import RangeReader, UnsureError, reader_like
 from training.store.s3_upload import S3Upload, put_part
-from training.store.unfinished import writing
 
 Answer = TypeVar("Answer")
 

@@ -19,7 +19,7 @@ from stacks.bundle import FOLDERS
 from stacks.sagemaker.__main__ import main
 from stacks.sagemaker.prices import ON_DEMAND_USD_PER_HOUR
 from stacks.sagemaker.request import JobSettings, job_name, training_job
-from training.cli.sagemaker_job import read_job
+from training.cli.sagemaker import read_job
 
 ROOT = Path(__file__).parents[3]
 _ACCOUNT = "123456789012"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from training.attempt.world import RankEnvironment, World
+from training.attempt.context import RankEnvironment, World
 
 CPU = torch.device("cpu")
 

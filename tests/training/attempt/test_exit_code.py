@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from training.attempt.exit_code import exit_code_of
-from training.errors import EXIT_MACHINE
+from training.errors import EXIT_MACHINE, exit_code_of
 
 
 def test_a_command_that_is_stopped_by_hand_says_so(capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,8 +12,7 @@ from tests.training import tiny
 from tests.training.attempt.machine import LONG, NOTICE, Clock, Machine
 from tests.training.hooks import HUNG_SECONDS, send
 from tests.training.runs import Run, assert_equal, wait_for
-from training.attempt.extra_time import ExtraTime
-from training.attempt.notice import Interruption, Notice
+from training.attempt.notice import ExtraTime, Interruption, Notice
 from training.record.history import read_history
 from training.store.folder import FolderStore
 

@@ -20,9 +20,7 @@ from tests.training.hooks import (
     during,
 )
 from tests.training.runs import ROOT, Run, assert_equal
-from training.attempt.long_work import LongWork
-from training.attempt.supervisor import LastResort
-from training.attempt.watchdog import Watchdog, notify
+from training.attempt.supervisor import LastResort, LongWork, Watchdog, notify
 from training.record.lease import Lease
 
 

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from training.attempt.watchdog import Watchdog
+from training.attempt.supervisor import Watchdog
 
 
 def test_it_watches_on_where_stderr_has_no_file_descriptor(

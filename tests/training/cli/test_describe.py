@@ -10,7 +10,7 @@ import pytest
 from tests.training import documented
 from tests.training.forked import command
 from training.cli.main import main
-from training.cli.run_options import import_from
+from training.cli.run import import_from
 
 
 @pytest.fixture

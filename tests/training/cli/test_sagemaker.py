@@ -17,10 +17,9 @@ import pytest
 
 from stacks.sagemaker.metric_definitions import METRIC_DEFINITIONS
 from tests.training.runs import ROOT, WORKLOAD, Run
-from training.cli import sagemaker, sagemaker_job
+from training.cli import sagemaker
 from training.cli.main import main
-from training.cli.sagemaker import Trainer
-from training.cli.sagemaker_job import read_job
+from training.cli.sagemaker import Trainer, read_job
 from training.errors import UserError
 
 _CHANNEL = {"TrainingInputMode": "File", "S3DistributionType": "FullyReplicated"}
@@ -130,7 +129,7 @@ def test_hyperparameters_are_options_of_run_and_fields_of_the_recipe(tmp_path: P
         "--notice-budget-seconds=120",
         "--override=learning_rate=0.1",
         "--override=name=a b",
-        f"--writer=sagemaker/algo-1-{sagemaker_job._boot()}",
+        f"--writer=sagemaker/algo-1-{sagemaker._boot()}",
         f"--scratch={tempfile.gettempdir()}/training",
     ]
     of_scripts = _job(tmp_path, batch__size="2", lr_backbone="1e-5", hidden_dim="256")

@@ -9,8 +9,8 @@ from torch import nn
 
 from tests.training import tiny
 from tests.training.runs import Run, assert_equal
-from training.engine.ema import MovingAverage
-from training.save.read import read_checkpoint
+from training.engine.optimizer import MovingAverage
+from training.save.resume import read_checkpoint
 from training.workload import Batch, Partial
 
 AVERAGED = [

@@ -14,7 +14,7 @@ from torch.optim import SGD, AdamW, Optimizer
 
 from tests.training import tiny
 from tests.training.runs import Run, assert_equal
-from training.engine.optimizer_state import step_in_backward
+from training.engine.optimizer import step_in_backward
 
 IN_BACKWARD = "--override=optimizer_in_backward=true"
 # What goes with it: no accumulation, no clipping.

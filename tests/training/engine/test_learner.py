@@ -12,7 +12,7 @@ from torch.optim import SGD, Optimizer
 from tests.training.attempt.processes import CPU
 from tests.training.forked import in_fork
 from tests.training.tiny import TinyTrain, tiny_config
-from training.attempt.world import RankEnvironment, World
+from training.attempt.context import RankEnvironment, World
 from training.engine.batches import MicroBatch
 from training.engine.learner import Learner
 from training.engine.prior import PriorTensors

@@ -27,14 +27,12 @@ from tests.training.loading import (
     loaded,
 )
 from tests.training.runs import Run, assert_equal, wait_for
-from training.attempt.exit_code import exit_code_of
 from training.attempt.notice import Interruption
 from training.engine import loader as engine_loader
-from training.engine.batch_memory import read, write
 from training.engine.batches import MicroBatch
 from training.engine.loader import Loader, num_workers
-from training.engine.loader_worker import Maker
-from training.errors import EXIT_FAILED, EXIT_INTERRUPTED, UserError
+from training.engine.loader_worker import Maker, read, write
+from training.errors import EXIT_FAILED, EXIT_INTERRUPTED, UserError, exit_code_of
 from training.randomness import derive_seed, derive_seeds
 from training.settings import LoaderWorkers
 from training.tally import count, timed

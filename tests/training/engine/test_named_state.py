@@ -9,14 +9,14 @@ from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
 
 from tests.training.tiny import TinyConfig, TinyTrain
-from training.engine.optimizer_state import (
+from training.engine.optimizer import (
     OPTIMIZER_NAMES,
     parameter_names,
     start_state,
     state_by_name,
 )
 from training.errors import UserError
-from training.save.read import CheckpointContent
+from training.save.resume import CheckpointContent
 from training.save.state import flatten_state
 from training.workload import OptimizerState
 

@@ -8,7 +8,7 @@ import torch
 
 from tests.training.forked import in_fork
 from training.engine.numerics import configure, device_of, numerics_key
-from training.record.run_config import changed_parts
+from training.record.run import changed_parts
 
 CPU = torch.device("cpu")
 

@@ -12,7 +12,7 @@ from torch.optim import SGD, AdamW
 from tests.training import tiny
 from tests.training.hooks import at_rank, notice
 from tests.training.runs import SHARDED, Run, assert_equal
-from training.engine.optimizer_state import create_optimizer_state, load_optimizer_state
+from training.engine.optimizer import create_optimizer_state, load_optimizer_state
 
 NewRun = Callable[[str], Run]
 WORKLOAD = [

@@ -14,7 +14,7 @@ from tests.training.runs import Run
 from training.cli.main import main
 from training.preflight.preflight import create_extended
 from training.record.head import read_head
-from training.save.read import read_checkpoint
+from training.save.resume import read_checkpoint
 from training.save.weights import open_trained, read_weights
 from training.store.folder import FolderStore
 

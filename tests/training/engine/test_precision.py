@@ -11,8 +11,7 @@ from torch import nn
 
 from tests.training.hooks import interrupt_at
 from tests.training.runs import Run, assert_equal
-from training.engine.ema import MovingAverage
-from training.engine.precision import Scaling
+from training.engine.optimizer import MovingAverage, Scaling
 
 NewRun = Callable[[str], Run]
 STATEFUL = [

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from tests.training.attempt.processes import on_ranks
-from training.attempt.world import RANKS, SHARES, World
+from training.attempt.context import RANKS, SHARES, World
 from training.engine import reduction
 from training.engine.reduction import (
     BucketLayout,

@@ -15,7 +15,7 @@ from torch.profiler import ProfilerActivity, profile
 from tests.training.forked import in_fork
 from tests.training.runs import Run
 from tests.training.tiny import TinyConfig, TinyTrain
-from training.attempt.world import RankEnvironment, World
+from training.attempt.context import RankEnvironment, World
 from training.engine.parallel import parallel
 from training.errors import UserError
 from training.preflight.footprint import measure_evaluation, measure_probe, measure_step

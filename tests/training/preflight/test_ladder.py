@@ -17,6 +17,7 @@ from tests.training.big import BIG, BigConfig
 from tests.training.forked import Done, command, in_fork
 from tests.training.runs import WORKLOAD
 from tests.training.tiny import TINY, TinyConfig
+from training.engine.stage_checks import problems
 from training.errors import RunFailedError, UserError
 from training.preflight import ladder, ladder_trial
 from training.preflight.ladder import (
@@ -27,9 +28,7 @@ from training.preflight.ladder import (
     apply_rungs,
     resolve_adaptation,
 )
-from training.preflight.workload_checks import problems
-from training.record.checkpoint_entry import CheckpointEntry, checkpoint_name
-from training.record.head import Head
+from training.record.head import CheckpointEntry, Head, checkpoint_name
 from training.registry import WORKLOADS, load_workload
 from training.rungs import KINDS, offered_rung
 from training.save.memory import data_bytes

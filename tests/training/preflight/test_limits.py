@@ -7,9 +7,9 @@ import torch
 
 from contract.grammar import parse_interval
 from tests.training.runs import WORKLOAD, Run
-from training.attempt.world import RankEnvironment
+from training.attempt.context import RankEnvironment
 from training.engine.job import RunOptions
-from training.preflight.limits import is_out_of_memory, limit_memory
+from training.preflight.admission import is_out_of_memory, limit_memory
 from training.preflight.preflight import preflight
 
 # torch 2.8 and later have an error of its own for what a device reports.

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.training.program.programs import COMMITS, ENDLESS, ProgramRun, is_running, kill
-from training.attempt.watchdog import Watchdog
+from training.attempt.supervisor import Watchdog
 from training.cli.main import main
 from training.program import commit, watch
 from training.save.mirror import Mirror

@@ -10,18 +10,20 @@ from pathlib import Path
 import pytest
 
 from training.errors import UserError
-from training.record.checkpoint_entry import (
+from training.record.head import (
     KEEP_NEWEST,
     CheckpointEntry,
-    FileEntry,
+    Head,
     Kind,
     checkpoint_name,
+    mark_failed,
+    read_head,
 )
-from training.record.head import Head, mark_failed, read_head
 from training.record.lease import InterruptedWhileWaitingError, Lease, LeaseLostError, acquire
 from training.store.folder import FolderStore
 from training.store.open import open_store
 from training.store.protocol import AnswerLostError, PreconditionFailedError, Store, StoreError
+from training.store.transfer import FileEntry
 
 
 def take(

@@ -12,11 +12,10 @@ from tests.training.hooks import interrupt_at
 from tests.training.runs import Run
 from training.cli.main import main
 from training.engine.step_log import sample_digest
-from training.record.events import Events
 from training.record.head import Head
 from training.record.history import read_history
-from training.record.metrics import Metrics, compact
-from training.record.run_config import RunConfig
+from training.record.metrics import Events, Metrics, compact
+from training.record.run import RunConfig
 from training.report.page import write_report
 from training.store.folder import FolderStore
 from training.store.protocol import Stored, get_each

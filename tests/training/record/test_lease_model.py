@@ -21,8 +21,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from contract.keys import HEAD
 from training.record import head as head_module
 from training.record import lease
-from training.record.checkpoint_entry import CheckpointEntry
-from training.record.head import Head, mark_failed, read_head
+from training.record.head import CheckpointEntry, Head, mark_failed, read_head
 from training.record.lease import InterruptedWhileWaitingError, Lease, LeaseLostError, acquire
 from training.store import protocol
 from training.store.folder import FolderStore

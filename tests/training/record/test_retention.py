@@ -7,7 +7,7 @@ import pytest
 
 from contract.grammar import Span
 from training.errors import UserError
-from training.record.checkpoint_entry import CheckpointEntry, Kind, Retention, parse_retention
+from training.record.head import CheckpointEntry, Kind, Retention, parse_retention
 
 
 def entry(

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from training.report.bottleneck import StageTimes, bottleneck, longest, sentence
+from training.engine.step_log import StageTimes, bottleneck, longest, sentence
 
 # 1,000 samples in 100 s with 3 workers, which had 300 s.
 STEADY: dict[str, Any] = {"samples": 1000, "seconds": 100, "loader_seconds": 300}

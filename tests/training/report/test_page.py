@@ -12,7 +12,7 @@ from tests.training.hooks import interrupt_at
 from tests.training.runs import Run
 from training.cli.main import main
 from training.record.history import read_history
-from training.record.run_config import read_run_config
+from training.record.run import read_run_config
 from training.report.page import write_report
 from training.store.folder import FolderStore
 

@@ -6,10 +6,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from training.record.checkpoint_entry import CheckpointEntry
-from training.record.events import Events
-from training.record.head import read_head
+from training.record.head import CheckpointEntry, read_head
 from training.record.lease import Lease, acquire
+from training.record.metrics import Events
 from training.save.mirror import Mirror
 from training.store.protocol import Store
 

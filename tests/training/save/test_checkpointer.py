@@ -16,7 +16,7 @@ from training.record.head import read_head
 from training.record.lease import Lease, LeaseLostError, acquire
 from training.save.checkpointer import Checkpointer
 from training.save.policy import CheckpointPolicy
-from training.save.read import read_checkpoint
+from training.save.resume import read_checkpoint
 from training.save.schedule import Schedule
 from training.store.protocol import AnswerLostError, StoreError
 
@@ -386,7 +386,7 @@ def test_how_long_a_run_trained_goes_with_the_checkpoint(scene: Scene) -> None:
 def test_parts_are_read_back_by_several_threads_at_once(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("training.store.parts.PART_BYTES", 1000)
+    monkeypatch.setattr("training.store.transfer.PART_BYTES", 1000)
     scene.weights = torch.zeros(10_001)
     scene.begin(1)
     scene.finish()

@@ -10,7 +10,7 @@ from tests.training.damage import flip, make_readable, make_unreadable
 from tests.training.hooks import interrupt_at
 from tests.training.runs import Run, assert_equal
 from training.artifacts.prepare import _indexed
-from training.record.checkpoint_entry import CheckpointEntry
+from training.record.head import CheckpointEntry
 from training.store.folder import FolderStore
 
 

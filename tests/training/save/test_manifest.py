@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from training.record.newest_valid import DamagedCheckpointError
+from training.record.run import DamagedCheckpointError
 from training.save.manifest import Content, FolderManifest, SavedFile, SavedFolder, SavedLink
 
 BLOB = "g0001-0123456789abcdef"

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from tests.training.forked import in_fork
-from training.preflight.limits import limit_memory
+from training.preflight.admission import limit_memory
 from training.save import memory
 from training.save.memory import allocate, available_bytes, view_of
 from training.save.state import HostCopy, LiveState

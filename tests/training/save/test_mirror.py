@@ -14,7 +14,7 @@ import pytest
 
 from contract.keys import blob_of
 from tests.training.save.scene import Machine, entries, tree, wait_for_snapshot, wait_until
-from training.record.checkpoint_entry import Retention
+from training.record.head import Retention
 from training.save.listing import list_folder
 from training.save.quiet import QuietTime
 from training.save.restore import read_manifest

@@ -9,10 +9,10 @@ from torch import nn
 
 from tests.training.save.scene import take_lease
 from training.errors import MachineError
-from training.record.checkpoint_entry import CheckpointEntry, Retention, checkpoint_name
-from training.record.events import Events
-from training.record.newest_valid import DamagedCheckpointError, newest_valid
-from training.save.read import read_checkpoint
+from training.record.head import CheckpointEntry, Retention, checkpoint_name
+from training.record.metrics import Events
+from training.record.run import DamagedCheckpointError, newest_valid
+from training.save.resume import read_checkpoint
 from training.save.state import (
     LiveState,
     find_nan,
@@ -20,12 +20,11 @@ from training.save.state import (
     state_file,
     unflatten_state,
 )
-from training.save.transfer import send
 from training.save.weights import weights_sha256
 from training.store.folder import FolderStore
 from training.store.open import open_store
-from training.store.parts import TransferProgress
 from training.store.protocol import Store
+from training.store.transfer import TransferProgress, send
 
 
 def write(store: Store, capture: LiveState, step: int = 0) -> CheckpointEntry:

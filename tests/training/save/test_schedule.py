@@ -7,7 +7,7 @@ import pytest
 from contract.auto_interval import MEAN_LIFE_SECONDS
 from tests.training.runs import wait_for
 from tests.training.save_scene import Scene
-from training.record.position import Position
+from training.record.head import Position
 from training.save.policy import CheckpointPolicy
 from training.save.schedule import AutoInterval, StepPace
 

@@ -11,17 +11,16 @@ from typing import Any
 import pytest
 
 from tests.training.save.scene import Machine, entries, wait_for_snapshot
-from training.record.checkpoint_entry import Retention
+from training.record.head import Retention
 from training.save import capture as capture_module
 from training.save.blobs import Blobs
 from training.save.capture import Capture, Known, capture, known_after
 from training.save.folder import FolderSource, Sent
 from training.save.listing import ChangedError, FileState, Listing, SnapshotError
 from training.save.mirror import Mirror
-from training.save.transfer import Contents
 from training.store.folder import FolderStore
-from training.store.parts import TransferProgress
 from training.store.protocol import Store, Upload
+from training.store.transfer import Contents, TransferProgress
 
 NewMachine = Callable[..., Machine]
 

@@ -14,17 +14,14 @@ from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from tests.training.attempt.processes import on_ranks
 from tests.training.damage import flip
 from tests.training.save_scene import open_context
-from training.attempt.context import AttemptContext
-from training.attempt.world import World
-from training.engine.optimizer_state import create_optimizer_state
+from training.attempt.context import AttemptContext, World
+from training.engine.optimizer import create_optimizer_state
 from training.errors import GoBackError
-from training.record.head import read_head
-from training.record.newest_valid import DamagedCheckpointError
-from training.record.position import Position
+from training.record.head import Position, read_head
+from training.record.run import DamagedCheckpointError
 from training.save.checkpointer import Checkpointer
 from training.save.policy import CheckpointPolicy
-from training.save.read import read_checkpoint, read_state
-from training.save.resume import ShardedContent, slices_of
+from training.save.resume import ShardedContent, read_checkpoint, read_state, slices_of
 from training.save.schedule import Schedule
 from training.save.state import LiveState, flatten_state, unflatten_state
 from training.store.folder import FolderStore

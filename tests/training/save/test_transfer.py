@@ -8,19 +8,28 @@ from pathlib import Path
 import pytest
 import torch
 
-from training.record.checkpoint_entry import CheckpointEntry, FileEntry
-from training.record.newest_valid import DamagedCheckpointError
-from training.save.read import read_checkpoint
+from training.record.head import CheckpointEntry
+from training.record.run import DamagedCheckpointError
+from training.save.resume import read_checkpoint
 from training.save.state import LiveState, state_file
-from training.save.transfer import Text, part_bytes_of, receive, send
 from training.store.folder import FolderStore
-from training.store.parts import CancelledError, TransferProgress, checksum_of, run_all
 from training.store.protocol import Store
+from training.store.transfer import (
+    CancelledError,
+    FileEntry,
+    Text,
+    TransferProgress,
+    checksum_of,
+    part_bytes_of,
+    receive,
+    run_all,
+    send,
+)
 
 
 @pytest.fixture(autouse=True)
 def _small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("training.store.parts.PART_BYTES", 64)
+    monkeypatch.setattr("training.store.transfer.PART_BYTES", 64)
 
 
 def sent(store: Store, data: bytes) -> FileEntry:
@@ -53,7 +62,7 @@ def test_the_checksum_of_several_parts_is_that_of_their_digests() -> None:
 
 
 def test_a_file_never_has_more_parts_than_s3_takes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("training.store.parts.PART_BYTES", 8 * 2**20)
+    monkeypatch.setattr("training.store.transfer.PART_BYTES", 8 * 2**20)
     assert part_bytes_of(17 * 10**9) == 8 * 2**20
     assert -(-(10**13) // part_bytes_of(10**13)) <= 10_000
 
@@ -64,7 +73,7 @@ def test_a_file_never_has_more_parts_than_s3_takes(monkeypatch: pytest.MonkeyPat
 def test_parts_of_shared_memory_grow_once_every_connection_has_two(
     monkeypatch: pytest.MonkeyPatch, mebibytes: int, part_mebibytes: int
 ) -> None:
-    monkeypatch.setattr("training.store.parts.PART_BYTES", 8 * 2**20)
+    monkeypatch.setattr("training.store.transfer.PART_BYTES", 8 * 2**20)
     assert part_bytes_of(mebibytes * 2**20, is_shared=True) == part_mebibytes * 2**20
 
 

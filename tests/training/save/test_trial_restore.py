@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from tests.training.save.scene import Machine, entries, wait_for_snapshot
-from training.record.checkpoint_entry import Retention
+from training.record.head import Retention
 from training.store.protocol import Store
 
 NewMachine = Callable[..., Machine]

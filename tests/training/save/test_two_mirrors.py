@@ -21,9 +21,9 @@ from tests.training.save.scene import (
 )
 from training.proof.injector import Injector, StatusFile
 from training.proof.store_faults import misbehaving
-from training.record.checkpoint_entry import Retention
-from training.record.events import Events
+from training.record.head import Retention
 from training.record.lease import LeaseLostError
+from training.record.metrics import Events
 from training.save.capture import capture
 from training.save.mirror import Mirror
 from training.save.restore import fill, read_manifest

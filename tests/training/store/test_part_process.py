@@ -25,12 +25,11 @@ from tests.training.runs import wait_for
 from tests.training.save_scene import Scene
 from training.save.memory import open_shared
 from training.save.state import HostCopies, HostCopy, LiveState
-from training.save.transfer import send
 from training.store.open import open_store
 from training.store.part_process import PartProcess
-from training.store.parts import TransferProgress
 from training.store.protocol import SharedUpload
 from training.store.s3 import S3Store
+from training.store.transfer import TransferProgress, send
 
 
 class S3Scene(Scene):

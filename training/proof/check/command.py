@@ -13,8 +13,8 @@ from typing import Any
 
 from contract.grammar import parse_interval
 from training.config import parse_overrides, resolve_config
+from training.engine.stage_checks import describe, problems
 from training.errors import EXIT_FAILED, EXIT_FINISHED, EXIT_INTERRUPTED, UserError
-from training.preflight.workload_checks import describe, problems
 from training.proof.attempt import AttemptRequest
 from training.proof.compare import RunOutcome, differences, read_outcome
 from training.proof.experiment import (

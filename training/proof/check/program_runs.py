@@ -20,9 +20,9 @@ from contract.keys import RECEIPT
 from training.errors import EXIT_FINISHED, EXIT_INTERRUPTED, EXIT_USER, UserError
 from training.proof.compare import ProgramRun, losses_by_step
 from training.proof.machine import live, recorded, run_command
-from training.record.events import read_events
 from training.record.head import read_head
 from training.record.history import read_history
+from training.record.metrics import read_events
 from training.save.listing import SnapshotError, list_folder
 from training.save.quiet import QuietTime
 from training.store.open import open_store

@@ -6,7 +6,7 @@ The defaults are DINO-4scale with ResNet-50, as published (arXiv:2203.03605): 47
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from training.checks import check_fields
+from training.settings import check_fields
 
 Backbone: TypeAlias = Literal["resnet18", "resnet34", "resnet50"]
 _BackboneNorm: TypeAlias = Literal["frozen_batch", "group"]

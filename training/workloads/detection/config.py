@@ -6,7 +6,7 @@ One for a laptop, that of seed document 003, and COCO in twelve epochs as publis
 from dataclasses import dataclass, fields, replace
 from typing import Literal, TypeAlias
 
-from training.checks import check_choice, check_fields
+from training.settings import check_choice, check_fields
 from training.workload import Settings
 from training.workloads.detection.architecture import Architecture, Backbone
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from training.checks import check_fields
+from training.settings import check_fields
 
 Norm: TypeAlias = Literal["layer", "rms"]
 Activation: TypeAlias = Literal["gelu", "swiglu"]

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
-from training.checks import check_choice, check_fields
+from training.settings import check_choice, check_fields
 from training.workload import Settings
 from training.workloads.expansion import evenly_after
 from training.workloads.growth.architecture import (

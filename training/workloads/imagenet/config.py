@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Literal, TypeAlias
 
-from training.checks import check_choice, check_fields
+from training.settings import check_choice, check_fields
 from training.workload import Settings
 
 _Architecture: TypeAlias = Literal["resnet8", "resnet18", "resnet50"]

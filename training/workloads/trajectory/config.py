@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, fields
 
-from training.checks import check_choice, check_fields
+from training.settings import check_choice, check_fields
 from training.workload import Settings
 from training.workloads.trajectory.clips import CLASSES
 

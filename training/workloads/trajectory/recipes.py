@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Literal
 
-from training.checks import check_choice, check_fields
+from training.settings import check_choice, check_fields
 from training.workloads.trajectory.clips import NUM_FRAMES
 from training.workloads.trajectory.config import SETTINGS, RecipeConfig
 

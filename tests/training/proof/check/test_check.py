@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from training.cli.main import main
-from training.preflight.workload_checks import problems
+from training.engine.stage_checks import problems
 from training.registry import WORKLOADS, load_workload
 
 FAULTY = "tests.training.proof.check.faulty"

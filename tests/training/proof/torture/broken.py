@@ -12,10 +12,9 @@ from typing import Any
 
 import training.randomness
 from training.engine import learner
-from training.engine.ema import MovingAverage
 from training.engine.learner import Learner
-from training.engine.precision import Scaling
-from training.save.read import CheckpointContent
+from training.engine.optimizer import MovingAverage, Scaling
+from training.save.resume import CheckpointContent
 from training.store.folder import FolderStore
 
 

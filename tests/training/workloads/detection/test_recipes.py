@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from tests.training.workloads.detection.detectors import parameter_count
+from training.engine.stage_checks import problems
 from training.errors import UserError
-from training.preflight.workload_checks import problems
 from training.settings import changed
 from training.workload import Milestones
 from training.workloads.detection.architecture import Architecture

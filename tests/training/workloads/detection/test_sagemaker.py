@@ -11,8 +11,7 @@ import pytest
 from tests.training.workloads.detection.watched import WORKLOAD, make_sparse_dataset
 from training.cli import sagemaker
 from training.cli.main import main
-from training.cli.sagemaker import Trainer
-from training.cli.sagemaker_job import read_job
+from training.cli.sagemaker import Trainer, read_job
 from training.errors import UserError
 from training.workloads.detection.dataset import annotations_file
 

@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from tests.training.attempt.processes import on_ranks
 from tests.training.forked import in_fork
 from tests.training.workloads.growth.models import small_config
-from training.attempt.world import World
+from training.attempt.context import World
 from training.workloads.growth import experts
 from training.workloads.growth.architecture import Activation, ExpertBlock
 from training.workloads.growth.config import full

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
 from tests.training.workloads.growth.models import small_model, texts
-from training.engine.optimizer_state import load_optimizer_state, step_in_backward
+from training.engine.optimizer import load_optimizer_state, step_in_backward
 from training.workloads.growth import optimizer as module
 from training.workloads.growth.optimizer import BFloat16AdamW, has_weight_decay
 

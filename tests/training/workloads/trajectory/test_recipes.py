@@ -14,7 +14,7 @@ import pytest
 from torch import nn
 
 from contract.grammar import Interval, parse_interval
-from training.cli import run_options
+from training.cli.run import add_run
 from training.settings import changed
 from training.store.local_dataset import write_manifest
 from training.workload import Train
@@ -43,7 +43,7 @@ SMALLER = {
 
 def test_a_run_commits_every_two_epochs_unless_told_otherwise() -> None:
     parser = argparse.ArgumentParser()
-    run_options.add(parser)
+    add_run(parser)
     asked = ["--workload=trajectory", "--recipe=laptop", "--dataset-uri=d", "--run-uri=r"]
     default = parser.parse_args(asked).checkpoint_interval
     assert parse_interval(default) == Interval(value=2, unit="epochs")

@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from training.checks import check_fields
+from training.settings import check_fields
 from training.workload import Settings
 from training.workloads.trajectory.clips import FRAME_SIZE, NUM_FRAMES
 from training.workloads.trajectory.config import SETTINGS, RecipeConfig

@@ -1,22 +1,26 @@
-"""An optimizer's state: created, loaded, by parameter name, and stepped in backward if asked.
+"""An optimizer's state by parameter name, and what goes with it: loss scale and moving average.
 
 torch numbers the parameters in the order of the optimizer's groups; a checkpoint has the names that
 belong to the numbers, so that another model's optimizer can start from the state. Its tensors keep
 their types, which are the optimizer's own business.
 """
 
+import contextlib
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
+from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from training.errors import UserError
-from training.save.read import CheckpointContent
-from training.save.slices import is_sharded
+from training.save.layout import is_sharded
+from training.save.resume import CheckpointContent
 from training.save.state import unflatten_state
+from training.settings import Precision
 from training.workload import OptimizerState, Train
 
 
@@ -149,3 +153,111 @@ def _step(optimizer: Optimizer | None, number: int, parameter: Tensor) -> None:
     finally:
         optimizer.param_groups, group["params"] = groups, parameters
     parameter.grad = None
+
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+class Scaling:
+    """Scales the loss so that float16 gradients do not underflow; no-op for other precisions.
+
+    A step whose gradients overflow is skipped: weights and optimizer stay, the scale is lowered.
+    It is a step of the lineage like any other, and is repeated as such after an interruption.
+    """
+
+    def __init__(self, precision: Precision, device: torch.device) -> None:
+        self._scaler = GradScaler(device.type, enabled=precision == "float16")
+
+    def backward(self, loss: Tensor) -> None:
+        """Backpropagate the scaled loss."""
+        self._scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+
+    def step(
+        self, optimizer: Optimizer, model: nn.Module, clip_norm: float | None
+    ) -> tuple[bool, Tensor | None]:
+        """Clip gradients, step, adapt the scale.
+
+        Return whether the step was skipped, and the norm of the gradients if they are clipped:
+        then it is known anyway, otherwise it would cost another pass over them.
+        """
+        norm: Tensor | None = None
+        if clip_norm is not None:
+            self._scaler.unscale_(optimizer)
+            norm = torch.nn.utils.clip_grad_norm_(model.parameters(), clip_norm)
+        if not self._scaler.is_enabled():
+            optimizer.step()
+            return False, norm
+        before = self._scaler.get_scale()
+        self._scaler.step(optimizer)
+        self._scaler.update()
+        return self._scaler.get_scale() < before, norm
+
+    def state(self) -> dict[str, Any]:
+        """The state to keep in a checkpoint; empty if the loss is not scaled."""
+        return self._scaler.state_dict()
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Load what `state` returned."""
+        if self._scaler.is_enabled():
+            self._scaler.load_state_dict(dict(state))
+
+
+def autocast(precision: Precision, device: torch.device) -> torch.autocast:
+    """The autocast context for every forward."""
+    return torch.autocast(
+        device.type, dtype=_DTYPES[precision], enabled=precision != "float32", cache_enabled=True
+    )
+
+
+class MovingAverage:
+    """Averages parameters, and floating-point buffers if asked; the rest is as in the model."""
+
+    def __init__(self, model: nn.Module, decay: float, *, with_buffers: bool = False) -> None:
+        self._average = get_ema_multi_avg_fn(decay)  # type: ignore[no-untyped-call]
+        named: dict[str, Tensor] = dict(model.named_parameters(remove_duplicate=False))
+        if with_buffers:
+            saved = model.state_dict().keys()
+            for name, buffer in model.named_buffers(remove_duplicate=False):
+                if name in saved and buffer.is_floating_point():
+                    named[name] = buffer
+        unique = {id(tensor): tensor for tensor in named.values()}
+        self._tensors = list(unique.values())
+        self._averages = [tensor.detach().clone() for tensor in self._tensors]
+        places = {number: place for place, number in enumerate(unique)}
+        # A shared tensor under each of its names, as in the model's state_dict.
+        self._places = {name: places[id(tensor)] for name, tensor in named.items()}
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """The averages by name."""
+        return {name: self._averages[place] for name, place in self._places.items()}
+
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        """Load the averages of a checkpoint."""
+        for name, average in self.tensors.items():
+            average.copy_(tensors[name])
+
+    def update(self) -> None:
+        """Update the averages after an optimizer step."""
+        self._average(self._averages, self._tensors, 0)
+
+    @contextlib.contextmanager
+    def swapped_in(self) -> Iterator[None]:
+        """Let the model compute with the averages; only sharded parameters are copied."""
+        self._swap()
+        try:
+            yield
+        finally:
+            self._swap()
+
+    def _swap(self) -> None:
+        for place, tensor in enumerate(self._tensors):
+            average = self._averages[place]
+            if is_sharded(tensor):
+                # FSDP gathers from its own memory, of which the parameter is a view.
+                mine, other = tensor.detach().to_local(), average.to_local()  # type: ignore[attr-defined]
+                before = mine.clone()
+                mine.copy_(other)
+                other.copy_(before)
+            else:
+                tensor.data, self._averages[place] = average, tensor.data

@@ -1,19 +1,139 @@
-"""Files to and from a store in parallel parts, each hashed by the thread that moves it.
+"""Files in parts, to and from a store: each part is hashed by the thread that moves it.
 
-Memory: one part of PART_BYTES per thread. Imports no torch.
+The checksum of a file of one part is its SHA-256; of several parts, the SHA-256 of their
+concatenated digests: S3's composite checksum, so that S3 verifies on arrival what a reader verifies
+later. Memory: one part of PART_BYTES per thread. Imports no torch.
 """
 
 import hashlib
 import mmap
+import queue
+import re
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
-from training.record.checkpoint_entry import FileEntry
-from training.store import parts
-from training.store.parts import TransferProgress, checksum_of, num_parts, run_all
-from training.store.protocol import SharedUpload, Store, Upload
+from training.store.protocol import (
+    SharedUpload,
+    Store,
+    Upload,
+)
+
+# With 16 threads half of the 256 MiB that streaming may take; 10,000 parts in S3 hold 80 GiB.
+PART_BYTES = 8 * 1024 * 1024
+MAX_PARTS = 10_000
+
+
+_FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
+
+
+def refuse_other_than_counts(record: Mapping[str, Any], *names: str) -> None:
+    """Raise ValueError where a field that is there is not a number from 0 on, without fraction."""
+    for name in names:
+        if name in record and (type(record[name]) is not int or record[name] < 0):
+            raise ValueError(f"{name} is {record[name]!r}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FileEntry:
+    """One file of a checkpoint."""
+
+    name: str
+    bytes: int
+    sha256: str  # of its bytes; for several parts, of their concatenated digests
+    part_bytes: int | None = None  # None: one part
+
+    @classmethod
+    def from_json(cls, record: Mapping[str, Any]) -> "FileEntry":
+        """Read what `asdict` returned; ValueError or TypeError for anything else."""
+        if not _FILE_NAME.fullmatch(record["name"]):
+            raise ValueError(f"the file name {record['name']!r} was not written by a trainer")
+        refuse_other_than_counts(record, "bytes")
+        if record.get("part_bytes") is not None:
+            refuse_other_than_counts(record, "part_bytes")
+            if not record["part_bytes"]:
+                raise ValueError(f"{record['name']} has a wrong number of bytes")
+        return cls(**record)
+
+
+class CancelledError(RuntimeError):
+    """The transfer was stopped by its caller."""
+
+
+@dataclass(slots=True)
+class TransferProgress:
+    """The progress of a transfer; any thread may read it or stop the transfer."""
+
+    done_bytes: int = 0
+    total_bytes: int = 0  # 0: not known
+    stop: threading.Event = field(default_factory=threading.Event)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def add(self, size: int) -> None:
+        """Count bytes that have arrived."""
+        with self.lock:
+            self.done_bytes += size
+
+
+def checksum_of(digests: Sequence[bytes]) -> str:
+    """The checksum of a file whose parts have these digests."""
+    if len(digests) == 1:
+        return digests[0].hex()
+    return hashlib.sha256(b"".join(digests)).hexdigest()
+
+
+def num_parts(size: int, part_bytes: int) -> int:
+    """Number of parts; at least one, as an empty file is one empty part."""
+    return max(1, -(-size // part_bytes))
+
+
+def run_all(
+    tasks: Sequence[Callable[[], None]],
+    num_threads: int,
+    stop: threading.Event | None = None,
+    when_failing: Callable[[], None] | None = None,
+) -> None:
+    """Run tasks in threads; raise the first error, or CancelledError once `stop` is set.
+
+    `when_failing` is called at the first error, while other tasks are still under way.
+
+    The threads are daemons, unlike those of an executor: a hung connection must not keep the
+    process alive after its lease is released.
+    """
+    waiting: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+    for task in tasks:
+        waiting.put(task)
+    errors: list[BaseException] = []
+
+    def work() -> None:
+        while not errors:
+            if stop is not None and stop.is_set():
+                errors.append(CancelledError("the transfer was stopped"))
+                return
+            try:
+                task = waiting.get_nowait()
+            except queue.Empty:
+                return
+            try:
+                task()
+            except BaseException as error:  # raised again below, in the caller's thread
+                errors.append(error)
+                if when_failing is not None:
+                    when_failing()
+
+    threads = [
+        threading.Thread(target=work, name="transfer", daemon=True)
+        for _ in range(min(num_threads, len(tasks)))
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+
 
 # Fewer and larger requests cost less CPU (benchmarks/LOG.md), if each of 16 connections has two.
 _SHARED_PART_BYTES = 32 * 1024 * 1024
@@ -60,11 +180,11 @@ class Text(Contents):
 
 def part_bytes_of(size: int, *, is_shared: bool = False) -> int:
     """Bytes per part of a file of `size` bytes, which needs no buffers if memory is shared."""
-    smallest = parts.part_bytes_of(size)
+    smallest = PART_BYTES * max(1, -(-num_parts(size, PART_BYTES) // MAX_PARTS))
     if not is_shared:
         return smallest
-    count = num_parts(size, parts.PART_BYTES) // _SHARED_PARTS
-    return max(smallest, parts.PART_BYTES * min(_SHARED_PART_BYTES // parts.PART_BYTES, count))
+    count = num_parts(size, PART_BYTES) // _SHARED_PARTS
+    return max(smallest, PART_BYTES * min(_SHARED_PART_BYTES // PART_BYTES, count))
 
 
 def send(
@@ -205,9 +325,9 @@ def receive(
 
     def read_part(part: int) -> None:
         begin, stop = part * size, min((part + 1) * size, entry.bytes)
-        buffer = _mapped(min(parts.PART_BYTES, stop - begin))
+        buffer = _mapped(min(PART_BYTES, stop - begin))
         digest = hashlib.sha256()
-        for first in range(begin, max(stop, begin + 1), parts.PART_BYTES):
+        for first in range(begin, max(stop, begin + 1), PART_BYTES):
             data = buffer[: stop - first]
             store.read_into(key, start + first, data)
             digest.update(data)

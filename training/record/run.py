@@ -1,0 +1,297 @@
+"""A run in its store: config.json, and its checkpoints: by name, or the newest that is valid.
+
+config.json says what the run is: written by its first attempt, binding for every later one. Where
+no checkpoint can be read, this machine ends and not the run: it or its way to the store may be
+damaged; once a second machine has found the same, the run starts over. Imports no torch: a machine
+that boots into a finished run says so at once.
+"""
+
+import json
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from datetime import UTC, datetime
+from typing import Any, Generic, TypeVar
+
+from contract.keys import CONFIG, HEAD
+from contract.program import WORKLOAD as PROGRAM
+from training.errors import MachineError, UserError
+from training.record.head import CheckpointEntry, Head, read_head, read_json_record
+from training.record.lease import Lease
+from training.record.metrics import Events
+from training.settings import Settings
+from training.store.open import open_store
+from training.store.protocol import Store, StoreError, create
+
+_FORMAT = 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunConfig:
+    """The content of config.json."""
+
+    run_id: str
+    workload: str
+    recipe: str
+    overrides: Mapping[str, str]
+    config: Mapping[str, Any]
+    dataset: str  # the manifest's fingerprint
+    bundle_uri: str | None
+    numerics_key: Mapping[str, Any]
+    writer: str
+    created_at: str
+    # training.engine.job.Origin, if the run starts from other weights.
+    origin: Mapping[str, Any] | None = None
+    # What the dataset decided, beside the overrides: its number of classes.
+    fitted: Mapping[str, str] = field(default_factory=dict)
+    prediction: Mapping[str, float | str] | None = None  # from the plan, for `sizing plan --run`
+
+    @property
+    def all_overrides(self) -> dict[str, str]:
+        """The overrides that its config has: the dataset's, then those that were asked for."""
+        return {**self.fitted, **self.overrides}
+
+    def to_bytes(self) -> bytes:
+        """The JSON to store."""
+        return json.dumps({"format": _FORMAT, **asdict(self)}, indent=1).encode()
+
+    @classmethod
+    def from_bytes(cls, data: bytes, name: str = CONFIG) -> "RunConfig":
+        """Parse what `to_bytes` wrote; errors call it `name`."""
+        return read_json_record(name, data, _FORMAT, lambda record: cls(**record))
+
+
+def parse_prediction(text: str) -> dict[str, float | str] | None:
+    """Read `hours_p50=0.2 size=g5.xlarge`; None for an empty text."""
+    found: dict[str, float | str] = {}
+    for word in text.split():
+        name, separator, value = word.partition("=")
+        if not separator or not name or not value:
+            raise UserError(f"the prediction {word!r} cannot be read; write name=value")
+        try:
+            found[name] = float(value)
+        except ValueError:
+            found[name] = value
+    return found or None
+
+
+def planned_price(prediction: Mapping[str, float | str] | None) -> float | None:
+    """The plan's Spot price per hour in dollars, for its own size and not an alternate one."""
+    price = (prediction or {}).get("usd_spot_per_hour")
+    return price if isinstance(price, float) and price > 0 else None
+
+
+def read_run_config(store: Store) -> RunConfig | None:
+    """The run's record, or None before its first attempt."""
+    found = store.get(CONFIG)
+    return RunConfig.from_bytes(found.data, f"{store.uri}/{CONFIG}") if found else None
+
+
+def ensure_run_config(store: Store, mine: RunConfig, placement: frozenset[str]) -> RunConfig:
+    """Write the record once; an existing one is binding, and `mine` must agree with it."""
+    theirs = read_run_config(store)
+    if theirs is None:
+        if create(store, CONFIG, mine.to_bytes()):
+            return mine
+        theirs = read_run_config(store)
+        assert theirs is not None
+    # Batches do not depend on the loader's workers.
+    _refuse_other_run(store.uri, theirs, mine, placement | {"loader_workers"})
+    return theirs
+
+
+def changed_parts(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Names of the parts of the key that differ, sorted."""
+    return sorted(name for name in before.keys() | now.keys() if before.get(name) != now.get(name))
+
+
+# Settings of older runs, without effect by now.
+_GONE = frozenset({"find_unused_parameters"})
+
+
+def _refuse_other_run(
+    uri: str, theirs: RunConfig, mine: RunConfig, placement: frozenset[str]
+) -> None:
+    placement |= _GONE
+
+    def decisive(overrides: Mapping[str, str]) -> dict[str, str]:
+        plain = {name.removeprefix("settings."): text for name, text in overrides.items()}
+        return {name: text for name, text in plain.items() if name not in placement}
+
+    pairs: list[tuple[str, Any, Any]] = [
+        ("run id", theirs.run_id, mine.run_id),
+        ("workload", theirs.workload, mine.workload),
+        ("recipe", theirs.recipe, mine.recipe),
+        ("overrides", decisive(theirs.overrides), decisive(mine.overrides)),
+        ("dataset", theirs.dataset, mine.dataset),
+        ("origin", theirs.origin, mine.origin),
+    ]
+    now = json.loads(json.dumps(mine.config))
+    # A run that began before every setting was in its config has those it could not override.
+    later = {field.name for field in fields(Settings)} - theirs.config.keys()
+    for name in sorted((theirs.config.keys() | now.keys()) - placement - later):
+        pairs.append((f"config field {name}", theirs.config.get(name), now.get(name)))
+    for what, there, here in pairs:
+        if there != here:
+            raise UserError(
+                f"the run folder {uri} belongs to {what} {_readable(there)}, "
+                f"not {_readable(here)}; give another run URI (-c run_id= of a stack), "
+                f"or the same {what}"
+            )
+
+
+def _readable(value: Any) -> str:
+    if isinstance(value, dict):
+        return " ".join(f"{name}={text}" for name, text in sorted(value.items())) or "(none)"
+    return repr(value)
+
+
+def now_utc() -> str:
+    """This machine's time, for people; never compared with another machine's clock."""
+    return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OpenRun:
+    """A run as it is now."""
+
+    store: Store
+    record: RunConfig
+    head: Head
+
+    @property
+    def is_of_program(self) -> bool:
+        """Whether its checkpoints are snapshots of a program's folder."""
+        return self.record.workload == PROGRAM
+
+
+def open_run(uri: str) -> OpenRun:
+    """Open the run at `uri`; UserError if there is none."""
+    store = open_store(uri)
+    head, record = read_head(store), read_run_config(store)
+    if head is None or record is None:
+        raise UserError(f"no run found at {store.uri} (no {HEAD}); check the URI")
+    return OpenRun(store=store, record=record, head=head)
+
+
+def find_checkpoint(run: OpenRun, text: str) -> CheckpointEntry:
+    """Find the checkpoint named by `newest`, `best`, a step, or the start of its name."""
+    entries = run.head.checkpoints
+    if text == "newest":
+        found: Sequence[CheckpointEntry] = entries[-1:]
+    elif text == "best":
+        # A stage's later best is better: it was compared with the earlier one.
+        found = [entry for entry in entries if entry.is_best][-1:]
+    elif text.isdecimal() and len(text) < 8:
+        # A stage's last step may have two: the newer one includes the evaluation.
+        found = [entry for entry in entries if entry.step == int(text)][-1:]
+    else:
+        found = [entry for entry in entries if entry.name.startswith(text)]
+    if len(found) != 1:
+        many = f"has {len(found)} checkpoints" if found else "has no checkpoint"
+        raise UserError(f"the run {run.store.uri} {many} {text!r}; give one of: {choices(run)}")
+    return found[0]
+
+
+def choices(run: OpenRun) -> str:
+    """What `find_checkpoint` takes for this run."""
+    entries = run.head.checkpoints
+    best = ["best"] if any(entry.is_best for entry in entries) else []
+    steps = dict.fromkeys(str(entry.step) for entry in entries)
+    return ", ".join(["newest", *best, *steps]) if steps else "it has none yet"
+
+
+_log = logging.getLogger(__name__)
+
+_S = TypeVar("_S")
+# Then an older one is tried first: what failed may have been something else once.
+_MOST_FAILED_STARTS = 2
+
+
+class DamagedCheckpointError(RuntimeError):
+    """A checkpoint that the head names is missing data or fails its checksums."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Loaded(Generic[_S]):
+    """A checkpoint that was read and verified."""
+
+    entry: CheckpointEntry
+    content: _S
+
+
+def read_twice(entry: CheckpointEntry, read: Callable[[], _S]) -> _S:
+    """Read a checkpoint or a part of it; if that fails, once more, and then raise."""
+    try:
+        return read()
+    except (DamagedCheckpointError, StoreError) as error:
+        _log.warning(f"[read] checkpoint {entry.name}: {error}; reading it again")
+        return read()
+
+
+def newest_valid(
+    store: Store, lease: Lease, events: Events, read: Callable[[Store, CheckpointEntry], _S]
+) -> tuple[Loaded[_S] | None, tuple[tuple[str, str], ...]]:
+    """The newest checkpoint whose checksums match, and those passed over as (name, why).
+
+    None where the run starts over, or for the first time. If none can be read: StoreError if the
+    store refused one of them, MachineError if this machine is the first that finds them damaged.
+    """
+    entries = [entry for entry in lease.head.checkpoints if not entry.is_left_behind]
+    found, passed_over = _first_valid(store, entries, read)
+    for name, why in passed_over:
+        _log.warning("[resume] passed over checkpoint %s: %s", name, why)
+    if found is not None:
+        lease.forget_unverified()
+    elif passed_over:
+        starts_over = lease.count_unverified()
+        about = [{"name": name, "why": why} for name, why in passed_over]
+        events.emit("none-valid", "failed", passed_over=about, starts_over=starts_over)
+        if not starts_over:
+            raise MachineError(_none_valid(store, passed_over))
+        _log.warning("[resume] another machine could verify none of them either: starting over")
+    return found, passed_over
+
+
+def _none_valid(store: Store, passed_over: Sequence[tuple[str, str]]) -> str:
+    name, why = passed_over[0]
+    return (
+        f"none of the {len(passed_over)} checkpoints of {store.uri} can be verified on this "
+        f"machine (the newest, {name}: {why}); all of them are kept, and the run starts over only "
+        "if another machine cannot verify them either; to start over at once: "
+        f"python -m training reopen --from-scratch --run-uri {store.uri}"
+    )
+
+
+def _first_valid(
+    store: Store, entries: Sequence[CheckpointEntry], read: Callable[[Store, CheckpointEntry], _S]
+) -> tuple[Loaded[_S] | None, tuple[tuple[str, str], ...]]:
+    passed_over: list[tuple[str, str]] = []
+    refused: list[StoreError] = []
+    given_up = {entry.name: entry for entry in entries if _is_given_up(entry)}
+    ordered = [*given_up.values(), *(entry for entry in entries if entry.name not in given_up)]
+    for entry in reversed(ordered):
+        try:
+            content = read(store, entry)
+        except (DamagedCheckpointError, StoreError) as error:
+            passed_over.append((entry.name, str(error)))
+            if isinstance(error, StoreError):
+                refused.append(error)
+            continue
+        if entry.name not in given_up:
+            passed_over += [(name, _why_given_up(one)) for name, one in given_up.items()]
+        return Loaded(entry=entry, content=content), tuple(passed_over)
+    if refused:
+        raise StoreError(
+            f"no checkpoint of {store.uri} can be read: {refused[0]}; "
+            "the run is kept, start again once they can be read"
+        )
+    return None, tuple(passed_over)
+
+
+def _is_given_up(entry: CheckpointEntry) -> bool:
+    return entry.failed_starts >= _MOST_FAILED_STARTS
+
+
+def _why_given_up(entry: CheckpointEntry) -> str:
+    return f"the program failed {entry.failed_starts} times on it before it saved again"
