@@ -18,16 +18,13 @@ from torch import Tensor
 
 from benchmarks.gpu.session import Session
 from contract.grammar import Interval
-from training.attempt.context import AttemptContext
+from training.attempt.context import AttemptContext, RankEnvironment, World
 from training.attempt.supervisor import Supervisor
-from training.attempt.world import RankEnvironment, World
 from training.config import resolve_config
 from training.preflight.footprint import measure_evaluation, measure_step
-from training.record.checkpoint_entry import KEEP_NEWEST, checkpoint_name
-from training.record.events import Events
+from training.record.head import KEEP_NEWEST, Position, checkpoint_name
 from training.record.lease import Lease, acquire
-from training.record.metrics import Metrics
-from training.record.position import Position
+from training.record.metrics import Events, Metrics
 from training.registry import load_workload
 from training.save.checkpointer import Checkpointer
 from training.save.schedule import Schedule

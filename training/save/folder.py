@@ -18,14 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from contract.keys import BLOBS, checkpoint_prefix
-from training.record.head import (
-    KEEP_NEWEST,
-    CheckpointEntry,
-    Head,
-    Kind,
-    Retention,
-    checkpoint_name,
-)
+from training.record.head import CheckpointEntry, Head, Kind, Retention, checkpoint_name
 from training.record.lease import Lease
 from training.record.metrics import Events, Metrics
 from training.save.blobs import Blobs
@@ -291,7 +284,7 @@ class FolderSaves:
         *,
         events: Events,
         metrics: Metrics | None = None,
-        retention: Retention = KEEP_NEWEST,
+        retention: Retention,
     ) -> None:
         self.blobs = Blobs(store, lease)
         self.last: CommittedSnapshot | None = None

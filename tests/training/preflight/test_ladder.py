@@ -19,7 +19,7 @@ from tests.training.runs import WORKLOAD
 from tests.training.tiny import TINY, TinyConfig
 from training.engine.stage_checks import problems
 from training.errors import RunFailedError, UserError
-from training.preflight import ladder, ladder_trial
+from training.preflight import ladder
 from training.preflight.ladder import (
     Adaptation,
     Trial,
@@ -71,12 +71,12 @@ def try_in_forks() -> None:
     use_up_freed_memory()
 
     def try_it(words: Sequence[str], *, input: str, **_: Any) -> subprocess.CompletedProcess[str]:
-        assert list(words[1:]) == ["-m", "training.preflight.ladder_trial"]
+        assert list(words[1:]) == ["-m", "training.preflight.ladder"]
 
         def act() -> str:
             sys.stdin = io.StringIO(input)
             with redirect_stdout(io.StringIO()) as out:
-                assert ladder_trial.main() == 0
+                assert ladder.main() == 0
             return out.getvalue()
 
         return subprocess.CompletedProcess(list(words), 0, in_fork(act), "")
