@@ -6,7 +6,6 @@ The new interpreter runs `python -m training.proof.attempt ATTEMPT.json`, called
 import faulthandler
 import json
 import os
-import resource
 import subprocess
 import sys
 import threading
@@ -31,14 +30,12 @@ from training.proof.stages import observed, shortened
 from training.proof.store_faults import misbehaving
 from training.registry import load_workload
 from training.report.progress import configure_logging
-from training.save.memory import data_bytes
+from training.save.state import HostCopies
 from training.store.open import open_store
 
 EXIT_CRASHED = 70
 # streamed: as on a host without memory for a copy of the state.
 Saving: TypeAlias = Literal["staged", "streamed"]
-# Enough for a small run, but less than what a copy on the host must leave free.
-_STREAMING_BYTES = 400 * 1024 * 1024
 _POLL_SECONDS = 0.005
 
 
@@ -141,7 +138,7 @@ def _run(request: AttemptRequest, rank: int, start_rank: StartRank | None) -> in
     if place is None:
         return 0
     if request.saving == "streamed":
-        _limit_memory()
+        HostCopies.spare_bytes = sys.maxsize
     store = open_store(request.run_uri)
     options = RunOptions(
         workload=request.workload,
@@ -163,14 +160,6 @@ def _run(request: AttemptRequest, rank: int, start_rank: StartRank | None) -> in
         workload = shortened(workload, request.num_steps)
     resolved = resolve_workload(options, observed(workload, injector))
     return run_workload(options, resolved, supervisor)
-
-
-def _limit_memory() -> None:
-    """Limit memory as on a host that cannot hold a copy of the state."""
-    used = data_bytes()
-    if used is not None:
-        hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
-        resource.setrlimit(resource.RLIMIT_DATA, (used + _STREAMING_BYTES, hard))
 
 
 class _ForkedRanks:

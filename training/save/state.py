@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -24,8 +24,6 @@ from training.store.protocol import PartSender
 from training.store.transfer import Contents, Spare, Text
 
 STATE = "state.json"
-# What a copy of the state must leave to everything else on the machine.
-_SPARE_BYTES = 512 * 1024 * 1024
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -156,6 +154,9 @@ class HostCopy:
 class HostCopies:
     """At most two copies, whose memory is reused: one that is being written, and the next."""
 
+    # What a copy of the state must leave to everything else on the machine.
+    spare_bytes: ClassVar[int] = 512 * 1024 * 1024
+
     def __init__(self, sender: PartSender | None = None, num_copiers: int = 1) -> None:
         self._copies: list[HostCopy] = []
         self._sender = sender
@@ -189,7 +190,7 @@ class HostCopies:
 
     def _new(self, live: LiveState) -> HostCopy | None:
         free = available_bytes()
-        if free is not None and free - self._num_copiers * live.num_bytes < _SPARE_BYTES:
+        if free is not None and free - self._num_copiers * live.num_bytes < self.spare_bytes:
             return None
         return HostCopy(live, is_shared=self._sender is not None and self._sender.start())
 

@@ -18,6 +18,7 @@ from training.save.checkpointer import Checkpointer
 from training.save.policy import CheckpointPolicy
 from training.save.resume import read_checkpoint
 from training.save.schedule import Schedule
+from training.save.state import HostCopies
 from training.store.protocol import AnswerLostError, StoreError
 
 
@@ -294,13 +295,13 @@ def test_a_state_that_memory_cannot_hold_twice_is_streamed(
     scene: Scene, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("training.save.state.available_bytes", lambda: 600 * 1024 * 1024)
-    monkeypatch.setattr("training.save.state._SPARE_BYTES", 600 * 1024 * 1024 - 3999)
+    monkeypatch.setattr(HostCopies, "spare_bytes", 600 * 1024 * 1024 - 3999)
     scene.begin(1)
     assert not scene.checkpointer.is_saving
     assert "memory cannot hold a copy of the state; streaming it" in capsys.readouterr().out
     assert scene.committed() == [(1, 1.0)]
     assert not scene.checkpointer.stage(scene.request(2, "emergency"))
-    monkeypatch.setattr("training.save.state._SPARE_BYTES", 600 * 1024 * 1024 - 4000)
+    monkeypatch.setattr(HostCopies, "spare_bytes", 600 * 1024 * 1024 - 4000)
     scene.begin(2)
     assert scene.checkpointer.is_saving
 

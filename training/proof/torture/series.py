@@ -29,6 +29,8 @@ _FRESH_ONE_IN = 10
 _MOST_UNDISTURBED_ATTEMPTS = 3
 _REFERENCE_ATTEMPTS = 3
 _HANG_SECONDS = 120.0
+# Of an uninterrupted run, before one has shown it: a tenth of what it may take.
+_USUAL_SECONDS = 60.0
 # Short enough for a held attempt not to delay the series; long enough for a small save.
 _HELD_BUDGET_SECONDS = 0.6
 
@@ -91,13 +93,13 @@ class Torture:
         return self._references[key]
 
     def _run_reference(self, name: str, variant: Variant, size: int) -> tuple[RunOutcome, float]:
-        run = _Run(self, name, variant, 0.0)
+        run = _Run(self, name, variant, _USUAL_SECONDS)
         (result,) = run.experiment(Experiment(), size)
         for again in range(2, _REFERENCE_ATTEMPTS + 1):
             if result.code != EXIT_STORE:
                 break
             # The store failed: start another run, since one that resumes cannot be the reference.
-            run = _Run(self, f"{name}-{again}", variant, 0.0)
+            run = _Run(self, f"{name}-{again}", variant, _USUAL_SECONDS)
             (result,) = run.experiment(Experiment(), size)
         if result.code != EXIT_FINISHED:
             last = result.log.strip().splitlines()[-1:] or ["without output"]

@@ -5,11 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from tests.training.forked import Done, command
 from tests.training.proof.torture import broken
 from training.cli.main import main
 from training.proof.torture.plan import KINDS
+from training.proof.torture.workload import Classify
 
 ROOT = Path(__file__).parents[4]
 
@@ -44,6 +46,22 @@ def test_a_kill_of_every_kind_changes_no_bit() -> None:
     }
     assert set(result["attempts_by_ranks"]) == {"1", "2"}
     assert len(result["by_kind_and_ranks"]) >= 2, "kills of all ranks and of one"
+
+
+def test_steps_may_need_any_memory_where_none_is_left_for_copies() -> None:
+    def need_memory() -> None:
+        loss = Classify.loss
+
+        def loss_with_memory(self: Classify, *arguments: Any) -> Any:
+            torch.empty(2**30, dtype=torch.uint8)  # the system gives pages when they are written
+            return loss(self, *arguments)
+
+        Classify.loss = loss_with_memory  # type: ignore[method-assign]
+
+    options = ["--kills=1", "--seed=6", "--recipe=plain", "--num-processes=1", "--json"]
+    result = json.loads(command(["torture", *options], need_memory).out)
+    assert result["runs_with"]["save"] == {"streamed": 1}
+    assert result["differences"] == []
 
 
 @pytest.mark.slow
