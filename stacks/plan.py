@@ -14,11 +14,12 @@ from aws_cdk import Annotations, Stack, Token
 from contract.keys import MANIFEST
 from sizing.catalogue.refresh import PriceBook
 from sizing.catalogue.service_prices import IMAGE_GIB, initialization_usd
-from sizing.plan.checks import check_plan
+from sizing.plan.checks import Findings, check_plan
 from sizing.plan.deadline import sentence, with_fallback
+from sizing.plan.plan import Plan
 from sizing.plan.report import one_line, to_json
 from stacks.parameters import StackParameters
-from stacks.parameters.decisions import MICRO_BATCH, plan_run
+from stacks.parameters.decisions import MICRO_BATCH, plan_sizes
 from stacks.parameters.workloads import is_own
 
 _PREDICTED = (
@@ -70,8 +71,8 @@ def annotate(stack: Stack, parameters: StackParameters) -> dict[str, Any] | None
     if parameters.program:
         _annotate_program(notes, parameters)
         return None
-    plan = parameters.plan
-    if plan is None:
+    plans = parameters.plans
+    if not plans:
         if parameters.deadline_hours:
             raise ValueError(
                 f"deadline_hours is {parameters.deadline_hours:g}, but how long the run takes is "
@@ -80,13 +81,12 @@ def annotate(stack: Stack, parameters: StackParameters) -> dict[str, Any] | None
         notes.add_info_v2("plan:none", f"no plan: {parameters.why_unplanned}; {_KNOWN}")
         return None
     if book.region != parameters.region:
-        plan = plan_run(parameters, book.region)
-    findings = check_plan(plan).accepting(_accepted(parameters))
-    refused = "; ".join(findings.problems.values())
-    if refused:
-        names = ",".join(findings.problems)
-        raise ValueError(f"{refused} (to deploy anyway: -c accept={names})")
+        plans = plan_sizes(parameters, book.region)
+    plan, findings = plans[0], _judge(plans[0], parameters)
     notes.add_info_v2("plan", one_line(plan))
+    for other in plans[1:]:
+        _judge(other, parameters)
+        notes.add_info_v2(f"plan:{other.request.size}", one_line(other))
     fallback = with_fallback(plan)
     if fallback is not None:
         deadline = f"deadline_hours={fallback.deadline_hours:g}: {sentence(fallback)}"
@@ -96,6 +96,24 @@ def annotate(stack: Stack, parameters: StackParameters) -> dict[str, Any] | None
         words = re.findall(r"(?<!\S)[a-z]+(?!\S)", warning.lower())
         notes.add_warning_v2("plan:" + "-".join(words[:5]), warning)
     return to_json(plan, findings)
+
+
+def _judge(plan: Plan, parameters: StackParameters) -> Findings:
+    """Return what speaks against a plan; ValueError if that refuses it."""
+    idle = plan.inputs.instance.num_gpus - plan.request.gpus
+    if parameters.mix_gpu_counts and idle:
+        raise ValueError(
+            f"mix_gpu_counts is true, but {idle} of {plan.inputs.instance.num_gpus} GPUs of "
+            f"{plan.request.size} would have no micro-batch of a step; use a smaller "
+            f"{MICRO_BATCH}, or false"
+        )
+    findings = check_plan(plan).accepting(_accepted(parameters))
+    if findings.problems:
+        refused, names = "; ".join(findings.problems.values()), ",".join(findings.problems)
+        is_other = plan.request.size != parameters.size
+        where = f"on {plan.request.size}, by mix_gpu_counts, " if is_other else ""
+        raise ValueError(f"{where}{refused} (to deploy anyway: -c accept={names})")
+    return findings
 
 
 def _annotate_program(notes: Annotations, p: StackParameters) -> None:

@@ -44,8 +44,8 @@ def run_env(
         "DATA_MOUNT": DATA_MOUNT,
         "DATA_ON": parameters.data_on,
         "DATA_DEVICE_NAME": DATA_DEVICE_NAME,
-        # Every size of the fleet has as many.
-        "NUM_GPUS": str(catalogue.find(parameters.size).num_gpus),
+        # Every size of the fleet has as many, or more.
+        "NUM_GPUS": str(min(catalogue.find(size).num_gpus for size in parameters.sizes)),
         "TRAINER_OPTIONS": f'"{write_words(parameters.train)}"',
         "NOTICE_BUDGET_SECONDS": str(parameters.notice_budget_seconds),
         "DATASET_WAIT_SECONDS": str(parameters.dataset_wait_seconds),

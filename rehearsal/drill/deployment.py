@@ -26,6 +26,7 @@ from rehearsal.machines.nspawn.host import NspawnHost, nspawn_host
 from rehearsal.machines.nspawn.namespaces import check_host, enter_namespaces
 from rehearsal.machines.nspawn.root_image import root_image
 from rehearsal.machines.quirks import Quirks
+from sizing import catalogue
 
 REPOSITORY = Path(__file__).parents[2]
 DATASET, NETWORK = "DatasetStack", "NetworkStack"
@@ -142,7 +143,11 @@ class DeployedStacks:
             instance_id=instance.id,
             instance_type=instance.type,
             user_data=instance.user_data,
-            environment={**self.aws.environment(), **handler_poll(notice_seconds)},
+            environment={
+                **self.aws.environment(),
+                **handler_poll(notice_seconds),
+                "TRAINING_CPU_RANKS": str(catalogue.find(instance.type).num_gpus),
+            },
             metadata=metadata,
             quirks=quirks,
         )

@@ -54,6 +54,7 @@ class Expectation:
     machines: int | None = None
     within_hours: float | None = None
     markets: tuple[str, ...] = ()
+    ranks: tuple[int, ...] = ()
     events: tuple[str, ...] = ()
 
 
@@ -178,7 +179,7 @@ def _scenario(name: str, document: dict[str, Any], folder: Path) -> Scenario:
 
 def _expectation(given: dict[str, Any]) -> Expectation:
     lists: dict[str, Any] = {
-        name: _listed(name, given[name]) for name in ("markets", "events") if name in given
+        name: _listed(name, given[name]) for name in ("markets", "ranks", "events") if name in given
     }
     expect = _build(Expectation, {**given, **lists}, "[expect]")
     check_choice("ends", expect.ends, _ENDS)

@@ -68,11 +68,15 @@ def find_faults(ended: Ended, expect: Expectation) -> list[str]:
         if not any(re.search(pattern, told(event)) for event in events):
             faults.append(f"no event matches {pattern!r}")
     markets = tuple(life.instance.market for life in ended.lives)
+    attempts = (read_json(ended.run, RECEIPT) or {}).get("machines", [])
+    ranks = tuple(attempt["ranks"] for attempt in attempts)
     checks = {
         f"{len(ended.lives)} machines booted, not {expect.machines}": expect.machines
         not in (None, len(ended.lives)),
         f"the machines' markets were {', '.join(markets)}": bool(expect.markets)
         and markets != expect.markets,
+        f"the attempts' ranks were {', '.join(map(str, ranks))}": bool(expect.ranks)
+        and ranks != expect.ranks,
         f"it took {ended.hours:.4f} hours": expect.within_hours is not None
         and ended.hours > expect.within_hours,
         f"the fleet's target is {ended.target_capacity}, not 0": ended.target_capacity > 0,

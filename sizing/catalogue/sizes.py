@@ -16,6 +16,8 @@ from sizing.csv_rows import read_rows
 CATALOGUE_FILE = Path(__file__).with_name("instances.csv")
 FAMILIES_FILE = Path(__file__).with_name("families.csv")
 MAX_ALTERNATES = 4
+# On which a run may go on with the same bits, whatever number of them it began on.
+GPU_COUNTS = (1, 2, 4, 8)
 # An alternate may cost this many times the size that was asked for.
 ALTERNATES_PRICE_FACTOR = 2.0
 
@@ -127,36 +129,43 @@ def find(size: str) -> InstanceType:
 
 
 def alternates(
-    size: str, *, mix_gpus: bool = False, price_factor: float = ALTERNATES_PRICE_FACTOR
+    size: str,
+    *,
+    mix_gpus: bool = False,
+    mix_gpu_counts: bool = False,
+    price_factor: float = ALTERNATES_PRICE_FACTOR,
 ) -> tuple[InstanceType, ...]:
     """Return the 0 to 4 cheapest other sizes with the same GPUs and at least the memory.
 
     None costs more than `price_factor` times the size itself, on demand: the fleet starts whatever
     Spot pool has machines, and a pool's price says little about the next hour's.
 
-    GPU model and count are part of the numerics key: on these sizes a run stays the same bit for
-    bit. `mix_gpus` gives that up for more pools: any model with at least the memory, same count.
+    On these sizes a run stays the same bit for bit. `mix_gpus` gives that up for more pools: any
+    model with at least the memory. `mix_gpu_counts` keeps it: up to 4 sizes of each of GPU_COUNTS,
+    with memory and price compared per GPU.
     """
     wanted = find(size)
-    most = price_factor * (wanted.on_demand_usd_per_hour or 0.0)
-    siblings = [
-        other
-        for other in instances().values()
-        if other.size != wanted.size
-        and other.is_trainable
-        and other.on_demand_usd_per_hour is not None
-        and other.on_demand_usd_per_hour <= most
-        and (mix_gpus or other.gpu == wanted.gpu)
-        and other.num_gpus == wanted.num_gpus
-        and other.gpu_memory_mib >= wanted.gpu_memory_mib
-        and other.memory_gib >= wanted.memory_gib
-    ]
-    siblings.sort(key=lambda other: (other.on_demand_usd_per_hour or 0.0, other.size))
-    return tuple(siblings[:MAX_ALTERNATES]) if wanted.is_trainable else ()
+    counts = dict.fromkeys((wanted.num_gpus, *(GPU_COUNTS if mix_gpu_counts else ())))
+    found: list[InstanceType] = []
+    for count in counts if wanted.is_trainable else ():
+        times = count / wanted.num_gpus
+        most = times * price_factor * (wanted.on_demand_usd_per_hour or 0.0)
+        siblings = [
+            other
+            for other in trainable_by_price()
+            if other.size != wanted.size
+            and (other.on_demand_usd_per_hour or 0.0) <= most
+            and (mix_gpus or other.gpu == wanted.gpu)
+            and other.num_gpus == count
+            and other.gpu_memory_mib >= wanted.gpu_memory_mib
+            and other.memory_gib >= times * wanted.memory_gib
+        ]
+        found += siblings[:MAX_ALTERNATES]
+    return tuple(found)
 
 
 @cache
 def trainable_by_price() -> tuple[InstanceType, ...]:
     """Return the sizes that the stack can train on, cheapest on demand first."""
     found = [i for i in instances().values() if i.is_trainable and i.on_demand_usd_per_hour]
-    return tuple(sorted(found, key=lambda i: i.on_demand_usd_per_hour or 0.0))
+    return tuple(sorted(found, key=lambda i: (i.on_demand_usd_per_hour or 0.0, i.size)))

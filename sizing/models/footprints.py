@@ -11,6 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
+from sizing.catalogue import GPU_COUNTS
 from sizing.figures import Basis
 from sizing.suggestion import suggest
 
@@ -141,6 +142,17 @@ def stages(
         )
         for of_stage in (_of_batch(rows, name, batch) for name in names)
     )
+
+
+def usable_gpus(stages: Sequence[Footprint], there: int) -> int:
+    """How many of a machine's GPUs train: the trainer starts no rank without a micro-batch."""
+    trained = [stage for stage in stages if stage.kind == "train"]
+
+    def are_busy(count: int) -> bool:
+        # Without gradients to add up, each rank would train a model of its own.
+        return all(s.gradient_bytes and s.micro_batch * count <= s.global_batch for s in trained)
+
+    return max(n for n in GPU_COUNTS if n <= there and (n == 1 or are_busy(n)))
 
 
 def _unknown(what: str, name: str, known: Sequence[str], workload: str, recipe: str) -> str:

@@ -112,7 +112,8 @@ def rank(
     plans = []
     for size in names:
         most = catalogue.find(size).num_gpus
-        for gpus in [asked.gpus] if asked.gpus else [n for n in (1, 2, 4, 8) if n <= max(1, most)]:
+        counts = [n for n in catalogue.GPU_COUNTS if n <= max(1, most)]
+        for gpus in [asked.gpus] if asked.gpus else counts:
             try:
                 plans.append(plan(replace(request, size=size, gpus=gpus)))
             except UnknownPriceError:

@@ -281,18 +281,7 @@ def _resource_warnings(plan: Plan) -> list[str]:
     idle = instance.num_gpus - plan.used_gpus
     if idle:
         found.append(f"{idle} of {instance.num_gpus} GPUs of {plan.request.size} stay idle")
-    if instance.num_gpus > 1 and (lean := _without_gradients(plan)):
-        found.append(
-            f"stage {lean} has optimizer_in_backward, so `run` refuses to start more than one "
-            "process: give it --num-processes 1, which a stack cannot, or a size with one GPU"
-        )
     return found
-
-
-def _without_gradients(plan: Plan) -> str | None:
-    """The Train stage that keeps no gradients: its optimizer steps in backward."""
-    trained = (each.footprint for each in plan.work.stages if each.footprint.kind == "train")
-    return next((each.stage for each in trained if not each.gradient_bytes), None)
 
 
 def _spot_warnings(plan: Plan) -> list[str]:

@@ -21,7 +21,7 @@ from stacks.parameters.context import (
     parse_text,
     refuse_unknown_names,
 )
-from stacks.parameters.decisions import DECISIONS, PLANNED, check_limits, plan_run, with_limits
+from stacks.parameters.decisions import DECISIONS, PLANNED, check_limits, plan_sizes, with_limits
 from stacks.parameters.fields import GROUPS, OPEN_GROUPS, ParameterFields
 from stacks.parameters.programs import check_program, workload_of_program
 
@@ -50,8 +50,13 @@ class StackParameters(ParameterFields):
     """The checked parameters of all stacks. Build them with `for_size` or `from_context`."""
 
     region: str  # whose prices count, unless the stack has a region of its own
-    plan: Plan | None  # of the run, at its prices
+    plans: tuple[Plan, ...]  # of the run, at its prices: on the size, and on others to be planned
     why_unplanned: str
+
+    @property
+    def plan(self) -> Plan | None:
+        """The run's plan on the size; None where none can be made."""
+        return self.plans[0] if self.plans else None
 
     @classmethod
     def for_size(
@@ -75,19 +80,19 @@ class StackParameters(ParameterFields):
                 values[name] = decide(instance, values)
         planned = [name for name in PLANNED if values[name] in LEFT_OPEN]
         values |= dict.fromkeys(planned, 0)
-        parameters = cls(**_nested(values), region=region, plan=None, why_unplanned="")
+        parameters = cls(**_nested(values), region=region, plans=(), why_unplanned="")
         # Before a plan is asked for: it would refuse in other words.
         for check in CHECKS:
             check(parameters)
         try:
-            plan = plan_run(parameters, region)
+            plans = plan_sizes(parameters, region)
         except NotMeasuredError as unknown:
-            plan, parameters = None, replace(parameters, why_unplanned=str(unknown))
+            plans, parameters = (), replace(parameters, why_unplanned=str(unknown))
         for name in planned:
-            limit: Any = {name: PLANNED[name](parameters, plan, region)}
+            limit: Any = {name: PLANNED[name](parameters, plans, region)}
             parameters = replace(parameters, **limit)
         check_limits(parameters)
-        return replace(parameters, plan=plan and with_limits(plan, parameters))
+        return replace(parameters, plans=tuple(with_limits(plan, parameters) for plan in plans))
 
 
 def _nested(values: Mapping[str, object]) -> dict[str, Any]:

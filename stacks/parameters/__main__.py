@@ -53,12 +53,10 @@ def explain(size: str, given: Mapping[str, str]) -> list[dict[str, object]]:
         elif usual[name] in LEFT_OPEN:
             origin = f"{usual[name]}: {(decisions[name].__doc__ or '').strip()}"
         rows.append({"name": name, "value": value, "origin": origin})
-    alternates = "sizing/catalogue/instances.csv: same GPUs, at least the memory, four cheapest"
-    if parameters.mix_gpus:
-        alternates = (
-            "sizing/catalogue/instances.csv: same number of GPUs, any model, at least the memory"
-        )
-    rows.append({"name": "alternates", "value": parameters.sizes[1:], "origin": alternates})
+    gpus = "any GPUs" if parameters.mix_gpus else "same GPUs"
+    number = "1, 2, 4 or 8 of them" if parameters.mix_gpu_counts else "as many"
+    origin = f"sizing/catalogue/instances.csv: {gpus}, {number}, at least the memory, four cheapest"
+    rows.append({"name": "alternates", "value": parameters.sizes[1:], "origin": origin})
     return rows
 
 

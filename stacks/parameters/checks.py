@@ -40,6 +40,8 @@ _AMI = re.compile(r"ami-[0-9a-f]{8,17}|(/[A-Za-z0-9_.-]+)+")
 _EMAIL = re.compile(r"[^@\s,;]+@[^@\s,;.]+(\.[^@\s,;.]+)+")
 # Volume size per dataset size: the rest is for the file system and staged checkpoints.
 VOLUME_PER_DATASET = 1.1
+# Overrides by which results depend on the number of ranks.
+_BY_RANKS = ("reduction=ring", "sharding=full")
 # The user data is limited to 16,384 bytes in all; this is what the other values leave.
 _MAX_OVERRIDES_CHARACTERS = 2000
 
@@ -244,6 +246,13 @@ def check_fleet(p: ParameterFields) -> None:
         0 <= p.on_demand_base <= p.target_capacity,
         f"on_demand_base is {p.on_demand_base}; use 0 to {p.target_capacity}, "
         "because the base is part of target_capacity",
+    )
+    apart = "a program" if p.program else ""
+    apart = next((each for each in p.overrides if each in _BY_RANKS), apart)
+    refuse_unless(
+        not (p.mix_gpu_counts and apart),
+        f"mix_gpu_counts is true, but the result of {apart} may depend on the number of GPUs; use "
+        "false",
     )
 
 

@@ -6,13 +6,14 @@ parameters that have been checked, and decides after how many hours and dollars 
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from sizing import catalogue
 from sizing.catalogue import PRICE_REGION, InstanceType, hourly_price
 from sizing.catalogue.refresh import PriceBook
-from sizing.models.footprints import FOOTPRINTS_FILE
+from sizing.models.footprints import FOOTPRINTS_FILE, stages, usable_gpus
 from sizing.plan.dataset import read_manifest
 from sizing.plan.plan import Plan, make_plan
 from sizing.plan.request import Request
@@ -87,20 +88,29 @@ DECISIONS: Mapping[str, Callable[[InstanceType, Values], object]] = {
 }
 
 
-def plan_run(p: ParameterFields, region: str = PRICE_REGION) -> Plan:
-    """Return the plan of the stack's run, at a region's prices; NotMeasuredError without one."""
+def plan_sizes(p: ParameterFields, region: str = PRICE_REGION) -> tuple[Plan, ...]:
+    """Return the plan on the size, and on each other one if their GPUs differ in number."""
+    sizes = p.sizes if p.mix_gpu_counts else (p.size,)
+    return tuple(plan_run(p, size, region) for size in sizes)
+
+
+def plan_run(p: ParameterFields, size: str, region: str) -> Plan:
+    """Return the run's plan on one size, at a region's prices; NotMeasuredError without one."""
     overrides = dict(text.split("=", 1) for text in p.overrides)
-    micro_batch = overrides.get(MICRO_BATCH, "")
+    text = overrides.get(MICRO_BATCH, "")
+    micro_batch = int(text) if text.isdecimal() else None
     footprints_file = FOOTPRINTS_FILE
     if is_own(p.workload):
         own = described(p.workload, p.recipe, p.overrides, p.source, p.dataset_manifest)
         footprints_file = footprints_of(own)
+    counted = stages(p.workload, p.recipe, micro_batch=micro_batch, path=footprints_file)
     plan = make_plan(
         Request(
             workload=p.workload,
             recipe=p.recipe,
-            size=p.size,
-            micro_batch=int(micro_batch) if micro_batch.isdecimal() else None,
+            size=size,
+            gpus=usable_gpus(counted, catalogue.find(size).num_gpus),
+            micro_batch=micro_batch,
             data_on=p.data_on,
             volume_gib=p.data_gib,
             volume_mib_per_second=p.data_volume.mib_per_second,
@@ -141,22 +151,31 @@ def is_covered(p: ParameterFields) -> bool:
     return names <= {MICRO_BATCH} and p.dataset == p.workload and not p.program
 
 
-def max_hours(p: ParameterFields, plan: Plan | None, _: str) -> float:
+def max_hours(p: ParameterFields, plans: Sequence[Plan], _: str) -> float:
     """three times the plan's p90 of machine hours, at least 4; 72 without a plan of this run"""
-    if plan is None or not is_covered(p):
+    if not plans or not is_covered(p):
         return HOURS_WITHOUT_PLAN
+    return max(_most_hours(p, plan) for plan in plans)
+
+
+def _most_hours(p: ParameterFields, plan: Plan) -> int:
     on_spot = plan.spot if p.on_demand_base == 0 else None
     hours = on_spot.machine_hours_p90 if on_spot else plan.hours_high
     return min(MAX_HOURS, math.ceil(max(LEAST_HOURS, PLAN_FACTOR * hours)))
 
 
-def max_usd(p: ParameterFields, _: Plan | None, region: str) -> float:
+def max_usd(p: ParameterFields, plans: Sequence[Plan], region: str) -> float:
     """max_hours at the size's on-demand list price"""
-    return math.ceil(p.max_hours * hourly_price(p.size, region, assume=True).usd_per_hour)
+    hours = {p.size: p.max_hours}
+    if p.mix_gpu_counts and is_covered(p):
+        # A machine with eight GPUs costs more an hour, and needs fewer.
+        hours |= {plan.request.size: min(p.max_hours, _most_hours(p, plan)) for plan in plans}
+    prices = {size: hourly_price(size, region, assume=True).usd_per_hour for size in hours}
+    return math.ceil(max(hours[size] * prices[size] for size in hours))
 
 
 # In this order: the dollars follow from the hours.
-PLANNED: Mapping[str, Callable[[ParameterFields, Plan | None, str], float]] = {
+PLANNED: Mapping[str, Callable[[ParameterFields, Sequence[Plan], str], float]] = {
     "max_hours": max_hours,
     "max_usd": max_usd,
 }

@@ -128,8 +128,13 @@ class ParameterFields:
     data_on: str = _about("what /data is on: the volume, or the size's own disks", "nvme")
     data_volume: DataVolume
     mix_gpus: bool = _about("whether sizes with other GPUs may be started too", "true")
+    mix_gpu_counts: bool = _about(
+        "whether sizes with 1, 2, 4 or 8 of the same GPUs may be, on which a run goes on bit for "
+        "bit",
+        "true",
+    )
     alternates_price_factor: float = _about(
-        "how many times the size's price another size may cost", "1.5", 1, 100
+        "how many times the size's price another size may cost, for as many GPUs", "1.5", 1, 100
     )
     on_demand_base: int = _about("1: an on-demand instance, never Spot", "1")
     target_capacity: int = _about("0: a fleet without an instance", "0")
@@ -169,7 +174,10 @@ class ParameterFields:
     def sizes(self) -> tuple[str, ...]:
         """The requested size and its alternates: every size that the fleet may start."""
         others = catalogue.alternates(
-            self.size, mix_gpus=self.mix_gpus, price_factor=self.alternates_price_factor
+            self.size,
+            mix_gpus=self.mix_gpus,
+            mix_gpu_counts=self.mix_gpu_counts,
+            price_factor=self.alternates_price_factor,
         )
         return (self.size, *(other.size for other in others))
 

@@ -8,7 +8,7 @@ from aws_cdk import App, Environment, Stack
 from aws_cdk.assertions import Annotations, Match
 
 from stacks.parameters import StackParameters
-from stacks.plan import annotate, epoch_seconds, plan_run, prediction, write_plan
+from stacks.plan import annotate, epoch_seconds, prediction, write_plan
 
 RATE = {"root_volume.initialization_mib_per_second": "300"}
 INTERVAL = {"train.checkpoint_interval": "600s"}
@@ -62,6 +62,28 @@ def test_what_the_loading_of_a_root_volume_costs_is_said(stack: Stack) -> None:
     Annotations.from_stack(stack).has_info("*", Match.string_like_regexp(each))
 
 
+MIXED = {"mix_gpu_counts": "true", "overrides": "micro_batch=4"}
+
+
+def test_hours_and_dollars_of_each_mixed_size_are_said(stack: Stack) -> None:
+    annotate(stack, StackParameters.for_size("g5.xlarge", **MIXED))
+    for size in ("g5.xlarge", "g5.12xlarge"):
+        said = f"plan: trajectory/full on {size} takes .* on Spot, .* on demand"
+        Annotations.from_stack(stack).has_info("*", Match.string_like_regexp(said))
+
+
+def test_fails_for_a_mixed_size_whose_gpus_would_idle(stack: Stack) -> None:
+    with pytest.raises(ValueError, match=r"3 of 4 GPUs of g5.12xlarge would have no micro-batch"):
+        annotate(stack, StackParameters.for_size("g5.xlarge", mix_gpu_counts=True))
+
+
+def test_fails_for_a_mixed_size_on_which_the_run_does_not_fit_by_its_name(stack: Stack) -> None:
+    hours = StackParameters.for_size("g5.12xlarge", **MIXED).plans[0].hours_on_demand
+    slow = StackParameters.for_size("g5.12xlarge", **MIXED, max_hours=f"{2 * hours:.2f}")
+    with pytest.raises(ValueError, match=r"on g5.4xlarge, by mix_gpu_counts, max_hours is"):
+        annotate(stack, slow)
+
+
 def test_no_alternates_are_no_news(stack: Stack) -> None:
     annotate(stack, StackParameters.for_size("g5.48xlarge"))
     infos = Annotations.from_stack(stack).find_info(
@@ -113,7 +135,7 @@ def test_the_stacks_own_settings_are_planned_with() -> None:
     parameters = StackParameters.for_size(
         "g5.xlarge", overrides="micro_batch=8", zones="us-east-1a", **INTERVAL
     )
-    request = plan_run(parameters).request
+    request = parameters.plans[0].request
     assert (request.micro_batch, request.checkpoint_interval) == (8, "600s")
     assert request.pools == len(parameters.sizes)
     assert request.volume_mib_per_second == parameters.data_volume.mib_per_second

@@ -55,6 +55,12 @@ def test_run_env_holds_the_decisions(script: str, tmp_path: Path) -> None:
     assert values["FLEET_PARAMETER"] == "/TrainingStack/fleet-id"
 
 
+def test_a_machine_must_have_the_gpus_of_the_fleets_smallest_size() -> None:
+    for mixed, least in ((False, "4"), (True, "1")):
+        parameters = StackParameters.for_size("g5.12xlarge", mix_gpu_counts=mixed)
+        assert sample_run_env(parameters)["NUM_GPUS"] == least
+
+
 def test_several_words_stand_in_quotes(synthesize: Callable[..., Any], tmp_path: Path) -> None:
     options = {"train.nan_skips": "2", "train.keep": "3,10epochs"}
     templates = synthesize(overrides="head.width=64 seed=2", **options)

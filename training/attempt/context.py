@@ -48,6 +48,7 @@ class RankEnvironment:
     world_size: int = 1
     local_rank: int = 0
     rendezvous: str = "env://"
+    cpu_ranks: int = 1  # of a machine without GPUs: a rehearsal's has as many as its size has GPUs
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> "RankEnvironment":
@@ -57,13 +58,14 @@ class RankEnvironment:
             world_size=int(environment.get("WORLD_SIZE", "1")),
             local_rank=int(environment.get("LOCAL_RANK", "0")),
             rendezvous=environment.get("TRAINING_RENDEZVOUS", "env://"),
+            cpu_ranks=int(environment.get("TRAINING_CPU_RANKS", "1")),
         )
 
     def ranks(self, num_processes: int | None) -> int:
         """Number of ranks, given the requested number on this machine (None: one per GPU)."""
         if self.world_size > 1:
             return self.world_size
-        return num_processes or max(1, torch.cuda.device_count())
+        return num_processes or torch.cuda.device_count() or self.cpu_ranks
 
 
 class World:

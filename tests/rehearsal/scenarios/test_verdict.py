@@ -93,6 +93,15 @@ def test_fails_an_end_that_is_not_as_written(change: dict[str, Any], fault: str)
     assert fault in faults[0]
 
 
+def test_fails_attempts_with_other_ranks() -> None:
+    machines = [{"generation": n, "writer": f"i-{n}", "ranks": n} for n in (1, 2)]
+    receipt = json.dumps({"weights_sha256": "aa", "machines": machines})
+    run = Written({**finished().files, "receipt.json": receipt})
+    assert find_faults(ended(run), replace(EQUAL, ranks=(1, 2))) == []
+    (fault,) = find_faults(ended(run), replace(EQUAL, ranks=(1, 4)))
+    assert fault == "the attempts' ranks were 1, 2"
+
+
 def test_fails_a_run_that_ends_after_its_deadline() -> None:
     waited = replace(ended(finished()), deployed=-1.0)
     assert find_faults(waited, replace(EQUAL, within_hours=2.5 / 3600)) == []

@@ -63,6 +63,18 @@ def test_no_alternate_costs_more_than_twice_the_size_by_default() -> None:
             assert other.on_demand_usd_per_hour <= 2 * wanted.on_demand_usd_per_hour
 
 
+def test_other_numbers_of_the_same_gpu_are_alternates_where_asked_for() -> None:
+    def mixed(size: str, factor: float) -> list[str]:
+        found = catalogue.alternates(size, mix_gpu_counts=True, price_factor=factor)
+        return [other.size for other in found]
+
+    assert mixed("g5.xlarge", 2.1) == [
+        *("g5.2xlarge", "g5.4xlarge", "g5.12xlarge", "g5.24xlarge", "g5.48xlarge")
+    ]
+    # Memory and price count per GPU: 48 GiB, $1.418.
+    assert mixed("g5.12xlarge", 1.5) == ["g5.24xlarge", "g5.4xlarge", "g5.48xlarge"]
+
+
 def test_alternates_never_have_less() -> None:
     for size, wanted in catalogue.instances().items():
         found = catalogue.alternates(size)

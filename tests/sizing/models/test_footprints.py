@@ -1,6 +1,7 @@
 """Footprints: counted ones are taken as they are, others interpolated, and the rest refused."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -76,6 +77,14 @@ def test_a_stage_with_a_batch_of_its_own_keeps_it(tmp_path: Path) -> None:
     (tmp_path / "two.json").write_text(json.dumps(content))
     found = footprints.stages("trajectory", "full", micro_batch=8, path=tmp_path / "two.json")
     assert [(stage.stage, stage.micro_batch) for stage in found] == [("tokenizer", 4), ("head", 8)]
+
+
+def test_as_many_gpus_are_usable_as_a_steps_micro_batches_go_round(path: Path) -> None:
+    stages = footprints.stages("trajectory", "full", path=path)  # four micro-batches of 16
+    assert [footprints.usable_gpus(stages, there) for there in (1, 2, 4, 8)] == [1, 2, 4, 4]
+    # Its optimizer steps in backward: no gradient is left to add up.
+    lean = [replace(stage, gradient_bytes=0) for stage in stages]
+    assert footprints.usable_gpus(lean, 4) == 1
 
 
 def test_fails_on_a_micro_batch_that_does_not_divide_the_batch(path: Path) -> None:

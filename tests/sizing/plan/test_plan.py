@@ -273,17 +273,6 @@ def test_fails_on_what_cannot_be_planned(
         plan(tmp_path, **changes)
 
 
-def test_warns_of_several_gpus_where_the_optimizer_steps_in_backward() -> None:
-    for recipe, size, is_warned in (
-        ("full", "g5.12xlarge", True),
-        ("full", "g5.2xlarge", False),
-        ("laptop", "g5.12xlarge", False),
-    ):
-        plan = make_plan(Request(workload="growth", recipe=recipe, size=size))
-        said = [each for each in check_plan(plan).warnings if "grown has optimizer_in" in each]
-        assert bool(said) == is_warned, (recipe, size)
-
-
 def test_a_stage_that_accumulates_cannot_step_in_backward_and_needs_its_gradients() -> None:
     for recipe in ("full", "literal"):
         whole, half = (

@@ -6,7 +6,6 @@ import pytest
 
 from sizing.plan.plan import Plan
 from stacks.parameters import StackParameters, decisions
-from stacks.parameters.decisions import plan_run
 
 SIZE = "g5.xlarge"
 
@@ -17,8 +16,8 @@ def parameters(**given: object) -> StackParameters:
 
 def taking(hours_p90: float) -> Plan:
     """The plan of the default run, as if one in ten took so many machine hours."""
-    plan = plan_run(parameters())
-    assert plan.spot is not None
+    plan = parameters().plan
+    assert plan is not None and plan.spot is not None
     return dataclasses.replace(
         plan, spot=dataclasses.replace(plan.spot, machine_hours_p90=hours_p90)
     )
@@ -82,5 +81,4 @@ def test_fails_for_a_deadline_without_spot_to_fall_back_from() -> None:
 
 def test_limits_of_a_run_that_no_plan_covers_are_not_judged_by_one() -> None:
     judged, other = (parameters(max_hours=1, overrides=given) for given in ("", "epochs=1"))
-    assert plan_run(judged).request.max_hours == 1
-    assert plan_run(other).request.max_hours is None
+    assert [plan.request.max_hours for each in (judged, other) for plan in each.plans] == [1, None]

@@ -281,6 +281,29 @@ def test_mixed_gpus_widen_the_pools_and_keep_count_and_memory() -> None:
         assert other.gpu_memory_mib >= wanted.gpu_memory_mib
 
 
+def test_mixed_counts_are_planned_size_by_size_and_limited_by_the_slowest() -> None:
+    alone, mixed = (
+        StackParameters.for_size("g5.12xlarge", overrides="micro_batch=2", mix_gpu_counts=mixed)
+        for mixed in (False, True)
+    )
+    gpus = {plan.request.size: plan.request.gpus for plan in mixed.plans}
+    fours = {"g5.12xlarge": 4, "g5.24xlarge": 4}
+    assert gpus == fours | {"g5.4xlarge": 1, "g5.8xlarge": 1, "g5.48xlarge": 8}
+    assert len(alone.plans) == 1
+    assert alone.max_hours < mixed.max_hours
+    # Four hours of eight GPUs, the least limit: not as many as of one GPU.
+    assert (mixed.max_hours, mixed.max_usd) == (9, 66)
+
+
+@pytest.mark.parametrize("override", ["reduction=ring", "sharding=full"])
+def test_fails_for_mixed_counts_where_results_depend_on_them(override: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=f"the result of {override} may depend on the number of"):
+        StackParameters.for_size("g5.xlarge", mix_gpu_counts=True, overrides=override)
+    program = {"program": "bash run.sh", "source": str(tmp_path)}
+    with pytest.raises(ValueError, match="the result of a program may depend on the number of GPU"):
+        StackParameters.for_size("g5.xlarge", mix_gpu_counts=True, **program)
+
+
 def test_fails_for_a_base_without_capacity() -> None:
     with pytest.raises(ValueError, match="on_demand_base is 1; use 0 to 0"):
         StackParameters.for_size("g5.xlarge", target_capacity=0, on_demand_base=1)
