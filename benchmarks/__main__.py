@@ -2,107 +2,78 @@
 
 import argparse
 import json
+import os
 import platform
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
+from importlib import import_module
 from typing import Any
 
-import psutil
+# By command: what it measures, and the module with its `add_arguments` and its `measure`, which
+# gives rows, or its `run`, which prints more than those. Only the one that is asked for is
+# imported: a machine with a GPU may lack what the others need.
+COMMANDS: Mapping[str, tuple[str, str]] = {
+    "spot": ("Spot policies on the public traces", "benchmarks.spot.command"),
+    "gpu": ("what only a GPU can say, in one call", "benchmarks.gpu.table"),
+    "loader": ("our loader, others, and what cores decode", "benchmarks.loader.measure"),
+    "kill_table": (
+        "public trainers and save habits, killed on purpose",
+        "benchmarks.kills.command",
+    ),
+    "evidence": (
+        "the seed documents' numbers and ours; the fit of sizing's constants",
+        "benchmarks.evidence",
+    ),
+    "walks": ("files and functions of a start, a save, a notice", "benchmarks.walks"),
+}
 
-from benchmarks import evidence, house, walks
-from benchmarks.gpu import table as gpu
-from benchmarks.kills import command as kills
-from benchmarks.loader import measure as loader
-from benchmarks.spot import command as spot
-from sizing.cli.tables import show
 
-
-def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+def parse_arguments(words: Sequence[str]) -> argparse.Namespace:
     """Parse the command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
-    policies = commands.add_parser(
-        "spot",
-        help="Spot policies on the public traces",
-        description=spot.__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    spot.add_arguments(policies)
-    device = commands.add_parser("gpu", help="what only a GPU can say, in one call")
-    device.add_argument("--cpu", action="store_true", help="a dry run without one, tiny sizes")
-    device.add_argument("--seconds", type=float, default=450.0, help="default: %(default)s")
-    device.add_argument("--only", nargs="+", default=[], metavar="NAME", help="default: all of it")
-    images = commands.add_parser("loader", help="our loader, others, and what cores decode")
-    images.add_argument("--rounds", type=int, default=5, help="alternating, default: %(default)s")
-    images.add_argument("--images", type=int, default=4000, help="a round, default: %(default)s")
-    images.add_argument("--batch", type=int, default=64, help="default: %(default)s")
-    images.add_argument("--workers", type=int, help="processes (default: one per core)")
-    images.add_argument("--only", nargs="+", default=[], metavar="NAME", help="default: all")
-    kills.add_arguments(
-        commands.add_parser(
-            "kill_table",
-            help="public trainers and save habits, killed on purpose",
-            description=kills.__doc__,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
+    for name, (what, where) in COMMANDS.items():
+        command = commands.add_parser(
+            name, help=what, formatter_class=argparse.RawDescriptionHelpFormatter
         )
-    )
-    evidence.add_arguments(
-        commands.add_parser(
-            "evidence",
-            help="the seed documents' numbers and ours; the fit of sizing's constants",
-            description=evidence.__doc__,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-        )
-    )
-    walked = commands.add_parser("walks", help="files and functions of a start, a save, a notice")
-    walked.add_argument(
-        "--tree", type=Path, help="instead, lines, names and options of the checkout in this folder"
-    )
-    for command in commands.choices.values():
+        if name in words[:1]:
+            module = import_module(where)
+            command.description = module.__doc__
+            module.add_arguments(command)
         command.add_argument("--json", action="store_true", help="print JSON instead of tables")
-    return parser.parse_args(arguments)
-
-
-# By command: what prints more than rows, and what gives the rows of the others.
-_PRINTS: Mapping[str, Callable[[argparse.Namespace], int]] = {
-    "spot": spot.run,
-    "evidence": evidence.run,
-}
-_MEASURES: Mapping[str, Callable[[argparse.Namespace], Sequence[dict[str, Any]]]] = {
-    "gpu": lambda given: gpu.measure(seconds=given.seconds, cpu=given.cpu, only=given.only),
-    "loader": lambda given: loader.measure(
-        rounds=given.rounds,
-        images=given.images,
-        batch=given.batch,
-        workers=given.workers,
-        only=given.only,
-    ),
-    "kill_table": kills.measure,
-    "walks": lambda given: house.measure(given.tree) if given.tree else walks.measure(),
-}
+    return parser.parse_args(words)
 
 
 def main(words: Sequence[str] | None = None) -> int:
     """Run one benchmark and print what it measured."""
-    arguments = parse_arguments(words)
+    arguments = parse_arguments(sys.argv[1:] if words is None else words)
+    module = import_module(COMMANDS[arguments.command][1])
     try:
-        if prints := _PRINTS.get(arguments.command):
-            return prints(arguments)
-        rows = _MEASURES[arguments.command](arguments)
+        if hasattr(module, "run"):
+            return int(module.run(arguments))
+        rows = module.measure(arguments)
     except ValueError as error:
         print(error, file=sys.stderr)
         return 2
     if arguments.json:
         print(json.dumps({"machine": machine(), "rows": rows}, indent=2))
     else:
-        show(rows, title=f"{arguments.command} ({machine()})")
-    return int(arguments.command == "kill_table" and kills.is_damaged(rows))
+        _show(rows, title=f"{arguments.command} ({machine()})")
+    return int(hasattr(module, "is_damaged") and module.is_damaged(rows))
+
+
+def _show(rows: Sequence[Mapping[str, Any]], title: str) -> None:
+    try:
+        from sizing.cli.tables import show
+    except ModuleNotFoundError:  # rich
+        print(title, *(" | ".join(map(str, row.values())) for row in rows), sep="\n")
+    else:
+        show(rows, title=title)
 
 
 def machine() -> str:
     """Return the machine in one line, for the log."""
-    return f"{platform.system()} {platform.machine()}, {psutil.cpu_count()} logical CPUs"
+    return f"{platform.system()} {platform.machine()}, {os.cpu_count()} logical CPUs"
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ A profile function in every thread counts calls by function while a small run tr
 process. What reads and records the last step's numbers is not counted: it happens at every step.
 """
 
+import argparse
 import os
 import signal
 import sys
@@ -16,7 +17,7 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
-from benchmarks import REPOSITORY
+from benchmarks import REPOSITORY, house
 
 # The functions that a walk starts or ends with: the end of a file's name, and the function.
 MAIN = "training.cli.main"
@@ -103,8 +104,17 @@ def is_entry(code: CodeType, entry: tuple[str, str]) -> bool:
     return code.co_name == entry[1] and code.co_filename.endswith(f"/{entry[0]}")
 
 
-def measure() -> list[dict[str, Any]]:
+def add_arguments(command: argparse.ArgumentParser) -> None:
+    """Add the command's options."""
+    command.add_argument(
+        "--tree", type=Path, help="instead, lines, names and options of the checkout in this folder"
+    )
+
+
+def measure(given: argparse.Namespace) -> list[dict[str, Any]]:
     """One row a walk: files, functions, and the files' names."""
+    if given.tree:
+        return house.measure(given.tree)
     with tempfile.TemporaryDirectory(prefix="walks-") as folder, redirect_stdout(sys.stderr):
         main: Callable[[list[str]], int] = __import__(MAIN, fromlist=["main"]).main
         data = f"--out={folder}/data"

@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -64,8 +65,27 @@ LONGEST_FIRST = (
     "training/workloads/growth/test_phases.py",
     "training/workloads/trajectory/test_stages.py",
 )
+# With `-m gpu`, on a machine that may have torch, numpy and pytest alone, nothing else is imported.
+GPU_MARK = "mark.gpu"
+STAND_IN = Path(__file__).parents[1] / "benchmarks" / "gpu" / "stand_in"
+if find_spec("safetensors") is None:
+    sys.path.append(str(STAND_IN))
+    os.environ["PYTHONPATH"] = os.pathsep.join([os.environ.get("PYTHONPATH", "."), str(STAND_IN)])
 EXAMPLES = ("transformers", "accelerate", "lightning")
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    if find_spec("pytest_timeout") is None:
+        for name in ("timeout", "timeout_method"):
+            parser.addini(name, "without pytest-timeout, nobody's")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    if config.option.markexpr != "gpu":
+        return None
+    files = [collection_path] if collection_path.is_file() else collection_path.rglob("test_*.py")
+    return not any(GPU_MARK in file.read_text(encoding="utf-8") for file in files) or None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

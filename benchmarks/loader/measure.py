@@ -5,6 +5,7 @@ all in the page cache. Each loader runs in a process of its own, and who consume
 nothing else. Peers that are not in .venv come from `make peers`.
 """
 
+import argparse
 import json
 import os
 import statistics
@@ -43,10 +44,20 @@ class _Round:
     first_seconds: float
 
 
-def measure(
-    *, rounds: int, images: int, batch: int, workers: int | None, only: Sequence[str] = ()
-) -> list[dict[str, Any]]:
+def add_arguments(command: argparse.ArgumentParser) -> None:
+    """Add the command's options."""
+    add = command.add_argument
+    add("--rounds", type=int, default=5, help="alternating, default: %(default)s")
+    add("--images", type=int, default=4000, help="a round, default: %(default)s")
+    add("--batch", type=int, default=64, help="default: %(default)s")
+    add("--workers", type=int, help="processes (default: one per core)")
+    add("--only", nargs="+", default=[], metavar="NAME", help="default: all")
+
+
+def measure(given: argparse.Namespace) -> list[dict[str, Any]]:
     """Alternate the loaders; one row each, as medians, and the limits: what all cores could do."""
+    rounds, images, batch, workers = given.rounds, given.images, given.batch, given.workers
+    only = given.only
     if rounds < 1:
         raise ValueError(f"give at least one round, got {rounds}")
     if images < (2 * _EDGE + 2) * batch:

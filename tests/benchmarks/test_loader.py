@@ -1,5 +1,6 @@
 """Every loader gives every image of the same data once; what it takes becomes a row."""
 
+import argparse
 import contextlib
 import io
 from pathlib import Path
@@ -65,18 +66,22 @@ def test_a_peer_that_is_not_installed_is_named_in_the_table(
     assert row["images/s"] == "not installed: make peers"
 
 
+def asked(**given: int) -> argparse.Namespace:
+    return argparse.Namespace(**given, workers=1, only=[])
+
+
 @pytest.mark.parametrize(
     ("rounds", "images", "says"),
     [(0, 1000, "at least one round, got 0"), (1, 639, "at least 640 images, got 639")],
 )
 def test_fails_a_benchmark_that_could_measure_nothing(rounds: int, images: int, says: str) -> None:
     with pytest.raises(ValueError, match=says):
-        loader.measure(rounds=rounds, images=images, batch=64, workers=1)
+        loader.measure(asked(rounds=rounds, images=images, batch=64))
 
 
 @pytest.mark.slow
 def test_every_loader_is_measured() -> None:
-    rows = loader.measure(rounds=1, images=44, batch=4, workers=1)
+    rows = loader.measure(asked(rounds=1, images=44, batch=4))
     assert [row["loader"] for row in rows[:-2]] == list(CONTENDERS)
     assert (rows[-2]["x limit"] > 1, rows[-1]["x limit"]) == (True, 1)
     assert all(row["images/s"] == "not installed: make peers" or row["x limit"] > 0 for row in rows)

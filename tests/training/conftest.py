@@ -8,11 +8,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from rehearsal.aws.front import Front
 from tests.training import hooks, tiny
 from tests.training.forked import ForkedTrainer
 from tests.training.runs import AVERAGED, SHARDED, WORKLOAD, Run
-from tests.training.serving import new_bucket, served
 from training.attempt.notice import Interruption
 from training.cli import sweep
 from training.cli.main import main
@@ -76,12 +74,18 @@ def forked_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="session")
 def s3_endpoint() -> Iterator[str]:
     """The embedded AWS's own front, without the account that it fills at a start."""
+    # A machine with a GPU may have neither moto nor boto3.
+    from rehearsal.aws.front import Front
+    from tests.training.serving import served
+
     with served(Front({})) as endpoint:
         yield endpoint
 
 
 @pytest.fixture
 def bucket_uri(s3_endpoint: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    from tests.training.serving import new_bucket
+
     return new_bucket(s3_endpoint, monkeypatch)
 
 
