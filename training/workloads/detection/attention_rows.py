@@ -14,6 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from training.workloads.detection.constants import constant
+
 
 def by_rows(
     value_BSMd: Tensor,
@@ -83,7 +85,7 @@ class _Canvas:
         first_E = [top * self.width + 1 for top in self.tops[:-1] for _ in range(num_points)]
         image_B11 = torch.arange(self.num_images, device=device).view(-1, 1, 1)
         head_M1 = torch.arange(self.num_heads, device=device).view(-1, 1)
-        first_BME = image_B11 * (self.tops[-1] * self.width) + torch.tensor(first_E, device=device)
+        first_BME = image_B11 * (self.tops[-1] * self.width) + constant(first_E, device)
         first_BME = (first_BME * self.num_heads + head_M1).to(torch.int32)
         row_BQME.mul_(self.num_heads).add_(first_BME[:, None])
         return row_BQME.flatten(0, 2), way_BQMF.view(*row_BQME.shape, 2).flatten(0, 2)
@@ -188,4 +190,4 @@ def _sizes(shapes: Sequence[tuple[int, int]], locations_BQMLP2: Tensor) -> Tenso
     """(width, height) of each point's level, in the order of the points' coordinates."""
     num_points = locations_BQMLP2.shape[4]
     sizes = [(width, height) for height, width in shapes for _ in range(num_points)]
-    return locations_BQMLP2.new_tensor(sizes).flatten()
+    return constant(sizes, locations_BQMLP2.device, locations_BQMLP2.dtype).flatten()

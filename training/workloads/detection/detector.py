@@ -14,6 +14,7 @@ from training.errors import UserError
 from training.workloads.detection.architecture import GROUPS, Architecture
 from training.workloads.detection.attention import Implementation
 from training.workloads.detection.boxes import corners, inverse_sigmoid
+from training.workloads.detection.constants import constant
 from training.workloads.detection.decoder import (
     Decoder,
     Encoder,
@@ -280,9 +281,7 @@ def _projection(channels: int, width: int, side: int) -> nn.Sequential:
 def _normalized(images_B3HW: Tensor, sizes_B2: Tensor, dtype: torch.dtype) -> Tensor:
     """Pixels by ImageNet's statistics; padding is 0 afterwards, not before."""
     device = images_B3HW.device
-    mean_311, std_311 = (
-        torch.tensor(x, device=device, dtype=dtype)[:, None, None] for x in (_MEAN, _STD)
-    )
+    mean_311, std_311 = (constant(x, device, dtype)[:, None, None] for x in (_MEAN, _STD))
     height, width = (torch.arange(length, device=device) for length in images_B3HW.shape[2:])
     is_valid_BHW = (height < sizes_B2[:, :1])[:, :, None] & (width < sizes_B2[:, 1:])[:, None]
     images_B3HW = (images_B3HW.to(dtype) - mean_311) / std_311

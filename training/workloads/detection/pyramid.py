@@ -10,6 +10,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from training.workloads.detection.constants import constant
+
 # A token of the first level proposes a box of this share of the image, of the next one twice that.
 _PROPOSED_SIZE = 0.05
 _TEMPERATURE = 20.0
@@ -53,7 +55,7 @@ def pyramid(maps: Sequence[Tensor], sizes_B2: Tensor, padded: tuple[int, int]) -
         valid_BL2=torch.stack(
             [torch.cat([x.share_B1, y.share_B1], dim=1) for y, x in levels], dim=1
         ),
-        cells_L2=torch.tensor(shapes, device=device).flip(-1),
+        cells_L2=constant(shapes, device).flip(-1),
         shapes=shapes,
     )
 
