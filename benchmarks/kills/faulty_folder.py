@@ -9,7 +9,7 @@ import sys
 import time
 from pathlib import Path
 
-from benchmarks.kills.s3_server import RATE
+from benchmarks.kills import RATE
 from training.cli import run
 from training.cli.main import main
 from training.proof.injector import Injector, StatusFile

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import REPOSITORY
+from benchmarks.kills import RATE
 from benchmarks.kills.rows import ROWS
 
 RESULTS = Path(__file__).with_name("results.json")
@@ -51,7 +52,6 @@ _COLUMNS = (
 def text(results: Sequence[Mapping[str, Any]]) -> str:
     """The page."""
     from benchmarks.kills.lives import MOST_FAILED_STARTS
-    from benchmarks.kills.s3_server import RATE
 
     row = ROWS[0]
     said = {row.name: row.users_must for row in ROWS}

@@ -14,11 +14,11 @@ import boto3
 from werkzeug.serving import WSGIRequestHandler, make_server
 
 from benchmarks import REPOSITORY
+from benchmarks.kills import RATE
 from benchmarks.kills.misbehaving_s3 import Misbehaving
 from rehearsal.aws.front import Front
 
 BUCKET = "kills"
-RATE = 0.04
 
 
 @contextmanager

@@ -54,6 +54,7 @@ def keep(parent: socket.socket, words: Sequence[str]) -> None:
                 # Not reaped since it was last looked at, so its number is not another's.
                 with contextlib.suppress(OSError):
                     os.kill(leader, int(order))
+                    parent.sendall(b"sent 0\n")
         code = _reap(leader)
     killed = _kill_all(leader)
     with contextlib.suppress(OSError):

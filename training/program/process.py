@@ -17,6 +17,7 @@ from training.errors import UserError
 
 _KEEPER = Path(__file__).parent / "keeper.py"
 _START_SECONDS = 60.0
+_SIGNAL_SECONDS = 2.0
 _LAUNCHER = re.compile(r"python[0-9.]*|bash|sh|torchrun|accelerate|deepspeed")
 
 
@@ -47,9 +48,9 @@ class ProgramProcess:
         """Wait for the end of all its processes, up to `seconds`; the exit code, or None."""
         if self.exit_code is None and select.select([self._parent], [], [], seconds)[0]:
             word, number = self._read()
-            assert word in ("ended", "")
-            # Without a word the keeper itself was killed, and the program with it.
-            self.exit_code = number if word else -signal.SIGKILL
+            if word != "sent":
+                # Without a word the keeper itself was killed, and the program with it.
+                self.exit_code = number if word else -signal.SIGKILL
         return self.exit_code
 
     def catches(self, number: int) -> bool | None:
@@ -63,9 +64,10 @@ class ProgramProcess:
         return bool(caught >> (number - 1) & 1)
 
     def signal(self, number: int) -> None:
-        """Send a signal to its first process, as `docker stop` does."""
+        """Send a signal to its first process, as `docker stop` does; return once that is done."""
         with contextlib.suppress(OSError):  # it has ended
             self._parent.sendall(f"{number}\n".encode())
+        self.wait(_SIGNAL_SECONDS)
 
     def close(self) -> None:
         """End every process, at once, and wait for that."""

@@ -242,7 +242,8 @@ class ProgramWatch:
         _write_notice(self._options.notice_file, notice)
         self._progress.notice()
         if number is not None:
-            self._process.signal(number)
+            with self._mirror.telling():
+                self._process.signal(number)
         name = "none" if number is None else number.name
         left, own = notice.seconds_left, until - time.monotonic()
         _log.info(

@@ -26,7 +26,7 @@ from training.save.listing import (
     settled,
 )
 from training.save.manifest import Content, FolderManifest, Reason
-from training.save.quiet import held_open, mapped_for_writing
+from training.save.quiet import mapped_for_writing
 from training.save.sparse import data_of, extents_of, places
 from training.store.transfer import (
     PART_BYTES,
@@ -93,15 +93,11 @@ class Moment:
     is_tentative: bool = False
     # The program is stopped for it: nothing it keeps open is complete.
     is_standstill: bool = False
-    # Then, files that are open for writing are awaited.
-    waits_for_closed: bool = False
     # Files that only grow, besides those named so.
     logs: frozenset[str] = frozenset()
 
     def refuse_other(self, listing: Listing) -> None:
         """Raise ChangedError or SnapshotError if the moment is over."""
-        if self.waits_for_closed and (path := held_open(listing)):
-            raise ChangedError(f"{path} is open for writing")
         if self.quiet is not None and (path := self.quiet.difference(listing)):
             raise ChangedError(f"{path!r} changed")
         if self.asked_ns is not None and (newer := listing.changed_after(self.asked_ns)):

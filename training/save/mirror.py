@@ -8,8 +8,8 @@ import logging
 import shutil
 import threading
 import time
-from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -151,6 +151,16 @@ class Mirror:
         """Watch the folder of the program with that process number from now on, and send."""
         self._program = program
         self._watcher.start(program)
+
+    @contextmanager
+    def telling(self) -> Iterator[None]:
+        """Tell the program to end here: it is stopped, to see whether it is in a save then."""
+        with ExitStack() as stack:
+            with suppress(SnapshotError):
+                stack.enter_context(stopped(self._program))
+            with suppress(SnapshotError):
+                self._watcher.telling()
+            yield
 
     def request(self, haste: _Haste) -> None:
         """Ask for a snapshot at the first quiet second; no-op for a program that says when."""

@@ -25,7 +25,7 @@ from training.save.listing import (
     list_folder,
 )
 from training.save.manifest import Reason
-from training.save.quiet import QuietTime
+from training.save.quiet import QuietTime, held_open
 
 _log = logging.getLogger(__name__)
 
@@ -40,8 +40,7 @@ _PAUSE_SHARE = 0.2
 # How long there may be no quiet time until the program is stopped for a snapshot; in quiet times,
 # but at most so many seconds, and at a notice fewer.
 _RESTLESS_TIMES, _RESTLESS_SECONDS, _RESTLESS_HASTY_SECONDS = 12, 120.0, 10.0
-# For the last quarter of that, and earlier for the first snapshot, a moment is awaited in which no
-# file is open for writing.
+# For the last quarter of that, and earlier for the first snapshot, a pause is awaited.
 _CHOOSING_SHARE, _FIRST_TIMES = 0.75, 3
 # What a shell says of a program that SIGKILL ended.
 _KILLED = 128 + signal.SIGKILL
@@ -76,6 +75,9 @@ class Watcher:
         self._habit, self._replacing = SaveHabit(), Replacing()
         self._growing = GrowingFiles(folder, quiet_seconds, _PAUSE_SHARE * quiet_seconds)
         self._is_tentative = False  # what was captured last
+        self._was_saving = False  # when it was told to end, and no end of that save was seen
+        # A file that was open for writing in a quiet time, and since when that was one.
+        self._held: tuple[str | None, float] = None, 0.0
         self._patience = 1.0  # doubled where it was in vain
         self._told: set[str] = set()
         self._uncaptured_since: float | None = None  # the first look at something new
@@ -93,6 +95,19 @@ class Watcher:
         self._stop.set()
         if self._thread is not None:
             self._thread.join(seconds)
+
+    def telling(self) -> None:
+        """The program is about to be told to end: if that is in a save, its exit may tear it.
+
+        One that exits needs seconds for it, with its files closed: a second's pause proves nothing.
+        """
+        listing = self._list()
+        is_new = self.captured is None or self.captured.difference(listing) is not None
+        if listing.is_empty or self._replacing.is_habit or not (is_new or self._is_tentative):
+            return
+        seconds, held = self._quiet.seconds_until_now(listing), held_open(listing)
+        is_open = held is not None and not self._stays_open(held)
+        self._was_saving = is_open or seconds < self._pause_seconds
 
     def last_moment(self, exit_code: int, *, was_told: bool) -> Moment:
         """When the folder of a program that has ended may be captured; SnapshotError if never.
@@ -112,6 +127,8 @@ class Watcher:
         if self._habit.is_part(listing):
             raise SnapshotError("the program ended in the middle of a save")
         if was_told and 0 <= exit_code != _KILLED:
+            if self._was_saving:
+                raise SnapshotError("it was told to end in the middle of a save")
             return self._moment(is_tentative=True)
         seconds = self._quiet.seconds_until_now(listing)
         if seconds < self._wanted_seconds:
@@ -151,7 +168,8 @@ class Watcher:
 
     @property
     def _wanted_seconds(self) -> float:
-        return min(self._quiet_seconds, _HASTY_SECONDS) if self.is_hasty else self._quiet_seconds
+        is_hasty = self.is_hasty and not self._was_saving
+        return min(self._quiet_seconds, _HASTY_SECONDS) if is_hasty else self._quiet_seconds
 
     @property
     def _pause_seconds(self) -> float:
@@ -164,18 +182,18 @@ class Watcher:
         One that only ever replaces whole files is worth that more often.
         """
         quiet = self._quiet_seconds
-        if self.is_hasty:
-            return min(quiet, _RESTLESS_HASTY_SECONDS)
         if self._replacing.is_habit:
-            return quiet
+            return min(quiet, _RESTLESS_HASTY_SECONDS) if self.is_hasty else quiet
         return max(quiet, min(_RESTLESS_TIMES * quiet, _RESTLESS_SECONDS))
 
     @property
     def _choosing_seconds(self) -> float:
-        """From when on that is done in a moment in which no file is open for writing."""
+        """From when on that is done in a pause."""
         seconds = self._restless_seconds
         if self.captured is None:
             seconds = min(seconds, _FIRST_TIMES * self._quiet_seconds)
+        if self.is_hasty:
+            seconds = min(seconds, self._quiet_seconds, _RESTLESS_HASTY_SECONDS)
         return _CHOOSING_SHARE * seconds
 
     def _run(self) -> None:
@@ -228,8 +246,8 @@ class Watcher:
                 is_quiet = seconds >= wanted and not is_part
                 is_quiet = is_quiet or self._is_end(listing, seconds)
                 # The rest of a save may follow, and then a better moment.
-                if not is_part or self.uncaptured_seconds >= self._restless_seconds:
-                    self._capture_if_due(listing, is_quiet, is_changed=is_changed)
+                if not is_part or self._is_overdue:
+                    self._capture_if_due(listing, seconds, is_quiet, is_changed=is_changed)
         except ChangedError:
             pass  # not quiet after all
         except SnapshotError as error:
@@ -237,16 +255,26 @@ class Watcher:
         looked = (time.thread_time() - began) / _LOOKING_SHARE
         return time.monotonic() + max(min(self._pause_seconds / 4, _HASTY_SECONDS), looked)
 
-    def _capture_if_due(self, listing: Listing, is_quiet: bool, *, is_changed: bool) -> None:
+    def _capture_if_due(
+        self, listing: Listing, seconds: float, is_quiet: bool, *, is_changed: bool
+    ) -> None:
         """Capture what has stood still, or what never does."""
+        is_late = self.uncaptured_seconds >= self._patience * self._choosing_seconds
         # Costs more than the look: a killed program is asked about only in haste.
-        if (is_quiet or self.is_hasty) and self._quiet.is_closed() and is_quiet:
+        is_closed = (is_quiet or is_late or self.is_hasty) and self._quiet.is_closed()
+        found = self._quiet.found_open
+        if seconds >= self._quiet_seconds and found != self._held[0]:
+            self._held = found, self._quiet.since
+        is_pause = is_closed or self._stays_open(found)
+        is_pause = is_pause and seconds >= self._pause_seconds
+        self._was_saving &= not is_pause or seconds < self._quiet_seconds
+        if is_quiet and is_closed:
             reason: Reason = "notice" if self.is_hasty else "quiet"
             self.captured = self._capture(reason, self._moment(quiet=listing))
             self._is_tentative, self._uncaptured_since = False, None
-        elif is_changed and self.uncaptured_seconds >= self._patience * self._choosing_seconds:
-            waits = self.uncaptured_seconds < self._patience * self._restless_seconds
-            moment = self._moment(is_tentative=True, is_standstill=True, waits_for_closed=waits)
+        elif is_changed and is_late and (is_pause or self._is_overdue) and not self._was_saving:
+            quiet = listing if is_pause else None
+            moment = self._moment(is_tentative=True, is_standstill=True, quiet=quiet)
             try:
                 self.captured = self._capture("crash-consistent", moment)
                 self.standstill_error, self._patience = None, 1.0
@@ -257,10 +285,20 @@ class Watcher:
                 self.standstill_error, self._patience = error, 2 * self._patience
                 raise
 
+    def _stays_open(self, path: str | None) -> bool:
+        """Whether it was open in a quiet time before the last change, as no file of a save is."""
+        held, since = self._held
+        return path is not None and path == held and since < self._quiet.since
+
+    @property
+    def _is_overdue(self) -> bool:
+        """Whether any moment must do."""
+        return self.uncaptured_seconds >= self._patience * self._restless_seconds
+
     def _is_end(self, listing: Listing, seconds: float) -> bool:
         """Whether this pause is the end of a save, as far as the program's habit is known."""
         is_pause = seconds >= self._pause_seconds and self._quiet.is_closed()
-        return is_pause and self._habit.is_end(listing)
+        return is_pause and self._habit.is_end(listing) and not self._was_saving
 
     def _list(self) -> Listing:
         return list_folder(self._folder, self._growing.logs)

@@ -105,6 +105,15 @@ def test_a_signal_goes_to_the_first_process_alone() -> None:
         assert end_of(process) == 5
 
 
+def test_a_signal_is_sent_when_that_returns() -> None:
+    with started("sleep", "4715") as process:
+        os.kill(process.pid, signal.SIGSTOP)
+        process.signal(signal.SIGUSR1)
+        status = Path(f"/proc/{process.pid}/status").read_text()
+        pending = int(status.partition("ShdPnd:")[2].split()[0], 16)
+    assert pending >> (signal.SIGUSR1 - 1) & 1
+
+
 def test_it_is_known_whether_a_program_handles_a_signal() -> None:
     with started("bash", "-c", "trap '' TERM; echo; sleep 60") as process:
         deadline = time.monotonic() + 60

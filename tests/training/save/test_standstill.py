@@ -73,6 +73,17 @@ def test_a_file_that_stays_open_is_taken_as_a_crash_would_leave_it(
     assert first - 1 <= second <= first > 0
 
 
+def test_at_a_notice_nothing_is_taken_of_what_may_be_half_a_save(
+    new_machine: NewMachine, store: Store
+) -> None:
+    machine = new_machine("first", quiet_seconds=0.5)
+    with program(counting(machine.folder / "model.pt")) as number:
+        machine.mirror.request("emergency")
+        machine.mirror.start(number)
+        time.sleep(2)
+    assert entries(store) == ()
+
+
 def test_what_then_stands_still_is_taken_once_more_and_is_firm(
     new_machine: NewMachine, store: Store
 ) -> None:

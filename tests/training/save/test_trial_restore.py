@@ -1,8 +1,11 @@
 """A program that cannot start from a snapshot gets an older one, and nothing is deleted for it."""
 
+import time
 from collections.abc import Callable
 
-from tests.training.save.scene import Machine, entries, wait_for_snapshot
+import pytest
+
+from tests.training.save.scene import Machine, entries, wait_for_snapshot, wait_until
 from training.record.head import Retention
 from training.store.protocol import Store
 
@@ -141,3 +144,67 @@ def test_a_program_that_has_saved_before_it_failed_is_no_witness_against_its_sna
         machine.end(exit_code=1)
         machine = new_machine(f"machine-{number}")
     assert [entry.failed_starts for entry in entries(store)] == [0, 0]
+
+
+def _told_in_a_save(new_machine: NewMachine, *, is_open: bool) -> Machine:
+    """A machine whose program was told to end with half of a second save written."""
+    machine = new_machine("machine-0", quiet_seconds=0.05)
+    machine.mirror.start()
+    machine.write({"model.pt": b"whole"})
+    wait_for_snapshot(machine, 1)
+    machine.vanish()
+    machine = new_machine("machine-1", quiet_seconds=1000.0)
+    machine.mirror.start()
+    with (machine.folder / "model.pt").open("wb") as stream:
+        stream.write(b"ha")
+        if not is_open:
+            stream.close()
+        with machine.mirror.telling():
+            pass  # the signal, whose handler raises SystemExit; that closes the file
+    machine.mirror.request("emergency")
+    return machine
+
+
+@pytest.mark.parametrize("is_open", [True, False], ids=["open", "just written"])
+def test_an_exit_in_a_save_that_was_under_way_at_the_notice_is_not_taken(
+    new_machine: NewMachine, is_open: bool
+) -> None:
+    machine = _told_in_a_save(new_machine, is_open=is_open)
+    assert not machine.end(143)
+    assert (new_machine("machine-2").folder / "model.pt").read_bytes() == b"whole"
+
+
+def test_the_second_that_such_an_exit_takes_is_no_quiet_time(new_machine: NewMachine) -> None:
+    machine = _told_in_a_save(new_machine, is_open=False)
+    time.sleep(1.5)
+    assert machine.mirror.last is None
+
+
+def test_a_program_that_replaces_whole_files_keeps_its_last_when_it_exits_in_a_save(
+    new_machine: NewMachine,
+) -> None:
+    machine = new_machine("machine-0", quiet_seconds=100.0)
+    machine.mirror.start()
+    watcher = machine.mirror._watcher
+    for number in (1, 2):
+        looked = watcher._quiet.listing
+        machine.write({"part": b"%d" % number})
+        (machine.folder / "part").rename(machine.folder / "model.pt")
+        wait_until(lambda seen=looked: watcher._quiet.listing is not seen, machine.mirror)
+    with (machine.folder / "part").open("wb") as stream, machine.mirror.telling():
+        stream.write(b"ha")
+    machine.mirror.request("emergency")
+    assert machine.end(143)
+    assert (new_machine("machine-1").folder / "model.pt").read_bytes() == b"2"
+
+
+def test_what_a_program_saves_when_it_is_told_is_taken_at_its_exit(
+    new_machine: NewMachine,
+) -> None:
+    machine = new_machine("machine-0", quiet_seconds=1000.0)
+    machine.mirror.start()
+    with machine.mirror.telling():
+        pass
+    machine.mirror.request("emergency")
+    machine.write({"model.pt": b"whole"})
+    assert machine.end(143)
