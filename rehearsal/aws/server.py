@@ -190,6 +190,13 @@ class EmbeddedAws:
         with self._front.alone_in("ec2"):
             spot_fleet.maintain_fleets(ec2_backends[self.account][self.region])
 
+    def running_instances(self, stack: str) -> set[str]:
+        """Return the ids of a stack's instances; a request would cost a drill's polls much more."""
+        with self._front.alone_in("ec2"):
+            ec2 = ec2_backends[self.account][self.region]
+            ids = {instance.id for instance in ec2.all_running_instances()}
+            return {each for each in ids if ec2.tags[each].get("Stack") == stack}
+
     def power_off(self, instance_id: str) -> None:
         """Take note that an instance's machine is off: what shuts down is terminated then."""
         with self._front.alone_in("ec2"):

@@ -139,12 +139,13 @@ class Fleet:
     def step(self) -> None:
         """Let EC2 do what is due, then follow: power machines off, boot those of new instances."""
         self.aws.maintain_fleets()
-        alive = instances_of(self.aws, {"Name": "tag:Stack", "Values": [self.stack]})
+        alive = self.aws.running_instances(self.stack)
         for life in self.running():
             self._follow(life, is_alive=life.instance.id in alive)
-        for instance_id, found in alive.items():
-            if instance_id not in self.lives:
-                self._power_on(instance_id, found)
+        if new := alive - self.lives.keys():
+            found = instances_of(self.aws, {"Name": "instance-id", "Values": sorted(new)})
+            for instance_id, described in found.items():
+                self._power_on(instance_id, described)
 
     def follow(
         self,

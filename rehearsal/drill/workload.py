@@ -25,9 +25,9 @@ class DemoDefaults:
 DEFAULTS: Mapping[str, DemoDefaults] = MappingProxyType(
     {
         "trajectory": DemoDefaults(
-            count=480,
+            count=240,
             checkpoint_interval="2epochs",
-            interruptions=("kill:features:5", "notice:shuffled:60", "kill:head:120"),
+            interruptions=("kill:features:5", "notice:shuffled:60", "kill:head:60"),
         ),
         "growth": DemoDefaults(
             count=12000,

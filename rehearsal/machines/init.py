@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from rehearsal.machines import aws_cli
 from rehearsal.machines.processes import kill_processes, reap_orphans
 from rehearsal.machines.services import ServiceError, SystemdService, kill_group
 from rehearsal.machines.units import UnitError, load_units, stop_order
@@ -124,6 +125,29 @@ class Init:
         await writer.drain()
         writer.close()
 
+    def offer_aws_cli(self) -> None:
+        """Listen for the machine's `aws`; the first call starts what answers it and all others."""
+        listener = socket.socket(socket.AF_UNIX)
+        listener.bind(aws_cli.SOCKET)
+        listener.listen(64)
+        loop = asyncio.get_running_loop()
+
+        async def start() -> None:
+            with listener:
+                await asyncio.create_subprocess_exec(
+                    sys.executable,
+                    aws_cli.__file__,
+                    env=dict(self.environment),
+                    stdin=listener.fileno(),
+                    process_group=0,
+                )
+
+        def begin() -> None:
+            loop.remove_reader(listener)
+            self._keep(asyncio.create_task(start()))
+
+        loop.add_reader(listener, begin)
+
     async def obey(self, rehearsal: socket.socket) -> None:
         """Run the programs that the rehearsal asks for; return when it is gone."""
         reader, writer = await asyncio.open_connection(sock=rehearsal)
@@ -187,6 +211,7 @@ async def boot(root: Path, environment: Mapping[str, str], rehearsal: socket.soc
     # A relative path: the address of a Unix socket is limited to about 100 characters.
     os.chdir(root / "run")
     server = await asyncio.start_unix_server(init.serve, SOCKET)
+    init.offer_aws_cli()
     user_data = root / "var/lib/cloud/instance/user-data.txt"
     with (root / "var/log/cloud-init-output.log").open("ab") as output:
         await asyncio.create_subprocess_exec(

@@ -1,8 +1,5 @@
 """A rig for each test on one embedded AWS."""
 
-import subprocess
-import sys
-import tempfile
 import uuid
 from collections.abc import Iterator
 from contextlib import closing
@@ -11,23 +8,7 @@ from pathlib import Path
 import pytest
 
 from rehearsal.aws import EmbeddedAws
-from tests.userdata import warm_aws
 from tests.userdata.rig import Rig, make_bundle, wait
-
-
-@pytest.fixture(scope="session")
-def aws_cli() -> Iterator[str]:
-    """A shell script that is the AWS CLI without its imports; a boot calls it eight times."""
-    program = str(Path(warm_aws.__file__))
-    # Not below pytest's folder: the name of a socket has 107 characters at most.
-    with tempfile.TemporaryDirectory(prefix="aws-") as folder:
-        place = f"{folder}/socket"
-        command = [sys.executable, program, "serve", place]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=folder) as server:
-            assert server.stdout is not None
-            assert server.stdout.readline() == b"ready\n"
-            yield f'exec python3 -I -S {program} call {place} "$@"'
-            server.kill()
 
 
 @pytest.fixture(scope="module")
@@ -45,24 +26,22 @@ def aws(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedAws]:
 
 
 @pytest.fixture(scope="module")
-def booted(
-    aws: EmbeddedAws, aws_cli: str, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Rig]:
+def booted(aws: EmbeddedAws, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
     """A rig with one machine whose trainer waits, for tests that only look."""
-    with closing(make_rig(aws, tmp_path_factory.mktemp("booted"), aws_cli)) as rig:
+    with closing(make_rig(aws, tmp_path_factory.mktemp("booted"))) as rig:
         wait(rig.machine(), "trainer listens")
         yield rig
 
 
 @pytest.fixture
-def rig(aws: EmbeddedAws, aws_cli: str, tmp_path: Path) -> Iterator[Rig]:
+def rig(aws: EmbeddedAws, tmp_path: Path) -> Iterator[Rig]:
     """A run and a fleet of its own; no machine outlives the test."""
-    with closing(make_rig(aws, tmp_path, aws_cli)) as rig:
+    with closing(make_rig(aws, tmp_path)) as rig:
         yield rig
 
 
-def make_rig(aws: EmbeddedAws, folder: Path, aws_cli: str | None = None) -> Rig:
-    """Request a fleet and name it where machines look; `aws_cli` stands for their AWS CLI."""
+def make_rig(aws: EmbeddedAws, folder: Path) -> Rig:
+    """Request a fleet and name it where machines look."""
     ec2 = aws.client("ec2")
     config = {
         "IamFleetRole": "arn:aws:iam::123456789012:role/fleet",
@@ -86,5 +65,4 @@ def make_rig(aws: EmbeddedAws, folder: Path, aws_cli: str | None = None) -> Rig:
         run_id=run_id,
         fleet_id=fleet,
         parameter=parameter,
-        programs={} if aws_cli is None else {"aws": aws_cli},
     )

@@ -19,7 +19,6 @@ from rehearsal.aws import EmbeddedAws
 from rehearsal.machines import ProcessMachine
 from rehearsal.machines.json_disks import EC2_DISKS
 from rehearsal.machines.metadata import MetadataServer
-from rehearsal.machines.quirks import Quirks
 from stacks.user_data import render
 
 REPOSITORY = Path(__file__).parents[2]
@@ -123,7 +122,6 @@ class Rig:
     run_id: str
     fleet_id: str
     parameter: str
-    programs: Mapping[str, str]  # of every machine's own, as Quirks has them
     bundle: str = "bundle.zip"
     orders: Mapping[str, object] = field(default_factory=lambda: {"run": "wait"})
     machines: list[ProcessMachine] = field(default_factory=list)
@@ -215,7 +213,6 @@ class Rig:
                 **(environment or {}),
             },
             metadata=MetadataServer(instance_id=instance_id, instance_type="g5.xlarge"),
-            quirks=Quirks(programs=self.programs),
             **{"disks": EC2_DISKS, **settings},
         )
         self.machines.append(machine)

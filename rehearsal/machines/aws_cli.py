@@ -1,0 +1,87 @@
+#!/usr/bin/env -S python3 -I -S
+"""The AWS CLI of a process machine: the real one, in forks of a process that has imported it.
+
+As a program it is `aws`: its fork gets its arguments, environment, folder and standard streams, and
+ends when it does. The machine's init starts the process that forks at the first call.
+"""
+
+import fcntl
+import json
+import os
+import signal
+import socket
+import sys
+import traceback
+from pathlib import Path
+from typing import Never
+
+SOCKET = "aws.socket"
+_STANDARD = (0, 1, 2)
+_KILLED = 128 + signal.SIGKILL
+
+
+def call(arguments: list[str]) -> int:
+    """Run the CLI; return its exit status."""
+    said = json.dumps([arguments, dict(os.environ), str(Path.cwd())]).encode()
+    # A relative path: the address of a Unix socket is limited to about 100 characters.
+    os.chdir(os.environ["MACHINE_ROOT"] + "/run")
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(SOCKET)
+        socket.send_fds(connection, [b"%8d" % len(said)], _STANDARD)
+        connection.sendall(said)
+        return (connection.recv(1) or bytes([_KILLED]))[0]
+
+
+def serve(listener: socket.socket) -> Never:
+    """Fork for each call."""
+    import awscli.clidriver
+
+    awscli.clidriver.create_clidriver()  # imports what every command needs
+    for name in ("s3.s3", "s3.subcommands", "s3.s3handler", "waiters"):
+        __import__(f"awscli.customizations.{name}")
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    while True:
+        connection, _ = listener.accept()
+        if os.fork() == 0:
+            listener.close()
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            connection.sendall(bytes([_run(connection)]))
+            os._exit(0)
+        connection.close()
+
+
+def _run(connection: socket.socket) -> int:
+    """Be the CLI of one caller; return its exit status."""
+    import awscli.clidriver
+
+    size, descriptors, _, _ = socket.recv_fds(connection, 8, len(_STANDARD))
+    arguments, environment, folder = json.loads(connection.recv(int(size), socket.MSG_WAITALL))
+    # From here on a caller that goes away takes this process with it.
+    fcntl.fcntl(connection, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(connection, fcntl.F_SETFL, fcntl.fcntl(connection, fcntl.F_GETFL) | os.O_ASYNC)
+    for number, descriptor in zip(_STANDARD, descriptors, strict=True):
+        os.dup2(descriptor, number)
+        os.close(descriptor)
+    os.chdir(folder)
+    # The CLI sets one variable where it is imported: the place of its data.
+    environment.setdefault("AWS_DATA_PATH", os.environ["AWS_DATA_PATH"])
+    os.environ.clear()
+    os.environ.update(environment)
+    sys.argv = ["aws", *arguments]
+    try:
+        return int(awscli.clidriver.main()) & 255
+    except SystemExit as ended:
+        return ended.code if isinstance(ended.code, int) else 1
+    except BaseException:
+        traceback.print_exc()
+        return 255
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+
+
+if __name__ == "__main__":
+    if Path(sys.argv[0]).name == "aws":
+        sys.exit(call(sys.argv[1:]))
+    # A copy: each fork gets a standard input in its place.
+    serve(socket.socket(fileno=os.dup(0)))
