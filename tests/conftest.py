@@ -71,7 +71,7 @@ STAND_IN = Path(__file__).parents[1] / "benchmarks" / "gpu" / "stand_in"
 if find_spec("safetensors") is None:
     sys.path.append(str(STAND_IN))
     os.environ["PYTHONPATH"] = os.pathsep.join([os.environ.get("PYTHONPATH", "."), str(STAND_IN)])
-EXAMPLES = ("transformers", "accelerate", "lightning")
+EXAMPLES = ("transformers", "accelerate", "lightning", "timm")
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 
 

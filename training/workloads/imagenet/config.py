@@ -6,15 +6,16 @@ docs/imagenet.md has the accuracy that others published of the latter.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Literal, TypeAlias
+from typing import Literal
 
 from training.settings import check_choice, check_fields
 from training.workload import Settings
 
-_Architecture: TypeAlias = Literal["resnet8", "resnet18", "resnet50"]
 # Sizes of a training image are multiples of it: the network halves them five times, and each size
 # has compiled code of its own.
 SIZE_STEP = 32
+# torchvision's RandAugment knows so many magnitudes.
+_MOST_AUGMENTED = 30
 # The learning rate of a recipe is that of a batch of so many images.
 BASE_BATCH = 256
 
@@ -45,7 +46,8 @@ class ImagenetConfig:
     num_threads: int = 1
     deterministic: bool = True
 
-    architecture: _Architecture = "resnet50"
+    # resnet8, the name of one of torchvision's models, or timm/NAME where timm is installed.
+    architecture: str = "resnet50"
     num_classes: int = 1000
     blur_pool: bool = False
 
@@ -57,9 +59,17 @@ class ImagenetConfig:
     # Evaluates the mirrored image too, and gives what both together say beside the plain figures.
     evaluate_flips: bool = False
     shuffle_window: int = 16
+    # RandAugment's magnitude, 0 to 30; the alphas of mixup and of CutMix, one of which each
+    # micro-batch gets where both are given. 0: none.
+    rand_augment: int = 0
+    mixup: float = 0.0
+    cutmix: float = 0.0
 
     settings: Settings = _SETTINGS
+    optimizer: Literal["sgd", "adamw"] = "sgd"
     learning_rate: float = 0.1
+    # A layer's learning rate is so many times the next one's; the last has the whole.
+    layer_decay: float = 1.0
     momentum: float = 0.9
     weight_decay: float = 1e-4
     label_smoothing: float = 0.0
@@ -67,11 +77,12 @@ class ImagenetConfig:
 
     def __post_init__(self) -> None:
         check_choice("schedule", self.settings.schedule, ("cosine", "linear"))
+        check_choice("optimizer", self.optimizer, ("sgd", "adamw"))
         check_fields(
             self,
             at_least={
                 1: ("num_threads", "shuffle_window"),
-                0: ("momentum", "weight_decay", "warmup_epochs"),
+                0: ("momentum", "weight_decay", "warmup_epochs", "rand_augment", "mixup", "cutmix"),
                 2: ("num_classes",),
             },
             above_0=("learning_rate",),
@@ -80,6 +91,10 @@ class ImagenetConfig:
             raise ValueError(
                 f"label_smoothing is {self.label_smoothing}; give at least 0 and less than 1"
             )
+        if not 0.0 < self.layer_decay <= 1.0:
+            raise ValueError(f"layer_decay is {self.layer_decay}; give above 0 and at most 1")
+        if self.rand_augment > _MOST_AUGMENTED:
+            raise ValueError(f"rand_augment is {self.rand_augment}; give 0 to {_MOST_AUGMENTED}")
         self._check_sizes()
 
     def _check_sizes(self) -> None:

@@ -1,4 +1,4 @@
-"""torchvision's and timm's ResNets, whose tensors have the same names: read, and written."""
+"""torchvision's and timm's weights, whose names the networks keep: read, and written."""
 
 import logging
 import warnings
@@ -9,37 +9,33 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from training.errors import UserError
-
 _log = logging.getLogger(__name__)
 
 _OURS = "network."
-_HEAD = ("fc.weight", "fc.bias")
+_COUNTERS = "num_batches_tracked"
 
 
-def from_resnet(m: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
-    """The state of `m` from a ResNet's; with other classes the head stays new, which is said."""
-    if "conv1.weight" not in tensors or "fc.weight" not in tensors:
-        return None
+def from_library(m: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
+    """The state of `m` from a library's; with other classes the head stays new, which is said."""
     own = m.state_dict()
     found = {_OURS + name: tensor for name, tensor in tensors.items()}
-    theirs, ours = (state[f"{_OURS}fc.weight"].shape[0] for state in (found, own))
-    if theirs != ours:
-        _log.info("[weights] %d classes there and %d here: the last layer is new", theirs, ours)
-        found |= {_OURS + name: own[_OURS + name] for name in _HEAD}
     # They count batches, which no layer here depends on; some files leave that out.
-    counts = {name: t for name, t in own.items() if name.endswith("num_batches_tracked")}
-    return {**counts, **found}
+    counters = {name: t for name, t in own.items() if name.endswith(_COUNTERS)}
+    if not own.keys() - counters.keys() <= found.keys():
+        return None
+    # The last layer's weight, and its bias.
+    last = own[[name for name, t in own.items() if t.ndim > 1][-1]].shape
+    head = [n for n in own if own[n].shape != found.get(n, own[n]).shape]
+    if head and all(own[n].shape[:1] == last[:1] for n in head):
+        theirs, ours = found[head[0]].shape[0], last[0]
+        _log.info("[weights] %d classes there and %d here: the last layer is new", theirs, ours)
+        found |= {name: own[name] for name in head}
+    return {**counters, **found}
 
 
-def write_resnet(m: nn.Module, out: Path) -> None:
-    """A safetensors file that torchvision's and timm's model of this name load strictly."""
+def write_for_library(m: nn.Module, out: Path) -> None:
+    """A safetensors file that torchvision's or timm's model of this name loads strictly."""
     state = {name.removeprefix(_OURS): tensor for name, tensor in m.state_dict().items()}
-    if "stem.0.weight" in state or any(".convolution." in name for name in state):
-        raise UserError(
-            "the model is none of torchvision's: it has the architecture resnet8, or blur_pool; "
-            "leave --format out, or give --format torch.export"
-        )
     save_file({name: tensor.contiguous() for name, tensor in state.items()}, out)
 
 

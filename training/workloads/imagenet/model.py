@@ -1,18 +1,24 @@
-"""ResNets: torchvision's, and a small one; with BlurPool as a choice, and blocks that start at 0.
+"""Classifiers: torchvision's, timm's, and a small ResNet; with BlurPool as a choice.
 
 Legend: B batch, C channels, H height, W width, K classes.
 """
 
+import difflib
+from collections.abc import Iterator
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torchvision.models import ResNet
-from torchvision.models.resnet import BasicBlock, Bottleneck, conv1x1, conv3x3
+from torchvision import models
+from torchvision.models.resnet import BasicBlock, conv1x1, conv3x3
+
+from training.errors import UserError
 
 # ImageNet's means and deviations, of pixels from 0 to 255.
 MEAN = (123.675, 116.28, 103.53)
 DEVIATION = (58.395, 57.12, 57.375)
-_BLOCKS = {"resnet18": (BasicBlock, [2, 2, 2, 2]), "resnet50": (Bottleneck, [3, 4, 6, 3])}
+SMALL, TIMM = "resnet8", "timm/"
+_LISTS = (nn.Sequential, nn.ModuleList)
 _SMALL_CHANNELS = (16, 32, 64)
 
 
@@ -21,12 +27,7 @@ class Classifier(nn.Module):
 
     def __init__(self, architecture: str, num_classes: int, *, blur_pool: bool) -> None:
         super().__init__()
-        # The last norm of each block starts at 0: the block adds nothing at first.
-        self.network: nn.Module
-        if architecture == "resnet8":
-            self.network = _SmallResNet(num_classes)
-        else:
-            self.network = ResNet(*_BLOCKS[architecture], num_classes, zero_init_residual=True)
+        self.network = _network(architecture, num_classes)
         if blur_pool:
             _blur(self.network)
         _keep_channels_last(self.network)
@@ -40,6 +41,49 @@ class Classifier(nn.Module):
         # In memory they are channels last already.
         logits_BK: Tensor = self.network(pixels_BHWC.permute(0, 3, 1, 2))
         return logits_BK
+
+
+def layers(network: nn.Module) -> Iterator[nn.Module]:
+    """What follows one upon the other: the children, and each part of those that are lists."""
+    for child in network.children():
+        parts = list(child.children())
+        # As the encoder of torchvision's transformers.
+        holds_list = not isinstance(child, _LISTS) and any(isinstance(p, _LISTS) for p in parts)
+        for part in parts if holds_list else [child]:
+            yield from part.children() if isinstance(part, _LISTS) else [part]
+
+
+def is_resnet(architecture: str) -> bool:
+    """Whether it is one of torchvision's ResNets, whose tensors have timm's names."""
+    return architecture != SMALL and architecture.startswith(("resnet", "resnext", "wide_resnet"))
+
+
+def _network(architecture: str, num_classes: int) -> nn.Module:
+    """The model of that name; the last norm of a ResNet's blocks starts at 0: they add nothing."""
+    if architecture == SMALL:
+        return _SmallResNet(num_classes)
+    library, build = "torchvision", models.get_model
+    known, name = models.list_models(module=models), architecture.removeprefix(TIMM)
+    if architecture.startswith(TIMM):
+        try:
+            import timm
+        except ModuleNotFoundError:
+            raise UserError(
+                f"architecture {architecture!r} needs timm; install it, and name it in the "
+                "requirements"
+            ) from None
+        library, build, known = "timm", timm.create_model, timm.list_models()
+    if name.partition(".")[0] not in known:
+        like = difflib.get_close_matches(name, [SMALL, *known])
+        raise UserError(
+            f"architecture is {architecture!r}, which {library} does not have; "
+            + (f"did you mean {', '.join(like)}?" if like else "give the name of one of its models")
+        )
+    options = {"zero_init_residual": True} if is_resnet(architecture) else {}
+    if library == "torchvision" and name in ("googlenet", "inception_v3"):
+        options = {"aux_logits": False, "init_weights": True}
+    network: nn.Module = build(name, num_classes=num_classes, **options)
+    return network
 
 
 class _SmallResNet(nn.Module):

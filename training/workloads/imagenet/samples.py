@@ -20,9 +20,10 @@ import torch
 import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
+from torchvision.transforms import v2
 
 from training.errors import UserError
-from training.randomness import derive_seed
+from training.randomness import derive_seed, drawing_from
 from training.tally import count, timed
 from training.workload import Dataset, Order, Samples
 from training.workloads.imagenet.shards import Shards, shuffled_by_windows
@@ -82,6 +83,7 @@ class ImageSamples(Samples):
     size: Callable[[int], int]
     window: int
     seed: int
+    augment: v2.Transform | None = None
     replacements: _Replacements = field(default_factory=_Replacements)
 
     def __len__(self) -> int:
@@ -92,6 +94,9 @@ class ImageSamples(Samples):
         image_HWC, number = self._decoded(index)
         side = self.size(epoch)
         pixels = eval_image(image_HWC, side) if epoch < 0 else _train_image(image_HWC, side, rng)
+        if self.augment is not None and epoch >= 0:
+            with drawing_from(rng):
+                pixels = self.augment(pixels.permute(2, 0, 1)).permute(1, 2, 0)
         return {
             "images": pixels,
             "labels": self.shards.label(number),
@@ -129,10 +134,22 @@ class ImageSamples(Samples):
 
 
 def image_samples(
-    dataset: Dataset, split: str, size: Callable[[int], int], *, window: int, seed: int
+    dataset: Dataset,
+    split: str,
+    size: Callable[[int], int],
+    *,
+    window: int,
+    seed: int,
+    rand_augment: int = 0,
 ) -> ImageSamples:
     """The samples of a split; shards are opened when they are read."""
-    return ImageSamples(shards=Shards(dataset, split), size=size, window=window, seed=seed)
+    return ImageSamples(
+        shards=Shards(dataset, split),
+        size=size,
+        window=window,
+        seed=seed,
+        augment=v2.RandAugment(magnitude=rand_augment) if rand_augment else None,
+    )
 
 
 def _train_image(image_HWC: Tensor, size: int, rng: torch.Generator) -> Tensor:

@@ -9,14 +9,20 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.optim import SGD, Optimizer
+from torch.optim import SGD, AdamW, Optimizer
+from torchvision.transforms import v2
 
+from training.errors import UserError
 from training.interchange import Writer
 from training.workload import Batch, Inputs, Loss, Partial, Settings, Start, Train
 from training.workloads.imagenet import evaluation
 from training.workloads.imagenet.config import BASE_BATCH, ImagenetConfig
-from training.workloads.imagenet.interchange import from_resnet, write_program, write_resnet
-from training.workloads.imagenet.model import Classifier
+from training.workloads.imagenet.interchange import (
+    from_library,
+    write_for_library,
+    write_program,
+)
+from training.workloads.imagenet.model import SMALL, TIMM, Classifier, is_resnet, layers
 from training.workloads.imagenet.samples import ImageSamples, image_samples
 
 _log = logging.getLogger(__name__)
@@ -26,7 +32,7 @@ _MOST_LEFT = 0.01
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainClassifier(Train):
-    """Trains one ResNet; `name` is what metrics and reports call the stage."""
+    """Trains one network; `name` is what metrics and reports call the stage."""
 
     config: ImagenetConfig
     name: str = "classifier"
@@ -59,22 +65,47 @@ class TrainClassifier(Train):
     def from_foreign(
         self, m: nn.Module, tensors: Mapping[str, Tensor]
     ) -> Mapping[str, Tensor] | None:
-        """torchvision's and timm's ResNets."""
-        return from_resnet(m, tensors)
+        """torchvision's and timm's models of the same name."""
+        return from_library(m, tensors)
 
     def formats(self) -> Mapping[str, Writer]:
-        """torchvision's names, which are timm's, and a program without our code."""
-        return {"torchvision": write_resnet, "timm": write_resnet, "torch.export": write_program}
+        """Its library's names, which of a ResNet are both libraries', and a plain program."""
+        c = self.config
+        libraries = ["torchvision", "timm"] if is_resnet(c.architecture) else ["torchvision"]
+        if c.architecture.startswith(TIMM):
+            libraries = ["timm"]
+        if c.blur_pool or c.architecture == SMALL:
+            libraries = []
+        return {**dict.fromkeys(libraries, write_for_library), "torch.export": write_program}
 
     def refusals(self, meta: Mapping[str, Any]) -> Sequence[str]:
-        """Another number of classes."""
+        """Another number of classes, an unknown architecture, or a size that it does not take."""
         num, mine = len(meta.get("classes", ())), self.config.num_classes
-        if num in (0, mine):
-            return ()
-        return [
-            f"the dataset has {num} classes and num_classes is {mine}; give --override "
-            f"num_classes={num}"
-        ]
+        found = [self._unfit()]
+        if num not in (0, mine):
+            found.append(
+                f"the dataset has {num} classes and num_classes is {mine}; give --override "
+                f"num_classes={num}"
+            )
+        return [text for text in found if text]
+
+    def _unfit(self) -> str:
+        """Why the architecture does not train on these images, tried without computing."""
+        c = self.config
+        try:
+            with torch.device("meta"):
+                network = Classifier(c.architecture, c.num_classes, blur_pool=c.blur_pool).eval()
+        except UserError as error:
+            return str(error)
+        for side in sorted({c.image_size(epoch) for epoch in range(-1, c.epochs)}):
+            images = torch.empty(2, side, side, 3, dtype=torch.uint8, device="meta")
+            try:
+                with torch.no_grad():
+                    network(images)
+            except Exception as error:  # each library has its own
+                why = f"{error}".rstrip(".") or type(error).__name__
+                return f"{c.architecture} does not take images of {side} pixels ({why})"
+        return ""
 
     def start(self, m: nn.Module, i: Inputs) -> Start:
         """Check the splits."""
@@ -97,31 +128,69 @@ class TrainClassifier(Train):
         return settings.ema_decay**num_updates
 
     def optimizer(self, m: nn.Module) -> Optimizer:
-        """SGD with momentum; norms and biases do not decay."""
+        """SGD with momentum or AdamW; norms and biases do not decay, early layers learn less."""
         c = self.config
-        decayed = [p for p in m.parameters() if p.ndim > 1]
-        others = [p for p in m.parameters() if p.ndim <= 1]
-        return SGD(
-            [
-                {"params": decayed, "weight_decay": c.weight_decay},
-                {"params": others, "weight_decay": 0.0},
-            ],
-            lr=c.learning_rate * c.settings.global_batch / BASE_BATCH,
-            momentum=c.momentum,
-        )
+        rate = c.learning_rate * c.settings.global_batch / BASE_BATCH
+        assert isinstance(m, Classifier)
+        groups = [
+            {"params": params, "weight_decay": decay, "lr": rate * share}
+            for share, layer in self._by_rate(m.network)
+            for params, decay in (
+                ([p for p in layer if p.ndim > 1], c.weight_decay),
+                ([p for p in layer if p.ndim <= 1], 0.0),
+            )
+            if params
+        ]
+        if c.optimizer == "adamw":
+            return AdamW(groups, lr=rate)
+        return SGD(groups, lr=rate, momentum=c.momentum)
+
+    def _by_rate(self, network: nn.Module) -> list[tuple[float, list[nn.Parameter]]]:
+        """The last layer's parameters first, each with its share of the learning rate."""
+        decay = self.config.layer_decay
+        if decay == 1.0:
+            return [(1.0, list(network.parameters()))]
+        parts = [found for part in layers(network) if (found := list(part.parameters()))]
+        known = {id(p) for part in parts for p in part}
+        # As the positions of a transformer, which are of no layer.
+        own = [p for p in network.parameters() if id(p) not in known]
+        ordered = [*reversed(parts), *([own] if own else [])]
+        return [(decay**number, part) for number, part in enumerate(ordered)]
 
     def samples(self, i: Inputs, split: str) -> ImageSamples:
         c = self.config
-        return image_samples(i.dataset, split, c.image_size, window=c.shuffle_window, seed=i.seed)
+        return image_samples(
+            i.dataset,
+            split,
+            c.image_size,
+            window=c.shuffle_window,
+            seed=i.seed,
+            rand_augment=c.rand_augment,
+        )
 
     def loss(self, m: nn.Module, b: Batch, step: int, num_steps: int) -> Loss:
-        logits_BK: Tensor = m(b["images"]).float()
+        images_BHWC, targets = self._mixed(b["images"], b["labels"])
+        logits_BK: Tensor = m(images_BHWC).float()
         total = F.cross_entropy(
-            logits_BK, b["labels"], reduction="sum", label_smoothing=self.config.label_smoothing
+            logits_BK, targets, reduction="sum", label_smoothing=self.config.label_smoothing
         )
         num = self.weight(b)
         right = (logits_BK.argmax(dim=1) == b["labels"]).sum()
         return Loss(total=total, metrics={"top1": (right, num)})
+
+    def _mixed(self, images_BHWC: Tensor, labels_B: Tensor) -> tuple[Tensor, Tensor]:
+        """Mixup or CutMix of a micro-batch, drawn from the generators that its step has seeded."""
+        c = self.config
+        ways: list[v2.Transform] = []
+        if c.mixup:
+            ways.append(v2.MixUp(alpha=c.mixup, num_classes=c.num_classes))
+        if c.cutmix:
+            ways.append(v2.CutMix(alpha=c.cutmix, num_classes=c.num_classes))
+        if not ways:
+            return images_BHWC, labels_B
+        images_BCHW = images_BHWC.float().permute(0, 3, 1, 2)
+        mixed_BCHW, targets_BK = v2.RandomChoice(ways)(images_BCHW, labels_B)
+        return mixed_BCHW.permute(0, 2, 3, 1), targets_BK
 
     def evaluate(self, m: nn.Module, b: Batch) -> Partial:
         return evaluation.partial(m, b, self.config.evaluate_flips)

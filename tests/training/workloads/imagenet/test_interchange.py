@@ -6,10 +6,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from torchvision.models import resnet18
+from torchvision.models import get_model, resnet18
 
 from tests.training.forked import in_fork
-from training.errors import UserError
 from training.save.weights import read_weights
 from training.settings import changed
 from training.workloads.imagenet.config import ImagenetConfig
@@ -92,12 +91,52 @@ def test_what_is_exported_gives_torchvision_the_same_logits(tmp_path: Path) -> N
         torch.testing.assert_close(logits_of(theirs.eval(), batch), wanted, rtol=0.0, atol=1e-5)
 
 
-def test_fails_to_export_what_is_not_torchvision_s(tmp_path: Path) -> None:
-    for architecture, blurs in (("resnet8", False), ("resnet18", True)):
-        with pytest.raises(UserError, match="the model is none of torchvision's"):
-            stage_of(5).formats()["timm"](
-                Classifier(architecture, 5, blur_pool=blurs), tmp_path / "out"
-            )
+@pytest.mark.parametrize(
+    "name", ["mobilenet_v3_small", "timm/resnet18", "timm/vit_tiny_patch16_224"]
+)
+def test_any_model_of_either_library_gives_equal_logits_in_both_directions(
+    name: str, tmp_path: Path
+) -> None:
+    if name.startswith("timm/"):
+        from timm import create_model as build
+    else:
+        build = get_model
+    theirs = build(name.removeprefix("timm/"), num_classes=6).eval()
+    ours = Classifier(name, 6, blur_pool=False).eval()
+    stage = stage_of(6, name)
+    found = stage.from_foreign(ours, theirs.state_dict())
+    assert found is not None
+    ours.load_state_dict(dict(found))
+    batch = torch.randint(0, 256, (2, 224, 224, 3), dtype=torch.uint8)
+    with torch.no_grad():
+        wanted = logits_of(theirs, batch)
+        torch.testing.assert_close(ours(batch), wanted, rtol=0.0, atol=1e-5)
+        stage.formats()[name.rpartition("/")[0] or "torchvision"](ours, tmp_path / "out")
+        back = build(name.removeprefix("timm/"), num_classes=6).eval()
+        back.load_state_dict(load_file(tmp_path / "out"))
+        torch.testing.assert_close(logits_of(back, batch), wanted, rtol=0.0, atol=1e-5)
+
+
+def test_a_model_s_last_layer_is_new_whatever_its_name(theirs: nn.Module) -> None:
+    ours = Classifier("convnext_tiny", 3, blur_pool=False)
+    own = ours.state_dict()
+    found = stage_of(3, "convnext_tiny").from_foreign(
+        ours, get_model("convnext_tiny", num_classes=7).state_dict()
+    )
+    assert found is not None
+    assert torch.equal(found["network.classifier.2.weight"], own["network.classifier.2.weight"])
+    assert {name: t.shape for name, t in found.items()} == {n: t.shape for n, t in own.items()}
+    assert stage_of(3, "convnext_tiny").from_foreign(ours, theirs.state_dict()) is None
+
+
+def test_only_what_a_library_knows_is_written_as_its_own() -> None:
+    libraries = {
+        name: sorted(stage_of(5, name).formats().keys() - {"torch.export"})
+        for name in ("resnet8", "resnet18", "vit_b_16", "timm/vit_tiny_patch16_224")
+    }
+    assert [*libraries.values()] == [[], ["timm", "torchvision"], ["torchvision"], ["timm"]]
+    blurred = changed(ImagenetConfig(), architecture="resnet18", blur_pool=True)
+    assert [*TrainClassifier(config=blurred).formats()] == ["torch.export"]
 
 
 @pytest.mark.slow

@@ -1,5 +1,6 @@
 """Recipes: sizes by epoch, learning rates, which parameters decay, and what is refused."""
 
+import itertools
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +21,7 @@ from training.workloads.imagenet.config import (
     epochs_40,
     epochs_88,
     full,
+    laptop,
 )
 from training.workloads.imagenet.model import Classifier
 from training.workloads.imagenet.stages import TrainClassifier
@@ -127,6 +129,74 @@ def test_a_run_warns_of_an_average_that_remembers_them(caplog: pytest.LogCapture
         assert [record.levelname for record in caplog.records] == ["WARNING"] * warnings
 
 
+@pytest.mark.parametrize(
+    ("architecture", "first", "last"),
+    [("resnet18", "conv1.weight", "fc.weight"), ("vit_b_16", "class_token", "heads.head.weight")],
+)
+def test_early_layers_learn_less_by_the_same_factor(
+    architecture: str, first: str, last: str
+) -> None:
+    config = replace(full(), architecture=architecture, layer_decay=0.5, optimizer="adamw")
+    with torch.device("meta"):
+        model = Classifier(architecture, 5, blur_pool=False)
+    groups = TrainClassifier(config=config).optimizer(model).param_groups
+    rates = sorted({group["lr"] for group in groups}, reverse=True)
+    assert rates[0] == groups[0]["lr"] == pytest.approx(0.4)
+    assert all(after == before / 2 for before, after in itertools.pairwise(rates))
+    network = model.network
+    assert isinstance(network, torch.nn.Module)
+    by_name = {
+        name: group["lr"]
+        for name, parameter in network.named_parameters()
+        for group in groups
+        if any(parameter is other for other in group["params"])
+    }
+    assert by_name.keys() == {name for name, _ in network.named_parameters()}
+    assert (by_name[first], by_name[last]) == (rates[-1], rates[0])
+
+
+@pytest.mark.parametrize("ways", [{"mixup": 0.4}, {"cutmix": 1.0}, {"mixup": 0.4, "cutmix": 1.0}])
+def test_a_micro_batch_is_mixed_by_the_seed_of_its_step(ways: dict[str, float]) -> None:
+    stage = TrainClassifier(config=replace(laptop(), **ways))
+    rng = torch.Generator().manual_seed(1)
+    images = torch.randint(256, (4, 32, 32, 3), generator=rng, dtype=torch.uint8)
+    batch = {"images": images, "labels": torch.arange(4)}
+    seen: list[torch.Tensor] = []
+
+    class Spy(torch.nn.Module):
+        def forward(self, images_BHWC: torch.Tensor) -> torch.Tensor:
+            seen.append(images_BHWC)
+            return images_BHWC.float().mean(dim=(1, 2)) @ torch.ones(3, 8)
+
+    losses = []
+    for seed in (5, 5, 6):
+        torch.manual_seed(seed)
+        losses.append(float(stage.loss(Spy(), batch, 0, 1).total))
+    assert losses[0] == losses[1] and torch.equal(seen[0], seen[1])
+    assert not torch.equal(seen[0], seen[2]) and not torch.equal(seen[0], images.float())
+    assert seen[0].shape == images.shape
+    # Each pixel is of the image itself, or of the one before it, or between both.
+    both = torch.stack([images.float(), images.float().roll(1, 0)])
+    assert bool((seen[0] >= both.amin(0) - 1e-3).all() and (seen[0] <= both.amax(0) + 1e-3).all())
+
+
+@pytest.mark.parametrize(
+    ("architecture", "says"),
+    [
+        ("resnet81", "which torchvision does not have; did you mean resnet8"),
+        ("timm/resnet", "which timm does not have; did you mean "),
+        ("vit_b_16", "vit_b_16 does not take images of 32 pixels (Wrong image height!"),
+    ],
+)
+def test_an_architecture_is_refused_before_a_run(architecture: str, says: str) -> None:
+    if architecture.startswith("timm/"):
+        import timm  # noqa: F401
+    config = replace(laptop(), architecture=architecture)
+    (found,) = TrainClassifier(config=config).refusals({"classes": ["one"] * 8})
+    assert says in found
+    assert TrainClassifier(config=laptop()).refusals({"classes": ["one"] * 8}) == []
+
+
 @pytest.mark.parametrize("name", RECIPES)
 def test_every_recipe_can_use_less_memory(name: str) -> None:
     workload = load_workload("imagenet")
@@ -148,7 +218,10 @@ def test_the_page_has_published_figures_of_every_recipe_for_a_gpu() -> None:
 @pytest.mark.parametrize(
     ("fields", "says"),
     [
-        ({"architecture": "resnet5"}, "architecture is 'resnet5'; give one of resnet8, resnet18"),
+        ({"optimizer": "adam"}, "optimizer is 'adam'; give one of sgd, adamw"),
+        ({"layer_decay": 0.0}, "layer_decay is 0.0; give above 0 and at most 1"),
+        ({"rand_augment": 31}, "rand_augment is 31; give 0 to 30"),
+        ({"mixup": -0.1}, "mixup is -0.1; give at least 0"),
         ({"schedule": "constant"}, "schedule is 'constant'; give one of cosine, linear"),
         ({"train_size": 200}, f"train_size is 200; give a multiple of {SIZE_STEP}"),
         ({"low_size": 0}, "low_size is 0; give a multiple of 32"),

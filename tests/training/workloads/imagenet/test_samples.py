@@ -229,3 +229,24 @@ def test_an_evaluated_image_is_torchvision_s_resize_and_center_crop(
     theirs = v2.Compose([v2.Resize(256, antialias=True), v2.CenterCrop(224)])
     expected_CHW = theirs(image_HWC.permute(2, 0, 1))
     torch.testing.assert_close(eval_image(image_HWC, 224).permute(2, 0, 1), expected_CHW)
+
+
+def test_an_image_is_augmented_from_its_own_generator_alone(packed: Path) -> None:
+    dataset = open_dataset(packed)
+    plain, augmented = (
+        image_samples(dataset, "train", lambda _: 64, window=2, seed=SEED, rand_augment=magnitude)
+        for magnitude in (0, 9)
+    )
+
+    def image(samples: ImageSamples, seed: int, epoch: int = 0) -> torch.Tensor:
+        found: torch.Tensor = samples.get(3, epoch, torch.Generator().manual_seed(seed))["images"]
+        return found
+
+    before = torch.default_generator.get_state()
+    assert any(not torch.equal(image(augmented, n), image(plain, n)) for n in range(3))
+    torch.manual_seed(11)
+    again = image(augmented, 1)
+    torch.manual_seed(12)
+    torch.testing.assert_close(image(augmented, 1), again, rtol=0, atol=0)
+    torch.testing.assert_close(image(augmented, 1, -1), image(plain, 1, -1), rtol=0, atol=0)
+    torch.default_generator.set_state(before)
