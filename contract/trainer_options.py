@@ -18,6 +18,10 @@ from contract.grammar import (
 )
 from contract.notice import POLICIES
 
+# The numbers of ranks that have whole shares of a step: the result does not depend on which of them
+# trains, so a fleet may mix sizes with as many GPUs.
+RANKS = (1, 2, 4, 8)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainerOption:

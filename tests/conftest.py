@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from benchmarks.gpu import stand_ins
 from contract import description
 from tests.forked_trainer import run_in_fork
 
@@ -67,10 +68,9 @@ LONGEST_FIRST = (
 )
 # With `-m gpu`, on a machine that may have torch, numpy and pytest alone, nothing else is imported.
 GPU_MARK = "mark.gpu"
-STAND_IN = Path(__file__).parents[1] / "benchmarks" / "gpu" / "stand_in"
-if find_spec("safetensors") is None:
-    sys.path.append(str(STAND_IN))
-    os.environ["PYTHONPATH"] = os.pathsep.join([os.environ.get("PYTHONPATH", "."), str(STAND_IN)])
+if folders := stand_ins():
+    sys.path += folders
+    os.environ["PYTHONPATH"] = os.pathsep.join([os.environ.get("PYTHONPATH", "."), *folders])
 EXAMPLES = ("transformers", "accelerate", "lightning", "timm")
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.gpu.session import Session
-from training.attempt.context import RANKS, RankEnvironment, World
+from contract.trainer_options import RANKS
+from training.attempt.context import RankEnvironment, World
 from training.engine.parallel import parallel
 from training.workload import Loss, Settings, Train
 

@@ -10,13 +10,12 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from benchmarks import REPOSITORY
+from benchmarks.gpu import stand_ins
 
 # In this order: what is doubted most first, what may be cut short last. By name, the file of this
 # folder and the most seconds, so that one measurement leaves time to the others.
@@ -29,8 +28,6 @@ MEASUREMENTS: Mapping[str, tuple[str, float]] = {
     "ranks": ("ranks", 60.0),
     "speed": ("runs", 270.0),
 }
-# Has what the trainer uses of safetensors.
-STAND_IN = Path(__file__).parent / "stand_in"
 # Less than this is not enough for any of them.
 _LEAST_SECONDS = 15.0
 
@@ -78,9 +75,7 @@ def _measured(name: str, seconds: float, *, cpu: bool) -> Iterator[dict[str, Any
         yield _row(name, "all", "skipped", "no time is left")
         return
     command = [sys.executable, "-m", "benchmarks.gpu", name, f"--seconds={seconds:.0f}"]
-    paths = [os.environ.get("PYTHONPATH", "")]
-    if find_spec("safetensors") is None:
-        paths.append(str(STAND_IN))
+    paths = [os.environ.get("PYTHONPATH", ""), *stand_ins()]
     with tempfile.TemporaryFile("w+") as errors:
         process = subprocess.Popen(
             [*command, *(["--cpu"] if cpu else [])],

@@ -7,7 +7,6 @@ refresh.py asks AWS, and only when called. Uses no other room. Other packages us
 from sizing.catalogue.prices import PRICE_REGION, Price, age_note, hourly_price, spot_price
 from sizing.catalogue.sizes import (
     AMI_FAMILIES,
-    GPU_COUNTS,
     MAX_ALTERNATES,
     Family,
     InstanceType,
@@ -20,7 +19,6 @@ from sizing.catalogue.sizes import (
 
 __all__ = [
     "AMI_FAMILIES",
-    "GPU_COUNTS",
     "MAX_ALTERNATES",
     "PRICE_REGION",
     "Family",

@@ -11,13 +11,12 @@ from functools import cache
 from pathlib import Path
 from typing import Literal
 
+from contract.trainer_options import RANKS
 from sizing.csv_rows import read_rows
 
 CATALOGUE_FILE = Path(__file__).with_name("instances.csv")
 FAMILIES_FILE = Path(__file__).with_name("families.csv")
 MAX_ALTERNATES = 4
-# On which a run may go on with the same bits, whatever number of them it began on.
-GPU_COUNTS = (1, 2, 4, 8)
 # An alternate may cost this many times the size that was asked for.
 ALTERNATES_PRICE_FACTOR = 2.0
 
@@ -141,11 +140,11 @@ def alternates(
     Spot pool has machines, and a pool's price says little about the next hour's.
 
     On these sizes a run stays the same bit for bit. `mix_gpus` gives that up for more pools: any
-    model with at least the memory. `mix_gpu_counts` keeps it: up to 4 sizes of each of GPU_COUNTS,
+    model with at least the memory. `mix_gpu_counts` keeps it: up to 4 sizes of each of RANKS,
     with memory and price compared per GPU.
     """
     wanted = find(size)
-    counts = dict.fromkeys((wanted.num_gpus, *(GPU_COUNTS if mix_gpu_counts else ())))
+    counts = dict.fromkeys((wanted.num_gpus, *(RANKS if mix_gpu_counts else ())))
     found: list[InstanceType] = []
     for count in counts if wanted.is_trainable else ():
         times = count / wanted.num_gpus

@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
-from sizing.catalogue import GPU_COUNTS
+from contract.trainer_options import RANKS
 from sizing.figures import Basis
 from sizing.suggestion import suggest
 
@@ -152,7 +152,7 @@ def usable_gpus(stages: Sequence[Footprint], there: int) -> int:
         # Without gradients to add up, each rank would train a model of its own.
         return all(s.gradient_bytes and s.micro_batch * count <= s.global_batch for s in trained)
 
-    return max(n for n in GPU_COUNTS if n <= there and (n == 1 or are_busy(n)))
+    return max(n for n in RANKS if n <= there and (n == 1 or are_busy(n)))
 
 
 def _unknown(what: str, name: str, known: Sequence[str], workload: str, recipe: str) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from contract.trainer_options import RANKS
 from sizing import catalogue
 from sizing.catalogue.prices import UnknownPriceError
 from sizing.models.fitted import fitted
@@ -112,7 +113,7 @@ def rank(
     plans = []
     for size in names:
         most = catalogue.find(size).num_gpus
-        counts = [n for n in catalogue.GPU_COUNTS if n <= max(1, most)]
+        counts = [n for n in RANKS if n <= max(1, most)]
         for gpus in [asked.gpus] if asked.gpus else counts:
             try:
                 plans.append(plan(replace(request, size=size, gpus=gpus)))

@@ -31,10 +31,8 @@ from training.store.protocol import Store
 
 _T = TypeVar("_T")
 
-# A step's micro-batches, in as many contiguous shares; and the numbers of ranks that have whole
-# ones, for which sums do not depend on the number (training/engine/reduction.py).
+# A step's micro-batches, in as many contiguous shares (training/engine/reduction.py).
 SHARES = 8
-RANKS = (1, 2, 4, 8)
 
 # Rank 0 may wait for a lease, a dataset or an upload; the watchdog, not a timeout, detects hangs.
 _TIMEOUT = timedelta(hours=24)

@@ -15,7 +15,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from training.attempt.context import RANKS, SHARES, World
+from contract.trainer_options import RANKS
+from training.attempt.context import SHARES, World
 from training.stacking import ALIGNMENT
 
 # As DDP's: large enough for a network's speed, small enough to begin while backward goes on.

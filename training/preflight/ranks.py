@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Sequence
 
-from training.attempt.context import RANKS
+from contract.trainer_options import RANKS
 from training.engine.job import RunOptions
 from training.errors import UserError
 from training.workload import Prepare, Train

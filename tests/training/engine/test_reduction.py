@@ -7,8 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from contract.trainer_options import RANKS
 from tests.training.attempt.processes import on_ranks
-from training.attempt.context import RANKS, SHARES, World
+from training.attempt.context import SHARES, World
 from training.engine import reduction
 from training.engine.reduction import (
     BucketLayout,
