@@ -13,7 +13,7 @@ from contract.keys import CONFIG, GUARD, HEAD, RUNS
 from stacks.guard.settings import GuardSettings, client
 from training.record.head import Head, read_head
 from training.record.run import open_run
-from training.store.open import open_store
+from training.store.folder import open_store
 from training.store.protocol import Store, get_each
 
 

@@ -23,7 +23,7 @@ PLANTED = {
         "import training.engine.loop",
     ),
     "a workload never imports another": (
-        "training/workloads/growth/stages.py",
+        "training/workloads/growth/workload.py",
         "import training.workloads.trajectory.model",
     ),
     "what recognizes a run": ("training/record/metrics.py", "import torch"),

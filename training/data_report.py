@@ -54,12 +54,3 @@ class DataReport:
             "warned": [asdict(finding) for finding in self.warnings],
             "tables": {title: [dict(row) for row in rows] for title, rows in self.tables.items()},
         }
-
-
-def facts_of(meta: Mapping[str, Any]) -> str:
-    """What a manifest's `meta` has counted, in a line."""
-    facts = [f"{len(meta['classes'])} classes"] if "classes" in meta else []
-    splits = meta.get("splits", {})
-    facts += [f"{name} {count:,}" for name, count in splits.items() if isinstance(count, int)]
-    numbers = {n: v for n, v in meta.items() if isinstance(v, int | float) and n != "seed"}
-    return ", ".join([*facts, *(f"{n.replace('_', ' ')} {v:,.10g}" for n, v in numbers.items())])

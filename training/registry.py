@@ -1,10 +1,18 @@
-"""The registry: a workload's name -> its import path. The only place that names a workload."""
+"""The workloads by name, and their configs: a recipe, with fields overridden by name.
+
+WORKLOADS is the only place that names a workload. Imports no torch before one is loaded.
+"""
 
 import importlib
-from typing import TYPE_CHECKING, Any
+import math
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
 
 from contract.program import WORKLOAD as PROGRAM
 from training.errors import UserError, name_known
+from training.settings import changed, field_places
 
 if TYPE_CHECKING:
     from training.workload import Workload
@@ -87,3 +95,106 @@ def _path(name: str) -> str:
             "or give your own as package.module:NAME"
         )
     return path
+
+
+def parse_overrides(pairs: Sequence[str]) -> dict[str, str]:
+    """Read `name=value` pairs; each name may occur once."""
+    overrides: dict[str, str] = {}
+    for pair in pairs:
+        name, separator, value = pair.partition("=")
+        if not separator or not name:
+            raise UserError(f"the override {pair!r} cannot be read; write name=value")
+        if name in overrides:
+            raise UserError(f"the override {name!r} is given twice; give it once")
+        overrides[name] = value
+    return overrides
+
+
+def resolve_config(workload: "Workload[Any]", recipe: str, overrides: Mapping[str, str]) -> Any:
+    """The recipe's config with overrides applied by field name."""
+    if recipe not in workload.recipes:
+        raise UserError(
+            f"workload {workload.name!r} has no recipe {recipe!r}; "
+            f"{name_known(recipe, sorted(workload.recipes))}"
+        )
+    config = workload.recipes[recipe]()
+    config = with_overrides(config, overrides, f"the config of workload {workload.name!r}")
+    _refuse_without_effect(workload, config, overrides)
+    return config
+
+
+def fitted(
+    workload: "Workload[Any]", config: Any, overrides: Mapping[str, str], meta: Mapping[str, Any]
+) -> dict[str, str]:
+    """What a dataset decides of a config in which nothing else was asked for."""
+    found = workload.fitted(config, meta)
+    return {name: text for name, text in found.items() if name not in overrides}
+
+
+def with_overrides(config: Any, overrides: Mapping[str, str], what: str) -> Any:
+    """A dataclass with fields overridden by name; `what` it is, for messages."""
+    places = field_places(config)
+    names = {".".join(place): name for name, place in places.items()}
+    values = {}
+    for given, text in overrides.items():
+        name = names.get(given, given)
+        if name not in places:
+            raise UserError(f"{what} has no field {given!r}; {name_known(given, list(places))}")
+        *outer, last = places[name]
+        owner = getattr(config, outer[0]) if outer else config
+        values[name] = _parse_value(given, text, typing.get_type_hints(type(owner))[last])
+    try:
+        return changed(config, **values)
+    except ValueError as error:
+        raise UserError(f"invalid overrides {dict(overrides)}: {error}") from error
+
+
+def _refuse_without_effect(
+    workload: "Workload[Any]", config: Any, overrides: Mapping[str, str]
+) -> None:
+    """Refuse to override a setting that every stage sets itself, whatever the config has."""
+    from training.workload import Train
+
+    places = field_places(config)
+    places |= {".".join(place): place for place in places.values()}
+    nested = {name: places[name] for name in overrides if len(places[name]) > 1}
+    try:
+        stages = workload.stages(config) if nested else ()
+        settings = [stage.settings for stage in stages if isinstance(stage, Train)]
+    except ValueError:
+        return  # refused with the stages
+    for name, (outer, last) in nested.items():
+        value = getattr(getattr(config, outer), last)
+        if not any(getattr(each, last) == value for each in settings):
+            raise UserError(
+                f"the override {name}={overrides[name]} has no effect: the stages of workload "
+                f"{workload.name!r} set {last} themselves; leave it out"
+            )
+
+
+def _parse_value(name: str, text: str, kind: Any) -> Any:
+    options = typing.get_args(kind) if _is_union(kind) else (kind,)
+    if type(None) in options and text.lower() == "none":
+        return None
+    for option in options:
+        if typing.get_origin(option) is Literal:
+            if text in typing.get_args(option):
+                return text
+        elif option is bool:
+            if text.lower() in ("true", "false"):
+                return text.lower() == "true"
+        elif option in (int, float):
+            try:
+                value = option(text)
+            except ValueError:
+                continue
+            if math.isfinite(value):
+                return value
+        elif option is str:
+            return text
+    readable = getattr(kind, "__name__", str(kind))
+    raise UserError(f"the override {name}={text!r} is not a valid {readable}; give another value")
+
+
+def _is_union(kind: Any) -> bool:
+    return typing.get_origin(kind) in (typing.Union, types.UnionType)

@@ -58,7 +58,7 @@ _CompileMode: TypeAlias = Literal["default", "reduce-overhead", "max-autotune-no
 # (step, num_steps) -> factor, as a function of nothing else: `step` counts within the stage from 0.
 _ScheduleFunction: TypeAlias = Callable[[int, int], float]
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -248,7 +248,7 @@ def field_places(config: Any) -> dict[str, tuple[str, ...]]:
     return {place[-1] if count[place[-1]] == 1 else ".".join(place): place for place in places}
 
 
-def changed(config: T, **values: Any) -> T:
+def changed(config: _T, **values: Any) -> _T:
     """The config with fields replaced, by the names of `field_places`."""
     places, inner, own = field_places(config), dict[str, dict[str, Any]](), dict[str, Any]()
     for name, value in values.items():

@@ -1,9 +1,9 @@
-"""What the loop gives a workload's stages, and what they return. Immutable.
+"""What the loop gives a workload's stages, what they return, and how others' models are read.
 
-Import these names from training/workload.py, where the base classes are.
+Import these names from training/workload.py, where the base classes are. Immutable.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
@@ -12,6 +12,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+
+from training.errors import UserError
 
 # Any pytree (dict, list, tuple, tensor) whose tensors the loop moves to the device.
 Batch: TypeAlias = Any
@@ -72,6 +74,35 @@ class Dataset(Protocol):
         """sha256 over names and checksums of all files, for keys of derived data."""
 
 
+class PriorTensors(Mapping[str, Tensor]):
+    """A state_dict that whoever uses it does not keep in memory: it can be released."""
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        self._tensors: Mapping[str, Tensor] | None = tensors
+
+    def release(self) -> None:
+        """Free the tensors; to read them from here on is a mistake of the workload."""
+        self._tensors = None
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._there[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._there)
+
+    def __len__(self) -> int:
+        return len(self._there)
+
+    @property
+    def _there(self) -> Mapping[str, Tensor]:
+        if self._tensors is None:
+            raise UserError(
+                "a stage reads the tensors of `prior` after its start, when their memory is free; "
+                "let `start` put what is needed into the model, or a Prepare stage into shards"
+            )
+        return self._tensors
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Prior:
     """The committed result of the last Train stage, read from the store (never from memory).
@@ -109,6 +140,12 @@ class Inputs:
     seed: int
     scratch: Path  # local, may be empty in every attempt: downloads, caches
     is_given_weights: bool = False
+
+
+def release_prior(inputs: Inputs) -> None:
+    """Free the tensors of the stage before, wherever these inputs are held."""
+    if inputs.prior is not None and isinstance(inputs.prior.model, PriorTensors):
+        inputs.prior.model.release()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -168,3 +205,21 @@ class Rung:
     name: str
     apply: Callable[[Any], Any]
     override: str = ""
+
+
+# Writes a model, with its weights, to a new file or folder.
+Writer: TypeAlias = Callable[[nn.Module, Path], None]
+
+
+class Interchange:
+    """What a Train stage knows of other libraries; by default nothing."""
+
+    def from_foreign(
+        self, m: nn.Module, tensors: Mapping[str, Tensor]
+    ) -> Mapping[str, Tensor] | None:
+        """The tensors of another library (`--init-from`) as the state of `m`; None: not of one."""
+        return None
+
+    def formats(self) -> Mapping[str, Writer]:
+        """The forms in which others read the model (`export --format`)."""
+        return {}

@@ -19,7 +19,6 @@ from torch.utils._pytree import tree_leaves
 
 from training.data_report import DataReport
 from training.dataset_output import FinishedFiles, Output
-from training.interchange import Interchange
 from training.randomness import drawing_from as drawing_from
 from training.randomness import shuffled
 
@@ -32,6 +31,7 @@ from training.stage_data import Batch as Batch
 from training.stage_data import Config as Config
 from training.stage_data import Dataset as Dataset
 from training.stage_data import Inputs as Inputs
+from training.stage_data import Interchange
 from training.stage_data import Loss as Loss
 from training.stage_data import OptimizerState as OptimizerState
 from training.stage_data import Order as Order
@@ -41,6 +41,7 @@ from training.stage_data import Probe as Probe
 from training.stage_data import Progress as Progress
 from training.stage_data import Rung as Rung
 from training.stage_data import Start as Start
+from training.stage_data import Writer as Writer
 
 C = TypeVar("C", bound=Config)
 

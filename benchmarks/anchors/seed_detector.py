@@ -8,9 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from training.workloads.detection.architecture import Architecture
-from training.workloads.detection.denoising import denoising
-from training.workloads.detection.detector import Detector
+from training.workloads.detection.config import Architecture
+from training.workloads.detection.detector import Detector, denoising
 from training.workloads.detection.losses import criterion, in_order
 
 _SIDE, _OBJECTS = 1333, 20

@@ -20,16 +20,14 @@ from benchmarks.gpu.session import Session
 from contract.grammar import Interval
 from training.attempt.context import AttemptContext, RankEnvironment, World
 from training.attempt.supervisor import Supervisor
-from training.config import resolve_config
 from training.preflight.footprint import measure_evaluation, measure_step
 from training.record.head import KEEP_NEWEST, Position, checkpoint_name
 from training.record.lease import Lease, acquire
 from training.record.metrics import Events, Metrics
-from training.registry import load_workload
+from training.registry import load_workload, resolve_config
 from training.save.checkpointer import Checkpointer
 from training.save.schedule import Schedule
-from training.save.state import LiveState
-from training.save.tensors import SaveRequest
+from training.save.state import LiveState, SaveRequest
 from training.store.folder import FolderStore
 from training.workload import Train, implements
 

@@ -14,7 +14,7 @@ from training.cli import run
 from training.cli.main import main
 from training.proof.injector import Injector, StatusFile
 from training.proof.store_faults import misbehaving
-from training.store.open import open_store
+from training.store.folder import open_store
 from training.store.protocol import Store
 
 

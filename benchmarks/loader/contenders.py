@@ -59,8 +59,7 @@ def our_samples(folder: Path) -> Any:
     """The training split as the workload's own stage gives it, at 224 pixels."""
     import torch
 
-    from training.config import resolve_config
-    from training.registry import load_workload
+    from training.registry import load_workload, resolve_config
     from training.store.local_dataset import open_dataset
     from training.workload import Inputs, Train
 

@@ -38,12 +38,13 @@ class Refreshed:
 
 
 def cache_file(region: str = PRICE_REGION) -> Path:
-    """Return the default cache file of a region."""
+    """Return the cache file of a region."""
     return CACHE_FOLDER / f"{region}.json"
 
 
-def load(path: Path) -> Refreshed | None:
-    """Read a cache file; None if it is missing, a ValueError if it is not one."""
+def load(region: str = PRICE_REGION) -> Refreshed | None:
+    """Read a region's cache file; None if it is missing, a ValueError if it is not one."""
+    path = cache_file(region)
     if not path.exists():
         return None
     try:
@@ -59,27 +60,13 @@ def load(path: Path) -> Refreshed | None:
     return refreshed
 
 
-def save(refreshed: Refreshed, path: Path) -> None:
-    """Write the cache file atomically."""
+def save(refreshed: Refreshed) -> None:
+    """Write the cache file of its region atomically."""
+    path = cache_file(refreshed.region)
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_suffix(".part")
     part.write_text(json.dumps(asdict(refreshed), indent=1), encoding="utf-8")
     part.replace(path)
-
-
-def load_answers(path: Path, region: str) -> Refreshed:
-    """Read a cache file that was asked for: a missing one, or another region's, is a ValueError."""
-    answers = load(path)
-    if answers is None:
-        raise ValueError(
-            f"{path} does not exist; create it with python -m sizing catalogue --refresh "
-            f"--region {region} --cache {path}"
-        )
-    if answers.region != region:
-        raise ValueError(
-            f"{path} has answers of {answers.region}, not {region}; give --region {answers.region}"
-        )
-    return answers
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,6 +1,6 @@
 """How accurate the models are on runs that others measured: predictions, errors, misses.
 
-python -m sizing accuracy              a summary, then row by row
+python -m sizing accuracy              a summary, then what is missed; --json has every row
 python -m sizing accuracy --markdown   the table of docs/sizing.md
 
 A row is predicted by a fit that has not seen its model; misses stay in the table.
@@ -109,7 +109,6 @@ def spearman(one: Sequence[float], other: Sequence[float]) -> float:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
-    parser.add_argument("--all", action="store_true", help="every row, not only the misses")
     parser.add_argument("--markdown", action="store_true", help="the summary for docs/sizing.md")
 
 
@@ -125,8 +124,8 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     show(summary(), title="summary")
     show(
-        [_shown(row) for row in rows if arguments.all or row.is_hit is not True],
-        title="row by row" if arguments.all else "what is missed or not predicted",
+        [_shown(row) for row in rows if row.is_hit is not True],
+        title="what is missed or not predicted",
         notes=[
             f"hit: within {THROUGHPUT_LIMIT:.0%} (throughput), "
             f"{MEMORY_LIMIT:.0%} (memory). Sources: sizing/evidence/ground_truths.csv.",

@@ -35,7 +35,7 @@ from sizing.plan.report import to_json
 from sizing.plan.request import Request
 from sizing.plan.side_by_side import ways
 from sizing.plan.spot_verdict import spot_verdict
-from sizing.plan.triggers import RULES_FILE, Fired, as_given, fire, load_rules
+from sizing.plan.triggers import Fired, as_given, fire, load_rules
 
 HELP = "which size to use and why; triggers with their evidence"
 DEFAULT_SIZE = "g5.2xlarge"
@@ -67,9 +67,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--run", dest="folder", type=Path, help="a finished run's folder or receipt"
-    )
-    parser.add_argument(
-        "--rules", type=Path, default=RULES_FILE, help="triggers as JSON (default: %(default)s)"
     )
     parser.add_argument(
         "--hours-per-week", type=float, metavar="N", help="show dollars a week, month and year"
@@ -108,7 +105,7 @@ def run(arguments: argparse.Namespace) -> int:
     current = plan(asked)
     if arguments.folder is not None:
         given, origin = {**read_run(arguments.folder).signals(), **given}, "measured"
-    fired = fire(current, load_rules(arguments.rules), given, origin)
+    fired = fire(current, load_rules(), given, origin)
     wanted = Wanted(
         hours=arguments.deadline_hours,
         usd=arguments.max_usd,

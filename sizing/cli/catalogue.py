@@ -20,7 +20,7 @@ from typing import Any, TypeAlias
 
 from sizing import catalogue
 from sizing.catalogue import InstanceType, Price
-from sizing.catalogue.refresh import PriceBook, Refreshed, cache_file, load_answers, refresh, save
+from sizing.catalogue.refresh import PriceBook, Refreshed, load, refresh, save
 from sizing.catalogue.snapshot import SNAPSHOT_FILE, import_skypilot, snapshot, write
 from sizing.cli.prices import add_price_arguments, ages, price_book
 from sizing.cli.tables import print_json, show
@@ -95,16 +95,14 @@ def asked_of_aws(arguments: argparse.Namespace, sizes: list[str]) -> PriceBook:
     # Slow to import, and only needed here.
     import boto3
 
-    path = arguments.cache or cache_file(arguments.region)
-    earlier = load_answers(path, arguments.region) if path.exists() else None
     answers = refresh(
         sizes,
         session=boto3.Session(),
         region=arguments.region,
-        earlier=earlier,
+        earlier=load(arguments.region),
         now=datetime.now(UTC),
     )
-    save(answers, path)
+    save(answers)
     return price_book(arguments)
 
 

@@ -40,9 +40,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--calibrate", action="store_true", help="--run: save its constants for later plans"
     )
-    parser.add_argument(
-        "--calibration", type=Path, default=CALIBRATION_FILE, help="default: %(default)s"
-    )
     add_request_arguments(parser)
     parser.add_argument(
         "--explain", action="store_true", help="also GPU memory by part, and every figure's basis"
@@ -83,7 +80,7 @@ def _review(arguments: argparse.Namespace) -> int:
     rows = compare(finished, plan)
     entry = calibration(finished, plan) if arguments.calibrate else None
     if entry is not None:
-        add_entry(entry, arguments.calibration)
+        add_entry(entry)
     if arguments.json:
         document = {
             "run": finished.run_id,
@@ -95,7 +92,7 @@ def _review(arguments: argparse.Namespace) -> int:
         }
         print_json("plan", document)
         return 0
-    learned = [] if entry is None else [_calibrated(entry, arguments.calibration)]
+    learned = [] if entry is None else [_calibrated(entry)]
     _show_review(finished, plan, rows, learned)
     if arguments.explain:
         show_plan(plan, check_plan(plan))
@@ -135,9 +132,9 @@ def _review_notes(finished: FinishedRun, plan: Plan) -> list[str]:
     ]
 
 
-def _calibrated(entry: Entry, path: Path) -> str:
+def _calibrated(entry: Entry) -> str:
     learned = ", ".join(f"{name} {value:g}" for name, value in entry.constants.items())
-    return f"calibrated: {learned}; written to {path}"
+    return f"calibrated: {learned}; written to {CALIBRATION_FILE}"
 
 
 def show_plan(plan: Plan, findings: Findings) -> None:

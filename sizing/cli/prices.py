@@ -3,15 +3,14 @@
 import argparse
 from collections.abc import Iterable
 from datetime import UTC, datetime
-from pathlib import Path
 
 from sizing import catalogue
 from sizing.catalogue import PRICE_REGION, Price, age_note
-from sizing.catalogue.refresh import PriceBook, cache_file, load_answers
+from sizing.catalogue.refresh import PriceBook, load
 
 
 def add_price_arguments(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
-    """Add --region, --zone, --usd-per-hour and --cache."""
+    """Add --region, --zone and --usd-per-hour."""
     parser.add_argument("--region", default=PRICE_REGION, help="default: %(default)s")
     parser.add_argument(
         "--zone",
@@ -25,23 +24,15 @@ def add_price_arguments(parser: argparse.ArgumentParser | argparse._ArgumentGrou
         metavar="[SIZE=]N",
         help="what an hour on Spot costs you, instead of any known price",
     )
-    parser.add_argument(
-        "--cache",
-        type=Path,
-        metavar="FILE",
-        help="as catalogue --refresh saved it (default: ~/.cache/training-stack/REGION.json)",
-    )
 
 
 def price_book(arguments: argparse.Namespace) -> PriceBook:
     """Return the prices that the options name, with AWS's answers where they are saved."""
-    kept = cache_file(arguments.region)
-    path = arguments.cache or (kept if kept.exists() else None)
     return PriceBook(
         region=arguments.region,
         zone=arguments.zone,
         given=_given_usd_per_hour(arguments),
-        answers=load_answers(path, arguments.region) if path else None,
+        answers=load(arguments.region),
     )
 
 

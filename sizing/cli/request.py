@@ -20,12 +20,7 @@ _OPTIONS: tuple[tuple[str, type, Any, str], ...] = (
     ("--batch", int, None, "samples of a step (default: the recipe's)"),
     ("--samples", int, None, "of the dataset (default: the recipe's)"),
     ("--epochs", float, None, "of every stage (default: the recipe's)"),
-    (
-        "--gpus --world",
-        int,
-        1,
-        "GPUs of one run, which share its batch (default: 1; advise: any)",
-    ),
+    ("--gpus", int, 1, "GPUs of one run, which share its batch (default: 1; advise: any)"),
     ("--runs", int, 1, "equal runs side by side, spread over the size's GPUs (default: 1)"),
     (
         *("--footprints", Path, FOOTPRINTS_FILE),
@@ -64,10 +59,10 @@ _METAVARS = {int: "N", float: "N", str: "INTERVAL", Path: "FILE"}
 
 def add_request_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options that a plan depends on besides workload and size."""
-    for names, kind, default, text in _OPTIONS:
+    for name, kind, default, text in _OPTIONS:
         parser.add_argument(
-            *names.split(),
-            dest=_FIELDS.get(names),
+            name,
+            dest=_FIELDS.get(name),
             type=kind,
             default=default,
             metavar=_METAVARS[kind],

@@ -1,14 +1,13 @@
 """Triggers for another size, as rules: which fired, on what evidence, and would the advice help?
 
-The thresholds are in rules.json next to this file (or in a file of the user's). Each rule that
-fires is checked against the models, because several common rules name the wrong remedy.
+The thresholds are in rules.json next to this file. Each rule that fires is checked against the
+models, because several common rules name the wrong remedy.
 """
 
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from sizing.catalogue import InstanceType
 from sizing.catalogue.gpus import Gpu, find_gpu
@@ -20,7 +19,7 @@ from sizing.plan.side_by_side import ways
 from sizing.plan.spot_verdict import saving_percent, spot_verdict
 from sizing.suggestion import suggest
 
-RULES_FILE = Path(__file__).with_name("rules.json")
+_RULES_FILE = Path(__file__).with_name("rules.json")
 # Parameters, gradients and two states of AdamW, relative to the parameters.
 _COPIES = 4
 
@@ -215,10 +214,6 @@ class Rule:
     at_least: float | None = None
     at_most: float | None = None
 
-    def __post_init__(self) -> None:
-        if (self.at_least is None) == (self.at_most is None):
-            raise ValueError(f"rule {self.name!r} needs either at_least or at_most")
-
     def fires(self, value: float) -> bool:
         """Return whether `value` is at or beyond the threshold."""
         if self.at_least is not None:
@@ -243,27 +238,15 @@ class Fired:
     verdict: str
 
 
-def load_rules(path: Path = RULES_FILE) -> list[Rule]:
-    """Read rules; a malformed one is a ValueError that names it."""
-    try:
-        found = [_rule(**rule) for rule in json.loads(path.read_text(encoding="utf-8"))["rules"]]
-    except FileNotFoundError:
-        raise ValueError(f"rules file {path} does not exist") from None
-    except (json.JSONDecodeError, KeyError, TypeError) as error:
-        raise ValueError(f"{path} cannot be read as rules ({error}); see {RULES_FILE}") from error
-    for rule in found:
-        _check_signal(rule.signal, f"rule {rule.name!r}: ")
-    return found
+def load_rules() -> list[Rule]:
+    """Return the rules of rules.json."""
+    rules = json.loads(_RULES_FILE.read_text(encoding="utf-8"))["rules"]
+    return [Rule(**rule) for rule in rules]
 
 
-def _rule(*, seed: str = "", **fields: Any) -> Rule:
-    """A rule of a file; `seed` is what files called `says` before."""
-    return Rule(**{"says": seed, **fields})
-
-
-def _check_signal(name: str, where: str = "") -> None:
+def _check_signal(name: str) -> None:
     if name not in SIGNALS:
-        raise ValueError(f"{where}signal {name!r} is unknown; {suggest(name, SIGNALS)}")
+        raise ValueError(f"signal {name!r} is unknown; {suggest(name, SIGNALS)}")
 
 
 def signals(plan: Plan) -> dict[str, float]:

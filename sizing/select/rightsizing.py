@@ -49,7 +49,9 @@ def rightsize(
     instance = catalogue.find(now)
     price, _ = prices(now)
     if price is None:
-        raise ValueError(f"no price of {now} is known; give one with --cache")
+        raise ValueError(
+            f"no price of {now} is known; ask AWS for it: python -m sizing catalogue --refresh"
+        )
     found = []
     for other in catalogue.instances().values():
         there, _ = prices(other.size)

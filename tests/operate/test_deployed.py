@@ -29,7 +29,7 @@ from tests.page_policies import action, allowed
 from tests.rehearsal.cli import NEVER, REPOSITORY, Cli
 from tests.rehearsal.drill.no_machine import NoMachine
 from training.record.head import read_head
-from training.store.open import open_store
+from training.store.folder import open_store
 from training.store.protocol import Store
 
 # A script that knows nothing of this project: it counts, saves, and goes on from what it saved.

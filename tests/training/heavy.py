@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.training.tiny import Tiny, TinyConfig, TinyTrain
-from training.proxies import TrainProxy, WorkloadProxy
+from training.engine.job import TrainProxy, WorkloadProxy
 from training.workload import Inputs, Prepare, Train
 
 # Blocks above 32 MB that needed new memory are given back at once when they are freed.

@@ -8,7 +8,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from tests.training.tiny import Tiny
-from training.proxies import TrainProxy, WorkloadProxy
+from training.engine.job import TrainProxy, WorkloadProxy
 from training.workload import Prepare, Train
 
 

@@ -20,7 +20,7 @@ from training.cli.main import main
 from training.record.head import Head, read_head
 from training.record.history import metrics_reader
 from training.record.metrics import read_events
-from training.store.open import open_store
+from training.store.folder import open_store
 from training.store.protocol import Store
 
 ROOT = Path(__file__).parents[2]

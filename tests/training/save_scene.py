@@ -19,8 +19,7 @@ from training.record.metrics import Events, Metrics
 from training.save.checkpointer import Checkpointer
 from training.save.resume import read_checkpoint
 from training.save.schedule import Schedule
-from training.save.state import LiveState
-from training.save.tensors import SaveRequest
+from training.save.state import LiveState, SaveRequest
 from training.store.folder import FolderStore
 from training.store.protocol import Upload
 

@@ -7,22 +7,21 @@ import pytest
 
 from tests.training.hooks import interrupt_at
 from tests.training.runs import Run
-from training import code_fingerprint
-from training.artifacts.prepare import MAKERS
+from training import numerics
 
 
 def fingerprint(module: str) -> str:
     """Of what can reach a shard of a stage in `module`; computed anew."""
-    return code_fingerprint.code_fingerprint.__wrapped__(module, *MAKERS)
+    return numerics.code_fingerprint.__wrapped__(module, "artifacts")
 
 
 @pytest.fixture
 def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A copy of training/ whose sources are hashed, and a user's module beside it."""
     packages = {"training": tmp_path / "training", "moons": tmp_path / "moons.py"}
-    shutil.copytree(code_fingerprint._root("training"), packages["training"])
+    shutil.copytree(numerics._root("training"), packages["training"])
     packages["moons"].write_text("STAGE = 1")
-    monkeypatch.setattr(code_fingerprint, "_root", packages.__getitem__)
+    monkeypatch.setattr(numerics, "_root", packages.__getitem__)
     return tmp_path
 
 
@@ -46,7 +45,7 @@ def test_code_that_cannot_reach_a_shard_does_not_change_the_key(
 
 @pytest.mark.parametrize(
     "path",
-    ["training/randomness.py", "training/artifacts/prepare.py", "training/engine/numerics.py"],
+    ["training/randomness.py", "training/artifacts/prepare.py", "training/numerics.py"],
 )
 @pytest.mark.parametrize("module", ["moons", "training.workloads.trajectory.features"])
 def test_code_that_every_stage_may_use_changes_the_key(
@@ -63,7 +62,7 @@ def test_code_that_every_stage_may_use_changes_the_key(
         ("moons.py", "moons"),
         ("training/workloads/trajectory/features.py", "training.workloads.trajectory.features"),
         (
-            "training/workloads/trajectory/magvit/tokenizer.py",
+            "training/workloads/trajectory/magvit/model.py",
             "training.workloads.trajectory.features",
         ),
     ],

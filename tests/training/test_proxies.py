@@ -1,7 +1,7 @@
 """A proxy offers what its workload or stage offers, and nothing else."""
 
 from tests.training.tiny import TINY, Tiny, TinyConfig
-from training.proxies import TrainProxy, WorkloadProxy
+from training.engine.job import TrainProxy, WorkloadProxy
 from training.workload import Train, Workload, implements
 
 

@@ -27,7 +27,7 @@ from torch import Tensor
 from contract.keys import artifact_prefix
 from training.artifact_key import artifact_key
 from training.attempt.context import AttemptContext, World
-from training.code_fingerprint import code_fingerprint
+from training.numerics import code_fingerprint
 from training.randomness import seed_torch
 from training.report.progress import ProgressBar
 from training.store.folder import UnfinishedFile, sweep
@@ -37,13 +37,13 @@ from training.workload import Inputs, Prepare
 
 _log = logging.getLogger(__name__)
 
-SHARD = re.compile(r"(?P<shard>[0-9]{5})-(?P<sha256>[0-9a-f]{64})\.safetensors")
+_SHARD = re.compile(r"(?P<shard>[0-9]{5})-(?P<sha256>[0-9a-f]{64})\.safetensors")
 # Parts of the numerics key that cannot change a shard: one process makes it, without a Train stage,
 # and its code is named by itself.
 _IRRELEVANT_NUMERICS = ("world", "stages", "code")
-# What makes a shard, besides the stage's own code. Charts, commands and the loop cannot reach one:
-# an edit there must not discard every run's derived data.
-MAKERS = ("artifacts", "engine/numerics.py")
+# The room that makes a shard, with the stage's own code. Charts, commands and the loop cannot reach
+# one: an edit there must not discard every run's derived data.
+_MAKER = "artifacts"
 
 INDEX = "index.json"
 # A shard that fails its checksum is read once more: it may have been damaged in transit.
@@ -188,7 +188,7 @@ def _parse_index(data: bytes) -> list[dict[str, Any]]:
     """The entries of an index; ValueError, KeyError or TypeError for one that was not written."""
     shards: list[dict[str, Any]] = json.loads(data)["shards"]
     for number, shard in enumerate(shards):
-        match = SHARD.fullmatch(shard["name"])
+        match = _SHARD.fullmatch(shard["name"])
         if not match or (int(match["shard"]), match["sha256"]) != (number, shard["sha256"]):
             raise ValueError(f"{shard['name']!r} is not shard {number}")
     return shards
@@ -197,7 +197,7 @@ def _parse_index(data: bytes) -> list[dict[str, Any]]:
 def _listed(store: Store, prefix: str) -> Iterator[dict[str, Any]]:
     """Entries for the shards of an artifact without an index, from the names of the keys."""
     for key, size in sorted(store.sizes(prefix).items()):
-        match = SHARD.fullmatch(key.removeprefix(prefix))
+        match = _SHARD.fullmatch(key.removeprefix(prefix))
         if match:
             yield {"name": match[0], "bytes": size, "sha256": match["sha256"]}
 
@@ -308,7 +308,7 @@ class SharedArtifacts:
         try:
             keys = self._store.sizes(self._prefix)
             names = sorted(key.removeprefix(self._prefix) for key in keys)
-            for match in filter(None, map(SHARD.fullmatch, names)):
+            for match in filter(None, map(_SHARD.fullmatch, names)):
                 if int(match["shard"]) == shard:
                     key = self._prefix + match[0]
                     path = _downloaded(self._store, key, match["sha256"], folder / match[0], 1)
@@ -351,7 +351,7 @@ def shared_key(stage: Prepare, key: str, numerics: Mapping[str, Any]) -> str:
         "numerics": {n: v for n, v in numerics.items() if n not in _IRRELEVANT_NUMERICS},
         "python": sys.version,
         "packages": _packages(),
-        "code": code_fingerprint(type(stage).__module__, *MAKERS),
+        "code": code_fingerprint(type(stage).__module__, _MAKER),
     }
     return artifact_key(facts)
 

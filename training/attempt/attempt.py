@@ -33,8 +33,8 @@ from training.record.run import RunConfig, ensure_run_config, now_utc
 from training.report.progress import FileProgressBar
 from training.report.receipt import RunResult, conclude, write_receipt
 from training.store.dataset import read_manifest
+from training.store.folder import open_store
 from training.store.local_dataset import LocalDataset, is_syncing, open_dataset
-from training.store.open import open_store
 from training.store.protocol import Store, StoreError
 
 _log = logging.getLogger(__name__)

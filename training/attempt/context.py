@@ -209,7 +209,7 @@ class World:
 
 
 # As many numbers as a step has shares.
-NO_WEIGHTS = (0.0,) * SHARES
+_NO_WEIGHTS = (0.0,) * SHARES
 
 
 class _Vote(NamedTuple):
@@ -220,7 +220,7 @@ class _Vote(NamedTuple):
     must_stop: bool  # and no time is left for the work in progress
 
 
-class Consensus:
+class _Consensus:
     """Agreement to stop or to continue; only rank 0 has a lease.
 
     Every method is called by all ranks in the same order. A single process decides alone.
@@ -242,7 +242,7 @@ class Consensus:
         self._is_notice_taken = False
         self._divergence: Divergence | None = None  # that this rank has found
 
-    def begin_vote(self, weights: Sequence[float] = NO_WEIGHTS) -> None:
+    def begin_vote(self, weights: Sequence[float] = _NO_WEIGHTS) -> None:
         """Ask the other ranks ahead of a step boundary, and tell them the weights of one's shares.
 
         Others have 0 there, so no order of the ranks changes the sums.
@@ -352,10 +352,10 @@ class AttemptContext:
     artifacts: Store | None = None  # where runs share derived data
     numerics: Mapping[str, Any] = field(default_factory=dict)  # this machine's key
     keeps_compiled: bool = False  # in the store, for replacements
-    consensus: Consensus = field(init=False)
+    consensus: _Consensus = field(init=False)
 
     def __post_init__(self) -> None:
-        consensus = Consensus(self.world, self.supervisor, self.own_lease, self.store, self.events)
+        consensus = _Consensus(self.world, self.supervisor, self.own_lease, self.store, self.events)
         object.__setattr__(self, "consensus", consensus)
 
     @property

@@ -229,7 +229,7 @@ class Saves:
         """Save for the last time, and release the lease in the same write."""
 
 
-class Ranks(Protocol):
+class _Ranks(Protocol):
     """The agreement of the ranks (training/attempt/context.py)."""
 
     def all_agree(self, is_in_favor: bool) -> bool:
@@ -286,7 +286,7 @@ class ExtraTime:
         """On rank 0: have `is_lease_wanted` say, from here on, whether a candidate waits."""
         threading.Thread(target=self._watch, name="candidates", daemon=True).start()
 
-    def answer(self, ranks: Ranks, work_seconds: float | None, saves: Saves) -> None:
+    def answer(self, ranks: _Ranks, work_seconds: float | None, saves: Saves) -> None:
         """At a boundary in a notice: save what is due; InterruptedRunError, on all ranks alike,
         unless the next work (None: of unknown duration) and the last save after it still fit.
         """

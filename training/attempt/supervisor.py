@@ -30,7 +30,7 @@ _log = logging.getLogger(__name__)
 _PING_SECONDS = 10.0
 # How long the thread may take to end the process properly, before faulthandler just exits.
 _DUMP_SECONDS = 30.0
-STDERR = 2
+_STDERR = 2
 
 
 class Watchdog:
@@ -95,7 +95,7 @@ class Watchdog:
                     later = limit - silent + _DUMP_SECONDS
                     # Not sys.stderr: a notebook's or a test's has no file descriptor.
                     faulthandler.dump_traceback_later(
-                        max(later, _DUMP_SECONDS), exit=True, file=STDERR
+                        max(later, _DUMP_SECONDS), exit=True, file=_STDERR
                     )
                 notify(self._notify_socket, "WATCHDOG=1")
         finally:
@@ -235,7 +235,7 @@ class LastResort:
             # Not through logging: the main thread may hang with its lock.
             print(f"[failed] {why}; this attempt ends, the last commit stays", file=sys.stderr)
             sys.stderr.flush()
-            faulthandler.dump_traceback(file=STDERR, all_threads=True)
+            faulthandler.dump_traceback(file=_STDERR, all_threads=True)
             if self._when_failing is not None:
                 self._when_failing()
             notice = self._interruption.notice

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from training.errors import EXIT_FINISHED, UserError
-from training.preflight.config_json import Shape, shape_of
+from training.preflight.transformer import Shape, shape_of
 
 _DEFAULT_TOKENS = 512
 

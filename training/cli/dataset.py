@@ -15,14 +15,14 @@ from typing import Any
 from contract.keys import MANIFEST
 from contract.program import WORKLOAD as PROGRAM
 from training.cli.make_dataset import URI, add_import, add_make, send
-from training.cli.outputs import checked_folder
+from training.cli.run import checked_folder
 from training.errors import EXIT_FINISHED, EXIT_NO_MANIFEST, UserError
 from training.record.metrics import Events
 from training.report.progress import FileProgressBar, ProgressBar
 from training.sources import UNFINISHED
 from training.store.dataset import sync_dataset, wait_for_manifest
+from training.store.folder import open_store
 from training.store.local_dataset import is_programs_own, open_dataset, write_manifest
-from training.store.open import open_store
 
 
 def add_data(parser: argparse.ArgumentParser) -> None:
@@ -128,7 +128,7 @@ def _sync(options: argparse.Namespace) -> int:
 def _check_content(name: str, folder: Path, *, as_json: bool) -> int:
     """Print what the workload finds; UserError, exit code 2, if training would break."""
     # Not above: they import torch, and a sync runs at boot.
-    from training.cli.next_run import show_next
+    from training.cli.make_dataset import show_next
     from training.registry import load_workload
     from training.workload import Workload, implements
 

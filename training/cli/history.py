@@ -6,8 +6,7 @@ import math
 from pathlib import Path
 
 from contract.keys import REPORT
-from training.cli.outputs import checked_file, checked_folder
-from training.cli.run import positive
+from training.cli.run import checked_file, checked_folder, positive
 from training.errors import EXIT_FINISHED, UserError
 from training.record.run import open_run
 from training.report.page import summary, write_report

@@ -22,7 +22,7 @@ _COMMANDS = {
     "run": ("run", "train to the end, or resume where a run is"),
     "data": ("dataset", "make, check, upload and sync datasets"),
     "measure": ("measure", "what each stage needs, without a GPU"),
-    "describe": ("describe", "what a workload is made of, as JSON"),
+    "describe": ("measure", "what a workload is made of, as JSON"),
     "count": ("count", "what a step of any model needs, without a GPU or a workload"),
     "fail": ("run", "mark a run failed, whoever holds it"),
     "reopen": ("reopen", "take back a failed run, or resume one from a chosen checkpoint"),

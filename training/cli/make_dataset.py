@@ -1,26 +1,33 @@
 """`python -m training data make | import`: a workload's dataset, drawn or of a user's own files.
 
-An import into shards that was interrupted goes on with the same command. Both import torch.
+An import into shards that was interrupted goes on with the same command. At its end, as of `data
+check`, it is said what follows for a run: overrides, the size and its dollars, the commands.
 """
 
 import argparse
 import json
+import re
+import shutil
+import subprocess
+import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from contract.keys import MANIFEST
-from training.cli.outputs import checked_folder, whole_folder
+from training.cli.run import checked_folder
 from training.dataset_output import FolderOutput, Output, clean_up
-from training.errors import EXIT_FINISHED, UserError
+from training.errors import EXIT_FINISHED, MachineError, UserError
+from training.registry import fitted, resolve_config
 from training.report.progress import FileProgressBar, ProgressBar, RateBar
 from training.sources import UNFINISHED, Brought, open_folder, open_source
 from training.store.dataset import StoreOutput, stored_source, upload_dataset
-from training.store.local_dataset import manifest_of, write_manifest
-from training.store.open import open_store
+from training.store.folder import open_store
+from training.store.local_dataset import facts_of, manifest_of, write_manifest
 from training.store.protocol import Store
 from training.store.verified import VerifiedFiles
 
@@ -82,7 +89,7 @@ def _make(options: argparse.Namespace) -> int:
     store = open_store(options.dataset_uri) if options.dataset_uri else None
     checked_folder(options.out)
     began = time.monotonic()
-    with whole_folder(options.out, UNFINISHED):
+    with _whole_folder(options.out, UNFINISHED):
         with ProgressBar(f"making {options.count} samples", options.count) as bar:
             meta = workload.make_dataset(
                 options.out,
@@ -95,7 +102,6 @@ def _make(options: argparse.Namespace) -> int:
 
 
 def _import(options: argparse.Namespace) -> int:
-    from training.cli.next_run import show_next
     from training.workload import Workload, implements
 
     workload = _workload(options)
@@ -115,7 +121,7 @@ def _import(options: argparse.Namespace) -> int:
             source = open_source(Path(options.source), Path(scratch))
             act, what, total = workload.import_dataset, f"{len(source)} files", len(source)
         checked_folder(options.out)
-        with whole_folder(options.out, UNFINISHED):
+        with _whole_folder(options.out, UNFINISHED):
             with ProgressBar(f"importing {what}", total) as bar:
                 meta = act(
                     source, options.out, options.seed, lambda done, total: bar.show(done, "", total)
@@ -135,7 +141,6 @@ def _import_packed(
     options: argparse.Namespace, name: str, packing: "Workload[Any]", scratch: Path
 ) -> int:
     """Pack files into the folder, or without one straight into the store."""
-    from training.cli.next_run import show_next
 
     output = _output(options, name)
     if output.read(MANIFEST) is None:
@@ -190,8 +195,7 @@ def _output(options: argparse.Namespace, workload: str) -> Output:
 
 def _workload(options: argparse.Namespace) -> "Workload[Any]":
     """The workload, with the options of its datasets."""
-    from training.config import parse_overrides, with_overrides
-    from training.registry import load_workload
+    from training.registry import load_workload, parse_overrides, with_overrides
 
     workload = load_workload(options.workload)
     overrides = parse_overrides(options.override)
@@ -249,3 +253,76 @@ def send(folder: Path, store: Store) -> int:
         f"{done.fetched_bytes / 1e6:.1f} of {done.bytes / 1e6:.1f} MB in {done.seconds:.1f} s"
     )
     return EXIT_FINISHED
+
+
+_ROOT = Path(__file__).parents[2]
+
+
+def show_next(
+    given: str, workload: "Workload[Any]", manifest: Mapping[str, Any], where: str, uri: str | None
+) -> None:
+    """Print what follows for the dataset in `where`, for the workload as `given`."""
+    meta = manifest["meta"]
+    print(f"[data] {facts_of(meta)}")
+    small = next(iter(workload.recipes))
+    large = "full" if "full" in workload.recipes else small
+    for recipe in dict.fromkeys((small, large)):
+        found = fitted(workload, resolve_config(workload, recipe, {}), {}, meta)
+        named = " ".join(f"{name}={text}" for name, text in found.items())
+        print(f"[data] recipe {recipe}, with what the dataset decides: {named or 'nothing else'}")
+    is_stored = where.startswith("s3://")
+    if not is_stored:
+        print("here:")
+        run = f"--workload {given} --recipe {small} --dataset-uri {where}"
+        print(f"    python -m training run {run} --run-uri runs/first")
+    size, figures = _advised(given, large, manifest)
+    print(f"on EC2{figures}:")
+    name = (uri or where).rstrip("/").rpartition("/")[2]
+    if uri is None and not is_stored:
+        print(
+            f"    python -m training data upload {where} --dataset-uri s3://DATASET-BUCKET/{name}"
+        )
+    context = f"-c workload={given} -c recipe={large}{size} -c dataset={name}"
+    manifest_file = "" if is_stored else f" -c dataset_manifest={where}/manifest.json"
+    print(f"    npx cdk deploy TrainingStack {context}{manifest_file}")
+
+
+def _advised(workload: str, recipe: str, manifest: Mapping[str, Any]) -> tuple[str, str]:
+    """The size that sizing takes for it, as context, and its figures; "" where it is unknown.
+
+    Another process: the trainer stands alone, and on a machine sizing is not there.
+    """
+    with tempfile.TemporaryDirectory(prefix="advise-") as folder:
+        path = Path(folder, "manifest.json")
+        path.write_text(json.dumps(manifest), encoding="utf-8")
+        command = [sys.executable, "-m", "sizing", "advise", workload, "--recipe", recipe]
+        command += ["--manifest", str(path), "--json"]
+        done = subprocess.run(command, cwd=_ROOT, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        return "", ""
+    said = json.loads(done.stdout)
+    found = next((each for each in said["candidates"] if each["size"] == said["take"]), None)
+    if found is None:
+        return "", ""
+    hours, spot, demand = (found[n] for n in ("hours_p50", "usd_spot_p50", "usd_on_demand"))
+    return f" -c size={said['take']}", (
+        f", {said['take']}: {hours:.2g} h, ${spot:.2f} on Spot, ${demand:.2f} on demand "
+        "(p50, modelled)"
+    )
+
+
+@contextmanager
+def _whole_folder(path: Path, keep: str) -> Iterator[None]:
+    """Fill a new folder or leave it empty; with the file `keep` in it, it can be continued."""
+    try:
+        yield
+    except BaseException as error:
+        if not (path / keep).exists():
+            shutil.rmtree(path, ignore_errors=True)
+        # Some libraries, such as safetensors, have an error of their own with the system's text.
+        if full := re.search("No space left on device|File too large|quota exceeded", str(error)):
+            raise MachineError(
+                f"{path} cannot be written: {full[0]}; what was made of it is deleted again: make "
+                "room, or give a folder on another disk with --out"
+            ) from error
+        raise

@@ -25,14 +25,14 @@ from training.record.head import (
 )
 from training.record.metrics import Events
 from training.record.run import read_run_config
-from training.store.open import open_store
+from training.store.folder import open_store
 from training.store.protocol import PreconditionFailedError, Store, Stored
 
 _POLL_SECONDS = 1.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Reopened:
+class _Reopened:
     """The head before and after."""
 
     before: Head
@@ -50,14 +50,14 @@ class Reopened:
         return [entry.name for entry in self.before.checkpoints[len(self.after.checkpoints) :]]
 
 
-def reopen_run(
+def _reopen_run(
     store: Store,
     step: int | None,
     ttl_seconds: float,
     waiting: Callable[[str], None],
     *,
     from_scratch: bool = False,
-) -> Reopened:
+) -> _Reopened:
     """Release the run; with `step`, checkpoints after that one leave the head in the same write.
 
     `from_scratch` leaves all of them behind, and deletes none yet. A holder counts as gone once its
@@ -80,7 +80,7 @@ def reopen_run(
             write_head(store, released, found.etag)
         except PreconditionFailedError:
             continue  # somebody else wrote in between: look again
-        return Reopened(before=head, after=released)
+        return _Reopened(before=head, after=released)
 
 
 def _without_a_writer(
@@ -171,7 +171,7 @@ def _reopen(options: argparse.Namespace) -> int:
             print(f"[lease] held by {writer}; watching its heartbeat for {seconds:g} s", flush=True)
 
     overrides = _change_config(store, options.override) if options.override else None
-    done = reopen_run(
+    done = _reopen_run(
         store,
         options.from_checkpoint,
         options.lease_ttl_seconds,
@@ -203,9 +203,8 @@ def _change_config(store: Store, pairs: Sequence[str]) -> str:
 
     Nobody trains it meanwhile: it is failed until it is reopened.
     """
-    from training.config import parse_overrides, resolve_config
     from training.engine.job import ResolvedWorkload, checked_stages
-    from training.registry import load_workload
+    from training.registry import load_workload, parse_overrides, resolve_config
     from training.settings import recorded
 
     head, record = read_head(store), read_run_config(store)
@@ -241,7 +240,7 @@ def _change_config(store: Store, pairs: Sequence[str]) -> str:
     return " ".join(f"{name}={text}" for name, text in sorted(overrides.items()))
 
 
-def _sentence(uri: str, done: Reopened) -> str:
+def _sentence(uri: str, done: _Reopened) -> str:
     left = len(done.after.checkpoints) if done.newest is None else 0
     why = f"{left} checkpoints are left behind" if left else "it has no checkpoint"
     newest = f"step {done.newest.step}" if done.newest else f"its beginning: {why}"

@@ -1,10 +1,11 @@
-"""`python -m training run | fail`, and the types of options that other commands share with `run`.
+"""`python -m training run | fail`, and the options' types and checks that commands share.
 
 It alone reads the environment. Imports no torch: a machine that boots into a finished run says so
 at once.
 """
 
 import argparse
+import errno
 import os
 import shutil
 import socket
@@ -23,12 +24,12 @@ from contract.trainer_options import OPTIONS
 from training.attempt.launch import end_with_rank_0
 from training.attempt.supervisor import Supervisor
 from training.cli import run_program
-from training.cli.outputs import checked_file, checked_folder
-from training.errors import EXIT_FINISHED, UserError
+from training.errors import EXIT_FINISHED, MachineError, UserError
 from training.record.head import mark_failed, read_head, with_way_back
 from training.record.run import read_run_config
+from training.registry import parse_overrides
 from training.report.receipt import conclude
-from training.store.open import open_store
+from training.store.folder import open_store
 from training.store.protocol import Store
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     run_program.add(parser)
 
 
-def refuse_missing(arguments: argparse.Namespace) -> None:
+def _refuse_missing(arguments: argparse.Namespace) -> None:
     """UserError unless it is said what to train, and on what."""
     for name in ("workload", "recipe", "dataset_uri"):
         if getattr(arguments, name) is None:
@@ -72,7 +73,7 @@ def import_from(source: Path | None) -> None:
     os.environ["PYTHONPATH"] = os.pathsep.join(others)
 
 
-def attempt_options(arguments: argparse.Namespace, store: Store, scratch: Path) -> dict[str, Any]:
+def _attempt_options(arguments: argparse.Namespace, store: Store, scratch: Path) -> dict[str, Any]:
     """What every attempt is asked for (`AttemptOptions`), by name."""
     from training.attempt.attempt import AttemptOptions
     from training.record.head import parse_retention
@@ -90,12 +91,11 @@ def attempt_options(arguments: argparse.Namespace, store: Store, scratch: Path) 
     }
 
 
-def parse(
+def _parse(
     arguments: argparse.Namespace, store: Store, scratch: Path, environ: Mapping[str, str]
 ) -> "RunOptions":
     """The options of one attempt: what argparse has read, by name, and what has a grammar."""
     from training.attempt.context import RankEnvironment
-    from training.config import parse_overrides
     from training.engine.job import RunOptions
 
     parsed = {
@@ -105,7 +105,7 @@ def parse(
         "profile_steps": arguments.profile,
         "environment": RankEnvironment.from_environment(environ),
     }
-    common = attempt_options(arguments, store, scratch)
+    common = _attempt_options(arguments, store, scratch)
     return RunOptions(**{**_by_name(arguments, RunOptions), **common, **parsed})
 
 
@@ -244,6 +244,31 @@ def _count_or_auto(text: str) -> int | None:
     return int(text)
 
 
+def checked_file(path: Path) -> Path:
+    """Check that a file can be written, creating its folder; UserError says why not."""
+    if path.is_dir():
+        raise UserError(f"{path} is a folder; give the name of a file to write")
+    checked_folder(path.parent)
+    return path
+
+
+def checked_folder(path: Path) -> Path:
+    """Check that a folder can be written to, creating it; UserError says why not."""
+    if path.is_file():
+        raise UserError(f"{path} is a file; give a folder")
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        # Not os.access: root may write anywhere except on a read-only file system.
+        with tempfile.TemporaryFile(dir=path):
+            pass
+    except OSError as error:
+        why = error.strerror or os.strerror(error.errno or 0)
+        raise (MachineError if error.errno == errno.ENOSPC else UserError)(
+            f"cannot write to {path}: {why}; give another path"
+        ) from error
+    return path
+
+
 def add_run(parser: argparse.ArgumentParser) -> None:
     """Add the options of `run`."""
     _add_options(parser)
@@ -309,9 +334,9 @@ def _train(arguments: argparse.Namespace, supervisor: Supervisor, scratch: Path)
         checked_file(arguments.metrics_file)
     store = open_store(arguments.run_uri)
     if run_program.is_program(arguments):
-        common = attempt_options(arguments, store, scratch)
+        common = _attempt_options(arguments, store, scratch)
         return run_program.run(arguments, supervisor, common)
-    refuse_missing(arguments)
+    _refuse_missing(arguments)
     import_from(arguments.source)
     if _is_same_finished_run(arguments, store):
         print(f"[ok] {store.uri} is finished already", flush=True)
@@ -320,7 +345,7 @@ def _train(arguments: argparse.Namespace, supervisor: Supervisor, scratch: Path)
     from training.engine.attempt import run_workload
     from training.preflight.preflight import gpu_mib, preflight
 
-    options = parse(arguments, store, scratch, os.environ)
+    options = _parse(arguments, store, scratch, os.environ)
     checked = preflight(options)
     options = replace(options, num_processes=checked.request.num_processes)
     with _reserved(checked.request, gpu_mib()), checked.explaining_out_of_memory():

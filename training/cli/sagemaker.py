@@ -25,7 +25,7 @@ from typing import IO, Any
 
 from contract.keys import CONFIG, FINAL, MANIFEST, RECEIPT, REPORT
 from contract.trainer_options import SAGEMAKER_OPTIONS, recipe_field
-from training.cli.outputs import checked_folder
+from training.cli.run import checked_folder
 from training.errors import (
     EXIT_FAILED,
     EXIT_FINISHED,
@@ -34,7 +34,7 @@ from training.errors import (
     UserError,
 )
 from training.record.head import read_head
-from training.store.open import open_store
+from training.store.folder import open_store
 from training.store.protocol import StoreError
 
 _REQUIRED = ("workload", "recipe", "run-uri")
@@ -45,7 +45,7 @@ _NOTICE_SECONDS = 120.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SageMakerJob:
+class _SageMakerJob:
     """One container's share of a training job."""
 
     root: Path
@@ -63,7 +63,7 @@ class SageMakerJob:
         return self.root / "output" / "failure"
 
 
-def read_job(root: Path, environ: Mapping[str, str]) -> SageMakerJob:
+def read_job(root: Path, environ: Mapping[str, str]) -> _SageMakerJob:
     """Read input/config; UserError if one machine cannot train that job."""
     given = dict(_hyperparameters(root))
     missing = [name for name in _REQUIRED if not given.get(name)]
@@ -92,7 +92,7 @@ def read_job(root: Path, environ: Mapping[str, str]) -> SageMakerJob:
     writer = f"{environ.get('TRAINING_JOB_NAME', 'sagemaker')}/{hosts[0]}-{_boot()}"
     arguments = [f"--{name}={value}" for name, value in options.items()]
     arguments += [f"--override={recipe_field(name)}={value}" for name, value in given.items()]
-    return SageMakerJob(
+    return _SageMakerJob(
         root=root,
         arguments=("run", *arguments, f"--writer={writer}", f"--scratch={scratch}"),
         run_uri=options["run-uri"],
@@ -224,7 +224,7 @@ def _act(arguments: argparse.Namespace) -> int:
         raise
 
 
-def _train(job: SageMakerJob) -> int:
+def _train(job: _SageMakerJob) -> int:
     trainer, code = _import(job)
     if code == EXIT_FINISHED:
         trainer = Trainer([*_TRAINING, *job.arguments])
@@ -238,7 +238,7 @@ def _train(job: SageMakerJob) -> int:
     return code if code > 0 else EXIT_FAILED
 
 
-def _import(job: SageMakerJob) -> tuple["Trainer", int]:
+def _import(job: _SageMakerJob) -> tuple["Trainer", int]:
     """Make the dataset of files of one's own, which are checked before anything is trained."""
     if job.importing is None or (job.dataset / MANIFEST).is_file():
         return Trainer(_TRAINING), EXIT_FINISHED
@@ -248,7 +248,7 @@ def _import(job: SageMakerJob) -> tuple["Trainer", int]:
     return importer, importer.run()
 
 
-def _reason_of_run(job: SageMakerJob) -> str | None:
+def _reason_of_run(job: _SageMakerJob) -> str | None:
     """Why the run has failed for good: a second attempt says so in its log only."""
     with contextlib.suppress(UserError, StoreError):
         head = read_head(open_store(job.run_uri))
@@ -327,7 +327,7 @@ class Trainer:
             self._process.send_signal(signal.SIGTERM)
 
 
-def _leave_model(job: SageMakerJob) -> int:
+def _leave_model(job: _SageMakerJob) -> int:
     """Copy the deliverables to the model folder, which SageMaker uploads as model.tar.gz."""
     store = open_store(job.run_uri)
     for key in (FINAL, CONFIG, RECEIPT, REPORT):
@@ -345,7 +345,7 @@ def _leave_model(job: SageMakerJob) -> int:
     return EXIT_FINISHED
 
 
-def _await_the_end(job: SageMakerJob, told_at: float, how: str) -> int:
+def _await_the_end(job: _SageMakerJob, told_at: float, how: str) -> int:
     """Wait for SageMaker to kill the container; say so where it does not.
 
     It reads exit code 0 as a completed job and any other as a failed one, and this is neither.

@@ -23,7 +23,7 @@ from contract.keys import ARTIFACTS, RECEIPT
 from training.errors import EXIT_FAILED, EXIT_FINISHED, EXIT_INTERRUPTED, UserError
 from training.record.head import read_head
 from training.report.page import parse_receipt
-from training.store.open import open_store
+from training.store.folder import open_store
 
 _POLL_SECONDS = 0.2
 # Started together, all would load and map data at the same time.
@@ -90,8 +90,7 @@ def _sweep(options: argparse.Namespace) -> int:
 
 
 def _grid(options: argparse.Namespace) -> list[_SweepRun]:
-    from training.config import parse_overrides, resolve_config
-    from training.registry import load_workload
+    from training.registry import load_workload, parse_overrides, resolve_config
 
     axes = []
     for text in options.vary:
@@ -124,7 +123,6 @@ def _dataset(uri: str, scratch: Path) -> Path:
 
 def _refuse_or_share(options: argparse.Namespace, dataset: Path) -> int | None:
     """Refuse what the machine cannot take; return each run's memory limit if there is a GPU."""
-    from training.config import parse_overrides, resolve_config
     from training.preflight.admission import (
         MachineCapacity,
         Reservations,
@@ -133,7 +131,7 @@ def _refuse_or_share(options: argparse.Namespace, dataset: Path) -> int | None:
         too_many_threads,
     )
     from training.preflight.preflight import gpu_mib, resource_request
-    from training.registry import load_workload
+    from training.registry import load_workload, parse_overrides, resolve_config
 
     workload = load_workload(options.workload)
     config = resolve_config(workload, options.recipe, parse_overrides(options.override))

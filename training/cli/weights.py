@@ -10,20 +10,19 @@ from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from training.cli.outputs import checked_file, checked_folder
+from training.cli.run import checked_file, checked_folder
 from training.errors import EXIT_FINISHED, UserError, name_known
 from training.record.run import OpenRun, find_checkpoint, open_run
 from training.report.progress import FileProgressBar
 from training.save.restore import export_snapshot
 from training.store.dataset import sync_dataset
-from training.store.folder import UnfinishedFile
+from training.store.folder import UnfinishedFile, open_store
 from training.store.local_dataset import LocalDataset, open_dataset
-from training.store.open import open_store
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from training.engine.inference import TrainedStage
+    from training.engine.evaluation import TrainedStage
     from training.workload import Train
 
 _RUN = "s3://bucket/runs/<run id>, or a folder"
@@ -129,9 +128,8 @@ def _export_to(options: argparse.Namespace) -> int:
 
 def _loaded_model(uri: str, checkpoint: str | None) -> "tuple[Train, nn.Module]":
     """The stage that a run's weights are of, and its model with them; no data is read."""
-    from training.config import resolve_config
     from training.preflight.standalone import standalone_inputs
-    from training.registry import load_workload
+    from training.registry import load_workload, resolve_config
     from training.save.weights import load_weights, open_trained, read_weights
     from training.workload import Train
 
@@ -232,7 +230,7 @@ def _write_predictions(trained: "TrainedStage", split: str, stream: TextIO) -> i
 @contextmanager
 def _trained(options: argparse.Namespace) -> "Iterator[TrainedStage]":
     """The stage that the options name; progress goes to stderr, so that results can be piped."""
-    from training.engine.inference import load_trained
+    from training.engine.evaluation import load_trained
     from training.save.weights import open_trained, read_weights
 
     run = open_trained(options.run_uri)

@@ -20,10 +20,7 @@ from training.attempt.context import AttemptContext, RankEnvironment, World
 from training.attempt.launch import OtherRanks, interpreters
 from training.attempt.notice import InterruptedRunError
 from training.attempt.supervisor import Supervisor
-from training.code_fingerprint import code_fingerprint
-from training.data_report import facts_of
 from training.engine.job import ResolvedWorkload, RunOptions, depends_on_ranks
-from training.engine.numerics import configure, numerics_key
 from training.engine.stages import StageSequence
 from training.errors import (
     EXIT_FINISHED,
@@ -33,6 +30,7 @@ from training.errors import (
     RunFailedError,
     UserError,
 )
+from training.numerics import code_fingerprint, configure, numerics_key
 from training.record.lease import LeaseLostError
 from training.record.metrics import SilentEvents, SilentMetrics
 from training.record.run import RunConfig
@@ -40,7 +38,7 @@ from training.registry import module_of
 from training.report.profiler import StepProfiler
 from training.report.receipt import RunResult
 from training.settings import recorded
-from training.store.local_dataset import LocalDataset
+from training.store.local_dataset import LocalDataset, facts_of
 
 _log = logging.getLogger(__name__)
 

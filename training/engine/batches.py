@@ -14,7 +14,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from training.engine.reduction import own_micro_batches
 from training.engine.stage_checks import checked_order
 from training.workload import Batch, Samples, Settings, Train
 
@@ -102,6 +101,11 @@ class BatchPlan:
             order = checked_order(self._samples, epoch, self._seed, twice=not self._orders)
             self._orders = kept | {epoch: order}
         return self._orders[epoch]
+
+
+def own_micro_batches(num_micro: int, rank: int, size: int) -> range:
+    """The micro-batches of a rank, of a step with that many: whole shares, if it can have them."""
+    return range(rank * num_micro // size, (rank + 1) * num_micro // size)
 
 
 def to_device(batch: Batch, device: torch.device) -> Batch:

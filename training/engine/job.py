@@ -1,28 +1,98 @@
 """What an attempt of a workload is asked for (`RunOptions`), and what that means once resolved.
 
+On how many ranks, too: a number that would give other bits, or leave some idle, is refused.
+
 A run may start from another run's weights, or its final state. That origin is recorded in
 config.json, so a replacement machine needs no options for it, and is applied by a proxy of the
 workload: the loop does not know of it.
 """
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from torch import nn
 
 from contract.grammar import Interval
+from contract.trainer_options import RANKS
 from training.attempt.attempt import AttemptOptions
 from training.attempt.context import RankEnvironment
 from training.attempt.launch import StartRank
-from training.config import resolve_config
 from training.errors import RunFailedError, UserError
-from training.proxies import TrainProxy, restaged
+from training.registry import resolve_config
 from training.save.weights import load_weights, read_weights
 from training.store.protocol import Store
 from training.workload import Inputs, Prepare, Samples, Settings, Start, Train, Workload
+
+_T = TypeVar("_T")
+
+
+def _forwarding(base: Any) -> Callable[[type[_T]], type[_T]]:
+    """Let a proxy take every member of `base` from `inner`, its own and those with defaults."""
+
+    def decorate(proxy: type[_T]) -> type[_T]:
+        names = {name for name in dir(base) if not name.startswith("_") and name != "REQUIRED"}
+        for name in names | {name for name in base.REQUIRED if not name.startswith("_")}:
+            setattr(proxy, name, _forwarded(name))
+        return proxy
+
+    return decorate
+
+
+def _forwarded(name: str) -> property:
+    return property(lambda proxy: getattr(proxy._inner, name))
+
+
+class _Proxy:
+    """Forwards every attribute not defined here to `inner`."""
+
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+
+@_forwarding(Workload)
+class WorkloadProxy(_Proxy, Workload[Any]):
+    """A workload that forwards to `inner`."""
+
+    _inner: Workload[Any]
+
+
+@_forwarding(Prepare)
+class PrepareProxy(_Proxy, Prepare):
+    """A Prepare stage that forwards to `inner`."""
+
+    _inner: Prepare
+
+
+@_forwarding(Train)
+class TrainProxy(_Proxy, Train):
+    """A Train stage that forwards to `inner`."""
+
+    _inner: Train
+
+
+class _Restaged(WorkloadProxy):
+    def __init__(
+        self, inner: Workload[Any], stages: Callable[[Any], Sequence[Prepare | Train]]
+    ) -> None:
+        super().__init__(inner)
+        self._stages = stages
+
+    def stages(self, c: Any) -> Sequence[Prepare | Train]:
+        return self._stages(c)
+
+
+def restaged(
+    workload: Workload[Any], stages: Callable[[Any], Sequence[Prepare | Train]]
+) -> Workload[Any]:
+    """The workload with these stages, a function of the config as its own are."""
+    return cast(Workload[Any], _Restaged(workload, stages))
+
 
 _log = logging.getLogger(__name__)
 
@@ -199,3 +269,47 @@ def checked_stages(workload: Workload[Any], config: Any) -> Sequence[Prepare | T
             "their names must differ and at least one must train"
         )
     return stages
+
+
+def usable_ranks(stages: Sequence[Prepare | Train], options: RunOptions) -> int:
+    """How many ranks train: as many as asked for, or on as many of the GPUs as the stages can use.
+
+    Asked now, and not when a stage begins, after others have been trained.
+    """
+    asked = options.environment.ranks(options.num_processes)
+    refused = _refusal(stages, asked)
+    if refused is None:
+        return asked
+    if options.num_processes is not None or options.environment.world_size > 1:
+        raise UserError(refused)
+    usable = next(n for n in reversed(RANKS) if n < asked and _refusal(stages, n) is None)
+    _log.warning("[ranks] %d of %d GPUs train: %s", usable, asked, refused)
+    return usable
+
+
+def _refusal(stages: Sequence[Prepare | Train], num_ranks: int) -> str | None:
+    """Why a stage cannot have that many: it would give other bits, or leave ranks idle."""
+    for stage in stages:
+        if num_ranks == 1 or not isinstance(stage, Train):
+            continue
+        settings, each = stage.settings, stage.settings.global_batch // num_ranks
+        if settings.optimizer_in_backward:
+            return (
+                f"stage {stage.name!r} has optimizer_in_backward: {num_ranks} processes would each "
+                "update with gradients of their own; give --num-processes 1, or overrides with "
+                "which its settings have optimizer_in_backward=False"
+            )
+        if num_ranks not in RANKS and settings.sharding == "none" and settings.reduction == "tree":
+            return (
+                f"stage {stage.name!r} on {num_ranks} processes: only 1, 2, 4 or 8 sum gradients "
+                "in one order; give --num-processes one of these, or --override reduction=ring, "
+                "whose results depend on the number"
+            )
+        if settings.micro_batch > each:
+            return (
+                f"stage {stage.name!r} on {num_ranks} processes: a step of {settings.global_batch} "
+                f"samples has {settings.global_batch // settings.micro_batch} micro-batches of "
+                f"{settings.micro_batch}, so some would have nothing to do; give fewer "
+                f"--num-processes, or a micro_batch of at most {each}"
+            )
+    return None

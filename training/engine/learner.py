@@ -17,13 +17,14 @@ from training.engine.optimizer import (
     Scaling,
     autocast,
     create_optimizer_state,
+    flatten_state,
     load_optimizer_state,
     parameter_names,
     start_state,
     step_in_backward,
+    unflatten_state,
 )
 from training.engine.parallel import Parallel, broadcast_from_rank_0, is_sharded, parallel
-from training.engine.prior import release_prior
 from training.engine.reduction import share_of, tree_sum
 from training.engine.stage_checks import (
     checked_numerics,
@@ -35,13 +36,14 @@ from training.errors import RunFailedError, UserError
 from training.randomness import seed_torch
 from training.save.layout import is_sharded as has_shards
 from training.save.resume import CheckpointContent, ShardedContent
-from training.save.state import LiveState, flatten_state, unflatten_state
+from training.save.state import LiveState
+from training.stage_data import release_prior
 from training.workload import Batch, Inputs, Start, Train, implements
 
 _log = logging.getLogger(__name__)
 
 
-class Scalars:
+class _Scalars:
     """Sums numbers over all shares of a step, on the host, where they are read a step later.
 
     `by_share` has those of this rank's shares, `num` each; `own` are the same on all ranks.
@@ -105,7 +107,7 @@ class StepResult:
     """The result of a step, whose numbers may still be on the device."""
 
     names: tuple[str, ...]  # of the metrics
-    scalars: Scalars  # the loss, sum and count of each metric, then the gradients' norm
+    scalars: _Scalars  # the loss, sum and count of each metric, then the gradients' norm
     learning_rate: float
     is_skipped: bool  # by the loss scaler
     has_norm: bool
@@ -148,12 +150,10 @@ class Learner:
         if self._settings.optimizer_in_backward:
             step_in_backward(self._optimizer)
         self._scaling = Scaling(self._settings.precision, inputs.device)
-        settings = self._settings
         self._average: MovingAverage | None = None
-        if settings.ema_decay is not None:
-            self._average = MovingAverage(
-                self.model, settings.ema_decay, with_buffers=settings.ema_buffers
-            )
+        if (decay := self._settings.ema_decay) is not None:
+            with_buffers = self._settings.ema_buffers
+            self._average = MovingAverage(self.model, decay, with_buffers=with_buffers)
         if snapshot is not None:
             self._load(snapshot)
 
@@ -317,7 +317,7 @@ class Learner:
         names = self._same_names({sums.names for sums in by_share.values()})
         return StepResult(
             names=names,
-            scalars=Scalars(
+            scalars=_Scalars(
                 {share: sums.values(names) for share, sums in by_share.items()},
                 1 + 2 * len(names),
                 [0.0 if norm is None else norm.full_tensor() if has_shards(norm) else norm],

@@ -40,7 +40,7 @@ _MAP_NORESERVE = {"linux": 0x4000, "darwin": 0x40}.get(sys.platform, 0)
 _LOCKED_IN = 2**21  # bytes
 
 # Where a part of a packed batch begins, and its number of bytes.
-Place = tuple[int, int]
+_Place = tuple[int, int]
 
 
 class BatchMemory:
@@ -125,7 +125,7 @@ class BatchMemory:
         self._locked[slot] = (size, unlock)
 
 
-def write(batch: Batch, memory: NDArray[np.uint8], first: int) -> list[Place]:
+def write(batch: Batch, memory: NDArray[np.uint8], first: int) -> list[_Place]:
     """Write any batch from `first` on; return where its parts are.
 
     Tensors keep strides and alignment, and with them the bits of what is computed from them.
@@ -138,14 +138,14 @@ def write(batch: Batch, memory: NDArray[np.uint8], first: int) -> list[Place]:
     places = []
     for part in parts:
         first += (part.ctypes.data - first) % ALIGNMENT
-        refuse_too_large(first + len(part))
+        _refuse_too_large(first + len(part))
         memory[first : first + len(part)] = part
         places.append((first, len(part)))
         first += len(part)
     return places
 
 
-def read(memory: memoryview, places: Sequence[Place]) -> Batch:
+def read(memory: memoryview, places: Sequence[_Place]) -> Batch:
     """The batch that `write` wrote, in the same memory."""
     data, *buffers = (memory[first : first + size] for first, size in places)
     # Torch 2.12 warns of sparse tensors that it unpickles, unless these checks are off by name.
@@ -153,7 +153,7 @@ def read(memory: memoryview, places: Sequence[Place]) -> Batch:
         return pickle.loads(data, buffers=buffers)
 
 
-def refuse_too_large(size: int) -> None:
+def _refuse_too_large(size: int) -> None:
     """Refuse a batch that no slot can hold."""
     if size > _SLOT_BYTES:
         raise UserError(
@@ -262,7 +262,7 @@ class Answer:
 
     number: int
     layout: bytes = b""  # of the stacked samples, pickled
-    places: Sequence[Place] = ()  # where the parts of a batch are that was made whole
+    places: Sequence[_Place] = ()  # where the parts of a batch are that was made whole
     error: bytes = b""  # a pickled exception
     tally: Tally = field(default_factory=Tally)  # of making it
 
@@ -306,7 +306,7 @@ def _done(task: Task, maker: Maker, memory: BatchMemory) -> Answer:
         return Answer(task.number, places=write(maker.collate(items), view, begin))
     layout = ItemLayout.of(items[0])
     size = layout.num_bytes(task.batch_size)
-    refuse_too_large(begin + size)
+    _refuse_too_large(begin + size)
     values = torch.from_numpy(view[begin : begin + size])
     layout.write(layout.columns(values, task.batch_size), task.first, items)
     return Answer(task.number, layout=pickle.dumps(layout))

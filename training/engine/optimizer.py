@@ -19,7 +19,6 @@ from torch.optim.swa_utils import get_ema_multi_avg_fn
 from training.errors import UserError
 from training.save.layout import is_sharded
 from training.save.resume import CheckpointContent
-from training.save.state import unflatten_state
 from training.settings import Precision
 from training.workload import OptimizerState, Train
 
@@ -261,3 +260,31 @@ class MovingAverage:
                 other.copy_(before)
             else:
                 tensor.data, self._averages[place] = average, tensor.data
+
+
+def flatten_state(value: Any, tensors: dict[str, Tensor], path: str = "") -> Any:
+    """Move a nested state_dict's tensors into `tensors`; return the rest as a JSON skeleton."""
+    if isinstance(value, Tensor):
+        tensors[path] = value
+        return {"tensor": path}
+    if isinstance(value, Mapping):
+        return {"dict": [[k, flatten_state(v, tensors, f"{path}/{k}")] for k, v in value.items()]}
+    if isinstance(value, list | tuple):
+        parts = [flatten_state(v, tensors, f"{path}/{i}") for i, v in enumerate(value)]
+        return {type(value).__name__: parts}
+    if value is None or isinstance(value, bool | int | float | str):
+        return {"value": value}
+    raise TypeError(f"{path}: a {type(value).__name__} cannot be stored in a checkpoint")
+
+
+def unflatten_state(skeleton: Any, tensors: Mapping[str, Tensor]) -> Any:
+    """Rebuild the state_dict from the skeleton and tensors of `flatten_state`."""
+    ((kind, content),) = skeleton.items()
+    if kind == "tensor":
+        return tensors[content]
+    if kind == "dict":
+        return {key: unflatten_state(value, tensors) for key, value in content}
+    if kind in ("list", "tuple"):
+        parts = [unflatten_state(value, tensors) for value in content]
+        return tuple(parts) if kind == "tuple" else parts
+    return content

@@ -23,7 +23,7 @@ from training.errors import RunFailedError, UserError
 from training.workload import Batch, Settings, Train
 
 
-class Gradients:
+class _Gradients:
     """The gradients of a rank's whole model, on their way to all other ranks.
 
     Buckets are sent in one order, each as soon as backward has made the gradients of it and of
@@ -121,7 +121,7 @@ def _versions(model: nn.Module) -> list[tuple[int, int]]:
     return [(id(b), b._version) for b in model.buffers() if id(b) not in norms]
 
 
-class NormStatistics:
+class _NormStatistics:
     """The running statistics of a model's BatchNorm, as sums over the micro-batches of a step."""
 
     def __init__(self, model: nn.Module) -> None:
@@ -264,12 +264,12 @@ class _Whole(Parallel):
         self._world = world
         self._parameters = [p for p in model.parameters() if p.requires_grad]
         self._aside: list[list[Tensor | None]] = []
-        self._statistics = NormStatistics(model)
+        self._statistics = _NormStatistics(model)
         self._num_micro_batches = 0
         self._turns: list[Turn] = []
-        self._ranks: Gradients | None = None
+        self._ranks: _Gradients | None = None
         if world.size > 1:
-            self._ranks = Gradients(stage, self._parameters, world)
+            self._ranks = _Gradients(stage, self._parameters, world)
 
     def begin_step(self, num_micro_batches: int) -> None:
         self._num_micro_batches = num_micro_batches

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from contract.trainer_options import RANKS
 from training.attempt.context import SHARES, World
+from training.engine.batches import own_micro_batches
 from training.stacking import ALIGNMENT
 
 # As DDP's: large enough for a network's speed, small enough to begin while backward goes on.
@@ -32,11 +33,6 @@ class Turn(NamedTuple):
 
     sets_aside: bool  # before it: the sum so far, as it begins a sum of its own
     joins: int  # after it: sums that were set aside and are added now, the last one first
-
-
-def own_micro_batches(num_micro: int, rank: int, size: int) -> range:
-    """The micro-batches of a rank, of a step with that many: whole shares, if it can have them."""
-    return range(rank * num_micro // size, (rank + 1) * num_micro // size)
 
 
 def share_of(number: int, num_micro: int) -> int:

@@ -35,12 +35,12 @@ from training.workload import (
 def samples_of(stage: Train, i: Inputs, split: str) -> Samples:
     """Call `Train.samples` and check what it returns."""
     samples: Any = stage.samples(i, split)
-    for sentence in unlike(samples, Samples, f"stage {stage.name!r}, split {split!r}"):
+    for sentence in _unlike(samples, Samples, f"stage {stage.name!r}, split {split!r}"):
         raise UserError(sentence)
     return samples  # type: ignore[no-any-return]
 
 
-def unlike(thing: Any, base: type[Any], what: str) -> Iterator[str]:
+def _unlike(thing: Any, base: type[Any], what: str) -> Iterator[str]:
     """How `thing` differs from `base`: what it lacks, or what the loop could not call."""
     if not isinstance(thing, base):
         yield (
@@ -218,7 +218,7 @@ _CONFIG_FIELDS = {"seed": int, "num_threads": int, "deterministic": bool}
 
 def problems(workload: Any) -> list[str]:
     """Problems as sentences; empty if there are none."""
-    if lacks := list(unlike(workload, Workload, "the workload")):
+    if lacks := list(_unlike(workload, Workload, "the workload")):
         return lacks
     if not isinstance(workload.recipes, Mapping) or not workload.recipes:
         return [
@@ -272,7 +272,7 @@ def _stages(stages: Sequence[Any]) -> Iterator[str]:
         yield f"the stages are named {names}; names must differ"
     for stage in stages:
         kind = Prepare if hasattr(stage, "make") else Train
-        yield from unlike(stage, kind, f"stage {getattr(stage, 'name', stage)!r}")
+        yield from _unlike(stage, kind, f"stage {getattr(stage, 'name', stage)!r}")
         settings = getattr(stage, "settings", None)
         if kind is Train and settings is not None and not isinstance(settings, Settings):
             yield f"stage {stage.name!r}: settings is a {type(settings).__name__}; return Settings"

@@ -17,7 +17,6 @@ from training.engine.job import ResolvedWorkload
 from training.engine.loop import StageLoop
 from training.engine.optimizer import OPTIMIZER, state_by_name
 from training.engine.parallel import is_sharded
-from training.engine.prior import PriorTensors
 from training.engine.step_log import longest, sentence
 from training.record.head import CheckpointEntry, Position
 from training.record.run import DamagedCheckpointError, RunConfig, changed_parts
@@ -35,6 +34,7 @@ from training.save.resume import (
 )
 from training.save.schedule import Schedule
 from training.save.weights import export_final
+from training.stage_data import PriorTensors
 from training.store.local_dataset import LocalDataset
 from training.store.protocol import Store, StoreError
 from training.workload import Inputs, OptimizerState, Prepare, Prior, Train

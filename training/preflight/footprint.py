@@ -108,7 +108,7 @@ class StepFootprint:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ForwardFootprint:
+class _ForwardFootprint:
     """Bytes and FLOPs of a forward pass without gradients."""
 
     parameters: int
@@ -176,7 +176,7 @@ def measure_evaluation(stage: Train, config: Any, size: int) -> int:
     return found.peak_bytes
 
 
-def measure_probe(name: str, probe: Probe) -> ForwardFootprint:
+def measure_probe(name: str, probe: Probe) -> _ForwardFootprint:
     """Measure a Prepare stage's work on one batch."""
     with refusing_reads(name, "its probe reads data", "let shapes alone decide what it computes"):
         return _forward(probe.build, lambda m, batch: m(batch), probe.batch, probe.size)
@@ -326,7 +326,7 @@ def _forward(
     forward: Callable[[nn.Module, Batch], Any],
     example: Batch,
     size: int,
-) -> ForwardFootprint:
+) -> _ForwardFootprint:
     with FakeTensorMode() as fake, torch.no_grad():
         memory = LiveMemory()
         with memory:
@@ -336,7 +336,7 @@ def _forward(
             forward(model, batch)
         flops, shares = _flops(lambda: forward(model, batch))
     parameters = list(model.parameters())
-    return ForwardFootprint(
+    return _ForwardFootprint(
         parameters=sum(p.numel() for p in parameters),
         parameter_bytes=_bytes(parameters),
         peak_bytes=memory.peak_bytes,

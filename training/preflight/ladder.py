@@ -21,16 +21,15 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._pytree import tree_map_only
 
 from contract.keys import ADAPTATION
-from training.config import resolve_config
-from training.engine.numerics import configure
+from training.engine.job import restaged
 from training.engine.optimizer import Scaling, autocast, step_in_backward
 from training.engine.reduction import sums_set_aside
 from training.errors import OutOfMemoryError, RunFailedError, UserError
+from training.numerics import configure
 from training.preflight.admission import is_out_of_memory, limit_memory
 from training.preflight.standalone import LAST_STEP, standalone_inputs
-from training.proxies import restaged
 from training.record.head import read_head, read_json_record
-from training.registry import load_workload
+from training.registry import load_workload, resolve_config
 from training.store.protocol import PreconditionFailedError, Store, Stored
 from training.workload import Rung, Train, Workload, implements
 

@@ -21,30 +21,29 @@ import torch
 
 from contract.grammar import parse_span
 from contract.keys import CHECKPOINTS, CONFIG, MANIFEST, artifact_prefix, checkpoint_prefix
-from training.config import fitted, resolve_config
 from training.engine.job import (
     Origin,
     ResolvedWorkload,
     RunOptions,
     checked_stages,
     origin_from_weights,
+    usable_ranks,
     with_origin,
 )
 from training.engine.loader import num_workers
-from training.engine.numerics import device_of
 from training.engine.parallel import is_sharded
 from training.engine.stage_checks import problems
 from training.errors import UserError
+from training.numerics import device_of
 from training.preflight.admission import ResourceRequest, is_out_of_memory, limit_memory
 from training.preflight.ladder import TrialRequest, adapted, explain, resolve_adaptation
-from training.preflight.ranks import usable_ranks
 from training.record.head import CheckpointEntry, Head, read_head, write_head
 from training.record.run import OpenRun, RunConfig, read_run_config
-from training.registry import load_workload
+from training.registry import fitted, load_workload, resolve_config
 from training.save.state import STATE
 from training.save.weights import open_trained
+from training.store.folder import open_store
 from training.store.local_dataset import parse_manifest
-from training.store.open import open_store
 from training.store.protocol import PreconditionFailedError, Store
 from training.store.transfer import FileEntry
 from training.workload import Prepare, Train, Workload, implements
@@ -53,7 +52,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Preflight:
+class _Preflight:
     """A job that has passed every check, and what it takes of its machine."""
 
     job: ResolvedWorkload
@@ -70,7 +69,7 @@ class Preflight:
             raise explain(error, self.job.workload, self.job.config) from error
 
 
-def preflight(options: RunOptions) -> Preflight:
+def preflight(options: RunOptions) -> _Preflight:
     """Check a run; UserError says what is wrong.
 
     Memory is tried only where it is limited, by a GPU or by --memory-limit-mib. A trial is one
@@ -127,7 +126,7 @@ def preflight(options: RunOptions) -> Preflight:
     request = resource_request(
         options.store.uri, workload, config, options.dataset_uri, limit, num_ranks
     )
-    return Preflight(job=job, request=request)
+    return _Preflight(job=job, request=request)
 
 
 def _meta(dataset_uri: str) -> Mapping[str, Any] | None:

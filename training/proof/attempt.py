@@ -31,7 +31,7 @@ from training.proof.store_faults import misbehaving
 from training.registry import load_workload
 from training.report.progress import configure_logging
 from training.save.state import HostCopies
-from training.store.open import open_store
+from training.store.folder import open_store
 
 EXIT_CRASHED = 70
 # streamed: as on a host without memory for a copy of the state.

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten
 
+from training.engine.job import PrepareProxy, TrainProxy, restaged
 from training.engine.stage_checks import checked_order, samples_of
 from training.errors import UserError
 from training.proof.injector import Injector
-from training.proxies import PrepareProxy, TrainProxy, restaged
 from training.workload import (
     Batch,
     Inputs,

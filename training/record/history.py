@@ -28,7 +28,7 @@ _NAN = float("nan")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Steps:
+class _Steps:
     """Steps, ordered by their number; each column has one value per step."""
 
     columns: Mapping[str, "array[Any]"]
@@ -40,16 +40,16 @@ class Steps:
     def __getitem__(self, name: str) -> "array[Any]":
         return self.columns[name]
 
-    def take(self, rows: Iterable[int]) -> "Steps":
+    def take(self, rows: Iterable[int]) -> "_Steps":
         """The steps in these rows."""
         kept = array("q", rows)
         columns = {
             name: array(column.typecode, map(column.__getitem__, kept))
             for name, column in self.columns.items()
         }
-        return Steps(columns=columns, stages=self.stages)
+        return _Steps(columns=columns, stages=self.stages)
 
-    def by_stage(self) -> "dict[str, Steps]":
+    def by_stage(self) -> "dict[str, _Steps]":
         """Stage -> its steps."""
         rows: dict[int, array[int]] = {}
         for row, stage in enumerate(self["stage"]):
@@ -91,9 +91,9 @@ class StepLines:
         for column, value in zip(self._columns.values(), values, strict=True):
             column.append(value)
 
-    def split(self) -> tuple[Steps, dict[int, _AttemptSteps]]:
+    def split(self) -> tuple[_Steps, dict[int, _AttemptSteps]]:
         """The lineage, and generation -> what it computed."""
-        lines = Steps(columns=self._columns, stages=tuple(self._stages))
+        lines = _Steps(columns=self._columns, stages=tuple(self._stages))
         attempts: dict[int, _AttemptSteps] = {}
         for generation, step in zip(lines["generation"], lines["step"], strict=True):
             own = attempts.setdefault(generation, _AttemptSteps(first=step, last=step))
@@ -150,7 +150,7 @@ class History:
     """What a run's metrics lines and events say."""
 
     lines: Sequence[Line]  # those of other kinds than "step"
-    steps: Steps  # the lineage
+    steps: _Steps  # the lineage
     attempts: Sequence[AttemptSummary]
     passed_over: Sequence[str]  # damaged objects and lines
 

@@ -20,7 +20,7 @@ from training.record.head import CheckpointEntry, Head, read_head, read_json_rec
 from training.record.lease import Lease
 from training.record.metrics import Events
 from training.settings import Settings
-from training.store.open import open_store
+from training.store.folder import open_store
 from training.store.protocol import Store, StoreError, create
 
 _FORMAT = 1

@@ -17,8 +17,14 @@ from training.record.lease import LeaseLostError
 from training.save.publish import CheckpointPublisher, Cost
 from training.save.schedule import SaveBudget, Schedule, estimate
 from training.save.sharded_saves import ShardedLeader, Verb
-from training.save.state import HostCopies, HostCopy, LiveState
-from training.save.tensors import SaveRequest, TensorSave, TensorSource
+from training.save.state import (
+    HostCopies,
+    HostCopy,
+    LiveState,
+    SaveRequest,
+    TensorSave,
+    TensorSource,
+)
 from training.store.protocol import StoreError
 
 _log = logging.getLogger(__name__)
@@ -202,7 +208,7 @@ class Checkpointer:
             self._context.store,
             request,
             state,
-            leader=self._leader,
+            others=self._leader.wait_for if self._leader else None,
             since_notice=self._since_notice,
         )
         return TensorSave(source, self._publisher.publish, self._publisher.settle)

@@ -225,3 +225,14 @@ def copy_overlap(
         source = source.narrow(dim, first - a, last - first)
         target = target.narrow(dim, first - b, last - first)
     target.copy_(source)
+
+
+def merged_slices(slices: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Merge the slice lists of all ranks, which have the same tensors."""
+    whole: dict[str, Any] = {}
+    for part, tensors in slices[0].items():
+        whole[part] = {}
+        for name, about in tensors.items():
+            found = [one for own in slices for one in own[part][name]["slices"]]
+            whole[part][name] = {**about, "slices": found}
+    return whole

@@ -41,7 +41,7 @@ _NOTHING = FolderManifest(reason="exit", program_says_when=False, files=())
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Restored:
+class _Restored:
     """The snapshot that the folder now holds."""
 
     entry: CheckpointEntry
@@ -107,7 +107,7 @@ class Mirror:
             return None
         return watcher.obstacle, watcher.outlook
 
-    def restore(self) -> Restored | None:
+    def restore(self) -> _Restored | None:
         """Fill the folder from the newest snapshot that holds; None if there is none.
 
         Call it before the program starts: what is in the folder, the run must have left there
@@ -136,7 +136,7 @@ class Mirror:
         self._watcher.captured = list_folder(self._folder)
         self._doubted = self._watcher.captured if found.entry.is_tentative else None
         self._saves.blobs.sweep()
-        restored = Restored(
+        restored = _Restored(
             entry=found.entry,
             num_files=len(filled.manifest.files),
             bytes=filled.manifest.num_bytes,
@@ -304,7 +304,7 @@ class Mirror:
         _log.warning(f"[snapshot] none yet: {text}")
         return True
 
-    def _tell_restored(self, restored: Restored) -> None:
+    def _tell_restored(self, restored: _Restored) -> None:
         size, reused = restored.bytes / 1e6, restored.reused_bytes / 1e6
         _log.info(
             f"[snapshot] {restored.entry.step} restored: {restored.num_files} files, "

@@ -16,8 +16,7 @@ from training.attempt.supervisor import Work
 from training.record.head import Kind, Position, checkpoint_name
 from training.save.checkpointer import Checkpointer
 from training.save.sharded_saves import ShardedFollower, ShardedLeader, own_share
-from training.save.state import LiveState
-from training.save.tensors import SaveRequest
+from training.save.state import LiveState, SaveRequest
 
 _log = logging.getLogger(__name__)
 

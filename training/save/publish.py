@@ -58,7 +58,7 @@ class _Holding(Protocol):
         """Free what only sending needs; the save is over."""
 
 
-class StateSource(_Holding, Protocol):
+class _StateSource(_Holding, Protocol):
     """The state of one moment, and how it is stored: tensors of all ranks, or a folder."""
 
     def entry(self, head: Head) -> CheckpointEntry:

@@ -152,7 +152,7 @@ def _read_slices(
     return tensors
 
 
-def read_layout(store: Store, prefix: str, file: FileEntry) -> FileLayout:
+def _read_layout(store: Store, prefix: str, file: FileEntry) -> FileLayout:
     """Read the layout of a safetensors file, before its checksum is verified."""
     try:
         first = _read_first(store, prefix, file, min(8, file.bytes))
@@ -168,7 +168,7 @@ def read_tensors(store: Store, prefix: str, file: FileEntry) -> dict[str, Tensor
     Another alignment changes the last bits of matrix-vector products, so tensors must not be views
     of a file's bytes.
     """
-    layout = read_layout(store, prefix, file)
+    layout = _read_layout(store, prefix, file)
     tensors = {place.name: torch.empty(place.shape, dtype=place.dtype) for place in layout.spans}
 
     def place_bytes(start: int, data: memoryview) -> None:
@@ -293,7 +293,7 @@ def slices_of(store: Store, entry: CheckpointEntry, state: Mapping[str, Any]) ->
                     {"file": file.name, "offset": [0] * len(place.shape), "shape": place.shape}
                 ],
             }
-            for place in read_layout(store, checkpoint_prefix(entry.name), file).spans
+            for place in _read_layout(store, checkpoint_prefix(entry.name), file).spans
         }
     return whole
 

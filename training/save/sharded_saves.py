@@ -10,7 +10,7 @@ import itertools
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, TypeAlias
 
@@ -23,7 +23,7 @@ from training.record.head import step_of
 from training.save.layout import SLICES, Slice, is_first_holder, local_slice
 from training.save.memory import allocate, view_of
 from training.save.publish import Save
-from training.save.state import HostCopies, HostCopy, LiveState, refuse_nan
+from training.save.state import HostCopies, HostCopy, LiveState, OtherShares, refuse_nan
 from training.store.protocol import StoreError
 from training.store.transfer import CancelledError, FileEntry, send
 
@@ -62,17 +62,6 @@ def own_share(capture: LiveState, rank: int) -> LiveState:
                 about[name]["slices"].append(asdict(own))
     state = capture.state if rank == 0 else {}
     return replace(capture, tensors=files, state={**state, SLICES: slices})
-
-
-def merged(slices: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Merge the slice lists of all ranks, which have the same tensors."""
-    whole: dict[str, Any] = {}
-    for part, tensors in slices[0].items():
-        whole[part] = {}
-        for name, about in tensors.items():
-            found = [one for own in slices for one in own[part][name]["slices"]]
-            whole[part][name] = {**about, "slices": found}
-    return whole
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -138,7 +127,7 @@ class ShardedLeader:
         """Make the others write their staged copies; from any thread, whatever they are doing."""
         self._world.post(_STAGED, name)
 
-    def wait_for(self, name: str, stop: threading.Event) -> list[_WrittenShare]:
+    def wait_for(self, name: str, stop: threading.Event) -> OtherShares:
         """Wait for every other rank's share; raise the error that one of them met."""
         missing = dict.fromkeys(range(1, self._world.size), (time.monotonic(), ""))
         found: dict[int, _WrittenShare] = {}
@@ -156,7 +145,9 @@ class ShardedLeader:
                     raise StoreError(f"rank {rank} wrote nothing for {_SILENT_SECONDS:g} s")
             if missing and stop.wait(_POLL_SECONDS):
                 raise CancelledError("the save was cancelled")
-        return [found[rank] for rank in sorted(found)]
+        shares = [found[rank] for rank in sorted(found)]
+        files = [file for share in shares for file in share.files]
+        return files, [share.slices for share in shares if share.slices]
 
 
 def _raise_for(rank: int, written: _WrittenShare, step: int) -> None:
@@ -165,14 +156,6 @@ def _raise_for(rank: int, written: _WrittenShare, step: int) -> None:
     if written.error:
         raise StoreError(f"rank {rank}: {written.error}")
     assert written.slices is not None, f"rank {rank} announced no {SLICES}"
-
-
-def refuse_wrong_sizes(there: Mapping[str, int], prefix: str, files: Sequence[FileEntry]) -> None:
-    """Raise StoreError if a file in the store is missing or not as large as announced."""
-    for file in files:
-        if there.get(prefix + file.name) != file.bytes:
-            size = there.get(prefix + file.name, "no")
-            raise StoreError(f"{prefix}{file.name} has {size} bytes instead of {file.bytes}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

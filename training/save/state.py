@@ -1,28 +1,42 @@
-"""The state of a step boundary, live or copied to the host, as the bytes of its files.
+"""The state of a step boundary, live or copied to the host: its files, and what a save sends of it.
 
-Nothing here writes: its files give any part of themselves, straight from the live tensors or from a
-`HostCopy`, which lets training continue.
+Its files give any part of themselves, straight from the live tensors or from a `HostCopy`, which
+lets training continue.
 """
 
 import json
 import mmap
 import os
 import threading
+import time
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
 
 import torch
 from torch import Tensor
 
+from contract.keys import checkpoint_prefix
+from training.attempt.notice import Notice
 from training.errors import DivergedError, Divergence
-from training.save.layout import FileLayout, TensorSpan, lay_out
+from training.record.head import CheckpointEntry, Head, Kind, Position
+from training.save.layout import SLICES, FileLayout, TensorSpan, lay_out, merged_slices
 from training.save.memory import allocate, available_bytes, open_shared, view_of
-from training.store.protocol import PartSender
-from training.store.transfer import Contents, Spare, Text
+from training.save.publish import Save
+from training.store.protocol import PartSender, Store, StoreError
+from training.store.transfer import (
+    Contents,
+    FileEntry,
+    Spare,
+    Text,
+    TransferProgress,
+    send,
+)
 
+# What the other ranks have written of a save: their files, and the slices in these.
+OtherShares: TypeAlias = tuple[Sequence[FileEntry], Sequence[Mapping[str, Any]]]
 STATE = "state.json"
 
 
@@ -205,34 +219,6 @@ def tensor_at(block: Tensor, span: TensorSpan) -> Tensor:
     return block[span.start : span.stop].view(span.dtype).view(span.shape)
 
 
-def flatten_state(value: Any, tensors: dict[str, Tensor], path: str = "") -> Any:
-    """Move a nested state_dict's tensors into `tensors`; return the rest as a JSON skeleton."""
-    if isinstance(value, Tensor):
-        tensors[path] = value
-        return {"tensor": path}
-    if isinstance(value, Mapping):
-        return {"dict": [[k, flatten_state(v, tensors, f"{path}/{k}")] for k, v in value.items()]}
-    if isinstance(value, list | tuple):
-        parts = [flatten_state(v, tensors, f"{path}/{i}") for i, v in enumerate(value)]
-        return {type(value).__name__: parts}
-    if value is None or isinstance(value, bool | int | float | str):
-        return {"value": value}
-    raise TypeError(f"{path}: a {type(value).__name__} cannot be stored in a checkpoint")
-
-
-def unflatten_state(skeleton: Any, tensors: Mapping[str, Tensor]) -> Any:
-    """Rebuild the state_dict from the skeleton and tensors of `flatten_state`."""
-    ((kind, content),) = skeleton.items()
-    if kind == "tensor":
-        return tensors[content]
-    if kind == "dict":
-        return {key: unflatten_state(value, tensors) for key, value in content}
-    if kind in ("list", "tuple"):
-        parts = [unflatten_state(value, tensors) for value in content]
-        return tuple(parts) if kind == "tuple" else parts
-    return content
-
-
 def find_nan(tensors: Mapping[str, Tensor]) -> str | None:
     """The name of the first tensor with a NaN (an infinity may be intended, as in masks)."""
     for name, tensor in tensors.items():
@@ -276,3 +262,113 @@ def _copy_bytes(tensor: Tensor, start: int, out: Tensor) -> None:
         first, last = max(start, base), min(stop, base + row_bytes)
         data = tensor[row].contiguous().view(-1).view(torch.uint8)
         out[first - start : last - start].copy_(data[first - base : last - base])
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SaveRequest:
+    """What is to be saved, and why. The live state is good only until the next step starts."""
+
+    name: str  # of the checkpoint
+    kind: Kind
+    position: Position
+    epoch: int
+    state: LiveState
+    seconds_left: float | None = None  # of the stage, at the pace so far
+
+
+class TensorSource:
+    """The state that was requested, read from its live tensors or from a copy on the host."""
+
+    def __init__(
+        self,
+        store: Store,
+        request: SaveRequest,
+        state: LiveState | HostCopy,
+        *,
+        others: Callable[[str, threading.Event], OtherShares] | None = None,
+        since_notice: Position | None = None,
+    ) -> None:
+        self.request = request
+        self.state = state
+        self.notice: Notice | None = None  # that the save answers
+        self._store = store
+        self._since_notice = since_notice  # committed at a notice, after which training continued
+        self._others = others  # waits for what the other ranks write
+        # The JSON of a sharded checkpoint is written once the other ranks have announced theirs.
+        self._files = [*state.files, *([] if others else [state_file(state.state)])]
+
+    @property
+    def num_bytes(self) -> int:
+        """Total bytes of the files that this process writes."""
+        return sum(file.size for file in self._files)
+
+    def entry(self, head: Head) -> CheckpointEntry:
+        """The entry that the policy has requested."""
+        request, position = self.request, self.request.position
+        return CheckpointEntry(
+            name=request.name,
+            step=position.step,
+            stage=position.stage,
+            epoch=request.epoch,
+            kind=request.kind,
+            files=(),
+            is_best=position.best.get("step") == position.step,
+            seconds_left=request.seconds_left,
+        )
+
+    def send(
+        self, name: str, progress: TransferProgress, beside: Sequence[Callable[[], None]]
+    ) -> tuple[FileEntry, ...]:
+        """Send the tensors, of a sharded stage those of all ranks; refuses weights with a NaN."""
+        store, prefix = self._store, checkpoint_prefix(name)
+        tasks = [self._refuse_nan, *beside]
+        mine = send(store, prefix, self._files, progress, beside=tasks, allocate=self._spare)
+        if self._others is None:
+            return mine
+        theirs, slices = self._others(name, progress.stop)
+        files = (*mine, *theirs)
+        _refuse_wrong_sizes(store.sizes(prefix), prefix, files)
+        merged = merged_slices([self.state.state[SLICES], *slices])
+        json_file = state_file({**self.state.state, SLICES: merged})
+        return files + send(store, prefix, [json_file], progress)
+
+    def discard(self) -> None:
+        """No-op: the memory of a copy is used again."""
+
+    def facts(self) -> Mapping[str, Any]:
+        """What an answer to a notice, or the extra time after it, was worth."""
+        if self._since_notice is not None:
+            return {"gained_steps": self.request.position.step - self._since_notice.step}
+        if self.notice is not None:
+            since = time.monotonic() - self.notice.received
+            return {"notice_to_commit_seconds": round(since, 4)}
+        return {}
+
+    def _spare(self, size: int) -> memoryview:
+        return view_of(allocate(size, self.state.device))
+
+    def _refuse_nan(self) -> None:
+        position = self.request.position
+        where = f"stage {position.stage!r}, step {position.step}"
+        refuse_nan(self.state.tensors, position.step, where)
+
+
+def _refuse_wrong_sizes(there: Mapping[str, int], prefix: str, files: Sequence[FileEntry]) -> None:
+    """Raise StoreError if a file in the store is missing or not as large as announced."""
+    for file in files:
+        if there.get(prefix + file.name) != file.bytes:
+            size = there.get(prefix + file.name, "no")
+            raise StoreError(f"{prefix}{file.name} has {size} bytes instead of {file.bytes}")
+
+
+class TensorSave(Save[TensorSource]):
+    """A save of tensors, which may answer a notice."""
+
+    @property
+    def request(self) -> SaveRequest:
+        """What is saved, and why."""
+        return self.source.request
+
+    def answer(self, notice: Notice, *, releases: bool) -> None:
+        """Make it the answer to the notice; with `releases` its commit also releases the lease."""
+        self.source.notice, self.releases = notice, releases

@@ -37,12 +37,12 @@ from training.save.resume import (
     slices_of,
 )
 from training.save.state import tensor_at
-from training.store.open import open_store
+from training.store.folder import open_store
 from training.store.protocol import Store, StoreError
 
 _NUM_NAMED = 5
 # Files of weights: ours, and those that torch.save wrote.
-WEIGHT_FILES = (".safetensors", ".pth", ".pt")
+_WEIGHT_FILES = (".safetensors", ".pth", ".pt")
 # A placeholder for the hash in the header, of the same length, until all tensors are written.
 _PLACEHOLDER = "?" * 64
 
@@ -70,7 +70,7 @@ def open_trained(uri: str) -> OpenRun:
 def read_weights(uri: str, checkpoint: str | None = None) -> Weights:
     """Weights of a file, of a finished run, or of a run's checkpoint (see `find_checkpoint`)."""
     with tempfile.TemporaryDirectory(prefix="weights-") as folder:
-        if uri.endswith(WEIGHT_FILES):
+        if uri.endswith(_WEIGHT_FILES):
             if checkpoint is not None:
                 raise UserError(f"{uri} is a file, without checkpoints; pass a run's URI")
             return _from_file(uri, Path(folder))

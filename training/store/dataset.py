@@ -21,7 +21,7 @@ from training.dataset_output import locked_folder
 from training.errors import UserError
 from training.sources import places_of
 from training.store.fetching import fetch_missing
-from training.store.folder import sweep, write_whole
+from training.store.folder import open_store, sweep, write_whole
 from training.store.local_dataset import (
     ARRIVING,
     FileProgress,
@@ -30,7 +30,6 @@ from training.store.local_dataset import (
     parse_manifest,
     syncing,
 )
-from training.store.open import open_store
 from training.store.protocol import Store, Stored
 from training.store.verified import READS, Entry
 

@@ -15,9 +15,9 @@ from functools import partial
 from pathlib import Path
 
 from training.errors import UserError
-from training.store.folder import FolderStore, UnfinishedFile, write_at, writing
+from training.store.folder import FolderStore, UnfinishedFile, write_at
 from training.store.local_dataset import FileProgress
-from training.store.protocol import Store, StoreError
+from training.store.protocol import Store, StoreError, writing
 from training.store.transfer import PART_BYTES, num_parts, run_all
 from training.store.verified import READS, AppendedLines, Entry, VerifiedFiles
 

@@ -1,4 +1,4 @@
-"""A store in a folder. Keys are written atomically: readers never see half a file.
+"""A store in a folder, and which store a URI names. Readers never see half a file of a folder.
 
 A file that is being written lies next to its target, locked, until it takes its place. A process
 that is killed leaves it behind; the system then releases the lock, which tells it from that of a
@@ -21,11 +21,14 @@ from pathlib import Path
 from training.errors import UserError
 from training.store.protocol import (
     PreconditionFailedError,
+    Store,
     Stored,
     StoreError,
     Upload,
     refuse_outside,
+    writing,
 )
+from training.store.s3 import S3Store
 
 _NAME = re.compile(r"\..+\.[0-9a-f]{8}\.part")
 _ATTEMPTS = 5
@@ -101,15 +104,6 @@ def write_at(file: int, data: memoryview, start: int) -> None:
     done = 0
     while done < len(data):
         done += os.pwrite(file, data[done : done + _WRITE_BYTES], start + done)
-
-
-@contextmanager
-def writing(path: Path) -> Iterator[None]:
-    """Turn an OSError, such as a full disk, into a StoreError, as for a 500 from S3."""
-    try:
-        yield
-    except OSError as error:
-        raise StoreError(f"{path}: {error.strerror or error}") from error
 
 
 def _delete_unlocked(path: Path) -> None:
@@ -340,3 +334,17 @@ def _reading(path: Path) -> Iterator[None]:
         raise
     except OSError as error:
         raise StoreError(f"{error.filename or path}: {error.strerror or error}") from error
+
+
+def open_store(uri: str) -> Store:
+    """Open `s3://bucket/prefix` or a folder, which need not exist yet."""
+    if uri.startswith("s3://"):
+        bucket, _, prefix = uri.removeprefix("s3://").partition("/")
+        if not bucket:
+            raise UserError(f"the URI {uri!r} names no bucket; write s3://bucket/prefix")
+        return S3Store(bucket, prefix.strip("/"))
+    if "://" in uri or not uri:
+        raise UserError(
+            f"the URI {uri!r} is neither s3://bucket/prefix nor a folder; give one of them"
+        )
+    return FolderStore(Path(uri))

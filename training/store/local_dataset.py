@@ -18,8 +18,8 @@ from contract.keys import MANIFEST
 from contract.program import WORKLOAD as PROGRAM
 from training.errors import UserError
 from training.sources import UNFINISHED
-from training.store.folder import write_whole, writing
-from training.store.protocol import StoreError
+from training.store.folder import write_whole
+from training.store.protocol import StoreError, writing
 from training.store.verified import READS, RECORD, Entry, VerifiedFiles, announce, sha256_of
 from training.tally import timed
 
@@ -307,3 +307,12 @@ def parse_manifest(data: bytes, where: str) -> dict[str, Any]:
                 f"{where}: {MANIFEST} lists {str(path)!r}, which is outside the dataset"
             )
     return dict(manifest)
+
+
+def facts_of(meta: Mapping[str, Any]) -> str:
+    """What a manifest's `meta` has counted, in a line."""
+    facts = [f"{len(meta['classes'])} classes"] if "classes" in meta else []
+    splits = meta.get("splits", {})
+    facts += [f"{name} {count:,}" for name, count in splits.items() if isinstance(count, int)]
+    numbers = {n: v for n, v in meta.items() if isinstance(v, int | float) and n != "seed"}
+    return ", ".join([*facts, *(f"{n.replace('_', ' ')} {v:,.10g}" for n, v in numbers.items())])

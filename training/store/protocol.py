@@ -5,6 +5,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, runtime_checkable
@@ -139,6 +140,15 @@ class Store(Protocol):
 
         These are not keys yet; what a living writer has begun stays.
         """
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turn an OSError, such as a full disk, into a StoreError, as for a 500 from S3."""
+    try:
+        yield
+    except OSError as error:
+        raise StoreError(f"{path}: {error.strerror or error}") from error
 
 
 def refuse_outside(uri: str, key: str) -> None:

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 from training.errors import UserError
-from training.store.folder import writing
 from training.store.part_process import PartProcess
 from training.store.protocol import (
     AnswerLostError,
@@ -24,11 +23,11 @@ from training.store.protocol import (
     StoreError,
     Upload,
     refuse_outside,
+    writing,
 )
-from training.store.s3_get import RangeReader, UnsureError, reader_like
-from training.store.s3_upload import S3Upload, put_part
+from training.store.s3_transfer import RangeReader, S3Upload, UnsureError, put_part, reader_like
 
-Answer = TypeVar("Answer")
+_Answer = TypeVar("_Answer")
 
 _MEBIBYTE = 1024 * 1024
 # S3 answers 409 while another conditional write of the same key is in progress.
@@ -209,7 +208,7 @@ class S3Store:
         self._doubts = -1
         return True
 
-    def repeating(self, key: str, stop: threading.Event, call: Callable[[], Answer]) -> Answer:
+    def repeating(self, key: str, stop: threading.Event, call: Callable[[], _Answer]) -> _Answer:
         """Retry with backoff until the call succeeds or fails with a permanent error."""
         from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError
 

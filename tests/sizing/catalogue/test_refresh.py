@@ -2,7 +2,6 @@
 
 import json
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 import boto3
@@ -71,13 +70,13 @@ def ask(session: Any, earlier: Refreshed | None = None) -> Refreshed:
     return refresh(SIZES, session=session, region="us-east-1", earlier=earlier, now=NOW)
 
 
-def test_answers_are_kept_with_their_date(session: StubbedSession, tmp_path: Path) -> None:
+def test_answers_are_kept_with_their_date(session: StubbedSession) -> None:
     quota = {"Quota": {"Value": 64.0}}
     session.stubs["service-quotas"].add_response(
         "get_service_quota", quota, {"ServiceCode": "ec2", "QuotaCode": "L-3819A6DF"}
     )
-    save(ask(session), tmp_path / "cache.json")
-    answers = load(tmp_path / "cache.json")
+    save(ask(session))
+    answers = load()
     assert answers is not None
     assert answers.problems == []
     assert answers.quotas["L-3819A6DF"] == {"value": 64.0, "at": NOW.isoformat()}
@@ -122,23 +121,22 @@ def test_the_embedded_aws_answers_for_spot_prices() -> None:
 
 
 def test_the_command_uses_the_cache_and_says_how_old_it_is(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    cache = tmp_path / "cache.json"
     old = {"value": 9.99, "at": "2026-01-01T00:00:00+00:00"}
-    save(Refreshed(on_demand={"g5.xlarge": old}), cache)
-    assert main(["catalogue", "--family", "g5", "--cache", str(cache)]) == 0
+    save(Refreshed(on_demand={"g5.xlarge": old}))
+    assert main(["catalogue", "--family", "g5"]) == 0
     shown = capsys.readouterr().out
     assert "9.99" in shown
     assert "(2026-01-01)" in shown
     assert "WARNING: old; python -m sizing catalogue --refresh" in " ".join(shown.split())
-    assert main(["catalogue", "g5.xlarge", "--cache", str(cache), "--json"]) == 0
+    assert main(["catalogue", "g5.xlarge", "--json"]) == 0
     figures = json.loads(capsys.readouterr().out)["sizes"][0]
     assert figures["on_demand_basis"] == "refreshed"
     assert figures["on_demand_source"].endswith("us-east-1, asked 2026-01-01T00:00 UTC")
 
 
-def test_a_plan_takes_what_aws_answered(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_a_plan_takes_what_aws_answered(capsys: pytest.CaptureFixture[str]) -> None:
     at = "2026-11-20T00:00:00+00:00"
     kept = Refreshed(
         on_demand={"g5.xlarge": {"value": 10.06, "at": at}},
@@ -146,15 +144,11 @@ def test_a_plan_takes_what_aws_answered(capsys: pytest.CaptureFixture[str], tmp_
     )
     asked_for = ["plan", "trajectory", "--size", "g5.xlarge", "--json"]
     plans = []
-    for cache in ((), ("--cache", str(tmp_path / "given.json"))):
-        save(kept, tmp_path / "given.json")
-        assert main([*asked_for, *cache]) == 0
+    for answers in (Refreshed(), kept):
+        save(answers)
+        assert main(asked_for) == 0
         plans.append(json.loads(capsys.readouterr().out))
-    # Without --cache, what is kept at the usual place counts; there is nothing there.
     assert plans[1]["usd_on_demand"] == pytest.approx(10 * plans[0]["usd_on_demand"])
-    save(kept, asked.cache_file())
-    assert main(asked_for) == 0
-    assert json.loads(capsys.readouterr().out) == plans[1]
 
 
 def test_fails_when_aws_answers_nothing() -> None:
@@ -170,32 +164,12 @@ def test_fails_when_aws_answers_nothing() -> None:
         ask(refusing)
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        ["catalogue", "g5.xlarge"],
-        ["plan", "trajectory", "--size", "g5.xlarge"],
-        ["select", "--phase", "train"],
-        ["advise", "trajectory", "--sizes", "g5.xlarge"],
-    ],
-    ids=lambda command: command[0],
-)
-def test_fails_for_a_cache_that_is_missing_or_of_another_region(
-    command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    cache = str(tmp_path / "cache.json")
-    assert main([*command, "--cache", cache]) == 2
-    assert f"{cache} does not exist; create it with" in capsys.readouterr().err
-    save(Refreshed(region="eu-west-1"), Path(cache))
-    assert main([*command, "--cache", cache]) == 2
-    assert "has answers of eu-west-1, not us-east-1" in capsys.readouterr().err
-
-
 def test_fails_on_a_cache_that_is_something_else(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    cache = tmp_path / "cache.json"
+    cache = asked.cache_file()
+    cache.parent.mkdir()
     for text in ("[1]", "{", '{"on_demand": {"g5.xlarge": 3}}', '{"other": 1}'):
         cache.write_text(text)
-        assert main(["catalogue", "g5.xlarge", "--cache", str(cache)]) == 2
+        assert main(["catalogue", "g5.xlarge"]) == 2
         assert "is not a cache of this command" in capsys.readouterr().err

@@ -1,7 +1,6 @@
 """`python -m sizing select`: phases, the example of the help, and refusals in one sentence."""
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -97,10 +96,9 @@ def test_training_takes_what_fits_and_what_the_image_has_a_driver_for(ask: Any) 
     assert "legacy" in answer["differs"][0]
 
 
-def test_refreshed_prices_change_the_ranking(ask: Any, tmp_path: Path) -> None:
-    cache = tmp_path / "cache.json"
-    save(Refreshed(on_demand={"g4dn.xlarge": {"value": 0.1, "at": "2026-11-20T00:00"}}), cache)
-    assert ask(*BERT, "--cache", str(cache))["candidates"][0]["size"] == "g4dn.xlarge"
+def test_refreshed_prices_change_the_ranking(ask: Any) -> None:
+    save(Refreshed(on_demand={"g4dn.xlarge": {"value": 0.1, "at": "2026-11-20T00:00"}}))
+    assert ask(*BERT)["candidates"][0]["size"] == "g4dn.xlarge"
 
 
 def test_the_table_says_why_and_what_to_mind(capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,7 +16,7 @@ from tests.training import tiny
 from tests.training.hooks import HUNG_SECONDS, notice
 from tests.training.runs import Run
 from training.artifacts.compile_cache import CompileCache
-from training.store.open import open_store
+from training.store.folder import open_store
 from training.store.protocol import Store
 
 NUMERICS = {"torch": "2.14.1", "device": "cpu", "code": "a"}

@@ -13,8 +13,7 @@ from tests.training.tiny import Doubled
 from training.artifacts import prepare
 from training.artifacts.prepare import SharedArtifacts, shared_key
 from training.cli.main import main
-from training.store.folder import FolderStore
-from training.store.open import open_store
+from training.store.folder import FolderStore, open_store
 
 NUMERICS = {"torch": "2", "device": "cpu", "threads": 1, "deterministic": True, "world": 1}
 

@@ -14,12 +14,12 @@ from tests.training.forked import in_fork
 from tests.training.tiny import TinyTrain, tiny_config
 from training.attempt.context import RankEnvironment, World
 from training.engine.batches import MicroBatch
+from training.engine.job import TrainProxy
 from training.engine.learner import Learner
-from training.engine.prior import PriorTensors
 from training.errors import UserError
 from training.preflight.standalone import standalone_inputs
-from training.proxies import TrainProxy
 from training.settings import changed
+from training.stage_data import PriorTensors
 from training.workload import Batch, Inputs, Loss, Prior, Start, Train
 
 CONFIG = tiny_config(dropout=0.0, batch_norm=False, clip_norm=None, schedule="constant")

@@ -11,13 +11,13 @@ from torch.optim import SGD, AdamW, Optimizer
 from tests.training.tiny import TinyConfig, TinyTrain
 from training.engine.optimizer import (
     OPTIMIZER_NAMES,
+    flatten_state,
     parameter_names,
     start_state,
     state_by_name,
 )
 from training.errors import UserError
 from training.save.resume import CheckpointContent
-from training.save.state import flatten_state
 from training.workload import OptimizerState
 
 STAGE = TinyTrain(config=TinyConfig(), name="grown", width=4)

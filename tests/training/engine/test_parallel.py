@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from tests.training.attempt.processes import CPU, on_ranks
 from tests.training.tiny import TinyTrain, tiny_config
 from training.attempt.context import RankEnvironment, World
+from training.engine.batches import own_micro_batches
 from training.engine.parallel import Parallel, is_sharded, parallel
-from training.engine.reduction import own_micro_batches
 from training.errors import RunFailedError, UserError
 from training.workload import Loss, Settings, Train
 

@@ -11,13 +11,13 @@ from contract.trainer_options import RANKS
 from tests.training.attempt.processes import on_ranks
 from training.attempt.context import SHARES, World
 from training.engine import reduction
+from training.engine.batches import own_micro_batches
 from training.engine.reduction import (
     BucketLayout,
     Reduction,
     add,
     buckets,
     most_set_aside,
-    own_micro_batches,
     share_of,
     tree_sum,
     turns,

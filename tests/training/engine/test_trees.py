@@ -8,7 +8,7 @@ import torch
 
 from tests.training.tiny import TinyConfig, TinyTrain
 from training.engine.batches import CompiledShapes
-from training.proxies import TrainProxy
+from training.engine.job import TrainProxy
 from training.workload import Batch, Settings
 
 

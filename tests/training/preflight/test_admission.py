@@ -21,7 +21,7 @@ from tests.training.forked import in_fork
 from tests.training.runs import WORKLOAD, Run
 from tests.training.tiny import Tiny
 from training.cli.main import main
-from training.config import resolve_config
+from training.engine.job import WorkloadProxy
 from training.errors import MachineError, UserError
 from training.preflight.admission import (
     MachineCapacity,
@@ -33,8 +33,7 @@ from training.preflight.admission import (
     too_many_threads,
 )
 from training.preflight.preflight import resource_request
-from training.proxies import WorkloadProxy
-from training.registry import load_workload
+from training.registry import load_workload, resolve_config
 
 T = TypeVar("T")
 

@@ -8,10 +8,9 @@ import torch
 
 from tests.training.forked import in_fork
 from training.errors import UserError
-from training.preflight.config_json import shape_of
 from training.preflight.footprint import StepFootprint, measure_step
 from training.preflight.standalone import STANDS_IN, ModelStage, load_function
-from training.preflight.transformer import Transformer
+from training.preflight.transformer import Transformer, shape_of
 from training.workload import Settings, Train
 
 MODELS = "tests.training.preflight.models_to_count"

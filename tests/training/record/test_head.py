@@ -20,8 +20,7 @@ from training.record.head import (
     read_head,
 )
 from training.record.lease import InterruptedWhileWaitingError, Lease, LeaseLostError, acquire
-from training.store.folder import FolderStore
-from training.store.open import open_store
+from training.store.folder import FolderStore, open_store
 from training.store.protocol import AnswerLostError, PreconditionFailedError, Store, StoreError
 from training.store.transfer import FileEntry
 

@@ -8,7 +8,7 @@ from typing import Any
 from contract.keys import GUARD
 from training.record.history import AttemptSummary, History, StepLines
 from training.report.receipt import _read_spending, interruption_facts
-from training.store.open import open_store
+from training.store.folder import open_store
 
 BEGAN = datetime(2026, 11, 22, tzinfo=UTC)
 

@@ -8,21 +8,15 @@ import torch
 from torch import nn
 
 from tests.training.save.scene import take_lease
+from training.engine.optimizer import flatten_state, unflatten_state
 from training.errors import MachineError
 from training.record.head import CheckpointEntry, Retention, checkpoint_name
 from training.record.metrics import Events
 from training.record.run import DamagedCheckpointError, newest_valid
 from training.save.resume import read_checkpoint
-from training.save.state import (
-    LiveState,
-    find_nan,
-    flatten_state,
-    state_file,
-    unflatten_state,
-)
+from training.save.state import LiveState, find_nan, state_file
 from training.save.weights import weights_sha256
-from training.store.folder import FolderStore
-from training.store.open import open_store
+from training.store.folder import FolderStore, open_store
 from training.store.protocol import Store
 from training.store.transfer import TransferProgress, send
 

@@ -15,7 +15,7 @@ from tests.training.attempt.processes import on_ranks
 from tests.training.damage import flip
 from tests.training.save_scene import open_context
 from training.attempt.context import AttemptContext, World
-from training.engine.optimizer import create_optimizer_state
+from training.engine.optimizer import create_optimizer_state, flatten_state, unflatten_state
 from training.errors import GoBackError
 from training.record.head import Position, read_head
 from training.record.run import DamagedCheckpointError
@@ -23,7 +23,7 @@ from training.save.checkpointer import Checkpointer
 from training.save.policy import CheckpointPolicy
 from training.save.resume import ShardedContent, read_checkpoint, read_state, slices_of
 from training.save.schedule import Schedule
-from training.save.state import LiveState, flatten_state, unflatten_state
+from training.save.state import LiveState
 from training.store.folder import FolderStore
 
 POSITION = Position(stage="a", stage_step=4, step=4)

@@ -13,7 +13,7 @@ import pytest
 from tests.training.runs import Run
 from training.errors import UserError
 from training.store.dataset import sync_dataset
-from training.store.folder import FolderStore
+from training.store.folder import FolderStore, open_store
 from training.store.local_dataset import (
     ARRIVING,
     LocalDataset,
@@ -21,7 +21,6 @@ from training.store.local_dataset import (
     no_progress,
     open_dataset,
 )
-from training.store.open import open_store
 from training.store.protocol import StoreError
 
 

@@ -21,8 +21,8 @@ from training.cli.main import main
 from training.errors import UserError
 from training.store import verified
 from training.store.dataset import sync_dataset, upload_dataset
+from training.store.folder import open_store
 from training.store.local_dataset import LocalDataset, is_syncing, open_dataset
-from training.store.open import open_store
 from training.store.protocol import StoreError
 from training.store.verified import sha256_of
 

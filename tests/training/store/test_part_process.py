@@ -25,7 +25,7 @@ from tests.training.runs import wait_for
 from tests.training.save_scene import Scene
 from training.save.memory import open_shared
 from training.save.state import HostCopies, HostCopy, LiveState
-from training.store.open import open_store
+from training.store.folder import open_store
 from training.store.part_process import PartProcess
 from training.store.protocol import SharedUpload
 from training.store.s3 import S3Store

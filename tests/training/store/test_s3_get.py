@@ -19,10 +19,10 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from training.store.open import open_store
+from training.store.folder import open_store
 from training.store.protocol import StoreError
 from training.store.s3 import S3Store
-from training.store.s3_get import Bucket, RangeReader, UnsureError, reader_like
+from training.store.s3_transfer import Bucket, RangeReader, UnsureError, reader_like
 
 KEY = "a/b c+1.bin"
 BODY = bytes(range(256)) * 40

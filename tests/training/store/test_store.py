@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 from training.errors import UserError
-from training.store.folder import FolderStore
-from training.store.open import open_store
+from training.store.folder import FolderStore, open_store
 from training.store.protocol import (
     AnswerLostError,
     PreconditionFailedError,
@@ -23,7 +22,7 @@ from training.store.protocol import (
     create,
 )
 from training.store.s3 import S3Store
-from training.store.s3_upload import Body
+from training.store.s3_transfer import Body
 
 
 def test_a_first_write_wins_once_and_an_old_tag_is_refused(store_uri: str) -> None:

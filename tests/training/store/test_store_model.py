@@ -20,8 +20,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from training.store.folder import FolderStore, _FileUpload
-from training.store.open import open_store
+from training.store.folder import FolderStore, _FileUpload, open_store
 from training.store.protocol import PreconditionFailedError, Store, Upload, create
 
 KEYS = st.sampled_from(["head.json", "a/one", "a/two", "a/b/three", "ab/four"])

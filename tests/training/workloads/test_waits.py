@@ -13,16 +13,15 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from training.config import resolve_config
 from training.preflight.standalone import standalone_inputs
-from training.registry import load_workload
+from training.registry import load_workload, resolve_config
 from training.workload import Train
 
 WORKLOADS = Path("training", "workloads").absolute()
 # The waits of a step by stage and file. The detector's matcher reads costs and labels, its loss how
 # many objects there are; not seen here is the matcher's copy back.
 WAITS: dict[tuple[str, str], dict[str, dict[str, int]]] = {
-    ("detection", "laptop"): {"detect": {"losses.py": 2, "stages.py": 1}},
+    ("detection", "laptop"): {"detect": {"losses.py": 2, "workload.py": 1}},
     ("growth", "laptop"): {},
     ("imagenet", "laptop"): {},
     ("trajectory", "laptop"): {},

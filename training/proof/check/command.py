@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from contract.grammar import parse_interval
-from training.config import parse_overrides, resolve_config
 from training.engine.stage_checks import describe, problems
 from training.errors import EXIT_FAILED, EXIT_FINISHED, EXIT_INTERRUPTED, UserError
 from training.proof.attempt import AttemptRequest
@@ -26,8 +25,8 @@ from training.proof.experiment import (
 )
 from training.proof.injector import Kill
 from training.record.head import read_head
-from training.registry import load_workload
-from training.store.open import open_store
+from training.registry import load_workload, parse_overrides, resolve_config
+from training.store.folder import open_store
 from training.workload import Train
 
 # The next attempt waits this long after a kill. It may be short, as no two attempts run at once.

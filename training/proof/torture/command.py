@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from contract.grammar import parse_interval
-from training.config import parse_overrides, resolve_config
 from training.engine.job import depends_on_ranks
 from training.errors import EXIT_FAILED, EXIT_FINISHED, UserError
 from training.proof.attempt import AttemptRequest
@@ -23,7 +22,7 @@ from training.proof.injector import SIGNALS
 from training.proof.torture.plan import PHASES
 from training.proof.torture.series import Target, Torture
 from training.proof.torture.totals import Totals
-from training.registry import load_workload
+from training.registry import load_workload, parse_overrides, resolve_config
 from training.workload import Workload
 
 _BUILT_IN = "training.proof.torture.workload:SMALL"

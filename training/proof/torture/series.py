@@ -20,7 +20,7 @@ from training.proof.injector import Kill, Kind
 from training.proof.torture.plan import KINDS, SAVINGS, Deck, Variant, draw_experiment
 from training.proof.torture.totals import Totals, summary_of, unexpected_exit
 from training.record.head import read_head
-from training.store.open import open_store
+from training.store.folder import open_store
 from training.store.protocol import Store
 
 _MOST_KILLS_OF_ONE_RUN = 12

@@ -18,8 +18,7 @@ import numpy.typing as npt
 
 from training.data_report import DataReport
 from training.workloads.detection.coco import Category, CocoSplit, read_split, split_of
-from training.workloads.detection.coco_boxes import shown
-from training.workloads.detection.coco_faults import CocoFaults
+from training.workloads.detection.coco_faults import CocoFaults, shown
 from training.workloads.detection.coco_layout import (
     UNDIVIDED,
     Source,

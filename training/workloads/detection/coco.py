@@ -14,8 +14,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from training.workloads.detection.coco_boxes import Box, box_of
-from training.workloads.detection.coco_faults import CocoFaults, exact_id, is_text
+from training.workloads.detection.coco_faults import Box, CocoFaults, box_of, exact_id, is_text
 from training.workloads.detection.image_files import upright_size
 
 _Ints: TypeAlias = npt.NDArray[np.int64]

@@ -21,8 +21,7 @@ from training.data_report import DataReport
 from training.errors import UserError
 from training.workloads.detection.check import Checked, check, check_annotations
 from training.workloads.detection.coco import Category, CocoImage, CocoSplit, as_split, read_split
-from training.workloads.detection.coco_boxes import Box
-from training.workloads.detection.coco_faults import CocoFaults
+from training.workloads.detection.coco_faults import Box, CocoFaults
 from training.workloads.detection.coco_layout import UNDIVIDED
 from training.workloads.detection.floor_plans import CATEGORIES, draw_floor_plan
 

@@ -28,7 +28,7 @@ _Box: TypeAlias = tuple[float, float, float, float]
 _Points: TypeAlias = npt.NDArray[np.float64]
 
 
-class FloorPlan(NamedTuple):
+class _FloorPlan(NamedTuple):
     """An image and its objects: category id and (x, y, width, height) in pixels."""
 
     image: Image.Image
@@ -54,7 +54,7 @@ class _Rectangle(NamedTuple):
         return np.array([(left, top), (right, top), (right, bottom), (left, bottom)], np.float64)
 
 
-def draw_floor_plan(rng: np.random.Generator) -> FloorPlan:
+def draw_floor_plan(rng: np.random.Generator) -> _FloorPlan:
     """An image of `_SIDES`, and its walls and rooms."""
     width, height = rng.integers(_SIDES[0], _SIDES[1] + 1, 2).tolist()
     sheet = _Sheet(width, height, rng)
@@ -62,7 +62,7 @@ def draw_floor_plan(rng: np.random.Generator) -> FloorPlan:
     objects = []
     if rng.random() >= _EMPTY_SHARE:
         objects = _draw_plan(sheet, rng)
-    return FloorPlan(image=sheet.image(), objects=objects)
+    return _FloorPlan(image=sheet.image(), objects=objects)
 
 
 def _draw_plan(sheet: "_Sheet", rng: np.random.Generator) -> list[tuple[int, _Box]]:

@@ -17,8 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from training.workloads.detection.boxes import giou
-from training.workloads.detection.denoising import denoising_targets
-from training.workloads.detection.detector import Predictions
+from training.workloads.detection.detector import Predictions, denoising_targets
 
 # Costs (T, Q, N) and labels (B, N), -1 for no object, to each object's query (T, N), Q for none.
 # T is a multiple of B: several layers' predictions of the same images.
@@ -78,7 +77,7 @@ def in_order(costs_TQN: Tensor, labels_BN: Tensor) -> Tensor:
     return queries_N.expand(num_images, -1)
 
 
-class Losses(NamedTuple):
+class _Losses(NamedTuple):
     """The loss to train on, and parts of it, weighted, for the log; all are sums over objects."""
 
     total: Tensor
@@ -94,7 +93,7 @@ def criterion(
     labels_BN: Tensor,
     boxes_BN4: Tensor,
     match: Match = hungarian,
-) -> Losses:
+) -> _Losses:
     """Match each layer's predictions with the objects (label -1: none); add up what is wrong."""
     p = predictions
     boxes_SBQ4 = torch.cat([p.boxes_LBQ4, p.encoder_boxes_BQ4[None]])
@@ -115,7 +114,7 @@ def criterion(
     )
     denoising = _denoising(p, labels_BN, boxes_BN4)
     classes, boxes, overlap = sums_3S[:, -2].detach()
-    return Losses(
+    return _Losses(
         total=sums_3S.sum() + denoising,
         classes=classes,
         boxes=boxes,
@@ -133,7 +132,7 @@ def _weighted_sums(
     counts_SBN: Tensor,
 ) -> Tensor:
     """(3, S): what classes, boxes and overlaps are wrong by; boxes only where `counts_SBN`."""
-    classes_SBQC = focal(logits_SBQC, targets_SBQ)
+    classes_SBQC = _focal(logits_SBQC, targets_SBQ)
     away_SBN = (found_SBN4 - true_SBN4).abs().sum(dim=-1)
     apart_SBN = 1 - giou(found_SBN4, true_SBN4)
     boxes_S, apart_S = (
@@ -143,7 +142,7 @@ def _weighted_sums(
     return torch.stack([_CLASSES * classes_S, _BOXES * boxes_S, _GIOU * apart_S])
 
 
-def focal(logits_C: Tensor, targets: Tensor) -> Tensor:
+def _focal(logits_C: Tensor, targets: Tensor) -> Tensor:
     """Focal loss (arXiv:1708.02002) of each class by itself; a target of -1 means no class."""
     classes = torch.arange(logits_C.shape[-1], device=logits_C.device)
     is_class_C = targets[..., None] == classes

@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from training.errors import EXIT_FINISHED, EXIT_USER, RunFailedError, UserError
-from training.workloads.detection.architecture import Architecture
+from training.workloads.detection.config import Architecture
 from training.workloads.detection.detector import Detector
 
 # Ours is theirs with the left side of each replaced by the right one.

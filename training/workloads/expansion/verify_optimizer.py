@@ -28,7 +28,7 @@ _MOMENTS = {torch.bfloat16: 2.0**-7, torch.float32: 1e-6, torch.float64: 1e-12}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Place:
+class _Place:
     """Where a tensor of the smaller model is in the grown one, and how its copies are found."""
 
     name: str
@@ -105,7 +105,7 @@ def places(
     origins: Sequence[int | None] | None = None,
     num_experts: int = 0,
     top_k: int = 1,
-) -> dict[str, Place]:
+) -> dict[str, _Place]:
     """Each tensor's place in the grown model, by its name in the smaller one.
 
     `origins` as of `block_origins`; with `num_experts` dense layers have become that many experts,
@@ -119,7 +119,7 @@ def places(
         block, grown = layout.block_of(name), expert or name
         if origins is not None and block is not None:
             grown = layout.in_block(origins.index(block[0]), block[1])
-        found[name] = Place(
+        found[name] = _Place(
             name=grown,
             axes=layout.of(name),
             factors=factors or {},
@@ -166,7 +166,7 @@ def gradients(
 def verify_optimizer(
     small: Mapping[str, Tensor],
     grown: Mapping[str, Tensor],
-    where: Mapping[str, Place],
+    where: Mapping[str, _Place],
     before: OptimizerState,
     after: OptimizerState,
 ) -> OptimizerVerification:
@@ -188,7 +188,7 @@ def verify_optimizer(
 
 
 def _compare_moments(
-    place: Place, before: Mapping[str, Tensor], after: Mapping[str, Tensor], largest: _Largest
+    place: _Place, before: Mapping[str, Tensor], after: Mapping[str, Tensor], largest: _Largest
 ) -> None:
     for key in (*FIRST_MOMENTS, *SECOND_MOMENTS):
         if key not in before:

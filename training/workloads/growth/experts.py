@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from training.workloads.growth.architecture import Activation, ExpertBlock, ModelConfig
+from training.workloads.growth.config import Activation, ExpertBlock, ModelConfig
 from training.workloads.growth.expert_products import ExpertProducts, Layer, by_expert
 
 _ROUNDS = 5
@@ -33,7 +33,7 @@ class ExpertFeedForward(nn.Module):
         self.top_k = block.top_k
         self.products: ExpertProducts = "split"
         self.router = nn.Linear(width, block.num_experts)
-        self.experts = Experts(width, block.hidden, block.num_experts, activation)
+        self.experts = _Experts(width, block.hidden, block.num_experts, activation)
 
     def forward(self, x_ND: Tensor) -> tuple[Tensor, Tensor]:
         # In full precision: near ties would otherwise be decided by rounding.
@@ -50,7 +50,7 @@ class ExpertFeedForward(nn.Module):
         return y_ND, _shares(logits_NE, is_mine_RE.sum(dim=0))
 
 
-class Experts(nn.Module):
+class _Experts(nn.Module):
     """The experts' weights, all of a kind in one tensor: (E, outputs, inputs), (E, outputs)."""
 
     up_weight: nn.Parameter

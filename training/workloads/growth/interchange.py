@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from training.errors import UserError
-from training.workloads.growth.architecture import DenseBlock, ExpertBlock, ModelConfig
+from training.workloads.growth.config import DenseBlock, ExpertBlock, ModelConfig
 from training.workloads.growth.model import LanguageModel
 
 _NORMS = {"attention_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm"}

@@ -50,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("out", type=Path, help="the safetensors file to write")
     options = parser.parse_args(arguments)
     try:
-        about, state = read_llama(options.folder)
+        about, state = _read_llama(options.folder)
     except (UserError, OSError, ValueError, KeyError, SafetensorError) as error:
         print(
             f"{parser.prog}: {options.folder} cannot be read as a Llama: {error}", file=sys.stderr
@@ -62,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return EXIT_FINISHED
 
 
-def read_llama(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def _read_llama(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """The overrides of a config of the same shape, and the state of its dense model."""
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     _check(config)

@@ -31,8 +31,7 @@ from training.workloads.expansion import (
     widen_optimizer,
 )
 from training.workloads.expansion.tensors import OnDemand
-from training.workloads.growth.architecture import ModelConfig
-from training.workloads.growth.config import GrowthConfig
+from training.workloads.growth.config import GrowthConfig, ModelConfig
 from training.workloads.growth.experts import ExpertFeedForward
 from training.workloads.growth.model import LanguageModel
 

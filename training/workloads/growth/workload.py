@@ -2,21 +2,322 @@
 
 python -m training data make --workload growth --out data --count 12000
 python -m training run --workload growth --recipe laptop --dataset-uri data --run-uri runs/first
+
+Three phases: dense, experts, grown; each starts as the one before has ended. Their AdamW keeps both
+moments in bfloat16: 4 bytes a parameter instead of 8.
 """
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal, TypeAlias, cast
 
+import torch
+from torch import Tensor, nn
+from torch.optim import AdamW, Optimizer
+from torch.optim.adamw import adamw
+
+from training.errors import UserError
 from training.rungs import autocast_rungs, micro_batch_rungs
 from training.sources import SourceFile
-from training.workload import Progress, Rung, Workload
-from training.workloads.growth.config import GrowthConfig, full, laptop, literal
-from training.workloads.growth.stages import TrainPhase, phases
+from training.workload import (
+    Batch,
+    Inputs,
+    Loss,
+    Partial,
+    Progress,
+    Rung,
+    Samples,
+    Settings,
+    Start,
+    Train,
+    Workload,
+    Writer,
+)
+from training.workloads.expansion import RewarmingAdamW, fill, scaled_groups
+from training.workloads.expansion.adamw import Rewarming
+from training.workloads.growth.config import GrowthConfig, ModelConfig, full, laptop, literal
+from training.workloads.growth.evaluation import partial, predictions, summarize, write_samples
+from training.workloads.growth.expert_products import check_products
+from training.workloads.growth.experts import choose_products
+from training.workloads.growth.interchange import write_hugging_face
+from training.workloads.growth.model import LanguageModel, parameter_counts
 from training.workloads.growth.text.dataset import TextOptions, import_dataset, make_dataset
-from training.workloads.growth.text.tokens import vocabulary_refusals
+from training.workloads.growth.text.tokens import token_samples, vocabulary_refusals
+from training.workloads.growth.transitions import Transition, growth_layout
+
+# Elements that are widened at a time: 128 MiB for both moments, whatever the parameter's size.
+_SLICE = 2**24
+# Of bfloat16: the largest change of a number, relative to it, that rounding may lose.
+_LOST_CHANGE = 2.0**-8
+
+
+def has_weight_decay(name: str, parameter: Tensor) -> bool:
+    """Matrices and the embedding decay; biases, those of experts (E, outputs) too, norms do not."""
+    return not name.endswith("bias") and "norm" not in name
+
+
+class BFloat16AdamW(AdamW):
+    """torch's AdamW, whose state has the same names, with `exp_avg` and `exp_avg_sq` in bfloat16.
+
+    They are rounded to nearest once a step, after torch's own has computed with them in float32, so
+    nothing random has to be saved.
+    It takes AdamW's arguments but `amsgrad`, and no scaled gradients (float16). `betas[1]` must
+    forget at least 1/128 a step (0.95 is usual for language models; torch's default of 0.999 would
+    only ever let the second moment grow).
+    """
+
+    def __init__(
+        self, params: Any, lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.95), **more: Any
+    ) -> None:
+        if betas[1] > 1.0 - 2.0 * _LOST_CHANGE:
+            raise ValueError(
+                f"betas[1] is {betas[1]}: in bfloat16 a second moment that changes by less than "
+                "1/256 a step stays where it is; give at most 0.992, such as 0.95"
+            )
+        super().__init__(params, lr=lr, betas=betas, **more)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> Any:
+        """Step every parameter that has a gradient."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    self._step_parameter(parameter, parameter.grad, group)
+        return loss
+
+    def _step_parameter(self, parameter: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
+        state = self.state[parameter]
+        fused = bool(group["fused"])
+        if "exp_avg" not in state:
+            device = parameter.device if fused else torch.device("cpu")
+            state["step"] = torch.tensor(0.0, device=device)
+            for name in ("exp_avg", "exp_avg_sq"):
+                state[name] = torch.zeros_like(parameter, dtype=torch.bfloat16)
+        flat = [t.view(-1) for t in (parameter, state["exp_avg"], state["exp_avg_sq"])]
+        slices = [torch.split(tensor, _SLICE) for tensor in (*flat, gradient.reshape(-1))]
+        for values, mean, square, own in zip(*slices, strict=True):
+            means, squares = mean.to(values.dtype), square.to(values.dtype)
+            adamw(
+                [values],
+                [own],
+                [means],
+                [squares],
+                [],
+                [state["step"].clone()],
+                foreach=False,
+                fused=fused,
+                amsgrad=False,
+                beta1=cast(float, group["betas"][0]),
+                beta2=cast(float, group["betas"][1]),
+                lr=group["lr"],
+                weight_decay=group["weight_decay"],
+                eps=group["eps"],
+                maximize=group["maximize"],
+            )
+            mean.copy_(means)
+            square.copy_(squares)
+        state["step"] += 1
+
+
+_log = logging.getLogger(__name__)
+
+_BETAS = (0.9, 0.95)
+_PRODUCTS = "expert_products"  # in the numerics key
+_Phase: TypeAlias = Literal["dense", "experts", "grown"]
+
+
+class _RewarmingBFloat16AdamW(Rewarming, BFloat16AdamW):
+    """Both: moments in bfloat16, and new copies that warm up."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainPhase(Train):
+    """A phase; what differs between them is the model, and how it starts."""
+
+    config: GrowthConfig
+    name: _Phase
+
+    @property
+    def architecture(self) -> ModelConfig:
+        """The phase's model, apart from its weights."""
+        model: ModelConfig = getattr(self.config, f"{self.name}_model")
+        return model
+
+    @property
+    def settings(self) -> Settings:
+        """One learning rate over the run: up at its beginning, down in its last phase."""
+        c = self.config
+        # Accumulated gradients must stay until the last micro-batch.
+        own = c.settings
+        in_backward = c.is_lean(self.name) and own.micro_batch == own.global_batch
+        decay = Decay(c.decay_share, own.final_lr_fraction)
+        return replace(
+            own,
+            steps=getattr(c, f"{self.name}_steps"),
+            schedule=decay if self.name == "grown" else "constant",
+            warmup_steps=own.warmup_steps if self.name == "dense" else 0,
+            clip_norm=None if in_backward else own.clip_norm,
+            optimizer_in_backward=in_backward,
+        )
+
+    def model(self, i: Inputs) -> LanguageModel:
+        return LanguageModel(self.architecture, recompute=self.config.is_recomputed(self.name))
+
+    def numerics(
+        self, m: nn.Module, i: Inputs, started_with: Mapping[str, str]
+    ) -> Mapping[str, str]:
+        """How this machine computes the experts: as the recipe says, or what is fastest on it."""
+        c = self.config
+        if self.name == "dense":
+            return {}
+        products: str = c.expert_products
+        if products == "auto":
+            products = choose_products(
+                self.architecture,
+                num_tokens=c.settings.micro_batch * c.context,
+                device=i.device,
+                dtype=getattr(torch, c.settings.precision),
+                started_with=started_with.get(_PRODUCTS),
+            )
+        cast(LanguageModel, m).compute_experts_by(check_products(products))
+        return {_PRODUCTS: products}
+
+    def start(self, m: nn.Module, i: Inputs) -> Start:
+        """Grow from the phase before, and check on held-out text that nothing has changed."""
+        c, (total, active) = self.config, parameter_counts(self.architecture)
+        facts = {"parameters": total, "active_parameters": active}
+        _log.info(
+            f"[{self.name}] {total:,} parameters, of which {active:,} compute a token; learning "
+            f"rate {c.learning_rate:g}; on {i.device}"
+        )
+        # Opened by the first phase too: a split that is too short is told before, not after steps.
+        windows = token_samples(i.dataset, "validation", c.context)
+        if i.prior is None:
+            return Start(facts=facts)
+        m, transition = cast(LanguageModel, m), Transition(config=c, phase=self.name)
+        fill(m, transition.model(i.prior.model, m.state_dict()))
+        probe = range(min(c.probe_windows, len(windows)))
+        tokens_BT = torch.stack([windows.get(k, -1, torch.Generator())["tokens"] for k in probe])
+        found = transition.verification(m, i.prior.model, tokens_BT)
+        state = transition.optimizer(i.prior)
+        learned = transition.optimizer_verification(m, i.prior, state, tokens_BT, found.judged_B)
+        failures = [*found.failures, *learned.failures]
+        differences = {**found.facts, **learned.facts}
+        _say_verified(self.name, transition.scaling, differences, failures)
+        return Start(
+            failures=[f"the growth from {i.prior.stage} failed: {each}" for each in failures],
+            facts={**facts, **differences},
+            optimizer=state,
+        )
+
+    def optimizer(self, m: nn.Module) -> Optimizer:
+        """AdamW; what is divided by its copies in a wider model learns by as much slower."""
+        c = self.config
+        groups = scaled_groups(
+            m.named_parameters(),
+            growth_layout(is_tied=c.is_tied),
+            c.factors if self.name == "grown" else {},
+            lr=c.learning_rate,
+            weight_decay=c.weight_decay,
+            decays=has_weight_decay,
+        )
+        kind = _RewarmingBFloat16AdamW if c.is_lean(self.name) else RewarmingAdamW
+        # Not False, which would rule out torch's foreach as well.
+        return kind(groups, betas=_BETAS, fused=c.fused_optimizer or None)
+
+    def formats(self) -> Mapping[str, Writer]:
+        """Hugging Face's folder."""
+        return {"huggingface": write_hugging_face}
+
+    def refusals(self, meta: Mapping[str, Any]) -> Sequence[str]:
+        """Another vocabulary."""
+        return vocabulary_refusals(meta, self.config.vocab_size)
+
+    def samples(self, i: Inputs, split: str) -> Samples:
+        c = self.config
+        # An evaluation of a finished run may be on other text.
+        if refused := self.refusals(i.dataset.meta):
+            raise UserError(refused[0])
+        most = c.eval_windows if split == "validation" else None
+        return token_samples(i.dataset, split, c.context, most=most)
+
+    def weight(self, b: Batch) -> float:
+        tokens_BT: Tensor = b["tokens"]
+        return float(tokens_BT[:, 1:].numel())
+
+    def loss(self, m: nn.Module, b: Batch, step: int, num_steps: int) -> Loss:
+        tokens_BT = b["tokens"]
+        found = cast(LanguageModel, m).loss(tokens_BT[:, :-1], tokens_BT[:, 1:])
+        if self.name == "dense":
+            return Loss(total=found.total)
+        return Loss(
+            total=found.total,
+            mean=self.config.balance_weight * found.balance,
+            metrics={"busiest_expert": (found.busiest, 1.0)},
+        )
+
+    def surrogate(self, m: nn.Module, b: Batch) -> Loss:
+        """The loss if every expert had as many tokens; which gets which is read from data."""
+        cast(LanguageModel, m).compute_experts_by("balanced")
+        return self.loss(m, b, 0, 1)
+
+    def example(self, size: int) -> Batch:
+        """Text of one token: the shapes of a batch."""
+        return {"tokens": torch.zeros(size, self.config.context + 1, dtype=torch.long)}
+
+    def predict(self, m: nn.Module, b: Batch) -> Sequence[Mapping[str, Any]]:
+        """The loss and the perplexity of each window."""
+        return predictions(cast(LanguageModel, m), b)
+
+    def show(self, m: nn.Module, i: Inputs, parts: Sequence[Partial], out: Path) -> None:
+        """How the model goes on with the beginnings of held-out texts."""
+        write_samples(cast(LanguageModel, m), i, self.config, out / "samples.md")
+
+    def evaluate(self, m: nn.Module, b: Batch) -> Partial:
+        return partial(m, b)
+
+    def summarize(self, parts: Sequence[Partial], out: Path) -> Mapping[str, float]:
+        return summarize(parts, out)
+
+
+def _say_verified(
+    phase: str, scaling: str, differences: Mapping[str, float], failures: Sequence[str]
+) -> None:
+    """The transition's own lines: what grew, how far off it is, and the verdict."""
+    _log.info(f"[{phase}] scaling: {scaling}")
+    found = ", ".join(
+        f"{name.replace('_', ' ')} {value:.3g}"
+        for name, value in differences.items()
+        if name.endswith("_difference")
+    )
+    verdict = "FAILED" if failures else "PASSED: the same function, and it learns the same"
+    _log.info(f"[{phase}] verification: {found}: {verdict}")
+
+
+@dataclass(frozen=True, slots=True)
+class Decay:
+    """A schedule: constant, and in the last `share` of the steps down a line to `final`."""
+
+    share: float
+    final: float
+
+    def __call__(self, step: int, num_steps: int) -> float:
+        """The factor of a step."""
+        left = (num_steps - step) / max(1.0, self.share * num_steps)
+        return self.final + (1.0 - self.final) * min(1.0, left)
+
+
+def phases(c: GrowthConfig) -> Sequence[TrainPhase]:
+    """The phases in order."""
+    return tuple(TrainPhase(config=c, name=name) for name in ("dense", "experts", "grown"))
+
 
 RECIPES: Mapping[str, Callable[[], GrowthConfig]] = MappingProxyType(
     {"laptop": laptop, "full": full, "literal": literal}

@@ -13,7 +13,7 @@ from torch.optim import SGD, AdamW, Optimizer
 from torchvision.transforms import v2
 
 from training.errors import UserError
-from training.interchange import Writer
+from training.stage_data import Writer
 from training.workload import Batch, Inputs, Loss, Partial, Settings, Start, Train
 from training.workloads.imagenet import evaluation
 from training.workloads.imagenet.config import BASE_BATCH, ImagenetConfig

@@ -149,11 +149,11 @@ def _around(angle: _Floats, radius: _Floats | float) -> _Floats:
     return np.stack([radius * np.cos(angle), radius * np.sin(angle), np.zeros_like(angle)], axis=1)
 
 
-def linear(rng: np.random.Generator, time: _Floats) -> _Floats:
+def _linear(rng: np.random.Generator, time: _Floats) -> _Floats:
     return _along_line(rng, time)
 
 
-def accelerating(rng: np.random.Generator, time: _Floats) -> _Floats:
+def _accelerating(rng: np.random.Generator, time: _Floats) -> _Floats:
     return _along_line(rng, time ** rng.uniform(2.2, 3.2))
 
 
@@ -162,26 +162,26 @@ def _circle(rng: np.random.Generator, time: _Floats, direction: float) -> _Float
     return _around(rng.uniform(0.0, _TURN) + direction * _TURN * turns * time, 1.0)
 
 
-def circle_cw(rng: np.random.Generator, time: _Floats) -> _Floats:
+def _circle_cw(rng: np.random.Generator, time: _Floats) -> _Floats:
     return _circle(rng, time, -1.0)
 
 
-def circle_ccw(rng: np.random.Generator, time: _Floats) -> _Floats:
+def _circle_ccw(rng: np.random.Generator, time: _Floats) -> _Floats:
     return _circle(rng, time, 1.0)
 
 
 def _spiral(rng: np.random.Generator, time: _Floats) -> _Floats:
-    """From the rim to the centre, turning in either sense; reversed in time it is `spiral_out`."""
+    """From the rim to the centre, turning in either sense; reversed in time it is `_spiral_out`."""
     turns = rng.uniform(1.3, 2.0) * _sign(rng)
     radius = np.maximum(1.0 + (rng.uniform(0.05, 0.2) - 1.0) * time, 0.0)
     return _around(rng.uniform(0.0, _TURN) + _TURN * turns * time, radius)
 
 
-def spiral_in(rng: np.random.Generator, time: _Floats) -> _Floats:
+def _spiral_in(rng: np.random.Generator, time: _Floats) -> _Floats:
     return _spiral(rng, time)
 
 
-def spiral_out(rng: np.random.Generator, time: _Floats) -> _Floats:
+def _spiral_out(rng: np.random.Generator, time: _Floats) -> _Floats:
     return _spiral(rng, 1.0 - time)
 
 
@@ -210,7 +210,7 @@ def _bounce(rng: np.random.Generator, time: _Floats) -> _Floats:
     return np.stack([_sign(rng) * time, height, rng.uniform(-0.4, 0.4) * time], axis=1)
 
 
-def helix(rng: np.random.Generator, time: _Floats) -> _Floats:
+def _helix(rng: np.random.Generator, time: _Floats) -> _Floats:
     angle = rng.uniform(0.0, _TURN) + _sign(rng) * _TURN * rng.uniform(2.0, 3.0) * time
     radius = rng.uniform(0.25, 0.35)
     drift = rng.uniform(0.0, _TURN)
@@ -221,7 +221,7 @@ def helix(rng: np.random.Generator, time: _Floats) -> _Floats:
     return path
 
 
-def random_walk(rng: np.random.Generator, time: _Floats) -> _Floats:
+def _random_walk(rng: np.random.Generator, time: _Floats) -> _Floats:
     steps = rng.normal(size=(len(time), 3)) * np.array([1.0, 1.0, 0.4])
     steps[0] = 0.0
     return np.cumsum(steps, axis=0)
@@ -229,17 +229,17 @@ def random_walk(rng: np.random.Generator, time: _Floats) -> _Floats:
 
 PATHS: Mapping[str, _Path] = MappingProxyType(
     {
-        "linear": linear,
-        "accelerating": accelerating,
-        "circle_cw": circle_cw,
-        "circle_ccw": circle_ccw,
-        "spiral_in": spiral_in,
-        "spiral_out": spiral_out,
+        "linear": _linear,
+        "accelerating": _accelerating,
+        "circle_cw": _circle_cw,
+        "circle_ccw": _circle_ccw,
+        "spiral_in": _spiral_in,
+        "spiral_out": _spiral_out,
         "parabola": _parabola,
         "sinusoid": _sinusoid,
         "bounce": _bounce,
-        "helix": helix,
-        "random_walk": random_walk,
+        "helix": _helix,
+        "random_walk": _random_walk,
     }
 )
 CLASSES: tuple[str, ...] = tuple(PATHS)

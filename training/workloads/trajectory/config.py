@@ -1,14 +1,17 @@
-"""Fields and checks that the configs of both kinds of recipes share."""
+"""The configs and recipes: with a frozen backbone, and MAGVIT's; and the checks they share."""
 
-from dataclasses import dataclass, fields
+import math
+from dataclasses import dataclass, fields, replace
+from types import MappingProxyType
+from typing import Literal
 
 from training.settings import check_choice, check_fields
 from training.workload import Settings
-from training.workloads.trajectory.clips import CLASSES
+from training.workloads.trajectory.clips import CLASSES, FRAME_SIZE, NUM_FRAMES
 
 # The baseline's first layer has half its width, in four groups.
 _BASELINE_MULTIPLE = 8
-SETTINGS = Settings(
+_SETTINGS = Settings(
     epochs=16,
     global_batch=16,
     micro_batch=16,
@@ -41,7 +44,7 @@ class RecipeConfig:
     baseline_width: int = 24
 
     # Training. The loss of the future position is multiplied by `position_weight`.
-    settings: Settings = SETTINGS
+    settings: Settings = _SETTINGS
     position_weight: float = 0.5
     num_shards: int = 16
     learning_rate: float = 2e-3
@@ -78,3 +81,170 @@ class RecipeConfig:
             raise ValueError(
                 f"width {self.width} is not a multiple of num_heads {self.num_heads}; change one"
             )
+
+
+# ResNet-18's stages and their output channels.
+CHANNELS = MappingProxyType({"layer1": 64, "layer2": 128, "layer3": 256, "layer4": 512})
+LAYERS = tuple(CHANNELS)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrajectoryConfig(RecipeConfig):
+    """The fields of recipes with a frozen backbone, besides the shared ones."""
+
+    # Features: every `frame_stride`-th frame, resized to `image_size`, through ResNet-18 up to
+    # `backbone_layer`, pooled to `grid` x `grid` cells.
+    weights: Literal["random", "pretrained"] = "random"
+    backbone_seed: int = 0
+    backbone_layer: str = "layer2"
+    image_size: int = 64
+    frame_stride: int = 2
+    grid: int = 4
+
+    # Baselines: how far one frame, and frames in random order, get.
+    single_frame_epochs: int = 6
+    shuffled_epochs: int = 16
+
+    def __post_init__(self) -> None:
+        # Not super(): dataclass(slots=True) creates a new class that super() does not know.
+        RecipeConfig.__post_init__(self)
+        check_choice("backbone_layer", self.backbone_layer, LAYERS)
+        check_fields(self, at_least={1: ("image_size", "frame_stride", "grid")})
+
+    @property
+    def num_frames(self) -> int:
+        """Number of a clip's frames that the head sees."""
+        return -(-NUM_FRAMES // self.frame_stride)
+
+
+def laptop() -> TrajectoryConfig:
+    """About a thousand clips on one CPU thread, in about a minute."""
+    return TrajectoryConfig()
+
+
+def full() -> TrajectoryConfig:
+    """10,000 clips on one GPU, with ImageNet weights and a checkpoint every two epochs."""
+    return TrajectoryConfig(
+        num_threads=4,
+        # Attention's fast backward passes on CUDA are not deterministic; the cost of deterministic
+        # ones has not been measured yet.
+        deterministic=False,
+        weights="pretrained",
+        image_size=128,
+        frame_stride=1,
+        num_shards=20,
+        width=256,
+        num_layers=4,
+        num_heads=8,
+        single_frame_epochs=10,
+        time_average_epochs=40,
+        baseline_width=64,
+        shuffled_epochs=40,
+        settings=replace(
+            _SETTINGS, epochs=40, warmup_steps=500, evaluate_every_epochs=2, precision="bfloat16"
+        ),
+        learning_rate=5e-4,
+        fused_optimizer=True,
+    )
+
+
+# Tokens are kept as int16.
+_MAX_CODES = 2**15
+_MAGVIT_SETTINGS = replace(_SETTINGS, epochs=6, eval_batch=32)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MagvitConfig(RecipeConfig):
+    """The fields of MAGVIT recipes, besides the shared ones."""
+
+    # Tokenizer. A token is 2x4x4 pixels with the patch stem; the full stem works at full resolution
+    # and halves to 4x8x8.
+    stem: Literal["patch", "full"] = "patch"
+    tokenizer_width: int = 32
+    # Levels of each dimension of a code: 15,360 codes (the FSQ paper's table for 2^14).
+    levels: str = "8,8,8,6,5"
+    # Extra weight of pixels that differ from the clip's mean image.
+    motion_weight: float = 20.0
+    tokenizer_epochs: int = 2
+    tokenizer_learning_rate: float = 3e-3
+    tokenizer_batch: int = 4
+
+    # Transformer over tokens.
+    masked_share: float = 0.25
+    masked_weight: float = 0.1
+    settings: Settings = _MAGVIT_SETTINGS
+
+    def __post_init__(self) -> None:
+        # Not super(): dataclass(slots=True) creates a new class that super() does not know.
+        RecipeConfig.__post_init__(self)
+        check_fields(
+            self,
+            at_least={1: ("tokenizer_width",), 0: ("motion_weight", "masked_weight")},
+            above_0=("tokenizer_learning_rate",),
+        )
+        if len(self.num_levels) < 1 or min(self.num_levels) < 2:
+            raise ValueError(f"levels is {self.levels!r}; give numbers from 2, as in 8,8,8,6,5")
+        if self.num_codes > _MAX_CODES:
+            raise ValueError(
+                f"levels is {self.levels!r}, which makes {self.num_codes} codes; "
+                f"give at most {_MAX_CODES}"
+            )
+        if not 0.0 <= self.masked_share < 1.0:
+            raise ValueError(f"masked_share is {self.masked_share}; give at least 0, less than 1")
+
+    @property
+    def num_levels(self) -> tuple[int, ...]:
+        """The levels of each dimension of a code."""
+        try:
+            return tuple(int(level) for level in self.levels.split(","))
+        except ValueError as error:
+            raise ValueError(
+                f"levels is {self.levels!r}; give numbers from 2, as in 8,8,8,6,5"
+            ) from error
+
+    @property
+    def num_codes(self) -> int:
+        """The number of different codes."""
+        return math.prod(self.num_levels)
+
+    @property
+    def token_shape(self) -> tuple[int, int]:
+        """Time steps, and cells per step, of a clip's tokens."""
+        frames, pixels = (2, 4) if self.stem == "patch" else (4, 8)
+        return NUM_FRAMES // frames, (FRAME_SIZE // pixels) ** 2
+
+    @property
+    def merged(self) -> int:
+        """Tokens along height and width that the Transformer merges into one of its 8x8 places."""
+        return 2 if self.stem == "patch" else 1
+
+
+def magvit_laptop() -> MagvitConfig:
+    """A few thousand clips on one CPU thread, in a few minutes per Train stage."""
+    return MagvitConfig()
+
+
+def magvit_full() -> MagvitConfig:
+    """10,000 clips on one GPU: a full-resolution tokenizer with 4x8x8 pixels per token."""
+    return MagvitConfig(
+        num_threads=4,
+        deterministic=False,
+        stem="full",
+        tokenizer_epochs=20,
+        tokenizer_learning_rate=1e-3,
+        width=192,
+        num_layers=6,
+        num_heads=6,
+        settings=replace(
+            _MAGVIT_SETTINGS,
+            epochs=40,
+            warmup_steps=500,
+            evaluate_every_epochs=2,
+            precision="bfloat16",
+        ),
+        learning_rate=5e-4,
+        time_average_epochs=40,
+        baseline_width=64,
+        num_shards=20,
+        fused_optimizer=True,
+    )

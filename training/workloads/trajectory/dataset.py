@@ -1,23 +1,28 @@
-"""The trajectory dataset on disk: clips.u8 and tracks.f32 (memory mapped) and labels.json.
+"""The dataset on disk (clips.u8 and tracks.f32, memory mapped; labels.json), and its samples.
 
 It is rendered, or made of .npy files that users bring: sampled evenly, resized by area, and without
-tracks (NaN, which no loss or metric counts). Making it is parallel but not resumable, as it takes
-seconds. Opening it refuses files that do not fit each other.
+tracks (NaN, which no loss or metric counts). Opening it refuses files that do not fit each other.
+Only this file decides what a baseline may see: `single_frame` gets the middle frame, `shuffled` the
+frames in a random order, `time_average` the mean image.
 """
 
 import json
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import accumulate, chain
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from training.errors import UserError
 from training.processes import in_processes
 from training.sources import SourceFile, class_names
+from training.workload import Inputs, Samples
 from training.workloads.trajectory.clips import (
     CLASSES,
     CLIP_BYTES,
@@ -50,7 +55,7 @@ _SPLITS = 3  # first word of the seed sequence, see clips.py
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TrajectoryData:
+class _TrajectoryData:
     """An opened dataset: `frames` (N, T, 64, 64, 3) and `tracks` (N, T + 1, 3) are memory maps."""
 
     frames: Frames
@@ -130,7 +135,7 @@ def stratified_splits(labels: Sequence[int], seed: int) -> dict[str, list[int]]:
     return {name: sorted(indices) for name, indices in splits.items()}
 
 
-def open_dataset(folder: Path) -> TrajectoryData:
+def open_dataset(folder: Path) -> _TrajectoryData:
     """Open a dataset folder; UserError if labels, splits and clips do not fit each other."""
     for name in (LABELS_FILE, CLIPS_FILE, TRACKS_FILE):
         if not (folder / name).is_file():
@@ -160,7 +165,7 @@ def open_dataset(folder: Path) -> TrajectoryData:
     count = len(labels)
     frames = np.memmap(folder / CLIPS_FILE, dtype=np.uint8, mode="r", shape=(count, *CLIP_SHAPE))
     tracks = np.memmap(folder / TRACKS_FILE, dtype="<f4", mode="r", shape=(count, *TRACK_SHAPE))
-    return TrajectoryData(
+    return _TrajectoryData(
         frames=frames, tracks=tracks, classes=classes, labels=labels, splits=splits
     )
 
@@ -170,7 +175,7 @@ def shard_range(count: int, shard: int, num_shards: int) -> tuple[int, int]:
     return shard * count // num_shards, (shard + 1) * count // num_shards
 
 
-def split_failures(data: TrajectoryData, split: str) -> list[str]:
+def split_failures(data: _TrajectoryData, split: str) -> list[str]:
     """Return why a split cannot be used for evaluation: one class only, or a missing class."""
     present = {data.labels[index] for index in data.splits[split]}
     if len(present) == 1:
@@ -231,3 +236,128 @@ def _splits(files: Sequence[SourceFile], labels: Sequence[int], seed: int) -> di
     if empty := [name for name in ("train", "validation") if not splits[name]]:
         raise UserError(f"split {empty[0]} has no files; add some, or use no splits")
     return {name: clips for name, clips in splits.items() if clips}
+
+
+Batch: TypeAlias = dict[str, Tensor]
+_Item: TypeAlias = tuple[Tensor, int]  # what the model sees, and the clip's number
+View: TypeAlias = Literal["clip", "single_frame", "shuffled", "time_average", "tokens"]
+
+# The artifact that a view is made from, and the tensor in it.
+_SOURCES: Mapping[View, tuple[str, str]] = MappingProxyType(
+    {
+        "clip": ("features", "features"),
+        "single_frame": ("features", "features"),
+        "shuffled": ("features", "features"),
+        "time_average": ("mean_images", "mean_image"),
+        "tokens": ("tokens", "tokens"),
+    }
+)
+
+# The contact sheet shows these frames of the first samples of an evaluation.
+NUM_STRIPS = 24
+STRIP_FRAMES = (0, 6, 12, 18, 25, 31)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _ShardedTensor:
+    """One tensor of an artifact, indexed by clip across its shards."""
+
+    shards: Sequence[Tensor]
+    starts: Sequence[int]
+
+    @classmethod
+    def of(
+        cls, artifact: Sequence[Mapping[str, Tensor]], name: str, count: int
+    ) -> "_ShardedTensor":
+        """Open `name`; the shards must contain `count` clips in total."""
+        shards = [shard[name] for shard in artifact]
+        starts = [0, *accumulate(len(shard) for shard in shards)]
+        if starts[-1] != count:
+            raise ValueError(f"{name} of {starts[-1]} clips, but {count} labels")
+        return cls(shards=shards, starts=starts[:-1])
+
+    def __getitem__(self, clip: int) -> Tensor:
+        """Return a view of clip number `clip` of the dataset."""
+        shard = bisect_right(self.starts, clip) - 1
+        return self.shards[shard][clip - self.starts[shard]]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ClipSamples(Samples):
+    """The clips `indices` as the model sees them, with label, future position and frames."""
+
+    seen: _ShardedTensor
+    data: _TrajectoryData
+    indices: Sequence[int]
+    view: View
+    shown: frozenset[int] = frozenset()  # clips of the contact sheet
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def get(self, index: int, epoch: int, rng: torch.Generator) -> _Item:
+        """Sample `index` of the split; only the shuffled control draws from `rng`."""
+        clip = self.indices[index]
+        x = self.seen[clip]
+        if self.view == "single_frame":
+            x = x[len(x) // 2 : len(x) // 2 + 1]
+        elif self.view == "shuffled":
+            x = x[torch.randperm(len(x), generator=rng)]
+        return x, clip
+
+    def collate(self, items: Sequence[_Item]) -> Batch:
+        """Stack into new memory (the shards are memory maps)."""
+        clips = [clip for _, clip in items]
+        tracks_BT3 = torch.from_numpy(self.data.tracks[clips])
+        # From pixels to about -1 .. 1.
+        place_BT2 = tracks_BT3[..., :2] / (FRAME_SIZE / 2) - 1.0
+        batch = {
+            "x": torch.stack([x for x, _ in items]),
+            "labels": torch.tensor([self.data.labels[clip] for clip in clips]),
+            "clips": torch.tensor(clips),
+            "future": place_BT2[:, -1],
+            "last": place_BT2[:, -2],
+        }
+        with_strip = [clip for clip in clips if clip in self.shown]
+        if with_strip:
+            frames = np.stack([self.data.frames[clip, list(STRIP_FRAMES)] for clip in with_strip])
+            batch["strips"] = torch.from_numpy(frames)
+            batch["strip_clips"] = torch.tensor(with_strip)
+        return batch
+
+
+def clip_samples(i: Inputs, split: str, view: View) -> ClipSamples:
+    """Return the samples of one split as a stage with this `view` may see them."""
+    data = open_dataset(i.dataset.folder)
+    artifact, name = _SOURCES[view]
+    return ClipSamples(
+        seen=_ShardedTensor.of(i.artifact(artifact), name, len(data.labels)),
+        data=data,
+        indices=data.splits[split],
+        view=view,
+        shown=frozenset() if split == "train" else frozenset(data.splits[split][:NUM_STRIPS]),
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FrameSamples(Samples):
+    """The frames (T, H, W, 3) in uint8 and the tracks of the clips `indices`."""
+
+    data: _TrajectoryData
+    indices: Sequence[int]
+    shown: frozenset[int]  # clips whose reconstruction is drawn
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def get(self, index: int, epoch: int, rng: torch.Generator) -> int:
+        """The clip number of sample `index`; `collate` reads the frames of a batch at once."""
+        return self.indices[index]
+
+    def collate(self, items: Sequence[int]) -> Batch:
+        return {
+            "frames": torch.from_numpy(np.stack([self.data.frames[clip] for clip in items])),
+            "tracks": torch.from_numpy(self.data.tracks[list(items)]),
+            "clips": torch.tensor(list(items)),
+            "shown": torch.tensor([clip in self.shown for clip in items]),
+        }

@@ -12,13 +12,19 @@ from typing import Any, TypeAlias
 from training.rungs import autocast_rungs, micro_batch_rungs
 from training.sources import SourceFile
 from training.workload import Prepare, Progress, Rung, Train, Workload
-from training.workloads.trajectory.classifier import TrainHead, TrainTimeAverage
-from training.workloads.trajectory.config import RecipeConfig
+from training.workloads.trajectory.config import (
+    MagvitConfig,
+    RecipeConfig,
+    TrajectoryConfig,
+    full,
+    laptop,
+    magvit_full,
+    magvit_laptop,
+)
 from training.workloads.trajectory.dataset import import_dataset, make_dataset
 from training.workloads.trajectory.features import Features, MeanImages
-from training.workloads.trajectory.magvit.recipes import MagvitConfig, magvit_full, magvit_laptop
 from training.workloads.trajectory.magvit.stages import Tokens, TrainTokenizer, TrainTransformer
-from training.workloads.trajectory.recipes import TrajectoryConfig, full, laptop
+from training.workloads.trajectory.model import TrainHead, TrainTimeAverage
 
 
 def _frozen_stages(c: TrajectoryConfig) -> Sequence[Prepare | Train]:

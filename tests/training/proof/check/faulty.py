@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.training.tiny import Doubled, Rows, Tiny, TinyConfig, TinyTrain, tiny_config
-from training.proxies import TrainProxy, WorkloadProxy
+from training.engine.job import TrainProxy, WorkloadProxy
 from training.workload import Batch, Inputs, Loss, Prepare, Train, Workload
 
 STAGES = ("first", "second", "third")

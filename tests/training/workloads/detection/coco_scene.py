@@ -10,7 +10,7 @@ from PIL import Image
 
 from tests.training.tiny import Tiny
 from training.data_report import DataReport
-from training.proxies import WorkloadProxy
+from training.engine.job import WorkloadProxy
 from training.workload import Progress
 from training.workloads.detection import dataset
 from training.workloads.detection.check import Checked, check

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from training.workloads.detection.architecture import Architecture
+from training.workloads.detection.config import Architecture
 from training.workloads.detection.detector import Detector
 
 SMALL = Architecture(

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from training.workloads.detection.augment import (
+from training.workloads.detection.samples import (
     Augmentation,
     drawn,
     resized,

@@ -17,8 +17,7 @@ from training.cli.main import main
 from training.errors import UserError
 from training.store.local_dataset import LocalDataset, open_dataset
 from training.workloads.detection.coco import CocoSplit
-from training.workloads.detection.coco_boxes import Extent, extent_of
-from training.workloads.detection.coco_faults import CocoFaults, exact_id
+from training.workloads.detection.coco_faults import CocoFaults, Extent, exact_id, extent_of
 from training.workloads.detection.dataset import import_folder, open_split
 
 IMPORT = ["data", "import", "--workload=tests.training.workloads.detection.coco_scene:COCO_DATA"]

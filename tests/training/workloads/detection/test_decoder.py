@@ -3,9 +3,8 @@
 import torch
 
 from tests.training.workloads.detection.detectors import SMALL
-from training.workloads.detection.architecture import Architecture
-from training.workloads.detection.decoder import MultiScaleAttention
-from training.workloads.detection.pyramid import Pyramid, pyramid
+from training.workloads.detection.config import Architecture
+from training.workloads.detection.decoder import MultiScaleAttention, Pyramid, pyramid
 
 
 def _read(padded: int = 64) -> Pyramid:

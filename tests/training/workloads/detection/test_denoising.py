@@ -5,9 +5,9 @@ from dataclasses import replace
 import torch
 
 from tests.training.workloads.detection.detectors import SMALL, images
-from training.workloads.detection.architecture import Architecture
 from training.workloads.detection.boxes import corners
-from training.workloads.detection.denoising import denoising, denoising_targets, hidden_queries
+from training.workloads.detection.config import Architecture
+from training.workloads.detection.detector import denoising, denoising_targets, hidden_queries
 
 LARGE = Architecture(num_classes=10, denoising_queries=100)
 

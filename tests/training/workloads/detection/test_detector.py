@@ -17,13 +17,13 @@ from tests.training.workloads.detection.detectors import (
     small_detector,
 )
 from training.errors import UserError
-from training.workloads.detection.architecture import Architecture
-from training.workloads.detection.denoising import denoising
+from training.workloads.detection.config import Architecture
 from training.workloads.detection.detector import (
     Backbone,
     Detector,
     FrozenBatchNorm2d,
     Predictions,
+    denoising,
     parameter_groups,
     postprocess,
 )

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from training.errors import UserError
 from training.workload import Partial
-from training.workloads.detection import evaluation, pictures
+from training.workloads.detection import evaluation
 from training.workloads.detection.coco import Category
 from training.workloads.detection.config import laptop
 from training.workloads.detection.evaluation import (
@@ -27,7 +27,7 @@ from training.workloads.detection.evaluation import (
     summarize,
 )
 from training.workloads.detection.samples import Batch, written
-from training.workloads.detection.stages import TrainDetector
+from training.workloads.detection.workload import TrainDetector
 
 NUM_IMAGES, NUM_DETECTIONS = 30, 25
 # Classes whose names are those of COCO's sizes, and one without objects.
@@ -234,10 +234,10 @@ def test_pictures_show_truth_and_detections(
     part = perfect(batch)
     assert part.tensors["pictures"].shape == (2, 3, 40, 60)
     assert part.tensors["picture_ids"].tolist() == [0, 2]
-    pictures.draw_pictures([part], tmp_path)
-    assert (tmp_path / pictures.PICTURES_FILE).stat().st_size > 10_000
-    monkeypatch.setattr(pictures, "find_spec", lambda name: None)
-    pictures.draw_pictures([part], tmp_path / "none")
+    evaluation.draw_pictures([part], tmp_path)
+    assert (tmp_path / evaluation.PICTURES_FILE).stat().st_size > 10_000
+    monkeypatch.setattr(evaluation, "find_spec", lambda name: None)
+    evaluation.draw_pictures([part], tmp_path / "none")
     assert "matplotlib is not installed; the figures are in classes.csv" in caplog.text
 
 

@@ -11,8 +11,7 @@ from torchvision.ops import generalized_box_iou, sigmoid_focal_loss
 from tests.training.workloads.detection.detectors import SMALL, Images, images, small_detector
 from training.workloads.detection import losses
 from training.workloads.detection.boxes import corners
-from training.workloads.detection.denoising import denoising
-from training.workloads.detection.detector import Predictions
+from training.workloads.detection.detector import Predictions, denoising
 from training.workloads.detection.losses import costs, criterion, hungarian, in_order
 
 

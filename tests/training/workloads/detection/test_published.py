@@ -21,7 +21,7 @@ from training.engine.job import origin_from_weights, with_origin
 from training.errors import RunFailedError, UserError
 from training.preflight.standalone import standalone_inputs
 from training.workload import Train
-from training.workloads.detection.architecture import Architecture
+from training.workloads.detection.config import Architecture
 from training.workloads.detection.detector import Detector
 from training.workloads.detection.published import (
     load_backbone,
@@ -30,8 +30,7 @@ from training.workloads.detection.published import (
     our_name,
     read_published,
 )
-from training.workloads.detection.stages import TrainDetector
-from training.workloads.detection.workload import DETECTION
+from training.workloads.detection.workload import DETECTION, TrainDetector
 
 # DINO-4scale with ResNet-50, as IDEA-Research/DINO's checkpoint0011_4scale.pth has it: read from
 # models/dino/*.py and config/DINO/DINO_4scale.py at commit 66d7173.
@@ -253,7 +252,7 @@ def test_imagenets_weights_are_fetched_unless_others_replace_them(
 ) -> None:
     """A machine that reaches no index can start from a published checkpoint."""
     fetched: list[Detector] = []
-    monkeypatch.setattr("training.workloads.detection.stages.load_backbone", fetched.append)
+    monkeypatch.setattr("training.workloads.detection.workload.load_backbone", fetched.append)
     monkeypatch.setattr("training.workloads.detection.samples.failures", lambda *_: [])
     config = replace(small(), weights="pretrained")
     stage: Train = TrainDetector(config=config)

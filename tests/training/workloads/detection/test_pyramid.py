@@ -5,7 +5,7 @@ import math
 import torch
 import torch.nn.functional as F
 
-from training.workloads.detection.pyramid import pyramid, sines
+from training.workloads.detection.decoder import pyramid, sines
 
 _SIZES = torch.tensor([[96, 128], [50, 128], [96, 70]])
 _PADDED = (96, 128)

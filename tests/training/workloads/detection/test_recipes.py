@@ -10,10 +10,8 @@ from training.engine.stage_checks import problems
 from training.errors import UserError
 from training.settings import changed
 from training.workload import Milestones
-from training.workloads.detection.architecture import Architecture
-from training.workloads.detection.config import coco_12, full, laptop
-from training.workloads.detection.stages import TrainDetector
-from training.workloads.detection.workload import DETECTION, RECIPES
+from training.workloads.detection.config import Architecture, coco_12, full, laptop
+from training.workloads.detection.workload import DETECTION, RECIPES, TrainDetector
 
 
 def test_the_workload_is_one_by_the_protocol() -> None:

@@ -14,10 +14,15 @@ from tests.training.workloads.detection import coco_scene as scene
 from training.errors import UserError
 from training.store.local_dataset import write_manifest
 from training.workload import Inputs
-from training.workloads.detection.augment import Augmentation
 from training.workloads.detection.dataset import annotations_file, import_folder, make_dataset
 from training.workloads.detection.image_files import read_rgb
-from training.workloads.detection.samples import DetectionSamples, detection_samples, failures, read
+from training.workloads.detection.samples import (
+    Augmentation,
+    DetectionSamples,
+    detection_samples,
+    failures,
+    read,
+)
 
 SMALL = Augmentation(
     scales=(32, 48), longest_side=80, crop_scales=(40, 60), crop_sides=(24, 40), eval_scale=48

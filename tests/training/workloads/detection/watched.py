@@ -12,7 +12,7 @@ from torch import nn
 
 from tests.training.tiny import reached
 from training.cli.main import main
-from training.proxies import TrainProxy, WorkloadProxy
+from training.engine.job import TrainProxy, WorkloadProxy
 from training.settings import changed
 from training.store.local_dataset import write_manifest
 from training.workload import Batch, Loss, Partial, Prepare, Train

@@ -26,8 +26,7 @@ from training.workloads.expansion import (
     widen_optimizer,
 )
 from training.workloads.expansion.verify import Verification
-from training.workloads.growth.architecture import ModelConfig
-from training.workloads.growth.config import full, literal
+from training.workloads.growth.config import ModelConfig, full, literal
 from training.workloads.growth.model import LanguageModel
 from training.workloads.growth.transitions import ROUTER, growth_layout
 

@@ -10,7 +10,7 @@ from torch.optim import AdamW, Optimizer
 
 from training.workloads.expansion import Layout, clip_grad_norm, observe, scaled_groups
 from training.workloads.expansion.verify import Observation
-from training.workloads.growth.architecture import (
+from training.workloads.growth.config import (
     Activation,
     Block,
     DenseBlock,

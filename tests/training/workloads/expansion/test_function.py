@@ -31,7 +31,7 @@ from training.workloads.expansion import (
     widen,
 )
 from training.workloads.expansion.verify import Verification
-from training.workloads.growth.architecture import DenseBlock
+from training.workloads.growth.config import DenseBlock
 
 NAMES = [f"{k.norm}-{k.activation}-{'tied' if k.is_tied else 'untied'}" for k in KINDS]
 

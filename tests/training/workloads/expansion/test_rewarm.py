@@ -9,8 +9,12 @@ from torch import Tensor, nn
 from torch.optim import AdamW
 
 from tests.training.workloads.expansion.models import SPARSE, Kind, adamw, times, train
-from training.engine.optimizer import load_optimizer_state, step_in_backward
-from training.save.state import flatten_state, unflatten_state
+from training.engine.optimizer import (
+    flatten_state,
+    load_optimizer_state,
+    step_in_backward,
+    unflatten_state,
+)
 from training.workloads.expansion import (
     Layout,
     RewarmingAdamW,

@@ -29,7 +29,7 @@ from training.workloads.expansion import (
     widen,
 )
 from training.workloads.expansion.verify import Observation
-from training.workloads.growth.architecture import ExpertBlock
+from training.workloads.growth.config import ExpertBlock
 
 KIND = Kind()
 PAGE = Path(__file__).parents[4] / "docs" / "expansion.md"

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 from torch import nn
 
 from tests.training import tiny
-from training.proxies import TrainProxy, WorkloadProxy
+from training.engine.job import TrainProxy, WorkloadProxy
 from training.settings import changed
 from training.workload import Batch, Inputs, Loss, Progress, Start, Train
 from training.workloads.growth.config import GrowthConfig, laptop

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from torch import Tensor, nn
 
-from training.workloads.growth.architecture import DenseBlock, ExpertBlock, ModelConfig
+from training.workloads.growth.config import DenseBlock, ExpertBlock, ModelConfig
 
 # The load-balance loss weighs this much beside the cross-entropy, for all contenders.
 BALANCE = 0.01

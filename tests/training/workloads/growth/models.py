@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from training.workloads.growth.architecture import (
+from training.workloads.growth.config import (
     Activation,
     DenseBlock,
     ExpertBlock,

@@ -7,7 +7,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tests.training.forked import in_fork
 from training.preflight.footprint import LiveMemory
-from training.workloads.growth.cross_entropy import sum_cross_entropy
+from training.workloads.growth.model import sum_cross_entropy
 
 
 @pytest.mark.parametrize("chunk_tokens", [1, 3, 7, 100])

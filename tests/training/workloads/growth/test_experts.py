@@ -15,8 +15,7 @@ from tests.training.forked import in_fork
 from tests.training.workloads.growth.models import small_config
 from training.attempt.context import World
 from training.workloads.growth import experts
-from training.workloads.growth.architecture import Activation, ExpertBlock
-from training.workloads.growth.config import full
+from training.workloads.growth.config import Activation, ExpertBlock, full
 from training.workloads.growth.expert_products import ExpertProducts, check_products
 from training.workloads.growth.experts import ExpertFeedForward, choose_products
 from training.workloads.growth.model import LanguageModel

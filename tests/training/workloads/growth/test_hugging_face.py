@@ -14,10 +14,10 @@ from torch import Tensor, nn
 
 from tests.training.workloads.growth.hugging_face import hugging_face_dense, hugging_face_experts
 from tests.training.workloads.growth.models import small_config, small_model, texts
-from training.config import parse_overrides, resolve_config
 from training.errors import UserError
+from training.registry import parse_overrides, resolve_config
 from training.workloads.growth import llama
-from training.workloads.growth.architecture import Activation, Block, DenseBlock, ExpertBlock, Norm
+from training.workloads.growth.config import Activation, Block, DenseBlock, ExpertBlock, Norm
 from training.workloads.growth.interchange import write_hugging_face
 from training.workloads.growth.model import LanguageModel
 from training.workloads.growth.workload import GROWTH

@@ -9,14 +9,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tests.training.workloads.growth.models import small_config, small_model, texts
-from training.workloads.growth.architecture import (
+from training.workloads.growth.config import (
     Activation,
     DenseBlock,
     ExpertBlock,
     ModelConfig,
     Norm,
+    full,
+    literal,
 )
-from training.workloads.growth.config import full, literal
 from training.workloads.growth.model import LanguageModel, parameter_counts, rotary_table, rotated
 
 DENSE, EXPERTS, GROWN = full().dense_model, full().experts_model, full().grown_model

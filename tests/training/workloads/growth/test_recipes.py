@@ -7,8 +7,7 @@ import pytest
 from training.settings import changed
 from training.workloads.growth.config import GrowthConfig, full, laptop
 from training.workloads.growth.model import parameter_counts
-from training.workloads.growth.stages import Decay, TrainPhase
-from training.workloads.growth.workload import GROWTH, RECIPES
+from training.workloads.growth.workload import GROWTH, RECIPES, Decay, TrainPhase
 
 
 def phase(c: GrowthConfig, name: str) -> TrainPhase:

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from training.workload import Inputs, Prior, Train
-from training.workloads.trajectory.classifier import TrainClipClassifier
-from training.workloads.trajectory.recipes import TrajectoryConfig
+from training.workloads.trajectory.config import TrajectoryConfig
+from training.workloads.trajectory.model import TrainClipClassifier
 from training.workloads.trajectory.workload import TRAJECTORY
 
 NO_RANDOMNESS = torch.Generator()

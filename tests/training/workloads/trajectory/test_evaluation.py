@@ -8,7 +8,7 @@ from torch import nn
 
 from tests.training.workloads.trajectory.scene import batch_of, started, train_stage
 from training.workload import Inputs, Partial
-from training.workloads.trajectory import evaluation, pictures
+from training.workloads.trajectory import evaluation
 from training.workloads.trajectory.clips import CLASSES
 
 PNG = b"\x89PNG"
@@ -52,9 +52,9 @@ def test_the_last_evaluation_is_drawn(inputs: Inputs, tmp_path: Path) -> None:
 def test_the_contact_sheet_shows_clips_with_truth_and_answer(
     inputs: Inputs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    captions: list[pictures.Caption] = []
+    captions: list[evaluation.Caption] = []
     monkeypatch.setattr(
-        pictures, "_draw_contact_sheet", lambda path, title, frames, given: captions.extend(given)
+        evaluation, "_draw_contact_sheet", lambda path, title, frames, given: captions.extend(given)
     )
     parts = parts_of(inputs, "head")
     evaluation.illustrate(parts, tmp_path, "head", CLASSES)
@@ -70,7 +70,7 @@ def test_without_matplotlib_the_numbers_are_written_and_one_line_says_so(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(pictures, "find_spec", lambda name: None)
+    monkeypatch.setattr(evaluation, "find_spec", lambda name: None)
     stage = train_stage(inputs.config, "head")
     parts = parts_of(inputs, "head")
     stage.summarize(parts, tmp_path)

@@ -20,8 +20,8 @@ from tests.training.workloads.trajectory.scene import (
 from training.errors import UserError
 from training.settings import changed
 from training.workload import Inputs, Partial, Prepare, Train
-from training.workloads.trajectory.classifier import TrainClipClassifier
 from training.workloads.trajectory.clips import CLASSES
+from training.workloads.trajectory.config import MagvitConfig, TrajectoryConfig, full, laptop
 from training.workloads.trajectory.dataset import (
     CLIPS_FILE,
     LABELS_FILE,
@@ -36,9 +36,7 @@ from training.workloads.trajectory.features import (
     clip_features,
     load_backbone,
 )
-from training.workloads.trajectory.magvit.recipes import MagvitConfig
-from training.workloads.trajectory.model import TransformerHead
-from training.workloads.trajectory.recipes import TrajectoryConfig, full, laptop
+from training.workloads.trajectory.model import TrainClipClassifier, TransformerHead
 from training.workloads.trajectory.workload import RECIPES, TRAJECTORY
 
 NO_RANDOMNESS = torch.Generator()

@@ -1,11 +1,14 @@
 """Makes a text dataset: of stories that the project writes, or of text that users bring.
 
-Text is streamed: memory does not grow with it. What was interrupted goes on where it was when the
-same command is given again, and ends with the same files.
+Text is streamed: memory does not grow with it. How far an import has come is kept in its folder:
+what was interrupted goes on from there, overwriting what it wrote since, when the same command is
+given again, and ends with the same files.
 """
 
+import json
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from hashlib import blake2b
 from itertools import islice
 from pathlib import Path
@@ -17,17 +20,10 @@ from numpy.typing import NDArray
 from training.dataset_output import FolderOutput
 from training.errors import UserError
 from training.randomness import derive_seed
-from training.sources import SourceFile
+from training.sources import UNFINISHED, SourceFile
 from training.workloads.growth.text.documents import Piece, check_kinds, read_pieces
-from training.workloads.growth.text.position import (
-    ImportPosition,
-    SplitCounts,
-    keep,
-    kept_position,
-    write_tokens,
-)
 from training.workloads.growth.text.stories import STORY_BYTES, write_story
-from training.workloads.growth.text.tokens import TOKENIZER_FILE, token_type
+from training.workloads.growth.text.tokens import TOKENIZER_FILE, shard_name, token_type
 from training.workloads.growth.text.vocabulary import (
     END_OF_TEXT,
     Vocabulary,
@@ -37,6 +33,75 @@ from training.workloads.growth.text.vocabulary import (
     train_tokenizer,
     vocabulary_of,
 )
+
+# 64 MiB of a vocabulary of up to 65,536 tokens: a sync fetches several files at a time.
+_SHARD_TOKENS = 1 << 25
+
+
+@dataclass(kw_only=True, slots=True)
+class _SplitCounts:
+    """What has been written of a split; bytes are those of its text in UTF-8."""
+
+    tokens: int = 0
+    documents: int = 0
+    bytes: int = 0
+
+
+@dataclass(kw_only=True, slots=True)
+class _ImportPosition:
+    """How far an import has come: what has been read, and a digest of it."""
+
+    pieces: int = 0
+    digest: str = ""
+    splits: dict[str, _SplitCounts] = field(default_factory=dict)
+
+    @property
+    def documents(self) -> int:
+        return sum(split.documents for split in self.splits.values())
+
+
+def _kept_position(out: Path, identity: Mapping[str, Any]) -> _ImportPosition:
+    """Where an interrupted import stopped; UserError if it was another one."""
+    path = out / UNFINISHED
+    if not path.is_file():
+        return _ImportPosition()
+    kept = json.loads(path.read_bytes())
+    changed = [key for key in identity if kept["identity"].get(key) != identity[key]]
+    if changed or kept["identity"].keys() != identity.keys():
+        what = changed[0] if changed else "source"
+        raise UserError(f"{out} has an unfinished dataset with another {what}; give a new folder")
+    splits = {name: _SplitCounts(**counts) for name, counts in kept["splits"].items()}
+    return _ImportPosition(pieces=kept["pieces"], digest=kept["digest"], splits=splits)
+
+
+def _keep(out: Path, identity: Mapping[str, Any], position: _ImportPosition) -> None:
+    """Keep a position, and what is imported."""
+    record = {"workload": "growth", "identity": identity, **asdict(position)}
+    FolderOutput(out).write(UNFINISHED, json.dumps(record).encode())
+
+
+def write_tokens(
+    out: Path,
+    split: str,
+    first: int,
+    tokens_T: NDArray[Any],
+    *,
+    shard_tokens: int = _SHARD_TOKENS,
+) -> None:
+    """Write the split's tokens from number `first` on, and nothing behind them, to the disk."""
+    done = 0
+    while done < len(tokens_T):
+        number, there = divmod(first + done, shard_tokens)
+        part = tokens_T[done : done + shard_tokens - there]
+        path = out / shard_name(split, number)
+        with path.open("r+b" if there else "wb") as file:
+            file.seek(there * part.itemsize)
+            file.write(part.tobytes())
+            file.truncate()
+            file.flush()
+            os.fsync(file.fileno())
+        done += len(part)
+
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -51,9 +116,9 @@ _STORIES_VOCABULARY = 1024
 # A tokenizer is trained on at most so much text, taken evenly from all of it.
 _TRAINING_BYTES = 1 << 28
 # Text that is tokenized at once, on all cores.
-BATCH_CHARACTERS = 1 << 20
+_BATCH_CHARACTERS = 1 << 20
 # Text after which the position is kept: what an interruption costs, a few seconds.
-KEPT_EVERY_BATCHES = 32
+_KEPT_EVERY_BATCHES = 32
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -156,7 +221,7 @@ def _write(
     source: _Source, out: Path, seed: int, progress: "Progress", options: TextOptions
 ) -> Mapping[str, Any]:
     identity = {**source.identity, "seed": seed, "options": asdict(options)}
-    position = kept_position(out, identity)
+    position = _kept_position(out, identity)
     tokenizer = _tokenizer(source, out, options, identity)
     vocabulary = read_vocabulary(out / TOKENIZER_FILE)
     digest = blake2b()
@@ -172,14 +237,14 @@ def _write(
             _update(digest, piece)
         position.pieces += len(batch)
         progress(batch[-1].read // source.unit_bytes, total)
-        if number % KEPT_EVERY_BATCHES == 0:
+        if number % _KEPT_EVERY_BATCHES == 0:
             position.digest = digest.hexdigest()
-            keep(out, identity, position)
+            _keep(out, identity, position)
     if source.num_bytes % source.unit_bytes:
         progress(total, total)
     _check_splits(position, options)
     position.digest = digest.hexdigest()
-    keep(out, identity, position)
+    _keep(out, identity, position)
     return {
         "tokenizer": Path(options.tokenizer).name or "trained on this text",
         "vocab_size": len(vocabulary),
@@ -194,7 +259,7 @@ def _write_batch(
     tokenizer: "Tokenizer",
     vocabulary: Vocabulary,
     out: Path,
-    position: ImportPosition,
+    position: _ImportPosition,
     seed: int,
     options: TextOptions,
 ) -> None:
@@ -204,7 +269,7 @@ def _write_batch(
     encoded = encode(tokenizer, [piece.text for piece in batch])
     for piece, tokens_T in zip(batch, encoded, strict=True):
         name = piece.split or _split_of(number, seed, options.held_out_of)
-        split = position.splits.setdefault(name, SplitCounts())
+        split = position.splits.setdefault(name, _SplitCounts())
         parts = of_split.setdefault(name, [])
         parts.append(tokens_T)
         split.bytes += len(piece.text.encode())
@@ -231,7 +296,7 @@ def _batches(pieces: Iterator[Piece]) -> Iterator[list[Piece]]:
     for piece in pieces:
         batch.append(piece)
         size += len(piece.text)
-        if size >= BATCH_CHARACTERS:
+        if size >= _BATCH_CHARACTERS:
             yield batch
             batch, size = [], 0
     if batch:
@@ -250,7 +315,7 @@ def _tokenizer(
         size = options.vocab_size or source.vocab_size
         tokenizer = train_tokenizer(_training_texts(source), size)
     _check_round_trip(tokenizer, source)
-    keep(out, identity, ImportPosition())
+    _keep(out, identity, _ImportPosition())
     FolderOutput(out).write(TOKENIZER_FILE, tokenizer.to_str().encode())
     return tokenizer
 
@@ -282,7 +347,7 @@ def _check_round_trip(tokenizer: "Tokenizer", source: _Source) -> None:
                 )
 
 
-def _check_splits(position: ImportPosition, options: TextOptions) -> None:
+def _check_splits(position: _ImportPosition, options: TextOptions) -> None:
     for name in ("train", "validation"):
         if name not in position.splits or not position.splits[name].documents:
             raise UserError(

@@ -15,10 +15,10 @@ from typing import BinaryIO, NamedTuple, cast
 from training.errors import UserError
 from training.sources import SourceFile
 
-BLOCK_BYTES = 1 << 20
+_BLOCK_BYTES = 1 << 20
 # A longer document is tokenized in pieces, which are cut before white space.
-PIECE_CHARACTERS = 1 << 20
-LINE_BYTES = 1 << 26
+_PIECE_CHARACTERS = 1 << 20
+_LINE_BYTES = 1 << 26
 _KINDS = (".txt", ".jsonl")
 
 
@@ -73,7 +73,7 @@ def _of_text(name: str, stream: BinaryIO, separator: str) -> Iterator[tuple[str,
         for text in whole:
             yield from _parts(text, has_begun)
             has_begun = False
-        while len(pending) > PIECE_CHARACTERS + len(separator):
+        while len(pending) > _PIECE_CHARACTERS + len(separator):
             cut = _cut(pending)
             part = pending[:cut] if has_begun else pending[:cut].lstrip()
             pending = pending[cut:]
@@ -86,7 +86,7 @@ def _of_text(name: str, stream: BinaryIO, separator: str) -> Iterator[tuple[str,
 def _parts(text: str, has_begun: bool) -> Iterator[tuple[str, bool]]:
     """The end of a document, in pieces; nothing for an empty one."""
     text = text.rstrip() if has_begun else text.strip()
-    while len(text) > PIECE_CHARACTERS:
+    while len(text) > _PIECE_CHARACTERS:
         cut = _cut(text)
         yield text[:cut], False
         text, has_begun = text[cut:], True
@@ -97,10 +97,10 @@ def _parts(text: str, has_begun: bool) -> Iterator[tuple[str, bool]]:
 def _cut(text: str) -> int:
     """Where to cut a piece off: before white space, which byte-level BPE joins to what follows."""
     for blank in ("\n", " "):
-        place = text.rfind(blank, 1, PIECE_CHARACTERS)
+        place = text.rfind(blank, 1, _PIECE_CHARACTERS)
         if place > 0:
             return place
-    return PIECE_CHARACTERS
+    return _PIECE_CHARACTERS
 
 
 def _decoded(name: str, stream: BinaryIO) -> Iterator[str]:
@@ -110,7 +110,7 @@ def _decoded(name: str, stream: BinaryIO) -> Iterator[str]:
     num_lines = 0
     is_last = False
     while not is_last:
-        block = stream.read(BLOCK_BYTES)
+        block = stream.read(_BLOCK_BYTES)
         is_last = not block
         try:
             text = decoder.decode(block, final=is_last)
@@ -123,11 +123,11 @@ def _decoded(name: str, stream: BinaryIO) -> Iterator[str]:
 
 def _of_lines(name: str, stream: BinaryIO) -> Iterator[tuple[str, bool]]:
     number = 0
-    while line := stream.readline(LINE_BYTES):
+    while line := stream.readline(_LINE_BYTES):
         number += 1
         where = f"{name}, line {number}"
-        if len(line) == LINE_BYTES:
-            raise UserError(f"{where} is longer than {LINE_BYTES >> 20} MiB; give one text a line")
+        if len(line) == _LINE_BYTES:
+            raise UserError(f"{where} is longer than {_LINE_BYTES >> 20} MiB; give one text a line")
         if not line.strip():
             continue
         try:

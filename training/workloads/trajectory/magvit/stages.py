@@ -13,20 +13,25 @@ from torch.optim import AdamW, Optimizer
 
 from training.artifact_key import artifact_key
 from training.workload import Inputs, Loss, Partial, Prepare, Probe, Settings, Start, Train
-from training.workloads.trajectory.classifier import TrainClipClassifier, parameter_groups
 from training.workloads.trajectory.clips import CLIP_SHAPE, TRACK_SHAPE
-from training.workloads.trajectory.dataset import open_dataset, shard_range
-from training.workloads.trajectory.magvit.recipes import MagvitConfig
-from training.workloads.trajectory.magvit.tokenizer import (
+from training.workloads.trajectory.config import MagvitConfig
+from training.workloads.trajectory.dataset import (
+    NUM_STRIPS,
+    Batch,
+    FrameSamples,
+    open_dataset,
+    shard_range,
+)
+from training.workloads.trajectory.magvit.model import (
     Quantizer,
     Tokenizer,
+    TokenTransformer,
     moving,
     reconstruction_partial,
     show_reconstructions,
     summarize_reconstructions,
 )
-from training.workloads.trajectory.magvit.transformer import TokenTransformer
-from training.workloads.trajectory.samples import NUM_STRIPS, Batch, FrameSamples
+from training.workloads.trajectory.model import TrainClipClassifier, parameter_groups
 
 # Increment when the results of `Tokens` change: it is part of the artifact's key.
 _TOKENS_VERSION = 1

@@ -29,8 +29,8 @@ def test_stories_are_made_with_a_vocabulary_that_is_asked_for(
 def test_an_import_that_was_stopped_goes_on_with_the_same_command(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dataset_module, "BATCH_CHARACTERS", 1000)
-    monkeypatch.setattr(dataset_module, "KEPT_EVERY_BATCHES", 1)
+    monkeypatch.setattr(dataset_module, "_BATCH_CHARACTERS", 1000)
+    monkeypatch.setattr(dataset_module, "_KEPT_EVERY_BATCHES", 1)
     text, out = tmp_path / "stories.txt", tmp_path / "out"
     text.write_text("<|endoftext|>".join(write_story(0, number) for number in range(40)))
     command = ["data", "import", str(text), "--workload=growth", "--override=vocab_size=300"]

@@ -90,8 +90,8 @@ def test_folders_of_splits_are_kept(tmp_path: Path) -> None:
 def test_an_interrupted_import_goes_on_and_ends_with_the_same_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dataset_module, "BATCH_CHARACTERS", 60)
-    monkeypatch.setattr(dataset_module, "KEPT_EVERY_BATCHES", 3)
+    monkeypatch.setattr(dataset_module, "_BATCH_CHARACTERS", 60)
+    monkeypatch.setattr(dataset_module, "_KEPT_EVERY_BATCHES", 3)
     own, out = source(tmp_path / "own"), tmp_path / "out"
     whole = imported(own, tmp_path / "whole")
     out.mkdir()
@@ -124,8 +124,8 @@ def test_an_interrupted_import_goes_on_and_ends_with_the_same_files(
 def test_fails_to_go_on_with_other_text_or_options(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dataset_module, "BATCH_CHARACTERS", 60)
-    monkeypatch.setattr(dataset_module, "KEPT_EVERY_BATCHES", 1)
+    monkeypatch.setattr(dataset_module, "_BATCH_CHARACTERS", 60)
+    monkeypatch.setattr(dataset_module, "_KEPT_EVERY_BATCHES", 1)
     own, out = source(tmp_path / "own"), tmp_path / "out"
 
     def stop(done: int, total: int) -> None:

@@ -29,8 +29,8 @@ def documents(path: Path, separator: str = END) -> list[str]:
 
 @pytest.fixture
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(documents_module, "BLOCK_BYTES", 5)
-    monkeypatch.setattr(documents_module, "PIECE_CHARACTERS", 16)
+    monkeypatch.setattr(documents_module, "_BLOCK_BYTES", 5)
+    monkeypatch.setattr(documents_module, "_PIECE_CHARACTERS", 16)
 
 
 TEXTS = ["A fox.\n\nIt ran.", "Grüße, 你好 🦊!", "x" * 50, "many words in one long line of text"]
@@ -108,7 +108,7 @@ def test_fails_for_what_cannot_be_read(
 
 
 def test_fails_for_a_line_that_has_no_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(documents_module, "LINE_BYTES", 1 << 20)
+    monkeypatch.setattr(documents_module, "_LINE_BYTES", 1 << 20)
     (tmp_path / "a.jsonl").write_text(json.dumps({"text": "x" * (1 << 20)}))
     with pytest.raises(UserError, match="line 1 is longer than 1 MiB; give one text a line"):
         documents(tmp_path)

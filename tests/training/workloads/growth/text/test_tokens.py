@@ -10,8 +10,7 @@ from training.errors import UserError
 from training.store.local_dataset import LocalDataset, write_manifest
 from training.workload import Inputs, Samples
 from training.workloads.growth.config import GrowthConfig
-from training.workloads.growth.stages import phases
-from training.workloads.growth.text.position import write_tokens
+from training.workloads.growth.text.dataset import write_tokens
 from training.workloads.growth.text.tokens import (
     document_beginnings,
     open_tokens,
@@ -19,6 +18,7 @@ from training.workloads.growth.text.tokens import (
     token_type,
     vocabulary_refusals,
 )
+from training.workloads.growth.workload import phases
 
 RNG = torch.Generator()
 

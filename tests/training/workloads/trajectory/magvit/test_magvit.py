@@ -14,26 +14,24 @@ from tests.training.workloads.trajectory.scene import FakeDataset, inputs_of
 from training.settings import changed
 from training.workload import Inputs, Partial, Prior
 from training.workloads.trajectory.clips import CLASSES
+from training.workloads.trajectory.config import MagvitConfig, magvit_full, magvit_laptop
 from training.workloads.trajectory.dataset import open_dataset
-from training.workloads.trajectory.magvit.recipes import MagvitConfig, magvit_full, magvit_laptop
+from training.workloads.trajectory.magvit.model import (
+    AxialBlock,
+    Quantizer,
+    Tokenizer,
+    TokenTransformer,
+    crop_mask,
+    folded_attention,
+    merge_cells,
+    split_cells,
+    summarize_reconstructions,
+)
 from training.workloads.trajectory.magvit.stages import (
     Tokens,
     TrainTokenizer,
     TrainTransformer,
     digits_loss,
-)
-from training.workloads.trajectory.magvit.tokenizer import (
-    Quantizer,
-    Tokenizer,
-    crop_mask,
-    summarize_reconstructions,
-)
-from training.workloads.trajectory.magvit.transformer import (
-    AxialBlock,
-    TokenTransformer,
-    folded_attention,
-    merge_cells,
-    split_cells,
 )
 from training.workloads.trajectory.workload import TRAJECTORY
 

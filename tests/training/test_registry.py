@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from tests.training.tiny import TINY
-from training.config import parse_overrides, resolve_config
 from training.errors import UserError
 from training.record.run import (
     RunConfig,
@@ -14,9 +13,9 @@ from training.record.run import (
     parse_prediction,
     read_run_config,
 )
+from training.registry import parse_overrides, resolve_config
 from training.settings import recorded
-from training.store.folder import FolderStore
-from training.store.open import open_store
+from training.store.folder import FolderStore, open_store
 from training.workloads.detection.workload import DETECTION
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests.training.forked import in_fork
-from training.engine.numerics import configure, device_of, numerics_key
+from training.numerics import configure, device_of, numerics_key
 from training.record.run import changed_parts
 
 CPU = torch.device("cpu")
