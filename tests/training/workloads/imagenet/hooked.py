@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from torch import nn
-from training.proxies import TrainProxy, WorkloadProxy
 
 from tests.training import tiny
+from training.engine.job import TrainProxy, WorkloadProxy
 from training.settings import changed
 from training.workload import Batch, Loss, Prepare, Train
 from training.workloads.imagenet.config import ImagenetConfig, laptop

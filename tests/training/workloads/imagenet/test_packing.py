@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from training.store.open import open_store
 
 from tests.training.workloads.imagenet.photographs import (
     CLASSES,
@@ -21,6 +20,7 @@ from tests.training.workloads.imagenet.photographs import (
 )
 from training.cli.main import main
 from training.errors import UserError
+from training.store.folder import open_store
 from training.workloads.imagenet import packing
 from training.workloads.imagenet.dataset import read_validation_classes
 from training.workloads.imagenet.shards import INDEX
