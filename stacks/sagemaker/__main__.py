@@ -36,7 +36,8 @@ def main(
     except ValueError as mistake:
         print(f"sagemaker: {mistake}", file=sys.stderr)
         return 2
-    print(price_note(options.instance_type, options.max_hours), file=sys.stderr)
+    note = price_note(options.instance_type, options.max_hours, options.instances)
+    print(note, file=sys.stderr)
     if options.dry_run:
         print(json.dumps(request, indent=2))
         return 0
@@ -118,6 +119,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     add("--image", required=True, help="of stacks/sagemaker/Dockerfile, in ECR")
     add("--role", required=True, help="ARN of the role that the container gets")
     add("--instance-type", required=True, metavar="ml.g5.2xlarge")
+    add("--instances", type=_count, default=1, help="that train together, as one run: %(default)s")
     add("--max-hours", type=_positive, default=24.0, help="that it may run: %(default)s")
     add("--spot", action="store_true", help="managed Spot training")
     add("--max-wait-hours", type=_positive, help="with waiting for Spot: twice --max-hours")
@@ -139,6 +141,12 @@ def _positive(text: str) -> float:
     if not 0 < value < float("inf"):
         raise argparse.ArgumentTypeError(f"{text} is not a positive number")
     return value
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not a positive whole number")
+    return int(text)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from sizing import catalogue
 ON_DEMAND_USD_PER_HOUR = {"ml.g5.xlarge": 1.408, "ml.g5.2xlarge": 1.515, "ml.g5.12xlarge": 7.09}
 
 
-def price_note(instance_type: str, hours: float) -> str:
+def price_note(instance_type: str, hours: float, instances: int = 1) -> str:
     """One sentence about the cost of at most `hours`; it says so where nothing is known."""
     size = instance_type.removeprefix("ml.")
     instance = catalogue.instances().get(size)
@@ -22,9 +22,11 @@ def price_note(instance_type: str, hours: float) -> str:
             f"the price of {instance_type} is not known here ({compared} an hour on demand; the g5 "
             f"sizes that are known cost {lowest:.2f} to {highest:.2f} times EC2's)"
         )
+    many = f" on {instances} instances" if instances > 1 else ""
     return (
         f"{instance_type} costs about ${usd:.3f} an hour on demand in us-east-1 ({compared}): at "
-        f"most ${usd * hours:.2f} for {hours:g} h; managed Spot costs less, how much is not known"
+        f"most ${usd * hours * instances:.2f} for {hours:g} h{many}; managed Spot costs less, how "
+        "much is not known"
     )
 
 

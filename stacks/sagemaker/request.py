@@ -13,6 +13,7 @@ from typing import Any
 import botocore.session
 from botocore.model import Shape
 
+from contract.trainer_options import RANKS
 from sizing import catalogue
 from stacks.sagemaker.metric_definitions import METRIC_DEFINITIONS
 
@@ -35,6 +36,7 @@ class JobSettings:
     hyperparameters: Mapping[str, str]
     max_hours: float
     max_wait_hours: float | None = None  # of managed Spot; None: on demand
+    instances: int = 1  # that train together
     volume_gib: int = 200
     metric: Mapping[str, str] = field(default_factory=dict)  # name -> regular expression
     channel: Mapping[str, str] = field(default_factory=dict)  # split -> S3 URI of its files
@@ -68,7 +70,10 @@ def training_job(settings: JobSettings) -> dict[str, Any]:
             **({"dataset-uri": s.dataset_uri} if s.dataset_uri else {}),
         },
         "OutputDataConfig": {"S3OutputPath": f"{s.run_uri.rstrip('/')}/sagemaker"},
-        "ResourceConfig": {"InstanceType": s.instance_type, "InstanceCount": 1},
+        "ResourceConfig": {
+            "InstanceType": s.instance_type,
+            "InstanceCount": s.instances,
+        },
         "StoppingCondition": stopping,
         "EnableManagedSpotTraining": s.max_wait_hours is not None,
     }
@@ -82,6 +87,7 @@ def training_job(settings: JobSettings) -> dict[str, Any]:
         groups = list(s.security_group)
         request["VpcConfig"] = {"Subnets": list(s.subnet), "SecurityGroupIds": groups}
     refused = [*_refused(_input_shape(), request, ""), *_refused_by_rules(request)]
+    refused += _refused_for_ranks(s)
     if refused:
         raise ValueError("; ".join(refused))
     return request
@@ -136,6 +142,23 @@ def _refused_by_rules(request: Mapping[str, Any]) -> Iterator[str]:
             yield f"--metric {name} is {regex!r}: put the number in parentheses"
     if request["ResourceConfig"].get("VolumeSizeInGB", 1) < 1:
         yield "--volume-gib must be at least 1"
+
+
+def _refused_for_ranks(settings: JobSettings) -> Iterator[str]:
+    """Several instances whose ranks would not give the bits of one, and a size without GPUs."""
+    size = catalogue.instances().get(settings.instance_type.removeprefix("ml."))
+    given = settings.hyperparameters
+    each = given.get("num-processes", "auto")
+    if settings.instances == 1 or given.get("reduction") == "ring":
+        return
+    num_each = int(each) if each.isdecimal() else max(1, size.num_gpus) if size else 1
+    ranks = settings.instances * num_each
+    if ranks not in RANKS:
+        yield (
+            f"--instances {settings.instances} with {num_each} processes each are {ranks} ranks, "
+            "and only 1, 2, 4 or 8 give the result of one; choose others, or set --hyperparameter "
+            "num-processes=N, N for each instance"
+        )
 
 
 @cache

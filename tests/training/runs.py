@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import secrets
 import signal
+import socket
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -134,13 +135,21 @@ class Run(KeptRun):
 
     def attempt_with_ranks(self, num_processes: int, *more: str) -> list[int | None]:
         """Run the ranks to their end; their exit codes."""
-        processes = self.fork_ranks(num_processes, *more)
-        for process in processes:
-            process.join(120)
-        codes = [process.exitcode for process in processes]
-        for process in processes:
-            process.kill()
-        return codes
+        return ended(self.fork_ranks(num_processes, *more))
+
+    def fork_hosts(self, num_hosts: int, *more: str) -> list[multiprocessing.process.BaseProcess]:
+        """The hosts of one attempt, one rank each and apart from each other; the leader first."""
+        names = ["127.0.0.1", *(f"127.0.0.{k}" for k in range(2, num_hosts + 1))]
+        listed = ",".join([f"{names[0]}:{free_port()}", *names[1:]])
+        context = multiprocessing.get_context("fork")
+        processes = []
+        for name in names:
+            arguments = self.arguments(f"--hosts={name}@{listed}", f"--writer={name}", *more)
+            place = {"TEST_HOST": name}
+            process = context.Process(target=_exit_with, args=(arguments, place, self.at_start))
+            process.start()
+            processes.append(process)
+        return processes
 
     def lines(self, kind: str) -> list[dict[str, Any]]:
         """All metrics lines of a kind, oldest attempt first."""
@@ -157,6 +166,22 @@ class Run(KeptRun):
             (step, line["stage"], line["loss"], (line["ids_sum"], line["ids_crc"]))
             for step, line in sorted(self.lineage().items())
         ]
+
+
+def ended(processes: list[multiprocessing.process.BaseProcess]) -> list[int | None]:
+    """The exit codes of processes, which are waited for."""
+    for process in processes:
+        process.join(120)
+    codes = [process.exitcode for process in processes]
+    for process in processes:
+        process.kill()
+    return codes
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port: int = free.getsockname()[1]
+    return port
 
 
 def _exit_with(

@@ -20,6 +20,7 @@ from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
 from contract.grammar import Interval
+from training.attempt.hosts import Hosts
 from training.attempt.notice import InterruptedRunError, Interruption, Notice, Saves
 from training.attempt.supervisor import Supervisor, Work
 from training.errors import DivergedError, Divergence, GoBackError
@@ -40,16 +41,19 @@ _TIMEOUT = timedelta(hours=24)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RankEnvironment:
-    """This process's rank and how to meet the others, from torchrun's environment variables."""
+    """This process's rank and how to meet the others, as torchrun's variables or --hosts say."""
 
     rank: int = 0
     world_size: int = 1
     local_rank: int = 0
     rendezvous: str = "env://"
     cpu_ranks: int = 1  # of a machine without GPUs: a rehearsal's has as many as its size has GPUs
+    hosts: Hosts | None = None  # of which each has as many ranks
 
     @classmethod
-    def from_environment(cls, environment: Mapping[str, str]) -> "RankEnvironment":
+    def from_environment(
+        cls, environment: Mapping[str, str], hosts: Hosts | None = None
+    ) -> "RankEnvironment":
         """Read the variables that torchrun or rank 0 has set."""
         return cls(
             rank=int(environment.get("RANK", "0")),
@@ -57,13 +61,19 @@ class RankEnvironment:
             local_rank=int(environment.get("LOCAL_RANK", "0")),
             rendezvous=environment.get("TRAINING_RENDEZVOUS", "env://"),
             cpu_ranks=int(environment.get("TRAINING_CPU_RANKS", "1")),
+            hosts=hosts,
         )
 
+    @property
+    def num_hosts(self) -> int:
+        """Number of machines that train together."""
+        return len(self.hosts.names) if self.hosts else 1
+
     def ranks(self, num_processes: int | None) -> int:
-        """Number of ranks, given the requested number on this machine (None: one per GPU)."""
+        """Number of all ranks, given the requested number on each machine (None: one per GPU)."""
         if self.world_size > 1:
             return self.world_size
-        return num_processes or torch.cuda.device_count() or self.cpu_ranks
+        return self.num_hosts * (num_processes or torch.cuda.device_count() or self.cpu_ranks)
 
 
 class World:

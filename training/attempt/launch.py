@@ -1,13 +1,12 @@
-"""Starts ranks 1 to N-1 from this process, which is rank 0, on a machine with several GPUs.
+"""Starts the other ranks of a machine with several GPUs from this process, the first one there.
 
 Not torchrun: signals must reach the process that saves, torchrun turns exit code 75 into 1, and it
 kills a rank 0 that is still uploading 30 s after the first other rank has exited. If torchrun is
-used anyway (several machines), its variables are honoured. Imports no torch.
+used anyway, its variables are honoured. Imports no torch.
 """
 
 import ctypes
 import os
-import queue
 import signal
 import subprocess
 import sys
@@ -26,7 +25,7 @@ class RankProcess(Protocol):
 
     @property
     def stdin(self) -> IO[bytes] | None:
-        """The pipe whose closing tells the rank that rank 0 has exited."""
+        """The pipe whose closing tells the rank that its machine's first one has exited."""
 
     def wait(self, timeout: float | None = None) -> int:
         """The exit code; subprocess.TimeoutExpired after `timeout` seconds. For any thread."""
@@ -57,49 +56,42 @@ def interpreters(arguments: Sequence[str], scratch: Path) -> StartRank:
 
 
 class OtherRanks:
-    """The processes of ranks 1 to N-1; each exits by itself when this process does."""
+    """The other ranks of this machine; each exits by itself when this process does."""
 
-    def __init__(self, start: StartRank, num_processes: int, rendezvous: Path) -> None:
-        self._processes = [
-            start(_variables(rank, num_processes, rendezvous)) for rank in range(1, num_processes)
-        ]
-        self._lost: queue.SimpleQueue[str] = queue.SimpleQueue()
+    def __init__(
+        self, start: StartRank, own_rank: int, num_here: int, num_ranks: int, rendezvous: str
+    ) -> None:
+        """This process is `own_rank`, the first of `num_here` here, of `num_ranks` in all."""
+        self._processes = {
+            own_rank + local: start(_variables(own_rank + local, local, num_ranks, rendezvous))
+            for local in range(1, num_here)
+        }
 
     def watch(self, when_lost: Callable[[str], None]) -> None:
         """Call `when_lost` with one sentence if a rank exits by itself."""
-        for rank, process in enumerate(self._processes, start=1):
-            threading.Thread(
-                target=self._wait, args=(rank, process, when_lost), name=f"rank-{rank}", daemon=True
-            ).start()
+        for rank, process in self._processes.items():
 
-    def lost(self, seconds: float) -> str | None:
-        """A sentence about a rank that exited by itself, waiting for up to `seconds`; or None."""
-        try:
-            return self._lost.get(timeout=seconds)
-        except queue.Empty:
-            return None
+            def wait(rank: int = rank, process: RankProcess = process) -> None:
+                when_lost(f"rank {rank} exited with {process.wait()}")
+
+            threading.Thread(target=wait, name=f"rank-{rank}", daemon=True).start()
 
     def show_stacks(self) -> None:
         """Make each rank print the stacks of its threads (faulthandler) and exit."""
-        for process in self._processes:
+        for process in self._processes.values():
             process.send_signal(signal.SIGABRT)
 
     def close(self) -> None:
-        """End the other ranks, because rank 0 ends."""
-        for process in self._processes:
+        """End the other ranks, because this process ends."""
+        for process in self._processes.values():
             if process.stdin is not None:
                 process.stdin.close()
-        for process in self._processes:
+        for process in self._processes.values():
             try:
                 process.wait(_EXIT_SECONDS)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
-
-    def _wait(self, rank: int, process: RankProcess, when_lost: Callable[[str], None]) -> None:
-        why = f"rank {rank} exited with {process.wait()}"
-        self._lost.put(why)
-        when_lost(why)
 
 
 def end_with_rank_0() -> None:
@@ -121,11 +113,11 @@ def end_with_rank_0() -> None:
     threading.Thread(target=wait, name="rank-0", daemon=True).start()
 
 
-def _variables(rank: int, num_processes: int, rendezvous: Path) -> Mapping[str, str]:
+def _variables(rank: int, local: int, num_ranks: int, rendezvous: str) -> Mapping[str, str]:
     return {
         "RANK": str(rank),
-        "LOCAL_RANK": str(rank),
-        "WORLD_SIZE": str(num_processes),
-        "TRAINING_RENDEZVOUS": rendezvous.absolute().as_uri(),
+        "LOCAL_RANK": str(local),
+        "WORLD_SIZE": str(num_ranks),
+        "TRAINING_RENDEZVOUS": rendezvous,
         "TRAINING_LEADER": "stdin",
     }

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Literal, NoReturn, Protocol, TypeAlias
 
 from contract.notice import Policy
-from training.attempt.notice import ExtraTime, Interruption, Notice
+from training.attempt.notice import ExtraTime, InterruptedRunError, Interruption, Notice
 from training.errors import EXIT_FAILED, EXIT_INTERRUPTED
 from training.record.head import Head
 from training.record.lease import Lease, LeaseLostError, acquire
@@ -328,6 +328,13 @@ class Supervisor:
             self.last_resort.hold(lease)
             self.extra_time.hold(store, lease)
         return lease
+
+    def wait_for_others(self) -> None:
+        """Call often while other hosts are waited for; InterruptedRunError ends the wait."""
+        self.watchdog.beat()
+        if (notice := self.interruption.notice) is not None:
+            self.last_resort.stand_down()
+            raise InterruptedRunError(notice.cause)
 
     def follow(self) -> None:
         """In a rank above 0, which holds no lease: only end in time."""

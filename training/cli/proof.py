@@ -73,7 +73,8 @@ def add_torture(parser: argparse.ArgumentParser) -> None:
     add("--recipe", help="or several: a,b (default: the first; all of the built-in one's)")
     add(
         "--num-processes",
-        help="ranks, drawn for each attempt: 1,2 (default: 1; built-in workload: 1,2,4)",
+        help="ranks, drawn for each attempt: 1,2, or 4x2 for four hosts of two (default: 1; "
+        "built-in workload: 1,2,4)",
     )
     add("--override", action="append", default=[], metavar="NAME=VALUE", help="as for `run`")
     add("--dataset-uri", help="a folder (default: made by the workload's own generator)")

@@ -21,6 +21,7 @@ from contract.grammar import parse_count, parse_interval, parse_positive, parse_
 from contract.notice import MAX_SECONDS
 from contract.source import source_sha256
 from contract.trainer_options import OPTIONS
+from training.attempt.hosts import PORT, parse_hosts
 from training.attempt.launch import end_with_rank_0
 from training.attempt.supervisor import Supervisor
 from training.cli import run_program
@@ -103,7 +104,9 @@ def _parse(
         "artifacts": open_store(arguments.artifacts_uri) if arguments.artifacts_uri else None,
         "interval": parse_interval(arguments.checkpoint_interval),
         "profile_steps": arguments.profile,
-        "environment": RankEnvironment.from_environment(environ),
+        "environment": replace(
+            RankEnvironment.from_environment(environ), hosts=parse_hosts(arguments.hosts)
+        ),
     }
     common = _attempt_options(arguments, store, scratch)
     return RunOptions(**{**_by_name(arguments, RunOptions), **common, **parsed})
@@ -199,6 +202,13 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
         metavar="N|auto",
         help="processes that train together on this machine: 1, 2, 4 or 8 (default: auto, one per "
         "GPU, as far as a step's micro-batches go round)",
+    )
+    add(
+        "--hosts",
+        metavar="OWN@FIRST:PORT,SECOND,...",
+        help="machines that train together, each with as many processes, 1, 2, 4 or 8 in all: this "
+        "one's name, and all names; the first leads, the others reach it there (default port: "
+        f"{PORT})",
     )
 
 

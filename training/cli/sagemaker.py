@@ -11,6 +11,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -54,6 +55,8 @@ class _SageMakerJob:
     notice_seconds: float
     model_folder: Path
     dataset: Path
+    leads: bool  # is the first host, which leaves the model
+    variables: Mapping[str, str]  # of the trainer, where the job's own do not name them
     # Of `python -m training` before that: it makes the dataset of channels of files of your own.
     importing: tuple[str, ...] | None = None
 
@@ -64,7 +67,7 @@ class _SageMakerJob:
 
 
 def read_job(root: Path, environ: Mapping[str, str]) -> _SageMakerJob:
-    """Read input/config; UserError if one machine cannot train that job."""
+    """Read input/config; UserError if this project cannot train that job."""
     given = dict(_hyperparameters(root))
     missing = [name for name in _REQUIRED if not given.get(name)]
     if missing:
@@ -72,11 +75,9 @@ def read_job(root: Path, environ: Mapping[str, str]) -> _SageMakerJob:
             f"the job has no hyperparameter {', '.join(missing)}; submit it with "
             "`python -m stacks.sagemaker submit`, or set it in HyperParameters"
         )
-    hosts = _config(root, "resourceconfig").get("hosts") or ["algo-1"]
-    if len(hosts) > 1:
-        raise UserError(
-            f"the job has {len(hosts)} instances, but a run has one; set InstanceCount to 1"
-        )
+    resources = _config(root, "resourceconfig")
+    hosts = resources.get("hosts") or ["algo-1"]
+    own = resources.get("current_host") or hosts[0]
     options = {name: given.pop(name) for name in SAGEMAKER_OPTIONS if name in given}
     # The container's root has some 100 GB; /tmp, SageMaker's scratch space, has the job's volume.
     scratch = Path(tempfile.gettempdir(), "training")
@@ -89,18 +90,35 @@ def read_job(root: Path, environ: Mapping[str, str]) -> _SageMakerJob:
         options["dataset-uri"] = str(_channel_folder(root, environ))
     seconds = options.setdefault("notice-budget-seconds", f"{_NOTICE_SECONDS:g}")
     # A job that is started again on another instance has the same name.
-    writer = f"{environ.get('TRAINING_JOB_NAME', 'sagemaker')}/{hosts[0]}-{_boot()}"
+    writer = f"{environ.get('TRAINING_JOB_NAME', 'sagemaker')}/{own}-{_boot()}"
     arguments = [f"--{name}={value}" for name, value in options.items()]
     arguments += [f"--override={recipe_field(name)}={value}" for name, value in given.items()]
+    arguments += [f"--writer={writer}", f"--scratch={scratch}"]
+    if len(hosts) > 1:
+        arguments.append(f"--hosts={own}@{','.join(hosts)}")
     return _SageMakerJob(
         root=root,
-        arguments=("run", *arguments, f"--writer={writer}", f"--scratch={scratch}"),
+        arguments=("run", *arguments),
         run_uri=options["run-uri"],
         notice_seconds=_positive(seconds),
         model_folder=Path(environ.get("SM_MODEL_DIR", root / "model")),
         dataset=Path(options["dataset-uri"]),
+        leads=own == hosts[0],
+        variables=_over_the_network(resources) if len(hosts) > 1 else {},
         importing=importing,
     )
+
+
+def _over_the_network(resources: Mapping[str, Any]) -> dict[str, str]:
+    """The interface that SageMaker names, for gloo and NCCL, which otherwise guess."""
+    name = resources.get("network_interface_name")
+    there = [found for _, found in socket.if_nameindex()]
+    if name and name not in there:
+        raise UserError(
+            f"the job's hosts are to meet over the interface {name!r}, and this one has "
+            f"{', '.join(there)}; SageMaker writes resourceconfig.json: see the job"
+        )
+    return {"GLOO_SOCKET_IFNAME": name, "NCCL_SOCKET_IFNAME": name} if name else {}
 
 
 def _boot() -> str:
@@ -227,10 +245,11 @@ def _act(arguments: argparse.Namespace) -> int:
 def _train(job: _SageMakerJob) -> int:
     trainer, code = _import(job)
     if code == EXIT_FINISHED:
-        trainer = Trainer([*_TRAINING, *job.arguments])
+        trainer = Trainer([*_TRAINING, *job.arguments], environment={**job.variables, **os.environ})
         code = trainer.run()
     if code == EXIT_FINISHED:
-        return _leave_model(job)
+        # SageMaker makes one archive of all hosts' model folders.
+        return _leave_model(job) if job.leads else EXIT_FINISHED
     if trainer.told_at is not None:
         how = "saved" if code == EXIT_INTERRUPTED else f"not saved: {trainer.reason(code)}"
         return _await_the_end(job, trainer.told_at, how)
@@ -264,11 +283,13 @@ class Trainer:
         command: Sequence[str],
         sleep: Callable[[float], None] = time.sleep,
         max_failures: int = _MAX_FAILURES,
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         self.told_at: float | None = None  # when SIGTERM came, on the monotonic clock
         self._command = command
         self._sleep = sleep
         self._max_failures = max_failures
+        self._environment = environment
         self._process: subprocess.Popen[bytes] | None = None
         self._said: deque[str] = deque(maxlen=20)
 
@@ -280,6 +301,9 @@ class Trainer:
             failed_at: deque[float] = deque(maxlen=self._max_failures)
             while self.told_at is None:
                 code = self._attempt()
+                if code == EXIT_INTERRUPTED and self.told_at is None:
+                    print("[sagemaker] another host ends; waiting for all of them", flush=True)
+                    continue
                 failed_at.append(time.monotonic())
                 is_crash = code in (EXIT_FAILED, EXIT_STORE) or code < 0
                 are_many = len(failed_at) == self._max_failures
@@ -301,7 +325,9 @@ class Trainer:
 
     def _attempt(self) -> int:
         self._said.clear()
-        process = subprocess.Popen(self._command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE)
+        process = subprocess.Popen(
+            self._command, env=self._environment, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE
+        )
         self._process = process
         if self.told_at is not None:
             process.send_signal(signal.SIGTERM)

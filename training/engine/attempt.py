@@ -6,7 +6,9 @@ Rank 0 holds the run (training/attempt/attempt.py); the others follow it.
 import contextlib
 import gc
 import logging
+import queue
 import secrets
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, replace
 from typing import Any, TypeVar
@@ -17,6 +19,7 @@ import torch.distributed as dist
 from contract.source import source_sha256
 from training.attempt.attempt import HeldRun, opened_dataset, run_attempt
 from training.attempt.context import AttemptContext, RankEnvironment, World
+from training.attempt.hosts import meet
 from training.attempt.launch import OtherRanks, interpreters
 from training.attempt.notice import InterruptedRunError
 from training.attempt.supervisor import Supervisor
@@ -55,7 +58,7 @@ def run_workload(options: RunOptions, resolved: ResolvedWorkload, supervisor: Su
     """Train until the run or this attempt ends; return the exit code of a run that has ended."""
     with (
         opened_dataset(options.dataset_uri, options.scratch, supervisor.watchdog) as dataset,
-        _start_ranks(options, supervisor) as environment,
+        _start_ranks(options, dataset.fingerprint, supervisor) as environment,
     ):
         _refuse_other_workload(options, resolved, dataset)
         config = resolved.config
@@ -291,31 +294,62 @@ def _text(value: float | None) -> str | None:
 
 
 @contextlib.contextmanager
-def _start_ranks(options: RunOptions, supervisor: Supervisor) -> Iterator[RankEnvironment]:
-    """This process's rank; on a machine with several GPUs it becomes rank 0 and starts the rest."""
+def _start_ranks(
+    options: RunOptions, dataset: str, supervisor: Supervisor
+) -> Iterator[RankEnvironment]:
+    """This process's rank; the first one of a machine starts those beside it, once all have met.
+
+    `dataset` is its fingerprint, which all hosts have to have.
+    """
     environment = options.environment
-    num_processes = environment.ranks(options.num_processes)
-    if environment.world_size > 1 or num_processes == 1:
+    num_ranks = environment.ranks(options.num_processes)
+    if environment.world_size > 1 or num_ranks == 1:
         yield environment
         return
-    options.scratch.mkdir(parents=True, exist_ok=True)
-    meeting = options.scratch / f"rendezvous-{secrets.token_hex(4)}"
-    start = options.start_rank or interpreters(options.arguments, options.scratch)
-    siblings = OtherRanks(start, num_processes, meeting)
-    supervisor.last_resort.lead(siblings.show_stacks)
-    siblings.watch(supervisor.last_resort.fail)
+    num_here = num_ranks // environment.num_hosts
+    lost: queue.SimpleQueue[str] = queue.SimpleQueue()
+
+    def tell(why: str, grace_seconds: float = 0.0) -> None:
+        lost.put(why)
+        time.sleep(grace_seconds)
+        supervisor.last_resort.fail(why)
+
+    with contextlib.ExitStack() as stack:
+        rank, address = 0, ""
+        if environment.hosts is not None:
+            facts = {"ranks": num_here, "dataset": dataset, "run": options.store.uri}
+            meeting = meet(environment.hosts, facts, supervisor.wait_for_others)
+            stack.callback(meeting.close)
+            meeting.watch(tell)
+            rank, address = environment.hosts.number * num_here, meeting.address
+        else:
+            options.scratch.mkdir(parents=True, exist_ok=True)
+            file = options.scratch.absolute() / f"rendezvous-{secrets.token_hex(4)}"
+            stack.callback(file.unlink, missing_ok=True)
+            address = file.as_uri()
+        start = options.start_rank or interpreters(options.arguments, options.scratch)
+        siblings = OtherRanks(start, rank, num_here, num_ranks, address)
+        stack.callback(siblings.close)
+        supervisor.last_resort.lead(siblings.show_stacks)
+        siblings.watch(tell)
+        stack.callback(supervisor.last_resort.stand_down)
+        with _naming_the_lost(lost):
+            yield replace(environment, rank=rank, world_size=num_ranks, rendezvous=address)
+
+
+@contextlib.contextmanager
+def _naming_the_lost(lost: "queue.SimpleQueue[str]") -> Iterator[None]:
+    """The error of a collective names a connection; the rank or host behind it is more telling."""
     try:
-        yield replace(environment, world_size=num_processes, rendezvous=meeting.absolute().as_uri())
+        yield
     except RuntimeError as error:
-        # The error of a collective names a connection; the rank behind it is more telling.
-        lost = siblings.lost(_RANK_SECONDS) if _is_collective(error) else None
-        if lost is None:
+        if not _is_collective(error):
             raise
-        raise RankLostError(f"{lost}; the next attempt resumes from the last commit") from error
-    finally:
-        supervisor.last_resort.stand_down()
-        siblings.close()
-        meeting.unlink(missing_ok=True)
+        try:
+            why = lost.get(timeout=_RANK_SECONDS)
+        except queue.Empty:
+            raise error from None
+        raise RankLostError(f"{why}; the next attempt resumes from the last commit") from error
 
 
 @contextlib.contextmanager

@@ -272,7 +272,8 @@ def checked_stages(workload: Workload[Any], config: Any) -> Sequence[Prepare | T
 
 
 def usable_ranks(stages: Sequence[Prepare | Train], options: RunOptions) -> int:
-    """How many ranks train: as many as asked for, or on as many of the GPUs as the stages can use.
+    """How many ranks train: as many as asked for, or on as many of the GPUs as the stages can use,
+    the same number on each host.
 
     Asked now, and not when a stage begins, after others have been trained.
     """
@@ -280,9 +281,11 @@ def usable_ranks(stages: Sequence[Prepare | Train], options: RunOptions) -> int:
     refused = _refusal(stages, asked)
     if refused is None:
         return asked
-    if options.num_processes is not None or options.environment.world_size > 1:
+    num_hosts, is_asked = options.environment.num_hosts, options.num_processes is not None
+    counts = [n for n in reversed(RANKS) if n < asked and n % num_hosts == 0]
+    usable = next((n for n in counts if _refusal(stages, n) is None), None)
+    if is_asked or options.environment.world_size > 1 or usable is None:
         raise UserError(refused)
-    usable = next(n for n in reversed(RANKS) if n < asked and _refusal(stages, n) is None)
     _log.warning("[ranks] %d of %d GPUs train: %s", usable, asked, refused)
     return usable
 

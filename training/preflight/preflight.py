@@ -118,13 +118,13 @@ def preflight(options: RunOptions) -> _Preflight:
         origin=origin,
         fitted=overrides_of_data,
     )
-    num_ranks = usable_ranks(job.stages, options)
+    num_here = usable_ranks(job.stages, options) // options.environment.num_hosts
     if meta is not None:
         refuse_dataset(meta, job.stages)
     if options.environment.world_size > 1:  # of which this machine may have a part
-        num_ranks = options.num_processes or max(1, torch.cuda.device_count())
+        num_here = options.num_processes or max(1, torch.cuda.device_count())
     request = resource_request(
-        options.store.uri, workload, config, options.dataset_uri, limit, num_ranks
+        options.store.uri, workload, config, options.dataset_uri, limit, num_here
     )
     return _Preflight(job=job, request=request)
 

@@ -16,12 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from contract.program import Program
+from training.attempt.hosts import Hosts
 from training.errors import MachineError, UserError
 from training.store.folder import write_whole
 
 SAGEMAKER_ROOT = Path("/opt/ml")
 _LOCK, _RUN = ".lock", ".run"
-_HOST = "algo-1"
+_ALONE = Hosts(names=("algo-1",), own="algo-1")
 _GROUP = "homogeneousCluster"
 _NVIDIA_SMI_SECONDS = 30
 
@@ -33,9 +34,10 @@ class ContainerHost:
     num_gpus: int
     num_cpus: int
     instance_type: str = "local"
+    hosts: Hosts = _ALONE
 
     @classmethod
-    def here(cls, instance_type: str = "local") -> "ContainerHost":
+    def here(cls, instance_type: str = "local", hosts: Hosts | None = None) -> "ContainerHost":
         """This machine, as SageMaker's toolkit counts: nvidia-smi's GPUs, usable CPUs."""
         return cls(
             num_gpus=_num_gpus(),
@@ -43,6 +45,7 @@ class ContainerHost:
             if hasattr(os, "sched_getaffinity")
             else os.cpu_count() or 1,
             instance_type=instance_type,
+            hosts=hosts or _ALONE,
         )
 
 
@@ -128,7 +131,7 @@ class Container:
         }
         return {
             **{f"SM_{name.upper()}": _text(value) for name, value in named.items()},
-            "CURRENT_HOST": _HOST,
+            "CURRENT_HOST": host.hosts.own,
             "SAGEMAKER_JOB_NAME": job_name,
             "TRAINING_JOB_NAME": job_name,
         }
@@ -137,18 +140,18 @@ class Container:
         self, program: Program, host: ContainerHost, job_name: str, channels: Sequence[str]
     ) -> dict[str, Any]:
         """The toolkit's Environment, by its own names."""
-        entry_point = _entry_point_of(program.words)
+        entry_point, names = _entry_point_of(program.words), list(host.hosts.names)
         return {
             "additional_framework_parameters": {},
             "channel_input_dirs": {name: str(self.channel(name)) for name in channels},
-            "current_host": _HOST,
+            "current_host": host.hosts.own,
             "current_instance_group": _GROUP,
-            "current_instance_group_hosts": [_HOST],
+            "current_instance_group_hosts": names,
             "current_instance_type": host.instance_type,
-            "distribution_hosts": [_HOST],
+            "distribution_hosts": names,
             "distribution_instance_groups": [],
             "framework_module": None,
-            "hosts": [_HOST],
+            "hosts": names,
             "hyperparameters": _decoded(program.hyperparameters),
             "input_config_dir": str(self.config),
             "input_data_config": _inputs(channels),
@@ -156,11 +159,11 @@ class Container:
             "instance_groups": [_GROUP],
             "instance_groups_dict": {_GROUP: _group(host)},
             "is_hetero": False,
-            "is_master": True,
+            "is_master": host.hosts.number == 0,
             "is_modelparallel_enabled": None,
             "job_name": job_name,
             "log_level": 20,
-            "master_hostname": _HOST,
+            "master_hostname": names[0],
             "model_dir": str(self.model),
             "module_dir": str(self.code),
             "module_name": entry_point.removesuffix(".py"),
@@ -239,16 +242,16 @@ def _group(host: ContainerHost) -> dict[str, Any]:
     return {
         "instance_group_name": _GROUP,
         "instance_type": host.instance_type,
-        "hosts": [_HOST],
+        "hosts": list(host.hosts.names),
     }
 
 
 def _resources(host: ContainerHost) -> dict[str, Any]:
     return {
-        "current_host": _HOST,
+        "current_host": host.hosts.own,
         "current_instance_type": host.instance_type,
         "current_group_name": _GROUP,
-        "hosts": [_HOST],
+        "hosts": list(host.hosts.names),
         "instance_groups": [_group(host)],
         "network_interface_name": "eth0",
     }

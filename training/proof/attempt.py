@@ -6,20 +6,22 @@ The new interpreter runs `python -m training.proof.attempt ATTEMPT.json`, called
 import faulthandler
 import json
 import os
+import socket
 import subprocess
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import IO, Any, Literal, TypeAlias
 
 from contract.grammar import parse_interval
 from training.attempt.context import RankEnvironment
+from training.attempt.hosts import Hosts
 from training.attempt.launch import RankProcess, StartRank, end_with_rank_0
 from training.attempt.supervisor import Supervisor
 from training.engine.attempt import run_workload
@@ -53,7 +55,9 @@ class AttemptRequest:
     run_uri: str = ""
     folder: str = ""  # of this attempt: statuses, logs, scratch
     writer: str = ""
-    num_processes: int = 1
+    num_processes: int = 1  # ranks in all
+    num_hosts: int = 1  # of which each has as many
+    port: int = 0  # where several meet
     saving: Saving = "staged"
     most_seconds: float | None = None  # then it counts as hung: it prints its stacks and exits
     is_short: bool = False  # few steps in each stage, at least `num_steps`
@@ -61,6 +65,18 @@ class AttemptRequest:
     kills: tuple[Kill, ...] = ()
     fault_rate: float = 0.0
     fault_seed: int = 0
+
+    @property
+    def num_here(self) -> int:
+        """The number of ranks of one host."""
+        return self.num_processes // self.num_hosts
+
+    def hosts(self, rank: int) -> Hosts | None:
+        """The hosts, as the first rank of one of them names them; None: one alone."""
+        if self.num_hosts == 1:
+            return None
+        names = ("127.0.0.1", *(f"host-{number}" for number in range(1, self.num_hosts)))
+        return Hosts(names=names, own=names[rank // self.num_here], port=self.port)
 
     @property
     def statuses(self) -> list[StatusFile]:
@@ -91,13 +107,28 @@ def _act(request: AttemptRequest, rank: int, start_rank: StartRank | None) -> in
         log.flush()
 
 
+def _with_port(request: AttemptRequest) -> AttemptRequest:
+    """The request with a port that is free, if hosts are to meet."""
+    if request.num_hosts == 1:
+        return request
+    with socket.create_server(("", 0)) as free:
+        return replace(request, port=free.getsockname()[1])
+
+
 def fork(request: AttemptRequest) -> int:
     """Run the attempt in a forked child, which leads a process group; return its process id."""
+    request = _with_port(request)
     pid = os.fork()
     if pid == 0:
         os.setpgid(0, 0)
-        ranks = _ForkedRanks(request.num_processes, lambda rank: _act(request, rank, None))
-        os._exit(_act(request, 0, ranks.start))  # skips the parent's clean-up handlers
+        first = 0
+        for other in range(request.num_here, request.num_processes, request.num_here):
+            if os.fork() == 0:  # another host, of the same process group
+                first = other
+                break
+        own = range(first + 1, first + request.num_here)
+        ranks = _ForkedRanks(own, lambda rank: _act(request, rank, None))
+        os._exit(_act(request, first, ranks.start))  # skips the parent's clean-up handlers
     with suppress(OSError):  # both set it, so that neither must wait; the child may have exited
         os.setpgid(pid, pid)
     return pid
@@ -106,7 +137,7 @@ def fork(request: AttemptRequest) -> int:
 def spawn(request: AttemptRequest) -> int:
     """Run the attempt in a new interpreter, which leads a process group; return its process id."""
     path = Path(request.folder) / "attempt.json"
-    path.write_text(json.dumps(asdict(request)))
+    path.write_text(json.dumps(asdict(_with_port(request))))
     return os.posix_spawn(sys.executable, _command(path), os.environ, setpgroup=0)
 
 
@@ -134,7 +165,7 @@ def _run(request: AttemptRequest, rank: int, start_rank: StartRank | None) -> in
         is_noticed=lambda: supervisor.interruption.notice is not None,
     )
     supervisor.begin()
-    place = _place_of(rank)
+    place = _place_of(request, rank)
     if place is None:
         return 0
     if request.saving == "streamed":
@@ -150,9 +181,9 @@ def _run(request: AttemptRequest, rank: int, start_rank: StartRank | None) -> in
         interval=parse_interval(request.interval),
         lease_ttl_seconds=request.ttl_seconds,
         writer=request.writer,
-        scratch=Path(request.folder) / "scratch",
+        scratch=Path(request.folder) / "scratch" / f"host-{rank // request.num_here}",
         environment=place,
-        num_processes=request.num_processes,
+        num_processes=request.num_here,
         start_rank=start_rank,
     )
     workload = load_workload(request.workload)
@@ -163,21 +194,21 @@ def _run(request: AttemptRequest, rank: int, start_rank: StartRank | None) -> in
 
 
 class _ForkedRanks:
-    """All ranks above 0, forked in rank 0's process while that has one thread, released later.
+    """A host's other ranks, forked in its first one's process while that has one thread.
 
     For the engine they replace ranks of its own launcher (training/attempt/launch.py), but start
     seconds sooner: a rank waits at its pipe for its environment, and exits when the pipe closes, as
-    rank 0 has exited then.
+    the first one has exited then.
     """
 
-    def __init__(self, num_processes: int, act: Callable[[int], int]) -> None:
-        self._ranks: list[_ForkedRank] = []
-        for rank in range(1, num_processes):
-            self._ranks.append(_ForkedRank(rank, act, self._ranks))
+    def __init__(self, ranks: Iterable[int], act: Callable[[int], int]) -> None:
+        self._ranks: dict[int, _ForkedRank] = {}
+        for rank in ranks:
+            self._ranks[rank] = _ForkedRank(rank, act, self._ranks.values())
 
     def start(self, variables: Mapping[str, str]) -> RankProcess:
         """Release the rank that these variables are for."""
-        process = self._ranks[int(variables["RANK"]) - 1]
+        process = self._ranks[int(variables["RANK"])]
         # It may have been killed already, which `wait` will report.
         with suppress(BrokenPipeError):
             process.stdin.write(json.dumps(dict(variables)).encode() + b"\n")
@@ -185,7 +216,9 @@ class _ForkedRanks:
 
 
 class _ForkedRank:
-    def __init__(self, rank: int, act: Callable[[int], int], before: "list[_ForkedRank]") -> None:
+    def __init__(
+        self, rank: int, act: Callable[[int], int], before: "Iterable[_ForkedRank]"
+    ) -> None:
         reader, writer = os.pipe()
         self.stdin: IO[bytes] = os.fdopen(writer, "wb", buffering=0)
         self.pid = os.fork()
@@ -225,20 +258,21 @@ class _ForkedRank:
             return self._code
 
 
-def _place_of(rank: int) -> RankEnvironment | None:
-    """How this rank meets the others, once it is to start; None if rank 0 has exited before."""
+def _place_of(request: AttemptRequest, rank: int) -> RankEnvironment | None:
+    """How this rank meets the others, once it is to start; None if its host's first has exited."""
+    if rank % request.num_here == 0:
+        return RankEnvironment.from_environment(os.environ, request.hosts(rank))
     place = RankEnvironment.from_environment(os.environ)
-    if rank and not place.rank:
+    if not place.rank:
         place = RankEnvironment.from_environment(_read_place())
         if not place.rank:
             return None
-    if rank:
-        end_with_rank_0()
+    end_with_rank_0()
     return place
 
 
 def _read_place() -> dict[str, str]:
-    """In a forked rank: wait for the variables of `start`; empty if rank 0 has exited."""
+    """In a forked rank: wait for the variables of `start`; empty if none will come."""
     line = b""
     while not line.endswith(b"\n"):
         read = os.read(0, 1)  # not a byte more: the rest of the pipe is for `end_with_rank_0`
@@ -253,11 +287,11 @@ if __name__ == "__main__":
     _path = Path(sys.argv[1])
     _record: dict[str, Any] = json.loads(_path.read_text())
     _kills = tuple(Kill(**kill) for kill in _record["kills"])
+    _request = AttemptRequest(**{**_record, "kills": _kills})
     _rank = RankEnvironment.from_environment(os.environ).rank
-    os._exit(
-        _act(
-            AttemptRequest(**{**_record, "kills": _kills}),
-            _rank,
-            partial(_start_interpreter, _path),
-        )
-    )
+    if len(sys.argv) > 2:  # the first one of another host
+        _rank = int(sys.argv[2])
+    elif _rank == 0:
+        for _first in range(_request.num_here, _request.num_processes, _request.num_here):
+            subprocess.Popen([*_command(_path), str(_first)], stdin=subprocess.DEVNULL)
+    os._exit(_act(_request, _rank, partial(_start_interpreter, _path)))

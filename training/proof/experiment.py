@@ -114,7 +114,7 @@ class _Child:
         for seconds, number in kill.follow_up[len(self._sent_follow_up) :]:
             if now - self._hit_at >= seconds:
                 self._sent_follow_up.append(number)
-                send_signal(number, kill.target_rank, self._statuses)
+                send_signal(number, kill, self._statuses)
 
     def _wait_for_other_ranks(self) -> None:
         """Wait until all ranks have exited after rank 0; kill those that do not."""

@@ -66,6 +66,7 @@ class Kill:
     stage: str = ""
     occurrence: int = 1
     target_rank: int | None = 0  # the rank that is signalled; None: all of them
+    on_host: int = 0  # of a host: so many ranks, of which the target is the first
     # The rank whose phases are counted; None: each, and the first one there signals itself.
     observed_rank: int | None = 0
     notice_seconds: float | None = None  # from the notice until the time that it names
@@ -148,24 +149,32 @@ def send(kill: Kill, statuses: Sequence[StatusFile]) -> bool:
     """Signal the target rank, or all ranks at once; return whether it was there."""
     if kill.notice_seconds is not None:
         _write_notice(statuses[0].folder / NOTICE_FILE, kill.notice_seconds)
-    return send_signal(SIGNALS[kill.kind], kill.target_rank, statuses)
+    return send_signal(SIGNALS[kill.kind], kill, statuses)
 
 
-def send_signal(
-    number: signal.Signals, target_rank: int | None, statuses: Sequence[StatusFile]
+def send_signal(number: signal.Signals, kill: Kill, statuses: Sequence[StatusFile]) -> bool:
+    """Send a signal to the kill's target; return whether it was there.
+
+    A host that is told to end is told by its first rank, one that is lost takes along all.
+    """
+    leader, first = statuses[0].pid, kill.target_rank
+    if first is None:
+        return _signalled(leader, number, leader, os.killpg)
+    last = first + (kill.on_host if number == signal.SIGKILL else 0)
+    pids = [statuses[rank].pid for rank in range(first, max(last, first + 1))]
+    pids.sort(key=lambda pid: pid == os.getpid())  # itself last
+    were_there = [_signalled(pid, number, leader, os.kill) for pid in pids]
+    return any(were_there)
+
+
+def _signalled(
+    pid: int, number: signal.Signals, leader: int, signal_it: Callable[[int, int], None]
 ) -> bool:
-    """Send a signal to one rank, or to all (None); return whether it was there."""
-    pid, leader = statuses[target_rank or 0].pid, statuses[0].pid
-    if not pid:
-        return False
+    """Signal a process that is still there: rank 0 leads a process group of all its ranks."""
     try:
-        # Rank 0 leads a process group of all its ranks; a process outside it has exited.
-        if target_rank is None:
-            os.killpg(leader, number)
-        elif os.getpgid(pid) == leader:
-            os.kill(pid, number)
-        else:
+        if not pid or os.getpgid(pid) != leader:
             return False
+        signal_it(pid, number)
     except ProcessLookupError:
         return False
     return True

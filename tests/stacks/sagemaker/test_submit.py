@@ -89,6 +89,22 @@ def test_what_is_submitted_is_what_the_container_reads(
     assert set(request["HyperParameters"]) <= set(SAGEMAKER_OPTIONS)
 
 
+def test_several_instances_train_as_one_run(capsys: pytest.CaptureFixture[str]) -> None:
+    request = _request(capsys, "--spot", instances="4")
+    assert request["ResourceConfig"]["InstanceCount"] == 4
+    assert request["EnableManagedSpotTraining"] is True
+    assert "num-processes" not in request["HyperParameters"]
+    known = {"instance_type": "ml.g5.12xlarge", "max_hours": "10"}
+    assert main([*_arguments(**known, instances="2"), "--dry-run"], client=_never) == 0
+    assert "at most $141.80 for 10 h on 2 instances" in capsys.readouterr().err
+    by_hand = "num-processes=1"
+    request = _request(
+        capsys, instance_type="ml.g5.12xlarge", instances="8", hyperparameter=by_hand
+    )
+    assert request["ResourceConfig"]["InstanceCount"] == 8
+    _request(capsys, instances="3", hyperparameter="reduction=ring")
+
+
 def test_submit_creates_the_job(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -138,6 +154,11 @@ def test_fails_in_one_sentence_where_aws_cannot_be_asked(
         ({"metric": "a=x"}, "--metric a is 'x': put the number in parentheses"),
         ({"metric": f"a={'x' * 501}"}, "501, and at most 500 is allowed"),
         ({"subnet": "subnet-1"}, "the length of VpcConfig.SecurityGroupIds is 0, and at least 1"),
+        (
+            {"instances": "3"},
+            "--instances 3 with 1 processes each are 3 ranks, and only",
+        ),
+        ({"instance_type": "ml.g5.12xlarge", "instances": "4"}, "with 4 processes each are 16"),
         ({"instance_type": "ml.c5.xlarge", "volume_gib": "0"}, "--volume-gib must be at least 1"),
     ],
 )

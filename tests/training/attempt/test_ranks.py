@@ -2,7 +2,6 @@
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -20,7 +19,7 @@ from tests.training.hooks import (
     both_ranks_stop_at_a_notice,
     notice,
 )
-from tests.training.runs import ROOT, Run, assert_equal, wait_for
+from tests.training.runs import ROOT, Run, assert_equal, free_port, wait_for
 from training.attempt.launch import RankProcess
 from training.attempt.supervisor import Supervisor
 from training.engine.attempt import _start_ranks
@@ -122,7 +121,7 @@ def test_a_lost_rank_is_named_where_a_collective_breaks_first(run: Run) -> None:
         start_rank=ends,
     )
     said = "rank 1 exited with 3; the next attempt resumes from the last commit"
-    with pytest.raises(RankLostError, match=said), _start_ranks(options, supervisor) as place:
+    with pytest.raises(RankLostError, match=said), _start_ranks(options, "", supervisor) as place:
         assert place.world_size == 2
         raise RuntimeError("Connection closed by peer")
 
@@ -180,8 +179,7 @@ def torchrun(run: Run) -> subprocess.Popen[str]:
 def test_ranks_with_the_variables_of_torchrun_stop_at_a_sigterm_and_go_on(
     run: Run, pair: Run
 ) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
 
     def as_torchrun_starts_it() -> None:
         del os.environ["TRAINING_RENDEZVOUS"]

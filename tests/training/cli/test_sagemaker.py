@@ -144,7 +144,11 @@ def test_hyperparameters_are_options_of_run_and_fields_of_the_recipe(tmp_path: P
 @pytest.mark.parametrize(
     ("name", "content", "words"),
     [
-        ("resourceconfig", '{"hosts": ["algo-1", "algo-2"]}', "has 2 instances, but a run has one"),
+        (
+            "resourceconfig",
+            '{"hosts": ["algo-1", "algo-2"], "network_interface_name": "eth77"}',
+            "are to meet over the interface 'eth77', and this one has lo",
+        ),
         ("inputdataconfig", '{"a": {}, "b": {}}', "channels are a, b: name the one"),
         ("inputdataconfig", "{}", "channels are none"),
         ("inputdataconfig", '{"a": {"TrainingInputMode": "Pipe"}}', "Pipe mode, which has no"),
@@ -152,13 +156,52 @@ def test_hyperparameters_are_options_of_run_and_fields_of_the_recipe(tmp_path: P
         ("hyperparameters", "{", "is not JSON"),
     ],
 )
-def test_fails_for_a_job_that_one_machine_cannot_train(
+def test_fails_for_a_job_that_cannot_be_trained(
     tmp_path: Path, name: str, content: str, words: str
 ) -> None:
     _job(tmp_path)
     (tmp_path / "input" / "config" / f"{name}.json").write_text(content)
     with pytest.raises(UserError, match=words):
         read_job(tmp_path, {})
+
+
+def _on_two_hosts(root: Path, own: str) -> None:
+    """What SageMaker leaves for one of two containers."""
+    resources = {
+        "current_host": own,
+        "hosts": ["algo-1", "algo-2"],
+        "network_interface_name": "lo",
+    }
+    (root / "input" / "config" / "resourceconfig.json").write_text(json.dumps(resources))
+
+
+def test_several_hosts_train_together_and_the_first_leaves_the_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _job(tmp_path)
+    _on_two_hosts(tmp_path, "algo-1")
+    assert read_job(tmp_path, {}).leads
+    _on_two_hosts(tmp_path, "algo-2")
+    job = read_job(tmp_path, {})
+    assert job.arguments[-3:] == (
+        f"--writer=sagemaker/algo-2-{sagemaker._boot()}",
+        f"--scratch={tempfile.gettempdir()}/training",
+        "--hosts=algo-2@algo-1,algo-2",
+    )
+    assert job.variables == {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
+    monkeypatch.setattr(Trainer, "run", lambda self: 0)
+    assert main(["sagemaker", f"--ml-root={tmp_path}"]) == 0
+    assert list((tmp_path / "model").iterdir()) == []
+
+
+def test_a_container_waits_with_the_others_where_another_host_was_told_to_end(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    tries = str(tmp_path / "tries")
+    saved = f"f = open({tries!r}, 'a'); f.write('x'); exit(75 if f.tell() < 5 else 0)"
+    assert _trainer(saved).run() == 0
+    assert (tmp_path / "tries").read_text() == "xxxxx"
+    assert capfd.readouterr().out.count("another host ends; waiting for all of them") == 4
 
 
 def _trainer(program: str) -> Trainer:

@@ -19,7 +19,7 @@ from training.errors import EXIT_FAILED, EXIT_FINISHED, UserError
 from training.proof.attempt import AttemptRequest
 from training.proof.experiment import made_dataset, refuse_started_cuda
 from training.proof.injector import SIGNALS
-from training.proof.torture.plan import PHASES
+from training.proof.torture.plan import PHASES, Size
 from training.proof.torture.series import Target, Torture
 from training.proof.torture.totals import Totals
 from training.registry import load_workload, parse_overrides, resolve_config
@@ -53,7 +53,7 @@ def torture(options: argparse.Namespace) -> int:
     for name in ("kills", "seeds", "count"):
         if getattr(options, name) < 1:
             raise UserError(f"--{name} is {getattr(options, name)}; give at least 1")
-    num_processes = _num_processes(options)
+    sizes = _sizes(options)
     out = options.out or Path(tempfile.mkdtemp(prefix="torture-"))
     if out.exists() and any(out.iterdir()):
         raise UserError(f"{out} is not empty; give a new folder")
@@ -72,7 +72,7 @@ def torture(options: argparse.Namespace) -> int:
             budget_seconds=options.notice_budget_seconds,
         ),
         recipes=recipes,
-        num_processes=num_processes,
+        sizes=sizes,
         depends_on_ranks=lambda recipe: depends_on_ranks(
             workload.stages(resolve_config(workload, recipe, overrides))
         ),
@@ -132,7 +132,7 @@ def _record(options: argparse.Namespace, totals: Totals, seconds: float) -> dict
             what: dict(sorted(cards.items())) for what, cards in totals.runs_with.items()
         },
         "dated_ended_by": dict(sorted(totals.dated_ended_by.items())),
-        "attempts_by_ranks": {str(n): k for n, k in sorted(totals.attempts_by_ranks.items())},
+        "attempts_by_ranks": dict(sorted(totals.attempts_by_ranks.items())),
         "exit_codes": {str(code): count for code, count in sorted(totals.exit_codes.items())},
         "is_equal": not totals.differences,
         "workload": options.workload,
@@ -192,13 +192,14 @@ def _recipes(options: argparse.Namespace, workload: Workload[Any]) -> Sequence[s
     return [next(iter(workload.recipes))]
 
 
-def _num_processes(options: argparse.Namespace) -> Sequence[int]:
-    """Numbers of ranks to draw from, attempt by attempt."""
+def _sizes(options: argparse.Namespace) -> Sequence[Size]:
+    """Sizes to draw from, attempt by attempt."""
     text = options.num_processes or ("1,2,4" if options.workload == _BUILT_IN else "1")
     try:
-        numbers = [int(number) for number in text.split(",")]
-    except ValueError as error:
-        raise UserError(f"--num-processes is {text!r}; give numbers, such as 1 or 1,2") from error
-    if min(numbers) < 1:
+        sizes = [Size(*reversed([int(n) for n in size.split("x")])) for size in text.split(",")]
+    except (ValueError, TypeError) as error:
+        said = f"--num-processes is {text!r}; give numbers, such as 1 or 1,2 or 4x2"
+        raise UserError(said) from error
+    if min(min(size) for size in sizes) < 1:
         raise UserError(f"--num-processes is {text!r}; give numbers of at least 1")
-    return numbers
+    return sizes

@@ -3,13 +3,14 @@
 A variant's properties and the kinds of kill come from decks that are reshuffled when they are
 empty, so that even a short series has every card. The recipe changes the bits, the number of ranks
 does not: a run is compared with the uninterrupted one of its recipe on one rank. Where ranks do
-change them (shares, a ring), all attempts of a run, and of that one, have the same number.
+change them (shares, a ring), all attempts of a run, and of that one, have the same number. Hosts
+are groups of processes with no file in common but the run; a lost one takes all its ranks along.
 """
 
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from training.proof.attempt import Saving
 from training.proof.experiment import Experiment
@@ -59,6 +60,22 @@ _NOTICE_SPREAD = 10.0
 _RUN_SECONDS = 3.0
 _SHARE_AT_A_POINT = 0.6
 _SHARE_WITH_FAULTS = 0.4
+_SHARE_OF_HOSTS = 0.5
+
+
+class Size(NamedTuple):
+    """How many ranks an attempt has: so many on each of its hosts."""
+
+    each: int
+    hosts: int = 1
+
+    @property
+    def ranks(self) -> int:
+        """The number of all ranks."""
+        return self.each * self.hosts
+
+    def __str__(self) -> str:
+        return f"{self.hosts}x{self.each}" if self.hosts > 1 else str(self.each)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,7 +83,7 @@ class Variant:
     """The properties of one run."""
 
     recipe: str
-    ranks: tuple[int, ...]  # of which each attempt has one number
+    sizes: tuple[Size, ...]  # of which each attempt has one
     interval: str
     saving: Saving
 
@@ -75,7 +92,7 @@ class Variant:
         """The properties by name, as counted in the report."""
         return {
             "recipe": self.recipe,
-            "ranks": ",".join(map(str, self.ranks)),
+            "ranks": ",".join(map(str, self.sizes)),
             "interval": self.interval,
             "save": self.saving,
         }
@@ -107,15 +124,15 @@ def draw_experiment(
     run_seconds: float,
     ttl_seconds: float,
     is_fresh: bool,
-    num_processes: int = 1,
+    size: Size,
 ) -> Experiment:
     """Draw an experiment of this kind for a run that takes `run_seconds` if undisturbed."""
     has_faults = rng.random() < _SHARE_WITH_FAULTS
-    kill = _draw_kill(rng, kind, run_seconds, ttl_seconds, num_processes)
+    kill = _draw_kill(rng, kind, run_seconds, ttl_seconds, size)
     second = None
     if kind in ("zombie", "rival"):
         other: Kind = rng.choice(["kill", "term", "notice", "dated"])
-        second = _draw_kill(rng, other, run_seconds, 2 * ttl_seconds, num_processes)
+        second = _draw_kill(rng, other, run_seconds, 2 * ttl_seconds, size)
     return Experiment(
         kills=(kill,),
         second=second,
@@ -128,9 +145,9 @@ def draw_experiment(
 
 
 def _draw_kill(
-    rng: random.Random, kind: Kind, run_seconds: float, ttl_seconds: float, num_processes: int
+    rng: random.Random, kind: Kind, run_seconds: float, ttl_seconds: float, size: Size
 ) -> Kill:
-    target_rank = _draw_target_rank(rng, kind, num_processes)
+    target_rank = _draw_target_rank(rng, kind, size.ranks)
     if kind == "held" or rng.random() < _SHARE_AT_A_POINT:
         kill = _draw_point(rng, kind, target_rank)
     else:
@@ -138,6 +155,8 @@ def _draw_kill(
         waited = ttl_seconds if rng.random() < 0.6 else 0.0
         seconds = waited + rng.uniform(0, 0.7 * run_seconds)
         kill = Kill(kind=kind, seconds=seconds, target_rank=target_rank)
+    if size.hosts > 1 and target_rank is not None and rng.random() < _SHARE_OF_HOSTS:
+        kill = replace(kill, target_rank=target_rank - target_rank % size.each, on_host=size.each)
     return _dated(rng, kill, run_seconds) if kind == "dated" else kill
 
 

@@ -17,7 +17,7 @@ from training.proof.compare import (
 )
 from training.proof.experiment import AttemptResult, Experiment, run_experiment
 from training.proof.injector import Kill, Kind
-from training.proof.torture.plan import KINDS, SAVINGS, Deck, Variant, draw_experiment
+from training.proof.torture.plan import KINDS, SAVINGS, Deck, Size, Variant, draw_experiment
 from training.proof.torture.totals import Totals, summary_of, unexpected_exit
 from training.record.head import read_head
 from training.store.folder import open_store
@@ -41,7 +41,7 @@ class Target:
 
     request: AttemptRequest
     recipes: Sequence[str]
-    num_processes: Sequence[int]
+    sizes: Sequence[Size]
     depends_on_ranks: Callable[[str], bool]  # whether the bits of a recipe's results do
     intervals: Sequence[str]
     runs_uri: str
@@ -65,7 +65,7 @@ class Torture:
     def go(self, seed: int, kills: int) -> None:
         """Torture runs until `kills` more kills have hit a live attempt."""
         rng, target = random.Random(seed), self.target
-        recipes, ranks = Deck(rng, target.recipes), Deck(rng, target.num_processes)
+        recipes, sizes = Deck(rng, target.recipes), Deck(rng, target.sizes)
         intervals, savings = Deck(rng, target.intervals), Deck(rng, SAVINGS)
         kinds = Deck(rng, list(Counter(KINDS).elements()))
         end, number = self.totals.kills + kills, 0
@@ -75,24 +75,24 @@ class Torture:
             is_fixed = target.depends_on_ranks(recipe)
             variant = Variant(
                 recipe=recipe,
-                ranks=(ranks.draw(),) if is_fixed else tuple(target.num_processes),
+                sizes=(sizes.draw(),) if is_fixed else tuple(target.sizes),
                 interval=intervals.draw(),
                 saving=savings.draw(),
             )
             reference, seconds = self._reference(f"seed-{seed}", variant)
             run = _Run(self, f"seed-{seed}-run-{number:03d}", variant, seconds)
-            run.torture(rng, kinds, Deck(rng, variant.ranks) if is_fixed else ranks, end)
+            run.torture(rng, kinds, Deck(rng, variant.sizes) if is_fixed else sizes, end)
             run.compare(reference)
 
     def _reference(self, prefix: str, variant: Variant) -> tuple[RunOutcome, float]:
-        size = variant.ranks[0] if self.target.depends_on_ranks(variant.recipe) else 1
-        key = variant.recipe, size
+        ranks = variant.sizes[0].ranks if self.target.depends_on_ranks(variant.recipe) else 1
+        key = variant.recipe, ranks
         if key not in self._references:
-            name = f"{prefix}-reference-{variant.recipe}-{size}"
-            self._references[key] = self._run_reference(name, variant, size)
+            name = f"{prefix}-reference-{variant.recipe}-{ranks}"
+            self._references[key] = self._run_reference(name, variant, Size(ranks))
         return self._references[key]
 
-    def _run_reference(self, name: str, variant: Variant, size: int) -> tuple[RunOutcome, float]:
+    def _run_reference(self, name: str, variant: Variant, size: Size) -> tuple[RunOutcome, float]:
         run = _Run(self, name, variant, _USUAL_SECONDS)
         (result,) = run.experiment(Experiment(), size)
         for again in range(2, _REFERENCE_ATTEMPTS + 1):
@@ -140,7 +140,7 @@ class _Run:
         self._seconds = seconds  # of the uninterrupted run
         self._known: dict[str, bool] = {}
 
-    def torture(self, rng: random.Random, kinds: Deck[Kind], ranks: Deck[int], end: int) -> None:
+    def torture(self, rng: random.Random, kinds: Deck[Kind], sizes: Deck[Size], end: int) -> None:
         """Kill it, until all runs together have had `end` kills; then let it finish."""
         totals, kills = self._totals, 0
         totals.runs += 1
@@ -148,7 +148,7 @@ class _Run:
             totals.runs_with.setdefault(what, Counter())[label] += 1
         self._say(", ".join(" ".join(pair) for pair in self._variant.labels.items()))
         while kills < _MOST_KILLS_OF_ONE_RUN and totals.kills < end and not self._is_over:
-            kind, size = kinds.draw(), ranks.draw()
+            kind, size = kinds.draw(), sizes.draw()
             self._torture.drawn += 1
             experiment = draw_experiment(
                 rng,
@@ -156,17 +156,17 @@ class _Run:
                 run_seconds=self._seconds,
                 ttl_seconds=self._target.request.ttl_seconds,
                 is_fresh=self._torture.drawn % _FRESH_ONE_IN == 0,
-                num_processes=size,
+                size=size,
             )
             results = self._checked(experiment, size)
             kills += sum(1 for attempt in results if attempt.kill)
             if results[0].kill is None:
                 kinds.put_back(kind)  # it hit no live attempt
             said = ", ".join(summary_of(attempt) for attempt in results)
-            self._say(f"{size} rank{'s' * (size > 1)}: {said}")
+            self._say(f"{size} rank{'s' * (size.ranks > 1)}: {said}")
         for _ in range(_MOST_UNDISTURBED_ATTEMPTS):
             if not self._is_over:
-                self._checked(Experiment(), ranks.draw())
+                self._checked(Experiment(), sizes.draw())
 
     def compare(self, reference: RunOutcome) -> None:
         """Compare the finished run with the uninterrupted one."""
@@ -186,8 +186,8 @@ class _Run:
         self._differs(found)
         self._say("; ".join(found) or "equal")
 
-    def experiment(self, experiment: Experiment, size: int) -> list[AttemptResult]:
-        """Run one or two attempts of `size` ranks."""
+    def experiment(self, experiment: Experiment, size: Size) -> list[AttemptResult]:
+        """Run one or two attempts of this size."""
         target, variant = self._target, self._variant
 
         def make_request(kills: tuple[Kill, ...]) -> AttemptRequest:
@@ -197,7 +197,8 @@ class _Run:
                 target.request,
                 recipe=variant.recipe,
                 run_uri=self._torture.uri(self.name),
-                num_processes=size,
+                num_processes=size.ranks,
+                num_hosts=size.hosts,
                 interval=variant.interval,
                 saving=variant.saving,
                 budget_seconds=_HELD_BUDGET_SECONDS if is_held else target.request.budget_seconds,
@@ -212,7 +213,7 @@ class _Run:
         self._totals.fresh_attempts += experiment.is_fresh
         return run_experiment(experiment, make_request)
 
-    def _checked(self, experiment: Experiment, size: int) -> list[AttemptResult]:
+    def _checked(self, experiment: Experiment, size: Size) -> list[AttemptResult]:
         """Run and count the attempts, and find what must never happen."""
         results = self.experiment(experiment, size)
         # A store on the network may have failed by itself.

@@ -14,6 +14,7 @@ from training.errors import (
 from training.proof.attempt import EXIT_CRASHED
 from training.proof.experiment import AttemptResult
 from training.proof.injector import SIGNALS, Kill
+from training.proof.torture.plan import Size
 
 _EXPECTED_EXITS = (EXIT_FINISHED, EXIT_INTERRUPTED, EXIT_LEASE_LOST)
 
@@ -36,21 +37,21 @@ class Totals:
     steps_gained: int = 0  # trained after a dated notice, and not repeated
     by_kind_and_phase: Counter[tuple[str, str]] = field(default_factory=Counter)
     by_kind_and_ranks: Counter[tuple[str, str]] = field(default_factory=Counter)
-    attempts_by_ranks: Counter[int] = field(default_factory=Counter)
+    attempts_by_ranks: Counter[str] = field(default_factory=Counter)
     runs_with: dict[str, Counter[str]] = field(default_factory=dict)
     exit_codes: Counter[int] = field(default_factory=Counter)
     differences: list[str] = field(default_factory=list)
 
-    def count(self, attempt: AttemptResult, num_ranks: int) -> None:
+    def count(self, attempt: AttemptResult, size: Size) -> None:
         """Count one attempt of a run."""
-        self.attempts_by_ranks[num_ranks] += 1
+        self.attempts_by_ranks[str(size)] += 1
         self.exit_codes[attempt.code] += 1
         self.faults += attempt.num_faults
         if attempt.kill:
             kind = attempt.kill.kind
             self.kills += 1
             self.by_kind_and_phase[kind, attempt.hit_phase] += 1
-            if num_ranks > 1:
+            if size.ranks > 1:
                 self.by_kind_and_ranks[kind, _ranks(attempt.kill)] += 1
         if attempt.kill and attempt.kill.kind == "dated":
             self.dated_notices += 1
@@ -111,4 +112,8 @@ def _ended_by(attempt: AttemptResult) -> str:
 
 
 def _ranks(kill: Kill) -> str:
-    return "all ranks" if kill.target_rank is None else f"rank {kill.target_rank}"
+    if kill.target_rank is None:
+        return "all ranks"
+    if kill.on_host:
+        return f"host {kill.target_rank // kill.on_host}"
+    return f"rank {kill.target_rank}"

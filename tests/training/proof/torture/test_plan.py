@@ -5,15 +5,13 @@ from itertools import cycle, islice
 
 from training.proof.experiment import Experiment
 from training.proof.injector import SIGNALS, Kill
-from training.proof.torture.plan import KINDS, draw_experiment
+from training.proof.torture.plan import KINDS, Size, draw_experiment
 
 
 def experiments(seed: int, count: int) -> list[Experiment]:
     rng = random.Random(seed)
     return [
-        draw_experiment(
-            rng, kind, run_seconds=1.5, ttl_seconds=0.5, is_fresh=False, num_processes=2
-        )
+        draw_experiment(rng, kind, run_seconds=1.5, ttl_seconds=0.5, is_fresh=False, size=Size(2))
         for kind in islice(cycle(KINDS), count)
     ]
 

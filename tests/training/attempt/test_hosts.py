@@ -1,0 +1,163 @@
+"""Several hosts as one run: one result, one commit at a notice, and nobody outlives a lost one."""
+
+import os
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from tests.training import tiny
+from tests.training.hooks import notice, send
+from tests.training.runs import Run, assert_equal, ended, free_port
+from training.attempt import hosts as module
+from training.attempt.hosts import Hosts, Meeting, meet, parse_hosts
+from training.attempt.notice import InterruptedRunError
+from training.attempt.supervisor import Supervisor
+from training.errors import RankLostError, UserError
+
+_FIRST, _SECOND = "127.0.0.1", "127.0.0.2"
+
+
+def at_host(name: str, step: int, act: Callable[[], None]) -> None:
+    """Act once, at a step, in one host of those forked from here."""
+
+    def hook(reached: int) -> None:
+        if reached == step and os.environ["TEST_HOST"] == name:
+            tiny.HOOKS.clear()
+            act()
+
+    tiny.HOOKS["first"] = hook
+
+
+def kill() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_two_hosts_give_the_bits_of_one_whatever_happens_to_either(run: Run, pair: Run) -> None:
+    at_host(_SECOND, 3, lambda: send(signal.SIGTERM))
+    assert ended(run.fork_hosts(2)) == [75, 75], "SageMaker's notice to one host ends both"
+    assert run.head.state == "released"
+    assert run.head.checkpoints[-1].step == run.lines("step")[-1]["step"], "nothing was lost"
+    at_host(_SECOND, 7, kill)
+    assert ended(run.fork_hosts(2)) == [1, -9]
+    at_host(_FIRST, 9, kill)
+    assert ended(run.fork_hosts(2)) == [-9, 1]
+    tiny.HOOKS.clear()
+    assert ended(run.fork_hosts(2)) == [0, 0]
+    assert_equal(run, pair)
+    assert len(run.events("take-over")) == 4, "the first host alone holds the run"
+
+
+def test_a_run_of_two_hosts_goes_on_with_one(run: Run, whole: Run) -> None:
+    at_host(_FIRST, 5, notice)
+    assert ended(run.fork_hosts(2)) == [75, 75]
+    tiny.HOOKS.clear()
+    assert run.attempt() == 0
+    assert_equal(run, whole)
+
+
+def _on(number: int, port: int) -> Hosts:
+    return Hosts(names=(_FIRST, _SECOND), own=(_FIRST, _SECOND)[number], port=port)
+
+
+@contextmanager
+def _joined(facts: dict[str, int], port: int) -> Iterator[list[BaseException | Meeting]]:
+    """The second host in a thread; what comes of it is there at the end."""
+    found: list[BaseException | Meeting] = []
+
+    def join() -> None:
+        try:
+            found.append(meet(_on(1, port), facts, lambda: None))
+        except (UserError, RankLostError) as error:
+            found.append(error)
+
+    thread = threading.Thread(target=join)
+    thread.start()
+    yield found
+    thread.join(30)
+
+
+def test_hosts_meet_and_hear_of_each_others_end() -> None:
+    port, heard = free_port(), threading.Event()
+    said: list[tuple[str, float]] = []
+
+    def tell(why: str, grace_seconds: float = 0.0) -> None:
+        said.append((why, grace_seconds))
+        heard.set()
+
+    with _joined({"ranks": 1}, port) as found:
+        # What is no host of ours is let in by the port, and sent away.
+        stranger = threading.Thread(target=_call, args=(port,))
+        stranger.start()
+        first = meet(_on(0, port), {"ranks": 1}, lambda: None)
+        stranger.join(30)
+    (second,) = found
+    assert isinstance(second, Meeting)
+    assert first.address == second.address and first.address.startswith(f"tcp://{_FIRST}:")
+    first.watch(tell)
+    second.close()
+    assert heard.wait(30) and said == [(f"host {_SECOND} has ended", 5.0)]
+    first.close()
+
+
+def _call(port: int) -> None:
+    while True:
+        try:
+            with socket.create_connection((_FIRST, port), 5) as stranger:
+                stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
+                stranger.recv(1)
+                return
+        except ConnectionRefusedError:
+            continue  # the first host does not listen yet
+        except ConnectionResetError:
+            return
+
+
+def test_a_connection_that_breaks_is_a_lost_host() -> None:
+    ours, theirs = socket.socketpair()
+    said: list[str] = []
+    heard = threading.Event()
+
+    def tell(why: str, grace_seconds: float = 0.0) -> None:
+        said.append(why)
+        heard.set()
+
+    Meeting("", {"algo-2": ours}).watch(tell)
+    theirs.close()
+    assert heard.wait(30) and said == ["host algo-2 is lost"]
+    ours.close()
+
+
+def test_fails_for_hosts_that_would_not_train_the_same() -> None:
+    port = free_port()
+    words = "host 127.0.0.2 has the ranks 4, and 127.0.0.1 2; give all hosts the same"
+    with _joined({"ranks": 4}, port) as found, pytest.raises(UserError, match=words):
+        meet(_on(0, port), {"ranks": 2}, lambda: None)
+    assert [str(error) for error in found] == [words]
+
+
+def test_fails_for_a_host_that_does_not_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_MEETING_SECONDS", 0.0)
+    for number, missing in ((0, _SECOND), (1, _FIRST)):
+        with pytest.raises(RankLostError, match=f"host {missing} did not come within 0 minutes"):
+            meet(_on(number, free_port()), {}, lambda: None)
+
+
+def test_a_notice_ends_the_wait_for_other_hosts() -> None:
+    supervisor = Supervisor(budget_seconds=20)
+    supervisor.interruption.tell("shutdown")
+    for number in (0, 1):
+        with pytest.raises(InterruptedRunError, match="shutdown"):
+            meet(_on(number, free_port()), {}, supervisor.wait_for_others)
+
+
+def test_hosts_are_named_with_ones_own_first() -> None:
+    assert parse_hosts("b@a:70,b") == Hosts(names=("a", "b"), own="b", port=70)
+    assert parse_hosts("a@a,b") == Hosts(names=("a", "b"), own="a")
+    assert parse_hosts("a@a") is parse_hosts(None) is None
+    for text in ("a,b", "c@a,b", "a@a,a", "a@a:x,b"):
+        with pytest.raises(UserError, match="give this machine's name and then all, each once"):
+            parse_hosts(text)

@@ -1,0 +1,234 @@
+"""Several hosts that train one run: how they meet, and how each hears that another has gone.
+
+The first host leads: it listens, the others connect and say what they are about to train. These
+connections stay open during the attempt and carry one byte, at an orderly end: that one breaks is
+the news. The kernel probes them, so that no long call into C++ looks like a lost host; a host that
+hangs is found by rank 0's watchdog. Imports no torch.
+"""
+
+import contextlib
+import json
+import select
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from training.errors import RankLostError, UserError
+
+# What SageMaker's own toolkit takes for torch.
+PORT = 7777
+# As long as that toolkit waits until all names are known: other machines may still be starting.
+_MEETING_SECONDS = 15 * 60.0
+_POLL_SECONDS = 0.2
+_HELLO_SECONDS = 5.0
+# A machine that is gone, or cut off, answers no probe: it is lost 7 s after its last word.
+_PROBE_AFTER_SECONDS, _PROBE_EVERY_SECONDS, _MOST_PROBES = 2, 1, 5
+# How long a host may take to end by itself after another one has ended in order.
+_GRACE_SECONDS = 5.0
+_LEFT = b"l"
+_MOST_LINE_BYTES = 65536
+
+
+class _Tell(Protocol):
+    """Hears of a lost host, and ends the attempt unless it ends by itself within the grace."""
+
+    def __call__(self, why: str, grace_seconds: float = 0.0) -> None: ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Hosts:
+    """The hosts of an attempt by name, in an order that all of them know; the first one leads."""
+
+    names: tuple[str, ...]
+    own: str
+    port: int = PORT  # on the first one
+
+    @property
+    def number(self) -> int:
+        """This host's, from 0."""
+        return self.names.index(self.own)
+
+
+def parse_hosts(text: str | None) -> Hosts | None:
+    """Parse OWN@FIRST:PORT,SECOND,...; None where one machine trains alone."""
+    if text is None:
+        return None
+    own, _, rest = text.partition("@")
+    first, *others = rest.split(",")
+    first, _, port = first.partition(":")
+    names = (first, *others)
+    if own not in names or len(set(names)) < len(names) or not (port or "1").isdecimal():
+        raise UserError(
+            f"--hosts is {text!r}; give this machine's name and then all, each once, as in b@a,b"
+        )
+    return Hosts(names=names, own=own, port=int(port or PORT)) if others else None
+
+
+class Meeting:
+    """The connections of one host while an attempt goes on: to the leader, or to all others."""
+
+    def __init__(self, address: str, connections: Mapping[str, socket.socket]) -> None:
+        self.address = address  # where the ranks meet, as torch.distributed has it
+        self._connections = connections
+        self._is_over = False
+
+    def watch(self, tell: _Tell) -> None:
+        """Call `tell` when a host is lost, or has ended before this one."""
+        for name, connection in self._connections.items():
+            listen = threading.Thread(
+                target=self._listen, args=(name, connection, tell), name=f"host-{name}", daemon=True
+            )
+            listen.start()
+
+    def close(self) -> None:
+        """Tell the others that this host ends in order."""
+        self._is_over = True
+        for connection in self._connections.values():
+            with contextlib.suppress(OSError):  # it may be gone already
+                connection.sendall(_LEFT)
+                connection.shutdown(socket.SHUT_RDWR)
+            connection.close()
+
+    def _listen(self, name: str, connection: socket.socket, tell: _Tell) -> None:
+        try:
+            said = connection.recv(1)
+        except OSError:
+            said = b""
+        if self._is_over:
+            return
+        if said == _LEFT:
+            tell(f"host {name} has ended", _GRACE_SECONDS)
+        else:
+            tell(f"host {name} is lost")
+
+
+def meet(hosts: Hosts, facts: Mapping[str, Any], waiting: Callable[[], None]) -> Meeting:
+    """Wait for all hosts, calling `waiting` meanwhile; UserError where their facts differ."""
+    end = time.monotonic() + _MEETING_SECONDS
+    if hosts.number:
+        return _join(hosts, facts, waiting, end)
+    found: dict[str, socket.socket] = {}
+    try:
+        _gather(hosts, facts, waiting, end, found)
+        # Free a moment ago: the port of the meeting may still be in use by an earlier attempt.
+        with socket.create_server(("", 0)) as free:
+            address = f"tcp://{hosts.own}:{free.getsockname()[1]}"
+        for connection in found.values():
+            _say(connection, {"address": address})
+    except BaseException:
+        for connection in found.values():
+            connection.close()
+        raise
+    return Meeting(address, found)
+
+
+def _gather(
+    hosts: Hosts,
+    facts: Mapping[str, Any],
+    waiting: Callable[[], None],
+    end: float,
+    found: dict[str, socket.socket],
+) -> None:
+    """Accept every other host into `found`; one that comes again had been started again."""
+    with socket.create_server(("", hosts.port)) as server:
+        server.settimeout(_POLL_SECONDS)
+        while missing := [name for name in hosts.names[1:] if name not in found]:
+            waiting()
+            if time.monotonic() > end:
+                raise _late(missing)
+            try:
+                connection, _ = server.accept()
+            except TimeoutError:
+                continue
+            _probe(connection)
+            try:
+                said = _hear(connection)
+                name, theirs = str(said["host"]), said["facts"]
+            except (OSError, ValueError, KeyError, TypeError):
+                connection.close()  # no host of ours
+                continue
+            if name in found:
+                found[name].close()
+            found[name] = connection
+            if differing := [what for what, fact in facts.items() if theirs.get(what) != fact]:
+                what = differing[0]
+                refused = (
+                    f"host {name} has the {what} {theirs.get(what)!r}, and {hosts.own} "
+                    f"{facts[what]!r}; give all hosts the same"
+                )
+                _say(connection, {"refused": refused})
+                raise UserError(refused)
+
+
+def _join(
+    hosts: Hosts, facts: Mapping[str, Any], waiting: Callable[[], None], end: float
+) -> Meeting:
+    """Connect to the first host, whose name may not be known yet, and wait for its answer."""
+    leader = hosts.names[0]
+    while True:
+        waiting()
+        try:
+            connection = socket.create_connection((leader, hosts.port), _HELLO_SECONDS)
+            break
+        except OSError:
+            if time.monotonic() > end:
+                raise _late([leader]) from None
+            time.sleep(_POLL_SECONDS)
+    try:
+        _probe(connection)
+        _say(connection, {"host": hosts.own, "facts": dict(facts)})
+        while not select.select([connection], [], [], _POLL_SECONDS)[0]:
+            waiting()
+        answer = _hear(connection)
+    except OSError as error:
+        connection.close()
+        raise RankLostError(f"host {leader} was lost before all hosts had met") from error
+    except BaseException:
+        connection.close()
+        raise
+    if "refused" in answer:
+        connection.close()
+        raise UserError(answer["refused"])
+    return Meeting(answer["address"], {leader: connection})
+
+
+def _late(missing: list[str]) -> RankLostError:
+    return RankLostError(
+        f"host {', '.join(missing)} did not come within {_MEETING_SECONDS / 60:g} minutes; see its "
+        "log, and whether a security group lets the hosts reach each other"
+    )
+
+
+def _probe(connection: socket.socket) -> None:
+    """Let the kernel find out whether the other machine is there (Linux's names)."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (
+        ("TCP_KEEPIDLE", _PROBE_AFTER_SECONDS),
+        ("TCP_KEEPINTVL", _PROBE_EVERY_SECONDS),
+        ("TCP_KEEPCNT", _MOST_PROBES),
+    ):
+        if hasattr(socket, name):
+            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+
+def _say(connection: socket.socket, record: Mapping[str, Any]) -> None:
+    connection.sendall(json.dumps(record).encode() + b"\n")
+
+
+def _hear(connection: socket.socket) -> dict[str, Any]:
+    """One line; not a byte more, which would be lost to the next reader."""
+    connection.settimeout(_HELLO_SECONDS)
+    line = b""
+    while not line.endswith(b"\n"):
+        read = connection.recv(1)
+        if not read or len(line) > _MOST_LINE_BYTES:
+            raise OSError("closed")
+        line += read
+    connection.settimeout(None)
+    record = json.loads(line)
+    if not isinstance(record, dict):
+        raise ValueError("not an object")
+    return record
