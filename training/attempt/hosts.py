@@ -2,8 +2,8 @@
 
 The first host leads: it listens, the others connect and say what they are about to train. These
 connections stay open during the attempt and carry one byte, at an orderly end: that one breaks is
-the news. The kernel probes them, so that no long call into C++ looks like a lost host; a host that
-hangs is found by rank 0's watchdog. Imports no torch.
+the news, unless that host has finished. The kernel probes them, so that no long call into C++ looks
+like a lost host; a host that hangs is found by rank 0's watchdog. Imports no torch.
 """
 
 import contextlib
@@ -18,17 +18,15 @@ from typing import Any, Protocol
 
 from training.errors import RankLostError, UserError
 
-# What SageMaker's own toolkit takes for torch.
-PORT = 7777
-# As long as that toolkit waits until all names are known: other machines may still be starting.
-_MEETING_SECONDS = 15 * 60.0
+# Beside 7777, which SageMaker's own toolkit takes for torch.
+PORT = 7778
 _POLL_SECONDS = 0.2
 _HELLO_SECONDS = 5.0
 # A machine that is gone, or cut off, answers no probe: it is lost 7 s after its last word.
 _PROBE_AFTER_SECONDS, _PROBE_EVERY_SECONDS, _MOST_PROBES = 2, 1, 5
 # How long a host may take to end by itself after another one has ended in order.
 _GRACE_SECONDS = 5.0
-_LEFT = b"l"
+_LEFT, _FINISHED = b"l", b"f"
 _MOST_LINE_BYTES = 65536
 
 
@@ -45,6 +43,8 @@ class Hosts:
     names: tuple[str, ...]
     own: str
     port: int = PORT  # on the first one
+    # As long as that toolkit waits until all names are known: other machines may still be starting.
+    meeting_seconds: float = 15 * 60.0
 
     @property
     def number(self) -> int:
@@ -70,8 +70,11 @@ def parse_hosts(text: str | None) -> Hosts | None:
 class Meeting:
     """The connections of one host while an attempt goes on: to the leader, or to all others."""
 
-    def __init__(self, address: str, connections: Mapping[str, socket.socket]) -> None:
+    def __init__(
+        self, address: str, connections: Mapping[str, socket.socket], said: str = ""
+    ) -> None:
         self.address = address  # where the ranks meet, as torch.distributed has it
+        self.said = said  # the first host's word to all
         self._connections = connections
         self._is_over = False
 
@@ -83,12 +86,12 @@ class Meeting:
             )
             listen.start()
 
-    def close(self) -> None:
-        """Tell the others that this host ends in order."""
+    def close(self, *, has_finished: bool = False) -> None:
+        """Tell the others that this host ends in order, or that they may go on without it."""
         self._is_over = True
         for connection in self._connections.values():
             with contextlib.suppress(OSError):  # it may be gone already
-                connection.sendall(_LEFT)
+                connection.sendall(_FINISHED if has_finished else _LEFT)
                 connection.shutdown(socket.SHUT_RDWR)
             connection.close()
 
@@ -97,7 +100,7 @@ class Meeting:
             said = connection.recv(1)
         except OSError:
             said = b""
-        if self._is_over:
+        if self._is_over or said == _FINISHED:
             return
         if said == _LEFT:
             tell(f"host {name} has ended", _GRACE_SECONDS)
@@ -105,9 +108,14 @@ class Meeting:
             tell(f"host {name} is lost")
 
 
-def meet(hosts: Hosts, facts: Mapping[str, Any], waiting: Callable[[], None]) -> Meeting:
-    """Wait for all hosts, calling `waiting` meanwhile; UserError where their facts differ."""
-    end = time.monotonic() + _MEETING_SECONDS
+def meet(
+    hosts: Hosts, facts: Mapping[str, Any], waiting: Callable[[], None], said: str = ""
+) -> Meeting:
+    """Wait for all hosts, calling `waiting` meanwhile; UserError where their facts differ.
+
+    What the first host says, all have in `Meeting.said`.
+    """
+    end = time.monotonic() + hosts.meeting_seconds
     if hosts.number:
         return _join(hosts, facts, waiting, end)
     found: dict[str, socket.socket] = {}
@@ -117,12 +125,12 @@ def meet(hosts: Hosts, facts: Mapping[str, Any], waiting: Callable[[], None]) ->
         with socket.create_server(("", 0)) as free:
             address = f"tcp://{hosts.own}:{free.getsockname()[1]}"
         for connection in found.values():
-            _say(connection, {"address": address})
+            _say(connection, {"address": address, "said": said})
     except BaseException:
         for connection in found.values():
             connection.close()
         raise
-    return Meeting(address, found)
+    return Meeting(address, found, said)
 
 
 def _gather(
@@ -138,7 +146,7 @@ def _gather(
         while missing := [name for name in hosts.names[1:] if name not in found]:
             waiting()
             if time.monotonic() > end:
-                raise _late(missing)
+                raise _late(hosts, missing)
             try:
                 connection, _ = server.accept()
             except TimeoutError:
@@ -175,7 +183,7 @@ def _join(
             break
         except OSError:
             if time.monotonic() > end:
-                raise _late([leader]) from None
+                raise _late(hosts, [leader]) from None
             time.sleep(_POLL_SECONDS)
     try:
         _probe(connection)
@@ -192,13 +200,13 @@ def _join(
     if "refused" in answer:
         connection.close()
         raise UserError(answer["refused"])
-    return Meeting(answer["address"], {leader: connection})
+    return Meeting(answer["address"], {leader: connection}, answer["said"])
 
 
-def _late(missing: list[str]) -> RankLostError:
+def _late(hosts: Hosts, missing: list[str]) -> RankLostError:
     return RankLostError(
-        f"host {', '.join(missing)} did not come within {_MEETING_SECONDS / 60:g} minutes; see its "
-        "log, and whether a security group lets the hosts reach each other"
+        f"host {', '.join(missing)} did not come within {hosts.meeting_seconds / 60:g} minutes; "
+        "see its log, and whether a security group lets the hosts reach each other"
     )
 
 

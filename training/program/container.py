@@ -126,6 +126,11 @@ class Container:
             "num_neurons": 0,
             "training_env": values,
             "user_args": command_arguments(program.hyperparameters),
+            # What the drivers of SageMaker's SDK 3 set for torchrun.
+            "host_count": len(host.hosts.names),
+            "current_host_rank": host.hosts.number,
+            "master_addr": host.hosts.names[0],
+            "master_port": 7777,
             **{f"channel_{name}": str(self.channel(name)) for name in channels},
             **{f"hp_{name}": value for name, value in values["hyperparameters"].items()},
         }

@@ -2,10 +2,14 @@
 
 import contextlib
 import hashlib
+import logging
 import os
 import queue
+import signal
+import sys
 import threading
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -14,16 +18,20 @@ from contract.keys import MANIFEST
 from contract.program import PLACEMENT, WORKLOAD
 from contract.source import copy_source, source_sha256
 from training.attempt.attempt import HeldRun, opened_dataset, run_attempt
-from training.attempt.notice import InterruptedRunError
+from training.attempt.hosts import meet
+from training.attempt.notice import InterruptedRunError, Notice
 from training.attempt.supervisor import Supervisor, Watchdog
-from training.errors import UserError
+from training.errors import EXIT_FINISHED, ProgramFailedError, UserError
 from training.program.container import ContainerHost, claimed
 from training.program.options import ProgramOptions, build_command
 from training.program.process import ProgramProcess
 from training.program.watch import ProgramWatch
 from training.record.run import RunConfig
 from training.report.receipt import RunResult
+from training.save.mirror import restore_as
 from training.store.local_dataset import ARRIVING, LocalDataset
+
+_log = logging.getLogger(__name__)
 
 _POLL_SECONDS = 0.2
 _T = TypeVar("_T")
@@ -35,7 +43,10 @@ def run_program(options: ProgramOptions, supervisor: Supervisor) -> int:
         _opened_input(options.dataset_uri, options.scratch, supervisor.watchdog) as dataset,
         claimed(options.root, options.store.uri),
     ):
-        return run_attempt(options, _ProgramJob(options, dataset), supervisor)
+        job = _ProgramJob(options, dataset)
+        if options.hosts is not None and options.hosts.number:
+            return job.follow(supervisor)
+        return run_attempt(options, job, supervisor)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,7 +74,7 @@ class _ProgramJob:
         self._dataset = dataset
         self._source_sha256 = source_sha256(options.source)
         copy_source(options.source, options.container.code)
-        self._host = ContainerHost.here(options.instance_type)
+        self._host = ContainerHost.here(options.instance_type, options.hosts)
         channels = options.program.channels if options.dataset_uri else ()
         self._command = build_command(options, self._host, channels, os.environ)
 
@@ -82,30 +93,83 @@ class _ProgramJob:
         """Restore the newest snapshot and run the program to its end."""
         options, command = self._options, self._command
         with contextlib.closing(ProgramWatch(options, run)) as watch:
-            _beating(run, watch.restore)
+            snapshot = _beating(run, watch.restore)
             run.lease.sweep()
             _beating(run, self._prepare)
             options.notice_file.unlink(missing_ok=True)
             variables = {**command.variables, "TRAINING_COMMIT_FILE": str(watch.commit_file)}
-            with (
-                watch.log() as output,
-                contextlib.closing(
-                    ProgramProcess(
-                        command.words,
-                        folder=command.folder,
-                        variables=variables,
-                        output=output,
-                    )
-                ) as process,
-            ):
-                watch.begin(process)
-                watch.until_end()
-            # Uploads may take minutes; those that are over before a notice's deadline count.
-            return _beating(run, watch.conclude, until_notice=False)
+            with self._meeting(run.supervisor, run.lease.check, snapshot):
+                with watch.log() as output, self._process(variables, output) as process:
+                    watch.begin(process)
+                    watch.until_end()
+                # Uploads may take minutes; those that are over before a notice's deadline count.
+                return _beating(run, watch.conclude, until_notice=False)
+
+    def follow(self, supervisor: Supervisor) -> int:
+        """On other hosts than the first: run the program on the same snapshot, and keep nothing."""
+        options = self._options
+        with self._meeting(supervisor) as snapshot:
+            supervisor.follow()
+            restore_as(options.store, snapshot, options.container.checkpoints)
+            self._prepare()
+            options.notice_file.unlink(missing_ok=True)
+            with self._process(self._command.variables, sys.stdout.fileno()) as process:
+                while process.wait(_POLL_SECONDS) is None:
+                    if (notice := supervisor.interruption.notice) is not None:
+                        supervisor.last_resort.stand_down()
+                        _end_in_time(process, options.program.notice_signal, notice)
+                        raise InterruptedRunError(notice.cause)
+            if process.exit_code:
+                raise ProgramFailedError(f"the program ended with exit code {process.exit_code}")
+        return EXIT_FINISHED
+
+    @contextlib.contextmanager
+    def _process(self, variables: Mapping[str, str], output: int) -> Iterator[ProgramProcess]:
+        words, folder = self._command.words, self._command.folder
+        process = ProgramProcess(words, folder=folder, variables=variables, output=output)
+        with contextlib.closing(process):
+            yield process
+
+    @contextlib.contextmanager
+    def _meeting(
+        self, supervisor: Supervisor, check: Callable[[], None] = lambda: None, snapshot: str = ""
+    ) -> Iterator[str]:
+        """All hosts have met, on the first one's snapshot; one that is lost is a notice to all."""
+        options = self._options
+        if options.hosts is None:
+            yield snapshot
+            return
+
+        def waiting() -> None:
+            supervisor.wait_for_others()
+            check()
+
+        def tell(why: str, grace_seconds: float = 0.0) -> None:
+            _log.warning("[program] %s, so the program ends here, too", why)
+            supervisor.interruption.tell("shutdown")
+
+        dataset = self._dataset.fingerprint
+        facts = {"source": self._source_sha256, "dataset": dataset, "run": options.store.uri}
+        meeting, has_finished = meet(options.hosts, facts, waiting, snapshot), False
+        try:
+            meeting.watch(tell)
+            yield meeting.said
+            has_finished = True
+        finally:
+            meeting.close(has_finished=has_finished)
 
     def _prepare(self) -> None:
         options = self._options
         options.container.prepare(options.program, self._host, self._dataset.folder)
+
+
+def _end_in_time(process: ProgramProcess, signal_name: str, notice: Notice) -> None:
+    """Tell a program whose files are not kept, if it listens, and give it the notice's time."""
+    if signal_name == "none" or not process.catches(number := signal.Signals[signal_name]):
+        return
+    process.signal(number)
+    while process.wait(_POLL_SECONDS) is None and time.monotonic() < notice.save_by:
+        pass
 
 
 def identity(options: ProgramOptions, source: str) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import training
 from contract.program import Program
 from contract.run_env import NAMES
 from training.attempt.attempt import AttemptOptions
+from training.attempt.hosts import Hosts
 from training.errors import UserError
 from training.program.container import Container, ContainerHost, command_arguments
 from training.program.process import resolve_command
@@ -34,6 +35,7 @@ class ProgramOptions(AttemptOptions):
     root: Path  # of the container contract
     interpreter: str = ""  # wins over the program's
     instance_type: str = "local"
+    hosts: Hosts | None = None  # that each run the program; the first one's checkpoints are kept
 
     @property
     def container(self) -> Container:

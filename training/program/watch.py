@@ -75,12 +75,12 @@ class ProgramWatch:
         self._save_seconds = 0.0  # the longest of a snapshot so far
         self._notice: Notice | None = None
 
-    def restore(self) -> None:
-        """Begin from the newest snapshot that holds, or from the start."""
+    def restore(self) -> str:
+        """Begin from the newest snapshot that holds, or from the start; its name, or ""."""
         restored = self._mirror.restore()
         if restored is None:
             self._progress.resume(0, None)
-            return
+            return ""
         name, self._number = restored.entry.name, restored.entry.step
         step = int(restored.note.get("step", restored.entry.step))
         self._progress.resume(step, name)
@@ -93,6 +93,7 @@ class ProgramWatch:
             bytes=restored.bytes,
             passed_over=[{"name": name, "why": why} for name, why in restored.passed_over],
         )
+        return name
 
     @contextlib.contextmanager
     def log(self) -> Iterator[int]:

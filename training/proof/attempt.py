@@ -39,6 +39,8 @@ EXIT_CRASHED = 70
 # streamed: as on a host without memory for a copy of the state.
 Saving: TypeAlias = Literal["staged", "streamed"]
 _POLL_SECONDS = 0.005
+# How long hosts wait for one that was killed before they met; nobody starts it again.
+_MEETING_SECONDS = 8.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,7 +78,12 @@ class AttemptRequest:
         if self.num_hosts == 1:
             return None
         names = ("127.0.0.1", *(f"host-{number}" for number in range(1, self.num_hosts)))
-        return Hosts(names=names, own=names[rank // self.num_here], port=self.port)
+        return Hosts(
+            names=names,
+            own=names[rank // self.num_here],
+            port=self.port,
+            meeting_seconds=_MEETING_SECONDS,
+        )
 
     @property
     def statuses(self) -> list[StatusFile]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-from training.record.head import KEEP_NEWEST, CheckpointEntry, Kind, Retention
+from training.record.head import KEEP_NEWEST, CheckpointEntry, Kind, Retention, read_head
 from training.record.lease import Lease
 from training.record.metrics import Events, Metrics
 from training.record.run import newest_valid, read_twice
@@ -26,7 +26,7 @@ from training.save.process_tree import stopped
 from training.save.publish import Save, seconds_until
 from training.save.restore import Filled, fill, read_manifest
 from training.save.watcher import Watcher
-from training.store.protocol import Store
+from training.store.protocol import Store, StoreError
 
 _log = logging.getLogger(__name__)
 
@@ -50,6 +50,15 @@ class _Restored:
     reused_bytes: int  # of them, those that were on the disk already
     passed_over: tuple[tuple[str, str], ...]  # newer snapshots that do not hold, and why
     note: Mapping[str, Any] = field(default_factory=dict)
+
+
+def restore_as(store: Store, name: str, folder: Path) -> None:
+    """Fill a folder that is not mirrored from the snapshot of this name; "": empty it."""
+    head = read_head(store) if name else None
+    entry = next((one for one in head.checkpoints if one.name == name), None) if head else None
+    if name and entry is None:
+        raise StoreError(f"{store.uri} no longer has the snapshot {name}; try again")
+    fill(store, read_manifest(store, entry) if entry else _NOTHING, folder)
 
 
 class Mirror:

@@ -6,13 +6,13 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import pytest
 
 from tests.training import tiny
 from tests.training.hooks import notice, send
 from tests.training.runs import Run, assert_equal, ended, free_port
-from training.attempt import hosts as module
 from training.attempt.hosts import Hosts, Meeting, meet, parse_hosts
 from training.attempt.notice import InterruptedRunError
 from training.attempt.supervisor import Supervisor
@@ -139,11 +139,11 @@ def test_fails_for_hosts_that_would_not_train_the_same() -> None:
     assert [str(error) for error in found] == [words]
 
 
-def test_fails_for_a_host_that_does_not_come(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_MEETING_SECONDS", 0.0)
+def test_fails_for_a_host_that_does_not_come() -> None:
     for number, missing in ((0, _SECOND), (1, _FIRST)):
+        hosts = replace(_on(number, free_port()), meeting_seconds=0.0)
         with pytest.raises(RankLostError, match=f"host {missing} did not come within 0 minutes"):
-            meet(_on(number, free_port()), {}, lambda: None)
+            meet(hosts, {}, lambda: None)
 
 
 def test_a_notice_ends_the_wait_for_other_hosts() -> None:

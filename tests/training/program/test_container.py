@@ -20,7 +20,8 @@ from training.program.container import (
 )
 from training.store.protocol import StoreError
 
-# Every variable of ENVIRONMENT_VARIABLES.md, and those that environment.py sets beside them.
+# Every variable of ENVIRONMENT_VARIABLES.md, and those that environment.py sets beside them; the
+# last line is of the drivers of github.com/aws/sagemaker-python-sdk, which start torchrun.
 DOCUMENTED = """
     SM_MODEL_DIR SM_CHANNELS SM_CHANNEL_TRAINING SM_CHANNEL_TESTING SM_HPS SM_HP_LEARNING-RATE
     SM_HP_BATCH-SIZE SM_HP_COMMUNICATOR SM_CURRENT_HOST SM_HOSTS SM_NUM_GPUS SM_NUM_NEURONS
@@ -31,6 +32,7 @@ DOCUMENTED = """
     SM_CURRENT_INSTANCE_GROUP SM_CURRENT_INSTANCE_GROUP_HOSTS SM_INSTANCE_GROUPS
     SM_INSTANCE_GROUPS_DICT SM_DISTRIBUTION_INSTANCE_GROUPS SM_IS_HETERO
     CURRENT_HOST TRAINING_JOB_NAME SAGEMAKER_JOB_NAME
+    SM_HOST_COUNT SM_CURRENT_HOST_RANK SM_MASTER_ADDR SM_MASTER_PORT
 """
 # Every key of SM_TRAINING_ENV in ENVIRONMENT_VARIABLES.md.
 DOCUMENTED_ENVIRONMENT = """

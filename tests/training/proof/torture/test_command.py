@@ -83,6 +83,17 @@ def test_two_hundred_kills_change_no_bit_and_notices_gain_steps() -> None:
     assert result["steps_gained"] > 0
 
 
+@pytest.mark.slow
+def test_four_hosts_of_two_ranks_give_the_bits_of_one_rank_whichever_is_lost() -> None:
+    sizes = "--num-processes=4x2,4x2,2x4,1"
+    done, result = torture("--kills=50", "--seed=37", sizes, "--override=micro_batch=2")
+    assert result["differences"] == []
+    assert done.code == 0
+    assert {"1", "2x4", "4x2"} == set(result["attempts_by_ranks"])
+    lost = [who for who, kinds in result["by_kind_and_ranks"].items() if "kill" in kinds]
+    assert [who for who in lost if who.startswith("host ")], "hosts were lost"
+
+
 # Which kill finds a bug depends on the machine's speed; the first six do as a rule.
 MANY = ["--kills=40", "--exitfirst"]
 
