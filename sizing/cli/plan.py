@@ -22,6 +22,7 @@ from sizing.models.calibration import CALIBRATION_FILE, Entry, add_entry
 from sizing.models.memory import MEMORY_PARTS
 from sizing.plan.checks import Findings, check_plan
 from sizing.plan.finished_run import FinishedRun, read_run
+from sizing.plan.hosts import machines, one_or_several
 from sizing.plan.plan import Plan
 from sizing.plan.report import duration, figures, summary, to_json
 from sizing.plan.run_review import Compared, calibration, compare, request_of, unplanned
@@ -143,8 +144,9 @@ def show_plan(plan: Plan, findings: Findings) -> None:
     verdict = "cannot work" if findings.problems else "fits"
     show(
         [{"": name, " ": text} for name, text in summary(plan)],
-        title=f"{asked.workload}/{asked.recipe} on {asked.size}: {verdict}",
+        title=f"{asked.workload}/{asked.recipe} on {machines(asked)}: {verdict}",
         notes=[
+            *([one_or_several(plan)] if asked.hosts > 1 else []),
             *(f"refused ({name}): {text}" for name, text in findings.problems.items()),
             *(f"warning: {text}" for text in findings.warnings),
             price_ages([plan]),

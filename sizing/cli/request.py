@@ -21,6 +21,7 @@ _OPTIONS: tuple[tuple[str, type, Any, str], ...] = (
     ("--samples", int, None, "of the dataset (default: the recipe's)"),
     ("--epochs", float, None, "of every stage (default: the recipe's)"),
     ("--gpus", int, 1, "GPUs of one run, which share its batch (default: 1; advise: any)"),
+    ("--hosts", int, 1, "machines that train one run together, with as many GPUs each"),
     ("--runs", int, 1, "equal runs side by side, spread over the size's GPUs (default: 1)"),
     (
         *("--footprints", Path, FOOTPRINTS_FILE),

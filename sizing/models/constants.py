@@ -45,6 +45,8 @@ class Constants:
     notice_margin_seconds: float = 10.0
     # From memory: share of the baseline network rate that multipart uploads reach.
     upload_share: float = 0.8
+    # From memory: share of the baseline network rate that NCCL reaches over sockets; EFA is better.
+    exchange_share: float = 0.8
     # From memory: EC2 launch to user data on a Deep Learning AMI; depot.dev boots its own AMI in 5
     # to 40 s.
     launch_seconds: float = 90.0

@@ -39,7 +39,7 @@ class PlanInputs:
     volume: Rate
     network: Rate
     interruptions: Interruptions
-    price: Price
+    price: Price  # of all hosts
     spot_price: Price
 
     @property
@@ -100,8 +100,8 @@ def look_up(
         volume=_data_rate(request, instance, used),
         network=network_rate(instance, used),
         interruptions=_interruptions(request),
-        price=price,
-        spot_price=spot_price,
+        price=replace(price, usd_per_hour=price.usd_per_hour * request.hosts),
+        spot_price=replace(spot_price, usd_per_hour=spot_price.usd_per_hour * request.hosts),
     )
 
 
@@ -178,10 +178,14 @@ def _published(size: str, pools: int) -> Interruptions:
 
 
 def _interruptions(request: Request) -> Interruptions:
-    """From the trace where there is one; else published, the rate replaced by a given one."""
+    """From the trace where there is one; else published, the rate replaced by a given one.
+
+    Each machine's loss ends a run of several: N are taken N times as often. That all of them must
+    be there at once makes no wait longer here, because nobody has published by how much.
+    """
     if request.trace is not None:
         return interruptions_of(request.trace)
-    published = _published(request.size, request.pools)
-    if request.rate_per_hour is None:
-        return published
-    return replace(published, rate_per_hour=request.rate_per_hour, source="given")
+    found = _published(request.size, request.pools)
+    if request.rate_per_hour is not None:
+        found = replace(found, rate_per_hour=request.rate_per_hour, source="given")
+    return replace(found, rate_per_hour=found.rate_per_hour * request.hosts)

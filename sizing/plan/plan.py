@@ -70,8 +70,9 @@ class Plan:
 
     @property
     def usd_of_initialization(self) -> float:
-        """Dollars of loading one machine's root volume at the rate asked for."""
-        return initialization_usd(self.request.root_initialization_mib_per_second)
+        """Dollars of loading the root volume of each host at the rate asked for."""
+        rate = self.request.root_initialization_mib_per_second
+        return initialization_usd(rate) * self.request.hosts
 
     @property
     def usd_of_initializations(self) -> float:

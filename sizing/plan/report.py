@@ -47,6 +47,7 @@ def to_json(plan: Plan, findings: Findings) -> dict[str, Any]:
         "workload": plan.request.workload,
         "recipe": plan.request.recipe,
         "size": plan.request.size,
+        "hosts": plan.request.hosts,
         "region": plan.request.prices.region,
         "fits": findings.fits,
         "gpu_memory_mib": round(plan.work.memory.need),

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from contract.notice import MAX_SECONDS
 from contract.run_env import DATA_PLACES
+from contract.trainer_options import RANKS
 from sizing import catalogue
 from sizing.catalogue import InstanceType
 from sizing.catalogue.refresh import PriceBook
@@ -28,6 +29,7 @@ class Request:
     samples: int | None = None
     epochs: float | None = None
     gpus: int = 1
+    hosts: int = 1  # machines that train one run together, each with that many GPUs
     runs: int = 1
     data_on: str = "ebs"
     volume_gib: int | None = None  # 200, or what the instance store has
@@ -49,7 +51,7 @@ class Request:
     on_demand: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("volume_gib", "runs", "batch", "micro_batch", "samples"):
+        for name in ("volume_gib", "runs", "hosts", "batch", "micro_batch", "samples"):
             value = getattr(self, name)
             if value is not None and not 1 <= value < 1e12:
                 raise ValueError(f"{name} is {value}; give at least 1")
@@ -61,6 +63,11 @@ class Request:
             value = getattr(self, name)
             if value is not None and not 0 <= value < 1e6:
                 raise ValueError(f"{name} is {value}; give a number from 0 to a million")
+        if self.hosts > 1 and (self.ranks not in RANKS or self.runs > 1 or self.trace):
+            raise ValueError(
+                f"hosts is {self.hosts} with {self.gpus} GPUs each; give 1, 2, 4 or 8 GPUs in all, "
+                "one run, and a rate instead of one machine's trace"
+            )
         if self.rate_per_hour is not None and self.trace is not None:
             raise ValueError("a rate and a trace contradict each other; give one of them")
         if self.notice_seconds is not None and not 0 <= self.notice_seconds <= MAX_SECONDS:
@@ -68,6 +75,11 @@ class Request:
                 f"notice_seconds is {self.notice_seconds:g}; EC2 gives at most {MAX_SECONDS}, "
                 f"give 0 to {MAX_SECONDS}"
             )
+
+    @property
+    def ranks(self) -> int:
+        """GPUs that share a step's batch."""
+        return self.gpus * self.hosts
 
     @property
     def data_gib(self) -> int:

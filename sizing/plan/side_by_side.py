@@ -32,10 +32,10 @@ def ways(plan: Plan, runs: int, *, make: Callable[[Request], Plan] | None = None
         size=plan.request.size,
         hours=hours,
         usd=hours * one.inputs.price.usd_per_hour,
-        problem=_problem(one),
+        problem=problem_of(one),
     )
     found = [after, _way("side by side", make(replace(plan.request, runs=runs)))]
-    several = _with_gpus(plan, runs * plan.request.gpus)
+    several = size_with_gpus(plan, runs * plan.request.gpus)
     if several:
         # A size that the region does not sell has no price and cannot be used.
         with suppress(UnknownPriceError):
@@ -55,16 +55,17 @@ def _way(what: str, plan: Plan) -> Way:
         size=plan.request.size,
         hours=plan.hours_on_demand,
         usd=plan.usd_on_demand,
-        problem=_problem(plan),
+        problem=problem_of(plan),
     )
 
 
-def _problem(plan: Plan) -> str | None:
+def problem_of(plan: Plan) -> str | None:
+    """Why the plan cannot work, Spot aside; None if it can."""
     found = {name: text for name, text in find_problems(plan).items() if name != "spot"}
     return next(iter(found.values()), None)
 
 
-def _with_gpus(plan: Plan, gpus: int) -> str | None:
+def size_with_gpus(plan: Plan, gpus: int) -> str | None:
     """The cheapest size that has as many of the plan's GPUs, if it is another one."""
     instance = plan.inputs.instance
     if instance.num_gpus >= gpus:

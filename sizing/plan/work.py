@@ -162,28 +162,44 @@ def _stage(footprint: Footprint, inputs: PlanInputs, host: HostMemory) -> StageP
 
 def _step(footprint: Footprint, work: float, inputs: PlanInputs) -> StepEstimate:
     """A step whose samples take `work` times that of the counted ones, with its exchange."""
-    gpus = inputs.request.gpus
+    ranks = inputs.request.ranks
     lighter = replace(
         footprint,
         flops_per_sample=footprint.flops_per_sample * work,
         kept_bytes_per_sample=footprint.kept_bytes_per_sample * work,
     )
-    step = step_time(lighter, inputs.gpu, inputs.constants, world=gpus)
-    if gpus == 1:
+    step = step_time(lighter, inputs.gpu, inputs.constants, world=ranks)
+    if ranks == 1:
         return step
     return replace(step, optimizer=step.optimizer + _exposed_exchange(footprint, inputs, step))
 
 
 def _exposed_exchange(footprint: Footprint, inputs: PlanInputs, step: StepEstimate) -> float:
     """Seconds of the gradients' exchange that backward of the last micro-batch does not hide."""
-    gpus = inputs.request.gpus
-    links = (usual for name, usual in _NVLINK_GB_PER_SECOND.items() if name in inputs.gpu.name)
-    rate = next(links, _PCIE_GB_PER_SECOND) * 1e9
-    a_byte = 2 * (gpus - 1) / gpus / rate
-    micro_batches = math.ceil(footprint.global_batch / gpus / footprint.micro_batch)
+    a_byte = _exchange_seconds_a_byte(inputs)
+    micro_batches = math.ceil(footprint.global_batch / inputs.request.ranks / footprint.micro_batch)
     hides = _BACKWARD * max(step.compute + step.traffic, step.launches) / micro_batches
     last = min(footprint.gradient_bytes, _BUCKET_BYTES)
     return max(footprint.gradient_bytes * a_byte - hides, last * a_byte)
+
+
+def _exchange_seconds_a_byte(inputs: PlanInputs) -> float:
+    """Seconds that all ranks take to add up a byte of each: within a host, then over the network.
+
+    The GPUs of a host share what its network sends: each has a part of the sum.
+    """
+    gpus, hosts = inputs.request.gpus, inputs.request.hosts
+    links = (usual for name, usual in _NVLINK_GB_PER_SECOND.items() if name in inputs.gpu.name)
+    within = 2 * (gpus - 1) / gpus / (next(links, _PCIE_GB_PER_SECOND) * 1e9)
+    if hosts == 1:
+        return within
+    gbps = inputs.instance.network_baseline_gbps * inputs.constants.exchange_share
+    if not gbps:
+        raise ValueError(
+            f"the baseline network of {inputs.request.size} is not in the catalogue, so hosts of "
+            "it cannot be planned; give another size"
+        )
+    return within + 2 * (hosts - 1) / hosts / (gbps * 125e6)
 
 
 def _epoch_data(
@@ -195,13 +211,14 @@ def _epoch_data(
         return ()
     prepares = footprint.kind == "prepare"
     each = facts.dataset_bytes_per_sample if prepares else facts.epoch_bytes_per_sample
+    samples = footprint.samples_per_epoch / inputs.request.hosts
     waits = epoch_data(
-        samples=footprint.samples_per_epoch,
+        samples=samples,
         facts=facts,
         instance=inputs.instance,
         volume=inputs.volume,
         cache_bytes=host.cache_bytes,
-        epoch_bytes=footprint.samples_per_epoch * each,
+        epoch_bytes=samples * each,
         runs=inputs.request.runs,
     )
     return tuple(waits.items())

@@ -1,0 +1,47 @@
+"""Several machines as one run: what they cost, how often they are taken, and what they wait for."""
+
+from dataclasses import replace
+
+import pytest
+
+from sizing.plan.hosts import one_or_several
+from sizing.plan.plan import Plan, make_plan
+from sizing.plan.request import Request
+from sizing.plan.work import _exchange_seconds_a_byte
+
+
+def plan(**more: object) -> Plan:
+    asked = Request(workload="imagenet", recipe="full", size="g5.2xlarge")
+    return make_plan(replace(asked, **more))  # type: ignore[arg-type]
+
+
+def test_n_machines_cost_n_times_as_much_and_are_taken_n_times_as_often() -> None:
+    one, four = plan(), plan(hosts=4)
+    assert four.inputs.price.usd_per_hour == 4 * one.inputs.price.usd_per_hour
+    assert four.inputs.spot_price.usd_per_hour == 4 * one.inputs.spot_price.usd_per_hour
+    rate = one.inputs.interruptions.rate_per_hour
+    assert four.inputs.interruptions.rate_per_hour == 4 * rate
+    assert plan(hosts=4, rate_per_hour=0.5).inputs.interruptions.rate_per_hour == 2.0
+    assert one.work.seconds / 4 < four.work.seconds < one.work.seconds
+
+
+def test_hosts_exchange_over_the_network_what_gpus_of_one_host_do_not() -> None:
+    # 5 Gb/s, of which four fifths are reached: 0.5 GB/s; each host sends and receives 2 x 3/4.
+    assert _exchange_seconds_a_byte(plan(hosts=4).inputs) == pytest.approx(3e-9)
+    alone = _exchange_seconds_a_byte(plan(size="g5.12xlarge", gpus=4).inputs)
+    assert alone == pytest.approx(2 * 3 / 4 / 10e9)
+    # 40 Gb/s.
+    both = _exchange_seconds_a_byte(plan(size="g5.12xlarge", gpus=4, hosts=2).inputs)
+    assert both == pytest.approx(alone + 2 * 1 / 2 / 4e9)
+
+
+def test_one_machine_or_four_is_a_sentence() -> None:
+    said = one_or_several(plan(hosts=4))
+    assert said.startswith("g5.2xlarge costs least, g5.12xlarge ends first: 4 x g5.2xlarge ")
+    assert "; g5.2xlarge " in said and "; g5.12xlarge " in said and "interrupted" in said
+
+
+@pytest.mark.parametrize("more", [{"hosts": 3}, {"hosts": 2, "runs": 2}, {"hosts": 0}])
+def test_fails_for_hosts_that_no_run_could_have(more: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match="hosts is [023]"):
+        plan(**more)
