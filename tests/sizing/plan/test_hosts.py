@@ -43,5 +43,5 @@ def test_one_machine_or_four_is_a_sentence() -> None:
 
 @pytest.mark.parametrize("more", [{"hosts": 3}, {"hosts": 2, "runs": 2}, {"hosts": 0}])
 def test_fails_for_hosts_that_no_run_could_have(more: dict[str, int]) -> None:
-    with pytest.raises(ValueError, match="hosts is [023]"):
+    with pytest.raises(ValueError, match=r"hosts is \d"):
         plan(**more)
