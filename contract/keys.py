@@ -25,6 +25,8 @@ ARTIFACTS = "artifacts/"  # derived data; also next to runs/ where runs share it
 
 # In the run bucket.
 RUNS = "runs/"
+# Beside the runs of a sweep.
+SWEEP = "sweep.json"
 # In a dataset's prefix.
 MANIFEST = "manifest.json"
 

@@ -1,11 +1,11 @@
 """`python -m training sweep`: one run for each combination of some overrides, a few at a time.
 
-Each is a process with a memory limit, and all share the mapped files of one dataset folder. More
-parallel runs than the machine can take are refused before the first one starts.
+The runs are written down first, in sweep.json beside them, which is never changed. Each is a
+process with a memory limit, and all share the mapped files of one dataset folder. More parallel
+runs than the machine can take are refused before the first one starts.
 """
 
 import argparse
-import itertools
 import json
 import os
 import signal
@@ -19,11 +19,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from contract.keys import ARTIFACTS, RECEIPT
+from contract.keys import ARTIFACTS, RECEIPT, SWEEP
+from contract.sweep import Sweep, drawn_runs
+from training.cli.run import count, positive_int
 from training.errors import EXIT_FAILED, EXIT_FINISHED, EXIT_INTERRUPTED, UserError
 from training.record.head import read_head
 from training.report.page import parse_receipt
 from training.store.folder import open_store
+from training.store.protocol import PreconditionFailedError
 
 _POLL_SECONDS = 0.2
 # Started together, all would load and map data at the same time.
@@ -33,8 +36,9 @@ _STAGGER_SECONDS = 1.0
 def add_sweep(parser: argparse.ArgumentParser) -> None:
     """Add the options of `sweep`."""
     parser.description = (
-        "Train one run for each combination of the values given with --vary, at most --parallel "
-        "at a time, and print a table. Called again, an interrupted sweep resumes its runs."
+        "Train one run for each combination of the values given with --vary, or for some that are "
+        "drawn, at most --parallel at a time, and print a table. Called again, an interrupted "
+        "sweep resumes its runs."
     )
     add = parser.add_argument
     add("--workload", required=True, help="a known name, or your own as package.module:NAME")
@@ -46,8 +50,11 @@ def add_sweep(parser: argparse.ArgumentParser) -> None:
         action="append",
         required=True,
         metavar="NAME=V1,V2,...",
-        help="values of one field of the config; several make a grid",
+        help="values of one field of the config; several make a grid; --random takes 0.01..1, too",
     )
+    add("--random", type=positive_int, metavar="N", help="so many runs, drawn, in place of a grid")
+    add("--seed", type=count, default=0, help="of --random, kept (default: %(default)s)")
+    add("--write-only", action="store_true", help="write sweep.json, for others to train")
     add("--override", action="append", default=[], metavar="NAME=VALUE", help="for every run")
     add("--parallel", type=int, default=1, help="runs at once (default: %(default)s)")
     add("--memory-limit-mib", type=int, help="of each run, as for `run` (default: its GPU's share)")
@@ -70,12 +77,17 @@ class _SweepRun:
 
 
 def _sweep(options: argparse.Namespace) -> int:
-    runs = _grid(options)
     if options.parallel < 1:
         raise UserError(f"--parallel is {options.parallel}; give at least 1")
+    asked = _asked(options)
+    if options.write_only:
+        runs = _kept(options, asked)
+        print(f"[ok] {options.runs_uri.rstrip('/')}/{SWEEP} has {len(runs)} runs")
+        return EXIT_FINISHED
     with tempfile.TemporaryDirectory(prefix="sweep-") as scratch:
         dataset = _dataset(options.dataset_uri, Path(scratch))
         options.memory_limit_mib = _refuse_or_share(options, dataset)
+        runs = _kept(options, asked)
         _run_all(options, runs, dataset)
     for one in runs:
         one.row = _row(one)
@@ -89,24 +101,35 @@ def _sweep(options: argparse.Namespace) -> int:
     return EXIT_FINISHED if codes == {EXIT_FINISHED} else EXIT_FAILED
 
 
-def _grid(options: argparse.Namespace) -> list[_SweepRun]:
+def _asked(options: argparse.Namespace) -> Sweep:
+    """The sweep that the options describe."""
     from training.registry import load_workload, parse_overrides, resolve_config
 
-    axes = []
-    for text in options.vary:
-        name, separator, values = text.partition("=")
-        if not separator or not all(values.split(",")):
-            raise UserError(f"--vary {text!r} cannot be read; write name=value,value")
-        axes.append([(name, value) for value in values.split(",")])
-    workload, runs = load_workload(options.workload), []
-    for chosen in itertools.product(*axes):
-        own = [f"{name}={value}" for name, value in chosen]
+    runs = drawn_runs(options.vary, options.override, options.random, options.seed)
+    workload = load_workload(options.workload)
+    for run in runs:
         # Now, not by the last run after hours: invalid values are refused at once.
-        resolve_config(workload, options.recipe, parse_overrides([*options.override, *own]))
-        name = "_".join(f"{name}-{value}" for name, value in chosen)
-        uri = f"{options.runs_uri.rstrip('/')}/{name}"
-        runs.append(_SweepRun(name=name, overrides=[*options.override, *own], uri=uri))
-    return runs
+        resolve_config(workload, options.recipe, parse_overrides(run.overrides))
+    drawn = "grid" if options.random is None else f"{options.random} at random, seed {options.seed}"
+    return Sweep(workload=options.workload, recipe=options.recipe, drawn=drawn, runs=runs)
+
+
+def _kept(options: argparse.Namespace, asked: Sweep) -> list[_SweepRun]:
+    """Its runs, written down beside them; UserError if another sweep is kept there."""
+    store = open_store(options.runs_uri)
+    with suppress(PreconditionFailedError):
+        store.put_if(SWEEP, asked.to_bytes(), None)
+    kept = store.get(SWEEP)
+    assert kept is not None
+    if Sweep.from_bytes(kept.data, f"{store.uri}/{SWEEP}") != asked:
+        raise UserError(
+            f"{store.uri} has another sweep, which stays as it was begun; give the same options, "
+            "or another --runs-uri"
+        )
+    uri = options.runs_uri.rstrip("/")
+    return [
+        _SweepRun(name=r.name, overrides=[*r.overrides], uri=f"{uri}/{r.name}") for r in asked.runs
+    ]
 
 
 def _dataset(uri: str, scratch: Path) -> Path:

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import pytest
 
 from contract.keys import MANIFEST
+from contract.sweep import Sweep
 from tests.training.forked import in_fork
 from tests.training.runs import WORKLOAD, Run
 from tests.training.tiny import Tiny
@@ -304,8 +305,24 @@ def test_a_sweep_ends_with_a_table(
     assert main(command) == 0
     table = capsys.readouterr().out.splitlines()
     assert len(table) == 3
+    written = (tmp_path / "runs" / "sweep.json").read_bytes()
+    assert main([*command[:-1], "--vary=learning_rate=0.2"]) == 2
+    assert "has another sweep, which stays as it was begun" in capsys.readouterr().err
+    assert (tmp_path / "runs" / "sweep.json").read_bytes() == written
     assert table[0].split() == ["run", "state", "steps", "seconds", "accuracy"]
     assert " 24 " in table[1]
+
+
+def test_a_sweep_is_drawn_and_written_for_others_to_train(
+    dataset: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["sweep", f"--workload={WORKLOAD}", "--recipe=quick", f"--dataset-uri={dataset}"]
+    command += [f"--runs-uri={tmp_path / 'runs'}", "--vary=learning_rate=0.01..0.1", "--random=3"]
+    assert main([*command, "--seed=5", "--write-only"]) == 0
+    assert capsys.readouterr().out == f"[ok] {tmp_path / 'runs'}/sweep.json has 3 runs\n"
+    written = Sweep.from_bytes((tmp_path / "runs" / "sweep.json").read_bytes(), "sweep.json")
+    assert written.drawn == "3 at random, seed 5" and len(written.runs) == 3
+    assert not list((tmp_path / "runs").glob("*/*")), "nothing was trained"
 
 
 @pytest.mark.parametrize(
