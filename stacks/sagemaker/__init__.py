@@ -1,1 +1,1 @@
-"""One run as a SageMaker training job, with our container: the request, its limits, its price."""
+"""Runs as SageMaker training jobs, with our container: requests, their limits, prices, a queue."""

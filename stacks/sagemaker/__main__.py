@@ -1,7 +1,8 @@
-"""`python -m stacks.sagemaker submit`: one run as a SageMaker training job.
+"""`python -m stacks.sagemaker submit | sweep`: runs as SageMaker training jobs.
 
-With --dry-run it prints the CreateTrainingJob request and calls nothing. Exit code 2: the request
-would be refused, and why.
+`submit` creates the job of one run; `sweep` hands those of a sweep.json to a queue of AWS Batch.
+With --dry-run they print the requests and change nothing. Exit code 2: a request would be refused,
+and why.
 """
 
 import argparse
@@ -10,6 +11,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import boto3
@@ -20,29 +22,32 @@ from contract.trainer_options import SAGEMAKER_OPTIONS, recipe_field
 from stacks.parameters.workloads import recipes, workloads
 from stacks.sagemaker.prices import price_note
 from stacks.sagemaker.request import JobSettings, job_name, training_job
+from stacks.sagemaker.service_jobs import read_sweep, service_job
 
 # The channels whose files the container imports before it trains.
 SPLITS = ("train", "validation", "test")
 
 
-def main(
-    arguments: Sequence[str],
-    client: Callable[[], Any] = lambda: boto3.client("sagemaker"),
-) -> int:
-    """Print the request, or send it."""
+def main(arguments: Sequence[str], client: Callable[[str], Any] = boto3.client) -> int:
+    """Print the requests, or send them; `client` makes the client of a service."""
     options = _parse(arguments)
     try:
-        request = training_job(_settings(options))
+        code: int = options.act(options, client)
+        return code
     except ValueError as mistake:
         print(f"sagemaker: {mistake}", file=sys.stderr)
         return 2
+
+
+def _submit(options: argparse.Namespace, client: Callable[[str], Any]) -> int:
+    request = training_job(_settings(options))
     note = price_note(options.instance_type, options.max_hours, options.instances)
     print(note, file=sys.stderr)
     if options.dry_run:
         print(json.dumps(request, indent=2))
         return 0
     try:
-        job = client().create_training_job(**request)
+        job = client("sagemaker").create_training_job(**request)
     except (BotoCoreError, ClientError) as error:
         print(f"sagemaker: the job was not created: {error}", file=sys.stderr)
         return 1
@@ -50,6 +55,44 @@ def main(
     print(f"[ok] {job['TrainingJobArn']} trains {options.run_uri}")
     print(f"to stop it, saved: aws sagemaker stop-training-job --training-job-name {name}")
     return 0
+
+
+def _sweep(options: argparse.Namespace, client: Callable[[str], Any]) -> int:
+    """Queue a job for each run of the sweep that has not finished."""
+    try:
+        sweep, unfinished = read_sweep(options.runs_uri, options.sweep_file, client)
+    except (BotoCoreError, ClientError) as error:
+        print(f"sagemaker: the sweep of {options.runs_uri} was not read: {error}", file=sys.stderr)
+        return 1
+    options.workload, options.recipe = sweep.workload, sweep.recipe
+    given, now = options.hyperparameter, _now()
+    jobs = []
+    for number, run in enumerate(unfinished):
+        options.run_uri = f"{options.runs_uri.rstrip('/')}/{run.name}"
+        options.hyperparameter = [*given, *run.overrides]
+        # Long names are cut, and must differ.
+        options.job_name = job_name(options.run_uri, f"{number}-{now}")
+        jobs.append(service_job(training_job(_settings(options)), options))
+    note = price_note(options.instance_type, options.max_hours, options.instances)
+    print(f"{len(jobs)} runs; each: {note}", file=sys.stderr)
+    if options.dry_run:
+        print(json.dumps(jobs, indent=2))
+        return 0
+    batch = client("batch")
+    for job in jobs:
+        try:
+            queued = batch.submit_service_job(**job)
+        except (BotoCoreError, ClientError) as error:
+            print(f"sagemaker: {job['jobName']} was not queued: {error}", file=sys.stderr)
+            return 1
+        print(f"[ok] {queued['jobArn']}")
+    rest = len(sweep.runs) - len(jobs)
+    print(f"[ok] {len(jobs)} of {len(sweep.runs)} runs are queued, {rest} had finished")
+    return 0
+
+
+def _now() -> str:
+    return datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
 
 
 def _settings(options: argparse.Namespace) -> JobSettings:
@@ -76,9 +119,8 @@ def _settings(options: argparse.Namespace) -> JobSettings:
     recipe = {recipe_field(n): v for n, v in pairs.items() if n not in SAGEMAKER_OPTIONS}
     if recipe and options.workload in known:  # one's own is in the image
         describe(options.workload, options.recipe, [f"{n}={v}" for n, v in recipe.items()])
-    now = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
     parsed = {
-        "job_name": options.job_name or job_name(options.run_uri, now),
+        "job_name": options.job_name or job_name(options.run_uri, _now()),
         "hyperparameters": {**own, **hyperparameters, **recipe},
         "max_wait_hours": wait,
         "metric": _pairs("--metric", options.metric),
@@ -111,10 +153,30 @@ def _pairs(option: str, texts: Sequence[str]) -> dict[str, str]:
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m stacks.sagemaker", description=__doc__)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    add = commands.add_parser("submit", help="create a training job").add_argument
+    submit = commands.add_parser("submit", help="create a training job")
+    submit.set_defaults(act=_submit)
+    add = submit.add_argument
     add("--workload", required=True, help="a known name, or your own as package.module:NAME")
     add("--recipe", required=True)
     add("--run-uri", required=True, help="s3://bucket/runs/<run id>, new or to be resumed")
+    add("--job-name", help="default: the run's id and the time")
+    _add_job(submit)
+    sweep = commands.add_parser("sweep", help="queue the runs of a sweep that have not finished")
+    sweep.set_defaults(act=_sweep)
+    add = sweep.add_argument
+    add("--runs-uri", required=True, help="s3://bucket/prefix with sweep.json and the runs")
+    add("--sweep-file", type=Path, help="a copy of sweep.json; then no run counts as finished")
+    add("--queue", required=True, help="of AWS Batch, of the type SAGEMAKER_TRAINING")
+    add("--attempts", type=_count, default=3, help="of each job, 1 to 10: %(default)s")
+    add("--priority", type=int, help="within the queue, or within the share")
+    add("--share", default="", help="of a queue with fair share")
+    _add_job(sweep)
+    return parser.parse_args(arguments)
+
+
+def _add_job(parser: argparse.ArgumentParser) -> None:
+    """Add what every job is asked for."""
+    add = parser.add_argument
     add("--dataset-uri", default="", help="s3://bucket/prefix with a manifest; or give channels:")
     add("--image", required=True, help="of stacks/sagemaker/Dockerfile, in ECR")
     add("--role", required=True, help="ARN of the role that the container gets")
@@ -131,9 +193,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     add("--subnet", action="append", default=[], help="of a VPC that reaches S3")
     add("--security-group", action="append", default=[])
     add("--kms-key", default="", help="for the job's own output")
-    add("--job-name", help="default: the run's id and the time")
-    add("--dry-run", action="store_true", help="print the request and call nothing")
-    return parser.parse_args(arguments)
+    add("--dry-run", action="store_true", help="print what would be sent, and send nothing")
 
 
 def _positive(text: str) -> float:

@@ -17,7 +17,6 @@ from contract.trainer_options import RANKS
 from sizing import catalogue
 from stacks.sagemaker.metric_definitions import METRIC_DEFINITIONS
 
-OPERATION = "CreateTrainingJob"
 # Stopping conditions reach up to 28 days; an account's quota may be 5.
 _MAX_SECONDS = 28 * 24 * 3600
 _JOB_NAME_LENGTH = 63
@@ -86,7 +85,8 @@ def training_job(settings: JobSettings) -> dict[str, Any]:
     if s.subnet or s.security_group:
         groups = list(s.security_group)
         request["VpcConfig"] = {"Subnets": list(s.subnet), "SecurityGroupIds": groups}
-    refused = [*_refused(_input_shape(), request, ""), *_refused_by_rules(request)]
+    refused = [*refused_by_model("sagemaker", "CreateTrainingJob", request)]
+    refused += _refused_by_rules(request)
     refused += _refused_for_ranks(s)
     if refused:
         raise ValueError("; ".join(refused))
@@ -161,10 +161,15 @@ def _refused_for_ranks(settings: JobSettings) -> Iterator[str]:
         )
 
 
+def refused_by_model(service: str, operation: str, request: Mapping[str, Any]) -> Iterator[str]:
+    """What the model of a service that comes with botocore says of a request."""
+    return _refused(_input_shape(service, operation), request, "")
+
+
 @cache
-def _input_shape() -> Shape:
-    model = botocore.session.get_session().get_service_model("sagemaker")
-    shape = model.operation_model(OPERATION).input_shape
+def _input_shape(service: str, operation: str) -> Shape:
+    model = botocore.session.get_session().get_service_model(service)
+    shape = model.operation_model(operation).input_shape
     assert shape is not None
     return shape
 

@@ -39,7 +39,7 @@ def _arguments(**other: str) -> list[str]:
     return ["submit", *(word for pair in given.items() for word in pair)]
 
 
-def _never() -> Any:
+def _never(name: str) -> Any:
     raise AssertionError("a dry run calls nothing")
 
 
@@ -112,7 +112,7 @@ def test_submit_creates_the_job(
         monkeypatch.setenv(name, "testing")
     with mock_aws():
         client = boto3.client("sagemaker", region_name="us-east-1")
-        assert main(_arguments(job_name="job-1"), client=lambda: client) == 0
+        assert main(_arguments(job_name="job-1"), client=lambda name: client) == 0
         job = client.describe_training_job(TrainingJobName="job-1")
         said = capsys.readouterr()
     assert f"[ok] {job['TrainingJobArn']} trains s3://bucket/runs/run-1" in said.out
@@ -128,7 +128,7 @@ def test_fails_in_one_sentence_where_aws_cannot_be_asked(
         endpoint_url="http://127.0.0.1:9",
         config=Config(retries={"max_attempts": 0}, signature_version=UNSIGNED),
     )
-    assert main(_arguments(), client=lambda: nowhere) == 1
+    assert main(_arguments(), client=lambda name: nowhere) == 1
     last = capsys.readouterr().err.splitlines()[-1]
     assert last.startswith("sagemaker: the job was not created: Could not connect")
 

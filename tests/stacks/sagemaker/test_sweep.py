@@ -1,0 +1,118 @@
+"""A sweep's runs as service jobs: what botocore's model says of them, and which are left to do."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import boto3
+import botocore.session
+import pytest
+from botocore.validate import ParamValidator
+from moto import mock_aws
+
+from contract.sweep import Sweep, drawn_runs
+from stacks.sagemaker.__main__ import main
+
+_ACCOUNT = "123456789012"
+_GIVEN = {
+    "--runs-uri": "s3://bucket/runs/rates",
+    "--dataset-uri": "s3://bucket/trajectory",
+    "--queue": "gpus",
+    "--image": f"{_ACCOUNT}.dkr.ecr.us-east-1.amazonaws.com/training:1",
+    "--role": f"arn:aws:iam::{_ACCOUNT}:role/Training",
+    "--instance-type": "ml.g5.2xlarge",
+}
+_RUNS = _GIVEN["--runs-uri"]
+_SWEEP = Sweep(
+    workload="trajectory",
+    recipe="laptop",
+    drawn="grid",
+    runs=drawn_runs(["epochs=1,2,3"], ["seed=4"], None, 0),
+)
+
+
+def _arguments(**other: str) -> list[str]:
+    given = _GIVEN | {f"--{name.replace('_', '-')}": value for name, value in other.items()}
+    return ["sweep", *(word for pair in given.items() for word in pair)]
+
+
+def _never(name: str) -> Any:
+    raise AssertionError("a dry run of a file calls nothing")
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> str:
+    path = tmp_path / "sweep.json"
+    path.write_bytes(_SWEEP.to_bytes())
+    return str(path)
+
+
+def test_each_run_is_a_service_job_that_botocore_accepts(
+    file: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    more = {"sweep_file": file, "share": "vision", "priority": "3", "instances": "2"}
+    assert main([*_arguments(**more), "--spot", "--dry-run"], client=_never) == 0
+    jobs: list[dict[str, Any]] = json.loads(capsys.readouterr().out)
+    session = botocore.session.get_session()
+    asked = session.get_service_model("batch").operation_model("SubmitServiceJob").input_shape
+    payload = session.get_service_model("sagemaker").operation_model("CreateTrainingJob")
+    for job in jobs:
+        assert not ParamValidator().validate(job, asked).has_errors()
+        request = json.loads(job["serviceRequestPayload"])
+        assert not ParamValidator().validate(request, payload.input_shape).has_errors()
+        assert request["ResourceConfig"]["InstanceCount"] == 2
+        assert job["retryStrategy"] == {"attempts": 3} and job["jobQueue"] == "gpus"
+        assert (job["shareIdentifier"], job["schedulingPriority"]) == ("vision", 3)
+    given = [json.loads(job["serviceRequestPayload"])["HyperParameters"] for job in jobs]
+    assert [each["run-uri"] for each in given] == [f"{_RUNS}/epochs-{k}" for k in (1, 2, 3)]
+    assert [(each["epochs"], each["seed"]) for each in given] == [
+        ("1", "4"),
+        ("2", "4"),
+        ("3", "4"),
+    ]
+    assert len({job["jobName"] for job in jobs}) == 3
+
+
+def test_what_has_finished_is_not_queued_again(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "testing")
+    sent: list[dict[str, Any]] = []
+
+    class Batch:
+        def submit_service_job(self, **job: Any) -> dict[str, str]:
+            sent.append(job)
+            return {"jobArn": f"arn:{job['jobName']}"}
+
+    with mock_aws():
+        s3 = boto3.client("s3", region_name="us-east-1")
+        s3.create_bucket(Bucket="bucket")
+        clients = {"s3": s3, "batch": Batch()}
+        assert main(_arguments(), client=lambda name: clients[name]) == 2
+        assert "has no sweep.json; write it with" in capsys.readouterr().err
+        put = {"runs/rates/sweep.json": _SWEEP.to_bytes()}
+        put["runs/rates/epochs-1/head.json"] = b'{"state": "finished"}'
+        put["runs/rates/epochs-2/head.json"] = b'{"state": "released"}'
+        for key, body in put.items():
+            s3.put_object(Bucket="bucket", Key=key, Body=body)
+        assert main(_arguments(), client=lambda name: clients[name]) == 0
+    said = capsys.readouterr().out
+    assert said.endswith("[ok] 2 of 3 runs are queued, 1 had finished\n")
+    uris = [json.loads(job["serviceRequestPayload"])["HyperParameters"]["run-uri"] for job in sent]
+    assert uris == [f"{_RUNS}/epochs-2", f"{_RUNS}/epochs-3"]
+
+
+@pytest.mark.parametrize(
+    ("other", "words"),
+    [
+        ({"attempts": "11"}, "--attempts is 11, and at most 10 are allowed"),
+        ({"instances": "3"}, "--instances 3 with 1 processes each are 3 ranks"),
+        ({"runs_uri": "runs/rates"}, "a job reaches only S3"),
+    ],
+)
+def test_fails_for_what_batch_or_sagemaker_would_refuse(
+    file: str, other: dict[str, str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*_arguments(sweep_file=file, **other), "--dry-run"], client=_never) == 2
+    assert words in capsys.readouterr().err
