@@ -80,7 +80,8 @@ def _attempt_options(arguments: argparse.Namespace, store: Store, scratch: Path)
     from training.record.head import parse_retention
     from training.record.run import parse_prediction, planned_price
 
-    prediction = parse_prediction(arguments.prediction)
+    prediction, hosts = parse_prediction(arguments.prediction), parse_hosts(arguments.hosts)
+    price = arguments.usd_per_hour or planned_price(prediction)
     return {
         **_by_name(arguments, AttemptOptions),
         "store": store,
@@ -88,7 +89,7 @@ def _attempt_options(arguments: argparse.Namespace, store: Store, scratch: Path)
         "retention": parse_retention(arguments.keep),
         "scratch": scratch,
         "prediction": prediction,
-        "usd_per_hour": arguments.usd_per_hour or planned_price(prediction),
+        "usd_per_hour": price and price * (len(hosts.names) if hosts else 1),
     }
 
 
@@ -218,7 +219,7 @@ def _add_records(parser: argparse.ArgumentParser) -> None:
     add(
         "--usd-per-hour",
         type=positive,
-        help="the machine's price, for the attempt's cost so far and in the report "
+        help="a machine's price, for the attempt's cost so far and in the report "
         "(default: usd_spot_per_hour of --prediction, if given)",
     )
     add("--metrics-file", type=Path, help="also append the metrics to this local file")

@@ -53,7 +53,8 @@ def test_two_hosts_give_the_bits_of_one_whatever_happens_to_either(run: Run, pai
 
 def test_a_run_of_two_hosts_goes_on_with_one(run: Run, whole: Run) -> None:
     at_host(_FIRST, 5, notice)
-    assert ended(run.fork_hosts(2)) == [75, 75]
+    assert ended(run.fork_hosts(2, "--usd-per-hour=1.5")) == [75, 75]
+    assert run.events("take-over")[0]["usd_per_hour"] == 3.0, "of both machines"
     tiny.HOOKS.clear()
     assert run.attempt() == 0
     assert_equal(run, whole)
