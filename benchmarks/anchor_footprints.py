@@ -3,16 +3,14 @@
 Writes sizing/evidence/ground_truth_models.json: python -m benchmarks.anchor_footprints
 """
 
-import contextlib
 import copy
 import json
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -21,7 +19,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from benchmarks.anchors.detection import detectors
 from benchmarks.anchors.detection import footprint as detection_footprint
 from benchmarks.anchors.models import Anchor, anchors, precisions
-from training.preflight.footprint import Convolutions, starts_kernel
+from training.preflight.counting import Convolutions, KeptForBackward, starts_kernel
 
 FILE = Path(__file__).parent.parent / "sizing" / "evidence" / "ground_truth_models.json"
 
@@ -37,31 +35,6 @@ class _Kernels(TorchDispatchMode):  # type: ignore[no-untyped-call]
         out = func(*args, **(kwargs or {}))
         self.count += starts_kernel(func)
         return out
-
-
-class _Kept:
-    """Bytes that autograd keeps for backward, each storage once, without parameters."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self._parameters = {p.untyped_storage()._cdata for p in model.parameters()}
-        self._storages: dict[int, Any] = {}
-
-    @contextlib.contextmanager
-    def watching(self) -> Iterator[None]:
-        """Record what is saved inside the block."""
-        with torch.autograd.graph.saved_tensors_hooks(self._pack, lambda tensor: tensor):
-            yield
-
-    def _pack(self, tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        if storage._cdata not in self._parameters:
-            self._storages[storage._cdata] = storage
-        return tensor
-
-    @property
-    def bytes(self) -> int:
-        """Total bytes of all kept storages."""
-        return sum(storage.nbytes() for storage in self._storages.values())
 
 
 def footprint(anchor: Anchor, counted: list[str]) -> dict[str, Any]:
@@ -102,7 +75,7 @@ def _step(anchor: Anchor, real: nn.Module, precision: str) -> dict[str, int]:
     copied = copy.deepcopy(real).bfloat16() if is_pure else copy.deepcopy(real)
     with FakeTensorMode(allow_non_fake_inputs=True):
         model, batch = copied.to_empty(device="cpu"), anchor.batch(anchor.samples)
-        kept, kernels = _Kept(model), _Kernels()
+        kept, kernels = KeptForBackward(model), _Kernels()
         # The attention of the measured runs was written out (2022) or in its plain form.
         with kernels, sdpa_kernel(SDPBackend.MATH):
             with kept.watching(), _autocast(precision):

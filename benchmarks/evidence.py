@@ -29,8 +29,6 @@ from sizing.models.fitted import FITTED_FILE, ErrorRange, Fitted, Launch, fitted
 from sizing.models.step_time import features, roofline
 
 COMMAND = "python -m benchmarks evidence --fit"
-# For runs on a GPU with published runs, and on one without: what the fit must not have seen.
-SEEN = {"known GPU": "model", "new GPU": "model and chip"}
 _DIGITS = 4
 
 
@@ -119,22 +117,9 @@ def fitted_again() -> Fitted:
 
 
 def intervals() -> dict[str, ErrorRange]:
-    """Return the interval of each kind of run, on GPUs with published runs and without."""
-    found = {
-        f"{kind}, {seen}": fit.interval(_ratios(what, kind))
-        for seen, what in SEEN.items()
-        for kind in sorted({step_of(truth).kind for truth in predictable("throughput")})
-    }
-    for name, new in found.items():
-        # Nothing is known better of a GPU without published runs than of one with them.
-        known = found[name.replace("new GPU", "known GPU")]
-        found[name] = replace(new, low=min(new.low, known.low), high=max(new.high, known.high))
-    return found
-
-
-def _ratios(what: str, kind: str) -> list[float]:
-    rows = zip(predictable("throughput"), fit.without(what), strict=True)
-    return [ratio for truth, ratio in rows if step_of(truth).kind == kind]
+    """Return the interval of each kind of run."""
+    kinds = {step_of(truth).kind for truth in predictable("throughput")}
+    return {kind: fit.expected(kind) for kind in sorted(kinds)}
 
 
 def to_json(fitted: Fitted) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from training.preflight.footprint import LiveMemory
+from training.preflight.counting import LiveMemory
 
 # Two images as COCO training pads them (800 x 1333), with COCO's seven objects each.
 _HEIGHT, _WIDTH, _OBJECTS = 800, 1333, 7

@@ -97,8 +97,13 @@ def _free_bytes(held: float) -> float:
 def _largest_batch() -> float:
     """The largest micro-batch on the GPU, from what each sample adds."""
     footprint = _trained().footprint
-    free = _free_bytes(footprint.peak_bytes)
-    return footprint.micro_batch + free // footprint.kept_bytes_per_sample
+    return footprint.micro_batch + _free_bytes(footprint.peak_bytes) // _bytes_of_a_sample()
+
+
+def _bytes_of_a_sample() -> float:
+    """What each sample of the micro-batch takes of the peak."""
+    footprint = _trained().footprint
+    return footprint.activation_bytes / footprint.micro_batch
 
 
 def _largest_model_mb() -> float:
@@ -204,7 +209,7 @@ FIGURES: Mapping[str, Callable[..., float | str]] = {
     "memory_part_mb": _memory_part_mb,
     "gradients_mb": lambda: _trained().footprint.gradient_bytes / 1e6,
     "notice_minutes": lambda: Constants().notice_seconds / 60,
-    "each_sample_mb": lambda: _trained().footprint.kept_bytes_per_sample / 1e6,
+    "each_sample_mb": lambda: _bytes_of_a_sample() / 1e6,
     "parameters_mb": lambda: _plan(_SIZE).work.main.footprint.parameter_bytes / 1e6,
     "gradients_of_parameters": lambda: (
         _plan(_SIZE).work.main.footprint.gradient_bytes

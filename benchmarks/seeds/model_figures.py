@@ -152,13 +152,22 @@ def _lm_hours(batch: str, steps: str) -> float:
     return _lm_seconds("123", batch, steps) / 3600
 
 
+@cache
+def _dino(size: str, epochs: str) -> Plan:
+    """The workload's own plan of CubiCasa5K, two images on each GPU."""
+    name = size.removeprefix("ml.")
+    gpus = catalogue.find(name).num_gpus
+    asked = Request(workload="detection", recipe="full", size=name, gpus=gpus, batch=2 * gpus)
+    return make_plan(replace(asked, epochs=float(epochs)))
+
+
 def _dino_hours(size: str, epochs: str) -> float:
-    """Return the hours of CubiCasa5K on all GPUs: a published run scaled by memory bandwidth."""
-    instance = catalogue.find(size.removeprefix("ml."))
-    gpu = find_gpu(instance.gpu, instance.gpu_memory_mib)
-    share = gpu.bandwidth_gb_per_second / find_gpu("NVIDIA A100").bandwidth_gb_per_second
-    rate = fact("detr_images_per_second") * share * instance.num_gpus
-    return int(epochs) * fact("cubicasa_images") / rate / 3600
+    return _dino(size, epochs).work.seconds / 3600
+
+
+def _dino_range(size: str, epochs: str) -> str:
+    work = _dino(size, epochs).work
+    return f"{work.seconds_low / 3600:.3g} to {work.seconds_high / 3600:.3g} h"
 
 
 def _dino_memory_gb(batch: str, part: str) -> float:
@@ -214,6 +223,7 @@ MODEL_FIGURES: Mapping[str, Callable[..., float | str]] = {
     "growth_usd": lambda steps: _growth_minutes(steps) / 60 * usd(_SIZE),
     "growth_spot_usd": lambda steps: _growth_minutes(steps) / 60 * _spot(_SIZE),
     "dino_hours": _dino_hours,
+    "dino_range": _dino_range,
     "dino_usd": lambda size, epochs: _dino_hours(size, epochs) * fact(size),
     "dino_memory_gb": _dino_memory_gb,
     "dino_memory_share": lambda: _dino_memory_gb("1", "need") / _dino_memory_gb("2", "need"),

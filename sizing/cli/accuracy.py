@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from sizing.cli.tables import print_json, show
+from sizing.cli.tables import markdown_table, print_json, show
 from sizing.evidence import fit, memory
 from sizing.evidence.truths import Truth, predictable, truths
 from sizing.models.constants import Constants
@@ -115,7 +115,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print the table."""
     if arguments.markdown:
-        print(markdown(summary()))
+        print(markdown_table(summary()))
         return 0
     rows = all_rows()
     if arguments.json:
@@ -132,13 +132,6 @@ def run(arguments: argparse.Namespace) -> int:
         ],
     )
     return 0
-
-
-def markdown(rows: list[dict[str, Any]]) -> str:
-    """Return the summary as a Markdown table."""
-    lines = [" | ".join(rows[0]), " | ".join("---" for _ in rows[0])]
-    lines += [" | ".join(str(value) for value in row.values()) for row in rows]
-    return "\n".join(f"| {line} |" for line in lines)
 
 
 def _shown(row: CheckedTruth) -> dict[str, Any]:
@@ -167,8 +160,7 @@ def summary() -> list[dict[str, Any]]:
             for what in ("chip", "lab", "code", "model and chip")
         ),
         _line(f"{limit}, the first 38 held-out rows, without their model", first),
-        _covered("model"),
-        _covered("model and chip"),
+        *(_covered(what) for what in ("lab", "model and chip", "model")),
         _line(f"{memory_limit}: tensors alone", tensors_rows()),
         _line(f"{memory_limit}: with workspaces, without its lab", memory_rows()),
         _ladder(),

@@ -8,11 +8,15 @@ python -m sizing advise trajectory --given parallel_jobs=4 --given gpu_utilizati
 python -m sizing advise trajectory --sizes g5.xlarge,g6 --explain     (side by side)
 python -m sizing advise trajectory --runs 4 --hours-per-week 5
 python -m sizing advise trajectory --run out/demo/run     (signals from a finished run)
+python -m sizing advise imagenet --markdown --growth 20 > assessment.md     (to keep or to paste)
 """
 
 import argparse
+import sys
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +25,7 @@ from sizing.catalogue import PRICE_REGION
 from sizing.catalogue.snapshot import snapshot
 from sizing.cli.candidates import (
     candidate_row,
+    first_of_each,
     show_candidates,
     sizes,
     verdict,
@@ -71,9 +76,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--hours-per-week", type=float, metavar="N", help="show dollars a week, month and year"
     )
+    parser.add_argument(
+        "--growth", type=float, metavar="PERCENT", help="of the samples a month: what to use then"
+    )
+    parser.add_argument(
+        "--markdown", action="store_true", help="a page with date, verdict and chart"
+    )
     add_request_arguments(parser)
     parser.set_defaults(gpus=None)  # searched
     parser.add_argument("--max-usd", type=float, metavar="N", help="dollars of the instances")
+    parser.add_argument(
+        "--max-usd-per-hour", type=float, metavar="N", help="what an hour may cost in its market"
+    )
     parser.add_argument(
         "--market",
         choices=MARKETS,
@@ -109,6 +123,7 @@ def run(arguments: argparse.Namespace) -> int:
     wanted = Wanted(
         hours=arguments.deadline_hours,
         usd=arguments.max_usd,
+        usd_per_hour=arguments.max_usd_per_hour,
         gpus=gpus,
         market=arguments.market,
         objective=arguments.objective,
@@ -120,18 +135,77 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print_json("advise", _document(arguments, current, fired, found))
         return 0 if found[0].keeps else 1
-    by = "cheapest" if wanted.objective == "usd" else "fastest"
+    later = _horizons(arguments.growth, asked, plan, names, wanted)
+    _show(arguments, current, fired, found, later)
+    return 0 if found[0].keeps else 1
+
+
+def _horizons(
+    growth: float | None,
+    asked: Request,
+    plan: Callable[[Request], Plan],
+    names: list[str] | None,
+    wanted: Wanted,
+) -> list[dict[str, Any]]:
+    """Return what to use in three and in six months, if the samples grow so much each month."""
+    if growth is None:
+        return []
+    if not -50 <= growth <= 1000:
+        raise ValueError(f"growth is {growth:g} % a month; give -50 to 1000")
+    samples = asked.samples or plan(asked).work.main.footprint.samples_per_epoch
+    rows = []
+    for months in (3, 6):
+        then = round(samples * (1 + growth / 100) ** months)
+        found = rank(replace(asked, samples=then), plan=plan, sizes=names, wanted=wanted)
+        able = found[0].outcomes is not None
+        says = verdict(found)[0] if able else "; ".join(found[0].findings.problems.values())
+        rows.append({"in": f"{months} months", "samples": then, "verdict": says})
+    return rows
+
+
+def _show(
+    arguments: argparse.Namespace,
+    current: Plan,
+    fired: list[Fired],
+    found: list[PlannedSize],
+    later: list[dict[str, Any]],
+) -> None:
+    """Show the candidates, then what may change the choice; or all of it as a page."""
+    display = partial(show, markdown=arguments.markdown)
+    by = "cheapest" if found[0].wanted.objective == "usd" else "fastest"
+    if arguments.markdown:
+        today = datetime.now(UTC).date()
+        asked = " ".join(["python -m sizing", *sys.argv[1:]])
+        title = f"# {arguments.workload}: which size"
+        print(title, f"{today}, `{asked}`", *verdict(found)[:1], _chart(found), sep="\n\n")
     show_candidates(
-        found, title=f"candidates, {by} first: p50 to p90 (modelled)", explain=arguments.explain
+        found,
+        title=f"candidates, {by} first: p50 to p90 (modelled)",
+        explain=arguments.explain,
+        markdown=arguments.markdown,
     )
     size, spot = current.request.size, spot_verdict(current)
-    show([], notes=["", *_triggers(fired, size)])
-    if asked.runs > 1:
-        show(way_rows(current), title=f"{asked.runs} runs, on demand (modelled)")
-    if rows := budget_rows(current, found, hours):
-        show(rows, title=f"dollars at {arguments.hours_per_week:g} hours a week")
-    show([], notes=[f"Spot suits this on {size}: {spot.suits}; {'; '.join(spot.reasons)}"])
-    return 0 if found[0].keeps else 1
+    display([], notes=["", *_triggers(fired, size)])
+    if later:
+        display(later, title=f"if samples grow by {arguments.growth:g} % a month")
+    if current.request.runs > 1:
+        display(way_rows(current), title=f"{current.request.runs} runs, on demand (modelled)")
+    if rows := budget_rows(current, found, arguments.hours_per_week):
+        display(rows, title=f"dollars at {arguments.hours_per_week:g} hours a week")
+    display([], notes=[f"Spot suits this on {size}: {spot.suits}; {'; '.join(spot.reasons)}"])
+
+
+def _chart(found: list[PlannedSize]) -> str:
+    """Draw the first sizes' dollars, p50 as bars and p90 as a line, as Mermaid has it."""
+    drawn = [each for each in first_of_each(found) if each.outcomes]
+    names = ", ".join(f'"{each.plan.request.size} x {each.plan.request.gpus}"' for each in drawn)
+    p50, p90 = (
+        ", ".join(f"{each.outcomes.usd_at(share):.2f}" for each in drawn if each.outcomes)
+        for share in (0.5, 0.9)
+    )
+    title = '    title "dollars of the run: p50, and p90 as a line"'
+    lines = ("```mermaid", "xychart-beta", title, f"    x-axis [{names}]", f"    bar [{p50}]")
+    return "\n".join([*lines, f"    line [{p90}]", "```"])
 
 
 def _everywhere(

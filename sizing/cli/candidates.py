@@ -61,9 +61,11 @@ def candidate_row(candidate: PlannedSize) -> dict[str, Any]:
     }
 
 
-def show_candidates(found: Sequence[PlannedSize], *, title: str, explain: bool = False) -> None:
+def show_candidates(
+    found: Sequence[PlannedSize], *, title: str, explain: bool = False, markdown: bool = False
+) -> None:
     """Show the first sizes, what they share, what is not known of them, and which to use."""
-    shown, cheapest = _first(found), best(found)
+    shown, cheapest = first_of_each(found), best(found)
     shared = [code for code in cheapest.reasons if all(code in each.reasons for each in shown)]
     shared = shared if len(shown) > 1 else []
     notes = [
@@ -83,12 +85,17 @@ def show_candidates(found: Sequence[PlannedSize], *, title: str, explain: bool =
     rows = [_row(each, shared) | (_explained(each.plan) if explain else {}) for each in shown]
     usual = {"GPUs": "1 of 1", "market": "spot", "region": PRICE_REGION, "chance": "", _APART: []}
     dull = [name for name, value in usual.items() if all(row[name] == value for row in rows)]
-    show([{n: row[n] for n in row if n not in dull} for row in rows], title=title, notes=notes)
+    show(
+        [{n: row[n] for n in row if n not in dull} for row in rows],
+        title=title,
+        notes=notes,
+        markdown=markdown,
+    )
 
 
 def verdict(found: Sequence[PlannedSize]) -> list[str]:
     """Say what to use and the next best, or what would have to change for anything to fit."""
-    shown = _first(found)
+    shown = first_of_each(found)
     first, wanted = shown[0], shown[0].wanted
     if not first.keeps:
         return [
@@ -108,7 +115,7 @@ def verdict(found: Sequence[PlannedSize]) -> list[str]:
     ]
 
 
-def _first(found: Sequence[PlannedSize]) -> list[PlannedSize]:
+def first_of_each(found: Sequence[PlannedSize]) -> list[PlannedSize]:
     """Return the first of each size, GPU count and region: the market that suits it best."""
     first: dict[tuple[str, int, str], PlannedSize] = {}
     for each in found:
@@ -151,4 +158,4 @@ def _unseen(shown: Sequence[PlannedSize]) -> list[str]:
     unseen = [name for name in names if name not in fitted().runs]
     if not unseen:
         return []
-    return [f"no published run on {', '.join(unseen)}: the range is that of GPUs not seen before"]
+    return [f"no published run on {', '.join(unseen)}"]

@@ -1,14 +1,15 @@
 """Price any model, without a workload: its step is counted on fake tensors, as a workload's is.
 
 package.module:function returns (model, batch) or (model, batch, loss), for the number of samples in
-the batch if it takes one. CONFIG.json is that of a transformer, as Hugging Face's libraries write
-it; known are llama, mistral, mixtral, qwen2, gemma, phi3, gpt2, gpt_neox, bert, roberta, distilbert
-and vit, and no weights and no network are needed. Without --size every size is ranked.
+the batch if it takes one. Any architecture of the transformers library is built by it, from a
+CONFIG.json or by its name on the Hugging Face Hub, of which only the config is read. Without
+--size every size is ranked.
 
 python -m sizing model my.module:detector --batch 16 --samples 118287 --epochs 12
 python -m sizing model my.module:detector --steps 1000 --size g5.2xlarge --keep detector.json
 python -m sizing advise my.module:detector --footprints detector.json
 python -m sizing model config.json --tokens 1024 --batch 8 --steps 1000
+python -m sizing model Qwen/Qwen3-8B --lora 16 --four-bit --recompute --optimizer adamw-8bit
 """
 
 import argparse
@@ -28,31 +29,37 @@ from sizing.plan.checks import check_plan
 from sizing.plan.report import to_json
 
 HELP = "any model, or a transformer's config.json: counted, then priced"
+# How it is trained: what `python -m training count` is told. A flag has no type.
+_TRAINED: tuple[tuple[str, type | None, str], ...] = (
+    ("--precision", str, "float32, bfloat16 or float16 (default: bfloat16)"),
+    ("--pure", None, "bfloat16 of parameters, gradients and state, too"),
+    ("--optimizer", str, "adamw, sgd or adamw-8bit (default: adamw)"),
+    ("--lora", int, "train adapters of this rank; half precision freezes the rest in it"),
+    ("--four-bit", None, "with --lora: the frozen matrices in four bits (QLoRA)"),
+    ("--tokens", int, "of a sample, for transformers (default: 512 or all positions)"),
+    ("--attention", str, "of transformers: eager, or sdpa (default: fused)"),
+    (
+        "--recompute",
+        None,
+        "of transformers: activation checkpointing, each block again in backward",
+    ),
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
-    parser.add_argument("workload", metavar="MODEL", help="package.module:function, or CONFIG.json")
     parser.add_argument(
-        "--tokens", type=int, help="CONFIG.json: of a sample (default: 512 or all positions)"
+        "workload", metavar="MODEL", help="package.module:function, CONFIG.json or a Hub's name"
     )
     parser.add_argument("--size", help="instance type, such as g5.2xlarge (default: rank all)")
     parser.add_argument("--sizes", help="rank these, separated by commas, or a family")
     parser.add_argument("--steps", type=int, help="instead of --samples and --epochs")
-    parser.add_argument(
-        "--precision",
-        choices=("float32", "bfloat16", "float16"),
-        default="bfloat16",
-        metavar="NAME",
-        help="float32, bfloat16 or float16 (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--optimizer",
-        choices=("adamw", "sgd"),
-        default="adamw",
-        metavar="NAME",
-        help="adamw or sgd (default: %(default)s)",
-    )
+    for name, kind, text in _TRAINED:
+        if kind is None:
+            parser.add_argument(name, action="store_true", help=text)
+        else:
+            metavar = "N" if kind is int else "NAME"
+            parser.add_argument(name, type=kind, metavar=metavar, help=text)
     parser.add_argument("--keep", type=Path, metavar="FILE", help="keep what was counted")
     add_request_arguments(parser)
     parser.add_argument(
@@ -64,7 +71,6 @@ def run(arguments: argparse.Namespace) -> int:
     """Count, then print the plan or the ranking."""
     if arguments.footprints != FOOTPRINTS_FILE:
         raise ValueError("--footprints is for plan and advise: this command counts again")
-    _check_target(arguments)
     _set_length(arguments)
     with TemporaryDirectory() as folder:
         arguments.recipe = "full"
@@ -72,17 +78,6 @@ def run(arguments: argparse.Namespace) -> int:
         _check(arguments)
         count(arguments)
         return _print(arguments)
-
-
-def _check_target(arguments: argparse.Namespace) -> None:
-    """Refuse a file that is not a config, and tokens for a function, which makes its own batch."""
-    is_function = ":" in arguments.workload
-    if not is_function and not arguments.workload.endswith(".json"):
-        raise ValueError(
-            f"{arguments.workload} is neither package.module:function nor a config.json"
-        )
-    if is_function and arguments.tokens is not None:
-        raise ValueError("--tokens is for a config.json: a function makes its own batch")
 
 
 def _check(arguments: argparse.Namespace) -> None:
@@ -118,13 +113,14 @@ def count(arguments: argparse.Namespace) -> None:
     asked = {
         "--batch": arguments.batch,
         "--micro-batch": arguments.micro_batch or per_gpu,
-        "--precision": arguments.precision,
-        "--optimizer": arguments.optimizer,
         "--samples": arguments.samples,
         "--out": arguments.footprints,
     }
-    asked |= {} if arguments.tokens is None else {"--tokens": arguments.tokens}
     options = [text for name, value in asked.items() for text in (name, str(value))]
+    for name, kind, _ in _TRAINED:
+        value = getattr(arguments, name.removeprefix("--").replace("-", "_"))
+        if value not in (None, False):
+            options += [name] if kind is None else [name, str(value)]
     if not arguments.json:
         print(f"counting {target} on fake tensors ...", file=sys.stderr)
     # Another process, because only the trainer knows torch.

@@ -70,6 +70,9 @@ def add_request_arguments(parser: argparse.ArgumentParser) -> None:
             help=text,
         )
     parser.add_argument(
+        "--sharded", action="store_true", help="the GPUs of a run share its model and optimizer"
+    )
+    parser.add_argument(
         "--data-on",
         metavar="DISK",
         choices=DATA_PLACES,

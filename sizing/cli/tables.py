@@ -1,4 +1,4 @@
-"""Tables and JSON for every command: numbers to the right, notes below, one envelope of JSON.
+"""Tables, Markdown and JSON for every command: numbers to the right, notes below, one envelope.
 
 A row has the same keys in both: in JSON a key is a name with its unit (`usd_per_hour`), in a table
 it becomes a heading (`$/h`).
@@ -35,9 +35,20 @@ def console() -> Console:
 
 
 def show(
-    rows: Sequence[Mapping[str, Any]], *, title: str | None = None, notes: Sequence[str] = ()
+    rows: Sequence[Mapping[str, Any]],
+    *,
+    title: str | None = None,
+    notes: Sequence[str] = (),
+    markdown: bool = False,
 ) -> None:
-    """Print the rows as a table, then the notes; long text is folded between words."""
+    """Print the rows as a table, then the notes; long text is folded between words.
+
+    As Markdown each note is a paragraph, and one that starts with a dash stays an item.
+    """
+    if markdown:
+        paragraphs = [note if note.startswith(("- ", "  ")) else f"\n{note}\n" for note in notes]
+        print(*([f"\n## {title}\n"] if title else []), markdown_table(rows), *paragraphs, sep="\n")
+        return
     screen = console()
     if rows:
         table = Table(
@@ -55,6 +66,15 @@ def show(
         screen.print(table)
     for note in notes:
         screen.print(note, markup=False)
+
+
+def markdown_table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return the rows as a Markdown table; nothing without any."""
+    if not rows:
+        return ""
+    lines = [[heading(name) for name in rows[0]], ["---"] * len(rows[0])]
+    lines += [[cell(row[name]) for name in rows[0]] for row in rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def _widths(columns: Sequence[Sequence[str]], numeric: Sequence[bool], available: int) -> list[int]:

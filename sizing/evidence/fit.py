@@ -9,7 +9,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -146,17 +146,46 @@ def interval(ratios: Sequence[float]) -> ErrorRange:
     return ErrorRange(low=min(1.0, ordered[low]), high=max(1.0, ordered[high]), runs=len(ordered))
 
 
-def covered(what: str) -> tuple[int, int]:
-    """Return how many runs lie in the interval of those that are not like them, and of all.
+# A buyer's run differs from all of these in its lab, and may in its model and chip.
+UNLIKE = ("lab", "model and chip")
 
-    `what` was left out of the fit, and is left out of the runs that make the interval (see fit).
+
+def expected(kind: str, counts: Callable[[Truth], bool] = lambda truth: True) -> ErrorRange:
+    """Return the outermost p10 and p90 of any lab's runs of a kind, of those that count.
+
+    Each is predicted by a fit without its lab, and by one without its model and chip. Of a kind
+    that only one run is of, all kinds.
     """
-    rows = list(zip(predictable("throughput"), without(what), strict=True))
+    found: list[ErrorRange] = []
+    for what in UNLIKE:
+        of_lab: dict[str, list[float]] = {}
+        for truth, ratio in zip(predictable("throughput"), without(what), strict=True):
+            if counts(truth) and kind in ("", step_of(truth).kind):
+                of_lab.setdefault(truth.lab, []).append(ratio)
+        found += [interval(ratios) for ratios in of_lab.values() if len(ratios) > 1]
+    if not found:
+        return expected("", counts)
+    return ErrorRange(
+        low=min(each.low for each in found),
+        high=max(each.high for each in found),
+        runs=sum(each.runs for each in found) // len(UNLIKE),
+    )
+
+
+def covered(what: str) -> tuple[int, int]:
+    """Return how many runs lie in what those unlike them let expect, and of how many.
+
+    `what` was left out of the fit, and of the runs that make the interval.
+    """
+    groups: dict[tuple[str, tuple[str, ...]], list[float]] = {}
+    for truth, ratio in zip(predictable("throughput"), without(what), strict=True):
+        groups.setdefault((step_of(truth).kind, LIKE[what](truth)), []).append(ratio)
     inside = 0
-    for truth, ratio in rows:
-        group, kind = LIKE[what](truth), step_of(truth).kind
-        unlike = [(t, r) for t, r in rows if not is_like(what, t, group)]
-        alike = [r for t, r in unlike if step_of(t).kind == kind]
-        expected = interval(alike or [r for _, r in unlike])
-        inside += expected.low <= ratio <= expected.high
-    return inside, len(rows)
+    for (kind, group), ratios in groups.items():
+        found = expected(kind, partial(_is_unlike, what, group))
+        inside += sum(found.low <= ratio <= found.high for ratio in ratios)
+    return inside, sum(map(len, groups.values()))
+
+
+def _is_unlike(what: str, group: tuple[str, ...], truth: Truth) -> bool:
+    return not is_like(what, truth, group)

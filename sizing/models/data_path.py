@@ -29,6 +29,14 @@ class DataFacts:
     usual_pixels: float = 0.0
     cpu_seconds_per_megapixel: float = 0.0
 
+    @property
+    def loader_range(self) -> tuple[float, float]:
+        """p10 and p90 of the loader's time as shares of it, both from memory.
+
+        Measured: on one CPU, of which others differ. Else half to one and a half times as long.
+        """
+        return (0.7, 1.4) if self.basis == "measured" else (0.5, 1.5)
+
 
 DATA: Mapping[str, DataFacts] = {
     "trajectory": DataFacts(

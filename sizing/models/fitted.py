@@ -10,8 +10,7 @@ from functools import cache
 from pathlib import Path
 
 FITTED_FILE = Path(__file__).with_name("fitted.json")
-# Fewer published runs on a GPU than this say nothing about the next one.
-FEW_RUNS = 3
+_RANGE = "the range is of labs, models and chips that a fit had not seen"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,15 +49,10 @@ class Fitted:
     runs: Mapping[str, int]
     workspace_mib: float
 
-    def interval(self, kind: str, gpu: str) -> tuple[ErrorRange, str]:
-        """Return the interval of runs like one of `kind` on `gpu`, and which runs those are."""
+    def basis(self, gpu: str) -> str:
+        """Say whose runs the range of a step is from."""
         count = self.runs.get(gpu, 0)
-        known = count >= FEW_RUNS
-        found = self.intervals[f"{kind}, {'known' if known else 'new'} GPU"]
-        if known:
-            return found, f"{count} published runs on this GPU"
-        what = f"only {count} published runs on" if count else "no published run on"
-        return found, f"{what} {gpu}: the range is of GPUs that a fit had not seen"
+        return f"{count or 'no'} published run{'s' if count > 1 else ''} on {gpu}: {_RANGE}"
 
 
 @cache

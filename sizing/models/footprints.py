@@ -6,7 +6,7 @@ extrapolates from the last two; both say "modelled". Others are refused with the
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
@@ -21,9 +21,10 @@ MEASURE = "python -m training measure"
 _MOST_EXTENSION = 16
 # What grows with the micro-batch; "usual" where batches differ in size.
 _BYTES = (
-    *("peak_bytes", "peak_activation_bytes", "output_bytes"),
-    *("usual_peak_bytes", "usual_peak_activation_bytes"),
+    *("peak_bytes", "backward_peak_bytes", "usual_peak_bytes"),
+    *("peak_activation_bytes", "output_bytes"),
 )
+FORMAT = 2
 
 
 class NotMeasuredError(ValueError):
@@ -57,7 +58,9 @@ class Footprint:
     parameter_bytes: int
     gradient_bytes: int = 0
     optimizer_bytes: int = 0
+    gathered_bytes: int = 0  # parameters whole at once where GPUs share them
     peak_bytes: int
+    backward_peak_bytes: int | None = None  # without what the optimizer needs
     usual_peak_bytes: int | None = None  # where batches differ: of one of the average size
     activation_bytes: int
     output_bytes: int = 0
@@ -73,11 +76,34 @@ class Footprint:
     # What differs between the epochs; without phases all are like the counted step.
     phases: tuple[Phase, ...] = ()
     evaluation_work: float = 1.0
+    exchanged_bytes: float | None = None  # with every micro-batch; None: gradients, with a step
 
     @property
     def all_phases(self) -> tuple[Phase, ...]:
         """The epochs by the work of a sample; a stage where it stays the same has one."""
         return self.phases or (Phase(name="", epochs=self.epochs, work=1.0),)
+
+    def sharded(self, gpus: int) -> "Footprint":
+        """Return it with parameters, gradients and optimizer spread over `gpus`, as FSDP does."""
+        less = 1 - 1 / gpus
+        # Of the block at work and the next one the parameters are whole.
+        whole = min(self.gathered_bytes, self.parameter_bytes)
+        is_summed = self.global_batch > self.micro_batch
+        fixed = self.optimizer_bytes + is_summed * self.gradient_bytes
+        gone = less * (self.parameter_bytes - whole + fixed)
+        largest, usual = self.backward_peak_bytes or self.peak_bytes, self.usual_peak_bytes
+        # While the optimizer works, nothing is whole.
+        peak = round(max(largest - gone, self.peak_bytes / gpus))
+        return replace(
+            self,
+            parameter_bytes=round(self.parameter_bytes / gpus),
+            gradient_bytes=round(self.gradient_bytes / gpus),
+            optimizer_bytes=round(self.optimizer_bytes / gpus),
+            peak_bytes=peak,
+            usual_peak_bytes=None if usual is None else round(max(usual - gone, usual / gpus)),
+            # Gathered for forward and for backward, and gradients scattered: halves of an exchange.
+            exchanged_bytes=self.parameter_bytes + self.gradient_bytes / 2,
+        )
 
     @property
     def largest_over_usual(self) -> float:
@@ -99,10 +125,10 @@ def load(path: Path = FOOTPRINTS_FILE) -> tuple[dict[str, Any], ...]:
         raise ValueError(
             f"{path} is not JSON ({error}); create it again with `{MEASURE}`"
         ) from error
-    if content.get("format") != 1:
+    if content.get("format") != FORMAT:
         raise ValueError(
-            f"{path} has format {content.get('format')!r}, this version reads 1; create it again "
-            f"with `{MEASURE}`"
+            f"{path} has format {content.get('format')!r}, this version reads {FORMAT}; create it "
+            f"again with `{MEASURE}`"
         )
     return tuple(content["footprints"])
 
@@ -239,10 +265,9 @@ def _activation_bytes(row: Mapping[str, Any]) -> int:
 
 
 def _kept_bytes_per_sample(rows: list[dict[str, Any]]) -> float:
-    """Return what each further sample adds to the peak: kept from forward for backward."""
+    """Return what backward reads of each further sample; copies of weights do not grow."""
     low, high = rows[0], rows[-1]
-    name = "usual_peak_activation_bytes"
-    name = name if name in low else "peak_activation_bytes"
+    name = "usual_kept_bytes" if "usual_kept_bytes" in low else "kept_bytes"
     if len(rows) < 2:
         return float(low[name]) / int(low["micro_batch"])
     added = float(high[name]) - float(low[name])

@@ -65,6 +65,10 @@ class StepEstimate:
         gpu = (self.compute + self.traffic) * work
         return max(gpu, self.launches * launches) + self.optimizer
 
+    def busy(self, work: float) -> float:
+        """Return the seconds that the GPU works, if its work takes `work` times as long."""
+        return (self.compute + self.traffic) * work + self.optimizer
+
     @property
     def seconds(self) -> float:
         """Seconds of the step: launches hide behind the GPU's work, or it behind them."""
@@ -129,7 +133,7 @@ def roofline(
     factor = found.time_factors[time_factor_of(step.precision)]
     values = features(step, gpu)
     slower = scale * math.exp(sum(found.exponents[name] * value for name, value in values.items()))
-    interval, basis = found.interval(step.kind, gpu.name)
+    interval, basis = found.intervals[step.kind], found.basis(gpu.name)
     launch = launch or launch_of(gpu, found)
     if scale != 1:
         interval, basis = ErrorRange(low=1.0, high=1.0, runs=1), "a run of this on this GPU"
@@ -170,8 +174,10 @@ def step_time(
     """Return the time of a stage's optimizer step, its global batch shared by `world` GPUs."""
     prepares = footprint.kind == "prepare"
     samples = footprint.micro_batch if prepares else footprint.global_batch / world
-    # Reads gradients; reads and writes parameters and state.
-    state = 2 * (footprint.parameter_bytes + footprint.optimizer_bytes) + footprint.gradient_bytes
+    # Reads gradients; reads and writes state and the parameters that are trained, as large as their
+    # gradients. Where these are gone when they have been used, all parameters are.
+    trained = footprint.gradient_bytes or footprint.parameter_bytes
+    state = 2 * (trained + footprint.optimizer_bytes) + footprint.gradient_bytes
     kept = footprint.kept_bytes_per_sample
     if prepares:
         kept = footprint.activation_bytes * _FORWARD_PASSES / fitted().traffic_passes

@@ -31,6 +31,7 @@ class Wanted:
 
     hours: float | None = None
     usd: float | None = None
+    usd_per_hour: float | None = None
     gpus: int | None = None
     market: Market | None = None
     objective: Literal["usd", "hours"] = "usd"
@@ -126,13 +127,20 @@ def rank(
         found += _with_fallback(found, asked, most_fallbacks)
     if asked.market is not None:
         found = [each for each in found if each.outcomes is None or each.is_in(asked.market)]
+    if not found:
+        raise ValueError(f"no size costs at most ${asked.usd_per_hour:g} an hour; give more")
     return sorted(found, key=lambda each: (*each.order, each.plan.usd_on_demand))
 
 
 def _markets(plan: Plan, wanted: Wanted) -> list[PlannedSize]:
     """Return the plan on Spot and on demand, or once without outcomes where it cannot work."""
     findings, why = check_plan(plan), reasons(plan)
+    every: list[Outcomes | None]
     every = [on_spot(plan), on_demand(plan)] if findings.fits else [None]
+    if wanted.usd_per_hour is not None:
+        prices = {"spot": plan.inputs.spot_price, "on-demand": plan.inputs.price}
+        cap = wanted.usd_per_hour
+        every = [e for e in every if e and prices[e.market].usd_per_hour <= cap]
     return [
         PlannedSize(plan=plan, findings=findings, reasons=why, outcomes=each, wanted=wanted)
         for each in every

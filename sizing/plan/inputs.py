@@ -83,6 +83,10 @@ def look_up(
         ),
         request,
     )
+    if request.sharded and request.ranks > 1:
+        stages = tuple(
+            each.sharded(request.ranks) if each.kind == "train" else each for each in stages
+        )
     facts = DATA.get(request.workload) or _given_data(request, stages)
     if request.dataset is not None:
         facts = request.dataset.applied(facts)

@@ -27,11 +27,11 @@ class Outcomes:
 
     def hours_at(self, share: float) -> float:
         """Return the hours that `share` of the runs do not exceed."""
-        return float(np.quantile(self.hours, share))
+        return float(np.quantile(self.hours, share, method="hazen"))
 
     def usd_at(self, share: float) -> float:
         """Return the dollars that `share` of the runs do not exceed."""
-        return float(np.quantile(self.usd, share))
+        return float(np.quantile(self.usd, share, method="hazen"))
 
     def chance(self, *, hours: float | None, usd: float | None) -> float:
         """Return the share of the runs that keep both limits; None is no limit."""

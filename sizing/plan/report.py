@@ -53,6 +53,7 @@ def to_json(plan: Plan, findings: Findings) -> dict[str, Any]:
         "gpu_memory_mib": round(plan.work.memory.need),
         "gpu_memory_there_mib": plan.inputs.instance.gpu_memory_mib,
         "bound_by": plan.work.main.bound_by,
+        "gpu_busy_percent": [rounded(each) for each in plan.work.busy_percent],
         **{name: None if value is None else rounded(value) for name, value in seconds.items()},
         "checkpoint_bytes": plan.checkpoint_bytes,
         "notice_fits": plan.notice.fits,
@@ -162,6 +163,7 @@ def _usual(plan: Plan) -> str:
 def summary(plan: Plan) -> list[tuple[str, str]]:
     """Return what people want to know, one line each."""
     spot, verdict = plan.spot, spot_verdict(plan)
+    least, busy, most = plan.work.busy_percent
     return [
         (
             "GPU memory",
@@ -169,7 +171,11 @@ def summary(plan: Plan) -> list[tuple[str, str]]:
             f"{plan.inputs.instance.gpu_memory_mib:,} MiB",
         ),
         *_host(plan),
-        ("bound by", f"{plan.work.main.bound_by} (stage {plan.work.main.footprint.stage})"),
+        (
+            "bound by",
+            f"{plan.work.main.bound_by} (stage {plan.work.main.footprint.stage}); GPU busy "
+            f"{busy:.0f} % ({least:.0f} to {most:.0f})",
+        ),
         *_rates(plan),
         ("epoch", _epoch(plan.work.main)),
         (

@@ -30,6 +30,7 @@ class Request:
     epochs: float | None = None
     gpus: int = 1
     hosts: int = 1  # machines that train one run together, each with that many GPUs
+    sharded: bool = False  # parameters, gradients and optimizer are spread over them
     runs: int = 1
     data_on: str = "ebs"
     volume_gib: int | None = None  # 200, or what the instance store has

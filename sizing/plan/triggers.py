@@ -198,7 +198,7 @@ SIGNALS: Mapping[str, tuple[Callable[[Plan], float] | None, Callable[[Plan, floa
     "spot_saving_percent": (saving_percent, _spot),
     "parallel_jobs": (None, _jobs),
     "researchers": (None, _jobs),
-    "gpu_utilization_percent": (None, _gpu_utilization),
+    "gpu_utilization_percent": (lambda plan: plan.work.busy_percent[1], _gpu_utilization),
     "data_wait_percent": (None, _data_wait),
 }
 

@@ -20,11 +20,15 @@ _BACKWARD, _BUCKET_BYTES = 2 / 3, 25 * 2**20
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PhasePlan:
-    """Epochs of a stage whose samples take equal work; `waits`: an epoch, by what it waits for."""
+    """Epochs of a stage whose samples take equal work; `waits`: an epoch, by what it waits for.
+
+    `loader_range`: p10 and p90 of the loader's share of that, beside the step's own.
+    """
 
     phase: Phase
     step: StepEstimate
     waits: tuple[tuple[str, float], ...]
+    loader_range: tuple[float, float] = (1.0, 1.0)
 
     @property
     def bound_by(self) -> str:
@@ -34,23 +38,31 @@ class PhasePlan:
     @property
     def seconds(self) -> float:
         """Seconds of all its epochs."""
-        return self._seconds(self.step.seconds)
+        return self._seconds(self.step.seconds, 1.0)
 
     @property
     def seconds_low(self) -> float:
-        """The seconds if every step is as fast as its range allows; the slowest still decides."""
-        return self._seconds(self.step.seconds_low)
+        """The seconds if step and loader are as fast as their ranges allow; the slowest decides."""
+        return self._seconds(self.step.seconds_low, self.loader_range[0])
 
     @property
     def seconds_high(self) -> float:
-        """The seconds if every step is as slow as its range allows."""
-        return self._seconds(self.step.seconds_high)
+        """The seconds if step and loader are as slow as their ranges allow."""
+        return self._seconds(self.step.seconds_high, self.loader_range[1])
 
-    def _seconds(self, step_seconds: float) -> float:
-        ratio = step_seconds / self.step.seconds
-        gpu = self.step.bound_by
+    def busy(self, work: float) -> tuple[float, float]:
+        """Return how many seconds the GPU works, of how many, if its work takes `work` as long."""
+        (_, all_steps), *others = self.waits
+        num_steps = all_steps / self.step.seconds
+        works = num_steps * self.step.busy(work)
+        launches = num_steps * (self.step.launches + self.step.optimizer)
+        longest = max(works, launches, *(seconds for _, seconds in others))
+        return self.phase.epochs * works, self.phase.epochs * longest
+
+    def _seconds(self, step_seconds: float, loader: float) -> float:
+        shares = {self.step.bound_by: step_seconds / self.step.seconds, "loader CPU": loader}
         return self.phase.epochs * max(
-            waited * (ratio if name == gpu else 1) for name, waited in self.waits
+            waited * shares.get(name, 1.0) for name, waited in self.waits
         )
 
 
@@ -102,6 +114,16 @@ class PlannedWork:
         return sum(stage.seconds_high for stage in self.stages)
 
     @property
+    def busy_percent(self) -> tuple[float, float, float]:
+        """How much of its steps' time the GPU works: p10, p50 and p90 of its work."""
+        step = self.main.step
+        found = []
+        for work in (step.work_low, 1.0, step.work_high):
+            parts = [phase.busy(work) for stage in self.stages for phase in stage.phases]
+            found.append(100 * sum(busy for busy, _ in parts) / sum(whole for _, whole in parts))
+        return found[0], found[1], found[2]
+
+    @property
     def longest_step_seconds(self) -> float:
         """Seconds of the longest optimizer step of any stage: of its largest batch."""
         return max(stage.step.seconds * stage.footprint.largest_over_usual for stage in self.stages)
@@ -144,7 +166,8 @@ def _stage(footprint: Footprint, inputs: PlanInputs, host: HostMemory) -> StageP
             runs_per_vcpu=inputs.request.runs / inputs.instance.vcpus,
         )
         waits = ((shared.bound_by, shared.seconds * footprint.steps_per_epoch), *data)
-        phases.append(PhasePlan(phase=phase, step=shared, waits=waits))
+        loader_range = inputs.facts.loader_range if inputs.facts else (1.0, 1.0)
+        phases.append(PhasePlan(phase=phase, step=shared, waits=waits, loader_range=loader_range))
     seconds = sum(phase.seconds for phase in phases)
     return StagePlan(
         footprint=footprint,
@@ -175,12 +198,19 @@ def _step(footprint: Footprint, work: float, inputs: PlanInputs) -> StepEstimate
 
 
 def _exposed_exchange(footprint: Footprint, inputs: PlanInputs, step: StepEstimate) -> float:
-    """Seconds of the gradients' exchange that backward of the last micro-batch does not hide."""
-    a_byte = _exchange_seconds_a_byte(inputs)
+    """Seconds of the exchange between GPUs that the work meanwhile does not hide.
+
+    Of gradients, while backward of the last micro-batch goes on; where GPUs share the model, with
+    all of each micro-batch.
+    """
+    a_byte, bytes_each = _exchange_seconds_a_byte(inputs), footprint.exchanged_bytes
     micro_batches = math.ceil(footprint.global_batch / inputs.request.ranks / footprint.micro_batch)
-    hides = _BACKWARD * max(step.compute + step.traffic, step.launches) / micro_batches
+    work = max(step.compute + step.traffic, step.launches) / micro_batches
+    if bytes_each is not None:
+        last = min(bytes_each, _BUCKET_BYTES)
+        return micro_batches * max(bytes_each * a_byte - work, last * a_byte)
     last = min(footprint.gradient_bytes, _BUCKET_BYTES)
-    return max(footprint.gradient_bytes * a_byte - hides, last * a_byte)
+    return max(footprint.gradient_bytes * a_byte - _BACKWARD * work, last * a_byte)
 
 
 def _exchange_seconds_a_byte(inputs: PlanInputs) -> float:

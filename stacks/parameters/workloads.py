@@ -13,7 +13,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from contract.description import WorkloadDescription, describe
-from sizing.models.footprints import NotMeasuredError
+from sizing.models.footprints import FORMAT, NotMeasuredError
 
 ROOT = Path(__file__).parents[2]
 _SCRATCH = TemporaryDirectory(prefix="footprints-")
@@ -65,7 +65,7 @@ def footprints_of(own: WorkloadDescription) -> Path:
     """A file with its footprints, until this process ends; NotMeasuredError without any."""
     if not own.footprints:
         raise NotMeasuredError(own.why_unmeasured or "none of its stages could be measured")
-    text = json.dumps({"format": 1, "footprints": own.footprints})
+    text = json.dumps({"format": FORMAT, "footprints": own.footprints})
     path = Path(_SCRATCH.name, hashlib.sha256(text.encode()).hexdigest())
     path.write_text(text, encoding="utf-8")
     return path

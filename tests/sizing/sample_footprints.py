@@ -36,6 +36,7 @@ def row(stage: str, micro_batch: int, **changes: Any) -> dict[str, Any]:
         "peak_phase": "backward",
         "peak_gradient_bytes": parameters,
         "peak_activation_bytes": activations,
+        "kept_bytes": 7 * MIB + activations,
         "output_bytes": 0,
         "checkpoint_bytes": 3 * parameters,
         "flops_per_sample": 20_000_000_000,
@@ -46,6 +47,6 @@ def row(stage: str, micro_batch: int, **changes: Any) -> dict[str, Any]:
 def write(path: Path, **changes: Any) -> Path:
     """A file with one Train stage at four micro-batches."""
     rows = [row("head", size, **changes) for size in (8, 16, 32, 64)]
-    content = {"format": 1, "torch": "2.14.1", "command": "made up", "footprints": rows}
+    content = {"format": 2, "torch": "2.14.1", "command": "made up", "footprints": rows}
     path.write_text(json.dumps(content))
     return path

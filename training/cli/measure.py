@@ -189,7 +189,7 @@ def _usual(stage: Any, config: Any, size: int) -> dict[str, int | float]:
     if _shapes(usual) == _shapes(stage.example(size)):
         return {}
     found = asdict(measure_step(stage, config, size, usual))
-    memory = {f"usual_{name}": found[name] for name in ("peak_bytes", "peak_activation_bytes")}
+    memory = {f"usual_{name}": found[name] for name in ("peak_bytes", "kept_bytes")}
     return {**{name: found[name] for name in _WORK}, **memory}
 
 
@@ -256,7 +256,7 @@ def write_footprints(
             )
     rows = sorted([*kept, *footprints], key=lambda row: (row["workload"], row["recipe"]))
     lines = ",\n".join(f"  {json.dumps(row)}" for row in rows)
-    head = json.dumps({"format": 1, "torch": version, "command": command}, indent=1)
+    head = json.dumps({"format": 2, "torch": version, "command": command}, indent=1)
     path.write_text(f'{head.rstrip()[:-2]},\n "footprints": [\n{lines}\n ]\n}}\n')
 
 

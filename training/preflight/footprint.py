@@ -1,23 +1,21 @@
 """What one step of a stage needs, measured without needing it: the step runs on fake tensors.
 
-Every storage is counted from its allocation until it is freed, in the allocator's blocks of 512
-bytes. Not counted: the CUDA context, fragmentation, cuDNN's workspaces. Autocast follows the CPU's
+Not counted: the CUDA context, fragmentation, cuDNN's workspaces. Autocast follows the CPU's
 lists, and attention with dropout uses the plain formula; sizing's margin covers the difference.
 """
 
-import itertools
 import math
-import weakref
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
+from unittest.mock import patch
 
 import torch
+import torch.utils.checkpoint
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.optim import Optimizer
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.flop_counter import (
     FlopCounterMode,
@@ -28,60 +26,11 @@ from torch.utils.flop_counter import (
 from training.engine.optimizer import autocast, step_in_backward
 from training.engine.reduction import sums_set_aside
 from training.errors import UserError
+from training.preflight.counting import Convolutions, KeptForBackward, LiveMemory
 from training.preflight.standalone import LAST_STEP, refusing_reads, standalone_inputs
 from training.workload import Batch, Loss, Probe, Train, implements
 
-
-class Convolutions(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts the FLOPs of convolutions, forward and backward: all, grouped, and channels last.
-
-    Depthwise ones are not grouped here: they have kernels of their own.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.flops, self.grouped_flops, self.channels_last_flops = 0, 0, 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        if func is torch.ops.aten.convolution.default:
-            # input, weight, bias, stride, padding, dilation, transposed, output padding, groups
-            self._add(out, args[0], args[1], args[6], args[8], passes=1)
-        elif func is torch.ops.aten.convolution_backward.default:
-            # gradient, input, weight, ..., transposed, output padding, groups, output mask
-            self._add(args[0], args[1], args[2], args[7], args[9], passes=sum(args[10][:2]))
-        return out
-
-    def shares(self, total_flops: int) -> dict[str, float]:
-        """Return the shares of a step's FLOPs, as a footprint has them."""
-        # torch counts the backward of groups wrongly, so that the total may be too small.
-        total = max(total_flops, self.flops, 1)
-        return {
-            "convolution_share": round(self.flops / total, 3),
-            "grouped_share": round(self.grouped_flops / total, 3),
-            "channels_last_share": round(self.channels_last_flops / max(self.flops, 1), 3),
-        }
-
-    def _add(
-        self, out: Tensor, given: Tensor, weight: Tensor, transposed: bool, groups: int, passes: int
-    ) -> None:
-        pixels = given if transposed else out
-        flops = 2 * pixels.numel() * math.prod(weight.shape[1:]) * passes
-        self.flops += flops
-        self.grouped_flops += flops if groups > 1 and weight.shape[1] > 1 else 0
-        last = torch.channels_last if given.ndim == 4 else torch.channels_last_3d
-        if given.ndim in (4, 5) and given.is_contiguous(memory_format=last):
-            self.channels_last_flops += flops
-
-
-_ALLOCATION_BYTES = 512
 _CPU = torch.device("cpu")
-_WITHOUT_KERNEL = frozenset(
-    [
-        *("alias", "as_strided", "detach", "expand", "permute", "select", "slice", "squeeze", "t"),
-        *("transpose", "unsqueeze", "view", "_unsafe_view", "empty", "new_empty_strided"),
-    ]
-)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -94,10 +43,13 @@ class StepFootprint:
     buffer_bytes: int
     gradient_bytes: int
     optimizer_bytes: int
+    gathered_bytes: int  # parameters held whole at once where ranks share the model
     peak_bytes: int
+    backward_peak_bytes: int  # the most outside of the optimizer
     peak_phase: str  # forward, backward or optimizer
     peak_gradient_bytes: int  # gradients at the peak
     peak_activation_bytes: int  # the peak without parameters, buffers, gradients and state
+    kept_bytes: int  # saved or recomputed for a micro-batch's backward
     output_bytes: int  # what forward returns for a micro-batch, such as logits
     checkpoint_bytes: int
     kernels: int  # kernels started by one micro-batch's forward and backward
@@ -138,6 +90,7 @@ def measure_step(stage: Train, config: Any, size: int, batch: Batch | None = Non
             step.run(num_micro, size)
             kernels = memory.kernels // num_micro
         flops, shares = _flops(step.forward_backward)
+        kept_bytes = _kept_bytes(model, step.forward_backward, flops)
     parameters, buffers = list(model.parameters()), list(model.buffers())
     gradients = [p.grad for p in parameters if p.grad is not None]
     state = [t for t in tree_leaves(optimizer.state_dict()) if isinstance(t, Tensor)]
@@ -149,10 +102,13 @@ def measure_step(stage: Train, config: Any, size: int, batch: Batch | None = Non
         buffer_bytes=_bytes(buffers),
         gradient_bytes=_bytes(gradients),
         optimizer_bytes=_bytes(state),
+        gathered_bytes=_gathered_bytes(stage, model),
         peak_bytes=memory.peak_bytes,
+        backward_peak_bytes=memory.backward_peak_bytes,
         peak_phase=memory.peak_phase,
         peak_gradient_bytes=memory.share_of_peak(gradients),
         peak_activation_bytes=memory.peak_bytes - known,
+        kept_bytes=kept_bytes,
         output_bytes=step.output_bytes,
         checkpoint_bytes=_bytes(model.state_dict().values()) + _bytes(state),
         kernels=kernels,
@@ -182,68 +138,20 @@ def measure_probe(name: str, probe: Probe) -> _ForwardFootprint:
         return _forward(probe.build, lambda m, batch: m(batch), probe.batch, probe.size)
 
 
-def starts_kernel(operation: Any) -> bool:
-    """Whether an operation starts a kernel: views and mere allocations start none."""
-    name = operation.overloadpacket.__name__
-    return operation.namespace == "aten" and name not in _WITHOUT_KERNEL
+def _gathered_bytes(stage: Train, model: nn.Module) -> int:
+    """What is outside of the sharded blocks, one of these, and the next one."""
+    blocks = [_bytes(block.parameters()) for block in stage.sharded_modules(model)]
+    return _bytes(model.parameters()) - sum(blocks) + 2 * max(blocks, default=0)
 
 
-class LiveMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts the live storages, and remembers those alive at the peak."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.phase = "start"
-        # A freed storage's address is reused, its number never is.
-        self._numbers: dict[int, int] = {}
-        self._alive: dict[int, int] = {}
-        self._next_number = itertools.count()
-        self._bytes = 0
-        self.begin()
-
-    def begin(self) -> None:
-        """Reset peak and kernel count; live storages stay counted."""
-        self.kernels = 0
-        self.peak_bytes = 0
-        self.peak_phase = self.phase
-        self._at_peak: dict[int, int] = {}
-
-    def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        result = func(*args, **(kwargs or {}))
-        self.kernels += self.phase != "optimizer" and starts_kernel(func)
-        self.count(tree_leaves(result))
-        return result
-
-    def count(self, values: Iterable[Any]) -> None:
-        """Count the storages of new values; views of known storages change nothing."""
-        for value in values:
-            if not isinstance(value, Tensor):
-                continue
-            storage = value.untyped_storage()
-            if id(storage) in self._numbers:
-                continue
-            number = self._numbers[id(storage)] = next(self._next_number)
-            blocks = math.ceil(storage.nbytes() / _ALLOCATION_BYTES)
-            self._alive[number] = blocks * _ALLOCATION_BYTES
-            self._bytes += self._alive[number]
-            weakref.finalize(storage, self._end, id(storage)).atexit = False
-        if self._bytes > self.peak_bytes:
-            self.peak_bytes, self.peak_phase = self._bytes, self.phase
-            self._at_peak = dict(self._alive)
-
-    def share_of_peak(self, tensors: Iterable[Tensor]) -> int:
-        """Bytes of these tensors' storages that were alive at the peak."""
-        numbers = {self._numbers[id(tensor.untyped_storage())] for tensor in tensors}
-        return sum(self._at_peak.get(number, 0) for number in numbers)
-
-    def _end(self, address: int) -> None:
-        self._bytes -= self._alive.pop(self._numbers.pop(address))
+def _kept_bytes(model: nn.Module, act: Callable[[], Any], flops: int) -> int:
+    """What backward reads; where a part of forward is recomputed, as often as it computes."""
+    kept = KeptForBackward(model)
+    # A checkpointed block keeps nothing that hooks could see: count it without checkpoints.
+    plain = patch.object(torch.utils.checkpoint, "_checkpoint_hook", lambda frame: nullcontext())
+    with plain, kept.watching():
+        once, _ = _flops(act)
+    return round(kept.bytes * max(1.0, flops / max(once, 1)))
 
 
 class _Step:

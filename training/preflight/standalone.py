@@ -8,7 +8,7 @@ model and batch are built on fake tensors where that works.
 import copy
 import inspect
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
@@ -24,12 +24,13 @@ from torch._subclasses.fake_tensor import (
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from training.errors import UserError, name_known
+from training.preflight.finetuning import AdamW8bit
 from training.workload import Batch, Dataset, Inputs, Loss, Settings, Train
 
 # (step, num_steps): what grows over a stage, such as a resolution, is largest in the last step.
 LAST_STEP = (999, 1000)
 
-_OptimizerName: TypeAlias = Literal["adamw", "sgd"]
+_OptimizerName: TypeAlias = Literal["adamw", "sgd", "adamw-8bit"]
 _Make: TypeAlias = Callable[[int], tuple[Any, ...]]
 _READS = (DataDependentOutputException, DynamicOutputShapeException)
 STANDS_IN = "the mean of the outputs' squares, for want of another"
@@ -180,13 +181,20 @@ class ModelStage(Train):
         return self._make(1)[0]  # type: ignore[no-any-return]
 
     def optimizer(self, m: nn.Module) -> torch.optim.Optimizer:
-        """AdamW, or SGD with momentum, over all that is trained."""
+        """AdamW, its lean relative, or SGD with momentum, over all that is trained."""
         trained = [p for p in m.parameters() if p.requires_grad]
         if not trained:
             raise UserError(f"model {self.name!r} has no parameter to train")
         if self._optimizer_name == "sgd":
             return torch.optim.SGD(trained, lr=0.1, momentum=0.9)
+        if self._optimizer_name == "adamw-8bit":
+            return AdamW8bit(trained)
         return torch.optim.AdamW(trained)
+
+    def sharded_modules(self, m: nn.Module) -> Sequence[nn.Module]:
+        """The blocks of its longest list of modules."""
+        lists = [list(module) for module in m.modules() if isinstance(module, nn.ModuleList)]
+        return max(lists, key=len, default=[])
 
     def weight(self, b: Batch) -> float:
         """The loss is a mean already."""

@@ -10,6 +10,8 @@ from benchmarks.seeds.figures import FACTS_FILE, fact
 from benchmarks.seeds.model_figures import resnet50_hours
 from benchmarks.seeds.tables import CLAIMS_FILE, SEEDS, Claim, claims
 from sizing import catalogue
+from sizing.plan.plan import make_plan
+from sizing.plan.request import Request
 from tests.benchmarks.seeds import seed_text
 
 ALL = [claim for seed in SEEDS for claim in claims(seed)]
@@ -139,6 +141,15 @@ def test_the_detector_needs_what_its_author_reports() -> None:
     need = find("003", "in all").ours
     assert isinstance(need, float)
     assert need == pytest.approx(fact("dino_reported_gb"), rel=0.15)
+
+
+def test_the_detector_s_hours_are_those_of_its_plan_and_hold_a_published_run() -> None:
+    ours = Request(workload="detection", recipe="full", size="g5.2xlarge")
+    assert find("003", "50 epochs").ours == make_plan(ours).work.seconds / 3600
+    one = Request(workload="detection", recipe="coco_12", size="p4d.24xlarge")
+    work = make_plan(one).work
+    published = 12 * 118_287 / fact("detr_images_per_second")
+    assert work.seconds_low < published < work.seconds_high
 
 
 def test_every_published_fact_has_a_use_and_a_source() -> None:

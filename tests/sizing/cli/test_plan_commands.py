@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -144,3 +145,18 @@ def test_a_plan_on_a_trace_takes_its_interruptions_from_it(
     assert 2 < plan["hours_p50"] < 6 < plan["hours_p90"] < 8
     assert main([*asked, "--rate", "0.1"]) == 2
     assert "a rate and a trace contradict each other" in capsys.readouterr().err
+
+
+def test_advice_is_a_page_to_keep_with_date_verdict_chart_and_horizons(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    asked = ["advise", "imagenet", "--sizes", "g5.2xlarge", "--markdown", "--growth", "20"]
+    assert main(asked) == 0
+    page = capsys.readouterr().out
+    today = datetime.now(UTC).date().isoformat()
+    assert page.startswith(f"# imagenet: which size\n\n{today}, `python -m sizing")
+    assert "use g5.2xlarge on Spot: $" in page.split("```")[0]
+    assert "xychart-beta" in page.split("```")[1]
+    assert "\n## candidates, cheapest first" in page
+    # 1,281,167 x 1.2^3 images of 110 kB and the validation's do not fit 200 GiB.
+    assert "| 3 months | 2,213,857 | the dataset of 23" in page

@@ -91,8 +91,6 @@ BEFORE_COUNTING: list[tuple[list[str], str]] = [
     (["model", MODEL, "--steps", "10", "--epochs", "1"], "--steps contradicts --samples"),
     (["model", MODEL, "--epochs", "3"], "--epochs needs --samples"),
     (["model", MODEL, "--footprints", "kept.json"], "this command counts again"),
-    (["model", "config.yaml"], "config.yaml is neither package.module:function nor a config"),
-    (["model", MODEL, "--tokens", "512"], "--tokens is for a config.json"),
 ]
 EVERY = [
     *PLANS_AND_MODELS,

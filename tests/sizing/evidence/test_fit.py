@@ -79,6 +79,12 @@ def test_an_interval_holds_four_runs_of_five() -> None:
     assert 0.78 <= len(inside) / len(ratios) <= 0.86
 
 
+@pytest.mark.parametrize("what", ["lab", "model and chip", "model"])
+def test_four_runs_of_five_of_a_left_out_lab_model_and_chip_lie_in_the_range(what: str) -> None:
+    inside, rows = fit.covered(what)
+    assert inside >= 0.8 * rows
+
+
 def test_few_runs_give_a_wide_interval_that_holds_the_prediction() -> None:
     found = fit.interval([1.2, 1.4])
     assert (found.low, found.high, found.runs) == (1.0, 1.4, 2)

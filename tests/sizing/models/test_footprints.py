@@ -40,11 +40,11 @@ def test_where_batches_differ_time_follows_from_the_usual_and_memory_from_the_la
             "detect",
             size,
             usual_peak_bytes=(400 + 4 * size) * MIB,
-            usual_peak_activation_bytes=4 * size * MIB,
+            usual_kept_bytes=4 * size * MIB,
         )
         for size in (8, 16)
     ]
-    (tmp_path / "two.json").write_text(json.dumps({"format": 1, "footprints": rows}))
+    (tmp_path / "two.json").write_text(json.dumps({"format": 2, "footprints": rows}))
     for size in (16, 4):  # counted, and modelled
         (stage,) = footprints.stages(
             "trajectory", "full", micro_batch=size, path=tmp_path / "two.json"
@@ -73,10 +73,30 @@ def test_a_stage_with_a_batch_of_its_own_keeps_it(tmp_path: Path) -> None:
         for size in (4, 8)
     ]
     others = [sample_footprints.row("head", size) for size in (8, 16)]
-    content = {"format": 1, "footprints": [*own, *others]}
+    content = {"format": 2, "footprints": [*own, *others]}
     (tmp_path / "two.json").write_text(json.dumps(content))
     found = footprints.stages("trajectory", "full", micro_batch=8, path=tmp_path / "two.json")
     assert [(stage.stage, stage.micro_batch) for stage in found] == [("tokenizer", 4), ("head", 8)]
+
+
+def test_gpus_that_share_a_model_hold_their_share_and_two_blocks(path: Path) -> None:
+    (whole,) = footprints.stages("trajectory", "full", path=path)
+    shared = replace(whole, gathered_bytes=30 * MIB).sharded(4)
+    # 100 MiB of parameters, as many gradients, twice as many of state, 160 of activations.
+    assert shared.parameter_bytes == shared.gradient_bytes == 25 * MIB
+    assert shared.optimizer_bytes == 50 * MIB
+    # Three quarters are gone of all that is not gathered.
+    assert shared.peak_bytes == (560 - 0.75 * (100 - 30 + 100 + 200)) * MIB
+    # Parameters twice, gradients once: halves of what an all-reduce of them moves.
+    assert shared.exchanged_bytes == 150 * MIB
+    memory = gpu_memory(shared, Constants())
+    assert memory.allocated == pytest.approx(282.5)
+
+
+def test_what_the_optimizer_takes_for_a_moment_is_shared_too(path: Path) -> None:
+    (whole,) = footprints.stages("trajectory", "full", path=path)
+    at_optimizer = replace(whole, peak_bytes=1000 * MIB, backward_peak_bytes=560 * MIB)
+    assert at_optimizer.sharded(2).peak_bytes == 500 * MIB
 
 
 def test_as_many_gpus_are_usable_as_a_steps_micro_batches_go_round(path: Path) -> None:

@@ -61,7 +61,7 @@ def stages(folder: Path, *held: tuple[float, float]) -> tuple[Footprint, ...]:
         for number, (parameters, optimizer) in enumerate(held)
     ]
     path = folder / f"{len(rows)}.json"
-    path.write_text(json.dumps({"format": 1, "footprints": rows}))
+    path.write_text(json.dumps({"format": 2, "footprints": rows}))
     return footprints.stages("trajectory", "full", path=path)
 
 

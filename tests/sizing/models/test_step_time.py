@@ -8,7 +8,7 @@ import pytest
 
 from sizing.catalogue.gpus import find_gpu
 from sizing.models.constants import Constants
-from sizing.models.fitted import FEW_RUNS, ErrorRange, Launch, fitted
+from sizing.models.fitted import ErrorRange, Launch, fitted
 from sizing.models.step_time import Step, StepEstimate, launch_of, roofline
 
 A10G, L4, V100 = (find_gpu(f"NVIDIA {name}") for name in ("A10G", "L4", "V100"))
@@ -62,7 +62,7 @@ def test_a_small_step_is_bound_by_its_launches_and_its_range_is_theirs() -> None
 
 def test_a_large_step_s_range_is_that_of_runs_like_it() -> None:
     found = step(V100)
-    interval = fitted().intervals["other, known GPU"]
+    interval = fitted().intervals["other"]
     work = found.compute + found.traffic
     assert found.seconds_low == pytest.approx(work * interval.low + found.optimizer)
     assert found.seconds_high == pytest.approx(work * interval.high + found.optimizer)
@@ -70,14 +70,15 @@ def test_a_large_step_s_range_is_that_of_runs_like_it() -> None:
 
 @pytest.mark.parametrize("name", ["NVIDIA T4", "NVIDIA L4", "NVIDIA L40S", "NVIDIA A10G"])
 def test_a_gpu_with_few_published_runs_says_so(name: str) -> None:
-    assert fitted().runs.get(name, 0) < FEW_RUNS
+    assert fitted().runs.get(name, 0) < 3
     assert f"published run{'s' if name.endswith('A10G') else ''} on {name}" in (
         step(find_gpu(name), precision="float16").basis
     )
 
 
 def test_a_gpu_with_published_runs_says_how_many() -> None:
-    assert step(V100).basis == f"{fitted().runs['NVIDIA V100']} published runs on this GPU"
+    runs = fitted().runs["NVIDIA V100"]
+    assert step(V100).basis.startswith(f"{runs} published runs on NVIDIA V100: ")
 
 
 def test_a_measured_run_leaves_no_range() -> None:
@@ -103,9 +104,7 @@ def test_kinds_of_steps_have_intervals_of_their_own() -> None:
         ).kind
         for convolutions, grouped in ((0.0, 0.0), (1.0, 0.0), (1.0, 0.3))
     }
-    assert {f"{kind}, {gpu} GPU" for kind in kinds for gpu in ("known", "new")} == set(
-        fitted().intervals
-    )
+    assert kinds == fitted().intervals.keys()
     assert all(isinstance(each, ErrorRange) for each in fitted().intervals.values())
 
 

@@ -140,12 +140,13 @@ def test_launches_that_decide_make_the_range(tmp_path: Path) -> None:
     assert main.seconds_high / main.seconds == pytest.approx(launch.high / launch.likely, rel=0.1)
 
 
-def test_a_loader_that_decides_has_no_range_of_steps(tmp_path: Path) -> None:
+def test_a_loader_that_decides_has_its_own_range(tmp_path: Path) -> None:
     idle = {"flops_per_sample": 1, "kernels": 1, "activations_each": 1024, "parameter_bytes": 1024}
     slow = plan(tmp_path, size="g5.xlarge", footprint=idle)
     assert slow.work.main.bound_by == "loader CPU"
+    # It was measured, on another CPU.
     epochs = [slow.work.seconds_low, slow.work.seconds, slow.work.seconds_high]
-    assert epochs == pytest.approx([epochs[1]] * 3, rel=0.05)
+    assert epochs == pytest.approx([epochs[1] * share for share in (0.7, 1.0, 1.4)], rel=0.05)
 
 
 @pytest.mark.parametrize(("size", "says"), [("g6.xlarge", True), ("p3.2xlarge", False)])
@@ -325,3 +326,19 @@ def test_gradients_are_exchanged_over_the_gpus_own_links_and_behind_backward() -
     # 2 x 3/4 of 1.49 GB at 10 GB/s take 0.22 s, and backward hides two thirds of a step.
     alone = seconds("g5.12xlarge", 1)
     assert 0 < seconds("g5.12xlarge", 4) - alone < 0.223
+
+
+def test_gpus_that_share_a_model_exchange_it_with_every_micro_batch(tmp_path: Path) -> None:
+    whole, shared = (
+        plan(tmp_path, size="g5.12xlarge", gpus=4, sharded=sharded, footprint={"gathered_bytes": 0})
+        for sharded in (False, True)
+    )
+    assert shared.gpu_memory_need < whole.gpu_memory_need
+    assert shared.work.main.step.optimizer > whole.work.main.step.optimizer
+
+
+def test_a_plan_that_waits_for_its_loader_has_a_range() -> None:
+    work = make_plan(Request(workload="imagenet", recipe="full", size="g5.xlarge")).work
+    assert work.main.bound_by == "loader CPU"
+    assert work.seconds_low < 0.8 * work.seconds
+    assert work.seconds_high > 1.4 * work.seconds

@@ -40,15 +40,15 @@ def test_a_config_is_counted_with_its_tokens(tmp_path: Path) -> None:
     done = command(["count", str(config), "--batch", "2", "--tokens", "32"])
     assert done.code == 0
     first = json.loads(done.out)[0]
-    # Two samples of 32 tokens, a score of two bytes for each of 64 words.
-    assert (first["micro_batch"], first["output_bytes"]) == (2, 2 * 32 * 64 * 2)
+    # Two samples of 32 tokens, a score of two bytes for each of 64 words, and the loss.
+    assert (first["micro_batch"], first["output_bytes"]) == (2, 2 * 32 * 64 * 2 + 4)
 
 
 @pytest.mark.parametrize(
     ("asked", "message"),
     [
         (["nowhere.json"], "there is no nowhere.json"),
-        ([f"{MODELS}:linear", "--tokens", "8"], "--tokens is for a config.json"),
+        ([f"{MODELS}:linear", "--tokens", "8"], "--tokens and --recompute are for transformers"),
         ([f"{MODELS}:linear", "--batch", "8", "--micro-batch", "3"], "not a multiple"),
         ([f"{MODELS}:linear", "--batch", "0"], "global_batch is 0"),
     ],

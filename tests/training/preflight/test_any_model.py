@@ -1,16 +1,21 @@
 """Any model is counted like a workload's stage; a config.json gives the published parameters."""
 
+import json
+from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-import torch
+import transformers.initialization  # noqa: F401  once, not in each fork
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tests.training.forked import in_fork
+from training.cli.main import main
 from training.errors import UserError
 from training.preflight.footprint import StepFootprint, measure_step
+from training.preflight.huggingface import HuggingFace
 from training.preflight.standalone import STANDS_IN, ModelStage, load_function
-from training.preflight.transformer import Transformer, shape_of
 from training.workload import Settings, Train
 
 MODELS = "tests.training.preflight.models_to_count"
@@ -40,6 +45,7 @@ GPT2 = {
     "vocab_size": 50257,
     "n_positions": 1024,
 }
+WHISPER = {"model_type": "whisper", "architectures": ["WhisperForConditionalGeneration"]}
 # What the models' pages and papers state, to the last parameter.
 PUBLISHED = {
     "gpt2": (GPT2, 124_439_808),
@@ -133,50 +139,171 @@ PUBLISHED = {
             "intermediate_size": 3072,
             "patch_size": 16,
             "image_size": 224,
+            "num_labels": 1000,
         },
         86_567_656,
     ),
 }
 
 
+@pytest.fixture
+def write(tmp_path: Path) -> Callable[[Any], str]:
+    def written(config: Any) -> str:
+        path = tmp_path / "config.json"
+        path.write_text(json.dumps(config))
+        return str(path)
+
+    return written
+
+
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_a_config_gives_the_published_number_of_parameters(name: str) -> None:
+def test_a_config_gives_the_published_number_of_parameters(
+    name: str, write: Callable[[Any], str]
+) -> None:
     config, published = PUBLISHED[name]
-    with torch.device("meta"):
-        model = Transformer(shape_of(config))
-    assert sum(p.numel() for p in model.parameters()) == published
+
+    def count() -> int:
+        with FakeTensorMode():
+            model, _ = HuggingFace(write(config), tokens=None)(1)
+        return sum(p.numel() for p in model.parameters())
+
+    assert in_fork(count) == published
 
 
 @pytest.mark.parametrize(
-    ("config", "message"),
+    ("config", "tokens", "message"),
     [
-        ({"model_type": "t5"}, "model_type 't5' cannot be counted .* known are bert, distilbert"),
-        ({}, "model_type None cannot be counted"),
-        ({**GPT2, "n_layer": 0}, "n_layer is 0; give a whole number from 1"),
-        ({**GPT2, "n_layer": True}, "n_layer is True; give a whole number"),
-        ({**LLAMA, "vocab_size": -5}, "vocab_size is -5; give a whole number"),
-        ({**LLAMA, "hidden_size": "64"}, "hidden_size is '64'; give a whole number"),
-        ({**LLAMA, "hidden_size": None}, "hidden_size is None; give a whole number"),
-        ({**LLAMA, "num_attention_heads": 0}, "num_attention_heads is 0; give a whole number"),
-        ({**LLAMA, "num_hidden_layers": 10**8}, "100000000 layers .* check them"),
-        ({**LLAMA, "model_type": "mixtral"}, "needs the key 'num_local_experts'"),
-        (
-            {
-                **LLAMA,
-                "model_type": "mixtral",
-                "num_local_experts": 4,
-                "num_experts_per_tok": 5,
-            },
-            "num_experts_per_tok is 5, of 4 experts",
-        ),
-        ([1, 2], "an object with a model_type"),
-        ({**LLAMA, "num_key_value_heads": 5}, "32 heads do not share 5 heads of keys"),
-        ({"model_type": "gpt2"}, "needs the key 'n_embd'"),
+        ({"model_type": "nothing"}, None, "cannot read .* does not recognize this architecture"),
+        ({}, None, "Should have a `model_type` key"),
+        ([1, 2], None, "Should have a `model_type` key"),
+        ({**GPT2, "n_layer": "x"}, None, "'n_layer' expected int, got str"),
+        ({**LLAMA, "hidden_size": None}, None, "'hidden_size' expected int, got NoneType"),
+        ({**LLAMA, "num_attention_heads": 0}, None, "division or modulo by zero"),
+        (GPT2, 2000, "--tokens is 2000; this model has 1024 positions"),
+        ({"model_type": "vit"}, 8, "--tokens is for text"),
+        (WHISPER, None, "takes input_features, whose shape no config tells"),
+        ({"model_type": "sam"}, None, "no model to train of model_type 'sam'"),
     ],
 )
-def test_fails_on_a_config_that_cannot_be_counted(config: Any, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        shape_of(config)
+def test_fails_on_a_config_that_cannot_be_counted(
+    config: Any, tokens: int | None, message: str, write: Callable[[Any], str]
+) -> None:
+    with pytest.raises(UserError, match=message):
+        in_fork(lambda: HuggingFace(write(config), tokens=tokens))
+
+
+def rows(target: str, *options: str) -> list[dict[str, Any]]:
+    """What the command counts."""
+    out = Path(target).with_name("-".join(["counted", *options, ".json"]))
+    command = ["count", target, "--batch", "2", "--out", str(out), *options]
+    assert in_fork(lambda: main(command)) == 0
+    found: list[dict[str, Any]] = json.loads(out.read_text())["footprints"]
+    return found
+
+
+# Small, with whole numbers: 2 layers of width 64, 1,000 words.
+TINY = LLAMA | {
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "intermediate_size": 128,
+    "vocab_size": 1000,
+}
+# Of a layer: four matrices of attention, three of the feed-forward; its norms beside them.
+MATRICES, NORMS = 2 * (4 * 64 * 64 + 3 * 64 * 128), 2 * 2 * 64 + 64
+
+
+def test_lora_trains_two_narrow_matrices_for_each_and_keeps_the_rest_in_half(
+    write: Callable[[Any], str],
+) -> None:
+    row = rows(write(TINY), "--lora", "8", "--tokens", "32")[0]
+    trained = 2 * 8 * (4 * (64 + 64) + 3 * (64 + 128))
+    assert row["trainable_parameters"] == trained
+    frozen = MATRICES + NORMS + 2 * 1000 * 64
+    assert row["parameter_bytes"] == 2 * frozen + 4 * trained
+    assert row["gradient_bytes"] == 4 * trained
+    assert row["optimizer_bytes"] == pytest.approx(8 * trained, rel=0.01)
+    # Adapters and their state are all that a checkpoint has.
+    assert row["checkpoint_bytes"] == row["gradient_bytes"] + row["optimizer_bytes"]
+    assert row["precision"] == "bfloat16"
+
+
+def test_qlora_keeps_the_frozen_matrices_in_four_bits(write: Callable[[Any], str]) -> None:
+    row = rows(write(TINY), "--lora", "8", "--four-bit", "--tokens", "32")[0]
+    assert row["buffer_bytes"] == pytest.approx(MATRICES * (0.5 + 1 / 64), rel=0.01)
+    assert row["parameter_bytes"] == 2 * (NORMS + 2 * 1000 * 64) + 4 * row["trainable_parameters"]
+
+
+def test_pure_bfloat16_and_eight_bits_of_state_need_less(write: Callable[[Any], str]) -> None:
+    row = rows(write(TINY), "--pure", "--optimizer", "adamw-8bit", "--tokens", "32")[0]
+    parameters = MATRICES + NORMS + 2 * 1000 * 64
+    assert row["parameter_bytes"] == row["gradient_bytes"] == 2 * parameters
+    # Two bytes for each, a float32 for 256 of either, and float32 of the norms.
+    assert row["optimizer_bytes"] == pytest.approx(2 * parameters * (1 + 4 / 256), rel=0.01)
+
+
+def test_recomputation_keeps_less_and_computes_more(write: Callable[[Any], str]) -> None:
+    deep = write({**TINY, "num_hidden_layers": 8, "vocab_size": 100})
+    whole, again = rows(deep)[-1], rows(deep, "--recompute")[-1]
+    assert again["peak_activation_bytes"] < whole["peak_activation_bytes"] / 2
+    assert whole["flops_per_sample"] * 1.2 < again["flops_per_sample"]
+    # What is computed again is moved again.
+    assert again["kept_bytes"] > whole["kept_bytes"]
+
+
+def test_eager_attention_keeps_its_scores(write: Callable[[Any], str]) -> None:
+    config = write(TINY)
+    fused, eager = (rows(config, "--attention", kind)[-1] for kind in ("sdpa", "eager"))
+    # At least the scores, heads x 512 x 512, of each layer and sample, in two bytes.
+    scores = 2 * 4 * 512 * 512 * 2
+    more = (eager["kept_bytes"] - fused["kept_bytes"]) / eager["micro_batch"]
+    assert more > scores
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"model_type": "t5", "d_model": 64, "d_ff": 128, "num_layers": 2, "vocab_size": 1000},
+        {**TINY, "model_type": "qwen3", "head_dim": 16, "num_key_value_heads": 2},
+        {**TINY, "model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2},
+        {**TINY, "model_type": "mamba", "state_size": 8},
+    ],
+)
+def test_architectures_are_counted_by_their_own_library(
+    config: Any, write: Callable[[Any], str]
+) -> None:
+    row = rows(write(config), "--tokens", "32")[0]
+    assert row["loss"] == "the model's"
+    assert row["flops_per_sample"] > 0 < row["kept_bytes"]
+
+
+def test_two_of_four_experts_compute_half_of_what_four_do(write: Callable[[Any], str]) -> None:
+    experts = {**TINY, "model_type": "mixtral", "num_local_experts": 4}
+    two, four = (
+        rows(write({**experts, "num_experts_per_tok": count}), "--tokens", "32")[0]
+        for count in (2, 4)
+    )
+    each = 3 * 2 * (3 * 64 * 128) * 32 * 2  # forward and twice backward, of two layers
+    assert four["flops_per_sample"] - two["flops_per_sample"] == 2 * each
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["m:f", "--tokens", "8"], "are for transformers"),
+        (["m:f", "--pure", "--precision", "float32"], "--pure is bfloat16, not float32"),
+        (["m:f", "--lora", "0"], "--lora is 0"),
+        (["m:f", "--four-bit"], "give --lora RANK"),
+        (["m:f", "--lora", "8", "--pure"], "leave out --pure"),
+        (["nowhere.json"], "there is no nowhere.json"),
+    ],
+)
+def test_fails_on_options_that_contradict_each_other(
+    options: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["count", *options]) == 2
+    assert message in capsys.readouterr().err
 
 
 def counted(name: str, *, batch: int = 4, precision: str = "float32") -> StepFootprint:
