@@ -15,7 +15,12 @@ from review.comment import MARKER
 
 REPOSITORY = Path(__file__).parent.parent
 FILES = sorted((REPOSITORY / ".github" / "workflows").glob("*.yml"))
-WRITES = {("review", "review", "id-token"), ("review", "comment", "pull-requests")}
+WRITES = {
+    ("review", "review", "id-token"),
+    ("review", "comment", "pull-requests"),
+    ("prices", "prices", "contents"),
+    ("prices", "prices", "pull-requests"),
+}
 
 
 def workflow(name: str) -> Any:
@@ -188,3 +193,43 @@ def test_credentials_that_fail_do_not_fail_the_review() -> None:
     ]
     assert credentials["continue-on-error"] is True
     assert review_step()["env"]["CREDENTIALS"] == "${{ steps.credentials.outcome }}"
+
+
+@pytest.mark.parametrize("is_new", [True, False], ids=["new prices", "the same prices"])
+def test_new_prices_are_proposed_and_the_same_are_not(tmp_path: Path, is_new: bool) -> None:
+    """The script of the workflow with all that leaves the machine replaced."""
+    (tmp_path / "fake").mkdir()
+    for name in ("curl", "gh", "git"):
+        fake = tmp_path / "fake" / name
+        difference = "1" if is_new else "0"
+        fake.write_text(
+            f'#!/bin/sh\necho {name} "$@" >> "$CALLS"\n[ "$1" != diff ] || exit {difference}\n'
+        )
+        fake.chmod(0o755)
+    python = tmp_path / ".venv" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text('#!/bin/sh\necho python "$@" >> "$CALLS"\n')
+    python.chmod(0o755)
+    calls = tmp_path / "calls"
+    subprocess.run(
+        [
+            "bash",
+            "--noprofile",
+            "--norc",
+            "-eo",
+            "pipefail",
+            "-c",
+            step("prices", "prices", -1)["run"],
+        ],
+        cwd=tmp_path,
+        env={
+            "PATH": f"{tmp_path / 'fake'}{os.pathsep}{os.environ['PATH']}",
+            "CALLS": str(calls),
+            "RUNNER_TEMP": "temp",
+            "VMS": "https://example.org/vms.csv",
+        },
+        check=True,
+    )
+    said = calls.read_text()
+    assert "python -m sizing catalogue --import-snapshot temp/vms.csv --date 20" in said
+    assert ("gh pr create" in said, "git push" in said) == (is_new, is_new)

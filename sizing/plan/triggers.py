@@ -41,6 +41,23 @@ def _dataset(plan: Plan, samples: float) -> str:
     )
 
 
+def _preparing(plan: Plan, gib: float) -> str:
+    each = plan.inputs.price.usd_per_hour
+    return (
+        f"yes, to prepare it, never to train: reading {gib:,.0f} GiB takes "
+        f"{gib * GIB / 1e6 / plan.inputs.volume.baseline / 60:.0f} min of a volume, and a GPU at "
+        f"${each:.2f} an hour would wait; `select --phase prepare` has the sizes"
+    )
+
+
+def _grant(plan: Plan, usd: float) -> str:
+    spot = f", {usd / plan.spot.usd_p50:,.1f} on Spot (p50)" if plan.spot else ""
+    return (
+        f"for time only: ${usd:,.0f} pay for {usd / plan.usd_on_demand:,.1f} runs on demand"
+        f"{spot}; `advise --max-usd {usd:g} --objective hours` has the fastest that they pay for"
+    )
+
+
 def _batch(plan: Plan, size: float) -> str:
     instance = plan.inputs.instance
     return (
@@ -190,6 +207,8 @@ def _samples(plan: Plan) -> float:
 # What a plan says of each signal (None: only the user or a finished run knows it), and the verdict.
 SIGNALS: Mapping[str, tuple[Callable[[Plan], float] | None, Callable[[Plan, float], str]]] = {
     "dataset_samples": (_samples, _dataset),
+    "dataset_gib": (lambda plan: plan.inputs.dataset_bytes / GIB, _preparing),
+    "grant_usd": (None, _grant),
     "batch_size": (lambda plan: float(plan.work.main.footprint.global_batch), _batch),
     "hours_per_experiment": (lambda plan: plan.hours_on_demand, _hours),
     "model_mb": (lambda plan: plan.work.main.footprint.parameter_bytes / 1e6, _model),
@@ -261,6 +280,8 @@ def as_given(request: Request, given: Mapping[str, float]) -> Request:
     changed = request
     if "dataset_samples" in given:
         changed = replace(changed, samples=_count(given, "dataset_samples"))
+    if "dataset_gib" in given:
+        changed = replace(changed, dataset_gib=given["dataset_gib"])
     if "batch_size" in given:
         size = _count(given, "batch_size")
         changed = replace(changed, batch=size, micro_batch=size)

@@ -4,7 +4,9 @@ Prices are read off AWS's and SkyPilot's tables by hand, and the arithmetic stan
 """
 
 import json
+import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -274,3 +276,23 @@ def test_a_buyers_question_has_its_answer(
     found = look(json.loads(capsys.readouterr().out))
     exact = not isinstance(answer, float)
     assert found == (answer if exact else pytest.approx(answer, rel=1e-3)), command
+
+
+NEEDS = re.findall(
+    r"^\| [^|]+ \| `python -m sizing ([^`]+)` \| (\S+) \|$",
+    (Path(__file__).parents[3] / "docs" / "sizing.md").read_text(encoding="utf-8"),
+    re.MULTILINE,
+)
+
+
+def test_the_page_has_a_choice_for_each_need() -> None:
+    assert len(NEEDS) >= 8
+
+
+@pytest.mark.parametrize(("command", "choice"), NEEDS, ids=[command for command, _ in NEEDS])
+def test_a_need_has_its_choice(
+    command: str, choice: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*command.split(), "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert (answer.get("moves") or answer["candidates"])[0]["size"] == choice

@@ -55,6 +55,8 @@ def test_given_samples_change_the_plan_and_every_verdict_on_it(plan: Plan) -> No
     ("signal", "one", "other"),
     [
         ("dataset_samples", 1e5, 2e5),
+        ("dataset_gib", 100, 200),
+        ("grant_usd", 10, 100),
         ("batch_size", 64, 128),
         ("hours_per_experiment", 4, 40),
         ("model_mb", 100, 10_000),
