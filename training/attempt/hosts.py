@@ -26,6 +26,7 @@ _HELLO_SECONDS = 5.0
 _PROBE_AFTER_SECONDS, _PROBE_EVERY_SECONDS, _MOST_PROBES = 2, 1, 5
 # How long a host may take to end by itself after another one has ended in order.
 _GRACE_SECONDS = 5.0
+LATE = "did not come within"  # what an attempt says that waited for hosts in vain
 _LEFT, _FINISHED = b"l", b"f"
 _MOST_LINE_BYTES = 65536
 
@@ -205,8 +206,8 @@ def _join(
 
 def _late(hosts: Hosts, missing: list[str]) -> RankLostError:
     return RankLostError(
-        f"host {', '.join(missing)} did not come within {hosts.meeting_seconds / 60:g} minutes; "
-        "see its log, and whether a security group lets the hosts reach each other"
+        f"host {', '.join(missing)} {LATE} {hosts.meeting_seconds:g} s; see its log, and whether a "
+        "security group lets the hosts reach each other"
     )
 
 

@@ -143,7 +143,7 @@ def test_fails_for_hosts_that_would_not_train_the_same() -> None:
 def test_fails_for_a_host_that_does_not_come() -> None:
     for number, missing in ((0, _SECOND), (1, _FIRST)):
         hosts = replace(_on(number, free_port()), meeting_seconds=0.0)
-        with pytest.raises(RankLostError, match=f"host {missing} did not come within 0 minutes"):
+        with pytest.raises(RankLostError, match=f"host {missing} did not come within 0 s"):
             meet(hosts, {}, lambda: None)
 
 

@@ -4,6 +4,7 @@ import signal
 from collections import Counter
 from dataclasses import dataclass, field
 
+from training.attempt.hosts import LATE
 from training.errors import (
     EXIT_FAILED,
     EXIT_FINISHED,
@@ -63,7 +64,11 @@ def unexpected_exit(attempt: AttemptResult, *, is_store_faulty: bool) -> list[st
     """Unexpected facts about an attempt's end, as ends of sentences."""
     wrong = [f"left rank {rank} running ({attempt.folder})" for rank in attempt.outlived_by]
     is_excused = attempt.code in (EXIT_FAILED, EXIT_STORE) and (
-        is_store_faulty or attempt.num_faults > 0 or _lost_a_rank(attempt)
+        is_store_faulty
+        or attempt.num_faults > 0
+        or _lost_a_rank(attempt)
+        # On a busy machine the others may take longer to begin than they are waited for.
+        or LATE in attempt.log
     )
     if attempt.code not in _EXPECTED_EXITS and not is_excused and not _is_killed(attempt):
         what = "crashed" if attempt.code == EXIT_CRASHED else f"ended with {attempt.code}"
