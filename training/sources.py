@@ -24,7 +24,8 @@ UNFINISHED = ".unfinished.json"
 _SPLITS = ("train", "validation", "test")
 _ALSO_CALLED = {"training": "train", "val": "validation", "valid": "validation"}
 _TAR = (".tar", ".tgz", ".tar.gz", ".tar.bz2", ".tar.xz")
-_COLUMNS = ("file", "class")
+# The columns of a CSV, each with what it may be called as well.
+_COLUMNS = (("file", "path"), ("class", "label"))
 
 
 class Brought(Protocol):
@@ -78,7 +79,8 @@ def open_source(source: Path, scratch: Path) -> list[SourceFile]:
 
     A folder (or the inside of an archive) is FILE or CLASS/FILE, or below folders of the splits
     train, validation (or val) and test, or it has a single CSV. A CSV has the columns file, class
-    and, if wanted, split; its paths are relative to its own folder. Any other file is the only one.
+    (or path, label) and, if wanted, split; its paths are relative to its own folder. Any other file
+    is the only one.
     """
     if not source.exists():
         raise UserError(f"{source} does not exist; give a folder, a file or an archive")
@@ -191,15 +193,17 @@ def _walk(root: Path) -> Iterator[tuple[str, list[str]]]:
 def _of_table(table: Path) -> Iterator[SourceFile]:
     with table.open(newline="", encoding="utf-8-sig") as stream:
         rows = csv.DictReader(stream)
-        missing = [name for name in _COLUMNS if name not in (rows.fieldnames or ())]
-        if missing:
+        there = rows.fieldnames or ()
+        columns = [next((name for name in names if name in there), "") for names in _COLUMNS]
+        if "" in columns:
+            missing = _COLUMNS[columns.index("")][0]
             raise UserError(
-                f"{table} has no column {missing[0]!r}; its first line names the columns file, "
-                "class and, if wanted, split"
+                f"{table} has no column {missing!r}; its first line names the columns file, "
+                "class (or path, label) and, if wanted, split"
             )
         for row in rows:
             where = f"{table}, line {rows.line_num}"
-            name, label, split = (row.get(key) or "" for key in (*_COLUMNS, "split"))
+            name, label, split = (row.get(key) or "" for key in (*columns, "split"))
             path = table.parent / name
             if not name or not path.is_file():
                 raise UserError(

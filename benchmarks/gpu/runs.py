@@ -116,20 +116,19 @@ def _rated(session: Session) -> Iterator[_Rated]:
     )
     if session.is_dry:
         return
-    short = {"time_average_epochs": 1, "single_frame_epochs": 1, "shuffled_epochs": 1, "epochs": 3}
     yield _Rated(
         workload="trajectory",
         recipe="full",
         count=2000,
-        overrides={**short, "weights": "random"},
-        stages=("time_average", "head"),
+        overrides={"epochs": 3, "weights": "random"},
+        stages=("head",),
         variants=exact,
     )
     yield _Rated(
         workload="trajectory",
         recipe="magvit_full",
         count=2000,
-        overrides={"time_average_epochs": 1, "tokenizer_epochs": 1, "epochs": 2},
+        overrides={"tokenizer_epochs": 1, "epochs": 2},
         stages=("tokenizer", "transformer"),
         variants=exact,
     )

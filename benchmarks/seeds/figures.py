@@ -75,7 +75,7 @@ def _monthly_interruption_percent(size: str) -> float:
 
 @cache
 def _plan(size: str, runs: int = 1) -> Plan:
-    return make_plan(Request(workload="trajectory", recipe="full", size=size, runs=runs))
+    return make_plan(Request(workload="trajectory", recipe="reference", size=size, runs=runs))
 
 
 def _trained() -> StagePlan:

@@ -53,10 +53,11 @@ def add_import(bring: argparse.ArgumentParser) -> None:
     bring.description = (
         "Make a workload's dataset of your own files: a folder, zip or tar archive with FILE or "
         "CLASS/FILE, also below folders train, validation and test, a CSV with the columns file, "
-        "class and, if wanted, split, or a single file; images also from s3://bucket/prefix. "
-        "Clips and images need classes, text needs none. An import of text or images that was "
-        "interrupted goes on with the same command. A detector's source is a folder in COCO's "
-        "format (COCO, Roboflow, CVAT, Label Studio), or of YOLO, Pascal VOC, LabelMe or KITTI."
+        "class (or path, label) and, if wanted, split, or a single file; images also from "
+        "s3://bucket/prefix. Clips and images need classes, text needs none. An import of clips, "
+        "text or images that was interrupted goes on with the same command. A detector's "
+        "source is a folder in COCO's format (COCO, Roboflow, CVAT, Label Studio), or of YOLO, "
+        "Pascal VOC, LabelMe or KITTI."
     )
     bring.add_argument("source", help="a folder, file, CSV file, zip or tar archive; s3://...")
     bring.add_argument("--workload", required=True)
@@ -76,8 +77,9 @@ def _add_override(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="NAME=VALUE",
-        help="of text: tokenizer (a file or folder), vocab_size, separator, held_out_of; of "
-        "images: shorter_side, quality, left_out_share, validation_classes",
+        help="of clips: difficulty (make), sampling, lists, left_out_share; of text: tokenizer (a "
+        "file or folder), vocab_size, separator, held_out_of; of images: shorter_side, quality, "
+        "left_out_share, validation_classes",
     )
 
 

@@ -40,7 +40,7 @@ def add_measure(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="NAME=VALUE",
-        help="measure a changed recipe; the result is only printed",
+        help="measure a changed recipe: printed, and kept only in another --out",
     )
     parser.add_argument(
         "--out", type=Path, default=DEFAULT_OUT, help="the file to write (default: %(default)s)"
@@ -218,7 +218,7 @@ def _measure(options: argparse.Namespace) -> int:
     print(json.dumps(footprints, indent=1) if options.json else "\n".join(_table(footprints)))
     if options.check:
         return _check(options.out, footprints)
-    if overrides:
+    if overrides and options.out == DEFAULT_OUT:
         return EXIT_FINISHED
     if not options.out.parent.is_dir():
         raise UserError(f"there is no folder {options.out.parent}; give --out FILE")

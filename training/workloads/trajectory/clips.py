@@ -1,4 +1,6 @@
-"""Renders clips of a moving ball: a 3-D path, a pinhole camera, T frames of 64x64 RGB as uint8.
+"""Renders the clips of difficulty easy: a moving ball on a 3-D path, seen by a pinhole camera.
+
+T frames of 64x64 RGB as uint8.
 
 Besides the pixels each clip has a track: the ball's position in every frame, and FUTURE_FRAMES
 after the last one.
@@ -23,11 +25,11 @@ CLIP_BYTES = NUM_FRAMES * FRAME_SIZE * FRAME_SIZE * 3
 TRACK_SHAPE = (NUM_FRAMES + 1, 3)
 TRACK_BYTES = (NUM_FRAMES + 1) * 3 * 4
 
-_Floats = npt.NDArray[np.float64]
+Floats = npt.NDArray[np.float64]
 Frames = npt.NDArray[np.uint8]
 Float32s = npt.NDArray[np.float32]
 # A curve over time: times 0 to 1 are the clip, later ones the future that is predicted.
-_Path = Callable[[np.random.Generator, _Floats], _Floats]
+_Path = Callable[[np.random.Generator, Floats], Floats]
 
 # First words of the seed sequences, so that no two purposes share random numbers.
 _LABELS, _CLIP = 1, 2
@@ -48,11 +50,16 @@ def render_clip(seed: int, index: int) -> tuple[Frames, Float32s]:
     rng = np.random.default_rng([_CLIP, seed, index])
     path = place_path(rng, CLASSES[clip_label(seed, index)])
     centers, radii = project(rng, path)
-    track = np.column_stack([centers, radii])[[*range(NUM_FRAMES), -1]]
-    return render(rng, centers[:NUM_FRAMES], radii[:NUM_FRAMES]), track.astype(np.float32)
+    return render(rng, centers[:NUM_FRAMES], radii[:NUM_FRAMES]), track_of(centers, radii)
 
 
-def place_path(rng: np.random.Generator, name: str) -> _Floats:
+def track_of(centers: Floats, radii: Floats) -> Float32s:
+    """The track (TRACK_SHAPE) of a ball, of which the clip shows the first NUM_FRAMES places."""
+    track: Floats = np.column_stack([centers, radii])[[*range(NUM_FRAMES), -1]]
+    return track.astype(np.float32)
+
+
+def place_path(rng: np.random.Generator, name: str) -> Floats:
     """Draw a path of class `name`, moved and scaled independently of the class.
 
     The rows after NUM_FRAMES are the future, which the clip does not show.
@@ -63,11 +70,11 @@ def place_path(rng: np.random.Generator, name: str) -> _Floats:
     margin = 1.0 - extent / 2.0
     place = np.append(rng.uniform(-margin, margin, size=2), 0.0)
     scale = extent / max(high[0] - low[0], high[1] - low[1])
-    placed: _Floats = (path - (low + high) / 2.0) * scale + place
+    placed: Floats = (path - (low + high) / 2.0) * scale + place
     return placed
 
 
-def project(rng: np.random.Generator, path: _Floats) -> tuple[_Floats, _Floats]:
+def project(rng: np.random.Generator, path: Floats) -> tuple[Floats, Floats]:
     """Project a path by a random pinhole camera: centers (T, 2) and radii (T), in pixels."""
     yaw, pitch = rng.uniform(-0.4, 0.4, size=2)
     roll = rng.uniform(-0.2, 0.2)
@@ -83,7 +90,7 @@ def project(rng: np.random.Generator, path: _Floats) -> tuple[_Floats, _Floats]:
     return centers, rng.uniform(0.10, 0.2) * scale
 
 
-def render(rng: np.random.Generator, centers: _Floats, radii: _Floats) -> Frames:
+def render(rng: np.random.Generator, centers: Floats, radii: Floats) -> Frames:
     """Draw the ball on a background, with brief distractors, flicker and sensor noise."""
     background = _background(rng)
     color = _contrasting_color(rng, background)
@@ -94,9 +101,14 @@ def render(rng: np.random.Generator, centers: _Floats, radii: _Floats) -> Frames
         place = np.tile(rng.uniform(0.0, FRAME_SIZE, size=2), (NUM_FRAMES, 1))
         size = np.full(NUM_FRAMES, rng.uniform(2.0, 5.0))
         shown = slice(first, first + length)
-        _draw(frames[shown], place[shown], size[shown], rng.uniform(0.0, 255.0, size=3))
-    _draw(frames, centers, radii, color)
+        draw_ball(frames[shown], place[shown], size[shown], rng.uniform(0.0, 255.0, size=3))
+    draw_ball(frames, centers, radii, color)
     frames *= rng.uniform(0.95, 1.05, size=(NUM_FRAMES, 1, 1, 1)).astype(np.float32)
+    return to_pixels(rng, frames)
+
+
+def to_pixels(rng: np.random.Generator, frames: Float32s) -> Frames:
+    """Add sensor noise and round, in place: frames of CLIP_SHAPE."""
     amplitude = int(rng.integers(2, 11))
     frames += rng.integers(-amplitude, amplitude + 1, size=CLIP_SHAPE, dtype=np.int8)
     np.rint(frames, out=frames)
@@ -110,11 +122,11 @@ def _background(rng: np.random.Generator) -> Float32s:
     angle = rng.uniform(0.0, 2.0 * np.pi)
     line = np.linspace(-0.5, 0.5, FRAME_SIZE)
     share = 0.5 + (line[None, :] * np.cos(angle) + line[:, None] * np.sin(angle)) / np.sqrt(2.0)
-    background: _Floats = base + share[:, :, None] * (other - base)
+    background: Floats = base + share[:, :, None] * (other - base)
     return background.astype(np.float32)
 
 
-def _contrasting_color(rng: np.random.Generator, background: Float32s) -> _Floats:
+def _contrasting_color(rng: np.random.Generator, background: Float32s) -> Floats:
     """Draw colours until one stands out: one channel differs from the mean background by 90."""
     mean = background.mean(axis=(0, 1))
     while True:
@@ -123,7 +135,7 @@ def _contrasting_color(rng: np.random.Generator, background: Float32s) -> _Float
             return color
 
 
-def _draw(frames: Float32s, centers: _Floats, radii: _Floats, color: _Floats) -> None:
+def draw_ball(frames: Float32s, centers: Floats, radii: Floats, color: Floats) -> None:
     """Blend one shaded disc per frame into `frames`, in place, with soft edges."""
     pixel = np.arange(FRAME_SIZE, dtype=np.float32) + np.float32(0.5)
     x, y = centers[:, 0, None].astype(np.float32), centers[:, 1, None].astype(np.float32)
@@ -138,61 +150,61 @@ def _sign(rng: np.random.Generator) -> float:
     return 1.0 if rng.random() < 0.5 else -1.0
 
 
-def _along_line(rng: np.random.Generator, progress: _Floats) -> _Floats:
+def _along_line(rng: np.random.Generator, progress: Floats) -> Floats:
     angle = rng.uniform(0.0, _TURN)
     depth = rng.uniform(-0.5, 0.5)
-    path: _Floats = progress[:, None] * np.array([np.cos(angle), np.sin(angle), depth])
+    path: Floats = progress[:, None] * np.array([np.cos(angle), np.sin(angle), depth])
     return path
 
 
-def _around(angle: _Floats, radius: _Floats | float) -> _Floats:
+def _around(angle: Floats, radius: Floats | float) -> Floats:
     return np.stack([radius * np.cos(angle), radius * np.sin(angle), np.zeros_like(angle)], axis=1)
 
 
-def _linear(rng: np.random.Generator, time: _Floats) -> _Floats:
+def _linear(rng: np.random.Generator, time: Floats) -> Floats:
     return _along_line(rng, time)
 
 
-def _accelerating(rng: np.random.Generator, time: _Floats) -> _Floats:
+def _accelerating(rng: np.random.Generator, time: Floats) -> Floats:
     return _along_line(rng, time ** rng.uniform(2.2, 3.2))
 
 
-def _circle(rng: np.random.Generator, time: _Floats, direction: float) -> _Floats:
+def _circle(rng: np.random.Generator, time: Floats, direction: float) -> Floats:
     turns = rng.uniform(0.8, 1.6)
     return _around(rng.uniform(0.0, _TURN) + direction * _TURN * turns * time, 1.0)
 
 
-def _circle_cw(rng: np.random.Generator, time: _Floats) -> _Floats:
+def _circle_cw(rng: np.random.Generator, time: Floats) -> Floats:
     return _circle(rng, time, -1.0)
 
 
-def _circle_ccw(rng: np.random.Generator, time: _Floats) -> _Floats:
+def _circle_ccw(rng: np.random.Generator, time: Floats) -> Floats:
     return _circle(rng, time, 1.0)
 
 
-def _spiral(rng: np.random.Generator, time: _Floats) -> _Floats:
+def _spiral(rng: np.random.Generator, time: Floats) -> Floats:
     """From the rim to the centre, turning in either sense; reversed in time it is `_spiral_out`."""
     turns = rng.uniform(1.3, 2.0) * _sign(rng)
     radius = np.maximum(1.0 + (rng.uniform(0.05, 0.2) - 1.0) * time, 0.0)
     return _around(rng.uniform(0.0, _TURN) + _TURN * turns * time, radius)
 
 
-def _spiral_in(rng: np.random.Generator, time: _Floats) -> _Floats:
+def _spiral_in(rng: np.random.Generator, time: Floats) -> Floats:
     return _spiral(rng, time)
 
 
-def _spiral_out(rng: np.random.Generator, time: _Floats) -> _Floats:
+def _spiral_out(rng: np.random.Generator, time: Floats) -> Floats:
     return _spiral(rng, 1.0 - time)
 
 
-def _parabola(rng: np.random.Generator, time: _Floats) -> _Floats:
+def _parabola(rng: np.random.Generator, time: Floats) -> Floats:
     apex = rng.uniform(0.35, 0.65)
     height = rng.uniform(2.5, 5.0)
     x = _sign(rng) * time
     return np.stack([x, -height * (time - apex) ** 2, rng.uniform(-0.5, 0.5) * time], axis=1)
 
 
-def _sinusoid(rng: np.random.Generator, time: _Floats) -> _Floats:
+def _sinusoid(rng: np.random.Generator, time: Floats) -> Floats:
     wave = rng.uniform(0.2, 0.35) * np.sin(
         rng.uniform(0.0, _TURN) + _TURN * rng.uniform(1.6, 2.6) * time
     )
@@ -202,7 +214,7 @@ def _sinusoid(rng: np.random.Generator, time: _Floats) -> _Floats:
     return np.stack([x, y, rng.uniform(-0.3, 0.3) * time], axis=1)
 
 
-def _bounce(rng: np.random.Generator, time: _Floats) -> _Floats:
+def _bounce(rng: np.random.Generator, time: Floats) -> Floats:
     num_bounces = rng.uniform(2.2, 3.4)
     phase = rng.uniform(0.0, 0.5) + num_bounces * time
     hop, within = np.floor(phase), phase % 1.0
@@ -210,7 +222,7 @@ def _bounce(rng: np.random.Generator, time: _Floats) -> _Floats:
     return np.stack([_sign(rng) * time, height, rng.uniform(-0.4, 0.4) * time], axis=1)
 
 
-def _helix(rng: np.random.Generator, time: _Floats) -> _Floats:
+def _helix(rng: np.random.Generator, time: Floats) -> Floats:
     angle = rng.uniform(0.0, _TURN) + _sign(rng) * _TURN * rng.uniform(2.0, 3.0) * time
     radius = rng.uniform(0.25, 0.35)
     drift = rng.uniform(0.0, _TURN)
@@ -221,7 +233,7 @@ def _helix(rng: np.random.Generator, time: _Floats) -> _Floats:
     return path
 
 
-def _random_walk(rng: np.random.Generator, time: _Floats) -> _Floats:
+def _random_walk(rng: np.random.Generator, time: Floats) -> Floats:
     steps = rng.normal(size=(len(time), 3)) * np.array([1.0, 1.0, 0.4])
     steps[0] = 0.0
     return np.cumsum(steps, axis=0)

@@ -9,6 +9,29 @@ from training.settings import check_choice, check_fields
 from training.workload import Settings
 from training.workloads.trajectory.clips import CLASSES, FRAME_SIZE, NUM_FRAMES
 
+# The ways to make clips, of which a tracker can follow the easy ones; and to take their frames.
+DIFFICULTIES, SAMPLINGS = ("easy", "hard"), ("uniform", "segments")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ClipOptions:
+    """What `data make` (the first) and `data import` take as `--override name=value`."""
+
+    difficulty: str = "easy"
+    # Frames evenly from the whole video, or one of each of as many segments: a random one to train.
+    sampling: str = "uniform"
+    # UCF-101's or Kinetics' lists, with commas: which files are taken, for which split.
+    lists: str = ""
+    # More broken files than this share are not an accident.
+    left_out_share: float = 0.1
+
+    def __post_init__(self) -> None:
+        check_choice("difficulty", self.difficulty, DIFFICULTIES)
+        check_choice("sampling", self.sampling, SAMPLINGS)
+        if not 0.0 <= self.left_out_share < 1.0:
+            raise ValueError(f"left_out_share is {self.left_out_share}; give 0 to below 1")
+
+
 # The baseline's first layer has half its width, in four groups.
 _BASELINE_MULTIPLE = 8
 _SETTINGS = Settings(
@@ -39,7 +62,8 @@ class RecipeConfig:
     num_heads: int = 4
     dropout: float = 0.1
 
-    # Baseline: how far the mean image alone gets.
+    # Baselines: how far less than the whole clip gets. They take more than half of a run's time.
+    baselines: bool = True
     time_average_epochs: int = 16
     baseline_width: int = 24
 
@@ -101,7 +125,7 @@ class TrajectoryConfig(RecipeConfig):
     frame_stride: int = 2
     grid: int = 4
 
-    # Baselines: how far one frame, and frames in random order, get.
+    # More baselines: one frame, and frames in random order.
     single_frame_epochs: int = 6
     shuffled_epochs: int = 16
 
@@ -125,6 +149,7 @@ def laptop() -> TrajectoryConfig:
 def full() -> TrajectoryConfig:
     """10,000 clips on one GPU, with ImageNet weights and a checkpoint every two epochs."""
     return TrajectoryConfig(
+        baselines=False,
         num_threads=4,
         # Attention's fast backward passes on CUDA are not deterministic; the cost of deterministic
         # ones has not been measured yet.
@@ -145,6 +170,18 @@ def full() -> TrajectoryConfig:
         ),
         learning_rate=5e-4,
         fused_optimizer=True,
+    )
+
+
+def reference() -> TrajectoryConfig:
+    """Seed document 000: the whole ResNet-18, 512 features a frame, 30 epochs at 64 px."""
+    c = full()
+    return replace(
+        c,
+        image_size=FRAME_SIZE,
+        backbone_layer="layer4",
+        grid=1,
+        settings=replace(c.settings, epochs=30),
     )
 
 
@@ -227,6 +264,7 @@ def magvit_laptop() -> MagvitConfig:
 def magvit_full() -> MagvitConfig:
     """10,000 clips on one GPU: a full-resolution tokenizer with 4x8x8 pixels per token."""
     return MagvitConfig(
+        baselines=False,
         num_threads=4,
         deterministic=False,
         stem="full",

@@ -21,14 +21,12 @@ from torch import Tensor
 
 from training.errors import UserError
 from training.processes import in_processes
-from training.sources import SourceFile, class_names
 from training.workload import Inputs, Samples
 from training.workloads.trajectory.clips import (
     CLASSES,
     CLIP_BYTES,
     CLIP_SHAPE,
     FRAME_SIZE,
-    NUM_FRAMES,
     TRACK_BYTES,
     TRACK_SHAPE,
     Float32s,
@@ -36,6 +34,7 @@ from training.workloads.trajectory.clips import (
     clip_label,
     render_clip,
 )
+from training.workloads.trajectory.hard_clips import render_hard_clip
 
 if TYPE_CHECKING:
     # It imports torch, for which each process that renders clips would have to wait.
@@ -45,13 +44,17 @@ CLIPS_FILE = "clips.u8"
 TRACKS_FILE = "tracks.f32"
 LABELS_FILE = "labels.json"
 # Choices are made on validation; test is for one final `python -m training evaluate`.
-_HELD_OUT_SHARES: Mapping[str, float] = MappingProxyType({"validation": 0.15, "test": 0.1})
+_HELD_OUT_SHARES: Mapping[str, float] = MappingProxyType({"validation": 0.1, "test": 0.1})
 # A class needs a few clips in each split.
 _MIN_COUNT = 5 * len(CLASSES)
 # Clips per unit of work: 0.2 s each, so progress is smooth and overhead small.
 _CHUNK = 32
 
 _SPLITS = 3  # first word of the seed sequence, see clips.py
+
+
+# How clips are made, by difficulty: what a tracker sees, and what only a model does.
+_RENDERERS = MappingProxyType({"easy": render_clip, "hard": render_hard_clip})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,7 +69,12 @@ class _TrajectoryData:
 
 
 def make_dataset(
-    out: Path, count: int, seed: int, progress: "Progress", num_workers: int | None = None
+    out: Path,
+    count: int,
+    seed: int,
+    progress: "Progress",
+    difficulty: str = "easy",
+    num_workers: int | None = None,
 ) -> Mapping[str, Any]:
     """Write `count` clips of the dataset `seed` into the folder `out`; return the meta."""
     if count < _MIN_COUNT:
@@ -77,7 +85,8 @@ def make_dataset(
         with (out / name).open("wb") as file:
             file.truncate(count * size)
     chunks = [
-        (str(out), seed, first, min(first + _CHUNK, count)) for first in range(0, count, _CHUNK)
+        (str(out), difficulty, seed, first, min(first + _CHUNK, count))
+        for first in range(0, count, _CHUNK)
     ]
     done = 0
     for _, num_clips in in_processes(_write_chunk, chunks, num_workers):
@@ -85,10 +94,14 @@ def make_dataset(
         progress(done, count)
     labels = [clip_label(seed, index) for index in range(count)]
     splits = stratified_splits(labels, seed)
-    return {**_write_labels(out, CLASSES, labels, splits), "seed": seed}
+    return {
+        **write_labels(out, CLASSES, labels, splits),
+        "seed": seed,
+        "difficulty": difficulty,
+    }
 
 
-def _write_labels(
+def write_labels(
     out: Path, classes: Sequence[str], labels: Sequence[int], splits: Mapping[str, Sequence[int]]
 ) -> dict[str, Any]:
     """Write labels.json; return what the manifest says of the dataset."""
@@ -104,8 +117,8 @@ def _write_labels(
     }
 
 
-def _write_chunk(chunk: tuple[str, int, int, int]) -> int:
-    out, seed, first, end = chunk
+def _write_chunk(chunk: tuple[str, str, int, int, int]) -> int:
+    out, difficulty, seed, first, end = chunk
     with (
         (Path(out) / CLIPS_FILE).open("r+b") as clips,
         (Path(out) / TRACKS_FILE).open("r+b") as tracks,
@@ -113,7 +126,7 @@ def _write_chunk(chunk: tuple[str, int, int, int]) -> int:
         clips.seek(first * CLIP_BYTES)
         tracks.seek(first * TRACK_BYTES)
         for index in range(first, end):
-            frames, track = render_clip(seed, index)
+            frames, track = _RENDERERS[difficulty](seed, index)
             clips.write(frames.tobytes())
             tracks.write(track.tobytes())
     return end - first
@@ -184,63 +197,9 @@ def split_failures(data: _TrajectoryData, split: str) -> list[str]:
     return [f"split {split} has no clip of class {name}" for name in missing]
 
 
-def import_dataset(
-    files: Sequence[SourceFile], out: Path, seed: int, progress: "Progress"
-) -> Mapping[str, Any]:
-    """Write the clips of `files` into the folder `out`; return the meta.
-
-    Without splits of their own, each class is divided like the made clips; `seed` decides how.
-    """
-    classes = class_names(files)
-    labels = [classes.index(str(file.label)) for file in files]
-    splits = _splits(files, labels, seed)
-    with (out / CLIPS_FILE).open("wb") as clips:
-        for number, file in enumerate(files, 1):
-            clips.write(read_clip(file).tobytes())
-            progress(number, len(files))
-    np.full((len(files), *TRACK_SHAPE), np.nan, dtype="<f4").tofile(out / TRACKS_FILE)
-    return _write_labels(out, classes, labels, splits)
-
-
-def read_clip(file: SourceFile) -> Frames:
-    """The clip in CLIP_SHAPE, uint8; UserError if the file is not a clip."""
-    try:
-        frames = np.load(file.path, allow_pickle=False)
-    except (ValueError, EOFError, OSError) as error:
-        raise UserError(f"{file.name} is not a .npy file: {error}; save clips as arrays") from error
-    if getattr(frames, "ndim", 0) != 4 or frames.shape[3] != 3 or 0 in frames.shape:
-        shape = getattr(frames, "shape", "no")
-        raise UserError(f"{file.name} has shape {shape}; give (frames, height, width, 3)")
-    if frames.dtype != np.uint8:
-        raise UserError(f"{file.name} has pixels of {frames.dtype}; give uint8, from 0 to 255")
-    chosen = frames[np.rint(np.linspace(0, len(frames) - 1, NUM_FRAMES)).astype(int)]
-    if chosen.shape == CLIP_SHAPE:
-        return np.ascontiguousarray(chosen)
-    # Not above: each process that renders clips would have to wait for it.
-    import torch
-    import torch.nn.functional as F
-
-    pixels_T3HW = torch.from_numpy(np.ascontiguousarray(chosen)).permute(0, 3, 1, 2).float()
-    resized_T3HW = F.interpolate(pixels_T3HW, size=(FRAME_SIZE, FRAME_SIZE), mode="area")
-    clip: Frames = resized_T3HW.round().to(torch.uint8).permute(0, 2, 3, 1).contiguous().numpy()
-    return clip
-
-
-def _splits(files: Sequence[SourceFile], labels: Sequence[int], seed: int) -> dict[str, list[int]]:
-    if files[0].split is None:
-        return stratified_splits(labels, seed)
-    splits: dict[str, list[int]] = {"train": [], "validation": [], "test": []}
-    for number, file in enumerate(files):
-        assert file.split is not None
-        splits[file.split].append(number)
-    if empty := [name for name in ("train", "validation") if not splits[name]]:
-        raise UserError(f"split {empty[0]} has no files; add some, or use no splits")
-    return {name: clips for name, clips in splits.items() if clips}
-
-
 Batch: TypeAlias = dict[str, Tensor]
 _Item: TypeAlias = tuple[Tensor, int]  # what the model sees, and the clip's number
-View: TypeAlias = Literal["clip", "single_frame", "shuffled", "time_average", "tokens"]
+View: TypeAlias = Literal["clip", "single_frame", "shuffled", "time_average", "tracker", "tokens"]
 
 # The artifact that a view is made from, and the tensor in it.
 _SOURCES: Mapping[View, tuple[str, str]] = MappingProxyType(
@@ -249,6 +208,7 @@ _SOURCES: Mapping[View, tuple[str, str]] = MappingProxyType(
         "single_frame": ("features", "features"),
         "shuffled": ("features", "features"),
         "time_average": ("mean_images", "mean_image"),
+        "tracker": ("tracks", "tracks"),
         "tokens": ("tokens", "tokens"),
     }
 )

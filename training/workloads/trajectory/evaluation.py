@@ -59,27 +59,29 @@ def predictions(model: nn.Module, batch: Batch, classes: Sequence[str]) -> list[
     """The model's prediction for each clip, with the true values."""
     logits_BK, future_B2 = classify(model, batch)
     confidence_B, predicted_B = logits_BK.softmax(dim=1).max(dim=1)
-    return [
-        {
-            "clip": clip,
-            "class": classes[predicted],
-            "probability": confidence,
-            "true_class": classes[label],
-            "future_position": [(value + 1.0) * FRAME_SIZE / 2 for value in future],
-            "true_future_position": None
-            if math.isnan(true_future[0])
-            else [(value + 1.0) * FRAME_SIZE / 2 for value in true_future],
-        }
-        for clip, predicted, confidence, label, future, true_future in zip(
-            batch["clips"].tolist(),
-            predicted_B.tolist(),
-            confidence_B.tolist(),
-            batch["labels"].tolist(),
-            future_B2.tolist(),
-            batch["future"].tolist(),
-            strict=True,
+    found: list[dict[str, Any]] = []
+    for clip, predicted, confidence, label, future, true_future in zip(
+        batch["clips"].tolist(),
+        predicted_B.tolist(),
+        confidence_B.tolist(),
+        batch["labels"].tolist(),
+        future_B2.tolist(),
+        batch["future"].tolist(),
+        strict=True,
+    ):
+        found.append(
+            {
+                "clip": clip,
+                "class": classes[predicted],
+                "probability": confidence,
+                "true_class": classes[label],
+            }
         )
-    ]
+        if not math.isnan(true_future[0]):  # of a clip with a track
+            places = {"future_position": future, "true_future_position": true_future}
+            for name, place in places.items():
+                found[-1][name] = [(value + 1.0) * FRAME_SIZE / 2 for value in place]
+    return found
 
 
 def summarize(parts: Sequence[Partial], out: Path, classes: Sequence[str]) -> Mapping[str, float]:

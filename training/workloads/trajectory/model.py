@@ -41,27 +41,14 @@ _NUM_MAPS = 4
 _FLOOR = 0.01
 
 
-class TransformerHead(nn.Module):
-    """Finds where the grid's features move, and classifies the motion by a Transformer over time.
-
-    From features (B, T, G, C) to class logits (B, K) and the future position (B, 2), in half
-    frames from the centre. T = 1 is the single-frame baseline.
-
-    Motion is found without labels: the energy of each cell's features after subtracting the clip's
-    own background, and its expected place (the spatial softmax of Finn et al. 2016,
-    arXiv:1509.06113). Both ignore colour, an invariance that a thousand clips would not teach.
-    """
-
-    feature_mean_GC: Tensor
-    feature_std_GC: Tensor
-    motion_std: Tensor
+class TimeTransformer(nn.Module):
+    """A Transformer over time: from a clip's tokens to its class and the future position."""
 
     def __init__(
         self,
         *,
+        num_inputs: int,
         num_frames: int,
-        grid: int,
-        channels: int,
         num_classes: int,
         width: int,
         num_layers: int,
@@ -69,13 +56,7 @@ class TransformerHead(nn.Module):
         dropout: float,
     ) -> None:
         super().__init__()
-        num_cells = grid * grid
-        self.register_buffer("feature_mean_GC", torch.zeros(num_cells, channels))
-        self.register_buffer("feature_std_GC", torch.ones(num_cells, channels))
-        self.register_buffer("motion_std", torch.ones(()))
-        self.sharpness = nn.Parameter(torch.tensor(2.0))
-        self.appearance = nn.Linear(channels, _NUM_MAPS)
-        self.embed = nn.Linear(num_cells * (1 + _NUM_MAPS) + 5, width)
+        self.embed = nn.Linear(num_inputs, width)
         self.time_TD = nn.Parameter(0.02 * torch.randn(num_frames, width))
         self.dropout = nn.Dropout(dropout)
         self.blocks = nn.ModuleList(
@@ -94,6 +75,41 @@ class TransformerHead(nn.Module):
         self.classify = nn.Linear(width, num_classes)
         self.predict = nn.Linear(width, 2)
 
+    def tell(self, tokens_BTE: Tensor, last_B2: Tensor) -> tuple[Tensor, Tensor]:
+        """Class logits (B, K) and future position (B, 2), which is predicted from the last one."""
+        x_BTD = self.dropout(self.embed(tokens_BTE) + self.time_TD)
+        for block in self.blocks:
+            x_BTD = block(x_BTD)
+        x_BTD = self.norm(x_BTD)
+        return self.classify(x_BTD.mean(dim=1)), last_B2 + self.predict(x_BTD[:, -1])
+
+
+class TransformerHead(TimeTransformer):
+    """Finds where the grid's features move, and classifies the motion by a Transformer over time.
+
+    From features (B, T, G, C) to class logits (B, K) and the future position (B, 2), in half
+    frames from the centre. T = 1 is the single-frame baseline.
+
+    Motion is found without labels: the energy of each cell's features after subtracting the clip's
+    own background, and its expected place (the spatial softmax of Finn et al. 2016,
+    arXiv:1509.06113). Both ignore colour, an invariance that a thousand clips would not teach.
+    """
+
+    feature_mean_GC: Tensor
+    feature_std_GC: Tensor
+    motion_std: Tensor
+
+    def __init__(self, *, grid: int, channels: int, width: int, **shape: Any) -> None:
+        num_cells = grid * grid
+        # Of a whole picture all channels count, and not where they are.
+        num_maps = _NUM_MAPS if num_cells > 1 else width
+        super().__init__(num_inputs=num_cells * (1 + num_maps) + 5, width=width, **shape)
+        self.register_buffer("feature_mean_GC", torch.zeros(num_cells, channels))
+        self.register_buffer("feature_std_GC", torch.ones(num_cells, channels))
+        self.register_buffer("motion_std", torch.ones(()))
+        self.sharpness = nn.Parameter(torch.tensor(2.0))
+        self.appearance = nn.Linear(channels, num_maps)
+
     @torch.no_grad()
     def set_statistics(self, features_NTGC: Tensor) -> None:
         """Set the scale of the features, which is part of the state, from training clips."""
@@ -105,14 +121,7 @@ class TransformerHead(nn.Module):
 
     def forward(self, features_BTGC: Tensor) -> tuple[Tensor, Tensor]:
         tokens_BTE = self.tokens(features_BTGC.float())
-        x_BTD = self.embed(tokens_BTE) + self.time_TD
-        x_BTD = self.dropout(x_BTD)
-        for block in self.blocks:
-            x_BTD = block(x_BTD)
-        x_BTD = self.norm(x_BTD)
-        # The future position is predicted relative to the last one.
-        last_B2 = 0.5 * tokens_BTE[:, -1, :2]
-        return self.classify(x_BTD.mean(dim=1)), last_B2 + self.predict(x_BTD[:, -1])
+        return self.tell(tokens_BTE, 0.5 * tokens_BTE[:, -1, :2])
 
     def tokens(self, features_BTGC: Tensor) -> Tensor:
         """Per frame: place, step and size of what moves, the energy map, and the appearance."""
@@ -268,8 +277,8 @@ class TrainClipClassifier(Train):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TrainHead(TrainClipClassifier):
-    """The head on frozen features of whole or partial clips."""
+class TrainTimeTransformer(TrainClipClassifier):
+    """A Transformer over what is seen in the frames of whole or partial clips."""
 
     config: TrajectoryConfig
 
@@ -278,27 +287,27 @@ class TrainHead(TrainClipClassifier):
         """Frames of one sample."""
         return 1 if self.view == "single_frame" else self.config.num_frames
 
+    @property
+    def shape(self) -> dict[str, Any]:
+        """What each `TimeTransformer` is given."""
+        c = self.config
+        names = ("width", "num_layers", "num_heads", "dropout")
+        own = {name: getattr(c, name) for name in names}
+        return {**own, "num_frames": self.num_frames, "num_classes": len(self.classes)}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainHead(TrainTimeTransformer):
+    """The head on frozen features."""
+
     def model_input(self, size: int) -> Tensor:
         c = self.config
         shape = (size, self.num_frames, c.grid**2, CHANNELS[c.backbone_layer])
         return torch.zeros(shape, dtype=torch.float16)
 
     def model(self, i: Inputs) -> TransformerHead:
-        return self.build()
-
-    def build(self) -> TransformerHead:
-        """A newly initialised head; needs no data."""
         c = self.config
-        return TransformerHead(
-            num_frames=self.num_frames,
-            grid=c.grid,
-            channels=CHANNELS[c.backbone_layer],
-            num_classes=len(self.classes),
-            width=c.width,
-            num_layers=c.num_layers,
-            num_heads=c.num_heads,
-            dropout=c.dropout,
-        )
+        return TransformerHead(grid=c.grid, channels=CHANNELS[c.backbone_layer], **self.shape)
 
     def start(self, m: nn.Module, i: Inputs) -> Start:
         """Check the splits and estimate the features' scale from training clips."""

@@ -4,7 +4,7 @@ Recipes of two kinds: a frozen ResNet-18 with a Transformer over time, and a sma
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeAlias
@@ -13,6 +13,7 @@ from training.rungs import autocast_rungs, micro_batch_rungs
 from training.sources import SourceFile
 from training.workload import Prepare, Progress, Rung, Train, Workload
 from training.workloads.trajectory.config import (
+    ClipOptions,
     MagvitConfig,
     RecipeConfig,
     TrajectoryConfig,
@@ -20,41 +21,49 @@ from training.workloads.trajectory.config import (
     laptop,
     magvit_full,
     magvit_laptop,
+    reference,
 )
-from training.workloads.trajectory.dataset import import_dataset, make_dataset
+from training.workloads.trajectory.dataset import make_dataset
 from training.workloads.trajectory.features import Features, MeanImages
+from training.workloads.trajectory.imported import import_dataset
 from training.workloads.trajectory.magvit.stages import Tokens, TrainTokenizer, TrainTransformer
 from training.workloads.trajectory.model import TrainHead, TrainTimeAverage
+from training.workloads.trajectory.tracker import Tracks, TrainTracker
 
 
 def _frozen_stages(c: TrajectoryConfig) -> Sequence[Prepare | Train]:
-    """Frozen ResNet-18 per frame, a Transformer over time, and three baselines."""
+    """Baselines, frozen ResNet-18 per frame, a Transformer over time."""
     epochs, single, mixed = c.settings.epochs, c.single_frame_epochs, c.shuffled_epochs
+    head = TrainHead(config=c, name="head", view="clip", epochs=epochs)
+    if not c.baselines:
+        return (Features(config=c), head)
     return (
-        MeanImages(num_shards=c.num_shards),
+        *_time_average(c),
+        Tracks(config=c),
+        TrainTracker(config=c, name="tracker", view="tracker", epochs=epochs),
         Features(config=c),
-        _time_average(c),
         TrainHead(config=c, name="single_frame", view="single_frame", epochs=single),
         TrainHead(config=c, name="shuffled", view="shuffled", epochs=mixed),
-        TrainHead(config=c, name="head", view="clip", epochs=epochs),
+        head,
     )
 
 
 def _magvit_stages(c: MagvitConfig) -> Sequence[Prepare | Train]:
-    """A tokenizer, its tokens, a masked Transformer over them, and the time-average baseline."""
+    """The time-average baseline, a tokenizer, its tokens, a masked Transformer over them."""
     return (
-        MeanImages(num_shards=c.num_shards),
-        _time_average(c),
+        *(_time_average(c) if c.baselines else ()),
         TrainTokenizer(config=c),
         Tokens(config=c),
         TrainTransformer(config=c, name="transformer", view="tokens", epochs=c.settings.epochs),
     )
 
 
-def _time_average(c: RecipeConfig) -> TrainTimeAverage:
+def _time_average(c: RecipeConfig) -> Sequence[Prepare | Train]:
     """The baseline that sees everything except the order of the frames."""
-    return TrainTimeAverage(
-        config=c, name="time_average", view="time_average", epochs=c.time_average_epochs
+    epochs = c.time_average_epochs
+    return (
+        MeanImages(num_shards=c.num_shards),
+        TrainTimeAverage(config=c, name="time_average", view="time_average", epochs=epochs),
     )
 
 
@@ -64,6 +73,7 @@ RECIPES: Mapping[str, Callable[[], _AnyConfig]] = MappingProxyType(
     {
         "laptop": laptop,
         "full": full,
+        "reference": reference,
         "magvit_laptop": magvit_laptop,
         "magvit_full": magvit_full,
     }
@@ -71,10 +81,11 @@ RECIPES: Mapping[str, Callable[[], _AnyConfig]] = MappingProxyType(
 # The datasets that the recipes are made for: 1,000, 4,000 and 10,000 clips.
 _NOMINAL_SAMPLES: Mapping[str, Mapping[str, int]] = MappingProxyType(
     {
-        "laptop": {"train": 750, "validation": 150},
-        "full": {"train": 7_500, "validation": 1_500},
-        "magvit_laptop": {"train": 3_000, "validation": 600},
-        "magvit_full": {"train": 7_500, "validation": 1_500},
+        "laptop": {"train": 800, "validation": 100},
+        "full": {"train": 8_000, "validation": 1_000},
+        "reference": {"train": 8_000, "validation": 1_000},
+        "magvit_laptop": {"train": 3_200, "validation": 400},
+        "magvit_full": {"train": 8_000, "validation": 1_000},
     }
 )
 
@@ -84,6 +95,7 @@ class Trajectory(Workload[_AnyConfig]):
     """The workload that the registry imports; its stages are defined in the other files here."""
 
     name: str = "trajectory"
+    data_options: ClipOptions = field(default_factory=ClipOptions)
     recipes = RECIPES
     nominal_samples = _NOMINAL_SAMPLES
 
@@ -91,9 +103,10 @@ class Trajectory(Workload[_AnyConfig]):
         return _magvit_stages(c) if isinstance(c, MagvitConfig) else _frozen_stages(c)
 
     def fitted(self, c: _AnyConfig, meta: Mapping[str, Any]) -> Mapping[str, str]:
-        """The dataset's own classes."""
+        """The dataset's own classes; and no position is learned where nobody knows one."""
         names = ",".join(meta.get("classes", ())) or c.classes
-        return {"classes": names} if names != c.classes else {}
+        found = {"classes": names} if names != c.classes else {}
+        return found if meta.get("tracks") != "none" else {**found, "position_weight": "0.0"}
 
     def rungs(self, c: _AnyConfig) -> Sequence[Rung]:
         return [*micro_batch_rungs(c), *autocast_rungs(c)]
@@ -101,12 +114,16 @@ class Trajectory(Workload[_AnyConfig]):
     def make_dataset(
         self, out: Path, count: int, seed: int, progress: Progress
     ) -> Mapping[str, Any]:
-        return make_dataset(out, count, seed, progress)
+        return make_dataset(out, count, seed, progress, self.data_options.difficulty)
+
+    def with_data_options(self, options: ClipOptions) -> "Trajectory":
+        """The workload that makes and imports clips with these options."""
+        return replace(self, data_options=options)
 
     def import_dataset(
         self, files: Sequence[SourceFile], out: Path, seed: int, progress: Progress
     ) -> Mapping[str, Any]:
-        return import_dataset(files, out, seed, progress)
+        return import_dataset(files, out, seed, progress, self.data_options)
 
 
 TRAJECTORY = Trajectory()

@@ -9,6 +9,7 @@ from training.workload import Inputs
 from training.workloads.trajectory.config import laptop
 from training.workloads.trajectory.dataset import make_dataset
 from training.workloads.trajectory.features import Features, MeanImages
+from training.workloads.trajectory.tracker import Tracks
 
 
 @pytest.fixture(scope="package")
@@ -24,6 +25,6 @@ def inputs(dataset: FakeDataset) -> Inputs:
     """The laptop recipe, with its artifacts in four shards."""
     config = replace(laptop(), num_shards=4)
     without = inputs_of(dataset, config)
-    stages = (Features(config=config), MeanImages(num_shards=4))
+    stages = (Features(config=config), MeanImages(num_shards=4), Tracks(config=config))
     artifacts = {stage.name: [stage.make(without, shard) for shard in range(4)] for stage in stages}
     return inputs_of(dataset, config, artifacts)

@@ -21,7 +21,14 @@ from training.errors import UserError
 from training.settings import changed
 from training.workload import Inputs, Partial, Prepare, Train
 from training.workloads.trajectory.clips import CLASSES
-from training.workloads.trajectory.config import MagvitConfig, TrajectoryConfig, full, laptop
+from training.workloads.trajectory.config import (
+    CHANNELS,
+    MagvitConfig,
+    TrajectoryConfig,
+    full,
+    laptop,
+    reference,
+)
 from training.workloads.trajectory.dataset import (
     CLIPS_FILE,
     LABELS_FILE,
@@ -43,16 +50,36 @@ NO_RANDOMNESS = torch.Generator()
 
 
 def test_data_comes_first_then_baselines_then_what_they_judge() -> None:
-    frozen = ["mean_images", "features", "time_average", "single_frame", "shuffled", "head"]
-    magvit = ["mean_images", "time_average", "tokenizer", "tokens", "transformer"]
+    mean, tracks = ["mean_images", "time_average"], ["tracks", "tracker"]
+    frozen = [*mean, *tracks, "features", "single_frame", "shuffled", "head"]
+    magvit = [*mean, "tokenizer", "tokens", "transformer"]
     for recipe in RECIPES.values():
-        stages = TRAJECTORY.stages(recipe())
-        expected = magvit if isinstance(recipe(), MagvitConfig) else frozen
+        c = recipe()
+        stages = TRAJECTORY.stages(replace(c, baselines=True))
+        expected = magvit if isinstance(c, MagvitConfig) else frozen
         assert [stage.name for stage in stages] == expected
+        without = [stage.name for stage in TRAJECTORY.stages(replace(c, baselines=False))]
+        needed = ["features", "head"] if expected is frozen else magvit[2:]
+        assert without == needed, "only what the last stage needs"
         for stage in stages:
-            made = stage.name in ("mean_images", "features", "tokens")
+            made = stage.name in ("mean_images", "tracks", "features", "tokens")
             assert isinstance(stage, Prepare if made else Train)
     assert set(TRAJECTORY.nominal_samples) == set(RECIPES)
+
+
+def test_paid_recipes_have_no_baselines_unless_they_are_asked_for() -> None:
+    assert {name for name, recipe in RECIPES.items() if recipe().baselines} == {
+        "laptop", "magvit_laptop",
+    }  # fmt: skip
+
+
+def test_the_reference_recipe_is_that_of_the_seed_document() -> None:
+    c = reference()
+    assert (c.image_size, c.num_frames) == (64, 32)
+    assert Features(config=c).probe().build()(torch.zeros(1, 3, 64, 64)).shape == (1, 512, 2, 2)
+    assert (c.settings.epochs, c.settings.global_batch) == (30, 16)
+    assert train_stage(c, "head").model_input(16).shape == (16, 32, 1, 512)
+    assert TRAJECTORY.nominal_samples["reference"] == {"train": 8_000, "validation": 1_000}
 
 
 def test_the_laptop_recipe_fixes_one_thread_and_single_precision() -> None:
@@ -145,7 +172,7 @@ def test_the_key_names_weights_preprocessing_and_data(dataset: FakeDataset) -> N
     assert all(set(key) <= set("abcdefghijklmnopqrstuvwxyz0123456789-") for key in keys)
 
 
-@pytest.mark.parametrize("name", ["head", "single_frame", "shuffled", "time_average"])
+@pytest.mark.parametrize("name", ["head", "single_frame", "shuffled", "tracker", "time_average"])
 def test_models_give_class_and_position_and_examples_have_the_shapes_of_batches(
     inputs: Inputs, name: str
 ) -> None:
@@ -221,7 +248,7 @@ def test_a_moving_blob_is_found_where_it_is() -> None:
     assert torch.allclose(place, 0.75 * corners, atol=0.05)
 
 
-@pytest.mark.parametrize("name", ["head", "single_frame", "time_average"])
+@pytest.mark.parametrize("name", ["head", "single_frame", "tracker", "time_average"])
 def test_steps_on_a_fixed_batch_decrease_its_loss(inputs: Inputs, name: str) -> None:
     stage = train_stage(replace(inputs.config, dropout=0.0, learning_rate=1e-3), name)
     model = started(stage, inputs)
@@ -237,14 +264,14 @@ def test_steps_on_a_fixed_batch_decrease_its_loss(inputs: Inputs, name: str) -> 
     assert losses[1] < losses[0] and losses[3] < losses[1]
 
 
-@pytest.mark.parametrize("recipe", [laptop, full])
+@pytest.mark.parametrize("recipe", [laptop, full, reference])
 def test_each_recipe_runs_a_step_on_the_cpu(dataset: FakeDataset, recipe: Any) -> None:
     config: TrajectoryConfig = replace(recipe(), weights="random")
     inputs = inputs_of(dataset, config)
     data = open_dataset(dataset.folder)
     backbone = load_backbone(config, dataset.folder, inputs.device)
     features = clip_features(backbone, data.frames[0], config, inputs.device)
-    assert features.shape == (config.num_frames, config.grid**2, 128)
+    assert features.shape == (config.num_frames, config.grid**2, CHANNELS[config.backbone_layer])
     for stage in TRAJECTORY.stages(config):
         if not isinstance(stage, TrainClipClassifier):
             continue

@@ -1,0 +1,230 @@
+"""`data import`: files that users bring become a dataset; broken ones are listed and left out.
+
+Decoded once, in several processes, to what the loader maps into memory (training/LOG.md compares).
+An import that was interrupted goes on: a line of DECODED is written once a file's clip is on disk.
+"""
+
+import csv
+import hashlib
+import json
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path, PurePosixPath
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from training.dataset_output import FolderOutput
+from training.errors import UserError
+from training.processes import in_processes
+from training.sources import UNFINISHED, SourceFile, class_names
+from training.workloads.trajectory.clips import CLIP_BYTES, TRACK_SHAPE
+from training.workloads.trajectory.config import ClipOptions
+from training.workloads.trajectory.dataset import (
+    CLIPS_FILE,
+    TRACKS_FILE,
+    stratified_splits,
+    write_labels,
+)
+from training.workloads.trajectory.videos import Decoding, FrameChoice, check_suffix, decode
+
+if TYPE_CHECKING:
+    from training.workload import Progress
+
+VIDEOS_FILE, LEFT_OUT_FILE = "videos.csv", "left_out.json"
+DECODED, _RAW_FILE = "decoded.jsonl", "decoded.u8"
+_COLUMNS = ("file", "class", "split", "frames", "width", "height", "frames_per_second")
+_WORDS = {"train": "train", "val": "validation", "test": "test"}
+
+
+def import_dataset(
+    files: Sequence[SourceFile],
+    out: Path,
+    seed: int,
+    progress: "Progress",
+    options: ClipOptions | None = None,
+) -> Mapping[str, Any]:
+    """Write the clips of `files` into the folder `out`; return the meta.
+
+    Without splits of their own, each class is divided like the made clips; `seed` decides how.
+    """
+    options = options or ClipOptions()
+    missing: list[str] = []
+    if options.lists:
+        files, missing = _listed(files, [Path(name) for name in options.lists.split(",")])
+    for file in files:
+        check_suffix(file)
+    classes = class_names(files)
+    labels = [classes.index(str(file.label)) for file in files]
+    splits = _splits(files, labels, seed)
+    random = frozenset(splits["train"])
+    tasks = [
+        Decoding(
+            number=number,
+            file=file,
+            choice=FrameChoice(sampling=options.sampling, is_random=number in random, seed=seed),
+            out=out / _RAW_FILE,
+        )
+        for number, file in enumerate(files)
+    ]
+    found = _decode_all(tasks, out, progress)
+    whole = [number for number in range(len(files)) if "why" not in found[number]]
+    left_out = [{"file": one["file"], "why": one["why"]} for one in found if "why" in one]
+    if len(left_out) > max(1, options.left_out_share * len(files)) or not whole:
+        _refuse(left_out, len(files), out)
+    left_out += [{"file": name, "why": "is in a list, but not among the files"} for name in missing]
+    place = {number: clip for clip, number in enumerate(whole)}
+    kept = {name: [place[n] for n in numbers if n in place] for name, numbers in splits.items()}
+    if empty := [name for name in ("train", "validation") if not kept.get(name)]:
+        raise UserError(f"split {empty[0]} has no files; add some, or use no splits")
+    np.full((len(whole), *TRACK_SHAPE), np.nan, dtype="<f4").tofile(out / TRACKS_FILE)
+    if left_out:
+        (out / LEFT_OUT_FILE).write_text(json.dumps(left_out, indent=1) + "\n")
+    split_of = {number: name for name, numbers in splits.items() for number in numbers}
+    rows = [{**found[n], "class": classes[labels[n]], "split": split_of[n]} for n in whole]
+    with (out / VIDEOS_FILE).open("w", newline="") as table:
+        writer = csv.DictWriter(table, _COLUMNS, extrasaction="ignore")
+        writer.writeheader()
+        writer.writerows(rows)
+    meta = write_labels(out, classes, [labels[n] for n in whole], kept)
+    _keep_whole(out, whole)
+    return {**meta, **_facts(rows), "tracks": "none", "left_out": len(left_out)}
+
+
+def _refuse(left_out: Sequence[Mapping[str, str]], num: int, out: Path) -> None:
+    (out / LEFT_OUT_FILE).write_text(json.dumps(left_out, indent=1) + "\n")
+    first = left_out[0]
+    raise UserError(
+        f"{len(left_out)} of {num} files are not clips: {first['file']} {first['why']}; "
+        f"{out / LEFT_OUT_FILE} names them all. Remove them, or allow more with "
+        "--override left_out_share=0.5"
+    )
+
+
+def _facts(rows: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """Frame counts, sizes and frame rates of the files, for the manifest."""
+    counts = [row["frames"] for row in rows]
+    sizes = Counter(f"{row['width']}x{row['height']}" for row in rows)
+    rates = Counter(f"{row['frames_per_second']:g}" for row in rows if row["frames_per_second"])
+    return {
+        "frame_counts": {"least": min(counts), "median": median(counts), "most": max(counts)},
+        "sizes": dict(sizes.most_common()),
+        "frame_rates": dict(rates.most_common()),
+    }
+
+
+def _decode_all(
+    tasks: Sequence[Decoding], out: Path, progress: "Progress"
+) -> Sequence[Mapping[str, Any]]:
+    """What became of each file, in order; those of an interrupted import are not read again."""
+    digest = hashlib.sha256()
+    for task in tasks:
+        file, choice = task.file, task.choice
+        digest.update(f"{file.name} {file.num_bytes} {file.label} {choice}\n".encode())
+    begun = {"workload": "trajectory", "source": digest.hexdigest()}
+    kept = out / UNFINISHED
+    if kept.is_file() and json.loads(kept.read_bytes()) != begun:
+        raise UserError(f"{out} has an unfinished dataset of other files; give a new folder")
+    FolderOutput(out).write(UNFINISHED, json.dumps(begun).encode())
+    found: dict[int, Mapping[str, Any]] = {one["number"]: one for one in _decoded(out / DECODED)}
+    with (out / _RAW_FILE).open("ab") as raw:
+        raw.truncate(len(tasks) * CLIP_BYTES)
+    left = [task for task in tasks if task.number not in found]
+    progress(len(found), len(tasks))
+    with (out / DECODED).open("a") as lines:
+        for _, one in in_processes(decode, left):
+            lines.write(json.dumps(one) + "\n")
+            lines.flush()
+            found[one["number"]] = one
+            progress(len(found), len(tasks))
+    return [found[task.number] for task in tasks]
+
+
+def _decoded(path: Path) -> Iterator[dict[str, Any]]:
+    """The whole lines of DECODED; the last may be torn, which is cut off."""
+    text = path.read_text() if path.is_file() else ""
+    whole, end, torn = text.rpartition("\n")
+    if torn:
+        path.write_text(whole + end)
+    yield from map(json.loads, whole.splitlines())
+
+
+def _keep_whole(out: Path, whole: Sequence[int]) -> None:
+    """Make the file of clips of those that are whole; from then on nothing counts as decoded."""
+    raw = out / _RAW_FILE
+    if raw.stat().st_size == len(whole) * CLIP_BYTES:
+        (out / DECODED).unlink()
+        raw.replace(out / CLIPS_FILE)
+        return
+    with raw.open("rb") as clips, (out / CLIPS_FILE).open("wb") as kept:
+        for number in whole:
+            clips.seek(number * CLIP_BYTES)
+            kept.write(clips.read(CLIP_BYTES))
+    (out / DECODED).unlink()
+    raw.unlink()
+
+
+def _splits(files: Sequence[SourceFile], labels: Sequence[int], seed: int) -> dict[str, list[int]]:
+    """The clips' numbers by split; validation is taken out of train if it has none."""
+    divided = stratified_splits(labels, seed)
+    if files[0].split is None:
+        return divided
+    splits: dict[str, list[int]] = {"train": [], "validation": [], "test": []}
+    for number, file in enumerate(files):
+        assert file.split is not None
+        splits[file.split].append(number)
+    if not splits["validation"]:
+        train = splits["train"]
+        held_out = stratified_splits([labels[n] for n in train], seed)["validation"]
+        splits["validation"] = [train[k] for k in held_out]
+        splits["train"] = sorted(set(train) - set(splits["validation"]))
+    return {name: clips for name, clips in splits.items() if clips}
+
+
+def _listed(
+    files: Sequence[SourceFile], lists: Sequence[Path]
+) -> tuple[list[SourceFile], list[str]]:
+    """The files that are in the lists, with class and split as there; the names of the others."""
+    by_stem = {PurePosixPath(file.name).stem: file for file in files}
+    found: dict[str, SourceFile] = {}
+    missing: list[str] = []
+    for path in lists:
+        if not path.is_file():
+            raise UserError(f"there is no list {path}; give its path")
+        for stem, label, split in _entries(path):
+            # Without the times: a video that was cut may be called by its id alone.
+            file = by_stem.get(stem) or by_stem.get(re.sub(r"_\d{6}_\d{6}$", "", stem))
+            if file is None:
+                missing.append(stem)
+            else:
+                found[file.name] = replace(file, label=label or file.label, split=split)
+    if not found:
+        raise UserError(f"none of the files is in {', '.join(map(str, lists))}; check the lists")
+    return sorted(found.values(), key=lambda file: file.name), missing
+
+
+def _entries(path: Path) -> Iterator[tuple[str, str | None, str]]:
+    """Name without suffix, class if it is said, and split of each entry of a list.
+
+    Kinetics' has the columns label, youtube_id, time_start, time_end and perhaps split; UCF-101's
+    a path in a line, with the class's folder, and perhaps its number.
+    """
+    lines = path.read_text(encoding="utf-8-sig").splitlines()
+    if "youtube_id" in lines[0]:
+        for row in csv.DictReader(lines):
+            start, end = (int(float(row[name])) for name in ("time_start", "time_end"))
+            split = _split_of(row.get("split") or path.name, path)
+            yield f"{row['youtube_id']}_{start:06d}_{end:06d}", row["label"], split
+        return
+    for name in (PurePosixPath(line.split()[0]) for line in lines if line.strip()):
+        yield name.stem, name.parent.name or None, _split_of(path.name, path)
+
+
+def _split_of(name: str, path: Path) -> str:
+    found = [split for word, split in _WORDS.items() if word in name.lower()]
+    if len(found) != 1:
+        raise UserError(f"{path}: {name!r} names no split; let it contain train, val or test")
+    return found[0]
