@@ -1,30 +1,10 @@
-"""A number with its basis: every figure of a plan is shown with one."""
+"""What a figure of a plan rests on, and how precise it is."""
 
-from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 # measured: by a run or by counting a real step; published: by others, named in `source`;
 # modelled: computed from the others; from memory: unchecked.
 Basis: TypeAlias = Literal["measured", "published", "modelled", "from memory", "given"]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Figure:
-    """A value with its unit, its formula or source, and its basis."""
-
-    value: float
-    unit: str
-    basis: Basis
-    source: str
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the figure as in `plan --json` under "figures"."""
-        return {
-            "value": rounded(self.value),
-            "unit": self.unit,
-            "basis": self.basis,
-            "source": self.source,
-        }
 
 
 def rounded(value: float) -> float | int:

@@ -20,7 +20,7 @@ from sizing.plan.plan import Plan, make_plan
 from sizing.plan.request import Request
 from sizing.plan.work import StagePlan
 from sizing.select.families import cost_level
-from sizing.spot.interruptions import HOURS_PER_MONTH, interruptions
+from sizing.spot.interruptions import ADVISOR_SHARES
 
 FACTS_FILE = Path(__file__).with_name("facts.csv")
 _SIZE = "g5.2xlarge"
@@ -66,8 +66,7 @@ def _spot_use(size: str, hours: str, weeks: str) -> float:
 
 
 def _monthly_interruption_percent(size: str) -> float:
-    rate = interruptions(size, basis="advisor").rate_per_hour
-    return 100 * -math.expm1(-rate * HOURS_PER_MONTH)
+    return 100 * sum(ADVISOR_SHARES[size]) / 2
 
 
 # The trajectory workload, counted.

@@ -53,30 +53,27 @@ def throughput_rows(left_out: str = "model") -> list[CheckedTruth]:
     ]
 
 
-def memory_rows() -> list[CheckedTruth]:
-    """Return every row of max_memory_allocated with its prediction, its lab left out."""
-    return [
-        CheckedTruth(truth=truth, ratio=_memory_ratio(truth), limit=MEMORY_LIMIT)
-        for truth in predictable("memory")
-    ]
+def memory_rows(*, with_workspace: bool = True) -> list[CheckedTruth]:
+    """Return every row of max_memory_allocated with its prediction, its lab left out.
 
-
-def _memory_ratio(truth: Truth) -> float:
-    others = [other for other in memory.calibrating() if other.lab != truth.lab]
-    workspace = median(memory.missing_bytes(other) for other in others)
-    return (memory.counted_bytes(truth, truth.batch) + workspace) / (truth.measured * 1e9)
-
-
-def tensors_rows() -> list[CheckedTruth]:
-    """Return the same rows with what tensors alone need."""
+    Without the workspace it is what tensors alone need.
+    """
     return [
         CheckedTruth(
             truth=truth,
-            ratio=memory.counted_bytes(truth, truth.batch) / (truth.measured * 1e9),
+            ratio=(
+                memory.counted_bytes(truth, truth.batch) + with_workspace * _workspace(truth.lab)
+            )
+            / (truth.measured * 1e9),
             limit=MEMORY_LIMIT,
         )
         for truth in predictable("memory")
     ]
+
+
+def _workspace(without_lab: str) -> float:
+    others = [other for other in memory.calibrating() if other.lab != without_lab]
+    return median(memory.missing_bytes(other) for other in others)
 
 
 def all_rows() -> list[CheckedTruth]:
@@ -161,7 +158,7 @@ def summary() -> list[dict[str, Any]]:
         ),
         _line(f"{limit}, the first 38 held-out rows, without their model", first),
         *(_covered(what) for what in ("lab", "model and chip", "model")),
-        _line(f"{memory_limit}: tensors alone", tensors_rows()),
+        _line(f"{memory_limit}: tensors alone", memory_rows(with_workspace=False)),
         _line(f"{memory_limit}: with workspaces, without its lab", memory_rows()),
         _ladder(),
         *(_ranking(name, rows) for name, rows in _rankings(by_model).items()),

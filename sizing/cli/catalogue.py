@@ -25,7 +25,7 @@ from sizing.catalogue.snapshot import SNAPSHOT_FILE, import_skypilot, snapshot, 
 from sizing.cli.prices import add_price_arguments, ages, price_book
 from sizing.cli.tables import print_json, show
 from sizing.select.families import family_rows
-from sizing.spot.interruptions import has_advisor_figure, interruptions
+from sizing.spot.interruptions import ADVISOR, ADVISOR_SHARES, interruptions
 from sizing.suggestion import suggest
 
 HELP = "sizes, limits and prices, each with its source"
@@ -188,11 +188,7 @@ def describe(
     known = asdict(instance)
     del known["on_demand_usd_per_hour"]
     planned = interruptions(instance.size)
-    advisor = (
-        interruptions(instance.size, basis="advisor").source
-        if has_advisor_figure(instance.size)
-        else None
-    )
+    share = ADVISOR_SHARES.get(instance.size)
     asked = answers.spot.get(instance.size) if answers else None
     seen = snapshot().offers.get((instance.size, region))
     quota = answers.quotas.get(instance.spot_quota_code) if answers else None
@@ -211,7 +207,7 @@ def describe(
         "planned_interruptions_per_machine_hour": planned.rate_per_hour,
         "planned_wait_seconds": planned.wait_seconds,
         "interruptions_source": planned.source,
-        "taken_back_by_aws": advisor,
+        "taken_back_by_aws": share and f"{share[0]:.0%} to {share[1]:.0%} a month: {ADVISOR}",
     }
 
 

@@ -192,9 +192,9 @@ def show_basis(plan: Plan) -> None:
         [
             {
                 "figure": name,
-                "value": f"{figure.value:.4g} {figure.unit}",
-                "basis": figure.basis,
-                "source": figure.source,
+                "value": f"{figure['value']:.4g} {figure['unit']}",
+                "basis": figure["basis"],
+                "source": figure["source"],
             }
             for name, figure in figures(plan).items()
         ],

@@ -6,7 +6,7 @@ from typing import Any
 from sizing import catalogue
 from sizing.catalogue import Price
 from sizing.catalogue.service_prices import IMAGE_GIB
-from sizing.figures import Basis, Figure, rounded
+from sizing.figures import Basis, rounded
 from sizing.models.memory import MEMORY_PARTS
 from sizing.plan.checks import Findings
 from sizing.plan.deadline import sentence, with_fallback
@@ -63,7 +63,7 @@ def to_json(plan: Plan, findings: Findings) -> dict[str, Any]:
         "calibrated_by": list(plan.inputs.calibrated_by),
         "with_fallback": _with_fallback(plan),
         "stages": [_stage(stage) for stage in plan.work.stages],
-        "figures": {name: figure.to_json() for name, figure in figures(plan).items()},
+        "figures": figures(plan),
     }
 
 
@@ -110,7 +110,7 @@ def _stage(stage: StagePlan) -> dict[str, Any]:
     }
 
 
-def figures(plan: Plan) -> dict[str, Figure]:
+def figures(plan: Plan) -> dict[str, dict[str, Any]]:
     """Return the figures that decide, each with its basis and source."""
     inputs, main, restart = plan.inputs, plan.work.main, plan.restart
     precision, taken = main.footprint.precision, inputs.interruptions
@@ -139,7 +139,7 @@ def figures(plan: Plan) -> dict[str, Figure]:
         "host": (plan.host.need, "GiB", "modelled", plan.host.sentence()),
     }
     return {
-        name: Figure(value=value, unit=unit, basis=basis, source=source)
+        name: {"value": rounded(value), "unit": unit, "basis": basis, "source": source}
         for name, (value, unit, basis, source) in rows.items()
     }
 

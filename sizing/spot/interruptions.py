@@ -4,15 +4,11 @@ Nobody publishes these figures for today's sizes. The ones here were computed fr
 (`python -m benchmarks spot` prints them) and from AWS's monthly buckets.
 """
 
-import math
 from dataclasses import dataclass
-from typing import Literal
 
 from sizing import catalogue
 from sizing.spot.pattern import SEEN, SEEN_IN_FLEETS, Pattern
 from sizing.spot.traces import Trace, statistics
-
-HOURS_PER_MONTH = 730.5
 
 TRACES = (
     "skypilot-org/spot-traces (paper: Can't Be Late, NSDI'24): five one-instance V100 traces of "
@@ -32,7 +28,7 @@ _SEVERAL_POOLS = (0.39, 0.61)
 
 # The share of machines that AWS says it interrupts in a month: (from, to); AWS's last bucket is
 # "above 20 %".
-_ADVISOR_SHARE = {
+ADVISOR_SHARES = {
     "g5.xlarge": (0.20, 0.30),
     "g5.2xlarge": (0.15, 0.20),
     "g5.4xlarge": (0.10, 0.15),
@@ -51,11 +47,6 @@ class Interruptions:
     source: str
 
 
-def has_advisor_figure(size: str) -> bool:
-    """Whether AWS's monthly share of this size is known."""
-    return size in _ADVISOR_SHARE
-
-
 def interruptions_of(trace: Trace) -> Interruptions:
     """Return the interruptions of one trace file."""
     seen = statistics([trace])
@@ -66,35 +57,21 @@ def interruptions_of(trace: Trace) -> Interruptions:
     )
 
 
-def interruptions(
-    size: str, *, pools: int = 2, basis: Literal["traces", "advisor"] = "traces"
-) -> Interruptions:
+def interruptions(size: str, *, pools: int = 2) -> Interruptions:
     """Return the interruptions to plan with for `size`, in a fleet of `pools` zone-and-size pools.
 
-    "traces" is the cautious reading: a field report of 2026-08-29 (lives of 21 minutes to 19 hours
-    on one GPU size) is of the same order. "advisor" reads AWS's monthly share as the hazard
-    of machines that run all month, which is 200 to 2,000 times lower: a bound, not a plan.
+    The cautious reading: a field report of 2026-08-29 (lives of 21 minutes to 19 hours on one GPU
+    size) is of the same order. AWS's monthly share, as the hazard of machines that run all month,
+    is 200 to 2,000 times lower: a bound, not a plan.
     """
     catalogue.find(size)
     if pools < 1:
         raise ValueError(f"a fleet has at least one pool (zone and size), got {pools}")
     rate, wait_hours = _ONE_POOL if pools == 1 else _SEVERAL_POOLS
-    pattern = SEEN if pools == 1 else SEEN_IN_FLEETS
-    if basis == "traces":
-        which = "lives and waits of one zone" if pools == 1 else "lives of zones, waits of fleets"
-        return Interruptions(
-            rate_per_hour=rate,
-            wait_seconds=wait_hours * 3600,
-            pattern=pattern,
-            source=f"{which} of {TRACES}",
-        )
-    if not has_advisor_figure(size):
-        known = ", ".join(_ADVISOR_SHARE)
-        raise ValueError(f"no Advisor figure for {size!r}; known are {known}")
-    low, high = _ADVISOR_SHARE[size]
+    which = "lives and waits of one zone" if pools == 1 else "lives of zones, waits of fleets"
     return Interruptions(
-        rate_per_hour=-math.log1p(-(low + high) / 2) / HOURS_PER_MONTH,
+        rate_per_hour=rate,
         wait_seconds=wait_hours * 3600,
-        pattern=pattern,
-        source=f"{low:.0%} to {high:.0%} a month: {ADVISOR}",
+        pattern=SEEN if pools == 1 else SEEN_IN_FLEETS,
+        source=f"{which} of {TRACES}",
     )
