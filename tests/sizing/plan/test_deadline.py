@@ -30,7 +30,8 @@ def test_the_nearer_the_deadline_the_more_is_on_demand_and_runs_with_time_are_in
     # The work may be longer than planned: no fallback makes up for that.
     assert tight.in_time_share < 0.7
     assert loose.in_time_share == 1
-    assert tight.usd_mean == pytest.approx(make_plan(ASKED).usd_on_demand, rel=0.15)
+    # On demand for all but its first hours; the mean of the work is above its p50.
+    assert tight.usd_mean == pytest.approx(make_plan(ASKED).usd_on_demand, rel=0.2)
     assert loose.usd_mean < found[1].usd_mean < tight.usd_mean
     assert loose.on_demand_share < 0.5
     assert "on demand; 100% of the runs need it, " in sentence(tight)
