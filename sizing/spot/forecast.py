@@ -66,8 +66,12 @@ def forecast(
     first = simulation.first_waits(run) if trace is None else np.array(first_waits(trace))
     machine_p50, machine_p90 = _quantile_hours(machine)
     hours_p50, hours_p90 = _quantile_hours(clock)
-    # As if the work had no range.
-    of_p50_work, _ = _quantile_hours(_samples(replace(run, work_range=None), trace)[0])
+    # As if the work had no range: the samples of the middle work.
+    if trace is None:
+        of_middle = machine.reshape(len(run.works), -1)[len(run.works) // 2]
+    else:
+        of_middle = _samples(replace(run, work_range=None), trace)[0]
+    of_p50_work, _ = _quantile_hours(of_middle)
     return SpotForecast(
         hours_p50=hours_p50,
         hours_p90=hours_p90,
