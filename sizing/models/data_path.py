@@ -41,11 +41,11 @@ class DataFacts:
 DATA: Mapping[str, DataFacts] = {
     "trajectory": DataFacts(
         dataset_bytes_per_sample=393_216,
-        epoch_bytes_per_sample=131_072,
-        loader_cpu_seconds=48e-6,
+        epoch_bytes_per_sample=524_288,
+        loader_cpu_seconds=185e-6,
         basis="measured",
-        source="a clip is 32x64x64x3 bytes, its features 32x16x128 float16; get and collate of 16 "
-        "clips took 48 microseconds a clip on one core (Intel Xeon, 2026-11-21)",
+        source="a clip is 32x64x64x3 bytes, its features 32x64x128 float16; get and collate of 16 "
+        "clips of 16 frames took 92 microseconds a clip on one core (Intel Xeon, 2026-11-26)",
     ),
     # 290 decoded a second, of 0.2 megapixels each, is what the source's estimate starts from.
     "imagenet": DataFacts(

@@ -123,7 +123,10 @@ class TrajectoryConfig(RecipeConfig):
     backbone_layer: str = "layer2"
     image_size: int = 64
     frame_stride: int = 2
-    grid: int = 4
+    grid: int = 8
+
+    # The loss of the ball's place in each frame, of clips with a track, is multiplied by it.
+    place_weight: float = 10.0
 
     # More baselines: one frame, and frames in random order.
     single_frame_epochs: int = 6
@@ -133,7 +136,9 @@ class TrajectoryConfig(RecipeConfig):
         # Not super(): dataclass(slots=True) creates a new class that super() does not know.
         RecipeConfig.__post_init__(self)
         check_choice("backbone_layer", self.backbone_layer, LAYERS)
-        check_fields(self, at_least={1: ("image_size", "frame_stride", "grid")})
+        check_fields(
+            self, at_least={1: ("image_size", "frame_stride", "grid"), 0: ("place_weight",)}
+        )
 
     @property
     def num_frames(self) -> int:

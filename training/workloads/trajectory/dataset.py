@@ -27,6 +27,7 @@ from training.workloads.trajectory.clips import (
     CLIP_BYTES,
     CLIP_SHAPE,
     FRAME_SIZE,
+    NUM_FRAMES,
     TRACK_BYTES,
     TRACK_SHAPE,
     Float32s,
@@ -198,9 +199,12 @@ def split_failures(data: _TrajectoryData, split: str) -> list[str]:
 
 
 Batch: TypeAlias = dict[str, Tensor]
-_Item: TypeAlias = tuple[Tensor, int]  # what the model sees, and the clip's number
+# What the model sees, the clip's number, and which frames those are, in this order.
+_Item: TypeAlias = tuple[Tensor, int, list[int]]
 View: TypeAlias = Literal["clip", "single_frame", "shuffled", "time_average", "tracker", "tokens"]
 
+# Those that see frames, of which the ball's place is known.
+FRAME_VIEWS: frozenset[View] = frozenset({"clip", "single_frame", "shuffled"})
 # The artifact that a view is made from, and the tensor in it.
 _SOURCES: Mapping[View, tuple[str, str]] = MappingProxyType(
     {
@@ -259,25 +263,32 @@ class ClipSamples(Samples):
         """Sample `index` of the split; only the shuffled control draws from `rng`."""
         clip = self.indices[index]
         x = self.seen[clip]
+        if self.view not in FRAME_VIEWS:
+            return x, clip, []
+        places = torch.arange(len(x))
         if self.view == "single_frame":
-            x = x[len(x) // 2 : len(x) // 2 + 1]
+            places = places[len(x) // 2 : len(x) // 2 + 1]
         elif self.view == "shuffled":
-            x = x[torch.randperm(len(x), generator=rng)]
-        return x, clip
+            places = torch.randperm(len(x), generator=rng)
+        stride = -(-NUM_FRAMES // len(x))
+        return x[places], clip, (stride * places).tolist()
 
     def collate(self, items: Sequence[_Item]) -> Batch:
         """Stack into new memory (the shards are memory maps)."""
-        clips = [clip for _, clip in items]
+        clips = [clip for _, clip, _ in items]
         tracks_BT3 = torch.from_numpy(self.data.tracks[clips])
         # From pixels to about -1 .. 1.
         place_BT2 = tracks_BT3[..., :2] / (FRAME_SIZE / 2) - 1.0
         batch = {
-            "x": torch.stack([x for x, _ in items]),
+            "x": torch.stack([x for x, _, _ in items]),
             "labels": torch.tensor([self.data.labels[clip] for clip in clips]),
             "clips": torch.tensor(clips),
             "future": place_BT2[:, -1],
             "last": place_BT2[:, -2],
         }
+        if self.view in FRAME_VIEWS:
+            frames_BT = torch.tensor([frames for _, _, frames in items])
+            batch["places"] = place_BT2[torch.arange(len(clips))[:, None], frames_BT]
         with_strip = [clip for clip in clips if clip in self.shown]
         if with_strip:
             frames = np.stack([self.data.frames[clip, list(STRIP_FRAMES)] for clip in with_strip])

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from training.workload import Partial
-from training.workloads.trajectory.clips import FRAME_SIZE, Frames
+from training.workloads.trajectory.clips import FRAME_SIZE, Float32s, Frames
 from training.workloads.trajectory.dataset import Batch
 
 NUM_BINS = 10
@@ -30,13 +30,14 @@ _ROWS = ("labels", "predicted", "confidence", "loss", "position_error", "standst
 
 def classify(model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
     """Return class logits (B, K) and future positions (B, 2) in float32."""
-    logits_BK, future_B2 = model(batch["x"])
+    logits_BK, future_B2, *_ = model(batch["x"])
     return logits_BK.float(), future_B2.float()
 
 
 def partial(model: nn.Module, batch: Batch) -> Partial:
     """Results of one evaluation batch."""
-    logits_BK, future_B2 = classify(model, batch)
+    logits_BK, future_B2, *places = model(batch["x"])
+    logits_BK, future_B2 = logits_BK.float(), future_B2.float()
     probabilities_BK = logits_BK.softmax(dim=1)
     confidence_B, predicted_B = probabilities_BK.max(dim=1)
     to_pixels = FRAME_SIZE / 2
@@ -49,9 +50,12 @@ def partial(model: nn.Module, batch: Batch) -> Partial:
         "standstill_error": to_pixels * (batch["last"] - batch["future"]).norm(dim=1),
         "clips": batch["clips"],
     }
-    for name in ("strips", "strip_clips"):
-        if name in batch:
-            tensors[name] = batch[name]
+    if "strips" in batch:
+        shown = torch.isin(batch["clips"], batch["strip_clips"])
+        tensors |= {name: batch[name] for name in ("strips", "strip_clips")}
+        if places and "places" in batch:
+            tensors["true_places"] = to_pixels * (batch["places"][shown] + 1.0)
+            tensors["found_places"] = to_pixels * (places[0][shown].float() + 1.0)
     return Partial(tensors={name: tensor.cpu() for name, tensor in tensors.items()})
 
 
@@ -129,6 +133,10 @@ def illustrate(parts: Sequence[Partial], out: Path, title: str, classes: Sequenc
         for row in rows
     ]
     frames = torch.cat([tensors["strips"] for tensors in strips]).numpy()
+    if "found_places" in strips[0]:
+        for name, color in (("true_places", _TRUE), ("found_places", _FOUND)):
+            tracks_NT2 = torch.cat([tensors[name] for tensors in strips]).numpy()
+            frames = with_tracks(frames, tracks_NT2, color)
     confusion_KK = scores.confusion_KK.numpy()
     draw_pictures(out, title, classes, confusion_KK, scores.reliability, frames, captions)
 
@@ -197,6 +205,8 @@ _log = logging.getLogger(__name__)
 _Counts = npt.NDArray[np.int64]
 
 _DPI = 110
+# Of the dots where the ball is, and where it was found.
+_TRUE, _FOUND = (0, 255, 0), (255, 0, 255)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -225,6 +235,19 @@ def draw_pictures(
     _draw_reliability(out / "reliability.png", title, reliability)
     # Noisy frames are ten times smaller as JPEG than as PNG, small enough for the report.
     _draw_contact_sheet(out / "clips.jpg", title, frames_NTHWC, captions)
+
+
+def with_tracks(frames_NTHWC: Frames, tracks_NT2: Float32s, color: Sequence[int]) -> Frames:
+    """The frames with a dot at each place (in pixels) of their clip's track; unknown ones without.
+
+    All places are in each frame: how it moved and where it will be.
+    """
+    drawn = frames_NTHWC.copy()
+    for clip, track_T2 in zip(drawn, tracks_NT2, strict=True):
+        known_K2 = track_T2[~np.isnan(track_T2).any(axis=1)]
+        x, y = np.clip(known_K2.astype(int), 0, FRAME_SIZE - 1).T
+        clip[:, y, x] = color
+    return drawn
 
 
 def draw_reconstructions(path: Path, truth_NTHWC: Frames, reconstructed_NTHWC: Frames) -> None:
@@ -307,7 +330,10 @@ def _draw_contact_sheet(
     sheet = Image.new("RGB", size, "white")
     draw = ImageDraw.Draw(sheet)
     font = ImageFont.load_default(size=12)
-    heading = f"{title}: clips in order, with true and predicted class"
+    heading = (
+        f"{title}: clips in order, with true and predicted class; of a head, where the ball is "
+        "(green) and where it was found (magenta)"
+    )
     draw.text((line, 4), heading, fill="black", font=font)
     for index, (strip, caption) in enumerate(zip(strips, captions, strict=True)):
         row, column = divmod(index, num_columns)

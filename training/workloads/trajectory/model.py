@@ -36,8 +36,8 @@ from training.workloads.trajectory.evaluation import (
     summarize,
 )
 
-# Number of channels to which each cell's appearance is reduced.
-_NUM_MAPS = 4
+# Of the network over cells: its width, and how many numbers say what is seen.
+_CELL_WIDTH, _NUM_SEEN = 64, 16
 _FLOOR = 0.01
 
 
@@ -85,30 +85,31 @@ class TimeTransformer(nn.Module):
 
 
 class TransformerHead(TimeTransformer):
-    """Finds where the grid's features move, and classifies the motion by a Transformer over time.
+    """Locates the ball in the grid's features, and classifies its path by a Transformer over time.
 
-    From features (B, T, G, C) to class logits (B, K) and the future position (B, 2), in half
-    frames from the centre. T = 1 is the single-frame baseline.
+    From features (B, T, G, C) to class logits (B, K), the future position (B, 2) and the place in
+    each frame (B, T, 2), in half frames from the centre. T = 1 is the single-frame baseline.
 
-    Motion is found without labels: the energy of each cell's features after subtracting the clip's
-    own background, and its expected place (the spatial softmax of Finn et al. 2016,
-    arXiv:1509.06113). Both ignore colour, an invariance that a thousand clips would not teach.
+    What to look for is learned, from the class and, of clips with a track, from the place: of each
+    cell's features, how they differ from the clip's own background, and those of its neighbours, a
+    small network says how likely the ball is there and where within it. The expected place is the
+    spatial softmax of Finn et al. 2016 (arXiv:1509.06113).
     """
 
     feature_mean_GC: Tensor
     feature_std_GC: Tensor
-    motion_std: Tensor
+    motion_std_C: Tensor
 
     def __init__(self, *, grid: int, channels: int, width: int, **shape: Any) -> None:
-        num_cells = grid * grid
-        # Of a whole picture all channels count, and not where they are.
-        num_maps = _NUM_MAPS if num_cells > 1 else width
-        super().__init__(num_inputs=num_cells * (1 + num_maps) + 5, width=width, **shape)
-        self.register_buffer("feature_mean_GC", torch.zeros(num_cells, channels))
-        self.register_buffer("feature_std_GC", torch.ones(num_cells, channels))
-        self.register_buffer("motion_std", torch.ones(()))
-        self.sharpness = nn.Parameter(torch.tensor(2.0))
-        self.appearance = nn.Linear(channels, num_maps)
+        super().__init__(num_inputs=5 + _NUM_SEEN, width=width, **shape)
+        self.register_buffer("feature_mean_GC", torch.zeros(grid * grid, channels))
+        self.register_buffer("feature_std_GC", torch.ones(grid * grid, channels))
+        self.register_buffer("motion_std_C", torch.ones(channels))
+        self.grid = grid
+        self.mix = nn.Conv2d(2 * channels + 2, _CELL_WIDTH, 1)
+        self.around = nn.Conv2d(_CELL_WIDTH, _CELL_WIDTH, 3, padding=1)
+        # How likely the ball is in a cell, where in it, and what is seen there.
+        self.tell_cell = nn.Conv2d(_CELL_WIDTH, 3 + _NUM_SEEN, 1)
 
     @torch.no_grad()
     def set_statistics(self, features_NTGC: Tensor) -> None:
@@ -117,19 +118,41 @@ class TransformerHead(TimeTransformer):
         self.feature_mean_GC.copy_(features_NTGC.mean(dim=(0, 1)))
         self.feature_std_GC.copy_(features_NTGC.std(dim=(0, 1)) + _FLOOR)
         motion_NTGC = features_NTGC - _background(features_NTGC)
-        self.motion_std.copy_(motion_NTGC.std() + 1e-6)
+        self.motion_std_C.copy_(motion_NTGC.flatten(0, 2).std(dim=0) + _FLOOR)
 
-    def forward(self, features_BTGC: Tensor) -> tuple[Tensor, Tensor]:
-        tokens_BTE = self.tokens(features_BTGC.float())
-        return self.tell(tokens_BTE, 0.5 * tokens_BTE[:, -1, :2])
+    def forward(self, features_BTGC: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        place_BT2, sure_BT1, seen_BTS = self.locate(features_BTGC.float())
+        step_BT2 = F.pad(place_BT2[:, 1:] - place_BT2[:, :-1], (0, 0, 1, 0))
+        tokens_BTE = torch.cat([2.0 * place_BT2, 4.0 * step_BT2, sure_BT1, seen_BTS], dim=-1)
+        logits_BK, future_B2 = self.tell(tokens_BTE, place_BT2[:, -1])
+        return logits_BK, future_B2, place_BT2
 
-    def tokens(self, features_BTGC: Tensor) -> Tensor:
-        """Per frame: place, step and size of what moves, the energy map, and the appearance."""
-        motion_BTGC = (features_BTGC - _background(features_BTGC)) / self.motion_std
-        _, motion = motion_tokens(motion_BTGC, self.sharpness)
+    def locate(self, features_BTGC: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Per frame: the expected place (B, T, 2), how sure it is, and what is seen there."""
+        side = self.grid
         standard_BTGC = (features_BTGC - self.feature_mean_GC) / self.feature_std_GC
-        appearance_BTGM = F.gelu(self.appearance(standard_BTGC))
-        return torch.cat([*motion, appearance_BTGM.flatten(2)], dim=-1)
+        motion_BTGC = (features_BTGC - _background(features_BTGC)) / self.motion_std_C
+        centers_G2 = cell_centers(side, features_BTGC.device)
+        where_BTG2 = centers_G2.expand(*features_BTGC.shape[:3], 2)
+        cells_NGC = torch.cat([standard_BTGC, motion_BTGC, where_BTG2], dim=-1).flatten(0, 1)
+        cells_NCHW = cells_NGC.view(len(cells_NGC), side, side, -1).permute(0, 3, 1, 2)
+        x_NDHW = F.gelu(self.mix(cells_NCHW))
+        x_NDHW = x_NDHW + F.gelu(self.around(x_NDHW))
+        told_NGE = self.tell_cell(x_NDHW).flatten(2).transpose(1, 2)
+        heat_BTG1, within_BTG2, seen_BTGS = torch.split(
+            told_NGE.reshape(*features_BTGC.shape[:3], -1), [1, 2, _NUM_SEEN], dim=-1
+        )
+        share_BTG1 = heat_BTG1.softmax(dim=2)
+        place_BT2 = (share_BTG1 * (centers_G2 + within_BTG2 * 2.0 / side)).sum(dim=2)
+        sure_BT1 = share_BTG1.square().sum(dim=2)
+        return place_BT2, sure_BT1, (share_BTG1 * seen_BTGS.tanh()).sum(dim=2)
+
+
+def cell_centers(side: int, device: torch.device) -> Tensor:
+    """Centres of the cells (G, 2), in half frames from the centre of the picture."""
+    axis = (torch.arange(side, device=device) + 0.5) * 2.0 / side - 1.0
+    y, x = torch.meshgrid(axis, axis, indexing="ij")
+    return torch.stack([x.flatten(), y.flatten()], dim=1)
 
 
 def motion_tokens(motion_BTGC: Tensor, sharpness: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
@@ -139,10 +162,7 @@ def motion_tokens(motion_BTGC: Tensor, sharpness: Tensor) -> tuple[Tensor, tuple
     since the frame before (B, T, 2), the size (B, T, 1) and the energy map (B, T, G).
     """
     side = math.isqrt(motion_BTGC.shape[2])
-    # Centres of the cells, in half frames from the centre of the picture.
-    axis = (torch.arange(side, device=motion_BTGC.device) + 0.5) * 2.0 / side - 1.0
-    y, x = torch.meshgrid(axis, axis, indexing="ij")
-    place_G2 = torch.stack([x.flatten(), y.flatten()], dim=1)
+    place_G2 = cell_centers(side, motion_BTGC.device)
     energy_BTG = torch.log(motion_BTGC.square().mean(dim=-1) + _FLOOR)
     share_BTG = (sharpness * energy_BTG).softmax(dim=-1)
     place_BT2 = 2.0 * share_BTG @ place_G2
@@ -308,6 +328,19 @@ class TrainHead(TrainTimeTransformer):
     def model(self, i: Inputs) -> TransformerHead:
         c = self.config
         return TransformerHead(grid=c.grid, channels=CHANNELS[c.backbone_layer], **self.shape)
+
+    def example(self, size: int) -> Batch:
+        batch = TrainClipClassifier.example(self, size)
+        return {**batch, "places": torch.zeros(size, self.num_frames, 2)}
+
+    def loss(self, m: nn.Module, b: Batch, step: int, num_steps: int) -> Loss:
+        """As of the others, plus the error of the place in each frame times `place_weight`."""
+        logits_BK, future_B2, places_BT2 = (each.float() for each in m(b["x"]))
+        loss = self.loss_of(b, logits_BK, future_B2)
+        truth_BT2 = torch.where(b["places"].isnan(), places_BT2.detach(), b["places"])
+        away = F.smooth_l1_loss(places_BT2, truth_BT2, reduction="none", beta=0.1)
+        total = loss.total + self.config.place_weight * away.sum(dim=2).mean(dim=1).sum()
+        return replace(loss, total=total)
 
     def start(self, m: nn.Module, i: Inputs) -> Start:
         """Check the splits and estimate the features' scale from training clips."""

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -62,6 +63,18 @@ def test_the_contact_sheet_shows_clips_with_truth_and_answer(
     assert len(captions) == len(scores["labels"]) == 11
     assert [c.true for c in captions] == [CLASSES[k] for k in scores["labels"].tolist()]
     assert [c.predicted for c in captions] == [CLASSES[k] for k in scores["predicted"].tolist()]
+
+
+def test_tracks_are_dots_where_the_ball_is_and_where_it_was_found(inputs: Inputs) -> None:
+    (part, *_) = parts_of(inputs, "head")
+    found, truth = part.tensors["found_places"], part.tensors["true_places"]
+    assert found.shape == truth.shape == (4, 16, 2)
+    assert truth.min() > 0 and truth.max() < 64
+    frames = np.zeros((1, 2, 64, 64, 3), np.uint8)
+    track = np.array([[[10.4, 20.9], [np.nan, np.nan], [80.0, 3.0]]], np.float32)
+    drawn = evaluation.with_tracks(frames, track, (1, 2, 3))
+    assert np.argwhere(drawn[0, 1].any(axis=2)).tolist() == [[3, 63], [20, 10]]
+    assert drawn[0, 0, 20, 10].tolist() == [1, 2, 3] and not frames.any()
 
 
 def test_without_matplotlib_the_numbers_are_written_and_one_line_says_so(

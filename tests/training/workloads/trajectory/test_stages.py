@@ -43,7 +43,7 @@ from training.workloads.trajectory.features import (
     clip_features,
     load_backbone,
 )
-from training.workloads.trajectory.model import TrainClipClassifier, TransformerHead
+from training.workloads.trajectory.model import TrainClipClassifier, TransformerHead, cell_centers
 from training.workloads.trajectory.workload import RECIPES, TRAJECTORY
 
 NO_RANDOMNESS = torch.Generator()
@@ -126,7 +126,7 @@ def test_features_are_the_same_bits_in_shards_and_at_once(
     assert (images[5] - torch.from_numpy(mean)).abs().max() <= 0.5 + 1e-4
     of_shards = torch.cat([shard["mean_image"] for shard in inputs.artifact("mean_images")])
     assert torch.equal(images, of_shards)
-    assert at_once.shape == (COUNT, 16, 16, 128) and at_once.dtype == torch.float16
+    assert at_once.shape == (COUNT, 16, 64, 128) and at_once.dtype == torch.float16
     assert torch.equal(at_once, in_shards)
     assert at_once.isfinite().all()
 
@@ -181,7 +181,7 @@ def test_models_give_class_and_position_and_examples_have_the_shapes_of_batches(
     assert batch.keys() == example.keys()
     for key, tensor in batch.items():
         assert (tensor.shape, tensor.dtype) == (example[key].shape, example[key].dtype), key
-    logits, future = started(stage, inputs)(batch["x"])
+    logits, future, *_ = started(stage, inputs)(batch["x"])
     assert logits.shape == (5, len(CLASSES)) and logits.isfinite().all()
     assert future.shape == (5, 2) and future.isfinite().all()
 
@@ -190,9 +190,10 @@ def test_the_single_frame_is_the_middle_one(inputs: Inputs) -> None:
     whole = train_stage(inputs.config, "head").samples(inputs, "validation")
     single = train_stage(inputs.config, "single_frame").samples(inputs, "validation")
     for index in range(len(whole)):
-        features, clip = whole.get(index, 0, NO_RANDOMNESS)
-        frame, same_clip = single.get(index, 0, NO_RANDOMNESS)
+        features, clip, frames = whole.get(index, 0, NO_RANDOMNESS)
+        frame, same_clip, places = single.get(index, 0, NO_RANDOMNESS)
         assert torch.equal(frame[0], features[8]) and clip == same_clip
+        assert places == [16] and frames == list(range(0, 32, 2))
 
 
 def test_shuffled_has_the_same_frames_in_an_order_that_the_generator_decides(
@@ -200,14 +201,14 @@ def test_shuffled_has_the_same_frames_in_an_order_that_the_generator_decides(
 ) -> None:
     whole = train_stage(inputs.config, "head").samples(inputs, "train")
     mixed = train_stage(inputs.config, "shuffled").samples(inputs, "train")
-    features, _ = whole.get(0, 0, NO_RANDOMNESS)
-    one, _ = mixed.get(0, 0, torch.Generator().manual_seed(1))
-    other, _ = mixed.get(0, 0, torch.Generator().manual_seed(2))
-    again, _ = mixed.get(0, 0, torch.Generator().manual_seed(1))
+    features, _, _ = whole.get(0, 0, NO_RANDOMNESS)
+    one, _, frames = mixed.get(0, 0, torch.Generator().manual_seed(1))
+    other, _, _ = mixed.get(0, 0, torch.Generator().manual_seed(2))
+    again, _, _ = mixed.get(0, 0, torch.Generator().manual_seed(1))
     assert torch.equal(one, again) and not torch.equal(one, other)
     assert not torch.equal(one, features)
     order = torch.randperm(len(features), generator=torch.Generator().manual_seed(1))
-    assert torch.equal(one, features[order])
+    assert torch.equal(one, features[order]) and frames == (2 * order).tolist()
 
 
 def test_the_future_is_the_last_row_of_the_track_in_half_frames(inputs: Inputs) -> None:
@@ -216,6 +217,7 @@ def test_the_future_is_the_last_row_of_the_track_in_half_frames(inputs: Inputs) 
     tracks = torch.from_numpy(open_dataset(inputs.dataset.folder).tracks[batch["clips"].numpy()])
     assert torch.allclose((batch["future"] + 1.0) * 32.0, tracks[:, 32, :2], atol=1e-4)
     assert torch.allclose((batch["last"] + 1.0) * 32.0, tracks[:, 31, :2], atol=1e-4)
+    assert torch.allclose((batch["places"] + 1.0) * 32.0, tracks[:, :32:2, :2], atol=1e-4)
 
 
 def test_samples_hold_each_clip_of_their_split_with_its_label(
@@ -234,18 +236,30 @@ def test_samples_hold_each_clip_of_their_split_with_its_label(
             assert samples.collate([item])["labels"].item() == data.labels[clip]
 
 
-def test_a_moving_blob_is_found_where_it_is() -> None:
-    model = TransformerHead(
-        num_frames=4, grid=4, channels=8, num_classes=3, width=8, num_layers=1, num_heads=2,
-        dropout=0.0,
-    )  # fmt: skip
-    features = torch.zeros(1, 4, 16, 8)
-    for frame, cell in enumerate([0, 3, 15, 12]):  # the four corners, clockwise
-        features[0, frame, cell] = 5.0
-    place = 0.5 * model.tokens(features)[0, :, :2]
-    corners = torch.tensor([[-1.0, -1], [1, -1], [1, 1], [-1, 1]])
-    # The centres of the corner cells lie three quarters of the way out; the others draw a little.
-    assert torch.allclose(place, 0.75 * corners, atol=0.05)
+def test_the_place_of_a_marked_cell_is_learned_beside_one_that_moves_like_it() -> None:
+    torch.manual_seed(0)
+    stage = train_stage(replace(laptop(), grid=4, dropout=0.0, place_weight=10.0), "head")
+    model = TransformerHead(grid=4, channels=8, **stage.shape)
+    optimizer = stage.optimizer(model)
+    generator = torch.Generator().manual_seed(1)
+
+    def batch(size: int) -> dict[str, torch.Tensor]:
+        features = torch.zeros(size, 16, 16, 8)
+        cells = torch.randint(16, (2, size, 16), generator=generator)
+        for channel, cell in enumerate(cells):
+            features[..., channel].scatter_(2, cell[..., None], 5.0)
+        places = cell_centers(4, features.device)[cells[0]]
+        example = stage.example(size)
+        return {**example, "x": features, "places": places, "future": places[:, -1]}
+
+    for step in range(150):
+        loss = stage.loss(model, batch(8), step, 150)
+        optimizer.zero_grad()
+        (loss.total / 8).backward()
+        optimizer.step()
+    unseen = batch(20)
+    away = (model(unseen["x"])[2] - unseen["places"]).norm(dim=-1)
+    assert away.mean() < 0.2, "half frames: a cell is 0.5"
 
 
 @pytest.mark.parametrize("name", ["head", "single_frame", "tracker", "time_average"])
