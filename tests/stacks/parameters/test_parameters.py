@@ -282,8 +282,9 @@ def test_mixed_gpus_widen_the_pools_and_keep_count_and_memory() -> None:
 
 
 def test_mixed_counts_are_planned_size_by_size_and_limited_by_the_slowest() -> None:
+    long = {"workload": "imagenet", "recipe": "epochs_88", "overrides": "micro_batch=128"}
     alone, mixed = (
-        StackParameters.for_size("g5.12xlarge", overrides="micro_batch=2", mix_gpu_counts=mixed)
+        StackParameters.for_size("g5.12xlarge", **long, mix_gpu_counts=mixed)
         for mixed in (False, True)
     )
     gpus = {plan.request.size: plan.request.gpus for plan in mixed.plans}
@@ -291,8 +292,8 @@ def test_mixed_counts_are_planned_size_by_size_and_limited_by_the_slowest() -> N
     assert gpus == fours | {"g5.4xlarge": 1, "g5.8xlarge": 1, "g5.48xlarge": 8}
     assert len(alone.plans) == 1
     assert alone.max_hours < mixed.max_hours
-    # Four hours of eight GPUs, the least limit: not as many as of one GPU.
-    assert (mixed.max_hours, mixed.max_usd) == (9, 66)
+    # Eighteen hours of eight GPUs, not as many as of one GPU.
+    assert (mixed.max_hours, mixed.max_usd) == (133, 292)
 
 
 @pytest.mark.parametrize("override", ["reduction=ring", "sharding=full"])
