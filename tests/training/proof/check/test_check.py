@@ -42,6 +42,7 @@ def test_a_workload_that_resumes_exactly_passes(capsys: pytest.CaptureFixture[st
     assert "interrupted at stage 'doubled', shard 2" in record["interruptions"]
 
 
+@pytest.mark.slow
 def test_many_steps_are_killed_between_commits_too(capsys: pytest.CaptureFixture[str]) -> None:
     options = ["--steps=24", "--checkpoint-interval=2epochs", "--json"]
     assert main(["check", "tests.training.tiny:TINY", *options]) == 0
