@@ -25,7 +25,8 @@ NOTICE_SECONDS = 5.0
 WORKLOAD = RehearsedWorkload(
     name="trajectory",
     recipe="laptop",
-    overrides="single_frame_epochs=1 time_average_epochs=1 shuffled_epochs=1 epochs=20",
+    overrides="tracker_epochs=1 single_frame_epochs=1 time_average_epochs=1 shuffled_epochs=1 "
+    "epochs=20",
     count=132,
     checkpoint_interval="2epochs",
 )

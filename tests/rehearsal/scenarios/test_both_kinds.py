@@ -29,7 +29,7 @@ DRILL = """
 about = "The first machine is killed in mid-training: the second finishes"
 
 [parameters]
-overrides = "single_frame_epochs=1 time_average_epochs=1 shuffled_epochs=1 epochs=10"
+overrides = "tracker_epochs=1 single_frame_epochs=1 shuffled_epochs=1 epochs=10"
 
 [[action]]
 at = "head:30"

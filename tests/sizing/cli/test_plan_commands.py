@@ -58,7 +58,7 @@ def test_advice_says_once_what_all_sizes_share(capsys: pytest.CaptureFixture[str
     shown = capsys.readouterr().out
     assert "all of these: GPUMemoryOverprovisioned, MemoryOverprovisioned" in shown
     assert shown.count("GPUMemoryOverprovisioned") == 1
-    assert "no published run on NVIDIA L4" in shown
+    assert "no published run on NVIDIA T4, NVIDIA L4" in shown
     # One screen.
     assert len(shown.splitlines()) <= 35
 

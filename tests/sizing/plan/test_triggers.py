@@ -1,5 +1,6 @@
 """Triggers: rules fire on evidence, and the models judge their advice."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -38,8 +39,7 @@ def test_given_samples_change_the_plan_and_every_verdict_on_it(plan: Plan) -> No
     def verdicts(samples: float) -> dict[str, str]:
         given = {"dataset_samples": samples}
         made = make_plan(
-            as_given(plan.request, given),
-            footprints_file=plan.inputs.footprints_file,
+            as_given(replace(plan.request, workload="imagenet"), given),
             constants=plan.inputs.constants,
         )
         return {each.rule.name: each.verdict for each in fire(made, load_rules(), given)}

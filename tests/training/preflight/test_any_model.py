@@ -195,7 +195,7 @@ def test_fails_on_a_config_that_cannot_be_counted(
 def rows(target: str, *options: str) -> list[dict[str, Any]]:
     """What the command counts."""
     out = Path(target).with_name("-".join(["counted", *options, ".json"]))
-    command = ["count", target, "--batch", "2", "--out", str(out), *options]
+    command = ["count", target, "--batch", "1", "--out", str(out), *options]
     assert in_fork(lambda: main(command)) == 0
     found: list[dict[str, Any]] = json.loads(out.read_text())["footprints"]
     return found
@@ -243,8 +243,9 @@ def test_pure_bfloat16_and_eight_bits_of_state_need_less(write: Callable[[Any], 
     assert row["optimizer_bytes"] == pytest.approx(2 * parameters * (1 + 4 / 256), rel=0.01)
 
 
+@pytest.mark.slow
 def test_recomputation_keeps_less_and_computes_more(write: Callable[[Any], str]) -> None:
-    deep = write({**TINY, "num_hidden_layers": 8, "vocab_size": 100})
+    deep = write({**TINY, "num_hidden_layers": 6, "vocab_size": 100})
     whole, again = rows(deep)[-1], rows(deep, "--recompute")[-1]
     assert again["peak_activation_bytes"] < whole["peak_activation_bytes"] / 2
     assert whole["flops_per_sample"] * 1.2 < again["flops_per_sample"]
@@ -252,6 +253,7 @@ def test_recomputation_keeps_less_and_computes_more(write: Callable[[Any], str])
     assert again["kept_bytes"] > whole["kept_bytes"]
 
 
+@pytest.mark.slow
 def test_eager_attention_keeps_its_scores(write: Callable[[Any], str]) -> None:
     config = write(TINY)
     fused, eager = (rows(config, "--attention", kind)[-1] for kind in ("sdpa", "eager"))
@@ -264,10 +266,13 @@ def test_eager_attention_keeps_its_scores(write: Callable[[Any], str]) -> None:
 @pytest.mark.parametrize(
     "config",
     [
-        {"model_type": "t5", "d_model": 64, "d_ff": 128, "num_layers": 2, "vocab_size": 1000},
+        pytest.param(
+            {"model_type": "t5", "d_model": 64, "d_ff": 128, "num_layers": 2, "vocab_size": 1000},
+            marks=pytest.mark.slow,
+        ),
         {**TINY, "model_type": "qwen3", "head_dim": 16, "num_key_value_heads": 2},
         {**TINY, "model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2},
-        {**TINY, "model_type": "mamba", "state_size": 8},
+        pytest.param({**TINY, "model_type": "mamba", "state_size": 8}, marks=pytest.mark.slow),
     ],
 )
 def test_architectures_are_counted_by_their_own_library(

@@ -128,7 +128,8 @@ class TrajectoryConfig(RecipeConfig):
     # The loss of the ball's place in each frame, of clips with a track, is multiplied by it.
     place_weight: float = 10.0
 
-    # More baselines: one frame, and frames in random order.
+    # More baselines: where a tracker finds the ball, one frame, and frames in random order.
+    tracker_epochs: int = 16
     single_frame_epochs: int = 6
     shuffled_epochs: int = 16
 
@@ -166,6 +167,7 @@ def full() -> TrajectoryConfig:
         width=256,
         num_layers=4,
         num_heads=8,
+        tracker_epochs=40,
         single_frame_epochs=10,
         time_average_epochs=40,
         baseline_width=64,

@@ -40,7 +40,7 @@ def _frozen_stages(c: TrajectoryConfig) -> Sequence[Prepare | Train]:
     return (
         *_time_average(c),
         Tracks(config=c),
-        TrainTracker(config=c, name="tracker", view="tracker", epochs=epochs),
+        TrainTracker(config=c, name="tracker", view="tracker", epochs=c.tracker_epochs),
         Features(config=c),
         TrainHead(config=c, name="single_frame", view="single_frame", epochs=single),
         TrainHead(config=c, name="shuffled", view="shuffled", epochs=mixed),

@@ -83,7 +83,7 @@ def test_a_dataset_that_has_no_manifest_yet_is_not_lost_and_not_uploaded(
     [
         (["--workload=growth", "--override=vocab=9"], "did you mean 'vocab_size'? known are tok"),
         (["--workload=growth", "--override=vocab_size=9"], "vocab_size is 9; give at least 257"),
-        (["--workload=trajectory", "--override=a=1"], "makes its datasets in one way: it has no"),
+        (["--workload=detection", "--override=a=1"], "makes its datasets in one way: it has no"),
     ],
 )
 def test_fails_for_an_option_that_there_is_not(
