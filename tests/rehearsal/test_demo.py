@@ -11,7 +11,7 @@ from rehearsal.drill.deployment import processes_below
 from rehearsal.scenarios.scenario import NSPAWN, PROCESS
 from tests.training import documented
 
-EPOCHS = "tracker_epochs=1 single_frame_epochs=1 time_average_epochs=1 shuffled_epochs=1 epochs=9"
+EPOCHS = "baselines=false epochs=9"
 SMALL = [
     *("--count", "132", "--overrides", EPOCHS),
     *("--notice-seconds", "5"),

@@ -229,6 +229,7 @@ def test_lora_trains_two_narrow_matrices_for_each_and_keeps_the_rest_in_half(
     assert row["precision"] == "bfloat16"
 
 
+@pytest.mark.slow
 def test_qlora_keeps_the_frozen_matrices_in_four_bits(write: Callable[[Any], str]) -> None:
     row = rows(write(TINY), "--lora", "8", "--four-bit", "--tokens", "32")[0]
     assert row["buffer_bytes"] == pytest.approx(MATRICES * (0.5 + 1 / 64), rel=0.01)
@@ -283,6 +284,7 @@ def test_architectures_are_counted_by_their_own_library(
     assert row["flops_per_sample"] > 0 < row["kept_bytes"]
 
 
+@pytest.mark.slow
 def test_two_of_four_experts_compute_half_of_what_four_do(write: Callable[[Any], str]) -> None:
     experts = {**TINY, "model_type": "mixtral", "num_local_experts": 4}
     two, four = (
