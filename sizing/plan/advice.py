@@ -59,6 +59,12 @@ class PlannedSize:
         return self.outcomes.usd_at(0.5) if self.outcomes else float("inf")
 
     @property
+    def usd_per_hour(self) -> float:
+        """Dollars of an hour of all hosts in its market; on Spot with a fallback, Spot's."""
+        on_demand, spot = self.plan.inputs.price, self.plan.inputs.spot_price
+        return (on_demand if self.is_in("on-demand") else spot).usd_per_hour
+
+    @property
     def hours(self) -> float:
         """Hours of the run (p50)."""
         return self.outcomes.hours_at(0.5) if self.outcomes else float("inf")
@@ -123,28 +129,27 @@ def rank(
                     raise
                 # Probably not sold in this region.
     found = [each for made in plans for each in _markets(made, asked)]
+    fits, cap = any(each.outcomes for each in found), asked.usd_per_hour
+    if cap is not None:
+        found = [each for each in found if each.outcomes is None or each.usd_per_hour <= cap]
     if asked.market in (None, "fallback") and asked.hours is not None:
         found += _with_fallback(found, asked, most_fallbacks)
     if asked.market is not None:
         found = [each for each in found if each.outcomes is None or each.is_in(asked.market)]
+    if fits and cap is not None and not any(each.outcomes for each in found):
+        raise ValueError(f"no size costs at most ${cap:g} an hour; give more")
     if not found:
-        raise ValueError(f"no size costs at most ${asked.usd_per_hour:g} an hour; give more")
+        raise ValueError(f"no size keeps the limits with --market {asked.market}; give another")
     return sorted(found, key=lambda each: (*each.order, each.plan.usd_on_demand))
 
 
 def _markets(plan: Plan, wanted: Wanted) -> list[PlannedSize]:
     """Return the plan on Spot and on demand, or once without outcomes where it cannot work."""
     findings, why = check_plan(plan), reasons(plan)
-    every: list[Outcomes | None]
     every = [on_spot(plan), on_demand(plan)] if findings.fits else [None]
-    if wanted.usd_per_hour is not None:
-        prices = {"spot": plan.inputs.spot_price, "on-demand": plan.inputs.price}
-        cap = wanted.usd_per_hour
-        every = [e for e in every if e and prices[e.market].usd_per_hour <= cap]
     return [
         PlannedSize(plan=plan, findings=findings, reasons=why, outcomes=each, wanted=wanted)
         for each in every
-        if each or not findings.fits
     ]
 
 

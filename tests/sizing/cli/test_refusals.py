@@ -17,6 +17,26 @@ PLANS_AND_MODELS: list[tuple[list[str], str]] = [
     ([*PLAN, "--gpus", "9"], "g5.xlarge has 1"),
     (["advise", "trajectory", "--sizes", ","], "names no size"),
     (["advise", "trajectory", "--market", "fallback"], "give --deadline-hours"),
+    (
+        ["advise", "imagenet", "--sizes=g5.xlarge", "--market=fallback", "--deadline-hours=1"],
+        "no size keeps the limits with --market fallback",
+    ),
+    (
+        ["advise", "imagenet", "--sizes", "g5.xlarge", "--max-usd-per-hour", "0.01"],
+        "no size costs at most $0.01 an hour",
+    ),
+    # Too small, not too dear.
+    (
+        [
+            "advise",
+            "imagenet",
+            "--sizes=g4dn.xlarge",
+            "--micro-batch=4096",
+            "--batch=4096",
+            "--max-usd-per-hour=50",
+        ],
+        "192,183 MiB of GPU memory, g4dn.xlarge has 16,384",
+    ),
     (["advise", "trajectory", "--given", "parallel_jobs=many"], "write SIGNAL=NUMBER"),
     (["advise", "trajectory", "--given", "parallel_jobs=-1"], "a number from 0"),
     (["advise", "trajectory", "--given", "parallel_jobs=2.5"], "a whole number from 1"),
