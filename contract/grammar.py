@@ -4,12 +4,16 @@ The same text is accepted, or refused with the same sentence, by the command lin
 parameters, run.env and the plan.
 """
 
+import argparse
 import math
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, TypeAlias, cast
+from typing import Literal, TypeAlias, TypeVar, cast
 
 from contract.errors import UserError
+
+_Value = TypeVar("_Value")
 
 Unit: TypeAlias = Literal["epochs", "steps", "s", "auto"]
 SpanUnit: TypeAlias = Literal["epochs", "steps"]
@@ -96,3 +100,15 @@ def parse_positive_count(text: str) -> int:
     if number == 0:
         raise UserError(f"{text} is not positive")
     return number
+
+
+def argument_type(read: Callable[[str], _Value]) -> Callable[[str], _Value]:
+    """Let argparse say what a reader says of a wrong value."""
+
+    def typed(text: str) -> _Value:
+        try:
+            return read(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from error
+
+    return typed

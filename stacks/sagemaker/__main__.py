@@ -18,12 +18,14 @@ import boto3
 from botocore.exceptions import BotoCoreError, ClientError
 
 from contract.description import describe
+from contract.grammar import argument_type, parse_positive, parse_positive_count
 from contract.trainer_options import SAGEMAKER_OPTIONS, recipe_field
 from stacks.parameters.workloads import recipes, workloads
 from stacks.sagemaker.prices import price_note
 from stacks.sagemaker.request import JobSettings, job_name, training_job
 from stacks.sagemaker.service_jobs import read_sweep, service_job
 
+_positive, _count = argument_type(parse_positive), argument_type(parse_positive_count)
 # The channels whose files the container imports before it trains.
 SPLITS = ("train", "validation", "test")
 
@@ -194,19 +196,6 @@ def _add_job(parser: argparse.ArgumentParser) -> None:
     add("--security-group", action="append", default=[])
     add("--kms-key", default="", help="for the job's own output")
     add("--dry-run", action="store_true", help="print what would be sent, and send nothing")
-
-
-def _positive(text: str) -> float:
-    value = float(text)
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text} is not a positive number")
-    return value
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not a positive whole number")
-    return int(text)
 
 
 if __name__ == "__main__":

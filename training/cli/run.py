@@ -11,13 +11,19 @@ import shutil
 import socket
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
-from contract.grammar import parse_count, parse_interval, parse_positive, parse_positive_count
+from contract.grammar import (
+    argument_type,
+    parse_count,
+    parse_interval,
+    parse_positive,
+    parse_positive_count,
+)
 from contract.notice import MAX_SECONDS
 from contract.source import source_sha256
 from contract.trainer_options import OPTIONS
@@ -36,8 +42,6 @@ from training.store.protocol import Store
 if TYPE_CHECKING:
     from training.engine.job import RunOptions
     from training.preflight.admission import ResourceRequest
-
-_Value = TypeVar("_Value")
 
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
@@ -158,7 +162,7 @@ def _add_trainer_options(parser: argparse.ArgumentParser) -> None:
         shown = "" if option.default is None else " (default: %(default)s)"
         parser.add_argument(
             "--" + option.name.replace("_", "-"),
-            type=_argument_type(option.read),
+            type=argument_type(option.read),
             default=option.default,
             metavar=option.form,
             help=option.means + shown,
@@ -229,21 +233,9 @@ def _add_records(parser: argparse.ArgumentParser) -> None:
     add("--scratch", type=Path, help="local folder for downloads (default: a temporary one)")
 
 
-def _argument_type(read: Callable[[str], _Value]) -> Callable[[str], _Value]:
-    """Let argparse say what a reader says of a wrong value."""
-
-    def typed(text: str) -> _Value:
-        try:
-            return read(text)
-        except ValueError as error:
-            raise argparse.ArgumentTypeError(str(error)) from error
-
-    return typed
-
-
-positive = _argument_type(parse_positive)
-positive_int = _argument_type(parse_positive_count)
-count = _argument_type(parse_count)
+positive = argument_type(parse_positive)
+positive_int = argument_type(parse_positive_count)
+count = argument_type(parse_count)
 
 
 def _count_or_auto(text: str) -> int | None:
