@@ -1,9 +1,9 @@
 """The dataset on disk (clips.u8 and tracks.f32, memory mapped; labels.json), and its samples.
 
-It is rendered, or made of .npy files that users bring: sampled evenly, resized by area, and without
-tracks (NaN, which no loss or metric counts). Opening it refuses files that do not fit each other.
-Only this file decides what a baseline may see: `single_frame` gets the middle frame, `shuffled` the
-frames in a random order, `time_average` the mean image.
+It is rendered, or imported (imported.py); imported clips have no tracks (NaN, which no loss or
+metric counts). Opening it refuses files that do not fit each other. Only this file decides what a
+baseline may see: `single_frame` gets the middle frame, `shuffled` the frames in a random order,
+`time_average` the mean image.
 """
 
 import json
@@ -187,6 +187,13 @@ def open_dataset(folder: Path) -> _TrajectoryData:
 def shard_range(count: int, shard: int, num_shards: int) -> tuple[int, int]:
     """Return the first clip of an artifact's shard, and the one after its last."""
     return shard * count // num_shards, (shard + 1) * count // num_shards
+
+
+def shard_frames(folder: Path, shard: int, num_shards: int) -> Frames:
+    """Return the memory-mapped clips of an artifact's shard, (n, T, 64, 64, 3), in order."""
+    frames = open_dataset(folder).frames
+    first, end = shard_range(len(frames), shard, num_shards)
+    return frames[first:end]
 
 
 def split_failures(data: _TrajectoryData, split: str) -> list[str]:

@@ -24,7 +24,7 @@ from training.errors import RunFailedError, UserError
 from training.randomness import derive_seed
 from training.workload import Inputs, Prepare, Probe
 from training.workloads.trajectory.config import LAYERS, TrajectoryConfig
-from training.workloads.trajectory.dataset import open_dataset, shard_range
+from training.workloads.trajectory.dataset import open_dataset, shard_frames
 
 if TYPE_CHECKING:
     from training.workloads.trajectory.clips import Frames
@@ -69,11 +69,10 @@ class Features(Prepare):
     def make(self, i: Inputs, shard: int) -> Mapping[str, Tensor]:
         """Return {"features": (clips, T, G, C) float16} for the clips of one shard."""
         c = self.config
-        frames = open_dataset(i.dataset.folder).frames
-        first, end = shard_range(len(frames), shard, c.num_shards)
+        frames = shard_frames(i.dataset.folder, shard, c.num_shards)
         backbone = load_backbone(c, i.dataset.folder, i.device)
         # Clip by clip, so that a clip's bits cannot depend on its neighbours in a shard.
-        clips = [clip_features(backbone, frames[k], c, i.device) for k in range(first, end)]
+        clips = [clip_features(backbone, clip, c, i.device) for clip in frames]
         return {"features": torch.stack(clips)}
 
     def probe(self) -> Probe:
@@ -176,10 +175,7 @@ class MeanImages(Prepare):
 
     def make(self, i: Inputs, shard: int) -> Mapping[str, Tensor]:
         """Return {"mean_image": (clips, 3, 64, 64) uint8} for the clips of one shard."""
-        frames = open_dataset(i.dataset.folder).frames
-        first, end = shard_range(len(frames), shard, self.num_shards)
-        means_NHWC = np.stack(
-            [np.rint(frames[k].mean(axis=0, dtype=np.float32)) for k in range(first, end)]
-        )
+        frames = shard_frames(i.dataset.folder, shard, self.num_shards)
+        means_NHWC = np.stack([np.rint(clip.mean(axis=0, dtype=np.float32)) for clip in frames])
         images = torch.from_numpy(means_NHWC.astype(np.uint8)).permute(0, 3, 1, 2)
         return {"mean_image": images.contiguous()}

@@ -16,7 +16,7 @@ from training.artifact_key import artifact_key
 from training.workload import Inputs, Prepare
 from training.workloads.trajectory.clips import FRAME_SIZE, NUM_FRAMES
 from training.workloads.trajectory.config import TrajectoryConfig
-from training.workloads.trajectory.dataset import open_dataset, shard_range
+from training.workloads.trajectory.dataset import shard_frames
 from training.workloads.trajectory.model import TimeTransformer, TrainTimeTransformer
 
 # Increment when the results of `Tracks` change: it is part of the artifact's key.
@@ -52,10 +52,8 @@ class Tracks(Prepare):
 
     def make(self, i: Inputs, shard: int) -> Mapping[str, Tensor]:
         """Return {"tracks": (clips, T, NUM_TRACKED) float32} for the clips of one shard."""
-        frames = open_dataset(i.dataset.folder).frames
-        first, end = shard_range(len(frames), shard, self.num_shards)
-        clips = (torch.from_numpy(frames[k].copy()) for k in range(first, end))
-        return {"tracks": torch.stack([track(clip) for clip in clips])}
+        frames = shard_frames(i.dataset.folder, shard, self.num_shards)
+        return {"tracks": torch.stack([track(torch.from_numpy(clip.copy())) for clip in frames])}
 
 
 @torch.inference_mode()

@@ -20,7 +20,7 @@ from training.workloads.trajectory.dataset import (
     Batch,
     FrameSamples,
     open_dataset,
-    shard_range,
+    shard_frames,
 )
 from training.workloads.trajectory.magvit.model import (
     Quantizer,
@@ -145,12 +145,11 @@ class Tokens(Prepare):
         tokenizer = _build_tokenizer(self.config)
         tokenizer.load_state_dict(dict(i.prior.model))
         tokenizer.to(i.device).eval()
-        frames = open_dataset(i.dataset.folder).frames
-        first, end = shard_range(len(frames), shard, self.num_shards)
+        frames = shard_frames(i.dataset.folder, shard, self.num_shards)
         # Clip by clip: a clip's codes cannot depend on its neighbours in a shard.
         codes = []
-        for k in range(first, end):
-            clip_1THW3 = torch.from_numpy(frames[k : k + 1].copy()).to(i.device)
+        for clip in frames:
+            clip_1THW3 = torch.from_numpy(clip[None].copy()).to(i.device)
             codes_1thw = tokenizer.quantizer.indices(tokenizer.encode(clip_1THW3))
             codes.append(codes_1thw.flatten(2).to("cpu", torch.int16))
         return {"tokens": torch.cat(codes)}
