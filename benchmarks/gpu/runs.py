@@ -2,13 +2,15 @@
 
 import json
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from benchmarks.gpu.session import Session, last_line, override_options, rate_of
 from training.errors import EXIT_FAILED, EXIT_FINISHED
 
-# What a comparison takes at least.
+# What a comparison takes at least, and how many share the GPU: nothing of them is timed.
 _LEAST_SECONDS = 30.0
+_AT_ONCE = 4
 # The torture's workload: what two stages and a preparation can get wrong, in tiny layers.
 _SMALL = "training.proof.torture.workload:SMALL"
 _TRAJECTORY = {"num_threads": 1, "time_average_epochs": 1, "num_shards": 2}
@@ -18,20 +20,28 @@ Overrides = Mapping[str, object]
 
 def equality(session: Session) -> None:
     """Alone, again, and interrupted everywhere: weights and losses, bit for bit."""
-    for name, (workload, recipe, overrides) in _compared(session).items():
-        if session.seconds_left < _LEAST_SECONDS:
-            session.row(name, "skipped", "no time is left")
-            continue
-        log = session.folder / "check.log"
-        given = [f"--recipe={recipe}", *override_options(overrides)]
-        code = session.training(["check", workload, *given], log)
-        found: dict[int | None, str] = {EXIT_FINISHED: "equal bits"}
-        # Python's own exit code, too, where a package is missing.
-        if code == EXIT_FAILED and "[failed]" in log.read_text(errors="replace"):
-            found[code] = "DIFFERS"
-        said = last_line(log)
-        is_lacking = said.startswith("ModuleNotFoundError")
-        session.row(name, "skipped" if is_lacking else found.get(code, f"FAILED: {code}"), said)
+    compared = _compared(session)
+    with ThreadPoolExecutor(1 if session.is_dry else _AT_ONCE) as pool:
+        for row in pool.map(lambda name: _equal(session, name, *compared[name]), compared):
+            session.row(*row)
+
+
+def _equal(
+    session: Session, name: str, workload: str, recipe: str, overrides: Overrides
+) -> tuple[str, str, str]:
+    if session.seconds_left < _LEAST_SECONDS:
+        return name, "skipped", "no time is left"
+    log = session.folder / f"check-{name.replace(' ', '-')}.log"
+    code = session.training(
+        ["check", workload, f"--recipe={recipe}", *override_options(overrides)], log
+    )
+    found: dict[int | None, str] = {EXIT_FINISHED: "equal bits"}
+    # Python's own exit code, too, where a package is missing.
+    if code == EXIT_FAILED and "[failed]" in log.read_text(errors="replace"):
+        found[code] = "DIFFERS"
+    said = last_line(log)
+    is_lacking = said.startswith("ModuleNotFoundError")
+    return name, "skipped" if is_lacking else found.get(code, f"FAILED: {code}"), said
 
 
 def _compared(session: Session) -> dict[str, tuple[str, str, Overrides]]:

@@ -26,6 +26,7 @@ MEASUREMENTS: Mapping[str, tuple[str, float]] = {
     "memory": ("device", 90.0),
     "ladder": ("runs", 60.0),
     "ranks": ("ranks", 60.0),
+    "steps": ("steps", 240.0),
     "speed": ("runs", 270.0),
 }
 # Less than this is not enough for any of them.

@@ -11,8 +11,9 @@ import logging
 import math
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import islice
 from typing import Any
 
 import torch
@@ -31,7 +32,7 @@ from training.preflight.standalone import LAST_STEP, standalone_inputs
 from training.record.head import read_head, read_json_record
 from training.registry import load_workload, resolve_config
 from training.store.protocol import PreconditionFailedError, Store, Stored
-from training.workload import Rung, Train, Workload, implements
+from training.workload import Batch, Rung, Train, Workload, implements
 
 _log = logging.getLogger(__name__)
 
@@ -239,7 +240,13 @@ def main() -> int:
     for stage in workload.stages(config):
         if isinstance(stage, Train) and implements(stage, Train.example):
             try:
-                _steps(stage, config, device)
+                num_of_step = math.ceil(stage.settings.global_batch / stage.settings.micro_batch)
+                example = stage.example(stage.settings.micro_batch)
+                trained = train_steps(stage, config, example, device, min(2, num_of_step))
+                *_, model = islice(trained, _NUM_STEPS)
+                model.zero_grad(set_to_none=True)
+                _evaluate(stage, model, device)
+                del trained, model
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):
                     raise
@@ -265,20 +272,21 @@ def _refusal(before: Any, after: Any, config: Any) -> str:
     return ""
 
 
-def _steps(stage: Train, config: Any, device: torch.device) -> None:
+def train_steps(
+    stage: Train, config: Any, example: Batch, device: torch.device, num_micro: int
+) -> Iterator[nn.Module]:
+    """Train on one micro-batch, and yield the model after each step of `num_micro` of it."""
     settings = stage.settings
-    example = stage.example(settings.micro_batch)
     weight = stage.weight(example)
     batch = tree_map_only(Tensor, lambda tensor: tensor.to(device), example)
     model = stage.model(standalone_inputs(stage.name, config)).to(device).train()
-    average = [p.detach().clone() for p in model.parameters() if settings.ema_decay is not None]
+    _average = [p.detach().clone() for p in model.parameters() if settings.ema_decay is not None]
     optimizer = stage.optimizer(model)
     if settings.optimizer_in_backward:
         step_in_backward(optimizer)
     scaling = Scaling(settings.precision, device)
-    num_micro = 2 if settings.global_batch > settings.micro_batch else 1
     num_of_step = math.ceil(settings.global_batch / settings.micro_batch)
-    for _ in range(_NUM_STEPS):
+    while True:
         optimizer.zero_grad(set_to_none=True)
         aside: list[Tensor] = []
         for number in range(num_micro):
@@ -292,9 +300,7 @@ def _steps(stage: Train, config: Any, device: torch.device) -> None:
         aside.clear()
         if not settings.optimizer_in_backward:
             scaling.step(optimizer, model, settings.clip_norm)
-    optimizer.zero_grad(set_to_none=True)
-    _evaluate(stage, model, device)
-    del average
+        yield model
 
 
 def _evaluate(stage: Train, model: nn.Module, device: torch.device) -> None:

@@ -1,0 +1,242 @@
+"""Seconds and memory of real steps, next to what `sizing` predicts for this GPU.
+
+Ours are the recipes' own stages. Others' are architectures of the transformers library with random
+weights, trained as its users train them: autocast, pure bfloat16, recomputation, adapters of peft.
+"""
+
+import gc
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map_only
+
+from benchmarks.gpu.session import Session
+from sizing.catalogue.gpus import Gpu, gpus
+from sizing.models import footprints
+from sizing.models.constants import Constants
+from sizing.models.footprints import Footprint
+from sizing.models.memory import gpu_memory
+from sizing.models.step_time import step_time
+from training.numerics import configure
+from training.preflight.ladder import train_steps
+from training.registry import load_workload, resolve_config
+from training.workload import Train
+
+_WARM_STEPS, _STEPS = 3, 10
+_MIB = 2**20
+_RECIPES = {
+    "imagenet": ("full",),
+    "detection": ("full",),
+    "growth": ("full",),
+    "trajectory": ("full", "magvit_full"),
+}
+_LLAMA_1B: Mapping[str, object] = {
+    "model_type": "llama",
+    "hidden_size": 2048,
+    "intermediate_size": 8192,
+    "num_hidden_layers": 16,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "vocab_size": 128256,
+    "tie_word_embeddings": True,
+}
+_QWEN3_8B: Mapping[str, object] = {
+    "model_type": "qwen3",
+    "hidden_size": 4096,
+    "intermediate_size": 12288,
+    "num_hidden_layers": 36,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "vocab_size": 151936,
+}
+_BERT_LARGE: Mapping[str, object] = {
+    "model_type": "bert",
+    "hidden_size": 1024,
+    "intermediate_size": 4096,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 16,
+}
+_TINY: Mapping[str, object] = {
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "vocab_size": 256,
+}
+# Options of `python -m training count`, and the model that they are about.
+_FINE_TUNING: Mapping[str, tuple[Mapping[str, object], str]] = {
+    "Llama 1B, autocast": (_LLAMA_1B, "--batch=4 --tokens=1024"),
+    "Llama 1B, pure bfloat16": (_LLAMA_1B, "--batch=4 --tokens=1024 --pure"),
+    "Llama 1B, recomputed": (_LLAMA_1B, "--batch=4 --tokens=1024 --recompute"),
+    "Llama 1B, eager attention": (_LLAMA_1B, "--batch=4 --tokens=1024 --attention=eager"),
+    "Llama 1B, LoRA": (_LLAMA_1B, "--batch=4 --tokens=1024 --lora=16"),
+    "Qwen3 8B, LoRA, recomputed": (_QWEN3_8B, "--batch=4 --tokens=1024 --lora=16 --recompute"),
+    "BERT large, autocast": (_BERT_LARGE, "--batch=32 --tokens=512"),
+}
+_DRY: Mapping[str, tuple[Mapping[str, object], str]] = {
+    "tiny": (_TINY, "--batch=2 --tokens=16"),
+    "tiny, LoRA, recomputed": (_TINY, "--batch=2 --tokens=16 --lora=2 --recompute"),
+}
+
+
+def steps(session: Session) -> None:
+    """Each recipe's stages, then fine-tuning: predicted seconds and MiB, and measured ones."""
+    gpu = _gpu(session)
+    for workload, recipes in (
+        {"growth": ("laptop",)}.items() if session.is_dry else _RECIPES.items()
+    ):
+        for recipe in recipes:
+            for stage in footprints.stages(workload, recipe):
+                if stage.kind == "train":
+                    about = {"workload": workload, "recipe": recipe, "stage": stage.stage}
+                    _compare(session, gpu, f"{workload} {recipe}, {stage.stage}", stage, about)
+    cases = _DRY if session.is_dry else _FINE_TUNING
+    with ThreadPoolExecutor() as pool:  # counting takes one core each, and no GPU
+        all_counted = list(pool.map(lambda name: _count(session, name, *cases[name]), cases))
+    for (name, (_, options)), (config, counted) in zip(cases.items(), all_counted, strict=True):
+        if isinstance(counted, str):
+            session.row(name, "skipped", counted)
+        else:
+            _compare(session, gpu, name, counted, {"config": str(config), "options": options})
+
+
+def _gpu(session: Session) -> Gpu:
+    """The catalogue's row of this GPU; in a dry run any."""
+    if session.is_dry:
+        return gpus()["NVIDIA A10G"]
+    name = torch.cuda.get_device_name()
+    found = [gpu for gpu in gpus().values() if name.startswith(gpu.name)]
+    if not found:
+        raise ValueError(f"sizing/catalogue/gpus.csv has no {name}")
+    return max(found, key=lambda gpu: len(gpu.name))
+
+
+def _count(
+    session: Session, name: str, config: Mapping[str, object], options: str
+) -> tuple[Path, Footprint | str]:
+    """Write the config, and count it as `sizing model` does; or say why that failed."""
+    stem = session.folder / name.replace(" ", "-").replace(",", "")
+    path, out = stem.with_suffix(".json"), stem.with_suffix(".counted.json")
+    path.write_text(json.dumps(config))
+    command = ["count", str(path), *options.split(), f"--out={out}"]
+    code = session.training(command, stem.with_suffix(".log"))
+    if code != 0:
+        return path, stem.with_suffix(".log").read_text()[-200:].strip()
+    return path, footprints.stages(str(path), "full", path=out)[0]
+
+
+def _compare(
+    session: Session, gpu: Gpu, name: str, counted: Footprint, about: Mapping[str, str]
+) -> None:
+    command = [sys.executable, "-m", "benchmarks.gpu.steps"]
+    try:
+        found = session.ask(name.replace(" ", "-"), command, input=json.dumps(about))
+    except RuntimeError as error:
+        session.row(f"{name}: s", "FAILED", str(error))
+        return
+    step, seconds = step_time(counted, gpu, Constants()), found["seconds"]
+    low, high = step.seconds_low, step.seconds_high
+    within = "within" if low <= seconds <= high else "OUTSIDE"
+    said = f"{step.seconds / seconds:.2f} x, {within} {low:.4f} to {high:.4f}, {step.bound_by}"
+    session.row(f"{name}: s predicted, measured", f"{step.seconds:.4f}, {seconds:.4f}", said)
+    if found["peak_bytes"]:
+        predicted = gpu_memory(counted, Constants()).allocated
+        peak = found["peak_bytes"] / _MIB
+        what = f"{name}: MiB predicted, measured"
+        session.row(what, f"{predicted:.0f}, {peak:.0f}", f"{predicted / peak - 1:+.0%}")
+
+
+def main() -> int:
+    """Time the steps that the request on standard input names; print their median and the peak."""
+    about = json.load(sys.stdin)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    made = _steps_of_stage if "stage" in about else _steps_of_library
+    seconds = []
+    for number, (began, ended) in enumerate(_clocked(made(about, device), device)):
+        if number >= _WARM_STEPS:
+            seconds.append(ended - began)
+    peak = torch.cuda.max_memory_allocated() if device.type == "cuda" else None
+    print(json.dumps({"seconds": median(seconds), "peak_bytes": peak}))
+    return 0
+
+
+def _clocked(done: Iterator[object], device: torch.device) -> Iterator[tuple[float, float]]:
+    """The moments between which each step ran, the GPU's part of it included."""
+    wait: Callable[[], None] = torch.cuda.synchronize if device.type == "cuda" else lambda: None
+    began = time.perf_counter()
+    for _ in islice(done, _WARM_STEPS + _STEPS):
+        wait()
+        ended = time.perf_counter()
+        yield began, ended
+        began = time.perf_counter()
+
+
+def _steps_of_stage(about: Mapping[str, str], device: torch.device) -> Iterator[object]:
+    workload = load_workload(about["workload"])
+    config = resolve_config(workload, about["recipe"], {})
+    configure(num_threads=config.num_threads, deterministic=config.deterministic)
+    stage = next(each for each in workload.stages(config) if each.name == about["stage"])
+    assert isinstance(stage, Train)
+    settings = stage.settings
+    num_micro = -(-settings.global_batch // settings.micro_batch)
+    example = tree_map_only(Tensor, _random_like, stage.example(settings.micro_batch))
+    return train_steps(stage, config, example, device, num_micro)
+
+
+def _random_like(tensor: Tensor) -> Tensor:
+    """Pixels, features, boxes: on zeros a GPU is faster. Labels and tokens stay as they are."""
+    if tensor.is_floating_point():
+        return torch.rand_like(tensor)
+    return torch.randint_like(tensor, 256) if tensor.dtype == torch.uint8 else tensor
+
+
+def _steps_of_library(about: Mapping[str, str], device: torch.device) -> Iterator[object]:
+    """Train as the library's users do: nothing of this project takes part."""
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM
+
+    options = dict(part.lstrip("-").partition("=")[::2] for part in about["options"].split())
+    config = AutoConfig.from_pretrained(about["config"])
+    config.use_cache = False
+    config._attn_implementation = options.get("attention") or "sdpa"
+    kind = AutoModelForMaskedLM if config.model_type == "bert" else AutoModelForCausalLM
+    halved = "pure" in options or "lora" in options
+    with device:
+        torch.set_default_dtype(torch.bfloat16 if halved else torch.float32)
+        model: Any = kind.from_config(config)
+        torch.set_default_dtype(torch.float32)
+    if "lora" in options:
+        from peft import LoraConfig, get_peft_model
+
+        model = get_peft_model(
+            model, LoraConfig(r=int(options["lora"]), target_modules="all-linear")
+        )
+    if "recompute" in options:
+        model.gradient_checkpointing_enable()
+        model.enable_input_require_grads()
+    model.train()
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad])
+    size = (int(options["batch"]), int(options["tokens"]))
+    tokens = torch.randint(0, config.vocab_size, size, device=device)
+    gc.collect()
+    while True:
+        with torch.autocast(device.type, torch.bfloat16, enabled="pure" not in options):
+            loss = model(input_ids=tokens, labels=tokens).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        yield loss
+
+
+if __name__ == "__main__":
+    sys.exit(main())
