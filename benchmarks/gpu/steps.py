@@ -143,7 +143,8 @@ def _compare(
     try:
         found = session.ask(name.replace(" ", "-"), command, input=json.dumps(about))
     except RuntimeError as error:
-        session.row(f"{name}: s", "FAILED", str(error))
+        is_lacking = "ModuleNotFoundError" in str(error)
+        session.row(f"{name}: s", "skipped" if is_lacking else "FAILED", str(error))
         return
     step, seconds = step_time(counted, gpu, Constants()), found["seconds"]
     low, high = step.seconds_low, step.seconds_high

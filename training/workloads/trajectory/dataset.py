@@ -27,6 +27,7 @@ from training.workloads.trajectory.clips import (
     CLIP_BYTES,
     CLIP_SHAPE,
     FRAME_SIZE,
+    FUTURE_FRAMES,
     NUM_FRAMES,
     TRACK_BYTES,
     TRACK_SHAPE,
@@ -292,6 +293,7 @@ class ClipSamples(Samples):
             "clips": torch.tensor(clips),
             "future": place_BT2[:, -1],
             "last": place_BT2[:, -2],
+            "steady": place_BT2[:, -2] + FUTURE_FRAMES * (place_BT2[:, -2] - place_BT2[:, -3]),
         }
         if self.view in FRAME_VIEWS:
             frames_BT = torch.tensor([frames for _, _, frames in items])

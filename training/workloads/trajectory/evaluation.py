@@ -25,7 +25,10 @@ from training.workloads.trajectory.dataset import Batch
 
 NUM_BINS = 10
 # What `partial` returns for each clip.
-_ROWS = ("labels", "predicted", "confidence", "loss", "position_error", "standstill_error", "clips")
+_ROWS = (
+    *("labels", "predicted", "confidence", "loss", "clips"),
+    *("position_error", "standstill_error", "steady_error"),
+)
 
 
 def classify(model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
@@ -48,6 +51,7 @@ def partial(model: nn.Module, batch: Batch) -> Partial:
         "loss": F.cross_entropy(logits_BK, batch["labels"], reduction="none"),
         "position_error": to_pixels * (future_B2 - batch["future"]).norm(dim=1),
         "standstill_error": to_pixels * (batch["last"] - batch["future"]).norm(dim=1),
+        "steady_error": to_pixels * (batch["steady"] - batch["future"]).norm(dim=1),
         "clips": batch["clips"],
     }
     if "strips" in batch:
@@ -105,7 +109,9 @@ def summarize(parts: Sequence[Partial], out: Path, classes: Sequence[str]) -> Ma
     }
     if not scores["standstill_error"].isnan().all():  # of clips with a track
         metrics["position_error_pixels"] = float(scores["position_error"].nanmean())
+        # Of whoever knows the true last places, and takes place or velocity to stay as it is.
         metrics["standstill_error_pixels"] = float(scores["standstill_error"].nanmean())
+        metrics["constant_velocity_error_pixels"] = float(scores["steady_error"].nanmean())
     by_class = (scores.confusion_KK.diagonal() / of_class).tolist()
     metrics |= {f"accuracy_{n}": a for n, a in zip(classes, by_class, strict=True)}
     table = {

@@ -239,6 +239,7 @@ class TrainClipClassifier(Train):
             "clips": torch.zeros(size, dtype=torch.long),
             "future": torch.zeros(size, 2),
             "last": torch.zeros(size, 2),
+            "steady": torch.zeros(size, 2),
         }
 
     def refusals(self, meta: Mapping[str, Any]) -> Sequence[str]:

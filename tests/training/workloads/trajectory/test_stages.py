@@ -349,7 +349,7 @@ def test_fails_to_summarize_an_evaluation_that_lacks_a_class(
     inputs: Inputs, tmp_path: Path
 ) -> None:
     zeros = torch.zeros(20)
-    names = ("confidence", "loss", "position_error", "standstill_error")
+    names = ("confidence", "loss", "position_error", "standstill_error", "steady_error")
     rows = {name: torch.full((20,), 3) for name in ("labels", "predicted", "clips")}
     part = Partial(tensors={**rows, **dict.fromkeys(names, zeros)})
     with pytest.raises(ValueError, match="lack linear, accelerating"):
