@@ -24,7 +24,7 @@ MEASUREMENTS: Mapping[str, tuple[str, float]] = {
     "equality": ("runs", 220.0),
     "saves": ("device", 60.0),
     "memory": ("device", 90.0),
-    "ladder": ("runs", 60.0),
+    "ladder": ("runs", 120.0),
     "ranks": ("ranks", 60.0),
     "steps": ("steps", 240.0),
     "speed": ("runs", 270.0),

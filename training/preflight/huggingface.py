@@ -126,12 +126,11 @@ def balanced_experts() -> Iterator[None]:
     """Let experts compute in one product that works in every precision, on fake tensors, too."""
     from transformers.integrations import moe
 
-    product = torch.ops.transformers
-    for operation, passes in (
-        (product.grouped_mm_fallback, 1),
-        (product.grouped_mm_fallback_backward, 2),
-    ):
-        register_flop_formula(operation)(_grouped_flops(passes))
+    # Until transformers 5.18 autograd went through the forward product alone.
+    for name, passes in (("grouped_mm_fallback", 1), ("grouped_mm_fallback_backward", 2)):
+        operation = getattr(torch.ops.transformers, name, None)
+        if operation is not None:
+            register_flop_formula(operation)(_grouped_flops(passes))
     with patch.object(moe, "_can_use_grouped_mm", lambda *of: False):
         yield
 
