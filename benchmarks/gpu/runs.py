@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 
 from benchmarks.gpu.session import Session, last_line, override_options, rate_of
@@ -22,8 +22,8 @@ def equality(session: Session) -> None:
     """Alone, again, and interrupted everywhere: weights and losses, bit for bit."""
     compared = _compared(session)
     with ThreadPoolExecutor(1 if session.is_dry else _AT_ONCE) as pool:
-        for row in pool.map(lambda name: _equal(session, name, *compared[name]), compared):
-            session.row(*row)
+        for done in as_completed(pool.submit(_equal, session, n, *c) for n, c in compared.items()):
+            session.row(*done.result())
 
 
 def _equal(

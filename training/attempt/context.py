@@ -23,7 +23,7 @@ from contract.grammar import Interval
 from training.attempt.hosts import Hosts
 from training.attempt.notice import InterruptedRunError, Interruption, Notice, Saves
 from training.attempt.supervisor import Supervisor, Work
-from training.errors import DivergedError, Divergence, GoBackError
+from training.errors import DivergedError, Divergence, GoBackError, UserError
 from training.record.head import KEEP_NEWEST, Retention
 from training.record.lease import Lease, LeaseLostError
 from training.record.metrics import Events, Metrics
@@ -73,7 +73,13 @@ class RankEnvironment:
         """Number of all ranks, given the requested number on each machine (None: one per GPU)."""
         if self.world_size > 1:
             return self.world_size
-        return self.num_hosts * (num_processes or torch.cuda.device_count() or self.cpu_ranks)
+        gpus = torch.cuda.device_count()
+        if num_processes and 0 < gpus < num_processes:
+            raise UserError(
+                f"{num_processes} ranks need a GPU each, and this machine has {gpus}; give "
+                f"--num-processes {gpus}"
+            )
+        return self.num_hosts * (num_processes or gpus or self.cpu_ranks)
 
 
 class World:

@@ -20,14 +20,24 @@ from tests.training.hooks import (
     notice,
 )
 from tests.training.runs import ROOT, Run, assert_equal, free_port, wait_for
+from training.attempt.context import RankEnvironment
 from training.attempt.launch import RankProcess
 from training.attempt.supervisor import Supervisor
 from training.engine.attempt import _start_ranks
 from training.engine.job import RunOptions
-from training.errors import RankLostError
+from training.errors import RankLostError, UserError
 from training.record.lease import LeaseLostError
 
 NewRun = Callable[[str], Run]
+
+
+def test_fails_for_more_ranks_than_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    place = RankEnvironment()
+    assert place.ranks(4) == 4, "on the CPU as many as are asked for"
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    assert place.ranks(None) == 2
+    with pytest.raises(UserError, match="4 ranks need a GPU each, and this machine has 2; give "):
+        place.ranks(4)
 
 
 def test_two_ranks_train_on_the_batches_of_one(pair: Run, whole: Run) -> None:

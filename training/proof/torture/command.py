@@ -194,7 +194,12 @@ def _recipes(options: argparse.Namespace, workload: Workload[Any]) -> Sequence[s
 
 def _sizes(options: argparse.Namespace) -> Sequence[Size]:
     """Sizes to draw from, attempt by attempt."""
-    text = options.num_processes or ("1,2,4" if options.workload == _BUILT_IN else "1")
+    from torch import cuda
+
+    gpus = cuda.device_count()
+    counts = [n for n in (1, 2, 4) if n <= (gpus or n)]
+    own = ",".join(map(str, counts)) if options.workload == _BUILT_IN else "1"
+    text = options.num_processes or own
     try:
         sizes = [Size(*reversed([int(n) for n in size.split("x")])) for size in text.split(",")]
     except (ValueError, TypeError) as error:
@@ -202,4 +207,6 @@ def _sizes(options: argparse.Namespace) -> Sequence[Size]:
         raise UserError(said) from error
     if min(min(size) for size in sizes) < 1:
         raise UserError(f"--num-processes is {text!r}; give numbers of at least 1")
+    if 0 < gpus < max(size.each for size in sizes):
+        raise UserError(f"--num-processes is {text!r}; each rank needs a GPU, and there are {gpus}")
     return sizes

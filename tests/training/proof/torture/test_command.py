@@ -1,5 +1,6 @@
 """Killed at any moment, a run equals the uninterrupted one; and the torture is shown to fail."""
 
+import argparse
 import json
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,8 @@ import torch
 from tests.training.forked import Done, command
 from tests.training.proof.torture import broken
 from training.cli.main import main
+from training.errors import UserError
+from training.proof.torture import command as torture_command
 from training.proof.torture.plan import KINDS
 from training.proof.torture.workload import Classify
 
@@ -170,6 +173,15 @@ def test_fails_for_a_mistake_in_one_sentence(
     said = capfd.readouterr().err
     assert says in said
     assert "Traceback" not in said
+
+
+def test_a_machine_has_no_more_ranks_than_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    given = argparse.Namespace(num_processes=None, workload=torture_command._BUILT_IN)
+    assert [size.ranks for size in torture_command._sizes(given)] == [1, 2]
+    given.num_processes = "1,4x3"
+    with pytest.raises(UserError, match="'1,4x3'; each rank needs a GPU, and there are 2"):
+        torture_command._sizes(given)
 
 
 def test_fails_for_a_workload_that_fails_without_kills() -> None:
