@@ -75,10 +75,8 @@ class RankEnvironment:
             return self.world_size
         gpus = torch.cuda.device_count()
         if num_processes and 0 < gpus < num_processes:
-            raise UserError(
-                f"{num_processes} ranks need a GPU each, and this machine has {gpus}; give "
-                f"--num-processes {gpus}"
-            )
+            said = f"{num_processes} ranks need a GPU each, and this machine has {gpus}"
+            raise UserError(f"{said}; give --num-processes {gpus}")
         return self.num_hosts * (num_processes or gpus or self.cpu_ranks)
 
 
