@@ -1,4 +1,4 @@
-"""Say whether a GPU of this machine has failed: what the kernel or the trainer's log says of it.
+"""Say whether a GPU of this machine has failed, by what kernel, nvidia-smi or trainer say of it.
 
 Only errors that NVIDIA's catalog lays to hardware or driver count; an illegal address is the
 program's own. Exit status 0 with one sentence, or 1. Run: python3 -m userdata.gpu_fault
@@ -7,6 +7,7 @@ program's own. Exit status 0 with one sentence, or 1. Run: python3 -m userdata.g
 import contextlib
 import os
 import re
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +20,7 @@ TAIL_BYTES = 65_536
 RECORD_BYTES = 8192
 # https://docs.nvidia.com/deploy/xid-errors: a program causes none of these.
 HARDWARE_XIDS = {
+    46: "stopped processing",
     48: "uncorrectable memory error",
     62: "internal micro-controller halted",
     64: "memory row could not be remapped",
@@ -28,10 +30,14 @@ HARDWARE_XIDS = {
     95: "uncontained memory error",
     119: "GSP timeout",
     120: "GSP error",
+    136: "NVLink could not be trained",
     140: "unrecovered memory error",
     143: "initialization failed",
 }
 XID = re.compile(r"NVRM: Xid \((?P<gpu>[^)]*)\): (?P<number>\d+)")
+# The driver's own verdict after an error; None and "Drain P2P" leave the GPU usable.
+ACTION = re.compile(r": 154, GPU recovery .* to \w+ \((?P<action>[^)]*(Reset|Reboot|FLR)[^)]*)\)")
+ROWS = ["gpu_bus_id", "remapped_rows.pending", "remapped_rows.failure"]
 # The runtime's own words: cudaGetErrorString of errors 3xx/8xx that hardware or driver raise.
 CUDA = re.compile(
     r"uncorrectable (ECC|NVLink) error|no CUDA-capable device|devices? is busy or unavailable"
@@ -68,13 +74,32 @@ def last_lines(path: Path) -> list[str]:
         return file.read().decode(errors="replace").splitlines()
 
 
+def rows_fault() -> str | None:
+    """Return which GPU has broken memory that only its reset replaces, or nothing does."""
+    command = ["nvidia-smi", f"--query-remapped-rows={','.join(ROWS)}", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None  # No GPU, or none that nvidia-smi can ask: torch says what is wrong with that.
+    for line in done.stdout.splitlines():
+        gpu, *is_so = (part.strip() for part in line.split(","))
+        for value, what in zip(is_so, ("wait for its reset", "have no spare left"), strict=False):
+            if value in ("1", "Yes"):
+                return f"GPU {gpu} of this machine failed: broken memory rows {what}"
+    return None
+
+
 def find_fault() -> str | None:
     """Return one sentence about the GPU that failed; None if none is known to have."""
     for message in kernel_messages(machine_path(KERNEL_LOG)):
         for found in XID.finditer(message):
             what = HARDWARE_XIDS.get(int(found["number"]))
+            if action := ACTION.search(message):
+                what = action["action"]
             if what:
                 return f"GPU {found['gpu']} of this machine failed: Xid {found['number']}, {what}"
+    if fault := rows_fault():
+        return fault
     for line in reversed(last_lines(machine_path(TRAINING_LOG))):
         if CUDA.search(line):
             return f"a GPU of this machine failed: {line.strip()}"

@@ -8,12 +8,12 @@ if [[ -e $run/notice.json ]]; then
     exit 75
 fi
 scratch=$root$DATA_MOUNT/scratch
-# After a failure: where a GPU failed the next attempt would fail too, or train without it.
-if [[ -s $root/var/log/training/training.log ]]; then
-    if python3 -m userdata.gpu_fault >/dev/null ||
-        ! PYTHONPATH=$PWD "$PYTHON" userdata/import_torch.py; then
-        exit 4
-    fi
+# Where a GPU has failed the next attempt would fail too, or, after a failure, train without it.
+if python3 -m userdata.gpu_fault >/dev/null; then
+    exit 4
+elif [[ -s $root/var/log/training/training.log ]] &&
+    ! PYTHONPATH=$PWD "$PYTHON" userdata/import_torch.py; then
+    exit 4
 fi
 # Not the user's mistake, which the trainer would take it for. systemd unmounts a volume that is
 # detached: what is left is a folder of the root volume.

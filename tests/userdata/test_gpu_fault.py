@@ -19,9 +19,49 @@ def write(root: Path, path: str, text: str) -> None:
     file.write_text(text)
 
 
+def changed(before: str, after: str) -> str:
+    return f"GPU recovery action changed from {before} to {after}"
+
+
 def test_without_logs_no_gpu_has_failed() -> None:
     assert find_fault() is None
     assert main() == 1
+
+
+@pytest.mark.parametrize(
+    ("number", "text", "said"),
+    [
+        (46, "pid=9, name=python, GPU stopped processing", "Xid 46, stopped processing"),
+        (136, "Link 3 failed", "Xid 136, NVLink could not be trained"),
+        (154, changed("0x0 (None)", "0x1 (GPU Reset Required)"), "Xid 154, GPU Reset Required"),
+        (154, changed("0x0 (None)", "0x2 (Node Reboot Required)"), "Xid 154, Node Reboot Required"),
+        (154, changed("0x0 (None)", "0x3 (Drain P2P)"), None),
+        (154, changed("0x1 (GPU Reset Required)", "0x0 (None)"), None),
+    ],
+)
+def test_what_only_a_reset_mends_is_a_fault(
+    root: Path, number: int, text: str, said: str | None
+) -> None:
+    write(root, KERNEL_LOG, f"4,990,71,-;NVRM: Xid (PCI:0000:00:1e): {number}, {text}\n")
+    assert find_fault() == (said and f"GPU PCI:0000:00:1e of this machine failed: {said}")
+
+
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        ("00000000:00:1E.0, 0, 0", None),
+        ("00000000:00:1E.0, [N/A], [N/A]", None),
+        ("00000000:00:1D.0, 0, 0\n00000000:00:1E.0, 1, 0", "broken memory rows wait for its reset"),
+        ("00000000:00:1E.0, No, Yes", "broken memory rows have no spare left"),
+    ],
+)
+def test_memory_that_waits_for_a_reset_is_a_fault(
+    root: Path, rows: str, said: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(root, "bin/nvidia-smi", f"#!/bin/sh\necho '{rows}'\n")
+    (root / "bin/nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", str(root / "bin"), prepend=":")
+    assert find_fault() == (said and f"GPU 00000000:00:1E.0 of this machine failed: {said}")
 
 
 def test_hardware_xids_are_a_fault_and_those_of_programs_are_not(root: Path) -> None:

@@ -209,6 +209,16 @@ def test_the_trainer_starts_again_only_where_all_gpus_are_left(
     assert ("0 NVIDIA GPUs are on the PCI bus" in done.stdout) != starts
 
 
+def test_the_trainer_never_starts_where_a_gpu_waits_for_its_reset(root: Path) -> None:
+    smi = root / "bin/nvidia-smi"
+    smi.write_text("#!/bin/bash\necho '00000000:00:1E.0, 1, 0'\n")
+    smi.chmod(0o755)
+    mount_volume(root)
+    assert run_script(root, "userdata/run_training.sh", PYTHON="/bin/echo").returncode == (
+        EXIT_MACHINE
+    )
+
+
 def test_the_trainer_imports_a_workload_of_one_s_own_from_the_bundle(
     root: Path, tmp_path: Path
 ) -> None:

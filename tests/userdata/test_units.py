@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from rehearsal.machines.units import load_units
 from tests.userdata.rig import REPOSITORY
 
 UNITS = REPOSITORY / "userdata/units"
@@ -71,3 +72,8 @@ def test_a_unit_is_no_more_exposed_than_before(name: str) -> None:
 
 def test_every_unit_has_its_exposure() -> None:
     assert {path.name for path in UNITS.glob("*.service")} == MOST_EXPOSED.keys()
+
+
+@pytest.mark.parametrize("name", ["training-boot.service", "training.service"])
+def test_what_uses_gpus_starts_after_nvswitch_is_set_up(name: str) -> None:
+    assert "nvidia-fabricmanager.service" in load_units(UNITS)[name].after
