@@ -91,14 +91,13 @@ def _by_grid_sample(
 def choose(
     device: torch.device,
     dtype: torch.dtype,
-    deterministic: bool,
     started_with: str | None = None,
     max_side: int | None = None,
 ) -> Implementation:
     """The best that works here for values of `dtype`; what the stage started with is kept.
 
-    On a GPU the Triton kernel where it works and bits may differ, else sums of rows. On a CPU,
-    where all give the same bits, what is faster.
+    On a GPU the Triton kernel where it works, else sums of rows. On a CPU, where all give the same
+    bits, what is faster.
 
     `max_side` is the longest side of an image, in pixels, if it is known.
     """
@@ -107,7 +106,7 @@ def choose(
             return cast(Implementation, started_with)
         is_small = max_side is not None and max_side <= _SMALL_SIDE
         return "reference" if is_small else "deterministic"
-    if deterministic or started_with == "deterministic":
+    if started_with == "deterministic":
         return "deterministic"
     if reason := why_not_triton(device, dtype):
         _log.warning(
@@ -126,7 +125,9 @@ def why_not_triton(device: torch.device, dtype: torch.dtype) -> str | None:
     except ImportError as error:
         return f"{type(error).__name__}: {error}"
     try:
-        found, expected = (_step(which, device, dtype) for which in ("triton", "deterministic"))
+        found, again, expected = (
+            _step(which, device, dtype) for which in ("triton", "triton", "deterministic")
+        )
     except (
         TritonError,
         RuntimeError,
@@ -140,6 +141,8 @@ def why_not_triton(device: torch.device, dtype: torch.dtype) -> str | None:
         # bfloat16 rounds what is right to 0.4 %.
         if not error_share < 0.02:
             return f"{name} is wrong by {error_share:.1%}"
+    if torch.are_deterministic_algorithms_enabled() and not all(map(torch.equal, found, again)):
+        return "its bits differ from one time to the next"
     return None
 
 

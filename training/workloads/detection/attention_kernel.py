@@ -1,9 +1,11 @@
 """Deformable attention as one Triton kernel forward and one backward: they keep the inputs alone.
 
 A program has N bags (a query's head) and their d values in registers, and adds up in float32 (or
-float64). Backward adds to `value` with atomics: its last bits differ from run to run.
+float64). Backward adds to the gradient of `value` with atomics, in any order. Where a recipe is
+deterministic it adds integers, multiples of a power of two: their sum is the same in every order.
 """
 
+import math
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, TypeAlias, cast
@@ -24,12 +26,7 @@ def by_kernel(
     locations_BQMLP2: Tensor,
     weights_BQMLP: Tensor,
 ) -> Tensor:
-    """Any floating types, which need not be the same; refused where a recipe is deterministic."""
-    if torch.are_deterministic_algorithms_enabled():
-        raise RuntimeError(
-            "the Triton kernel of deformable attention is not deterministic, and deterministic "
-            "algorithms are asked for: choose the implementation 'deterministic'"
-        )
+    """Any floating types, which need not be the same; equal bits where a recipe asks for them."""
     given = [each.contiguous() for each in (value_BSMd, locations_BQMLP2, weights_BQMLP)]
     if max(each.numel() for each in given) >= 2**31:
         raise ValueError("the kernel of deformable attention counts in 32 bits: take fewer images")
@@ -86,15 +83,35 @@ class _Attention(torch.autograd.Function):
         value, locations, weights = ctx.saved_tensors
         given = _arguments(value, locations)
         dtype = torch.promote_types(value.dtype, torch.float32)
-        dvalue = torch.zeros_like(value, dtype=dtype)
+        is_exact = torch.are_deterministic_algorithms_enabled()
+        dvalue = torch.zeros_like(value, dtype=torch.int64 if is_exact else dtype)
         dlocations, dweights = torch.empty_like(locations), torch.empty_like(weights)
+        units = _units(dout_BQD, weights, dtype) if is_exact else dweights  # which is not read
         with torch.cuda.device_of(value):  # type: ignore[no-untyped-call]
             _backward[_programs(given)](
                 *(value, _levels(ctx.shapes, value.device), locations, weights),
-                *(dout_BQD.contiguous(), dvalue, dlocations, dweights),
+                *(dout_BQD.contiguous(), units, dvalue, dlocations, dweights),
                 **given,
+                EXACT=is_exact,
             )
+        if is_exact:
+            dvalue = dvalue.to(dtype).div_(units)
         return dvalue.to(value.dtype), dlocations, dweights, None
+
+
+def _units(dout_BQD: Tensor, weights_BQMLP: Tensor, dtype: torch.dtype) -> Tensor:
+    """How many units of an integer 1.0 is: so many that no sum of a pixel's terms overflows.
+
+    A query reads a pixel with each point of one level at most once. No number is read here: what is
+    not finite makes the whole gradient NaN.
+    """
+    most = dout_BQD.shape[1] * weights_BQMLP.shape[-1]
+    # No term is larger, as a share is at most 1.
+    bound = dout_BQD.abs().amax().to(dtype) * weights_BQMLP.abs().amax()
+    exponent = 62 - math.ceil(math.log2(most)) - torch.frexp(bound).exponent
+    largest = math.frexp(torch.finfo(dtype).max)[1] - 1
+    units = torch.ones_like(bound).ldexp(exponent.clamp(max=largest))
+    return units.where(bound.isfinite(), torch.nan)
 
 
 def _programs(given: dict[str, Any]) -> tuple[int]:
@@ -154,6 +171,7 @@ def _backward(  # type: ignore[no-untyped-def]
     locations,
     weights,
     dout,
+    units,
     dvalue,
     dlocations,
     dweights,
@@ -167,6 +185,7 @@ def _backward(  # type: ignore[no-untyped-def]
     BAGS: tl.constexpr,
     COLUMNS: tl.constexpr,
     TYPE: tl.constexpr,
+    EXACT: tl.constexpr,
 ):
     bag_N = tl.program_id(0) * BAGS + tl.arange(0, BAGS)
     column_d = tl.arange(0, COLUMNS)
@@ -197,6 +216,8 @@ def _backward(  # type: ignore[no-untyped-def]
                 dx_N += dshare_N * share_y_N * (2 * right - 1)
                 dy_N += dshare_N * share_x_N * (2 * down - 1)
                 term_Nd = (share_y_N * share_x_N * weight_N)[:, None] * dout_Nd
+                if EXACT:
+                    term_Nd = tl.floor(term_Nd * tl.load(units) + 0.5).to(tl.int64)
                 tl.atomic_add(dvalue + at_Nd, term_Nd, mask=has_Nd, sem="relaxed")
             tl.store(dweights + point_N, dweight_N, mask=is_bag_N)
             tl.store(dlocations + 2 * point_N, dx_N * weight_N * across, mask=is_bag_N)

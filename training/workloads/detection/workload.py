@@ -88,7 +88,7 @@ class TrainDetector(Train):
         dtype = getattr(torch, c.settings.precision)
         if chosen == "auto":
             before = started_with.get(_ATTENTION)
-            chosen = choose(i.device, dtype, c.deterministic, before, max_side=c.max_side)
+            chosen = choose(i.device, dtype, before, max_side=c.max_side)
         elif chosen == "triton" and (reason := why_not_triton(i.device, dtype)):
             raise UserError(
                 f"attention is 'triton', which does not work here ({reason}); give another, or "

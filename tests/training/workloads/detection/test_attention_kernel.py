@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 ROOT = Path(__file__).parents[4]
 TESTS = Path(__file__).with_name("test_attention.py")
@@ -16,7 +17,7 @@ def test_interpreted_the_kernel_passes_the_tests_of_the_others() -> None:
     """In a process of its own: Triton decides at import whether it interprets."""
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(TESTS)]
     done = subprocess.run(
-        [*command, "-k", "triton"],
+        [*command, "-k", "triton or deterministic_kernel"],
         cwd=ROOT,
         env={**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
         capture_output=True,
@@ -24,7 +25,24 @@ def test_interpreted_the_kernel_passes_the_tests_of_the_others() -> None:
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "6 passed, 1 skipped" in done.stdout
+    assert "7 passed, 1 skipped" in done.stdout
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("largest", [3e-39, 1e-30, 0.7, 1e25])
+def test_the_sum_of_a_pixels_terms_fits_into_an_integer_and_is_as_exact_as_a_float(
+    largest: float, dtype: torch.dtype
+) -> None:
+    from training.workloads.detection.attention_kernel import _units
+
+    dout_BQD, weights_BQMLP = torch.full((1, 900, 4), -2.0), torch.full((1, 900, 2, 1, 4), 0.5)
+    units = float(_units(largest * dout_BQD, weights_BQMLP.to(dtype), dtype))
+    assert units.is_integer() or units < 1
+    assert 900 * 4 * largest * units < 2**63, "every query, with every point of a level"
+    assert largest * units >= 2**24 or (dtype == torch.float32 and largest < 1e-38)
+    for wrong in (torch.nan, torch.inf):
+        dout_BQD[0, 5, 1] = wrong
+        assert _units(dout_BQD, weights_BQMLP, dtype).isnan()
 
 
 # Compute capabilities of g4dn, p4, g5, g6, p5 and p6.
@@ -46,8 +64,9 @@ def test_the_kernel_compiles_for_a_gpu_that_is_not_here(capability: int, kernel:
     function: Any = getattr(module, kernel)
     constants = {"num_heads": 8, "width": 24, "num_levels": 4, "num_points": 4}
     constants |= {"BAGS": 32, "COLUMNS": 32, "TYPE": triton.language.float32}
+    constants |= {"EXACT": True} if kernel == "_backward" else {}
     kinds = {**dict.fromkeys(constants, "constexpr"), **dict.fromkeys(module._CHANGING, "i32")}
-    kinds |= {"levels": "*i32", "value": "*bf16"}
+    kinds |= {"levels": "*i32", "value": "*bf16", "dvalue": "*i64"}
     source = ASTSource(
         function,
         {name: kinds.get(name, "*fp32") for name in function.arg_names},
