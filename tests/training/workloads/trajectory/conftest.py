@@ -1,5 +1,6 @@
 """A small dataset, made once, and the inputs of stages on it."""
 
+import os
 from dataclasses import replace
 
 import pytest
@@ -10,6 +11,12 @@ from training.workloads.trajectory.config import laptop
 from training.workloads.trajectory.dataset import make_dataset
 from training.workloads.trajectory.features import Features, MeanImages
 from training.workloads.trajectory.tracker import Tracks
+
+
+@pytest.fixture(autouse=True)
+def _one_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few clips are drawn and decoded here: processes take longer to start; commands have them."""
+    monkeypatch.setattr(os, "cpu_count", lambda: 1)
 
 
 @pytest.fixture(scope="package")
