@@ -9,6 +9,7 @@ import contextlib
 import math
 from collections import deque
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from typing import NamedTuple
 
@@ -22,7 +23,7 @@ from training.stacking import ALIGNMENT
 
 # As DDP's: large enough for a network's speed, small enough to begin while backward goes on.
 _BUCKET_BYTES = 25 * 2**20
-# Buckets on a GPU, each with memory for what it receives; on the CPU a wait would hold up backward.
+# Buckets on a GPU, each with memory for what it receives.
 _MOST_UNDER_WAY = 4
 # x + -0.0 is x, also where x is -0.0: what stands for a rank that has nothing to add.
 _NOTHING = -0.0
@@ -122,10 +123,16 @@ class BucketLayout:
         # Ranks halve it up to three times.
         whole = ALIGNMENT // size * SHARES
         self._numel = math.ceil(end / whole) * whole
+        self._kept: Tensor | None = None
 
     def packed(self, values: Sequence[Tensor | None]) -> tuple[Tensor, list[Tensor]]:
-        """The values in one piece of memory, and its parts; for None what adds nothing."""
-        flat = self._like.new_empty(self._numel)
+        """The values in one piece of memory, and its parts; for None what adds nothing.
+
+        On the CPU it is that of the call before: fresh memory costs a page fault for every 4 KiB.
+        """
+        flat = self._like.new_empty(self._numel) if self._kept is None else self._kept
+        if flat.device.type == "cpu":
+            self._kept = flat
         parts = [flat.as_strided(*place) for place in self._places]
         given = [(to, value) for to, value in zip(parts, values, strict=True) if value is not None]
         if given:
@@ -151,6 +158,9 @@ class Reduction:
         self._tag = 0
         device = world.device
         self._stream: torch.cuda.Stream | None = None
+        # Gloo makes the caller wait, and that would hold up backward.
+        self._beside_backward = ThreadPoolExecutor(1, thread_name_prefix="reduction")
+        self._added: list[Future[object]] = []
         if device.type == "cuda":
             self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
@@ -159,15 +169,22 @@ class Reduction:
         flat, parts = layout.packed(values)
         way = self._ring(flat) if self._is_ring else self._tree(flat, self._tag)
         self._tag += 1
+        if self._stream is None:
+            next(way)
+            self._added.append(self._beside_backward.submit(list, way))
+            return parts
         with self._beside():
             next(way)
             self._under_way.append(way)
-            while self._stream is not None and len(self._under_way) > _MOST_UNDER_WAY:
+            while len(self._under_way) > _MOST_UNDER_WAY:
                 self._advance()
         return parts
 
     def end(self) -> None:
         """Wait until all that was begun is added up; on a GPU, what follows waits."""
+        for added in self._added:
+            added.result()
+        self._added.clear()
         with self._beside():
             while self._under_way:
                 self._advance()

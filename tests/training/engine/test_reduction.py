@@ -1,6 +1,7 @@
 """Sums over ranks equal those of one process, added up by pairs, whatever the shapes."""
 
 import random
+import time
 from pathlib import Path
 
 import pytest
@@ -99,6 +100,28 @@ def tensors(rank: int) -> list[Tensor | None]:
             made[-1] = None
     made.append(torch.full((3,), -0.0) if rank == 1 else None)
     return made
+
+
+def test_a_processor_s_bucket_keeps_its_memory_from_step_to_step() -> None:
+    layout = BucketLayout([torch.empty(3)])
+    first, _ = layout.packed([torch.ones(3)])
+    second, (part,) = layout.packed([torch.full((3,), 2.0)])
+    assert first.data_ptr() == second.data_ptr()
+    assert part.tolist() == [2.0, 2.0, 2.0]
+
+
+def test_a_bucket_is_added_up_while_backward_goes_on(tmp_path: Path) -> None:
+    def act(world: World, root: Path) -> None:
+        adding = Reduction(world, is_ring=False)
+        value = torch.full((1000,), float(world.rank + 1))
+        (total,) = adding.begin(BucketLayout([value]), [value])
+        deadline = time.monotonic() + 60
+        while not torch.equal(total, torch.full((1000,), 10.0)):
+            assert time.monotonic() < deadline, "nobody has called `end`"
+            time.sleep(0.01)
+        adding.end()
+
+    on_ranks(4, tmp_path, act)
 
 
 @pytest.mark.parametrize("size", [2, 4, 8])
