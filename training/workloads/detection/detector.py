@@ -8,9 +8,11 @@ queries, N objects of the image with most, C classes, D width, L layers.
 
 import math
 import sys
+from itertools import pairwise
 from typing import Any, NamedTuple, cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from training.errors import UserError
@@ -112,10 +114,7 @@ class Detections(NamedTuple):
 
 
 class FrozenBatchNorm2d(nn.Module):
-    """Batch norm whose statistics and scale are constants, computed in the input's own type.
-
-    torchvision's computes in float32 under autocast, and so keeps activations of twice the size.
-    """
+    """Batch norm whose statistics and scale are constants: a part of the convolution before it."""
 
     weight: Tensor
     bias: Tensor
@@ -130,10 +129,39 @@ class FrozenBatchNorm2d(nn.Module):
             self.register_buffer(name, torch.ones(channels))
 
     def forward(self, x_BCHW: Tensor) -> Tensor:
-        scale_C = self.weight * (self.running_var + 1e-5).rsqrt()
-        shift_C = self.bias - self.running_mean * scale_C
-        scale_C11, shift_C11 = (each.to(x_BCHW.dtype)[:, None, None] for each in (scale_C, shift_C))
-        return x_BCHW * scale_C11 + shift_C11
+        """Nothing is left to do."""
+        return x_BCHW
+
+
+class _FoldedConv2d(nn.Conv2d):
+    """A convolution in channels last that scales and shifts as the norm behind it would."""
+
+    scale_C: Tensor
+    shift_C: Tensor
+
+    def __init__(self, plain: nn.Conv2d) -> None:
+        size, stride, padding = plain.kernel_size, plain.stride, plain.padding
+        channels = plain.in_channels, plain.out_channels
+        # Without weights of its own, for which it would draw random numbers.
+        super().__init__(*channels, size, stride, padding, bias=False, device="meta")  # type: ignore[arg-type]
+        weight = plain.weight.detach().contiguous(memory_format=torch.channels_last)
+        self.weight = nn.Parameter(weight)
+
+    def forward(self, x_BCHW: Tensor) -> Tensor:
+        weight = self.weight * self.scale_C[:, None, None, None]
+        return F.conv2d(x_BCHW, weight, self.shift_C, self.stride, self.padding)
+
+
+def _fold(net: nn.Module) -> list[tuple[_FoldedConv2d, FrozenBatchNorm2d]]:
+    """Replace each convolution that a frozen norm follows; return both."""
+    found = []
+    for module in list(net.modules()):
+        for (name, plain), (_, norm) in pairwise(list(module.named_children())):
+            if isinstance(plain, nn.Conv2d) and isinstance(norm, FrozenBatchNorm2d):
+                folded = _FoldedConv2d(plain)
+                setattr(module, name, folded)
+                found.append((folded, norm))
+    return found
 
 
 class Backbone(nn.Module):
@@ -143,6 +171,7 @@ class Backbone(nn.Module):
         super().__init__()
         is_frozen = architecture.backbone_norm == "frozen_batch"
         net = _resnet(architecture.backbone, FrozenBatchNorm2d if is_frozen else _group_norm)
+        self._folded = _fold(net)
         self.conv1, self.bn1, self.relu, self.maxpool = net.conv1, net.bn1, net.relu, net.maxpool
         self.layer1, self.layer2, self.layer3, self.layer4 = (
             *(net.layer1, net.layer2),
@@ -155,6 +184,9 @@ class Backbone(nn.Module):
                 part.requires_grad_(False)
 
     def forward(self, images_B3HW: Tensor) -> list[Tensor]:
+        if self._folded:
+            self._fold_norms()
+            images_B3HW = images_B3HW.contiguous(memory_format=torch.channels_last)
         x_BCHW = self.maxpool(self.relu(self.bn1(self.conv1(images_B3HW))))
         x_BCHW = self.layer1(x_BCHW)
         maps = []
@@ -162,6 +194,17 @@ class Backbone(nn.Module):
             x_BCHW = stage(x_BCHW)
             maps.append(x_BCHW)
         return maps
+
+    def _fold_norms(self) -> None:
+        """Give the convolutions their norms' numbers, for all at once: one by one they are slow."""
+        norms = [norm for _, norm in self._folded]
+        scales = torch._foreach_add([norm.running_var for norm in norms], 1e-5)
+        torch._foreach_rsqrt_(scales)
+        torch._foreach_mul_(scales, [norm.weight for norm in norms])
+        shifts = torch._foreach_mul([norm.running_mean for norm in norms], scales)
+        shifts = torch._foreach_sub([norm.bias for norm in norms], shifts)
+        for (folded, _), scale_C, shift_C in zip(self._folded, scales, shifts, strict=True):
+            folded.scale_C, folded.shift_C = scale_C, shift_C
 
 
 def _group_norm(channels: int) -> nn.GroupNorm:

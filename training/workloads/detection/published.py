@@ -87,7 +87,8 @@ def _convert(options: argparse.Namespace) -> None:
     num_classes = len(rows) if rows else int(options.classes)
     detector = Detector(Architecture(num_classes=num_classes, num_queries=options.num_queries))
     load_published(detector, state, rows)
-    save_file(detector.state_dict(), options.out)
+    own = detector.state_dict()
+    save_file({name: tensor.contiguous() for name, tensor in own.items()}, options.out)
     print(f"{options.out}: {len(state)} tensors read, {num_classes} classes")
 
 

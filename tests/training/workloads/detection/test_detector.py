@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torchvision.models import resnet18
+from torchvision.ops import FrozenBatchNorm2d as TorchvisionsNorm
 
 from tests.training.workloads.detection.detectors import (
     SMALL,
@@ -21,7 +22,6 @@ from training.workloads.detection.config import Architecture
 from training.workloads.detection.detector import (
     Backbone,
     Detector,
-    FrozenBatchNorm2d,
     Predictions,
     denoising,
     parameter_groups,
@@ -214,30 +214,44 @@ def test_the_backbone_learns_at_its_own_rate() -> None:
     assert len(ids) + len(rest["params"]) == len(list(detector.parameters()))
 
 
-def test_frozen_norms_compute_what_batch_norm_evaluates_to() -> None:
+def resnet_and_backbone() -> tuple[nn.Module, Backbone]:
+    """torchvision's network with frozen norms, and ours with its weights."""
     torch.manual_seed(0)
-    norm = nn.BatchNorm2d(6).eval()
-    for tensor in norm.state_dict().values():
-        if tensor.ndim:
+    net = resnet18(norm_layer=TorchvisionsNorm)
+    for name, tensor in net.state_dict().items():
+        if tensor.ndim == 1 and "fc" not in name:
             tensor.uniform_(0.5, 1.5)
-    frozen = FrozenBatchNorm2d(6)
-    frozen.load_state_dict({name: norm.state_dict()[name] for name in frozen.state_dict()})
-    x = torch.randn(2, 6, 4, 5)
-    torch.testing.assert_close(frozen(x), norm(x))
-    assert frozen(x.bfloat16()).dtype == torch.bfloat16
-
-
-def test_torchvisions_weights_give_torchvisions_maps() -> None:
-    torch.manual_seed(0)
-    net = resnet18().eval()
     backbone = Backbone(replace(SMALL, backbone_norm="frozen_batch"))
     state = net.state_dict()
     backbone.load_state_dict({name: state[name] for name in backbone.state_dict()})
+    return net, backbone
+
+
+def test_a_backbone_with_its_norms_folded_gives_torchvisions_maps_and_gradients() -> None:
+    net, backbone = resnet_and_backbone()
     x = torch.randn(1, 3, 64, 64)
     expected = net.layer1(net.maxpool(net.relu(net.bn1(net.conv1(x)))))
-    for stage, found in zip((net.layer2, net.layer3, net.layer4), backbone(x), strict=True):
+    found, maps = backbone(x), []
+    for stage in (net.layer2, net.layer3, net.layer4):
         expected = stage(expected)
-        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+        maps.append(expected)
+    torch.testing.assert_close(found, maps, rtol=1e-4, atol=1e-4)
+    found[-1].square().mean().backward()
+    maps[-1].square().mean().backward()
+    theirs = dict(net.named_parameters())
+    for name, parameter in backbone.named_parameters():
+        if parameter.requires_grad:
+            torch.testing.assert_close(
+                parameter.grad, theirs[name].grad, rtol=1e-3, atol=1e-4, msg=name
+            )
+
+
+def test_a_folded_backbone_computes_in_channels_last_and_in_the_precision_asked_for() -> None:
+    _, backbone = resnet_and_backbone()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        maps = backbone(torch.randn(1, 3, 64, 64))
+    assert {x.dtype for x in maps} == {torch.bfloat16}
+    assert all(x.is_contiguous(memory_format=torch.channels_last) for x in maps)
 
 
 def test_with_frozen_statistics_stem_and_first_stage_do_not_learn() -> None:

@@ -258,7 +258,8 @@ def test_imagenets_weights_are_fetched_unless_others_replace_them(
     stage: Train = TrainDetector(config=config)
     inputs = standalone_inputs(stage.name, config)
     model = stage.model(inputs)
-    save_file(model.state_dict(), tmp_path / "given.safetensors")
+    state = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
+    save_file(state, tmp_path / "given.safetensors")
     if is_given:
         origin = origin_from_weights(str(tmp_path / "given.safetensors"), DETECTION, config)
         (stage,) = with_origin(DETECTION, origin).stages(config)  # type: ignore[assignment]
