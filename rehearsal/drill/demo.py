@@ -10,7 +10,7 @@ from pathlib import Path
 from contract.keys import HEAD
 from rehearsal.aws.event_bus import EventBus
 from rehearsal.drill.action import Action
-from rehearsal.drill.children import run_cdk
+from rehearsal.drill.children import Child, run_cdk
 from rehearsal.drill.demo_log import DemoLog
 from rehearsal.drill.deployment import DATASET, NOTICE_SECONDS, DeployedStacks, synth_arguments
 from rehearsal.drill.fleet import (
@@ -62,10 +62,9 @@ class Demo:
 
     def run(self) -> Rehearsed:
         """Run all phases; raise RehearsalFailed or ChildFailed if one fails."""
-        self._deploy()
         stacks, folder = self.stacks, self.stacks.folder / "uninterrupted"
+        reference = self._deploy(folder)
         resources = stacks.check_resources()
-        reference = self.trained.start_reference(stacks, folder)
         bus = EventBus(aws=stacks.aws, code_folder=stacks.folder / "functions")
         fleet, run = stacks.fleet(bus, self._machine, self.log), stacks.run_files()
         fleet.step()
@@ -122,7 +121,8 @@ class Demo:
             self.log.hear(f"waiting for {what()}")
             time.sleep(POLL_SECONDS)
 
-    def _deploy(self) -> None:
+    def _deploy(self, uninterrupted: Path) -> Child:
+        """Deploy; as soon as there are data, start the uninterrupted run in this folder."""
         stacks, options, log = self.stacks, self.options, self.log
         log.begin("the account, and beside it the data")
         making = self.trained.make_data(stacks)
@@ -138,13 +138,15 @@ class Demo:
             lease_ttl_seconds=_LEASE_TTL_SECONDS,
         )
         run_cdk(stacks.children, "cdk synth", *synth_arguments(assembly, context))
-        log.begin("DatasetStack, the upload and TrainingStack")
-        stacks.deploy(assembly, DATASET)
         if making is not None:
             making.expect()
+        reference = self.trained.start_reference(stacks, uninterrupted)
+        log.begin("DatasetStack, the upload and TrainingStack")
+        stacks.deploy(assembly, DATASET)
         stacks.upload(self.trained.dataset)
         stacks.aws.capacity.notice_seconds = self.notice_seconds
         stacks.deploy(assembly, stacks.training)
+        return reference
 
     def _is_over(self, fleet: Fleet, run: Files) -> bool:
         if not fleet.is_over():

@@ -25,7 +25,7 @@ class DemoDefaults:
 DEFAULTS: Mapping[str, DemoDefaults] = MappingProxyType(
     {
         "trajectory": DemoDefaults(
-            count=240,
+            count=132,
             checkpoint_interval="2epochs",
             interruptions=("kill:features:5", "notice:shuffled:60", "kill:head:60"),
         ),
