@@ -14,7 +14,7 @@ from typing import Any
 
 from benchmarks.spot.settings import find_traces, group_by_time, middle
 from sizing.spot.forecast import SpotForecast, forecast, replay_on_trace
-from sizing.spot.pattern import POISSON, SEEN, SEEN_IN_FLEETS, Pattern
+from sizing.spot.pattern import POISSON, SEEN, SEEN_IN_FLEETS, WAITS_WITH_RATE, Pattern
 from sizing.spot.replay import ReplayJob, ReplayOutcome, Saving
 from sizing.spot.simulation import SpotRun
 from sizing.spot.traces import Trace, load_fleet, load_trace, statistics
@@ -85,7 +85,8 @@ def _left_out(trace: Trace, others: Sequence[Trace], pattern: Pattern) -> LeftOu
         pattern=replace(
             pattern,
             rate_spread=math.hypot(stdev(map(math.log, rates)), _OTHER_GPUS_AND_YEARS),
-            wait_spread=stdev(map(math.log, waits)),
+            wait_spread=WAITS_WITH_RATE * stdev(map(math.log, waits)),
+            zones_seen=len(others),
         ),
     )
 

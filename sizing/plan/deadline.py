@@ -117,7 +117,7 @@ def _lives(plan: Plan, luck: random.Random, sample: int, *, horizon: float) -> l
     """Draw one course of Spot: how bad its pools are by the sample, the rest by luck."""
     taken = plan.inputs.interruptions
     pattern = SEEN_IN_FLEETS if plan.request.pools > 1 else SEEN
-    bad = unseen_zone((sample + 0.5) / NUM_SAMPLES)
+    bad = unseen_zone((sample + 0.5) / NUM_SAMPLES, zones_seen=pattern.zones_seen)
     life = 3600 / max(taken.rate_per_hour, 1e-6) / math.exp(pattern.rate_spread * bad)
     wait = taken.wait_seconds * math.exp(pattern.wait_spread * bad)
     now = -_BEFORE * min(life + wait, 1e6) * luck.random()
