@@ -74,6 +74,9 @@ DATA: Mapping[str, DataFacts] = {
         source="COCO 2017: 118,287 images in 18 GB; decode and resize to 800 px about 30 ms",
     ),
 }
+# Recipes whose samples have other bytes than their workload's: one cell of 512 features a frame,
+# 32 x 1 x 512 float16.
+EPOCH_BYTES_PER_SAMPLE: Mapping[tuple[str, str], float] = {("trajectory", "reference"): 32_768}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

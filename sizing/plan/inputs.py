@@ -12,6 +12,7 @@ from sizing.models.calibration import calibrated
 from sizing.models.constants import GIB, Constants
 from sizing.models.data_path import (
     DATA,
+    EPOCH_BYTES_PER_SAMPLE,
     DataFacts,
     Rate,
     instance_store_rate,
@@ -88,6 +89,9 @@ def look_up(
             each.sharded(request.ranks) if each.kind == "train" else each for each in stages
         )
     facts = DATA.get(request.workload) or _given_data(request, stages)
+    epoch_bytes = EPOCH_BYTES_PER_SAMPLE.get((request.workload, request.recipe))
+    if facts is not None and epoch_bytes is not None:
+        facts = replace(facts, epoch_bytes_per_sample=epoch_bytes)
     if request.dataset is not None:
         facts = request.dataset.applied(facts)
     price, spot_price = request.prices.require(request.size)

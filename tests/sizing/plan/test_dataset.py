@@ -99,3 +99,15 @@ def test_a_stage_that_waits_for_data_is_told_what_is_faster(
         workload="imagenet", recipe="epochs_16", size=size, data_on=data_on, dataset=dataset
     )
     assert any(sentence in warning for warning in check_plan(make_plan(request)).warnings)
+
+
+def test_a_recipe_with_smaller_features_fetches_fewer_bytes() -> None:
+    full, reference = (
+        make_plan(Request(workload="trajectory", recipe=recipe, size="g5.xlarge")).inputs
+        for recipe in ("full", "reference")
+    )
+    assert full.facts is not None and reference.facts is not None
+    # Per clip: 32 frames x 64 cells x 128 channels x 2 bytes; 32 frames x 512 x 2 bytes.
+    assert full.facts.epoch_bytes_per_sample == 524_288
+    assert reference.facts.epoch_bytes_per_sample == 32_768
+    assert reference.artifact_bytes == full.artifact_bytes / 16
