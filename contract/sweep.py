@@ -48,7 +48,7 @@ class Sweep:
             runs = [SweepRun(name=r["name"], overrides=(*r["overrides"],)) for r in record["runs"]]
             return cls(**{**record, "runs": tuple(runs)})
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise UserError(f"{where} is no sweep ({error}); write one with `sweep`") from error
+            raise UserError(f"{where} is not a sweep ({error}); write one with `sweep`") from error
 
 
 def drawn_runs(

@@ -69,7 +69,7 @@ def _of_stack(base: StackSide, head: StackSide, changes: Sequence[Change]) -> It
         if _has_deadline(head):
             yield (
                 "If the Guard has bought on-demand capacity for the deadline, the update sets the "
-                "fleet back to Spot; the Guard decides anew within ten minutes."
+                "fleet back to Spot; the Guard decides again within ten minutes."
             )
     if not is_new_run and not any(fleet.action == "removed" for fleet in fleets):
         yield from _next_attempt(base, head, old, new)
@@ -260,7 +260,7 @@ def _deadline_effects(before: str, after: str) -> Iterator[str]:
     else:
         yield (
             f"The deadline moves from {before} to {after} hours after the run's start: the Guard "
-            "decides anew between Spot and on demand within ten minutes."
+            "decides again between Spot and on demand within ten minutes."
         )
 
 

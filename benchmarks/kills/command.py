@@ -46,7 +46,7 @@ def measure(given: argparse.Namespace) -> list[dict[str, Any]]:
     """Play what is asked for and not there yet; return the table."""
     names = [row.name for row in ROWS]
     if unknown := sorted(set(given.rows) - set(names)):
-        raise ValueError(f"there are no rows {', '.join(unknown)}; known: {', '.join(names)}")
+        raise ValueError(f"unknown rows: {', '.join(unknown)}; known: {', '.join(names)}")
     if given.kills < 1:
         raise ValueError(f"--kills must be at least 1, got {given.kills}")
     chosen = [row for row in ROWS if not given.rows or row.name in given.rows]

@@ -124,7 +124,7 @@ class Demo:
     def _deploy(self, uninterrupted: Path) -> Child:
         """Deploy; as soon as there are data, start the uninterrupted run in this folder."""
         stacks, options, log = self.stacks, self.options, self.log
-        log.begin("the account, and beside it the data")
+        log.begin("the account and, at the same time, the data")
         making = self.trained.make_data(stacks)
         stacks.bootstrap()
         log.begin("the stacks' templates")

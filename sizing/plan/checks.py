@@ -296,7 +296,7 @@ def _spot_warnings(plan: Plan) -> list[str]:
     usd = plan.spot.usd_of_p50_work if plan.spot is not None else 0.0
     if plan.usd_on_demand / EVEN < usd <= plan.usd_on_demand * EVEN:
         found.append(
-            f"Spot saves nothing: ${usd:.2f} (p50) beside ${plan.usd_on_demand:.2f} on demand"
+            f"Spot saves nothing: ${usd:.2f} (p50) against ${plan.usd_on_demand:.2f} on demand"
         )
     if not plan.host.can_hold(plan.checkpoint_bytes):
         found.append(

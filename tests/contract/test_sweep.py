@@ -42,5 +42,5 @@ def test_a_sweep_is_read_as_it_was_written() -> None:
     sweep = Sweep(workload="w", recipe="r", drawn="grid", runs=runs)
     assert Sweep.from_bytes(sweep.to_bytes(), "sweep.json") == sweep
     for data in (b"", b"[]", b'{"format": 2}', b'{"format": 1, "runs": [1]}'):
-        with pytest.raises(UserError, match="is no sweep"):
+        with pytest.raises(UserError, match="is not a sweep"):
             Sweep.from_bytes(data, "sweep.json")

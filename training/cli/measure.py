@@ -221,7 +221,9 @@ def _measure(options: argparse.Namespace) -> int:
     if overrides and options.out == DEFAULT_OUT:
         return EXIT_FINISHED
     if not options.out.parent.is_dir():
-        raise UserError(f"there is no folder {options.out.parent}; give --out FILE")
+        raise UserError(
+            f"the folder {options.out.parent} does not exist; create it, or give another --out"
+        )
     write_footprints(options.out, footprints)
     if not options.json:
         print(f"[ok] {options.out}: {len(footprints)} footprints")
@@ -269,7 +271,7 @@ def _check(path: Path, footprints: Sequence[Mapping[str, Any]]) -> int:
 def difference(path: Path, footprints: Sequence[Mapping[str, Any]]) -> str | None:
     """The first difference to the file, with the command that fixes it; None if there is none."""
     if not path.exists():
-        return f"there is no {path}; write it: {_COMMAND}"
+        return f"{path} does not exist; write it with: {_COMMAND}"
     there = {_key(row): row for row in json.loads(path.read_text())["footprints"]}
     for row in footprints:
         known = there.get(_key(row), {})

@@ -109,8 +109,8 @@ def start_state(
     }
     if unknown := sorted(state.keys() - places.keys()):
         raise UserError(
-            f"stage {stage.name!r}: start gave an optimizer state for {unknown[0]!r}, which is no "
-            f"parameter of its optimizer; name them as the model does: {', '.join(places)[:80]}"
+            f"stage {stage.name!r}: start gave an optimizer state for {unknown[0]!r}, which is not "
+            f"a parameter of its optimizer; name them as the model does: {', '.join(places)[:80]}"
         )
     for name, own in state.items():
         parameter, group = places[name]

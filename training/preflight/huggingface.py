@@ -94,7 +94,7 @@ def _read(target: str) -> Any:
             "pip install transformers"
         ) from None
     if target.endswith(".json") and not Path(target).is_file():
-        raise UserError(f"there is no {target}; give a transformer's config.json")
+        raise UserError(f"{target} does not exist; give a transformer's config.json")
     try:
         return AutoConfig.from_pretrained(target)
     except (ValueError, TypeError, OSError, ArithmeticError, StrictDataclassError) as error:

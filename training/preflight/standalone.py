@@ -111,7 +111,7 @@ def load_function(target: str) -> _Make:
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
             raise
-        raise UserError(f"model {target!r}: there is no module {error.name!r}") from error
+        raise UserError(f"model {target!r}: no module is named {error.name!r}") from error
     function = getattr(module, name, None)
     if not callable(function):
         there = [n for n, value in vars(module).items() if inspect.isfunction(value)]

@@ -209,7 +209,7 @@ def _copied(
         if not _has_room(staging, need):
             staging.rmdir()
             if moment.is_standstill:
-                raise SnapshotError(f"there is no room for a copy of {need / 1e6:,.1f} MB")
+                raise SnapshotError(f"no room is left for a copy of {need / 1e6:,.1f} MB")
             return None
         for path, copy in copies.items():
             _copy(own[path], copy, ends)

@@ -144,7 +144,7 @@ def _from_file(uri: str, folder: Path) -> Weights:
         raise UserError(f"{uri} does not exist; check the URI") from error
     except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
         raise UserError(
-            f"{uri} is no file of tensors alone ({str(error).splitlines()[0]:.80}); save the "
+            f"{uri} is not a file of tensors only ({str(error).splitlines()[0]:.80}); save the "
             "state dict as safetensors"
         ) from error
     for key in ("model", "state_dict"):

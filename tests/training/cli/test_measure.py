@@ -81,7 +81,9 @@ def test_a_workload_of_one_s_own_is_measured_beside_the_other_recipes_of_a_file(
     assert difference(out, rows) is None
 
     said = difference(tmp_path / "none.json", rows)
-    assert said and f"there is no {tmp_path / 'none.json'}; write it: python -m train" in said
+    assert (
+        said and f"{tmp_path / 'none.json'} does not exist; write it with: python -m train" in said
+    )
     out.write_text(out.read_text().replace('"trainable_parameters": ', '"trainable_parameters": 1'))
     other = command([*arguments, "--check"])
     assert other.code == 1

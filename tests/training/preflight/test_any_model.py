@@ -303,7 +303,7 @@ def test_two_of_four_experts_compute_half_of_what_four_do(write: Callable[[Any],
         (["m:f", "--lora", "0"], "--lora is 0"),
         (["m:f", "--four-bit"], "give --lora RANK"),
         (["m:f", "--lora", "8", "--pure"], "leave out --pure"),
-        (["nowhere.json"], "there is no nowhere.json"),
+        (["nowhere.json"], "nowhere.json does not exist"),
     ],
 )
 def test_fails_on_options_that_contradict_each_other(
@@ -356,7 +356,7 @@ def test_a_model_that_reads_numbers_when_it_is_built_keeps_its_shared_matrix() -
     ("target", "message"),
     [
         ("nowhere", "write package.module:function"),
-        ("tests.no_such_module:model", "there is no module 'tests.no_such_module'"),
+        ("tests.no_such_module:model", "no module is named 'tests.no_such_module'"),
         (f"{MODELS}:linaer", "did you mean 'linear'"),
     ],
 )

@@ -116,7 +116,7 @@ def _in_classes(files: Sequence[Brought], options: ImageOptions) -> tuple[list[B
         elif file.split != "test" and path.suffix.lower() in suffixes:
             raise UserError(_in_no_class(file))
     if others:
-        what = "%d files are no images by their names, such as %s: they are not packed"
+        what = "%d files are not images by their names, such as %s; they are left out"
         _log.warning(f"[data] {what}", len(others), others[0])
     return brought, labels
 

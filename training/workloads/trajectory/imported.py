@@ -193,7 +193,7 @@ def _listed(
     missing: list[str] = []
     for path in lists:
         if not path.is_file():
-            raise UserError(f"there is no list {path}; give its path")
+            raise UserError(f"the list {path} does not exist; check its path")
         for stem, label, split in _entries(path):
             # Without the times: a video that was cut may be called by its id alone.
             file = by_stem.get(stem) or by_stem.get(re.sub(r"_\d{6}_\d{6}$", "", stem))

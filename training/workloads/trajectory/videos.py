@@ -60,7 +60,7 @@ def check_suffix(file: SourceFile) -> None:
     suffix = PurePath(file.name).suffix.lower()
     if suffix not in (*VIDEO_SUFFIXES, _ARRAY_SUFFIX):
         raise UserError(
-            f"{file.name} is no clip; give videos ({', '.join(VIDEO_SUFFIXES)}) or .npy arrays "
+            f"{file.name} is not a clip; give videos ({', '.join(VIDEO_SUFFIXES)}) or .npy arrays "
             "(frames, height, width, 3) of uint8, and nothing else"
         )
 
@@ -128,7 +128,7 @@ def _read_array(file: SourceFile, choice: FrameChoice) -> tuple[Frames, VideoFac
     try:
         frames = np.load(file.path, allow_pickle=False)
     except (ValueError, EOFError, OSError) as error:
-        raise NoClipError(f"is no array of numbers ({type(error).__name__})") from error
+        raise NoClipError(f"is not an array of numbers ({type(error).__name__})") from error
     if getattr(frames, "ndim", 0) != 4 or frames.shape[3] != 3 or 0 in frames.shape:
         shape = getattr(frames, "shape", "no")
         raise NoClipError(f"has shape {shape}; give (frames, height, width, 3)")

@@ -152,8 +152,8 @@ def test_a_run_trains_on_them_and_evaluates(
         (np.zeros((4, 8, 8)), r"has shape \(4, 8, 8\); give \(frames, height, width, 3\)"),
         (np.zeros((0, 8, 8, 3), np.uint8), r"has shape \(0, 8, 8, 3\)"),
         (np.zeros((4, 8, 8, 3)), "has pixels of float64; give uint8, from 0 to 255"),
-        (np.array([object()]), "is no array of numbers"),
-        (b"a video", "is no array of numbers"),
+        (np.array([object()]), "is not an array of numbers"),
+        (b"a video", "is not an array of numbers"),
     ],
 )
 def test_fails_for_a_file_that_is_no_clip(tmp_path: Path, array: object, message: str) -> None:
@@ -289,7 +289,7 @@ def test_broken_files_are_listed_and_left_out(
 def test_fails_for_a_file_of_another_kind(own: Path, tmp_path: Path) -> None:
     shutil.copytree(own, tmp_path / "in")
     (tmp_path / "in" / "rising" / "readme.txt").write_text("hello")
-    with pytest.raises(UserError, match=r"readme.txt is no clip; give videos \(.mp4, .webm"):
+    with pytest.raises(UserError, match=r"readme.txt is not a clip; give videos \(.mp4, .webm"):
         file = SourceFile(name="rising/readme.txt", folder=tmp_path / "in", label="a", split=None)
         import_dataset([file], tmp_path, 0, lambda done, total: None)
 
