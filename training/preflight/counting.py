@@ -1,4 +1,4 @@
-"""What is watched while a step runs on fake tensors: live storages, kernels, what backward needs.
+"""What is watched while a step runs on fake tensors: live storages, kernels, bytes, what is kept.
 
 Every storage is counted from its allocation until it is freed, in the allocator's blocks of 512
 bytes.
@@ -7,8 +7,9 @@ bytes.
 import itertools
 import math
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -74,8 +75,54 @@ def starts_kernel(operation: Any) -> bool:
     return operation.namespace in ("aten", "transformers") and name not in _WITHOUT_KERNEL
 
 
+# Of torch's multi_tensor_apply: blocks of a launch, elements of a block, and the tensors of a
+# launch by the number of lists.
+_BLOCKS, _BLOCK_ELEMENTS, _TENSORS = 320, 65_536, (110, 64, 48, 36, 30)
+_OVERWRITE = frozenset(["copy_", "fill_", "zero_", "normal_", "uniform_", "_foreach_copy_"])
+_PICK = frozenset(["embedding", "gather", "index", "index_select"])
+
+
+@dataclass(slots=True)
+class Work:
+    """What a device is told to do: kernels, and the bytes that these read and write."""
+
+    kernels: int = 0
+    moved_bytes: int = 0
+
+    def add(self, operation: Any, given: Sequence[Any], named: Mapping[str, Any], out: Any) -> None:
+        """Add an operation, unless it starts no kernel."""
+        if not starts_kernel(operation):
+            return
+        name, read_bytes = operation.overloadpacket.__name__, 0
+        written = {id(t): t for t in tree_leaves(out) if isinstance(t, Tensor)}
+        arguments = operation._schema.arguments
+        values = {a.name: value for a, value in zip(arguments, given, strict=False)} | {**named}
+        for argument in arguments:
+            tensors = [t for t in tree_leaves(values.get(argument.name)) if isinstance(t, Tensor)]
+            # Fused optimizers may change gradients, to unscale them.
+            changes = argument.is_write and argument.name != "grads"
+            if changes:
+                written.update((id(tensor), tensor) for tensor in tensors)
+            if not (changes and (argument.is_out or name in _OVERWRITE)):
+                read_bytes += sum(tensor.nbytes for tensor in tensors)
+        written_bytes = sum(tensor.nbytes for tensor in written.values())
+        self.moved_bytes += written_bytes
+        self.moved_bytes += min(read_bytes, 2 * written_bytes) if name in _PICK else read_bytes
+        self.kernels += _num_launches(name, given)
+
+
+def _num_launches(name: str, given: Sequence[Any]) -> int:
+    """One, or as many as torch makes of lists of tensors."""
+    lists: list[list[Tensor]] = [value for value in given if isinstance(value, list) and value]
+    if not lists or not name.startswith(("_foreach", "_fused")):
+        return 1
+    blocks = sum(math.ceil(tensor.numel() / _BLOCK_ELEMENTS) for tensor in lists[0])
+    most = _TENSORS[min(len(lists), len(_TENSORS)) - 1]
+    return max(math.ceil(len(lists[0]) / most), math.ceil(blocks / _BLOCKS))
+
+
 class LiveMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts the live storages, and remembers those alive at the peak."""
+    """Counts the live storages, remembers those alive at the peak, and adds up the work."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -88,8 +135,8 @@ class LiveMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.begin()
 
     def begin(self) -> None:
-        """Reset peak and kernel count; live storages stay counted."""
-        self.kernels = 0
+        """Reset peak and work; live storages stay counted."""
+        self.work, self.optimizer_work = Work(), Work()
         self.peak_bytes = 0
         self.backward_peak_bytes = 0  # the most outside of the optimizer
         self.peak_phase = self.phase
@@ -103,7 +150,8 @@ class LiveMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         result = func(*args, **(kwargs or {}))
-        self.kernels += self.phase != "optimizer" and starts_kernel(func)
+        work = self.optimizer_work if self.phase == "optimizer" else self.work
+        work.add(func, args, kwargs or {}, result)
         self.count(tree_leaves(result))
         return result
 

@@ -52,7 +52,10 @@ class StepFootprint:
     kept_bytes: int  # saved or recomputed for a micro-batch's backward
     output_bytes: int  # what forward returns for a micro-batch, such as logits
     checkpoint_bytes: int
-    kernels: int  # kernels started by one micro-batch's forward and backward
+    kernels: int  # started by one micro-batch's forward and backward
+    moved_bytes: int  # that these read and write
+    optimizer_kernels: int  # started by clipping and the optimizer
+    optimizer_moved_bytes: int
     flops_per_sample: int  # forward and backward; matrix products, convolutions and attention
     convolution_share: float  # of the FLOPs
     grouped_share: float  # of the FLOPs: convolutions in groups, not depthwise
@@ -88,7 +91,7 @@ def measure_step(stage: Train, config: Any, size: int, batch: Batch | None = Non
             step.run(num_micro, size)  # creates the optimizer's state
             memory.begin()
             step.run(num_micro, size)
-            kernels = memory.kernels // num_micro
+            work, optimizer_work = memory.work, memory.optimizer_work
         flops, shares = _flops(step.forward_backward)
         kept_bytes = _kept_bytes(model, step.forward_backward, flops)
     parameters, buffers = list(model.parameters()), list(model.buffers())
@@ -111,7 +114,10 @@ def measure_step(stage: Train, config: Any, size: int, batch: Batch | None = Non
         kept_bytes=kept_bytes,
         output_bytes=step.output_bytes,
         checkpoint_bytes=_bytes(model.state_dict().values()) + _bytes(state),
-        kernels=kernels,
+        kernels=work.kernels // num_micro,
+        moved_bytes=work.moved_bytes // num_micro,
+        optimizer_kernels=optimizer_work.kernels,
+        optimizer_moved_bytes=optimizer_work.moved_bytes,
         flops_per_sample=flops // size,
         **shares,
     )
@@ -248,7 +254,7 @@ def _forward(
         parameters=sum(p.numel() for p in parameters),
         parameter_bytes=_bytes(parameters),
         peak_bytes=memory.peak_bytes,
-        kernels=memory.kernels,
+        kernels=memory.work.kernels,
         flops_per_sample=flops // size,
         **shares,
     )

@@ -77,6 +77,37 @@ def test_a_matrix_needs_what_arithmetic_says() -> None:
     assert found.flops_per_sample == 2 * 2 * IN * OUT
 
 
+def test_a_step_moves_what_its_operations_read_and_write() -> None:
+    matrix, batch, output = IN * OUT * FLOAT, BATCH * IN * FLOAT, BATCH * OUT * FLOAT
+    found = measure(Linear())
+    # The product, its sum, and the product of the gradient; then scalars.
+    products = (batch + matrix + output) + output + (batch + output + matrix)
+    assert found.moved_bytes == pytest.approx(products, abs=64)
+    # Weight and gradient are read, the weight is written.
+    assert (found.optimizer_kernels, found.optimizer_moved_bytes) == (1, 3 * matrix)
+
+
+@dataclass
+class Layers(Linear):
+    """As many matrices as torch takes two launches for, and AdamW in one kernel."""
+
+    def model(self, i: Inputs) -> nn.Module:
+        return nn.Sequential(*(nn.Linear(8, 8, bias=False) for _ in range(40)))
+
+    def example(self, size: int) -> Batch:
+        return torch.zeros(size, 8)
+
+    def optimizer(self, m: nn.Module) -> Optimizer:
+        return AdamW(m.parameters(), fused=True)
+
+
+def test_a_fused_optimizer_is_a_launch_for_every_thirty_tensors() -> None:
+    found = measure(Layers())
+    # Weight, gradient and both moments are read, all but the gradient written; and steps counted.
+    assert found.optimizer_moved_bytes == pytest.approx(28 * found.parameters, rel=0.05)
+    assert found.optimizer_kernels == 1 + 2
+
+
 def test_optimizer_state_is_part_of_peak_and_checkpoint() -> None:
     matrix = IN * OUT * FLOAT
     plain, momentum = measure(Linear()), measure(Linear(momentum=0.9))
