@@ -77,6 +77,7 @@ class _StateSource(_Holding, Protocol):
 
 
 _S = TypeVar("_S", bound=_Holding)
+_Stored = TypeVar("_Stored", bound=_StateSource)
 
 
 class FailedSaves:
@@ -278,7 +279,7 @@ class CheckpointPublisher:
         self._last_line = -_LINE_SECONDS
         self._abandoned: set[str] = set()  # names of saves that failed
 
-    def publish(self, save: Save[Any]) -> None:
+    def publish(self, save: Save[_Stored]) -> None:
         """Send and commit; may raise StoreError, LeaseLostError and CancelledError."""
         sent_at = time.monotonic()
         save.entry = save.source.entry(self._lease.head)
@@ -315,7 +316,7 @@ class CheckpointPublisher:
             **save.source.facts(),
         )
 
-    def settle(self, save: Save[Any]) -> None:
+    def settle(self, save: Save[_Stored]) -> None:
         """After a save: tell of a refusal, or delete what the retention no longer keeps.
 
         After a release the successor deletes it, because then seconds count.
@@ -331,7 +332,7 @@ class CheckpointPublisher:
 
     def tell(
         self,
-        save: Save[Any],
+        save: Save[_Stored],
         *,
         step: int | None = None,
         blocked_seconds: float = 0.0,

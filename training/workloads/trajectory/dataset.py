@@ -212,7 +212,7 @@ _Item: TypeAlias = tuple[Tensor, int, list[int]]
 View: TypeAlias = Literal["clip", "single_frame", "shuffled", "time_average", "tracker", "tokens"]
 
 # Those that see frames, of which the ball's place is known.
-FRAME_VIEWS: frozenset[View] = frozenset({"clip", "single_frame", "shuffled"})
+_FRAME_VIEWS: frozenset[View] = frozenset({"clip", "single_frame", "shuffled"})
 # The artifact that a view is made from, and the tensor in it.
 _SOURCES: Mapping[View, tuple[str, str]] = MappingProxyType(
     {
@@ -271,7 +271,7 @@ class ClipSamples(Samples):
         """Sample `index` of the split; only the shuffled control draws from `rng`."""
         clip = self.indices[index]
         x = self.seen[clip]
-        if self.view not in FRAME_VIEWS:
+        if self.view not in _FRAME_VIEWS:
             return x, clip, []
         places = torch.arange(len(x))
         if self.view == "single_frame":
@@ -295,7 +295,7 @@ class ClipSamples(Samples):
             "last": place_BT2[:, -2],
             "steady": place_BT2[:, -2] + FUTURE_FRAMES * (place_BT2[:, -2] - place_BT2[:, -3]),
         }
-        if self.view in FRAME_VIEWS:
+        if self.view in _FRAME_VIEWS:
             frames_BT = torch.tensor([frames for _, _, frames in items])
             batch["places"] = place_BT2[torch.arange(len(clips))[:, None], frames_BT]
         with_strip = [clip for clip in clips if clip in self.shown]

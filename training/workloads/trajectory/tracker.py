@@ -22,7 +22,7 @@ from training.workloads.trajectory.model import TimeTransformer, TrainTimeTransf
 # Increment when the results of `Tracks` change: it is part of the artifact's key.
 _TRACKS_VERSION = 1
 # x and y in half frames from the picture's centre, the camera's x and y, the size.
-NUM_TRACKED = 5
+_NUM_TRACKED = 5
 # A pixel moves if it differs by as many grey levels, and by this many times what pixels usually do.
 _MOVING, _TIMES_USUAL = 25.0, 4.0
 _NUM_PEAKS = 4
@@ -51,14 +51,14 @@ class Tracks(Prepare):
         return artifact_key({"what": self.name, **facts})
 
     def make(self, i: Inputs, shard: int) -> Mapping[str, Tensor]:
-        """Return {"tracks": (clips, T, NUM_TRACKED) float32} for the clips of one shard."""
+        """Return {"tracks": (clips, T, _NUM_TRACKED) float32} for the clips of one shard."""
         frames = shard_frames(i.dataset.folder, shard, self.num_shards)
         return {"tracks": torch.stack([track(torch.from_numpy(clip.copy())) for clip in frames])}
 
 
 @torch.inference_mode()
 def track(frames_THWC: Tensor) -> Tensor:
-    """Where what moves is in each frame, (T, NUM_TRACKED)."""
+    """Where what moves is in each frame, (T, _NUM_TRACKED)."""
     frames_TCHW = frames_THWC.permute(0, 3, 1, 2).float()
     middle = len(frames_TCHW) // 2
     level_TC11 = frames_TCHW.mean(dim=(2, 3), keepdim=True) + 1.0
@@ -130,7 +130,7 @@ def _shifted(frames_TCHW: Tensor, by_T2: Tensor, beyond: str = "border") -> Tens
 
 
 class _TrackerNet(TimeTransformer):
-    """Class logits (B, K) and future position (B, 2) from tracks (B, T, NUM_TRACKED)."""
+    """Class logits (B, K) and future position (B, 2) from tracks (B, T, _NUM_TRACKED)."""
 
     def forward(self, tracks_BT5: Tensor) -> tuple[Tensor, Tensor]:
         place_BT2, camera_BT2, mass_BT1 = torch.split(tracks_BT5, [2, 2, 1], dim=-1)
@@ -150,7 +150,7 @@ class TrainTracker(TrainTimeTransformer):
         return NUM_FRAMES
 
     def model_input(self, size: int) -> Tensor:
-        return torch.zeros(size, self.num_frames, NUM_TRACKED)
+        return torch.zeros(size, self.num_frames, _NUM_TRACKED)
 
     def model(self, i: Inputs) -> TimeTransformer:
-        return _TrackerNet(num_inputs=NUM_TRACKED + 2, **self.shape)
+        return _TrackerNet(num_inputs=_NUM_TRACKED + 2, **self.shape)
