@@ -60,7 +60,12 @@ ROWS: Sequence[Row] = (
     _trainer("ignite", "pytorch-ignite", "numpy"),
     _trainer("skorch", "skorch"),
     _trainer("accelerate", "accelerate"),
-    _trainer("keras", "keras"),
+    _trainer(
+        "keras",
+        "keras",
+        users_must="leave `save_freq` of `BackupAndRestore` at `epoch`: a resume inside an epoch "
+        "trains on its first samples again. Not run here with that.",
+    ),
     _trainer("sb3", "stable-baselines3"),
     _trainer("ultralytics", "ultralytics"),
     _trainer("trl", "trl"),
