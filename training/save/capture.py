@@ -26,7 +26,7 @@ from training.save.listing import (
     settled,
 )
 from training.save.manifest import Content, FolderManifest, Reason
-from training.save.quiet import mapped_for_writing
+from training.save.quiet import held_open, mapped_for_writing
 from training.save.sparse import data_of, extents_of, places
 from training.store.transfer import (
     PART_BYTES,
@@ -93,6 +93,8 @@ class Moment:
     is_tentative: bool = False
     # The program is stopped for it: nothing it keeps open is complete.
     is_standstill: bool = False
+    # Where it writes again and again, a moment between two writes: nothing is open for writing.
+    is_closed: bool = False
     # Files that only grow, besides those named so.
     logs: frozenset[str] = frozenset()
 
@@ -100,6 +102,8 @@ class Moment:
         """Raise ChangedError or SnapshotError if the moment is over."""
         if self.quiet is not None and (path := self.quiet.difference(listing)):
             raise ChangedError(f"{path!r} changed")
+        if self.is_closed and (held := held_open(listing)):
+            raise ChangedError(f"{held} was open for writing")
         if self.asked_ns is not None and (newer := listing.changed_after(self.asked_ns)):
             raise SnapshotError(
                 f"the program asked for a snapshot, but changed {newer!r} before it was taken; "

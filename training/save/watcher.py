@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,8 @@ _PAUSE_SHARE = 0.2
 _RESTLESS_TIMES, _RESTLESS_SECONDS, _RESTLESS_HASTY_SECONDS = 12, 120.0, 10.0
 # For the last quarter of that, and earlier for the first snapshot, a pause is awaited.
 _CHOOSING_SHARE, _FIRST_TIMES = 0.75, 3
+# Then it is stopped up to so many times, until nothing is open for writing.
+_STOPS = 16
 # What a shell says of a program that SIGKILL ended.
 _KILLED = 128 + signal.SIGKILL
 
@@ -273,10 +276,8 @@ class Watcher:
             self.captured = self._capture(reason, self._moment(quiet=listing))
             self._is_tentative, self._uncaptured_since = False, None
         elif is_changed and is_late and (is_pause or self._is_overdue) and not self._was_saving:
-            quiet = listing if is_pause else None
-            moment = self._moment(is_tentative=True, is_standstill=True, quiet=quiet)
             try:
-                self.captured = self._capture("crash-consistent", moment)
+                self.captured = self._capture_stopped(listing if is_pause else None)
                 self.standstill_error, self._patience = None, 1.0
                 self._is_tentative, self._uncaptured_since = True, None
             except ChangedError:
@@ -284,6 +285,14 @@ class Watcher:
             except SnapshotError as error:
                 self.standstill_error, self._patience = error, 2 * self._patience
                 raise
+
+    def _capture_stopped(self, pause: Listing | None) -> Listing:
+        """Capture in a pause; where there is none, between two writes if that can be met."""
+        moment = self._moment(is_tentative=True, is_standstill=True, quiet=pause)
+        for _ in range(0 if pause else _STOPS):
+            with suppress(ChangedError):
+                return self._capture("crash-consistent", replace(moment, is_closed=True))
+        return self._capture("crash-consistent", moment)
 
     def _stays_open(self, path: str | None) -> bool:
         """Whether it was open in a quiet time before the last change, as no file of a save is."""

@@ -89,7 +89,7 @@ def test_a_line_says_which_exits_tore() -> None:
 
 
 def test_fails_rows_that_are_not_there(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="no rows caffe; known: nanogpt"):
+    with pytest.raises(ValueError, match="unknown rows: caffe; known: nanogpt"):
         measure(given(tmp_path, rows=["caffe"]))
 
 

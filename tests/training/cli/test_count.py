@@ -47,7 +47,7 @@ def test_a_config_is_counted_with_its_tokens(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("asked", "message"),
     [
-        (["nowhere.json"], "there is no nowhere.json"),
+        (["nowhere.json"], "nowhere.json does not exist"),
         ([f"{MODELS}:linear", "--tokens", "8"], "--tokens and --recompute are for transformers"),
         ([f"{MODELS}:linear", "--batch", "8", "--micro-batch", "3"], "not a multiple"),
         ([f"{MODELS}:linear", "--batch", "0"], "global_batch is 0"),

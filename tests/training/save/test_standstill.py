@@ -73,6 +73,30 @@ def test_a_file_that_stays_open_is_taken_as_a_crash_would_leave_it(
     assert first - 1 <= second <= first > 0
 
 
+def test_of_a_file_that_is_written_anew_all_the_time_no_half_is_taken(
+    new_machine: NewMachine, store: Store
+) -> None:
+    """It is open for half of the time, and never quiet."""
+    machine = new_machine("first", quiet_seconds=0.3)
+    path = machine.folder / "model.pt"
+
+    def save() -> None:
+        while True:
+            with path.open("wb", buffering=0) as stream:
+                for _ in range(3):
+                    time.sleep(0.005)
+                    stream.write(b"x" * 3000)
+            time.sleep(0.015)
+
+    with program(save) as number:
+        machine.mirror.start(number)
+        wait_for_snapshot(machine, 1)
+    (kept,) = entries(store)
+    assert read_manifest(store, kept).reason == "crash-consistent"
+    machine.vanish()
+    assert (new_machine("second").folder / "model.pt").stat().st_size == 9000
+
+
 def test_at_a_notice_nothing_is_taken_of_what_may_be_half_a_save(
     new_machine: NewMachine, store: Store
 ) -> None:
