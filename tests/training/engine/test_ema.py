@@ -1,13 +1,12 @@
 """The moving average: of buffers too, every so many steps, and the same after an interruption."""
 
-import signal
 from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
-from tests.training import tiny
+from tests.training import hooks, tiny
 from tests.training.runs import Run, assert_equal
 from training.engine.optimizer import MovingAverage
 from training.save.resume import read_checkpoint
@@ -44,7 +43,7 @@ def test_the_average_is_of_what_is_saved_and_has_fractions() -> None:
 
 def interrupted(run: Run, *ranks: int) -> None:
     """One attempt that a notice ends in the second stage, and one that finishes."""
-    tiny.HOOKS["second"] = lambda step: signal.raise_signal(signal.SIGUSR1) if step == 2 else None
+    tiny.HOOKS["second"] = lambda step: hooks.notice() if step == 2 else None
     assert (run.attempt_with_ranks(*ranks)[0] if ranks else run.attempt()) == 75
     tiny.HOOKS.clear()
     assert (run.attempt_with_ranks(*ranks)[0] if ranks else run.attempt()) == 0

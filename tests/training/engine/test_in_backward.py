@@ -1,7 +1,6 @@
 """The optimizer in backward gives the same bits with fewer gradients, resumed or not."""
 
 import gc
-import signal
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
 
-from tests.training import tiny
+from tests.training import hooks, tiny
 from tests.training.runs import Run, assert_equal
 from training.engine.optimizer import step_in_backward
 
@@ -79,7 +78,7 @@ def test_a_run_has_the_same_bits_interrupted_or_not_as_one_that_steps_after_back
     ]
     assert runs[0].attempt() == 0
     runs[1].options += [IN_BACKWARD]
-    tiny.HOOKS["second"] = lambda step: signal.raise_signal(signal.SIGUSR1) if step == 1 else None
+    tiny.HOOKS["second"] = lambda step: hooks.notice() if step == 1 else None
     assert runs[1].attempt() == 75
     tiny.HOOKS.clear()
     assert runs[1].attempt() == 0

@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.training import tiny
+from tests.training import hooks, tiny
 from tests.training.runs import Run
 from training.cli.main import main
 from training.preflight.preflight import create_extended
@@ -34,7 +34,7 @@ def test_an_extended_run_equals_one_that_was_longer_from_the_beginning(
     """Bit for bit, where the learning rate does not depend on the length; interrupted once."""
     ours = Run(dataset=dataset, uri=str(tmp_path / "ours"), scratch=tmp_path)
     ours.options = [CONSTANT, f"--init-from={steady.uri}", "--extend-to=5epochs"]
-    tiny.HOOKS["second"] = lambda step: signal.raise_signal(signal.SIGUSR1) if step == 14 else None
+    tiny.HOOKS["second"] = lambda step: hooks.notice() if step == 14 else None
     before = steady.store.sizes("")
     assert ours.attempt() == 75
     tiny.HOOKS.clear()
@@ -160,7 +160,7 @@ def test_fails_when_the_weights_have_changed_since(
     assert main(["export", f"--run-uri={whole.uri}", f"--out={path}"]) == 0
     ours = Run(dataset=dataset, uri=str(tmp_path / "ours"), scratch=tmp_path)
     ours.options = [f"--init-from={path}"]
-    tiny.HOOKS["first"] = lambda step: signal.raise_signal(signal.SIGUSR1)
+    tiny.HOOKS["first"] = lambda step: hooks.notice()
     assert ours.attempt() == 75
     tiny.HOOKS.clear()
     tensors = {name: tensor + 1 for name, tensor in load_file(path).items()}
@@ -196,7 +196,7 @@ def test_fails_for_a_mistake_in_one_sentence(
 def test_fails_for_another_origin_under_the_same_run(
     whole: Run, run: Run, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    tiny.HOOKS["first"] = lambda step: signal.raise_signal(signal.SIGUSR1)
+    tiny.HOOKS["first"] = lambda step: hooks.notice()
     assert run.attempt() == 75
     run.options = [f"--init-from={whole.uri}"]
     assert run.attempt() == 2

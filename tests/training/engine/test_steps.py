@@ -1,6 +1,5 @@
 """A stage of steps: it ends in mid-epoch, resumes there, and is extended to the step."""
 
-import signal
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ import torch
 from torch import nn
 
 from contract.samples import lineage_problems
-from tests.training import tiny
+from tests.training import hooks, tiny
 from tests.training.runs import Run, assert_equal
 from training.workload import Batch, Loss
 
@@ -74,7 +73,7 @@ def test_an_interrupted_stage_of_steps_equals_the_uninterrupted_one(
     run = new_run(dataset, tmp_path, *steady.options)
     for place, number in (("second-evaluation", 5), ("second", 4), ("second", 5)):
         tiny.HOOKS[place] = lambda reached, at=number: (  # type: ignore[misc]
-            signal.raise_signal(signal.SIGUSR1) if reached == at else None
+            hooks.notice() if reached == at else None
         )
         assert run.attempt() == 75
         tiny.HOOKS.clear()

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from tests.training import tiny
+from tests.training import hooks, tiny
 from tests.training.hooks import interrupt_at
 from tests.training.runs import Run
 from training.cli.main import main
@@ -27,7 +27,7 @@ def interrupted(run: Run) -> Run:
 
     def tell(step: int) -> None:
         if step == 4:
-            signal.raise_signal(signal.SIGUSR1)
+            hooks.notice()
 
     for stage, hook, code in (("first", kill, -9), ("second", tell, 75)):
         tiny.HOOKS[stage] = hook
@@ -157,7 +157,7 @@ def test_a_failed_run_leaves_receipt_and_report(run: Run) -> None:
 
 def test_a_run_that_is_marked_failed_leaves_them_too(run: Run) -> None:
     run.options = ["--notice-budget-seconds=20"]
-    tiny.HOOKS["first"] = lambda step: signal.raise_signal(signal.SIGUSR1)
+    tiny.HOOKS["first"] = lambda step: hooks.notice()
     assert run.attempt() == 75
     assert run.store.get("receipt.json") is None
     assert main(["fail", f"--run-uri={run.uri}", "--reason=restarts used up"]) == 0
