@@ -218,7 +218,9 @@ def test_a_program_that_has_said_when_once_is_not_stopped_any_more(
 
 
 # It appends to a file that stays open at each pause, and saves at each, or at every fortieth.
-@pytest.mark.parametrize(("pause_seconds", "save_every"), [(0.5, 1), (0.1, 40)])
+@pytest.mark.parametrize(
+    ("pause_seconds", "save_every"), [pytest.param(0.5, 1, marks=pytest.mark.slow), (0.1, 40)]
+)
 def test_a_program_that_saves_more_often_than_the_quiet_time_gets_firm_snapshots(
     new_machine: NewMachine, store: Store, pause_seconds: float, save_every: int
 ) -> None:
