@@ -4,7 +4,6 @@ Ours are the recipes' own stages. Others' are architectures of the transformers 
 weights, trained as its users train them: autocast, pure bfloat16, recomputation, adapters of peft.
 """
 
-import gc
 import json
 import sys
 import time
@@ -33,12 +32,13 @@ from training.workload import Train
 
 _WARM_STEPS, _STEPS = 3, 10
 _MIB = 2**20
-_RECIPES = {
-    "imagenet": ("full",),
-    "detection": ("full",),
-    "growth": ("full",),
-    "trajectory": ("full", "magvit_full"),
-}
+_RECIPES = (
+    ("imagenet", "full"),
+    ("detection", "full"),
+    ("growth", "full"),
+    ("trajectory", "full"),
+    ("trajectory", "magvit_full"),
+)
 _LLAMA_1B: Mapping[str, object] = {
     "model_type": "llama",
     "hidden_size": 2048,
@@ -93,14 +93,11 @@ _DRY: Mapping[str, tuple[Mapping[str, object], str]] = {
 def steps(session: Session) -> None:
     """Each recipe's stages, then fine-tuning: predicted seconds and MiB, and measured ones."""
     gpu = _gpu(session)
-    for workload, recipes in (
-        {"growth": ("laptop",)}.items() if session.is_dry else _RECIPES.items()
-    ):
-        for recipe in recipes:
-            for stage in footprints.stages(workload, recipe):
-                if stage.kind == "train":
-                    about = {"workload": workload, "recipe": recipe, "stage": stage.stage}
-                    _compare(session, gpu, f"{workload} {recipe}, {stage.stage}", stage, about)
+    for workload, recipe in (("growth", "laptop"),) if session.is_dry else _RECIPES:
+        for stage in footprints.stages(workload, recipe):
+            if stage.kind == "train":
+                about = {"workload": workload, "recipe": recipe, "stage": stage.stage}
+                _compare(session, gpu, f"{workload} {recipe}, {stage.stage}", stage, about)
     cases = _DRY if session.is_dry else _FINE_TUNING
     with ThreadPoolExecutor() as pool:  # counting takes one core each, and no GPU
         all_counted = list(pool.map(lambda name: _count(session, name, *cases[name]), cases))
@@ -163,23 +160,19 @@ def main() -> int:
     about = json.load(sys.stdin)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     made = _steps_of_stage if "stage" in about else _steps_of_library
-    seconds = []
-    for number, (began, ended) in enumerate(_clocked(made(about, device), device)):
-        if number >= _WARM_STEPS:
-            seconds.append(ended - began)
+    seconds = list(_clocked(made(about, device), device))[_WARM_STEPS:]
     peak = torch.cuda.max_memory_allocated() if device.type == "cuda" else None
     print(json.dumps({"seconds": median(seconds), "peak_bytes": peak}))
     return 0
 
 
-def _clocked(done: Iterator[object], device: torch.device) -> Iterator[tuple[float, float]]:
-    """The moments between which each step ran, the GPU's part of it included."""
+def _clocked(done: Iterator[object], device: torch.device) -> Iterator[float]:
+    """Seconds of each step, the GPU's part of it included; the first has the model's making."""
     wait: Callable[[], None] = torch.cuda.synchronize if device.type == "cuda" else lambda: None
     began = time.perf_counter()
     for _ in islice(done, _WARM_STEPS + _STEPS):
         wait()
-        ended = time.perf_counter()
-        yield began, ended
+        yield time.perf_counter() - began
         began = time.perf_counter()
 
 
@@ -229,7 +222,6 @@ def _steps_of_library(about: Mapping[str, str], device: torch.device) -> Iterato
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad])
     size = (int(options["batch"]), int(options["tokens"]))
     tokens = torch.randint(0, config.vocab_size, size, device=device)
-    gc.collect()
     while True:
         with torch.autocast(device.type, torch.bfloat16, enabled="pure" not in options):
             loss = model(input_ids=tokens, labels=tokens).loss

@@ -126,7 +126,7 @@ def balanced_experts() -> Iterator[None]:
     """Let experts compute in one product that works in every precision, on fake tensors, too."""
     from transformers.integrations import moe
 
-    # Until transformers 5.18 autograd went through the forward product alone.
+    # transformers 5.17 has no backward product of its own, 5.23 has.
     for name, passes in (("grouped_mm_fallback", 1), ("grouped_mm_fallback_backward", 2)):
         operation = getattr(torch.ops.transformers, name, None)
         if operation is not None:

@@ -240,13 +240,7 @@ def main() -> int:
     for stage in workload.stages(config):
         if isinstance(stage, Train) and implements(stage, Train.example):
             try:
-                num_of_step = math.ceil(stage.settings.global_batch / stage.settings.micro_batch)
-                example = stage.example(stage.settings.micro_batch)
-                trained = train_steps(stage, config, example, device, min(2, num_of_step))
-                *_, model = islice(trained, _NUM_STEPS)
-                model.zero_grad(set_to_none=True)
-                _evaluate(stage, model, device)
-                del trained, model
+                _steps(stage, config, device)
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):
                     raise
@@ -270,6 +264,17 @@ def _refusal(before: Any, after: Any, config: Any) -> str:
         if any(isinstance(module, _BatchNorm) for module in model.modules()):
             return f"(stage {new.name!r} has BatchNorm, which computes with its micro-batch)"
     return ""
+
+
+def _steps(stage: Train, config: Any, device: torch.device) -> None:
+    """Make steps, and evaluate while the optimizer's state is still there."""
+    settings = stage.settings
+    num_micro = 2 if settings.global_batch > settings.micro_batch else 1
+    example = stage.example(settings.micro_batch)
+    trained = train_steps(stage, config, example, device, num_micro)
+    *_, model = islice(trained, _NUM_STEPS)
+    model.zero_grad(set_to_none=True)
+    _evaluate(stage, model, device)
 
 
 def train_steps(
