@@ -20,7 +20,7 @@ from rich.table import Table
 from contract.description import describe
 from contract.errors import EXIT_STOPPED
 from contract.run_env import training_stack
-from rehearsal.alarms.trial import trial_table, try_alarms
+from rehearsal.alarms.trial import AlarmTrial, trial_table, try_alarms
 from rehearsal.arguments import parse_arguments
 from rehearsal.aws import EmbeddedAws, PortInUse
 from rehearsal.drill.action import check_stages, parse_interruption
@@ -283,7 +283,7 @@ def serve(arguments: argparse.Namespace, say: Callable[[str], None]) -> int:
 def show_alarms(arguments: argparse.Namespace, say: Callable[[str], None]) -> int:
     """Print each alarm's fault and healthy runs; return 1 if an alarm fails its trial."""
     if arguments.template is not None:
-        template = json.loads(arguments.template.read_text(encoding="utf-8"))
+        trials = _try_alarms(arguments.template)
     else:
         with (
             tempfile.TemporaryDirectory() as folder,
@@ -293,13 +293,21 @@ def show_alarms(arguments: argparse.Namespace, say: Callable[[str], None]) -> in
         ):
             say("cdk synth ...")
             run_cdk(children, "cdk synth", "synth", "--quiet", "--output", folder)
-            template = json.loads((Path(folder) / f"{training_stack()}.template.json").read_text())
-    trials = try_alarms(template)
+            trials = _try_alarms(Path(folder) / f"{training_stack()}.template.json")
     if arguments.json:
         print(json.dumps([asdict(trial) for trial in trials], indent=2))
     else:
         _print(trial_table(trials))
     return 0 if all(trial.is_passed for trial in trials) else 1
+
+
+def _try_alarms(path: Path) -> list[AlarmTrial]:
+    """Try a template's alarms on a GPU as busy as the plan beside it says at least."""
+    template = json.loads(path.read_text(encoding="utf-8"))
+    plan = path.with_name(path.name.replace(".template.", ".plan."))
+    if not plan.exists():
+        return try_alarms(template)
+    return try_alarms(template, json.loads(plan.read_text(encoding="utf-8"))["gpu_busy_percent"][0])
 
 
 def show_grants(arguments: argparse.Namespace, _say: Callable[[str], None]) -> int:

@@ -208,6 +208,14 @@ def epoch_seconds(plan: dict[str, Any] | None) -> float | None:
     return min(float(plan["epoch_seconds"]), float(longest))
 
 
+def least_busy_percent(plan: dict[str, Any] | None) -> float | None:
+    """How busy the GPU is at least (p10 of like runs) while the run is healthy.
+
+    A run bound by kernel launches or by data keeps it idle for most of the time.
+    """
+    return None if plan is None else float(plan["gpu_busy_percent"][0])
+
+
 def write_plan(folder: Path, stack_name: str, plan: dict[str, Any]) -> Path:
     """Write the plan next to the stack's template."""
     path = folder / f"{stack_name}.plan.json"

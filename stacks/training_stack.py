@@ -22,7 +22,16 @@ from stacks.monitoring.alarms import TrainingAlarms
 from stacks.monitoring.dashboard import TrainingDashboard
 from stacks.monitoring.metrics import RunMetrics
 from stacks.parameters import StackParameters
-from stacks.plan import annotate, epoch_seconds, limits, offered, prediction, price_book, write_plan
+from stacks.plan import (
+    annotate,
+    epoch_seconds,
+    least_busy_percent,
+    limits,
+    offered,
+    prediction,
+    price_book,
+    write_plan,
+)
 from stacks.program_source import write_source
 from stacks.roles import InstanceRole, RunData
 from stacks.user_data import FIRST_BOOT_FILE
@@ -218,6 +227,7 @@ class TrainingStack(Stack):
             metrics=metrics,
             topic=topic,
             epoch_seconds=epoch_seconds(self.plan),
+            least_busy_percent=least_busy_percent(self.plan),
         ).alarms
         run_id = self._parameters.run_id
         return TrainingDashboard(

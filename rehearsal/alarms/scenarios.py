@@ -13,7 +13,7 @@ def good_run(stream: Stream) -> None:
     stream.boot()
     stream.train(40, steps=1, kind="prepare")
     stream.train(3 * HOUR)
-    with stream.changed(utilization=75):
+    with stream.changed(utilization=0.8 * stream.readings.utilization):
         stream.train(10, steps=0)
     stream.train(1, steps=1, kind="evaluation")
     stream.train(HOUR)
@@ -82,7 +82,7 @@ def terse_program(stream: Stream) -> None:
 def starved(stream: Stream) -> None:
     """data comes at a tenth of the pace"""
     stream.boot()
-    with stream.changed(utilization=9):
+    with stream.changed(utilization=0.1 * stream.readings.utilization):
         stream.train(2 * HOUR, steps=1)
 
 
@@ -126,7 +126,7 @@ def unsaved(stream: Stream) -> None:
 def throttled(stream: Stream) -> None:
     """reads more than EBS sustains"""
     stream.boot()
-    with stream.changed(exceeded_percent=80, utilization=60):
+    with stream.changed(exceeded_percent=80, utilization=0.65 * stream.readings.utilization):
         stream.train(2 * HOUR, steps=5)
 
 

@@ -9,10 +9,11 @@ from rich.table import Table
 
 from rehearsal.alarms.evaluation import ALARM, INSUFFICIENT, Alarm
 from rehearsal.alarms.scenarios import FAULTS, HEALTHY, Scenario
-from rehearsal.alarms.streams import MINUTE, Stream
+from rehearsal.alarms.streams import MINUTE, AgentReadings, Stream
 
 # A scenario continues with nothing but the Guard, for as long as the slowest alarm looks back.
 EXTRA_MINUTES = 60
+BUSY = AgentReadings().utilization
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,13 +46,14 @@ def read_alarms(template: Mapping[str, Any]) -> dict[str, Alarm]:
     return found
 
 
-def play(template: Mapping[str, Any], scenario: Scenario) -> Stream:
+def play(template: Mapping[str, Any], scenario: Scenario, busy_percent: float = BUSY) -> Stream:
     """Return a scenario's metrics as the template's stack, fleet and Guard would publish them."""
     stream = Stream(
         stack=_stack_name(template),
         fleet=_logical_id(template, "AWS::EC2::SpotFleet"),
         guard=_logical_id(template, "AWS::Lambda::Function"),
         clock=_logical_id(template, "AWS::Events::Rule", "ScheduleExpression"),
+        readings=AgentReadings(utilization=busy_percent),
     )
     scenario(stream)
     stream.without_fleet(EXTRA_MINUTES)
@@ -76,10 +78,13 @@ def first_alarm(alarm: Alarm, stream: Stream) -> int | None:
     return None
 
 
-def try_alarms(template: Mapping[str, Any]) -> list[AlarmTrial]:
-    """Try every alarm on its fault, on all healthy runs and on the others' faults."""
+def try_alarms(template: Mapping[str, Any], busy_percent: float = BUSY) -> list[AlarmTrial]:
+    """Try every alarm on its fault, on all healthy runs and on the others' faults.
+
+    `busy_percent` is how busy the GPU is in health: the plan's least.
+    """
     alarms = read_alarms(template)
-    streams = {each: play(template, each) for each in (*HEALTHY, *FAULTS.values())}
+    streams = {each: play(template, each, busy_percent) for each in (*HEALTHY, *FAULTS.values())}
     trials = []
     for name, alarm in alarms.items():
         fired = {each: first_alarm(alarm, stream) for each, stream in streams.items()}

@@ -67,6 +67,7 @@ class TrainingAlarms(Construct):
         metrics: RunMetrics,
         topic: sns.ITopic,
         epoch_seconds: float | None,
+        least_busy_percent: float | None,
     ) -> None:
         super().__init__(scope, construct_id)
         interval_text = parameters.trainer_option("checkpoint_interval")
@@ -80,7 +81,7 @@ class TrainingAlarms(Construct):
                 f"alarm.commit_seconds={math.ceil(1.5 * interval)} or a shorter interval",
             )
         plans = [
-            *_gpu_alarms(parameters, metrics),
+            *_gpu_alarms(parameters, metrics, least_busy_percent),
             *_training_alarms(parameters, metrics),
             *_machine_alarms(parameters, metrics),
             *_fleet_alarms(metrics),
@@ -114,8 +115,13 @@ def commit_interval_seconds(interval: str, epoch_seconds: float | None) -> float
     return epochs * (epoch_seconds or 0.0)
 
 
-def _gpu_alarms(p: StackParameters, metrics: RunMetrics) -> list[AlarmPlan]:
-    low = p.alarm.gpu_utilization_percent
+def _gpu_alarms(
+    p: StackParameters, metrics: RunMetrics, least_busy_percent: float | None
+) -> list[AlarmPlan]:
+    low, planned = p.alarm.gpu_utilization_percent, ""
+    if least_busy_percent is not None and least_busy_percent / 2 < low:
+        low = least_busy_percent / 2
+        planned = f" (by the plan, at least {least_busy_percent:.3g} % is healthy here)"
     return [
         AlarmPlan(
             construct_id="GpuUtilizationLow",
@@ -123,10 +129,10 @@ def _gpu_alarms(p: StackParameters, metrics: RunMetrics) -> list[AlarmPlan]:
             threshold=low,
             is_below=True,
             periods=6,
-            says=f"Training runs, but the GPU has been busy less than {low:g} % of the time for "
-            "half an hour: data arrives too slowly, or the run hangs outside the GPU. Check the "
-            "data-wait share in the training log and the EBS alarm; more vCPUs or a larger size "
-            "may be cheaper.",
+            says=f"Training runs, but the GPU has been busy less than {low:.3g} % of the time for "
+            f"half an hour{planned}: data arrives too slowly, or the run hangs outside the GPU. "
+            "Check the data-wait share in the training log and the EBS alarm; more vCPUs or a "
+            "larger size may be cheaper.",
             missing="Counted only while training.service runs and does not merely wait for its "
             "first data, so missing data during boot, data sync and gaps between instances is "
             "healthy; a running trainer without GPU metrics "

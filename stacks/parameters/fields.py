@@ -66,7 +66,10 @@ class AlarmSettings:
     """When the alarms fire, and whom they reach."""
 
     email: str = _about("who gets the alarms; empty: nobody", "you@example.org")
-    gpu_utilization_percent: float = _about("GpuUtilizationLow fires below it", "40")
+    gpu_utilization_percent: float = _about(
+        "GpuUtilizationLow fires below it, or below half of the plan's least where that is lower",
+        "40",
+    )
     gpu_memory_percent: float = _about("GpuMemoryNearlyFull fires from it on", "98")
     gpu_celsius: float = _about("GpuHot fires from it on", "90", 40, 110)
     disk_percent: float = _about("DiskNearlyFull fires from it on", "80")

@@ -8,7 +8,7 @@ from aws_cdk import App, Environment, Stack
 from aws_cdk.assertions import Annotations, Match
 
 from stacks.parameters import StackParameters
-from stacks.plan import annotate, epoch_seconds, prediction, write_plan
+from stacks.plan import annotate, epoch_seconds, least_busy_percent, prediction, write_plan
 
 RATE = {"root_volume.initialization_mib_per_second": "300"}
 INTERVAL = {"train.checkpoint_interval": "600s"}
@@ -244,6 +244,8 @@ def test_an_epoch_is_that_of_the_main_stage_where_it_trains_for_epochs(stack: St
     assert plan is not None
     assert epoch_seconds(plan) == plan["epoch_seconds"]
     assert epoch_seconds(None) is None
+    assert least_busy_percent(plan) == plan["gpu_busy_percent"][0]
+    assert least_busy_percent(None) is None
 
 
 def test_growth_fits_a_g5_2xlarge_and_its_start_not_the_memory_of_a_g5_xlarge(

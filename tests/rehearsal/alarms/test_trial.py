@@ -14,7 +14,11 @@ from rehearsal.alarms.scenarios import FAULTS, HEALTHY, hanging, interruption, n
 from rehearsal.alarms.streams import MINUTE, Stream
 from rehearsal.alarms.trial import describe, first_alarm, play, read_alarms, try_alarms
 from rehearsal.aws import EmbeddedAws
+from stacks.parameters import StackParameters
 from tests.stacks.conftest import synthesize, templates  # noqa: F401
+
+# Of cdk.json's run, which kernel launches bind: p10, p50 and p90.
+PLANNED = StackParameters.for_size("g5.xlarge").plans[0].work.busy_percent
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +27,7 @@ def template(templates: dict[str, Any]) -> Any:  # noqa: F811
 
 
 def test_each_alarm_fires_in_its_fault_and_in_no_healthy_run(template: Any) -> None:
-    trials = {trial.alarm: trial for trial in try_alarms(template)}
+    trials = {trial.alarm: trial for trial in try_alarms(template, PLANNED[0])}
     assert set(trials) == set(FAULTS)
     assert [name for name, trial in trials.items() if not trial.is_passed] == []
     assert {trial.healthy_runs for trial in trials.values()} == {len(HEALTHY)}
@@ -33,7 +37,9 @@ def test_the_documented_table_is_the_one_that_is_printed(template: Any) -> None:
     text = (Path(__file__).parents[3] / "docs/watch.md").read_text(encoding="utf-8")
     row = rf"^\| (\w+) \| .* \| (\d+) \| {len(HEALTHY)} of {len(HEALTHY)} \|$"
     documented = {name: int(minute) for name, minute in re.findall(row, text, re.MULTILINE)}
-    assert documented == {trial.alarm: trial.fired_after_minutes for trial in try_alarms(template)}
+    assert documented == {
+        trial.alarm: trial.fired_after_minutes for trial in try_alarms(template, PLANNED[0])
+    }
 
 
 def test_an_alarm_on_a_dimension_that_nobody_publishes_is_found_out(template: Any) -> None:
@@ -47,7 +53,11 @@ def test_an_alarm_on_a_dimension_that_nobody_publishes_is_found_out(template: An
                 if "MetricStat" in query:
                     dimensions = [{"Name": "Stack", "Value": "TrainingStack"}]
                     query["MetricStat"]["Metric"]["Dimensions"] = dimensions
-    silent = {trial.alarm for trial in try_alarms(changed) if trial.fired_after_minutes is None}
+    silent = {
+        trial.alarm
+        for trial in try_alarms(changed, PLANNED[0])
+        if trial.fired_after_minutes is None
+    }
     assert silent == {"GpuHot", "EbsThroughputExceeded"}
 
 
@@ -56,9 +66,20 @@ def test_an_impatient_alarm_is_found_out(template: Any) -> None:
     for name, resource in changed["Resources"].items():
         if "FleetBelowTarget" in name:
             resource["Properties"] |= {"EvaluationPeriods": 1, "DatapointsToAlarm": 1}
-    (trial,) = [trial for trial in try_alarms(changed) if not trial.is_passed]
+    (trial,) = [trial for trial in try_alarms(changed, PLANNED[0]) if not trial.is_passed]
     assert trial.alarm == "FleetBelowTarget"
     assert trial.false_alarms == [describe(interruption), describe(no_notice)]
+
+
+def test_a_threshold_above_what_the_plan_calls_busy_is_found_out(template: Any) -> None:
+    changed = json.loads(json.dumps(template))
+    for name, resource in changed["Resources"].items():
+        if "GpuUtilizationLow" in name:
+            assert resource["Properties"]["Threshold"] < PLANNED[0]
+            resource["Properties"]["Threshold"] = 20
+    (trial,) = [each for each in try_alarms(changed, PLANNED[0]) if not each.is_passed]
+    assert trial.alarm == "GpuUtilizationLow"
+    assert describe(HEALTHY[0]) in trial.false_alarms
 
 
 def test_fails_for_an_alarm_without_a_fault(template: Any) -> None:
@@ -70,8 +91,9 @@ def test_fails_for_an_alarm_without_a_fault(template: Any) -> None:
 def test_the_command_prints_the_table_and_succeeds_when_every_alarm_passes(
     template: Any, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = tmp_path / "template.json"
+    path = tmp_path / "TrainingStack.template.json"
     path.write_text(json.dumps(template))
+    path.with_name("TrainingStack.plan.json").write_text(json.dumps({"gpu_busy_percent": PLANNED}))
     monkeypatch.setattr("sys.argv", ["rehearsal", "alarms", "--template", str(path), "--json"])
     assert main() == 0
     assert len(json.loads(capsys.readouterr().out)) == len(FAULTS)

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from aws_cdk import App, Stack
-from aws_cdk.assertions import Annotations, Match
+from aws_cdk.assertions import Annotations, Match, Template
 from aws_cdk.aws_sns import Topic
 
 from rehearsal.alarms.evaluation import Alarm, Metric
@@ -173,6 +173,14 @@ def test_healthy_commits_are_an_interval_apart(
 def test_an_alarm_that_would_go_off_in_health_is_warned_of(
     epoch_seconds: float, is_warned_of: bool
 ) -> None:
+    stack = _alone(epoch_seconds=epoch_seconds)
+    said = Annotations.from_stack(stack)
+    # What they find stays with jsii, which cannot always name the type of an annotation.
+    hold = said.has_warning if is_warned_of else said.has_no_warning
+    hold("*", Match.string_like_regexp("give alarm.commit_seconds=15000 or a shorter interval"))
+
+
+def _alone(*, epoch_seconds: float | None = None, least_busy_percent: float | None = None) -> Stack:
     stack = Stack(App(), "Alone")
     TrainingAlarms(
         stack,
@@ -185,18 +193,31 @@ def test_an_alarm_that_would_go_off_in_health_is_warned_of(
         ),
         topic=Topic(stack, "Topic"),
         epoch_seconds=epoch_seconds,
+        least_busy_percent=least_busy_percent,
     )
-    said = Annotations.from_stack(stack)
-    # What they find stays with jsii, which cannot always name the type of an annotation.
-    hold = said.has_warning if is_warned_of else said.has_no_warning
-    hold("*", Match.string_like_regexp("give alarm.commit_seconds=15000 or a shorter interval"))
+    return stack
+
+
+@pytest.mark.parametrize(("least_busy_percent", "threshold"), [(None, 20), (90.0, 20), (9.0, 4.5)])
+def test_a_run_that_launches_bind_keeps_its_gpu_idle_in_health(
+    least_busy_percent: float | None, threshold: float
+) -> None:
+    template = Template.from_stack(_alone(least_busy_percent=least_busy_percent)).to_json()
+    (alarm,) = (
+        one
+        for one in every(template, "AWS::CloudWatch::Alarm")
+        if one["ComparisonOperator"] == "LessThanThreshold"
+        and "GPU has been busy" in one["AlarmDescription"]
+    )
+    assert alarm["Threshold"] == threshold
+    says_plan = "by the plan, at least 9 % is healthy here" in alarm["AlarmDescription"]
+    assert says_plan == (threshold < 20)
 
 
 @pytest.mark.parametrize("email", ["", "me@example.org"])
 def test_synth_warns_when_nobody_gets_the_mails(email: str) -> None:
     stack = Stack(App(), "TrainingStack")
     TrainingTopic(stack, "Notifications", email=email, key=None)
-    said = Annotations.from_stack(stack).find_warning(
-        "*", Match.string_like_regexp("alarm.email is empty: .* give -c alarm.email=")
-    )
-    assert len(said) == (not email)
+    said = Annotations.from_stack(stack)
+    hold = said.has_no_warning if email else said.has_warning
+    hold("*", Match.string_like_regexp("alarm.email is empty: .* give -c alarm.email="))
