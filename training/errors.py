@@ -22,9 +22,18 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class AttemptEndedError(RuntimeError):
-    """An end that is expected: one sentence with the reason, and the process's exit code."""
+    """An end that is expected: one sentence with the reason, and the process's exit code.
+
+    By itself as after a crash: a restart may help, here or on another machine.
+    """
 
     exit_code = EXIT_FAILED
+
+
+class InterruptedRunError(AttemptEndedError):
+    """The attempt stops: raised only at step boundaries, between evaluation batches or shards."""
+
+    exit_code = EXIT_INTERRUPTED
 
 
 class MachineError(AttemptEndedError):
@@ -61,22 +70,6 @@ class GoBackError(RuntimeError):
     def __init__(self, divergence: Divergence | None) -> None:
         super().__init__("training diverged")
         self.divergence = divergence
-
-
-class OutOfMemoryError(AttemptEndedError):
-    """Memory ran out in mid-run: the attempt fails, the run may continue on another machine."""
-
-
-class ProgramFailedError(AttemptEndedError):
-    """A program has ended with an exit code other than 0: the attempt fails, as after a crash."""
-
-
-class WorkerLostError(AttemptEndedError):
-    """A worker process of the loader ended by itself: as after OutOfMemoryError."""
-
-
-class RankLostError(AttemptEndedError):
-    """Another rank exited by itself: the attempt fails, the next one resumes the run."""
 
 
 def name_known(given: str, known: Iterable[str]) -> str:

@@ -21,7 +21,7 @@ from contract.grammar import Interval
 from training.attempt.context import AttemptContext, RankEnvironment, World
 from training.attempt.supervisor import Supervisor
 from training.preflight.footprint import measure_evaluation, measure_step
-from training.record.head import KEEP_NEWEST, Position, checkpoint_name
+from training.record.head import KEEP_NEWEST, CheckpointEntry, Position, checkpoint_name
 from training.record.lease import Lease, acquire
 from training.record.metrics import Events, Metrics
 from training.registry import load_workload, resolve_config
@@ -141,11 +141,10 @@ def _open_run(folder: Path) -> Iterator[AttemptContext]:
 
 
 def _save_request(state: _State, step: int) -> SaveRequest:
+    name = checkpoint_name(step, 1)
     return SaveRequest(
-        name=checkpoint_name(step, 1),
-        kind="periodic",
+        entry=CheckpointEntry(name=name, step=step, stage="a", epoch=0, kind="periodic", files=()),
         position=Position(stage="a", stage_step=step, step=step),
-        epoch=0,
         state=LiveState(tensors=state, state={}),
     )
 

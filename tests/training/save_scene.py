@@ -13,7 +13,14 @@ from contract.grammar import parse_interval
 from training.attempt.context import AttemptContext, RankEnvironment, World
 from training.attempt.notice import Notice
 from training.attempt.supervisor import Supervisor
-from training.record.head import KEEP_NEWEST, Kind, Position, checkpoint_name, read_head
+from training.record.head import (
+    KEEP_NEWEST,
+    CheckpointEntry,
+    Kind,
+    Position,
+    checkpoint_name,
+    read_head,
+)
 from training.record.lease import Lease, acquire
 from training.record.metrics import Events, Metrics
 from training.save.checkpointer import Checkpointer
@@ -110,13 +117,17 @@ class Scene:
     def request(
         self, step: int, kind: Kind = "periodic", live: LiveState | None = None, **fields: Any
     ) -> SaveRequest:
-        return SaveRequest(
+        position = self.position(step, **fields)
+        entry = CheckpointEntry(
             name=checkpoint_name(step, self.context.generation),
-            kind=kind,
-            position=self.position(step, **fields),
+            step=step,
+            stage=position.stage,
             epoch=0,
-            state=live or self.capture(step),
+            kind=kind,
+            files=(),
+            is_best=position.is_best,
         )
+        return SaveRequest(entry=entry, position=position, state=live or self.capture(step))
 
     def begin(self, step: int, **fields: Any) -> None:
         self.checkpointer.save_async(self.request(step, **fields))

@@ -21,9 +21,9 @@ from torch.distributed.rendezvous import rendezvous
 
 from contract.grammar import Interval
 from training.attempt.hosts import Hosts
-from training.attempt.notice import InterruptedRunError, Interruption, Notice, Saves
+from training.attempt.notice import Interruption, Notice, Saves
 from training.attempt.supervisor import Supervisor, Work
-from training.errors import DivergedError, Divergence, GoBackError, UserError
+from training.errors import DivergedError, Divergence, GoBackError, InterruptedRunError, UserError
 from training.record.head import KEEP_NEWEST, Retention
 from training.record.lease import Lease, LeaseLostError
 from training.record.metrics import Events, Metrics

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from training.errors import RankLostError, UserError
+from training.errors import AttemptEndedError, UserError
 
 # Beside 7777, which SageMaker's own toolkit takes for torch.
 PORT = 7778
@@ -194,7 +194,7 @@ def _join(
         answer = _hear(connection)
     except OSError as error:
         connection.close()
-        raise RankLostError(f"host {leader} was lost before all hosts had met") from error
+        raise AttemptEndedError(f"host {leader} was lost before all hosts had met") from error
     except BaseException:
         connection.close()
         raise
@@ -204,8 +204,8 @@ def _join(
     return Meeting(answer["address"], {leader: connection}, answer["said"])
 
 
-def _late(hosts: Hosts, missing: list[str]) -> RankLostError:
-    return RankLostError(
+def _late(hosts: Hosts, missing: list[str]) -> AttemptEndedError:
+    return AttemptEndedError(
         f"host {', '.join(missing)} {LATE} {hosts.meeting_seconds:g} s; see its log, and whether a "
         "security group lets the hosts reach each other"
     )

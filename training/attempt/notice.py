@@ -19,7 +19,7 @@ from types import FrameType
 from typing import Any, Literal, Protocol, TypeAlias
 
 from contract.notice import Policy, exit_reserve, last_save_needs, save_reserve
-from training.errors import EXIT_INTERRUPTED, AttemptEndedError
+from training.errors import InterruptedRunError
 from training.record.head import is_waited_for
 from training.record.lease import Lease
 from training.store.protocol import Store
@@ -31,12 +31,6 @@ _CAUSES: dict[int, _Cause] = {
     signal.SIGTERM: "shutdown",
     signal.SIGINT: "shutdown",
 }
-
-
-class InterruptedRunError(AttemptEndedError):
-    """The attempt stops: raised only at step boundaries, between evaluation batches or shards."""
-
-    exit_code = EXIT_INTERRUPTED
 
 
 @dataclass(kw_only=True, slots=True)

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Literal, NoReturn, Protocol, TypeAlias
 
 from contract.notice import Policy
-from training.attempt.notice import ExtraTime, InterruptedRunError, Interruption, Notice
-from training.errors import EXIT_FAILED, EXIT_INTERRUPTED
+from training.attempt.notice import ExtraTime, Interruption, Notice
+from training.errors import EXIT_FAILED, EXIT_INTERRUPTED, InterruptedRunError
 from training.record.head import Head
 from training.record.lease import Lease, LeaseLostError, acquire
 from training.store.protocol import Store, StoreError

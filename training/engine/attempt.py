@@ -21,15 +21,15 @@ from training.attempt.attempt import HeldRun, opened_dataset, run_attempt
 from training.attempt.context import AttemptContext, RankEnvironment, World
 from training.attempt.hosts import meet
 from training.attempt.launch import OtherRanks, interpreters
-from training.attempt.notice import InterruptedRunError
 from training.attempt.supervisor import Supervisor
 from training.engine.job import ResolvedWorkload, RunOptions, depends_on_ranks
 from training.engine.stages import StageSequence
 from training.errors import (
     EXIT_FINISHED,
+    AttemptEndedError,
     Divergence,
     GoBackError,
-    RankLostError,
+    InterruptedRunError,
     RunFailedError,
     UserError,
 )
@@ -349,7 +349,7 @@ def _naming_the_lost(lost: "queue.SimpleQueue[str]") -> Iterator[None]:
             why = lost.get(timeout=_RANK_SECONDS)
         except queue.Empty:
             raise error from None
-        raise RankLostError(f"{why}; the next attempt resumes from the last commit") from error
+        raise AttemptEndedError(f"{why}; the next attempt resumes from the last commit") from error
 
 
 @contextlib.contextmanager

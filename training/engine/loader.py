@@ -22,7 +22,7 @@ import torch
 
 from training.engine.batches import MicroBatch, pinned
 from training.engine.loader_worker import Answer, BatchMemory, Maker, Task, header_bytes, read, work
-from training.errors import WorkerLostError
+from training.errors import AttemptEndedError
 from training.settings import LoaderWorkers
 from training.stacking import ItemLayout, differing
 from training.tally import Tally, taken, timed
@@ -287,11 +287,11 @@ def _run_worker(
     work(maker, memory, tasks, answers, trainer)
 
 
-def _lost(process: BaseProcess) -> WorkerLostError:
+def _lost(process: BaseProcess) -> AttemptEndedError:
     process.join()
     code = process.exitcode or 0
     how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
-    return WorkerLostError(
+    return AttemptEndedError(
         f"loader worker {process.pid} {how}, perhaps because memory ran out or in a library that "
         "`get` calls; the next attempt resumes from the last commit"
     )

@@ -14,7 +14,6 @@ from dataclasses import replace
 
 from training.artifacts.compile_cache import CompileCache
 from training.attempt.context import SHARES, AttemptContext
-from training.attempt.notice import InterruptedRunError
 from training.attempt.supervisor import Work
 from training.engine.batches import BatchPlan, CompiledShapes, MicroBatch, to_device
 from training.engine.evaluation import evaluate
@@ -23,7 +22,7 @@ from training.engine.loader import Loader
 from training.engine.reduction import share_of, tree_sum
 from training.engine.stage_checks import samples_of
 from training.engine.step_log import DeviceTime, Pace, StepLog, StepTime, TimesSoFar
-from training.errors import RunFailedError
+from training.errors import InterruptedRunError, RunFailedError
 from training.record.head import Position
 from training.save.checkpointer import Checkpointer
 from training.save.policy import CheckpointPolicy

@@ -25,7 +25,7 @@ from contract.keys import ADAPTATION
 from training.engine.job import restaged
 from training.engine.optimizer import Scaling, autocast, step_in_backward
 from training.engine.reduction import sums_set_aside
-from training.errors import OutOfMemoryError, RunFailedError, UserError
+from training.errors import AttemptEndedError, RunFailedError, UserError
 from training.numerics import configure
 from training.preflight.admission import is_out_of_memory, limit_memory
 from training.preflight.standalone import LAST_STEP, standalone_inputs
@@ -206,12 +206,12 @@ def _try(request: TrialRequest, rungs: tuple[str, ...]) -> Trial:
     raise UserError(f"a trial step of the recipe failed: {last[0]}; rerun with --no-adapt")
 
 
-def explain(error: BaseException, workload: Workload[Any], config: Any) -> OutOfMemoryError:
+def explain(error: BaseException, workload: Workload[Any], config: Any) -> AttemptEndedError:
     """The error with a remedy for running out of memory in mid-run, when rungs stay fixed."""
     rungs = workload.rungs(config)
     names = ", ".join(rung.name for rung in rungs if not rung.override) or "none"
     first = str(error).splitlines()[0][:160]
-    return OutOfMemoryError(
+    return AttemptEndedError(
         f"memory ran out: {first}; a run's batches are fixed once it has started, so start a new "
         f"run: without --no-adapt it tries these rungs ({names}); or give a smaller micro-batch "
         "with --override, or use a size with more memory"

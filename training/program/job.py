@@ -19,9 +19,9 @@ from contract.program import PLACEMENT, WORKLOAD
 from contract.source import copy_source, source_sha256
 from training.attempt.attempt import HeldRun, opened_dataset, run_attempt
 from training.attempt.hosts import meet
-from training.attempt.notice import InterruptedRunError, Notice
+from training.attempt.notice import Notice
 from training.attempt.supervisor import Supervisor, Watchdog
-from training.errors import EXIT_FINISHED, ProgramFailedError, UserError
+from training.errors import EXIT_FINISHED, AttemptEndedError, InterruptedRunError, UserError
 from training.program.container import ContainerHost, claimed
 from training.program.options import ProgramOptions, build_command
 from training.program.process import ProgramProcess
@@ -120,7 +120,7 @@ class _ProgramJob:
                         _end_in_time(process, options.program.notice_signal, notice)
                         raise InterruptedRunError(notice.cause)
             if process.exit_code:
-                raise ProgramFailedError(f"the program ended with exit code {process.exit_code}")
+                raise AttemptEndedError(f"the program ended with exit code {process.exit_code}")
         return EXIT_FINISHED
 
     @contextlib.contextmanager

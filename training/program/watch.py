@@ -15,8 +15,8 @@ from typing import Any
 from contract.keys import FINAL_FILES
 from contract.program import WORKLOAD
 from training.attempt.attempt import HeldRun
-from training.attempt.notice import InterruptedRunError, Notice
-from training.errors import ProgramFailedError
+from training.attempt.notice import Notice
+from training.errors import AttemptEndedError, InterruptedRunError
 from training.program.container import Container
 from training.program.log import ProgramLog
 from training.program.metrics import MetricReader
@@ -164,7 +164,7 @@ class ProgramWatch:
                 exit_code=exit_code,
                 unsaved_seconds=unsaved,
             )
-            raise ProgramFailedError(reason)
+            raise AttemptEndedError(reason)
         return self._result()
 
     def close(self) -> None:

@@ -318,6 +318,11 @@ class Position:
     numerics_changed: tuple[str, ...] = ()  # parts of the key that some attempt changed
     times: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # where a stage's went
 
+    @property
+    def is_best(self) -> bool:
+        """Whether its evaluation is the best of its stage so far."""
+        return self.best.get("step") == self.step
+
     def stating(self, facts: Mapping[str, float]) -> "Position":
         """With what the stage's start has found; a resumed stage does not start again."""
         return replace(self, facts={**self.facts, self.stage: facts}) if facts else self

@@ -12,9 +12,9 @@ from dataclasses import replace
 
 from contract.keys import CHECKPOINT_NAME, CHECKPOINTS, HEAD, checkpoint_prefix
 from training.errors import (
-    EXIT_INTERRUPTED,
     EXIT_LEASE_LOST,
     AttemptEndedError,
+    InterruptedRunError,
     UserError,
 )
 from training.record.head import (
@@ -49,12 +49,6 @@ class LeaseLostError(AttemptEndedError):
     """Another writer has taken over the run; nothing more may be written."""
 
     exit_code = EXIT_LEASE_LOST
-
-
-class InterruptedWhileWaitingError(AttemptEndedError):
-    """A notice came while this candidate was waiting for the lease."""
-
-    exit_code = EXIT_INTERRUPTED
 
 
 class Lease:
@@ -342,4 +336,4 @@ def acquire(
             except LeaseLostError:
                 continue  # another candidate was faster; wait for it like for any other holder
         if wait(min(1.0, ttl_seconds / 10)):
-            raise InterruptedWhileWaitingError(f"a notice came while waiting for {store.uri}")
+            raise InterruptedRunError(f"a notice came while waiting for {store.uri}")

@@ -21,7 +21,7 @@ from training.record.lease import Lease
 from training.record.metrics import Events
 from training.settings import Settings
 from training.store.folder import open_store
-from training.store.protocol import Store, StoreError, create
+from training.store.protocol import Store, StoreError, put_unless_changed
 
 _FORMAT = 1
 
@@ -91,7 +91,7 @@ def ensure_run_config(store: Store, mine: RunConfig, placement: frozenset[str]) 
     """Write the record once; an existing one is binding, and `mine` must agree with it."""
     theirs = read_run_config(store)
     if theirs is None:
-        if create(store, CONFIG, mine.to_bytes()):
+        if put_unless_changed(store, CONFIG, mine.to_bytes(), None):
             return mine
         theirs = read_run_config(store)
         assert theirs is not None

@@ -8,13 +8,14 @@ import logging
 import threading
 import time
 from dataclasses import asdict
+from typing import TypeAlias
 
 from training.attempt.context import AttemptContext
 from training.attempt.notice import Notice
 from training.errors import DivergedError, RunFailedError
 from training.record.head import Position
 from training.record.lease import LeaseLostError
-from training.save.publish import CheckpointPublisher, Cost
+from training.save.publish import CheckpointPublisher, Cost, Save
 from training.save.schedule import SaveBudget, Schedule, estimate
 from training.save.sharded_saves import ShardedLeader, Verb
 from training.save.state import (
@@ -22,12 +23,13 @@ from training.save.state import (
     HostCopy,
     LiveState,
     SaveRequest,
-    TensorSave,
     TensorSource,
 )
 from training.store.protocol import StoreError
 
 _log = logging.getLogger(__name__)
+
+_Write: TypeAlias = Save[TensorSource]
 
 # What a save under way gets when the time is over already: nothing else can still be kept.
 _GRACE_SECONDS = 2.0
@@ -57,8 +59,8 @@ class Checkpointer:
         )
         self._copies = HostCopies(context.store.part_process)
         self._leader: ShardedLeader | None = None
-        self._current: TensorSave | None = None  # under way, or over and not collected
-        self._staged: TensorSave | None = None
+        self._current: _Write | None = None  # under way, or over and not collected
+        self._staged: _Write | None = None
         self._lock = threading.Lock()  # of the staged copy and the end
         self._since_notice: Position | None = None  # committed at a notice; training continued
         self._is_safe: bool | None = None  # once the last save has been decided
@@ -105,7 +107,7 @@ class Checkpointer:
         self._finish()
         self.schedule.start_other()
         write = self._write(request, request.state)
-        self._order("live", write.request.name)
+        self._order("live", write.source.wanted.name)
         self._run(write)
 
     def save_async(self, request: SaveRequest) -> None:
@@ -118,7 +120,7 @@ class Checkpointer:
         self.schedule.start_due(request.position)
         self._finish()
         began = time.monotonic()
-        self._order("copy", request.name)
+        self._order("copy", request.entry.name)
         copy = self._copy(request.state)
         if copy is None:
             _log.info("[save] memory cannot hold a copy of the state; streaming it")
@@ -132,9 +134,9 @@ class Checkpointer:
     def stage(self, request: SaveRequest) -> bool:
         """Keep a copy for `save_staged`; False if memory cannot hold it."""
         position = request.position
-        if self.holds(position) or (self._current and self._current.request.position == position):
+        if self.holds(position) or (self._current and self._current.source.position == position):
             return True
-        self._order("stage", request.name)
+        self._order("stage", request.entry.name)
         copy = self._copy(request.state)
         everywhere = self._leader is None or self._leader.have_staged(copy is not None)
         if copy is None or not everywhere:
@@ -158,7 +160,7 @@ class Checkpointer:
                 write = self._write(request, request.state)
                 self._is_safe = self._save_within(notice, write)
                 if not self._is_safe:
-                    self._order("drop", request.name)
+                    self._order("drop", request.entry.name)
             return self._is_safe
 
     def save_at_notice(self, request: SaveRequest, notice: Notice) -> bool:
@@ -173,7 +175,7 @@ class Checkpointer:
             if self.holds(request.position):
                 self._since_notice = request.position
             else:
-                self._order("drop", request.name)
+                self._order("drop", request.entry.name)
             return self._since_notice is not None
 
     def save_staged(self, notice: Notice) -> bool:
@@ -203,7 +205,7 @@ class Checkpointer:
         else:
             self._collect_at_end(write)
 
-    def _write(self, request: SaveRequest, state: LiveState | HostCopy) -> TensorSave:
+    def _write(self, request: SaveRequest, state: LiveState | HostCopy) -> _Write:
         source = TensorSource(
             self._context.store,
             request,
@@ -211,7 +213,7 @@ class Checkpointer:
             others=self._leader.wait_for if self._leader else None,
             since_notice=self._since_notice,
         )
-        return TensorSave(source, self._publisher.publish, self._publisher.settle)
+        return Save(source, self._publisher.publish, self._publisher.settle)
 
     def _order(self, verb: Verb, name: str) -> None:
         """Tell the other ranks of a sharded stage what to do with their shares of a save."""
@@ -224,7 +226,7 @@ class Checkpointer:
         writing = self._current.source.state if self._current else None
         return self._copies.copy(live, writing if isinstance(writing, HostCopy) else None)
 
-    def _run(self, write: TensorSave) -> None:
+    def _run(self, write: _Write) -> None:
         self._current = write
         write.run()
         write.blocked_seconds = time.monotonic() - write.began
@@ -244,8 +246,8 @@ class Checkpointer:
         if write.error is None:
             self._record(write)
             return
-        self._order("drop", write.request.name)
-        if not isinstance(write.error, StoreError) or write.request.kind == "stage-end":
+        self._order("drop", write.source.wanted.name)
+        if not isinstance(write.error, StoreError) or write.source.wanted.kind == "stage-end":
             raise write.error
         failed = self.schedule.failed
         failed.add(write.began)
@@ -254,12 +256,12 @@ class Checkpointer:
         _log.warning(
             "[save] step %d was not saved, %d in a row: %s; the last commit stays; training "
             "continues and the save is retried",
-            write.request.position.step,
+            write.source.position.step,
             failed.count,
             write.error,
         )
 
-    def _collect_at_end(self, write: TensorSave) -> bool:
+    def _collect_at_end(self, write: _Write) -> bool:
         """Collect a save that is over when the attempt ends; return whether it was committed."""
         is_grave = isinstance(write.error, RunFailedError | LeaseLostError)
         # One that diverged need not end the run: the next attempt resumes before it.
@@ -271,11 +273,11 @@ class Checkpointer:
         self._record(write)
         return True
 
-    def _record(self, write: TensorSave) -> None:
+    def _record(self, write: _Write) -> None:
         """Record a commit for the metrics, the schedule and whoever reads the log."""
         assert write.cost is not None
-        self._committed = write.request.position
-        self.last_cost, step = write.cost, write.request.position.step
+        self._committed = write.source.position
+        self.last_cost, step = write.cost, write.source.position.step
         durable = write.cost.seconds
         # What runs behind the training may run on its cores, or hold its interpreter lock.
         slowed = self.schedule.pace.take_lost_seconds(max(0.0, durable - write.blocked_seconds))
@@ -284,22 +286,20 @@ class Checkpointer:
             _log.info("[interval] auto: %s", choice)
             self._context.metrics.write("interval", step=step, **asdict(choice))
 
-    def _save_within(
-        self, notice: Notice, write: TensorSave | None, *, releases: bool = True
-    ) -> bool:
+    def _save_within(self, notice: Notice, write: _Write | None, *, releases: bool = True) -> bool:
         """Save what the time allows: the new state, the save under way, or both."""
         current, self._current = self._current, None
         if current is not None and current.is_over:
             self._collect_at_end(current)
             current = None
         if current is not None and (
-            write is None or current.request.position == write.request.position
+            write is None or current.source.position == write.source.position
         ):
             _log.info("[emergency] this state is being saved already; finishing that save")
             if self._end_with(current, notice, releases) or write is None:
                 return current.is_committed
             current = None  # it failed: once more, if there is time
-        if write is None or self.holds(write.request.position):
+        if write is None or self.holds(write.source.position):
             then = "only releasing" if releases else "nothing to save"
             _log.info("[emergency] nothing changed since the last commit; %s", then)
             return True
@@ -318,31 +318,31 @@ class Checkpointer:
         if current is not None:
             self._make_way(current, budget)
         if write is not self._staged:
-            self._order("live", write.request.name)
+            self._order("live", write.source.wanted.name)
         elif self._leader is not None:
-            self._leader.write_staged(write.request.name)
+            self._leader.write_staged(write.source.wanted.name)
         write.began = time.monotonic()
-        write.answer(notice, releases=releases)
+        write.source.notice, write.releases = notice, releases
         write.start()
         return self._end_with(write, notice, releases)
 
-    def _make_way(self, current: TensorSave, budget: SaveBudget) -> None:
+    def _make_way(self, current: _Write, budget: SaveBudget) -> None:
         """Let the older save finish if there is time for both, else cancel it."""
         if budget.plan != "finish, then save" and current.cancel():
             _log.info("[emergency] the save under way is canceled for this one")
         else:
             self._finish_soon(current, budget.seconds_left - budget.need_seconds)
 
-    def _finish_soon(self, current: TensorSave, seconds: float) -> None:
+    def _finish_soon(self, current: _Write, seconds: float) -> None:
         """Let a save finish within `seconds`; otherwise it is never committed."""
         if current.wait(max(0.0, seconds)) or not current.cancel():
             current.wait()  # what cannot be canceled is writing the head, which is bounded
             self._collect_at_end(current)
 
-    def _end_with(self, write: TensorSave, notice: Notice, releases: bool) -> bool:
-        write.answer(notice, releases=releases)
+    def _end_with(self, write: _Write, notice: Notice, releases: bool) -> bool:
+        write.source.notice, write.releases = notice, releases
         asked = time.monotonic()
-        grace = 0.0 if write.request.kind == "emergency" else _GRACE_SECONDS
+        grace = 0.0 if write.source.wanted.kind == "emergency" else _GRACE_SECONDS
 
         def seconds_left() -> float:
             in_notice = notice.save_by - time.monotonic()

@@ -43,10 +43,6 @@ _ALIGNMENT = 64
 _LENGTH_BYTES = 8
 
 
-class LayoutError(ValueError):
-    """The bytes are not a safetensors header, or not one of this file."""
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TensorSpan:
     """The position of one tensor's bytes in the file, from `start` to before `stop`."""
@@ -107,26 +103,26 @@ def header_bytes(first: bytes, size: int) -> int:
     """Size of the header of a file of `size` bytes that starts with `first` (8 bytes or more)."""
     length = _LENGTH_BYTES + int.from_bytes(first[:_LENGTH_BYTES], "little")
     if len(first) < _LENGTH_BYTES or length > size:
-        raise LayoutError(f"a header of {length} bytes does not fit into {size} bytes")
+        raise ValueError(f"a header of {length} bytes does not fit into {size} bytes")
     return length
 
 
 def parse_header(header: bytes, size: int) -> FileLayout:
-    """Parse the header of a file of `size` bytes, and verify all that can be verified."""
+    """Parse the header of a file of `size` bytes; ValueError if it is not one of this file."""
     try:
         record = json.loads(header[_LENGTH_BYTES:])
         record.pop("__metadata__", None)
         places = _spans(record, len(header))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise LayoutError(f"invalid header: {error}") from error
+        raise ValueError(f"invalid header: {error}") from error
     stop = len(header)
     for place in places:
         count = math.prod(place.shape)
         if place.start != stop or place.stop - place.start != count * place.dtype.itemsize:
-            raise LayoutError(f"the header has an impossible position of {place.name!r}")
+            raise ValueError(f"the header has an impossible position of {place.name!r}")
         stop = place.stop
     if stop != size:
-        raise LayoutError(f"the header describes {stop} bytes of {size}")
+        raise ValueError(f"the header describes {stop} bytes of {size}")
     return FileLayout(header=header, spans=places)
 
 

@@ -11,9 +11,10 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from training.attempt.context import AttemptContext
-from training.attempt.notice import InterruptedRunError, Notice, Saves
+from training.attempt.notice import Notice, Saves
 from training.attempt.supervisor import Work
-from training.record.head import Kind, Position, checkpoint_name
+from training.errors import InterruptedRunError
+from training.record.head import CheckpointEntry, Kind, Position, checkpoint_name
 from training.save.checkpointer import Checkpointer
 from training.save.sharded_saves import ShardedFollower, ShardedLeader, own_share
 from training.save.state import LiveState, SaveRequest
@@ -114,12 +115,18 @@ class CheckpointPolicy:
         spent = round(self._checkpointer.schedule.spent_seconds, 3)
         left = self._seconds_left(position)
         return SaveRequest(
-            name=checkpoint_name(position.step, self._context.generation),
-            kind=kind,
+            entry=CheckpointEntry(
+                name=checkpoint_name(position.step, self._context.generation),
+                step=position.step,
+                stage=position.stage,
+                epoch=position.stage_step // self._steps_per_epoch,
+                kind=kind,
+                files=(),
+                is_best=position.is_best,
+                seconds_left=None if left is None else round(left, 1),
+            ),
             position=position,
-            epoch=position.stage_step // self._steps_per_epoch,
             state=replace(live, state={**live.state, SPENT_SECONDS: spent}),
-            seconds_left=None if left is None else round(left, 1),
         )
 
     def _save_if_due(self, checkpointer: Checkpointer, position: Position) -> bool:
@@ -135,8 +142,8 @@ class CheckpointPolicy:
         if self._context.interruption.take_rebalance():
             checkpointer.save(self.request(position, "rebalance"))
         elif schedule.is_due(position, self._steps_per_epoch, is_saving=is_saving):
-            is_best = position.best.get("step") == position.step
-            checkpointer.save_async(self.request(position, "best" if is_best else "periodic"))
+            kind: Kind = "best" if position.is_best else "periodic"
+            checkpointer.save_async(self.request(position, kind))
         else:
             if not self._is_prepared and self._leader is None:
                 self._is_prepared = True

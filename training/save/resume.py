@@ -26,7 +26,6 @@ from training.record.run import DamagedCheckpointError, Loaded, newest_valid, re
 from training.save.layout import (
     SLICES,
     FileLayout,
-    LayoutError,
     Slice,
     Sliced,
     copy_overlap,
@@ -158,7 +157,7 @@ def _read_layout(store: Store, prefix: str, file: FileEntry) -> FileLayout:
         first = _read_first(store, prefix, file, min(8, file.bytes))
         header = _read_first(store, prefix, file, header_bytes(first, file.bytes))
         return parse_header(header, file.bytes)
-    except LayoutError as error:
+    except ValueError as error:
         raise DamagedCheckpointError(f"{file.name}: {error}") from error
 
 

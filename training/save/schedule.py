@@ -64,7 +64,7 @@ class Schedule:
         An interval of steps or epochs is kept to the step, even if that waits for a save under way.
         One of seconds, or `auto`, moves to the first boundary after that save.
         """
-        if position.best.get("step") == position.step and position.best != self._best:
+        if position.is_best and position.best != self._best:
             return True
         self._auto.reach(position.stage, position.stage_step, steps_per_epoch)
         if position.step == self._saved_step:

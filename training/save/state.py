@@ -21,10 +21,9 @@ from torch import Tensor
 from contract.keys import checkpoint_prefix
 from training.attempt.notice import Notice
 from training.errors import DivergedError, Divergence
-from training.record.head import CheckpointEntry, Head, Kind, Position
+from training.record.head import CheckpointEntry, Head, Position
 from training.save.layout import SLICES, FileLayout, TensorSpan, lay_out, merged_slices
 from training.save.memory import allocate, available_bytes, open_shared, view_of
-from training.save.publish import Save
 from training.store.protocol import PartSender, Store, StoreError
 from training.store.transfer import (
     Contents,
@@ -268,12 +267,9 @@ def _copy_bytes(tensor: Tensor, start: int, out: Tensor) -> None:
 class SaveRequest:
     """What is to be saved, and why. The live state is good only until the next step starts."""
 
-    name: str  # of the checkpoint
-    kind: Kind
+    entry: CheckpointEntry  # what the head is to say of it, without its files
     position: Position
-    epoch: int
     state: LiveState
-    seconds_left: float | None = None  # of the stage, at the pace so far
 
 
 class TensorSource:
@@ -288,7 +284,8 @@ class TensorSource:
         others: Callable[[str, threading.Event], OtherShares] | None = None,
         since_notice: Position | None = None,
     ) -> None:
-        self.request = request
+        self.wanted = request.entry
+        self.position = request.position
         self.state = state
         self.notice: Notice | None = None  # that the save answers
         self._store = store
@@ -304,17 +301,7 @@ class TensorSource:
 
     def entry(self, head: Head) -> CheckpointEntry:
         """The entry that the policy has requested."""
-        request, position = self.request, self.request.position
-        return CheckpointEntry(
-            name=request.name,
-            step=position.step,
-            stage=position.stage,
-            epoch=request.epoch,
-            kind=request.kind,
-            files=(),
-            is_best=position.best.get("step") == position.step,
-            seconds_left=request.seconds_left,
-        )
+        return self.wanted
 
     def send(
         self, name: str, progress: TransferProgress, beside: Sequence[Callable[[], None]]
@@ -338,7 +325,7 @@ class TensorSource:
     def facts(self) -> Mapping[str, Any]:
         """What an answer to a notice, or the extra time after it, was worth."""
         if self._since_notice is not None:
-            return {"gained_steps": self.request.position.step - self._since_notice.step}
+            return {"gained_steps": self.position.step - self._since_notice.step}
         if self.notice is not None:
             since = time.monotonic() - self.notice.received
             return {"notice_to_commit_seconds": round(since, 4)}
@@ -348,7 +335,7 @@ class TensorSource:
         return view_of(allocate(size, self.state.device))
 
     def _refuse_nan(self) -> None:
-        position = self.request.position
+        position = self.position
         where = f"stage {position.stage!r}, step {position.step}"
         refuse_nan(self.state.tensors, position.step, where)
 
@@ -359,16 +346,3 @@ def _refuse_wrong_sizes(there: Mapping[str, int], prefix: str, files: Sequence[F
         if there.get(prefix + file.name) != file.bytes:
             size = there.get(prefix + file.name, "no")
             raise StoreError(f"{prefix}{file.name} has {size} bytes instead of {file.bytes}")
-
-
-class TensorSave(Save[TensorSource]):
-    """A save of tensors, which may answer a notice."""
-
-    @property
-    def request(self) -> SaveRequest:
-        """What is saved, and why."""
-        return self.source.request
-
-    def answer(self, notice: Notice, *, releases: bool) -> None:
-        """Make it the answer to the notice; with `releases` its commit also releases the lease."""
-        self.source.notice, self.releases = notice, releases

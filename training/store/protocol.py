@@ -176,13 +176,8 @@ def get_each(store: Store, keys: Sequence[str]) -> Iterator[Stored | None]:
                 future.cancel()
 
 
-def create(store: Store, key: str, data: bytes) -> bool:
-    """Write a key that does not exist yet; return whether it now holds `data`."""
-    return put_unless_changed(store, key, data, None)
-
-
 def put_unless_changed(store: Store, key: str, data: bytes, etag: str | None) -> bool:
-    """Write a key that is as it was with `etag`; return whether it now holds `data`.
+    """Write a key that is as it was with `etag` (None: missing); whether it now holds `data`.
 
     After a lost response the key is read: its content shows who was first.
     """

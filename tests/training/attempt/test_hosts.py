@@ -14,9 +14,8 @@ from tests.training import tiny
 from tests.training.hooks import notice, send
 from tests.training.runs import Run, assert_equal, ended, free_port
 from training.attempt.hosts import Hosts, Meeting, meet, parse_hosts
-from training.attempt.notice import InterruptedRunError
 from training.attempt.supervisor import Supervisor
-from training.errors import RankLostError, UserError
+from training.errors import AttemptEndedError, InterruptedRunError, UserError
 
 _FIRST, _SECOND = "127.0.0.1", "127.0.0.2"
 
@@ -72,7 +71,7 @@ def _joined(facts: dict[str, int], port: int) -> Iterator[list[BaseException | M
     def join() -> None:
         try:
             found.append(meet(_on(1, port), facts, lambda: None))
-        except (UserError, RankLostError) as error:
+        except (UserError, AttemptEndedError) as error:
             found.append(error)
 
     thread = threading.Thread(target=join)
@@ -143,7 +142,7 @@ def test_fails_for_hosts_that_would_not_train_the_same() -> None:
 def test_fails_for_a_host_that_does_not_come() -> None:
     for number, missing in ((0, _SECOND), (1, _FIRST)):
         hosts = replace(_on(number, free_port()), meeting_seconds=0.0)
-        with pytest.raises(RankLostError, match=f"host {missing} did not come within 0 s"):
+        with pytest.raises(AttemptEndedError, match=f"host {missing} did not come within 0 s"):
             meet(hosts, {}, lambda: None)
 
 

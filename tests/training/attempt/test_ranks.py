@@ -25,7 +25,7 @@ from training.attempt.launch import RankProcess
 from training.attempt.supervisor import Supervisor
 from training.engine.attempt import _start_ranks
 from training.engine.job import RunOptions
-from training.errors import RankLostError, UserError
+from training.errors import AttemptEndedError, UserError
 from training.record.lease import LeaseLostError
 
 NewRun = Callable[[str], Run]
@@ -131,7 +131,10 @@ def test_a_lost_rank_is_named_where_a_collective_breaks_first(run: Run) -> None:
         start_rank=ends,
     )
     said = "rank 1 exited with 3; the next attempt resumes from the last commit"
-    with pytest.raises(RankLostError, match=said), _start_ranks(options, "", supervisor) as place:
+    with (
+        pytest.raises(AttemptEndedError, match=said),
+        _start_ranks(options, "", supervisor) as place,
+    ):
         assert place.world_size == 2
         raise RuntimeError("Connection closed by peer")
 

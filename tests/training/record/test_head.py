@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from training.errors import UserError
+from training.errors import InterruptedRunError, UserError
 from training.record.head import (
     KEEP_NEWEST,
     CheckpointEntry,
@@ -19,7 +19,7 @@ from training.record.head import (
     mark_failed,
     read_head,
 )
-from training.record.lease import InterruptedWhileWaitingError, Lease, LeaseLostError, acquire
+from training.record.lease import Lease, LeaseLostError, acquire
 from training.store.folder import FolderStore, open_store
 from training.store.protocol import AnswerLostError, PreconditionFailedError, Store, StoreError
 from training.store.transfer import FileEntry
@@ -109,7 +109,7 @@ def test_the_heartbeat_notices_that_the_lease_is_lost(tmp_path: Path) -> None:
 def test_a_notice_ends_the_wait(tmp_path: Path) -> None:
     store = FolderStore(tmp_path)
     take(store, "i-1")
-    with pytest.raises(InterruptedWhileWaitingError):
+    with pytest.raises(InterruptedRunError):
         acquire(store, "run-1", "i-2", 60, lambda seconds: True, lambda holder: None)
 
 

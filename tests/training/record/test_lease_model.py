@@ -19,10 +19,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from contract.keys import HEAD
+from training.errors import InterruptedRunError
 from training.record import head as head_module
 from training.record import lease
 from training.record.head import CheckpointEntry, Head, mark_failed, read_head
-from training.record.lease import InterruptedWhileWaitingError, Lease, LeaseLostError, acquire
+from training.record.lease import Lease, LeaseLostError, acquire
 from training.store import protocol
 from training.store.folder import FolderStore
 from training.store.protocol import AnswerLostError, PreconditionFailedError, StoreError
@@ -149,7 +150,7 @@ class Writers(RuleBasedStateMachine):
                     wait,
                     lambda holder: None,
                 )
-            except (InterruptedWhileWaitingError, StoreError):
+            except (InterruptedRunError, StoreError):
                 return
         if isinstance(lease, Lease):
             self.holders.append(Holder(lease, client))

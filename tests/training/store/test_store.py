@@ -19,7 +19,7 @@ from training.store.protocol import (
     Store,
     StoreError,
     Upload,
-    create,
+    put_unless_changed,
 )
 from training.store.s3 import S3Store
 from training.store.s3_transfer import Body
@@ -338,8 +338,8 @@ def test_a_key_is_created_once_whatever_answers_are_lost(tmp_path: Path, lost: l
             return tag
 
     store = Lossy(tmp_path)
-    assert create(store, "config.json", b"mine")
-    assert not create(store, "config.json", b"theirs")
+    assert put_unless_changed(store, "config.json", b"mine", None)
+    assert not put_unless_changed(store, "config.json", b"theirs", None)
     found = store.get("config.json")
     assert found is not None
     assert found.data == b"mine"
@@ -351,7 +351,7 @@ def test_fails_when_a_key_cannot_be_created(tmp_path: Path) -> None:
             raise AnswerLostError(f"{key}: no answer")
 
     with pytest.raises(StoreError, match=r"config\.json could not be written: .*no answer"):
-        create(Silent(tmp_path), "config.json", b"mine")
+        put_unless_changed(Silent(tmp_path), "config.json", b"mine", None)
 
 
 def test_a_folder_write_that_breaks_leaves_the_old_content(

@@ -21,7 +21,7 @@ from hypothesis.stateful import (
 )
 
 from training.store.folder import FolderStore, _FileUpload, open_store
-from training.store.protocol import PreconditionFailedError, Store, Upload, create
+from training.store.protocol import PreconditionFailedError, Store, Upload, put_unless_changed
 
 KEYS = st.sampled_from(["head.json", "a/one", "a/two", "a/b/three", "ab/four"])
 PREFIXES = st.sampled_from(["a/", "a/b/", "ab/", "nothing/"])
@@ -71,7 +71,7 @@ class AnyStore(RuleBasedStateMachine):
     @rule(writer=WRITERS, key=KEYS, data=CONTENTS)
     def create(self, writer: int, key: str, data: bytes) -> None:
         is_there = self.model.setdefault(key, data) == data
-        assert create(self.stores[writer], self.root + key, data) == is_there
+        assert put_unless_changed(self.stores[writer], self.root + key, data, None) == is_there
 
     @rule(writer=WRITERS, key=KEYS, data=CONTENTS)
     def put_file(self, writer: int, key: str, data: bytes) -> None:

@@ -10,10 +10,10 @@ from typing import Any
 # Not torch itself: the submodule of that name takes its place here.
 from torch import Tensor, frombuffer, uint8
 
-from training.save.layout import LayoutError, header_bytes, parse_header
+from training.save.layout import header_bytes, parse_header
 from training.save.state import tensor_at
 
-SafetensorError = LayoutError
+SafetensorError = ValueError
 
 
 class safe_open:
