@@ -1,4 +1,1 @@
-"""The published models that sizing is compared with, rebuilt so that their work can be counted.
-
-`python -m benchmarks.anchor_footprints` counts them. Uses torch and torchvision; trains nothing.
-"""
+"""The models that the seed documents name, as `python -m training count` counts them."""

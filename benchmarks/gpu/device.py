@@ -1,12 +1,10 @@
-"""Measured without a run: what a save blocks, and predicted memory compared with a trial's."""
+"""Measured without a run: the machine, and what a save blocks."""
 
-import json
 import math
 import os
 import platform
 import statistics
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -20,22 +18,16 @@ from benchmarks.gpu.session import Session
 from contract.grammar import Interval
 from training.attempt.context import AttemptContext, RankEnvironment, World
 from training.attempt.supervisor import Supervisor
-from training.preflight.footprint import measure_evaluation, measure_step
 from training.record.head import KEEP_NEWEST, CheckpointEntry, Position, checkpoint_name
 from training.record.lease import Lease, acquire
 from training.record.metrics import Events, Metrics
-from training.registry import load_workload, resolve_config
 from training.save.checkpointer import Checkpointer
 from training.save.schedule import Schedule
 from training.save.state import LiveState, SaveRequest
 from training.store.folder import FolderStore
-from training.workload import Train, implements
 
-_MIB = 2**20
 _NUM_SAVES = 6
 _SAVE_SECONDS = 60.0
-# On an H100 trials took 100 to 190 MiB more than planned, whatever the model: the log.
-_SLACK_BYTES = 256 * _MIB
 _WIDTH = 768
 
 _State: TypeAlias = Mapping[str, Mapping[str, Tensor]]
@@ -147,41 +139,3 @@ def _save_request(state: _State, step: int) -> SaveRequest:
         position=Position(stage="a", stage_step=step, step=step),
         state=LiveState(tensors=state, state={}),
     )
-
-
-def memory(session: Session) -> None:
-    """The largest stage of a recipe as predicted and in a trial on the device."""
-    names = [("growth", "laptop", session.growth())]
-    if not session.is_dry:
-        names += [("trajectory", recipe, {}) for recipe in ("full", "magvit_full")]
-    for name, recipe, overrides in names:
-        texts = {field: str(value) for field, value in overrides.items()}
-        workload = load_workload(name)
-        config = resolve_config(workload, recipe, texts)
-        predicted = 0
-        for stage in workload.stages(config):
-            if isinstance(stage, Train) and implements(stage, Train.example):
-                settings = stage.settings
-                step = measure_step(stage, config, settings.micro_batch).peak_bytes
-                evaluation = measure_evaluation(stage, config, settings.eval_batch)
-                predicted = max(predicted, step, evaluation)
-        what = f"{workload.name} {recipe}: predicted and measured MiB"
-        measured = _trial(session, name, recipe, texts)
-        if measured is None:
-            session.row(what, f"{predicted / _MIB:.0f}, not measured")
-            continue
-        off = predicted / measured - 1
-        is_far = abs(off) > 0.15 and abs(predicted - measured) > _SLACK_BYTES
-        far = ": MORE THAN 15 %" if is_far else ""
-        session.row(what, f"{predicted / _MIB:.0f}, {measured / _MIB:.0f}", f"{off:+.0%}{far}")
-
-
-def _trial(
-    session: Session, workload: str, recipe: str, overrides: Mapping[str, str]
-) -> int | None:
-    """The peak of the ladder's own trial of a recipe; None without a GPU."""
-    request = {"workload": workload, "recipe": recipe, "overrides": dict(overrides), "rungs": []}
-    command = [sys.executable, "-m", "training.preflight.ladder"]
-    given = json.dumps({**request, "memory_limit_mib": None})
-    outcome: dict[str, int | None] = session.ask(f"trial of {recipe}", command, input=given)
-    return outcome["peak_bytes"]

@@ -29,6 +29,8 @@ _BRIEF = {
 _SIZES = {"width": 512, "num_heads": 8, "num_layers": 6, "hidden": 2048, "context": 256}
 # The first steps of a stage choose kernels and fill caches.
 _WARM_SHARE = 0.4
+# The most that one run of the trainer may take.
+_RUN_SECONDS = 200.0
 
 
 @dataclass(kw_only=True)
@@ -108,7 +110,7 @@ class Session:
             f"--metrics-file={metrics_file(self.folder, name)}",
         ]
 
-    def training(self, arguments: list[str], log: Path, seconds: float = 200.0) -> int | None:
+    def training(self, arguments: list[str], log: Path) -> int | None:
         """Run the trainer; its exit code, or None if it had to be ended."""
         command = [sys.executable, "-m", "training", *arguments]
         with log.open("w") as file:
@@ -120,7 +122,7 @@ class Session:
                 start_new_session=True,
             )
         try:
-            return process.wait(min(seconds, max(5.0, self.seconds_left)))
+            return process.wait(min(_RUN_SECONDS, max(5.0, self.seconds_left)))
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()

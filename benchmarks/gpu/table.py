@@ -23,7 +23,6 @@ MEASUREMENTS: Mapping[str, tuple[str, float]] = {
     "machine": ("device", 30.0),
     "equality": ("runs", 220.0),
     "saves": ("device", 60.0),
-    "memory": ("device", 90.0),
     "ladder": ("runs", 120.0),
     "ranks": ("ranks", 60.0),
     "steps": ("steps", 240.0),

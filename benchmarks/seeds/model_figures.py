@@ -27,7 +27,7 @@ MODELS_FILE = Path(__file__).with_name("models.json")
 _SIZE = "g5.2xlarge"
 _TOKENS = 256
 # Its largest batch: the memory that a run must have.
-_DETECTOR = "benchmarks.anchors.dino:dino_padded"
+_DETECTOR = "benchmarks.anchors.detector:dino_padded"
 # Until its last line of output a phase has made 90 of its 100 steps.
 _SHOWN_STEPS = 90
 
@@ -183,7 +183,7 @@ def _dino_free_percent() -> float:
 def _detector_saves(change: str) -> str:
     """What a change of the detector saves of its memory, batch 2."""
     changed, whole = (
-        _memory(f"benchmarks.anchors.seed_detector:{each}", "full", 2).need
+        _memory(f"benchmarks.anchors.detector:{each}", "full", 2).need
         for each in (change, "queries_300")
     )
     return f"saves {100 * (1 - changed / whole):.2g} %"

@@ -13,10 +13,10 @@ MODELS = (
     *((f"{_LANGUAGE}:phase{each}", "full", "float32", 8, 800) for each in ("1", "2", "3")),
     (f"{_LANGUAGE}:phase3_literal", "full", "float32", 8, 800),
     *((f"{_LANGUAGE}:phase{each}", "bfloat16", "bfloat16", 8, 800) for each in ("1", "2", "3")),
-    ("benchmarks.anchors.dino:dino", "full", "float32", 2, 2935),
-    ("benchmarks.anchors.dino:dino_padded", "full", "float32", 2, 2935),
+    ("benchmarks.anchors.detector:dino", "full", "float32", 2, 2935),
+    ("benchmarks.anchors.detector:dino_padded", "full", "float32", 2, 2935),
     *(
-        (f"benchmarks.anchors.seed_detector:{each}", "full", "float32", 2, 2935)
+        (f"benchmarks.anchors.detector:{each}", "full", "float32", 2, 2935)
         for each in ("queries_300", "queries_200", "width_192")
     ),
 )

@@ -1,7 +1,7 @@
 """Runs that others measured and published, with what their models compute and keep.
 
-ground_truths.csv has the runs, each with its source; ground_truth_models.json what
-`python -m benchmarks.anchor_footprints` counted of their models; gpus.csv GPUs that EC2 lacks.
+ground_truths.csv has the runs, each with its source; ground_truth_models.json what was counted of
+their models, with the command and its commit; gpus.csv GPUs that EC2 lacks.
 """
 
 import json
@@ -100,7 +100,7 @@ def predictable(kind: str) -> tuple[Truth, ...]:
 
 @cache
 def counts() -> Mapping[str, Mapping[str, Any]]:
-    """Return what `python -m benchmarks.anchor_footprints` counted, by model."""
+    """Return what was counted of the published models, by model."""
     found: Mapping[str, Mapping[str, Any]] = json.loads(MODELS_FILE.read_text(encoding="utf-8"))[
         "models"
     ]

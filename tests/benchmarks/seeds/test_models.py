@@ -15,8 +15,8 @@ KEPT = Path(__file__).parents[3] / "benchmarks" / "seeds" / "models.json"
     ("target", "batch", "samples"),
     [
         ("benchmarks.anchors.language:phase1", 8, 800),
-        ("benchmarks.anchors.dino:dino_padded", 2, 2935),
-        ("benchmarks.anchors.seed_detector:queries_300", 2, 2935),
+        ("benchmarks.anchors.detector:dino_padded", 2, 2935),
+        ("benchmarks.anchors.detector:queries_300", 2, 2935),
     ],
 )
 def test_a_model_is_counted_as_it_was_kept(

@@ -176,7 +176,7 @@ def test_moto_reads_the_managed_policies_of_every_partition(
 
 
 def test_every_patch_says_why() -> None:
-    assert all(len(patch.why) > 20 for patch in PATCHES)
+    assert all(len(patch.replacement.__doc__) > 20 for patch in PATCHES)
 
 
 def bytes_read_for_ranges(aws: EmbeddedAws, key: str) -> int:

@@ -62,7 +62,7 @@ def test_fails_on_an_unknown_family_in_one_sentence(
         ("benchmarks.anchors.language:phase2", "g5.2xlarge", True),
         ("benchmarks.anchors.language:phase3", "g5.2xlarge", False),
         ("benchmarks.anchors.language:phase3", "g6e.xlarge", True),
-        ("benchmarks.anchors.dino:dino", "g5.2xlarge", True),
+        ("benchmarks.anchors.detector:dino", "g5.2xlarge", True),
     ],
 )
 def test_the_brief_s_models_are_planned_before_they_are_workloads(

@@ -1,6 +1,8 @@
-"""The project's detector as document 003 sets it up, and with what it does when memory runs out.
+"""The project's detector as DINO-4scale is published, and as document 003 sets it up.
 
-Two images that take the most memory: a wide and a tall one, both padded to a square.
+With what the document does when memory runs out. Where nothing else is said, two images that take
+the most memory: a wide and a tall one, both padded to a square.
+python -m sizing model benchmarks.anchors.detector:dino --batch 2 --precision float32 --samples 2935
 """
 
 from typing import Any
@@ -12,7 +14,17 @@ from training.workloads.detection.config import Architecture
 from training.workloads.detection.detector import Detector, denoising
 from training.workloads.detection.losses import criterion, in_order
 
-_SIDE, _OBJECTS = 1333, 20
+_HEIGHT, _WIDTH, _OBJECTS = 800, 1333, 20
+
+
+def dino(samples: int) -> tuple[nn.Module, Tensor, Any]:
+    """900 queries and COCO's 91 classes, with images of COCO's usual shape."""
+    return _detector(samples, num_classes=91, num_queries=900, height=_HEIGHT)
+
+
+def dino_padded(samples: int) -> tuple[nn.Module, Tensor, Any]:
+    """The same with the batch that takes the most memory."""
+    return _detector(samples, num_classes=91, num_queries=900)
 
 
 def queries_300(samples: int) -> tuple[nn.Module, Tensor, Any]:
@@ -31,18 +43,23 @@ def width_192(samples: int) -> tuple[nn.Module, Tensor, Any]:
 
 
 def _detector(
-    samples: int, *, num_queries: int = 300, width: int = 256
+    samples: int,
+    *,
+    num_classes: int = 2,
+    num_queries: int = 300,
+    width: int = 256,
+    height: int = _WIDTH,
 ) -> tuple[nn.Module, Tensor, Any]:
-    architecture = Architecture(num_classes=2, num_queries=num_queries, width=width)
+    architecture = Architecture(num_classes=num_classes, num_queries=num_queries, width=width)
     # It keeps what the kernel of a GPU keeps: its inputs.
     model = Detector(architecture, "deterministic")
-    return model, torch.zeros(samples, 3, _SIDE, _SIDE, dtype=torch.uint8), _loss
+    return model, torch.zeros(samples, 3, height, _WIDTH, dtype=torch.uint8), _loss
 
 
 def _loss(model: Detector, images: Tensor) -> Tensor:
     """The detector's own, with predictions matched in order, as data decide which is matched."""
     labels = torch.zeros(len(images), _OBJECTS, dtype=torch.long)
     boxes = torch.full((len(images), _OBJECTS, 4), 0.5)
-    sizes = torch.full((len(images), 2), _SIDE)
+    sizes = torch.tensor(images.shape[-2:]).expand(len(images), 2)
     found = model(images, sizes, denoising(labels, boxes, model.architecture))
     return criterion(found, labels, boxes, match=in_order).total
