@@ -36,16 +36,6 @@ class TrainerOption:
     why_not_for_programs: str = ""
 
 
-def _interval(text: str) -> str:
-    parse_interval(text)
-    return text
-
-
-def _kept(text: str) -> str:
-    parse_kept(text)
-    return text
-
-
 def _policy(text: str) -> str:
     if text not in POLICIES:
         raise UserError(f"{text!r} is unknown; use {' or '.join(POLICIES)}")
@@ -60,7 +50,7 @@ _LIST = (
     TrainerOption(
         name="checkpoint_interval",
         form="auto|2epochs|100steps|600s",
-        read=_interval,
+        read=parse_interval,
         default="2epochs",
         means="how often to save",
         why_not_for_programs="a program decides when it saves",
@@ -68,7 +58,7 @@ _LIST = (
     TrainerOption(
         name="keep",
         form="3|3,10epochs|3,5000steps",
-        read=_kept,
+        read=parse_kept,
         default="3",
         means="checkpoints to keep: the newest, and the first of every N epochs or steps; each "
         "stage's best and those still needed are kept too",

@@ -13,7 +13,6 @@ from stacks.parameters import StackParameters
 from tests.sizing.sample_plan import plan
 from training.cli.main import main
 from training.errors import UserError
-from training.record.head import Retention, parse_retention
 
 INTERVALS = [
     ("auto", Interval(value=0, unit="auto")),
@@ -108,7 +107,6 @@ def test_fails_in_one_sentence_everywhere(
 @pytest.mark.parametrize(("text", "kept"), KEPT)
 def test_what_to_keep_is_accepted_everywhere(text: str, kept: tuple[int, Span | None]) -> None:
     assert parse_kept(text) == kept
-    assert parse_retention(text) == Retention(newest=kept[0], every=kept[1])
     assert find_fault("TRAINER_OPTIONS", f'"keep={text}"') is None
     assert StackParameters.for_size("g5.xlarge", **{"train.keep": text}).train["keep"] == text
 
@@ -117,7 +115,7 @@ def test_what_to_keep_is_accepted_everywhere(text: str, kept: tuple[int, Span | 
 def test_fails_for_what_cannot_be_kept(text: str) -> None:
     sentence = f"the checkpoints to keep, {text!r}, cannot be read; write 3, 3,10epochs or 3,5000"
     with pytest.raises(UserError) as refusal:
-        parse_retention(text)
+        parse_kept(text)
     assert str(refusal.value).startswith(sentence)
     with pytest.raises(ValueError) as refused:
         StackParameters.for_size("g5.xlarge", **{"train.keep": text})

@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any
 from contract.grammar import (
     argument_type,
     parse_count,
-    parse_interval,
     parse_positive,
     parse_positive_count,
 )
@@ -81,16 +80,17 @@ def import_from(source: Path | None) -> None:
 def _attempt_options(arguments: argparse.Namespace, store: Store, scratch: Path) -> dict[str, Any]:
     """What every attempt is asked for (`AttemptOptions`), by name."""
     from training.attempt.attempt import AttemptOptions
-    from training.record.head import parse_retention
+    from training.record.head import Retention
     from training.record.run import parse_prediction, planned_price
 
     prediction, hosts = parse_prediction(arguments.prediction), parse_hosts(arguments.hosts)
     price = arguments.usd_per_hour or planned_price(prediction)
+    newest, every = arguments.keep
     return {
         **_by_name(arguments, AttemptOptions),
         "store": store,
         "run_id": arguments.run_id or store.uri.rstrip("/").rpartition("/")[2],
-        "retention": parse_retention(arguments.keep),
+        "retention": Retention(newest=newest, every=every),
         "scratch": scratch,
         "prediction": prediction,
         "usd_per_hour": price and price * (len(hosts.names) if hosts else 1),
@@ -107,7 +107,7 @@ def _parse(
     parsed = {
         "overrides": parse_overrides(arguments.override),
         "artifacts": open_store(arguments.artifacts_uri) if arguments.artifacts_uri else None,
-        "interval": parse_interval(arguments.checkpoint_interval),
+        "interval": arguments.checkpoint_interval,
         "profile_steps": arguments.profile,
         "environment": replace(
             RankEnvironment.from_environment(environ), hosts=parse_hosts(arguments.hosts)

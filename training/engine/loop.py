@@ -85,7 +85,8 @@ class StageLoop:
             self._capture,
             unread=lambda: self._learner.capture({}),
             is_sharded=self._learner.is_sharded,
-            seconds_left=self._seconds_left,
+            num_steps=self._plan.num_steps,
+            seconds_for=self._pace.seconds_for,
         )
         self._steps = StepLog(context, stage, self._plan, position.stage_step)
 
@@ -290,10 +291,6 @@ class StageLoop:
         if best and sign * metrics[name] <= sign * best["value"]:
             return best
         return {"step": self._position.step, "value": metrics[name]}
-
-    def _seconds_left(self, position: Position) -> float | None:
-        left = self._plan.num_steps - position.stage_step
-        return self._pace.seconds_for(left) if left else 0.0
 
     def _capture(self) -> LiveState:
         self._read()

@@ -51,29 +51,6 @@ class Trial:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Adaptation:
-    """The content of adaptation.json."""
-
-    rungs: tuple[str, ...]
-    memory_limit_mib: int | None
-    trials: tuple[Trial, ...]
-
-    def to_bytes(self) -> bytes:
-        """The JSON to store."""
-        return json.dumps({"format": _FORMAT, **asdict(self)}, indent=1).encode()
-
-    @classmethod
-    def from_bytes(cls, data: bytes, name: str = ADAPTATION) -> "Adaptation":
-        """Parse what `to_bytes` wrote; errors call it `name`."""
-        return read_json_record(name, data, _FORMAT, cls._from_record)
-
-    @classmethod
-    def _from_record(cls, record: dict[str, Any]) -> "Adaptation":
-        trials = tuple(Trial(**{**t, "rungs": tuple(t["rungs"])}) for t in record.pop("trials"))
-        return cls(**{**record, "rungs": tuple(record["rungs"])}, trials=trials)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class TrialRequest:
     """The command line's part of a run that a trial needs, passed to it as JSON."""
 
@@ -92,28 +69,40 @@ def resolve_adaptation(
     if known is None:
         if not may_adapt:
             return ()
-        mine = _climb(request, workload.rungs(config))
+        trials = _climb(request, workload.rungs(config))
         try:
-            store.put_if(ADAPTATION, mine.to_bytes(), found.etag if found else None)
-            return mine.rungs
+            data = _adaptation(request, trials)
+            store.put_if(ADAPTATION, data, found.etag if found else None)
+            return trials[-1].rungs
         except PreconditionFailedError:
             found = store.get(ADAPTATION)
             assert found is not None
             known = _parse(store, found, may_adapt=False)
             assert known is not None
-    rungs = known.rungs
-    if rungs:
-        _log.info(f"[memory] this run continues with: {', '.join(rungs)}")
-    return rungs
+    if known:
+        _log.info(f"[memory] this run continues with: {', '.join(known)}")
+    return known
 
 
-def _parse(store: Store, found: Stored, *, may_adapt: bool) -> Adaptation | None:
-    """The adaptation; None if it is damaged, nothing was trained with it, and it may be measured.
+def _adaptation(request: TrialRequest, trials: Sequence[Trial]) -> bytes:
+    """The content of adaptation.json, whose rungs are those of the last trial."""
+    record = {
+        "format": _FORMAT,
+        "rungs": trials[-1].rungs,
+        "memory_limit_mib": request.memory_limit_mib,
+        "trials": [asdict(trial) for trial in trials],
+    }
+    return json.dumps(record, indent=1).encode()
+
+
+def _parse(store: Store, found: Stored, *, may_adapt: bool) -> tuple[str, ...] | None:
+    """The rungs; None if they are damaged, nothing was trained with them, and they may be measured.
 
     Once there is a checkpoint, other rungs than those it was trained with would change the run.
     """
     try:
-        return Adaptation.from_bytes(found.data, f"{store.uri}/{ADAPTATION}")
+        where = f"{store.uri}/{ADAPTATION}"
+        return read_json_record(where, found.data, _FORMAT, lambda record: tuple(record["rungs"]))
     except UserError as error:
         head = read_head(store)
         if not may_adapt or (head is not None and head.checkpoints):
@@ -142,7 +131,7 @@ def apply_rungs(workload: Workload[Any], config: Any, names: Sequence[str]) -> A
     return config
 
 
-def _climb(request: TrialRequest, rungs: Sequence[Rung]) -> Adaptation:
+def _climb(request: TrialRequest, rungs: Sequence[Rung]) -> list[Trial]:
     """Try the recipe itself, then add rung after rung until it fits.
 
     What changes the model is tried too, so that the refusal can say what would fit.
@@ -165,9 +154,7 @@ def _climb(request: TrialRequest, rungs: Sequence[Rung]) -> Adaptation:
         if trial.outcome == "fits":
             if overrides:
                 raise _no_memory(request, rungs, f"{_offer(overrides)}, or ")
-            return Adaptation(
-                rungs=names, memory_limit_mib=request.memory_limit_mib, trials=tuple(trials)
-            )
+            return trials
         if trial.outcome == "refused" and rung:
             refused.add(rung.name.split()[0])
         else:

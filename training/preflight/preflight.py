@@ -6,7 +6,6 @@ gone. The new run's head is created with copies of the old one's last checkpoint
 resume does the rest. From there the learning rate follows the schedule of the longer training.
 """
 
-import hashlib
 import json
 import logging
 import secrets
@@ -45,7 +44,7 @@ from training.save.weights import open_trained
 from training.store.folder import open_store
 from training.store.local_dataset import parse_manifest
 from training.store.protocol import PreconditionFailedError, Store
-from training.store.transfer import FileEntry
+from training.store.transfer import put_text
 from training.workload import Prepare, Train, Workload, implements
 
 _log = logging.getLogger(__name__)
@@ -339,9 +338,7 @@ def _reopened(old: Store, new: Store, entry: CheckpointEntry) -> CheckpointEntry
     position = state["position"]
     position["has_ended"] = False
     position["results"].pop(entry.stage)
-    data = json.dumps(state).encode()
-    new.put(checkpoint_prefix(entry.name) + STATE, data)
-    mine = FileEntry(name=STATE, bytes=len(data), sha256=hashlib.sha256(data).hexdigest())
+    mine = put_text(new, checkpoint_prefix(entry.name), STATE, json.dumps(state).encode())
     files = tuple(mine if file.name == STATE else file for file in entry.files)
     return replace(entry, kind="periodic", files=files)
 

@@ -13,7 +13,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from training.errors import UserError
 from training.program.event_file import EventFile, MetricRow
 
 # Longer lines hold no metric: a regular expression over megabytes would stop the attempt.
@@ -138,7 +137,7 @@ class _LogMetrics:
     """Reads one line after the other and remembers at which step the program is."""
 
     def __init__(self, definitions: Sequence[tuple[str, str]]) -> None:
-        self._definitions = [(name, _compiled(name, regex)) for name, regex in definitions]
+        self._definitions = [(name, re.compile(regex)) for name, regex in definitions]
         self._step: int | None = None
         self._trainer = _TrainerPrints()
 
@@ -220,22 +219,6 @@ class _TrainerPrints:
 
 def _rows_at(step: int, pairs: Iterable[tuple[str, str]]) -> list[MetricRow]:
     return [MetricRow(name=name, value=float(value), step=step) for name, value in pairs]
-
-
-def _compiled(name: str, regex: str) -> re.Pattern[str]:
-    try:
-        compiled = re.compile(regex)
-    except re.error as error:
-        raise UserError(
-            f"the metric {name!r} has the invalid regular expression {regex!r} ({error}); "
-            "write it as Python's re module reads it"
-        ) from error
-    if compiled.groups < 1:
-        raise UserError(
-            f"the metric {name!r} has the regular expression {regex!r} without a group; put the "
-            "number in parentheses, as in loss=([0-9.]+)"
-        )
-    return compiled
 
 
 def _float(text: str | None) -> float | None:

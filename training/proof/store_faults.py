@@ -15,7 +15,7 @@ from typing import Any, cast
 
 from contract.keys import CONFIG, HEAD, RECEIPT
 from training.proof.injector import Injector
-from training.store.protocol import AnswerLostError, SharedUpload, Store, StoreError, Upload
+from training.store.protocol import AnswerLostError, Store, StoreError, Upload
 
 _log = logging.getLogger(__name__)
 # Possible faults of each kind of operation, with weights.
@@ -124,7 +124,7 @@ class _FaultyStore:
         return "heartbeat" if head["heartbeat"] != before["heartbeat"] else "publication"
 
 
-class _FaultyUpload:
+class _FaultyUpload(Upload):
     """An upload with faults in its parts and its end."""
 
     def __init__(self, store: _FaultyStore, key: str, begin: Callable[[], Upload]) -> None:
@@ -140,11 +140,10 @@ class _FaultyUpload:
 
     def is_ready(self) -> bool:
         """Whether another process takes orders."""
-        return isinstance(self._upload, SharedUpload) and self._upload.is_ready()
+        return self._upload.is_ready()
 
     def put_shared(self, *arguments: Any) -> Iterator[tuple[int, bytes]]:
         """Have another process upload every part."""
-        assert isinstance(self._upload, SharedUpload)
         sent = self._upload.put_shared(*arguments)
         yield from self._store.perform("put a part", self._key, self._phase, lambda: list(sent))
 

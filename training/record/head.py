@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, TypeAlias, TypeVar, get_args
 
-from contract.grammar import Span, parse_kept
+from contract.grammar import Span
 from contract.keys import CHECKPOINT_NAME, HEAD, WAITING
 from training.errors import UserError
 from training.store.protocol import (
@@ -133,12 +133,6 @@ def _furthest(checkpoints: Sequence[CheckpointEntry]) -> Sequence[CheckpointEntr
 
 
 KEEP_NEWEST = Retention()
-
-
-def parse_retention(text: str) -> Retention:
-    """Read `3` or `3,10epochs`: the newest, and the first of every so many epochs or steps."""
-    newest, every = parse_kept(text)
-    return Retention(newest=newest, every=every)
 
 
 _T = TypeVar("_T")

@@ -8,6 +8,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 
 from contract.keys import CHECKPOINT_NAME, CHECKPOINTS, HEAD, checkpoint_prefix
@@ -159,6 +160,21 @@ class Lease:
         They go after the next publication: until then an unanswered write may yet name them.
         """
         self._abandoned.add(name)
+        self.delete_if_lost()
+
+    def delete_if_lost(self) -> None:
+        """Delete what was abandoned if the lease is lost: no later take-over may sweep it.
+
+        A save may fail because a successor has swept it, before anything says so. What the head
+        names stays: the commit may have been done, its answer lost, and a successor resumed from
+        it. What no head names by now none will: a late write of ours is refused.
+        """
+        while self.lost.is_set() and self._abandoned:
+            name = self._abandoned.pop()
+            with suppress(StoreError, UserError):
+                head = read_head(self._store)
+                if head is not None and all(entry.name != name for entry in head.checkpoints):
+                    self._store.delete_below(checkpoint_prefix(name))
 
     def put(self, key: str, data: bytes) -> None:
         """Write another object of the run; what a successor has written is never replaced.

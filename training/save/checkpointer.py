@@ -197,7 +197,7 @@ class Checkpointer:
             if write is not None:
                 write.cancel()
                 write.wait(_CLEANUP_SECONDS)
-            self._publisher.delete_if_lost()
+            self._context.lease.delete_if_lost()
         elif write is None:
             return
         elif not write.wait(_CLOSE_SECONDS):

@@ -5,7 +5,6 @@ small files in packs are some dozen requests (docs/checkpoints.md has the figure
 or part per thread.
 """
 
-import hashlib
 import itertools
 import logging
 import secrets
@@ -41,6 +40,7 @@ from training.store.transfer import (
     Contents,
     FileEntry,
     TransferProgress,
+    put_text,
     run_all,
     send,
 )
@@ -123,10 +123,8 @@ class FolderSource:
         manifest = self.sent.manifest
         if manifest.holds_no_more_than(self._blobs.newest):
             return None
-        data = manifest.to_bytes()
         self._blobs.add(name, manifest)
-        self._store.put(checkpoint_prefix(name) + SNAPSHOT, data)
-        return (FileEntry(name=SNAPSHOT, bytes=len(data), sha256=hashlib.sha256(data).hexdigest()),)
+        return (put_text(self._store, checkpoint_prefix(name), SNAPSHOT, manifest.to_bytes()),)
 
     def discard(self) -> None:
         """Delete the copies."""

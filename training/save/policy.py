@@ -37,16 +37,17 @@ class CheckpointPolicy:
         *,
         unread: Callable[[], LiveState] | None = None,
         is_sharded: bool,
-        seconds_left: Callable[[Position], float | None] = lambda position: None,
+        num_steps: int = 0,
+        seconds_for: Callable[[int], float | None] = lambda num_steps: None,
     ) -> None:
         self._context = context
         self._checkpointer = checkpointer
         self._steps_per_epoch = steps_per_epoch
         self._capture = capture
-        self._unread = (
-            unread or capture
-        )  # the state's tensors; `capture` waits for what the last step did
-        self._seconds_left = seconds_left
+        # The state's tensors; `capture` waits for what the last step did.
+        self._unread = unread or capture
+        self._num_steps = num_steps
+        self._seconds_for = seconds_for  # of so many steps, at the pace so far
         self._leader: ShardedLeader | None = None
         self._follower: ShardedFollower | None = None
         self._is_prepared = False
@@ -113,7 +114,8 @@ class CheckpointPolicy:
         assert self._checkpointer is not None
         live = self._capture()
         spent = round(self._checkpointer.schedule.spent_seconds, 3)
-        left = self._seconds_left(position)
+        left = self._num_steps - position.stage_step
+        seconds_left = self._seconds_for(left) if left else 0.0
         return SaveRequest(
             entry=CheckpointEntry(
                 name=checkpoint_name(position.step, self._context.generation),
@@ -123,7 +125,7 @@ class CheckpointPolicy:
                 kind=kind,
                 files=(),
                 is_best=position.is_best,
-                seconds_left=None if left is None else round(left, 1),
+                seconds_left=None if seconds_left is None else round(seconds_left, 1),
             ),
             position=position,
             state=replace(live, state={**live.state, SPENT_SECONDS: spent}),
@@ -138,10 +140,15 @@ class CheckpointPolicy:
 
     def _save_at_boundary(self, checkpointer: Checkpointer, position: Position) -> bool:
         checkpointer.poll()
-        schedule, is_saving = checkpointer.schedule, checkpointer.is_saving
+        is_due = checkpointer.schedule.is_due(
+            position,
+            self._steps_per_epoch,
+            is_saving=checkpointer.is_saving,
+            epoch_seconds=self._seconds_for(self._steps_per_epoch),
+        )
         if self._context.interruption.take_rebalance():
             checkpointer.save(self.request(position, "rebalance"))
-        elif schedule.is_due(position, self._steps_per_epoch, is_saving=is_saving):
+        elif is_due:
             kind: Kind = "best" if position.is_best else "periodic"
             checkpointer.save_async(self.request(position, kind))
         else:

@@ -8,13 +8,10 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Generic, Protocol, TypeVar
 
-from contract.keys import checkpoint_prefix
-from training.errors import UserError
-from training.record.head import KEEP_NEWEST, CheckpointEntry, Head, Retention, read_head
+from training.record.head import KEEP_NEWEST, CheckpointEntry, Head, Retention
 from training.record.lease import Lease, LeaseLostError
 from training.record.metrics import Events, Metrics
 from training.store.protocol import Store, StoreError
@@ -277,7 +274,6 @@ class CheckpointPublisher:
         self._metrics = metrics
         self._retention = retention
         self._last_line = -_LINE_SECONDS
-        self._abandoned: set[str] = set()  # names of saves that failed
 
     def publish(self, save: Save[_Stored]) -> None:
         """Send and commit; may raise StoreError, LeaseLostError and CancelledError."""
@@ -298,8 +294,6 @@ class CheckpointPublisher:
             self._lease.publish(save.entry, retention=self._retention, release=save.releases)
         except (StoreError, LeaseLostError, CancelledError):
             self._lease.abandon(name)
-            self._abandoned.add(name)
-            self.delete_if_lost()
             raise
         save.cost = Cost(
             bytes=save.source.num_bytes,
@@ -357,23 +351,3 @@ class CheckpointPublisher:
             self._last_line = now
             line = "[checkpoint] step %d, %s: %.1f MB committed in %.2f s"
             _log.info(line, entry.step, entry.kind, cost.bytes / 1e6, cost.seconds)
-
-    def delete_if_lost(self) -> None:
-        """Delete what failed saves left if the lease is lost: no later take-over may sweep it.
-
-        A save may fail because a successor has swept it, before anything says so.
-        """
-        if self._lease.lost.is_set():
-            while self._abandoned:
-                self._delete(self._abandoned.pop())
-
-    def _delete(self, name: str) -> None:
-        """Delete the files of one.
-
-        Not if the head names them: the commit may have been done, its answer lost, and a successor
-        resumed from it. What no head names by now none will: a late write of ours is refused.
-        """
-        with suppress(StoreError, UserError):
-            head = read_head(self._store)
-            if head is not None and all(entry.name != name for entry in head.checkpoints):
-                self._store.delete_below(checkpoint_prefix(name))

@@ -45,38 +45,46 @@ class Schedule:
         spent_seconds: float = 0.0,
         interruptions: int = 0,
     ) -> None:
+        """`spent_seconds` and `interruptions` are those of the attempts before."""
         self.failed = FailedSaves()
         self.pace = StepPace()
         self._interval = interval
-        self._auto = AutoInterval(spent_seconds=spent_seconds, interruptions=interruptions)
+        self._choice: IntervalChoice | None = None  # of `auto`, once a save was measured
+        self._epoch_seconds: float | None = None
         self._best = best or {}
         self._saved_step = -1
-        self._last_started = time.monotonic()
+        self._spent_seconds = spent_seconds
+        self._interruptions = interruptions
+        self._began = self._last_started = time.monotonic()
 
     @property
     def spent_seconds(self) -> float:
         """Seconds that the run has trained by now, over all attempts."""
-        return self._auto.spent_seconds
+        return self._spent_seconds + time.monotonic() - self._began
 
-    def is_due(self, position: Position, steps_per_epoch: int, *, is_saving: bool) -> bool:
+    def is_due(
+        self,
+        position: Position,
+        steps_per_epoch: int,
+        *,
+        is_saving: bool,
+        epoch_seconds: float | None = None,
+    ) -> bool:
         """Whether this boundary is to be saved.
 
         An interval of steps or epochs is kept to the step, even if that waits for a save under way.
         One of seconds, or `auto`, moves to the first boundary after that save.
         """
+        self._epoch_seconds = epoch_seconds
         if position.is_best and position.best != self._best:
             return True
-        self._auto.reach(position.stage, position.stage_step, steps_per_epoch)
         if position.step == self._saved_step:
             return False
         if self.failed.is_retry_due and not is_saving:
             return True
         interval = self._interval
         if interval.unit in ("s", "auto"):
-            if is_saving:
-                return False
-            since = time.monotonic() - self._last_started
-            return self._auto.is_due(since) if interval.unit == "auto" else since >= interval.value
+            return not is_saving and time.monotonic() - self._last_started >= self._seconds
         if interval.unit == "steps":
             return position.step % interval.value == 0
         epochs, rest = divmod(position.stage_step, steps_per_epoch)
@@ -92,11 +100,33 @@ class Schedule:
         self._last_started = time.monotonic()
 
     def measure(self, cost_seconds: float, durable_seconds: float) -> IntervalChoice | None:
-        """Record what a committed save cost; return the new choice of `auto`, if it changed."""
+        """Record what a committed save cost; return the choice of `auto` if it moved by a quarter.
+
+        It is made again after every save, from what that one cost.
+        """
         self.failed.clear()
-        if self._interval.unit != "auto" or not self._auto.measure(cost_seconds, durable_seconds):
+        if self._interval.unit != "auto":
             return None
-        return self._auto.choice
+        before = self._choice
+        self._choice = choose_interval(
+            cost_seconds=cost_seconds,
+            durable_seconds=durable_seconds,
+            life_seconds=expected_life_seconds(
+                spent_seconds=self.spent_seconds, interruptions=self._interruptions
+            ),
+            epoch_seconds=self._epoch_seconds,
+        )
+        is_same = before is not None and 0.8 < self._choice.seconds / before.seconds < 1.25
+        return None if is_same else self._choice
+
+    @property
+    def _seconds(self) -> float:
+        """Between two saves; under `auto` the first one comes early."""
+        if self._interval.unit == "s":
+            return self._interval.value
+        if self._choice is not None:
+            return self._choice.seconds
+        return min(_FIRST_SECONDS, MAX_EPOCHS * (self._epoch_seconds or math.inf))
 
 
 class StepPace:
@@ -132,56 +162,6 @@ class StepPace:
             return most
         longer = statistics.median(beside) - statistics.median(self._alone)
         return min(most, max(0.0, count * longer))
-
-
-class AutoInterval:
-    """The interval `auto`: chosen again after every save, from what that one cost."""
-
-    def __init__(self, *, spent_seconds: float, interruptions: int) -> None:
-        self.choice: IntervalChoice | None = None
-        self._spent_seconds = spent_seconds  # by the attempts before
-        self._interruptions = interruptions
-        self._began = time.monotonic()
-        self._stage: tuple[str, int, float] | None = None  # name, first step, when
-        self._epoch_seconds: float | None = None
-
-    @property
-    def spent_seconds(self) -> float:
-        """Seconds that the run has trained by now, over all attempts."""
-        return self._spent_seconds + time.monotonic() - self._began
-
-    @property
-    def life_seconds(self) -> float:
-        """Expected time between two interruptions."""
-        return expected_life_seconds(
-            spent_seconds=self.spent_seconds, interruptions=self._interruptions
-        )
-
-    def reach(self, stage: str, step: int, steps_per_epoch: int) -> None:
-        """Measure the pace; call it at every step boundary."""
-        now = time.monotonic()
-        if self._stage is None or self._stage[0] != stage:
-            self._stage, self._epoch_seconds = (stage, step, now), None
-        elif step > self._stage[1]:
-            pace = (now - self._stage[2]) / (step - self._stage[1])
-            self._epoch_seconds = pace * steps_per_epoch
-
-    def measure(self, cost_seconds: float, durable_seconds: float) -> bool:
-        """Choose from a save's cost; return whether the choice moved by a quarter."""
-        before = self.choice
-        self.choice = choose_interval(
-            cost_seconds=cost_seconds,
-            durable_seconds=durable_seconds,
-            life_seconds=self.life_seconds,
-            epoch_seconds=self._epoch_seconds,
-        )
-        return before is None or not 0.8 < self.choice.seconds / before.seconds < 1.25
-
-    def is_due(self, seconds: float) -> bool:
-        """Whether a save pays this long after the last; the first one comes early."""
-        if self.choice is not None:
-            return seconds >= self.choice.seconds
-        return seconds >= min(_FIRST_SECONDS, MAX_EPOCHS * (self._epoch_seconds or math.inf))
 
 
 def estimate(size: int, last: Cost | None) -> Cost:

@@ -29,8 +29,8 @@ from training.store.transfer import (
     Contents,
     FileEntry,
     Spare,
-    Text,
     TransferProgress,
+    put_text,
     send,
 )
 
@@ -208,11 +208,6 @@ class HostCopies:
         return HostCopy(live, is_shared=self._sender is not None and self._sender.start())
 
 
-def state_file(state: Mapping[str, Any]) -> Text:
-    """The checkpoint's JSON file."""
-    return Text(STATE, json.dumps(state).encode())
-
-
 def tensor_at(block: Tensor, span: TensorSpan) -> Tensor:
     """The tensor whose bytes lie at `span` of a block of bytes."""
     return block[span.start : span.stop].view(span.dtype).view(span.shape)
@@ -291,12 +286,11 @@ class TensorSource:
         self._store = store
         self._since_notice = since_notice  # committed at a notice, after which training continued
         self._others = others  # waits for what the other ranks write
-        # The JSON of a sharded checkpoint is written once the other ranks have announced theirs.
-        self._files = [*state.files, *([] if others else [state_file(state.state)])]
+        self._files = state.files
 
     @property
     def num_bytes(self) -> int:
-        """Total bytes of the files that this process writes."""
+        """Total bytes of the tensors that this process writes."""
         return sum(file.size for file in self._files)
 
     def entry(self, head: Head) -> CheckpointEntry:
@@ -306,18 +300,19 @@ class TensorSource:
     def send(
         self, name: str, progress: TransferProgress, beside: Sequence[Callable[[], None]]
     ) -> tuple[FileEntry, ...]:
-        """Send the tensors, of a sharded stage those of all ranks; refuses weights with a NaN."""
-        store, prefix = self._store, checkpoint_prefix(name)
+        """Send the tensors, of a sharded stage those of all ranks, and then the JSON of all.
+
+        Refuses weights with a NaN.
+        """
+        store, prefix, state = self._store, checkpoint_prefix(name), self.state.state
         tasks = [self._refuse_nan, *beside]
-        mine = send(store, prefix, self._files, progress, beside=tasks, allocate=self._spare)
-        if self._others is None:
-            return mine
-        theirs, slices = self._others(name, progress.stop)
-        files = (*mine, *theirs)
-        _refuse_wrong_sizes(store.sizes(prefix), prefix, files)
-        merged = merged_slices([self.state.state[SLICES], *slices])
-        json_file = state_file({**self.state.state, SLICES: merged})
-        return files + send(store, prefix, [json_file], progress)
+        files = send(store, prefix, self._files, progress, beside=tasks, allocate=self._spare)
+        if self._others is not None:
+            theirs, slices = self._others(name, progress.stop)
+            files = (*files, *theirs)
+            _refuse_wrong_sizes(store.sizes(prefix), prefix, files)
+            state = {**state, SLICES: merged_slices([state[SLICES], *slices])}
+        return (*files, put_text(store, prefix, STATE, json.dumps(state).encode()))
 
     def discard(self) -> None:
         """No-op: the memory of a copy is used again."""

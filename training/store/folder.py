@@ -247,7 +247,7 @@ class FolderStore:
             _sync_folder(target.parent)
 
 
-class _FileUpload:
+class _FileUpload(Upload):
     """A temporary file next to its target, written at any offset in any order.
 
     It bypasses the page cache where the system allows: several times as fast as writing through

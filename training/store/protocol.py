@@ -8,7 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 from training.errors import EXIT_STORE, AttemptEndedError, UserError
 
@@ -42,7 +42,7 @@ class Stored:
     etag: str
 
 
-class Upload(Protocol):
+class Upload:
     """One object being uploaded, by any number of threads.
 
     The object counts only once `finish` returns; parts of a multipart upload are invisible before.
@@ -50,23 +50,22 @@ class Upload(Protocol):
 
     def put(self, number: int, start: int, data: memoryview, sha256: bytes) -> None:
         """Write part `number` (from 0), which starts at byte `start`."""
+        raise NotImplementedError
 
     def finish(self) -> None:
         """Make the object visible and durable; call it once every part was put."""
+        raise NotImplementedError
 
     def abort(self) -> None:
         """Abort; parts are deleted if the store responds.
 
         A single-part object may exist already: the caller that chose its key deletes it.
         """
-
-
-@runtime_checkable
-class SharedUpload(Upload, Protocol):
-    """An upload whose parts another process can send out of shared memory."""
+        raise NotImplementedError
 
     def is_ready(self) -> bool:
-        """Whether that process takes orders; waits while it starts."""
+        """Whether another process can send parts out of shared memory; waits while it starts."""
+        return False
 
     def put_shared(
         self, memory: int, size: int, part_bytes: int, must_stop: Callable[[], bool]
@@ -75,6 +74,7 @@ class SharedUpload(Upload, Protocol):
 
         Yields number and SHA-256 of each; ends early once it `must_stop`.
         """
+        raise NotImplementedError
 
 
 class PartSender(Protocol):

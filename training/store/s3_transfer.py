@@ -22,6 +22,7 @@ from typing import Any, TypeAlias
 from urllib.parse import quote, urlsplit
 
 from training.store.part_process import PartProcess
+from training.store.protocol import Upload
 
 _CONNECT_SECONDS = 5.0
 _READ_SECONDS = 30
@@ -219,7 +220,7 @@ _MEBIBYTE = 1024 * 1024
 _Repeating: TypeAlias = Callable[[Callable[[], Any]], Any]
 
 
-class S3Upload:
+class S3Upload(Upload):
     """An upload by this process; parts of shared memory are sent by `process`."""
 
     def __init__(
@@ -246,25 +247,21 @@ class S3Upload:
             self._where = {**where, "UploadId": answer["UploadId"]}
 
     def put(self, number: int, start: int, data: memoryview, sha256: bytes) -> None:
-        """Write part `number` (from 0), which starts at byte `start`."""
         tag = put_part(self._client, self._repeating, self._where, number, data, sha256)
         self._arrived(number, tag, sha256)
 
     def is_ready(self) -> bool:
-        """Whether `put_shared` can send; waits while the process starts."""
         return self._process.is_ready()
 
     def put_shared(
         self, memory: int, size: int, part_bytes: int, must_stop: Callable[[], bool]
     ) -> Iterator[tuple[int, bytes]]:
-        """Have the process send every part; yield number and SHA-256 of each."""
         order = {"where": self._where, "size": size, "part_bytes": part_bytes}
         for number, tag, sha256 in self._process.send(order, memory, must_stop):
             self._arrived(number, tag, sha256)
             yield number, sha256
 
     def finish(self) -> None:
-        """Make the object visible and durable; call it once every part was put."""
         if "UploadId" not in self._where:
             return
         parts = [

@@ -15,11 +15,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeAlias
 
-from training.store.protocol import (
-    SharedUpload,
-    Store,
-    Upload,
-)
+from training.store.protocol import Store, Upload
 
 # With 16 threads half of the 256 MiB that streaming may take; 10,000 parts in S3 hold 80 GiB.
 PART_BYTES = 8 * 1024 * 1024
@@ -163,19 +159,10 @@ class Contents:
         return hashlib.sha256(data).digest()
 
 
-class Text(Contents):
-    """A small file of known bytes."""
-
-    def __init__(self, name: str, data: bytes) -> None:
-        self.name = name
-        self._data = data
-
-    @property
-    def size(self) -> int:
-        return len(self._data)
-
-    def read(self, start: int, stop: int, spare: Spare) -> memoryview:
-        return memoryview(self._data)[start:stop]
+def put_text(store: Store, prefix: str, name: str, data: bytes) -> FileEntry:
+    """Write a small file below `prefix` in one request."""
+    store.put(prefix + name, data)
+    return FileEntry(name=name, bytes=len(data), sha256=hashlib.sha256(data).hexdigest())
 
 
 def part_bytes_of(size: int, *, is_shared: bool = False) -> int:
@@ -251,7 +238,7 @@ class _Sending:
                 continue
             upload = self._open(number)
             self.uploads.append(upload)
-            if file.memory >= 0 and isinstance(upload, SharedUpload) and upload.is_ready():
+            if file.memory >= 0 and upload.is_ready():
                 yield partial(self._put_shared, number, upload)
             else:
                 yield from (partial(self._put, number, part, upload) for part in own)
@@ -282,7 +269,7 @@ class _Sending:
             upload.abort()
             raise
 
-    def _put_shared(self, number: int, upload: SharedUpload) -> None:
+    def _put_shared(self, number: int, upload: Upload) -> None:
         file, size = self._files[number], self.sizes[number]
         for part, digest in upload.put_shared(file.memory, file.size, size, self._must_stop):
             self._arrived(number, part, digest)

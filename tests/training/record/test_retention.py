@@ -7,7 +7,7 @@ import pytest
 
 from contract.grammar import Span
 from training.errors import UserError
-from training.record.head import CheckpointEntry, Kind, Retention, parse_retention
+from training.record.head import CheckpointEntry, Kind, Retention
 
 
 def entry(
@@ -156,12 +156,6 @@ def test_what_is_left_behind_goes_only_once_there_is_more_of_the_new_than_is_kep
             for one in new:
                 alone = retention.kept((*alone, one))
             assert tuple(one for one in kept if not one.is_left_behind) == alone
-
-
-def test_what_to_keep_is_read() -> None:
-    assert parse_retention("5") == Retention(newest=5)
-    every = Span(value=5000, unit="steps")
-    assert parse_retention("2,5000steps") == Retention(newest=2, every=every)
 
 
 def test_fails_to_keep_nothing() -> None:

@@ -29,7 +29,7 @@ def break_uploads(monkeypatch: pytest.MonkeyPatch, name: str, numbers: range) ->
 def test_a_store_that_fails_one_save_costs_that_save_alone(
     run: Run, whole: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    break_uploads(monkeypatch, "state.json", range(1, 2))
+    break_uploads(monkeypatch, "model.safetensors", range(1, 2))
     assert run.attempt() == 0
     assert "[save] step 6 was not saved, 1 in a row:" in capsys.readouterr().out
     (event,) = run.events("save-failed")

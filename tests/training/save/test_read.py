@@ -1,5 +1,6 @@
 """Checkpoints hold any state_dict exactly, without pickle, in memory that gives the same bits."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,26 +11,23 @@ from torch import nn
 from tests.training.save.scene import take_lease
 from training.engine.optimizer import flatten_state, unflatten_state
 from training.errors import MachineError
-from training.record.head import CheckpointEntry, Retention, checkpoint_name
+from training.record.head import CheckpointEntry, Position, Retention, checkpoint_name
 from training.record.metrics import Events
 from training.record.run import DamagedCheckpointError, newest_valid
 from training.save.resume import read_checkpoint
-from training.save.state import LiveState, find_nan, state_file
+from training.save.state import LiveState, SaveRequest, TensorSource, find_nan
 from training.save.weights import weights_sha256
 from training.store.folder import FolderStore, open_store
 from training.store.protocol import Store
-from training.store.transfer import TransferProgress, send
+from training.store.transfer import TransferProgress
 
 
 def write(store: Store, capture: LiveState, step: int = 0) -> CheckpointEntry:
     name = checkpoint_name(step, 1)
-    files = send(
-        store,
-        f"checkpoints/{name}/",
-        [*capture.files, state_file(capture.state)],
-        TransferProgress(),
-    )
-    return CheckpointEntry(name=name, step=step, stage="a", epoch=0, kind="periodic", files=files)
+    entry = CheckpointEntry(name=name, step=step, stage="a", epoch=0, kind="periodic", files=())
+    request = SaveRequest(entry=entry, position=Position(stage="a"), state=capture)
+    files = TensorSource(store, request, capture).send(name, TransferProgress(), [])
+    return replace(entry, files=files)
 
 
 def save(store: Store, step: int, value: float = 1.0) -> CheckpointEntry:

@@ -5,11 +5,12 @@ from pathlib import Path
 import pytest
 
 from contract.auto_interval import MEAN_LIFE_SECONDS
+from contract.grammar import parse_interval
 from tests.training.runs import wait_for
 from tests.training.save_scene import Scene
 from training.record.head import Position
 from training.save.policy import CheckpointPolicy
-from training.save.schedule import AutoInterval, StepPace
+from training.save.schedule import Schedule, StepPace
 
 
 class Clock:
@@ -29,47 +30,54 @@ def position(step: int, stage: str = "a") -> Position:
     return Position(stage=stage, stage_step=step, step=step)
 
 
+def auto(spent_seconds: float = 0.0, interruptions: int = 0) -> Schedule:
+    interval = parse_interval("auto")
+    return Schedule(interval, spent_seconds=spent_seconds, interruptions=interruptions)
+
+
+def is_due(schedule: Schedule, epoch_seconds: float | None = None) -> bool:
+    return schedule.is_due(position(1), 10, is_saving=False, epoch_seconds=epoch_seconds)
+
+
+def life_seconds(schedule: Schedule) -> float:
+    choice = schedule.measure(1.0, 2.0)
+    assert choice is not None
+    return choice.life_seconds
+
+
 def test_the_run_s_own_history_moves_the_rate() -> None:
     hour = 3600.0
-    assert AutoInterval(spent_seconds=0.0, interruptions=0).life_seconds == pytest.approx(
-        MEAN_LIFE_SECONDS, rel=0.01
-    )
-    rough = AutoInterval(spent_seconds=2 * hour, interruptions=7).life_seconds
-    quiet = AutoInterval(spent_seconds=40 * hour, interruptions=1).life_seconds
+    assert life_seconds(auto()) == pytest.approx(MEAN_LIFE_SECONDS, rel=0.01)
+    rough, quiet = life_seconds(auto(2 * hour, 7)), life_seconds(auto(40 * hour, 1))
     assert rough == pytest.approx((MEAN_LIFE_SECONDS + 2 * hour) / 8, rel=0.01)
     assert quiet > 10 * rough
 
 
-def test_the_first_save_comes_early_to_be_measured() -> None:
-    auto = AutoInterval(spent_seconds=0.0, interruptions=0)
-    assert not auto.is_due(59.0)
-    assert auto.is_due(60.0)
-    assert auto.measure(1.0, 2.0)
-    assert auto.choice is not None
-    assert not auto.is_due(60.0)
-    assert auto.is_due(auto.choice.seconds)
+def test_the_first_save_comes_early_to_be_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, schedule = Clock(monkeypatch), auto()
+    clock.now = 59.0
+    assert not is_due(schedule)
+    clock.now = 60.0
+    assert is_due(schedule)
+    choice = schedule.measure(1.0, 2.0)
+    assert choice is not None
+    assert not is_due(schedule)
+    clock.now = choice.seconds
+    assert is_due(schedule)
 
 
 def test_only_a_choice_that_changes_something_is_told() -> None:
-    auto = AutoInterval(spent_seconds=0.0, interruptions=0)
-    assert auto.measure(1.0, 2.0)
-    assert not auto.measure(1.1, 2.0)
-    assert auto.measure(4.0, 2.0)
+    schedule = auto()
+    assert schedule.measure(1.0, 2.0)
+    assert not schedule.measure(1.1, 2.0)
+    assert schedule.measure(4.0, 2.0)
 
 
-def test_the_pace_of_the_stage_gives_the_length_of_an_epoch(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    now = 0.0
-    monkeypatch.setattr("time.monotonic", lambda: now)
-    auto = AutoInterval(spent_seconds=0.0, interruptions=0)
-    for step in range(5):
-        auto.reach("a", step, steps_per_epoch=10)
-        now += 2.0
-    assert auto.is_due(40.0)
-    assert not auto.is_due(39.0)
-    auto.reach("b", 0, steps_per_epoch=10)
-    assert not auto.is_due(40.0), "another stage has another pace"
+def test_two_epochs_are_the_longest_time_to_the_first_save(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, schedule = Clock(monkeypatch), auto()
+    clock.now = 40.0
+    assert is_due(schedule, epoch_seconds=20.0)
+    assert not is_due(schedule, epoch_seconds=20.5)
 
 
 def test_a_save_costs_what_steps_beside_it_take_longer(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,7 +127,7 @@ def test_auto_counts_what_a_save_behind_the_training_slows_down(
     wait_for(lambda: scene.checkpointer.wait(0))
     step, clock.now = step + 1, clock.now + 3.0
     policy.save_if_due(position(step))
-    choice = scene.schedule._auto.choice
+    choice = scene.schedule._choice
     assert choice is not None
     assert (choice.cost_seconds, choice.durable_seconds) == (10.0, 12.0)
     scene.context.metrics.close()

@@ -3,21 +3,23 @@
 import hashlib
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from training.record.head import CheckpointEntry
+from training.record.head import CheckpointEntry, Position
 from training.record.run import DamagedCheckpointError
 from training.save.resume import read_checkpoint
-from training.save.state import LiveState, state_file
+from training.save.state import LiveState, SaveRequest, TensorSource
 from training.store.folder import FolderStore
 from training.store.protocol import Store
 from training.store.transfer import (
     CancelledError,
+    Contents,
     FileEntry,
-    Text,
+    Spare,
     TransferProgress,
     checksum_of,
     part_bytes_of,
@@ -30,6 +32,21 @@ from training.store.transfer import (
 @pytest.fixture(autouse=True)
 def _small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("training.store.transfer.PART_BYTES", 64)
+
+
+class Text(Contents):
+    """A file of known bytes."""
+
+    def __init__(self, name: str, data: bytes) -> None:
+        self.name = name
+        self._data = data
+
+    @property
+    def size(self) -> int:
+        return len(self._data)
+
+    def read(self, start: int, stop: int, spare: Spare) -> memoryview:
+        return memoryview(self._data)[start:stop]
 
 
 def sent(store: Store, data: bytes) -> FileEntry:
@@ -92,10 +109,10 @@ def test_a_flipped_bit_in_any_part_of_any_file_is_found(tmp_path: Path) -> None:
     store = FolderStore(tmp_path)
     tensors = {"w": torch.arange(100.0), "b": torch.ones(3)}
     capture = LiveState(tensors={"model": tensors, "optimizer": {}}, state={"step": 1})
-    files = send(
-        store, "checkpoints/x/", [*capture.files, state_file(capture.state)], TransferProgress()
-    )
-    entry = CheckpointEntry(name="x", step=1, stage="a", epoch=0, kind="periodic", files=files)
+    entry = CheckpointEntry(name="x", step=1, stage="a", epoch=0, kind="periodic", files=())
+    request = SaveRequest(entry=entry, position=Position(stage="a"), state=capture)
+    files = TensorSource(store, request, capture).send("x", TransferProgress(), [])
+    entry = replace(entry, files=files)
     read_checkpoint(store, entry)
     for file in files:
         path = tmp_path / "checkpoints" / "x" / file.name

@@ -27,7 +27,6 @@ from training.save.memory import open_shared
 from training.save.state import HostCopies, HostCopy, LiveState
 from training.store.folder import open_store
 from training.store.part_process import PartProcess
-from training.store.protocol import SharedUpload
 from training.store.s3 import S3Store
 from training.store.transfer import TransferProgress, send
 
@@ -207,7 +206,6 @@ def test_what_is_withdrawn_ends_although_answers_keep_coming(bucket_uri: str) ->
     store, size = S3Store(bucket_uri.removeprefix("s3://"), ""), 400
     assert store.part_process.is_ready()
     upload = store.upload("x", size, 1, threading.Event())
-    assert isinstance(upload, SharedUpload)
     sent = list(upload.put_shared(open_shared(size), size, 1, lambda: True))
     upload.abort()
     assert len(sent) < size
