@@ -1,12 +1,10 @@
 """Average precision as COCO defines it, by class and size, by faster-coco-eval; and pictures.
 
 The truth travels with the parts: as annotated, crowds included, so that any rank may evaluate any
-image and the parts may come in any order. Without matplotlib there are figures and no pictures.
+image and the parts may come in any order.
 B images, K detections of an image, M objects of all images.
 """
 
-import csv
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -15,20 +13,134 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from PIL import Image, ImageDraw
+from torch import Tensor, nn
 
 from training.errors import UserError
-from training.workload import Partial
+from training.evaluation_files import Captioned, write_sheet, write_table
+from training.workload import Inputs, Partial, Train
 from training.workloads.detection.coco import Category
+from training.workloads.detection.config import DetectionConfig
+from training.workloads.detection.detector import Detections, postprocess
 from training.workloads.detection.samples import Batch, read
 
-_CLASSES_FILE = "classes.csv"
 # The places of AP, AP50 ... in what COCO's evaluation calls stats.
 _STATS = ("AP", "AP50", "AP75", "AP_small", "AP_medium", "AP_large")
 _RECALL = (6, 7, 8)  # AR with 1, 10 and 100 detections
 _TRUTH = ("truth_images", "truth_labels", "truth_boxes", "truth_areas", "truth_crowds")
 # The pictures that are kept of an evaluation have at most so many pixels a side.
-_SHOWN_PIXELS = 480
+_SHOWN_PIXELS = 300
+# Weaker detections are not drawn, as a detector always makes many of them.
+_LEAST_SCORE = 0.3
+_MOST_DRAWN = 100
+# More classes share them.
+_COLORS = (
+    *("blue", "darkorange", "green", "red", "purple"),
+    *("brown", "magenta", "gray", "olive", "darkcyan"),
+)
+
+
+class DetectionEvaluation(Train):
+    """What the stage does with the detector that it has trained."""
+
+    config: DetectionConfig
+
+    def found(self, m: nn.Module, b: Batch) -> Detections:
+        """The best of each image; UserError if a class cannot mean the same to model and data."""
+        if (num := len(read(b["categories"]))) != (known := self.config.num_classes):
+            raise UserError(
+                f"the dataset has {num} classes, but the model tells {known} apart; evaluate on "
+                "a dataset of the classes that it was trained on"
+            )
+        return postprocess(m(b["images"], b["sizes"]), b["original_sizes"], self.config.num_select)
+
+    def evaluate(self, m: nn.Module, b: Batch) -> Partial:
+        """The detections of a batch, boxes as x, y, x, y in the original images, with its truth."""
+        found = self.found(m, b)
+        tensors = {
+            "image_ids": b["image_ids"],
+            "scores": found.scores_BN.float(),
+            "labels": found.labels_BN,
+            "boxes": found.boxes_BN4.float(),
+            "original_sizes": b["original_sizes"],
+            "categories": b["categories"],
+            **{name: b[name] for name in _TRUTH},
+        }
+        if len(b["shown"]):
+            tensors |= _pictures(b)
+        return Partial(tensors={name: tensor.cpu() for name, tensor in tensors.items()})
+
+    def predict(self, m: nn.Module, b: Batch) -> Sequence[Mapping[str, Any]]:
+        """For each image its id and its detections, in the dataset's own ids, best first."""
+        found, categories = self.found(m, b), read(b["categories"])
+        columns = (
+            b["image_ids"],
+            found.scores_BN.float(),
+            found.labels_BN,
+            found.boxes_BN4.float(),
+        )
+        predicted = []
+        for image_id, scores, labels, boxes in zip(*(c.tolist() for c in columns), strict=True):
+            rows = sorted(zip(scores, labels, boxes, strict=True), key=lambda row: -row[0])
+            detections = [
+                {
+                    "image_id": image_id,
+                    "category_id": categories[label].id,
+                    "bbox": [round(v, 3) for v in (x, y, right - x, bottom - y)],
+                    "score": round(score, 6),
+                }
+                for score, label, (x, y, right, bottom) in rows
+            ]
+            predicted.append({"image_id": image_id, "detections": detections})
+        return predicted
+
+    def result_list(self, prediction: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+        """An image's part of a COCO results file."""
+        detections: Sequence[Mapping[str, Any]] = prediction["detections"]
+        return detections
+
+    def summarize(self, parts: Sequence[Partial], out: Path) -> Mapping[str, float]:
+        """AP over all IoU thresholds, sizes and classes; writes a table of the classes to `out`.
+
+        What is unknown, such as the AP of small objects where there are none, is left out.
+        """
+        detections = _DetectionsAndTruth.of(parts)
+        if bool(detections.truth["crowds"].all()):
+            raise ValueError(
+                "the evaluated images have no objects, so their average precision is unknown; "
+                "evaluate a split that has some"
+            )
+        scores = _judged(detections)
+        values = dict(zip(_STATS, scores.stats[: len(_STATS)], strict=True))
+        values["AR"] = scores.stats[_RECALL[-1]]
+        for row in scores.classes:
+            for kind in ("AP", "AP50"):
+                name = f"{kind}_{row['class']}"
+                values[f"{kind}_class_{row['class']}" if name in values else name] = row[kind]
+        known = [
+            [v if row["objects"] or not isinstance(v, float) else None for v in row.values()]
+            for row in scores.classes
+        ]
+        write_table(out / "classes.csv", list(scores.classes[0]), known)
+        return {name: float(value) for name, value in values.items() if value >= 0}
+
+    def show(self, m: nn.Module, i: Inputs, parts: Sequence[Partial], out: Path) -> None:
+        """The first images: on the left what is there, on the right what is found."""
+        pictures = [picture for part in parts for picture in _shown(part.tensors)]
+        if not pictures:
+            return
+        detections = _DetectionsAndTruth.of(parts)
+        drawn = []
+        for image, image_id in pictures:
+            size = detections.size(image_id)
+            panels = [_drawn(image, rows, size) for rows in _panels(detections, image_id)]
+            drawn.append(Captioned(np.concatenate(panels, axis=1)))
+        classes = ", ".join(
+            f"{category.name} {_color(label)}"
+            for label, category in enumerate(detections.categories[: len(_COLORS)])
+        )
+        heading = f"truth | found with a score of at least {_LEAST_SCORE}: {classes}"
+        write_sheet(out / "detections.jpg", heading, drawn, num_columns=2)
 
 
 def missing_packages() -> list[str]:
@@ -39,31 +151,6 @@ def missing_packages() -> list[str]:
         "the evaluation needs the package faster-coco-eval, which is not installed; "
         "install it with `pip install faster-coco-eval`"
     ]
-
-
-def refuse_other_classes(batch: Batch, num_classes: int) -> None:
-    """UserError if a class's number cannot mean the same in the model and in the dataset."""
-    if (num := len(read(batch["categories"]))) != num_classes:
-        raise UserError(
-            f"the dataset has {num} classes, but the model tells {num_classes} apart; evaluate on "
-            "a dataset of the classes that it was trained on"
-        )
-
-
-def partial(scores_BK: Tensor, labels_BK: Tensor, boxes_BK4: Tensor, batch: Batch) -> Partial:
-    """The detections of a batch, boxes as x, y, x, y in the original images, with its truth."""
-    tensors = {
-        "image_ids": batch["image_ids"],
-        "scores": scores_BK.float(),
-        "labels": labels_BK,
-        "boxes": boxes_BK4.float(),
-        "original_sizes": batch["original_sizes"],
-        "categories": batch["categories"],
-        **{name: batch[name] for name in _TRUTH},
-    }
-    if len(batch["shown"]):
-        tensors |= _pictures(batch)
-    return Partial(tensors={name: tensor.cpu() for name, tensor in tensors.items()})
 
 
 def _pictures(batch: Batch) -> dict[str, Tensor]:
@@ -78,7 +165,7 @@ def _pictures(batch: Batch) -> dict[str, Tensor]:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class DetectionsAndTruth:
+class _DetectionsAndTruth:
     """All detections and the truth; COCO's evaluation itself goes by the images' ids."""
 
     categories: Sequence[Category]
@@ -86,7 +173,7 @@ class DetectionsAndTruth:
     truth: Mapping[str, Tensor]  # a row for each object
 
     @classmethod
-    def of(cls, parts: Sequence[Partial]) -> "DetectionsAndTruth":
+    def of(cls, parts: Sequence[Partial]) -> "_DetectionsAndTruth":
         """Join the parts of `partial`, in any order."""
         joined = {
             name: torch.cat([part.tensors[name] for part in parts])
@@ -153,28 +240,6 @@ class DetectionsAndTruth:
         return torch.cat(columns, dim=1).numpy()
 
 
-def summarize(parts: Sequence[Partial], out: Path) -> Mapping[str, float]:
-    """AP over all IoU thresholds, sizes and classes; writes a table of the classes to `out`.
-
-    What is unknown, such as the AP of small objects where there are none, is left out.
-    """
-    detections = DetectionsAndTruth.of(parts)
-    if bool(detections.truth["crowds"].all()):
-        raise ValueError(
-            "the evaluated images have no objects, so their average precision is unknown; "
-            "evaluate a split that has some"
-        )
-    scores = evaluate(detections)
-    values = dict(zip(_STATS, scores.stats[: len(_STATS)], strict=True))
-    values["AR"] = scores.stats[_RECALL[-1]]
-    for row in scores.classes:
-        for kind in ("AP", "AP50"):
-            name = f"{kind}_{row['class']}"
-            values[f"{kind}_class_{row['class']}" if name in values else name] = row[kind]
-    _write_classes(scores.classes, out / _CLASSES_FILE)
-    return {name: float(value) for name, value in values.items() if value >= 0}
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Scores:
     """COCO's twelve figures, -1 where unknown, and a row for each class."""
@@ -183,7 +248,7 @@ class _Scores:
     classes: Sequence[Mapping[str, Any]]
 
 
-def evaluate(detections: DetectionsAndTruth) -> _Scores:
+def _judged(detections: _DetectionsAndTruth) -> _Scores:
     """Let faster-coco-eval compare detections and truth."""
     if missing := missing_packages():
         raise UserError(missing[0])
@@ -235,107 +300,21 @@ def _best_threshold(
     }
 
 
-def _write_classes(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
-    with path.open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(rows[0])
-        for row in rows:
-            is_known = row["objects"] > 0
-            writer.writerow(
-                [
-                    value if isinstance(value, str | int) else f"{value:.4f}" if is_known else ""
-                    for value in row.values()
-                ]
-            )
-
-
-def predictions(
-    scores_BK: Tensor, labels_BK: Tensor, boxes_BK4: Tensor, batch: Batch
-) -> list[dict[str, Any]]:
-    """For each image its id and its detections, in the dataset's own ids, best first."""
-    categories = read(batch["categories"])
-    columns = (batch["image_ids"], scores_BK.float(), labels_BK, boxes_BK4.float())
-    found = []
-    for image_id, scores, labels, boxes in zip(*(c.tolist() for c in columns), strict=True):
-        rows = sorted(zip(scores, labels, boxes, strict=True), key=lambda row: -row[0])
-        found.append(
-            {
-                "image_id": image_id,
-                "detections": [
-                    {
-                        "image_id": image_id,
-                        "category_id": categories[label].id,
-                        "bbox": [round(v, 3) for v in (x, y, right - x, bottom - y)],
-                        "score": round(score, 6),
-                    }
-                    for score, label, (x, y, right, bottom) in rows
-                ],
-            }
-        )
-    return found
-
-
-def result_list(prediction: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
-    """An image's part of a COCO results file."""
-    detections: Sequence[Mapping[str, Any]] = prediction["detections"]
-    return detections
-
-
-_log = logging.getLogger(__name__)
-
-PICTURES_FILE = "detections.jpg"
-# Weaker detections are not drawn, as a detector always makes many of them.
-_LEAST_SCORE = 0.3
-_MOST_DRAWN = 100
-_DPI = 100
-_NUM_COLORS = 10  # of matplotlib's own; more classes share them
-
-
-def draw_pictures(parts: Sequence[Partial], out: Path) -> None:
-    """Write PICTURES_FILE to `out`: on the left what is there, on the right what is found."""
-    if find_spec("matplotlib") is None:
-        _log.warning("[pictures] matplotlib is not installed; the figures are in classes.csv")
-        return
-    shown = [part.tensors for part in parts if "pictures" in part.tensors]
-    if not shown:
-        return
-    # Not pyplot: it keeps every figure, and wants a display.
-    from matplotlib.figure import Figure
-    from matplotlib.patches import Patch
-
-    detections = DetectionsAndTruth.of(parts)
-    pictures = [
-        (image[:, :height, :width], int(image_id))
-        for tensors in shown
-        for image, (height, width), image_id in zip(
-            tensors["pictures"],
-            tensors["picture_sizes"].tolist(),
-            tensors["picture_ids"],
-            strict=True,
-        )
+def _shown(tensors: Mapping[str, Tensor]) -> list[tuple[Tensor, int]]:
+    """The images of a part that are to be shown, without their padding, and their ids."""
+    if "pictures" not in tensors:
+        return []
+    columns = (tensors["picture_sizes"].tolist(), tensors["picture_ids"].tolist())
+    return [
+        (image[:, :height, :width], image_id)
+        for image, (height, width), image_id in zip(tensors["pictures"], *columns, strict=True)
     ]
-    num_rows = -(-len(pictures) // 2)
-    figure = Figure(figsize=(12, 3.1 * num_rows), dpi=_DPI, layout="constrained")
-    figure.suptitle(f"truth | found with a score of at least {_LEAST_SCORE}", fontsize=10)
-    colors = [
-        Patch(color=_color(label), label=category.name)
-        for label, category in enumerate(detections.categories[:_NUM_COLORS])
-    ]
-    figure.legend(handles=colors, loc="upper right", ncols=len(colors), fontsize=8)
-    grid = figure.subplots(num_rows, 4, squeeze=False)
-    for axes in grid.flat:
-        axes.axis("off")
-    panels = iter(grid.flat)
-    for image, image_id in pictures:
-        for rows in _panels(detections, image_id):
-            _draw(next(panels), image, rows, detections.size(image_id))
-    figure.savefig(out / PICTURES_FILE)
 
 
 _Rows = list[tuple[int, tuple[float, ...], str]]
 
 
-def _panels(detections: DetectionsAndTruth, image_id: int) -> tuple[_Rows, _Rows]:
+def _panels(detections: _DetectionsAndTruth, image_id: int) -> tuple[_Rows, _Rows]:
     """What is there and what is found: label, box as x, y, width, height, and caption."""
     truth, found = detections.truth, detections.found
     there = (truth["images"] == image_id).nonzero().flatten().tolist()
@@ -354,17 +333,16 @@ def _panels(detections: DetectionsAndTruth, image_id: int) -> tuple[_Rows, _Rows
     return objects, detected
 
 
-def _draw(axes: Any, image: Tensor, rows: _Rows, size: tuple[int, int]) -> None:
-    from matplotlib.patches import Rectangle
-
-    height, width = size
-    axes.imshow(image.permute(1, 2, 0).numpy(), extent=(0, width, height, 0), aspect="equal")
+def _drawn(image: Tensor, rows: _Rows, size: tuple[int, int]) -> "np.ndarray[Any, Any]":
+    """The picture with its boxes, which are in pixels of the original image of that size."""
+    picture = Image.fromarray(image.permute(1, 2, 0).contiguous().numpy())
+    draw, scale = ImageDraw.Draw(picture), picture.height / size[0]
     for label, (x, y, w, h), caption in rows:
-        color = _color(label)
-        axes.add_patch(Rectangle((x, y), w, h, fill=False, edgecolor=color, linewidth=1.2))
-        if caption:
-            axes.text(x, y, caption, fontsize=5, color=color, va="bottom")
+        left, top, right, bottom = (scale * side for side in (x, y, x + w, y + h))
+        draw.rectangle((left, top, max(left, right), max(top, bottom)), outline=_color(label))
+        draw.text((left + 2, top), caption, fill=_color(label))
+    return np.asarray(picture)
 
 
 def _color(label: int) -> str:
-    return f"C{label % _NUM_COLORS}"
+    return _COLORS[label % len(_COLORS)]

@@ -22,25 +22,17 @@ from training.workload import (
     Inputs,
     Loss,
     Milestones,
-    Partial,
     Progress,
     Rung,
     Settings,
     Start,
-    Train,
     Workload,
 )
 from training.workloads.detection import dataset, evaluation, samples
 from training.workloads.detection.attention import Implementation, choose, why_not_triton
 from training.workloads.detection.config import DetectionConfig, coco_12, full, laptop
-from training.workloads.detection.detector import (
-    Detections,
-    Detector,
-    denoising,
-    parameter_groups,
-    postprocess,
-)
-from training.workloads.detection.evaluation import draw_pictures
+from training.workloads.detection.detector import Detector, denoising, parameter_groups
+from training.workloads.detection.evaluation import DetectionEvaluation
 from training.workloads.detection.losses import (
     Match,
     criterion,
@@ -59,7 +51,7 @@ _MEASURED_OBJECTS = 50
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TrainDetector(Train):
+class TrainDetector(DetectionEvaluation):
     """The only stage of every recipe."""
 
     config: DetectionConfig
@@ -182,30 +174,6 @@ class TrainDetector(Train):
             "image_ids": torch.zeros(size, dtype=torch.long),
             "original_sizes": torch.tensor([[height, width]]).expand(size, -1).contiguous(),
         }
-
-    def _found(self, m: nn.Module, b: Batch) -> Detections:
-        evaluation.refuse_other_classes(b, self.config.num_classes)
-        return postprocess(m(b["images"], b["sizes"]), b["original_sizes"], self.config.num_select)
-
-    def evaluate(self, m: nn.Module, b: Batch) -> Partial:
-        found = self._found(m, b)
-        return evaluation.partial(found.scores_BN, found.labels_BN, found.boxes_BN4, b)
-
-    def predict(self, m: nn.Module, b: Batch) -> Sequence[Mapping[str, Any]]:
-        """The detections of each image."""
-        found = self._found(m, b)
-        return evaluation.predictions(found.scores_BN, found.labels_BN, found.boxes_BN4, b)
-
-    def summarize(self, parts: Sequence[Partial], out: Path) -> Mapping[str, float]:
-        return evaluation.summarize(parts, out)
-
-    def show(self, m: nn.Module, i: Inputs, parts: Sequence[Partial], out: Path) -> None:
-        """Pictures of what is found beside what is there."""
-        draw_pictures(parts, out)
-
-    def result_list(self, prediction: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
-        """An image's part of a COCO results file."""
-        return evaluation.result_list(prediction)
 
 
 _MAX_SIDES = (1066, 800)

@@ -6,46 +6,91 @@ keys and values, which a few samples at the end of a phase do not pay for.
 B batch, T tokens, N = B x T, E experts, K experts of a token, L blocks with experts.
 """
 
-import csv
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from training.workload import Batch, Inputs, Partial
+from training.evaluation_files import write_table
+from training.workload import Batch, Inputs, Partial, Train
 from training.workloads.growth.config import GrowthConfig
 from training.workloads.growth.experts import ExpertFeedForward
 from training.workloads.growth.model import LanguageModel
 from training.workloads.growth.text.tokens import document_beginnings, open_tokens, open_vocabulary
 
-_LOADS_FILE = "experts.csv"
 _TEMPERATURE = 0.7
 _TOP_K = 20
 
 
-def partial(model: nn.Module, batch: Batch) -> Partial:
-    """The cross-entropy of a batch, and the tokens of each expert."""
-    tokens_BT = batch["tokens"]
-    model = cast(LanguageModel, model)
-    with _counting_experts(model) as counts:
-        total = model.loss(tokens_BT[:, :-1], tokens_BT[:, 1:]).total
-    loads = {"tokens_LE": torch.stack(counts).cpu()} if counts else {}
-    return Partial(sums={"loss": (total.item(), float(tokens_BT[:, 1:].numel()))}, tensors=loads)
+class TextEvaluation(Train):
+    """What every phase does with the model that it has trained."""
 
+    config: GrowthConfig
 
-def predictions(model: LanguageModel, batch: Batch) -> list[dict[str, float]]:
-    """The loss and the perplexity of each window by itself."""
-    found = []
-    for tokens_1T in batch["tokens"].split(1):
-        total = model.loss(tokens_1T[:, :-1], tokens_1T[:, 1:]).total.item()
-        loss = total / (tokens_1T.shape[1] - 1)
-        found.append({"loss": loss, "perplexity": _perplexity(loss)})
-    return found
+    def evaluate(self, m: nn.Module, b: Batch) -> Partial:
+        """The cross-entropy of a batch, and the tokens of each expert."""
+        tokens_BT, m = b["tokens"], cast(LanguageModel, m)
+        with _counting_experts(m) as counts:
+            total = m.loss(tokens_BT[:, :-1], tokens_BT[:, 1:]).total
+        loads = {"tokens_LE": torch.stack(counts).cpu()} if counts else {}
+        count = float(tokens_BT[:, 1:].numel())
+        return Partial(sums={"loss": (total.item(), count)}, tensors=loads)
+
+    def predict(self, m: nn.Module, b: Batch) -> Sequence[Mapping[str, Any]]:
+        """The loss and the perplexity of each window by itself."""
+        found = []
+        for tokens_1T in b["tokens"].split(1):
+            total = cast(LanguageModel, m).loss(tokens_1T[:, :-1], tokens_1T[:, 1:]).total.item()
+            loss = total / (tokens_1T.shape[1] - 1)
+            found.append({"loss": loss, "perplexity": _perplexity(loss)})
+        return found
+
+    def summarize(self, parts: Sequence[Partial], out: Path) -> Mapping[str, float]:
+        """Metrics of one evaluation; writes the experts' loads, if there are any, to `out`."""
+        loss = super().summarize(parts, out)["loss"]
+        metrics = {"perplexity": _perplexity(loss), "loss": loss}
+        loads = [part.tensors["tokens_LE"] for part in parts if part.tensors]
+        if loads:
+            share_LE = _shares(torch.stack(loads).sum(dim=0))
+            # 1: every expert has the same; the number of experts over top_k: two have everything.
+            metrics["busiest_expert"] = float(share_LE.amax(dim=1).mean())
+            metrics["idlest_expert"] = float(share_LE.amin(dim=1).mean())
+            names = ["block of experts", *(f"expert {e}" for e in range(share_LE.shape[1]))]
+            rows = ((number, *shares) for number, shares in enumerate(share_LE.tolist()))
+            write_table(out / "experts.csv", names, rows)
+        return metrics
+
+    def show(self, m: nn.Module, i: Inputs, parts: Sequence[Partial], out: Path) -> None:
+        """How the model goes on with the beginnings of held-out texts."""
+        c, path = self.config, out / "samples.md"
+        tokens = open_tokens(i.dataset, "validation")
+        beginnings = document_beginnings(tokens, c.num_shown, c.prompt_tokens)
+        if not beginnings:
+            path.write_text(f"No held-out text is longer than {c.prompt_tokens} tokens.\n")
+            return
+        texts_BT = generate(
+            cast(LanguageModel, m),
+            torch.stack(beginnings).to(i.device),
+            c.sample_tokens,
+            context=c.context,
+            temperature=_TEMPERATURE,
+            top_k=_TOP_K,
+            generator=torch.Generator(i.device).manual_seed(i.seed),
+        )
+        vocabulary = open_vocabulary(i.dataset)
+        told = []
+        for ids in texts_BT.tolist():
+            made = ids[c.prompt_tokens :]
+            # A new text after the end is another one.
+            end = made.index(tokens.end_of_text) if tokens.end_of_text in made else len(made)
+            begun = vocabulary.text(ids[: c.prompt_tokens])
+            told.append(f"**{begun}**{vocabulary.text(made[:end])}\n")
+        path.write_text("\n".join(told), encoding="utf-8")
 
 
 @contextmanager
@@ -69,21 +114,6 @@ def _counting_experts(model: LanguageModel) -> Iterator[list[Tensor]]:
             hook.remove()
 
 
-def summarize(parts: Sequence[Partial], out: Path) -> Mapping[str, float]:
-    """Metrics of one evaluation; writes the experts' loads, if there are any, to `out`."""
-    pairs = [part.sums["loss"] for part in parts]
-    loss = sum(total for total, _ in pairs) / sum(count for _, count in pairs)
-    metrics = {"perplexity": _perplexity(loss), "loss": loss}
-    loads = [part.tensors["tokens_LE"] for part in parts if part.tensors]
-    if loads:
-        share_LE = _shares(torch.stack(loads).sum(dim=0))
-        # 1: every expert has the same; the number of experts over top_k: two have everything.
-        metrics["busiest_expert"] = float(share_LE.amax(dim=1).mean())
-        metrics["idlest_expert"] = float(share_LE.amin(dim=1).mean())
-        _write_loads(share_LE, out / _LOADS_FILE)
-    return metrics
-
-
 def _perplexity(loss: float) -> float:
     # Above e^60 the number says nothing more, and soon it would be none.
     return math.exp(min(loss, 60.0))
@@ -92,42 +122,6 @@ def _perplexity(loss: float) -> float:
 def _shares(tokens_LE: Tensor) -> Tensor:
     """Each expert's tokens as a multiple of its even share."""
     return tokens_LE * tokens_LE.shape[1] / tokens_LE.sum(dim=1, keepdim=True)
-
-
-def _write_loads(share_LE: Tensor, path: Path) -> None:
-    with path.open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(["block of experts", *(f"expert {e}" for e in range(share_LE.shape[1]))])
-        for number, shares in enumerate(share_LE.tolist()):
-            writer.writerow([number, *(f"{share:.2f}" for share in shares)])
-
-
-def write_samples(model: LanguageModel, i: Inputs, c: GrowthConfig, path: Path) -> None:
-    """Write the samples: each beginning, then in the next line what the model makes of it."""
-    tokens = open_tokens(i.dataset, "validation")
-    beginnings = document_beginnings(tokens, c.num_shown, c.prompt_tokens)
-    if not beginnings:
-        path.write_text(f"No held-out text is longer than {c.prompt_tokens} tokens.\n")
-        return
-    prompts_BT = torch.stack(beginnings).to(i.device)
-    texts_BT = generate(
-        model,
-        prompts_BT,
-        c.sample_tokens,
-        context=c.context,
-        temperature=_TEMPERATURE,
-        top_k=_TOP_K,
-        generator=torch.Generator(i.device).manual_seed(i.seed),
-    )
-    vocabulary = open_vocabulary(i.dataset)
-    parts = []
-    for ids in texts_BT.tolist():
-        made = ids[c.prompt_tokens :]
-        # A new text after the end is another one.
-        end = made.index(tokens.end_of_text) if tokens.end_of_text in made else len(made)
-        begun = vocabulary.text(ids[: c.prompt_tokens])
-        parts.append(f"**{begun}**{vocabulary.text(made[:end])}\n")
-    path.write_text("\n".join(parts), encoding="utf-8")
 
 
 @torch.no_grad()

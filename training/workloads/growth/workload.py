@@ -26,20 +26,18 @@ from training.workload import (
     Batch,
     Inputs,
     Loss,
-    Partial,
     Progress,
     Rung,
     Samples,
     Settings,
     Start,
-    Train,
     Workload,
     Writer,
 )
 from training.workloads.expansion import RewarmingAdamW, fill, scaled_groups
 from training.workloads.expansion.adamw import Rewarming
 from training.workloads.growth.config import GrowthConfig, ModelConfig, full, laptop, literal
-from training.workloads.growth.evaluation import partial, predictions, summarize, write_samples
+from training.workloads.growth.evaluation import TextEvaluation
 from training.workloads.growth.expert_products import check_products
 from training.workloads.growth.experts import choose_products
 from training.workloads.growth.interchange import write_hugging_face
@@ -138,7 +136,7 @@ class _RewarmingBFloat16AdamW(Rewarming, BFloat16AdamW):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TrainPhase(Train):
+class TrainPhase(TextEvaluation):
     """A phase; what differs between them is the model, and how it starts."""
 
     config: GrowthConfig
@@ -271,20 +269,6 @@ class TrainPhase(Train):
     def example(self, size: int) -> Batch:
         """Text of one token: the shapes of a batch."""
         return {"tokens": torch.zeros(size, self.config.context + 1, dtype=torch.long)}
-
-    def predict(self, m: nn.Module, b: Batch) -> Sequence[Mapping[str, Any]]:
-        """The loss and the perplexity of each window."""
-        return predictions(cast(LanguageModel, m), b)
-
-    def show(self, m: nn.Module, i: Inputs, parts: Sequence[Partial], out: Path) -> None:
-        """How the model goes on with the beginnings of held-out texts."""
-        write_samples(cast(LanguageModel, m), i, self.config, out / "samples.md")
-
-    def evaluate(self, m: nn.Module, b: Batch) -> Partial:
-        return partial(m, b)
-
-    def summarize(self, parts: Sequence[Partial], out: Path) -> Mapping[str, float]:
-        return summarize(parts, out)
 
 
 def _say_verified(

@@ -3,7 +3,6 @@
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,9 +13,9 @@ from torchvision.transforms import v2
 
 from training.errors import UserError
 from training.stage_data import Writer
-from training.workload import Batch, Inputs, Loss, Partial, Settings, Start, Train
-from training.workloads.imagenet import evaluation
+from training.workload import Batch, Inputs, Loss, Settings, Start
 from training.workloads.imagenet.config import BASE_BATCH, ImagenetConfig
+from training.workloads.imagenet.evaluation import ImageEvaluation
 from training.workloads.imagenet.interchange import (
     from_library,
     write_for_library,
@@ -31,7 +30,7 @@ _MOST_LEFT = 0.01
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TrainClassifier(Train):
+class TrainClassifier(ImageEvaluation):
     """Trains one network; `name` is what metrics and reports call the stage."""
 
     config: ImagenetConfig
@@ -191,17 +190,6 @@ class TrainClassifier(Train):
         images_BCHW = images_BHWC.float().permute(0, 3, 1, 2)
         mixed_BCHW, targets_BK = v2.RandomChoice(ways)(images_BCHW, labels_B)
         return mixed_BCHW.permute(0, 2, 3, 1), targets_BK
-
-    def evaluate(self, m: nn.Module, b: Batch) -> Partial:
-        return evaluation.partial(m, b, self.config.evaluate_flips)
-
-    def predict(self, m: nn.Module, b: Batch) -> Sequence[Mapping[str, Any]]:
-        """The five most probable classes of each image, by number, and the true one."""
-        return evaluation.predictions(m, b)
-
-    def show(self, m: nn.Module, i: Inputs, parts: Sequence[Partial], out: Path) -> None:
-        samples = self.samples(i, "validation")
-        evaluation.show_confusions(parts, i.dataset.meta["classes"], samples, out)
 
     def example(self, size: int) -> Batch:
         """A batch of the largest images that are trained on."""

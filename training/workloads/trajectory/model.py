@@ -9,7 +9,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
-from training.workload import Inputs, Loss, Partial, Settings, Start, Train
+from training.workload import Inputs, Loss, Settings, Start
 from training.workloads.trajectory.clips import FRAME_SIZE
 from training.workloads.trajectory.config import CHANNELS, RecipeConfig, TrajectoryConfig
 from training.workloads.trajectory.dataset import (
@@ -28,13 +27,7 @@ from training.workloads.trajectory.dataset import (
     open_dataset,
     split_failures,
 )
-from training.workloads.trajectory.evaluation import (
-    classify,
-    illustrate,
-    partial,
-    predictions,
-    summarize,
-)
+from training.workloads.trajectory.evaluation import ClipEvaluation
 
 # Of the network over cells: its width, and how many numbers say what is seen.
 _CELL_WIDTH, _NUM_SEEN = 64, 16
@@ -211,7 +204,7 @@ _NUM_STATISTICS = 256
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TrainClipClassifier(Train):
+class TrainClipClassifier(ClipEvaluation):
     """A Train stage without a model. Baselines differ in their `view`, which is what they see."""
 
     config: RecipeConfig
@@ -222,10 +215,6 @@ class TrainClipClassifier(Train):
     @property
     def settings(self) -> Settings:
         return replace(self.config.settings, epochs=self.epochs)
-
-    @property
-    def classes(self) -> Sequence[str]:
-        return self.config.class_names
 
     def model_input(self, size: int) -> Tensor:
         """A dummy model input of `size` clips."""
@@ -267,7 +256,7 @@ class TrainClipClassifier(Train):
         return clip_samples(i, split, self.view)
 
     def loss(self, m: nn.Module, b: Batch, step: int, num_steps: int) -> Loss:
-        logits_BK, future_B2 = classify(m, b)
+        logits_BK, future_B2 = self.answer(m, b)
         return self.loss_of(b, logits_BK, future_B2)
 
     def loss_of(self, b: Batch, logits_BK: Tensor, future_B2: Tensor) -> Loss:
@@ -281,20 +270,6 @@ class TrainClipClassifier(Train):
             total=total + self.config.position_weight * away,
             metrics={"accuracy": (correct, self.weight(b))},
         )
-
-    def evaluate(self, m: nn.Module, b: Batch) -> Partial:
-        return partial(m, b)
-
-    def predict(self, m: nn.Module, b: Batch) -> Sequence[Mapping[str, Any]]:
-        """The predicted class, its probability, the true class, and future positions in pixels."""
-        return predictions(m, b, self.classes)
-
-    def summarize(self, parts: Sequence[Partial], out: Path) -> Mapping[str, float]:
-        return summarize(parts, out, self.classes)
-
-    def show(self, m: nn.Module, i: Inputs, parts: Sequence[Partial], out: Path) -> None:
-        if parts:
-            illustrate(parts, out, self.name, self.classes)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

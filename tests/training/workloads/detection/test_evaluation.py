@@ -7,10 +7,12 @@ import json
 import random
 import sys
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 from torch import Tensor, nn
@@ -20,12 +22,8 @@ from training.workload import Partial
 from training.workloads.detection import evaluation
 from training.workloads.detection.coco import Category
 from training.workloads.detection.config import laptop
-from training.workloads.detection.evaluation import (
-    DetectionsAndTruth,
-    partial,
-    predictions,
-    summarize,
-)
+from training.workloads.detection.detector import Detections
+from training.workloads.detection.evaluation import _DetectionsAndTruth, _judged
 from training.workloads.detection.samples import Batch, written
 from training.workloads.detection.workload import TrainDetector
 
@@ -33,6 +31,16 @@ NUM_IMAGES, NUM_DETECTIONS = 30, 25
 # Classes whose names are those of COCO's sizes, and one without objects.
 CATEGORIES = (Category(3, "wall"), Category(7, "small"), Category(90, "none"))
 Found = tuple[Tensor, Tensor, Tensor]
+
+
+class Given(TrainDetector):
+    """Finds what it is called with in place of a model."""
+
+    def found(self, m: Any, b: Batch) -> Detections:
+        return Detections(*m)
+
+
+STAGE = Given(config=laptop())
 
 
 def truth(rng: np.random.Generator, image_ids: list[int]) -> Batch:
@@ -79,7 +87,7 @@ def parts(seed: int, first_id: int = 0) -> tuple[list[Partial], list[tuple[Batch
     ids = (first_id + rng.permutation(1000)[:NUM_IMAGES]).tolist()
     batches = [truth(rng, ids[first : first + 7]) for first in range(0, NUM_IMAGES, 7)]
     pairs = [(batch, found(rng, batch)) for batch in batches]
-    return [partial(*detections, batch) for batch, detections in pairs], pairs
+    return [STAGE.evaluate(cast(Any, found), batch) for batch, found in pairs], pairs
 
 
 def as_pycocotools(seed: int) -> list[float]:
@@ -135,7 +143,7 @@ def as_detected(batch: Batch, scores: Tensor, labels: Tensor, boxes: Tensor) -> 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_all_twelve_figures_are_pycocotools_own(seed: int) -> None:
-    ours = evaluation.evaluate(DetectionsAndTruth.of(parts(seed)[0])).stats
+    ours = _judged(_DetectionsAndTruth.of(parts(seed)[0])).stats
     theirs = as_pycocotools(seed)
     assert len(ours) == len(theirs) == 12
     assert 0.05 < theirs[0] < 0.9
@@ -143,22 +151,22 @@ def test_all_twelve_figures_are_pycocotools_own(seed: int) -> None:
 
 
 def test_ids_that_no_float_holds_change_no_figure() -> None:
-    small, huge = (evaluation.evaluate(DetectionsAndTruth.of(parts(0, n)[0])) for n in (0, 2**62))
+    small, huge = (_judged(_DetectionsAndTruth.of(parts(0, n)[0])) for n in (0, 2**62))
     assert huge == small
 
 
 def test_figures_do_not_depend_on_the_order_of_the_parts(tmp_path: Path) -> None:
     ordered, _ = parts(0)
-    once = summarize(ordered, tmp_path)
+    once = STAGE.summarize(ordered, tmp_path)
     for seed in range(3):
         mixed = ordered.copy()
         random.Random(seed).shuffle(mixed)
-        assert summarize(mixed, tmp_path) == once
+        assert STAGE.summarize(mixed, tmp_path) == once
 
 
 def test_each_class_has_its_own_figures_and_a_threshold(tmp_path: Path) -> None:
     found, _ = parts(1)
-    metrics = summarize(found, tmp_path)
+    metrics = STAGE.summarize(found, tmp_path)
     assert metrics["AP"] == pytest.approx((metrics["AP_wall"] + metrics["AP_class_small"]) / 2)
     assert metrics["AP50_wall"] > metrics["AP_wall"] > 0
     assert metrics["AP_small"] != metrics["AP_class_small"]
@@ -179,13 +187,13 @@ def perfect(batch: Batch) -> Partial:
         scores[row, : len(xywh)] = 0.9
         labels[row, : len(xywh)] = batch["truth_labels"][own]
         boxes[row, : len(xywh)] = torch.cat([xywh[:, :2], xywh[:, :2] + xywh[:, 2:]], dim=1)
-    return partial(scores, labels, boxes, batch)
+    return STAGE.evaluate(cast(Any, (scores, labels, boxes)), batch)
 
 
 def test_perfect_detections_are_perfect_and_a_crowd_costs_nothing(tmp_path: Path) -> None:
     batch = truth(np.random.default_rng(5), list(range(20)))
     batch["truth_crowds"][:3] = True
-    metrics = summarize([perfect(batch)], tmp_path)
+    metrics = STAGE.summarize([perfect(batch)], tmp_path)
     assert metrics["AP"] == metrics["AP50"] == metrics["AP_wall"] == 1.0
 
 
@@ -196,17 +204,18 @@ def test_detections_of_images_without_objects_count_as_false(tmp_path: Path) -> 
     for name in ("images", "labels", "boxes", "areas", "crowds"):
         empty[f"truth_{name}"] = empty[f"truth_{name}"][:0]
     shape = (1, 9)
-    other = partial(torch.ones(shape), torch.zeros(shape).long(), torch.ones(*shape, 4), empty)
-    assert summarize([one, other], tmp_path)["AP50"] < 1.0
+    false = torch.ones(shape), torch.zeros(shape).long(), torch.ones(*shape, 4)
+    other = STAGE.evaluate(cast(Any, false), empty)
+    assert STAGE.summarize([one, other], tmp_path)["AP50"] < 1.0
     with pytest.raises(ValueError, match="the evaluated images have no objects, so their average"):
-        summarize([other], tmp_path)
+        STAGE.summarize([other], tmp_path)
 
 
 def test_predictions_are_coco_s_results_in_the_dataset_s_own_ids() -> None:
     _, ((batch, detections), *_) = parts(2)
-    of_images = predictions(*detections, batch)
+    of_images = STAGE.predict(cast(Any, detections), batch)
     assert [image["image_id"] for image in of_images] == batch["image_ids"].tolist()
-    results = [d for image in of_images for d in evaluation.result_list(image)]
+    results = [d for image in of_images for d in STAGE.result_list(image)]
     assert {d["category_id"] for d in results} == {3, 7, 90}
     assert {tuple(d) for d in results} == {("image_id", "category_id", "bbox", "score")}
     scores = [d["score"] for d in of_images[0]["detections"]]
@@ -226,19 +235,24 @@ def test_fails_on_a_dataset_of_other_classes_than_the_model_s() -> None:
             act(nn.Identity(), batch)
 
 
-def test_pictures_show_truth_and_detections(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_pictures_show_truth_and_detections(tmp_path: Path) -> None:
     batch = truth(np.random.default_rng(5), list(range(4)))
     batch["shown"] = torch.tensor([0, 2])
     part = perfect(batch)
     assert part.tensors["pictures"].shape == (2, 3, 40, 60)
     assert part.tensors["picture_ids"].tolist() == [0, 2]
-    evaluation.draw_pictures([part], tmp_path)
-    assert (tmp_path / evaluation.PICTURES_FILE).stat().st_size > 10_000
-    monkeypatch.setattr(evaluation, "find_spec", lambda name: None)
-    evaluation.draw_pictures([part], tmp_path / "none")
-    assert "matplotlib is not installed; the figures are in classes.csv" in caplog.text
+    STAGE.show(nn.Identity(), cast(Any, None), [part], tmp_path)
+    with Image.open(tmp_path / "detections.jpg") as drawn:
+        assert drawn.width > 4 * 60
+        blue = np.asarray(drawn)[32:].astype(int)
+    # On white paper and black images: truth and detections, left and right.
+    is_blue = (blue[..., 2] > 100) & (blue[..., 0] < 90)
+    assert is_blue[:, 16:76].any() and is_blue[:, 76:136].any()
+
+
+def test_without_pictures_nothing_is_drawn(tmp_path: Path) -> None:
+    STAGE.show(nn.Identity(), cast(Any, None), parts(0)[0], tmp_path)
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_machine_that_cannot_evaluate_says_so_at_once(
@@ -249,4 +263,4 @@ def test_a_machine_that_cannot_evaluate_says_so_at_once(
     (message,) = evaluation.missing_packages()
     assert message.startswith("the evaluation needs the package faster-coco-eval, which is not")
     with pytest.raises(UserError, match="the evaluation needs the package faster-coco-eval"):
-        summarize(parts(0)[0], tmp_path)
+        STAGE.summarize(parts(0)[0], tmp_path)

@@ -21,7 +21,7 @@ from training.workloads.detection.dataset import annotations_file
 from training.workloads.detection.workload import Detection
 
 # Seconds of imports, once for all that tests fork.
-for _slow in ("faster_coco_eval", "scipy.optimize", "torchvision.models", "matplotlib.figure"):
+for _slow in ("faster_coco_eval", "scipy.optimize", "torchvision.models"):
     importlib.import_module(_slow)
 
 WORKLOAD = "--workload=tests.training.workloads.detection.watched:WATCHED"

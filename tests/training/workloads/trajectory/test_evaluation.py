@@ -1,5 +1,6 @@
 """The evaluation: calibration by its definition, pictures that are pictures, predictions."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -8,27 +9,38 @@ import torch
 from torch import nn
 
 from tests.training.workloads.trajectory.scene import batch_of, started, train_stage
+from training.evaluation_files import Captioned
 from training.workload import Inputs, Partial
 from training.workloads.trajectory import evaluation
 from training.workloads.trajectory.clips import CLASSES
-
-PNG = b"\x89PNG"
-JPEG = b"\xff\xd8"
-
-
-def test_calibration_is_zero_where_confidence_is_the_accuracy() -> None:
-    confidence = torch.tensor([0.75] * 4 + [0.25] * 4)
-    correct = torch.tensor([True, True, True, False, True, False, False, False])
-    bins = evaluation.reliability(confidence, correct)
-    assert len(bins) == evaluation.NUM_BINS and sum(count for count, _, _ in bins) == 8
-    assert evaluation.calibration_error(bins) == pytest.approx(0.0)
-    never = evaluation.reliability(torch.full((8,), 0.9), torch.zeros(8, dtype=torch.bool))
-    assert evaluation.calibration_error(never) == pytest.approx(0.9)
+from training.workloads.trajectory.config import laptop
+from training.workloads.trajectory.model import TrainTimeAverage
 
 
-def test_a_confidence_of_one_falls_into_the_last_bin() -> None:
-    bins = evaluation.reliability(torch.ones(3), torch.ones(3, dtype=torch.bool))
-    assert bins[-1] == (3, 1.0, 1.0)
+def summarized(confidence: list[float], is_right: list[bool], out: Path) -> Mapping[str, float]:
+    """Of clips of all classes in turn, each answered with this confidence."""
+    labels = torch.arange(len(confidence)) % len(CLASSES)
+    rows = {name: torch.zeros(len(labels)) for name in ("loss", "position_error", "steady_error")}
+    rows |= {"standstill_error": torch.full((len(labels),), torch.nan), "clips": labels}
+    rows |= {"labels": labels, "confidence": torch.tensor(confidence)}
+    rows["predicted"] = torch.where(torch.tensor(is_right), labels, (labels + 1) % len(CLASSES))
+    stage = TrainTimeAverage(config=laptop(), name="mean", view="time_average", epochs=1)
+    return stage.summarize([Partial(tensors=rows)], out)
+
+
+def test_calibration_is_zero_where_confidence_is_the_accuracy(tmp_path: Path) -> None:
+    confidence = [0.75] * 8 + [0.25] * 8
+    right = [True, True, True, False] * 2 + [True, False, False, False] * 2
+    assert summarized(confidence, right, tmp_path)["calibration_error"] == pytest.approx(0.0)
+    never = summarized([0.9] * 11, [False] * 11, tmp_path)
+    assert never["calibration_error"] == pytest.approx(0.9)
+
+
+def test_a_confidence_of_one_falls_into_the_last_bin(tmp_path: Path) -> None:
+    summarized([1.0] * 11, [True] * 11, tmp_path)
+    names, *bins = (tmp_path / "reliability.csv").read_text().splitlines()
+    assert names == "clips,confidence,accuracy"
+    assert bins == ["0,0.0000,0.0000"] * 9 + ["11,1.0000,1.0000"]
 
 
 def parts_of(inputs: Inputs, name: str) -> list[Partial]:
@@ -43,26 +55,27 @@ def parts_of(inputs: Inputs, name: str) -> list[Partial]:
 def test_the_last_evaluation_is_drawn(inputs: Inputs, tmp_path: Path) -> None:
     stage = train_stage(inputs.config, "head")
     stage.show(nn.Identity(), inputs, parts_of(inputs, "head"), tmp_path)
-    drawn = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    assert set(drawn) == {"confusion.png", "reliability.png", "clips.jpg"}
-    kinds = {"png": PNG, "jpg": JPEG}
-    assert all(data[:4].startswith(kinds[name[-3:]]) for name, data in drawn.items())
-    assert all(5_000 < len(data) < 400_000 for data in drawn.values())  # the report holds them
+    (drawn,) = tmp_path.iterdir()
+    assert drawn.name == "clips.jpg" and drawn.read_bytes().startswith(b"\xff\xd8")
+    assert 5_000 < drawn.stat().st_size < 400_000  # the report holds it
 
 
 def test_the_contact_sheet_shows_clips_with_truth_and_answer(
     inputs: Inputs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    captions: list[evaluation.Caption] = []
+    shown: list[Captioned] = []
     monkeypatch.setattr(
-        evaluation, "_draw_contact_sheet", lambda path, title, frames, given: captions.extend(given)
+        evaluation, "write_sheet", lambda path, title, given, num_columns: shown.extend(given)
     )
     parts = parts_of(inputs, "head")
-    evaluation.illustrate(parts, tmp_path, "head", CLASSES)
-    scores = evaluation.Scores.of(parts, len(CLASSES))
-    assert len(captions) == len(scores["labels"]) == 11
-    assert [c.true for c in captions] == [CLASSES[k] for k in scores["labels"].tolist()]
-    assert [c.predicted for c in captions] == [CLASSES[k] for k in scores["predicted"].tolist()]
+    train_stage(inputs.config, "head").show(nn.Identity(), inputs, parts, tmp_path)
+    rows = {name: torch.cat([part.tensors[name] for part in parts]) for name in parts[0].tensors}
+    assert len(shown) == len(rows["labels"]) == 11
+    answers = zip(shown, rows["labels"].tolist(), rows["predicted"].tolist(), strict=True)
+    for picture, label, predicted in answers:
+        assert picture.caption.startswith(f"{CLASSES[label]},")
+        assert (f" predicted {CLASSES[predicted]} " in picture.caption) == (label != predicted)
+        assert picture.color == ("black" if label == predicted else "red")
 
 
 def test_tracks_are_dots_where_the_ball_is_and_where_it_was_found(inputs: Inputs) -> None:
@@ -72,24 +85,9 @@ def test_tracks_are_dots_where_the_ball_is_and_where_it_was_found(inputs: Inputs
     assert truth.min() > 0 and truth.max() < 64
     frames = np.zeros((1, 2, 64, 64, 3), np.uint8)
     track = np.array([[[10.4, 20.9], [np.nan, np.nan], [80.0, 3.0]]], np.float32)
-    drawn = evaluation.with_tracks(frames, track, (1, 2, 3))
+    drawn = evaluation._with_tracks(frames, track, (1, 2, 3))
     assert np.argwhere(drawn[0, 1].any(axis=2)).tolist() == [[3, 63], [20, 10]]
     assert drawn[0, 0, 20, 10].tolist() == [1, 2, 3] and not frames.any()
-
-
-def test_without_matplotlib_the_numbers_are_written_and_one_line_says_so(
-    inputs: Inputs,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.setattr(evaluation, "find_spec", lambda name: None)
-    stage = train_stage(inputs.config, "head")
-    parts = parts_of(inputs, "head")
-    stage.summarize(parts, tmp_path)
-    stage.show(nn.Identity(), inputs, parts, tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == ["confusion.json"]
-    assert "matplotlib is not installed" in capsys.readouterr().out
 
 
 def test_a_prediction_names_the_class_and_the_place_in_pixels(inputs: Inputs) -> None:

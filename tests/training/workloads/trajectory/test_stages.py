@@ -1,5 +1,6 @@
 """The stages: artifacts that do not depend on shards, models that learn, refusals, recipes."""
 
+import csv
 import json
 import sys
 from dataclasses import replace
@@ -335,8 +336,9 @@ def test_evaluation_counts_each_clip_and_writes_the_confusion(
     labels = samples.collate(items)["labels"]
     metrics = stage.summarize(parts, tmp_path)
     assert metrics["accuracy"] == pytest.approx((expected == labels).float().mean().item())
-    table = json.loads((tmp_path / "confusion.json").read_text())
-    confusion = torch.tensor(table["confusion"])
+    names, *rows = csv.reader((tmp_path / "confusion.csv").read_text().splitlines())
+    assert names[1:] == [name for name, *_ in rows] == list(CLASSES)
+    confusion = torch.tensor([[int(count) for count in counts] for _, *counts in rows])
     assert confusion.sum() == len(samples)
     assert confusion.sum(dim=1).tolist() == labels.bincount(minlength=len(CLASSES)).tolist()
     of_helix = CLASSES.index("helix")

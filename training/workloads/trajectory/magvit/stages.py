@@ -6,17 +6,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
 from training.artifact_key import artifact_key
+from training.evaluation_files import Captioned, write_sheet
 from training.workload import Inputs, Loss, Partial, Prepare, Probe, Settings, Start, Train
 from training.workloads.trajectory.clips import CLIP_SHAPE, TRACK_SHAPE
 from training.workloads.trajectory.config import MagvitConfig
 from training.workloads.trajectory.dataset import (
     NUM_STRIPS,
+    STRIP_FRAMES,
     Batch,
     FrameSamples,
     open_dataset,
@@ -26,10 +29,8 @@ from training.workloads.trajectory.magvit.model import (
     Quantizer,
     Tokenizer,
     TokenTransformer,
+    crop_mask,
     moving,
-    reconstruction_partial,
-    show_reconstructions,
-    summarize_reconstructions,
 )
 from training.workloads.trajectory.model import TrainClipClassifier, parameter_groups
 
@@ -91,14 +92,55 @@ class TrainTokenizer(Train):
         return Loss(total=squared.mean(dim=(1, 2, 3, 4)).sum())
 
     def evaluate(self, m: nn.Module, b: Batch) -> Partial:
-        return reconstruction_partial(m, b)
+        """Squared errors, code counts, a few clips to show."""
+        assert isinstance(m, Tokenizer)
+        frames, shown, strip = b["frames"], b["shown"], list(STRIP_FRAMES)
+        pixels_BTHW3, quantized = m(frames)
+        pixels_BTHW3 = pixels_BTHW3.float().clamp(0.0, 1.0)
+        squared = (pixels_BTHW3 - frames.float() / 255.0).square()
+        crop = crop_mask(b["tracks"][:, :-1], *frames.shape[2:4])
+        codes = m.quantizer.indices(quantized).flatten()
+        reconstructed = (pixels_BTHW3[shown][:, strip] * 255.0).round()
+        return Partial(
+            sums={
+                "squared": (float(squared.sum()), squared.numel()),
+                "squared_crop": (float((squared * crop).sum()), 3.0 * float(crop.sum())),
+            },
+            tensors={
+                "codes": torch.bincount(codes, minlength=m.quantizer.num_codes).cpu(),
+                "truth": frames[shown][:, strip].cpu(),
+                "reconstructed": reconstructed.to("cpu", torch.uint8),
+            },
+        )
 
     def summarize(self, parts: Sequence[Partial], out: Path) -> Mapping[str, float]:
-        return summarize_reconstructions(parts)
+        """PSNR in dB of all pixels and of the crops; share of codes in use, their perplexity."""
+        counts = torch.stack([part.tensors["codes"] for part in parts]).sum(dim=0).double()
+        shares = counts[counts > 0] / counts.sum()
+        has_ball = any(part.sums["squared_crop"][1] for part in parts)
+        return {
+            "psnr": _psnr(parts, "squared"),
+            **({"psnr_ball": _psnr(parts, "squared_crop")} if has_ball else {}),
+            "code_usage": float((counts > 0).double().mean()),
+            "code_perplexity": float((-shares * shares.log()).sum().exp()),
+        }
 
     def show(self, m: nn.Module, i: Inputs, parts: Sequence[Partial], out: Path) -> None:
-        if parts:
-            show_reconstructions(parts, out)
+        """Clips, each above its reconstruction."""
+        pictures = []
+        for part in parts:
+            for pair in zip(part.tensors["truth"], part.tensors["reconstructed"], strict=True):
+                rows = [np.concatenate(list(clip_THW3.numpy()), axis=1) for clip_THW3 in pair]
+                pictures.append(Captioned(np.concatenate(rows)))
+        if pictures:
+            heading = "clips, each above its reconstruction"
+            write_sheet(out / "reconstructions.png", heading, pictures, num_columns=2)
+
+
+def _psnr(parts: Sequence[Partial], name: str) -> float:
+    total = sum(part.sums[name][0] for part in parts)
+    count = sum(part.sums[name][1] for part in parts)
+    return float(-10.0 * torch.log10(torch.tensor(max(total / max(count, 1.0), 1e-12))))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -25,7 +25,6 @@ from training.workloads.trajectory.magvit.model import (
     folded_attention,
     merge_cells,
     split_cells,
-    summarize_reconstructions,
 )
 from training.workloads.trajectory.magvit.stages import (
     Tokens,
@@ -204,13 +203,13 @@ def test_the_crop_is_a_square_around_the_ball() -> None:
     assert mask.sum() == 36
 
 
-def test_psnr_and_code_usage_are_what_their_definitions_say(inputs: Inputs) -> None:
+def test_psnr_and_code_usage_are_what_their_definitions_say(tmp_path: Path) -> None:
     counts = torch.zeros(1000, dtype=torch.long)
     counts[:10] = 5
     sums = {"squared": (0.01 * 400, 400.0), "squared_crop": (0.04 * 50, 50.0)}
     empty = torch.zeros(0, 6, 64, 64, 3, dtype=torch.uint8)
     part = Partial(sums=sums, tensors={"codes": counts, "truth": empty, "reconstructed": empty})
-    metrics = summarize_reconstructions([part, part])
+    metrics = TrainTokenizer(config=SMALL).summarize([part, part], tmp_path)
     assert metrics["psnr"] == pytest.approx(20.0)
     assert metrics["psnr_ball"] == pytest.approx(10.0 * math.log10(25.0))
     assert metrics["code_usage"] == pytest.approx(0.01)

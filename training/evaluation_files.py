@@ -1,0 +1,49 @@
+"""What an evaluation leaves for people, as the report shows it: tables, and sheets of pictures."""
+
+import csv
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+_LINE = 16  # pixels
+
+
+def write_table(path: Path, names: Sequence[str], rows: Iterable[Iterable[Any]]) -> None:
+    """Write a CSV; of a number that is none (None) nothing."""
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(names)
+        writer.writerows([f"{v:.4f}" if isinstance(v, float) else v for v in row] for row in rows)
+
+
+class Captioned(NamedTuple):
+    """A picture (height, width, 3) in uint8, and what stands above it."""
+
+    pixels: NDArray[Any]
+    caption: str = ""
+    color: str = "black"
+
+
+def write_sheet(path: Path, heading: str, pictures: Sequence[Captioned], num_columns: int) -> None:
+    """Write the pictures in rows, in the format that the suffix names.
+
+    With Pillow: matplotlib takes ten times as long, at the end of every stage.
+    """
+    from PIL import Image, ImageDraw, ImageFont
+
+    height, width = np.max([each.pixels.shape[:2] for each in pictures], axis=0).tolist()
+    cell_height, cell_width = height + _LINE + 4, width + _LINE
+    num_rows = -(-len(pictures) // num_columns)
+    size = (num_columns * cell_width + _LINE, num_rows * cell_height + 2 * _LINE)
+    sheet = Image.new("RGB", size, "white")
+    draw, font = ImageDraw.Draw(sheet), ImageFont.load_default(size=12)
+    draw.text((_LINE, 4), heading, fill="black", font=font)
+    for number, each in enumerate(pictures):
+        row, column = divmod(number, num_columns)
+        left, top = _LINE + column * cell_width, 2 * _LINE + row * cell_height
+        draw.text((left, top), each.caption, fill=each.color, font=font)
+        sheet.paste(Image.fromarray(each.pixels), (left, top + _LINE))
+    sheet.save(path)
