@@ -78,15 +78,15 @@ def _path(name: str) -> str:
     return path
 
 
-def parse_overrides(pairs: Sequence[str]) -> dict[str, str]:
-    """Read `name=value` pairs; each name may occur once."""
+def parse_overrides(pairs: Sequence[str], what: str = "the override") -> dict[str, str]:
+    """Read `name=value` pairs; each name may occur once. `what` they are, for messages."""
     overrides: dict[str, str] = {}
     for pair in pairs:
         name, separator, value = pair.partition("=")
         if not separator or not name:
-            raise UserError(f"the override {pair!r} cannot be read; write name=value")
+            raise UserError(f"{what} {pair!r} cannot be read; write name=value")
         if name in overrides:
-            raise UserError(f"the override {name!r} is given twice; give it once")
+            raise UserError(f"{what} {name!r} is given twice; give it once")
         overrides[name] = value
     return overrides
 

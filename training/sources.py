@@ -13,7 +13,7 @@ import zipfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any, Protocol
 
 from training.errors import UserError
@@ -222,12 +222,10 @@ def _is_archive(path: Path) -> bool:
 
 
 def _unpack(archive: Path, out: Path) -> None:
-    """Unpack a zip or tar archive; UserError for one that is torn or leaves `out`."""
+    """Unpack a zip or tar archive within `out`; UserError for one that is torn."""
     try:
         if zipfile.is_zipfile(archive):
             with zipfile.ZipFile(archive) as opened:
-                for member in opened.namelist():
-                    _refuse_outside(archive, member)
                 opened.extractall(out)
         elif archive.name.endswith(_TAR):
             with tarfile.open(archive) as packed:
@@ -236,9 +234,3 @@ def _unpack(archive: Path, out: Path) -> None:
             raise UserError(f"{archive} is not a zip archive, despite its name; create it again")
     except (tarfile.TarError, zipfile.BadZipFile, EOFError) as error:
         raise UserError(f"{archive} cannot be unpacked: {error}; make it again") from error
-
-
-def _refuse_outside(archive: Path, member: str) -> None:
-    path = PurePosixPath(member)
-    if path.is_absolute() or ".." in path.parts:
-        raise UserError(f"{archive} contains {member!r}, which is outside of it; make it again")

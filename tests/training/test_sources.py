@@ -125,11 +125,11 @@ def test_fails_for_what_is_no_source(tmp_path: Path) -> None:
         open_source(tmp_path / "torn.tar.gz", tmp_path / "b")
 
 
-def test_fails_for_an_archive_that_reaches_outside(tmp_path: Path) -> None:
+def test_no_archive_reaches_outside(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "evil.zip", "w") as archive:
         archive.writestr("../../outside", "x")
-    with pytest.raises(UserError, match=r"contains '\.\./\.\./outside', which is outside of it"):
-        open_source(tmp_path / "evil.zip", tmp_path / "a")
+    (file,) = open_source(tmp_path / "evil.zip", tmp_path / "a")
+    assert file.path.is_relative_to(tmp_path / "a")
     with tarfile.open(tmp_path / "evil.tar", "w") as packed:
         packed.addfile(tarfile.TarInfo("../outside"), io.BytesIO())
     with pytest.raises(UserError, match=r"evil\.tar cannot be unpacked: '\.\./outside' would be "):

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+from training.cli.run import positive_int
 from training.errors import EXIT_FINISHED, UserError
 
 
@@ -30,7 +31,12 @@ def add_count(parser: argparse.ArgumentParser) -> None:
     add("--precision", choices=("float32", "bfloat16", "float16"), default="bfloat16")
     add("--pure", action="store_true", help="bfloat16 of parameters and state, too")
     add("--optimizer", choices=("adamw", "sgd", "adamw-8bit"), default="adamw")
-    add("--lora", type=int, metavar="RANK", help="train adapters alone; half precision freezes it")
+    add(
+        "--lora",
+        type=positive_int,
+        metavar="RANK",
+        help="train adapters alone; half precision freezes it",
+    )
     add("--four-bit", action="store_true", help="with --lora: frozen matrices in 4 bits (QLoRA)")
     add("--tokens", type=int, help="of a sample, for transformers (default: 512)")
     add("--attention", choices=("sdpa", "eager"), help="of transformers (default: fused)")
@@ -82,8 +88,6 @@ def _check(options: argparse.Namespace) -> None:
         raise UserError("--tokens and --recompute are for transformers: the function decides here")
     if options.pure and options.precision != "bfloat16":
         raise UserError(f"--pure is bfloat16, not {options.precision}")
-    if options.lora is not None and options.lora < 1:
-        raise UserError(f"--lora is {options.lora}; give a rank from 1")
     if options.four_bit and not options.lora:
         raise UserError("--four-bit freezes the model: give --lora RANK, too")
     if options.lora and options.pure:

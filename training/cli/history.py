@@ -2,12 +2,11 @@
 
 import argparse
 import json
-import math
 from pathlib import Path
 
 from contract.keys import REPORT
 from training.cli.run import checked_file, checked_folder, positive
-from training.errors import EXIT_FINISHED, UserError
+from training.errors import EXIT_FINISHED
 from training.record.run import open_run
 from training.report.page import summary, write_report
 
@@ -23,7 +22,7 @@ def add_report(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--run-uri", required=True, help=_RUN)
     parser.add_argument("--out", type=Path, help="also write the page to this file")
     parser.add_argument(
-        "--usd-per-hour", type=float, help="price of the machine, to show costs in dollars"
+        "--usd-per-hour", type=positive, help="price of the machine, to show costs in dollars"
     )
     parser.add_argument("--json", action="store_true", help="print the summary as JSON")
     parser.set_defaults(act=_report)
@@ -51,8 +50,6 @@ def add_tensorboard(parser: argparse.ArgumentParser) -> None:
 def _report(options: argparse.Namespace) -> int:
     run = open_run(options.run_uri)
     store, head = run.store, run.head
-    if options.usd_per_hour is not None and not 0 <= options.usd_per_hour < math.inf:
-        raise UserError(f"--usd-per-hour is {options.usd_per_hour}; give 0 or more")
     if options.out is not None:
         checked_file(options.out)
     history = write_report(store, run.record, head, options.usd_per_hour)

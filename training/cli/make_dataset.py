@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from contract.keys import MANIFEST
-from training.cli.run import checked_folder
+from training.cli.run import checked_folder, positive_int
 from training.dataset_output import FolderOutput, Output, clean_up
 from training.errors import EXIT_FINISHED, MachineError, UserError
 from training.registry import fitted, resolve_config
@@ -41,7 +41,7 @@ def add_make(make: argparse.ArgumentParser) -> None:
     """Add the options of `data make`."""
     make.add_argument("--workload", required=True)
     make.add_argument("--out", required=True, type=Path, help="an empty or new folder")
-    make.add_argument("--count", required=True, type=int, help="number of samples")
+    make.add_argument("--count", required=True, type=positive_int, help="number of samples")
     make.add_argument("--seed", type=int, default=0)
     make.add_argument("--dataset-uri", help=f"also upload it to {URI}")
     _add_override(make)
@@ -84,8 +84,6 @@ def _add_override(parser: argparse.ArgumentParser) -> None:
 
 
 def _make(options: argparse.Namespace) -> int:
-    if options.count < 1:
-        raise UserError(f"--count is {options.count}; give at least 1")
     workload = _workload(options)
     _check_folder(options.out, workload.name)
     store = open_store(options.dataset_uri) if options.dataset_uri else None

@@ -240,11 +240,7 @@ count = argument_type(parse_count)
 
 def _count_or_auto(text: str) -> int | None:
     """Parse a whole number above 0; None for "auto"."""
-    if text == "auto":
-        return None
-    if not text.isdigit() or int(text) == 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is neither auto nor a positive whole number")
-    return int(text)
+    return None if text == "auto" else positive_int(text)
 
 
 def checked_file(path: Path) -> Path:

@@ -1,7 +1,7 @@
 """`python -m training run --program`: a program that knows nothing of this project."""
 
 import argparse
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from training.attempt.supervisor import Supervisor
 from training.errors import EXIT_FINISHED, UserError
 from training.record.head import read_head
 from training.record.run import read_run_config
+from training.registry import parse_overrides
 from training.store.protocol import Store
 
 # Options of `run` that a program has no use for, with their defaults.
@@ -112,13 +113,13 @@ def _program(arguments: argparse.Namespace) -> Program:
     path: Path | None = arguments.program_file
     told = {
         "command": arguments.program,
-        "hyperparameters": dict(_pairs("--hyperparameter", arguments.hyperparameter)),
-        "environment": dict(_pairs("--env", arguments.env)),
+        "hyperparameters": parse_overrides(arguments.hyperparameter, "--hyperparameter"),
+        "environment": parse_overrides(arguments.env, "--env"),
         "channels": tuple(arguments.channel),
         "working_folder": arguments.working_folder,
         "notice_signal": arguments.notice_signal,
         "quiet_seconds": arguments.quiet_seconds,
-        "metric_definitions": tuple(_pairs("--metric", arguments.metric)),
+        "metric_definitions": tuple(parse_overrides(arguments.metric, "--metric").items()),
     }
     given = {name: value for name, value in told.items() if value not in (None, {}, ())}
     if path is None:
@@ -132,16 +133,3 @@ def _program(arguments: argparse.Namespace) -> Program:
         return Program.from_json(path.read_text(), str(path))
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path} cannot be read ({error}); check --program-file") from error
-
-
-def _pairs(option: str, texts: Iterable[str]) -> list[tuple[str, str]]:
-    found = []
-    for text in texts:
-        name, separator, value = text.partition("=")
-        if not separator:
-            raise UserError(f"{option} {text!r} has no =; write NAME=VALUE")
-        found.append((name, value))
-    names = [name for name, _ in found]
-    if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise UserError(f"{option} sets {twice[0]!r} twice; set it once")
-    return found

@@ -24,6 +24,7 @@ from pathlib import Path
 from types import FrameType
 from typing import IO, Any
 
+from contract.grammar import parse_positive
 from contract.keys import CONFIG, FINAL, MANIFEST, RECEIPT, REPORT
 from contract.trainer_options import SAGEMAKER_OPTIONS, recipe_field
 from training.cli.run import checked_folder
@@ -100,7 +101,7 @@ def read_job(root: Path, environ: Mapping[str, str]) -> _SageMakerJob:
         root=root,
         arguments=("run", *arguments),
         run_uri=options["run-uri"],
-        notice_seconds=_positive(seconds),
+        notice_seconds=parse_positive(seconds),
         model_folder=Path(environ.get("SM_MODEL_DIR", root / "model")),
         dataset=Path(options["dataset-uri"]),
         leads=own == hosts[0],
@@ -185,18 +186,6 @@ def _config(root: Path, name: str) -> dict[str, Any]:
         raise UserError(f"{path} is not JSON ({error}); SageMaker writes it: see the job") from None
     if not isinstance(value, dict):
         raise UserError(f"{path} is not a JSON object; SageMaker writes it: see the job")
-    return value
-
-
-def _positive(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < 3600:
-        raise UserError(
-            f"the hyperparameter notice-budget-seconds is {text!r}; write seconds, as in 120"
-        )
     return value
 
 

@@ -56,7 +56,7 @@ def add_sweep(parser: argparse.ArgumentParser) -> None:
     add("--seed", type=count, default=0, help="of --random, kept (default: %(default)s)")
     add("--write-only", action="store_true", help="write sweep.json, for others to train")
     add("--override", action="append", default=[], metavar="NAME=VALUE", help="for every run")
-    add("--parallel", type=int, default=1, help="runs at once (default: %(default)s)")
+    add("--parallel", type=positive_int, default=1, help="runs at once (default: %(default)s)")
     add("--memory-limit-mib", type=int, help="of each run, as for `run` (default: its GPU's share)")
     add("--logs", type=Path, default=Path("sweep-logs"), help="default: %(default)s")
     add("--json", action="store_true", help="print the table as JSON")
@@ -77,8 +77,6 @@ class _SweepRun:
 
 
 def _sweep(options: argparse.Namespace) -> int:
-    if options.parallel < 1:
-        raise UserError(f"--parallel is {options.parallel}; give at least 1")
     asked = _asked(options)
     if options.write_only:
         runs = _kept(options, asked)

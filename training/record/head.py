@@ -86,10 +86,6 @@ class Retention:
     newest: int = 3
     every: Span | None = None
 
-    def __post_init__(self) -> None:
-        if self.newest < 1:
-            raise UserError(f"{self.newest} checkpoints cannot be kept; keep 1 or more")
-
     def kept(self, entries: Sequence[CheckpointEntry]) -> tuple[CheckpointEntry, ...]:
         """The checkpoints to keep; both sequences are oldest first."""
         left_behind = [entry for entry in entries if entry.is_left_behind]

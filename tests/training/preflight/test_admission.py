@@ -331,7 +331,6 @@ def test_a_sweep_is_drawn_and_written_for_others_to_train(
         (["--vary=learning_rate"], "write name=value,value"),
         (["--vary=learning_rates=1,2"], "no field 'learning_rates'"),
         (["--vary=epochs=1,x"], "epochs='x' is not a valid int"),
-        (["--vary=epochs=1,2", "--parallel=0"], "--parallel is 0; give at least 1"),
         (["--vary=epochs=1,2", "--parallel=100000"], "100000 run(s) need"),
     ],
 )

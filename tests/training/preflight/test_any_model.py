@@ -300,7 +300,6 @@ def test_two_of_four_experts_compute_half_of_what_four_do(write: Callable[[Any],
     [
         (["m:f", "--tokens", "8"], "are for transformers"),
         (["m:f", "--pure", "--precision", "float32"], "--pure is bfloat16, not float32"),
-        (["m:f", "--lora", "0"], "--lora is 0"),
         (["m:f", "--four-bit"], "give --lora RANK"),
         (["m:f", "--lora", "8", "--pure"], "leave out --pure"),
         (["nowhere.json"], "nowhere.json does not exist"),

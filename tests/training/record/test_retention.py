@@ -3,10 +3,7 @@
 import random
 from dataclasses import replace
 
-import pytest
-
 from contract.grammar import Span
-from training.errors import UserError
 from training.record.head import CheckpointEntry, Kind, Retention
 
 
@@ -156,8 +153,3 @@ def test_what_is_left_behind_goes_only_once_there_is_more_of_the_new_than_is_kep
             for one in new:
                 alone = retention.kept((*alone, one))
             assert tuple(one for one in kept if not one.is_left_behind) == alone
-
-
-def test_fails_to_keep_nothing() -> None:
-    with pytest.raises(UserError, match="0 checkpoints cannot be kept"):
-        Retention(newest=0)
