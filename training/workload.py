@@ -220,6 +220,7 @@ class Train(Interchange):
     def sharded_modules(self, m: nn.Module) -> Sequence[nn.Module]:
         """The blocks of the model to gather and free one at a time, if ranks share it.
 
+        With `compile_mode`, also those to compile one by one: blocks that are alike share code.
         Modules inside `m` that its forward calls in the same order on every rank. Outside a block's
         own forward its parameters are slices: the loss must not read them. By default the model is
         one block: the simplest choice, which saves the least memory.

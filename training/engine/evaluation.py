@@ -142,7 +142,9 @@ def _show(
     if not implements(stage, Train.show):
         return
     seed_torch(inputs.device, "show", inputs.seed, stage.name)
-    with torch.no_grad(), autocast(stage.settings.precision, inputs.device):
+    # Nothing is compiled for it: each length of a text that grows would have code of its own.
+    uncompiled = torch.compiler.set_stance("force_eager")
+    with uncompiled, torch.no_grad(), autocast(stage.settings.precision, inputs.device):
         model.use(lambda own: stage.show(own, inputs, parts, out))
 
 

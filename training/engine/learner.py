@@ -24,7 +24,13 @@ from training.engine.optimizer import (
     step_in_backward,
     unflatten_state,
 )
-from training.engine.parallel import Parallel, broadcast_from_rank_0, is_sharded, parallel
+from training.engine.parallel import (
+    Parallel,
+    broadcast_from_rank_0,
+    compile_blocks,
+    is_sharded,
+    parallel,
+)
 from training.engine.reduction import share_of, tree_sum
 from training.engine.stage_checks import (
     checked_numerics,
@@ -181,19 +187,7 @@ class Learner:
         if not self.is_sharded:
             model = model.to(inputs.device)
         if self._settings.compile_mode is not None:
-            # Not dynamic: whether torch makes code for any size depends on what this process has
-            # compiled before, and so would the bits after an interruption. So would they if the
-            # ninth size of a batch ran uncompiled, as it does by default.
-            from torch._dynamo import config
-
-            config.recompile_limit = config.accumulated_recompile_limit
-            # As model.compile(), but from a function of ours: before torch 2.14 a model of one of
-            # torch's own classes, as an nn.Sequential, would stay uncompiled without a word.
-            model._compiled_call_impl = torch.compile(
-                lambda *args, **kwargs: model._call_impl(*args, **kwargs),  # type: ignore[no-untyped-call]
-                mode=self._settings.compile_mode,
-                dynamic=False,
-            )
+            compile_blocks(stage, model, self._settings.compile_mode)
         return model.train()
 
     def _choose(self, model: nn.Module, started_with: Mapping[str, str]) -> dict[str, str]:

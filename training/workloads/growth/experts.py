@@ -35,6 +35,8 @@ class ExpertFeedForward(nn.Module):
         self.router = nn.Linear(width, block.num_experts)
         self.experts = _Experts(width, block.hidden, block.num_experts, activation)
 
+    # Each number of an expert's tokens would have compiled code of its own.
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def forward(self, x_ND: Tensor) -> tuple[Tensor, Tensor]:
         # In full precision: near ties would otherwise be decided by rounding.
         with torch.autocast(x_ND.device.type, enabled=False):

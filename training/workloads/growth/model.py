@@ -251,6 +251,11 @@ def rotary_table(num_tokens: int, head_width: int, base: float, like: Tensor) ->
 
 def rotated(x_BTHd: Tensor, turn_T1d: Tensor) -> Tensor:
     """Each pair of numbers of each head turned by its position's angle."""
+    if torch.compiler.is_compiling():
+        # The plain formula: Inductor makes one kernel of it, and has none for results in halves.
+        cosine, sine = turn_T1d.to(x_BTHd.dtype).chunk(2, dim=-1)
+        low, high = x_BTHd.chunk(2, dim=-1)
+        return torch.cat([low * cosine - high * sine, high * cosine + low * sine], dim=-1)
     return cast(Tensor, _Rotation.apply(x_BTHd, turn_T1d.to(x_BTHd.dtype)))
 
 

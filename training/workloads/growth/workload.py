@@ -230,6 +230,10 @@ class TrainPhase(TextEvaluation):
         # Not False, which would rule out torch's foreach as well.
         return kind(groups, betas=_BETAS, fused=c.fused_optimizer or None)
 
+    def sharded_modules(self, m: nn.Module) -> Sequence[nn.Module]:
+        """The decoder's blocks."""
+        return list(cast(LanguageModel, m).blocks)
+
     def formats(self) -> Mapping[str, Writer]:
         """Hugging Face's folder."""
         return {"huggingface": write_hugging_face}
