@@ -95,15 +95,33 @@ def timeline(rows: Iterable[tuple[str, Sequence[Bar], str]]) -> str:
     return "\n".join([*lines, axis])
 
 
-def table(rows: Iterable[Sequence[str]], head: Sequence[str] = ()) -> str:
-    """A table; without a head its first column names what stands in the second."""
+def table(
+    rows: Iterable[Sequence[str]], head: Sequence[str] = (), *, is_confusion: bool = False
+) -> str:
+    """A table; without a head its first column names what stands in the second.
+
+    A confusion matrix has counts after the first column, shaded by their share of the row.
+    """
     top = "".join(f"<th>{html.escape(cell)}</th>" for cell in head)
-    body = "".join(
-        "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in rows
-    )
+    body = "".join(f"<tr>{_confused(row) if is_confusion else _cells(row)}</tr>" for row in rows)
     kind = "data" if head else "facts"
     top = f"<tr>{top}</tr>" if top else ""
     return f'<div class="scroll"><table class="{kind}">{top}{body}</table></div>'
+
+
+def _cells(row: Iterable[str]) -> str:
+    return "".join(f"<td>{html.escape(cell)}</td>" for cell in row)
+
+
+def _confused(row: Sequence[str]) -> str:
+    counts = [float(cell) for cell in row[1:]]
+    most = max(1.0, sum(counts))
+    shaded = (
+        f'<td style="background: color-mix(in srgb, var(--c0) {60 * count / most:.0f}%, '
+        f'transparent)">{html.escape(cell)}</td>'
+        for cell, count in zip(row[1:], counts, strict=True)
+    )
+    return _cells(row[:1]) + "".join(shaded)
 
 
 def _in_script(text: str) -> str:

@@ -46,3 +46,9 @@ def test_a_name_can_end_neither_its_script_nor_its_cell() -> None:
     )
     assert name not in whole
     assert timeline([]) == ""
+
+
+def test_a_confusion_matrix_is_shaded_by_the_share_of_its_row() -> None:
+    found = table([["dog", "3", "1"], ["cat", "0", "0"]], ["is", "dog", "cat"], is_confusion=True)
+    assert re.findall(r"c0\) (\d+)%", found) == ["45", "15", "0", "0"]
+    assert re.findall(r">(\w+)</td>", found) == ["dog", "3", "1", "cat", "0", "0"]

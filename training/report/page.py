@@ -363,7 +363,7 @@ def _shown(name: str, suffix: str, data: bytes) -> str:
     if suffix != ".csv":
         return f"<pre>{html.escape(text)}</pre>"
     head, *rows = list(csv.reader(text.splitlines())) or [[]]
-    return table(rows, head)
+    return table(rows, head, is_confusion=name.endswith("/confusion.csv"))
 
 
 def _readable(value: Any) -> str:

@@ -59,6 +59,8 @@ class TrainClassifier(ImageEvaluation):
 
     def model(self, i: Inputs) -> Classifier:
         c = self.config
+        # Its images have few sizes, whose fastest convolutions are worth a search.
+        torch.backends.cudnn.benchmark = not c.deterministic
         return Classifier(c.architecture, c.num_classes, blur_pool=c.blur_pool)
 
     def from_foreign(

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from training.preflight.standalone import standalone_inputs
 from training.registry import load_workload
 from training.rungs import KINDS
 from training.settings import changed
@@ -238,3 +239,13 @@ def test_the_page_has_published_figures_of_every_recipe_for_a_gpu() -> None:
 def test_fails_for_a_field_that_cannot_be(fields: dict[str, Any], says: str) -> None:
     with pytest.raises(ValueError, match=re.escape(says)):
         changed(ImagenetConfig(), **fields)
+
+
+@pytest.mark.parametrize(("recipe", "searches"), [(laptop, False), (full, True)])
+def test_the_fastest_convolutions_are_searched_for_where_bits_need_not_repeat(
+    recipe: Any, searches: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", not searches)
+    stage = TrainClassifier(config=replace(recipe(), architecture="resnet8"))
+    stage.model(standalone_inputs("classifier", stage.config))
+    assert torch.backends.cudnn.benchmark == searches
