@@ -71,8 +71,10 @@ class Convolutions(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def starts_kernel(operation: Any) -> bool:
     """Whether an operation starts a kernel: views and mere allocations start none."""
     name = operation.overloadpacket.__name__
-    # transformers: the product of all experts.
-    return operation.namespace in ("aten", "transformers") and name not in _WITHOUT_KERNEL
+    # transformers: the product of all experts; training: growth's fused optimizer.
+    return (
+        operation.namespace in ("aten", "transformers", "training") and name not in _WITHOUT_KERNEL
+    )
 
 
 # Of torch's multi_tensor_apply: blocks of a launch, elements of a block, and the tensors of a
