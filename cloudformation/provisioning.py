@@ -104,7 +104,6 @@ class Provisioner:
         return HandlerRequest(
             account=self.account,
             stack_name=self.stack.name,
-            stack_id=self.stack.id,
             logical_id=wanted.logical_id,
             properties=wanted.properties,
             old=existing.properties if existing else {},

@@ -18,7 +18,6 @@ class HandlerRequest:
 
     account: RegionalAccount
     stack_name: str
-    stack_id: str
     logical_id: str
     properties: dict[str, Any]
     old: dict[str, Any] = field(default_factory=dict)

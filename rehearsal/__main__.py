@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -46,9 +45,8 @@ from rehearsal.drill.workload import (
 )
 from rehearsal.machines.commands import CommandFailed
 from rehearsal.scenarios.many import ManyRuns, many_table
-from rehearsal.scenarios.scenario import NSPAWN, Scenario, choose
+from rehearsal.scenarios.scenario import NSPAWN, choose
 from rehearsal.scenarios.series import (
-    DrillOutcome,
     DrillSeries,
     outcome_table,
     scenario_table,
@@ -181,7 +179,9 @@ def _workload(arguments: argparse.Namespace) -> tuple[RehearsedWorkload, Sequenc
 
 
 def _embedded(
-    arguments: argparse.Namespace, say: Callable[[str], None], told: Callable[[str], None]
+    arguments: argparse.Namespace,
+    say: Callable[[str], None],
+    told: Callable[[str], None] | None = None,
 ) -> AbstractContextManager[DeployedStacks]:
     is_nspawn = arguments.machine == NSPAWN
     return embedded_stacks(arguments.out, is_nspawn=is_nspawn, say=say, told=told)
@@ -194,43 +194,27 @@ def run_drills(arguments: argparse.Namespace, say: Callable[[str], None]) -> int
         records = [
             {"name": each.name, "about": each.about, "needs": each.needs} for each in scenarios
         ]
-        _show(records, scenario_table(scenarios), as_json=arguments.json)
+        _show(arguments, records, scenario_table(scenarios))
         return 0
     left_out = [each.name for each in choose([]) if not each.can_have(arguments.machine)]
     if left_out and not arguments.names:
         say(f"{arguments.machine} machines cannot show, so left out: {', '.join(left_out)}")
-    outcomes = _rehearse_drills(scenarios, arguments, say)
-    _show([asdict(each) for each in outcomes], outcome_table(outcomes), as_json=arguments.json)
-    return 1 if any(each.faults for each in outcomes) else 0
-
-
-def _rehearse_drills(
-    scenarios: Sequence[Scenario], arguments: argparse.Namespace, say: Callable[[str], None]
-) -> list[DrillOutcome]:
-    outcomes = []
-
-    def keep(text: str) -> None:
-        with (stacks.folder / "cdk.log").open("a", encoding="utf-8") as log:
-            print(text, file=log)
-
-    with _embedded(arguments, say, keep) as stacks:
+    outcomes, records = [], []
+    with _embedded(arguments, say) as stacks:
         for outcome in DrillSeries(scenarios=scenarios, stacks=stacks, say=say).run():
             outcomes.append(outcome)
             # After each, so that Ctrl-C keeps those before it.
             records = [asdict(each) for each in outcomes]
             (stacks.folder / "drills.json").write_text(json.dumps(records, indent=2) + "\n")
-    return outcomes
+    _show(arguments, records, outcome_table(outcomes))
+    return 1 if any(each.faults for each in outcomes) else 0
 
 
-def _show(records: Sequence[dict[str, Any]], table: Table, *, as_json: bool) -> None:
-    if as_json:
-        print(json.dumps(records, indent=2))
+def _show(arguments: argparse.Namespace, document: object, table: Table) -> None:
+    if arguments.json:
+        print(json.dumps(document, indent=2))
     else:
-        _print(table)
-
-
-def _print(table: Table) -> None:
-    Console(width=None if sys.stdout.isatty() else 160).print(table)
+        Console(width=None if sys.stdout.isatty() else 160).print(table)
 
 
 def run_many(arguments: argparse.Namespace, say: Callable[[str], None]) -> int:
@@ -238,21 +222,12 @@ def run_many(arguments: argparse.Namespace, say: Callable[[str], None]) -> int:
     if min(arguments.runs, arguments.at_once) < 1:
         given = f"--runs is {arguments.runs} and --at-once {arguments.at_once}"
         raise ValueError(f"{given}; use 1 or more of each")
-    log = REPOSITORY / arguments.out / "cdk.log"
-
-    def keep(text: str) -> None:
-        with log.open("a", encoding="utf-8") as file:
-            print(text, file=file)
-
-    with _embedded(arguments, say, keep) as stacks:
+    with _embedded(arguments, say) as stacks:
         runs = ManyRuns(stacks=stacks, say=say, count=arguments.runs, at_once=arguments.at_once)
         outcomes, faults = runs.run()
         records = {"runs": [asdict(each) for each in outcomes], "faults": faults}
         (stacks.folder / "many.json").write_text(json.dumps(records, indent=2) + "\n")
-    if arguments.json:
-        print(json.dumps(records, indent=2))
-    else:
-        _print(many_table(outcomes))
+    _show(arguments, records, many_table(outcomes))
     for fault in faults:
         print(f"rehearsal: broken promise: {fault}", file=sys.stderr)
     return 1 if faults or any(each.faults for each in outcomes) else 0
@@ -294,10 +269,7 @@ def show_alarms(arguments: argparse.Namespace, say: Callable[[str], None]) -> in
             say("cdk synth ...")
             run_cdk(children, "cdk synth", "synth", "--quiet", "--output", folder)
             trials = _try_alarms(Path(folder) / f"{training_stack()}.template.json")
-    if arguments.json:
-        print(json.dumps([asdict(trial) for trial in trials], indent=2))
-    else:
-        _print(trial_table(trials))
+    _show(arguments, [asdict(trial) for trial in trials], trial_table(trials))
     return 0 if all(trial.is_passed for trial in trials) else 1
 
 

@@ -11,7 +11,7 @@ import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +51,6 @@ class Side:
     name: str
     stacks: Mapping[str, StackSide]
     folder: Path | None = None
-    notes: Sequence[str] = field(default_factory=tuple)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,7 +62,7 @@ class CdkDiff:
     destructive: Mapping[str, str]
 
 
-def read_assembly(folder: Path, name: str, notes: Sequence[str] = ()) -> Side:
+def read_assembly(folder: Path, name: str) -> Side:
     """Read a cloud assembly: each stack's template, its protection and its plan."""
     artifacts = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))["artifacts"]
     stacks = {}
@@ -79,7 +78,7 @@ def read_assembly(folder: Path, name: str, notes: Sequence[str] = ()) -> Side:
             is_protected=bool(properties.get("terminationProtection")),
             plan=json.loads(plan.read_text(encoding="utf-8")) if plan.exists() else None,
         )
-    return Side(name=name, stacks=stacks, folder=folder, notes=tuple(notes))
+    return Side(name=name, stacks=stacks, folder=folder)
 
 
 def synthesize(checkout: Path, out: Path, context: Sequence[str], name: str) -> None:

@@ -80,7 +80,7 @@ def judge(base: Side, head: Side, diffs: Sequence[CdkDiff]) -> Review:
     return Review(
         base=base.name,
         head=head.name,
-        notes=[*base.notes, *head.notes, *_added_and_removed_stacks(base, head)],
+        notes=_added_and_removed_stacks(base, head),
         changes=changes,
         losses=find_losses(base, head, changes),
         refusals=find_refusals(base, head, changes),

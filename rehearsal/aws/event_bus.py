@@ -45,6 +45,7 @@ for line in sys.stdin:
         said = [None, traceback.format_exc().strip().rpartition("\\n")[2]]
     print(json.dumps(said), file=answers, flush=True)
 """
+_SCHEDULED = "Scheduled Event"
 # What EventBridge does to a target, which the target's own policy must allow.
 _TARGET_ACTIONS = {
     "lambda": "lambda:InvokeFunction",
@@ -58,7 +59,6 @@ class Invocation:
     """One run of a deployed function: its event, its return value or its error's last line."""
 
     function: str
-    detail_type: str
     answer: dict[str, Any] | None
     error: str | None
     seconds: float
@@ -93,11 +93,22 @@ class EventBus:
         resources: Sequence[str] = (),
     ) -> None:
         """Deliver one event for every enabled rule whose pattern matches it."""
-        self._submit(source, detail_type, detail, resources, scheduled=False)
+        event = {
+            "version": "0",
+            "id": str(uuid.uuid4()),
+            "detail-type": detail_type,
+            "source": source,
+            "account": self.aws.account,
+            "time": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+            "region": self.aws.region,
+            "resources": list(resources),
+            "detail": dict(detail),
+        }
+        self._pending.append(self._worker.submit(self._deliver, event))
 
     def tick(self) -> None:
         """Trigger every scheduled rule once, as its schedule would."""
-        self._submit("aws.events", "Scheduled Event", {}, (), scheduled=True)
+        self.publish("aws.events", _SCHEDULED, {})
 
     @property
     def is_idle(self) -> bool:
@@ -112,33 +123,12 @@ class EventBus:
         for delivery in self._pending:
             delivery.result()
 
-    def _submit(
-        self,
-        source: str,
-        detail_type: str,
-        detail: Mapping[str, Any],
-        resources: Sequence[str],
-        *,
-        scheduled: bool,
-    ) -> None:
-        event = {
-            "version": "0",
-            "id": str(uuid.uuid4()),
-            "detail-type": detail_type,
-            "source": source,
-            "account": self.aws.account,
-            "time": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
-            "region": self.aws.region,
-            "resources": list(resources),
-            "detail": dict(detail),
-        }
-        self._pending.append(self._worker.submit(self._deliver, event, scheduled=scheduled))
-
-    def _deliver(self, event: dict[str, Any], *, scheduled: bool) -> None:
+    def _deliver(self, event: dict[str, Any]) -> None:
+        is_tick = event["detail-type"] == _SCHEDULED
         events = self.aws.client("events")
         pages = events.get_paginator("list_rules").paginate()
         for rule in (rule for page in pages for rule in page["Rules"]):
-            if rule.get("State") != "ENABLED" or scheduled != ("ScheduleExpression" in rule):
+            if rule.get("State") != "ENABLED" or is_tick != ("ScheduleExpression" in rule):
                 continue
             pattern = rule.get("EventPattern")
             if pattern and not EventPattern.load(pattern).matches_event(cast(Any, event)):
@@ -212,7 +202,6 @@ class EventBus:
         self.invocations.append(
             Invocation(
                 function=name,
-                detail_type=event["detail-type"],
                 answer=answer,
                 error=error,
                 seconds=time.monotonic() - started,

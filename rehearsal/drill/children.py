@@ -33,8 +33,11 @@ class Child:
         self.reader.join()
         return status
 
-    def expect(self) -> None:
-        """Wait; raise ChildFailed with the last lines unless the program succeeded."""
+    def expect(self, meanwhile: Callable[[], None] | None = None) -> None:
+        """Wait, doing `meanwhile`; raise ChildFailed with the last lines unless it succeeded."""
+        while meanwhile is not None and self.process.poll() is None:
+            meanwhile()
+            time.sleep(_POLL_SECONDS)
         status = self.wait()
         if status != 0:
             lines = "\n".join(f"    {line}" for line in self.tail)
@@ -99,16 +102,12 @@ class Children:
 
 
 def run_cdk(
-    children: Children, name: str, *arguments: str, meanwhile: Callable[[], None] = lambda: None
+    children: Children, name: str, *arguments: str, meanwhile: Callable[[], None] | None = None
 ) -> None:
     """Run one CLI command and wait for it, doing `meanwhile`; ChildFailed has its last lines."""
     children.say(f"{name} ...")
     started = time.monotonic()
-    child = start_cdk(children, name, *arguments)
-    while child.process.poll() is None:
-        meanwhile()
-        time.sleep(_POLL_SECONDS)
-    child.expect()
+    start_cdk(children, name, *arguments).expect(meanwhile)
     children.say(f"{name}: {time.monotonic() - started:.1f} s")
 
 

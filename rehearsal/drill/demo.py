@@ -18,7 +18,6 @@ from rehearsal.drill.fleet import (
     BootableMachine,
     Fleet,
     RehearsalFailed,
-    RunningInstance,
 )
 from rehearsal.drill.grants import FILE
 from rehearsal.drill.interruptions import Drill
@@ -26,6 +25,7 @@ from rehearsal.drill.program import RehearsedProgram
 from rehearsal.drill.receipt import Rehearsed
 from rehearsal.drill.run_files import Files, FolderFiles, read_json
 from rehearsal.drill.workload import RehearsedWorkload, stack_context
+from rehearsal.machines.metadata import RehearsedInstance
 from rehearsal.machines.quirks import Quirks
 
 # The Guard runs every ten minutes; a rehearsal of a few minutes would never see that.
@@ -169,7 +169,7 @@ class Demo:
                 if time.monotonic() - since > _QUIET_SECONDS * self.log.pace:
                     fleet.skip_notice(life)
 
-    def _machine(self, instance: RunningInstance) -> BootableMachine:
+    def _machine(self, instance: RehearsedInstance) -> BootableMachine:
         number = len(list(self._machines.glob("*")))
         until = f"until {self.plan[number]}" if number < len(self.plan) else "to the end"
         self.log.begin(f"machine {number + 1} of {max(number, len(self.plan)) + 1}, {until}")

@@ -18,10 +18,10 @@ from contract.run_env import training_stack
 from rehearsal.aws import EmbeddedAws
 from rehearsal.aws.event_bus import EventBus
 from rehearsal.drill.children import Child, Children, run_cdk
-from rehearsal.drill.fleet import BootableMachine, Fleet, RehearsalFailed, RunningInstance
+from rehearsal.drill.fleet import BootableMachine, Fleet, RehearsalFailed
 from rehearsal.drill.run_files import BucketFiles, bucket_files
 from rehearsal.machines import ProcessMachine
-from rehearsal.machines.metadata import Credentials, MetadataServer
+from rehearsal.machines.metadata import Credentials, MetadataServer, RehearsedInstance
 from rehearsal.machines.nspawn.host import NspawnHost, nspawn_host
 from rehearsal.machines.nspawn.namespaces import check_host, enter_namespaces
 from rehearsal.machines.nspawn.root_image import root_image
@@ -68,10 +68,11 @@ class DeployedStacks:
         ).expect()
 
     def deploy(
-        self, assembly: Path, stack: str, meanwhile: Callable[[], None] = lambda: None
+        self, assembly: Path, stack: str, meanwhile: Callable[[], None] | None = None
     ) -> None:
-        """Deploy one stack of a synthesized assembly."""
-        arguments = deploy_arguments(assembly, stack)
+        """Deploy one stack of a synthesized assembly, what it needs first."""
+        words = ["deploy", "--app", str(assembly), "--require-approval", "never"]
+        arguments = [*words, "--progress", "events", stack]
         run_cdk(self.children, f"cdk deploy {stack}", *arguments, meanwhile=meanwhile)
 
     def check_resources(self) -> dict[str, int]:
@@ -92,57 +93,38 @@ class DeployedStacks:
     def fleet(
         self,
         bus: EventBus,
-        boot: Callable[[RunningInstance], BootableMachine],
+        boot: Callable[[RehearsedInstance], BootableMachine],
         say: Callable[[str], None],
     ) -> Fleet:
         """Return the fleet that is deployed now."""
         found = self.aws.client("ssm").get_parameter(Name=f"/{self.training}/fleet-id")
         identifier = str(found["Parameter"]["Value"])
-        where = f"{self.aws.region}:{self.aws.account}"
-        arn = f"arn:aws:ec2:{where}:spot-fleet-request/{identifier}"
-        return Fleet(
-            aws=self.aws,
-            bus=bus,
-            id=identifier,
-            arn=arn,
-            boot=boot,
-            say=say,
-            stack=self.training,
-        )
+        return Fleet(aws=self.aws, bus=bus, id=identifier, boot=boot, say=say, stack=self.training)
 
     def run_files(self) -> BucketFiles:
         """Return the files of the run that is deployed now."""
         return bucket_files(self.aws.client("s3"), self.output(self.training, "RunUri"))
 
     def machine(
-        self, instance: RunningInstance, folder: Path, notice_seconds: float, quirks: Quirks
+        self, instance: RehearsedInstance, folder: Path, notice_seconds: float, quirks: Quirks
     ) -> BootableMachine:
         """Return the machine of an instance, not yet started."""
         session = self.aws.begin_session(instance.id)
         metadata = MetadataServer(
+            instance=instance,
+            account=self.aws.account,
             role=session.role_arn.rpartition("/")[2],
             credentials=Credentials(
                 access_key_id=session.access_key_id,
                 secret_access_key=session.secret_access_key,
                 token=session.session_token,
             ),
-            instance_id=instance.id,
-            instance_type=instance.type,
-            ami_id=instance.image_id,
-            zone=instance.zone,
-            account=self.aws.account,
-            market=instance.market,
-            tags=instance.tags,
-            user_data=instance.user_data,
             faults=self.aws.faults,
         )
         if self.nspawn is not None:
-            return self.nspawn.machine(folder / instance.id, instance.id, metadata, quirks)
+            return self.nspawn.machine(folder / instance.id, metadata, quirks)
         return ProcessMachine(
             folder=folder / instance.id,
-            instance_id=instance.id,
-            instance_type=instance.type,
-            user_data=instance.user_data,
             environment={
                 **self.aws.environment(),
                 **handler_poll(notice_seconds),
@@ -192,12 +174,6 @@ def processes_below(folder: Path) -> list[psutil.Process]:
     return found
 
 
-def deploy_arguments(assembly: Path, stack: str) -> list[str]:
-    """Return the CLI's arguments to deploy one stack of an assembly, what it needs first."""
-    words = ["deploy", "--app", str(assembly), "--require-approval", "never"]
-    return [*words, "--progress", "events", stack]
-
-
 def synth_arguments(assembly: Path, context: Mapping[str, str]) -> list[str]:
     """Return the CLI's arguments to synthesize the app with this context."""
     options = [word for name, value in context.items() for word in ("-c", f"{name}={value}")]
@@ -206,10 +182,22 @@ def synth_arguments(assembly: Path, context: Mapping[str, str]) -> list[str]:
 
 @contextmanager
 def embedded_stacks(
-    out: Path, *, is_nspawn: bool, say: Callable[[str], None], told: Callable[[str], None]
+    out: Path,
+    *,
+    is_nspawn: bool,
+    say: Callable[[str], None],
+    told: Callable[[str], None] | None = None,
 ) -> Iterator[DeployedStacks]:
-    """An embedded AWS for the stacks, its files in `out`; `told` gets what programs say."""
+    """An embedded AWS for the stacks, its files in `out`; `told` gets what programs say.
+
+    Without it, cdk.log gets it.
+    """
     folder = (REPOSITORY / out).resolve()
+
+    def keep(text: str) -> None:
+        with (folder / "cdk.log").open("a", encoding="utf-8") as log:
+            print(text, file=log)
+
     image = None
     if is_nspawn:
         check_host()
@@ -220,7 +208,7 @@ def embedded_stacks(
         aws = stack.enter_context(EmbeddedAws())
         environment = child_environment(aws)
         children = stack.enter_context(
-            Children(say=told, environment=environment, folder=REPOSITORY)
+            Children(say=told or keep, environment=environment, folder=REPOSITORY)
         )
         nspawn = None
         if image is not None:

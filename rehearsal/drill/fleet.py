@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from rehearsal.aws import EmbeddedAws
-from rehearsal.aws.capacity import ON_DEMAND, SPOT
+from rehearsal.aws.capacity import ON_DEMAND
 from rehearsal.aws.event_bus import EventBus
 from rehearsal.machines import ProcessMachine
+from rehearsal.machines.metadata import RehearsedInstance
 from rehearsal.machines.nspawn.machine import NspawnMachine
 
 FLEET_TAG = "aws:ec2spot:fleet-request-id"
@@ -32,24 +33,11 @@ class RehearsalFailed(RuntimeError):
     """The rehearsal stopped before its end; the message says where."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RunningInstance:
-    """One running instance as EC2 describes it."""
-
-    id: str
-    type: str
-    image_id: str
-    zone: str
-    user_data: bytes
-    tags: dict[str, str]
-    market: str = SPOT
-
-
 @dataclass(kw_only=True, slots=True)
 class MachineLife:
     """One instance and its machine, from power-on to its end; times are monotonic."""
 
-    instance: RunningInstance
+    instance: RehearsedInstance
     machine: BootableMachine
     started: float
     template_user_data: bytes
@@ -130,8 +118,7 @@ class Fleet:
     aws: EmbeddedAws
     bus: EventBus
     id: str
-    arn: str
-    boot: Callable[[RunningInstance], BootableMachine]
+    boot: Callable[[RehearsedInstance], BootableMachine]
     say: Callable[[str], None]
     stack: str = "TrainingStack"
     lives: dict[str, MachineLife] = field(default_factory=dict)
@@ -252,7 +239,7 @@ class Fleet:
         user_data = self.aws.client("ec2").describe_instance_attribute(
             InstanceId=instance_id, Attribute="userData"
         )["UserData"]["Value"]
-        instance = RunningInstance(
+        instance = RehearsedInstance(
             id=instance_id,
             type=found["InstanceType"],
             image_id=found["ImageId"],
@@ -306,13 +293,13 @@ class Fleet:
         self._fleet_event(life.instance, "terminated")
         self._state_event(life.instance.id, "terminated")
 
-    def _fleet_event(self, instance: RunningInstance, kind: str) -> None:
-        fleet_id = instance.tags[FLEET_TAG]
+    def _fleet_event(self, instance: RehearsedInstance, kind: str) -> None:
+        fleet_id, aws = instance.tags[FLEET_TAG], self.aws
         self.bus.publish(
             "aws.ec2spotfleet",
             "EC2 Spot Fleet Instance Change",
             {"spot-fleet-request-id": fleet_id, "instance-id": instance.id, "sub-type": kind},
-            [f"{self.arn.rpartition('/')[0]}/{fleet_id}"],
+            [f"arn:aws:ec2:{aws.region}:{aws.account}:spot-fleet-request/{fleet_id}"],
         )
 
     def _state_event(self, instance_id: str, state: str) -> None:

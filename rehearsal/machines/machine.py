@@ -24,12 +24,16 @@ class RehearsedMachine:
     """
 
     folder: Path
-    instance_id: str
     metadata: MetadataServer
     pytorch: Path = field(default_factory=lambda: Path(sys.prefix).resolve())
     quirks: Quirks = field(default_factory=Quirks)
     _lines: list[str] = field(default_factory=list)
     _read: dict[Path, int] = field(default_factory=dict)
+
+    @property
+    def instance_id(self) -> str:
+        """Which of EC2's instances it is."""
+        return self.metadata.instance.id
 
     @property
     def root(self) -> Path:

@@ -48,20 +48,27 @@ class QuietServer(ThreadingHTTPServer):
             super().handle_error(request, client_address)
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RehearsedInstance:
+    """One instance as EC2 describes it."""
+
+    id: str
+    type: str = "g5.xlarge"
+    image_id: str = "ami-0123456789abcdef0"
+    zone: str = "us-east-1a"
+    market: str = "spot"
+    tags: Mapping[str, str] = field(default_factory=dict)
+    user_data: bytes = b""
+
+
 @dataclass(kw_only=True, slots=True)
 class MetadataServer:
     """Serves from `start` to `close`; `notice` and `rebalance` may be called at any time."""
 
-    instance_id: str
-    instance_type: str
-    ami_id: str = "ami-0123456789abcdef0"
-    zone: str = "us-east-1a"
+    instance: RehearsedInstance
     account: str = "123456789012"
     role: str = "TrainingInstanceRole"
-    market: str = "spot"
     credentials: Credentials = field(default_factory=Credentials)
-    tags: Mapping[str, str] = field(default_factory=dict)
-    user_data: bytes = b""
     # More below meta-data/: name -> value.
     more: Mapping[str, str] = field(default_factory=dict)
     clock: Callable[[], float] = time.monotonic
@@ -101,7 +108,7 @@ class MetadataServer:
     def endpoint(self) -> str:
         """The value for AWS_EC2_METADATA_SERVICE_ENDPOINT."""
         if self._server is None:
-            raise ValueError(f"the metadata of {self.instance_id} is not served; call start()")
+            raise ValueError(f"the metadata of {self.instance.id} is not served; call start()")
         return f"http://127.0.0.1:{self._server.server_port}"
 
     def notice(self, seconds: float) -> datetime:
@@ -111,10 +118,6 @@ class MetadataServer:
         self._announced[TERMINATION] = text
         self._announced[ACTION] = json.dumps({"action": "terminate", "time": text})
         return when
-
-    def withdraw(self) -> None:
-        """Withdraw all announcements, as for the next machine."""
-        self._announced.clear()
 
     def rebalance(self) -> None:
         """Announce a rebalance recommendation."""
@@ -145,25 +148,26 @@ class MetadataServer:
         return datetime.now(UTC) + timedelta(seconds=self.faults.clock_ahead_seconds)
 
     def _content(self) -> dict[str, bytes]:
-        region = self.zone.rstrip("abcdefghijklmnopqrstuvwxyz")
+        region = self.instance.zone.rstrip("abcdefghijklmnopqrstuvwxyz")
         role = f"iam/security-credentials/{self.role}"
         meta_data = {
-            "ami-id": self.ami_id,
-            "instance-id": self.instance_id,
-            "instance-life-cycle": self.market,
-            "instance-type": self.instance_type,
-            "placement/availability-zone": self.zone,
+            "ami-id": self.instance.image_id,
+            "instance-id": self.instance.id,
+            "instance-life-cycle": self.instance.market,
+            "instance-type": self.instance.type,
+            "placement/availability-zone": self.instance.zone,
             "placement/region": region,
             "iam/info": self._role_info(),
             role: self._credentials(),
-            **{f"tags/instance/{name}": value for name, value in self.tags.items()},
+            **{f"tags/instance/{name}": value for name, value in self.instance.tags.items()},
             **self.more,
         }
         content = {f"meta-data/{name}": value for name, value in meta_data.items()}
         content["dynamic/instance-identity/document"] = self._identity(region)
         content |= self._announced
         encoded = {name: value.encode() for name, value in content.items()}
-        return encoded | ({"user-data": self.user_data} if self.user_data else {})
+        user_data = self.instance.user_data
+        return encoded | ({"user-data": user_data} if user_data else {})
 
     def _role_info(self) -> str:
         arn = f"arn:aws:iam::{self.account}:instance-profile/{self.role}"
@@ -188,10 +192,10 @@ class MetadataServer:
             {
                 "accountId": self.account,
                 "architecture": "x86_64",
-                "availabilityZone": self.zone,
-                "imageId": self.ami_id,
-                "instanceId": self.instance_id,
-                "instanceType": self.instance_type,
+                "availabilityZone": self.instance.zone,
+                "imageId": self.instance.image_id,
+                "instanceId": self.instance.id,
+                "instanceType": self.instance.type,
                 "region": region,
                 "version": "2017-09-30",
             }

@@ -42,8 +42,6 @@ FOLDERS = (
 class ProcessMachine(RehearsedMachine):
     """One machine as a process tree; `environment` names its AWS."""
 
-    instance_type: str
-    user_data: bytes
     environment: Mapping[str, str]
     disks: Sequence[JsonDisk] | None = None  # None: those of the quirks
     _init: subprocess.Popen[bytes] | None = None
@@ -164,7 +162,7 @@ class ProcessMachine(RehearsedMachine):
         else:
             write_disks(self.folder / "sys/disks", self.disks, filled=False)
         (self.folder / "var/lib/cloud/data/instance-id").write_text(f"{self.instance_id}\n")
-        self.user_data_file.write_bytes(self.user_data)
+        self.user_data_file.write_bytes(self.metadata.instance.user_data)
         self.user_data_file.chmod(0o700)
         (self.folder / "run/machine.json").write_text(json.dumps(self._environment(), indent=1))
 

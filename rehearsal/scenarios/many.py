@@ -6,6 +6,7 @@ EC2 has machines for `at_once` of them, so the others wait, as they do for Spot 
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 from rich.table import Table
@@ -17,7 +18,6 @@ from rehearsal.drill.action import parse_interruption
 from rehearsal.drill.children import Child, start_cdk
 from rehearsal.drill.deployment import (
     DeployedStacks,
-    deploy_arguments,
     handler_poll,
     synth_arguments,
 )
@@ -25,12 +25,12 @@ from rehearsal.drill.fleet import (
     BootableMachine,
     Fleet,
     RehearsalFailed,
-    RunningInstance,
     instances_of,
 )
 from rehearsal.drill.interruptions import Drill
 from rehearsal.drill.receipt import spending
 from rehearsal.drill.workload import RehearsedWorkload, prepare, stack_context
+from rehearsal.machines.metadata import RehearsedInstance
 from rehearsal.machines.quirks import Quirks
 from rehearsal.scenarios.scenario import EQUAL, Expectation
 from rehearsal.scenarios.trial import WAITS
@@ -114,9 +114,9 @@ class ManyRuns:
     count: int
     at_once: int
     runs: list[SideRun] = field(default_factory=list)
-    _begun: int = 0
-    _synthesis: Child | None = None
-    _deploy: Child | None = None
+    _seen: tuple[int, int] | None = None  # how many are deployed, how many not yet over
+    _changed: float = 0.0
+    _next_tick: float = 0.0
 
     def run(self) -> tuple[list[SideOutcome], list[str]]:
         """Return each run's outcome, and what was left behind by all together."""
@@ -148,70 +148,58 @@ class ManyRuns:
 
     def _prepare(self) -> None:
         """Deploy what all share, once, and upload the dataset."""
-        self._synthesis = self._synthesize()
-        prepare(self.stacks, TRAINED, self._synthesis, self._assembly(1), NOTICE_SECONDS)
+        prepare(self.stacks, TRAINED, self._synthesize(1), self._assembly(1), NOTICE_SECONDS)
         size, zone = POOL
         only = Course(size=size, zone=zone, steps=((0.0, float(self.at_once)),))
         self.stacks.aws.capacity.follow([Course(steps=((0.0, 0.0),)), only])
 
     def _follow(self, bus: EventBus) -> None:
-        next_tick = last_change = time.monotonic()
-        seen = (0, 0)
-        while True:
-            self._advance(bus)
-            for each in (each for each in self.runs if not each.is_over):
-                each.step()
-            active = sum(not each.is_over for each in self.runs)
-            now = time.monotonic()
-            if len(self.runs) == self.count and not active:
-                return
-            if (len(self.runs), active) != seen:
-                seen, last_change = (len(self.runs), active), now
-                self.say(f"{len(self.runs)} of {self.count} deployed, {active} not yet over")
-            if now >= next_tick and bus.is_idle:
-                bus.tick()
-                next_tick = now + _TICK_SECONDS
-            if now > last_change + _TIMEOUT_SECONDS:
-                raise RehearsalFailed(
-                    f"nothing ended for {_TIMEOUT_SECONDS:g} s; logs: {self.stacks.folder}"
-                )
+        """Deploy one after the other, each synthesized during the deploy before it."""
+        follow = partial(self._step, bus)
+        following = None
+        for number in range(1, self.count + 1):
+            if following is not None:
+                following.expect(follow)
+            following = self._synthesize(number + 1) if number < self.count else None
+            stacks = replace(self.stacks, training=training_stack(f"r{number}"))
+            stacks.deploy(self._assembly(number), stacks.training, follow)
+            self._begin(bus, stacks, number)
+        while not all(each.is_over for each in self.runs):
+            follow()
             time.sleep(_POLL_SECONDS)
 
-    def _advance(self, bus: EventBus) -> None:
-        """Deploy the stack that is synthesized, and synthesize the next one meanwhile."""
-        if self._deploy is not None and self._deploy.process.poll() is not None:
-            self._deploy.expect()
-            self._deploy = None
-            self._begin(bus)
-        if self._deploy is None and self._synthesis is not None:
-            if self._synthesis.process.poll() is None:
-                return
-            self._synthesis.expect()
-            self._begun += 1
-            name = training_stack(f"r{self._begun}")
-            arguments = deploy_arguments(self._assembly(self._begun), name)
-            self._deploy = start_cdk(self.stacks.children, f"cdk deploy {name}", *arguments)
-            self._synthesis = self._synthesize() if self._begun < self.count else None
+    def _step(self, bus: EventBus) -> None:
+        for each in (each for each in self.runs if not each.is_over):
+            each.step()
+        seen = (len(self.runs), sum(not each.is_over for each in self.runs))
+        now = time.monotonic()
+        if seen != self._seen:
+            self._seen, self._changed = seen, now
+            self.say(f"{seen[0]} of {self.count} deployed, {seen[1]} not yet over")
+        if now >= self._next_tick and bus.is_idle:
+            bus.tick()
+            self._next_tick = now + _TICK_SECONDS
+        if now > self._changed + _TIMEOUT_SECONDS:
+            raise RehearsalFailed(
+                f"nothing ended for {_TIMEOUT_SECONDS:g} s; logs: {self.stacks.folder}"
+            )
 
-    def _begin(self, bus: EventBus) -> None:
+    def _begin(self, bus: EventBus, stacks: DeployedStacks, number: int) -> None:
         """Follow the fleet that has just been deployed."""
-        name = f"r{len(self.runs) + 1}"
-        stacks = replace(self.stacks, training=training_stack(name))
-        number = len(self.runs)
+        name = f"r{number}"
 
-        def boot(instance: RunningInstance) -> BootableMachine:
+        def boot(instance: RehearsedInstance) -> BootableMachine:
             quirks = Quirks(environment={**WAITS, **handler_poll(NOTICE_SECONDS)})
             folder = stacks.folder / name
             return stacks.machine(instance, folder, NOTICE_SECONDS, quirks)
 
         fleet = stacks.fleet(bus, boot, lambda text: self.say(f"{name}: {text}"))
-        losses = [LOSSES[number // EVERY % len(LOSSES)]] if number % EVERY == 1 else []
-        plan = [parse_interruption(each) for each in losses]
+        turn, is_taken = number // EVERY, number % EVERY == 2
+        plan = [parse_interruption(LOSSES[turn % len(LOSSES)])] if is_taken else []
         drill = Drill(fleet=fleet, run=stacks.run_files(), plan=plan)
         self.runs.append(SideRun(stacks=stacks, drill=drill))
 
-    def _synthesize(self) -> Child:
-        number = self._begun + 1
+    def _synthesize(self, number: int) -> Child:
         context = {**CONTEXT, "name": f"r{number}"}
         arguments = synth_arguments(self._assembly(number), context)
         return start_cdk(self.stacks.children, "cdk synth", *arguments)

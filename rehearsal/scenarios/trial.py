@@ -9,9 +9,10 @@ from rehearsal.aws.event_bus import EventBus
 from rehearsal.drill.action import Action
 from rehearsal.drill.children import run_cdk
 from rehearsal.drill.deployment import DeployedStacks, handler_poll, synth_arguments
-from rehearsal.drill.fleet import BootableMachine, MachineLife, RunningInstance, instances_of
+from rehearsal.drill.fleet import BootableMachine, MachineLife, instances_of
 from rehearsal.drill.interruptions import Drill
 from rehearsal.faults import Fault
+from rehearsal.machines.metadata import RehearsedInstance
 from rehearsal.scenarios.scenario import IN_PLACE, Scenario
 
 # The Guard's ten minutes, as short as a run of seconds needs.
@@ -115,8 +116,7 @@ class ScenarioTrial:
             # Its machines are followed: CloudFormation waits for those that it shuts down.
             assembly = self._assembly(self.drill.done)
             self.stacks.deploy(assembly, self.stacks.training, meanwhile=fleet.step)
-            latest = self.stacks.fleet(fleet.bus, self._machine, self._tell)
-            fleet.id, fleet.arn = latest.id, latest.arn
+            fleet.id = self.stacks.fleet(fleet.bus, self._machine, self._tell).id
 
     def _assembly(self, number: int) -> Path:
         return self.folder / f"cdk.out-{number}"
@@ -130,7 +130,7 @@ class ScenarioTrial:
                 )
                 run_cdk(self.stacks.children, "cdk synth", *arguments)
 
-    def _machine(self, instance: RunningInstance) -> BootableMachine:
+    def _machine(self, instance: RehearsedInstance) -> BootableMachine:
         quirks = self.scenario.quirks(len(self.drill.fleet.lives) + 1)
         notice_seconds = self.stacks.aws.capacity.notice_seconds
         environment = {**WAITS, **handler_poll(notice_seconds), **quirks.environment}

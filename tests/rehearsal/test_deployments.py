@@ -14,7 +14,7 @@ from cloudformation import schema
 from rehearsal.aws import EmbeddedAws
 from rehearsal.aws.event_bus import EventBus
 from rehearsal.machines import ProcessMachine
-from rehearsal.machines.metadata import MetadataServer
+from rehearsal.machines.metadata import MetadataServer, RehearsedInstance
 from tests.rehearsal.cli import NEVER, Cli
 
 pytestmark = pytest.mark.slow
@@ -264,11 +264,10 @@ def test_the_guard_stops_a_run_for_each_of_its_reasons(aws: EmbeddedAws, tmp_pat
 def _broken_machine(aws: EmbeddedAws, folder: Path, instance: str) -> ProcessMachine:
     machine = ProcessMachine(
         folder=folder,
-        instance_id=instance,
-        instance_type="g5.2xlarge",
-        user_data=b"#!/no/such/interpreter\nexit 1\n",
         environment=aws.environment(),
-        metadata=MetadataServer(instance_id=instance, instance_type="g5.2xlarge"),
+        metadata=MetadataServer(
+            instance=RehearsedInstance(id=instance, user_data=b"#!/no/such/interpreter\nexit 1\n")
+        ),
     )
     machine.start()
     return machine

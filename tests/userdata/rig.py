@@ -18,7 +18,7 @@ from moto.ec2.models import ec2_backends
 from rehearsal.aws import EmbeddedAws
 from rehearsal.machines import ProcessMachine
 from rehearsal.machines.json_disks import EC2_DISKS
-from rehearsal.machines.metadata import MetadataServer
+from rehearsal.machines.metadata import MetadataServer, RehearsedInstance
 from stacks.user_data import render
 
 REPOSITORY = Path(__file__).parents[2]
@@ -201,9 +201,6 @@ class Rig:
         user_data = render(written, (USERDATA / "first_boot.sh").read_text())
         machine = ProcessMachine(
             folder=self.folder / f"machine-{len(self.machines)}",
-            instance_id=instance_id,
-            instance_type="g5.xlarge",
-            user_data=user_data.encode(),
             environment={
                 **self.aws.environment(),
                 "POLL_SECONDS": "0.1",
@@ -212,7 +209,9 @@ class Rig:
                 "ORDERS": json.dumps(self.orders),
                 **(environment or {}),
             },
-            metadata=MetadataServer(instance_id=instance_id, instance_type="g5.xlarge"),
+            metadata=MetadataServer(
+                instance=RehearsedInstance(id=instance_id, user_data=user_data.encode())
+            ),
             **{"disks": EC2_DISKS, **settings},
         )
         self.machines.append(machine)

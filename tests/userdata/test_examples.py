@@ -143,7 +143,7 @@ def replace(machine: ProcessMachine) -> None:
     """Train again with nothing left of the attempt before, as a new machine: its boot is known."""
     shutil.rmtree(machine.folder / "data/ml")
     (machine.folder / "data/ml").mkdir()
-    machine.metadata.withdraw()
+    machine.metadata._announced.clear()
     (machine.folder / "run/training/notice.json").unlink()
     run_on(machine, "systemctl", "start", "training.service")
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rehearsal.machines.metadata import MetadataServer
+from rehearsal.machines.metadata import MetadataServer, RehearsedInstance
 from userdata.interruption_handler import InterruptionHandler
 from userdata.metadata import InstanceMetadata, MetadataError
 
@@ -28,7 +28,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def server(clock: Clock) -> Iterator[MetadataServer]:
-    with MetadataServer(instance_id="i-1", instance_type="g5.xlarge", clock=clock) as running:
+    with MetadataServer(instance=RehearsedInstance(id="i-1"), clock=clock) as running:
         yield running
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from contract.source import source_sha256
-from rehearsal.machines.metadata import MetadataServer
+from rehearsal.machines.metadata import MetadataServer, RehearsedInstance
 from rehearsal.machines.process import SHIMS
 from tests.userdata.rig import REPOSITORY, USERDATA
 from userdata.program_environment import make_scripts_executable, refusal
@@ -65,7 +65,7 @@ class Machine:
         self.trains("program")
         (self.root / "opt/pytorch").symlink_to(sys.prefix)
         self.wheels.mkdir()
-        self.metadata = MetadataServer(instance_id="i-0123456789abcdef0", instance_type="g5.xlarge")
+        self.metadata = MetadataServer(instance=RehearsedInstance(id="i-0123456789abcdef0"))
         self.metadata.start()
         self.program()
 

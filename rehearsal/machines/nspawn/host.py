@@ -20,14 +20,11 @@ class NspawnHost:
     network: MachineNetwork
     _machines: list[NspawnMachine] = field(default_factory=list)
 
-    def machine(
-        self, folder: Path, instance_id: str, metadata: MetadataServer, quirks: Quirks
-    ) -> NspawnMachine:
+    def machine(self, folder: Path, metadata: MetadataServer, quirks: Quirks) -> NspawnMachine:
         """Return a machine that is not yet on."""
         machine = NspawnMachine(
             folder=folder,
             image=self.image,
-            instance_id=instance_id,
             network=self.network,
             metadata=metadata,
             quirks=quirks,

@@ -3,7 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-from rehearsal.drill.fleet import BootableMachine, MachineLife, RunningInstance
+from rehearsal.drill.fleet import BootableMachine, MachineLife
+from rehearsal.machines.metadata import RehearsedInstance
 
 
 class NoMachine:
@@ -43,14 +44,6 @@ def life(
     machine: BootableMachine | None = None, *, market: str = "spot", **more: Any
 ) -> MachineLife:
     """The life of an instance on this machine."""
-    instance = RunningInstance(
-        id="i-1",
-        type="g5.xlarge",
-        image_id="ami-1",
-        zone="us-east-1a",
-        user_data=b"",
-        tags={},
-        market=market,
-    )
+    instance = RehearsedInstance(id="i-1", market=market)
     given: dict[str, Any] = {"started": 0.0, "template_user_data": b"", **more}
     return MachineLife(instance=instance, machine=machine or NoMachine(), **given)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from rehearsal.machines import ProcessMachine
-from rehearsal.machines.metadata import MetadataServer
+from rehearsal.machines.metadata import MetadataServer, RehearsedInstance
 from rehearsal.machines.quirks import Quirks
 
 Power = Callable[..., ProcessMachine]
@@ -24,11 +24,12 @@ def power(tmp_path: Path) -> Iterator[Power]:
             lines += [f"cat > \"{path}\" <<'END'", text, "END"]
         machine = ProcessMachine(
             folder=tmp_path / f"machine-{len(machines)}",
-            instance_id="i-1",
-            instance_type="g5.xlarge",
-            user_data="\n".join([*lines, script, ""]).encode(),
             environment={"AWS_ENDPOINT_URL": "http://127.0.0.1:1", "AWS_ACCESS_KEY_ID": "mine"},
-            metadata=MetadataServer(instance_id="i-1", instance_type="g5.xlarge"),
+            metadata=MetadataServer(
+                instance=RehearsedInstance(
+                    id="i-1", user_data="\n".join([*lines, script, ""]).encode()
+                )
+            ),
             quirks=quirks or Quirks(),
         )
         machines.append(machine)

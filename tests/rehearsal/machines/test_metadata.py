@@ -15,7 +15,13 @@ from datetime import UTC, datetime
 import pytest
 
 from rehearsal.faults import Fault
-from rehearsal.machines.metadata import TOKEN_HEADER, TTL_HEADER, Credentials, MetadataServer
+from rehearsal.machines.metadata import (
+    TOKEN_HEADER,
+    TTL_HEADER,
+    Credentials,
+    MetadataServer,
+    RehearsedInstance,
+)
 
 NOW = [0.0]
 
@@ -23,11 +29,12 @@ NOW = [0.0]
 @pytest.fixture
 def server() -> Iterator[MetadataServer]:
     with MetadataServer(
-        instance_id="i-1",
-        instance_type="g5.xlarge",
-        zone="eu-west-1b",
-        tags={"RunId": "run-1", "Stack": "TrainingStack"},
-        user_data=b"#!/bin/bash\n",
+        instance=RehearsedInstance(
+            id="i-1",
+            zone="eu-west-1b",
+            tags={"RunId": "run-1", "Stack": "TrainingStack"},
+            user_data=b"#!/bin/bash\n",
+        ),
         credentials=Credentials(access_key_id="ASIAEXAMPLE"),
         clock=lambda: NOW[0],
     ) as running:

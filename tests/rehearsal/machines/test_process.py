@@ -30,11 +30,12 @@ PARENT = """
 import sys, time
 from pathlib import Path
 from rehearsal.machines import ProcessMachine
-from rehearsal.machines.metadata import MetadataServer
+from rehearsal.machines.metadata import MetadataServer, RehearsedInstance
 machine = ProcessMachine(
-    folder=Path(sys.argv[1]), instance_id="i-1", instance_type="g5.xlarge",
-    user_data=sys.argv[2].encode(), environment={},
-    metadata=MetadataServer(instance_id="i-1", instance_type="g5.xlarge"),
+    folder=Path(sys.argv[1]), environment={},
+    metadata=MetadataServer(
+        instance=RehearsedInstance(id="i-1", user_data=sys.argv[2].encode())
+    ),
 )
 machine.start()
 assert machine.wait(60, "escaped")
@@ -111,9 +112,6 @@ def test_fails_to_start_on_disks_that_are_not_empty(power: Power) -> None:
     machine.kill()
     again = ProcessMachine(
         folder=machine.folder,
-        instance_id="i-2",
-        instance_type="g5.xlarge",
-        user_data=b"#!/bin/bash\n",
         environment={},
         metadata=machine.metadata,
     )

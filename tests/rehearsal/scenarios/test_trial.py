@@ -33,7 +33,7 @@ class Deployed:
         """All is there."""
 
     def fleet(self, bus: EventBus, boot: Any, say: Any) -> Fleet:
-        return Fleet(aws=self.aws, bus=bus, id="sfr-1", arn="", boot=boot, say=say)
+        return Fleet(aws=self.aws, bus=bus, id="sfr-1", boot=boot, say=say)
 
     def run_files(self) -> FolderFiles:
         return FolderFiles(folder=Path())

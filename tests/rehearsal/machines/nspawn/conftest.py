@@ -15,7 +15,7 @@ HEAD = """
 import json, shutil, sys, time
 from pathlib import Path
 from rehearsal.machines.commands import CommandFailed
-from rehearsal.machines.metadata import MetadataServer
+from rehearsal.machines.metadata import MetadataServer, RehearsedInstance
 from rehearsal.machines.nspawn.machine import NspawnMachine
 from rehearsal.machines.nspawn.namespaces import check_host, enter_namespaces
 from rehearsal.machines.nspawn.network import MachineNetwork
@@ -37,9 +37,9 @@ def application(environ, start):
 
 def make(quirks=Quirks()):
     return NspawnMachine(
-        folder=folder / "machine", image=image, instance_id="i-0123", network=network,
+        folder=folder / "machine", image=image, network=network,
         quirks=quirks, metadata=MetadataServer(
-            instance_id="i-0123", instance_type="g5.xlarge", user_data=user_data
+            instance=RehearsedInstance(id="i-0123", user_data=user_data)
         ),
     )
 

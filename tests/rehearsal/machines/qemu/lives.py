@@ -16,7 +16,7 @@ from typing import Any
 
 from rehearsal.aws import EmbeddedAws
 from rehearsal.machines.commands import CommandFailed
-from rehearsal.machines.metadata import MetadataServer
+from rehearsal.machines.metadata import MetadataServer, RehearsedInstance
 from rehearsal.machines.nspawn.namespaces import enter_namespaces
 from rehearsal.machines.nspawn.network import MachineNetwork
 from rehearsal.machines.nspawn.root_image import root_image
@@ -243,12 +243,9 @@ def live(folder: Path, image: DiskImage) -> dict[str, Any]:
         machine = QemuMachine(
             folder=folder / "machine",
             image=image,
-            instance_id=ran["InstanceId"],
             network=network,
             metadata=MetadataServer(
-                instance_id=ran["InstanceId"],
-                instance_type="g5.xlarge",
-                user_data=user_data.encode(),
+                instance=RehearsedInstance(id=ran["InstanceId"], user_data=user_data.encode())
             ),
         )
         life = Life(machine)

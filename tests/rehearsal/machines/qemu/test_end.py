@@ -12,7 +12,7 @@ from tests.userdata.rig import REPOSITORY
 PROGRAM = """
 import sys, time
 from pathlib import Path
-from rehearsal.machines.metadata import MetadataServer
+from rehearsal.machines.metadata import MetadataServer, RehearsedInstance
 from rehearsal.machines.nspawn.namespaces import enter_namespaces
 from rehearsal.machines.nspawn.network import MachineNetwork
 from rehearsal.machines.nspawn.root_image import root_image
@@ -27,8 +27,8 @@ enter_namespaces()
 with MachineNetwork(folder=folder / "network") as network:
     network.serve_aws(lambda environ, start: [], "us-east-1")
     machine = QemuMachine(
-        folder=folder / "machine", image=image, instance_id="i-0123", network=network,
-        metadata=MetadataServer(instance_id="i-0123", instance_type="g5.xlarge"),
+        folder=folder / "machine", image=image, network=network,
+        metadata=MetadataServer(instance=RehearsedInstance(id="i-0123")),
     )
     machine.start()
     print("on", flush=True)
