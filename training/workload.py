@@ -7,6 +7,7 @@ without one says which, and why. The slowest import here is torch.
 """
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
@@ -21,8 +22,6 @@ from training.data_report import DataReport
 from training.dataset_output import FinishedFiles, Output
 from training.randomness import drawing_from as drawing_from
 from training.randomness import shuffled
-
-# What a workload needs besides.
 from training.settings import Milestones as Milestones
 from training.settings import Settings as Settings
 from training.sources import Brought, SourceFile, copy_in_splits
@@ -350,8 +349,8 @@ class Workload(Generic[C]):
         raise NotImplementedError
 
     def with_data_options(self, options: Any) -> "Workload[C]":
-        """The workload that makes and imports datasets with these options."""
-        raise NotImplementedError
+        """The workload that makes and imports datasets with these options, if a dataclass."""
+        return replace(self, data_options=options)  # type: ignore[type-var]
 
     def import_dataset(
         self, files: Sequence[SourceFile], out: Path, seed: int, progress: Progress

@@ -6,11 +6,11 @@ from typing import Any
 import numpy as np
 
 from contract.samples import MODULUS, lineage_problems, sum_of_all
-from training.engine.step_log import sample_digest
+from training.engine.step_log import _sample_digest
 
 
 def step(number: int, epoch: int, ids: list[int], split: int = 4) -> dict[str, Any]:
-    return {"stage": "a", "epoch": epoch, "step": number, **sample_digest(ids, split)}
+    return {"stage": "a", "epoch": epoch, "step": number, **_sample_digest(ids, split)}
 
 
 def problems(*epochs: list[list[int]], split: int = 4) -> list[str]:
@@ -22,16 +22,16 @@ def problems(*epochs: list[list[int]], split: int = 4) -> list[str]:
 def test_the_sums_of_an_epochs_steps_are_the_sum_of_all_ids() -> None:
     ids = list(range(1000))
     random.Random(1).shuffle(ids)
-    steps = [sample_digest(ids[first : first + 256], 1000) for first in range(0, 1000, 256)]
+    steps = [_sample_digest(ids[first : first + 256], 1000) for first in range(0, 1000, 256)]
     assert sum(int(str(one["ids_sum"]), 16) for one in steps) % MODULUS == sum_of_all(1000)
     assert [one["num_samples"] for one in steps] == [256, 256, 256, 232]
 
 
 def test_the_sum_knows_no_order_and_the_crc_does() -> None:
-    one, other = sample_digest([1, 2, 3], 9), sample_digest(np.array([3, 2, 1]), 9)
+    one, other = _sample_digest([1, 2, 3], 9), _sample_digest(np.array([3, 2, 1]), 9)
     assert one["ids_sum"] == other["ids_sum"]
     assert one["ids_crc"] != other["ids_crc"]
-    assert sample_digest([1, 2, 4], 9)["ids_sum"] != one["ids_sum"]
+    assert _sample_digest([1, 2, 4], 9)["ids_sum"] != one["ids_sum"]
 
 
 def test_epochs_with_each_sample_once_have_no_problem() -> None:

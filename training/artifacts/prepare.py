@@ -76,7 +76,7 @@ def ensure_artifact(
         _log_once(world, f"[{stage.name}] artifact {key} is complete")
         return key
     num_reused = len(there)
-    shared = SharedArtifacts(context.artifacts, stage, key, context.numerics)
+    shared = _SharedArtifacts(context.artifacts, stage, key, context.numerics)
     is_shared = shared.is_used
     if world.leads:
         shared.sweep()
@@ -95,7 +95,7 @@ def _fill(
     context: AttemptContext,
     stage: Prepare,
     inputs: Inputs,
-    shared: "SharedArtifacts",
+    shared: "_SharedArtifacts",
     prefix: str,
     there: dict[int, dict[str, Any]],
 ) -> int:
@@ -214,7 +214,7 @@ def _get_shard(
     context: AttemptContext,
     stage: Prepare,
     inputs: Inputs,
-    shared: "SharedArtifacts",
+    shared: "_SharedArtifacts",
     prefix: str,
     shard: int,
 ) -> _Made:
@@ -285,7 +285,7 @@ def _downloaded(store: Store, key: str, sha256: str, path: Path, reads: int) -> 
     return None
 
 
-class SharedArtifacts:
+class _SharedArtifacts:
     """The shared shards of one Prepare stage's artifact; unused if the stage is not shareable."""
 
     def __init__(
@@ -294,7 +294,7 @@ class SharedArtifacts:
         self._store = store if stage.is_shareable else None
         self._prefix = ""
         if self._store is not None:
-            self._prefix = f"{shared_key(stage, key, numerics)}/"
+            self._prefix = f"{_shared_key(stage, key, numerics)}/"
 
     @property
     def is_used(self) -> bool:
@@ -343,7 +343,7 @@ class SharedArtifacts:
         self._store = None
 
 
-def shared_key(stage: Prepare, key: str, numerics: Mapping[str, Any]) -> str:
+def _shared_key(stage: Prepare, key: str, numerics: Mapping[str, Any]) -> str:
     """The artifact's key combined with its maker: code, installed packages, device, threads."""
     facts = {
         "key": key,

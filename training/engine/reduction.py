@@ -62,7 +62,7 @@ def turns(num_micro: int, rank: int, size: int) -> list[Turn]:
     return of_shares(rank * each, (rank + 1) * each)
 
 
-def most_set_aside(num_micro: int) -> int:
+def _most_set_aside(num_micro: int) -> int:
     """How many sums a single rank keeps at most besides the one that it adds to."""
     most = count = 0
     for turn in turns(num_micro, 0, 1):
@@ -74,7 +74,7 @@ def most_set_aside(num_micro: int) -> int:
 def sums_set_aside(model: nn.Module, num_micro: int) -> list[Tensor]:
     """Memory as of the sums that wait while one rank computes a step's last micro-batch."""
     trained = [p for p in model.parameters() if p.requires_grad]
-    count = most_set_aside(num_micro)
+    count = _most_set_aside(num_micro)
     return [torch.empty(p.shape, dtype=p.dtype, device=p.device) for p in trained * count]
 
 

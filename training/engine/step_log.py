@@ -61,7 +61,7 @@ _ALONE = "Loader workers (loader_workers=auto) would make batches while the devi
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class StageTimes:
+class _StageTimes:
     """Where the time of a stage's steps went, over all attempts, as rank 0 measured it.
 
     The first step of an attempt is left out: it compiles, and its queues are empty. `*_seconds` of
@@ -79,9 +79,9 @@ class StageTimes:
     decode_seconds: float = 0.0
     make_seconds: float = 0.0
 
-    def plus(self, **more: float) -> "StageTimes":
+    def plus(self, **more: float) -> "_StageTimes":
         """These times and more of them."""
-        return StageTimes(
+        return _StageTimes(
             **{f.name: getattr(self, f.name) + more.pop(f.name, 0.0) for f in fields(self)}, **more
         )
 
@@ -100,7 +100,7 @@ class StageTimes:
         return {name: round(value, 6) for name, value in asdict(self).items()}
 
 
-def bottleneck(times: StageTimes, device: str) -> _Bound | None:
+def bottleneck(times: _StageTimes, device: str) -> _Bound | None:
     """What bounds the steps on a device ("cuda" or "cpu"); None before there are two steps."""
     if not times.seconds:
         return None
@@ -116,7 +116,7 @@ def bottleneck(times: StageTimes, device: str) -> _Bound | None:
     return "GPU" if device == "cuda" else "CPU"
 
 
-def sentence(stage: str, times: StageTimes, device: str) -> str | None:
+def sentence(stage: str, times: _StageTimes, device: str) -> str | None:
     """The bottleneck with the figures that say so, and what would change it."""
     bound = bottleneck(times, device)
     if bound is None:
@@ -134,7 +134,7 @@ def sentence(stage: str, times: StageTimes, device: str) -> str | None:
     return f"{text} {_ALONE if is_alone else _ADVICE[bound]}"
 
 
-def _loader(times: StageTimes) -> str:
+def _loader(times: _StageTimes) -> str:
     """What the loader did, and what it could do."""
     parts = {part: seconds for part, seconds in times.by_part.items() if seconds}
     total = sum(parts.values())
@@ -158,9 +158,9 @@ def _loader(times: StageTimes) -> str:
     )
 
 
-def longest(times: Mapping[str, Mapping[str, Any]]) -> tuple[str, StageTimes] | None:
+def longest(times: Mapping[str, Mapping[str, Any]]) -> tuple[str, _StageTimes] | None:
     """The stage that took the most time, of what `to_json` gave by stage."""
-    of_stage = {stage: StageTimes(**numbers) for stage, numbers in times.items()}
+    of_stage = {stage: _StageTimes(**numbers) for stage, numbers in times.items()}
     if not of_stage:
         return None
     return max(of_stage.items(), key=lambda one: one[1].seconds)
@@ -245,7 +245,7 @@ class TimesSoFar:
     """Adds up where the time of a stage's steps went, from what attempts before have left."""
 
     def __init__(self, before: Mapping[str, float], num_workers: int) -> None:
-        self._times = StageTimes(**before)
+        self._times = _StageTimes(**before)
         self._num_workers = num_workers
         self._is_first = True
 
@@ -326,7 +326,7 @@ class StepLog:
             epoch=self._plan.epoch(step),
             samples_per_second=round(len(ids) / time.seconds, 2),
             data_wait=round(time.waited_share, 4),
-            **sample_digest(ids, self._plan.num_samples),
+            **_sample_digest(ids, self._plan.num_samples),
             **numbers,
         )
 
@@ -340,7 +340,7 @@ class StepLog:
         self.bar.show(position.stage_step, f"{text}{self._context.meter_text()}")
 
 
-def sample_digest(ids: Any, split_samples: int) -> dict[str, int | str]:
+def _sample_digest(ids: Any, split_samples: int) -> dict[str, int | str]:
     """Count and digests of a step's ids (integers in any sequence), and how many its split has.
 
     `ids_sum` is the same in any order, `ids_crc` is not (contract/samples.py).

@@ -91,7 +91,7 @@ class _EventFiles:
         self._held.close()
 
 
-class Follower:
+class _Follower:
     """Shows a run's metrics lines as they appear."""
 
     def __init__(self, store: Store, files: _EventFiles) -> None:
@@ -124,14 +124,14 @@ class Follower:
 def write_event_files(store: Store, out: Path) -> int:
     """Write a run's event files, replacing earlier ones; return the number of values."""
     with _EventFiles(out) as files:
-        Follower(store, files).poll(is_last=True)
+        _Follower(store, files).poll(is_last=True)
         return files.num_values
 
 
 def follow(store: Store, out: Path, poll_seconds: float) -> int:
     """Keep event files up to date until the run has ended or Ctrl-C is pressed."""
     with _EventFiles(out) as files, _ctrl_c() as is_pressed:
-        follower, last_read = Follower(store, files), time.monotonic()
+        follower, last_read = _Follower(store, files), time.monotonic()
         while not is_pressed():
             try:
                 # The head first: all metrics of an ended run were stored before it ended.

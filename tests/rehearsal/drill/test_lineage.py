@@ -8,7 +8,7 @@ import pytest
 
 from rehearsal.drill.receipt import compare_runs, inequalities
 from rehearsal.drill.run_files import FolderFiles, losses, read_events, read_json, read_steps
-from training.engine.step_log import sample_digest
+from training.engine.step_log import _sample_digest
 
 
 def step(
@@ -22,7 +22,7 @@ def step(
         "epoch": epoch,
         "generation": generation,
         "loss": number + generation / 10,
-        **sample_digest(ids, num_samples),
+        **_sample_digest(ids, num_samples),
     }
 
 

@@ -11,7 +11,7 @@ from tests.training.damage import flip
 from tests.training.runs import WORKLOAD, Run
 from tests.training.tiny import Doubled
 from training.artifacts import prepare
-from training.artifacts.prepare import SharedArtifacts, shared_key
+from training.artifacts.prepare import _shared_key, _SharedArtifacts
 from training.cli.main import main
 from training.store.folder import FolderStore, open_store
 
@@ -96,7 +96,7 @@ def test_a_shard_that_vanishes_between_list_and_read_is_made(tmp_path: Path) -> 
         def sizes(self, prefix: str) -> dict[str, int]:
             return {f"{prefix}00000-{'a' * 64}.safetensors": 5}
 
-    there = SharedArtifacts(Vanishing(tmp_path / "shared"), Doubled(), "key", NUMERICS)
+    there = _SharedArtifacts(Vanishing(tmp_path / "shared"), Doubled(), "key", NUMERICS)
     assert there.fetch(0, tmp_path / "cache") is None
     assert not there.is_used
 
@@ -105,7 +105,7 @@ def test_another_machine_code_or_package_has_another_place(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def key(**changes: Any) -> str:
-        return shared_key(Doubled(), "key", {**NUMERICS, **changes})
+        return _shared_key(Doubled(), "key", {**NUMERICS, **changes})
 
     assert key() == key(world=2), "a shard is made by one process"
     changes: list[Mapping[str, Any]] = [
@@ -116,7 +116,7 @@ def test_another_machine_code_or_package_has_another_place(
         {"gpu": "NVIDIA A10G"},
         {"cpu_capability": "AVX2"},
     ]
-    keys = {key(), shared_key(Doubled(), "other", NUMERICS), *(key(**c) for c in changes)}
+    keys = {key(), _shared_key(Doubled(), "other", NUMERICS), *(key(**c) for c in changes)}
     monkeypatch.setattr(prepare, "_packages", lambda: ("torchvision==0",))
     keys.add(key())
     monkeypatch.setattr(prepare, "code_fingerprint", lambda *parts: "edited")
@@ -126,8 +126,8 @@ def test_another_machine_code_or_package_has_another_place(
 
 def test_nothing_of_a_stage_that_does_not_say_so_is_shared(tmp_path: Path) -> None:
     silent = Doubled(is_shareable=False)
-    assert not SharedArtifacts(FolderStore(tmp_path), silent, "key", NUMERICS).is_used
-    assert SharedArtifacts(FolderStore(tmp_path), Doubled(), "key", NUMERICS).is_used
+    assert not _SharedArtifacts(FolderStore(tmp_path), silent, "key", NUMERICS).is_used
+    assert _SharedArtifacts(FolderStore(tmp_path), Doubled(), "key", NUMERICS).is_used
 
 
 def sweep(

@@ -8,7 +8,7 @@ import pytest
 
 from tests.training.forked import in_fork
 from training.engine.batches import BatchPlan
-from training.engine.step_log import sample_digest
+from training.engine.step_log import _sample_digest
 from training.errors import UserError
 from training.randomness import shuffled
 from training.workload import Samples, Settings
@@ -88,7 +88,7 @@ def test_an_epoch_of_imagenet_is_kept_in_64_mib() -> None:
         whole = BatchPlan(Numbers(1_281_167), settings, 7, 2)  # type: ignore[arg-type]
         samples = 0
         for step, micros in zip(range(whole.steps_per_epoch), whole.shares(0, 0), strict=False):
-            sample_digest(whole.ids(step), whole.num_samples)
+            _sample_digest(whole.ids(step), whole.num_samples)
             samples += sum(len(micro.ids) for micro in whole.micro_batches(step))
             assert len(micros.ids) in (128, 15)
         return samples, whole.steps_per_epoch, _peak_kib() - before

@@ -16,9 +16,9 @@ from training.engine.batches import own_micro_batches
 from training.engine.reduction import (
     BucketLayout,
     Reduction,
+    _most_set_aside,
     add,
     buckets,
-    most_set_aside,
     share_of,
     tree_sum,
     turns,
@@ -75,7 +75,7 @@ def test_the_turns_of_any_number_of_ranks_make_one_sum(num_micro: int) -> None:
 
 
 def test_two_micro_batches_need_no_second_sum_and_any_number_at_most_three_more() -> None:
-    assert [most_set_aside(n) for n in (1, 2, 3, 4, 5, 8, 16, 1000)] == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert [_most_set_aside(n) for n in (1, 2, 3, 4, 5, 8, 16, 1000)] == [0, 0, 1, 1, 2, 2, 3, 3]
 
 
 def test_numbers_are_added_up_by_pairs_and_a_zero_has_no_sign() -> None:

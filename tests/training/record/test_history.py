@@ -11,7 +11,7 @@ import pytest
 from tests.training.hooks import interrupt_at
 from tests.training.runs import Run
 from training.cli.main import main
-from training.engine.step_log import sample_digest
+from training.engine.step_log import _sample_digest
 from training.record.head import Head
 from training.record.history import read_history
 from training.record.metrics import Events, Metrics, compact
@@ -111,7 +111,7 @@ def test_a_long_history_is_small_in_the_store_and_in_memory(tmp_path: Path) -> N
             lr=rng.random() / 10,
             samples_per_second=round(780 + rng.random(), 2),
             data_wait=round(rng.random() / 50, 4),
-            **sample_digest(range(number, number + 256), NUM_SAMPLES),
+            **_sample_digest(range(number, number + 256), NUM_SAMPLES),
             metrics={"accuracy": rng.random()},
         )
         if number % 100 == 0:

@@ -4,18 +4,18 @@ from typing import Any
 
 import pytest
 
-from training.engine.step_log import StageTimes, bottleneck, longest, sentence
+from training.engine.step_log import _StageTimes, bottleneck, longest, sentence
 
 # 1,000 samples in 100 s with 3 workers, which had 300 s.
 STEADY: dict[str, Any] = {"samples": 1000, "seconds": 100, "loader_seconds": 300}
 DECODING = {"read_seconds": 20, "decode_seconds": 200, "make_seconds": 60}
 
 
-def of(**numbers: float) -> StageTimes:
-    return StageTimes(**STEADY | numbers)
+def of(**numbers: float) -> _StageTimes:
+    return _StageTimes(**STEADY | numbers)
 
 
-def alone(**numbers: float) -> StageTimes:
+def alone(**numbers: float) -> _StageTimes:
     return of(loader_seconds=0, **numbers)
 
 
@@ -43,7 +43,7 @@ def alone(**numbers: float) -> StageTimes:
         (alone(computed_seconds=99, waited_seconds=70, decode_seconds=70), "cuda", "GPU"),
     ],
 )  # fmt: skip
-def test_the_bound_is_what_the_figures_say(times: StageTimes, device: str, bound: str) -> None:
+def test_the_bound_is_what_the_figures_say(times: _StageTimes, device: str, bound: str) -> None:
     assert bottleneck(times, device) == bound
 
 
@@ -67,7 +67,7 @@ def test_a_run_whose_gpu_has_work_is_told_that_its_data_could_come_faster() -> N
 
 
 def test_a_trainer_that_decodes_itself_is_told_of_workers() -> None:
-    times = StageTimes(
+    times = _StageTimes(
         samples=10, seconds=10, computed_seconds=5, waited_seconds=4, decode_seconds=4
     )
     said = sentence("classifier", times, "cpu") or ""
@@ -76,7 +76,7 @@ def test_a_trainer_that_decodes_itself_is_told_of_workers() -> None:
 
 
 def test_nothing_is_said_of_a_stage_of_one_step() -> None:
-    assert sentence("classifier", StageTimes(first_waited_seconds=3), "cpu") is None
+    assert sentence("classifier", _StageTimes(first_waited_seconds=3), "cpu") is None
     assert longest({}) is None
 
 

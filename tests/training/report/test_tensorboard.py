@@ -13,7 +13,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from tests.training import tiny
 from tests.training.runs import ROOT, Run
-from training.report.tensorboard import Follower, _EventFiles
+from training.report.tensorboard import _EventFiles, _Follower
 from training.store.folder import FolderStore
 
 NewRun = Callable[[str], Run]
@@ -128,7 +128,7 @@ class Lines:
     def __init__(self, root: Path) -> None:
         self.store = FolderStore(root / "run")
         self.files = _EventFiles(root / "logs")
-        self.follower = Follower(self.store, self.files)
+        self.follower = _Follower(self.store, self.files)
         self.out = root / "logs"
 
     def put(self, generation: int, number: int, *lines: str) -> None:

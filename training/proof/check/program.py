@@ -97,7 +97,7 @@ class _Attempt:
         return f"{listing.newest!r} changed {seconds:.1f} s before"
 
 
-class ProgramRuns:
+class _ProgramRuns:
     """Starts `python -m training run` as often as a run needs it."""
 
     def __init__(self, options: argparse.Namespace, folder: Path) -> None:
@@ -272,7 +272,7 @@ def check_program(options: argparse.Namespace) -> int:
     if options.name is not None:
         raise UserError(f"got both {options.name!r} and a program; check one at a time")
     with tempfile.TemporaryDirectory(prefix="check-") as folder:
-        runs = ProgramRuns(options, Path(folder))
+        runs = _ProgramRuns(options, Path(folder))
         whole = runs.run("whole")
         _refuse_untestable(whole)
         _say(options, f"[ok] uninterrupted: {_described(whole)}")

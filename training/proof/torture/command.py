@@ -20,8 +20,7 @@ from training.proof.attempt import AttemptRequest
 from training.proof.experiment import made_dataset, refuse_started_cuda
 from training.proof.injector import SIGNALS
 from training.proof.torture.plan import PHASES, Size
-from training.proof.torture.series import Target, Torture
-from training.proof.torture.totals import Totals
+from training.proof.torture.series import Target, Torture, Totals
 from training.registry import load_workload, parse_overrides, resolve_config
 from training.workload import Workload
 

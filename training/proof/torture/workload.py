@@ -45,7 +45,7 @@ _MOST_DOUBLINGS = 12
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SmallConfig:
+class _SmallConfig:
     """Everything that a recipe decides."""
 
     seed: int = 11
@@ -78,7 +78,7 @@ class _ScaledInputs(Prepare):
         return {"x": x + 0.01 * torch.randn(x.shape), "y": data["y"][rows].clone()}
 
 
-class JitteredRows(Samples):
+class _JitteredRows(Samples):
     """Rows of the derived data, with jitter."""
 
     def __init__(self, x: Tensor, y: Tensor) -> None:
@@ -97,11 +97,11 @@ class JitteredRows(Samples):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Classify(Train):
+class _Classify(Train):
     """A small classifier; a wider one starts with the columns of the previous one."""
 
     name: str
-    config: SmallConfig
+    config: _SmallConfig
     width: int
 
     @property
@@ -128,11 +128,11 @@ class Classify(Train):
     def optimizer(self, m: nn.Module) -> Optimizer:
         return AdamW(m.parameters(), lr=self.config.learning_rate)
 
-    def samples(self, i: Inputs, split: str) -> JitteredRows:
+    def samples(self, i: Inputs, split: str) -> _JitteredRows:
         shards = i.artifact("scaled")
         x, y = torch.cat([s["x"] for s in shards]), torch.cat([s["y"] for s in shards])
         part = slice(_NUM_HELD_OUT, None) if split == "train" else slice(_NUM_HELD_OUT)
-        return JitteredRows(x[part], y[part])
+        return _JitteredRows(x[part], y[part])
 
     def loss(self, m: nn.Module, b: Batch, step: int, num_steps: int) -> Loss:
         every = self.config.loss_doubles_every
@@ -145,13 +145,13 @@ class Classify(Train):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Small(Workload[SmallConfig]):
+class Small(Workload[_SmallConfig]):
     """The workload `training.proof.torture.workload:SMALL`."""
 
     name: str = "small"
 
     @property
-    def recipes(self) -> Mapping[str, Callable[[], SmallConfig]]:
+    def recipes(self) -> Mapping[str, Callable[[], _SmallConfig]]:
         changes: dict[str, dict[str, Any]] = {
             "plain": {},
             "average": {"ema_decay": 0.9, "best_metric": "accuracy"},
@@ -160,13 +160,13 @@ class Small(Workload[SmallConfig]):
             "large": {"width": 384, "has_hidden_layer": True, "learning_rate": 0.002},
             "sharded": {"sharding": "full", "ema_decay": 0.9, "best_metric": "accuracy"},
         }
-        return {name: partial(changed, SmallConfig(), **own) for name, own in changes.items()}
+        return {name: partial(changed, _SmallConfig(), **own) for name, own in changes.items()}
 
-    def stages(self, c: SmallConfig) -> Sequence[Prepare | Train]:
+    def stages(self, c: _SmallConfig) -> Sequence[Prepare | Train]:
         return (
             _ScaledInputs(),
-            Classify(name="narrow", config=c, width=c.width),
-            Classify(name="wide", config=c, width=2 * c.width),
+            _Classify(name="narrow", config=c, width=c.width),
+            _Classify(name="wide", config=c, width=2 * c.width),
         )
 
     def make_dataset(

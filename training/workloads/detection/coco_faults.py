@@ -17,7 +17,7 @@ from training.data_report import DataFinding, DataReport
 from training.errors import UserError
 
 # Rule -> what to do. The sentence before it is made where the fault is found.
-REFUSED: Mapping[str, str] = MappingProxyType(
+_REFUSED: Mapping[str, str] = MappingProxyType(
     {
         "layout": "lay the files out as annotations/instances_train.json and train/IMAGE",
         "json": "export it again",
@@ -50,7 +50,7 @@ REFUSED: Mapping[str, str] = MappingProxyType(
         "leak": "remove them from one of the two splits, or the validation's figures are false",
     }
 )
-WARNED: Mapping[str, str] = MappingProxyType(
+_WARNED: Mapping[str, str] = MappingProxyType(
     {
         "unread-file": "move it away, or give it the name of a split",
         "duplicate-annotation-id": "nothing here depends on it; other tools do",
@@ -89,7 +89,7 @@ class CocoFaults:
 
     def add(self, rule: str, text: str) -> None:
         """Note one fault: where and what, without what to do."""
-        assert rule in REFUSED or rule in WARNED, rule
+        assert rule in _REFUSED or rule in _WARNED, rule
         # A file may have any bytes as its name, and JSON half a character: neither can be printed.
         printable = text.encode(errors="backslashreplace").decode()
         self._found.setdefault(rule, []).append(printable)
@@ -97,18 +97,18 @@ class CocoFaults:
     @property
     def is_refused(self) -> bool:
         """Whether anything would break training."""
-        return not REFUSED.keys().isdisjoint(self._found)
+        return not _REFUSED.keys().isdisjoint(self._found)
 
     def findings(self) -> list[DataFinding]:
         """One finding for each broken rule, refusals first."""
         return [
             DataFinding(
                 rule=rule,
-                is_refused=rules is REFUSED,
+                is_refused=rules is _REFUSED,
                 count=len(found),
                 message=f"{found[0]}{_more(len(found) - 1)}; {rules[rule]}",
             )
-            for rules in (REFUSED, WARNED)
+            for rules in (_REFUSED, _WARNED)
             for rule in rules
             if (found := self._found.get(rule))
         ]
@@ -154,14 +154,14 @@ def _finite(value: object) -> float | None:
 
 def refuse_layout(text: str) -> UserError:
     """The refusal of a folder in which nothing can be found."""
-    return UserError(f"{text}; {REFUSED['layout']}")
+    return UserError(f"{text}; {_REFUSED['layout']}")
 
 
 # An area may be larger than its box by this factor: it is rounded, too.
 _AREA_ROUNDING = 1.01
 
 
-class Extent(NamedTuple):
+class _Extent(NamedTuple):
     """The smallest box around a mask, in pixels, and the mask's area."""
 
     x: float
@@ -187,7 +187,7 @@ def box_of(
     """The annotation's object; None, and a fault noted, if it has no usable one."""
     extent = None
     if not record.get("bbox") or record.get("area") is None:
-        extent = extent_of(record.get("segmentation"))
+        extent = _extent_of(record.get("segmentation"))
     xywh = _xywh(record, extent, where, faults)
     if xywh is None:
         return None
@@ -206,7 +206,7 @@ def box_of(
 
 
 def _xywh(
-    record: Mapping[str, Any], extent: Extent | None, where: str, faults: CocoFaults
+    record: Mapping[str, Any], extent: _Extent | None, where: str, faults: CocoFaults
 ) -> tuple[float, float, float, float] | None:
     given = record.get("bbox")
     if not given:
@@ -228,7 +228,7 @@ def _xywh(
 
 def _area(
     record: Mapping[str, Any],
-    extent: Extent | None,
+    extent: _Extent | None,
     box_area: float,
     where: str,
     faults: CocoFaults,
@@ -251,7 +251,7 @@ def shown(xywh: Any) -> str:
     return f"[{', '.join(f'{float(number):g}' for number in xywh)}]"
 
 
-def extent_of(segmentation: Any) -> Extent | None:
+def _extent_of(segmentation: Any) -> _Extent | None:
     """The extent of a COCO segmentation; None if it is invalid or empty."""
     if isinstance(segmentation, dict):
         return _of_runs(segmentation.get("counts"), segmentation.get("size"))
@@ -260,7 +260,7 @@ def extent_of(segmentation: Any) -> Extent | None:
     return None
 
 
-def _of_polygons(polygons: list[Any]) -> Extent | None:
+def _of_polygons(polygons: list[Any]) -> _Extent | None:
     points, area = [], 0.0
     for polygon in polygons:
         if not isinstance(polygon, list) or len(polygon) % 2 or len(polygon) < 6:
@@ -274,10 +274,10 @@ def _of_polygons(polygons: list[Any]) -> Extent | None:
         points.append(own)
     every = np.concatenate(points)
     (x, y), (right, bottom) = every.min(axis=0).tolist(), every.max(axis=0).tolist()
-    return Extent(x=x, y=y, width=right - x, height=bottom - y, area=area)
+    return _Extent(x=x, y=y, width=right - x, height=bottom - y, area=area)
 
 
-def _of_runs(counts: Any, size: Any) -> Extent | None:
+def _of_runs(counts: Any, size: Any) -> _Extent | None:
     try:
         height, width = (int(number) for number in size)
         runs = np.asarray(_decoded(counts) if isinstance(counts, str) else counts, dtype=np.int64)
@@ -296,7 +296,7 @@ def _of_runs(counts: Any, size: Any) -> Extent | None:
     else:
         top, bottom = int((first % height).min()), int(((end - 1) % height).max())
     x = int(left.min())
-    return Extent(
+    return _Extent(
         x=float(x),
         y=float(top),
         width=float(int(right.max()) - x + 1),

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from training.data_report import DataReport
 from training.errors import UserError
 from training.workloads.detection.check import Checked, check, check_annotations
 from training.workloads.detection.coco import Category, CocoImage, CocoSplit, as_split, read_split
@@ -38,14 +37,14 @@ _MIN_COUNT = 20
 _DIVIDE, _DRAW = 4, 5  # first words of the seed sequences
 
 
-def annotations_file(split: str) -> str:
+def _annotations_file(split: str) -> str:
     """The name of a split's annotation file within the dataset."""
     return f"annotations/instances_{split}.json"
 
 
 def open_split(dataset: "Dataset", split: str) -> CocoSplit:
     """One split of a dataset; waits for its annotations only. UserError if they have faults."""
-    name = annotations_file(split)
+    name = _annotations_file(split)
     try:
         path = dataset.file(name)
     except UserError as error:
@@ -63,11 +62,6 @@ def _read(path: Path, split: str, fingerprint: str) -> CocoSplit:
     faults.refuse()
     assert found is not None
     return found
-
-
-def check_data(folder: Path, progress: "Progress") -> DataReport:
-    """What `data check` reports of a folder in COCO's format, imported or not."""
-    return check(folder, progress).report
 
 
 def import_folder(folder: Path, out: Path, seed: int, progress: "Progress") -> Mapping[str, Any]:
@@ -194,7 +188,7 @@ def _write_annotations(out: Path, split: CocoSplit, rows: Iterable[int]) -> None
             )
     categories = [category._asdict() for category in split.categories]
     content = {"images": images, "annotations": objects, "categories": categories}
-    path = out / annotations_file(split.name)
+    path = out / _annotations_file(split.name)
     path.parent.mkdir(exist_ok=True)
     path.write_text(json.dumps(content) + "\n")
 

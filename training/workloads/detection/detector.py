@@ -69,7 +69,7 @@ def denoising(labels_BN: Tensor, boxes_BN4: Tensor, architecture: Architecture) 
     )
 
 
-def hidden_queries(noise: _Denoising, num_queries: int) -> Tensor | None:
+def _hidden_queries(noise: _Denoising, num_queries: int) -> Tensor | None:
     """Which queries (rows) must not see which (columns), denoising ones first: (K + Q, K + Q).
 
     None sees a denoising query but those of the same group: it would see the truth.
@@ -113,7 +113,7 @@ class Detections(NamedTuple):
     boxes_BN4: Tensor
 
 
-class FrozenBatchNorm2d(nn.Module):
+class _FrozenBatchNorm2d(nn.Module):
     """Batch norm whose statistics and scale are constants: a part of the convolution before it."""
 
     weight: Tensor
@@ -152,25 +152,25 @@ class _FoldedConv2d(nn.Conv2d):
         return F.conv2d(x_BCHW, weight, self.shift_C, self.stride, self.padding)
 
 
-def _fold(net: nn.Module) -> list[tuple[_FoldedConv2d, FrozenBatchNorm2d]]:
+def _fold(net: nn.Module) -> list[tuple[_FoldedConv2d, _FrozenBatchNorm2d]]:
     """Replace each convolution that a frozen norm follows; return both."""
     found = []
     for module in list(net.modules()):
         for (name, plain), (_, norm) in pairwise(list(module.named_children())):
-            if isinstance(plain, nn.Conv2d) and isinstance(norm, FrozenBatchNorm2d):
+            if isinstance(plain, nn.Conv2d) and isinstance(norm, _FrozenBatchNorm2d):
                 folded = _FoldedConv2d(plain)
                 setattr(module, name, folded)
                 found.append((folded, norm))
     return found
 
 
-class Backbone(nn.Module):
+class _Backbone(nn.Module):
     """Images to three maps."""
 
     def __init__(self, architecture: Architecture) -> None:
         super().__init__()
         is_frozen = architecture.backbone_norm == "frozen_batch"
-        net = _resnet(architecture.backbone, FrozenBatchNorm2d if is_frozen else _group_norm)
+        net = _resnet(architecture.backbone, _FrozenBatchNorm2d if is_frozen else _group_norm)
         self._folded = _fold(net)
         self.conv1, self.bn1, self.relu, self.maxpool = net.conv1, net.bn1, net.relu, net.maxpool
         self.layer1, self.layer2, self.layer3, self.layer4 = (
@@ -231,7 +231,7 @@ class Detector(nn.Module):
     ) -> None:
         super().__init__()
         a = self.architecture = architecture
-        self.backbone = Backbone(a)
+        self.backbone = _Backbone(a)
         self.input_proj = nn.ModuleList(
             _projection(channels, a.width, 1) for channels in self.backbone.channels
         )
@@ -275,7 +275,7 @@ class Detector(nn.Module):
         anchors_BQ4 = encoder_boxes_BQ4.detach()
         num_noised, hidden_QQ = 0, None
         if noise is not None:
-            num_noised, hidden_QQ = noise.labels_BK.shape[1], hidden_queries(noise, num_queries)
+            num_noised, hidden_QQ = noise.labels_BK.shape[1], _hidden_queries(noise, num_queries)
             # Through the logits' clamp, as all anchors that the reference starts from.
             noised_BK4 = inverse_sigmoid(noise.boxes_BK4).sigmoid()
             x_BQD = torch.cat([self._embedded(noise.labels_BK), x_BQD], dim=1)

@@ -143,13 +143,13 @@ class DetectionEvaluation(Train):
         write_sheet(out / "detections.jpg", heading, drawn, num_columns=2)
 
 
-def missing_packages() -> list[str]:
-    """Why this machine cannot evaluate, in sentences: to be asked before an hour is trained."""
-    if find_spec("faster_coco_eval") is not None:
+def missing_package(name: str, needed_by: str) -> list[str]:
+    """Why this machine cannot do it, if it cannot: asked before an hour is trained."""
+    if find_spec(name.replace("-", "_")) is not None:
         return []
     return [
-        "the evaluation needs the package faster-coco-eval, which is not installed; "
-        "install it with `pip install faster-coco-eval`"
+        f"{needed_by} needs the package {name}, which is not installed; install it with "
+        f"`pip install {name}`"
     ]
 
 
@@ -250,7 +250,7 @@ class _Scores:
 
 def _judged(detections: _DetectionsAndTruth) -> _Scores:
     """Let faster-coco-eval compare detections and truth."""
-    if missing := missing_packages():
+    if missing := missing_package("faster-coco-eval", "the evaluation"):
         raise UserError(missing[0])
     from faster_coco_eval import COCO, COCOeval_faster
 

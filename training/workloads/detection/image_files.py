@@ -20,7 +20,7 @@ _ORIENTATION = 0x0112
 _UPRIGHT = 1
 _TURNED = frozenset({5, 6, 7, 8})  # by a quarter, so that width and height change places
 # Pillow warns from here on: so many pixels may be an attack, and fit into no model.
-MAX_PIXELS = 89_478_485
+_MAX_PIXELS = 89_478_485
 # What Pillow raises for damaged files; RuntimeError for AVIF.
 _DAMAGED = (
     *(OSError, SyntaxError, ValueError, EOFError, RuntimeError, struct.error),
@@ -68,7 +68,7 @@ def examine(path: Path, height: int, width: int) -> tuple[str, list[ImageFault]]
     try:
         with Image.open(io.BytesIO(content)) as image:
             stored, mode, orientation = image.size, image.mode, _orientation(image)
-            if stored[0] * stored[1] > MAX_PIXELS:
+            if stored[0] * stored[1] > _MAX_PIXELS:
                 text = f"has {stored[0]}x{stored[1]} pixels"
                 return digest, [ImageFault("too-large", text)]
             is_transparent = mode in ("LA", "PA", "RGBA") or "transparency" in image.info

@@ -8,7 +8,6 @@ queries.
 """
 
 from collections.abc import Callable
-from importlib.util import find_spec
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -27,16 +26,6 @@ _CLASSES, _BOXES, _GIOU = 1.0, 5.0, 2.0
 _CLASS_COST, _BOX_COST, _GIOU_COST = 2.0, 5.0, 2.0
 # Of the focal loss (arXiv:1708.02002): the share of the objects' class, and the focus.
 _ALPHA, _GAMMA = 0.25, 2.0
-
-
-def missing_packages() -> list[str]:
-    """Why this machine cannot train, in sentences: to be asked before the first step."""
-    if find_spec("scipy") is not None:
-        return []
-    return [
-        "matching predictions to objects needs the package scipy, which is not installed; "
-        "install it with `pip install scipy`"
-    ]
 
 
 @torch.no_grad()

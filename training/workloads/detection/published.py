@@ -81,12 +81,12 @@ def _convert(options: argparse.Namespace) -> None:
     rows = _COCO_IDS if options.classes == "coco" else None
     if rows is None and not options.classes.isdigit():
         raise UserError(f"--classes is {options.classes!r}; give coco, or a number of classes")
-    state = read_published(options.checkpoint)
+    state = _read_published(options.checkpoint)
     # The classes' heads, which start from scratch, are the same in every conversion.
     torch.manual_seed(0)
     num_classes = len(rows) if rows else int(options.classes)
     detector = Detector(Architecture(num_classes=num_classes, num_queries=options.num_queries))
-    load_published(detector, state, rows)
+    _load_published(detector, state, rows)
     own = detector.state_dict()
     save_file({name: tensor.contiguous() for name, tensor in own.items()}, options.out)
     print(f"{options.out}: {len(state)} tensors read, {num_classes} classes")
@@ -109,7 +109,7 @@ def load_backbone(detector: Detector) -> None:
     detector.backbone.load_state_dict({name: state[name] for name in known})
 
 
-def read_published(path: Path) -> Mapping[str, Tensor]:
+def _read_published(path: Path) -> Mapping[str, Tensor]:
     """The state dict in a published checkpoint (.pth), or in a safetensors file of one."""
     if not path.is_file():
         raise UserError(f"{path} is not there; give the file of a published checkpoint")
@@ -134,7 +134,7 @@ def read_published(path: Path) -> Mapping[str, Tensor]:
     return state
 
 
-def load_published(
+def _load_published(
     detector: Detector, state: Mapping[str, Tensor], rows: Sequence[int] | None = None
 ) -> None:
     """Fill the detector from a state dict of IDEA-Research/DINO.
@@ -147,7 +147,7 @@ def load_published(
     for theirs, tensor in state.items():
         if _AGAIN.match(theirs):
             continue
-        name = our_name(theirs)
+        name = _our_name(theirs)
         if name not in mine:
             raise _unlike(f"it has {theirs}, which this one has not")
         if _BY_CLASS.search(name):
@@ -168,7 +168,7 @@ def load_published(
     detector.load_state_dict(found, strict=False)
 
 
-def our_name(theirs: str) -> str:
+def _our_name(theirs: str) -> str:
     """A tensor's name in a detector of ours."""
     name = theirs
     for pattern, replacement in _NAMES:

@@ -7,23 +7,58 @@ B images, N objects of the image that has the most, M objects of all images.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
 
-from training.workload import Dataset, Inputs, Order, Samples
+from training.workload import Dataset, Order, Samples
 from training.workloads.detection.coco import Category, CocoSplit
-from training.workloads.detection.dataset import open_split
 from training.workloads.detection.image_files import read_rgb
 
 # A box that is less than this wide or high in the resized image is not learned: no pixel is its
 # own. It is dropped, and so is what a crop has left of it.
 _MIN_BOX_PIXELS = 1.0
+
+
+class _View(NamedTuple):
+    """What of an image is seen, in its own pixels, at which size, and whether mirrored."""
+
+    left: float
+    top: float
+    right: float
+    bottom: float
+    height: int
+    width: int
+    is_flipped: bool
+
+    def of(self, image: Image.Image) -> Image.Image:
+        """The part of the image that the view shows, at its size."""
+        box = (self.left, self.top, self.right, self.bottom)
+        seen = image.resize((self.width, self.height), Image.Resampling.BILINEAR, box=box)
+        return seen.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if self.is_flipped else seen
+
+    def boxes(self, boxes_N4: Tensor) -> tuple[Tensor, Tensor]:
+        """Boxes x, y, width, height in the image's pixels -> cx, cy, w, h as shares of the view.
+
+        They are cut at its border; the second result says which are kept (`_MIN_BOX_PIXELS`).
+        """
+        x, y, w, h = boxes_N4.double().unbind(1)
+        across, down = self.right - self.left, self.bottom - self.top
+        left, right = (((side - self.left) / across).clamp(0, 1) for side in (x, x + w))
+        top, bottom = (((side - self.top) / down).clamp(0, 1) for side in (y, y + h))
+        if self.is_flipped:
+            left, right = 1 - right, 1 - left
+        wide, high = right - left, bottom - top
+        # Not exactly at the limit: rounding would decide.
+        least = _MIN_BOX_PIXELS * (1 - 1e-9)
+        is_kept = (wide * self.width >= least) & (high * self.height >= least)
+        found_N4 = torch.stack([(left + right) / 2, (top + bottom) / 2, wide, high], dim=1)
+        return found_N4.float(), is_kept
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,40 +77,25 @@ class Augmentation:
     crop_sides: tuple[int, int] = (384, 600)
     eval_scale: int = 800
 
+    def whole(self, height: int, width: int) -> _View:
+        """The image as it is evaluated."""
+        to_height, to_width = resized(height, width, self.eval_scale, self.longest_side)
+        return _View(0, 0, width, height, to_height, to_width, False)
 
-class _View(NamedTuple):
-    """What of an image is seen, in its own pixels, at which size, and whether mirrored."""
-
-    left: float
-    top: float
-    right: float
-    bottom: float
-    height: int
-    width: int
-    is_flipped: bool
-
-
-def whole(height: int, width: int, augmentation: Augmentation) -> _View:
-    """The image as it is evaluated."""
-    to_height, to_width = resized(height, width, augmentation.eval_scale, augmentation.longest_side)
-    return _View(0, 0, width, height, to_height, to_width, False)
-
-
-def drawn(height: int, width: int, augmentation: Augmentation, rng: torch.Generator) -> _View:
-    """A view of the image at random, as it is trained on."""
-    is_flipped = _chance(augmentation.flip, rng)
-    left, top, right, bottom = 0.0, 0.0, float(width), float(height)
-    if _chance(augmentation.crop, rng):
-        scale = _choice(augmentation.crop_scales, rng)
-        high, wide = resized(height, width, scale, None)
-        least, most = augmentation.crop_sides
-        w, h = (_between(min(least, side), min(most, side), rng) for side in (wide, high))
-        x, y = _between(0, wide - w, rng), _between(0, high - h, rng)
-        left, right = x * width / wide, (x + w) * width / wide
-        top, bottom = y * height / high, (y + h) * height / high
-    scale = _choice(augmentation.scales, rng)
-    to_height, to_width = resized(bottom - top, right - left, scale, augmentation.longest_side)
-    return _View(left, top, right, bottom, to_height, to_width, is_flipped)
+    def drawn(self, height: int, width: int, rng: torch.Generator) -> _View:
+        """A view of the image at random, as it is trained on."""
+        is_flipped = _chance(self.flip, rng)
+        left, top, right, bottom = 0.0, 0.0, float(width), float(height)
+        if _chance(self.crop, rng):
+            high, wide = resized(height, width, _choice(self.crop_scales, rng), None)
+            least, most = self.crop_sides
+            w, h = (_between(min(least, side), min(most, side), rng) for side in (wide, high))
+            x, y = _between(0, wide - w, rng), _between(0, high - h, rng)
+            left, right = x * width / wide, (x + w) * width / wide
+            top, bottom = y * height / high, (y + h) * height / high
+        scale = _choice(self.scales, rng)
+        to_height, to_width = resized(bottom - top, right - left, scale, self.longest_side)
+        return _View(left, top, right, bottom, to_height, to_width, is_flipped)
 
 
 def resized(height: float, width: float, shorter: int, longest: int | None) -> tuple[int, int]:
@@ -87,34 +107,6 @@ def resized(height: float, width: float, shorter: int, longest: int | None) -> t
     if longest is not None:
         longer = min(longer, longest)
     return (shorter, longer) if height <= width else (longer, shorter)
-
-
-def see(image: Image.Image, view: _View) -> Image.Image:
-    """The part of the image that the view shows, at its size."""
-    box = (view.left, view.top, view.right, view.bottom)
-    seen = image.resize((view.width, view.height), Image.Resampling.BILINEAR, box=box)
-    if view.is_flipped:
-        return seen.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
-    return seen
-
-
-def seen_boxes(boxes_N4: Tensor, view: _View) -> tuple[Tensor, Tensor]:
-    """Boxes x, y, width, height in the image's pixels -> cx, cy, w, h as shares of the view.
-
-    They are cut at its border; the second result says which are kept (`_MIN_BOX_PIXELS`).
-    """
-    x, y, w, h = boxes_N4.double().unbind(1)
-    across, down = view.right - view.left, view.bottom - view.top
-    left, right = (((side - view.left) / across).clamp(0, 1) for side in (x, x + w))
-    top, bottom = (((side - view.top) / down).clamp(0, 1) for side in (y, y + h))
-    if view.is_flipped:
-        left, right = 1 - right, 1 - left
-    wide, high = right - left, bottom - top
-    # Not exactly at the limit: rounding would decide.
-    least = _MIN_BOX_PIXELS * (1 - 1e-9)
-    is_kept = (wide * view.width >= least) & (high * view.height >= least)
-    found_N4 = torch.stack([(left + right) / 2, (top + bottom) / 2, wide, high], dim=1)
-    return found_N4.float(), is_kept
 
 
 def _chance(probability: float, rng: torch.Generator) -> bool:
@@ -166,13 +158,13 @@ class DetectionSamples(Samples):
         """Sample `index`, as drawn from `rng`, or whole in the epoch -1."""
         height, width = self.split.sizes[index].tolist()
         if epoch < 0:
-            view = whole(height, width, self.augmentation)
+            view = self.augmentation.whole(height, width)
         else:
-            view = drawn(height, width, self.augmentation, rng)
+            view = self.augmentation.drawn(height, width, rng)
         path = self.dataset.file(f"{self.split.name}/{self.split.files[index]}")
-        seen = see(read_rgb(path, height, width), view)
+        seen = view.of(read_rgb(path, height, width))
         objects = self.split.objects(index)
-        boxes, is_kept = seen_boxes(torch.from_numpy(self.split.boxes[objects]), view)
+        boxes, is_kept = view.boxes(torch.from_numpy(self.split.boxes[objects]))
         is_kept &= torch.from_numpy(~self.split.crowds[objects])
         return _Sample(
             image=torch.from_numpy(np.asarray(seen).copy()).permute(2, 0, 1),
@@ -226,46 +218,6 @@ class DetectionSamples(Samples):
     def files(self, indices: Order) -> Sequence[str]:
         """The files of these samples, one each: a sync fetches first what is read first."""
         return [f"{self.split.name}/{file}" for file in self.split.files[np.asarray(indices)]]
-
-
-def detection_samples(
-    i: Inputs, split: str, augmentation: Augmentation, bucket: int = 1
-) -> DetectionSamples:
-    """The samples of a split; waits for its annotations, and for each image when it is read."""
-    return DetectionSamples(
-        split=open_split(i.dataset, split),
-        dataset=i.dataset,
-        augmentation=augmentation,
-        bucket=bucket,
-    )
-
-
-def failures(i: Inputs, num_classes: int, num_queries: int) -> list[str]:
-    """The same of the annotations themselves, whatever the manifest says of them."""
-    # Validation's faults are to be found before the first epoch, not after it.
-    split, _ = (open_split(i.dataset, name) for name in ("train", "validation"))
-    names = [category.name for category in split.categories]
-    there = {"classes": names, "most_objects": split.objects_per_image.max()}
-    return refusals(there, num_classes, num_queries)
-
-
-def refusals(meta: Mapping[str, Any], num_classes: int, num_queries: int) -> list[str]:
-    """Why a model of these classes and queries cannot be trained on the dataset, in sentences."""
-    found = []
-    names = list(meta.get("classes", ()))
-    if names and num_classes != len(names):
-        found.append(
-            f"the model has {num_classes} classes, but the dataset has {len(names)} "
-            f"({', '.join(names[:10])}{', ...' if len(names) > 10 else ''}); "
-            f"give --override num_classes={len(names)}"
-        )
-    most = int(meta.get("most_objects", 0))
-    if most > num_queries:
-        found.append(
-            f"the model has {num_queries} queries, but an image has {most} objects, of which it "
-            f"can find no more than it has queries; give --override num_queries={most}, or more"
-        )
-    return found
 
 
 def written(categories: Sequence[Category]) -> Tensor:

@@ -28,20 +28,15 @@ from training.workload import (
     Start,
     Workload,
 )
-from training.workloads.detection import dataset, evaluation, samples
 from training.workloads.detection.attention import Implementation, choose, why_not_triton
+from training.workloads.detection.check import check
 from training.workloads.detection.config import DetectionConfig, coco_12, full, laptop
+from training.workloads.detection.dataset import import_folder, make_dataset, open_split
 from training.workloads.detection.detector import Detector, denoising, parameter_groups
-from training.workloads.detection.evaluation import DetectionEvaluation
-from training.workloads.detection.losses import (
-    Match,
-    criterion,
-    hungarian,
-    in_order,
-    missing_packages,
-)
+from training.workloads.detection.evaluation import DetectionEvaluation, missing_package
+from training.workloads.detection.losses import Match, criterion, hungarian, in_order
 from training.workloads.detection.published import load_backbone
-from training.workloads.detection.samples import Augmentation, DetectionSamples, detection_samples
+from training.workloads.detection.samples import Augmentation, DetectionSamples
 
 _ATTENTION = "attention"  # in the numerics key
 _PARTS = ("classes", "boxes", "giou", "encoder", "denoising")
@@ -96,15 +91,35 @@ class TrainDetector(DetectionEvaluation):
 
     def refusals(self, meta: Mapping[str, Any]) -> Sequence[str]:
         """Other classes than the model's, or more objects in an image than it has queries."""
-        return samples.refusals(meta, self.config.num_classes, self.config.num_queries)
+        num_classes, num_queries, found = self.config.num_classes, self.config.num_queries, []
+        names = list(meta.get("classes", ()))
+        if names and num_classes != len(names):
+            found.append(
+                f"the model has {num_classes} classes, but the dataset has {len(names)} "
+                f"({', '.join(names[:10])}{', ...' if len(names) > 10 else ''}); "
+                f"give --override num_classes={len(names)}"
+            )
+        most = int(meta.get("most_objects", 0))
+        if most > num_queries:
+            found.append(
+                f"the model has {num_queries} queries, but an image has {most} objects, of which "
+                f"it can find no more than it has queries; give --override num_queries={most}, or "
+                "more"
+            )
+        return found
 
     def start(self, m: nn.Module, i: Inputs) -> Start:
         """Check the data; fetch ImageNet's weights, unless others are given."""
         c = self.config
+        # Validation's faults are to be found before the first epoch, not after it.
+        split, _ = (open_split(i.dataset, name) for name in ("train", "validation"))
+        names = [category.name for category in split.categories]
+        # The annotations themselves, whatever the manifest says of them.
+        there = {"classes": names, "most_objects": split.objects_per_image.max()}
         failures = [
-            *evaluation.missing_packages(),
-            *missing_packages(),
-            *samples.failures(i, c.num_classes, c.num_queries),
+            *missing_package("faster-coco-eval", "the evaluation"),
+            *missing_package("scipy", "matching predictions to objects"),
+            *self.refusals(there),
         ]
         if not failures and c.weights == "pretrained" and not i.is_given_weights:
             load_backbone(cast(Detector, m))
@@ -127,7 +142,12 @@ class TrainDetector(DetectionEvaluation):
             crop=c.crop_share,
             eval_scale=max(c.sides),
         )
-        return detection_samples(i, split, augmentation, c.pad_to)
+        return DetectionSamples(
+            split=open_split(i.dataset, split),
+            dataset=i.dataset,
+            augmentation=augmentation,
+            bucket=c.pad_to,
+        )
 
     def weight(self, b: Batch) -> float:
         """The number of objects."""
@@ -221,7 +241,7 @@ _NOMINAL_SAMPLES: Mapping[str, Mapping[str, int]] = MappingProxyType(
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Detection(Workload[DetectionConfig]):
+class _Detection(Workload[DetectionConfig]):
     """The workload that the registry imports; its stage is defined in the other files here."""
 
     name: str = "detection"
@@ -246,15 +266,15 @@ class Detection(Workload[DetectionConfig]):
     def make_dataset(
         self, out: Path, count: int, seed: int, progress: Progress
     ) -> Mapping[str, Any]:
-        return dataset.make_dataset(out, count, seed, progress)
+        return make_dataset(out, count, seed, progress)
 
     def import_folder(
         self, folder: Path, out: Path, seed: int, progress: Progress
     ) -> Mapping[str, Any]:
-        return dataset.import_folder(folder, out, seed, progress)
+        return import_folder(folder, out, seed, progress)
 
     def check_data(self, folder: Path, progress: Progress) -> DataReport:
-        return dataset.check_data(folder, progress)
+        return check(folder, progress).report
 
 
-DETECTION = Detection()
+DETECTION = _Detection()

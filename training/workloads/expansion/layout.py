@@ -15,7 +15,7 @@ _AXIS = re.compile(r"\(\d+ [a-zA-Z]\w*\)|\b[a-zA-Z]\w*")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Axis:
+class _Axis:
     """One axis: the dimension of the model that it runs along, and which side of the product."""
 
     dimension: str
@@ -27,7 +27,7 @@ class Axis:
 class TensorLayout:
     """The axes of one tensor, and what it adds to."""
 
-    axes: tuple[Axis, ...]
+    axes: tuple[_Axis, ...]
     adds: bool = False  # to the residual stream: zero here makes the whole branch zero
     is_divided: bool = False  # carries 1/factor for a reader that cannot (see Layout.divided)
 
@@ -152,9 +152,9 @@ def _split(text: str) -> tuple[str, str, str]:
     return text, "", ""
 
 
-def _axes(text: str, *, is_read: bool) -> list[Axis]:
+def _axes(text: str, *, is_read: bool) -> list[_Axis]:
     found = []
     for word in _AXIS.findall(text):
         parts, _, dimension = word.strip("()").rpartition(" ")
-        found.append(Axis(dimension=dimension, is_read=is_read, parts=int(parts or 1)))
+        found.append(_Axis(dimension=dimension, is_read=is_read, parts=int(parts or 1)))
     return found

@@ -26,7 +26,7 @@ _MAX_REROUTED = 0.5  # of the texts
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Observation:
+class _Observation:
     """What a model computed on the probe batch: B texts, T tokens, V vocabulary, E experts."""
 
     logits_BTV: Tensor
@@ -81,7 +81,7 @@ def observe(
     *,
     router: str | None = None,
     origins: Sequence[int | None] | None = None,
-) -> Observation:
+) -> _Observation:
     """What the model computes in eval mode: `forward` calls it on the probe, and returns logits.
 
     `router` names the modules that return router logits, with `*` for the block's number. Blocks
@@ -114,14 +114,14 @@ def observe(
         )
     logits_BTV = logits.view(len(logits), -1, logits.shape[-1])
     losses = F.cross_entropy(logits_BTV.flatten(0, 1), targets.flatten(), reduction="none")
-    return Observation(
+    return _Observation(
         logits_BTV=logits_BTV,
         losses_BT=losses.view(logits_BTV.shape[:2]),
         routers={block: _by_text(own, logits_BTV) for block, own in found.items()},
     )
 
 
-def verify(before: Observation, after: Observation, *, top_k: int = 1) -> Verification:
+def verify(before: _Observation, after: _Observation, *, top_k: int = 1) -> Verification:
     """Compare a grown model with the smaller one; each token goes to `top_k` experts."""
     routings = {
         block: _Routings.of(before.routers[block], after.routers[block], top_k)
@@ -226,7 +226,7 @@ def _other_experts(routings: Mapping[int, _Routings], limit: float) -> Iterator[
         was_other_B = is_other_B if was_other_B is None else was_other_B | is_other_B
 
 
-def _ties(after: Observation, top_k: int) -> Iterator[str]:
+def _ties(after: _Observation, top_k: int) -> Iterator[str]:
     for block, logits_BTE in sorted(after.routers.items()):
         is_tied_BT = _margins(logits_BTE, top_k) == 0
         if is_tied_BT.sum() > _MAX_TIES * is_tied_BT.numel():

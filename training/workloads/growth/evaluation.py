@@ -21,7 +21,8 @@ from training.workload import Batch, Inputs, Partial, Train
 from training.workloads.growth.config import GrowthConfig
 from training.workloads.growth.experts import ExpertFeedForward
 from training.workloads.growth.model import LanguageModel
-from training.workloads.growth.text.tokens import document_beginnings, open_tokens, open_vocabulary
+from training.workloads.growth.text.tokens import TOKENIZER_FILE, open_tokens
+from training.workloads.growth.text.vocabulary import read_vocabulary
 
 _TEMPERATURE = 0.7
 _TOP_K = 20
@@ -69,7 +70,7 @@ class TextEvaluation(Train):
         """How the model goes on with the beginnings of held-out texts."""
         c, path = self.config, out / "samples.md"
         tokens = open_tokens(i.dataset, "validation")
-        beginnings = document_beginnings(tokens, c.num_shown, c.prompt_tokens)
+        beginnings = tokens.beginnings(c.num_shown, c.prompt_tokens)
         if not beginnings:
             path.write_text(f"No held-out text is longer than {c.prompt_tokens} tokens.\n")
             return
@@ -82,7 +83,7 @@ class TextEvaluation(Train):
             top_k=_TOP_K,
             generator=torch.Generator(i.device).manual_seed(i.seed),
         )
-        vocabulary = open_vocabulary(i.dataset)
+        vocabulary = read_vocabulary(i.dataset.file(TOKENIZER_FILE))
         told = []
         for ids in texts_BT.tolist():
             made = ids[c.prompt_tokens :]

@@ -6,7 +6,7 @@ parameters took part.
 """
 
 from collections.abc import Callable
-from typing import Any, Literal, TypeAlias, cast, get_args
+from typing import Any, Literal, TypeAlias, cast
 
 import torch
 import torch.nn.functional as F
@@ -20,14 +20,6 @@ ExpertProducts: TypeAlias = Literal["split", "bmm", "grouped_mm", "balanced"]
 
 # (x, weight_EOI, bias_EO) -> x by each expert's own layer.
 Layer: TypeAlias = Callable[[Tensor, Tensor, Tensor], Tensor]
-
-
-def check_products(products: str) -> ExpertProducts:
-    """Refuse a way that does not exist."""
-    if products not in get_args(ExpertProducts):
-        known = ", ".join(get_args(ExpertProducts))
-        raise ValueError(f"expert products {products!r} do not exist; give one of {known}")
-    return cast(ExpertProducts, products)
 
 
 def by_expert(

@@ -26,7 +26,7 @@ from training.workloads.growth.experts import ExpertFeedForward
 _CHUNK_TOKENS = 1024
 
 
-def sum_cross_entropy(
+def _sum_cross_entropy(
     x_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, *, chunk_tokens: int = _CHUNK_TOKENS
 ) -> Tensor:
     """F.cross_entropy(F.linear(x, weight), targets, reduction="sum"), also under autocast."""
@@ -161,7 +161,7 @@ class LanguageModel(nn.Module):
     def hidden(self, tokens_BT: Tensor) -> _Hidden:
         """What the logits are computed from."""
         x_BTD = self.embedding(tokens_BT)
-        turn_T1d = rotary_table(
+        turn_T1d = _rotary_table(
             tokens_BT.shape[1], self.config.head_width, self.config.rope_base, x_BTD
         )
         shares: list[Tensor] = []
@@ -184,7 +184,7 @@ class LanguageModel(nn.Module):
     def loss(self, tokens_BT: Tensor, targets_BT: Tensor) -> _TextLoss:
         """Cross-entropy of the targets, without ever having all logits in memory."""
         y_BTD, balance, busiest = self.hidden(tokens_BT)
-        total = sum_cross_entropy(y_BTD.flatten(0, 1), self.output_weight_VD, targets_BT.flatten())
+        total = _sum_cross_entropy(y_BTD.flatten(0, 1), self.output_weight_VD, targets_BT.flatten())
         return _TextLoss(total, balance, busiest)
 
     def compute_experts_by(self, products: ExpertProducts) -> None:
@@ -238,7 +238,7 @@ class _Attention(nn.Module):
         return cast(Tensor, self.output(y_BHTd.transpose(1, 2).flatten(2)))
 
 
-def rotary_table(num_tokens: int, head_width: int, base: float, like: Tensor) -> Tensor:
+def _rotary_table(num_tokens: int, head_width: int, base: float, like: Tensor) -> Tensor:
     """Cosines, then sines, of each position's angles: (T, 1, d), in `like`'s type, on its device.
 
     RoFormer (arXiv:2104.09864), with the pairs that it turns half a head apart.

@@ -35,7 +35,7 @@ from training.workloads.growth.config import GrowthConfig, ModelConfig
 from training.workloads.growth.experts import ExpertFeedForward
 from training.workloads.growth.model import LanguageModel
 
-ROUTER = "blocks.*.ffn.router"  # the modules whose outputs are router logits
+_ROUTER = "blocks.*.ffn.router"  # the modules whose outputs are router logits
 
 _TENSORS = {
     "embedding.weight": "vocabulary width",
@@ -130,11 +130,11 @@ class Transition:
         ids_BT, targets_BT = tokens_BT[:, :-1], tokens_BT[:, 1:]
         is_grown = self.phase == "grown"
         origins = block_origins(self.config.num_layers, self.config.new_after) if is_grown else None
-        router = ROUTER if is_grown else None
+        router = _ROUTER if is_grown else None
         chosen = next(each for each in m.modules() if isinstance(each, ExpertFeedForward)).products
         m.compute_experts_by("split")  # which every device can, here the CPU
         before = observe(small, lambda: small(ids_BT), targets_BT, router=router)
-        after = observe(m, lambda: m(ids_BT), targets_BT, router=ROUTER, origins=origins)
+        after = observe(m, lambda: m(ids_BT), targets_BT, router=_ROUTER, origins=origins)
         m.compute_experts_by(chosen)
         return verify(before, after, top_k=self.config.top_k)
 

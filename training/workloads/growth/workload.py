@@ -37,7 +37,7 @@ from training.workloads.expansion import RewarmingAdamW, fill, scaled_groups
 from training.workloads.expansion.adamw import Rewarming
 from training.workloads.growth.config import GrowthConfig, ModelConfig, full, laptop, literal
 from training.workloads.growth.evaluation import TextEvaluation
-from training.workloads.growth.expert_products import check_products
+from training.workloads.growth.expert_products import ExpertProducts
 from training.workloads.growth.experts import choose_products
 from training.workloads.growth.interchange import write_hugging_face
 from training.workloads.growth.model import LanguageModel, parameter_counts
@@ -47,7 +47,7 @@ from training.workloads.growth.text.tokens import token_samples, vocabulary_refu
 from training.workloads.growth.transitions import Transition, growth_layout
 
 
-def has_weight_decay(name: str, parameter: Tensor) -> bool:
+def _has_weight_decay(name: str, parameter: Tensor) -> bool:
     """Matrices and the embedding decay; biases, those of experts (E, outputs) too, norms do not."""
     return not name.endswith("bias") and "norm" not in name
 
@@ -83,7 +83,7 @@ class TrainPhase(TextEvaluation):
         # Accumulated gradients must stay until the last micro-batch.
         own = c.settings
         in_backward = c.is_lean(self.name) and own.micro_batch == own.global_batch
-        decay = Decay(c.decay_share, own.final_lr_fraction)
+        decay = _Decay(c.decay_share, own.final_lr_fraction)
         return replace(
             own,
             steps=getattr(c, f"{self.name}_steps"),
@@ -112,7 +112,7 @@ class TrainPhase(TextEvaluation):
                 dtype=getattr(torch, c.settings.precision),
                 started_with=started_with.get(_PRODUCTS),
             )
-        cast(LanguageModel, m).compute_experts_by(check_products(products))
+        cast(LanguageModel, m).compute_experts_by(cast(ExpertProducts, products))
         return {_PRODUCTS: products}
 
     def start(self, m: nn.Module, i: Inputs) -> Start:
@@ -152,7 +152,7 @@ class TrainPhase(TextEvaluation):
             c.factors if self.name == "grown" else {},
             lr=c.learning_rate,
             weight_decay=c.weight_decay,
-            decays=has_weight_decay,
+            decays=_has_weight_decay,
         )
         kind = _RewarmingBFloat16AdamW if c.is_lean(self.name) else RewarmingAdamW
         # Not False, which would rule out torch's foreach as well.
@@ -218,7 +218,7 @@ def _say_verified(
 
 
 @dataclass(frozen=True, slots=True)
-class Decay:
+class _Decay:
     """A schedule: constant, and in the last `share` of the steps down a line to `final`."""
 
     share: float
@@ -228,11 +228,6 @@ class Decay:
         """The factor of a step."""
         left = (num_steps - step) / max(1.0, self.share * num_steps)
         return self.final + (1.0 - self.final) * min(1.0, left)
-
-
-def phases(c: GrowthConfig) -> Sequence[TrainPhase]:
-    """The phases in order."""
-    return tuple(TrainPhase(config=c, name=name) for name in ("dense", "experts", "grown"))
 
 
 RECIPES: Mapping[str, Callable[[], GrowthConfig]] = MappingProxyType(
@@ -251,7 +246,7 @@ _NOMINAL_SAMPLES: Mapping[str, Mapping[str, int]] = MappingProxyType(
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Growth(Workload[GrowthConfig]):
+class _Growth(Workload[GrowthConfig]):
     """The workload that the registry imports; its stages are defined in the other files here."""
 
     name: str = "growth"
@@ -260,7 +255,7 @@ class Growth(Workload[GrowthConfig]):
     nominal_samples = _NOMINAL_SAMPLES
 
     def stages(self, c: GrowthConfig) -> Sequence[TrainPhase]:
-        return phases(c)
+        return [TrainPhase(config=c, name=name) for name in ("dense", "experts", "grown")]
 
     def fitted(self, c: GrowthConfig, meta: Mapping[str, Any]) -> Mapping[str, str]:
         """The dataset's vocabulary, where the recipe's is too small, or far too large."""
@@ -284,10 +279,6 @@ class Growth(Workload[GrowthConfig]):
             )
         return [*rungs, *micro_batch_rungs(c), *autocast_rungs(c)]
 
-    def with_data_options(self, options: TextOptions) -> "Growth":
-        """The workload whose datasets are made with these options."""
-        return replace(self, data_options=options)
-
     def make_dataset(
         self, out: Path, count: int, seed: int, progress: Progress
     ) -> Mapping[str, Any]:
@@ -299,4 +290,4 @@ class Growth(Workload[GrowthConfig]):
         return import_dataset(files, out, seed, progress, options=self.data_options)
 
 
-GROWTH = Growth()
+GROWTH = _Growth()

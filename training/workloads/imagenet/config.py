@@ -13,7 +13,7 @@ from training.workload import Settings
 
 # Sizes of a training image are multiples of it: the network halves them five times, and each size
 # has compiled code of its own.
-SIZE_STEP = 32
+_SIZE_STEP = 32
 # torchvision's RandAugment knows so many magnitudes.
 _MOST_AUGMENTED = 30
 # The learning rate of a recipe is that of a batch of so many images.
@@ -100,10 +100,10 @@ class ImagenetConfig:
     def _check_sizes(self) -> None:
         for name in ("train_size", "low_size"):
             value = getattr(self, name)
-            if value < SIZE_STEP or value % SIZE_STEP:
-                raise ValueError(f"{name} is {value}; give a multiple of {SIZE_STEP}")
-        if self.eval_size < SIZE_STEP:
-            raise ValueError(f"eval_size is {self.eval_size}; give at least {SIZE_STEP}")
+            if value < _SIZE_STEP or value % _SIZE_STEP:
+                raise ValueError(f"{name} is {value}; give a multiple of {_SIZE_STEP}")
+        if self.eval_size < _SIZE_STEP:
+            raise ValueError(f"eval_size is {self.eval_size}; give at least {_SIZE_STEP}")
         if self.low_size > self.train_size:
             raise ValueError(
                 f"low_size {self.low_size} is above train_size {self.train_size}; change one"
@@ -132,7 +132,7 @@ class ImagenetConfig:
             return self.low_size
         done = (epoch - self.low_until_epoch) / (self.train_size_from_epoch - self.low_until_epoch)
         grown = self.low_size + done * (self.train_size - self.low_size)
-        return round(grown / SIZE_STEP) * SIZE_STEP
+        return round(grown / _SIZE_STEP) * _SIZE_STEP
 
 
 def laptop() -> ImagenetConfig:
@@ -192,17 +192,17 @@ def _progressive(epochs: int, low_until: int, train_size_from: int) -> ImagenetC
     )
 
 
-def epochs_16() -> ImagenetConfig:
+def _epochs_16() -> ImagenetConfig:
     """16 epochs in the style of ffcv-imagenet."""
     return _progressive(16, 11, 13)
 
 
-def epochs_40() -> ImagenetConfig:
+def _epochs_40() -> ImagenetConfig:
     """40 epochs in the style of ffcv-imagenet."""
     return _progressive(40, 29, 34)
 
 
-def epochs_88() -> ImagenetConfig:
+def _epochs_88() -> ImagenetConfig:
     """88 epochs in the style of ffcv-imagenet."""
     return _progressive(88, 65, 76)
 
@@ -211,8 +211,8 @@ RECIPES: Mapping[str, Callable[[], ImagenetConfig]] = MappingProxyType(
     {
         "laptop": laptop,
         "full": full,
-        "epochs_16": epochs_16,
-        "epochs_40": epochs_40,
-        "epochs_88": epochs_88,
+        "epochs_16": _epochs_16,
+        "epochs_40": _epochs_40,
+        "epochs_88": _epochs_88,
     }
 )

@@ -65,12 +65,7 @@ def pack_dataset(
     splits: dict[str, list[BroughtImage]] = {}
     source = []
     for file, label, split in zip(brought, labels, _splits(brought, labels, seed), strict=True):
-        image = BroughtImage(
-            file=file,
-            label=numbers[label],
-            shorter_side=chosen.shorter_side,
-            quality=chosen.quality,
-        )
+        image = BroughtImage(file=file, label=numbers[label], options=chosen)
         splits.setdefault(split, []).append(image)
         source.append(f"{file.num_bytes} {label} {split} {file.name}")
     if missing := [split for split in ("train", "validation") if split not in splits]:
@@ -98,7 +93,7 @@ def _in_classes(files: Sequence[Brought], options: ImageOptions) -> tuple[list[B
     """
     listed: Mapping[str, str] = {}
     if options.validation_classes:
-        listed = read_validation_classes(options.validation_classes)
+        listed = _read_validation_classes(options.validation_classes)
     brought, labels, others = [], [], []
     suffixes = Image.registered_extensions()
     for file in files:
@@ -148,7 +143,7 @@ def _splits(files: Sequence[Brought], labels: Sequence[str], seed: int) -> Itera
         yield file.split or ("validation" if number in held_out else "train")
 
 
-def read_validation_classes(path: str) -> Mapping[str, str]:
+def _read_validation_classes(path: str) -> Mapping[str, str]:
     """File name without its ending -> the name of its class."""
     given = Path(path)
     if given.is_dir():

@@ -57,8 +57,7 @@ class BroughtImage:
 
     file: Brought
     label: int
-    shorter_side: int
-    quality: int
+    options: ImageOptions
 
     @property
     def name(self) -> str:
@@ -73,7 +72,7 @@ class BroughtImage:
             raise UserError(
                 f"{self.name} cannot be read: {why}; give the same command again once it can"
             ) from error
-        return encode(content, self.shorter_side, self.quality)
+        return encode(content, self.options.shorter_side, self.options.quality)
 
 
 def encode(content: bytes, shorter_side: int, quality: int) -> Encoded:

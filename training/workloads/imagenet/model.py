@@ -15,8 +15,8 @@ from torchvision.models.resnet import BasicBlock, conv1x1, conv3x3
 from training.errors import UserError
 
 # ImageNet's means and deviations, of pixels from 0 to 255.
-MEAN = (123.675, 116.28, 103.53)
-DEVIATION = (58.395, 57.12, 57.375)
+_MEAN = (123.675, 116.28, 103.53)
+_DEVIATION = (58.395, 57.12, 57.375)
 SMALL, TIMM = "resnet8", "timm/"
 _LISTS = (nn.Sequential, nn.ModuleList)
 _SMALL_CHANNELS = (16, 32, 64)
@@ -31,7 +31,7 @@ class Classifier(nn.Module):
         if blur_pool:
             _blur(self.network)
         _keep_channels_last(self.network)
-        for name, values in (("mean", MEAN), ("deviation", DEVIATION)):
+        for name, values in (("mean", _MEAN), ("deviation", _DEVIATION)):
             self.register_buffer(name, torch.tensor(values), persistent=False)
 
     def forward(self, images_BHWC: Tensor) -> Tensor:
@@ -120,7 +120,7 @@ class _SmallResNet(nn.Module):
         return logits_BK
 
 
-class BlurredConv(nn.Module):
+class _BlurredConv(nn.Module):
     """Blurs before a convolution with stride (Zhang 2019, https://arxiv.org/abs/1904.11486)."""
 
     def __init__(self, convolution: nn.Conv2d) -> None:
@@ -151,6 +151,6 @@ def _blur(module: nn.Module) -> None:
     for name, child in module.named_children():
         if isinstance(child, nn.Conv2d):
             if max(child.stride) > 1 and child.in_channels >= 16:
-                setattr(module, name, BlurredConv(child))
+                setattr(module, name, _BlurredConv(child))
         else:
             _blur(child)

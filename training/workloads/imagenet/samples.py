@@ -25,7 +25,7 @@ from torchvision.transforms import v2
 from training.errors import UserError
 from training.randomness import derive_seed, drawing_from
 from training.tally import count, timed
-from training.workload import Dataset, Order, Samples
+from training.workload import Order, Samples
 from training.workloads.imagenet.shards import Shards, shuffled_by_windows
 
 _log = logging.getLogger(__name__)
@@ -93,7 +93,7 @@ class ImageSamples(Samples):
         """The image in its epoch's size, augmented unless it is evaluated."""
         image_HWC, number = self._decoded(index)
         side = self.size(epoch)
-        pixels = eval_image(image_HWC, side) if epoch < 0 else _train_image(image_HWC, side, rng)
+        pixels = _eval_image(image_HWC, side) if epoch < 0 else _train_image(image_HWC, side, rng)
         if self.augment is not None and epoch >= 0:
             with drawing_from(rng):
                 pixels = self.augment(pixels.permute(2, 0, 1)).permute(1, 2, 0)
@@ -133,34 +133,15 @@ class ImageSamples(Samples):
         )
 
 
-def image_samples(
-    dataset: Dataset,
-    split: str,
-    size: Callable[[int], int],
-    *,
-    window: int,
-    seed: int,
-    rand_augment: int = 0,
-) -> ImageSamples:
-    """The samples of a split; shards are opened when they are read."""
-    return ImageSamples(
-        shards=Shards(dataset, split),
-        size=size,
-        window=window,
-        seed=seed,
-        augment=v2.RandAugment(magnitude=rand_augment) if rand_augment else None,
-    )
-
-
 def _train_image(image_HWC: Tensor, size: int, rng: torch.Generator) -> Tensor:
     """A random part of the image, resized to `size`, perhaps mirrored."""
-    top, left, height, width = random_box(image_HWC.shape[0], image_HWC.shape[1], rng)
+    top, left, height, width = _random_box(image_HWC.shape[0], image_HWC.shape[1], rng)
     part_HWC = image_HWC[top : top + height, left : left + width]
     resized_HWC = _resized(part_HWC, size, size)
     return resized_HWC.flip(1) if float(torch.rand((), generator=rng)) < 0.5 else resized_HWC
 
 
-def eval_image(image_HWC: Tensor, size: int) -> Tensor:
+def _eval_image(image_HWC: Tensor, size: int) -> Tensor:
     """The middle of the image, its shorter side resized to `size` / EVAL_RATIO."""
     height, width = image_HWC.shape[:2]
     side = round(size / _EVAL_RATIO)
@@ -181,7 +162,7 @@ def _resized(image_HWC: Tensor, height: int, width: int) -> Tensor:
     return resized_1CHW[0].permute(1, 2, 0)
 
 
-def random_box(height: int, width: int, rng: torch.Generator) -> tuple[int, int, int, int]:
+def _random_box(height: int, width: int, rng: torch.Generator) -> tuple[int, int, int, int]:
     """Top, left, height and width of a part of a random area and aspect."""
     for _ in range(_TRIES):
         share, aspect, y, x = torch.rand(4, generator=rng).tolist()
@@ -202,10 +183,10 @@ def decode(jpeg: bytes) -> Tensor:
             return torch.from_numpy(_simplejpeg.decode_jpeg(jpeg, strict=True))
         except ValueError:
             pass  # what libjpeg warns of is not always damage: Pillow decides it everywhere
-    return torch.from_numpy(decode_with_pillow(jpeg))
+    return torch.from_numpy(_decode_with_pillow(jpeg))
 
 
-def decode_with_pillow(jpeg: bytes) -> "np.ndarray[tuple[int, ...], np.dtype[np.uint8]]":
+def _decode_with_pillow(jpeg: bytes) -> "np.ndarray[tuple[int, ...], np.dtype[np.uint8]]":
     """The same from Pillow alone."""
     try:
         with Image.open(io.BytesIO(jpeg), formats=["JPEG"]) as image:

@@ -1,19 +1,237 @@
-"""The imagenet workload: a ResNet trained on images in shards."""
+"""The imagenet workload: one stage trains a classifier on images in shards."""
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.optim import SGD, AdamW, Optimizer
+from torchvision.transforms import v2
+
 from training.dataset_output import FinishedFiles, Output
+from training.errors import UserError
 from training.rungs import autocast_rungs, micro_batch_rungs
 from training.sources import Brought
-from training.workload import Prepare, Progress, Rung, Train, Workload
-from training.workloads.imagenet.config import RECIPES, ImagenetConfig
+from training.workload import (
+    Batch,
+    Inputs,
+    Loss,
+    Prepare,
+    Progress,
+    Rung,
+    Settings,
+    Start,
+    Train,
+    Workload,
+    Writer,
+)
+from training.workloads.imagenet.config import BASE_BATCH, RECIPES, ImagenetConfig
 from training.workloads.imagenet.dataset import make_dataset, pack_dataset
+from training.workloads.imagenet.evaluation import ImageEvaluation
 from training.workloads.imagenet.images import ImageOptions
-from training.workloads.imagenet.stages import TrainClassifier
+from training.workloads.imagenet.interchange import (
+    from_library,
+    write_for_library,
+    write_program,
+)
+from training.workloads.imagenet.model import SMALL, TIMM, Classifier, is_resnet, layers
+from training.workloads.imagenet.samples import ImageSamples
+from training.workloads.imagenet.shards import Shards
+
+_log = logging.getLogger(__name__)
+# More of the first weights in an average than this costs it accuracy.
+_MOST_LEFT = 0.01
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainClassifier(ImageEvaluation):
+    """Trains one network; `name` is what metrics and reports call the stage."""
+
+    config: ImagenetConfig
+    name: str = "classifier"
+
+    @property
+    def settings(self) -> Settings:
+        """Length, batches, precision; the warm-up is a part of the learning rate's schedule."""
+        c = self.config
+        return replace(
+            c.settings,
+            schedule=self._schedule if c.warmup_epochs else c.settings.schedule,
+            ema_buffers=c.settings.ema_decay is not None,
+        )
+
+    def _schedule(self, step: int, num_steps: int) -> float:
+        """Up linearly over the warm-up's epochs, then down to 0, linearly or by half a cosine."""
+        c = self.config
+        warmup = num_steps * min(c.warmup_epochs / c.epochs, 1.0)
+        if step < warmup:
+            return (step + 1) / (warmup + 1)
+        left = (num_steps - step) / max(num_steps - warmup, 1.0)
+        if c.settings.schedule == "linear":
+            return left
+        return 0.5 - 0.5 * float(torch.cos(torch.tensor(left * torch.pi, dtype=torch.float64)))
+
+    def model(self, i: Inputs) -> Classifier:
+        c = self.config
+        # Its images have few sizes, whose fastest convolutions are worth a search.
+        torch.backends.cudnn.benchmark = not c.deterministic
+        return Classifier(c.architecture, c.num_classes, blur_pool=c.blur_pool)
+
+    def from_foreign(
+        self, m: nn.Module, tensors: Mapping[str, Tensor]
+    ) -> Mapping[str, Tensor] | None:
+        """torchvision's and timm's models of the same name."""
+        return from_library(m, tensors)
+
+    def formats(self) -> Mapping[str, Writer]:
+        """Its library's names, which of a ResNet are both libraries', and a plain program."""
+        c = self.config
+        libraries = ["torchvision", "timm"] if is_resnet(c.architecture) else ["torchvision"]
+        if c.architecture.startswith(TIMM):
+            libraries = ["timm"]
+        if c.blur_pool or c.architecture == SMALL:
+            libraries = []
+        return {**dict.fromkeys(libraries, write_for_library), "torch.export": write_program}
+
+    def refusals(self, meta: Mapping[str, Any]) -> Sequence[str]:
+        """Another number of classes, an unknown architecture, or a size that it does not take."""
+        num, mine = len(meta.get("classes", ())), self.config.num_classes
+        found = [self._unfit()]
+        if num not in (0, mine):
+            found.append(
+                f"the dataset has {num} classes and num_classes is {mine}; give --override "
+                f"num_classes={num}"
+            )
+        return [text for text in found if text]
+
+    def _unfit(self) -> str:
+        """Why the architecture does not train on these images, tried without computing."""
+        c = self.config
+        try:
+            with torch.device("meta"):
+                network = Classifier(c.architecture, c.num_classes, blur_pool=c.blur_pool).eval()
+        except UserError as error:
+            return str(error)
+        for side in sorted({c.image_size(epoch) for epoch in range(-1, c.epochs)}):
+            images = torch.empty(2, side, side, 3, dtype=torch.uint8, device="meta")
+            try:
+                with torch.no_grad():
+                    network(images)
+            except Exception as error:  # each library has its own
+                why = f"{error}".rstrip(".") or type(error).__name__
+                return f"{c.architecture} does not take images of {side} pixels ({why})"
+        return ""
+
+    def start(self, m: nn.Module, i: Inputs) -> Start:
+        """Check the splits."""
+        classes, splits = i.dataset.meta["classes"], i.dataset.meta["splits"]
+        if (left := self.first_weights_left(splits["train"])) > _MOST_LEFT:
+            _log.warning(
+                "the average ends with %.0f%% of the weights before training: give a lower "
+                "ema_decay or ema_every_steps",
+                100 * left,
+            )
+        facts = {f"{split}_images": float(count) for split, count in splits.items()}
+        return Start(facts={**facts, "chance": 1 / len(classes)})
+
+    def first_weights_left(self, num_images: int) -> float:
+        """Their share in the moving average at the end of a training on so many images."""
+        settings = self.settings
+        if settings.ema_decay is None:
+            return 0.0
+        num_updates: int = settings.num_steps(num_images) // settings.ema_every_steps
+        return settings.ema_decay**num_updates
+
+    def optimizer(self, m: nn.Module) -> Optimizer:
+        """SGD with momentum or AdamW; norms and biases do not decay, early layers learn less."""
+        c = self.config
+        rate = c.learning_rate * c.settings.global_batch / BASE_BATCH
+        assert isinstance(m, Classifier)
+        groups = [
+            {"params": params, "weight_decay": decay, "lr": rate * share}
+            for share, layer in self._by_rate(m.network)
+            for params, decay in (
+                ([p for p in layer if p.ndim > 1], c.weight_decay),
+                ([p for p in layer if p.ndim <= 1], 0.0),
+            )
+            if params
+        ]
+        if c.optimizer == "adamw":
+            return AdamW(groups, lr=rate)
+        return SGD(groups, lr=rate, momentum=c.momentum)
+
+    def _by_rate(self, network: nn.Module) -> list[tuple[float, list[nn.Parameter]]]:
+        """The last layer's parameters first, each with its share of the learning rate."""
+        decay = self.config.layer_decay
+        if decay == 1.0:
+            return [(1.0, list(network.parameters()))]
+        parts = [found for part in layers(network) if (found := list(part.parameters()))]
+        known = {id(p) for part in parts for p in part}
+        # As the positions of a transformer, which are of no layer.
+        own = [p for p in network.parameters() if id(p) not in known]
+        ordered = [*reversed(parts), *([own] if own else [])]
+        return [(decay**number, part) for number, part in enumerate(ordered)]
+
+    def samples(self, i: Inputs, split: str) -> ImageSamples:
+        c = self.config
+        return ImageSamples(
+            shards=Shards(i.dataset, split),
+            size=c.image_size,
+            window=c.shuffle_window,
+            seed=i.seed,
+            augment=v2.RandAugment(magnitude=c.rand_augment) if c.rand_augment else None,
+        )
+
+    def loss(self, m: nn.Module, b: Batch, step: int, num_steps: int) -> Loss:
+        images_BHWC, targets = self._mixed(b["images"], b["labels"])
+        logits_BK: Tensor = m(images_BHWC).float()
+        total = F.cross_entropy(
+            logits_BK, targets, reduction="sum", label_smoothing=self.config.label_smoothing
+        )
+        num = self.weight(b)
+        right = (logits_BK.argmax(dim=1) == b["labels"]).sum()
+        return Loss(total=total, metrics={"top1": (right, num)})
+
+    def _mixed(self, images_BHWC: Tensor, labels_B: Tensor) -> tuple[Tensor, Tensor]:
+        """Mixup or CutMix of a micro-batch, drawn from the generators that its step has seeded."""
+        c = self.config
+        ways: list[v2.Transform] = []
+        if c.mixup:
+            ways.append(v2.MixUp(alpha=c.mixup, num_classes=c.num_classes))
+        if c.cutmix:
+            ways.append(v2.CutMix(alpha=c.cutmix, num_classes=c.num_classes))
+        if not ways:
+            return images_BHWC, labels_B
+        images_BCHW = images_BHWC.float().permute(0, 3, 1, 2)
+        mixed_BCHW, targets_BK = v2.RandomChoice(ways)(images_BCHW, labels_B)
+        return mixed_BCHW.permute(0, 2, 3, 1), targets_BK
+
+    def example(self, size: int) -> Batch:
+        """A batch of the largest images that are trained on."""
+        c = self.config
+        numbers = torch.zeros(size, dtype=torch.long)
+        return {
+            "images": torch.zeros(size, c.train_size, c.train_size, 3, dtype=torch.uint8),
+            "labels": numbers,
+            "ids": numbers,
+            "replaced": numbers,
+        }
+
+    def work(self, epoch: int) -> tuple[str, float]:
+        """A convolution's work grows with the pixels."""
+        c, side = self.config, self.config.image_size(epoch)
+        passes = 2 if epoch < 0 and c.evaluate_flips else 1
+        return f"{side} pixels", passes * (side / c.train_size) ** 2
+
+    def shape_key(self, b: Batch) -> int:
+        """The side of the images: the last batch of an evaluation is smaller, its code is not."""
+        return int(b["images"].shape[1])
+
 
 _IMAGENET = {"train": 1_281_167, "validation": 50_000}
 _NOMINAL_SAMPLES: Mapping[str, Mapping[str, int]] = MappingProxyType(
@@ -22,7 +240,7 @@ _NOMINAL_SAMPLES: Mapping[str, Mapping[str, int]] = MappingProxyType(
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Imagenet(Workload[ImagenetConfig]):
+class _Imagenet(Workload[ImagenetConfig]):
     """The workload that the registry imports."""
 
     name: str = "imagenet"
@@ -46,14 +264,10 @@ class Imagenet(Workload[ImagenetConfig]):
     ) -> Mapping[str, Any]:
         return make_dataset(out, count, seed, progress)
 
-    def with_data_options(self, options: ImageOptions) -> "Imagenet":
-        """The workload that packs images with these options."""
-        return replace(self, data_options=options)
-
     def pack_dataset(
         self, files: Sequence[Brought], output: Output, seed: int, progress: Progress
     ) -> FinishedFiles:
         return pack_dataset(files, output, seed, progress, self.data_options)
 
 
-IMAGENET = Imagenet()
+IMAGENET = _Imagenet()

@@ -1,12 +1,15 @@
-"""Renders the clips of difficulty easy: a moving ball on a 3-D path, seen by a pinhole camera.
-
-T frames of 64x64 RGB as uint8.
+"""Renders clips: a moving ball on a 3-D path, seen by a pinhole camera, T frames of 64x64 RGB.
 
 Besides the pixels each clip has a track: the ball's position in every frame, and FUTURE_FRAMES
 after the last one.
 
 Clip k is a function of (seed, k) alone: clips can be made in any order and by any number of
 processes. Colour, size, speed, background, camera, place and noise do not depend on the class.
+
+A tracker of what moves cannot follow hard clips. There the camera pans, sways and shakes over a
+texture; up to two other balls move as the marked one does, which is red with a white core; one or
+two posts stand in front; the light changes. The track is where the ball is in the picture, behind a
+post, too.
 """
 
 from collections.abc import Callable, Mapping
@@ -25,17 +28,22 @@ CLIP_BYTES = NUM_FRAMES * FRAME_SIZE * FRAME_SIZE * 3
 TRACK_SHAPE = (NUM_FRAMES + 1, 3)
 TRACK_BYTES = (NUM_FRAMES + 1) * 3 * 4
 
-Floats = npt.NDArray[np.float64]
+_Floats = npt.NDArray[np.float64]
 Frames = npt.NDArray[np.uint8]
 Float32s = npt.NDArray[np.float32]
 # A curve over time: times 0 to 1 are the clip, later ones the future that is predicted.
-_Path = Callable[[np.random.Generator, Floats], Floats]
+_Path = Callable[[np.random.Generator, _Floats], _Floats]
 
 # First words of the seed sequences, so that no two purposes share random numbers.
-_LABELS, _CLIP = 1, 2
+_LABELS, _CLIP, _HARD_CLIP = 1, 2, 4
 # Half the width of the camera's view at the distance of the scene's centre.
 _HALF_WIDTH = 1.25
 _TURN = 2.0 * np.pi
+# Of hard clips: the marked ball's colours, its core's share of the radius, waves of a texture.
+_MARK, _CORE = np.array([225.0, 30.0, 30.0]), np.array([250.0, 250.0, 250.0])
+_CORE_SHARE = 0.5
+_NUM_WAVES = 12
+_TIMES = np.arange(NUM_FRAMES + FUTURE_FRAMES) / (NUM_FRAMES - 1)
 
 
 def clip_label(seed: int, index: int) -> int:
@@ -48,33 +56,33 @@ def clip_label(seed: int, index: int) -> int:
 def render_clip(seed: int, index: int) -> tuple[Frames, Float32s]:
     """Return clip `index` of the dataset `seed`: frames (CLIP_SHAPE) and track (TRACK_SHAPE)."""
     rng = np.random.default_rng([_CLIP, seed, index])
-    path = place_path(rng, CLASSES[clip_label(seed, index)])
-    centers, radii = project(rng, path)
-    return render(rng, centers[:NUM_FRAMES], radii[:NUM_FRAMES]), track_of(centers, radii)
+    path = _place_path(rng, CLASSES[clip_label(seed, index)])
+    centers, radii = _project(rng, path)
+    return _render(rng, centers[:NUM_FRAMES], radii[:NUM_FRAMES]), _track_of(centers, radii)
 
 
-def track_of(centers: Floats, radii: Floats) -> Float32s:
+def _track_of(centers: _Floats, radii: _Floats) -> Float32s:
     """The track (TRACK_SHAPE) of a ball, of which the clip shows the first NUM_FRAMES places."""
-    track: Floats = np.column_stack([centers, radii])[[*range(NUM_FRAMES), -1]]
+    track: _Floats = np.column_stack([centers, radii])[[*range(NUM_FRAMES), -1]]
     return track.astype(np.float32)
 
 
-def place_path(rng: np.random.Generator, name: str) -> Floats:
+def _place_path(rng: np.random.Generator, name: str) -> _Floats:
     """Draw a path of class `name`, moved and scaled independently of the class.
 
     The rows after NUM_FRAMES are the future, which the clip does not show.
     """
-    path = PATHS[name](rng, np.arange(NUM_FRAMES + FUTURE_FRAMES) / (NUM_FRAMES - 1))
+    path = _PATHS[name](rng, _TIMES)
     low, high = path[:NUM_FRAMES].min(axis=0), path[:NUM_FRAMES].max(axis=0)
     extent = rng.uniform(1.1, 1.7)
     margin = 1.0 - extent / 2.0
     place = np.append(rng.uniform(-margin, margin, size=2), 0.0)
     scale = extent / max(high[0] - low[0], high[1] - low[1])
-    placed: Floats = (path - (low + high) / 2.0) * scale + place
+    placed: _Floats = (path - (low + high) / 2.0) * scale + place
     return placed
 
 
-def project(rng: np.random.Generator, path: Floats) -> tuple[Floats, Floats]:
+def _project(rng: np.random.Generator, path: _Floats) -> tuple[_Floats, _Floats]:
     """Project a path by a random pinhole camera: centers (T, 2) and radii (T), in pixels."""
     yaw, pitch = rng.uniform(-0.4, 0.4, size=2)
     roll = rng.uniform(-0.2, 0.2)
@@ -90,7 +98,7 @@ def project(rng: np.random.Generator, path: Floats) -> tuple[Floats, Floats]:
     return centers, rng.uniform(0.10, 0.2) * scale
 
 
-def render(rng: np.random.Generator, centers: Floats, radii: Floats) -> Frames:
+def _render(rng: np.random.Generator, centers: _Floats, radii: _Floats) -> Frames:
     """Draw the ball on a background, with brief distractors, flicker and sensor noise."""
     background = _background(rng)
     color = _contrasting_color(rng, background)
@@ -101,18 +109,102 @@ def render(rng: np.random.Generator, centers: Floats, radii: Floats) -> Frames:
         place = np.tile(rng.uniform(0.0, FRAME_SIZE, size=2), (NUM_FRAMES, 1))
         size = np.full(NUM_FRAMES, rng.uniform(2.0, 5.0))
         shown = slice(first, first + length)
-        draw_ball(frames[shown], place[shown], size[shown], rng.uniform(0.0, 255.0, size=3))
-    draw_ball(frames, centers, radii, color)
+        _draw_ball(frames[shown], place[shown], size[shown], rng.uniform(0.0, 255.0, size=3))
+    _draw_ball(frames, centers, radii, color)
     frames *= rng.uniform(0.95, 1.05, size=(NUM_FRAMES, 1, 1, 1)).astype(np.float32)
-    return to_pixels(rng, frames)
+    return _to_pixels(rng, frames)
 
 
-def to_pixels(rng: np.random.Generator, frames: Float32s) -> Frames:
+def _to_pixels(rng: np.random.Generator, frames: Float32s) -> Frames:
     """Add sensor noise and round, in place: frames of CLIP_SHAPE."""
     amplitude = int(rng.integers(2, 11))
     frames += rng.integers(-amplitude, amplitude + 1, size=CLIP_SHAPE, dtype=np.int8)
     np.rint(frames, out=frames)
     return np.clip(frames, 0.0, 255.0, out=frames).astype(np.uint8)
+
+
+def render_hard_clip(seed: int, index: int) -> tuple[Frames, Float32s]:
+    """Return clip `index` of the hard dataset `seed`: frames (CLIP_SHAPE) and track."""
+    rng = np.random.default_rng([_HARD_CLIP, seed, index])
+    camera_T2 = _camera(rng)
+    shown = camera_T2[:NUM_FRAMES]
+    frames = _texture(rng, shown)
+    name = CLASSES[clip_label(seed, index)]
+    centers, radii = _project(rng, _place_path(rng, name))
+    centers = centers - camera_T2
+    num_others = rng.integers(0, 3)
+    in_front = rng.integers(0, num_others + 1)  # of the others: so many are drawn after it
+    for number in range(num_others + 1):
+        if number == num_others - in_front:
+            _draw_ball(frames, centers[:NUM_FRAMES], radii[:NUM_FRAMES], _MARK)
+            _draw_ball(frames, centers[:NUM_FRAMES], _CORE_SHARE * radii[:NUM_FRAMES], _CORE)
+        else:
+            path = _place_path(rng, CLASSES[rng.integers(len(CLASSES))])
+            others, sizes = (each[:NUM_FRAMES] for each in _project(rng, path))
+            _draw_ball(frames, others - shown, sizes, rng.uniform(0.0, 255.0, size=3))
+    for _ in range(rng.integers(1, 3)):
+        _draw_post(rng, frames, shown)
+    frames *= _light(rng)
+    return _to_pixels(rng, frames), _track_of(centers, radii)
+
+
+def _camera(rng: np.random.Generator) -> _Floats:
+    """Where the camera looks, in pixels from the scene's centre; the shake ends with the clip."""
+    angle, length = rng.uniform(0.0, 2.0 * np.pi), rng.uniform(0.0, 12.0)
+    pan = (_TIMES[:, None] - 0.5) * length * np.array([np.cos(angle), np.sin(angle)])
+    cycles, phases = rng.uniform(0.5, 2.5, size=2), rng.uniform(0.0, 2.0 * np.pi, size=2)
+    sway = rng.uniform(0.0, 3.0, size=2) * np.sin(2.0 * np.pi * cycles * _TIMES[:, None] + phases)
+    shake = rng.normal(scale=rng.uniform(0.0, 0.6), size=(len(_TIMES), 2))
+    shake[NUM_FRAMES:] = 0.0
+    looks: _Floats = pan + sway + shake
+    return looks
+
+
+def _texture(rng: np.random.Generator, camera_T2: _Floats) -> Float32s:
+    """A sum of waves of 4 to 40 pixels, the long ones stronger, as natural pictures have it.
+
+    Seen by the camera, which may stand between two pixels: frames (T, H, W, 3).
+    """
+    lengths = np.exp(rng.uniform(np.log(4.0), np.log(40.0), size=_NUM_WAVES))
+    angles = rng.uniform(0.0, 2.0 * np.pi, size=_NUM_WAVES)
+    wave_x, wave_y = np.cos(angles) / lengths, np.sin(angles) / lengths
+    colors_K3 = rng.normal(size=(_NUM_WAVES, 3)) * lengths[:, None]
+    colors_K3 *= rng.uniform(15.0, 45.0) / np.sqrt(np.square(colors_K3).sum() / 6.0)
+    pixels = np.arange(FRAME_SIZE)
+    phases = rng.uniform(0.0, 2.0 * np.pi, size=_NUM_WAVES)
+    across_TKW = wave_x[:, None] * (pixels + camera_T2[:, :1, None])
+    down_TKH = wave_y[:, None] * (pixels + camera_T2[:, 1:, None])
+    a, b = 2.0 * np.pi * across_TKW + phases[:, None], 2.0 * np.pi * down_TKH
+    # cos(a + b), of which the sum over the waves is a product of matrices.
+    rows_THk = np.concatenate([np.cos(b), -np.sin(b)], axis=1).transpose(0, 2, 1)
+    columns_TkW = np.concatenate([np.cos(a), np.sin(a)], axis=1)
+    channels = [
+        (rows_THk * np.tile(colors_K3[:, channel], 2)) @ columns_TkW for channel in range(3)
+    ]
+    base = rng.uniform(50.0, 205.0, size=3)
+    frames: Float32s = (np.stack(channels, axis=3) + base).astype(np.float32)
+    return np.clip(frames, 0.0, 255.0, out=frames)
+
+
+def _draw_post(rng: np.random.Generator, frames: Float32s, camera_T2: _Floats) -> None:
+    """Draw an upright or lying post with a texture of its own, in place."""
+    is_upright = bool(rng.integers(0, 2))
+    moved = camera_T2[:, 0 if is_upright else 1]
+    middle = rng.uniform(0.2, 0.8) * FRAME_SIZE - moved
+    half = rng.uniform(2.0, 4.5)
+    away_TX = np.abs(np.arange(FRAME_SIZE) + 0.5 - middle[:, None])
+    cover_TX = np.clip(half - away_TX + 0.5, 0.0, 1.0).astype(np.float32)
+    cover = cover_TX[:, None, :, None] if is_upright else cover_TX[:, :, None, None]
+    frames += cover * (_texture(rng, camera_T2) - frames)
+
+
+def _light(rng: np.random.Generator) -> Float32s:
+    """Gain of each frame and channel, (T, 1, 1, 3)."""
+    strength, cycles = rng.uniform(0.1, 0.35), rng.uniform(0.3, 2.0)
+    wave = np.sin(2.0 * np.pi * (cycles * _TIMES[:NUM_FRAMES] + rng.random()))
+    tint = rng.uniform(0.85, 1.15, size=3)
+    gain: _Floats = (1.0 + strength * wave)[:, None, None, None] * tint
+    return gain.astype(np.float32)
 
 
 def _background(rng: np.random.Generator) -> Float32s:
@@ -122,11 +214,11 @@ def _background(rng: np.random.Generator) -> Float32s:
     angle = rng.uniform(0.0, 2.0 * np.pi)
     line = np.linspace(-0.5, 0.5, FRAME_SIZE)
     share = 0.5 + (line[None, :] * np.cos(angle) + line[:, None] * np.sin(angle)) / np.sqrt(2.0)
-    background: Floats = base + share[:, :, None] * (other - base)
+    background: _Floats = base + share[:, :, None] * (other - base)
     return background.astype(np.float32)
 
 
-def _contrasting_color(rng: np.random.Generator, background: Float32s) -> Floats:
+def _contrasting_color(rng: np.random.Generator, background: Float32s) -> _Floats:
     """Draw colours until one stands out: one channel differs from the mean background by 90."""
     mean = background.mean(axis=(0, 1))
     while True:
@@ -135,7 +227,7 @@ def _contrasting_color(rng: np.random.Generator, background: Float32s) -> Floats
             return color
 
 
-def draw_ball(frames: Float32s, centers: Floats, radii: Floats, color: Floats) -> None:
+def _draw_ball(frames: Float32s, centers: _Floats, radii: _Floats, color: _Floats) -> None:
     """Blend one shaded disc per frame into `frames`, in place, with soft edges."""
     pixel = np.arange(FRAME_SIZE, dtype=np.float32) + np.float32(0.5)
     x, y = centers[:, 0, None].astype(np.float32), centers[:, 1, None].astype(np.float32)
@@ -150,61 +242,61 @@ def _sign(rng: np.random.Generator) -> float:
     return 1.0 if rng.random() < 0.5 else -1.0
 
 
-def _along_line(rng: np.random.Generator, progress: Floats) -> Floats:
+def _along_line(rng: np.random.Generator, progress: _Floats) -> _Floats:
     angle = rng.uniform(0.0, _TURN)
     depth = rng.uniform(-0.5, 0.5)
-    path: Floats = progress[:, None] * np.array([np.cos(angle), np.sin(angle), depth])
+    path: _Floats = progress[:, None] * np.array([np.cos(angle), np.sin(angle), depth])
     return path
 
 
-def _around(angle: Floats, radius: Floats | float) -> Floats:
+def _around(angle: _Floats, radius: _Floats | float) -> _Floats:
     return np.stack([radius * np.cos(angle), radius * np.sin(angle), np.zeros_like(angle)], axis=1)
 
 
-def _linear(rng: np.random.Generator, time: Floats) -> Floats:
+def _linear(rng: np.random.Generator, time: _Floats) -> _Floats:
     return _along_line(rng, time)
 
 
-def _accelerating(rng: np.random.Generator, time: Floats) -> Floats:
+def _accelerating(rng: np.random.Generator, time: _Floats) -> _Floats:
     return _along_line(rng, time ** rng.uniform(2.2, 3.2))
 
 
-def _circle(rng: np.random.Generator, time: Floats, direction: float) -> Floats:
+def _circle(rng: np.random.Generator, time: _Floats, direction: float) -> _Floats:
     turns = rng.uniform(0.8, 1.6)
     return _around(rng.uniform(0.0, _TURN) + direction * _TURN * turns * time, 1.0)
 
 
-def _circle_cw(rng: np.random.Generator, time: Floats) -> Floats:
+def _circle_cw(rng: np.random.Generator, time: _Floats) -> _Floats:
     return _circle(rng, time, -1.0)
 
 
-def _circle_ccw(rng: np.random.Generator, time: Floats) -> Floats:
+def _circle_ccw(rng: np.random.Generator, time: _Floats) -> _Floats:
     return _circle(rng, time, 1.0)
 
 
-def _spiral(rng: np.random.Generator, time: Floats) -> Floats:
+def _spiral(rng: np.random.Generator, time: _Floats) -> _Floats:
     """From the rim to the centre, turning in either sense; reversed in time it is `_spiral_out`."""
     turns = rng.uniform(1.3, 2.0) * _sign(rng)
     radius = np.maximum(1.0 + (rng.uniform(0.05, 0.2) - 1.0) * time, 0.0)
     return _around(rng.uniform(0.0, _TURN) + _TURN * turns * time, radius)
 
 
-def _spiral_in(rng: np.random.Generator, time: Floats) -> Floats:
+def _spiral_in(rng: np.random.Generator, time: _Floats) -> _Floats:
     return _spiral(rng, time)
 
 
-def _spiral_out(rng: np.random.Generator, time: Floats) -> Floats:
+def _spiral_out(rng: np.random.Generator, time: _Floats) -> _Floats:
     return _spiral(rng, 1.0 - time)
 
 
-def _parabola(rng: np.random.Generator, time: Floats) -> Floats:
+def _parabola(rng: np.random.Generator, time: _Floats) -> _Floats:
     apex = rng.uniform(0.35, 0.65)
     height = rng.uniform(2.5, 5.0)
     x = _sign(rng) * time
     return np.stack([x, -height * (time - apex) ** 2, rng.uniform(-0.5, 0.5) * time], axis=1)
 
 
-def _sinusoid(rng: np.random.Generator, time: Floats) -> Floats:
+def _sinusoid(rng: np.random.Generator, time: _Floats) -> _Floats:
     wave = rng.uniform(0.2, 0.35) * np.sin(
         rng.uniform(0.0, _TURN) + _TURN * rng.uniform(1.6, 2.6) * time
     )
@@ -214,7 +306,7 @@ def _sinusoid(rng: np.random.Generator, time: Floats) -> Floats:
     return np.stack([x, y, rng.uniform(-0.3, 0.3) * time], axis=1)
 
 
-def _bounce(rng: np.random.Generator, time: Floats) -> Floats:
+def _bounce(rng: np.random.Generator, time: _Floats) -> _Floats:
     num_bounces = rng.uniform(2.2, 3.4)
     phase = rng.uniform(0.0, 0.5) + num_bounces * time
     hop, within = np.floor(phase), phase % 1.0
@@ -222,7 +314,7 @@ def _bounce(rng: np.random.Generator, time: Floats) -> Floats:
     return np.stack([_sign(rng) * time, height, rng.uniform(-0.4, 0.4) * time], axis=1)
 
 
-def _helix(rng: np.random.Generator, time: Floats) -> Floats:
+def _helix(rng: np.random.Generator, time: _Floats) -> _Floats:
     angle = rng.uniform(0.0, _TURN) + _sign(rng) * _TURN * rng.uniform(2.0, 3.0) * time
     radius = rng.uniform(0.25, 0.35)
     drift = rng.uniform(0.0, _TURN)
@@ -233,13 +325,13 @@ def _helix(rng: np.random.Generator, time: Floats) -> Floats:
     return path
 
 
-def _random_walk(rng: np.random.Generator, time: Floats) -> Floats:
+def _random_walk(rng: np.random.Generator, time: _Floats) -> _Floats:
     steps = rng.normal(size=(len(time), 3)) * np.array([1.0, 1.0, 0.4])
     steps[0] = 0.0
     return np.cumsum(steps, axis=0)
 
 
-PATHS: Mapping[str, _Path] = MappingProxyType(
+_PATHS: Mapping[str, _Path] = MappingProxyType(
     {
         "linear": _linear,
         "accelerating": _accelerating,
@@ -254,4 +346,4 @@ PATHS: Mapping[str, _Path] = MappingProxyType(
         "random_walk": _random_walk,
     }
 )
-CLASSES: tuple[str, ...] = tuple(PATHS)
+CLASSES: tuple[str, ...] = tuple(_PATHS)

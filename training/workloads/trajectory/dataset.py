@@ -35,8 +35,8 @@ from training.workloads.trajectory.clips import (
     Frames,
     clip_label,
     render_clip,
+    render_hard_clip,
 )
-from training.workloads.trajectory.hard_clips import render_hard_clip
 
 if TYPE_CHECKING:
     # It imports torch, for which each process that renders clips would have to wait.
@@ -185,7 +185,7 @@ def open_dataset(folder: Path) -> _TrajectoryData:
     )
 
 
-def shard_range(count: int, shard: int, num_shards: int) -> tuple[int, int]:
+def _shard_range(count: int, shard: int, num_shards: int) -> tuple[int, int]:
     """Return the first clip of an artifact's shard, and the one after its last."""
     return shard * count // num_shards, (shard + 1) * count // num_shards
 
@@ -193,7 +193,7 @@ def shard_range(count: int, shard: int, num_shards: int) -> tuple[int, int]:
 def shard_frames(folder: Path, shard: int, num_shards: int) -> Frames:
     """Return the memory-mapped clips of an artifact's shard, (n, T, 64, 64, 3), in order."""
     frames = open_dataset(folder).frames
-    first, end = shard_range(len(frames), shard, num_shards)
+    first, end = _shard_range(len(frames), shard, num_shards)
     return frames[first:end]
 
 
@@ -264,6 +264,20 @@ class ClipSamples(Samples):
     view: View
     shown: frozenset[int] = frozenset()  # clips of the contact sheet
 
+    @classmethod
+    def of(cls, i: Inputs, split: str, view: View) -> "ClipSamples":
+        """The samples of one split as a stage with this `view` may see them."""
+        data = open_dataset(i.dataset.folder)
+        artifact, name = _SOURCES[view]
+        indices = data.splits[split]
+        return cls(
+            seen=_ShardedTensor.of(i.artifact(artifact), name, len(data.labels)),
+            data=data,
+            indices=indices,
+            view=view,
+            shown=frozenset() if split == "train" else frozenset(indices[:NUM_STRIPS]),
+        )
+
     def __len__(self) -> int:
         return len(self.indices)
 
@@ -304,19 +318,6 @@ class ClipSamples(Samples):
             batch["strips"] = torch.from_numpy(frames)
             batch["strip_clips"] = torch.tensor(with_strip)
         return batch
-
-
-def clip_samples(i: Inputs, split: str, view: View) -> ClipSamples:
-    """Return the samples of one split as a stage with this `view` may see them."""
-    data = open_dataset(i.dataset.folder)
-    artifact, name = _SOURCES[view]
-    return ClipSamples(
-        seen=_ShardedTensor.of(i.artifact(artifact), name, len(data.labels)),
-        data=data,
-        indices=data.splits[split],
-        view=view,
-        shown=frozenset() if split == "train" else frozenset(data.splits[split][:NUM_STRIPS]),
-    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -23,14 +23,12 @@ from training.artifact_key import artifact_key
 from training.errors import RunFailedError, UserError
 from training.randomness import derive_seed
 from training.workload import Inputs, Prepare, Probe
-from training.workloads.trajectory.config import LAYERS, TrajectoryConfig
+from training.workloads.trajectory.config import LAYERS, RecipeConfig, TrajectoryConfig
 from training.workloads.trajectory.dataset import open_dataset, shard_frames
 
 if TYPE_CHECKING:
     from training.workloads.trajectory.clips import Frames
 
-# Increment when the results of a stage change: they are part of the artifacts' keys.
-_FEATURES_VERSION, _MEAN_IMAGES_VERSION = 1, 1
 # torchvision's enum name; the file name contains the checksum that torchvision verifies.
 _PRETRAINED = "ResNet18_Weights.IMAGENET1K_V1 resnet18-f37072fd.pth"
 # ImageNet's statistics, for pixels from 0 to 255.
@@ -39,32 +37,47 @@ _STD = (58.395, 57.12, 57.375)
 _CALIBRATION_CLIPS = 32
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Features(Prepare):
-    """The Prepare stage: shard s of S contains clips s*N/S to (s+1)*N/S, in order."""
+class PreparedClips(Prepare):
+    """What is derived from each clip once: shard s of S has clips s*N/S to (s+1)*N/S, in order."""
 
-    config: TrajectoryConfig
-    name: str = "features"
-    is_shareable: bool = True
+    config: RecipeConfig
+    is_shareable = True
+    version = 1  # to be incremented when the results change
 
     @property
     def num_shards(self) -> int:
         return self.config.num_shards
 
+    def facts(self, i: Inputs) -> Mapping[str, Any]:
+        """What else decides the results."""
+        return {"what": self.name}
+
     def key(self, i: Inputs) -> str:
-        """Hash over weights, preprocessing and data; needs neither torchvision nor the weights."""
+        """Hash over code, data and what else there is; needs neither torchvision nor weights."""
+        of_all = {
+            "version": self.version,
+            "num_shards": self.num_shards,
+            "data": i.dataset.fingerprint,
+        }
+        return artifact_key({**of_all, **self.facts(i)})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Features(PreparedClips):
+    """What ResNet-18 sees in each frame."""
+
+    config: TrajectoryConfig
+    name: str = "features"
+
+    def facts(self, i: Inputs) -> Mapping[str, Any]:
         c = self.config
-        facts = {
-            "version": _FEATURES_VERSION,
+        return {
             "weights": f"random {c.backbone_seed}" if c.weights == "random" else _PRETRAINED,
             "layer": c.backbone_layer,
             "image_size": c.image_size,
             "frame_stride": c.frame_stride,
             "grid": c.grid,
-            "num_shards": c.num_shards,
-            "data": i.dataset.fingerprint,
         }
-        return artifact_key(facts)
 
     def make(self, i: Inputs, shard: int) -> Mapping[str, Tensor]:
         """Return {"features": (clips, T, G, C) float16} for the clips of one shard."""
@@ -72,21 +85,21 @@ class Features(Prepare):
         frames = shard_frames(i.dataset.folder, shard, c.num_shards)
         backbone = load_backbone(c, i.dataset.folder, i.device)
         # Clip by clip, so that a clip's bits cannot depend on its neighbours in a shard.
-        clips = [clip_features(backbone, clip, c, i.device) for clip in frames]
+        clips = [_clip_features(backbone, clip, c, i.device) for clip in frames]
         return {"features": torch.stack(clips)}
 
     def probe(self) -> Probe:
         """One clip's frames, as images, through the backbone (weights do not matter)."""
         c = self.config
         return Probe(
-            build=lambda: build_backbone("random", c.backbone_seed, c.backbone_layer),
+            build=lambda: _build_backbone("random", c.backbone_seed, c.backbone_layer),
             batch=torch.zeros(c.num_frames, 3, c.image_size, c.image_size),
             size=1,
         )
 
 
 @torch.inference_mode()
-def clip_features(
+def _clip_features(
     backbone: nn.Module, frames: "Frames", c: TrajectoryConfig, device: torch.device
 ) -> Tensor:
     """Return one clip's features (T, G, C) as float16 on the CPU."""
@@ -108,7 +121,7 @@ def _to_images(frames: "Frames", c: TrajectoryConfig, device: torch.device) -> T
 @lru_cache(maxsize=1)
 def load_backbone(c: TrajectoryConfig, folder: Path, device: torch.device) -> nn.Module:
     """Return the backbone for a dataset folder, calibrated if its weights are random."""
-    backbone: nn.Module = build_backbone(c.weights, c.backbone_seed, c.backbone_layer)
+    backbone: nn.Module = _build_backbone(c.weights, c.backbone_seed, c.backbone_layer)
     backbone = backbone.to(device=device, memory_format=torch.channels_last)  # type: ignore[call-overload]
     if c.weights == "random":
         data = open_dataset(folder)
@@ -128,7 +141,7 @@ def _calibrate(backbone: nn.Module, images: Tensor) -> None:
     backbone.eval()
 
 
-def build_backbone(weights: str, seed: int, layer: str) -> nn.Module:
+def _build_backbone(weights: str, seed: int, layer: str) -> nn.Module:
     """Return ResNet-18 up to and including `layer`, frozen, in eval mode."""
     try:
         from torchvision.models import ResNet18_Weights, resnet18
@@ -158,20 +171,11 @@ def build_backbone(weights: str, seed: int, layer: str) -> nn.Module:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class MeanImages(Prepare):
+class MeanImages(PreparedClips):
     """Each clip's mean over time, which removes the order of its frames: for a baseline."""
 
-    num_shards: int
+    config: RecipeConfig
     name: str = "mean_images"
-    is_shareable: bool = True
-
-    def key(self, i: Inputs) -> str:
-        facts = {
-            "version": _MEAN_IMAGES_VERSION,
-            "num_shards": self.num_shards,
-            "data": i.dataset.fingerprint,
-        }
-        return artifact_key({"what": self.name, **facts})
 
     def make(self, i: Inputs, shard: int) -> Mapping[str, Tensor]:
         """Return {"mean_image": (clips, 3, 64, 64) uint8} for the clips of one shard."""

@@ -23,7 +23,6 @@ from training.workloads.trajectory.dataset import (
     Batch,
     ClipSamples,
     View,
-    clip_samples,
     open_dataset,
     split_failures,
 )
@@ -77,7 +76,7 @@ class TimeTransformer(nn.Module):
         return self.classify(x_BTD.mean(dim=1)), last_B2 + self.predict(x_BTD[:, -1])
 
 
-class TransformerHead(TimeTransformer):
+class _TransformerHead(TimeTransformer):
     """Locates the ball in the grid's features, and classifies its path by a Transformer over time.
 
     From features (B, T, G, C) to class logits (B, K), the future position (B, 2) and the place in
@@ -125,7 +124,7 @@ class TransformerHead(TimeTransformer):
         side = self.grid
         standard_BTGC = (features_BTGC - self.feature_mean_GC) / self.feature_std_GC
         motion_BTGC = (features_BTGC - _background(features_BTGC)) / self.motion_std_C
-        centers_G2 = cell_centers(side, features_BTGC.device)
+        centers_G2 = _cell_centers(side, features_BTGC.device)
         where_BTG2 = centers_G2.expand(*features_BTGC.shape[:3], 2)
         cells_NGC = torch.cat([standard_BTGC, motion_BTGC, where_BTG2], dim=-1).flatten(0, 1)
         cells_NCHW = cells_NGC.view(len(cells_NGC), side, side, -1).permute(0, 3, 1, 2)
@@ -141,7 +140,7 @@ class TransformerHead(TimeTransformer):
         return place_BT2, sure_BT1, (share_BTG1 * seen_BTGS.tanh()).sum(dim=2)
 
 
-def cell_centers(side: int, device: torch.device) -> Tensor:
+def _cell_centers(side: int, device: torch.device) -> Tensor:
     """Centres of the cells (G, 2), in half frames from the centre of the picture."""
     axis = (torch.arange(side, device=device) + 0.5) * 2.0 / side - 1.0
     y, x = torch.meshgrid(axis, axis, indexing="ij")
@@ -155,7 +154,7 @@ def motion_tokens(motion_BTGC: Tensor, sharpness: Tensor) -> tuple[Tensor, tuple
     since the frame before (B, T, 2), the size (B, T, 1) and the energy map (B, T, G).
     """
     side = math.isqrt(motion_BTGC.shape[2])
-    place_G2 = cell_centers(side, motion_BTGC.device)
+    place_G2 = _cell_centers(side, motion_BTGC.device)
     energy_BTG = torch.log(motion_BTGC.square().mean(dim=-1) + _FLOOR)
     share_BTG = (sharpness * energy_BTG).softmax(dim=-1)
     place_BT2 = 2.0 * share_BTG @ place_G2
@@ -253,7 +252,7 @@ class TrainClipClassifier(ClipEvaluation):
         return AdamW(groups, lr=c.learning_rate, fused=c.fused_optimizer or None)
 
     def samples(self, i: Inputs, split: str) -> ClipSamples:
-        return clip_samples(i, split, self.view)
+        return ClipSamples.of(i, split, self.view)
 
     def loss(self, m: nn.Module, b: Batch, step: int, num_steps: int) -> Loss:
         logits_BK, future_B2 = self.answer(m, b)
@@ -301,9 +300,9 @@ class TrainHead(TrainTimeTransformer):
         shape = (size, self.num_frames, c.grid**2, CHANNELS[c.backbone_layer])
         return torch.zeros(shape, dtype=torch.float16)
 
-    def model(self, i: Inputs) -> TransformerHead:
+    def model(self, i: Inputs) -> _TransformerHead:
         c = self.config
-        return TransformerHead(grid=c.grid, channels=CHANNELS[c.backbone_layer], **self.shape)
+        return _TransformerHead(grid=c.grid, channels=CHANNELS[c.backbone_layer], **self.shape)
 
     def example(self, size: int) -> Batch:
         batch = TrainClipClassifier.example(self, size)
@@ -323,7 +322,7 @@ class TrainHead(TrainTimeTransformer):
         # Not super(): dataclass(slots=True) creates a new class that super() does not know.
         start = TrainClipClassifier.start(self, m, i)
         if not start.failures:
-            assert isinstance(m, TransformerHead)
+            assert isinstance(m, _TransformerHead)
             samples = self.samples(i, "train")
             rng = torch.Generator().manual_seed(i.seed)
             num = min(_NUM_STATISTICS, len(samples))

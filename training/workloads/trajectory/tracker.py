@@ -12,15 +12,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from training.artifact_key import artifact_key
-from training.workload import Inputs, Prepare
+from training.workload import Inputs
 from training.workloads.trajectory.clips import FRAME_SIZE, NUM_FRAMES
 from training.workloads.trajectory.config import TrajectoryConfig
 from training.workloads.trajectory.dataset import shard_frames
+from training.workloads.trajectory.features import PreparedClips
 from training.workloads.trajectory.model import TimeTransformer, TrainTimeTransformer
 
-# Increment when the results of `Tracks` change: it is part of the artifact's key.
-_TRACKS_VERSION = 1
 # x and y in half frames from the picture's centre, the camera's x and y, the size.
 _NUM_TRACKED = 5
 # A pixel moves if it differs by as many grey levels, and by this many times what pixels usually do.
@@ -31,33 +29,20 @@ _MORE_EQUAL = 0.8
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Tracks(Prepare):
-    """The Prepare stage: what the tracker sees of each clip."""
+class Tracks(PreparedClips):
+    """What the tracker sees of each clip."""
 
     config: TrajectoryConfig
     name: str = "tracks"
-    is_shareable: bool = True
-
-    @property
-    def num_shards(self) -> int:
-        return self.config.num_shards
-
-    def key(self, i: Inputs) -> str:
-        facts = {
-            "version": _TRACKS_VERSION,
-            "num_shards": self.num_shards,
-            "data": i.dataset.fingerprint,
-        }
-        return artifact_key({"what": self.name, **facts})
 
     def make(self, i: Inputs, shard: int) -> Mapping[str, Tensor]:
         """Return {"tracks": (clips, T, _NUM_TRACKED) float32} for the clips of one shard."""
         frames = shard_frames(i.dataset.folder, shard, self.num_shards)
-        return {"tracks": torch.stack([track(torch.from_numpy(clip.copy())) for clip in frames])}
+        return {"tracks": torch.stack([_track(torch.from_numpy(clip.copy())) for clip in frames])}
 
 
 @torch.inference_mode()
-def track(frames_THWC: Tensor) -> Tensor:
+def _track(frames_THWC: Tensor) -> Tensor:
     """Where what moves is in each frame, (T, _NUM_TRACKED)."""
     frames_TCHW = frames_THWC.permute(0, 3, 1, 2).float()
     middle = len(frames_TCHW) // 2

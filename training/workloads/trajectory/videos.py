@@ -18,17 +18,17 @@ from training.errors import UserError
 from training.sources import SourceFile
 from training.workloads.trajectory.clips import CLIP_BYTES, FRAME_SIZE, NUM_FRAMES, Frames
 
-VIDEO_SUFFIXES = (".mp4", ".webm", ".mov", ".avi", ".gif", ".mkv")
+_VIDEO_SUFFIXES = (".mp4", ".webm", ".mov", ".avi", ".gif", ".mkv")
 _ARRAY_SUFFIX = ".npy"
 _SEGMENTS = 5  # first word of the seed sequence, see clips.py
 
 
-class NoClipError(Exception):
+class _NoClipError(Exception):
     """The file is not a clip, or only a part of one."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class VideoFacts:
+class _VideoFacts:
     """What a file was before it became a clip; an array has no frame rate."""
 
     frames: int
@@ -58,20 +58,20 @@ class FrameChoice:
 def check_suffix(file: SourceFile) -> None:
     """UserError for a file that is neither a video nor an array."""
     suffix = PurePath(file.name).suffix.lower()
-    if suffix not in (*VIDEO_SUFFIXES, _ARRAY_SUFFIX):
+    if suffix not in (*_VIDEO_SUFFIXES, _ARRAY_SUFFIX):
         raise UserError(
-            f"{file.name} is not a clip; give videos ({', '.join(VIDEO_SUFFIXES)}) or .npy arrays "
+            f"{file.name} is not a clip; give videos ({', '.join(_VIDEO_SUFFIXES)}) or .npy arrays "
             "(frames, height, width, 3) of uint8, and nothing else"
         )
 
 
-def read_clip(file: SourceFile, choice: FrameChoice) -> tuple[Frames, VideoFacts]:
+def _read_clip(file: SourceFile, choice: FrameChoice) -> tuple[Frames, _VideoFacts]:
     """The clip in CLIP_SHAPE, uint8, and what it was; NoClipError if the file is not one."""
     is_array = file.name.lower().endswith(_ARRAY_SUFFIX)
     return _read_array(file, choice) if is_array else _read_video(file, choice)
 
 
-def _read_video(file: SourceFile, choice: FrameChoice) -> tuple[Frames, VideoFacts]:
+def _read_video(file: SourceFile, choice: FrameChoice) -> tuple[Frames, _VideoFacts]:
     try:
         import av
     except ModuleNotFoundError as error:
@@ -81,34 +81,36 @@ def _read_video(file: SourceFile, choice: FrameChoice) -> tuple[Frames, VideoFac
     try:
         with av.open(str(file.path)) as container:
             if not container.streams.video:
-                raise NoClipError("has no pictures")
+                raise _NoClipError("has no pictures")
             # The header need not have their number, or be right.
             num = sum(packet.size > 0 for packet in container.demux(video=0))
             promised = container.streams.video[0].frames
         if num < max(promised, 1):
-            raise NoClipError(f"has {num} of {promised} frames: it is torn")
+            raise _NoClipError(f"has {num} of {promised} frames: it is torn")
         wanted = choice.of(num, file.name)
         with av.open(str(file.path)) as container:
             stream = container.streams.video[0]
             taken, facts = _decoded(container.decode(stream), frozenset(wanted))
             rate = stream.average_rate
     except av.error.FFmpegError as error:
-        raise NoClipError(f"cannot be decoded: {error.strerror or error}") from error
+        raise _NoClipError(f"cannot be decoded: {error.strerror or error}") from error
     if not taken:
-        raise NoClipError("has no frame that can be decoded")
+        raise _NoClipError("has no frame that can be decoded")
     final = taken[max(taken)]
     # Of some videos fewer frames are decoded than were counted.
     clip = np.stack([taken.get(number, final) for number in wanted])
     return clip, replace(facts, frames_per_second=round(float(rate), 3) if rate else None)
 
 
-def _decoded(frames: Iterable[Any], wanted: frozenset[int]) -> tuple[dict[int, Frames], VideoFacts]:
+def _decoded(
+    frames: Iterable[Any], wanted: frozenset[int]
+) -> tuple[dict[int, Frames], _VideoFacts]:
     """The wanted frames by number, and the size of all and how many they are."""
-    taken, facts = dict[int, Frames](), VideoFacts(frames=0, width=0, height=0)
+    taken, facts = dict[int, Frames](), _VideoFacts(frames=0, width=0, height=0)
     for number, frame in enumerate(frames):
         if number in wanted:
             taken[number] = _square(frame)
-        facts = VideoFacts(frames=number + 1, width=frame.width, height=frame.height)
+        facts = _VideoFacts(frames=number + 1, width=frame.width, height=frame.height)
     return taken, facts
 
 
@@ -124,21 +126,21 @@ def _square(frame: Any) -> Frames:
     return np.ascontiguousarray(np.rot90(square, frame.rotation // 90))
 
 
-def _read_array(file: SourceFile, choice: FrameChoice) -> tuple[Frames, VideoFacts]:
+def _read_array(file: SourceFile, choice: FrameChoice) -> tuple[Frames, _VideoFacts]:
     try:
         frames = np.load(file.path, allow_pickle=False)
     except (ValueError, EOFError, OSError) as error:
-        raise NoClipError(f"is not an array of numbers ({type(error).__name__})") from error
+        raise _NoClipError(f"is not an array of numbers ({type(error).__name__})") from error
     if getattr(frames, "ndim", 0) != 4 or frames.shape[3] != 3 or 0 in frames.shape:
         shape = getattr(frames, "shape", "no")
-        raise NoClipError(f"has shape {shape}; give (frames, height, width, 3)")
+        raise _NoClipError(f"has shape {shape}; give (frames, height, width, 3)")
     if frames.dtype != np.uint8:
-        raise NoClipError(f"has pixels of {frames.dtype}; give uint8, from 0 to 255")
+        raise _NoClipError(f"has pixels of {frames.dtype}; give uint8, from 0 to 255")
     num, height, width, _ = frames.shape
     side = min(height, width)
     top, left = (height - side) // 2, (width - side) // 2
     chosen = frames[choice.of(num, file.name), top : top + side, left : left + side]
-    facts = VideoFacts(frames=num, width=width, height=height)
+    facts = _VideoFacts(frames=num, width=width, height=height)
     if side == FRAME_SIZE:
         return np.ascontiguousarray(chosen), facts
     import torch
@@ -164,8 +166,8 @@ def decode(task: Decoding) -> Mapping[str, Any]:
     """Write the clip to its place; return what the file was, or under `why` that it is no clip."""
     about = {"number": task.number, "file": task.file.name}
     try:
-        frames, facts = read_clip(task.file, task.choice)
-    except NoClipError as error:
+        frames, facts = _read_clip(task.file, task.choice)
+    except _NoClipError as error:
         return {**about, "why": str(error)}
     with task.out.open("r+b") as clips:
         clips.seek(task.number * CLIP_BYTES)

@@ -4,7 +4,7 @@ Recipes of two kinds: a frozen ResNet-18 with a Transformer over time, and a sma
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeAlias
@@ -62,7 +62,7 @@ def _time_average(c: RecipeConfig) -> Sequence[Prepare | Train]:
     """The baseline that sees everything except the order of the frames."""
     epochs = c.time_average_epochs
     return (
-        MeanImages(num_shards=c.num_shards),
+        MeanImages(config=c),
         TrainTimeAverage(config=c, name="time_average", view="time_average", epochs=epochs),
     )
 
@@ -91,7 +91,7 @@ _NOMINAL_SAMPLES: Mapping[str, Mapping[str, int]] = MappingProxyType(
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Trajectory(Workload[_AnyConfig]):
+class _Trajectory(Workload[_AnyConfig]):
     """The workload that the registry imports; its stages are defined in the other files here."""
 
     name: str = "trajectory"
@@ -116,14 +116,10 @@ class Trajectory(Workload[_AnyConfig]):
     ) -> Mapping[str, Any]:
         return make_dataset(out, count, seed, progress, self.data_options.difficulty)
 
-    def with_data_options(self, options: ClipOptions) -> "Trajectory":
-        """The workload that makes and imports clips with these options."""
-        return replace(self, data_options=options)
-
     def import_dataset(
         self, files: Sequence[SourceFile], out: Path, seed: int, progress: Progress
     ) -> Mapping[str, Any]:
         return import_dataset(files, out, seed, progress, self.data_options)
 
 
-TRAJECTORY = Trajectory()
+TRAJECTORY = _Trajectory()

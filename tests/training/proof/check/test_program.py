@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from training.cli.main import main
-from training.proof.check.program import ProgramRuns
+from training.proof.check.program import _ProgramRuns
 from training.proof.compare import Difference, ProgramRun, difference, losses_by_step
 
 _SCRIPT = """
@@ -161,7 +161,7 @@ def test_fails_where_no_kill_came_in_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name in ("run", "interrupted"):
-        monkeypatch.setattr(ProgramRuns, name, lambda *given: _run({1: 0.5}))
+        monkeypatch.setattr(_ProgramRuns, name, lambda *given: _run({1: 0.5}))
     assert main(["check", "--program=python train.py", f"--source={tmp_path}"]) == 2
     assert "so nothing was tested; let it save sooner" in capsys.readouterr().err
 

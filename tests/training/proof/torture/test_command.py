@@ -14,7 +14,7 @@ from training.cli.main import main
 from training.errors import UserError
 from training.proof.torture import command as torture_command
 from training.proof.torture.plan import KINDS
-from training.proof.torture.workload import Classify
+from training.proof.torture.workload import _Classify
 
 ROOT = Path(__file__).parents[4]
 
@@ -53,13 +53,13 @@ def test_a_kill_of_every_kind_changes_no_bit() -> None:
 
 def test_steps_may_need_any_memory_where_none_is_left_for_copies() -> None:
     def need_memory() -> None:
-        loss = Classify.loss
+        loss = _Classify.loss
 
-        def loss_with_memory(self: Classify, *arguments: Any) -> Any:
+        def loss_with_memory(self: _Classify, *arguments: Any) -> Any:
             torch.empty(2**30, dtype=torch.uint8)  # the system gives pages when they are written
             return loss(self, *arguments)
 
-        Classify.loss = loss_with_memory  # type: ignore[method-assign]
+        _Classify.loss = loss_with_memory  # type: ignore[method-assign]
 
     options = ["--kills=1", "--seed=6", "--recipe=plain", "--num-processes=1", "--json"]
     result = json.loads(command(["torture", *options], need_memory).out)

@@ -88,7 +88,7 @@ class CocoData(WorkloadProxy):
         return dataset.import_folder(folder, out, seed, progress)
 
     def check_data(self, folder: Path, progress: Progress) -> DataReport:
-        return dataset.check_data(folder, progress)
+        return check(folder, progress).report
 
 
 COCO_DATA = CocoData(Tiny())

@@ -7,14 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from training.workloads.detection.samples import (
-    Augmentation,
-    drawn,
-    resized,
-    see,
-    seen_boxes,
-    whole,
-)
+from training.workloads.detection.samples import Augmentation, resized
 
 SMALL = Augmentation(
     scales=(40, 60, 90, 160),
@@ -44,10 +37,10 @@ def test_a_painted_box_stays_under_its_box(
     h = 1 + int(place[3] * (height - 1 - y))
     pixels = np.zeros((height, width, 3), np.uint8)
     pixels[y : y + h, x : x + w] = 255
-    view = drawn(height, width, SMALL, generator(seed))
-    seen = np.asarray(see(Image.fromarray(pixels), view))[..., 0] / 255
+    view = SMALL.drawn(height, width, generator(seed))
+    seen = np.asarray(view.of(Image.fromarray(pixels)))[..., 0] / 255
     assert seen.shape == (view.height, view.width)
-    boxes, is_kept = seen_boxes(torch.tensor([[x, y, w, h]], dtype=torch.float64), view)
+    boxes, is_kept = view.boxes(torch.tensor([[x, y, w, h]], dtype=torch.float64))
     cx, cy, bw, bh = boxes[0].double().tolist()
     left, right = (cx - bw / 2) * view.width, (cx + bw / 2) * view.width
     top, bottom = (cy - bh / 2) * view.height, (cy + bh / 2) * view.height
@@ -67,7 +60,7 @@ def test_a_painted_box_stays_under_its_box(
 @pytest.mark.parametrize("seed", range(50))
 def test_a_view_lies_in_its_image_and_has_a_size_of_the_recipe(seed: int) -> None:
     height, width = torch.randint(20, 700, (2,), generator=generator(seed)).tolist()
-    view = drawn(height, width, SMALL, generator(seed + 1000))
+    view = SMALL.drawn(height, width, generator(seed + 1000))
     assert 0 <= view.left < view.right <= width
     assert 0 <= view.top < view.bottom <= height
     assert max(view.height, view.width) <= 200
@@ -75,8 +68,8 @@ def test_a_view_lies_in_its_image_and_has_a_size_of_the_recipe(seed: int) -> Non
 
 
 def test_views_are_a_function_of_the_generator_and_use_all_kinds() -> None:
-    views = [drawn(480, 640, Augmentation(), generator(seed)) for seed in range(200)]
-    assert views == [drawn(480, 640, Augmentation(), generator(seed)) for seed in range(200)]
+    views = [Augmentation().drawn(480, 640, generator(seed)) for seed in range(200)]
+    assert views == [Augmentation().drawn(480, 640, generator(seed)) for seed in range(200)]
     assert 70 < sum(view.is_flipped for view in views) < 130
     cropped = [view for view in views if view.right - view.left < 640]
     assert 60 < len(cropped) < 130
@@ -101,16 +94,17 @@ def test_sizes_are_those_of_the_reference(
 
 
 def test_an_evaluated_image_is_whole() -> None:
-    view = whole(480, 640, Augmentation())
+    view = Augmentation().whole(480, 640)
     assert view == (0, 0, 640, 480, 800, 1066, False)
-    boxes, is_kept = seen_boxes(torch.tensor([[64.0, 48.0, 128.0, 96.0]]), view)
+    boxes, is_kept = view.boxes(torch.tensor([[64.0, 48.0, 128.0, 96.0]]))
     assert boxes.tolist() == [pytest.approx([0.2, 0.2, 0.2, 0.2])]
     assert is_kept.tolist() == [True]
 
 
 def test_a_box_of_less_than_a_pixel_is_dropped_and_others_are_cut_at_the_border() -> None:
-    view = whole(100, 100, Augmentation(scales=(50,), eval_scale=50, crop=0.0, longest_side=50))
+    tiny = Augmentation(scales=(50,), eval_scale=50, crop=0.0, longest_side=50)
+    view = tiny.whole(100, 100)
     x_y_w_h = [[0, 0, 1.9, 50], [0, 0, 2, 50], [98.1, 0, 9, 50], [-30, 10, 50, 20], [5, 5, 0, 9]]
-    boxes, is_kept = seen_boxes(torch.tensor(x_y_w_h, dtype=torch.float64), view)
+    boxes, is_kept = view.boxes(torch.tensor(x_y_w_h, dtype=torch.float64))
     assert is_kept.tolist() == [False, True, False, True, False]
     assert boxes[3].tolist() == pytest.approx([0.1, 0.2, 0.2, 0.2])

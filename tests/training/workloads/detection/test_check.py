@@ -14,7 +14,7 @@ from PIL import Image
 from tests.training.workloads.detection import coco_scene as scene
 from training.cli.main import main
 from training.errors import UserError
-from training.workloads.detection.coco_faults import REFUSED, WARNED
+from training.workloads.detection.coco_faults import _REFUSED, _WARNED
 
 Content = dict[str, Any]
 TRAIN, VALIDATION = scene.content(12), scene.content(4, first=12)
@@ -305,12 +305,12 @@ def test_one_fault_gives_one_sentence(broken: Fault, whole: Path, tmp_path: Path
     findings = scene.checked(folder).report.findings
     assert [finding.rule for finding in findings] == [broken.rule]
     assert broken.message in findings[0].message
-    assert findings[0].is_refused == (broken.rule in REFUSED)
+    assert findings[0].is_refused == (broken.rule in _REFUSED)
 
 
 def test_every_rule_has_a_broken_dataset_or_a_test_of_its_own() -> None:
     elsewhere = {"layout", "json", "too-large", "unread-file", "few-leaks", "other-shape"}
-    assert {broken.rule for broken in FAULTS} | elsewhere == REFUSED.keys() | WARNED.keys()
+    assert {broken.rule for broken in FAULTS} | elsewhere == _REFUSED.keys() | _WARNED.keys()
     assert len(FAULTS) >= 30
 
 
@@ -354,7 +354,7 @@ def test_fails_for_what_is_no_json(whole: Path, tmp_path: Path) -> None:
 def test_fails_for_an_image_of_more_pixels_than_pillow_trusts(
     whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("training.workloads.detection.image_files.MAX_PIXELS", 64 * 48 - 1)
+    monkeypatch.setattr("training.workloads.detection.image_files._MAX_PIXELS", 64 * 48 - 1)
     assert "0.png has 64x48 pixels (and 15 more); divide it into tiles" in str(
         scene.checked(whole).report.refusals
     )

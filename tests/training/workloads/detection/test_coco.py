@@ -17,7 +17,7 @@ from training.cli.main import main
 from training.errors import UserError
 from training.store.local_dataset import LocalDataset, open_dataset
 from training.workloads.detection.coco import CocoSplit
-from training.workloads.detection.coco_faults import CocoFaults, Extent, exact_id, extent_of
+from training.workloads.detection.coco_faults import CocoFaults, _Extent, _extent_of, exact_id
 from training.workloads.detection.dataset import import_folder, open_split
 
 IMPORT = ["data", "import", "--workload=tests.training.workloads.detection.coco_scene:COCO_DATA"]
@@ -149,10 +149,10 @@ def test_the_extent_of_runs_is_pycocotools_own(seed: int) -> None:
     encoded = pycoco_masks.encode(mask)
     box, area = pycoco_masks.toBbox(encoded).tolist(), float(pycoco_masks.area(encoded))
     as_text = {"size": encoded["size"], "counts": encoded["counts"].decode()}
-    assert extent_of(as_text) == Extent(*box, area)
+    assert _extent_of(as_text) == _Extent(*box, area)
     changes = np.flatnonzero(np.diff(np.r_[0, mask.ravel(order="F")]))
     runs = np.diff(np.r_[0, changes, mask.size]).tolist()
-    assert extent_of({"size": [height, width], "counts": runs}) == Extent(*box, area)
+    assert _extent_of({"size": [height, width], "counts": runs}) == _Extent(*box, area)
 
 
 @pytest.mark.parametrize(
@@ -165,7 +165,7 @@ def test_the_extent_of_runs_is_pycocotools_own(seed: int) -> None:
     ],
 )
 def test_what_is_no_mask_has_no_extent(segmentation: Any) -> None:
-    assert extent_of(segmentation) is None
+    assert _extent_of(segmentation) is None
 
 
 def test_an_import_is_coco_again_and_what_was_annotated(

@@ -7,7 +7,7 @@ import torch
 from tests.training.workloads.detection.detectors import SMALL, images
 from training.workloads.detection.boxes import corners
 from training.workloads.detection.config import Architecture
-from training.workloads.detection.detector import denoising, denoising_targets, hidden_queries
+from training.workloads.detection.detector import _hidden_queries, denoising, denoising_targets
 
 LARGE = Architecture(num_classes=10, denoising_queries=100)
 
@@ -31,7 +31,7 @@ def test_without_objects_there_are_no_queries() -> None:
     batch = images(0, 0)
     noise = denoising(batch.labels, batch.boxes, LARGE)
     assert noise.labels_BK.shape == (2, 0)
-    assert hidden_queries(noise, 5) is None
+    assert _hidden_queries(noise, 5) is None
 
 
 def test_positives_stay_near_their_object_and_negatives_move_further() -> None:
@@ -73,7 +73,7 @@ def test_what_is_no_object_has_no_label() -> None:
 def test_no_query_sees_denoising_queries_but_those_of_its_own_group() -> None:
     batch = images(2)
     noise = denoising(batch.labels, batch.boxes, replace(SMALL, denoising_queries=6))
-    hidden = hidden_queries(noise, num_queries=4)
+    hidden = _hidden_queries(noise, num_queries=4)
     assert hidden is not None and noise.num_groups == 3
     for row in range(12 + 4):
         for column in range(12 + 4):

@@ -20,9 +20,9 @@ from tests.training.workloads.detection.detectors import (
 from training.errors import UserError
 from training.workloads.detection.config import Architecture
 from training.workloads.detection.detector import (
-    Backbone,
     Detector,
     Predictions,
+    _Backbone,
     denoising,
     parameter_groups,
     postprocess,
@@ -214,14 +214,14 @@ def test_the_backbone_learns_at_its_own_rate() -> None:
     assert len(ids) + len(rest["params"]) == len(list(detector.parameters()))
 
 
-def resnet_and_backbone() -> tuple[nn.Module, Backbone]:
+def resnet_and_backbone() -> tuple[nn.Module, _Backbone]:
     """torchvision's network with frozen norms, and ours with its weights."""
     torch.manual_seed(0)
     net = resnet18(norm_layer=TorchvisionsNorm)
     for name, tensor in net.state_dict().items():
         if tensor.ndim == 1 and "fc" not in name:
             tensor.uniform_(0.5, 1.5)
-    backbone = Backbone(replace(SMALL, backbone_norm="frozen_batch"))
+    backbone = _Backbone(replace(SMALL, backbone_norm="frozen_batch"))
     state = net.state_dict()
     backbone.load_state_dict({name: state[name] for name in backbone.state_dict()})
     return net, backbone
@@ -255,14 +255,14 @@ def test_a_folded_backbone_computes_in_channels_last_and_in_the_precision_asked_
 
 
 def test_with_frozen_statistics_stem_and_first_stage_do_not_learn() -> None:
-    backbone = Backbone(replace(SMALL, backbone_norm="frozen_batch"))
+    backbone = _Backbone(replace(SMALL, backbone_norm="frozen_batch"))
     learning = {n.split(".")[0] for n, p in backbone.named_parameters() if p.requires_grad}
     assert learning == {"layer2", "layer3", "layer4"}
-    assert all(p.requires_grad for p in Backbone(SMALL).parameters())
+    assert all(p.requires_grad for p in _Backbone(SMALL).parameters())
 
 
 def test_fails_on_an_image_without_torchvision(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("torchvision", "torchvision.models"):
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(UserError, match="the detector's backbone needs the package torchvision"):
-        Backbone(SMALL)
+        _Backbone(SMALL)

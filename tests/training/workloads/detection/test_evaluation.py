@@ -19,11 +19,14 @@ from torch import Tensor, nn
 
 from training.errors import UserError
 from training.workload import Partial
-from training.workloads.detection import evaluation
 from training.workloads.detection.coco import Category
 from training.workloads.detection.config import laptop
 from training.workloads.detection.detector import Detections
-from training.workloads.detection.evaluation import _DetectionsAndTruth, _judged
+from training.workloads.detection.evaluation import (
+    _DetectionsAndTruth,
+    _judged,
+    missing_package,
+)
 from training.workloads.detection.samples import Batch, written
 from training.workloads.detection.workload import TrainDetector
 
@@ -255,12 +258,22 @@ def test_without_pictures_nothing_is_drawn(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_a_machine_that_cannot_evaluate_says_so_at_once(
+@pytest.mark.parametrize("name", ["faster-coco-eval", "scipy"])
+def test_a_machine_without_a_package_is_told_before_the_first_step(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert missing_package(name, "this") == []
+    monkeypatch.setitem(sys.modules, name.replace("-", "_"), None)
+    (message,) = missing_package(name, "this")
+    assert message == (
+        f"this needs the package {name}, which is not installed; install it with "
+        f"`pip install {name}`"
+    )
+
+
+def test_fails_to_evaluate_without_its_package(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    assert evaluation.missing_packages() == []
     monkeypatch.setitem(sys.modules, "faster_coco_eval", None)
-    (message,) = evaluation.missing_packages()
-    assert message.startswith("the evaluation needs the package faster-coco-eval, which is not")
     with pytest.raises(UserError, match="the evaluation needs the package faster-coco-eval"):
         STAGE.summarize(parts(0)[0], tmp_path)

@@ -2,14 +2,12 @@
 
 import itertools
 
-import pytest
 import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 from torchvision.ops import generalized_box_iou, sigmoid_focal_loss
 
 from tests.training.workloads.detection.detectors import SMALL, Images, images, small_detector
-from training.workloads.detection import losses
 from training.workloads.detection.boxes import corners
 from training.workloads.detection.detector import Predictions, denoising
 from training.workloads.detection.losses import costs, criterion, hungarian, in_order
@@ -175,12 +173,3 @@ def test_what_is_no_number_is_matched_all_the_same() -> None:
 def test_a_match_by_shapes_alone_gives_each_object_a_query_while_there_are_some() -> None:
     found = in_order(torch.zeros(2, 3, 5), torch.zeros(1, 5, dtype=torch.long))
     assert found.tolist() == [[0, 1, 2, 3, 3]] * 2
-
-
-def test_a_machine_without_scipy_is_told_before_the_first_step(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    assert losses.missing_packages() == []
-    monkeypatch.setattr(losses, "find_spec", lambda name: None)
-    (message,) = losses.missing_packages()
-    assert "needs the package scipy, which is not installed" in message

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,14 +22,15 @@ from training.engine.job import origin_from_weights, with_origin
 from training.errors import RunFailedError, UserError
 from training.preflight.standalone import standalone_inputs
 from training.workload import Train
+from training.workloads.detection.coco import Category
 from training.workloads.detection.config import Architecture
 from training.workloads.detection.detector import Detector
 from training.workloads.detection.published import (
+    _load_published,
+    _our_name,
+    _read_published,
     load_backbone,
-    load_published,
     main,
-    our_name,
-    read_published,
 )
 from training.workloads.detection.workload import DETECTION, TrainDetector
 
@@ -133,7 +135,7 @@ def _published_shapes() -> Shapes:
 def _theirs(detector: Detector) -> dict[str, Tensor]:
     """A small detector's state under the reference's names."""
     mine = detector.state_dict()
-    state = {name: mine[our_name(name)] for name, _ in SHAPES if our_name(name) in mine}
+    state = {name: mine[_our_name(name)] for name, _ in SHAPES if _our_name(name) in mine}
     state["label_enc.weight"] = torch.cat([mine["labels.weight"], torch.zeros(1, SMALL.width)])
     return state
 
@@ -145,7 +147,7 @@ def test_every_name_and_shape_has_its_place() -> None:
     with torch.device("meta"):
         detector = Detector(Architecture(num_classes=_CLASSES))
     known = {name: tuple(tensor.shape) for name, tensor in detector.state_dict().items()}
-    found = {our_name(name): shape for name, shape in SHAPES if our_name(name) in known}
+    found = {_our_name(name): shape for name, shape in SHAPES if _our_name(name) in known}
     # Theirs has a row more, which nothing uses.
     assert found.pop("labels.weight") == (_CLASSES + 1, _WIDTH)
     assert known.pop("labels.weight") == (_CLASSES, _WIDTH)
@@ -155,7 +157,7 @@ def test_every_name_and_shape_has_its_place() -> None:
 def test_only_what_is_there_several_times_has_no_place() -> None:
     with torch.device("meta"):
         known = Detector(Architecture(num_classes=_CLASSES)).state_dict()
-    others = [name for name, _ in SHAPES if our_name(name) not in known]
+    others = [name for name, _ in SHAPES if _our_name(name) not in known]
     heads = r"(transformer\.decoder\.(bbox|class)_embed\.[0-5]|(bbox|class)_embed\.[1-5])\."
     assert all(re.match(heads, name) for name in others)
     assert len(others) == 11 * (6 + 2)
@@ -163,7 +165,7 @@ def test_only_what_is_there_several_times_has_no_place() -> None:
 
 def test_a_detector_with_published_weights_predicts_what_theirs_did() -> None:
     trained, other, batch = small_detector(seed=1), small_detector(seed=2), images(1)
-    load_published(other, _theirs(trained), rows=range(SMALL.num_classes))
+    _load_published(other, _theirs(trained), rows=range(SMALL.num_classes))
     expected = trained.eval()(batch.images, batch.sizes)
     assert torch.equal(other.eval()(batch.images, batch.sizes).logits_LBQC, expected.logits_LBQC)
 
@@ -171,7 +173,7 @@ def test_a_detector_with_published_weights_predicts_what_theirs_did() -> None:
 def test_classes_take_the_rows_of_their_category_ids() -> None:
     trained = small_detector(seed=1)
     fewer = small_detector(seed=2, num_classes=2, num_queries=5)
-    load_published(fewer, _theirs(trained), rows=[2, 0])
+    _load_published(fewer, _theirs(trained), rows=[2, 0])
     for mine, theirs in zip(fewer.modules(), trained.modules(), strict=True):
         if isinstance(mine, nn.Linear) and mine.out_features == 2:
             assert torch.equal(mine.weight, theirs.weight[[2, 0]])  # type: ignore[index, arg-type]
@@ -182,7 +184,7 @@ def test_classes_take_the_rows_of_their_category_ids() -> None:
 def test_other_classes_start_anew_and_all_else_as_published() -> None:
     trained, other = small_detector(seed=1), small_detector(seed=2, num_classes=2)
     before = {name: tensor.clone() for name, tensor in other.state_dict().items()}
-    load_published(other, _theirs(trained))
+    _load_published(other, _theirs(trained))
     # Without what every new backbone has alike.
     same = {
         name
@@ -199,11 +201,11 @@ _LINEAR = ("weight", "bias")
 def test_fails_on_weights_of_another_architecture() -> None:
     theirs = _theirs(small_detector())
     with pytest.raises(UserError, match=r"it has transformer\.encoder\.layers\.1\."):
-        load_published(small_detector(encoder_layers=1), theirs)
+        _load_published(small_detector(encoder_layers=1), theirs)
     with pytest.raises(UserError, match=r"it lacks encoder\.layers\.2\."):
-        load_published(small_detector(encoder_layers=3), theirs)
+        _load_published(small_detector(encoder_layers=3), theirs)
     with pytest.raises(UserError, match=r"has the shape \(48, 32\), this one's \(64, 32\)"):
-        load_published(small_detector(feed_forward=64), theirs)
+        _load_published(small_detector(feed_forward=64), theirs)
 
 
 def test_a_checkpoint_is_read_with_the_arguments_beside_its_weights(tmp_path: Path) -> None:
@@ -212,22 +214,22 @@ def test_a_checkpoint_is_read_with_the_arguments_beside_its_weights(tmp_path: Pa
     torch.save({"model": state, "args": arguments, "epoch": 11}, tmp_path / "theirs.pth")
     save_file(state, tmp_path / "theirs.safetensors")
     for name in ("theirs.pth", "theirs.safetensors"):
-        assert torch.equal(read_published(tmp_path / name)["a"], state["a"])
+        assert torch.equal(_read_published(tmp_path / name)["a"], state["a"])
 
 
 def test_fails_on_a_checkpoint_that_could_run_code(tmp_path: Path) -> None:
     torch.save({"model": {}, "args": Path("anything")}, tmp_path / "theirs.pth")
     with pytest.raises(UserError, match="save its state dict as safetensors"):
-        read_published(tmp_path / "theirs.pth")
+        _read_published(tmp_path / "theirs.pth")
 
 
 def test_fails_on_what_is_no_checkpoint(tmp_path: Path) -> None:
     for name in ("theirs.pth", "theirs.safetensors"):
         (tmp_path / name).write_text("not found")
         with pytest.raises(UserError, match="is not a readable checkpoint"):
-            read_published(tmp_path / name)
+            _read_published(tmp_path / name)
         with pytest.raises(UserError, match="is not there"):
-            read_published(tmp_path / f"other-{name}")
+            _read_published(tmp_path / f"other-{name}")
 
 
 def test_a_published_checkpoint_becomes_a_file_to_start_from(tmp_path: Path) -> None:
@@ -253,8 +255,10 @@ def test_imagenets_weights_are_fetched_unless_others_replace_them(
     """A machine that reaches no index can start from a published checkpoint."""
     fetched: list[Detector] = []
     monkeypatch.setattr("training.workloads.detection.workload.load_backbone", fetched.append)
-    monkeypatch.setattr("training.workloads.detection.samples.failures", lambda *_: [])
     config = replace(small(), weights="pretrained")
+    categories = tuple(Category(number, f"{number}") for number in range(config.num_classes))
+    split = SimpleNamespace(categories=categories, objects_per_image=torch.tensor([1]))
+    monkeypatch.setattr("training.workloads.detection.workload.open_split", lambda *_: split)
     stage: Train = TrainDetector(config=config)
     inputs = standalone_inputs(stage.name, config)
     model = stage.model(inputs)

@@ -13,7 +13,7 @@ from training.cli import sagemaker
 from training.cli.main import main
 from training.cli.sagemaker import Trainer, read_job
 from training.errors import UserError
-from training.workloads.detection.dataset import annotations_file
+from training.workloads.detection.dataset import _annotations_file
 
 _CHANNEL = {"TrainingInputMode": "File", "S3DistributionType": "FullyReplicated"}
 ANNOTATIONS = "_annotations.coco.json"
@@ -47,7 +47,7 @@ def root(plans: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for split in ("train", "validation"):
         channel = tmp_path / "ml/input/data" / split
         shutil.copytree(plans / split, channel)
-        shutil.copy(plans / annotations_file(split), channel / ANNOTATIONS)
+        shutil.copy(plans / _annotations_file(split), channel / ANNOTATIONS)
     return tmp_path / "ml"
 
 

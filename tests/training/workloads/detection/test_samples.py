@@ -1,6 +1,8 @@
 """Samples are functions of seed, epoch and index; batches are as large as they must be."""
 
 import io
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -9,20 +11,22 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from torch import nn
 
 from tests.training.workloads.detection import coco_scene as scene
 from training.errors import UserError
 from training.store.local_dataset import write_manifest
 from training.workload import Inputs
-from training.workloads.detection.dataset import annotations_file, import_folder, make_dataset
-from training.workloads.detection.image_files import read_rgb
-from training.workloads.detection.samples import (
-    Augmentation,
-    DetectionSamples,
-    detection_samples,
-    failures,
-    read,
+from training.workloads.detection.config import laptop
+from training.workloads.detection.dataset import (
+    _annotations_file,
+    import_folder,
+    make_dataset,
+    open_split,
 )
+from training.workloads.detection.image_files import read_rgb
+from training.workloads.detection.samples import Augmentation, DetectionSamples, read
+from training.workloads.detection.workload import TrainDetector
 
 SMALL = Augmentation(
     scales=(32, 48), longest_side=80, crop_scales=(40, 60), crop_sides=(24, 40), eval_scale=48
@@ -50,6 +54,20 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Inputs:
     (folder / "out").mkdir()
     import_folder(folder / "own", folder / "out", 0, lambda done, total: None)
     return inputs(folder / "out")
+
+
+def detection_samples(i: Inputs, name: str, augmentation: Augmentation, bucket: int = 1) -> Any:
+    return DetectionSamples(
+        split=open_split(i.dataset, name),
+        dataset=i.dataset,
+        augmentation=augmentation,
+        bucket=bucket,
+    )
+
+
+def failures(i: Inputs, num_classes: int, num_queries: int) -> Sequence[str]:
+    config = replace(laptop(), num_classes=num_classes, num_queries=num_queries)
+    return TrainDetector(config=config).start(nn.Identity(), i).failures
 
 
 def sample(samples: DetectionSamples, index: int, epoch: int, seed: int) -> Any:
@@ -138,7 +156,7 @@ def test_faults_of_validation_are_found_before_the_first_epoch(tmp_path: Path) -
     scene.lay_out(tmp_path / "own", scene.content(4), scene.content(4, first=4))
     (tmp_path / "out").mkdir()
     import_folder(tmp_path / "own", tmp_path / "out", 0, lambda done, total: None)
-    scene.write(tmp_path / "out" / annotations_file("validation"), {"images": []})
+    scene.write(tmp_path / "out" / _annotations_file("validation"), {"images": []})
     with pytest.raises(UserError, match=r"instances_validation\.json has no list 'annotations'"):
         failures(inputs(tmp_path / "out"), 2, 300)
 

@@ -17,8 +17,8 @@ from training.settings import changed
 from training.store.local_dataset import write_manifest
 from training.workload import Batch, Loss, Partial, Prepare, Train
 from training.workloads.detection.config import DetectionConfig, laptop
-from training.workloads.detection.dataset import annotations_file
-from training.workloads.detection.workload import Detection
+from training.workloads.detection.dataset import _annotations_file
+from training.workloads.detection.workload import _Detection
 
 # Seconds of imports, once for all that tests fork.
 for _slow in ("faster_coco_eval", "scipy.optimize", "torchvision.models"):
@@ -75,14 +75,14 @@ class WatchedDetection(WorkloadProxy):
         return [Watched(stage) for stage in self._inner.stages(c)]
 
 
-WATCHED = WatchedDetection(Detection())
+WATCHED = WatchedDetection(_Detection())
 
 
 def make_sparse_dataset(out: Path) -> Path:
     """Floor plans of which every other one has lost its objects."""
     assert main(["data", "make", "--workload=detection", f"--out={out}", "--count=20"]) == 0
     for split in ("train", "validation"):
-        path = out / annotations_file(split)
+        path = out / _annotations_file(split)
         content = json.loads(path.read_text())
         kept = {image["id"] for image in content["images"][::2]}
         found = [each for each in content["annotations"] if each["image_id"] in kept]

@@ -28,7 +28,7 @@ from training.workloads.expansion import (
 from training.workloads.expansion.verify import Verification
 from training.workloads.growth.config import ModelConfig, full, literal
 from training.workloads.growth.model import LanguageModel
-from training.workloads.growth.transitions import ROUTER, growth_layout
+from training.workloads.growth.transitions import _ROUTER, growth_layout
 
 TWICE = {"width": 2, "heads": 2, "hidden": 2}
 AFTER = evenly_after(7, 4)
@@ -95,11 +95,11 @@ def _verified(
     small.load_state_dict(prior, assign=True)
     ids = torch.randint(before.vocab_size, (16, 17), generator=torch.Generator().manual_seed(2))
     inputs, targets = ids[:, :-1], ids[:, 1:]
-    router = ROUTER if is_wider else None
+    router = _ROUTER if is_wider else None
     origins = block_origins(7, AFTER) if is_wider else None
     return verify(
         observe(small, lambda: small(inputs), targets, router=router),
-        observe(after, lambda: after(inputs), targets, router=ROUTER, origins=origins),
+        observe(after, lambda: after(inputs), targets, router=_ROUTER, origins=origins),
         top_k=2,
     )
 

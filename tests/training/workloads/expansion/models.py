@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
 from training.workloads.expansion import Layout, clip_grad_norm, observe, scaled_groups
-from training.workloads.expansion.verify import Observation
+from training.workloads.expansion.verify import _Observation
 from training.workloads.growth.config import (
     Activation,
     Block,
@@ -19,7 +19,7 @@ from training.workloads.growth.config import (
     Norm,
 )
 from training.workloads.growth.model import LanguageModel
-from training.workloads.growth.transitions import ROUTER, growth_layout
+from training.workloads.growth.transitions import _ROUTER, growth_layout
 
 VOCABULARY, WIDTH, HEADS, HIDDEN, EXPERTS, TOP_K = 29, 12, 2, 20, 4, 2
 DENSE, SPARSE = DenseBlock(hidden=HIDDEN), ExpertBlock(hidden=HIDDEN, num_experts=EXPERTS)
@@ -75,7 +75,7 @@ def tokens(num: int = 4, seed: int = 0) -> Tensor:
     return torch.randint(VOCABULARY, (num, 9), generator=generator)
 
 
-def seen(model: LanguageModel, origins: Sequence[int | None] | None = None) -> Observation:
+def seen(model: LanguageModel, origins: Sequence[int | None] | None = None) -> _Observation:
     """What the model computes on the probe."""
     ids = tokens(16, seed=99)
     has_experts = any(isinstance(block, ExpertBlock) for block in model.config.blocks)
@@ -83,7 +83,7 @@ def seen(model: LanguageModel, origins: Sequence[int | None] | None = None) -> O
         model,
         lambda: model(ids[:, :-1]),
         ids[:, 1:],
-        router=ROUTER if has_experts else None,
+        router=_ROUTER if has_experts else None,
         origins=origins,
     )
 

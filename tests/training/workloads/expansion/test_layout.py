@@ -15,7 +15,7 @@ from training.workloads.expansion import (
     widen,
     widen_optimizer,
 )
-from training.workloads.expansion.layout import Axis
+from training.workloads.expansion.layout import _Axis
 
 
 def test_axes_stand_in_the_tensors_order_on_either_side_of_the_arrow() -> None:
@@ -28,13 +28,13 @@ def test_axes_stand_in_the_tensors_order_on_either_side_of_the_arrow() -> None:
         }
     )
     assert layout.of("a", 3).axes == (
-        Axis(dimension="experts", is_read=False),
-        Axis(dimension="width", is_read=False),
-        Axis(dimension="hidden", is_read=True),
+        _Axis(dimension="experts", is_read=False),
+        _Axis(dimension="width", is_read=False),
+        _Axis(dimension="hidden", is_read=True),
     )
     assert layout.of("b", 2).axes == (
-        Axis(dimension="width", is_read=True),
-        Axis(dimension="heads", is_read=False, parts=3),
+        _Axis(dimension="width", is_read=True),
+        _Axis(dimension="heads", is_read=False, parts=3),
     )
     assert [layout.of(name).adds for name in ("a", "b", "h.12.c", "d")] == [
         True,

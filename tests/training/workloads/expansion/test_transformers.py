@@ -5,7 +5,7 @@ from typing import Any
 import torch
 
 from training.workloads.expansion import Layout, deepen, fill, observe, upcycle, verify, widen
-from training.workloads.expansion.verify import Observation
+from training.workloads.expansion.verify import _Observation
 
 # Heads of queries, and of keys and values, grow alike: each group stays as it is.
 LAYOUT = Layout(
@@ -51,7 +51,7 @@ def size(factor: int, blocks: int) -> dict[str, Any]:
     }
 
 
-def seen(model: torch.nn.Module, router: str | None = ROUTER) -> Observation:
+def seen(model: torch.nn.Module, router: str | None = ROUTER) -> _Observation:
     ids = torch.randint(32, (8, 7), generator=torch.Generator().manual_seed(1))
     return observe(model, lambda: model(ids[:, :-1]).logits, ids[:, 1:], router=router)
 

@@ -28,7 +28,7 @@ from training.workloads.expansion import (
     verify,
     widen,
 )
-from training.workloads.expansion.verify import Observation
+from training.workloads.expansion.verify import _Observation
 from training.workloads.growth.config import ExpertBlock
 
 KIND = Kind()
@@ -145,9 +145,9 @@ ROUTER = torch.tensor([3.0, 2.0, 1.0]).repeat(NUM_TEXTS, NUM_TOKENS, 1)
 
 def observed(
     router: Tensor = ROUTER, *, later: Tensor = ROUTER, logits: float = 0.0, loss: float = 1.0
-) -> Observation:
+) -> _Observation:
     shape = (NUM_TEXTS, NUM_TOKENS)
-    return Observation(
+    return _Observation(
         logits_BTV=torch.full((*shape, 5), logits),
         losses_BT=torch.full(shape, loss),
         routers={0: router, 1: later},
@@ -225,7 +225,7 @@ def test_texts_that_all_go_elsewhere_are_a_failure() -> None:
         (observed(loss=1.1), "the loss on the same batch differs by 0.1"),
     ],
 )
-def test_failures_are_sentences(after: Observation, said: str) -> None:
+def test_failures_are_sentences(after: _Observation, said: str) -> None:
     assert any(failure.startswith(said) for failure in verify(observed(), after).failures)
 
 

@@ -15,8 +15,8 @@ from tests.training.forked import in_fork
 from tests.training.workloads.growth.models import small_config
 from training.attempt.context import World
 from training.workloads.growth import experts
-from training.workloads.growth.config import Activation, ExpertBlock, full
-from training.workloads.growth.expert_products import ExpertProducts, check_products
+from training.workloads.growth.config import Activation, ExpertBlock, GrowthConfig, full
+from training.workloads.growth.expert_products import ExpertProducts
 from training.workloads.growth.experts import ExpertFeedForward, choose_products
 from training.workloads.growth.model import LanguageModel
 
@@ -131,8 +131,8 @@ def test_without_data_shapes_alone_decide_the_work() -> None:
 
 
 def test_fails_for_a_way_that_does_not_exist() -> None:
-    with pytest.raises(ValueError, match="'loop' do not exist; give one of split, bmm, grouped_mm"):
-        check_products("loop")
+    with pytest.raises(ValueError, match="expert_products is 'loop'; give one of auto, split, bmm"):
+        GrowthConfig(expert_products="loop")  # type: ignore[arg-type]
 
 
 def test_ranks_whose_tokens_go_to_different_experts_need_no_search_for_unused_parameters(

@@ -12,7 +12,7 @@ from tests.training.workloads.growth.models import small_model, texts
 from training.engine.optimizer import load_optimizer_state, step_in_backward
 from training.workloads.growth import optimizer as module
 from training.workloads.growth.optimizer import BFloat16AdamW
-from training.workloads.growth.workload import has_weight_decay
+from training.workloads.growth.workload import _has_weight_decay
 
 BETAS = (0.9, 0.95)
 
@@ -82,7 +82,7 @@ def test_a_second_moment_fades_where_gradients_end() -> None:
 
 
 def test_biases_and_norms_do_not_decay() -> None:
-    names = [n for n, p in small_model().named_parameters() if not has_weight_decay(n, p)]
+    names = [n for n, p in small_model().named_parameters() if not _has_weight_decay(n, p)]
     assert "blocks.1.ffn.experts.up_bias" in names and "final_norm.weight" in names
     assert all("bias" in name or "norm" in name for name in names)
 

@@ -7,7 +7,7 @@ import pytest
 from training.settings import changed
 from training.workloads.growth.config import GrowthConfig, full, laptop
 from training.workloads.growth.model import parameter_counts
-from training.workloads.growth.workload import GROWTH, RECIPES, Decay, TrainPhase
+from training.workloads.growth.workload import GROWTH, RECIPES, TrainPhase, _Decay
 
 
 def phase(c: GrowthConfig, name: str) -> TrainPhase:
@@ -27,7 +27,7 @@ def test_the_learning_rate_rises_once_and_falls_at_the_end_of_the_run() -> None:
     dense, experts, grown = (stage.settings for stage in GROWTH.stages(laptop()))
     assert dense.warmup_steps > 0 == experts.warmup_steps == grown.warmup_steps
     assert dense.schedule == experts.schedule == "constant"
-    decay = Decay(share=0.5, final=0.1)
+    decay = _Decay(share=0.5, final=0.1)
     assert [decay(step, 100) for step in (0, 50)] == [1.0, 1.0]
     assert decay(75, 100) == pytest.approx(0.55)
     assert 0.1 < decay(99, 100) < 0.12

@@ -13,8 +13,8 @@ from training.save.weights import read_weights
 from training.settings import changed
 from training.workloads.imagenet.config import ImagenetConfig
 from training.workloads.imagenet.interchange import write_program
-from training.workloads.imagenet.model import DEVIATION, MEAN, Classifier
-from training.workloads.imagenet.stages import TrainClassifier
+from training.workloads.imagenet.model import _DEVIATION, _MEAN, Classifier
+from training.workloads.imagenet.workload import TrainClassifier
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +36,7 @@ def images() -> Tensor:
 
 def logits_of(model: nn.Module, images_BHWC: Tensor) -> Tensor:
     """torchvision's model sees normalized pixels, channels first."""
-    pixels = (images_BHWC - torch.tensor(MEAN)) / torch.tensor(DEVIATION)
+    pixels = (images_BHWC - torch.tensor(_MEAN)) / torch.tensor(_DEVIATION)
     found: Tensor = model(pixels.permute(0, 3, 1, 2))
     return found
 

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torchvision.models import resnet18, resnet50
 
-from training.workloads.imagenet.model import DEVIATION, MEAN, BlurredConv, Classifier
+from training.workloads.imagenet.model import _DEVIATION, _MEAN, Classifier, _BlurredConv
 
 
 def images(count: int, side: int) -> torch.Tensor:
@@ -31,7 +31,7 @@ def test_pixels_are_normalized_as_torchvision_s_weights_expect_them() -> None:
     )
     ours.network.load_state_dict(theirs.state_dict())
     batch_BHWC = images(2, 64)
-    mean, deviation = (torch.tensor(values) / 255 for values in (MEAN, DEVIATION))
+    mean, deviation = (torch.tensor(values) / 255 for values in (_MEAN, _DEVIATION))
     normalized = ((batch_BHWC / 255 - mean) / deviation).permute(0, 3, 1, 2)
     torch.testing.assert_close(ours(batch_BHWC), theirs(normalized), rtol=1e-4, atol=1e-4)
 
@@ -54,7 +54,7 @@ def test_a_small_image_keeps_an_eighth_of_its_side() -> None:
 def test_blur_comes_before_every_convolution_with_stride_but_the_first() -> None:
     with torch.device("meta"):
         model, plain = (Classifier("resnet50", 10, blur_pool=blur) for blur in (True, False))
-    blurred = {name for name, module in model.named_modules() if isinstance(module, BlurredConv)}
+    blurred = {name for name, module in model.named_modules() if isinstance(module, _BlurredConv)}
     with_stride = {
         name
         for name, module in plain.named_modules()
@@ -68,7 +68,7 @@ def test_blur_comes_before_every_convolution_with_stride_but_the_first() -> None
 def test_blur_keeps_an_even_area_and_halves_what_alternates() -> None:
     convolution = nn.Conv2d(16, 1, 1, bias=False)
     nn.init.constant_(convolution.weight, 1 / 16)
-    blurred = BlurredConv(convolution)
+    blurred = _BlurredConv(convolution)
     even_BCHW = torch.ones(1, 16, 8, 8)
     inside = (0, 0, slice(1, -1), slice(1, -1))
     torch.testing.assert_close(blurred(even_BCHW)[inside], torch.ones(6, 6))

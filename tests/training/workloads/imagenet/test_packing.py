@@ -22,7 +22,7 @@ from training.cli.main import main
 from training.errors import UserError
 from training.store.folder import open_store
 from training.workloads.imagenet import packing
-from training.workloads.imagenet.dataset import read_validation_classes
+from training.workloads.imagenet.dataset import _read_validation_classes
 from training.workloads.imagenet.shards import INDEX
 
 
@@ -255,10 +255,10 @@ def test_imagenets_validation_images_get_their_classes_from_a_list(
 def test_fails_for_a_list_of_classes_that_cannot_be_read(tmp_path: Path) -> None:
     listed = tmp_path / "list.csv"
     listed.write_bytes(b"file,class\n1.jpg,dogs\n2.jpg\n")
-    assert read_validation_classes(str(listed)) == {"1": "dogs"}
+    assert _read_validation_classes(str(listed)) == {"1": "dogs"}
     listed.write_bytes(b"file,class\n\xff,cats\n")
     with pytest.raises(UserError, match=r"list\.csv cannot be read: .*; save it as a CSV in UTF-8"):
-        read_validation_classes(str(listed))
+        _read_validation_classes(str(listed))
 
 
 def devkit(folder: Path, classes: list[str]) -> Path:

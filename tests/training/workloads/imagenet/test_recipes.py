@@ -15,24 +15,24 @@ from training.registry import load_workload
 from training.rungs import KINDS
 from training.settings import changed
 from training.workloads.imagenet.config import (
+    _SIZE_STEP,
     RECIPES,
-    SIZE_STEP,
     ImagenetConfig,
-    epochs_16,
-    epochs_40,
-    epochs_88,
+    _epochs_16,
+    _epochs_40,
+    _epochs_88,
     full,
     laptop,
 )
 from training.workloads.imagenet.model import Classifier
-from training.workloads.imagenet.stages import TrainClassifier
+from training.workloads.imagenet.workload import TrainClassifier
 
 PAGE = Path(__file__).parents[4] / "docs" / "imagenet.md"
 
 
 @pytest.mark.parametrize(
     ("config", "larger_from", "last"),
-    [(epochs_16(), 12, 16), (epochs_40(), 32, 40), (epochs_88(), 71, 88)],
+    [(_epochs_16(), 12, 16), (_epochs_40(), 32, 40), (_epochs_88(), 71, 88)],
 )
 def test_images_grow_when_those_of_ffcv_imagenet_do(
     config: ImagenetConfig, larger_from: int, last: int
@@ -44,14 +44,14 @@ def test_images_grow_when_those_of_ffcv_imagenet_do(
 
 
 def test_mirrored_images_double_the_work_of_an_evaluation() -> None:
-    for config, work in ((full(), 1.0), (epochs_16(), 2 * (224 / 192) ** 2)):
+    for config, work in ((full(), 1.0), (_epochs_16(), 2 * (224 / 192) ** 2)):
         stage = TrainClassifier(config=config)
         assert stage.work(-1)[1] == pytest.approx(work)
         assert stage.work(config.epochs - 1)[1] == 1.0
 
 
 def test_sizes_are_few_so_that_little_is_compiled() -> None:
-    config = replace(epochs_88(), low_size=96, train_size=224)
+    config = replace(_epochs_88(), low_size=96, train_size=224)
     sizes = [config.image_size(epoch) for epoch in range(88)]
     assert sizes == sorted(sizes)
     assert set(sizes) == {96, 128, 160, 192, 224}
@@ -60,14 +60,14 @@ def test_sizes_are_few_so_that_little_is_compiled() -> None:
 def test_the_learning_rate_is_scaled_to_the_batch() -> None:
     """ffcv-imagenet has 1.7 at 8 x 512 images; the plain recipe 0.1 at 256."""
     model = Classifier("resnet8", 8, blur_pool=False)
-    for config, rate in ((epochs_16(), 1.7 / 4), (full(), 0.4)):
+    for config, rate in ((_epochs_16(), 1.7 / 4), (full(), 0.4)):
         groups = TrainClassifier(config=config).optimizer(model).param_groups
         assert [group["lr"] for group in groups] == [pytest.approx(rate)] * 2
 
 
 def test_norms_and_biases_do_not_decay() -> None:
     model = Classifier("resnet50", 10, blur_pool=True)
-    optimizer = TrainClassifier(config=epochs_16()).optimizer(model)
+    optimizer = TrainClassifier(config=_epochs_16()).optimizer(model)
     decay = {
         id(p): group["weight_decay"] for group in optimizer.param_groups for p in group["params"]
     }
@@ -80,7 +80,7 @@ def test_norms_and_biases_do_not_decay() -> None:
 
 @pytest.mark.parametrize("schedule", ["linear", "cosine"])
 def test_the_learning_rate_rises_over_the_warm_up_and_falls_to_nothing(schedule: Any) -> None:
-    config = changed(epochs_16(), schedule=schedule, epochs=20, warmup_epochs=2)
+    config = changed(_epochs_16(), schedule=schedule, epochs=20, warmup_epochs=2)
     factor = TrainClassifier(config=config).settings.schedule
     assert callable(factor)
     values = [factor(step, 1000) for step in range(1000)]
@@ -111,7 +111,7 @@ def test_label_smoothing_and_accumulation_give_the_loss_of_the_whole_batch() -> 
 def test_an_average_as_on_the_page_forgets_the_weights_before_training() -> None:
     found = re.search(r"ema_decay=([\d.]+) --override ema_every_steps=(\d+)", PAGE.read_text())
     assert found is not None
-    for recipe in (full, epochs_16, epochs_40, epochs_88):
+    for recipe in (full, _epochs_16, _epochs_40, _epochs_88):
         config = changed(
             recipe(), ema_decay=float(found.group(1)), ema_every_steps=int(found.group(2))
         )
@@ -224,7 +224,7 @@ def test_the_page_has_published_figures_of_every_recipe_for_a_gpu() -> None:
         ({"rand_augment": 31}, "rand_augment is 31; give 0 to 30"),
         ({"mixup": -0.1}, "mixup is -0.1; give at least 0"),
         ({"schedule": "constant"}, "schedule is 'constant'; give one of cosine, linear"),
-        ({"train_size": 200}, f"train_size is 200; give a multiple of {SIZE_STEP}"),
+        ({"train_size": 200}, f"train_size is 200; give a multiple of {_SIZE_STEP}"),
         ({"low_size": 0}, "low_size is 0; give a multiple of 32"),
         ({"low_size": 256}, "low_size 256 is above train_size 224; change one"),
         ({"eval_size": 16}, "eval_size is 16; give at least 32"),

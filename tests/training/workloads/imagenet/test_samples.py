@@ -4,6 +4,7 @@ import io
 import os
 import struct
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -26,12 +27,12 @@ from training.workloads.imagenet import samples as module
 from training.workloads.imagenet import shards as shards_module
 from training.workloads.imagenet.samples import (
     ImageSamples,
+    _decode_with_pillow,
+    _eval_image,
+    _random_box,
     decode,
-    decode_with_pillow,
-    eval_image,
-    image_samples,
-    random_box,
 )
+from training.workloads.imagenet.shards import Shards
 
 SEED = 7
 SIZES = ((375, 500), (17, 33), (1, 1), (224, 160))
@@ -64,7 +65,9 @@ def damaged(packed: Path, tmp_path: Path) -> Callable[..., ImageSamples]:
                 shard.seek(int(index[number]["offset"]))
                 shard.write(bytes(100))
         write_manifest(folder, "imagenet", open_dataset(packed).meta)
-        return image_samples(open_dataset(folder), "train", lambda _: 32, window=2, seed=SEED)
+        return ImageSamples(
+            shards=Shards(open_dataset(folder), "train"), size=lambda _: 32, window=2, seed=SEED
+        )
 
     return damage
 
@@ -175,7 +178,7 @@ def test_both_decoders_give_the_same_bits(
     for image in (*encoded, jpeg(*size, "L", quality=quality, progressive=progressive)):
         decoded = decode(image)
         assert (decoded.dtype, tuple(decoded.shape)) == (torch.uint8, (*size, 3))
-        assert np.array_equal(decoded.numpy(), decode_with_pillow(image))
+        assert np.array_equal(decoded.numpy(), _decode_with_pillow(image))
 
 
 def warned_of() -> bytes:
@@ -191,7 +194,7 @@ def test_pillow_decides_what_is_damaged(
     if not has_simplejpeg:
         monkeypatch.setattr(samples, "_simplejpeg", None)
     whole = jpeg(200, 200)
-    assert np.array_equal(decode(warned_of()).numpy(), decode_with_pillow(warned_of()))
+    assert np.array_equal(decode(warned_of()).numpy(), _decode_with_pillow(warned_of()))
     png = io.BytesIO()
     Image.new("RGB", (9, 9)).save(png, "PNG")
     # 15,000 x 15,000 pixels, by its header: more than Pillow makes.
@@ -207,7 +210,7 @@ def test_pillow_decides_what_is_damaged(
 def test_parts_have_the_areas_and_aspects_of_torchvision_s_default() -> None:
     height, width, count = 400, 500, 3000
     rng = torch.Generator().manual_seed(0)
-    ours = torch.tensor([random_box(height, width, rng)[2:] for _ in range(count)])
+    ours = torch.tensor([_random_box(height, width, rng)[2:] for _ in range(count)])
     crop, image = v2.RandomResizedCrop(224), torch.empty(3, height, width, dtype=torch.uint8)
     torch.manual_seed(0)
     drawn = [crop.make_params([image]) for _ in range(count)]
@@ -228,15 +231,13 @@ def test_an_evaluated_image_is_torchvision_s_resize_and_center_crop(
     image_HWC = torch.randint(256, (height, width, 3), generator=rng, dtype=torch.uint8)
     theirs = v2.Compose([v2.Resize(256, antialias=True), v2.CenterCrop(224)])
     expected_CHW = theirs(image_HWC.permute(2, 0, 1))
-    torch.testing.assert_close(eval_image(image_HWC, 224).permute(2, 0, 1), expected_CHW)
+    torch.testing.assert_close(_eval_image(image_HWC, 224).permute(2, 0, 1), expected_CHW)
 
 
 def test_an_image_is_augmented_from_its_own_generator_alone(packed: Path) -> None:
     dataset = open_dataset(packed)
-    plain, augmented = (
-        image_samples(dataset, "train", lambda _: 64, window=2, seed=SEED, rand_augment=magnitude)
-        for magnitude in (0, 9)
-    )
+    plain = ImageSamples(shards=Shards(dataset, "train"), size=lambda _: 64, window=2, seed=SEED)
+    augmented = replace(plain, augment=v2.RandAugment(magnitude=9))
 
     def image(samples: ImageSamples, seed: int, epoch: int = 0) -> torch.Tensor:
         found: torch.Tensor = samples.get(3, epoch, torch.Generator().manual_seed(seed))["images"]

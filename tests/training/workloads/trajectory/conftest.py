@@ -32,6 +32,6 @@ def inputs(dataset: FakeDataset) -> Inputs:
     """The laptop recipe, with its artifacts in four shards."""
     config = replace(laptop(), num_shards=4)
     without = inputs_of(dataset, config)
-    stages = (Features(config=config), MeanImages(num_shards=4), Tracks(config=config))
+    stages = (Features(config=config), MeanImages(config=config), Tracks(config=config))
     artifacts = {stage.name: [stage.make(without, shard) for shard in range(4)] for stage in stages}
     return inputs_of(dataset, config, artifacts)

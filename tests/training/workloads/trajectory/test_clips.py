@@ -10,16 +10,16 @@ import pytest
 
 from training.errors import UserError
 from training.workloads.trajectory.clips import (
+    _PATHS,
     CLASSES,
     CLIP_SHAPE,
     FUTURE_FRAMES,
     NUM_FRAMES,
-    PATHS,
     TRACK_SHAPE,
+    _place_path,
+    _project,
+    _render,
     clip_label,
-    place_path,
-    project,
-    render,
     render_clip,
 )
 from training.workloads.trajectory.dataset import (
@@ -112,19 +112,19 @@ def test_neither_label_nor_split_can_be_told_from_the_index() -> None:
 
 def test_the_order_only_pairs_leave_the_same_trace() -> None:
     time = np.linspace(0.0, 1.0, 32)
-    inwards = PATHS["spiral_in"](np.random.default_rng(5), time)
-    outwards = PATHS["spiral_out"](np.random.default_rng(5), time)
+    inwards = _PATHS["spiral_in"](np.random.default_rng(5), time)
+    outwards = _PATHS["spiral_out"](np.random.default_rng(5), time)
     assert np.allclose(inwards, outwards[::-1])
     # Drawn from the same numbers, the circles are each other's mirror image after the phase.
-    cw = PATHS["circle_cw"](np.random.default_rng(5), time)
-    ccw = PATHS["circle_ccw"](np.random.default_rng(5), time)
+    cw = _PATHS["circle_cw"](np.random.default_rng(5), time)
+    ccw = _PATHS["circle_ccw"](np.random.default_rng(5), time)
     assert np.allclose(np.linalg.norm(cw, axis=1), 1.0)
     assert np.allclose(
         np.linalg.norm(cw[1:] - cw[0], axis=1), np.linalg.norm(ccw[1:] - ccw[0], axis=1)
     )
     steps = {}
     for name in ("linear", "accelerating"):
-        path = PATHS[name](np.random.default_rng(5), time)
+        path = _PATHS[name](np.random.default_rng(5), time)
         assert np.linalg.matrix_rank(path - path[0], tol=1e-9) == 1
         steps[name] = np.linalg.norm(np.diff(path, axis=0), axis=1)
     assert np.allclose(steps["linear"], steps["linear"][0])
@@ -137,8 +137,8 @@ def test_clockwise_and_counter_clockwise_have_the_same_mean_image_over_many_clip
         images = []
         for k in range(60):
             rng = np.random.default_rng([11, k])
-            centers, radii = project(rng, place_path(rng, name)[:NUM_FRAMES])
-            frames = render(rng, centers, radii).astype(np.float32)
+            centers, radii = _project(rng, _place_path(rng, name)[:NUM_FRAMES])
+            frames = _render(rng, centers, radii).astype(np.float32)
             images.append(np.abs(frames - np.median(frames, axis=0)).max(axis=3).mean(axis=0))
         means[name] = np.mean(images, axis=0).reshape(8, 8, 8, 8).mean(axis=(1, 3)).ravel()
     assert np.corrcoef(means["circle_cw"], means["circle_ccw"])[0, 1] > 0.9
@@ -148,7 +148,7 @@ def test_clockwise_is_clockwise_from_every_camera() -> None:
     for name, sign in [("circle_cw", 1.0), ("circle_ccw", -1.0)]:
         for seed in range(30):
             rng = np.random.default_rng(seed)
-            centers, _ = project(rng, place_path(rng, name)[:NUM_FRAMES])
+            centers, _ = _project(rng, _place_path(rng, name)[:NUM_FRAMES])
             x, y = (centers - centers.mean(axis=0)).T
             # Pixels count y downwards, so a positive area is clockwise for the eye.
             area = np.sum(x[:-1] * y[1:] - x[1:] * y[:-1])
@@ -158,7 +158,7 @@ def test_clockwise_is_clockwise_from_every_camera() -> None:
 def test_place_and_size_do_not_depend_on_the_class() -> None:
     boxes = {}
     for name in CLASSES:
-        placed = [place_path(np.random.default_rng([9, k]), name) for k in range(300)]
+        placed = [_place_path(np.random.default_rng([9, k]), name) for k in range(300)]
         paths = [path[:NUM_FRAMES, :2] for path in placed]
         low = np.array([path.min(axis=0) for path in paths])
         high = np.array([path.max(axis=0) for path in paths])
@@ -194,7 +194,7 @@ def test_a_track_says_where_the_ball_is_and_the_future_goes_on_from_there(folder
 
 
 def test_the_future_of_a_circle_lies_on_the_circle() -> None:
-    path = place_path(np.random.default_rng(3), "circle_cw")
+    path = _place_path(np.random.default_rng(3), "circle_cw")
     assert path.shape == (NUM_FRAMES + FUTURE_FRAMES, 3)
     distances = np.linalg.norm(path[:, :2] - _center_of(path[:NUM_FRAMES, :2]), axis=1)
     assert np.allclose(distances, distances[0], rtol=1e-6)

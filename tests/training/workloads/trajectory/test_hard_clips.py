@@ -2,8 +2,7 @@
 
 import numpy as np
 
-from training.workloads.trajectory.clips import CLIP_SHAPE, TRACK_SHAPE
-from training.workloads.trajectory.hard_clips import render_hard_clip
+from training.workloads.trajectory.clips import CLIP_SHAPE, TRACK_SHAPE, render_hard_clip
 
 NUM = 24
 

@@ -24,7 +24,7 @@ from training.sources import SourceFile
 from training.workloads.trajectory.clips import CLIP_BYTES, CLIP_SHAPE, NUM_FRAMES, Frames
 from training.workloads.trajectory.dataset import open_dataset
 from training.workloads.trajectory.imported import DECODED, import_dataset
-from training.workloads.trajectory.videos import FrameChoice, NoClipError, read_clip
+from training.workloads.trajectory.videos import FrameChoice, _NoClipError, _read_clip
 
 CLASSES = ("falling", "rising")
 SMALL = ("tokenizer_width=8", "width=16", "num_heads=2", "num_layers=1", "num_shards=2")
@@ -162,8 +162,8 @@ def test_fails_for_a_file_that_is_no_clip(tmp_path: Path, array: object, message
         path.write_bytes(array)
     else:
         np.save(path, np.asarray(array))
-    with pytest.raises(NoClipError, match=message):
-        read_clip(source(path), UNIFORM)
+    with pytest.raises(_NoClipError, match=message):
+        _read_clip(source(path), UNIFORM)
 
 
 @pytest.mark.parametrize("suffix", [".mp4", ".webm", ".mov", ".avi", ".gif"])
@@ -171,7 +171,7 @@ def test_a_video_of_each_kind_is_its_frames(tmp_path: Path, suffix: str) -> None
     path = tmp_path / f"x{suffix}"
     frames = clip(np.random.default_rng(0), "rising", num_frames=40, size=128)
     write_video(path, frames)
-    read, facts = read_clip(source(path), UNIFORM)
+    read, facts = _read_clip(source(path), UNIFORM)
     assert read.shape == CLIP_SHAPE and read.dtype == np.uint8
     assert (facts.frames, facts.width, facts.height, facts.frames_per_second) == (40, 128, 128, 25)
     taken = frames[UNIFORM.of(40, "x")].reshape(NUM_FRAMES, 64, 2, 64, 2, 3).mean(axis=(2, 4))
@@ -182,7 +182,7 @@ def test_the_middle_square_of_a_wide_video_is_taken(tmp_path: Path) -> None:
     frames = np.zeros((8, 64, 192, 3), np.uint8)
     frames[:, :, 64:128] = 255
     write_video(tmp_path / "x.mp4", frames)
-    read, facts = read_clip(source(tmp_path / "x.mp4"), UNIFORM)
+    read, facts = _read_clip(source(tmp_path / "x.mp4"), UNIFORM)
     assert (facts.width, facts.height) == (192, 64)
     assert read[:, :, 4:60].min() > 200
 
@@ -298,7 +298,7 @@ def test_fails_for_a_video_without_pyav(videos: Path, monkeypatch: pytest.Monkey
     monkeypatch.setitem(sys.modules, "av", None)
     file = SourceFile(name="rising/rising_0.mp4", folder=videos, label="rising", split=None)
     with pytest.raises(UserError, match="package av is needed: python -m pip install av"):
-        read_clip(file, UNIFORM)
+        _read_clip(file, UNIFORM)
 
 
 def test_an_import_that_is_killed_goes_on_to_the_same_bytes(videos: Path, tmp_path: Path) -> None:

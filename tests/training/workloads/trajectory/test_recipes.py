@@ -47,8 +47,7 @@ def test_a_run_commits_every_two_epochs_unless_told_otherwise() -> None:
     add_run(parser)
     asked = ["--workload=trajectory", "--recipe=laptop", "--dataset-uri=d", "--run-uri=r"]
     default = parser.parse_args(asked).checkpoint_interval
-    assert parse_interval(default) == Interval(value=2, unit="epochs")
-    assert default == CHECKPOINT_INTERVAL
+    assert default == Interval(value=2, unit="epochs") == parse_interval(CHECKPOINT_INTERVAL)
 
 
 @pytest.mark.parametrize("recipe", sorted(RECIPES))

@@ -34,17 +34,17 @@ from training.workloads.trajectory.dataset import (
     CLIPS_FILE,
     LABELS_FILE,
     TRACKS_FILE,
+    _shard_range,
     open_dataset,
-    shard_range,
 )
 from training.workloads.trajectory.features import (
     Features,
     MeanImages,
-    build_backbone,
-    clip_features,
+    _build_backbone,
+    _clip_features,
     load_backbone,
 )
-from training.workloads.trajectory.model import TrainClipClassifier, TransformerHead, cell_centers
+from training.workloads.trajectory.model import TrainClipClassifier, _cell_centers, _TransformerHead
 from training.workloads.trajectory.workload import RECIPES, TRAJECTORY
 
 NO_RANDOMNESS = torch.Generator()
@@ -110,7 +110,7 @@ def test_fails_on_a_config_value_that_cannot_work(name: str, value: Any) -> None
 
 def test_shards_cover_each_clip_once_whatever_their_number() -> None:
     for count, num_shards in [(900, 16), (7, 16), (66, 1), (10, 3)]:
-        ranges = [shard_range(count, shard, num_shards) for shard in range(num_shards)]
+        ranges = [_shard_range(count, shard, num_shards) for shard in range(num_shards)]
         covered = [clip for first, end in ranges for clip in range(first, end)]
         assert covered == list(range(count))
 
@@ -121,7 +121,11 @@ def test_features_are_the_same_bits_in_shards_and_at_once(
     config = replace(laptop(), num_shards=1)
     (at_once,) = Features(config=config).make(inputs_of(dataset, config), 0).values()
     in_shards = torch.cat([shard["features"] for shard in inputs.artifact("features")])
-    (images,) = MeanImages(num_shards=1).make(inputs_of(dataset, config), 0).values()
+    (images,) = (
+        MeanImages(config=replace(config, num_shards=1))
+        .make(inputs_of(dataset, config), 0)
+        .values()
+    )
     assert images.shape == (COUNT, 3, 64, 64) and images.dtype == torch.uint8
     mean = open_dataset(dataset.folder).frames[5].mean(axis=0).transpose(2, 0, 1)
     assert (images[5] - torch.from_numpy(mean)).abs().max() <= 0.5 + 1e-4
@@ -146,7 +150,7 @@ def test_fails_on_an_image_without_torchvision(monkeypatch: pytest.MonkeyPatch) 
     for name in ("torchvision", "torchvision.models"):
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(UserError, match="ResNet-18 needs the package torchvision") as refusal:
-        build_backbone("random", 0, "layer2")
+        _build_backbone("random", 0, "layer2")
     assert "install the torchvision that matches torch 2." in str(refusal.value)
 
 
@@ -240,7 +244,7 @@ def test_samples_hold_each_clip_of_their_split_with_its_label(
 def test_the_place_of_a_marked_cell_is_learned_beside_one_that_moves_like_it() -> None:
     torch.manual_seed(0)
     stage = train_stage(replace(laptop(), grid=4, dropout=0.0, place_weight=10.0), "head")
-    model = TransformerHead(grid=4, channels=8, **stage.shape)
+    model = _TransformerHead(grid=4, channels=8, **stage.shape)
     optimizer = stage.optimizer(model)
     generator = torch.Generator().manual_seed(1)
 
@@ -249,7 +253,7 @@ def test_the_place_of_a_marked_cell_is_learned_beside_one_that_moves_like_it() -
         cells = torch.randint(16, (2, size, 16), generator=generator)
         for channel, cell in enumerate(cells):
             features[..., channel].scatter_(2, cell[..., None], 5.0)
-        places = cell_centers(4, features.device)[cells[0]]
+        places = _cell_centers(4, features.device)[cells[0]]
         example = stage.example(size)
         return {**example, "x": features, "places": places, "future": places[:, -1]}
 
@@ -285,7 +289,7 @@ def test_each_recipe_runs_a_step_on_the_cpu(dataset: FakeDataset, recipe: Any) -
     inputs = inputs_of(dataset, config)
     data = open_dataset(dataset.folder)
     backbone = load_backbone(config, dataset.folder, inputs.device)
-    features = clip_features(backbone, data.frames[0], config, inputs.device)
+    features = _clip_features(backbone, data.frames[0], config, inputs.device)
     assert features.shape == (config.num_frames, config.grid**2, CHANNELS[config.backbone_layer])
     for stage in TRAJECTORY.stages(config):
         if not isinstance(stage, TrainClipClassifier):

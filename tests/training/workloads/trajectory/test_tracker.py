@@ -8,10 +8,9 @@ import pytest
 import torch
 
 from training.cli.main import main
-from training.workloads.trajectory.clips import Float32s, Frames, render_clip
+from training.workloads.trajectory.clips import Float32s, Frames, render_clip, render_hard_clip
 from training.workloads.trajectory.dataset import open_dataset
-from training.workloads.trajectory.hard_clips import render_hard_clip
-from training.workloads.trajectory.tracker import track
+from training.workloads.trajectory.tracker import _track
 
 
 def errors(render: Callable[[int, int], tuple[Frames, Float32s]], num: int) -> list[float]:
@@ -19,7 +18,7 @@ def errors(render: Callable[[int, int], tuple[Frames, Float32s]], num: int) -> l
     found = []
     for index in range(num):
         frames, truth = render(1, index)
-        places = (track(torch.from_numpy(frames))[:, :2].numpy() + 1.0) * 32.0
+        places = (_track(torch.from_numpy(frames))[:, :2].numpy() + 1.0) * 32.0
         found.append(float(np.median(np.linalg.norm(places - truth[:-1, :2], axis=1))))
     return found
 
@@ -39,7 +38,7 @@ def test_it_undoes_the_camera_s_motion() -> None:
     frames = np.stack([scene[9 + t : 73 + t, 20 - t : 84 - t] for t in range(16)])
     for t in range(16):
         frames[t, 20:26, 3 * t + 4 : 3 * t + 10] = 255
-    found = track(torch.from_numpy(frames)).numpy()
+    found = _track(torch.from_numpy(frames)).numpy()
     camera = found[:, 2:4] * 32.0
     assert np.allclose(camera[:, 0], np.arange(16) - 8, atol=0.2)
     assert np.allclose(camera[:, 1], 8 - np.arange(16), atol=0.2)

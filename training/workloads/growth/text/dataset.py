@@ -80,7 +80,7 @@ def _keep(out: Path, identity: Mapping[str, Any], position: _ImportPosition) -> 
     FolderOutput(out).write(UNFINISHED, json.dumps(record).encode())
 
 
-def write_tokens(
+def _write_tokens(
     out: Path,
     split: str,
     first: int,
@@ -279,7 +279,7 @@ def _write_batch(
             number += 1
     for name, parts in of_split.items():
         tokens_T = np.concatenate(parts).astype(token_type(len(vocabulary)))
-        write_tokens(out, name, position.splits[name].tokens, tokens_T)
+        _write_tokens(out, name, position.splits[name].tokens, tokens_T)
         position.splits[name].tokens += len(tokens_T)
 
 

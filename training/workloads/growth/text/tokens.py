@@ -18,7 +18,6 @@ from torch import Tensor
 
 from training.errors import UserError
 from training.workload import Dataset, Samples
-from training.workloads.growth.text.vocabulary import Vocabulary, read_vocabulary
 
 TOKENIZER_FILE = "tokenizer.json"
 # A model of which most rows would never be used was sized for another vocabulary.
@@ -71,6 +70,25 @@ class _SplitTokens:
                 f"has {self.vocab_size}; make the dataset again"
             )
         return torch.from_numpy(tokens_T)
+
+    def beginnings(self, count: int, length: int) -> list[Tensor]:
+        """The first `length` tokens of the first `count` documents that are longer: prompts."""
+        found: list[Tensor] = []
+        first, block = 0, 1 << 16
+        while len(found) < count and first < len(self):
+            text_T = self.read(first, block)
+            ends = (text_T == self.end_of_text).nonzero().flatten().tolist()
+            begin = 0
+            for end in ends:
+                if end - begin > length and len(found) < count:
+                    found.append(text_T[begin : begin + length].clone())
+                begin = end + 1
+            if begin == 0:  # a document that fills a whole block
+                if len(text_T) > length:
+                    found.append(text_T[:length].clone())
+                break
+            first += begin
+        return found
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -138,11 +156,6 @@ def token_samples(
     return _TokenSamples(tokens=tokens, context=context, most=most)
 
 
-def open_vocabulary(dataset: Dataset) -> Vocabulary:
-    """The dataset's vocabulary, to turn tokens into text."""
-    return read_vocabulary(dataset.file(TOKENIZER_FILE))
-
-
 def vocabulary_refusals(meta: Mapping[str, Any], vocab_size: int) -> list[str]:
     """Why a model with `vocab_size` rows cannot, or should not, be trained on this dataset."""
     there = int(meta.get("vocab_size", vocab_size))
@@ -160,26 +173,6 @@ def vocabulary_refusals(meta: Mapping[str, Any], vocab_size: int) -> list[str]:
             f"would never occur; {fix}"
         ]
     return []
-
-
-def document_beginnings(tokens: _SplitTokens, count: int, length: int) -> list[Tensor]:
-    """The first `length` tokens of the split's first `count` documents that are longer: prompts."""
-    found: list[Tensor] = []
-    first, block = 0, 1 << 16
-    while len(found) < count and first < len(tokens):
-        text_T = tokens.read(first, block)
-        ends = (text_T == tokens.end_of_text).nonzero().flatten().tolist()
-        begin = 0
-        for end in ends:
-            if end - begin > length and len(found) < count:
-                found.append(text_T[begin : begin + length].clone())
-            begin = end + 1
-        if begin == 0:  # a document that fills a whole block
-            if len(text_T) > length:
-                found.append(text_T[:length].clone())
-            break
-        first += begin
-    return found
 
 
 def _text_meta(dataset: Dataset) -> Mapping[str, Any]:

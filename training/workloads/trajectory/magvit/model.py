@@ -168,7 +168,7 @@ def crop_mask(tracks_BT3: Tensor, height: int, width: int) -> Tensor:
     return inside[..., None].float()
 
 
-class AxialBlock(nn.Module):
+class _AxialBlock(nn.Module):
     """Attention within each step, then along each cell, then a feed-forward layer; pre-norm."""
 
     def __init__(self, width: int, num_heads: int, dropout: float) -> None:
@@ -195,13 +195,13 @@ class AxialBlock(nn.Module):
         heads = (*sizes[:3], 3, self.num_heads, sizes[3] // self.num_heads)
         q, k, v = self.qkv[number](x_BMNE).view(heads).permute(3, 0, 1, 4, 2, 5).unbind(0)
         # On the CPU in five dimensions: the plain formula, whose bits the runs there have.
-        attend = F.scaled_dot_product_attention if q.device.type == "cpu" else folded_attention
+        attend = F.scaled_dot_product_attention if q.device.type == "cpu" else _folded_attention
         x_BMHNd = attend(q, k, v)
         out: Tensor = self.out[number](x_BMHNd.transpose(2, 3).reshape(sizes))
         return out
 
 
-def folded_attention(q_BMHNd: Tensor, k_BMHNd: Tensor, v_BMHNd: Tensor) -> Tensor:
+def _folded_attention(q_BMHNd: Tensor, k_BMHNd: Tensor, v_BMHNd: Tensor) -> Tensor:
     """Attention in four dimensions, as the fast kernels need it; equal but for rounding."""
     q, k, v = (x_BMHNd.flatten(0, 1) for x_BMHNd in (q_BMHNd, k_BMHNd, v_BMHNd))
     return F.scaled_dot_product_attention(q, k, v).view(q_BMHNd.shape)
@@ -236,7 +236,7 @@ class TokenTransformer(nn.Module):
         self.time_tE = nn.Parameter(0.02 * torch.randn(num_steps, 1, width))
         self.place_PE = nn.Parameter(0.02 * torch.randn(num_cells // merged**2, width))
         self.blocks = nn.ModuleList(
-            AxialBlock(width, num_heads, dropout) for _ in range(num_layers)
+            _AxialBlock(width, num_heads, dropout) for _ in range(num_layers)
         )
         self.norm = nn.LayerNorm(width)
         # One guess per dimension of a code: 35 logits instead of 15,360.
@@ -269,7 +269,7 @@ class TokenTransformer(nn.Module):
         motion_BtGD = values_BtGD - values_BtGD.sum(dim=1, keepdim=True) / shown_B1G1
         motion_BtGD = motion_BtGD * ~masked_BtG[..., None]
         cells_BtGC = torch.cat([values_BtGD, motion_BtGD, masked_BtG[..., None].float()], dim=-1)
-        x_BtPE = self.embed_cells(merge_cells(cells_BtGC, self.merged))
+        x_BtPE = self.embed_cells(_merge_cells(cells_BtGC, self.merged))
         x_BtPE = x_BtPE + self.time_tE + self.place_PE
         for block in self.blocks:
             x_BtPE = block(x_BtPE)
@@ -278,12 +278,12 @@ class TokenTransformer(nn.Module):
         if masked_MtG is None:
             return logits_BK, future_B2
         guesses_MtPV = self.guess(x_BtPE[:num_masked])
-        return logits_BK, future_B2, split_cells(guesses_MtPV, self.merged)
+        return logits_BK, future_B2, _split_cells(guesses_MtPV, self.merged)
 
     def _tell(self, x_BtPE: Tensor, motion_BtGD: Tensor) -> tuple[Tensor, Tensor]:
         # Not the energy map: next to it the five numbers would be lost.
         share_BtG, (place_Bt2, step_Bt2, size_Bt1, _) = motion_tokens(motion_BtGD, self.sharpness)
-        share_BtP = merge_cells(share_BtG[..., None], self.merged).sum(dim=-1)
+        share_BtP = _merge_cells(share_BtG[..., None], self.merged).sum(dim=-1)
         pooled_BtE = (share_BtP[..., None] * x_BtPE).sum(dim=2)
         motion_Bt5 = torch.cat([place_Bt2, step_Bt2, size_Bt1], dim=-1)
         y_BtE = self.embed_motion(motion_Bt5) + self.embed_pooled(pooled_BtE) + self.time_tE[:, 0]
@@ -294,7 +294,7 @@ class TokenTransformer(nn.Module):
         return self.classify(y_BtE.mean(dim=1)), last_B2 + self.predict(y_BtE[:, -1])
 
 
-def merge_cells(x_BtGC: Tensor, merged: int) -> Tensor:
+def _merge_cells(x_BtGC: Tensor, merged: int) -> Tensor:
     """Join squares of `merged` x `merged` cells: (B, t, G, C) to (B, t, P, merged^2 C)."""
     num_clips, num_steps, num_cells, channels = x_BtGC.shape
     side = math.isqrt(num_cells) // merged
@@ -303,8 +303,8 @@ def merge_cells(x_BtGC: Tensor, merged: int) -> Tensor:
     return joined.reshape(num_clips, num_steps, side * side, merged**2 * channels)
 
 
-def split_cells(x_BtPC: Tensor, merged: int) -> Tensor:
-    """Undo `merge_cells`."""
+def _split_cells(x_BtPC: Tensor, merged: int) -> Tensor:
+    """Undo `_merge_cells`."""
     num_clips, num_steps, num_places, channels = x_BtPC.shape
     side, of_cell = math.isqrt(num_places), channels // merged**2
     squares = x_BtPC.view(num_clips, num_steps, side, side, merged, merged, of_cell)

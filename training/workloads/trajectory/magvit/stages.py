@@ -5,6 +5,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,9 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
-from training.artifact_key import artifact_key
 from training.evaluation_files import Captioned, write_sheet
-from training.workload import Inputs, Loss, Partial, Prepare, Probe, Settings, Start, Train
+from training.workload import Inputs, Loss, Partial, Probe, Settings, Start, Train
 from training.workloads.trajectory.clips import CLIP_SHAPE, TRACK_SHAPE
 from training.workloads.trajectory.config import MagvitConfig
 from training.workloads.trajectory.dataset import (
@@ -25,6 +25,7 @@ from training.workloads.trajectory.dataset import (
     open_dataset,
     shard_frames,
 )
+from training.workloads.trajectory.features import PreparedClips
 from training.workloads.trajectory.magvit.model import (
     Quantizer,
     Tokenizer,
@@ -33,9 +34,6 @@ from training.workloads.trajectory.magvit.model import (
     moving,
 )
 from training.workloads.trajectory.model import TrainClipClassifier, parameter_groups
-
-# Increment when the results of `Tokens` change: it is part of the artifact's key.
-_TOKENS_VERSION = 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -144,33 +142,23 @@ def _psnr(parts: Sequence[Partial], name: str) -> float:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Tokens(Prepare):
-    """The Prepare stage: the codes of every clip, by the tokenizer committed before."""
+class Tokens(PreparedClips):
+    """The codes of every clip, by the tokenizer committed before."""
 
     config: MagvitConfig
     name: str = "tokens"
-    is_shareable: bool = True
 
-    @property
-    def num_shards(self) -> int:
-        return self.config.num_shards
-
-    def key(self, i: Inputs) -> str:
-        """Hash over the tokenizer's weights and the data."""
+    def facts(self, i: Inputs) -> Mapping[str, Any]:
         assert i.prior is not None
         digest = hashlib.sha256()
         for name in sorted(i.prior.model):
             digest.update(name.encode())
             digest.update(i.prior.model[name].contiguous().numpy().tobytes())
-        facts = {
-            "version": _TOKENS_VERSION,
+        return {
             "tokenizer": digest.hexdigest(),
             "stem": self.config.stem,
             "levels": self.config.levels,
-            "num_shards": self.num_shards,
-            "data": i.dataset.fingerprint,
         }
-        return artifact_key(facts)
 
     def probe(self) -> Probe:
         """One clip through the whole tokenizer, although `make` needs only its encoder."""
@@ -238,7 +226,7 @@ class TrainTransformer(TrainClipClassifier):
         whole = {name: b[name][num_masked:] for name in ("labels", "future")}
         loss = self.loss_of(whole, logits_BK[num_masked:].float(), future_B2[num_masked:].float())
         levels = self.config.num_levels
-        guess_MtG = digits_loss(levels, guesses_MtGV.float(), codes_BtG[:num_masked])
+        guess_MtG = _digits_loss(levels, guesses_MtGV.float(), codes_BtG[:num_masked])
         # Visible tokens have weight 0, so that no shape depends on the data.
         num_hidden = masked_MtG.sum()
         guess = (guess_MtG * masked_MtG).sum() / num_hidden.clamp(min=1)
@@ -249,7 +237,7 @@ class TrainTransformer(TrainClipClassifier):
         )
 
 
-def digits_loss(levels: Sequence[int], guesses_MtGV: Tensor, codes_MtG: Tensor) -> Tensor:
+def _digits_loss(levels: Sequence[int], guesses_MtGV: Tensor, codes_MtG: Tensor) -> Tensor:
     """Cross entropy of guessed codes, (M, t, G): the sum over a code's dimensions."""
     losses = []
     rest = codes_MtG.flatten()

@@ -34,7 +34,7 @@ def test_an_import_that_was_stopped_goes_on_with_the_same_command(
     text, out = tmp_path / "stories.txt", tmp_path / "out"
     text.write_text("<|endoftext|>".join(write_story(0, number) for number in range(40)))
     command = ["data", "import", str(text), "--workload=growth", "--override=vocab_size=300"]
-    write = dataset_module.write_tokens
+    write = dataset_module._write_tokens
     written = list[str]()
 
     def stop_at_the_ninth(folder: Path, split: str, first: int, tokens_T: object) -> None:
@@ -43,11 +43,11 @@ def test_an_import_that_was_stopped_goes_on_with_the_same_command(
             raise KeyboardInterrupt
         write(folder, split, first, tokens_T)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(dataset_module, "write_tokens", stop_at_the_ninth)
+    monkeypatch.setattr(dataset_module, "_write_tokens", stop_at_the_ninth)
     assert main([*command, f"--out={out}"]) == 130
     assert "stopped by Ctrl-C before it finished; run it again" in capsys.readouterr().err
     assert (out / UNFINISHED).is_file()
-    monkeypatch.setattr(dataset_module, "write_tokens", write)
+    monkeypatch.setattr(dataset_module, "_write_tokens", write)
     assert main([*command, f"--out={out}"]) == 0
     assert f"resuming the unfinished dataset in {out}" in capsys.readouterr().out
     assert main([*command, f"--out={tmp_path / 'whole'}"]) == 0

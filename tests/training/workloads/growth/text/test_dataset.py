@@ -16,8 +16,8 @@ from training.store.local_dataset import LocalDataset, write_manifest
 from training.workloads.growth.text import dataset as dataset_module
 from training.workloads.growth.text.dataset import TextOptions, import_dataset, make_dataset
 from training.workloads.growth.text.stories import STORY_BYTES, write_story
-from training.workloads.growth.text.tokens import TOKENIZER_FILE, open_tokens, open_vocabulary
-from training.workloads.growth.text.vocabulary import train_tokenizer
+from training.workloads.growth.text.tokens import TOKENIZER_FILE, open_tokens
+from training.workloads.growth.text.vocabulary import read_vocabulary, train_tokenizer
 
 SMALL = TextOptions(vocab_size=300, held_out_of=5)
 TEXTS = [f"Story {n}: 你好, {'the fox ' * (n % 4)}ran. 🦊" for n in range(23)]
@@ -42,7 +42,7 @@ def texts_of(data: LocalDataset, split: str) -> list[str]:
     read = tokens.read(0, len(tokens)).tolist()
     ends = [-1, *(n for n, token in enumerate(read) if token == tokens.end_of_text)]
     assert ends[-1] == len(read) - 1, "each document is ended"
-    vocabulary = open_vocabulary(data)
+    vocabulary = read_vocabulary(data.file(TOKENIZER_FILE))
     return [vocabulary.text(read[a + 1 : b]) for a, b in pairwise(ends)]
 
 
@@ -57,7 +57,7 @@ def test_text_comes_back_as_it_was_and_one_document_of_five_is_held_out(tmp_path
     split = data.meta["splits"]["train"]
     assert split["documents"] == len(train)
     assert split["bytes"] == sum(len(text.encode()) for text in train)
-    assert data.meta["vocab_size"] == 300 == len(open_vocabulary(data))
+    assert data.meta["vocab_size"] == 300 == len(read_vocabulary(data.file(TOKENIZER_FILE)))
     assert [entry["name"] for entry in data.manifest["files"]] == [
         "tokenizer.json",
         "train-00000.bin",

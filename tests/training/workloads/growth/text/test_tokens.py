@@ -10,15 +10,14 @@ from training.errors import UserError
 from training.store.local_dataset import LocalDataset, write_manifest
 from training.workload import Inputs, Samples
 from training.workloads.growth.config import GrowthConfig
-from training.workloads.growth.text.dataset import write_tokens
+from training.workloads.growth.text.dataset import _write_tokens
 from training.workloads.growth.text.tokens import (
-    document_beginnings,
     open_tokens,
     token_samples,
     token_type,
     vocabulary_refusals,
 )
-from training.workloads.growth.workload import phases
+from training.workloads.growth.workload import GROWTH
 
 RNG = torch.Generator()
 
@@ -29,7 +28,7 @@ def dataset(
     """A dataset of these tokens alone; 0 ends a document."""
     folder.mkdir(exist_ok=True)
     values = np.array(tokens, dtype=token_type(vocab_size))
-    write_tokens(folder, "train", 0, values, shard_tokens=shard_tokens)
+    _write_tokens(folder, "train", 0, values, shard_tokens=shard_tokens)
     splits = {"train": {"tokens": len(tokens), "documents": tokens.count(0), "bytes": 0}}
     meta = {"vocab_size": vocab_size, "end_of_text": 0, "splits": splits}
     return write_manifest(folder, "growth", meta)
@@ -81,10 +80,10 @@ def test_a_large_vocabulary_takes_four_bytes_a_token(tmp_path: Path) -> None:
 
 def test_what_stood_behind_a_write_is_gone(tmp_path: Path) -> None:
     """As after an interruption: written, not yet recorded, written again."""
-    write_tokens(tmp_path, "train", 0, np.arange(6, dtype="<u2"), shard_tokens=4)
-    write_tokens(tmp_path, "train", 2, np.array([9], dtype="<u2"), shard_tokens=4)
+    _write_tokens(tmp_path, "train", 0, np.arange(6, dtype="<u2"), shard_tokens=4)
+    _write_tokens(tmp_path, "train", 2, np.array([9], dtype="<u2"), shard_tokens=4)
     assert np.fromfile(tmp_path / "train-00000.bin", "<u2").tolist() == [0, 1, 9]
-    write_tokens(tmp_path, "train", 3, np.array([8, 7], dtype="<u2"), shard_tokens=4)
+    _write_tokens(tmp_path, "train", 3, np.array([8, 7], dtype="<u2"), shard_tokens=4)
     assert np.fromfile(tmp_path / "train-00000.bin", "<u2").tolist() == [0, 1, 9, 8]
     assert np.fromfile(tmp_path / "train-00001.bin", "<u2").tolist() == [7]
 
@@ -93,9 +92,9 @@ def test_prompts_are_the_first_tokens_of_documents_that_are_longer(tmp_path: Pat
     long = [1 + number % 49 for number in range(70_000)]
     tokens = [5, 6, 7, 0, 8, 9, 0, 1, 2, 3, 4, 0, 0, *long, 0]
     opened = open_tokens(dataset(tmp_path, tokens, shard_tokens=40_000), "train")
-    found = [prompt.tolist() for prompt in document_beginnings(opened, 5, 2)]
+    found = [prompt.tolist() for prompt in opened.beginnings(5, 2)]
     assert found == [[5, 6], [1, 2], [1, 2]]
-    assert [p.tolist() for p in document_beginnings(opened, 1, 3)] == [[1, 2, 3]]
+    assert [p.tolist() for p in opened.beginnings(1, 3)] == [[1, 2, 3]]
 
 
 def test_fails_for_files_that_do_not_fit_the_manifest(tmp_path: Path) -> None:
@@ -152,7 +151,7 @@ def test_fails_to_read_text_of_another_vocabulary_than_the_model_s(tmp_path: Pat
             seed=0,
             scratch=tmp_path,
         )
-        return phases(config)[0].samples(inputs, "train")
+        return GROWTH.stages(config)[0].samples(inputs, "train")
 
     assert len(samples(300)) == 2
     with pytest.raises(UserError, match="has 300 tokens, the model's only 299; give --override"):

@@ -17,20 +17,20 @@ from training.workloads.trajectory.clips import CLASSES
 from training.workloads.trajectory.config import MagvitConfig, magvit_full, magvit_laptop
 from training.workloads.trajectory.dataset import open_dataset
 from training.workloads.trajectory.magvit.model import (
-    AxialBlock,
     Quantizer,
     Tokenizer,
     TokenTransformer,
+    _AxialBlock,
+    _folded_attention,
+    _merge_cells,
+    _split_cells,
     crop_mask,
-    folded_attention,
-    merge_cells,
-    split_cells,
 )
 from training.workloads.trajectory.magvit.stages import (
     Tokens,
     TrainTokenizer,
     TrainTransformer,
-    digits_loss,
+    _digits_loss,
 )
 from training.workloads.trajectory.workload import TRAJECTORY
 
@@ -190,8 +190,8 @@ def test_the_loss_of_a_code_is_that_of_its_digits() -> None:
     digits = torch.stack([codes % 8, codes // 8], dim=-1)
     assert torch.equal(quantizer.indices(quantizer.values(codes)), codes)
     sure.scatter_(3, digits + torch.tensor([0, 8]), 50.0)
-    assert digits_loss(levels, sure, codes).abs().max() < 1e-6
-    unsure = digits_loss(levels, torch.zeros(1, 5, 8, 13), codes)
+    assert _digits_loss(levels, sure, codes).abs().max() < 1e-6
+    unsure = _digits_loss(levels, torch.zeros(1, 5, 8, 13), codes)
     assert torch.allclose(unsure, torch.full_like(unsure, math.log(40)))
 
 
@@ -263,12 +263,12 @@ def test_fails_on_a_config_value_that_cannot_work(name: str, value: Any) -> None
 
 def test_cells_that_are_merged_are_squares_and_come_back() -> None:
     cells = torch.arange(2 * 3 * 16).view(2, 3, 16, 1)
-    places = merge_cells(cells, 2)
+    places = _merge_cells(cells, 2)
     assert places.shape == (2, 3, 4, 4)
     # The first place of a 4x4 grid is its upper left square.
     assert places[0, 0, 0].tolist() == [0, 1, 4, 5]
-    assert torch.equal(split_cells(places, 2), cells)
-    assert torch.equal(merge_cells(cells, 1), cells)
+    assert torch.equal(_split_cells(places, 2), cells)
+    assert torch.equal(_merge_cells(cells, 1), cells)
 
 
 def test_the_two_stems_have_the_tokens_that_they_say() -> None:
@@ -289,7 +289,7 @@ def test_attention_in_four_dimensions_takes_the_fast_kernel_and_differs_by_round
     torch.manual_seed(0)
     qkv = torch.randn(3, 2, 5, 4, 16, 8, requires_grad=True)
     plain = F.scaled_dot_product_attention(*qkv.unbind(0))
-    folded = folded_attention(*qkv.unbind(0))
+    folded = _folded_attention(*qkv.unbind(0))
     assert torch.allclose(folded, plain, rtol=1e-5, atol=1e-6)
     ours, theirs = (torch.autograd.grad(out.square().sum(), qkv)[0] for out in (folded, plain))
     assert torch.allclose(ours, theirs, rtol=1e-5, atol=1e-6)
@@ -301,7 +301,7 @@ def test_attention_in_four_dimensions_takes_the_fast_kernel_and_differs_by_round
 @pytest.mark.gpu
 def test_attention_on_a_gpu_needs_no_plain_formula() -> None:
     torch.manual_seed(0)
-    block, x_BtPE = AxialBlock(width=64, num_heads=4, dropout=0.0), torch.randn(2, 8, 16, 64)
+    block, x_BtPE = _AxialBlock(width=64, num_heads=4, dropout=0.0), torch.randn(2, 8, 16, 64)
     expected = block(x_BtPE)
     block = block.to("cuda", torch.bfloat16)
     fast = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION]

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from training.proof.experiment import AttemptResult
-from training.proof.torture.totals import unexpected_exit
+from training.proof.torture.series import _unexpected_exit
 
 
 def ended(folder: Path, code: int, log: str) -> AttemptResult:
@@ -23,9 +23,9 @@ def ended(folder: Path, code: int, log: str) -> AttemptResult:
 
 def test_hosts_that_are_late_on_a_busy_machine_are_no_difference(tmp_path: Path) -> None:
     late = ended(tmp_path, 1, "error: host host-1 did not come within 8 s; see its log\n")
-    assert unexpected_exit(late, is_store_faulty=False) == []
+    assert _unexpected_exit(late, is_store_faulty=False) == []
 
 
 def test_an_attempt_that_fails_unharmed_is_unexpected(tmp_path: Path) -> None:
-    (said,) = unexpected_exit(ended(tmp_path, 1, "error: no\n"), is_store_faulty=False)
+    (said,) = _unexpected_exit(ended(tmp_path, 1, "error: no\n"), is_store_faulty=False)
     assert said == f"ended with 1: error: no ({tmp_path})"
