@@ -33,8 +33,8 @@ def _is_heard(interruption: Interruption, number: signal.Signals) -> bool:
     if number == signal.SIGUSR2:
         return interruption._rebalance.is_set()
     if number == signal.SIGUSR1:
-        return interruption.is_pending
-    return interruption.is_pending and interruption.is_shutting_down
+        return interruption.notice is not None
+    return interruption.notice is not None and interruption.is_shutting_down
 
 
 def notice() -> None:

@@ -1,7 +1,7 @@
 """One attempt of a run, by the process that holds its lease: from the lease to the receipt.
 
 It ends in one of five ways, which are the exit codes: finished, failed, interrupted and saved,
-lease lost, or refused because of a user's mistake. What is trained is a `Job`: the stages of a
+lease lost, or refused because of a user's mistake. What is trained is a `_Job`: the stages of a
 workload (training/engine) or a program (training/program), over a dataset in a folder, or one that
 a sync from S3 fills meanwhile. Imports no torch.
 """
@@ -67,7 +67,7 @@ class AttemptOptions:
         )
 
 
-class Job(Protocol):
+class _Job(Protocol):
     """What an attempt trains."""
 
     placement: frozenset[str]  # the fields of its config that may differ between attempts
@@ -160,7 +160,7 @@ class HeldRun:
         self.events.emit("take-over", "ok", generation=self.generation, **self._known)
 
 
-def run_attempt(options: AttemptOptions, job: Job, supervisor: Supervisor) -> int:
+def run_attempt(options: AttemptOptions, job: _Job, supervisor: Supervisor) -> int:
     """Train until the run or this attempt ends; return the exit code of a run that has ended.
 
     The error that ends the attempt in any other way has its exit code from `exit_code_of`.

@@ -21,7 +21,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from contract.grammar import Interval
 from training.attempt.hosts import Hosts
-from training.attempt.notice import Interruption, Notice, Saves
+from training.attempt.notice import Notice, Saves
 from training.attempt.supervisor import Supervisor, Work
 from training.errors import DivergedError, Divergence, GoBackError, InterruptedRunError, UserError
 from training.record.head import KEEP_NEWEST, Retention
@@ -371,11 +371,6 @@ class AttemptContext:
     def __post_init__(self) -> None:
         consensus = _Consensus(self.world, self.supervisor, self.own_lease, self.store, self.events)
         object.__setattr__(self, "consensus", consensus)
-
-    @property
-    def interruption(self) -> Interruption:
-        """The notices and recommendations that this process has received."""
-        return self.supervisor.interruption
 
     @property
     def lease(self) -> Lease:

@@ -68,7 +68,7 @@ def parse_hosts(text: str | None) -> Hosts | None:
     return Hosts(names=names, own=own, port=int(port or PORT)) if others else None
 
 
-class Meeting:
+class _Meeting:
     """The connections of one host while an attempt goes on: to the leader, or to all others."""
 
     def __init__(
@@ -111,10 +111,10 @@ class Meeting:
 
 def meet(
     hosts: Hosts, facts: Mapping[str, Any], waiting: Callable[[], None], said: str = ""
-) -> Meeting:
+) -> _Meeting:
     """Wait for all hosts, calling `waiting` meanwhile; UserError where their facts differ.
 
-    What the first host says, all have in `Meeting.said`.
+    What the first host says, all have in `_Meeting.said`.
     """
     end = time.monotonic() + hosts.meeting_seconds
     if hosts.number:
@@ -131,7 +131,7 @@ def meet(
         for connection in found.values():
             connection.close()
         raise
-    return Meeting(address, found, said)
+    return _Meeting(address, found, said)
 
 
 def _gather(
@@ -174,7 +174,7 @@ def _gather(
 
 def _join(
     hosts: Hosts, facts: Mapping[str, Any], waiting: Callable[[], None], end: float
-) -> Meeting:
+) -> _Meeting:
     """Connect to the first host, whose name may not be known yet, and wait for its answer."""
     leader = hosts.names[0]
     while True:
@@ -201,7 +201,7 @@ def _join(
     if "refused" in answer:
         connection.close()
         raise UserError(answer["refused"])
-    return Meeting(answer["address"], {leader: connection}, answer["said"])
+    return _Meeting(answer["address"], {leader: connection}, answer["said"])
 
 
 def _late(hosts: Hosts, missing: list[str]) -> AttemptEndedError:

@@ -86,9 +86,9 @@ class Interruption:
         self._when_noticed: Callable[[Notice], None] | None = None
         # Two threads may tell at once: the one that signals wake, and the main thread.
         self._lock = threading.Lock()
-        self._pending = threading.Event()
-        self._shutdown = threading.Event()
+        self._noticed = threading.Event()
         self._rebalance = threading.Event()
+        self.is_shutting_down = False  # told to end, with or without a notice before
         self._reader: socket.socket | None = None
         self._writer: socket.socket | None = None
         self._before: dict[int, Any] = {}
@@ -121,7 +121,7 @@ class Interruption:
         wrong, and the budget is the best guess.
         """
         if cause == "shutdown":
-            self._shutdown.set()
+            self.is_shutting_down = True
         now, named = time.monotonic(), _seconds_in(self._notice_file)
         if named is not None and named <= 0:
             named = None
@@ -134,7 +134,7 @@ class Interruption:
                 cause=cause, received=now, deadline=now + left, is_dated=named is not None
             )
             self.notice, act = notice, self._when_noticed
-        self._pending.set()
+        self._noticed.set()
         if act is not None:
             act(notice)
 
@@ -149,19 +149,9 @@ class Interruption:
         if notice is not None:
             act(notice)
 
-    @property
-    def is_pending(self) -> bool:
-        """Whether a notice or shutdown has come."""
-        return self._pending.is_set()
-
-    @property
-    def is_shutting_down(self) -> bool:
-        """Whether the process was told to end, with or without a notice before."""
-        return self._shutdown.is_set()
-
     def wait(self, seconds: float) -> bool:
         """Sleep for up to `seconds`, but wake for a notice; return whether one came."""
-        return self._pending.wait(seconds)
+        return self._noticed.wait(seconds)
 
     def take_rebalance(self) -> bool:
         """Whether a rebalance was recommended since the last call."""
@@ -247,8 +237,10 @@ class ExtraTime:
         self._interruption = interruption
         self._policy = policy
         self._save_seconds: float | None = None
-        self._follows = False
-        self._lease: tuple[Store, Lease] | None = None
+        # Leaves the arithmetic to rank 0: this rank saves nothing, and may have no notice.
+        self.follows = False
+        # On rank 0, whose extra time ends early if a candidate waits for the lease.
+        self.held: tuple[Store, Lease] | None = None
         self._ended = threading.Event()
         self.is_lease_wanted = False  # a candidate is waiting for it
 
@@ -260,17 +252,9 @@ class ExtraTime:
     @property
     def must_stop(self) -> bool:
         """Whether a notice or shutdown has come and no time is left for the work in progress."""
-        if not self._interruption.is_pending:
+        if self._interruption.notice is None:
             return False
         return self._save_seconds is None or not self.would_allow(0.0, self._save_seconds)
-
-    def hold(self, store: Store, lease: Lease) -> None:
-        """On rank 0: end early if a candidate waits for this lease."""
-        self._lease = store, lease
-
-    def follow(self) -> None:
-        """Leave the arithmetic to rank 0: this rank saves nothing, and may have no notice."""
-        self._follows = True
 
     def close(self) -> None:
         """The attempt ends."""
@@ -306,7 +290,7 @@ class ExtraTime:
 
     def _grant(self, notice: Notice, save_seconds: float) -> None:
         self._save_seconds = save_seconds
-        if self._lease is not None:
+        if self.held is not None:
             _log.info("[notice] safe, %.1f s left", notice.seconds_left)
             self.watch_candidates()
 
@@ -316,7 +300,7 @@ class ExtraTime:
         """Whether work, a last save after it, and `first` seconds before it still fit."""
         if self._interruption.is_shutting_down or work_seconds is None or save_seconds is None:
             return False
-        if self._follows:
+        if self.follows:
             return True
         notice = self._interruption.notice
         if notice is None or notice.cause != "notice" or not notice.is_dated:
@@ -327,8 +311,8 @@ class ExtraTime:
 
     def _watch(self) -> None:
         """Watch from a thread, until a candidate waits or the attempt ends."""
-        assert self._lease is not None
-        store, lease = self._lease
+        assert self.held is not None
+        store, lease = self.held
         while not is_waited_for(store, lease.head.generation):
             if self._ended.wait(_CANDIDATE_POLL_SECONDS):
                 return

@@ -134,7 +134,7 @@ _FORGETTING = 0.99
 _PATIENCE = 20.0
 
 
-class LongWork:
+class _LongWork:
     """Remembers how long each kind of work took, weighted towards the longest time."""
 
     def __init__(self, budget_seconds: float, watchdog: Watchdog) -> None:
@@ -184,34 +184,18 @@ class _StagedCopy(Protocol):
         """Commit the staged copy and release; return whether the state is safe."""
 
 
-class LastResort:
+class _LastResort:
     """Watches one attempt. The first of it and the main thread to end the attempt does so alone."""
 
     def __init__(self, interruption: Interruption) -> None:
         self._interruption = interruption
         self._lock = threading.Lock()
         self._main_ends = threading.Event()
-        self._lease: Lease | None = None
-        self._staged_copy: _StagedCopy | None = None
-        self._follows = False
-        self._when_failing: Callable[[], None] | None = None
+        self.lease: Lease | None = None  # released at the end
+        self.staged_copy: _StagedCopy | None = None  # saved at the end
+        self.follows = False  # this rank saves nothing: it only ends in time
+        self.when_failing: Callable[[], None] = lambda: None  # shows where the other ranks are
         interruption.when_noticed(self._watch)
-
-    def hold(self, lease: Lease) -> None:
-        """Release this lease at the end, from here on."""
-        self._lease = lease
-
-    def save_with(self, staged_copy: _StagedCopy | None) -> None:
-        """Save this staged copy at the end, from here on; None: there is none any more."""
-        self._staged_copy = staged_copy
-
-    def follow(self) -> None:
-        """Only end in time: this rank saves nothing."""
-        self._follows = True
-
-    def lead(self, when_failing: Callable[[], None]) -> None:
-        """Call `when_failing` on a failure: it shows where the other ranks are."""
-        self._when_failing = when_failing
 
     def stand_down(self) -> None:
         """Leave the end to the main thread; does not return if it is too late for that."""
@@ -236,8 +220,7 @@ class LastResort:
             print(f"[failed] {why}; this attempt ends, the last commit stays", file=sys.stderr)
             sys.stderr.flush()
             faulthandler.dump_traceback(file=_STDERR, all_threads=True)
-            if self._when_failing is not None:
-                self._when_failing()
+            self.when_failing()
             notice = self._interruption.notice
             if notice is not None:
                 self._end(notice)
@@ -257,30 +240,30 @@ class LastResort:
             self._end(notice)
 
     def _last_moment(self, notice: Notice) -> float:
-        if self._staged_copy is not None:
+        if self.staged_copy is not None:
             reserve = notice.deadline - notice.exit_by
-            moment = self._staged_copy.must_start_by(notice) - reserve
+            moment = self.staged_copy.must_start_by(notice) - reserve
             return max(moment, notice.received + 0.25 * notice.seconds)
-        if self._lease is not None or self._follows:
+        if self.lease is not None or self.follows:
             return notice.exit_by
         return notice.received + min(_GRACE_SECONDS, 0.5 * notice.seconds)
 
     def _end(self, notice: Notice) -> NoReturn:
         what = "[emergency] no step boundary can be reached; ending without the main thread"
-        has_begun = self._lease is not None or self._follows
+        has_begun = self.lease is not None or self.follows
         print(what if has_begun else "[ok] stopped before the trainer began: nothing to save")
-        if self._staged_copy is not None:
+        if self.staged_copy is not None:
             try:
-                self._staged_copy.save_staged(notice)
+                self.staged_copy.save_staged(notice)
             except RuntimeError as error:
                 print(f"[emergency] the staged copy was not saved: {error}", flush=True)
         self._release_and_exit(EXIT_INTERRUPTED)
 
     def _release_and_exit(self, code: int) -> NoReturn:
-        if self._lease is not None:
+        if self.lease is not None:
             # A lease that could not be released is taken over after a TTL without a heartbeat.
             with contextlib.suppress(StoreError, LeaseLostError):
-                self._lease.release()
+                self.lease.release()
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
@@ -301,9 +284,9 @@ class Supervisor:
         self.began = time.monotonic()
         self.interruption = Interruption(budget_seconds=budget_seconds, notice_file=notice_file)
         self.extra_time = ExtraTime(self.interruption, notice_policy)
-        self.last_resort = LastResort(self.interruption)
+        self.last_resort = _LastResort(self.interruption)
         self.watchdog = Watchdog(watchdog_seconds, self.last_resort.fail, notify_socket)
-        self.long_work = LongWork(budget_seconds, self.watchdog)
+        self.long_work = _LongWork(budget_seconds, self.watchdog)
 
     def begin(self) -> None:
         """Listen and watch; until then a signal without a handler ends the process."""
@@ -325,8 +308,8 @@ class Supervisor:
 
         lease = acquire(store, run_id, writer, ttl_seconds, wait, waiting)
         if isinstance(lease, Lease):
-            self.last_resort.hold(lease)
-            self.extra_time.hold(store, lease)
+            self.last_resort.lease = lease
+            self.extra_time.held = store, lease
         return lease
 
     def wait_for_others(self) -> None:
@@ -338,8 +321,7 @@ class Supervisor:
 
     def follow(self) -> None:
         """In a rank above 0, which holds no lease: only end in time."""
-        self.last_resort.follow()
-        self.extra_time.follow()
+        self.last_resort.follows = self.extra_time.follows = True
         # Rank 0 may be at work on its own for long, and its watchdog is for all.
         self.watchdog.close()
 

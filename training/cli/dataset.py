@@ -7,10 +7,8 @@ import argparse
 import json
 import socket
 import sys
-from collections.abc import Mapping, Sequence
 from contextlib import redirect_stdout
 from pathlib import Path
-from typing import Any
 
 from contract.keys import MANIFEST
 from contract.program import WORKLOAD as PROGRAM
@@ -18,7 +16,7 @@ from training.cli.make_dataset import URI, add_import, add_make, send
 from training.cli.run import checked_folder
 from training.errors import EXIT_FINISHED, EXIT_NO_MANIFEST, UserError
 from training.record.metrics import Events
-from training.report.progress import FileProgressBar, ProgressBar
+from training.report.progress import FileProgressBar, ProgressBar, table
 from training.sources import UNFINISHED
 from training.store.dataset import sync_dataset, wait_for_manifest
 from training.store.folder import open_store
@@ -151,7 +149,7 @@ def _check_content(name: str, folder: Path, *, as_json: bool) -> int:
         print(json.dumps(report.as_json(), indent=1))
     else:
         for title, rows in report.tables.items():
-            print("\n".join([title, *_table(rows), ""]))
+            print("\n".join([title, *table(rows), ""]))
         for finding in report.findings:
             print(f"[{'refused' if finding.is_refused else 'warning'}] {finding.message}")
         if not report.refusals:
@@ -163,18 +161,3 @@ def _check_content(name: str, folder: Path, *, as_json: bool) -> int:
     elif not as_json:
         print(f"next:\n    python -m training data import {folder} --workload {name} --out data")
     return EXIT_FINISHED
-
-
-def _table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Lines with the columns below each other, numbers to the right."""
-    names = list(rows[0]) if rows else []
-    columns = [[name, *(str(row[name]) for row in rows)] for name in names]
-    widths = [max(map(len, column)) for column in columns]
-    is_number = [all(isinstance(row[name], int | float) for row in rows) for name in names]
-    return [
-        "  ".join(
-            cell.rjust(width) if right else cell.ljust(width)
-            for cell, width, right in zip(line, widths, is_number, strict=True)
-        ).rstrip()
-        for line in zip(*columns, strict=True)
-    ]

@@ -18,9 +18,10 @@ from typing import Any
 from contract.description import WorkloadDescription
 from training.cli.run import import_from
 from training.errors import EXIT_FAILED, EXIT_FINISHED, UserError
+from training.report.progress import table
 from training.settings import changed
 
-DEFAULT_OUT = Path("sizing/footprints.json")
+_DEFAULT_OUT = Path("sizing/footprints.json")
 _COMMAND = "python -m training measure"
 # Around the recipe's micro-batch, so that sizing can interpolate and predict for other ones.
 _FACTORS = (0.5, 1, 2, 4)
@@ -45,7 +46,7 @@ def add_measure(parser: argparse.ArgumentParser) -> None:
         help="measure a changed recipe: printed, and kept only in another --out",
     )
     parser.add_argument(
-        "--out", type=Path, default=DEFAULT_OUT, help="the file to write (default: %(default)s)"
+        "--out", type=Path, default=_DEFAULT_OUT, help="the file to write (default: %(default)s)"
     )
     parser.add_argument(
         "--check", action="store_true", help="write nothing; exit 1 if the file differs"
@@ -220,10 +221,14 @@ def _measure(options: argparse.Namespace) -> int:
         footprints += rows
         if not options.json:
             print(f"[measured] {workload} {recipe} in {time.monotonic() - began:.1f} s", flush=True)
-    print(json.dumps(footprints, indent=1) if options.json else "\n".join(_table(footprints)))
+    if options.json:
+        print(json.dumps(footprints, indent=1))
+    else:
+        print("\n".join(table([_columns(row) for row in footprints])))
+        print("* the recipe's own; what is not counted: training/preflight/footprint.py")
     if options.check:
         return _check(options.out, footprints)
-    if overrides and options.out == DEFAULT_OUT:
+    if overrides and options.out == _DEFAULT_OUT:
         return EXIT_FINISHED
     if not options.out.parent.is_dir():
         raise UserError(
@@ -293,21 +298,18 @@ def _key(row: Mapping[str, Any]) -> tuple[Any, ...]:
     return tuple(row[name] for name in ("workload", "recipe", "stage", "kind", "micro_batch"))
 
 
-def _table(footprints: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    yield (
-        f"{'workload':12} {'recipe':8} {'stage':14} {'batch':>6} {'parameters':>13} "
-        f"{'peak MiB':>9} {'activations':>11} {'checkpoint MB':>13} {'GFLOP/sample':>12}"
-    )
-    for row in footprints:
-        mark = "*" if row["micro_batch"] == row["recipe_micro_batch"] else " "
-        activations = row.get("peak_activation_bytes", 0) / 2**20
-        yield (
-            f"{row['workload']:12} {row['recipe']:8} {row['stage']:14} "
-            f"{row['micro_batch']:5}{mark} "
-            f"{row['parameters']:13,} {row['peak_bytes'] / 2**20:9.1f} {activations:11.1f} "
-            f"{row.get('checkpoint_bytes', 0) / 1e6:13.2f} {row['flops_per_sample'] / 1e9:12.3f}"
-        )
-    yield "* the recipe's own micro-batch; what is not counted: training/preflight/footprint.py"
+def _columns(row: Mapping[str, Any]) -> dict[str, Any]:
+    """What people read of a footprint."""
+    mark = "*" if row["micro_batch"] == row["recipe_micro_batch"] else ""
+    return {
+        **{name: row[name] for name in ("workload", "recipe", "stage")},
+        "batch": f"{row['micro_batch']}{mark}",
+        "parameters": row["parameters"],
+        "peak MiB": round(row["peak_bytes"] / 2**20, 1),
+        "activations": round(row.get("peak_activation_bytes", 0) / 2**20, 1),
+        "checkpoint MB": round(row.get("checkpoint_bytes", 0) / 1e6, 2),
+        "GFLOP/sample": round(row["flops_per_sample"] / 1e9, 3),
+    }
 
 
 def add_describe(parser: argparse.ArgumentParser) -> None:

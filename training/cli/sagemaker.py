@@ -67,7 +67,7 @@ class _SageMakerJob:
         return self.root / "output" / "failure"
 
 
-def read_job(root: Path, environ: Mapping[str, str]) -> _SageMakerJob:
+def _read_job(root: Path, environ: Mapping[str, str]) -> _SageMakerJob:
     """Read input/config; UserError if this project cannot train that job."""
     given = dict(_hyperparameters(root))
     missing = [name for name in _REQUIRED if not given.get(name)]
@@ -222,7 +222,7 @@ def add_sagemaker(parser: argparse.ArgumentParser) -> None:
 def _act(arguments: argparse.Namespace) -> int:
     root: Path = arguments.ml_root
     try:
-        job = read_job(root, os.environ)
+        job = _read_job(root, os.environ)
         checked_folder(job.model_folder)
         return _train(job)
     except (UserError, StoreError) as error:

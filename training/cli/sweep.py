@@ -25,6 +25,8 @@ from training.cli.run import count, positive_int
 from training.errors import EXIT_FAILED, EXIT_FINISHED, EXIT_INTERRUPTED, UserError
 from training.record.head import read_head
 from training.report.page import parse_receipt
+from training.report.progress import table
+from training.store.dataset import local_dataset
 from training.store.folder import open_store
 from training.store.protocol import PreconditionFailedError
 
@@ -83,7 +85,7 @@ def _sweep(options: argparse.Namespace) -> int:
         print(f"[ok] {options.runs_uri.rstrip('/')}/{SWEEP} has {len(runs)} runs")
         return EXIT_FINISHED
     with tempfile.TemporaryDirectory(prefix="sweep-") as scratch:
-        dataset = _dataset(options.dataset_uri, Path(scratch))
+        dataset = local_dataset(options.dataset_uri, Path(scratch)).folder
         options.memory_limit_mib = _refuse_or_share(options, dataset)
         runs = _kept(options, asked)
         _run_all(options, runs, dataset)
@@ -92,7 +94,8 @@ def _sweep(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps([one.row for one in runs], indent=1))
     else:
-        print("\n".join(_table([one.row for one in runs])))
+        names = list(dict.fromkeys(n for one in runs for n in list(one.row["metrics"])[:3]))
+        print("\n".join(table([_columns(one.row, names) for one in runs])))
     codes = {one.code for one in runs}
     if codes & {EXIT_INTERRUPTED, None}:
         return EXIT_INTERRUPTED
@@ -128,18 +131,6 @@ def _kept(options: argparse.Namespace, asked: Sweep) -> list[_SweepRun]:
     return [
         _SweepRun(name=r.name, overrides=[*r.overrides], uri=f"{uri}/{r.name}") for r in asked.runs
     ]
-
-
-def _dataset(uri: str, scratch: Path) -> Path:
-    from training.store.dataset import sync_dataset
-    from training.store.local_dataset import open_dataset
-
-    folder = Path(uri)
-    if uri.startswith("s3://"):
-        folder = scratch / "dataset"
-        sync_dataset(open_store(uri), folder, lambda done, total, size: None)
-    open_dataset(folder)
-    return folder
 
 
 def _refuse_or_share(options: argparse.Namespace, dataset: Path) -> int | None:
@@ -243,18 +234,11 @@ def _row(one: _SweepRun) -> dict[str, Any]:
     }
 
 
-def _table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    names = list(dict.fromkeys(n for row in rows for n in list(row["metrics"])[:3]))
-    width = max(len(row["run"]) for row in rows)
-    lines = [
-        f"{'run':{width}} {'state':9} {'steps':>7} {'seconds':>8} "
-        + " ".join(f"{name:>12}" for name in names)
-    ]
-    for row in rows:
-        values = [row["metrics"].get(name) for name in names]
-        cells = " ".join(f"{'-' if value is None else f'{value:.4g}':>12}" for value in values)
-        steps = "-" if row["steps"] is None else row["steps"]
-        lines.append(
-            f"{row['run']:{width}} {row['state']:9} {steps:>7} {row['seconds']:>8.1f} {cells}"
-        )
-    return lines
+def _columns(row: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    """What people read of a run: its state, and these metrics."""
+    metrics = {name: row["metrics"].get(name) for name in names}
+    return {
+        **{name: "-" if row[name] is None else row[name] for name in ("run", "state", "steps")},
+        "seconds": row["seconds"],
+        **{name: "-" if value is None else f"{value:.4g}" for name, value in metrics.items()},
+    }

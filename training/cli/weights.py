@@ -15,9 +15,8 @@ from training.errors import EXIT_FINISHED, UserError, name_known
 from training.record.run import OpenRun, find_checkpoint, open_run
 from training.report.progress import FileProgressBar
 from training.save.restore import export_snapshot
-from training.store.dataset import sync_dataset
-from training.store.folder import UnfinishedFile, open_store
-from training.store.local_dataset import LocalDataset, open_dataset
+from training.store.dataset import local_dataset
+from training.store.folder import UnfinishedFile
 
 if TYPE_CHECKING:
     from torch import nn
@@ -237,7 +236,8 @@ def _trained(options: argparse.Namespace) -> "Iterator[TrainedStage]":
     with tempfile.TemporaryDirectory(prefix="training-") as temporary:
         scratch = options.scratch or Path(temporary)
         with redirect_stdout(sys.stderr):
-            dataset = _dataset(options.dataset_uri, scratch)
+            with FileProgressBar("dataset") as show:
+                dataset = local_dataset(options.dataset_uri, scratch, show)
             if dataset.fingerprint != run.record.dataset:
                 print(
                     f"[warning] {options.dataset_uri} is not the dataset that the run was trained "
@@ -248,12 +248,3 @@ def _trained(options: argparse.Namespace) -> "Iterator[TrainedStage]":
             stage = options.stage or weights.about.get("stage") or run.head.checkpoints[-1].stage
             trained = load_trained(run, weights, dataset, scratch, stage)
         yield trained
-
-
-def _dataset(uri: str, scratch: Path) -> LocalDataset:
-    if not uri.startswith("s3://"):
-        return open_dataset(Path(uri))
-    folder = scratch / "dataset"
-    with FileProgressBar("dataset") as show:
-        sync_dataset(open_store(uri), folder, show)
-    return open_dataset(folder)

@@ -237,7 +237,7 @@ class _Retries:
             except GoBackError as error:
                 divergence = error.divergence
             # Here the error and its traceback are gone; with the cycles, so is the old model.
-            self._context.supervisor.last_resort.save_with(None)
+            self._context.supervisor.last_resort.staged_copy = None
             gc.collect()
             self._go_back(divergence)
 
@@ -330,7 +330,7 @@ def _start_ranks(
         start = options.start_rank or interpreters(options.arguments, options.scratch)
         siblings = OtherRanks(start, rank, num_here, num_ranks, address)
         stack.callback(siblings.close)
-        supervisor.last_resort.lead(siblings.show_stacks)
+        supervisor.last_resort.when_failing = siblings.show_stacks
         siblings.watch(tell)
         stack.callback(supervisor.last_resort.stand_down)
         with _naming_the_lost(lost):

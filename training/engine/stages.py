@@ -85,7 +85,7 @@ class StageSequence:
             interruptions=context.generation - 1,
         )
         checkpointer = Checkpointer(context, schedule, position)
-        context.supervisor.last_resort.save_with(checkpointer)
+        context.supervisor.last_resort.staged_copy = checkpointer
         with closing(checkpointer):
             position = self._train(checkpointer, self._shared(position))
         return self._result(position)

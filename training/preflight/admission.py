@@ -89,7 +89,7 @@ class MachineCapacity:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Reservation:
+class _Reservation:
     """What another run has reserved, and how much of that it already uses."""
 
     request: ResourceRequest
@@ -97,7 +97,7 @@ class Reservation:
 
 
 def refuse_oversubscription(
-    requests: Sequence[ResourceRequest], others: Sequence[Reservation], machine: MachineCapacity
+    requests: Sequence[ResourceRequest], others: Sequence[_Reservation], machine: MachineCapacity
 ) -> None:
     """Raise an error with the arithmetic if these runs together do not fit beside the others.
 
@@ -123,7 +123,7 @@ def refuse_oversubscription(
 
 
 def too_many_threads(
-    requests: Sequence[ResourceRequest], others: Sequence[Reservation], machine: MachineCapacity
+    requests: Sequence[ResourceRequest], others: Sequence[_Reservation], machine: MachineCapacity
 ) -> str | None:
     """A sentence if there are fewer vCPUs than threads, which only slows runs down; or None."""
     all_requests = [*requests, *(other.request for other in others)]
@@ -134,7 +134,7 @@ def too_many_threads(
 
 
 def _refuse_full_gpu(
-    requests: Sequence[ResourceRequest], others: Sequence[Reservation], machine: MachineCapacity
+    requests: Sequence[ResourceRequest], others: Sequence[_Reservation], machine: MachineCapacity
 ) -> None:
     """Compare with GPU 0, which every run uses: a run takes GPUs from the first one on."""
     most = max(request.num_processes for request in requests)
@@ -167,7 +167,7 @@ class Reservations:
         Where nothing can be reserved, the run goes on without one and says so.
         """
         name = f"{os.getpid()}-{secrets.token_hex(4)}"
-        others: list[Reservation] = []
+        others: list[_Reservation] = []
         try:
             with self._locked():
                 others += self.others()
@@ -184,7 +184,7 @@ class Reservations:
             with suppress(OSError):
                 (self._folder / f"{name}.json").unlink()
 
-    def others(self) -> Iterator[Reservation]:
+    def others(self) -> Iterator[_Reservation]:
         """The reservations of other live runs; files of dead ones are deleted."""
         for path in sorted(self._folder.glob("*.json")):
             try:
@@ -198,7 +198,7 @@ class Reservations:
                 with suppress(OSError):
                     path.unlink()
             elif pid != os.getpid():
-                yield Reservation(request=request, used_mib=_used_mib(pid))
+                yield _Reservation(request=request, used_mib=_used_mib(pid))
 
     def _write(self, name: str, request: ResourceRequest) -> None:
         """Write this process's reservation, whole and readable for every user."""

@@ -41,7 +41,7 @@ _TRIAL_SECONDS = 600
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Trial:
+class _Trial:
     """One trial of all Train stages, with the names of the rungs applied."""
 
     rungs: tuple[str, ...]
@@ -84,7 +84,7 @@ def resolve_adaptation(
     return known
 
 
-def _adaptation(request: TrialRequest, trials: Sequence[Trial]) -> bytes:
+def _adaptation(request: TrialRequest, trials: Sequence[_Trial]) -> bytes:
     """The content of adaptation.json, whose rungs are those of the last trial."""
     record = {
         "format": _FORMAT,
@@ -115,10 +115,10 @@ def adapted(workload: Workload[Any], rungs: Sequence[str]) -> Workload[Any]:
     """The workload with its stages made from the config with these rungs applied, in order."""
     if not rungs:
         return workload
-    return restaged(workload, lambda c: workload.stages(apply_rungs(workload, c, rungs)))
+    return restaged(workload, lambda c: workload.stages(_apply_rungs(workload, c, rungs)))
 
 
-def apply_rungs(workload: Workload[Any], config: Any, names: Sequence[str]) -> Any:
+def _apply_rungs(workload: Workload[Any], config: Any, names: Sequence[str]) -> Any:
     """The config with these rungs applied, in order."""
     known = {rung.name: rung for rung in workload.rungs(config)}
     for name in names:
@@ -131,12 +131,12 @@ def apply_rungs(workload: Workload[Any], config: Any, names: Sequence[str]) -> A
     return config
 
 
-def _climb(request: TrialRequest, rungs: Sequence[Rung]) -> list[Trial]:
+def _climb(request: TrialRequest, rungs: Sequence[Rung]) -> list[_Trial]:
     """Try the recipe itself, then add rung after rung until it fits.
 
     What changes the model is tried too, so that the refusal can say what would fit.
     """
-    trials: list[Trial] = []
+    trials: list[_Trial] = []
     applied: tuple[str, ...] = ()
     refused: set[str] = set()  # kinds of rungs that this model does not allow
     overrides: list[str] = []
@@ -177,7 +177,7 @@ def _offer(overrides: Sequence[str]) -> str:
     return f"it fits with {words}, which changes what is learned: start a new run with that"
 
 
-def _try(request: TrialRequest, rungs: tuple[str, ...]) -> Trial:
+def _try(request: TrialRequest, rungs: tuple[str, ...]) -> _Trial:
     command = [sys.executable, "-m", "training.preflight.ladder"]
     text = json.dumps({**asdict(request), "rungs": list(rungs)})
     done = subprocess.run(
@@ -185,10 +185,10 @@ def _try(request: TrialRequest, rungs: tuple[str, ...]) -> Trial:
     )
     lines = done.stdout.splitlines()
     if done.returncode == 0 and lines:
-        return Trial(rungs=rungs, **json.loads(lines[-1]))
+        return _Trial(rungs=rungs, **json.loads(lines[-1]))
     if done.returncode == -9:
         message = "(the system killed the trial: the host's memory was full)"
-        return Trial(rungs=rungs, outcome="out of memory", message=message, peak_bytes=None)
+        return _Trial(rungs=rungs, outcome="out of memory", message=message, peak_bytes=None)
     last = done.stderr.strip().splitlines()[-1:] or [f"exit code {done.returncode}"]
     raise UserError(f"a trial step of the recipe failed: {last[0]}; rerun with --no-adapt")
 
@@ -215,8 +215,8 @@ def main() -> int:
     request = json.load(sys.stdin)
     workload = load_workload(request["workload"])
     plain = resolve_config(workload, request["recipe"], request["overrides"])
-    config = apply_rungs(workload, plain, request["rungs"])
-    before = apply_rungs(workload, plain, request["rungs"][:-1])
+    config = _apply_rungs(workload, plain, request["rungs"])
+    before = _apply_rungs(workload, plain, request["rungs"][:-1])
     device = configure(num_threads=config.num_threads, deterministic=config.deterministic)
     refusal = _refusal(workload.stages(before), workload.stages(config), before)
     if refusal:

@@ -241,7 +241,7 @@ def _resolve_origin(
             f"{theirs[2] or '(none)'}; extend it with exactly these"
         )
     origin = extended(old, options.extend_to)
-    create_extended(old, store, options.run_id, options.writer)
+    _create_extended(old, store, options.run_id, options.writer)
     return origin
 
 
@@ -279,7 +279,7 @@ def extended(run: OpenRun, text: str) -> Origin:
     )
 
 
-def create_extended(run: OpenRun, store: Store, run_id: str, writer: str) -> None:
+def _create_extended(run: OpenRun, store: Store, run_id: str, writer: str) -> None:
     """Create the head of the new run at `store`; no-op if it has one from the same end."""
     end = _end(run)
     entries = []

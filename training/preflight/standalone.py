@@ -33,7 +33,7 @@ LAST_STEP = (999, 1000)
 _OptimizerName: TypeAlias = Literal["adamw", "sgd", "adamw-8bit"]
 _Make: TypeAlias = Callable[[int], tuple[Any, ...]]
 _READS = (DataDependentOutputException, DynamicOutputShapeException)
-STANDS_IN = "the mean of the outputs' squares, for want of another"
+_STANDS_IN = "the mean of the outputs' squares, for want of another"
 _REMEDY = "let shapes alone decide what model and loss compute"
 
 
@@ -255,4 +255,4 @@ def _loss_of(output: Any) -> tuple[Tensor, str]:
         raise UserError("the model returns no tensor that depends on its parameters")
     if all(leaf.dim() == 0 for leaf in found):
         return torch.stack(found).sum(), "the model's"
-    return torch.stack([leaf.float().square().mean() for leaf in found]).sum(), STANDS_IN
+    return torch.stack([leaf.float().square().mean() for leaf in found]).sum(), _STANDS_IN

@@ -67,7 +67,7 @@ class _AttemptSteps:
     repeated_seconds: float = 0.0
 
 
-class StepLines:
+class _StepLines:
     """Collects step lines, generation by generation; of a step the last line counts."""
 
     def __init__(self) -> None:
@@ -175,7 +175,7 @@ class History:
 
 def read_history(store: Store) -> History:
     """Read all metrics and events of a run so far; pass over what is damaged, with a warning."""
-    reader, steps, others = metrics_reader(store), StepLines(), []
+    reader, steps, others = metrics_reader(store), _StepLines(), []
     for line in reader.new():
         if line["kind"] != "step":
             others.append(line)

@@ -7,7 +7,8 @@ A module writes `logging.getLogger(__name__).info("[save] ...")`; a command that
 import logging
 import sys
 import time
-from typing import TYPE_CHECKING, Self, TextIO
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Self, TextIO
 
 if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
@@ -105,6 +106,21 @@ def duration(seconds: float) -> str:
     if total < 3600:
         return f"{total // 60} min {total % 60} s"
     return f"{total // 3600} h {total % 3600 // 60} min"
+
+
+def table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Lines with the columns below each other, numbers to the right."""
+    names = list(rows[0]) if rows else []
+    columns = [[name, *(str(row[name]) for row in rows)] for name in names]
+    widths = [max(map(len, column)) for column in columns]
+    is_number = [all(isinstance(row[name], int | float) for row in rows) for name in names]
+    return [
+        "  ".join(
+            cell.rjust(width) if right else cell.ljust(width)
+            for cell, width, right in zip(line, widths, is_number, strict=True)
+        ).rstrip()
+        for line in zip(*columns, strict=True)
+    ]
 
 
 def _rich_progress() -> "RichProgress":

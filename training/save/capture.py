@@ -129,11 +129,6 @@ class Capture:
     note: Mapping[str, Any] = field(default_factory=dict)
 
     @property
-    def bytes(self) -> int:
-        """Bytes of what was not known."""
-        return sum(self.listing.files[path].bytes for path in self.sources)
-
-    @property
     def program_step(self) -> int | None:
         """The step that the program had reported, if it reports any."""
         step = self.note.get("step")

@@ -55,7 +55,7 @@ _MAX_THREADS = 8
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Sent:
+class _Sent:
     """A capture whose contents are all in the store."""
 
     manifest: FolderManifest
@@ -78,7 +78,7 @@ class FolderSource:
         is_tentative: bool = False,
     ) -> None:
         self.capture = capture
-        self.sent: Sent | None = None
+        self.sent: _Sent | None = None
         self.new_blobs: dict[str, int] = {}
         self._store = store
         self._blobs = blobs
@@ -143,7 +143,7 @@ class FolderSource:
             "note": self.capture.note,
         }
 
-    def _send_contents(self) -> Sent:
+    def _send_contents(self) -> _Sent:
         self.new_blobs.clear()
         self._known = self._blobs.known.with_earlier(self.capture.known)
         try:
@@ -160,7 +160,7 @@ class FolderSource:
             self._blobs.delete_unpublished(self.new_blobs)
             raise
 
-    def _hash_and_send(self) -> Sent:
+    def _hash_and_send(self) -> _Sent:
         fresh = self._hash()
         placed = dict(self._known.contents)
         missing = {one.sha256: one for one in fresh if one.sha256 not in placed}
@@ -170,7 +170,7 @@ class FolderSource:
         for path, state in listing.files.items():
             if path not in contents:
                 contents[path] = self._known.files[state]
-        return Sent(
+        return _Sent(
             manifest=self._manifest(contents),
             files={
                 state: contents[path]

@@ -75,11 +75,6 @@ class Listing:
     logs: frozenset[str] = frozenset()  # those known as such by how they grow
 
     @property
-    def bytes(self) -> int:
-        """Bytes of all files."""
-        return sum(file.bytes for file in self.files.values())
-
-    @property
     def is_empty(self) -> bool:
         """Whether there is neither a file nor a link."""
         return not self.files and not self.links

@@ -146,7 +146,7 @@ class CheckpointPolicy:
             is_saving=checkpointer.is_saving,
             epoch_seconds=self._seconds_for(self._steps_per_epoch),
         )
-        if self._context.interruption.take_rebalance():
+        if self._context.supervisor.interruption.take_rebalance():
             checkpointer.save(self.request(position, "rebalance"))
         elif is_due:
             kind: Kind = "best" if position.is_best else "periodic"

@@ -31,7 +31,7 @@ _PACE_STEPS = 100
 _ASSUMED_SAVE_BYTES_PER_SECOND = 1e9
 _ASSUMED_UPLOAD_BYTES_PER_SECOND = 50e6
 
-SavePlan: TypeAlias = Literal["save", "finish, then save", "finish", "give up"]
+_SavePlan: TypeAlias = Literal["save", "finish, then save", "finish", "give up"]
 
 
 class Schedule:
@@ -47,7 +47,7 @@ class Schedule:
     ) -> None:
         """`spent_seconds` and `interruptions` are those of the attempts before."""
         self.failed = FailedSaves()
-        self.pace = StepPace()
+        self.pace = _StepPace()
         self._interval = interval
         self._choice: IntervalChoice | None = None  # of `auto`, once a save was measured
         self._epoch_seconds: float | None = None
@@ -129,7 +129,7 @@ class Schedule:
         return min(_FIRST_SECONDS, MAX_EPOCHS * (self._epoch_seconds or math.inf))
 
 
-class StepPace:
+class _StepPace:
     """How long steps take while a save is under way, and while none is."""
 
     def __init__(self) -> None:
@@ -211,7 +211,7 @@ class SaveBudget:
         return self.cost.seconds + self.reserve_seconds
 
     @property
-    def plan(self) -> SavePlan:
+    def plan(self) -> _SavePlan:
         """Save this boundary if it fits; otherwise finish the save in progress if that fits.
 
         If both fit into half the time, the save in progress is finished first, as a free insurance.

@@ -60,10 +60,10 @@ class LiveState:
     @property
     def files(self) -> list[Contents]:
         """The safetensors files, read from the tensors, which must not change meanwhile."""
-        return [LiveFile(part, tensors) for part, tensors in self.tensors.items()]
+        return [_LiveFile(part, tensors) for part, tensors in self.tensors.items()]
 
 
-class LiveFile(Contents):
+class _LiveFile(Contents):
     """A safetensors file of tensors that must not change while it is read."""
 
     def __init__(self, part: str, tensors: Mapping[str, Tensor]) -> None:
@@ -213,7 +213,7 @@ def tensor_at(block: Tensor, span: TensorSpan) -> Tensor:
     return block[span.start : span.stop].view(span.dtype).view(span.shape)
 
 
-def find_nan(tensors: Mapping[str, Tensor]) -> str | None:
+def _find_nan(tensors: Mapping[str, Tensor]) -> str | None:
     """The name of the first tensor with a NaN (an infinity may be intended, as in masks)."""
     for name, tensor in tensors.items():
         if not tensor.is_floating_point() or not tensor.numel():
@@ -229,7 +229,7 @@ def find_nan(tensors: Mapping[str, Tensor]) -> str | None:
 def refuse_nan(tensors: Mapping[str, Mapping[str, Tensor]], step: int, where: str) -> None:
     """Raise DivergedError if any weight of the model is NaN."""
     for part, own in tensors.items():
-        if part.split(".")[0] == "model" and (name := find_nan(own)) is not None:
+        if part.split(".")[0] == "model" and (name := _find_nan(own)) is not None:
             message = f"{where}: {name} contains a NaN"
             raise DivergedError(Divergence(step=step, message=message))
 

@@ -25,7 +25,9 @@ from training.store.folder import open_store, sweep, write_whole
 from training.store.local_dataset import (
     ARRIVING,
     FileProgress,
+    LocalDataset,
     for_each_file,
+    no_progress,
     open_dataset,
     parse_manifest,
     syncing,
@@ -130,6 +132,15 @@ def sync_dataset(
         (out / READS).unlink(missing_ok=True)
         (out / ARRIVING).replace(out / MANIFEST)
     return _synced(files, fetched, began)
+
+
+def local_dataset(uri: str, scratch: Path, progress: FileProgress = no_progress) -> LocalDataset:
+    """Open a dataset in a folder, or synced from S3 into `scratch`."""
+    folder = Path(uri)
+    if uri.startswith("s3://"):
+        folder = scratch / "dataset"
+        sync_dataset(open_store(uri), folder, progress)
+    return open_dataset(folder)
 
 
 def _synced(files: Sequence[Entry], fetched: Sequence[Entry], began: float) -> _SyncResult:

@@ -19,7 +19,7 @@ from stacks.bundle import FOLDERS
 from stacks.sagemaker.__main__ import main
 from stacks.sagemaker.prices import ON_DEMAND_USD_PER_HOUR
 from stacks.sagemaker.request import JobSettings, job_name, training_job
-from training.cli.sagemaker import read_job
+from training.cli.sagemaker import _read_job
 
 ROOT = Path(__file__).parents[3]
 _ACCOUNT = "123456789012"
@@ -77,7 +77,7 @@ def test_what_is_submitted_is_what_the_container_reads(
     config = tmp_path / "input" / "config"
     config.mkdir(parents=True)
     (config / "hyperparameters.json").write_text(json.dumps(request["HyperParameters"]))
-    job = read_job(tmp_path, {"TRAINING_JOB_NAME": request["TrainingJobName"]})
+    job = _read_job(tmp_path, {"TRAINING_JOB_NAME": request["TrainingJobName"]})
     assert job.arguments[:6] == (
         "run",
         "--workload=trajectory",
@@ -226,7 +226,7 @@ def test_files_of_one_s_own_are_channels_that_the_entry_point_imports(
         path = tmp_path / "input/config" / f"{name}.json"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(content))
-    assert read_job(tmp_path, {}).importing is not None
+    assert _read_job(tmp_path, {}).importing is not None
     for wrong in ([], [channels[0]], [*channels, "--dataset-uri=s3://bucket/x"]):
         assert main([*words, *wrong], client=_never) == 2
     assert "give either --dataset-uri, or --channel train=" in capsys.readouterr().err

@@ -13,7 +13,7 @@ import pytest
 from tests.training import tiny
 from tests.training.hooks import notice, send
 from tests.training.runs import Run, assert_equal, ended, free_port
-from training.attempt.hosts import Hosts, Meeting, meet, parse_hosts
+from training.attempt.hosts import Hosts, _Meeting, meet, parse_hosts
 from training.attempt.supervisor import Supervisor
 from training.errors import AttemptEndedError, InterruptedRunError, UserError
 
@@ -64,9 +64,9 @@ def _on(number: int, port: int) -> Hosts:
 
 
 @contextmanager
-def _joined(facts: dict[str, int], port: int) -> Iterator[list[BaseException | Meeting]]:
+def _joined(facts: dict[str, int], port: int) -> Iterator[list[BaseException | _Meeting]]:
     """The second host in a thread; what comes of it is there at the end."""
-    found: list[BaseException | Meeting] = []
+    found: list[BaseException | _Meeting] = []
 
     def join() -> None:
         try:
@@ -95,7 +95,7 @@ def test_hosts_meet_and_hear_of_each_others_end() -> None:
         first = meet(_on(0, port), {"ranks": 1}, lambda: None)
         stranger.join(30)
     (second,) = found
-    assert isinstance(second, Meeting)
+    assert isinstance(second, _Meeting)
     assert first.address == second.address and first.address.startswith(f"tcp://{_FIRST}:")
     first.watch(tell)
     second.close()
@@ -125,7 +125,7 @@ def test_a_connection_that_breaks_is_a_lost_host() -> None:
         said.append(why)
         heard.set()
 
-    Meeting("", {"algo-2": ours}).watch(tell)
+    _Meeting("", {"algo-2": ours}).watch(tell)
     theirs.close()
     assert heard.wait(30) and said == ["host algo-2 is lost"]
     ours.close()

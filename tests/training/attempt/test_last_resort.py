@@ -20,7 +20,7 @@ from tests.training.hooks import (
     during,
 )
 from tests.training.runs import ROOT, Run, assert_equal
-from training.attempt.supervisor import LastResort, LongWork, Watchdog, notify
+from training.attempt.supervisor import Watchdog, _LastResort, _LongWork, notify
 from training.record.lease import Lease
 
 
@@ -53,10 +53,10 @@ def test_a_rank_that_is_lost_under_a_notice_does_not_lose_what_is_staged(
 ) -> None:
     """The end of a machine may reach the other ranks first."""
     run.options = ["--checkpoint-interval=1000steps"]
-    guardians: list[LastResort] = []
-    hold = LastResort.hold
+    guardians: list[_LastResort] = []
+    hold = _LastResort.hold
 
-    def remember(self: LastResort, lease: Lease) -> None:
+    def remember(self: _LastResort, lease: Lease) -> None:
         guardians.append(self)
         hold(self, lease)
 
@@ -67,7 +67,7 @@ def test_a_rank_that_is_lost_under_a_notice_does_not_lose_what_is_staged(
 
     during("first-evaluation", 5, lose_a_rank)
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(LastResort, "hold", remember)
+        patched.setattr(_LastResort, "hold", remember)
         end_in_time(run)
     newest = run.head.checkpoints[-1]
     assert (newest.kind, newest.step) == ("emergency", 4)
@@ -186,7 +186,7 @@ def test_nobody_listening_for_pings_is_no_error(tmp_path: Path) -> None:
 
 
 def test_long_work_is_known_by_kind_and_then_by_measurement() -> None:
-    work = LongWork(40.0, Watchdog(0.0, lambda why: None))
+    work = _LongWork(40.0, Watchdog(0.0, lambda why: None))
     assert work.is_long("compilation")
     assert work.is_long("evaluation")
     assert not work.is_long("step")

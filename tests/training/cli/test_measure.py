@@ -13,7 +13,7 @@ import torch
 from tests.training.forked import command, in_fork
 from tests.training.runs import WORKLOAD
 from training.cli.measure import (
-    DEFAULT_OUT,
+    _DEFAULT_OUT,
     _at_size,
     _key,
     difference,
@@ -26,7 +26,7 @@ from training.workload import Loss, Train
 from training.workloads.growth.workload import GROWTH
 
 ROOT = Path(__file__).parents[3]
-FILE = ROOT / DEFAULT_OUT
+FILE = ROOT / _DEFAULT_OUT
 # Less than one layer more of any of the models.
 MOST_OF_ANOTHER_TORCH = 0.005
 

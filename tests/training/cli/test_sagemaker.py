@@ -19,7 +19,7 @@ from stacks.sagemaker.metric_definitions import METRIC_DEFINITIONS
 from tests.training.runs import ROOT, WORKLOAD, Run
 from training.cli import sagemaker
 from training.cli.main import main
-from training.cli.sagemaker import Trainer, read_job
+from training.cli.sagemaker import Trainer, _read_job
 from training.errors import UserError
 
 _CHANNEL = {"TrainingInputMode": "File", "S3DistributionType": "FullyReplicated"}
@@ -114,7 +114,7 @@ def test_a_mistake_is_the_failure_reason_of_the_job(
 
 def _job(root: Path, **hyperparameters: str) -> list[str]:
     _given(root, workload="w", recipe="r", run__uri="s3://b/r", **hyperparameters)
-    return list(read_job(root, {}).arguments)
+    return list(_read_job(root, {}).arguments)
 
 
 def test_hyperparameters_are_options_of_run_and_fields_of_the_recipe(tmp_path: Path) -> None:
@@ -162,7 +162,7 @@ def test_fails_for_a_job_that_cannot_be_trained(
     _job(tmp_path)
     (tmp_path / "input" / "config" / f"{name}.json").write_text(content)
     with pytest.raises(UserError, match=words):
-        read_job(tmp_path, {})
+        _read_job(tmp_path, {})
 
 
 def _on_two_hosts(root: Path, own: str) -> None:
@@ -180,9 +180,9 @@ def test_several_hosts_train_together_and_the_first_leaves_the_model(
 ) -> None:
     _job(tmp_path)
     _on_two_hosts(tmp_path, "algo-1")
-    assert read_job(tmp_path, {}).leads
+    assert _read_job(tmp_path, {}).leads
     _on_two_hosts(tmp_path, "algo-2")
-    job = read_job(tmp_path, {})
+    job = _read_job(tmp_path, {})
     assert job.arguments[-3:] == (
         f"--writer=sagemaker/algo-2-{sagemaker._boot()}",
         f"--scratch={tempfile.gettempdir()}/training",
@@ -283,6 +283,6 @@ def test_a_notice_to_a_trainer_that_has_not_begun_reaches_it() -> None:
 
 def test_a_container_that_nobody_ends_is_neither_completed_nor_silent(tmp_path: Path) -> None:
     _job(tmp_path)
-    job = read_job(tmp_path, {})
+    job = _read_job(tmp_path, {})
     assert sagemaker._await_the_end(job, time.monotonic() - 1000, "saved") == 143
     assert job.failure_file.read_text().startswith("interrupted, saved: submit the same job again")

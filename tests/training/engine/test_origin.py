@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from tests.training import hooks, tiny
 from tests.training.runs import Run
 from training.cli.main import main
-from training.preflight.preflight import create_extended
+from training.preflight.preflight import _create_extended
 from training.record.head import read_head
 from training.save.resume import read_checkpoint
 from training.save.weights import open_trained, read_weights
@@ -85,7 +85,7 @@ def test_a_second_machine_that_extends_too_never_replaces_what_the_first_resumes
 ) -> None:
     """Else the first, if the second is killed in its copy, has no valid checkpoint any more."""
     store = FolderStore(tmp_path / "ours")
-    create_extended(open_trained(steady.uri), store, "ours", "i-1")
+    _create_extended(open_trained(steady.uri), store, "ours", "i-1")
     head = read_head(store)
     assert head is not None
     copied = list[str]()
@@ -98,7 +98,7 @@ def test_a_second_machine_that_extends_too_never_replaces_what_the_first_resumes
             read_checkpoint(store, entry)
 
     monkeypatch.setattr(FolderStore, "put_file", put_and_read)
-    create_extended(open_trained(steady.uri), store, "ours", "i-2")
+    _create_extended(open_trained(steady.uri), store, "ours", "i-2")
     assert copied
 
 
@@ -106,7 +106,7 @@ def test_fails_to_extend_where_another_run_is_being_extended(
     steady: Run, whole: Run, dataset: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     ours = Run(dataset=dataset, uri=str(tmp_path / "ours"), scratch=tmp_path)
-    create_extended(open_trained(whole.uri), ours.store, "ours", "i-1")
+    _create_extended(open_trained(whole.uri), ours.store, "ours", "i-1")
     ours.options = [CONSTANT, f"--init-from={steady.uri}", "--extend-to=4epochs"]
     assert ours.attempt() == 2
     assert f"does not start from the end of {steady.uri}" in capsys.readouterr().err
@@ -120,7 +120,7 @@ def test_what_another_extension_has_copied_is_deleted(
     store = FolderStore(tmp_path / "ours")
     other = whole.head.checkpoints[-1].name
     store.put(f"checkpoints/{other}/state.json", b"{}")
-    create_extended(open_trained(steady.uri), store, "ours", "i-1")
+    _create_extended(open_trained(steady.uri), store, "ours", "i-1")
     head = read_head(store)
     assert head is not None
     assert store.folders("checkpoints/") == {entry.name for entry in head.checkpoints}

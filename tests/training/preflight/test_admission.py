@@ -26,9 +26,9 @@ from training.engine.job import WorkloadProxy
 from training.errors import MachineError, UserError
 from training.preflight.admission import (
     MachineCapacity,
-    Reservation,
     Reservations,
     ResourceRequest,
+    _Reservation,
     _started,
     refuse_oversubscription,
     too_many_threads,
@@ -112,9 +112,9 @@ def test_memory_that_is_taken_for_the_moment_is_the_machines_fault() -> None:
     idle = replace(busy, free_host_mib=30 * 1024)
     small = replace(mine, data_mib=0)
     with pytest.raises(MachineError, match="need 20000 MiB of GPU memory, 1 other"):
-        refuse_oversubscription([small], [Reservation(request=small)], idle)
+        refuse_oversubscription([small], [_Reservation(request=small)], idle)
     with pytest.raises(UserError, match="need 40000 MiB of GPU memory, 1 other"):
-        refuse_oversubscription([small] * 2, [Reservation(request=small)], idle)
+        refuse_oversubscription([small] * 2, [_Reservation(request=small)], idle)
 
 
 def test_what_others_have_reserved_and_not_yet_taken_counts() -> None:
@@ -122,15 +122,15 @@ def test_what_others_have_reserved_and_not_yet_taken_counts() -> None:
     large = ResourceRequest(run="b", data_mib=23 * 1024, loader_workers=0, threads=1)
     machine = MachineCapacity(free_host_mib=30 * 1024, vcpus=8)
     with pytest.raises(UserError, match="24576 MiB are reserved by 1 other"):
-        refuse_oversubscription([mine], [Reservation(request=large, used_mib=0)], machine)
+        refuse_oversubscription([mine], [_Reservation(request=large, used_mib=0)], machine)
     # What it has taken is no longer among what is free.
-    refuse_oversubscription([mine], [Reservation(request=large, used_mib=20 * 1024)], machine)
+    refuse_oversubscription([mine], [_Reservation(request=large, used_mib=20 * 1024)], machine)
 
 
 def test_fails_for_a_gpu_that_is_taken(tmp_path: Path) -> None:
     all_of_it = need(tmp_path, reads=False, gpu_mib=None)
     with pytest.raises(MachineError, match=r"22888 MiB of GPU memory, 1 other run\(s\) have"):
-        refuse_oversubscription([all_of_it], [Reservation(request=all_of_it)], G5_2XLARGE)
+        refuse_oversubscription([all_of_it], [_Reservation(request=all_of_it)], G5_2XLARGE)
     with pytest.raises(UserError, match="need 25000 MiB of GPU memory"):
         refuse_oversubscription([need(tmp_path, reads=False)] * 5, [], G5_2XLARGE)
 

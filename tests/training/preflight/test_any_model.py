@@ -15,7 +15,7 @@ from training.cli.main import main
 from training.errors import UserError
 from training.preflight.footprint import StepFootprint, measure_step
 from training.preflight.huggingface import HuggingFace
-from training.preflight.standalone import STANDS_IN, ModelStage, load_function
+from training.preflight.standalone import _STANDS_IN, ModelStage, load_function
 from training.workload import Settings, Train
 
 MODELS = "tests.training.preflight.models_to_count"
@@ -342,7 +342,7 @@ def test_an_example_batch_is_resized_and_a_loss_stands_in() -> None:
         measure_step(cast(Train, found), SimpleNamespace(seed=0), 4)
         return tuple(found.example(7).shape), found.loss_is
 
-    assert in_fork(count) == ((7, 64), STANDS_IN)
+    assert in_fork(count) == ((7, 64), _STANDS_IN)
 
 
 def test_a_model_that_reads_numbers_when_it_is_built_keeps_its_shared_matrix() -> None:

@@ -21,10 +21,10 @@ from training.engine.stage_checks import problems
 from training.errors import RunFailedError, UserError
 from training.preflight import ladder
 from training.preflight.ladder import (
-    Trial,
     TrialRequest,
+    _apply_rungs,
+    _Trial,
     adapted,
-    apply_rungs,
     resolve_adaptation,
 )
 from training.record.head import CheckpointEntry, Head, checkpoint_name
@@ -145,7 +145,7 @@ def test_every_workload_s_rungs_come_in_the_ladder_s_order(name: str) -> None:
 def test_rungs_are_applied_to_the_stages() -> None:
     config = BigConfig()
     names = ["activations again", "micro-batch 2"]
-    assert apply_rungs(BIG, config, names) == changed(
+    assert _apply_rungs(BIG, config, names) == changed(
         BigConfig(keeps_activations=False), micro_batch=2
     )
     (stage,) = adapted(BIG, names).stages(config)  # type: ignore[arg-type]
@@ -169,10 +169,10 @@ def test_what_changes_the_model_is_tried_and_offered_but_never_taken(
             sizes = [offered_rung(size=16), offered_rung(size=8)]
             return [taken, *sizes, offered_rung(width=2), offered_rung(width=1)]
 
-    def trial(request: TrialRequest, names: tuple[str, ...]) -> Trial:
+    def trial(request: TrialRequest, names: tuple[str, ...]) -> _Trial:
         fits = bool(names) and names[-1] == fitting
         outcome = "fits" if fits else "out of memory"
-        return Trial(rungs=names, outcome=outcome, message="", peak_bytes=None)
+        return _Trial(rungs=names, outcome=outcome, message="", peak_bytes=None)
 
     monkeypatch.setattr(ladder, "_try", trial)
     request = TrialRequest(workload="w", recipe="r", overrides={}, memory_limit_mib=None)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from contract.keys import GUARD
-from training.record.history import AttemptSummary, History, StepLines
+from training.record.history import AttemptSummary, History, _StepLines
 from training.report.receipt import _read_spending, interruption_facts
 from training.store.folder import open_store
 
@@ -34,7 +34,7 @@ def attempt(generation: int, **fields: Any) -> AttemptSummary:
 
 def history(steps: dict[int, range], lines: list[dict[str, Any]], last: int = 2) -> History:
     """Attempts 1 to `last`, with these steps and other lines."""
-    columns = StepLines()
+    columns = _StepLines()
     for generation, own in steps.items():
         for step in own:
             columns.add({"step": step, "stage": "program", "generation": generation, "seconds": 1})

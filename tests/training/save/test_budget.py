@@ -3,7 +3,7 @@
 import pytest
 
 from training.save.publish import Cost
-from training.save.schedule import SaveBudget, SavePlan, estimate
+from training.save.schedule import SaveBudget, _SavePlan, estimate
 
 
 def budget(
@@ -38,7 +38,7 @@ def budget(
     ],
 )
 def test_the_newest_state_that_fits_is_saved(
-    left: float, need: float, finish: float | None, plan: SavePlan
+    left: float, need: float, finish: float | None, plan: _SavePlan
 ) -> None:
     assert budget(left, need, finish).plan == plan
 

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from training.save.layout import header_bytes, lay_out, parse_header
-from training.save.state import HostCopy, LiveFile, LiveState
+from training.save.state import HostCopy, LiveState, _LiveFile
 
 DTYPES = [
     torch.float64,
@@ -66,7 +66,7 @@ def same(one: Tensor, other: Tensor) -> bool:
 def test_any_tensors_cut_anywhere_are_what_the_library_reads(
     tmp_path_factory: pytest.TempPathFactory, tensors: dict[str, Tensor], cuts: list[int]
 ) -> None:
-    live = LiveFile("model", tensors)
+    live = _LiveFile("model", tensors)
     image = HostCopy(LiveState(tensors={"model": tensors}, state={}))
     image.fill(LiveState(tensors={"model": tensors}, state={}))
     edges = sorted({0, live.size, *(cut for cut in cuts if cut < live.size)})
@@ -88,7 +88,7 @@ def test_tensors_in_another_memory_order_are_written_in_theirs(
 ) -> None:
     shape = (3, 4, 5)[: len(dims)]
     tensor = tensor_of(torch.float32, shape).permute(dims)
-    live = LiveFile("model", {"w": tensor})
+    live = _LiveFile("model", {"w": tensor})
     data = b"".join(
         bytes(live.read(a, min(a + 7, live.size), spare)) for a in range(0, live.size, 7)
     )

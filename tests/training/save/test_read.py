@@ -15,7 +15,7 @@ from training.record.head import CheckpointEntry, Position, Retention, checkpoin
 from training.record.metrics import Events
 from training.record.run import DamagedCheckpointError, newest_valid
 from training.save.resume import read_checkpoint
-from training.save.state import LiveState, SaveRequest, TensorSource, find_nan
+from training.save.state import LiveState, SaveRequest, TensorSource, _find_nan
 from training.save.weights import weights_sha256
 from training.store.folder import FolderStore, open_store
 from training.store.protocol import Store
@@ -108,8 +108,8 @@ def test_tied_and_strided_tensors_can_be_kept(tmp_path: Path) -> None:
 
 def test_a_nan_is_found_and_an_infinity_is_not() -> None:
     mask = torch.tensor([0.0, float("-inf")])
-    assert find_nan({"mask": mask, "ids": torch.tensor([1])}) is None
-    assert find_nan({"mask": mask, "w": torch.tensor([float("nan")])}) == "w"
+    assert _find_nan({"mask": mask, "ids": torch.tensor([1])}) is None
+    assert _find_nan({"mask": mask, "w": torch.tensor([float("nan")])}) == "w"
 
 
 def test_the_weights_hash_sees_names_shapes_types_and_bits() -> None:

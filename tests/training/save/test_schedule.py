@@ -10,7 +10,7 @@ from tests.training.runs import wait_for
 from tests.training.save_scene import Scene
 from training.record.head import Position
 from training.save.policy import CheckpointPolicy
-from training.save.schedule import Schedule, StepPace
+from training.save.schedule import Schedule, _StepPace
 
 
 class Clock:
@@ -20,7 +20,7 @@ class Clock:
         self.now = 0.0
         monkeypatch.setattr("time.monotonic", lambda: self.now)
 
-    def step(self, pace: StepPace, step: int, seconds: float, *, is_saving: bool) -> None:
+    def step(self, pace: _StepPace, step: int, seconds: float, *, is_saving: bool) -> None:
         pace.begin_step(position(step - 1), is_saving=is_saving)
         self.now += seconds
         pace.end_step(position(step))
@@ -81,7 +81,7 @@ def test_two_epochs_are_the_longest_time_to_the_first_save(monkeypatch: pytest.M
 
 
 def test_a_save_costs_what_steps_beside_it_take_longer(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock, pace = Clock(monkeypatch), StepPace()
+    clock, pace = Clock(monkeypatch), _StepPace()
     for step in range(1, 6):
         clock.step(pace, step, 1.0, is_saving=False)
     for step in range(6, 10):
@@ -95,7 +95,7 @@ def test_a_save_costs_what_steps_beside_it_take_longer(monkeypatch: pytest.Monke
 def test_neither_an_evaluation_nor_another_stage_counts_as_a_slow_step(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    clock, pace = Clock(monkeypatch), StepPace()
+    clock, pace = Clock(monkeypatch), _StepPace()
     for step in range(1, 6):
         clock.step(pace, step, 1.0, is_saving=False)
     clock.step(pace, 6, 1.5, is_saving=True)

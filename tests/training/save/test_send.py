@@ -15,7 +15,7 @@ from training.record.head import Retention
 from training.save import capture as capture_module
 from training.save.blobs import Blobs
 from training.save.capture import Capture, Known, capture, known_after
-from training.save.folder import FolderSource, Sent
+from training.save.folder import FolderSource, _Sent
 from training.save.listing import ChangedError, FileState, Listing, SnapshotError
 from training.save.mirror import Mirror
 from training.store.folder import FolderStore
@@ -47,7 +47,7 @@ def captured(folder: Path, known: Known, *, in_place: bool = False) -> Capture:
     )
 
 
-def send(store: Store, folder: Path, known: Known) -> Sent:
+def send(store: Store, folder: Path, known: Known) -> _Sent:
     blobs = Blobs(store, None)  # type: ignore[arg-type]
     blobs.known = known
     source = FolderSource(store, blobs, captured(folder, known), folder, "periodic")

@@ -11,7 +11,7 @@ import pytest
 from tests.training.workloads.detection.watched import WORKLOAD, make_sparse_dataset
 from training.cli import sagemaker
 from training.cli.main import main
-from training.cli.sagemaker import Trainer, read_job
+from training.cli.sagemaker import Trainer, _read_job
 from training.errors import UserError
 from training.workloads.detection.dataset import _annotations_file
 
@@ -93,14 +93,14 @@ def test_faulty_files_are_the_failure_reason_and_nothing_is_trained(
 
 
 def test_channels_that_are_no_splits_are_no_files_to_import(root: Path) -> None:
-    job = read_job(root, {})
+    job = _read_job(root, {})
     assert job.importing is not None and job.importing[:2] == ("data", "import")
     path = root / "input/config/inputdataconfig.json"
     path.write_text(json.dumps({"training": _CHANNEL}))
-    assert read_job(root, {}).importing is None
+    assert _read_job(root, {}).importing is None
     path.write_text(json.dumps({"train": _CHANNEL, "other": _CHANNEL}))
     with pytest.raises(UserError, match="those with files of your own 'train' and 'validation'"):
-        read_job(root, {})
+        _read_job(root, {})
     path.write_text(json.dumps({"train": _CHANNEL, "validation": {"TrainingInputMode": "Pipe"}}))
     with pytest.raises(UserError, match="'validation' is in Pipe mode"):
-        read_job(root, {})
+        _read_job(root, {})
