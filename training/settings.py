@@ -25,14 +25,14 @@ def check_fields(
 ) -> None:
     """Refuse a value that a field cannot have; a Literal type says what its field takes.
 
-    `at_least`: the least value -> the fields that it holds for.
+    `at_least`: the least value -> the fields that it holds for, where they have a number.
     """
     for name, kind in get_type_hints(type(config)).items():
         if get_origin(kind) is Literal:
             check_choice(name, getattr(config, name), get_args(kind))
     for least, names in at_least.items():
         for name in names:
-            if (value := getattr(config, name)) < least:
+            if (value := getattr(config, name)) not in (None, "auto") and value < least:
                 raise ValueError(f"{name} is {value}; give at least {least}")
     for name in above_0:
         if (value := getattr(config, name)) <= 0:
@@ -144,11 +144,8 @@ class Settings:
 
     def __post_init__(self) -> None:
         self._check_numbers()
-        check_choice("precision", self.precision, get_args(Precision))
         if self.compile_mode is not None:
             check_choice("compile_mode", self.compile_mode, get_args(_CompileMode), "None or ")
-        check_choice("sharding", self.sharding, get_args(_Sharding))
-        check_choice("reduction", self.reduction, get_args(_Reduction))
         if not isinstance(self.schedule, Milestones) and not callable(self.schedule):
             check_choice(
                 "schedule", self.schedule, get_args(_Schedule), "Milestones, a function or "
@@ -166,13 +163,14 @@ class Settings:
                 raise ValueError(
                     f"{names[0]} is {one} and {names[1]} is {other}; give one of the two"
                 )
-        least_one = ("epochs", "steps", "global_batch", "micro_batch", "eval_batch")
-        for name in (*least_one, "ema_every_steps"):
-            if (value := getattr(self, name)) is not None and value < 1:
-                raise ValueError(f"{name} is {value}; give at least 1")
-        for name in ("warmup_steps", *every, "loader_workers"):
-            if (value := getattr(self, name)) not in (None, "auto") and value < 0:
-                raise ValueError(f"{name} is {value}; give at least 0")
+        batches = ("global_batch", "micro_batch", "eval_batch")
+        check_fields(
+            self,
+            at_least={
+                1: ("epochs", "steps", *batches, "ema_every_steps"),
+                0: ("warmup_steps", *every, "loader_workers"),
+            },
+        )
         if self.global_batch % self.micro_batch:
             raise ValueError(
                 f"global_batch {self.global_batch} is not a multiple of micro_batch "

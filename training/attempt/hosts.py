@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 from training.errors import AttemptEndedError, UserError
 
@@ -31,10 +31,8 @@ _LEFT, _FINISHED = b"l", b"f"
 _MOST_LINE_BYTES = 65536
 
 
-class _Tell(Protocol):
-    """Hears of a lost host, and ends the attempt unless it ends by itself within the grace."""
-
-    def __call__(self, why: str, grace_seconds: float = 0.0) -> None: ...
+# Hears why a host is lost, and ends the attempt unless it ends by itself within these seconds.
+_Tell: TypeAlias = Callable[[str, float], None]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,17 +51,16 @@ class Hosts:
         return self.names.index(self.own)
 
 
-def parse_hosts(text: str | None) -> Hosts | None:
+def parse_hosts(text: str) -> Hosts | None:
     """Parse OWN@FIRST:PORT,SECOND,...; None where one machine trains alone."""
-    if text is None:
-        return None
     own, _, rest = text.partition("@")
     first, *others = rest.split(",")
     first, _, port = first.partition(":")
     names = (first, *others)
     if own not in names or len(set(names)) < len(names) or not (port or "1").isdecimal():
         raise UserError(
-            f"--hosts is {text!r}; give this machine's name and then all, each once, as in b@a,b"
+            f"{text!r} names no hosts; give this machine's name and then all, each once, as in "
+            "b@a,b"
         )
     return Hosts(names=names, own=own, port=int(port or PORT)) if others else None
 
@@ -106,7 +103,7 @@ class _Meeting:
         if said == _LEFT:
             tell(f"host {name} has ended", _GRACE_SECONDS)
         else:
-            tell(f"host {name} is lost")
+            tell(f"host {name} is lost", 0.0)
 
 
 def meet(

@@ -119,7 +119,7 @@ def _prepare(
         "recipe_micro_batch": probe.size,
         "samples_per_epoch": sum(samples.values()),
         "epochs": 1,
-        **asdict(measure_probe(name, probe)),
+        **measure_probe(name, probe),
     }
 
 

@@ -17,16 +17,15 @@ from training.errors import EXIT_FINISHED, UserError
 from training.record.head import (
     CheckpointEntry,
     Head,
+    find_head,
     new_nonce,
-    parse_head,
     read_head,
-    started_over,
     write_head,
 )
 from training.record.metrics import Events
 from training.record.run import read_run_config
 from training.store.folder import open_store
-from training.store.protocol import PreconditionFailedError, Store, Stored
+from training.store.protocol import PreconditionFailedError, Store
 
 _POLL_SECONDS = 1.0
 
@@ -64,7 +63,7 @@ def _reopen_run(
     head has stood still for one TTL; `waiting(writer)` is called before that is awaited.
     """
     while True:
-        found, head = _without_a_writer(store, ttl_seconds, waiting)
+        etag, head = _without_a_writer(store, ttl_seconds, waiting)
         checkpoints = head.checkpoints if step is None else _up_to(head, step, store.uri)
         released = replace(
             head,
@@ -75,9 +74,9 @@ def _reopen_run(
             unverified_by=(),
         )
         if from_scratch:
-            released = started_over(released)
+            released = released.started_over()
         try:
-            write_head(store, released, found.etag)
+            write_head(store, released, etag)
         except PreconditionFailedError:
             continue  # somebody else wrote in between: look again
         return _Reopened(before=head, after=released)
@@ -85,25 +84,24 @@ def _reopen_run(
 
 def _without_a_writer(
     store: Store, ttl_seconds: float, waiting: Callable[[str], None]
-) -> tuple[Stored, Head]:
+) -> tuple[str | None, Head]:
     seen: str | None = None
     since = time.monotonic()
     while True:
-        found = store.get(HEAD)
-        if found is None:
+        head, etag = find_head(store)
+        if head is None:
             raise UserError(f"no run found at {store.uri} (no {HEAD}); check the URI")
-        head = parse_head(store, found)
         if head.state == "finished":
             raise UserError(
                 f"{store.uri} has finished; to train on, start a new run with --init-from "
                 f"{store.uri}, and --extend-to to keep the optimizer's state"
             )
         if head.state != "running" or time.monotonic() - since >= ttl_seconds:
-            return found, head
+            return etag, head
         if seen is None:
-            seen = found.etag
+            seen = etag
             waiting(head.writer)
-        elif found.etag != seen:
+        elif etag != seen:
             raise UserError(
                 f"{store.uri} is held by {head.writer}, which is alive; stop that machine first"
             )

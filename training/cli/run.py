@@ -31,8 +31,8 @@ from training.attempt.launch import end_with_rank_0
 from training.attempt.supervisor import Supervisor
 from training.cli import run_program
 from training.errors import EXIT_FINISHED, MachineError, UserError
-from training.record.head import mark_failed, read_head, with_way_back
-from training.record.run import read_run_config
+from training.record.head import Retention, mark_failed, read_head, with_way_back
+from training.record.run import parse_prediction, planned_price, read_run_config
 from training.registry import parse_overrides
 from training.report.receipt import conclude
 from training.store.folder import open_store
@@ -80,19 +80,15 @@ def import_from(source: Path | None) -> None:
 def _attempt_options(arguments: argparse.Namespace, store: Store, scratch: Path) -> dict[str, Any]:
     """What every attempt is asked for (`AttemptOptions`), by name."""
     from training.attempt.attempt import AttemptOptions
-    from training.record.head import Retention
-    from training.record.run import parse_prediction, planned_price
 
-    prediction, hosts = parse_prediction(arguments.prediction), parse_hosts(arguments.hosts)
-    price = arguments.usd_per_hour or planned_price(prediction)
-    newest, every = arguments.keep
+    hosts, (newest, every) = arguments.hosts, arguments.keep
+    price = arguments.usd_per_hour or planned_price(arguments.prediction)
     return {
         **_by_name(arguments, AttemptOptions),
         "store": store,
         "run_id": arguments.run_id or store.uri.rstrip("/").rpartition("/")[2],
         "retention": Retention(newest=newest, every=every),
         "scratch": scratch,
-        "prediction": prediction,
         "usd_per_hour": price and price * (len(hosts.names) if hosts else 1),
     }
 
@@ -109,9 +105,7 @@ def _parse(
         "artifacts": open_store(arguments.artifacts_uri) if arguments.artifacts_uri else None,
         "interval": arguments.checkpoint_interval,
         "profile_steps": arguments.profile,
-        "environment": replace(
-            RankEnvironment.from_environment(environ), hosts=parse_hosts(arguments.hosts)
-        ),
+        "environment": replace(RankEnvironment.from_environment(environ), hosts=arguments.hosts),
     }
     common = _attempt_options(arguments, store, scratch)
     return RunOptions(**{**_by_name(arguments, RunOptions), **common, **parsed})
@@ -210,6 +204,7 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
     )
     add(
         "--hosts",
+        type=argument_type(parse_hosts),
         metavar="OWN@FIRST:PORT,SECOND,...",
         help="machines that train together, each with as many processes, 1, 2, 4 or 8 in all: this "
         "one's name, and all names; the first leads, the others reach it there (default port: "
@@ -229,7 +224,12 @@ def _add_records(parser: argparse.ArgumentParser) -> None:
     add("--metrics-file", type=Path, help="also append the metrics to this local file")
     add("--writer", default=socket.gethostname(), help="this machine's name (an instance id)")
     add("--bundle-uri", help="the code bundle, for config.json")
-    add("--prediction", default="", help="NAME=VALUE words of the plan, for config.json")
+    add(
+        "--prediction",
+        type=argument_type(parse_prediction),
+        default="",
+        help="NAME=VALUE words of the plan, for config.json",
+    )
     add("--scratch", type=Path, help="local folder for downloads (default: a temporary one)")
 
 

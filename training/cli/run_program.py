@@ -7,7 +7,6 @@ from typing import Any
 
 from contract.program import NOTICE_SIGNALS, PLACEMENT, WORKLOAD, Program
 from contract.source import source_sha256
-from training.attempt.hosts import parse_hosts
 from training.attempt.supervisor import Supervisor
 from training.errors import EXIT_FINISHED, UserError
 from training.record.head import read_head
@@ -83,7 +82,7 @@ def run(arguments: argparse.Namespace, supervisor: Supervisor, common: Mapping[s
         root=(arguments.ml_root or usual).absolute(),
         interpreter=arguments.interpreter,
         instance_type=arguments.instance_type,
-        hosts=parse_hosts(arguments.hosts),
+        hosts=arguments.hosts,
     )
     head, record = read_head(store), read_run_config(store)
     if head and record and head.state == "finished" and record.workload == WORKLOAD:

@@ -39,6 +39,7 @@ from training.record.head import read_head
 from training.store.folder import open_store
 from training.store.protocol import StoreError
 
+_CHANNELS = Path("input/data")
 _REQUIRED = ("workload", "recipe", "run-uri")
 # What SageMaker and its SDK add of their own.
 _FOREIGN = ("sagemaker_", "_tuning_")
@@ -85,7 +86,7 @@ def _read_job(root: Path, environ: Mapping[str, str]) -> _SageMakerJob:
     importing = None
     if "dataset-uri" not in options and _are_splits(root):
         options["dataset-uri"] = out = str(scratch / "dataset")
-        source, workload = str(_channels_folder(root)), options["workload"]
+        source, workload = str(root / _CHANNELS), options["workload"]
         importing = ("data", "import", source, f"--workload={workload}", f"--out={out}")
     if "dataset-uri" not in options:
         options["dataset-uri"] = str(_channel_folder(root, environ))
@@ -151,10 +152,6 @@ def _are_splits(root: Path) -> bool:
     return True
 
 
-def _channels_folder(root: Path) -> Path:
-    return root / "input" / "data"
-
-
 def _channel_folder(root: Path, environ: Mapping[str, str]) -> Path:
     channels = _config(root, "inputdataconfig")
     name = next(iter(channels)) if len(channels) == 1 else "training"
@@ -165,7 +162,7 @@ def _channel_folder(root: Path, environ: Mapping[str, str]) -> Path:
             "the hyperparameter dataset-uri to its S3 URI"
         )
     _refuse_pipe(name, channels[name])
-    return Path(environ.get(f"SM_CHANNEL_{name.upper()}", _channels_folder(root) / name))
+    return Path(environ.get(f"SM_CHANNEL_{name.upper()}", root / _CHANNELS / name))
 
 
 def _refuse_pipe(name: str, channel: Mapping[str, Any]) -> None:

@@ -62,20 +62,6 @@ class StepFootprint:
     channels_last_share: float  # of the convolutions' FLOPs
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _ForwardFootprint:
-    """Bytes and FLOPs of a forward pass without gradients."""
-
-    parameters: int
-    parameter_bytes: int
-    peak_bytes: int
-    kernels: int
-    flops_per_sample: int
-    convolution_share: float
-    grouped_share: float
-    channels_last_share: float
-
-
 def measure_step(stage: Train, config: Any, size: int, batch: Batch | None = None) -> StepFootprint:
     """Measure an optimizer step with micro-batches of `size` samples: the largest, or `batch`."""
     example, weight = _example(stage, size) if batch is None else (batch, stage.weight(batch))
@@ -135,11 +121,11 @@ def measure_evaluation(stage: Train, config: Any, size: int) -> int:
         found = _forward(
             lambda: stage.model(standalone_inputs(stage.name, config)), forward, example, size
         )
-    return found.peak_bytes
+    return int(found["peak_bytes"])
 
 
-def measure_probe(name: str, probe: Probe) -> _ForwardFootprint:
-    """Measure a Prepare stage's work on one batch."""
+def measure_probe(name: str, probe: Probe) -> dict[str, Any]:
+    """Measure a Prepare stage's work on one batch; what it has of a `_StepFootprint`."""
     with refusing_reads(name, "its probe reads data", "let shapes alone decide what it computes"):
         return _forward(probe.build, lambda m, batch: m(batch), probe.batch, probe.size)
 
@@ -240,7 +226,8 @@ def _forward(
     forward: Callable[[nn.Module, Batch], Any],
     example: Batch,
     size: int,
-) -> _ForwardFootprint:
+) -> dict[str, Any]:
+    """Bytes and FLOPs of a forward pass without gradients."""
     with FakeTensorMode() as fake, torch.no_grad():
         memory = LiveMemory()
         with memory:
@@ -250,14 +237,14 @@ def _forward(
             forward(model, batch)
         flops, shares = _flops(lambda: forward(model, batch))
     parameters = list(model.parameters())
-    return _ForwardFootprint(
-        parameters=sum(p.numel() for p in parameters),
-        parameter_bytes=_bytes(parameters),
-        peak_bytes=memory.peak_bytes,
-        kernels=memory.work.kernels,
-        flops_per_sample=flops // size,
+    return {
+        "parameters": sum(p.numel() for p in parameters),
+        "parameter_bytes": _bytes(parameters),
+        "peak_bytes": memory.peak_bytes,
+        "kernels": memory.work.kernels,
+        "flops_per_sample": flops // size,
         **shares,
-    )
+    }
 
 
 def _fake(example: Batch, fake: FakeTensorMode, memory: LiveMemory) -> Batch:

@@ -27,6 +27,7 @@ from training.record.history import read_history
 from training.record.lease import Lease
 from training.report.receipt import RunResult, interruption_facts
 from training.save.mirror import Mirror
+from training.store.folder import write_whole
 from training.store.protocol import Store
 from training.store.verified import sha256_of
 
@@ -333,9 +334,7 @@ def _write_notice(path: Path, notice: Notice) -> None:
     """Write the file that tells the program; it is there complete or not at all."""
     left = notice.seconds_left
     record = {"deadline": round(time.time() + left, 3), "seconds": round(left, 3)}
-    part = path.with_name(f".{path.name}.part")
-    part.write_text(json.dumps(record))
-    part.replace(path)
+    write_whole(path, json.dumps(record).encode())
 
 
 def _upload_final(container: Container, store: Store, lease: Lease) -> tuple[dict[str, str], int]:

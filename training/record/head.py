@@ -21,7 +21,6 @@ from training.store.protocol import (
     AnswerLostError,
     PreconditionFailedError,
     Store,
-    Stored,
     StoreError,
 )
 from training.store.transfer import FileEntry, refuse_other_than_counts
@@ -184,6 +183,11 @@ class Head:
         """Whether the run has finished or failed for good."""
         return self.state in ("finished", "failed")
 
+    def started_over(self) -> "Head":
+        """Without a checkpoint to resume from; it names them until retention drops them."""
+        left = tuple(replace(entry, is_left_behind=True) for entry in self.checkpoints)
+        return replace(self, checkpoints=left, unverified_by=())
+
     def to_bytes(self) -> bytes:
         """The JSON to store."""
         return json.dumps({"format": _FORMAT, **asdict(self)}, indent=1).encode()
@@ -216,12 +220,15 @@ class Head:
 
 def read_head(store: Store) -> Head | None:
     """The current head, or None before the first attempt."""
+    return find_head(store)[0]
+
+
+def find_head(store: Store) -> tuple[Head | None, str | None]:
+    """The current head and its ETag; None and None before the first attempt."""
     found = store.get(HEAD)
-    return parse_head(store, found) if found else None
-
-
-def parse_head(store: Store, found: Stored) -> Head:
-    return Head.from_bytes(found.data, f"{store.uri}/{HEAD}")
+    if found is None:
+        return None, None
+    return Head.from_bytes(found.data, f"{store.uri}/{HEAD}"), found.etag
 
 
 def write_head(store: Store, head: Head, etag: str | None) -> str:
@@ -230,32 +237,25 @@ def write_head(store: Store, head: Head, etag: str | None) -> str:
         try:
             return store.put_if(HEAD, head.to_bytes(), etag)
         except (PreconditionFailedError, AnswerLostError) as error:
-            found = store.get(HEAD)
-            if found and parse_head(store, found).nonce == head.nonce:
-                return found.etag
-            if isinstance(error, PreconditionFailedError) or (found and found.etag) != etag:
+            found, now = find_head(store)
+            if found is not None and now is not None and found.nonce == head.nonce:
+                return now
+            if isinstance(error, PreconditionFailedError) or now != etag:
                 raise PreconditionFailedError(str(error)) from error
             time.sleep(_BACKOFF_SECONDS * 2**attempt)
     raise StoreError(f"{store.uri}/{HEAD}: no response to {_ATTEMPTS} writes in a row")
 
 
-def started_over(head: Head) -> Head:
-    """The head without a checkpoint to resume from; it names them until retention drops them."""
-    left = tuple(replace(entry, is_left_behind=True) for entry in head.checkpoints)
-    return replace(head, checkpoints=left, unverified_by=())
-
-
 def mark_failed(store: Store, run_id: str, writer: str, reason: str) -> Head:
     """Mark a run failed without holding its lease; a finished run stays finished."""
     for _ in range(10 * _ATTEMPTS):
-        found = store.get(HEAD)
-        head = parse_head(store, found) if found else None
+        head, etag = find_head(store)
         if head and head.is_ended:
             return head
         base = head or Head(run_id=run_id, generation=0, writer=writer, nonce="")
         failed = replace(base, nonce=new_nonce(), state="failed", reason=reason)
         try:
-            write_head(store, failed, found.etag if found else None)
+            write_head(store, failed, etag)
         except PreconditionFailedError:
             continue  # a heartbeat came in between
         return failed

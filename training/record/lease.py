@@ -24,11 +24,10 @@ from training.record.head import (
     Head,
     Retention,
     State,
+    find_head,
     new_nonce,
-    parse_head,
     read_head,
     say_waiting,
-    started_over,
     write_head,
 )
 from training.store.protocol import (
@@ -70,7 +69,7 @@ class Lease:
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         try:
-            self._etag = write_head(store, head, etag)
+            self._etag: str | None = write_head(store, head, etag)
         except PreconditionFailedError as error:
             raise self._lose() from error
 
@@ -145,7 +144,7 @@ class Lease:
             if len(machines) < _WITNESSES:
                 same = machines == head.unverified_by
                 return head if same else replace(head, unverified_by=machines)
-            return started_over(head)
+            return head.started_over()
 
         _, after = self._change(count)
         return all(entry.is_left_behind for entry in after.checkpoints)
@@ -289,11 +288,10 @@ class Lease:
 
     def _adopt(self, error: PreconditionFailedError) -> None:
         """Continue from the current head if this lease wrote it; otherwise the lease is lost."""
-        found = self._store.get(HEAD)
-        head = parse_head(self._store, found) if found else None
-        if not found or not head or head.nonce not in self._unanswered or head.is_ended:
+        head, etag = find_head(self._store)
+        if not head or head.nonce not in self._unanswered or head.is_ended:
             raise self._lose() from error
-        self._head, self._etag = head, found.etag
+        self._head, self._etag = head, etag
 
     def _lose(self) -> LeaseLostError:
         self.lost.set()
@@ -323,12 +321,11 @@ def acquire(
     told_generation = 0
     since = time.monotonic()
     while True:
-        found = store.get(HEAD)
-        head = parse_head(store, found) if found else None
+        head, etag = find_head(store)
         if head and head.is_ended:
             return head
-        if found and head and found.etag != seen:
-            seen, since = found.etag, time.monotonic()
+        if head and etag != seen:
+            seen, since = etag, time.monotonic()
             if head.state == "running":
                 waiting(head.writer)
                 if head.generation != told_generation:
@@ -348,7 +345,7 @@ def acquire(
                 else Head(run_id=run_id, generation=1, writer=writer, nonce=new_nonce())
             )
             try:
-                return Lease(store, mine, found.etag if found else None, ttl_seconds)
+                return Lease(store, mine, etag, ttl_seconds)
             except LeaseLostError:
                 continue  # another candidate was faster; wait for it like for any other holder
         if wait(min(1.0, ttl_seconds / 10)):

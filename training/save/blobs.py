@@ -16,13 +16,12 @@ import hashlib
 import logging
 import threading
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import replace
 from functools import partial
 
 from contract.keys import BLOB_NAME, BLOBS, blob_key, blob_of, second_key
 from training.record.lease import Lease
 from training.record.run import DamagedCheckpointError, read_twice
-from training.save.capture import Known, known_after
+from training.save.capture import Known
 from training.save.listing import FileState
 from training.save.manifest import Content, FolderManifest
 from training.save.restore import read_manifest
@@ -52,12 +51,12 @@ class Blobs:
 
     def begin_with(self, manifest: FolderManifest, files: Mapping[FileState, Content]) -> None:
         """The folder is as this snapshot has it: it was committed, or restored."""
-        self.newest, self.known = manifest, _without(known_after(manifest, files), self._damaged)
+        self.newest, self.known = manifest, Known.after(manifest, files).without(self._damaged)
 
     def found_damaged(self, blobs: Iterable[str]) -> None:
         """Use them no more: the folder has what they held, and the next snapshot sends it again."""
         self._damaged |= set(blobs)
-        self.known = _without(self.known, self._damaged)
+        self.known = self.known.without(self._damaged)
 
     def add(self, name: str, manifest: FolderManifest) -> None:
         """Know a snapshot before its publication is tried: that may be done and unanswered."""
@@ -178,12 +177,3 @@ class _StoredBlob(Contents):
         """Raise DamagedCheckpointError if that is not the checksum of the one file it holds."""
         if any(one.bytes == self._size and one.sha256 != sha256 for one in self._contents):
             raise DamagedCheckpointError("it does not match its SHA-256")
-
-
-def _without(known: Known, blobs: Collection[str]) -> Known:
-    """What is known but for these blobs."""
-    return replace(
-        known,
-        files={state: one for state, one in known.files.items() if one.blob not in blobs},
-        contents={sha: one for sha, one in known.contents.items() if one.blob not in blobs},
-    )

@@ -11,7 +11,8 @@ import math
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -63,22 +64,28 @@ class Known:
             blobs={**earlier.blobs, **self.blobs},
         )
 
+    def without(self, blobs: Collection[str]) -> "Known":
+        """But for what lies in these blobs."""
+        return Known(
+            files={state: one for state, one in self.files.items() if one.blob not in blobs},
+            contents={sha: one for sha, one in self.contents.items() if one.blob not in blobs},
+            blobs=self.blobs,
+        )
 
-def known_after(manifest: FolderManifest, files: Mapping[FileState, Content]) -> Known:
-    """What the next snapshot may use: no blob of which this one needs less than half.
+    @classmethod
+    def after(cls, manifest: FolderManifest, files: Mapping[FileState, Content]) -> "Known":
+        """What the next snapshot may use: no blob of which this one needs less than half.
 
-    What lies in such a blob is captured and sent again: at most half of what is stored is waste.
-    """
-    needed: dict[str, int] = {}
-    for content in manifest.contents.values():
-        if content.blob is not None:
-            needed[content.blob] = needed.get(content.blob, 0) + content.bytes
-    wasteful = {blob for blob, count in needed.items() if 2 * count < manifest.blobs[blob]}
-    return Known(
-        files={state: c for state, c in files.items() if c.blob not in wasteful},
-        contents={sha: c for sha, c in manifest.contents.items() if c.blob not in wasteful},
-        blobs=manifest.blobs,
-    )
+        What lies in such a blob is captured and sent again: at most half of what is stored is
+        waste.
+        """
+        needed = Counter[str]()
+        for content in manifest.contents.values():
+            if content.blob is not None:
+                needed[content.blob] += content.bytes
+        wasteful = {blob for blob, count in needed.items() if 2 * count < manifest.blobs[blob]}
+        known = cls(files=files, contents=manifest.contents, blobs=manifest.blobs)
+        return known.without(wasteful)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -109,9 +116,6 @@ class Moment:
                 f"the program asked for a snapshot, but changed {newer!r} before it was taken; "
                 "after a touch of the commit file, wait until that file is gone"
             )
-
-
-ANY_MOMENT = Moment()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -158,7 +162,7 @@ def capture(
     reason: Reason,
     program_says_when: bool,
     note: Mapping[str, Any],
-    moment: Moment = ANY_MOMENT,
+    moment: Moment,
     in_place: bool = False,
 ) -> Capture:
     """Capture the folder below `staging`, a new folder; ChangedError if it changes meanwhile.

@@ -133,13 +133,8 @@ class Listing:
 
     def is_log(self, path: str) -> bool:
         """Whether the file is a log, by its name or by how it grows."""
-        return path in self.logs or is_log(path)
-
-
-def is_log(path: str) -> bool:
-    """Whether the file is a log by its name."""
-    name = path.rpartition("/")[2]
-    return any(fnmatch(name, pattern) for pattern in _LOGS)
+        name = path.rpartition("/")[2]
+        return path in self.logs or any(fnmatch(name, pattern) for pattern in _LOGS)
 
 
 def leaves(root: Path, path: str, target: str) -> bool:

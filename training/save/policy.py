@@ -48,6 +48,7 @@ class CheckpointPolicy:
         self._unread = unread or capture
         self._num_steps = num_steps
         self._seconds_for = seconds_for  # of so many steps, at the pace so far
+        self._generation = 0 if checkpointer is None else context.generation
         self._leader: ShardedLeader | None = None
         self._follower: ShardedFollower | None = None
         self._is_prepared = False
@@ -118,7 +119,7 @@ class CheckpointPolicy:
         seconds_left = self._seconds_for(left) if left else 0.0
         return SaveRequest(
             entry=CheckpointEntry(
-                name=checkpoint_name(position.step, self._context.generation),
+                name=checkpoint_name(position.step, self._generation),
                 step=position.step,
                 stage=position.stage,
                 epoch=position.stage_step // self._steps_per_epoch,

@@ -22,7 +22,7 @@ from contract.keys import blob_key, checkpoint_prefix, second_key
 from training.errors import MachineError, UserError
 from training.record.head import CheckpointEntry
 from training.record.run import DamagedCheckpointError
-from training.save.listing import FileState, SnapshotError, is_log, list_folder
+from training.save.listing import FileState, SnapshotError, list_folder
 from training.save.manifest import SMALL_BYTES, SNAPSHOT, Content, FolderManifest, SavedFile
 from training.save.sparse import places
 from training.store.folder import write_at
@@ -97,10 +97,14 @@ def fill(store: Store, manifest: FolderManifest, root: Path) -> Filled:
             ) from error
         raise
     contents = {file.path: file.content for file in manifest.files}
-    states = list_folder(root).files
+    listing = list_folder(root)
     return Filled(
         manifest=manifest,
-        files={state: contents[path] for path, state in states.items() if not is_log(path)},
+        files={
+            state: contents[path]
+            for path, state in listing.files.items()
+            if not listing.is_log(path)
+        },
         reused_bytes=sum(contents[path].bytes for path in kept),
         damaged=frozenset(fetching.damaged),
     )

@@ -65,14 +65,6 @@ def own_share(capture: LiveState, rank: int) -> LiveState:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Order:
-    """What every other rank does with its share of the save of this name."""
-
-    verb: Verb
-    name: str
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class _WrittenShare:
     """What one rank has written of a save, or what went wrong."""
 
@@ -115,9 +107,11 @@ class ShardedLeader:
         self._world.share_flag(False)
 
     def order(self, verb: Verb, name: str) -> None:
-        """Order all other ranks, from the main thread, inside `leading`."""
+        """Order all other ranks, from the main thread, inside `leading`: what to do with their
+        shares of the save of this name.
+        """
         self._world.share_flag(True)
-        self._world.share(_Order(verb=verb, name=name))
+        self._world.share((verb, name))
 
     def have_staged(self, is_staged: bool) -> bool:
         """Whether every rank could stage, rank 0 included; after the order to stage."""
@@ -189,9 +183,9 @@ class ShardedFollower:
         """Carry out rank 0's orders until training continues; return whether there were any."""
         was_ordered = False
         while self._world.share_flag(False):
-            order: _Order | None = self._world.share(None)
+            order: tuple[Verb, str] | None = self._world.share(None)
             assert order is not None
-            self._act(order, capture)
+            self._act(*order, capture)
             was_ordered = True
         if self._live is not None:
             self._live.wait()
@@ -209,13 +203,13 @@ class ShardedFollower:
         for write in self._writes:
             write.wait(_CLOSE_SECONDS)
 
-    def _act(self, order: _Order, capture: Callable[[], LiveState]) -> None:
-        if order.verb == "drop":
-            self._cancel([write for write in self._writes if write.source.name == order.name])
-        elif order.verb == "stage":
-            self._stage(order.name, capture)
+    def _act(self, verb: Verb, name: str, capture: Callable[[], LiveState]) -> None:
+        if verb == "drop":
+            self._cancel([write for write in self._writes if write.source.name == name])
+        elif verb == "stage":
+            self._stage(name, capture)
         else:
-            self._write(order.name, capture, is_live=order.verb == "live")
+            self._write(name, capture, is_live=verb == "live")
 
     def _cancel(self, writes: list[Save[_Share]]) -> None:
         for write in writes:

@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from training.save.capture import ANY_MOMENT, Moment
+from training.save.capture import Moment
 from training.save.habit import GrowingFiles, Replacing, SaveHabit
 from training.save.listing import (
     ChangedError,
@@ -125,7 +125,7 @@ class Watcher:
         if self.says_when:
             raise SnapshotError("what the program did after its last commit does not count")
         if exit_code == 0 and not was_told:
-            return ANY_MOMENT
+            return Moment()
         listing = self._list()
         if self._habit.is_part(listing):
             raise SnapshotError("the program ended in the middle of a save")

@@ -10,7 +10,6 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -194,7 +193,11 @@ def export_final(
     prefix, files = checkpoint_prefix(entry.name), {file.name: file for file in entry.files}
     slices = slices_of(store, entry, read_state(store, entry))
     final = {**slices["model"], **slices.get("ema", {})}
-    layout = lay_out({name: _empty(one) for name, one in final.items()}, _metadata(about))
+    shapes = {
+        name: torch.empty(one["shape"], dtype=getattr(torch, one["dtype"]), device="meta")
+        for name, one in final.items()
+    }
+    layout = lay_out(shapes, {**about, "weights_sha256": _PLACEHOLDER})
     scratch.mkdir(parents=True, exist_ok=True)
     path = scratch / "final.safetensors"
     with path.open("wb") as file:
@@ -213,11 +216,3 @@ def export_final(
     store.put_file(FINAL, path)
     path.unlink()
     return digest
-
-
-def _metadata(about: Mapping[str, str]) -> dict[str, str]:
-    return {**about, "weights_sha256": _PLACEHOLDER}
-
-
-def _empty(about: Mapping[str, Any]) -> Tensor:
-    return torch.empty(about["shape"], dtype=getattr(torch, about["dtype"]), device="meta")

@@ -20,8 +20,8 @@ from tests.training.hooks import (
     during,
 )
 from tests.training.runs import ROOT, Run, assert_equal
+from training.attempt.notice import Interruption
 from training.attempt.supervisor import Watchdog, _LastResort, _LongWork, notify
-from training.record.lease import Lease
 
 
 def busy_in_c() -> None:
@@ -54,11 +54,11 @@ def test_a_rank_that_is_lost_under_a_notice_does_not_lose_what_is_staged(
     """The end of a machine may reach the other ranks first."""
     run.options = ["--checkpoint-interval=1000steps"]
     guardians: list[_LastResort] = []
-    hold = _LastResort.hold
+    begin = _LastResort.__init__
 
-    def remember(self: _LastResort, lease: Lease) -> None:
+    def remember(self: _LastResort, interruption: Interruption) -> None:
         guardians.append(self)
-        hold(self, lease)
+        begin(self, interruption)
 
     def lose_a_rank() -> None:
         while guardians[0]._interruption.notice is None:
@@ -67,7 +67,7 @@ def test_a_rank_that_is_lost_under_a_notice_does_not_lose_what_is_staged(
 
     during("first-evaluation", 5, lose_a_rank)
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(_LastResort, "hold", remember)
+        patched.setattr(_LastResort, "__init__", remember)
         end_in_time(run)
     newest = run.head.checkpoints[-1]
     assert (newest.kind, newest.step) == ("emergency", 4)

@@ -14,7 +14,7 @@ from tests.training.save.scene import Machine, entries, wait_for_snapshot
 from training.record.head import Retention
 from training.save import capture as capture_module
 from training.save.blobs import Blobs
-from training.save.capture import Capture, Known, capture, known_after
+from training.save.capture import Capture, Known, Moment, capture
 from training.save.folder import FolderSource, _Sent
 from training.save.listing import ChangedError, FileState, Listing, SnapshotError
 from training.save.mirror import Mirror
@@ -43,6 +43,7 @@ def captured(folder: Path, known: Known, *, in_place: bool = False) -> Capture:
         reason="commit",
         program_says_when=True,
         note={},
+        moment=Moment(),
         in_place=in_place,
     )
 
@@ -77,7 +78,7 @@ def test_small_files_go_in_packs_and_only_those_that_changed(tmp_path: Path, fol
     first = send(store, folder, Known())
     assert (store.num_uploads, first.sent_bytes) == (1, 50_000)
     (folder / "7").write_bytes(os.urandom(100))
-    second = send(store, folder, known_after(first.manifest, first.files))
+    second = send(store, folder, Known.after(first.manifest, first.files))
     assert (store.num_uploads, second.sent_bytes) == (2, 100)
 
 
@@ -87,7 +88,7 @@ def test_a_copy_or_a_new_name_is_not_sent_again(tmp_path: Path, folder: Path) ->
     first = send(store, folder, Known())
     (folder / "last.ckpt").write_bytes((folder / "epoch-1.ckpt").read_bytes())
     (folder / "epoch-1.ckpt").rename(folder / "best.ckpt")
-    second = send(store, folder, known_after(first.manifest, first.files))
+    second = send(store, folder, Known.after(first.manifest, first.files))
     assert (second.changed_bytes, second.sent_bytes) == (6_000_000, 0)
 
 
@@ -153,9 +154,9 @@ def test_at_most_half_of_what_is_stored_is_waste(tmp_path: Path, folder: Path) -
     (old,) = sent.manifest.blobs
     for number in range(6):
         (folder / f"{number}").unlink()
-    sent = send(store, folder, known_after(sent.manifest, sent.files))
+    sent = send(store, folder, Known.after(sent.manifest, sent.files))
     assert sent.manifest.blobs.keys() == {old}, "this one needs less than half of it"
-    sent = send(store, folder, known_after(sent.manifest, sent.files))
+    sent = send(store, folder, Known.after(sent.manifest, sent.files))
     assert old not in sent.manifest.blobs
     assert sum(sent.manifest.blobs.values()) == 4000
 

@@ -24,7 +24,7 @@ from training.proof.store_faults import misbehaving
 from training.record.head import Retention
 from training.record.lease import LeaseLostError
 from training.record.metrics import Events
-from training.save.capture import capture
+from training.save.capture import Moment, capture
 from training.save.mirror import Mirror
 from training.save.restore import fill, read_manifest
 from training.store.folder import FolderStore
@@ -113,6 +113,7 @@ def test_whatever_the_head_names_can_be_restored(tmp_path: Path, seed: int) -> N
             reason="commit",
             program_says_when=True,
             note={},
+            moment=Moment(),
         )
         save = mirror._saves.prepare(captured, "periodic")
         save.hurry()
