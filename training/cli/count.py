@@ -100,7 +100,12 @@ def _maker(
     """What makes the model with a batch of a size, as it is trained, and how it is counted."""
     import torch
 
-    from training.preflight.finetuning import adapted, in_bfloat16
+    from training.preflight.borrowed import (
+        HuggingFace,
+        adapted,
+        balanced_experts,
+        in_bfloat16,
+    )
     from training.preflight.standalone import load_function
 
     counting: AbstractContextManager[None] = nullcontext()
@@ -108,8 +113,6 @@ def _maker(
     if ":" in options.target:
         make = load_function(options.target)
     else:
-        from training.preflight.huggingface import HuggingFace, balanced_experts
-
         make = HuggingFace(
             options.target,
             tokens=options.tokens,

@@ -24,7 +24,7 @@ from torch._subclasses.fake_tensor import (
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from training.errors import UserError, name_known
-from training.preflight.finetuning import AdamW8bit
+from training.preflight.borrowed import AdamW8bit
 from training.workload import Batch, Dataset, Inputs, Loss, Settings, Train
 
 # (step, num_steps): what grows over a stage, such as a resolution, is largest in the last step.

@@ -28,7 +28,7 @@ from training.save.listing import (
 )
 from training.save.manifest import Content, FolderManifest, Reason
 from training.save.quiet import held_open, mapped_for_writing
-from training.save.sparse import data_of, extents_of, places
+from training.save.sparse import Extents, data_of
 from training.store.transfer import (
     PART_BYTES,
     Contents,
@@ -271,8 +271,8 @@ class CapturedFile(Contents):
     def __init__(self, path: str, source: Path, size: int) -> None:
         self.path = path
         self.name = ""  # the blob that it becomes
-        self.extents = extents_of(source, size)
-        self._size = size if self.extents is None else sum(count for _, count in self.extents)
+        self.extents = Extents.of(source, size)
+        self._size = size if self.extents is None else self.extents.data_bytes
         self.part_bytes = part_bytes_of(self._size)
         self._source = source
         self._digests = [b""] * num_parts(self._size, self.part_bytes)
@@ -299,7 +299,7 @@ class CapturedFile(Contents):
         """Some of its bytes, as if it had no holes; ChangedError if it has become shorter."""
         if self.extents is None:
             return self._read(start, stop)
-        found = places(self.extents, start, stop)
+        found = self.extents.places(start, stop)
         return memoryview(b"".join(self._read(at, at + last - first) for at, first, last in found))
 
     def _read(self, start: int, stop: int) -> memoryview:

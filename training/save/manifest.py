@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeAlias, get_args
 
 from contract.keys import BLOB_NAME
 from training.record.run import DamagedCheckpointError
-from training.save.sparse import Extents, refuse_wrong
+from training.save.sparse import Extents
 from training.store.transfer import MAX_PARTS, num_parts
 
 SNAPSHOT = "snapshot.json"
@@ -47,7 +47,7 @@ class Content:
             raise ValueError("a checksum or blob is missing")
         if self.extents is not None:
             _refuse_other_than_numbers(*(number for pair in self.extents for number in pair))
-            refuse_wrong(self.extents, self.bytes)
+            self.extents.refuse_wrong(self.bytes)
 
     @property
     def file_bytes(self) -> int:
@@ -58,7 +58,7 @@ class Content:
     def from_json(cls, record: Mapping[str, Any]) -> "Content":
         """Read what `asdict` returned."""
         extents = record.get("extents")
-        pairs = None if extents is None else tuple((start, count) for start, count in extents)
+        pairs = None if extents is None else Extents((start, count) for start, count in extents)
         return cls(**{**record, "extents": pairs})
 
 

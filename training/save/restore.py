@@ -24,7 +24,6 @@ from training.record.head import CheckpointEntry
 from training.record.run import DamagedCheckpointError
 from training.save.listing import FileState, SnapshotError, list_folder
 from training.save.manifest import SMALL_BYTES, SNAPSHOT, Content, FolderManifest, SavedFile
-from training.save.sparse import places
 from training.store.folder import write_at
 from training.store.protocol import Store, StoreError
 from training.store.transfer import PART_BYTES, FileEntry, checksum_of, receive, run_all
@@ -255,7 +254,7 @@ def _write(file: int, content: Content, start: int, data: memoryview) -> None:
     if content.extents is None:
         write_at(file, data, start)
         return
-    for at, first, last in places(content.extents, start, start + len(data)):
+    for at, first, last in content.extents.places(start, start + len(data)):
         write_at(file, data[first - start : last - start], at)
     os.truncate(file, content.file_bytes)
 

@@ -13,8 +13,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from tests.training.forked import in_fork
 from training.cli.main import main
 from training.errors import UserError
+from training.preflight.borrowed import HuggingFace
 from training.preflight.footprint import StepFootprint, measure_step
-from training.preflight.huggingface import HuggingFace
 from training.preflight.standalone import _STANDS_IN, ModelStage, load_function
 from training.workload import Settings, Train
 

@@ -253,7 +253,7 @@ def test_what_a_program_leaves_may_take_longer_to_send_than_the_watchdog_waits(
     run: ProgramRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hangs: list[str] = []
-    monkeypatch.setattr("training.attempt.supervisor.LastResort.fail", hangs.append)
+    monkeypatch.setattr("training.attempt.supervisor._LastResort.fail", hangs.append)
     real = watch._upload_final
 
     def slow(*what: Any) -> tuple[dict[str, str], int]:

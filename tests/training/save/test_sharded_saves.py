@@ -15,7 +15,7 @@ from tests.training.damage import flip
 from tests.training.hooks import both_ranks_end_in_time_where_one_hangs, during
 from tests.training.runs import Run, assert_equal
 from training.store.folder import FolderStore
-from training.store.protocol import StoreError, Upload
+from training.store.protocol import StoreError
 
 
 @pytest.fixture
@@ -27,14 +27,19 @@ def at_upload(
     monkeypatch: pytest.MonkeyPatch, step: int, name: str, act: Callable[[str], None]
 ) -> None:
     """Act in the saving process when it starts a file of a save of this step."""
-    upload = FolderStore.upload
 
-    def acting(self: FolderStore, key: str, *arguments: Any) -> Upload:
-        if key.startswith(f"checkpoints/{step:08d}-") and key.endswith(name):
-            act(key)
-        return upload(self, key, *arguments)
+    def patch(method: str) -> None:
+        write = getattr(FolderStore, method)
 
-    monkeypatch.setattr(FolderStore, "upload", acting)
+        def acting(self: FolderStore, key: str, *arguments: Any) -> Any:
+            if key.startswith(f"checkpoints/{step:08d}-") and key.endswith(name):
+                act(key)
+            return write(self, key, *arguments)
+
+        monkeypatch.setattr(FolderStore, method, acting)
+
+    patch("upload")
+    patch("put")
 
 
 def kill(key: str) -> None:
