@@ -10,9 +10,9 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from contract.keys import MANIFEST
 from contract.program import PLACEMENT, WORKLOAD
@@ -29,7 +29,7 @@ from training.program.watch import ProgramWatch
 from training.record.run import RunConfig
 from training.report.receipt import RunResult
 from training.save.mirror import restore_as
-from training.store.local_dataset import ARRIVING, LocalDataset
+from training.store.local_dataset import ARRIVING
 
 _log = logging.getLogger(__name__)
 
@@ -49,18 +49,9 @@ def run_program(options: ProgramOptions, supervisor: Supervisor) -> int:
         return run_attempt(options, job, supervisor)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _InputData:
-    """The dataset of a program: a folder with any files, which become its channels; or none."""
-
-    fingerprint: str
-    opened: LocalDataset | None = None
-    plain: Path | None = None
-
-    @property
-    def folder(self) -> Path | None:
-        """The folder. Waits for the sync if one is filling it."""
-        return self.opened.folder if self.opened else self.plain
+# The dataset of a program: its fingerprint, and what waits for a sync and gives the folder, whose
+# files become the program's channels; None: there is none.
+_InputData: TypeAlias = tuple[str, Callable[[], Path | None]]
 
 
 class _ProgramJob:
@@ -71,7 +62,7 @@ class _ProgramJob:
 
     def __init__(self, options: ProgramOptions, dataset: _InputData) -> None:
         self._options = options
-        self._dataset = dataset
+        self._fingerprint, self._dataset_folder = dataset
         self._source_sha256 = source_sha256(options.source)
         copy_source(options.source, options.container.code)
         self._host = ContainerHost.here(options.instance_type, options.hosts)
@@ -85,7 +76,7 @@ class _ProgramJob:
             recipe=WORKLOAD,
             overrides={},
             config=identity(self._options, self._source_sha256),
-            dataset=self._dataset.fingerprint,
+            dataset=self._fingerprint,
             numerics_key={},
         )
 
@@ -148,8 +139,11 @@ class _ProgramJob:
             _log.warning("[program] %s, so the program ends here, too", why)
             supervisor.interruption.tell("shutdown")
 
-        dataset = self._dataset.fingerprint
-        facts = {"source": self._source_sha256, "dataset": dataset, "run": options.store.uri}
+        facts = {
+            "source": self._source_sha256,
+            "dataset": self._fingerprint,
+            "run": options.store.uri,
+        }
         meeting, has_finished = meet(options.hosts, facts, waiting, snapshot), False
         try:
             meeting.watch(tell)
@@ -160,7 +154,7 @@ class _ProgramJob:
 
     def _prepare(self) -> None:
         options = self._options
-        options.container.prepare(options.program, self._host, self._dataset.folder)
+        options.container.prepare(options.program, self._host, self._dataset_folder())
 
 
 def _end_in_time(process: ProgramProcess, signal_name: str, notice: Notice) -> None:
@@ -211,14 +205,14 @@ def _beating(run: HeldRun, act: Callable[[], _T], *, until_notice: bool = True) 
 def _opened_input(uri: str | None, scratch: Path, watchdog: Watchdog) -> Iterator[_InputData]:
     """Open the dataset; a local folder needs no manifest."""
     if uri is None:
-        yield _InputData(fingerprint="none")
+        yield "none", lambda: None
         return
     folder = Path(uri)
     if folder.is_dir() and not any((folder / name).exists() for name in (MANIFEST, ARRIVING)):
-        yield _InputData(fingerprint=_fingerprint(folder), plain=folder)
+        yield _fingerprint(folder), lambda: folder
         return
     with opened_dataset(uri, scratch, watchdog) as opened:
-        yield _InputData(fingerprint=opened.fingerprint, opened=opened)
+        yield opened.fingerprint, lambda: opened.folder
 
 
 def _fingerprint(folder: Path) -> str:

@@ -33,7 +33,7 @@ from training.save.manifest import (
     SavedFolder,
     SavedLink,
 )
-from training.save.publish import CheckpointPublisher, FailedSaves, Save, seconds_until
+from training.save.publish import CheckpointPublisher, FailedSaves, Save, StateSource, seconds_until
 from training.store.protocol import Store, StoreError
 from training.store.transfer import (
     CancelledError,
@@ -64,7 +64,7 @@ class _Sent:
     sent_bytes: int
 
 
-class FolderSource:
+class FolderSource(StateSource):
     """One capture of a folder; `sent` once its contents are in the store, for every later try."""
 
     def __init__(

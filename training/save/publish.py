@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 from training.record.head import KEEP_NEWEST, CheckpointEntry, Head, Retention
 from training.record.lease import Lease, LeaseLostError
@@ -44,22 +44,23 @@ class Cost:
         return self.save_seconds + self.upload_seconds
 
 
-class _Holding(Protocol):
-    """The state of one moment, as far as one process holds it."""
+class StateSource:
+    """The state of one moment, as far as one process holds it: its tensors, or a folder.
+
+    Of the ranks of a sharded stage only the first has an entry, and sends in this way.
+    """
 
     @property
     def num_bytes(self) -> int:
         """Bytes that this process sends."""
+        raise NotImplementedError
 
     def discard(self) -> None:
-        """Free what only sending needs; the save is over."""
-
-
-class _StateSource(_Holding, Protocol):
-    """The state of one moment, and how it is stored: tensors of all ranks, or a folder."""
+        """Free what only sending needs, if anything; the save is over."""
 
     def entry(self, head: Head) -> CheckpointEntry:
         """What the head is to say of it, without its files."""
+        raise NotImplementedError
 
     def send(
         self, name: str, progress: TransferProgress, beside: Sequence[Callable[[], None]]
@@ -68,13 +69,14 @@ class _StateSource(_Holding, Protocol):
 
         None: nothing has changed since the last commit.
         """
+        raise NotImplementedError
 
     def facts(self) -> Mapping[str, Any]:
         """What the event of its commit says beyond step, kind and seconds."""
+        raise NotImplementedError
 
 
-_S = TypeVar("_S", bound=_Holding)
-_Stored = TypeVar("_Stored", bound=_StateSource)
+_S = TypeVar("_S", bound=StateSource)
 
 
 class FailedSaves:
@@ -275,7 +277,7 @@ class CheckpointPublisher:
         self._retention = retention
         self._last_line = -_LINE_SECONDS
 
-    def publish(self, save: Save[_Stored]) -> None:
+    def publish(self, save: Save[_S]) -> None:
         """Send and commit; may raise StoreError, LeaseLostError and CancelledError."""
         sent_at = time.monotonic()
         save.entry = save.source.entry(self._lease.head)
@@ -310,7 +312,7 @@ class CheckpointPublisher:
             **save.source.facts(),
         )
 
-    def settle(self, save: Save[_Stored]) -> None:
+    def settle(self, save: Save[_S]) -> None:
         """After a save: tell of a refusal, or delete what the retention no longer keeps.
 
         After a release the successor deletes it, because then seconds count.
@@ -326,7 +328,7 @@ class CheckpointPublisher:
 
     def tell(
         self,
-        save: Save[_Stored],
+        save: Save[_S],
         *,
         step: int | None = None,
         blocked_seconds: float = 0.0,

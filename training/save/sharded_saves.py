@@ -22,7 +22,7 @@ from training.errors import DivergedError, Divergence
 from training.record.head import step_of
 from training.save.layout import SLICES, Slice, is_first_holder, local_slice
 from training.save.memory import allocate, view_of
-from training.save.publish import Save
+from training.save.publish import Save, StateSource
 from training.save.state import HostCopies, HostCopy, LiveState, OtherShares, refuse_nan
 from training.store.protocol import StoreError
 from training.store.transfer import CancelledError, FileEntry, send
@@ -153,7 +153,7 @@ def _raise_for(rank: int, written: _WrittenShare, step: int) -> None:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Share:
+class _Share(StateSource):
     """What this rank writes of one save."""
 
     name: str  # of the checkpoint
@@ -163,9 +163,6 @@ class _Share:
     def num_bytes(self) -> int:
         """Total bytes of the files."""
         return sum(file.size for file in self.state.files)
-
-    def discard(self) -> None:
-        """No-op: the memory of a copy is used again."""
 
 
 class ShardedFollower:

@@ -24,6 +24,7 @@ from training.errors import DivergedError, Divergence
 from training.record.head import CheckpointEntry, Head, Position
 from training.save.layout import SLICES, FileLayout, TensorSpan, lay_out, merged_slices
 from training.save.memory import allocate, available_bytes, open_shared, view_of
+from training.save.publish import StateSource
 from training.store.protocol import PartSender, Store, StoreError
 from training.store.transfer import (
     Contents,
@@ -267,7 +268,7 @@ class SaveRequest:
     state: LiveState
 
 
-class TensorSource:
+class TensorSource(StateSource):
     """The state that was requested, read from its live tensors or from a copy on the host."""
 
     def __init__(
@@ -313,9 +314,6 @@ class TensorSource:
             _refuse_wrong_sizes(store.sizes(prefix), prefix, files)
             state = {**state, SLICES: merged_slices([state[SLICES], *slices])}
         return (*files, put_text(store, prefix, STATE, json.dumps(state).encode()))
-
-    def discard(self) -> None:
-        """No-op: the memory of a copy is used again."""
 
     def facts(self) -> Mapping[str, Any]:
         """What an answer to a notice, or the extra time after it, was worth."""
