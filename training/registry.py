@@ -105,10 +105,10 @@ def resolve_config(workload: "Workload[Any]", recipe: str, overrides: Mapping[st
 
 
 def fitted(
-    workload: "Workload[Any]", config: Any, overrides: Mapping[str, str], meta: Mapping[str, Any]
+    workload: "Workload[Any]", recipe: str, overrides: Mapping[str, str], meta: Mapping[str, Any]
 ) -> dict[str, str]:
-    """What a dataset decides of a config in which nothing else was asked for."""
-    found = workload.fitted(config, meta)
+    """What a dataset decides of a config, but for what was asked for."""
+    found = workload.fitted(resolve_config(workload, recipe, overrides), meta)
     return {name: text for name, text in found.items() if name not in overrides}
 
 

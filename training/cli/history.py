@@ -5,12 +5,10 @@ import json
 from pathlib import Path
 
 from contract.keys import REPORT
-from training.cli.run import checked_file, checked_folder, positive
+from training.cli.run import RUN_URI, checked_file, checked_folder, positive
 from training.errors import EXIT_FINISHED
 from training.record.run import open_run
 from training.report.page import summary, write_report
-
-_RUN = "s3://bucket/runs/<run id>, or a folder"
 
 
 def add_report(parser: argparse.ArgumentParser) -> None:
@@ -19,7 +17,7 @@ def add_report(parser: argparse.ArgumentParser) -> None:
         "Write a run's report.html: loss curves, evaluations, attempts, cost of interruptions. "
         "Every run writes it at its end; this writes it at any time, and copies it to --out."
     )
-    parser.add_argument("--run-uri", required=True, help=_RUN)
+    parser.add_argument("--run-uri", required=True, help=RUN_URI)
     parser.add_argument("--out", type=Path, help="also write the page to this file")
     parser.add_argument(
         "--usd-per-hour", type=positive, help="price of the machine, to show costs in dollars"
@@ -35,7 +33,7 @@ def add_tensorboard(parser: argparse.ArgumentParser) -> None:
         "tensorboard --logdir FOLDER. With --follow it continues until the run has ended or Ctrl-C "
         "is pressed; steps repeated after an interruption replace the earlier ones."
     )
-    parser.add_argument("--run-uri", required=True, help=_RUN)
+    parser.add_argument("--run-uri", required=True, help=RUN_URI)
     parser.add_argument("--out", required=True, type=Path, help="the log folder")
     parser.add_argument("--follow", action="store_true", help="keep up with a running run")
     parser.add_argument(

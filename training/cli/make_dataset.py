@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from contract.keys import MANIFEST
-from training.cli.run import checked_folder, positive_int
+from training.cli.run import add_override, checked_folder, positive_int
 from training.dataset_output import FolderOutput, Output, clean_up
 from training.errors import EXIT_FINISHED, MachineError, UserError
-from training.registry import fitted, resolve_config
+from training.registry import fitted
 from training.report.progress import FileProgressBar, ProgressBar, RateBar
 from training.sources import UNFINISHED, Brought, open_folder, open_source
 from training.store.dataset import StoreOutput, stored_source, upload_dataset
@@ -72,12 +72,9 @@ def add_import(bring: argparse.ArgumentParser) -> None:
 
 
 def _add_override(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--override",
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        help="of clips: difficulty (make), sampling, lists, left_out_share; of text: tokenizer (a "
+    add_override(
+        parser,
+        "of clips: difficulty (make), sampling, lists, left_out_share; of text: tokenizer (a "
         "file or folder), vocab_size, separator, held_out_of; of images: shorter_side, quality, "
         "left_out_share, validation_classes",
     )
@@ -267,7 +264,7 @@ def show_next(
     small = next(iter(workload.recipes))
     large = "full" if "full" in workload.recipes else small
     for recipe in dict.fromkeys((small, large)):
-        found = fitted(workload, resolve_config(workload, recipe, {}), {}, meta)
+        found = fitted(workload, recipe, {}, meta)
         named = " ".join(f"{name}={text}" for name, text in found.items())
         print(f"[data] recipe {recipe}, with what the dataset decides: {named or 'nothing else'}")
     is_stored = where.startswith("s3://")

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from contract.description import WorkloadDescription
-from training.cli.run import import_from
+from training.cli.run import add_override, import_from
 from training.errors import EXIT_FAILED, EXIT_FINISHED, UserError
 from training.report.progress import table
 from training.settings import changed
@@ -38,13 +38,7 @@ def add_measure(parser: argparse.ArgumentParser) -> None:
     """Add the options of `measure`."""
     parser.add_argument("--workload", help="default: every known workload")
     parser.add_argument("--recipe", help="default: every recipe of the workload")
-    parser.add_argument(
-        "--override",
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        help="measure a changed recipe: printed, and kept only in another --out",
-    )
+    add_override(parser, "measure a changed recipe: printed, and kept only in another --out")
     parser.add_argument(
         "--out", type=Path, default=_DEFAULT_OUT, help="the file to write (default: %(default)s)"
     )
@@ -317,7 +311,7 @@ def add_describe(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("workload", metavar="NAME", help="a known name, or your own as package.module:NAME")
     add("--recipe", help="default: the first")
-    add("--override", action="append", default=[], metavar="NAME=VALUE", help="as for `run`")
+    add_override(parser, "as for `run`")
     add("--source", type=Path, metavar="FOLDER", help="the folder of your own's module")
     add("--manifest", type=Path, metavar="FILE", help="of the dataset: refuse what does not fit it")
     add("--measure", action="store_true", help="with its footprints, as `measure` counts them")
@@ -337,10 +331,9 @@ def _describe(options: argparse.Namespace) -> int:
         raise UserError(f"workload {options.workload!r}: {found[0]}")
     recipe = options.recipe or next(iter(workload.recipes))
     overrides = parse_overrides(options.override)
-    config = resolve_config(workload, recipe, overrides)
     samples = workload.nominal_samples.get(recipe, {})
     meta = _meta(options.manifest) if options.manifest is not None else {}
-    overrides = {**fitted(workload, config, overrides, meta), **overrides}
+    overrides = {**fitted(workload, recipe, overrides, meta), **overrides}
     config = resolve_config(workload, recipe, overrides)
     stages = checked_stages(workload, config)
     refuse_dataset(meta, stages)

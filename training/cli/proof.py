@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from training.cli import run_program
-from training.cli.run import positive, positive_int
+from training.cli.run import add_override, positive, positive_int
 from training.errors import UserError
 
 _PROOF = "training.proof"
@@ -33,7 +33,7 @@ def add_check(parser: argparse.ArgumentParser) -> None:
         help="a known workload, or your own as package.module:NAME; or give --program",
     )
     add("--recipe", help="default: the first")
-    add("--override", action="append", default=[], metavar="NAME=VALUE", help="as for `run`")
+    add_override(parser, "as for `run`")
     add("--dataset-uri", help="a folder (default: made by the workload's own generator)")
     add("--count", type=int, default=100, help="samples to generate (default: %(default)s)")
     add(
@@ -76,7 +76,7 @@ def add_torture(parser: argparse.ArgumentParser) -> None:
         help="ranks, drawn for each attempt: 1,2, or 4x2 for four hosts of two (default: 1; "
         "built-in workload: 1,2,4)",
     )
-    add("--override", action="append", default=[], metavar="NAME=VALUE", help="as for `run`")
+    add_override(parser, "as for `run`")
     add("--dataset-uri", help="a folder (default: made by the workload's own generator)")
     add("--count", type=int, help="samples to generate (default: 100; built-in workload: 77)")
     add("--run-uri", help="runs go below it: s3://bucket/prefix or a folder (default: --out)")

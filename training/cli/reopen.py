@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from contract.keys import ADAPTATION, CONFIG, HEAD, RECEIPT
-from training.cli.run import count, positive
+from training.cli.run import RUN_URI, add_override, count, positive
 from training.errors import EXIT_FINISHED, UserError
 from training.record.head import (
     CheckpointEntry,
@@ -135,19 +135,13 @@ def add_reopen(parser: argparse.ArgumentParser) -> None:
         "has no checkpoint may change its config by --override: it need not be begun again."
     )
     add = parser.add_argument
-    add("--run-uri", required=True, help="s3://bucket/runs/<run id>, or a folder")
+    add("--run-uri", required=True, help=RUN_URI)
     start = parser.add_mutually_exclusive_group()
     start.add_argument(
         "--from-checkpoint", type=count, metavar="STEP", help="resume from this step's checkpoint"
     )
     start.add_argument("--from-scratch", action="store_true", help="resume from no checkpoint")
-    add(
-        "--override",
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        help="what is to be different; give it to the next `run`, too, or to the stack",
-    )
+    add_override(parser, "what is to be different; give it to the next `run`, too, or to the stack")
     add("--reason", default="", metavar="TEXT", help="why, for the run's events")
     add("--writer", default=socket.gethostname(), help="who says so, for the run's events")
     add(

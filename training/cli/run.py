@@ -122,13 +122,7 @@ def _add_what(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--workload", help="a known name, or your own as package.module:NAME")
     add("--recipe", help="a named config of the workload")
-    add(
-        "--override",
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        help="set one field of the config; may be given several times",
-    )
+    add_override(parser, "set one field of the config; may be given several times")
     add("--dataset-uri", help="a folder, or s3://bucket/prefix (synced first)")
     add("--run-uri", required=True, help="where the run is kept: s3://bucket/prefix, or a folder")
     add(
@@ -233,6 +227,12 @@ def _add_records(parser: argparse.ArgumentParser) -> None:
     add("--scratch", type=Path, help="local folder for downloads (default: a temporary one)")
 
 
+def add_override(parser: argparse.ArgumentParser, text: str) -> None:
+    """Add --override; `text` says what of."""
+    parser.add_argument("--override", action="append", default=[], metavar="NAME=VALUE", help=text)
+
+
+RUN_URI = "s3://bucket/runs/<run id>, or a folder"
 positive = argument_type(parse_positive)
 positive_int = argument_type(parse_positive_count)
 count = argument_type(parse_count)
@@ -276,7 +276,7 @@ def add_run(parser: argparse.ArgumentParser) -> None:
 
 def add_fail(parser: argparse.ArgumentParser) -> None:
     """Add the options of `fail`."""
-    parser.add_argument("--run-uri", required=True, help="s3://bucket/runs/<run id>, or a folder")
+    parser.add_argument("--run-uri", required=True, help=RUN_URI)
     parser.add_argument("--reason", required=True, help="one sentence, kept in head.json")
     parser.add_argument("--writer", default=socket.gethostname(), help="who says so")
     parser.set_defaults(act=_fail)

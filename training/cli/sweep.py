@@ -21,7 +21,7 @@ from typing import Any
 
 from contract.keys import ARTIFACTS, RECEIPT, SWEEP
 from contract.sweep import Sweep, drawn_runs
-from training.cli.run import count, positive_int
+from training.cli.run import add_override, count, positive_int
 from training.errors import EXIT_FAILED, EXIT_FINISHED, EXIT_INTERRUPTED, UserError
 from training.record.head import read_head
 from training.report.page import parse_receipt
@@ -57,7 +57,7 @@ def add_sweep(parser: argparse.ArgumentParser) -> None:
     add("--random", type=positive_int, metavar="N", help="so many runs, drawn, in place of a grid")
     add("--seed", type=count, default=0, help="of --random, kept (default: %(default)s)")
     add("--write-only", action="store_true", help="write sweep.json, for others to train")
-    add("--override", action="append", default=[], metavar="NAME=VALUE", help="for every run")
+    add_override(parser, "for every run")
     add("--parallel", type=positive_int, default=1, help="runs at once (default: %(default)s)")
     add("--memory-limit-mib", type=int, help="of each run, as for `run` (default: its GPU's share)")
     add("--logs", type=Path, default=Path("sweep-logs"), help="default: %(default)s")

@@ -10,7 +10,7 @@ from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from training.cli.run import checked_file, checked_folder
+from training.cli.run import RUN_URI, checked_file, checked_folder
 from training.errors import EXIT_FINISHED, UserError, name_known
 from training.record.run import OpenRun, find_checkpoint, open_run
 from training.report.progress import FileProgressBar
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from training.engine.evaluation import TrainedStage
     from training.workload import Train
 
-_RUN = "s3://bucket/runs/<run id>, or a folder"
 _CHECKPOINT = "newest, best, a step, or the start of a name (default: a finished run's weights)"
 
 
@@ -35,7 +34,7 @@ def add_export(parser: argparse.ArgumentParser) -> None:
         "file with workload, recipe, config, stage, step and metrics in its metadata. Of a "
         "program's run: write a snapshot of its checkpoint folder, the newest by default."
     )
-    parser.add_argument("--run-uri", required=True, help=_RUN)
+    parser.add_argument("--run-uri", required=True, help=RUN_URI)
     parser.add_argument("--checkpoint", help=_CHECKPOINT)
     parser.add_argument(
         "--out", required=True, type=Path, help="the file to write; for a snapshot a new folder"
@@ -70,7 +69,7 @@ def add_predict(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_subject(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--run-uri", required=True, help=_RUN)
+    parser.add_argument("--run-uri", required=True, help=RUN_URI)
     parser.add_argument("--checkpoint", help=_CHECKPOINT)
     parser.add_argument("--dataset-uri", required=True, help="a folder, or s3://bucket/prefix")
     parser.add_argument(

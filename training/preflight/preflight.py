@@ -78,12 +78,9 @@ def preflight(options: RunOptions) -> _Preflight:
     wrong = problems(workload)
     if wrong:
         raise UserError(f"workload {options.workload!r} cannot be trained: {wrong[0]}")
-    config = resolve_config(workload, options.recipe, options.overrides)
     record = read_run_config(options.store)
     meta = _meta(options.dataset_uri) if record is None else None
-    overrides_of_data = (
-        _fitted(workload, config, options.overrides, meta) if record is None else record.fitted
-    )
+    overrides_of_data = _fitted(workload, options, meta) if record is None else record.fitted
     overrides = {**overrides_of_data, **options.overrides}
     config = resolve_config(workload, options.recipe, overrides)
     checked_stages(workload, config)
@@ -142,13 +139,10 @@ def _meta(dataset_uri: str) -> Mapping[str, Any] | None:
 
 
 def _fitted(
-    workload: Workload[Any],
-    config: Any,
-    overrides: Mapping[str, str],
-    meta: Mapping[str, Any] | None,
+    workload: Workload[Any], options: RunOptions, meta: Mapping[str, Any] | None
 ) -> Mapping[str, str]:
     """What the dataset decides of the config of a run that begins; says it."""
-    found = fitted(workload, config, overrides, meta) if meta is not None else {}
+    found = fitted(workload, options.recipe, options.overrides, meta) if meta is not None else {}
     if found:
         named = " ".join(f"{name}={text}" for name, text in found.items())
         _log.info(f"[data] {named}: as the dataset has it; --override takes another")

@@ -83,15 +83,16 @@ class ProgramWatch:
             self._progress.resume(0, None)
             return ""
         name, self._number = restored.entry.name, restored.entry.step
-        step = int(restored.note.get("step", restored.entry.step))
+        saved = restored.filled.manifest
+        step = int(saved.note.get("step", restored.entry.step))
         self._progress.resume(step, name)
-        self._restored = self._number, int(restored.note.get("step", 0))
+        self._restored = self._number, int(saved.note.get("step", 0))
         self._run.events.emit(
             "resumed",
             "ok",
             checkpoint=name,
             step=step,
-            bytes=restored.bytes,
+            bytes=saved.num_bytes,
             passed_over=[{"name": name, "why": why} for name, why in restored.passed_over],
         )
         return name

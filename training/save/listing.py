@@ -33,7 +33,7 @@ class ChangedError(SnapshotError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FileState:
-    """One regular file; two that are equal have the same content."""
+    """One regular file, or a folder; two files that are equal have the same content."""
 
     device: int
     inode: int
@@ -56,20 +56,12 @@ class FileState:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _FolderState:
-    """One folder below the listed one."""
-
-    mode: int
-    mtime_ns: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Listing:
     """The content of a folder; paths are relative, with slashes, sorted."""
 
     files: dict[str, FileState]
     links: dict[str, str]  # path -> what it points to
-    folders: dict[str, _FolderState]
+    folders: dict[str, FileState]
     skipped: dict[str, str]  # path -> what it is instead of a file
     began_ns: int  # by the clock that stamps files
     logs: frozenset[str] = frozenset()  # those known as such by how they grow
@@ -147,16 +139,14 @@ def list_folder(root: Path, logs: frozenset[str] = frozenset()) -> Listing:
     """List the folder now; SnapshotError if it is missing or a part of it cannot be listed."""
     files: dict[str, FileState] = {}
     links: dict[str, str] = {}
-    folders: dict[str, _FolderState] = {}
+    folders: dict[str, FileState] = {}
     skipped: dict[str, str] = {}
     began_ns = time.time_ns()
     for path, found, entry in _walk(root, ""):
         if stat.S_ISREG(found.st_mode):
             files[path] = FileState.of(found)
         elif stat.S_ISDIR(found.st_mode):
-            folders[path] = _FolderState(
-                mode=stat.S_IMODE(found.st_mode), mtime_ns=found.st_mtime_ns
-            )
+            folders[path] = FileState.of(found)
         elif stat.S_ISLNK(found.st_mode):
             try:
                 links[path] = str(Path(entry.path).readlink())

@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -45,11 +45,8 @@ class _Restored:
     """The snapshot that the folder now holds."""
 
     entry: CheckpointEntry
-    num_files: int
-    bytes: int
-    reused_bytes: int  # of them, those that were on the disk already
+    filled: Filled
     passed_over: tuple[tuple[str, str], ...]  # newer snapshots that do not hold, and why
-    note: Mapping[str, Any] = field(default_factory=dict)
 
 
 def restore_as(store: Store, name: str, folder: Path) -> None:
@@ -145,16 +142,12 @@ class Mirror:
         self._watcher.captured = list_folder(self._folder)
         self._doubted = self._watcher.captured if found.entry.is_tentative else None
         self._saves.blobs.sweep()
-        restored = _Restored(
-            entry=found.entry,
-            num_files=len(filled.manifest.files),
-            bytes=filled.manifest.num_bytes,
-            reused_bytes=filled.reused_bytes,
-            passed_over=passed_over,
-            note=filled.manifest.note,
+        size, reused = filled.manifest.num_bytes / 1e6, filled.reused_bytes / 1e6
+        _log.info(
+            f"[snapshot] {found.entry.step} restored: {len(filled.manifest.files)} files, "
+            f"{size:,.1f} MB, {reused:,.1f} MB of them were on the disk"
         )
-        self._tell_restored(restored)
-        return restored
+        return _Restored(entry=found.entry, filled=filled, passed_over=passed_over)
 
     def start(self, program: int | None = None) -> None:
         """Watch the folder of the program with that process number from now on, and send."""
@@ -312,10 +305,3 @@ class Mirror:
         self._said = now
         _log.warning(f"[snapshot] none yet: {text}")
         return True
-
-    def _tell_restored(self, restored: _Restored) -> None:
-        size, reused = restored.bytes / 1e6, restored.reused_bytes / 1e6
-        _log.info(
-            f"[snapshot] {restored.entry.step} restored: {restored.num_files} files, "
-            f"{size:,.1f} MB, {reused:,.1f} MB of them were on the disk"
-        )

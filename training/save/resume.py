@@ -218,14 +218,6 @@ def _missing(file: FileEntry) -> Iterator[None]:
 _OF_RANK = re.compile(r"\.rank-([0-9]+)\.safetensors$")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _ShareProblem:
-    """Why a rank cannot use its part of a checkpoint."""
-
-    why: str
-    is_damage: bool  # or the store refused to read it
-
-
 class ShardedContent:
     """A checkpoint of which each rank verifies some files and fills its share of a model."""
 
@@ -243,8 +235,8 @@ class ShardedContent:
         self._files = {file.name: file for file in entry.files}
         self._kept: dict[str, dict[str, Tensor]] = {}
 
-    def verify(self, rank: int, size: int) -> _ShareProblem | None:
-        """Read and keep this rank's part of the files; return the first problem, if any.
+    def verify(self, rank: int, size: int) -> DamagedCheckpointError | StoreError | None:
+        """Read and keep this rank's part of the files; return the first error, if any.
 
         With as many ranks as wrote it, each reads exactly what it needs.
         """
@@ -255,8 +247,7 @@ class ShardedContent:
             try:
                 self._kept[file.name] = read_twice(self._entry, partial(self._read, file.name))
             except (DamagedCheckpointError, StoreError) as error:
-                is_damage = isinstance(error, DamagedCheckpointError)
-                return _ShareProblem(why=str(error), is_damage=is_damage)
+                return error.with_traceback(None)  # which would hold what was read
         return None
 
     def names(self, part: str) -> frozenset[str]:
@@ -368,9 +359,8 @@ def _read(
     world = context.world
     world.share((entry, state, slices))
     snapshot = ShardedContent(store, entry, state, slices)
-    found = [one for one in world.gather(snapshot.verify(world.rank, world.size)) if one]
-    if found:
+    errors = [one for one in world.gather(snapshot.verify(world.rank, world.size)) if one]
+    if errors:
         # Damage decides: what another rank could not read would not help.
-        worst = max(found, key=lambda problem: problem.is_damage)
-        raise (DamagedCheckpointError if worst.is_damage else StoreError)(worst.why)
+        raise max(errors, key=lambda error: isinstance(error, DamagedCheckpointError))
     return snapshot
