@@ -71,10 +71,6 @@ class Notice:
             work_seconds=work_seconds, save_seconds=save_seconds, notice_seconds=self.seconds
         )
 
-    def shorten(self, deadline: float) -> None:
-        """Move the deadline if that one is nearer."""
-        self.deadline = min(self.deadline, deadline)
-
 
 class Interruption:
     """The notices and recommendations received so far; any thread may read them."""
@@ -128,7 +124,7 @@ class Interruption:
         left = self.budget_seconds if named is None else min(self.budget_seconds, named)
         with self._lock:
             if self.notice is not None:
-                self.notice.shorten(now + left)
+                self.notice.deadline = min(self.notice.deadline, now + left)
                 return
             notice = Notice(
                 cause=cause, received=now, deadline=now + left, is_dated=named is not None

@@ -195,7 +195,7 @@ def test_a_nearer_deadline_ends_a_save_under_way(scene: Scene) -> None:
 
     def shorten() -> None:
         assert scene.store.is_at_gate.wait(60)
-        notice.shorten(time.monotonic())
+        notice.deadline = time.monotonic()
 
     threading.Thread(target=shorten).start()
     assert not scene.checkpointer.save_and_release(scene.request(1, "emergency"), notice)
