@@ -68,6 +68,7 @@ def _compared(session: Session) -> dict[str, tuple[str, str, Overrides]]:
         | {
             "float16, accumulated": (_SMALL, "float16", {}),
             "fused": growth(fused_optimizer=True),
+            "fused, moments in bfloat16": growth(fused_optimizer=True, lean_optimizer="all"),
             "compiled": growth(compile_mode="default"),
             "not deterministic": growth(deterministic=False),
             "magvit_laptop in bfloat16": trajectory("magvit_laptop", precision="bfloat16"),
@@ -132,7 +133,8 @@ def _rated(session: Session) -> Iterator[_Rated]:
         count=2000,
         overrides={"epochs": 3, "weights": "random"},
         stages=("head",),
-        variants=exact,
+        # Its 575 launches are most of a step.
+        variants={**exact, "CUDA graphs": {"compile_mode": "reduce-overhead"}},
     )
     yield _Rated(
         workload="trajectory",
