@@ -10,9 +10,9 @@ from pathlib import Path
 from contract.keys import HEAD
 from rehearsal.aws.event_bus import EventBus
 from rehearsal.drill.action import Action
-from rehearsal.drill.children import Child, run_cdk
+from rehearsal.drill.children import Child
 from rehearsal.drill.demo_log import DemoLog
-from rehearsal.drill.deployment import DATASET, NOTICE_SECONDS, DeployedStacks, synth_arguments
+from rehearsal.drill.deployment import DATASET, NOTICE_SECONDS, DeployedStacks
 from rehearsal.drill.fleet import (
     POLL_SECONDS,
     BootableMachine,
@@ -137,7 +137,7 @@ class Demo:
             notice_seconds=self.notice_seconds,
             lease_ttl_seconds=_LEASE_TTL_SECONDS,
         )
-        run_cdk(stacks.children, "cdk synth", *synth_arguments(assembly, context))
+        stacks.synthesize(assembly, context).expect()
         if making is not None:
             making.expect()
         reference = self.trained.start_reference(stacks, uninterrupted)

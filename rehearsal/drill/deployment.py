@@ -17,7 +17,7 @@ from contract.cleared_folder import cleared_folder
 from contract.run_env import training_stack
 from rehearsal.aws import EmbeddedAws
 from rehearsal.aws.event_bus import EventBus
-from rehearsal.drill.children import Child, Children, run_cdk
+from rehearsal.drill.children import Child, Children, run_cdk, start_cdk
 from rehearsal.drill.fleet import BootableMachine, Fleet, RehearsalFailed
 from rehearsal.drill.run_files import BucketFiles, bucket_files
 from rehearsal.machines import ProcessMachine
@@ -66,6 +66,12 @@ class DeployedStacks:
             *("-m", "training", "data", "upload", str(self.dataset)),
             *("--dataset-uri", f"s3://{bucket}/{name}"),
         ).expect()
+
+    def synthesize(self, assembly: Path, context: Mapping[str, str]) -> Child:
+        """Start to synthesize the app with this context; do not wait."""
+        options = [word for name, value in context.items() for word in ("-c", f"{name}={value}")]
+        words = ["synth", "--quiet", "--output", str(assembly), *options]
+        return start_cdk(self.children, "cdk synth", *words)
 
     def deploy(
         self, assembly: Path, stack: str, meanwhile: Callable[[], None] | None = None
@@ -172,12 +178,6 @@ def processes_below(folder: Path) -> list[psutil.Process]:
             if root is not None and Path(root).is_relative_to(folder):
                 found.append(process)
     return found
-
-
-def synth_arguments(assembly: Path, context: Mapping[str, str]) -> list[str]:
-    """Return the CLI's arguments to synthesize the app with this context."""
-    options = [word for name, value in context.items() for word in ("-c", f"{name}={value}")]
-    return ["synth", "--quiet", "--output", str(assembly), *options]
 
 
 @contextmanager

@@ -15,11 +15,10 @@ from contract.run_env import training_stack
 from rehearsal.aws.capacity import Course
 from rehearsal.aws.event_bus import EventBus
 from rehearsal.drill.action import parse_interruption
-from rehearsal.drill.children import Child, start_cdk
+from rehearsal.drill.children import Child
 from rehearsal.drill.deployment import (
     DeployedStacks,
     handler_poll,
-    synth_arguments,
 )
 from rehearsal.drill.fleet import (
     BootableMachine,
@@ -200,9 +199,7 @@ class ManyRuns:
         self.runs.append(SideRun(stacks=stacks, drill=drill))
 
     def _synthesize(self, number: int) -> Child:
-        context = {**CONTEXT, "name": f"r{number}"}
-        arguments = synth_arguments(self._assembly(number), context)
-        return start_cdk(self.stacks.children, "cdk synth", *arguments)
+        return self.stacks.synthesize(self._assembly(number), {**CONTEXT, "name": f"r{number}"})
 
     def _assembly(self, number: int) -> Path:
         return self.stacks.folder / f"r{number}" / "cdk.out"

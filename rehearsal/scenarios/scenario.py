@@ -3,10 +3,10 @@
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
 from types import UnionType
-from typing import Any, TypeVar, cast, get_args
+from typing import Any, TypeVar, cast, get_args, get_origin
 
 from rehearsal.aws.capacity import Course, trace_steps
 from rehearsal.drill.action import Action, check_choice
@@ -23,12 +23,14 @@ REPLACEMENT, IN_PLACE = "replacement", "in place"
 # The run's steps of bootstrap.sh go through run_step; the first, the fetch, is cloud-init's own.
 FETCH = "fetch"
 _Made = TypeVar("_Made")
-# The kinds of value that TOML has too; a number without a point may stand for one with.
+# What TOML has for a field's type; a number without a point may stand for one with.
 _TAKES: Mapping[object, tuple[type, ...]] = {
     bool: (bool,),
     int: (int,),
     float: (int, float),
     str: (str,),
+    tuple: (list,),
+    Mapping: (dict,),
 }
 
 
@@ -57,6 +59,11 @@ class Expectation:
     ranks: tuple[int, ...] = ()
     events: tuple[str, ...] = ()
 
+    def __post_init__(self) -> None:
+        check_choice("ends", self.ends, _ENDS)
+        for pattern in self.events:
+            re.compile(pattern)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Scenario:
@@ -80,6 +87,8 @@ class Scenario:
     timeout_seconds: float = 600.0
 
     def __post_init__(self) -> None:
+        if self.needs:
+            check_choice("needs", self.needs, MACHINES)
         check_choice("fleet_update", self.fleet_update, (REPLACEMENT, IN_PLACE))
         if self.guard_is_invoked and any(each.do == "guard" for each in self.actions):
             raise ValueError(
@@ -148,12 +157,13 @@ def read_scenarios(path: Path) -> list[Scenario]:
         document = tomllib.loads(text)
         words = document.pop("for_each", None)
         if words is None:
-            return [_scenario(path.stem, document, path.parent)]
+            return [_build(Scenario, {**document, "name": path.stem}, path.parent)]
         found = []
         for word in words:
             document = tomllib.loads(text.replace("{each}", word))
             del document["for_each"]
-            found.append(_scenario(f"{path.stem} {word}", document, path.parent))
+            document["name"] = f"{path.stem} {word}"
+            found.append(_build(Scenario, document, path.parent))
         return found
     except FileNotFoundError:
         raise ValueError(f"no drill found at {path}") from None
@@ -161,53 +171,19 @@ def read_scenarios(path: Path) -> list[Scenario]:
         raise ValueError(f"{path}: {error}") from error
 
 
-def _scenario(name: str, document: dict[str, Any], folder: Path) -> Scenario:
-    given = dict(document)
-    made = {
-        "parameters": _texts(given.pop("parameters", {})),
-        "capacity": _courses(given.pop("capacity", []), folder),
-        "machines": tuple(_machines(each) for each in given.pop("machine", [])),
-        "actions": tuple(_action(each, folder) for each in given.pop("action", [])),
-        "faults": _faults(given.pop("fault", [])),
-        "guard": _texts(given.pop("guard", {})),
-        "expect": _expectation(given.pop("expect", {})),
-    }
-    if "needs" in given:
-        check_choice("needs", given["needs"], MACHINES)
-    return _build(Scenario, {**given, **made, "name": name}, "a drill")
-
-
-def _expectation(given: dict[str, Any]) -> Expectation:
-    lists: dict[str, Any] = {
-        name: _listed(name, given[name]) for name in ("markets", "ranks", "events") if name in given
-    }
-    expect = _build(Expectation, {**given, **lists}, "[expect]")
-    check_choice("ends", expect.ends, _ENDS)
-    for pattern in expect.events:
-        re.compile(pattern)
-    return expect
-
-
-def _machines(given: dict[str, Any]) -> Machines:
-    which = _listed("which", given.pop("which", []))
-    programs = dict(given.pop("programs", {}))
-    step = given.pop("fails_at", None)
-    if step == FETCH:
-        programs["aws"] = _FAILING_FETCH
-    elif step is not None:
-        programs["python3"] = _FAILING_STEP.format(step=step)
-    quirks: dict[str, Any] = {
-        "programs": programs,
-        "files": _texts(given.pop("files", {})),
-        "environment": _texts(given.pop("environment", {})),
-        "lacks": _listed("lacks", given.pop("lacks", [])),
-    }
-    if "disks" in given:
-        volumes = given.pop("disks")
-        quirks["disks"] = tuple(_build(Volume, each, "disks") for each in volumes)
-    return Machines(which=which, quirks=_build(Quirks, {**given, **quirks}, "[[machine]]"))
-
-
+# What the messages call a table.
+_TABLES: Mapping[type, str] = {
+    Scenario: "a drill",
+    Expectation: "[expect]",
+    Machines: "[[machine]]",
+    Quirks: "[[machine]]",
+    Volume: "disks",
+    Action: "[[action]]",
+    Fault: "fault",
+    Course: "capacity",
+}
+# A list of tables is written by the name of one.
+_LISTS = {"machine": "machines", "action": "actions", "fault": "faults"}
 _FAILING_FETCH = """case "$*" in
 *bundle.zip) echo "fatal error: rehearsed" >&2; exit 1 ;;
 esac
@@ -221,63 +197,55 @@ exec "$real" "$@"
 """
 
 
-def _action(given: dict[str, Any], folder: Path) -> Action:
-    lists = {
-        "capacity": _courses(given.pop("capacity", []), folder),
-        "parameters": _texts(given.pop("parameters", {})),
-        "faults": _faults(given.pop("fault", [])),
-    }
-    return _build(Action, {**given, **lists}, "[[action]]")
-
-
-def _faults(given: Sequence[dict[str, Any]]) -> tuple[Fault, ...]:
-    return tuple(_build(Fault, each, "fault") for each in given)
-
-
-def _courses(given: Sequence[dict[str, Any]], folder: Path) -> tuple[Course, ...]:
-    courses = []
-    for each in given:
-        values = dict(each)
-        if "machines" in values:
-            values["steps"] = ((0.0, float(values.pop("machines"))),)
-        elif "trace" in values:
-            hour = float(values.pop("hour_seconds"))
-            values["steps"] = trace_steps(folder / values.pop("trace"), hour_seconds=hour)
-        elif "steps" in values:
-            values["steps"] = tuple((float(at), float(count)) for at, count in values["steps"])
-        courses.append(_build(Course, values, "capacity"))
-    return tuple(courses)
-
-
-def _texts(given: Mapping[str, object]) -> dict[str, str]:
-    """Return a table whose values are all texts, as variables are."""
-    return {name: str(value) for name, value in given.items()}
-
-
-def _listed(name: str, value: object) -> tuple[Any, ...]:
-    """Return a list as a tuple; a text, which is a sequence too, is refused."""
-    if not isinstance(value, list):
-        raise ValueError(f"{name} is {value!r}; give a list")
-    return tuple(value)
-
-
-def _build(kind: type[_Made], values: Mapping[str, Any], where: str) -> _Made:
+def _build(kind: type[_Made], table: Mapping[str, Any], folder: Path) -> _Made:
     """Build a dataclass; an unknown or missing field is a ValueError that names it."""
+    where = _TABLES[kind]
     known = {each.name: each.type for each in fields(cast(Any, kind))}
-    for name, value in values.items():
-        if name not in known:
+    values = {}
+    for name, value in _by_field(kind, table, folder).items():
+        of = name if name in known else _LISTS.get(name)
+        if of not in known:
             raise ValueError(f"{where} has no {name!r}; it has {', '.join(known)}")
-        _check_type(f"{name} of {where}", value, known[name])
+        values[of] = _read(known[of], value, f"{name} of {where}", folder)
     try:
         return kind(**values)
     except TypeError as error:
         raise ValueError(f"{where}: {str(error).partition('() ')[2]}") from None
 
 
-def _check_type(name: str, value: object, kind: object) -> None:
-    """Refuse a text where a number is meant, and the like; what has parts checks them itself."""
-    kinds = get_args(kind) if isinstance(kind, UnionType) else (kind,)
-    taken = [each for known in kinds for each in _TAKES.get(known, ())]
-    if taken and type(value) not in taken:
+def _read(kind: Any, value: Any, name: str, folder: Path) -> Any:
+    """Return a value as its field's type has it; refuse a text where a number is meant, ..."""
+    if isinstance(kind, UnionType):
+        kind = get_args(kind)[0]  # the other is None
+    origin = Mapping if is_dataclass(kind) else get_origin(kind) or kind
+    taken = _TAKES[origin]
+    if type(value) not in taken:
         names = " or ".join(each.__name__ for each in taken)
         raise ValueError(f"{name} is {value!r}; give: {names}")
+    if is_dataclass(kind):
+        return _build(cast(Any, kind), value, folder)
+    if origin is tuple:
+        return tuple(_read(get_args(kind)[0], each, name, folder) for each in value)
+    # A table of texts, as variables are.
+    return {key: str(each) for key, each in value.items()} if origin is Mapping else value
+
+
+def _by_field(kind: type, table: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """Return a table by the names of the fields, what stands for a field as that field."""
+    given = dict(table)
+    if kind is Machines:
+        programs = dict(given.pop("programs", {}))
+        step = given.pop("fails_at", None)
+        if step == FETCH:
+            programs["aws"] = _FAILING_FETCH
+        elif step is not None:
+            programs["python3"] = _FAILING_STEP.format(step=step)
+        return {"which": given.pop("which", []), "quirks": {**given, "programs": programs}}
+    if kind is Course and "machines" in given:
+        given["steps"] = [[0.0, given.pop("machines")]]
+    elif kind is Course and "trace" in given:
+        steps = trace_steps(folder / given.pop("trace"), hour_seconds=given.pop("hour_seconds"))
+        given["steps"] = [list(step) for step in steps]
+    elif kind is Scenario:
+        given.setdefault("expect", {})
+    return given

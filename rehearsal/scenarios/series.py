@@ -9,8 +9,8 @@ from pathlib import Path
 from rich.table import Table
 
 from contract.keys import RECEIPT
-from rehearsal.drill.children import Child, ChildFailed, start_cdk
-from rehearsal.drill.deployment import DeployedStacks, synth_arguments
+from rehearsal.drill.children import Child, ChildFailed
+from rehearsal.drill.deployment import DeployedStacks
 from rehearsal.drill.fleet import RehearsalFailed, instances_of
 from rehearsal.drill.grants import FILE
 from rehearsal.drill.workload import RehearsedWorkload, prepare, stack_context
@@ -155,8 +155,7 @@ class DrillSeries:
         return self._folder(index) / "cdk.out"
 
     def _synthesize(self, index: int) -> Child:
-        arguments = synth_arguments(self._assembly(index), self._context(index))
-        return start_cdk(self.stacks.children, "cdk synth", *arguments)
+        return self.stacks.synthesize(self._assembly(index), self._context(index))
 
 
 def outcome_table(outcomes: Sequence[DrillOutcome]) -> Table:

@@ -7,8 +7,7 @@ from pathlib import Path
 from cloudformation import schema
 from rehearsal.aws.event_bus import EventBus
 from rehearsal.drill.action import Action
-from rehearsal.drill.children import run_cdk
-from rehearsal.drill.deployment import DeployedStacks, handler_poll, synth_arguments
+from rehearsal.drill.deployment import DeployedStacks, handler_poll
 from rehearsal.drill.fleet import BootableMachine, MachineLife, instances_of
 from rehearsal.drill.interruptions import Drill
 from rehearsal.faults import Fault
@@ -125,10 +124,8 @@ class ScenarioTrial:
         """Synthesize what the actions deploy, which in mid-run would take a part of the run."""
         for number, action in enumerate(self.scenario.actions, start=1):
             if action.do == "deploy":
-                arguments = synth_arguments(
-                    self._assembly(number), {**self.context, **action.parameters}
-                )
-                run_cdk(self.stacks.children, "cdk synth", *arguments)
+                context = {**self.context, **action.parameters}
+                self.stacks.synthesize(self._assembly(number), context).expect()
 
     def _machine(self, instance: RehearsedInstance) -> BootableMachine:
         quirks = self.scenario.quirks(len(self.drill.fleet.lives) + 1)
