@@ -3,9 +3,10 @@
 Each row is a script. It runs twice to its end, and then is killed at seeded moments, most of them
 inside a save, by three exits: all processes at once; a notice, and the end some seconds later; a
 shutdown. Alone it starts again on its local disk; under us each life is a new machine, and the
-store, a folder or S3, has faults. Results are kept in --out as they come: the command goes on where
-it was. --page writes them to docs/kill-table.md; with --hours 0 it plays nothing before. Exit code
-1: under us a restore was torn or mismatched, or a run never came back.
+store, a folder or S3, has faults. Results are kept in --out after each run: the command goes on
+where it was, also with more --kills. --page writes them to docs/kill-table.md; with --hours 0 it
+plays nothing before. Exit code 1: under us a restore was torn or mismatched, a run never came back,
+or more was lost than the row's bound allows.
 """
 
 import argparse
@@ -23,20 +24,22 @@ from typing import Any
 
 from benchmarks.kills import page
 from benchmarks.kills.judge import Account
-from benchmarks.kills.lives import EXITS, WAYS, Cell, Row, Series
+from benchmarks.kills.lives import EXITS, WAYS, Exit, Killed, Row, Series, Way
 from benchmarks.kills.rows import ROWS
 
+_HABITS = "habits"  # all rows that need no environment of their own
+_MOST_NEVER_BACK = 3  # of a cell
 _UV = Path(sys.executable).with_name("uv")
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
     """Add the options of `kill_table`."""
     add = command.add_argument
-    add("--rows", nargs="+", default=[], metavar="NAME", help="default: all of them")
+    add("--rows", nargs="+", default=[], metavar="NAME", help="or habits; default: all of them")
     add("--ways", nargs="+", default=WAYS, choices=WAYS, help="default: all of them")
     add("--kills", type=int, default=8, help="of each exit, default: %(default)s")
     add("--seed", type=int, default=0, help="of the moments, default: %(default)s")
-    add("--hours", type=float, default=3.0, help="begin no cell after it, default: %(default)s")
+    add("--hours", type=float, default=3.0, help="begin no run after it, default: %(default)s")
     add("--out", type=Path, default=Path("out/kills"), help="default: %(default)s")
     add("--keep", action="store_true", help="keep the trainers' environments")
     add("--page", action="store_true", help="write the results to docs/kill-table.md")
@@ -44,12 +47,18 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 
 def measure(given: argparse.Namespace) -> list[dict[str, Any]]:
     """Play what is asked for and not there yet; return the table."""
-    names = [row.name for row in ROWS]
+    names = [*(row.name for row in ROWS), _HABITS]
     if unknown := sorted(set(given.rows) - set(names)):
         raise ValueError(f"unknown rows: {', '.join(unknown)}; known: {', '.join(names)}")
     if given.kills < 1:
         raise ValueError(f"--kills must be at least 1, got {given.kills}")
-    chosen = [row for row in ROWS if not given.rows or row.name in given.rows]
+    chosen = [
+        row
+        for row in ROWS
+        if not given.rows
+        or row.name in given.rows
+        or (_HABITS in given.rows and not row.requirements)
+    ]
     progress = _Progress(len(chosen) * len(given.ways) * len(EXITS), given.hours)
     results = []
     for row in chosen:
@@ -58,19 +67,22 @@ def measure(given: argparse.Namespace) -> list[dict[str, Any]]:
         except (RuntimeError, subprocess.CalledProcessError) as error:
             print(f"[kills] {row.name} is left out: {error}", file=sys.stderr)
             continue
-        if lines := [*table(record)]:
-            kept = {name: record[name] for name in ("row", "kills", "seed", "versions", "steps")}
-            results.append({**kept, "lines": lines})
+        if lines := [*table(record, row.bound_seconds)]:
+            kept = {name: record[name] for name in ("row", "seed", "versions", "steps")}
+            results.append({**kept, "kills": given.kills, "lines": lines})
     if given.page:
         page.write(results)
     return [line for result in results for line in result["lines"]]
 
 
 def is_damaged(lines: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether nothing was played, or under us a restore was damaged or a run did not come back."""
+    """Whether nothing was played, or under us something was damaged, lost or did not come back."""
     names = ("torn", "mismatched", "never came back")
+    ours = [line for line in lines if line["way"] != "alone"]
     return not lines or any(
-        line[name] != "0" for line in lines if line["way"] != "alone" for name in names
+        line["finished saves lost, s"] > line["of at most"]
+        or any(line[name] != "0" for name in names)
+        for line in ours
     )
 
 
@@ -103,17 +115,17 @@ class _Result:
     def __init__(self, row: Row, given: argparse.Namespace) -> None:
         self._row, self._given = row, given
         self._file = given.out / f"{row.name}.json"
-        self._asked = {"kills": given.kills, "seed": given.seed}
 
     def filled(self, progress: _Progress) -> dict[str, Any]:
-        """The row's record, with each cell that there was time for."""
-        record: dict[str, Any] = {"row": self._row.name, **self._asked, "cells": {}}
+        """The row's record, with each run that there was time for."""
+        seed = self._given.seed
+        record: dict[str, Any] = {"row": self._row.name, "seed": seed, "cells": {}}
         if self._file.exists():
             record = json.loads(self._file.read_text())
-            if found := {k: record[k] for k in self._asked if record[k] != self._asked[k]}:
-                raise ValueError(f"{self._file} was made with {found}; give another --out")
+            if record["seed"] != seed:
+                raise ValueError(f"{self._file} has seed {record['seed']}; give another --out")
         wanted = [(way, how) for way in self._given.ways for how in EXITS]
-        missing = [(way, how) for way, how in wanted if f"{way} {how}" not in record["cells"]]
+        missing = [one for one in wanted if self._num_missing(record, *one)]
         for _ in range(len(wanted) - len(missing)):
             progress.tell(f"{self._row.name}: there", was_played=False)
         if missing and not progress.is_over:
@@ -124,10 +136,16 @@ class _Result:
                 shutil.rmtree(_environment(self._row, self._given.out))
         return record
 
+    def _num_missing(self, record: Mapping[str, Any], way: Way, how: Exit) -> int:
+        """How many kills the cell lacks; none where it does not come back."""
+        cell = record["cells"].get(f"{way} {how}", _NOTHING)
+        is_hopeless = len(cell["never_back"]) >= _MOST_NEVER_BACK
+        return 0 if is_hopeless else max(0, self._given.kills - cell["kills"])
+
     def _play(
         self,
         record: dict[str, Any],
-        missing: Sequence[tuple[Any, Any]],
+        missing: Sequence[tuple[Way, Exit]],
         python: Path,
         progress: _Progress,
     ) -> None:
@@ -136,49 +154,72 @@ class _Result:
             folder = (self._given.out / "logs" / self._row.name).absolute()
             return Series(row=self._row, python=python, folder=folder, rng=rng)
 
-        whole = [series("whole").uninterrupted(number) for number in range(2)]
-        record["is_repeatable"] = whole[0].final == whole[1].final
-        record["steps"] = len(whole[0].ids)
+        if "whole" not in record:
+            whole = [series("whole").uninterrupted(number) for number in range(2)]
+            record["is_repeatable"] = whole[0].final == whole[1].final
+            record["whole"] = {"final": whole[0].final, "ids": [*whole[0].ids.values()]}
+            record["steps"] = len(whole[0].ids)
+            self._keep(record)
+        ids = dict(enumerate(record["whole"]["ids"]))
+        reference = Account(final=record["whole"]["final"], ids=ids)
         for way, how in missing:
-            if progress.is_over:
-                return
-            began = time.monotonic()
-            cell = series(f"{way} {how}").killed(way, how, self._given.kills)
-            record["cells"][f"{way} {how}"] = summary(cell, whole[0])
-            record["cells"][f"{way} {how}"]["seconds"] = round(time.monotonic() - began, 1)
-            self._file.parent.mkdir(parents=True, exist_ok=True)
-            self._file.write_text(json.dumps(record, indent=1) + "\n")
+            while num_missing := self._num_missing(record, way, how):
+                if progress.is_over:
+                    return
+                what = f"{way} {how}"
+                cell = record["cells"].get(what, _NOTHING)
+                killed = series(f"{what} {cell['runs']}").killed(
+                    way, how, cell["runs"], range(cell["kills"], cell["kills"] + num_missing)
+                )
+                record["cells"][what] = _with(cell, summary(killed, reference))
+                self._keep(record)
             progress.tell(f"{self._row.name}: {way}, {how}", was_played=True)
 
+    def _keep(self, record: Mapping[str, Any]) -> None:
+        self._file.parent.mkdir(parents=True, exist_ok=True)
+        new = self._file.with_suffix(".new")
+        new.write_text(json.dumps(record, indent=1) + "\n")
+        new.replace(self._file)
 
-def summary(cell: Cell, whole: Account) -> dict[str, Any]:
-    """What a cell's lives come to."""
-    finished = [run for run in cell.runs if run.final is not None]
-    samples = [run.samples(whole) for run in finished]
-    lost = [seconds for run in cell.runs for seconds in run.lost]
+
+def summary(killed: Killed, whole: Account) -> dict[str, Any]:
+    """What a run's lives come to."""
+    run = killed.run
+    more, less = run.samples(whole) if run.final is not None else (0, 0)
     return {
-        "kills": cell.kills,
-        "finished": len(finished),
-        "equal": sum(run.final == whole.final for run in finished),
-        "repeated": sum(more for more, _ in samples),
-        "skipped": sum(less for _, less in samples),
-        "steps_redone": sum(run.redone for run in cell.runs),
-        "torn": [what for run in cell.runs for what in run.torn],
-        "mismatched": [what for run in cell.runs for what in run.mismatched],
-        "lost": [round(seconds, 2) for seconds in lost],
-        "lost_saves": max((s for run in cell.runs for s in run.lost_saves), default=0.0),
-        "never_back": cell.never_back,
-        "faults": cell.faults,
+        "runs": 1,
+        "kills": killed.kills,
+        "finished": int(run.final is not None),
+        "equal": int(run.final is not None and run.final == whole.final),
+        "repeated": more,
+        "skipped": less,
+        "steps_redone": run.redone,
+        "torn": run.torn,
+        "mismatched": run.mismatched,
+        "lost": [round(seconds, 2) for seconds in run.lost],
+        "lost_saves": [round(seconds, 2) for seconds in run.lost_saves],
+        "never_back": killed.never_back,
+        "faults": killed.faults,
     }
 
 
-def table(record: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+def _with(cell: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
+    """A cell and one run more."""
+    return {name: cell[name] + more[name] for name in more}
+
+
+_NOTHING = {**summary(Killed(), Account(final="")), "runs": 0}
+
+
+def table(record: Mapping[str, Any], bound_seconds: float) -> Iterator[dict[str, Any]]:
     """The row's lines, one for each way that was played."""
     for way in WAYS:
         cells: dict[str, Any] = {how: record["cells"].get(f"{way} {how}") for how in EXITS}
         if not all(cells.values()):
             continue
-        lost = [seconds for cell in cells.values() for seconds in cell["lost"]]
+        lost, lost_saves = (
+            [s for c in cells.values() for s in c[n]] for n in ("lost", "lost_saves")
+        )
         finished = _sum(cells, "finished")
         yield {
             "script": record["row"],
@@ -193,7 +234,8 @@ def table(record: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
             "mismatched": _by_exit(cells, "mismatched"),
             "s lost per kill": round(statistics.mean(lost), 1) if lost else 0.0,
             "most": round(max(lost, default=0.0), 1),
-            "finished saves lost, s": round(max(c["lost_saves"] for c in cells.values()), 1),
+            "finished saves lost, s": round(max(lost_saves, default=0.0), 1),
+            "of at most": bound_seconds,
             "never came back": _by_exit(cells, "never_back"),
             "faults": _sum(cells, "faults"),
         }

@@ -48,16 +48,17 @@ class Row:
     notice_seconds: float = 10.0
     quiet_seconds: float = 0.5
     span_seconds: float = 4.0  # a kill comes within so long after a life's first step
+    bound_seconds: float = 10.0  # of lost work, what a finished save had
     users_must: str = ""  # to resume exactly
 
 
 @dataclass(kw_only=True, slots=True)
-class Cell:
-    """One row under one way and one exit: its runs until the kills are used up."""
+class Killed:
+    """A run that was killed again and again."""
 
+    run: Account = field(default_factory=Account)
     kills: int = 0
-    runs: list[Account] = field(default_factory=list)
-    never_back: list[str] = field(default_factory=list)
+    never_back: list[str] = field(default_factory=list)  # why, where it does not end
     faults: int = 0
 
 
@@ -80,27 +81,24 @@ class Series:
             raise RuntimeError(f"it ends with exit code {code} uninterrupted; see {place.log(0)}")
         return account
 
-    def killed(self, way: Way, how: Exit, num_kills: int) -> Cell:
-        """Runs, one after the other, until so many kills have hit a script that trained."""
-        cell, number = Cell(), 0
-        while cell.kills < num_kills and len(cell.never_back) < 3:
-            with self._place(way, f"{how}-{number}") as place:
-                self._run(cell, place, how, num_kills)
-                cell.faults += place.num_faults()
-            number += 1
-        return cell
+    def killed(self, way: Way, how: Exit, number: int, kills: range) -> Killed:
+        """A run to its end; these kills, or some of them, hit it while it trains."""
+        killed = Killed()
+        with self._place(way, f"{how}-{number}") as place:
+            self._play(killed, place, how, kills)
+            killed.faults = place.num_faults()
+        return killed
 
-    def _run(self, cell: Cell, place: "_Place", how: Exit, num_kills: int) -> None:
-        account, failed_starts, number = Account(), 0, 0
-        cell.runs.append(account)
+    def _play(self, killed: Killed, place: "_Place", how: Exit, kills: range) -> None:
+        account, failed_starts, number = killed.run, 0, 0
         while account.final is None:
-            is_hit = cell.kills < num_kills
-            answer = self.row.answers[cell.kills % len(self.row.answers)]
+            is_hit = killed.kills < len(kills)
+            answer = self.row.answers[(kills.start + killed.kills) % len(self.row.answers)]
             said, code = place.live(number, how if is_hit else None, answer, self.rng)
             name = f"{place.log(number)} ({answer})"
             account.live(said, name)
             is_trained = any("step" in one for one in said)
-            cell.kills += is_hit and is_trained and account.final is None
+            killed.kills += is_hit and is_trained and account.final is None
             # Another machine goes on after anything else, such as a store that cannot be read.
             is_failed = code in (EXIT_FAILED, EXIT_USER) or code == -signal.SIGKILL
             if is_failed and not is_trained and not any("torn" in one for one in said):
@@ -109,7 +107,7 @@ class Series:
             if account.final is None and (
                 failed_starts == MOST_FAILED_STARTS or (not is_hit and code == -signal.SIGKILL)
             ):
-                cell.never_back.append(f"{place.log(number)}: exit code {code}")
+                killed.never_back.append(f"{place.log(number)}: exit code {code}")
                 return
             number += 1
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from benchmarks.kills.lives import ANSWERS, Row
 from benchmarks.kills.scripts.habits import HABITS
 
+_RESTLESS = ("sqlite", "mapped")  # they never stand still
 _SCRIPTS = Path(__file__).with_name("scripts")
 
 
@@ -15,6 +16,7 @@ def _habit(name: str, *, commits: bool) -> Row:
         files=[_SCRIPTS / "habits.py"],
         arguments=[name, *["--commit"] * commits],
         answers=ANSWERS,
+        bound_seconds=120.0 if name in _RESTLESS and not commits else 10.0,
     )
 
 

@@ -11,7 +11,7 @@ import pytest
 from benchmarks.kills import command
 from benchmarks.kills.command import is_damaged, measure, summary, table
 from benchmarks.kills.judge import Account
-from benchmarks.kills.lives import WAYS, Row, Series
+from benchmarks.kills.lives import WAYS, Killed, Row, Series
 
 # It writes half of its file, says so, and then waits for its death.
 TEARS = """
@@ -43,13 +43,13 @@ def test_a_torn_restore_on_a_local_disk_never_comes_back(tmp_path: Path) -> None
     series = Series(row=row, python=Path(sys.executable), folder=tmp_path, rng=random.Random(0))
     whole = series.uninterrupted(0)
     assert whole.final == "a"
-    found = summary(series.killed("alone", "kill", 1), whole)
+    found = summary(series.killed("alone", "kill", 0, range(1)), whole)
     assert found["kills"] == 1 and found["finished"] == 0
     assert len(found["torn"]) == 4 and "kill-0/log-1" in found["torn"][0]
     assert len(found["never_back"]) == 1
 
 
-def test_a_cell_that_is_there_is_not_played_again(
+def test_what_is_there_is_not_played_again_and_more_kills_go_on_from_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     script = tmp_path / "ends.py"
@@ -60,31 +60,37 @@ def test_a_cell_that_is_there_is_not_played_again(
     monkeypatch.setattr(Series, "uninterrupted", lambda self, number: account)
     played = []
 
-    def killed(self: Series, way: str, how: str, kills: int) -> object:
-        played.append((way, how))
-        return command.Cell(kills=kills, runs=[account])
+    def killed(self: Series, way: str, how: str, number: int, kills: range) -> Killed:
+        played.append((how, number, [*kills]))
+        return Killed(kills=1, run=account)
 
     monkeypatch.setattr(Series, "killed", killed)
     (line,) = measure(given(tmp_path, ways=["alone"]))
     assert line["kills"] == 3 and line["bits equal"] == "3 of 3" and line["torn"] == "0"
-    assert [how for _, how in played] == ["kill", "notice", "shutdown"]
+    assert played == [(how, 0, [0]) for how in ("kill", "notice", "shutdown")]
     played.clear()
     measure(given(tmp_path, ways=["alone"]))
     assert played == []
-    with pytest.raises(ValueError, match=r"was made with \{'kills': 1\}; give another --out"):
-        measure(given(tmp_path, kills=2))
+    (line,) = measure(given(tmp_path, ways=["alone"], kills=3, rows=["habits"]))
+    assert line["kills"] == 9 and line["bits equal"] == "9 of 9"
+    assert played[:2] == [("kill", 1, [1, 2]), ("kill", 2, [2])]
+    with pytest.raises(ValueError, match="has seed 0; give another --out"):
+        measure(given(tmp_path, seed=1))
     assert measure(given(tmp_path / "none", hours=0.0)) == []
 
 
-def test_a_line_says_which_exits_tore() -> None:
-    cell = summary(command.Cell(kills=2, runs=[Account(torn=["a", "b"], lost=[1.0])]), Account())
-    well = summary(command.Cell(kills=2, runs=[Account(final="b", lost=[3.0])]), Account())
+def test_a_line_says_which_exits_tore_and_what_is_beyond_the_bound() -> None:
+    torn = Account(torn=["a", "b"], lost=[1.0], lost_saves=[12.0])
+    cell = summary(Killed(kills=2, run=torn), Account())
+    well = summary(Killed(kills=2, run=Account(final="b", lost=[3.0])), Account())
     cells = {"s3 kill": well, "s3 notice": cell, "s3 shutdown": well}
     record = json.loads(json.dumps({"row": "one", "is_repeatable": True, "cells": cells}))
-    (line,) = table(record)
+    (line,) = table(record, 120.0)
     assert (line["torn"], line["mismatched"]) == ("2 (notice)", "0")
     assert is_damaged([line]) and not is_damaged([{**line, "torn": "0"}])
     assert not is_damaged([{**line, "way": "alone"}])
+    (beyond,) = table(record, 10.0)
+    assert is_damaged([{**beyond, "torn": "0"}])
     assert (line["bits equal"], line["s lost per kill"], line["most"]) == ("0 of 2", 2.3, 3.0)
 
 
