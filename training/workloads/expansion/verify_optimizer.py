@@ -156,6 +156,7 @@ def gradients(
     handles = [
         parameter.register_post_accumulate_grad_hook(partial(take, name))  # type: ignore[no-untyped-call]
         for name, parameter in model.named_parameters()
+        if parameter.requires_grad
     ]
     loss().backward()  # type: ignore[no-untyped-call]
     for handle in handles:

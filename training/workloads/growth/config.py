@@ -46,7 +46,10 @@ Block: TypeAlias = DenseBlock | ExpertBlock
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelConfig:
-    """A decoder with rotary positions. `is_tied`: the embedding is the output layer, too."""
+    """A decoder with rotary positions. `is_tied`: the embedding is the output layer, too.
+
+    Without `has_biases` they stay 0, as in Llama and Mixtral, which have none.
+    """
 
     vocab_size: int
     width: int
@@ -55,6 +58,7 @@ class ModelConfig:
     norm: Norm = "layer"
     activation: Activation = "gelu"
     is_tied: bool = True
+    has_biases: bool = True
     rope_base: float = 10_000.0
 
     @property
@@ -110,6 +114,7 @@ class GrowthConfig:
     norm: Norm = "layer"
     activation: Activation = "gelu"
     is_tied: bool = True
+    has_biases: bool = True
 
     # The first transition: each block's hidden layer becomes `num_experts` copies of itself.
     num_experts: int = 8
@@ -253,6 +258,7 @@ class GrowthConfig:
             norm=self.norm,
             activation=self.activation,
             is_tied=self.is_tied,
+            has_biases=self.has_biases,
         )
 
 

@@ -104,8 +104,8 @@ def _mixtral(
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
     if biased := [name for name, tensor in state.items() if "bias" in name and tensor.any()]:
         raise UserError(
-            f"Mixtral has no biases, but {biased[0]} and {len(biased) - 1} more are not 0: export "
-            "the phase dense, which Llama's biases fit"
+            f"Mixtral has no biases, but {biased[0]} and {len(biased) - 1} more are not 0: train "
+            "with --override has_biases=false, or export the phase dense, which Llama's biases fit"
         )
     found, block = _outside(c, state), c.blocks[0]
     assert isinstance(block, ExpertBlock)

@@ -3,7 +3,7 @@
 python -m training.workloads.growth.llama FOLDER llama.safetensors
 python -m training run --workload growth --init-from llama.safetensors ...
 
-Grouped heads become one for each query, which computes the same; biases start at 0.
+Grouped heads become one for each query, which computes the same; biases that it has not stay 0.
 """
 
 import argparse
@@ -92,6 +92,7 @@ def _read_llama(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
         "norm": "rms",
         "activation": "swiglu",
         "is_tied": str(is_tied).lower(),
+        "has_biases": str(any(name.endswith(".bias") for name in theirs)).lower(),
         "vocab_size": config["vocab_size"],
         "width": config["hidden_size"],
         "hidden": config["intermediate_size"],

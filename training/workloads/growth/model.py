@@ -135,6 +135,8 @@ class LanguageModel(nn.Module):
             self.head = nn.Linear(config.width, config.vocab_size, bias=False)
         if initialize:
             self.initialize()
+        for name, parameter in self.named_parameters():
+            parameter.requires_grad_(config.has_biases or not name.endswith("bias"))
 
     @torch.no_grad()
     def initialize(self) -> None:

@@ -12,7 +12,7 @@ from tests.training.forked import in_fork
 from tests.training.workloads.growth.models import small_config, small_model, texts
 from training.engine.parallel import compile_blocks
 from training.workloads.growth.config import Block, DenseBlock, ExpertBlock, laptop
-from training.workloads.growth.workload import phases
+from training.workloads.growth.workload import GROWTH
 
 DENSE, EXPERTS = DenseBlock(hidden=24), ExpertBlock(hidden=24, num_experts=4)
 
@@ -51,7 +51,7 @@ def _compiled(blocks: tuple[Block, ...]) -> tuple[int, list[float]]:
         patch.setattr(
             torch, "compile", lambda call, *, mode, dynamic: compile_fully(call, backend=backend)
         )
-        compile_blocks(phases(laptop())[0], compiled, "default")
+        compile_blocks(GROWTH.stages(laptop())[0], compiled, "default")
     differences = [
         (one - other).abs().max().item()
         for seed in range(3)

@@ -232,6 +232,24 @@ def test_an_optimizer_is_carried_over_or_starts_anew(
     assert is_equal == (carry == "asymmetric")
 
 
+def test_without_biases_it_grows_and_its_experts_are_a_mixtral(
+    stories: Path, tmp_path: Path
+) -> None:
+    options = ["has_biases=false", "norm=rms", "activation=swiglu", "grown_steps=2"]
+    run = new_run(tmp_path, stories, *(f"--override={option}" for option in options))
+    kill_at(run, "grown", 1)
+    assert run.attempt() == 0
+    for entry in run.head.checkpoints:
+        model = read_checkpoint(run.store, entry).tensors["model"]
+        biases = [tensor for name, tensor in model.items() if name.endswith("bias")]
+        assert biases and not any(tensor.any() for tensor in biases)
+    end = next(e for e in run.head.checkpoints if (e.stage, e.kind) == ("experts", "stage-end"))
+    given = [f"--run-uri={run.uri}", f"--checkpoint={end.step}", f"--out={tmp_path / 'mixtral'}"]
+    assert main(["export", *given, "--format=huggingface"]) == 0
+    about = json.loads((tmp_path / "mixtral" / "config.json").read_text())
+    assert about["model_type"] == "mixtral"
+
+
 def test_each_phase_shows_how_it_goes_on_with_held_out_texts(whole: Run) -> None:
     for phase in PHASES:
         folder = Path(whole.uri) / "evaluation" / f"{phase}-{hooked.STEPS}"
