@@ -23,7 +23,8 @@ from operate import control
 from operate.command import main
 from rehearsal.aws import EmbeddedAws
 from rehearsal.aws.event_bus import EventBus
-from rehearsal.drill.fleet import Fleet, RunningInstance
+from rehearsal.drill.fleet import Fleet
+from rehearsal.machines.metadata import RehearsedInstance
 from stacks.guard.settings import client
 from tests.page_policies import action, allowed
 from tests.rehearsal.cli import NEVER, REPOSITORY, Cli
@@ -51,7 +52,7 @@ pathlib.Path(os.environ["SM_MODEL_DIR"], "weights.txt").write_text(f"{step} step
 class TrainerAlone(NoMachine):
     """A machine that is the trainer's process: a notice reaches it as a signal."""
 
-    instance: RunningInstance
+    instance: RehearsedInstance
     command: list[str]
     environment: dict[str, str]
     process: "subprocess.Popen[bytes] | None" = None
@@ -142,7 +143,7 @@ def account(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Account]:
         bus = EventBus(aws=aws, code_folder=folder / "functions")
         enough = folder / "enough"
 
-        def machine(instance: RunningInstance) -> Any:
+        def machine(instance: RehearsedInstance) -> Any:
             root = folder / instance.id
             command = [sys.executable, "-m", "training", "run", f"--source={source}"]
             command += [
@@ -154,9 +155,8 @@ def account(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Account]:
             return TrainerAlone(instance, command, {**os.environ, "ENOUGH": str(enough)})
 
         aws.capacity.notice_seconds = 20.0
-        arn = f"arn:aws:ec2:us-east-1:1:spot-fleet-request/{told['FleetIdOutput']}"
         fleet = Fleet(
-            aws=aws, bus=bus, id=told["FleetIdOutput"], arn=arn, boot=machine, say=lambda text: None
+            aws=aws, bus=bus, id=told["FleetIdOutput"], boot=machine, say=lambda text: None
         )
         found = Account(aws=aws, fleet=fleet, uri=told["RunUri"], enough=enough)
         yield found
