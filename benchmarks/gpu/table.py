@@ -92,11 +92,13 @@ def _measured(name: str, seconds: float, *, cpu: bool) -> Iterator[dict[str, Any
         assert process.stdout is not None
         for line in process.stdout:
             yield _row(name, **json.loads(line))
-        code = process.wait()
+        code, is_late = process.wait(), not timer.is_alive()
         timer.cancel()
         errors.seek(0)
         last = errors.read().strip().splitlines()[-1:] or ["no word"]
-    if code != 0:
+    if is_late:
+        yield _row(name, "all", "stopped", f"not done after {seconds:.0f} s; give more --seconds")
+    elif code != 0:
         is_lacking = "which is not installed" in last[0]
         what = "skipped" if is_lacking else f"FAILED: exit code {code}"
         yield _row(name, "all", what, last[0][-200:])

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import threading
 from importlib import import_module
 from pathlib import Path
 
@@ -87,6 +88,20 @@ def test_torch_and_numpy_are_enough(words: str, says: str, tmp_path: Path) -> No
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     assert says in done.stdout
+
+
+def test_a_measurement_that_takes_too_long_is_said_to_and_is_no_failure(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    hangs = tmp_path / "python"
+    hangs.write_text("#!/bin/sh\nexec sleep 60\n")
+    hangs.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(hangs))
+    timer = threading.Timer
+    monkeypatch.setattr(threading, "Timer", lambda seconds, *given: timer(0.1, *given))
+    (row,) = table._measured("steps", 30.0, cpu=True)
+    assert row["verdict"] == "not done after 30 s; give more --seconds"
+    assert not table.is_damaged([row])
 
 
 def test_what_stands_in_for_safetensors_reads_and_writes_the_same(tmp_path: Path) -> None:
