@@ -90,8 +90,9 @@ def _measured(name: str, seconds: float, *, cpu: bool) -> Iterator[dict[str, Any
         timer = threading.Timer(seconds + 10, os.killpg, (process.pid, signal.SIGKILL))
         timer.start()
         assert process.stdout is not None
-        for line in process.stdout:
-            yield _row(name, **json.loads(line))
+        with process.stdout as lines:
+            for line in lines:
+                yield _row(name, **json.loads(line))
         code, is_late = process.wait(), not timer.is_alive()
         timer.cancel()
         errors.seek(0)
