@@ -27,6 +27,7 @@ from training.record.history import read_history
 from training.record.lease import Lease
 from training.report.receipt import RunResult, interruption_facts
 from training.save.mirror import Mirror
+from training.save.publish import CheckpointPublisher
 from training.store.folder import write_whole
 from training.store.protocol import Store
 from training.store.verified import sha256_of
@@ -55,14 +56,17 @@ class ProgramWatch:
             folders=[container.output, container.checkpoints],
         )
         self._reading = threading.Lock()
-        self._mirror = Mirror(
-            store=options.store,
-            lease=run.lease,
-            folder=container.checkpoints,
-            work=options.root / ".mirror",
+        publisher = CheckpointPublisher(
+            run.store,
+            run.lease,
             events=run.events,
             metrics=run.metrics,
             retention=options.retention,
+        )
+        self._mirror = Mirror(
+            publisher,
+            folder=container.checkpoints,
+            work=options.root / ".mirror",
             quiet_seconds=options.program.quiet_seconds,
             note=self._note,
         )

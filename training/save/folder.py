@@ -17,9 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from contract.keys import BLOBS, checkpoint_prefix
-from training.record.head import CheckpointEntry, Head, Kind, Retention, checkpoint_name
-from training.record.lease import Lease
-from training.record.metrics import Events, Metrics
+from training.record.head import CheckpointEntry, Head, Kind, checkpoint_name
 from training.save.blobs import Blobs
 from training.save.capture import Capture, CapturedFile, Pack, packed
 from training.save.listing import ChangedError, FileState, SnapshotError
@@ -274,25 +272,12 @@ class CommittedSnapshot:
 class FolderSaves:
     """Has the head name one capture after the other; `blobs` know what the store has already."""
 
-    def __init__(
-        self,
-        store: Store,
-        lease: Lease,
-        root: Path,
-        *,
-        events: Events,
-        metrics: Metrics | None = None,
-        retention: Retention,
-    ) -> None:
-        self.blobs = Blobs(store, lease)
+    def __init__(self, publisher: CheckpointPublisher, root: Path) -> None:
+        self.blobs = Blobs(publisher.store, publisher.lease)
         self.last: CommittedSnapshot | None = None
         self.error: BaseException | None = None  # what has ended the saves
-        self._store = store
         self._root = root
-        self._retention = retention
-        self._publisher = CheckpointPublisher(
-            store, lease, events=events, metrics=metrics, retention=retention
-        )
+        self._publisher = publisher
         self._failed = FailedSaves()
         self._newest: Save[FolderSource] | None = None
         self._lock = threading.Lock()
@@ -308,7 +293,7 @@ class FolderSaves:
         self, captured: Capture, kind: Kind, *, is_tentative: bool = False
     ) -> Save[FolderSource]:
         """A save of what was captured."""
-        store, root = self._store, self._root
+        store, root = self._publisher.store, self._root
         source = FolderSource(store, self.blobs, captured, root, kind, is_tentative=is_tentative)
         # What is sent from where it lies is not tried again: the program waits for it.
         failed = None if captured.is_in_place else self._failed
@@ -378,7 +363,7 @@ class FolderSaves:
     def _settle(self, save: Save[FolderSource]) -> None:
         self._publisher.settle(save)
         if save.is_committed and not self.blobs.stop_copying.is_set():
-            self.blobs.copy_shared(max(2, self._retention.newest))
+            self.blobs.copy_shared(max(2, self._publisher.retention.newest))
 
     def _know(self, save: Save[FolderSource]) -> None:
         sent, entry = save.source.sent, save.entry

@@ -14,16 +14,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-from training.record.head import KEEP_NEWEST, CheckpointEntry, Kind, Retention, read_head
-from training.record.lease import Lease
-from training.record.metrics import Events, Metrics
+from training.record.head import CheckpointEntry, Kind, read_head
 from training.record.run import newest_valid, read_twice
 from training.save.capture import Capture, Moment, capture
 from training.save.folder import CommittedSnapshot, FolderSaves, FolderSource
 from training.save.listing import ChangedError, Listing, SnapshotError, list_folder
 from training.save.manifest import FolderManifest, Reason
 from training.save.process_tree import stopped
-from training.save.publish import Save, seconds_until
+from training.save.publish import CheckpointPublisher, Save, seconds_until
 from training.save.restore import Filled, fill, read_manifest
 from training.save.watcher import Watcher
 from training.store.protocol import Store, StoreError
@@ -67,28 +65,20 @@ class Mirror:
 
     def __init__(
         self,
+        publisher: CheckpointPublisher,
         *,
-        store: Store,
-        lease: Lease,
         folder: Path,
         work: Path,
-        events: Events,
-        metrics: Metrics | None = None,
-        retention: Retention = KEEP_NEWEST,
         quiet_seconds: float = 10.0,
         note: Callable[[], Mapping[str, Any]] = dict,
     ) -> None:
         self.commit_file = work / "commit"
-        self._store = store
-        self._lease = lease
+        self._publisher = publisher
         self._folder = folder
         self._work = work
-        self._events = events
         self._quiet_seconds = quiet_seconds
         self._note = note
-        self._saves = FolderSaves(
-            store, lease, folder, events=events, metrics=metrics, retention=retention
-        )
+        self._saves = FolderSaves(publisher, folder)
         self._watcher = Watcher(
             folder, self.commit_file, quiet_seconds, self._capture, self._refuse
         )
@@ -129,9 +119,10 @@ class Mirror:
         def read(store: Store, entry: CheckpointEntry) -> Filled:
             return read_twice(entry, lambda: fill(store, read_manifest(store, entry), self._folder))
 
-        found, passed_over = newest_valid(self._store, self._lease, self._events, read)
+        run = self._publisher
+        found, passed_over = newest_valid(run.store, run.lease, run.events, read)
         if found is None:
-            filled = fill(self._store, _NOTHING, self._folder)
+            filled = fill(run.store, _NOTHING, self._folder)
             self._saves.blobs.begin_with(filled.manifest, filled.files)
             self._saves.blobs.sweep()
             return None
@@ -205,7 +196,7 @@ class Mirror:
         if deadline is None and refused is not None:
             raise refused
         if release:
-            self._lease.release()
+            self._publisher.lease.release()
         elif deadline is None:
             self._saves.blobs.sweep()
         return is_sent and refused is None
@@ -215,8 +206,8 @@ class Mirror:
         began_with = self._restored
         if began_with is None or (self.last is not None and self._doubted is None):
             return
-        self._lease.count_failed_start(began_with)
-        self._events.emit(
+        self._publisher.lease.count_failed_start(began_with)
+        self._publisher.events.emit(
             "failed-start", snapshot=began_with.name, failed_starts=began_with.failed_starts + 1
         )
 
@@ -294,7 +285,7 @@ class Mirror:
     def _refuse(self, error: SnapshotError) -> None:
         """Say, once in a while, why no snapshot can be taken."""
         if self._say(str(error)):
-            self._events.emit(
+            self._publisher.events.emit(
                 "save-failed", "failed", kind=self._haste or "periodic", message=str(error)
             )
 

@@ -270,32 +270,32 @@ class CheckpointPublisher:
         metrics: Metrics | None = None,
         retention: Retention = KEEP_NEWEST,
     ) -> None:
-        self._store = store
-        self._lease = lease
-        self._events = events
-        self._metrics = metrics
-        self._retention = retention
+        self.store = store
+        self.lease = lease
+        self.events = events
+        self.metrics = metrics
+        self.retention = retention
         self._last_line = -_LINE_SECONDS
 
     def publish(self, save: Save[_S]) -> None:
         """Send and commit; may raise StoreError, LeaseLostError and CancelledError."""
         sent_at = time.monotonic()
-        save.entry = save.source.entry(self._lease.head)
+        save.entry = save.source.entry(self.lease.head)
         name = save.entry.name
         # Before the head names a state, the store has the metrics of all before it.
-        beside = [] if self._metrics is None else [self._metrics.flush]
+        beside = [] if self.metrics is None else [self.metrics.flush]
         try:
             files = save.source.send(name, save.progress, beside)
             if files is None:
                 _log.info("[save] nothing changed since the last commit")
                 if save.releases:
-                    self._lease.release()
+                    self.lease.release()
                 return
             save.entry = replace(save.entry, files=files)
             save.begin_publishing()
-            self._lease.publish(save.entry, retention=self._retention, release=save.releases)
+            self.lease.publish(save.entry, retention=self.retention, release=save.releases)
         except (StoreError, LeaseLostError, CancelledError):
-            self._lease.abandon(name)
+            self.lease.abandon(name)
             raise
         save.cost = Cost(
             bytes=save.source.num_bytes,
@@ -303,7 +303,7 @@ class CheckpointPublisher:
             upload_seconds=time.monotonic() - sent_at,
         )
         # Here and not in the training thread: it is a request to the store.
-        self._events.emit(
+        self.events.emit(
             "committed",
             "ok",
             step=save.entry.step,
@@ -320,11 +320,11 @@ class CheckpointPublisher:
         if isinstance(save.error, StoreError):
             entry, message = save.entry, str(save.error)
             assert entry is not None
-            self._events.emit(
+            self.events.emit(
                 "save-failed", "failed", step=entry.step, kind=entry.kind, message=message
             )
         elif save.error is None and not save.releases:
-            self._lease.delete_unkept()
+            self.lease.delete_unkept()
 
     def tell(
         self,
@@ -338,8 +338,8 @@ class CheckpointPublisher:
         entry, cost = save.entry, save.cost
         assert entry is not None
         assert cost is not None
-        if self._metrics is not None:
-            self._metrics.write(
+        if self.metrics is not None:
+            self.metrics.write(
                 "commit",
                 step=entry.step if step is None else step,
                 checkpoint_kind=entry.kind,

@@ -6,10 +6,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from training.record.head import CheckpointEntry, read_head
+from training.record.head import KEEP_NEWEST, CheckpointEntry, read_head
 from training.record.lease import Lease, acquire
 from training.record.metrics import Events
 from training.save.mirror import Mirror
+from training.save.publish import CheckpointPublisher
 from training.store.protocol import Store
 
 TTL_SECONDS = 0.5
@@ -25,12 +26,16 @@ class Machine:
         self.folder = disk / "checkpoints"
         self.work = disk / ".snapshots"
         self.lease = take_lease(store, disk.name)
+        publisher = CheckpointPublisher(
+            store,
+            self.lease,
+            events=Events(store, disk.name),
+            retention=options.pop("retention", KEEP_NEWEST),
+        )
         self.mirror = Mirror(
-            store=store,
-            lease=self.lease,
+            publisher,
             folder=self.folder,
             work=self.work,
-            events=Events(store, disk.name),
             **{"quiet_seconds": 0.3, **options},
         )
         self.restored = self.mirror.restore()

@@ -26,6 +26,7 @@ from training.record.lease import LeaseLostError
 from training.record.metrics import Events
 from training.save.capture import Moment, capture
 from training.save.mirror import Mirror
+from training.save.publish import CheckpointPublisher
 from training.save.restore import fill, read_manifest
 from training.store.folder import FolderStore
 from training.store.protocol import Store, StoreError
@@ -132,14 +133,9 @@ def taken_over(store: FolderStore, disk: Path, seed: int) -> tuple[Mirror, Path]
     folder.mkdir(parents=True)
     injector = Injector([StatusFile(disk / "status")], 0)
     faulty = misbehaving(store, injector, 0.15, seed)
-    mirror = Mirror(
-        store=faulty,
-        lease=lease,
-        folder=folder,
-        work=disk / "work",
-        events=Events(store, disk.name),
-        retention=Retention(newest=2),
-    )
+    events, retention = Events(store, disk.name), Retention(newest=2)
+    publisher = CheckpointPublisher(faulty, lease, events=events, retention=retention)
+    mirror = Mirror(publisher, folder=folder, work=disk / "work")
     if named := lease.head.checkpoints:
         filled = fill(store, read_manifest(store, named[-1]), folder)
         mirror._saves.blobs.begin_with(filled.manifest, filled.files)
