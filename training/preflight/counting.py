@@ -68,7 +68,7 @@ class Convolutions(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.channels_last_flops += flops
 
 
-def starts_kernel(operation: Any) -> bool:
+def _starts_kernel(operation: Any) -> bool:
     """Whether an operation starts a kernel: views and mere allocations start none."""
     name = operation.overloadpacket.__name__
     # transformers: the product of all experts; training: growth's fused optimizer.
@@ -93,7 +93,7 @@ class Work:
 
     def add(self, operation: Any, given: Sequence[Any], named: Mapping[str, Any], out: Any) -> None:
         """Add an operation, unless it starts no kernel."""
-        if not starts_kernel(operation):
+        if not _starts_kernel(operation):
             return
         name, read_bytes = operation.overloadpacket.__name__, 0
         written = {id(t): t for t in tree_leaves(out) if isinstance(t, Tensor)}

@@ -34,7 +34,7 @@ _CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class StepFootprint:
+class _StepFootprint:
     """Bytes and FLOPs of one optimizer step in steady state (the optimizer's state exists)."""
 
     parameters: int
@@ -62,7 +62,9 @@ class StepFootprint:
     channels_last_share: float  # of the convolutions' FLOPs
 
 
-def measure_step(stage: Train, config: Any, size: int, batch: Batch | None = None) -> StepFootprint:
+def measure_step(
+    stage: Train, config: Any, size: int, batch: Batch | None = None
+) -> _StepFootprint:
     """Measure an optimizer step with micro-batches of `size` samples: the largest, or `batch`."""
     example, weight = _example(stage, size) if batch is None else (batch, stage.weight(batch))
     with _explained(stage), FakeTensorMode() as fake:
@@ -84,7 +86,7 @@ def measure_step(stage: Train, config: Any, size: int, batch: Batch | None = Non
     gradients = [p.grad for p in parameters if p.grad is not None]
     state = [t for t in tree_leaves(optimizer.state_dict()) if isinstance(t, Tensor)]
     known = memory.share_of_peak([*parameters, *buffers, *gradients, *state])
-    return StepFootprint(
+    return _StepFootprint(
         parameters=sum(p.numel() for p in parameters),
         trainable_parameters=sum(p.numel() for p in parameters if p.requires_grad),
         parameter_bytes=_bytes(parameters),

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
-from training.record.head import KEEP_NEWEST, CheckpointEntry, Head, Retention
+from training.record.head import CheckpointEntry, Head, Retention
 from training.record.lease import Lease, LeaseLostError
 from training.record.metrics import Events, Metrics
 from training.store.protocol import Store, StoreError
@@ -267,8 +267,8 @@ class CheckpointPublisher:
         lease: Lease,
         *,
         events: Events,
-        metrics: Metrics | None = None,
-        retention: Retention = KEEP_NEWEST,
+        metrics: Metrics,
+        retention: Retention,
     ) -> None:
         self.store = store
         self.lease = lease
@@ -282,10 +282,9 @@ class CheckpointPublisher:
         sent_at = time.monotonic()
         save.entry = save.source.entry(self.lease.head)
         name = save.entry.name
-        # Before the head names a state, the store has the metrics of all before it.
-        beside = [] if self.metrics is None else [self.metrics.flush]
         try:
-            files = save.source.send(name, save.progress, beside)
+            # Before the head names a state, the store has the metrics of all before it.
+            files = save.source.send(name, save.progress, [self.metrics.flush])
             if files is None:
                 _log.info("[save] nothing changed since the last commit")
                 if save.releases:
@@ -338,16 +337,15 @@ class CheckpointPublisher:
         entry, cost = save.entry, save.cost
         assert entry is not None
         assert cost is not None
-        if self.metrics is not None:
-            self.metrics.write(
-                "commit",
-                step=entry.step if step is None else step,
-                checkpoint_kind=entry.kind,
-                seconds=round(cost.seconds, 4),
-                blocked_seconds=round(blocked_seconds, 4),
-                slowed_seconds=round(slowed_seconds, 4),
-                bytes=cost.bytes,
-            )
+        self.metrics.write(
+            "commit",
+            step=entry.step if step is None else step,
+            checkpoint_kind=entry.kind,
+            seconds=round(cost.seconds, 4),
+            blocked_seconds=round(blocked_seconds, 4),
+            slowed_seconds=round(slowed_seconds, 4),
+            bytes=cost.bytes,
+        )
         now = time.monotonic()
         if entry.kind != "periodic" or now - self._last_line >= _LINE_SECONDS:
             self._last_line = now

@@ -14,7 +14,7 @@ from tests.training.forked import in_fork
 from training.cli.main import main
 from training.errors import UserError
 from training.preflight.borrowed import HuggingFace
-from training.preflight.footprint import StepFootprint, measure_step
+from training.preflight.footprint import _StepFootprint, measure_step
 from training.preflight.standalone import _STANDS_IN, ModelStage, load_function
 from training.workload import Settings, Train
 
@@ -312,8 +312,8 @@ def test_fails_on_options_that_contradict_each_other(
     assert message in capsys.readouterr().err
 
 
-def counted(name: str, *, batch: int = 4, precision: str = "float32") -> StepFootprint:
-    def count() -> StepFootprint:
+def counted(name: str, *, batch: int = 4, precision: str = "float32") -> _StepFootprint:
+    def count() -> _StepFootprint:
         found = cast(Train, stage(name, batch, precision))
         return measure_step(found, SimpleNamespace(seed=0), batch)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from training.record.head import KEEP_NEWEST, CheckpointEntry, read_head
 from training.record.lease import Lease, acquire
-from training.record.metrics import Events
+from training.record.metrics import Events, SilentMetrics
 from training.save.mirror import Mirror
 from training.save.publish import CheckpointPublisher
 from training.store.protocol import Store
@@ -30,6 +30,7 @@ class Machine:
             store,
             self.lease,
             events=Events(store, disk.name),
+            metrics=SilentMetrics(),
             retention=options.pop("retention", KEEP_NEWEST),
         )
         self.mirror = Mirror(

@@ -23,7 +23,7 @@ from training.proof.injector import Injector, StatusFile
 from training.proof.store_faults import misbehaving
 from training.record.head import Retention
 from training.record.lease import LeaseLostError
-from training.record.metrics import Events
+from training.record.metrics import Events, SilentMetrics
 from training.save.capture import Moment, capture
 from training.save.mirror import Mirror
 from training.save.publish import CheckpointPublisher
@@ -134,7 +134,9 @@ def taken_over(store: FolderStore, disk: Path, seed: int) -> tuple[Mirror, Path]
     injector = Injector([StatusFile(disk / "status")], 0)
     faulty = misbehaving(store, injector, 0.15, seed)
     events, retention = Events(store, disk.name), Retention(newest=2)
-    publisher = CheckpointPublisher(faulty, lease, events=events, retention=retention)
+    publisher = CheckpointPublisher(
+        faulty, lease, events=events, metrics=SilentMetrics(), retention=retention
+    )
     mirror = Mirror(publisher, folder=folder, work=disk / "work")
     if named := lease.head.checkpoints:
         filled = fill(store, read_manifest(store, named[-1]), folder)
