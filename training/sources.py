@@ -13,6 +13,7 @@ import zipfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -91,7 +92,9 @@ def open_source(source: Path, scratch: Path) -> list[SourceFile]:
     if source.is_dir():
         tables = sorted(source.glob("*.csv"))
         source = tables[0] if len(tables) == 1 else source
-    found = sorted(_of_table(source) if source.is_file() else _of_folder(source), key=_name)
+    found = sorted(
+        _of_table(source) if source.is_file() else _of_folder(source), key=attrgetter("name")
+    )
     if not found:
         raise UserError(f"{source} has no files; add some")
     if {file.split is None for file in found} == {True, False}:
@@ -147,10 +150,6 @@ def copy_in_splits(
         counts[split] += 1
         progress(done, len(files))
     return {"classes": classes, "splits": dict(counts)}
-
-
-def _name(file: SourceFile) -> str:
-    return file.name
 
 
 def places_of(names: Iterable[str]) -> Iterator[tuple[str, str | None, str | None]]:

@@ -17,6 +17,8 @@ from training.errors import UserError
 from training.program.container import Container, ContainerHost, command_arguments
 from training.program.process import resolve_command
 
+# In which `from training.program import commit` is found.
+_BUNDLE_FOLDER = str(Path(training.__file__).parent.parent)
 _SM_VARIABLE = re.compile(r"\$(?:\{(SM_[^}]*)\}|(SM_\w+))")
 # This process's own: its service's, its launcher's, and the stack's decisions for it.
 _OWN = re.compile(
@@ -77,7 +79,7 @@ def build_command(
         "TRAINING_NOTICE_FILE": str(options.notice_file),
         # Last: what the program brings is found first.
         "PYTHONPATH": os.pathsep.join(
-            filter(None, [program.environment.get("PYTHONPATH", ""), _bundle_folder()])
+            filter(None, [program.environment.get("PYTHONPATH", ""), _BUNDLE_FOLDER])
         ),
     }
     words = [_expanded(word, contract) for word in program.words]
@@ -123,8 +125,3 @@ def _interpreter(given: str) -> str:
             "leave it out for the one that this project runs on, or pass its path"
         )
     return str(Path(found).absolute())
-
-
-def _bundle_folder() -> str:
-    """The folder that `from training.program import commit` is found in."""
-    return str(Path(training.__file__).parent.parent)
