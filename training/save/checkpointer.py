@@ -305,7 +305,13 @@ class Checkpointer:
             return True
         expected = estimate(write.source.num_bytes, self.last_cost)
         finish = current.seconds_left(expected.seconds) if current else None
-        budget = SaveBudget.of(expected, notice, time.monotonic(), finish)
+        budget = SaveBudget(
+            cost=expected,
+            step_seconds=max(0.0, time.monotonic() - notice.received),
+            reserve_seconds=notice.deadline - notice.save_by,
+            seconds_left=notice.seconds_left,
+            finish_seconds=finish,
+        )
         _log.info("[emergency] %s", budget)
         if budget.plan == "give up":
             _log.warning("[emergency] not enough time; the last commit stays")

@@ -18,7 +18,6 @@ from contract.auto_interval import (
     expected_life_seconds,
 )
 from contract.grammar import Interval
-from training.attempt.notice import Notice
 from training.record.head import Position
 from training.save.publish import Cost, FailedSaves
 
@@ -191,19 +190,6 @@ class SaveBudget:
     reserve_seconds: float  # that no save may use
     seconds_left: float
     finish_seconds: float | None  # what a save in progress still needs
-
-    @classmethod
-    def of(
-        cls, cost: Cost, notice: Notice, boundary: float, finish_seconds: float | None
-    ) -> "SaveBudget":
-        """Budget a save at `boundary` (monotonic time)."""
-        return cls(
-            cost=cost,
-            step_seconds=max(0.0, boundary - notice.received),
-            reserve_seconds=notice.deadline - notice.save_by,
-            seconds_left=notice.seconds_left,
-            finish_seconds=finish_seconds,
-        )
 
     @property
     def need_seconds(self) -> float:
