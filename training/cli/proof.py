@@ -95,7 +95,7 @@ def add_torture(parser: argparse.ArgumentParser) -> None:
     )
     add("-x", "--exitfirst", action="store_true", help="stop after the first run that differs")
     add("--json", action="store_true", help="print the result as JSON")
-    parser.set_defaults(act=_torture)
+    parser.set_defaults(act=lambda options: _command("torture")(options))
 
 
 def _check(options: argparse.Namespace) -> int:
@@ -104,10 +104,6 @@ def _check(options: argparse.Namespace) -> int:
     if options.name is None:
         raise UserError("nothing to check: name a workload, or give --program and --source")
     return _command("check")(options)
-
-
-def _torture(options: argparse.Namespace) -> int:
-    return _command("torture")(options)
 
 
 def _command(name: str, file: str = "command", function: str = "") -> Callable[[Any], int]:

@@ -43,16 +43,6 @@ if TYPE_CHECKING:
     from training.preflight.admission import ResourceRequest
 
 
-def _add_options(parser: argparse.ArgumentParser) -> None:
-    """Add every option, in the order in which --help shows them."""
-    _add_what(parser)
-    _add_trainer_options(parser)
-    _add_notice(parser)
-    _add_limits(parser)
-    _add_records(parser)
-    run_program.add(parser)
-
-
 def _refuse_missing(arguments: argparse.Namespace) -> None:
     """UserError unless it is said what to train, and on what."""
     for name in ("workload", "recipe", "dataset_uri"):
@@ -269,8 +259,13 @@ def checked_folder(path: Path) -> Path:
 
 
 def add_run(parser: argparse.ArgumentParser) -> None:
-    """Add the options of `run`."""
-    _add_options(parser)
+    """Add the options of `run`, in the order in which --help shows them."""
+    _add_what(parser)
+    _add_trainer_options(parser)
+    _add_notice(parser)
+    _add_limits(parser)
+    _add_records(parser)
+    run_program.add(parser)
     parser.set_defaults(act=_run)
 
 

@@ -333,16 +333,13 @@ def acquire(
                     told_generation = head.generation
         is_free = not head or head.state == "released" or time.monotonic() - since >= ttl_seconds
         if is_free:
-            mine = (
-                replace(
-                    head,
-                    generation=head.generation + 1,
-                    writer=writer,
-                    nonce=new_nonce(),
-                    state="running",
-                )
-                if head
-                else Head(run_id=run_id, generation=1, writer=writer, nonce=new_nonce())
+            base = head or Head(run_id=run_id, generation=0, writer=writer, nonce="")
+            mine = replace(
+                base,
+                generation=base.generation + 1,
+                writer=writer,
+                nonce=new_nonce(),
+                state="running",
             )
             try:
                 return Lease(store, mine, etag, ttl_seconds)

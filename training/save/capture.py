@@ -216,21 +216,17 @@ def _copied(
             return None
         for path, copy in copies.items():
             _copy(own[path], copy, ends)
-    except FileNotFoundError as error:
+    except (OSError, SnapshotError) as error:
         shutil.rmtree(staging, ignore_errors=True)
-        raise ChangedError(f"{error.filename} was deleted while it was captured") from error
-    except PermissionError as error:
-        shutil.rmtree(staging, ignore_errors=True)
-        raise _unreadable(error) from error
-    except SnapshotError:
-        shutil.rmtree(staging, ignore_errors=True)
-        raise
-    except OSError as error:  # no room after all
-        if moment.is_standstill:
-            shutil.rmtree(staging, ignore_errors=True)
+        if isinstance(error, SnapshotError):
+            raise
+        if isinstance(error, FileNotFoundError):
+            raise ChangedError(f"{error.filename} was deleted while it was captured") from error
+        if isinstance(error, PermissionError):
+            raise _unreadable(error) from error
+        if moment.is_standstill:  # no room after all
             raise SnapshotError(f"{error.filename}: {error.strerror}") from error
         _log.warning(f"[snapshot] {error.filename}: {error.strerror}; sent from where it lies")
-        shutil.rmtree(staging, ignore_errors=True)
         return None
     return copies
 
