@@ -183,21 +183,19 @@ def _join(
             if time.monotonic() > end:
                 raise _late(hosts, [leader]) from None
             time.sleep(_POLL_SECONDS)
-    try:
-        _probe(connection)
-        _say(connection, {"host": hosts.own, "facts": dict(facts)})
-        while not select.select([connection], [], [], _POLL_SECONDS)[0]:
-            waiting()
-        answer = _hear(connection)
-    except OSError as error:
-        connection.close()
-        raise AttemptEndedError(f"host {leader} was lost before all hosts had met") from error
-    except BaseException:
-        connection.close()
-        raise
-    if "refused" in answer:
-        connection.close()
-        raise UserError(answer["refused"])
+    with contextlib.ExitStack() as failing:
+        failing.enter_context(connection)
+        try:
+            _probe(connection)
+            _say(connection, {"host": hosts.own, "facts": dict(facts)})
+            while not select.select([connection], [], [], _POLL_SECONDS)[0]:
+                waiting()
+            answer = _hear(connection)
+        except OSError as error:
+            raise AttemptEndedError(f"host {leader} was lost before all hosts had met") from error
+        if "refused" in answer:
+            raise UserError(answer["refused"])
+        failing.pop_all()
     return _Meeting(answer["address"], {leader: connection}, answer["said"])
 
 
