@@ -17,6 +17,7 @@ from rehearsal.aws import EmbeddedAws
 from rehearsal.aws.capacity import ON_DEMAND
 from rehearsal.aws.event_bus import EventBus
 from rehearsal.machines import ProcessMachine
+from rehearsal.machines.machine import new_lines
 from rehearsal.machines.metadata import RehearsedInstance
 from rehearsal.machines.nspawn.machine import NspawnMachine
 
@@ -60,24 +61,17 @@ class MachineLife:
 
     def read_metrics(self) -> None:
         """Read what the trainer has added to its metrics, as seen from outside the machine."""
-        path = self.machine.metrics_file
-        if not path.exists():
-            return
-        with path.open("rb") as file:
-            file.seek(self.bytes_read)
-            for raw in file:
-                if not raw.endswith(b"\n"):
-                    break  # The trainer is still writing this line.
-                self.bytes_read += len(raw)
-                line = json.loads(raw)
-                self.num_snapshots += line["kind"] == "commit"
-                if line["kind"] == "notice":
-                    self.noticed = line
-                if line["kind"] in ("step", "prepare"):
-                    self.latest = line
-                    self.first_progress = self.first_progress or self.seconds
-                if line["kind"] == "step":
-                    self.first_step = self.first_step or self.seconds
+        for raw in new_lines(self.machine.metrics_file, self.bytes_read):
+            self.bytes_read += len(raw)
+            line = json.loads(raw)
+            self.num_snapshots += line["kind"] == "commit"
+            if line["kind"] == "notice":
+                self.noticed = line
+            if line["kind"] in ("step", "prepare"):
+                self.latest = line
+                self.first_progress = self.first_progress or self.seconds
+            if line["kind"] == "step":
+                self.first_step = self.first_step or self.seconds
 
 
 def instances_of(aws: EmbeddedAws, *filters: Mapping[str, Any]) -> dict[str, dict[str, Any]]:

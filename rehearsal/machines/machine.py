@@ -4,6 +4,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from pathlib import Path
 
 from rehearsal.machines.metadata import MetadataServer
@@ -14,6 +15,15 @@ POLL_SECONDS = 0.05
 USER_DATA = "var/log/cloud-init-output.log"
 BOOT = "var/log/training/boot.log"
 TRAINING = "var/log/training/training.log"
+
+
+def new_lines(path: Path, start: int) -> list[bytes]:
+    """Return a file's lines from this byte on, but for one that its writer is still writing."""
+    if not path.exists():
+        return []
+    with path.open("rb") as file:
+        file.seek(start)
+        return list(takewhile(lambda raw: raw.endswith(b"\n"), file))
 
 
 @dataclass(kw_only=True)
@@ -28,7 +38,7 @@ class RehearsedMachine:
     pytorch: Path = field(default_factory=lambda: Path(sys.prefix).resolve())
     quirks: Quirks = field(default_factory=Quirks)
     _lines: list[str] = field(default_factory=list)
-    _read: dict[Path, int] = field(default_factory=dict)
+    _read: dict[str, int] = field(default_factory=dict)
 
     @property
     def instance_id(self) -> str:
@@ -66,16 +76,9 @@ class RehearsedMachine:
     def log_lines(self) -> Sequence[str]:
         """Return the lines of boot and training so far, in the order in which we saw them."""
         for name in (USER_DATA, BOOT, TRAINING):
-            path = self.root / name
-            if not path.exists():
-                continue
-            with path.open("rb") as file:
-                file.seek(self._read.get(path, 0))
-                for raw in file:
-                    if not raw.endswith(b"\n"):
-                        break  # Its writer is still writing this line.
-                    self._read[path] = self._read.get(path, 0) + len(raw)
-                    self._lines.append(raw.decode(errors="replace").rstrip())
+            for raw in new_lines(self.root / name, self._read.get(name, 0)):
+                self._read[name] = self._read.get(name, 0) + len(raw)
+                self._lines.append(raw.decode(errors="replace").rstrip())
         return self._lines
 
     def wait(self, seconds: float, log_has: str) -> bool:

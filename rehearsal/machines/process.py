@@ -12,7 +12,6 @@ import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -110,14 +109,6 @@ class ProcessMachine(RehearsedMachine):
     def is_off(self) -> bool:
         """Whether no first process runs: it ends last."""
         return self._init is None or self._init.poll() is not None
-
-    def power_off(self, seconds: float = 30.0) -> None:
-        """Shut down and wait, then kill everything that is left."""
-        self.shut_down()
-        if self._init is not None:
-            with suppress(subprocess.TimeoutExpired):
-                self._init.wait(seconds)
-        self.kill()
 
     def execute(self, *command: str) -> str:
         """Run a program in the machine, by its init; return what it printed."""

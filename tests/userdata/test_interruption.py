@@ -56,7 +56,8 @@ def test_a_mistake_of_the_user_is_not_tried_again(rig: Rig) -> None:
 def test_a_shutdown_lets_the_trainer_save_first(rig: Rig) -> None:
     machine = rig.machine()
     wait(machine, "trainer listens")
-    machine.power_off()
+    machine.shut_down()
+    wait_until(lambda: machine.is_off)
     assert signals(machine) == ["SIGTERM"]
     assert rig.read("head.json")["state"] == "released"
     assert machine.processes() == []
