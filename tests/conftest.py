@@ -71,7 +71,11 @@ GPU_MARK = "mark.gpu"
 if folders := stand_ins():
     sys.path += folders
     os.environ["PYTHONPATH"] = os.pathsep.join([os.environ.get("PYTHONPATH", "."), *folders])
-EXAMPLES = ("transformers", "accelerate", "lightning", "timm")
+# Packages by the group that installs them.
+GROUPS = {
+    **dict.fromkeys(("transformers", "accelerate", "lightning", "timm"), "examples"),
+    **dict.fromkeys(("av", "tensorboard"), "formats"),
+}
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 
 
@@ -95,13 +99,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_pyfunc_call() -> Iterator[None]:
-    """Skip a test of what only WITH=examples installs; in CI a test of the house wants it there."""
+    """Skip a test of what only a group installs; in CI a test of the house wants it there."""
     try:
         return (yield)
     except ModuleNotFoundError as error:
-        if error.name not in EXAMPLES:
+        if error.name not in GROUPS:
             raise
-        pytest.skip(f"needs {error.name}: make setup WITH=examples")
+        pytest.skip(f"needs {error.name}: make setup WITH={GROUPS[error.name]}")
 
 
 def pytest_collection_finish() -> None:

@@ -53,7 +53,7 @@ def test_no_file_names_a_registry_host() -> None:
     assert named == []
 
 
-GROUPS = ("dev", "examples")
+GROUPS = ("dev", "examples", "formats")
 
 
 @pytest.mark.parametrize(

@@ -89,6 +89,9 @@ def compare_runs(
         "weights_sha256": ours["weights_sha256"],
         "uninterrupted_weights_sha256": theirs["weights_sha256"],
         "losses_equal": losses(steps) == losses(others),
+        "samples_have_order": any(
+            line["num_samples"] < line["split_samples"] for line in steps.values()
+        ),
         "lineage_problems": lineage_problems(steps) + lineage_problems(others),
     }
 

@@ -12,6 +12,11 @@ from rich.table import Table
 from contract.lineage import Line
 from contract.report import Bar, Curve, chart, page, table, timeline
 
+_NO_ORDER = (
+    "Each step saw the whole dataset, so they prove nothing of the samples' order: more data than "
+    "a batch do."
+)
+
 
 def receipt_rows(receipt: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return the receipt's rows as people read them: name and value."""
@@ -35,7 +40,8 @@ def verdict(receipt: Mapping[str, Any], faults: Sequence[str]) -> str:
     survived = f"Every promise was kept through {receipt['interruptions']} interruptions"
     if "program" in receipt:
         return f"{survived}: the program came back after each one, and finished."
-    return f"{survived}: weights and losses equal the uninterrupted run's, bit for bit."
+    equal = f"{survived}: weights and losses equal the uninterrupted run's, bit for bit."
+    return equal if receipt["samples_have_order"] else f"{equal} {_NO_ORDER}"
 
 
 def write_report(
@@ -169,13 +175,12 @@ def _program_rows(receipt: Mapping[str, Any]) -> list[tuple[str, str]]:
 def _start_rows(receipt: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return the rows of what was there before the first step."""
     data = receipt["dataset"]
+    size = f"{data['megabytes']:.1f} MB, {data['megabytes_per_second']:.1f} MB/s"
+    if data["megabytes"] < 1:
+        size = f"{data['megabytes'] * 1000:.1f} kB: too little for a rate"
     return [
         ("stack resources", f"{receipt['resources']} created, each checked by its own API"),
-        (
-            "dataset synced",
-            f"{data['files']} files, {data['megabytes']:.1f} MB, "
-            f"{data['megabytes_per_second']:.1f} MB/s",
-        ),
+        ("dataset synced", f"{data['files']} files, {size}"),
     ]
 
 

@@ -314,12 +314,14 @@ def _whole_folder(path: Path, keep: str) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
+        left = "the same command goes on with what was made of it"
         if not (path / keep).exists():
             shutil.rmtree(path, ignore_errors=True)
+            left = "what was made of it is deleted again"
         # Some libraries, such as safetensors, have an error of their own with the system's text.
         if full := re.search("No space left on device|File too large|quota exceeded", str(error)):
             raise MachineError(
-                f"{path} cannot be written: {full[0]}; what was made of it is deleted again: make "
-                "room, or give a folder on another disk with --out"
+                f"{path} cannot be written: {full[0]}; {left}: make room, or give a folder on "
+                "another disk with --out"
             ) from error
         raise

@@ -34,6 +34,7 @@ GOOD: dict[str, Any] = {
     "numerics_key": {"threads": 1, "stages": {"head": {"precision": "float32"}}},
     "uninterrupted_numerics_key": {"threads": 1, "stages": {"head": {"precision": "float32"}}},
     "losses_equal": True,
+    "samples_have_order": True,
     "lineage_problems": [],
     "fleet_target_capacity": 0,
     "instances_running": 0,
@@ -142,6 +143,22 @@ def test_fails_a_deploy_that_lacks_a_resource_and_names_it(tmp_path: Path) -> No
     stacks = DeployedStacks(folder=tmp_path, aws=LacksOne(), children=children)
     with pytest.raises(RehearsalFailed, match="missing: TrainingStack/FleetRequest"):
         stacks.check_resources()
+
+
+def test_equal_bits_are_called_no_proof_of_an_order_that_cannot_differ() -> None:
+    """Steps that see the whole dataset are equal in any order of its samples."""
+    assert "of the samples' order" not in verdict(GOOD | {"samples_have_order": True}, [])
+    said = verdict(GOOD | {"samples_have_order": False}, [])
+    assert said.endswith(
+        "Each step saw the whole dataset, so they prove nothing of the samples' order: "
+        "more data than a batch do."
+    )
+
+
+def test_a_tiny_dataset_has_no_rate() -> None:
+    tiny = {"files": 2, "megabytes": 0.004, "megabytes_per_second": 0.1}
+    rows = dict(receipt_rows(GOOD | {"dataset": tiny}))
+    assert rows["dataset synced"] == "2 files, 4.0 kB: too little for a rate"
 
 
 @pytest.mark.parametrize("faults", [[], ["the weights differ <here>"]])

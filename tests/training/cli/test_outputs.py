@@ -65,6 +65,22 @@ def test_a_full_disk_leaves_no_half_made_dataset_that_would_be_refused(
     assert main(make) == 0
 
 
+def test_a_full_disk_says_that_what_can_be_continued_stays(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "data"
+    make = ["data", "make", "--workload=imagenet", f"--out={out}", "--count=80"]
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20000, before[1]))
+    try:
+        assert main(make) == 4
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert "File too large; the same command goes on with what was made of it: make room" in said
+    assert main(make) == 0
+
+
 @pytest.mark.parametrize("option", ["--scratch", "--metrics-file"])
 def test_fails_for_a_run_that_could_not_write_beside_itself(
     option: str, whole: Run, file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import Tensor, nn
 
 from tests.training import tiny
@@ -291,6 +290,8 @@ def test_the_gradients_norm_is_recorded_as_clipping_finds_it(
         # Rounding grows from step to step, with BatchNorm above all.
         assert norms[:12] == pytest.approx(theirs[:12], rel=1e-3)
     assert b'"y_label": "norm of the gradients"' in (Path(whole.uri) / "report.html").read_bytes()
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
     write_event_files(whole.store, tmp_path / "logs")
     events = EventAccumulator(str(tmp_path / "logs"))
     events.Reload()

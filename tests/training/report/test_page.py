@@ -5,7 +5,6 @@ import signal
 from pathlib import Path
 
 import pytest
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from tests.training import hooks, tiny
 from tests.training.hooks import interrupt_at
@@ -103,6 +102,8 @@ def test_the_report_command_counts_dollars(
 
 
 def test_event_files_show_each_step_once(interrupted: Run, tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
     out = tmp_path / "logs"
     for _ in range(2):  # the second call replaces what the first wrote
         assert main(["tensorboard", f"--run-uri={interrupted.uri}", f"--out={out}"]) == 0

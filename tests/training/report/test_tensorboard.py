@@ -9,12 +9,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from tests.training import tiny
 from tests.training.runs import ROOT, Run
 from training.report.tensorboard import _EventFiles, _Follower
 from training.store.folder import FolderStore
+
+pytest.importorskip("tensorboard")
 
 NewRun = Callable[[str], Run]
 
@@ -28,6 +29,8 @@ def scalars(out: Path, tag: str) -> list[tuple[int, float]]:
     """As TensorBoard itself reads them."""
     if not list(out.glob("events.out.*")):
         return []
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
     events = EventAccumulator(str(out), size_guidance={"scalars": 0})
     events.Reload()
     if tag not in events.Tags()["scalars"]:
