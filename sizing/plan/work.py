@@ -155,9 +155,17 @@ def _stage(footprint: Footprint, inputs: PlanInputs, host: HostMemory) -> StageP
     step = _step(footprint, 1.0, inputs)
     # Forward is a third of a step's work.
     a_sample = (step.compute + step.traffic) / footprint.global_batch / 3 * runs_per_gpu
-    images = footprint.validation_samples * footprint.evaluations * footprint.evaluation_work
-    evaluation = images * a_sample
+    images = footprint.validation_samples * footprint.evaluations
     data = _epoch_data(footprint, inputs, host)
+    loader_range = inputs.facts.loader_range if inputs.facts else (1.0, 1.0)
+
+    def evaluation(work: float, loader: float) -> float:
+        """Evaluated samples come through the same loader and disk as trained ones."""
+        shares = {"loader CPU": loader}
+        waits = [shares.get(name, 1.0) * seconds for name, seconds in data]
+        on_gpu = images * footprint.evaluation_work * a_sample * work
+        return max([on_gpu, *(images / footprint.samples_per_epoch * each for each in waits)])
+
     phases = []
     for phase in footprint.all_phases:
         shared = share_gpu(
@@ -166,7 +174,6 @@ def _stage(footprint: Footprint, inputs: PlanInputs, host: HostMemory) -> StageP
             runs_per_vcpu=inputs.request.runs / inputs.instance.vcpus,
         )
         waits = ((shared.bound_by, shared.seconds * footprint.steps_per_epoch), *data)
-        loader_range = inputs.facts.loader_range if inputs.facts else (1.0, 1.0)
         phases.append(PhasePlan(phase=phase, step=shared, waits=waits, loader_range=loader_range))
     seconds = sum(phase.seconds for phase in phases)
     return StagePlan(
@@ -174,10 +181,12 @@ def _stage(footprint: Footprint, inputs: PlanInputs, host: HostMemory) -> StageP
         step=max((phase.step for phase in phases), key=lambda each: each.seconds),
         phases=tuple(phases),
         epoch_seconds=seconds / footprint.epochs,
-        evaluation_seconds=evaluation,
-        seconds=seconds + evaluation,
-        seconds_low=sum(phase.seconds_low for phase in phases) + evaluation * step.work_low,
-        seconds_high=sum(phase.seconds_high for phase in phases) + evaluation * step.work_high,
+        evaluation_seconds=evaluation(1.0, 1.0),
+        seconds=seconds + evaluation(1.0, 1.0),
+        seconds_low=sum(phase.seconds_low for phase in phases)
+        + evaluation(step.work_low, loader_range[0]),
+        seconds_high=sum(phase.seconds_high for phase in phases)
+        + evaluation(step.work_high, loader_range[1]),
         bound_by=max(phases, key=lambda phase: phase.seconds).bound_by,
         memory=gpu_memory(footprint, inputs.constants),
     )
