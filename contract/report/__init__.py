@@ -55,10 +55,8 @@ def page(*, title: str, verdict: str, tone: Tone, sections: Mapping[str, str]) -
     )
 
 
-def chart(
-    curves: Sequence[Curve], *, x_label: str, y_label: str, marks: Sequence[float] = ()
-) -> str:
-    """Curves over one axis, with a dashed vertical line at each x of `marks`; "" without points."""
+def chart(curves: Sequence[Curve], *, y_label: str, marks: Sequence[float] = ()) -> str:
+    """Curves over the steps, with a dashed line at each of `marks`; "" without points."""
     curves = [_thinned(curve) for curve in curves if len(curve.x)]
     if not curves:
         return ""
@@ -69,7 +67,7 @@ def chart(
         ys = [y if (y := points.get(x)) is not None and math.isfinite(y) else None for x in xs]
         drawn.append({"name": curve.name, "is_reference": curve.is_reference, "y": ys})
     data = {"x": xs, "curves": drawn, "marks": [float(x) for x in marks]}
-    text = json.dumps(data | {"x_label": x_label, "y_label": y_label}, allow_nan=False)
+    text = json.dumps(data | {"x_label": "step", "y_label": y_label}, allow_nan=False)
     # No text of a run may end the script that it stands in.
     return f'<div class="chart"><script type="application/json">{_in_script(text)}</script></div>'
 

@@ -93,7 +93,7 @@ def _losses(name: str, interrupted: Sequence[Line], uninterrupted: Sequence[Line
             ("uninterrupted", uninterrupted, True),
         )
     ]
-    return chart(curves, x_label="step", y_label=f"loss of {name}", marks=marks)
+    return chart(curves, y_label=f"loss of {name}", marks=marks)
 
 
 def _workload_rows(receipt: Mapping[str, Any]) -> list[tuple[str, str]]:

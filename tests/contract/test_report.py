@@ -17,7 +17,7 @@ def drawn(chart: str) -> dict[str, Any]:
 def test_a_spike_in_a_long_curve_is_drawn() -> None:
     y = [0.0] * 100_000
     y[77_777], y[3] = 9.0, -1.0
-    found = drawn(chart([Curve(name="loss", x=range(len(y)), y=y)], x_label="step", y_label="loss"))
+    found = drawn(chart([Curve(name="loss", x=range(len(y)), y=y)], y_label="loss"))
     assert len(found["x"]) <= 1002
     assert set(found["curves"][0]["y"]) == {0.0, 9.0, -1.0}
 
@@ -25,17 +25,17 @@ def test_a_spike_in_a_long_curve_is_drawn() -> None:
 def test_curves_of_other_steps_share_an_axis_and_a_number_that_is_none_is_a_gap() -> None:
     run = Curve(name="run", x=[1, 2, 4], y=[3.0, float("nan"), 1.0])
     other = Curve(name="uninterrupted", x=[1, 3], y=[3.0, 2.0], is_reference=True)
-    found = drawn(chart([run, other], x_label="step", y_label="loss", marks=[4]))
+    found = drawn(chart([run, other], y_label="loss", marks=[4]))
     assert found["x"] == [1, 2, 3, 4]
     assert [curve["y"] for curve in found["curves"]] == [[3, None, None, 1], [3, None, 2, None]]
     assert [curve["is_reference"] for curve in found["curves"]] == [False, True]
     assert (found["marks"], found["x_label"], found["y_label"]) == ([4], "step", "loss")
-    assert chart([Curve(name="none", x=[], y=[])], x_label="step", y_label="loss") == ""
+    assert chart([Curve(name="none", x=[], y=[])], y_label="loss") == ""
 
 
 def test_a_name_can_end_neither_its_script_nor_its_cell() -> None:
     name = "</script><b>"
-    curves = chart([Curve(name=name, x=[1], y=[2.0])], x_label="step", y_label=name)
+    curves = chart([Curve(name=name, x=[1], y=[2.0])], y_label=name)
     assert drawn(curves)["curves"][0]["name"] == name
     rows = timeline([(name, [Bar(start=0, seconds=1, kind="done")], name)])
     whole = page(

@@ -86,7 +86,7 @@ def _make(options: argparse.Namespace) -> int:
     store = open_store(options.dataset_uri) if options.dataset_uri else None
     checked_folder(options.out)
     began = time.monotonic()
-    with _whole_folder(options.out, UNFINISHED):
+    with _whole_folder(options.out):
         with ProgressBar(f"making {options.count} samples", options.count) as bar:
             meta = workload.make_dataset(
                 options.out,
@@ -118,7 +118,7 @@ def _import(options: argparse.Namespace) -> int:
             source = open_source(Path(options.source), Path(scratch))
             act, what, total = workload.import_dataset, f"{len(source)} files", len(source)
         checked_folder(options.out)
-        with _whole_folder(options.out, UNFINISHED):
+        with _whole_folder(options.out):
             with ProgressBar(f"importing {what}", total) as bar:
                 meta = act(
                     source, options.out, options.seed, lambda done, total: bar.show(done, "", total)
@@ -309,13 +309,13 @@ def _advised(workload: str, recipe: str, manifest: Mapping[str, Any]) -> tuple[s
 
 
 @contextmanager
-def _whole_folder(path: Path, keep: str) -> Iterator[None]:
-    """Fill a new folder or leave it empty; with the file `keep` in it, it can be continued."""
+def _whole_folder(path: Path) -> Iterator[None]:
+    """Fill a new folder or leave it empty, unless what is in it can be continued."""
     try:
         yield
     except BaseException as error:
         left = "the same command goes on with what was made of it"
-        if not (path / keep).exists():
+        if not (path / UNFINISHED).exists():
             shutil.rmtree(path, ignore_errors=True)
             left = "what was made of it is deleted again"
         # Some libraries, such as safetensors, have an error of their own with the system's text.

@@ -146,7 +146,7 @@ def _loss(history: History) -> str:
         for key, label in (("loss", "loss"), ("gradient_norm", "norm of the gradients")):
             shown = steps.take(row for row, value in enumerate(steps[key]) if math.isfinite(value))
             curve = Curve(name=stage, x=shown["step"], y=shown[key])
-            parts.append(chart([curve], x_label="step", y_label=label, marks=resumed))
+            parts.append(chart([curve], y_label=label, marks=resumed))
     said = "Each step once; a dotted line marks where another attempt resumed."
     return "".join(parts) + f'<p class="quiet">{said}</p>'
 
@@ -184,7 +184,7 @@ def _evaluations(history: History) -> str:
     for shared, stages in groups.items():
         for name in shared:
             curves = [_curve(stage, name, lines) for stage, lines in stages.items()]
-            parts.append(chart(curves, x_label="step", y_label=name))
+            parts.append(chart(curves, y_label=name))
     return "".join(parts) or "<p>None yet.</p>"
 
 
@@ -208,8 +208,7 @@ def _metrics(history: History) -> str:
     more = len(curves) - _MOST_METRICS
     rest = f"<p>And {more} more.</p>" if more > 0 else ""
     drawings = (
-        chart([curve], x_label="step", y_label=curve.name, marks=resumed)
-        for curve in curves[:_MOST_METRICS]
+        chart([curve], y_label=curve.name, marks=resumed) for curve in curves[:_MOST_METRICS]
     )
     return "".join(drawings) + rest or (
         "<p>None: the program printed none that its metric definitions know, and wrote no "

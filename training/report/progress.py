@@ -164,9 +164,9 @@ class _Stdout(logging.StreamHandler[TextIO]):
         return sys.stdout
 
 
-def configure_logging(level: int = logging.INFO) -> None:
-    """Print the lines of this level and above on standard output, each at once."""
+def configure_logging() -> None:
+    """Print lines of information and above on standard output, each at once."""
     if not any(isinstance(handler, _Stdout) for handler in _ROOT.handlers):
         _ROOT.addHandler(_Stdout())
         _ROOT.propagate = False
-    _ROOT.setLevel(level)
+    _ROOT.setLevel(logging.INFO)

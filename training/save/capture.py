@@ -45,7 +45,6 @@ _FICLONE = 0x40049409  # linux/fs.h: _IOW(0x94, 9, int)
 _LEFT_BYTES = 256 * 1024 * 1024
 # A program stands still for no longer than this, where its files cannot be cloned.
 _STANDSTILL_SECONDS = 5.0
-_COPY_BYTES = 4 * 1024 * 1024
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -249,7 +248,7 @@ def _copy(source: Path, target: Path, ends: float) -> None:
         try:
             fcntl.ioctl(writer.fileno(), _FICLONE, reader.fileno())
         except OSError:  # another file system, or one that cannot
-            for at, data in data_of(source, reader, _COPY_BYTES):
+            for at, data in data_of(source, reader):
                 writer.seek(at)
                 writer.write(data)
                 if time.monotonic() > ends:

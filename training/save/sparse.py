@@ -9,6 +9,7 @@ from typing import BinaryIO, Self
 _BLOCK_BYTES = 512  # of st_blocks
 # With more, the list would cost more than the holes.
 _MOST_EXTENTS = 1000
+_READ_BYTES = 4 * 1024 * 1024
 
 
 class Extents(tuple[tuple[int, int], ...]):
@@ -66,12 +67,12 @@ def _extents(file: int, size: int) -> Iterator[tuple[int, int]]:
             yield start, min(end, size) - start
 
 
-def data_of(path: Path, stream: BinaryIO, block_bytes: int) -> Iterator[tuple[int, bytes]]:
+def data_of(path: Path, stream: BinaryIO) -> Iterator[tuple[int, bytes]]:
     """The data of an open file with their places, to its end if it has no holes."""
     size = os.fstat(stream.fileno()).st_size
     for start, count in Extents.of(path, size) or ((0, sys.maxsize),):
         at = stream.seek(start)
-        while data := stream.read(min(block_bytes, start + count - at)):
+        while data := stream.read(min(_READ_BYTES, start + count - at)):
             yield at, data
             at += len(data)
         if not count:
