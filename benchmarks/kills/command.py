@@ -69,7 +69,7 @@ def measure(given: argparse.Namespace) -> list[dict[str, Any]]:
             continue
         if lines := [*table(record, row.bound_seconds)]:
             kept = {name: record[name] for name in ("row", "seed", "versions", "steps")}
-            results.append({**kept, "kills": given.kills, "lines": lines})
+            results.append({**kept, "lines": lines})
     if given.page:
         page.write(results)
     return [line for result in results for line in result["lines"]]

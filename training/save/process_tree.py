@@ -35,7 +35,7 @@ def _from_the_top(root: int) -> list[int]:
         for entry in entries:
             if entry.name.isdigit():
                 with suppress(OSError):  # ended meanwhile
-                    state, parent, *_, flags = _about(Path(entry.path))[:7]
+                    state, parent, *_, flags = _about(entry.path)[:7]
                     if state not in b"ZX" and not int(flags) & _EXITING:
                         children.setdefault(int(parent), []).append(int(entry.name))
     found: list[int] = []
@@ -82,17 +82,21 @@ def _stop_all(keeper: int, ours: list[int]) -> None:
 
 def _keeper_of(program: int | None) -> int:
     with suppress(OSError, TypeError):
-        return int(_about(_PROC / str(program))[1])
+        return int(_about(f"{_PROC}/{program}")[1])
     raise SnapshotError("a program can be stopped for its snapshot on Linux only")
 
 
 def _is_stopped(process: int) -> bool:
     """Whether none of its threads runs."""
     with suppress(OSError), os.scandir(_PROC / str(process) / "task") as threads:
-        return all(_about(Path(thread.path))[0] in b"TtZX" for thread in threads)
+        return all(_about(thread.path)[0] in b"TtZX" for thread in threads)
     return False  # it has just ended
 
 
-def _about(process: Path) -> list[bytes]:
-    """The fields of its stat after the name in parentheses, which may hold anything: proc(5)."""
-    return (process / "stat").read_bytes().rpartition(b")")[2].split()
+def _about(process: str) -> list[bytes]:
+    """The fields of its stat after the name in parentheses, which may hold anything: proc(5).
+
+    All processes of a machine are read, and a machine has thousands: pathlib took half of the time.
+    """
+    with open(f"{process}/stat", "rb", buffering=0) as stream:  # noqa: PTH123
+        return stream.read().rpartition(b")")[2].split(maxsplit=7)
