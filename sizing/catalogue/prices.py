@@ -43,15 +43,17 @@ class Price:
 def hourly_price(size: str, region: str = PRICE_REGION, *, assume: bool = False) -> Price:
     """Return the on-demand price (Linux); a ValueError where none is known.
 
-    us-east-1: the list price. Elsewhere the snapshot's, or, where it has only others of the family,
-    us-east-1's times what those cost there compared with us-east-1. With `assume`, where none is
-    known either: times the most that any region charges, as a budget should err upwards.
+    us-east-1: the list price, or the snapshot's where that is newer. Elsewhere the snapshot's, or,
+    where it has only others of the family, us-east-1's times what those cost there compared with
+    us-east-1. With `assume`, where none is known either: times the most that any region charges, as
+    a budget should err upwards.
     """
     instance = find(size)
     here = instance.on_demand_usd_per_hour
-    if region == PRICE_REGION and here is not None:
-        return Price(usd_per_hour=here, basis="list price", source=instance.source, day=_LISTED_ON)
     seen = snapshot()
+    is_newer = (size, region) in seen.offers and seen.day > _LISTED_ON
+    if region == PRICE_REGION and here is not None and not is_newer:
+        return Price(usd_per_hour=here, basis="list price", source=instance.source, day=_LISTED_ON)
     if not assume:
         check_region(region, seen)
     if (size, region) in seen.offers:

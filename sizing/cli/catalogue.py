@@ -119,6 +119,8 @@ def import_snapshot(arguments: argparse.Namespace) -> int:
     write(found, SNAPSHOT_FILE)
     sizes = {size for size, _ in found.offers}
     print(f"{len(sizes)} sizes in {len(found.regions)} regions -> {SNAPSHOT_FILE}")
+    if unpriced := [size for size in catalogue.instances() if size not in sizes]:
+        print(f"no price in it: {', '.join(unpriced)}")
     return 0
 
 

@@ -1,6 +1,7 @@
 """Prices by region and zone, how old they are, and what is refused."""
 
 import json
+from collections.abc import Iterator
 from datetime import date
 from pathlib import Path
 
@@ -134,5 +135,58 @@ def test_a_snapshot_is_imported_by_the_command(
     given = tmp_path / "vms.csv"
     given.write_text(HEAD + "g5.xlarge,A10G,1.006,0.45,us-west-2,usw2-az1\n")
     assert main(["catalogue", "--import-snapshot", str(given), "--date", "2026-11-01"]) == 0
-    assert "1 sizes in 1 regions" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "1 sizes in 1 regions" in said
+    assert "no price in it: g4dn.xlarge, " in said
+    assert "g5.xlarge" not in said
     assert read(tmp_path / "ours.csv").day == date(2026, 11, 1)
+
+
+@pytest.fixture
+def imports_into(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The file that an import writes, and every price is then read from."""
+    ours = tmp_path / "ours.csv"
+    kept = (snapshot, catalogue.hourly_price, catalogue.spot_price)
+    for module in ("sizing.cli.catalogue", "sizing.catalogue.snapshot"):
+        monkeypatch.setattr(f"{module}.SNAPSHOT_FILE", ours)
+    for each in kept:
+        each.cache_clear()
+    yield ours
+    for each in kept:
+        each.cache_clear()
+
+
+@pytest.mark.usefixtures("imports_into")
+def test_an_import_prices_every_size_of_the_catalogue(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Dollars on demand: a size's place in the file, from 1; on Spot a quarter or a half of it."""
+    sizes, given = list(catalogue.instances()), tmp_path / "vms.csv"
+    zones = [
+        ("us-east-1", "use1-az1", 4),
+        ("us-east-1", "use1-az2", 2),
+        ("sa-east-1", "sae1-az1", 4),
+    ]
+    given.write_text(
+        HEAD
+        + "".join(
+            f"{size},,{usd},{usd / share},{region},{zone}\n"
+            for usd, size in enumerate(sizes, start=1)
+            for region, zone, share in zones
+        )
+    )
+    assert main(["catalogue", "--import-snapshot", str(given), "--date", "2026-11-24"]) == 0
+    assert capsys.readouterr().out.startswith("106 sizes in 2 regions -> ")
+    for region, share in (("us-east-1", 2), ("sa-east-1", 4)):
+        assert main(["catalogue", "--region", region, "--json"]) == 0
+        found = json.loads(capsys.readouterr().out)["sizes"]
+        assert [each["size"] for each in found] == sizes
+        for usd, each in enumerate(found, start=1):
+            assert each["on_demand_usd_per_hour"] == usd
+            assert each["spot_usd_per_hour"] == usd / share
+            assert (each["on_demand_basis"], each["spot_basis"]) == ("list price", "snapshot")
+            assert each["on_demand_day"] == each["spot_day"] == "2026-11-24"
+
+
+def test_a_list_price_that_is_newer_than_the_snapshot_stays() -> None:
+    assert snapshot().day < date(2026, 7, 20) == catalogue.hourly_price("g5.xlarge").day
