@@ -28,6 +28,7 @@ from rehearsal.drill.fleet import (
 )
 from rehearsal.drill.interruptions import Drill
 from rehearsal.drill.receipt import spending
+from rehearsal.drill.run_files import Files, FolderFiles
 from rehearsal.drill.workload import RehearsedWorkload, prepare, stack_context
 from rehearsal.machines.metadata import RehearsedInstance
 from rehearsal.machines.quirks import Quirks
@@ -87,7 +88,7 @@ class SideRun:
         self.drill.step()
         self.is_over = self.fleet.is_over()
 
-    def outcome(self, reference: Path, guard_errors: list[str]) -> SideOutcome:
+    def outcome(self, reference: Files, guard_errors: list[str]) -> SideOutcome:
         """Hold its end against what was promised."""
         expect = Expectation(ends=EQUAL, machines=1 + len(self.drill.plan))
         # What all runs together leave, ManyRuns asks.
@@ -131,10 +132,11 @@ class ManyRuns:
         uninterrupted.expect()
         bus.tick()  # so that each Guard has counted the last seconds
         bus.close()
+        theirs = FolderFiles(folder=reference)
         errors = {each.function: each.error for each in bus.invocations if each.error}
         outcomes = [
             each.outcome(
-                reference,
+                theirs,
                 [
                     text
                     for name, text in errors.items()

@@ -13,6 +13,7 @@ from rehearsal.drill.children import Child, ChildFailed
 from rehearsal.drill.deployment import DeployedStacks
 from rehearsal.drill.fleet import RehearsalFailed, instances_of
 from rehearsal.drill.grants import FILE
+from rehearsal.drill.run_files import FolderFiles
 from rehearsal.drill.workload import RehearsedWorkload, prepare, stack_context
 from rehearsal.faults import GUARD
 from rehearsal.machines.commands import CommandFailed
@@ -120,7 +121,7 @@ class DrillSeries:
         return judge(
             trial.drill,
             trial.scenario.expect,
-            self._reference(overrides),
+            FolderFiles(folder=self._reference(overrides)),
             [
                 each.error
                 for each in trial.drill.fleet.bus.invocations

@@ -2,90 +2,59 @@
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from contract.keys import HEAD, RECEIPT
 from rehearsal.drill.fleet import MachineLife, user_data_faults
 from rehearsal.drill.interruptions import Drill
 from rehearsal.drill.receipt import compare_runs, inequalities
-from rehearsal.drill.run_files import Files, FolderFiles, read_events, read_json
+from rehearsal.drill.run_files import Files, read_events, read_json
 from rehearsal.scenarios.scenario import EQUAL, FAILURE, Expectation
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Ended:
-    """What is left when a drill is over."""
-
-    run: Files
-    reference: Files
-    lives: Sequence[MachineLife]
-    deployed: float
-    target_capacity: int
-    alive: Sequence[str]
-    processes_left: int
-    guard_errors: Sequence[str]
-    undone: Sequence[str]
-
-    @property
-    def hours(self) -> float:
-        """From the deploy, machine or not, to the last machine's end."""
-        return seconds_taken(self.lives, self.deployed) / 3600
 
 
 def judge(
     drill: Drill,
     expect: Expectation,
-    reference: Path,
-    guard_errors: Sequence[str],
+    reference: Files,
+    guard_errors: Sequence[str] = (),
     *,
     alive: Sequence[str] = (),
     processes_left: int = 0,
     unmet: Sequence[str] = (),
 ) -> list[str]:
-    """Hold a drill that is over against the expectation; `reference` is the uninterrupted run's."""
-    ended = Ended(
-        run=drill.run,
-        reference=FolderFiles(folder=reference),
-        lives=list(drill.fleet.lives.values()),
-        deployed=drill.started,
-        target_capacity=drill.fleet.target_capacity(),
-        alive=alive,
-        processes_left=processes_left,
-        guard_errors=guard_errors,
-        undone=[*drill.undone, *unmet],
-    )
-    return find_faults(ended, expect)
+    """List what differs from the expectation; none after a drill that went as written.
 
-
-def find_faults(ended: Ended, expect: Expectation) -> list[str]:
-    """List what differs from the expectation; none after a drill that went as written."""
-    head = read_json(ended.run, HEAD) or {}
-    events = read_events(ended.run)
-    faults = _equality(ended, head) if expect.ends == EQUAL else _failure(head, events)
+    `reference` is the uninterrupted run's.
+    """
+    run, lives = drill.run, list(drill.fleet.lives.values())
+    head, events = read_json(run, HEAD) or {}, read_events(run)
+    is_equal = expect.ends == EQUAL
+    faults = _equality(run, reference, head) if is_equal else _failure(head, events)
     for pattern in expect.events:
         if not any(re.search(pattern, told(event)) for event in events):
             faults.append(f"no event matches {pattern!r}")
-    markets = tuple(life.instance.market for life in ended.lives)
-    attempts = (read_json(ended.run, RECEIPT) or {}).get("machines", [])
+    markets = tuple(life.instance.market for life in lives)
+    attempts = (read_json(run, RECEIPT) or {}).get("machines", [])
     ranks = tuple(attempt["ranks"] for attempt in attempts)
+    # From the deploy, machine or not, to the last machine's end.
+    hours = seconds_taken(lives, drill.started) / 3600
+    capacity, undone = drill.fleet.target_capacity(), [*drill.undone, *unmet]
     checks = {
-        f"{len(ended.lives)} machines booted, not {expect.machines}": expect.machines
-        not in (None, len(ended.lives)),
+        f"{len(lives)} machines booted, not {expect.machines}": expect.machines
+        not in (None, len(lives)),
         f"the machines' markets were {', '.join(markets)}": bool(expect.markets)
         and markets != expect.markets,
         f"the attempts' ranks were {', '.join(map(str, ranks))}": bool(expect.ranks)
         and ranks != expect.ranks,
-        f"it took {ended.hours:.4f} hours": expect.within_hours is not None
-        and ended.hours > expect.within_hours,
-        f"the fleet's target is {ended.target_capacity}, not 0": ended.target_capacity > 0,
-        f"still running: {', '.join(ended.alive)}": bool(ended.alive),
-        f"{ended.processes_left} processes were left behind": ended.processes_left > 0,
-        f"the Guard failed: {'; '.join(ended.guard_errors[:1])}": bool(ended.guard_errors),
-        f"never came to: {', '.join(ended.undone)}": bool(ended.undone),
+        f"it took {hours:.4f} hours": expect.within_hours is not None
+        and hours > expect.within_hours,
+        f"the fleet's target is {capacity}, not 0": capacity > 0,
+        f"still running: {', '.join(alive)}": bool(alive),
+        f"{processes_left} processes were left behind": processes_left > 0,
+        f"the Guard failed: {'; '.join(guard_errors[:1])}": bool(guard_errors),
+        f"never came to: {', '.join(undone)}": bool(undone),
     }
-    others = user_data_faults(ended.lives)
+    others = user_data_faults(lives)
     return [*faults, *others, *(text for text, broken in checks.items() if broken)]
 
 
@@ -122,11 +91,11 @@ def _failure(head: Mapping[str, Any], events: Sequence[Mapping[str, Any]]) -> li
     return faults
 
 
-def _equality(ended: Ended, head: Mapping[str, Any]) -> list[str]:
+def _equality(run: Files, reference: Files, head: Mapping[str, Any]) -> list[str]:
     if head.get("state") != "finished":
-        state = f"{head['state']}: {head.get('reason')}" if head else f"new: {why(ended.run)}"
+        state = f"{head['state']}: {head.get('reason')}" if head else f"new: {why(run)}"
         return [f"the run did not finish ({state})"]
-    ours, theirs = read_json(ended.run, RECEIPT), read_json(ended.reference, RECEIPT)
+    ours, theirs = read_json(run, RECEIPT), read_json(reference, RECEIPT)
     if ours is None or theirs is None:
         return ["a finished run has no receipt.json"]
-    return inequalities(compare_runs(ended.run, ended.reference, ours, theirs))
+    return inequalities(compare_runs(run, reference, ours, theirs))

@@ -3,12 +3,16 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
+from rehearsal.drill.action import Action
+from rehearsal.drill.fleet import MachineLife
+from rehearsal.drill.interruptions import Drill
 from rehearsal.scenarios.scenario import Expectation
-from rehearsal.scenarios.verdict import Ended, find_faults, why
+from rehearsal.scenarios.verdict import judge, why
 from tests.rehearsal.drill.no_machine import life
 
 EQUAL = Expectation(ends="equal result")
@@ -43,12 +47,19 @@ def failed(*events: dict[str, Any], state: str = "running") -> Written:
     return Written(head | {f"events/{i}.json": json.dumps(e) for i, e in enumerate(events)})
 
 
-def ended(run: Written) -> Ended:
-    return Ended(
-        run=run, reference=finished(), lives=[life(ended=1.0)],
-        deployed=0.0, target_capacity=0, alive=[],
-        processes_left=0, guard_errors=[], undone=[],
-    )  # fmt: skip
+def faults_of(
+    run: Written,
+    expect: Expectation,
+    *,
+    lives: Sequence[MachineLife] = (life(ended=1.0),),
+    plan: Sequence[Action] = (),
+    deployed: float = 0.0,
+    target_capacity: int = 0,
+    **left: Any,
+) -> list[str]:
+    fleet = SimpleNamespace(lives=dict(enumerate(lives)), target_capacity=lambda: target_capacity)
+    drill = Drill(fleet=cast(Any, fleet), run=run, plan=plan, started=deployed)
+    return judge(drill, expect, finished(), **left)
 
 
 TO_ZERO = {
@@ -60,12 +71,12 @@ TO_ZERO = {
 
 
 def test_an_equal_result_with_nothing_left_is_as_written() -> None:
-    assert find_faults(ended(finished()), replace(EQUAL, machines=1, markets=("spot",))) == []
+    assert faults_of(finished(), replace(EQUAL, machines=1, markets=("spot",))) == []
 
 
 def test_a_clear_failure_event_with_nothing_left_is_as_written() -> None:
     expect = replace(FAILURE, events=("to-zero: 2 attempts .* no GPU",))
-    assert find_faults(ended(failed(TO_ZERO)), expect) == []
+    assert faults_of(failed(TO_ZERO), expect) == []
     assert why(failed(TO_ZERO)) == TO_ZERO["message"]
 
 
@@ -79,7 +90,7 @@ def test_a_clear_failure_event_with_nothing_left_is_as_written() -> None:
         ({"alive": ["i-9"]}, "still running: i-9"),
         ({"processes_left": 2}, "2 processes were left behind"),
         ({"guard_errors": ["boom"]}, "the Guard failed: boom"),
-        ({"undone": ["kill at head:9"]}, "never came to: kill at head:9"),
+        ({"plan": [Action(do="kill", at="head:9")]}, "never came to: kill at head:9"),
         ({"lives": [life(), life()]}, "2 machines booted, not 1"),
         ({"lives": [life(market="on-demand")]}, "the machines' markets were on-demand"),
     ],
@@ -88,7 +99,7 @@ def test_fails_an_end_that_is_not_as_written(change: dict[str, Any], fault: str)
     expect = replace(EQUAL, machines=None if "markets" in fault else 1, markets=())
     if "markets" in fault:
         expect = replace(expect, markets=("spot",))
-    faults = find_faults(replace(ended(finished()), **change), expect)
+    faults = faults_of(**{"run": finished(), "expect": expect, **change})
     assert len(faults) == 1
     assert fault in faults[0]
 
@@ -97,26 +108,25 @@ def test_fails_attempts_with_other_ranks() -> None:
     machines = [{"generation": n, "writer": f"i-{n}", "ranks": n} for n in (1, 2)]
     receipt = json.dumps({"weights_sha256": "aa", "machines": machines})
     run = Written({**finished().files, "receipt.json": receipt})
-    assert find_faults(ended(run), replace(EQUAL, ranks=(1, 2))) == []
-    (fault,) = find_faults(ended(run), replace(EQUAL, ranks=(1, 4)))
+    assert faults_of(run, replace(EQUAL, ranks=(1, 2))) == []
+    (fault,) = faults_of(run, replace(EQUAL, ranks=(1, 4)))
     assert fault == "the attempts' ranks were 1, 2"
 
 
 def test_fails_a_run_that_ends_after_its_deadline() -> None:
-    waited = replace(ended(finished()), deployed=-1.0)
-    assert find_faults(waited, replace(EQUAL, within_hours=2.5 / 3600)) == []
-    (fault,) = find_faults(waited, replace(EQUAL, within_hours=1.5 / 3600))
+    assert faults_of(finished(), replace(EQUAL, within_hours=2.5 / 3600), deployed=-1.0) == []
+    (fault,) = faults_of(finished(), replace(EQUAL, within_hours=1.5 / 3600), deployed=-1.0)
     assert fault == "it took 0.0006 hours"
 
 
 def test_fails_a_run_that_stopped_without_a_word() -> None:
     silent = {"name": "boot-fetch", "status": "ok", "message": "bundle fetched"}
-    (fault,) = find_faults(ended(failed(silent)), FAILURE)
+    (fault,) = faults_of(failed(silent), FAILURE)
     assert fault == "no event says that anything failed, and why"
 
 
 def test_fails_a_run_that_should_not_have_finished_and_an_event_that_is_missing() -> None:
     expect = replace(FAILURE, events=("machine-failed: .*GPU",))
-    faults = find_faults(ended(finished()), expect)
+    faults = faults_of(finished(), expect)
     assert faults[0].startswith("the run finished, but")
     assert faults[-1] == "no event matches 'machine-failed: .*GPU'"
