@@ -5,6 +5,7 @@ arithmetic stands in the rows: nothing here is computed by the code that answers
 """
 
 import json
+import math
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from sizing import catalogue
 from sizing.__main__ import main
 
 Answer = Callable[[dict[str, Any]], object]
@@ -345,11 +347,8 @@ def test_a_buyers_question_has_its_answer(
     assert found == (answer if exact else pytest.approx(answer, rel=1e-3)), command
 
 
-NEEDS = re.findall(
-    r"^\| [^|]+ \| `python -m sizing ([^`]+)` \| (\S+) \|$",
-    (Path(__file__).parents[3] / "docs" / "sizing.md").read_text(encoding="utf-8"),
-    re.MULTILINE,
-)
+PAGE = (Path(__file__).parents[3] / "docs" / "sizing.md").read_text(encoding="utf-8")
+NEEDS = re.findall(r"^\| [^|]+ \| `python -m sizing ([^`]+)` \| (\S+) \|$", PAGE, re.MULTILINE)
 
 
 def test_the_page_has_a_choice_for_each_need() -> None:
@@ -363,3 +362,12 @@ def test_a_need_has_its_choice(
     assert main([*command.split(), "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
     assert (answer.get("moves") or answer["candidates"])[0]["size"] == choice
+
+
+def test_the_chart_has_the_choices_at_their_prices() -> None:
+    points = re.findall(r'^    "(\S+), .+: \$([\d.]+)": \[[\d.]+, ([\d.]+)\]$', PAGE, re.MULTILINE)
+    assert {size for size, _, _ in points} == {choice for _, choice in NEEDS}
+    for size, shown, height in points:
+        usd = catalogue.hourly_price(size).usd_per_hour
+        # Four quarters, each ten times: $0.01 to $100.
+        assert (float(shown), float(height)) == (round(usd, 4), round((math.log10(usd) + 2) / 4, 2))
