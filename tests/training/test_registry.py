@@ -1,5 +1,7 @@
 """Recipes, overrides by name, and the record that a run belongs to."""
 
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +15,13 @@ from training.record.run import (
     parse_prediction,
     read_run_config,
 )
-from training.registry import parse_overrides, resolve_config
+from training.registry import (
+    RECIPES,
+    WORKLOADS,
+    load_workload,
+    parse_overrides,
+    resolve_config,
+)
 from training.settings import recorded
 from training.store.folder import FolderStore, open_store
 from training.workloads.detection.workload import DETECTION
@@ -51,6 +59,21 @@ def test_fails_for_an_override_that_every_stage_sets_itself() -> None:
 def test_fails_for_an_override_that_cannot_be(pairs: list[str], says: str) -> None:
     with pytest.raises(UserError, match=says):
         resolve_config(TINY, "quick", parse_overrides(pairs))
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_the_recipes_that_are_known_without_torch_are_the_workload_s(name: str) -> None:
+    assert list(RECIPES[name]) == sorted(load_workload(name).recipes)
+
+
+def test_a_mistyped_recipe_is_answered_without_torch() -> None:
+    """It takes seconds to import: here it cannot be."""
+    act = (
+        "import sys; sys.modules['torch'] = None; from training.cli.main import main; "
+        "main('run --workload imagenet --recipe laptp --dataset-uri x --run-uri y'.split())"
+    )
+    done = subprocess.run([sys.executable, "-c", act], capture_output=True, text=True)
+    assert done.stderr.startswith("error: workload 'imagenet' has no recipe 'laptp'; did you mean")
 
 
 def test_fails_for_an_unknown_recipe_and_lists_the_known() -> None:

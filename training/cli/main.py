@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 
 from training.errors import exit_code_of
+from training.registry import check_recipe
 from training.report.progress import configure_logging
 
 _EXIT_CODES = """exit codes: 0 finished · 75 interrupted and saved · 76 lost the lease to another
@@ -45,6 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options = _parser(given[0] if given else "").parse_args(given)
         options.arguments = given
         configure_logging()
+        check_recipe(**{name: vars(options).get(name) for name in ("workload", "recipe")})
         return int(options.act(options))
 
     return exit_code_of(act)
