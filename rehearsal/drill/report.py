@@ -177,7 +177,7 @@ def _start_rows(receipt: Mapping[str, Any]) -> list[tuple[str, str]]:
     data = receipt["dataset"]
     size = f"{data['megabytes']:.1f} MB, {data['megabytes_per_second']:.1f} MB/s"
     if data["megabytes"] < 1:
-        size = f"{data['megabytes'] * 1000:.1f} kB: too little for a rate"
+        size = "less than 1 MB: too little for a rate"
     return [
         ("stack resources", f"{receipt['resources']} created, each checked by its own API"),
         ("dataset synced", f"{data['files']} files, {size}"),

@@ -158,7 +158,7 @@ def test_equal_bits_are_called_no_proof_of_an_order_that_cannot_differ() -> None
 def test_a_tiny_dataset_has_no_rate() -> None:
     tiny = {"files": 2, "megabytes": 0.004, "megabytes_per_second": 0.1}
     rows = dict(receipt_rows(GOOD | {"dataset": tiny}))
-    assert rows["dataset synced"] == "2 files, 4.0 kB: too little for a rate"
+    assert rows["dataset synced"] == "2 files, less than 1 MB: too little for a rate"
 
 
 @pytest.mark.parametrize("faults", [[], ["the weights differ <here>"]])
