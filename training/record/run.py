@@ -9,7 +9,7 @@ that boots into a finished run says so at once.
 import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Generic, TypeVar
 
@@ -19,7 +19,6 @@ from training.errors import MachineError, UserError
 from training.record.head import CheckpointEntry, Head, read_head, read_json_record
 from training.record.lease import Lease
 from training.record.metrics import Events
-from training.settings import Settings
 from training.store.folder import open_store
 from training.store.protocol import Store, StoreError, put_unless_changed
 
@@ -127,8 +126,8 @@ def _refuse_other_run(
         ("origin", theirs.origin, mine.origin),
     ]
     now = json.loads(json.dumps(mine.config))
-    # A run that began before every setting was in its config has those it could not override.
-    later = {field.name for field in fields(Settings)} - theirs.config.keys()
+    # A field that came after the run began could not be overridden: it is as without it.
+    later = now.keys() - theirs.config.keys()
     for name in sorted((theirs.config.keys() | now.keys()) - placement - later):
         pairs.append((f"config field {name}", theirs.config.get(name), now.get(name)))
     for what, there, here in pairs:
