@@ -31,7 +31,8 @@ from rehearsal.machines.quirks import Quirks
 # The Guard runs every ten minutes; a rehearsal of a few minutes would never see that.
 _GUARD_TICK_SECONDS = 30.0
 _NOTICE_SECONDS = 15.0
-_LEASE_TTL_SECONDS = 6.0
+# Of an idle machine, and at most: each kill costs the wait for it.
+_LEASE_TTL_SECONDS, _MAX_LEASE_TTL_SECONDS = 3.0, 6.0
 # Of an idle machine, for the fleet and then for each wait.
 _PATIENCE_SECONDS = 1500.0
 # After a trainer's end, for what its machine still sends.
@@ -135,7 +136,7 @@ class Demo:
             self.trained.context(),
             size=options.size,
             notice_seconds=self.notice_seconds,
-            lease_ttl_seconds=_LEASE_TTL_SECONDS,
+            lease_ttl_seconds=min(_MAX_LEASE_TTL_SECONDS, _LEASE_TTL_SECONDS * log.pace),
         )
         stacks.synthesize(assembly, context).expect()
         if making is not None:

@@ -27,7 +27,7 @@ DEFAULTS: Mapping[str, DemoDefaults] = MappingProxyType(
         "trajectory": DemoDefaults(
             count=132,
             checkpoint_interval="2epochs",
-            interruptions=("kill:features:5", "notice:shuffled:60", "kill:head:60"),
+            interruptions=("notice:shuffled:60", "kill:head:60"),
         ),
         "growth": DemoDefaults(
             count=12000,

@@ -19,7 +19,7 @@ def test_a_known_workload_is_interrupted_in_stages_that_it_has_in_their_order(na
     order = [stage.name for stage in stages]
     planned = [parse_interruption(text) for text in DEFAULTS[name].interruptions]
     places = [order.index(each.stage) for each in planned]
-    assert len(places) == 3 and places == sorted(places)
+    assert len(places) >= 2 and places == sorted(places)
     for each, place in zip(planned, places, strict=True):
         stage = stages[place]
         if isinstance(stage, Train) and stage.settings.steps is not None:
