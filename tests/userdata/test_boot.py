@@ -97,7 +97,7 @@ def test_machine_gets_its_credentials_from_the_metadata_alone(booted: Rig) -> No
 def test_what_one_machine_has_read_of_torch_the_next_reads_ahead(booted: Rig) -> None:
     machine, s3 = booted.machines[0], booted.aws.client("s3")
     # Left by the first machine of these tests, all of which have one image.
-    key = f"artifacts/reads/{machine.metadata.ami_id}.json"
+    key = f"artifacts/reads/{machine.metadata.instance.image_id}.json"
     wait_until(lambda: s3.list_objects_v2(Bucket="runs", Prefix=key)["KeyCount"] == 1)
     said = machine.folder / "said"
     bundle = machine.folder / "opt/training/bundle"

@@ -207,7 +207,7 @@ class QemuMachine:
             *("-smbios", "type=0,vendor=Amazon EC2,version=1.0"),
             *(
                 "-smbios",
-                f"type=1,manufacturer=Amazon EC2,product={self.metadata.instance_type},"
+                f"type=1,manufacturer=Amazon EC2,product={self.metadata.instance.type},"
                 f"uuid={UUID},serial={UUID}",
             ),
             *("-smbios", f"type=2,manufacturer=Amazon EC2,asset={self.instance_id}"),
