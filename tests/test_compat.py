@@ -25,7 +25,7 @@ def names(requirements: str) -> set[str]:
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    locks = ("requirements.txt", "requirements-examples.txt")
+    locks = (f"requirements{group}.txt" for group in ("", "-examples", "-formats"))
     for name in (".ci/compat.sh", *locks, "userdata/run.env.example"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         shutil.copy(REPOSITORY / name, tmp_path / name)
