@@ -151,8 +151,10 @@ class Guarded:
     def begin(self, case: int) -> str:
         """An empty run, and a fleet with one new instance; return the instance's id."""
         s3, ec2 = self.aws.client("s3"), self.aws.client("ec2")
-        for each in s3.list_objects_v2(Bucket=self.bucket).get("Contents", []):
-            s3.delete_object(Bucket=self.bucket, Key=each["Key"])
+        # With all versions: a head that was deleted is not one that never was.
+        found = s3.list_object_versions(Bucket=self.bucket)
+        for each in [*found.get("Versions", []), *found.get("DeleteMarkers", [])]:
+            s3.delete_object(Bucket=self.bucket, Key=each["Key"], VersionId=each["VersionId"])
         self.set_capacity(0)
         running = self._running()
         if running:

@@ -1,6 +1,7 @@
 """What `check --program` says of programs that resume exactly, nearly, or not at all."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +80,8 @@ def test_a_program_that_loses_all_at_each_kill_fails_though_its_bits_are_equal(
     said = capsys.readouterr().out
     assert "[failed] bit for bit, but an interruption costs all: 2 of 2 kills found no" in said
     assert "('run.db' stays open for writing)" in said
-    assert "killed later: " in said and " 20 steps redone" in said
+    # The step that the program is in when it is killed may be done already.
+    assert re.search(r"killed later: .* s lost, 2[01] steps redone", said)
 
 
 def test_a_program_that_forgets_a_random_state_ends_elsewhere(
