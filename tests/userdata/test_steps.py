@@ -288,3 +288,46 @@ def test_without_metadata_or_list_nothing_is_read_ahead_and_nothing_fails(root: 
     assert done.stdout.startswith(said)
     (event,) = (root / "var/lib/training/events").iterdir()
     assert json.loads(event.read_text())["name"] == "boot-read-ahead"
+
+
+SMI = """#!/bin/sh
+echo "$@" >>{root}/asked
+case $1 in
+--query-supported-clocks=memory,graphics) printf '405, 405\\n6251, 990\\n6251, 1710\\n' ;;
+--applications-clocks=*) {answer} ;;
+esac
+"""
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        ("exit 0", "GPU clocks set to the highest supported: 6251,1710 MHz"),
+        (
+            "echo 'Setting applications clocks is not supported for GPU 0'; exit 3",
+            "GPU clocks left as they are: Setting applications clocks is not supported for GPU 0",
+        ),
+    ],
+)
+def test_services_set_the_highest_clocks_and_boot_goes_on_where_a_driver_refuses(
+    root: Path, answer: str, said: str
+) -> None:
+    for name, text in {
+        "nvidia-smi": SMI.format(root=root, answer=answer),
+        "systemctl": "#!/bin/sh\n",
+    }.items():
+        (root / "bin" / name).write_text(text)
+        (root / "bin" / name).chmod(0o755)
+    done = run_step(root, "services")
+    assert done.returncode == 0, done.stderr
+    assert said in done.stdout
+    asked = (root / "asked").read_text().splitlines()
+    assert asked[1:] == ["--persistence-mode=1", "--applications-clocks=6251,1710"]
+
+
+def test_services_say_nothing_of_clocks_where_there_is_no_gpu(root: Path) -> None:
+    (root / "bin/systemctl").write_text("#!/bin/sh\n")
+    (root / "bin/systemctl").chmod(0o755)
+    done = run_step(root, "services")
+    assert done.returncode == 0, done.stderr
+    assert "clocks" not in done.stdout
