@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Boot step: installs the bundle's units, starts those that send events and metrics, and sets the
-# GPUs' clocks.
+# clocks of the GPUs.
 set -o errexit -o nounset -o pipefail
 source userdata/lib.sh
 
@@ -14,8 +14,8 @@ systemctl daemon-reload
 systemctl enable --now training-events.service
 systemctl enable --now training-metrics.service
 
-# "Optimize GPU settings on Amazon EC2 instances": the highest clocks the GPU supports, kept while no
-# process uses it. A driver that fixes them refuses, which costs nothing but the gain.
+# "Optimize GPU settings on Amazon EC2 instances": the highest clocks that the GPU supports, kept
+# while no process uses it. A driver may refuse, which costs nothing but the gain.
 smi="timeout 60 nvidia-smi"
 clocks=$($smi --query-supported-clocks=memory,graphics --format=csv,noheader,nounits 2>/dev/null |
     sort --field-separator=, --key=1,1nr --key=2,2nr | sed --quiet '1s/ //gp') || clocks=
