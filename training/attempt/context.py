@@ -87,6 +87,7 @@ class World:
         self.rank = place.rank
         self.size = place.world_size
         self.device = device
+        self.hosts = place.hosts
         self._pending: Tensor | Sequence[float] | None = None
         self._work: dist.Work | None = None
         self._group: dist.ProcessGroup | None = None

@@ -269,8 +269,12 @@ class Learner:
         step: int,
         num_steps: int,
         lr_factor: float,
+        own_time: contextlib.AbstractContextManager[object],
     ) -> StepResult:
-        """Make one optimizer step; weight and number of micro-batches count all ranks."""
+        """Make one optimizer step; weight and number of micro-batches count all ranks.
+
+        Within `own_time` no other rank is waited for, unless the model is sharded.
+        """
         weight = checked_weight(self._stage, weight, step)
         for group, own in zip(self._optimizer.param_groups, self._rates, strict=True):
             rate = group["initial_lr"] * lr_factor
@@ -278,28 +282,23 @@ class Learner:
         self._optimizer.zero_grad(set_to_none=True)
         self._parallel.begin_step(num_micro_batches)
         by_share: dict[int, _ShareSums] = {}
-        for place, (micro, batch) in enumerate(batches):
-            seed_torch(
-                self._inputs.device,
-                "noise",
-                self._inputs.seed,
-                self._stage.name,
-                step,
-                micro.number,
-            )
-            with self._parallel.adding(place):
-                with autocast(self._settings.precision, self._inputs.device):
-                    loss, mean, metrics = self._parallel.losses(batch, step, num_steps)
-                    # 0 / 0 is no number: what weighs nothing has no gradient either.
-                    loss = loss / weight if weight else loss * 0.0
-                    if mean is not None:
-                        loss = loss + mean / num_micro_batches
-                    if not micro.counts:
-                        loss = loss * 0.0
-                # FSDP averages over the ranks, but the parts of the loss must be summed.
-                self._scaling.backward(loss * self._world.size if self.is_sharded else loss)
-            share = share_of(micro.number, num_micro_batches)
-            by_share.setdefault(share, _ShareSums()).add(loss.detach(), metrics, micro.counts)
+        seed = ("noise", self._inputs.seed, self._stage.name, step)
+        with own_time:
+            for place, (micro, batch) in enumerate(batches):
+                seed_torch(self._inputs.device, *seed, micro.number)
+                with self._parallel.adding(place):
+                    with autocast(self._settings.precision, self._inputs.device):
+                        loss, mean, metrics = self._parallel.losses(batch, step, num_steps)
+                        # 0 / 0 is no number: what weighs nothing has no gradient either.
+                        loss = loss / weight if weight else loss * 0.0
+                        if mean is not None:
+                            loss = loss + mean / num_micro_batches
+                        if not micro.counts:
+                            loss = loss * 0.0
+                    # FSDP averages over the ranks, but the parts of the loss must be summed.
+                    self._scaling.backward(loss * self._world.size if self.is_sharded else loss)
+                share = share_of(micro.number, num_micro_batches)
+                by_share.setdefault(share, _ShareSums()).add(loss.detach(), metrics, micro.counts)
         self._parallel.end_step()
         skipped, norm = False, None
         if not self._settings.optimizer_in_backward:

@@ -7,6 +7,7 @@ and before anything of that step is published.
 
 import logging
 import math
+import statistics
 from collections import deque
 from collections.abc import Container, Mapping, Sequence
 from contextlib import closing
@@ -33,6 +34,11 @@ from training.tally import Tally
 from training.workload import Batch, Inputs, Samples, Train, implements
 
 _log = logging.getLogger(__name__)
+
+# Of a whole step, and of its part without the other ranks.
+_DeviceTimes = tuple[DeviceTime, DeviceTime]
+# A rank that needs this many times what the usual one does slows all of them down.
+_SLOW = 1.25
 
 
 class StageLoop:
@@ -74,9 +80,10 @@ class StageLoop:
         shares = self._plan.shares(position.stage_step, context.world.rank)
         self._loader = Loader.of_stage(samples, shares, self._settings, inputs)
         self._made: deque[Tally] = deque()  # what the loader did for each step that was fetched
-        self._unread: tuple[Position, StepResult, StepTime, DeviceTime, Tally] | None = None
+        self._unread: tuple[Position, StepResult, StepTime, _DeviceTimes, Tally] | None = None
         self._pace = Pace()
         self._times = TimesSoFar(position.times.get(stage.name, {}), self._loader.num_workers)
+        self._own_times = _OwnTimes(context)
         self._compiled = CompiledShapes(stage)
         self._policy = CheckpointPolicy(
             context,
@@ -147,7 +154,7 @@ class StageLoop:
     def _step(self, batches: Sequence[tuple[MicroBatch, Batch]], weight: float) -> None:
         step, work = self._position.stage_step, self._work(batches)
         self._protect(work)
-        device_time = DeviceTime(self._inputs.device)
+        device_time, own_time = (DeviceTime(self._inputs.device) for _ in range(2))
         with self._context.supervisor.long_work.doing(work):
             with device_time:
                 result = self._learner.step(
@@ -159,11 +166,13 @@ class StageLoop:
                     lr_factor=schedule_factor(
                         self._settings, step, self._plan.num_steps, self._plan.steps_per_epoch
                     ),
+                    own_time=own_time,
                 )
             self._read_last()
         self._advance()
         time = self._pace.next(self._loader.wait_seconds)
-        self._unread = self._position, result, time, device_time, self._made.popleft()
+        times = device_time, own_time
+        self._unread = self._position, result, time, times, self._made.popleft()
         if work == "step":
             self._pace.remember()
         if self._compile_cache is not None and self._context.world.leads:
@@ -193,10 +202,11 @@ class StageLoop:
         """Read and record the numbers of the last step, before anything of it is published."""
         if self._unread is None:
             return
-        (position, result, time, device_time, made), self._unread = self._unread, None
+        (position, result, time, (device_time, own_time), made), self._unread = self._unread, None
         self._steps.record(position, result, time, made.counts)
         num_samples = len(self._plan.ids(position.stage_step - 1))
         self._times.add(num_samples, time, device_time.seconds, made.seconds)
+        self._own_times.add(time, own_time.seconds)
 
     def _read_last(self) -> None:
         with self._context.consensus.noting_divergence():
@@ -252,6 +262,7 @@ class StageLoop:
             return
         self._read_together()
         step, is_end = self._position.stage_step, self._is_at_the_end
+        self._own_times.compare(self._position)
         metrics = self._evaluated(is_last=is_end)
         self._position = replace(
             self._position,
@@ -306,3 +317,42 @@ class StageLoop:
         with self._context.consensus.noting_divergence():
             if self._policy.save_if_due(self._position):
                 self._pace.skip()
+
+
+class _OwnTimes:
+    """What steps take each rank without waiting for others: the slowest one holds all of them up.
+
+    Between two evaluations, data and arithmetic; those of a sharded stage wait for each other.
+    """
+
+    def __init__(self, context: AttemptContext) -> None:
+        self._context = context
+        self._seconds: list[float] = []
+        self._named = -1  # the rank that was named last
+
+    def add(self, time: StepTime, own: float) -> None:
+        """Add a step's wait for data and its own work."""
+        self._seconds.append(time.seconds * time.waited_share + own)
+
+    def compare(self, position: Position) -> None:
+        """Name a rank that is slow; all ranks call it, and begin anew after it."""
+        # The median: a first step compiles, and a step beside a commit may be long.
+        own, self._seconds = statistics.median(self._seconds or [0.0]), []
+        world = self._context.world
+        of_rank = world.gather(round(own, 6))
+        usual, slow = statistics.median_low(of_rank), of_rank.index(max(of_rank))
+        if not world.leads or world.size == 1:
+            return
+        where = {"stage": position.stage, "step": position.step}
+        self._context.metrics.write("ranks", **where, own_seconds=of_rank)
+        if of_rank[slow] < _SLOW * usual or slow == self._named:
+            return
+        self._named = slow
+        names = world.hosts.names if world.hosts else ()
+        host = f" of host {names[slow * len(names) // world.size]}" if names else ""
+        text = (
+            f"all ranks wait for rank {slow}{host}: a step takes it {of_rank[slow]:.3g} s of its "
+            f"own work and data, and the usual rank {usual:.3g} s"
+        )
+        _log.warning("[slow] %s", text)
+        self._context.events.emit("slow-rank", "info", message=text, **where)

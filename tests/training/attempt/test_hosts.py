@@ -4,6 +4,7 @@ import os
 import signal
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -48,6 +49,20 @@ def test_two_hosts_give_the_bits_of_one_whatever_happens_to_either(run: Run, pai
     assert ended(run.fork_hosts(2)) == [0, 0]
     assert_equal(run, pair)
     assert len(run.events("take-over")) == 4, "the first host alone holds the run"
+
+
+def test_a_host_that_holds_the_others_up_is_named_once(run: Run) -> None:
+    def hold_up(_: int) -> None:
+        if os.environ["TEST_HOST"] == _SECOND:
+            time.sleep(0.3)
+
+    tiny.HOOKS["first"] = hold_up
+    assert ended(run.fork_hosts(2)) == [0, 0]
+    events = [event for event in run.events("slow-rank") if event["stage"] == "first"]
+    assert len(events) == 1
+    assert f"all ranks wait for rank 1 of host {_SECOND}: " in events[0]["message"]
+    (usual, slow), *_ = (line["own_seconds"] for line in run.lines("ranks"))
+    assert slow >= 0.3 > usual
 
 
 def test_a_run_of_two_hosts_goes_on_with_one(run: Run, whole: Run) -> None:
