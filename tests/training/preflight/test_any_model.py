@@ -1,5 +1,6 @@
 """Any model is counted like a workload's stage; a config.json gives the published parameters."""
 
+import importlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -7,7 +8,6 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-import transformers.initialization  # noqa: F401  once, not in each fork
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tests.training.forked import in_fork
@@ -144,6 +144,13 @@ PUBLISHED = {
         86_567_656,
     ),
 }
+
+
+@pytest.fixture(autouse=True, scope="module")
+def library() -> None:
+    """Import it once, not in each fork; nor where other tests are collected."""
+    importlib.import_module("transformers.initialization")
+    importlib.import_module("transformers.modeling_utils")
 
 
 @pytest.fixture
