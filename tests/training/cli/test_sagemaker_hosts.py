@@ -3,21 +3,23 @@
 Root on Linux only: each host is a network namespace with an address and a folder like /opt/ml.
 """
 
+import itertools
 import json
 import os
+import random
 import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import pytest
 
-from tests.training.runs import ROOT, WORKLOAD, Run, wait_for
+from tests.training.runs import ROOT, WORKLOAD, KeptRun, Run, wait_for
 from training.record.head import read_head
-from training.store.folder import open_store
 
 # Eight micro-batches a step, so that eight ranks have one each.
 _SMALL = {"micro_batch": "1", "batch_norm": "false"}
@@ -81,10 +83,60 @@ class _Container:
     def said(self) -> str:
         return self._output.read_text()
 
+    def processes(self) -> list[int]:
+        """Those of its ranks, not the one that starts them again."""
+        found = []
+        for folder in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError):
+                is_here = os.getsid(int(folder.name)) == self.process.pid
+                if is_here and b"\0run\0" in (folder / "cmdline").read_bytes():
+                    found.append(int(folder.name))
+        return found
+
     def end(self) -> None:
         """As SageMaker ends a container: all its processes at once."""
-        os.killpg(self.process.pid, signal.SIGKILL)
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
+
+
+class _Job(KeptRun):
+    """A run that a job of several hosts trains, started as often as SageMaker would."""
+
+    def __init__(self, root: Path, networks: Sequence[str], dataset: Path, name: str) -> None:
+        self.root = root / name
+        self.uri = str(root / "runs" / name)
+        self._networks = networks
+        self._given = {
+            "workload": WORKLOAD,
+            "recipe": "quick",
+            "run-uri": self.uri,
+            "dataset-uri": str(dataset),
+            "checkpoint-interval": "2steps",
+            "lease-ttl-seconds": "2",
+            "step_seconds": "0.2",
+            **_SMALL,
+        }
+
+    def committed(self) -> int:
+        """The step of the last commit, 0 before there is one."""
+        head = read_head(self.store)
+        return head.checkpoints[-1].step if head and head.checkpoints else 0
+
+    def is_finished(self) -> bool:
+        head = read_head(self.store)
+        return head is not None and head.state == "finished"
+
+    def start(self, stack: ExitStack, number: int, ranks: int) -> list[_Container]:
+        """Start all hosts; they end with `stack`."""
+        hosts = [f"10.77.0.{k}" for k in range(1, number + 1)]
+        found = []
+        for network, own in zip(self._networks, hosts, strict=False):
+            folder = self.root / f"ml-{number}" / own
+            more = {**self._given, "num-processes": str(ranks)}
+            found.append(_Container(network, folder, hosts, own, **more))
+            stack.callback(found[-1].end)
+        return found
 
 
 @pytest.mark.slow
@@ -93,36 +145,10 @@ def test_four_hosts_of_two_ranks_and_then_two_of_four_give_the_bits_of_one_rank(
     dataset: Path, finished: Callable[..., Run], tmp_path: Path
 ) -> None:
     whole = finished(*(f"--override={name}={value}" for name, value in _SMALL.items()))
-    given = {
-        "workload": WORKLOAD,
-        "recipe": "quick",
-        "run-uri": str(tmp_path / "runs" / "run-1"),
-        "dataset-uri": str(dataset),
-        "checkpoint-interval": "2steps",
-        "lease-ttl-seconds": "2",
-        "step_seconds": "0.2",
-        **_SMALL,
-    }
-    store = open_store(given["run-uri"])
-
-    def committed() -> int:
-        head = read_head(store)
-        return head.checkpoints[-1].step if head and head.checkpoints else 0
-
     with _networks(4) as networks, ExitStack() as stack:
-
-        def start(number: int, ranks: int) -> list[_Container]:
-            hosts = [f"10.77.0.{k}" for k in range(1, number + 1)]
-            found = []
-            for network, own in zip(networks, hosts, strict=False):
-                folder = tmp_path / f"ml-{number}" / own
-                more = {**given, "num-processes": str(ranks)}
-                found.append(_Container(network, folder, hosts, own, **more))
-            return found
-
-        job = start(4, 2)
-        for container in job:
-            stack.callback(container.end)
+        run = _Job(tmp_path, networks, dataset, "run-1")
+        committed = run.committed
+        job = run.start(stack, 4, 2)
         wait_for(lambda: committed() >= 2)
         # Cut off: both sides find out, and the others wait for it.
         _ip("-n", networks[2], "link", "set", "eth0", "down")
@@ -135,18 +161,90 @@ def test_four_hosts_of_two_ranks_and_then_two_of_four_give_the_bits_of_one_rank(
         wait_for(lambda: "this container waits for its end" in job[1].said)
         wait_for(lambda: all("another host ends" in job[k].said for k in (0, 2, 3)))
         assert "saved; this container" in job[1].said
-        head = read_head(store)
-        assert head is not None and head.state == "released"
-        for container in job:
-            container.end()
-        stack.pop_all()
-        job = start(2, 4)
-        for container in job:
-            stack.callback(container.end)
+        assert run.head.state == "released"
+        stack.close()
+        job = run.start(stack, 2, 4)
         codes = [container.process.wait(300) for container in job]
         assert codes == [0, 0], [container.said for container in job]
-        stack.pop_all()
-    model = tmp_path / "ml-2" / "10.77.0.1" / "model"
+    model = run.root / "ml-2" / "10.77.0.1" / "model"
     receipt = json.loads((model / "receipt.json").read_text())
     assert receipt["weights_sha256"] == whole.head.weights_sha256
-    assert not (tmp_path / "ml-2" / "10.77.0.2" / "model" / "receipt.json").exists()
+    assert not (run.root / "ml-2" / "10.77.0.2" / "model" / "receipt.json").exists()
+
+
+class _Torment:
+    """Hits a job of four hosts at drawn moments; as SageMaker, starts all again where one ends."""
+
+    def __init__(self, run: _Job, networks: Sequence[str], draws: random.Random) -> None:
+        self._run = run
+        self._networks = networks
+        self._draws = draws
+        self.hits: list[str] = []
+
+    def until_finished(self, most: int) -> None:
+        """At most so many hits."""
+        with ExitStack() as stack:
+            job = self._run.start(stack, 4, 2)
+            while not self._run.is_finished():
+                if len(self.hits) < most:
+                    self._wait()
+                    if self._hit(job):
+                        stack.close()
+                        job = self._run.start(stack, 4, 2)
+                else:
+                    time.sleep(0.5)
+            assert [container.process.wait(120) for container in job] == [0] * 4
+
+    def _wait(self) -> None:
+        """Until a moment of the start, or after a commit."""
+        before = self._run.committed()
+        if self._draws.random() < 0.75:
+            wait_for(lambda: self._run.committed() > before or self._run.is_finished())
+            time.sleep(self._draws.uniform(0.0, 1.5))
+        else:
+            time.sleep(self._draws.uniform(0.0, 12.0))
+
+    def _hit(self, job: list[_Container]) -> bool:
+        """Do what was drawn; whether SageMaker starts all hosts again after it."""
+        if self._run.is_finished():
+            return False
+        place = self._draws.randrange(4)
+        kind = self._draws.choice(["host", "rank", "notice", "partition"])
+        self.hits.append(kind)
+        if kind == "host":
+            job[place].end()
+            time.sleep(self._draws.uniform(0.0, 5.0))
+        elif kind == "rank":
+            if pids := job[place].processes():
+                with suppress(ProcessLookupError):
+                    os.kill(self._draws.choice(pids), signal.SIGKILL)
+        elif kind == "notice":
+            job[place].process.send_signal(signal.SIGTERM)
+            time.sleep(self._draws.uniform(0.0, 20.0))
+        else:
+            _ip("-n", self._networks[place], "link", "set", "eth0", "down")
+            time.sleep(self._draws.uniform(1.0, 15.0))
+            _ip("-n", self._networks[place], "link", "set", "eth0", "up")
+        return kind in ("host", "notice") and not self._run.is_finished()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not _HAS_NAMESPACES, reason="network namespaces take root on Linux")
+def test_hosts_hit_fifty_times_at_drawn_moments_give_the_bits_of_one_rank(
+    dataset: Path, finished: Callable[..., Run], tmp_path: Path
+) -> None:
+    """HITS and SEED in the environment draw others."""
+    whole = finished(*(f"--override={name}={value}" for name, value in _SMALL.items()))
+    most, draws = int(os.environ.get("HITS", "50")), random.Random(os.environ.get("SEED", "37"))
+    hits: list[str] = []
+    with _networks(4) as networks:
+        for number in itertools.count(1):
+            run = _Job(tmp_path, networks, dataset, f"run-{number}")
+            torment = _Torment(run, networks, draws)
+            torment.until_finished(min(12, most - len(hits)))
+            hits += torment.hits
+            print(f"run {number}: {len(hits)} of {most} hits, last {torment.hits}", flush=True)
+            assert run.head.weights_sha256 == whole.head.weights_sha256
+            if len(hits) >= most:
+                break
+    assert set(hits) == {"host", "rank", "notice", "partition"}
