@@ -149,6 +149,10 @@ class Lease:
         _, after = self._change(count)
         return all(entry.is_left_behind for entry in after.checkpoints)
 
+    def start_over(self) -> None:
+        """Leave all checkpoints behind; they stay in the head until retention drops them."""
+        self._change(Head.started_over)
+
     def forget_unverified(self) -> None:
         """A checkpoint was verified: it is the other machines that could not."""
         self._change(lambda head: replace(head, unverified_by=()) if head.unverified_by else head)

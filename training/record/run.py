@@ -237,6 +237,16 @@ def newest_valid(
     store refused one of them, MachineError if this machine is the first that finds them damaged.
     """
     entries = [entry for entry in lease.head.checkpoints if not entry.is_left_behind]
+    if _are_useless(entries):
+        given_up = tuple((entry.name, _why_given_up(entry)) for entry in reversed(entries))
+        about = [{"name": name, "why": why} for name, why in given_up]
+        events.emit("none-valid", "failed", passed_over=about, starts_over=True)
+        _log.warning(
+            "[resume] no snapshot so far is of a whole save, for all that is known, and "
+            "the program has failed twice on each: starting over"
+        )
+        lease.start_over()
+        return None, given_up
     found, passed_over = _first_valid(store, entries, read)
     for name, why in passed_over:
         _log.warning("[resume] passed over checkpoint %s: %s", name, why)
@@ -286,6 +296,15 @@ def _first_valid(
             "the run is kept, start again once they can be read"
         )
     return None, tuple(passed_over)
+
+
+def _are_useless(entries: Sequence[CheckpointEntry]) -> bool:
+    """Whether all that the run has ever saved may be half of a save, and the program fails on it.
+
+    Where others have been deleted meanwhile, more work than a first save's would be lost.
+    """
+    are_all = bool(entries) and entries[-1].step == len(entries)
+    return are_all and all(entry.is_tentative and _is_given_up(entry) for entry in entries)
 
 
 def _is_given_up(entry: CheckpointEntry) -> bool:

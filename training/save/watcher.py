@@ -110,7 +110,7 @@ class Watcher:
             return
         seconds, held = self._quiet.seconds_until_now(listing), held_open(listing)
         is_open = held is not None and not self._stays_open(held)
-        self._was_saving = is_open or seconds < self._pause_seconds
+        self._was_saving = is_open or seconds < self._sure_seconds
 
     def last_moment(self, exit_code: int, *, was_told: bool) -> Moment:
         """When the folder of a program that has ended may be captured; SnapshotError if never.
@@ -177,6 +177,14 @@ class Watcher:
     @property
     def _pause_seconds(self) -> float:
         return min(_PAUSE_SHARE * self._quiet_seconds, self._wanted_seconds)
+
+    @property
+    def _sure_seconds(self) -> float:
+        """The pause that shows that no save is under way, where its habit is not known.
+
+        A busy machine lets a program stand for longer than a short quiet time's share.
+        """
+        return max(self._pause_seconds, min(self._quiet_seconds, _HASTY_SECONDS))
 
     @property
     def _restless_seconds(self) -> float:
@@ -269,7 +277,7 @@ class Watcher:
         if seconds >= self._quiet_seconds and found != self._held[0]:
             self._held = found, self._quiet.since
         is_pause = is_closed or self._stays_open(found)
-        is_pause = is_pause and seconds >= self._pause_seconds
+        is_pause = is_pause and seconds >= self._sure_seconds
         self._was_saving &= not is_pause or seconds < self._quiet_seconds
         if is_quiet and is_closed:
             reason: Reason = "notice" if self.is_hasty else "quiet"

@@ -75,18 +75,21 @@ def test_a_program_that_fails_twice_on_such_a_snapshot_starts_from_the_quiet_one
     assert why == "the program failed 2 times on it before it saved again"
 
 
-def test_where_there_is_nothing_else_a_program_starts_from_such_a_snapshot_again(
-    new_machine: NewMachine,
+def test_where_no_save_so_far_was_whole_a_program_that_fails_twice_on_it_starts_over(
+    new_machine: NewMachine, store: Store
 ) -> None:
     machine = new_machine("machine-0")
     machine.mirror.request("emergency")
     machine.write({"model.pt": b"ha"})
     machine.end()
-    for number in range(1, 4):
+    for number in (1, 2):
         machine = new_machine(f"machine-{number}")
         assert (machine.folder / "model.pt").read_bytes() == b"ha"
         machine.mirror.count_failure()
         machine.end(exit_code=1)
+    machine = new_machine("machine-3")
+    assert not (machine.folder / "model.pt").exists()
+    assert [entry.is_left_behind for entry in entries(store)] == [True], "it is kept"
 
 
 def test_a_snapshot_of_any_kind_on_which_a_program_fails_twice_is_passed_over(
