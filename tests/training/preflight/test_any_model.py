@@ -85,27 +85,18 @@ PUBLISHED = {
     ),
     "qwen3-8b": (
         {
+            **LLAMA,
             "model_type": "qwen3",
-            "hidden_size": 4096,
             "num_hidden_layers": 36,
-            "num_attention_heads": 32,
             "num_key_value_heads": 8,
             "head_dim": 128,
             "intermediate_size": 12288,
             "vocab_size": 151936,
-            "tie_word_embeddings": False,
         },
         8_190_735_360,
     ),
     "t5-base": (
-        {
-            "model_type": "t5",
-            "d_model": 768,
-            "d_ff": 3072,
-            "num_layers": 12,
-            "num_heads": 12,
-            "vocab_size": 32128,
-        },
+        {"model_type": "t5", "d_model": 768, "d_ff": 3072, "num_layers": 12, "num_heads": 12},
         222_903_552,
     ),
     "gemma-2b": (
