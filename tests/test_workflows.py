@@ -195,41 +195,42 @@ def test_credentials_that_fail_do_not_fail_the_review() -> None:
     assert review_step()["env"]["CREDENTIALS"] == "${{ steps.credentials.outcome }}"
 
 
-@pytest.mark.parametrize("is_new", [True, False], ids=["new prices", "the same prices"])
-def test_new_prices_are_proposed_and_the_same_are_not(tmp_path: Path, is_new: bool) -> None:
+@pytest.mark.parametrize(
+    ("answers", "is_proposed"),
+    [("diff) exit 1;; ls-remote) exit 2", True), ("ls-remote) exit 2", False), ("", False)],
+    ids=["new prices", "the same prices", "proposed before"],
+)
+def test_new_prices_are_proposed_once_with_the_day_they_are_of(
+    tmp_path: Path, answers: str, is_proposed: bool
+) -> None:
     """The script of the workflow with all that leaves the machine replaced."""
-    (tmp_path / "fake").mkdir()
-    for name in ("curl", "gh", "git"):
-        fake = tmp_path / "fake" / name
-        difference = "1" if is_new else "0"
-        fake.write_text(
-            f'#!/bin/sh\necho {name} "$@" >> "$CALLS"\n[ "$1" != diff ] || exit {difference}\n'
-        )
+    fakes = {
+        "fake/curl": "",
+        "fake/gh": '[ "$1" = api ] && echo 0123abc 2026-11-20 || cat >> "$CALLS"',
+        "fake/git": f'case "$1" in {answers or "nothing) "};; esac',
+        ".venv/bin/python": '[ "$2" != pytest ] || { echo FAILED tests/test_a.py; exit 1; }',
+    }
+    for name, does in fakes.items():
+        fake = tmp_path / name
+        fake.parent.mkdir(parents=True, exist_ok=True)
+        fake.write_text(f'#!/bin/sh\necho {fake.name} "$@" >> "$CALLS"\n{does}\n')
         fake.chmod(0o755)
-    python = tmp_path / ".venv" / "bin" / "python"
-    python.parent.mkdir(parents=True)
-    python.write_text('#!/bin/sh\necho python "$@" >> "$CALLS"\n')
-    python.chmod(0o755)
-    calls = tmp_path / "calls"
+    run, calls = step("prices", "prices", -1), tmp_path / "calls"
     subprocess.run(
-        [
-            "bash",
-            "--noprofile",
-            "--norc",
-            "-eo",
-            "pipefail",
-            "-c",
-            step("prices", "prices", -1)["run"],
-        ],
+        ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", run["run"]],
         cwd=tmp_path,
         env={
             "PATH": f"{tmp_path / 'fake'}{os.pathsep}{os.environ['PATH']}",
             "CALLS": str(calls),
             "RUNNER_TEMP": "temp",
-            "VMS": "https://example.org/vms.csv",
+            **{name: run["env"][name] for name in ("FILE", "REPOSITORY")},
         },
         check=True,
     )
     said = calls.read_text()
-    assert "python -m sizing catalogue --import-snapshot temp/vms.csv --date 20" in said
-    assert ("gh pr create" in said, "git push" in said) == (is_new, is_new)
+    imports = "python -m sizing catalogue --import-snapshot temp/vms.csv --date 2026-11-20"
+    assert (imports in said) == bool(answers)
+    assert ("gh pr create" in said, "git push" in said) == (is_proposed, is_proposed)
+    assert ("FAILED tests/test_a.py" in said) == is_proposed
+    if is_proposed:
+        assert "skypilot-catalog/0123abc/catalogs/v8/aws/vms.csv" in said

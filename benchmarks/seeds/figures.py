@@ -124,7 +124,7 @@ def _host_gb(runs: str, num_bytes: str) -> float:
     """Decimal GB, as the document counts, of runs that each load and hold the dataset."""
     instance = catalogue.find(_SIZE)
     each = float(num_bytes)
-    memory = host_memory(instance, Constants(), runs=int(runs), data_bytes_each=each, load_copies=2)
+    memory = host_memory(instance, Constants(), runs=int(runs), data_bytes_each=each)
     return memory.need * GIB / 1e9
 
 

@@ -100,7 +100,7 @@ class PolicyRow:
 
 def policies(question: Question, trace: Trace) -> list[Policy]:
     """Return every policy. Young/Daly is given the trace's rate; ours knows nothing of it."""
-    prior = interruptions("g5.xlarge", pools=1).rate_per_hour
+    prior = interruptions(pools=1).rate_per_hour
     # With a notice long enough to save in, only the losses without one count.
     counts = 1 - question.notice_arrives if question.save <= question.notice else 1.0
 

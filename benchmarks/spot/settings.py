@@ -111,7 +111,7 @@ def count(folder: Path) -> list[dict[str, Any]]:
             "hours to the next": process.wait_seconds / 3600,
         }
         for pools in (1, 2)
-        for process in [interruptions("g5.xlarge", pools=pools)]
+        for process in [interruptions(pools=pools)]
     ]
     return [_counted(name, group) for name, group in groups] + means + planned
 

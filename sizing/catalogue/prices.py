@@ -143,8 +143,8 @@ def check_region(region: str, seen: PriceSnapshot | None = None) -> None:
     known = (seen or snapshot()).regions
     if region not in known:
         raise ValueError(
-            f"the catalogue has no prices of region {region!r}; {suggest(region, known)} "
-            f"Or ask AWS: python -m sizing catalogue --refresh --region {region}"
+            f"the catalogue has no prices of region {region!r} ({suggest(region, known)}); "
+            f"ask AWS: python -m sizing catalogue --refresh --region {region}"
         )
 
 

@@ -12,6 +12,7 @@ python -m sizing advise imagenet --markdown --growth 20 > assessment.md     (to 
 """
 
 import argparse
+import math
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -32,7 +33,9 @@ from sizing.cli.candidates import (
 )
 from sizing.cli.request import add_request_arguments, planner, request
 from sizing.cli.tables import cell, print_json, show
+from sizing.models.constants import GIB
 from sizing.plan.advice import PlannedSize, Wanted, best, rank, would_change
+from sizing.plan.checks import VOLUME_PER_DATASET
 from sizing.plan.finished_run import read_run
 from sizing.plan.outcomes import MARKETS
 from sizing.plan.plan import Plan
@@ -147,19 +150,28 @@ def _horizons(
     names: list[str] | None,
     wanted: Wanted,
 ) -> list[dict[str, Any]]:
-    """Return what to use in three and in six months, if the samples grow so much each month."""
+    """Return what to use now, in three and in six months, if the data grow so much each month."""
     if growth is None:
         return []
     if not -50 <= growth <= 1000:
         raise ValueError(f"growth is {growth:g} % a month; give -50 to 1000")
-    samples = asked.samples or plan(asked).work.main.footprint.samples_per_epoch
+    now = plan(asked)
     rows = []
-    for months in (3, 6):
-        then = round(samples * (1 + growth / 100) ** months)
-        found = rank(replace(asked, samples=then), plan=plan, sizes=names, wanted=wanted)
+    for months in (0, 3, 6):
+        factor = (1 + growth / 100) ** months
+        samples = round(now.work.main.footprint.samples_per_epoch * factor)
+        dataset = now.inputs.dataset_bytes * factor / GIB
+        then = replace(asked, samples=samples, dataset_gib=dataset)
+        if asked.data_on == "ebs":
+            least = math.ceil(dataset * VOLUME_PER_DATASET)
+            then = replace(then, volume_gib=max(asked.data_gib, least))
+        found = rank(then, plan=plan, sizes=names, wanted=wanted)
         able = found[0].outcomes is not None
         says = verdict(found)[0] if able else "; ".join(found[0].findings.problems.values())
-        rows.append({"in": f"{months} months", "samples": then, "verdict": says})
+        when = f"in {months} months" if months else "now"
+        rows.append(
+            {"when": when, "samples": samples, "volume_gib": then.data_gib, "verdict": says}
+        )
     return rows
 
 
@@ -185,14 +197,18 @@ def _show(
         markdown=arguments.markdown,
     )
     size, spot = current.request.size, spot_verdict(current)
-    display([], notes=["", *_triggers(fired, size)])
+    # A buyer's limits ask nothing about the size in use.
+    is_asked = arguments.markdown or arguments.given or not found[0].wanted.is_limited
+    if is_asked:
+        display([], notes=["", *_triggers(fired, size)])
     if later:
         display(later, title=f"if samples grow by {arguments.growth:g} % a month")
     if current.request.runs > 1:
         display(way_rows(current), title=f"{current.request.runs} runs, on demand (modelled)")
     if rows := budget_rows(current, found, arguments.hours_per_week):
         display(rows, title=f"dollars at {arguments.hours_per_week:g} hours a week")
-    display([], notes=[f"Spot suits this on {size}: {spot.suits}; {'; '.join(spot.reasons)}"])
+    if is_asked:
+        display([], notes=[f"Spot suits this on {size}: {spot.suits}; {'; '.join(spot.reasons)}"])
 
 
 def _chart(found: list[PlannedSize]) -> str:
@@ -258,7 +274,8 @@ def _triggers(fired: list[Fired], size: str) -> list[str]:
         says = f" ({rule.says})" if rule.says else ""
         verdict = "see below" if rule.signal == "spot_saving_percent" else each.verdict
         found += [
-            f"- {rule.condition}, {cell(each.value)} {each.origin}: {rule.consider}{says}?",
+            f"- {rule.condition}, {cell(each.value)} {each.origin}: "
+            f"consider {rule.consider}{says}?",
             f"  {verdict}",
         ]
     return found

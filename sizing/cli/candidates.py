@@ -15,7 +15,6 @@ from sizing.plan.advice import PlannedSize, best, changes, would_change
 from sizing.plan.plan import Plan
 
 _SHOWN = 8
-_APART = "too much or too little"
 
 
 def sizes(text: str) -> list[str]:
@@ -38,10 +37,7 @@ def sizes(text: str) -> list[str]:
 def candidate_row(candidate: PlannedSize) -> dict[str, Any]:
     """Return a size as JSON; null where it cannot work."""
     plan, outcomes = candidate.plan, candidate.outcomes
-    spot = plan.spot if candidate.findings.fits else None
     figures = {
-        "usd_spot_p50": spot.usd_p50 if spot else None,
-        "usd_spot_p90": spot.usd_p90 if spot else None,
         "usd_p50": outcomes.usd_at(0.5) if outcomes else None,
         "usd_p90": outcomes.usd_at(0.9) if outcomes else None,
         "hours_p50": outcomes.hours_at(0.5) if outcomes else None,
@@ -64,12 +60,9 @@ def candidate_row(candidate: PlannedSize) -> dict[str, Any]:
 def show_candidates(
     found: Sequence[PlannedSize], *, title: str, explain: bool = False, markdown: bool = False
 ) -> None:
-    """Show the first sizes, what they share, what is not known of them, and which to use."""
+    """Show the first sizes, what keeps some from working, what is not known, and which to use."""
     shown, cheapest = first_of_each(found), best(found)
-    shared = [code for code in cheapest.reasons if all(code in each.reasons for each in shown)]
-    shared = shared if len(shown) > 1 else []
     notes = [
-        *([f"all of these: {', '.join(shared)}"] if shared else []),
         *(
             f"{each.plan.request.size}: {problem}"
             for each in shown
@@ -79,11 +72,16 @@ def show_candidates(
         *(f"{e.plan.request.size}: {w}" for e in shown if explain for w in e.findings.warnings),
         *_unseen(shown),
         *verdict(found),
+        *(
+            f"{each.plan.request.size}, in Compute Optimizer's words: {', '.join(each.reasons)}"
+            for each in (shown if explain else shown[:1])
+            if each.reasons
+        ),
         f"what would change this most: {would_change(cheapest.plan)}",
         price_ages(each.plan for each in found),
     ]
-    rows = [_row(each, shared) | (_explained(each.plan) if explain else {}) for each in shown]
-    usual = {"GPUs": "1 of 1", "market": "spot", "region": PRICE_REGION, "chance": "", _APART: []}
+    rows = [_row(each) | (_explained(each.plan) if explain else {}) for each in shown]
+    usual = {"GPUs": "1 of 1", "market": "spot", "region": PRICE_REGION, "chance": ""}
     dull = [name for name, value in usual.items() if all(row[name] == value for row in rows)]
     show(
         [{n: row[n] for n in row if n not in dull} for row in rows],
@@ -107,12 +105,14 @@ def verdict(found: Sequence[PlannedSize]) -> list[str]:
         f"use {first.name}: ${first.usd:.2f} and {first.hours:.2f} h (p50){within}, bound by "
         f"{first.plan.work.main.bound_by}"
     ]
-    return notes + [
-        f"next best: {second.name}, ${second.usd - first.usd:+.2f} and "
-        f"{second.hours - first.hours:+.2f} h"
-        for second in shown[1:2]
-        if second.keeps
-    ]
+    for second in shown[1:2]:
+        if second.keeps:
+            usd, hours = second.usd - first.usd, second.hours - first.hours
+            notes.append(
+                f"next best: {second.name}, ${abs(usd):.2f} {'more' if usd >= 0 else 'less'} and "
+                f"{abs(hours):.2f} h {'longer' if hours >= 0 else 'shorter'}"
+            )
+    return notes
 
 
 def first_of_each(found: Sequence[PlannedSize]) -> list[PlannedSize]:
@@ -124,7 +124,7 @@ def first_of_each(found: Sequence[PlannedSize]) -> list[PlannedSize]:
     return list(first.values())[:_SHOWN]
 
 
-def _row(candidate: PlannedSize, shared: Sequence[str]) -> dict[str, Any]:
+def _row(candidate: PlannedSize) -> dict[str, Any]:
     plan, outcomes = candidate.plan, candidate.outcomes
     return {
         "size": plan.request.size,
@@ -138,7 +138,6 @@ def _row(candidate: PlannedSize, shared: Sequence[str]) -> dict[str, Any]:
         "chance": f"{candidate.chance:.0%}" if candidate.wanted.is_limited else "",
         "on demand $": round(plan.usd_on_demand, 2),
         "bound by": plan.work.main.bound_by,
-        _APART: [code for code in candidate.reasons if code not in shared],
     }
 
 

@@ -189,7 +189,7 @@ def describe(
     on_demand, spot = cost
     known = asdict(instance)
     del known["on_demand_usd_per_hour"]
-    planned = interruptions(instance.size)
+    planned = interruptions()
     share = ADVISOR_SHARES.get(instance.size)
     asked = answers.spot.get(instance.size) if answers else None
     seen = snapshot().offers.get((instance.size, region))

@@ -20,7 +20,6 @@ be at most 70 % busy, modelled by memory bandwidth and half-precision peak, or b
 """
 
 import argparse
-import difflib
 import math
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -34,6 +33,7 @@ from sizing.models.serving import Throughput, models
 from sizing.select.ranking import select
 from sizing.select.requirements import PHASES, Requirements, SizeSelection
 from sizing.select.rightsizing import rightsize
+from sizing.suggestion import suggest
 
 HELP = "sizes for experiments, data preparation, training, tuning or serving; cheaper endpoints"
 SHOWN = 12
@@ -174,10 +174,9 @@ def _check_serving(arguments: argparse.Namespace, throughputs: dict[str, Through
             f"{arguments.phase} needs --model ({', '.join(models())}) or --throughput SIZE=N"
         )
     if arguments.model is not None and arguments.model not in models():
-        near = difflib.get_close_matches(arguments.model, models(), n=1, cutoff=0.3)
-        hint = f"did you mean {near[0]}? Otherwise give" if near else "give"
         raise ValueError(
-            f"no published throughput of {arguments.model!r}: {hint} --throughput SIZE=N"
+            f"no published throughput of {arguments.model!r}; give --throughput SIZE=N "
+            f"({suggest(arguments.model, models(), cutoff=0.3)})"
         )
     if arguments.phase == "serve-online" and None in (
         arguments.requests_per_minute,

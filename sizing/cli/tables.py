@@ -46,8 +46,9 @@ def show(
     As Markdown each note is a paragraph, and one that starts with a dash stays an item.
     """
     if markdown:
-        paragraphs = [note if note.startswith(("- ", "  ")) else f"\n{note}\n" for note in notes]
-        print(*([f"\n## {title}\n"] if title else []), markdown_table(rows), *paragraphs, sep="\n")
+        parts = [f"## {title}\n"] * bool(title) + [f"{markdown_table(rows)}\n"] * bool(rows)
+        parts += [note if note.startswith("- ") else f"{note}\n" for note in notes if note]
+        print("", *parts, sep="\n", end="")
         return
     screen = console()
     if rows:

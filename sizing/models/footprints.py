@@ -203,8 +203,6 @@ def _stage(rows: list[dict[str, Any]], micro_batch: int | None) -> Footprint:
     if rows[0]["kind"] == "prepare":
         return _footprint(rows[0], rows[0], rows)
     wanted = micro_batch or int(rows[0]["recipe_micro_batch"])
-    if wanted < 1:
-        raise ValueError(f"the micro-batch is {wanted}; give at least 1")
     if int(rows[0]["global_batch"]) % wanted:
         raise ValueError(
             f"global_batch {rows[0]['global_batch']} is not a multiple of the micro-batch "

@@ -105,28 +105,20 @@ def host_memory(
     *,
     runs: int = 1,
     data_bytes_each: float = 0.0,
-    load_copies: float = 1.0,
     starting: StartMemory | None = None,
 ) -> HostMemory:
     """Return the host memory of `runs` equal runs.
 
-    data_bytes_each: what each process holds itself (0 where the data is memory-mapped);
-    load_copies: copies in memory while loading (2: a list of samples and their stack). At best the
-    runs load at different moments, so one transient is counted: a lower bound;
+    data_bytes_each: what each process holds itself (0 where the data is memory-mapped), and once
+    more while loading (a list of samples and their stack). At best the runs load at different
+    moments, so one transient is counted: a lower bound;
     starting: what a stage's start takes, likewise counted once.
     """
-    if runs < 1:
-        raise ValueError(f"runs is {runs}; give at least 1")
-    if data_bytes_each < 0 or load_copies < 1:
-        raise ValueError(
-            f"data_bytes_each is {data_bytes_each:g}, load_copies {load_copies:g}; give bytes from "
-            "0 and at least 1 copy"
-        )
     return HostMemory(
         runs=runs,
         processes=runs * constants.process_gib,
         unshared=runs * data_bytes_each / GIB,
-        transient=(load_copies - 1) * data_bytes_each / GIB,
+        transient=data_bytes_each / GIB,
         starting=starting or StartMemory(),
         usable=instance.memory_gib * constants.usable_memory_share,
         total=instance.memory_gib,

@@ -91,7 +91,8 @@ class PlannedSize:
     def name(self) -> str:
         """What is bought, for people."""
         gpus, there = self.plan.request.gpus, self.plan.inputs.instance.num_gpus
-        used = f" with {gpus} of {there} GPUs" if there > 1 else ""
+        which = f"all {there}" if gpus == there else f"{gpus} of {there}"
+        used = f" with {which} GPUs" if there > 1 else ""
         market = _MARKETS[self.outcomes.market] if self.outcomes else "nowhere"
         return f"{self.plan.request.size}{used} {market}"
 

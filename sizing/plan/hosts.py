@@ -1,12 +1,11 @@
 """One machine or several: the same run on one of the size, on one larger size, and on all hosts."""
 
 from contextlib import suppress
-from dataclasses import replace
 
 from sizing.catalogue.prices import UnknownPriceError
-from sizing.plan.plan import Plan, make_plan
+from sizing.plan.plan import Plan
 from sizing.plan.request import Request
-from sizing.plan.side_by_side import problem_of, size_with_gpus
+from sizing.plan.side_by_side import like, problem_of, size_with_gpus
 
 
 def machines(request: Request) -> str:
@@ -17,14 +16,11 @@ def machines(request: Request) -> str:
 def one_or_several(plan: Plan) -> str:
     """Say in one sentence which of the ways that work costs least and which ends first, on Spot."""
     request = plan.request
-    asked = [replace(request, hosts=1)]
+    plans = [plan, like(plan, hosts=1)]
     if larger := size_with_gpus(plan, request.ranks):
-        asked.append(replace(request, size=larger, gpus=request.ranks, hosts=1))
-    plans = [plan]
-    for other in asked:
         # A size that the region does not sell has no price and cannot be used.
         with suppress(UnknownPriceError):
-            plans.append(_made(other, plan))
+            plans.append(like(plan, size=larger, gpus=request.ranks, hosts=1))
     work = [each for each in plans if problem_of(each) is None and each.spot is not None]
     if not work:
         return "neither one machine nor several can do it on Spot"
@@ -45,8 +41,3 @@ def _figures(plan: Plan) -> str:
         f"{name} {spot.hours_p50:.3g} h, ${spot.usd_p50:.2f}, interrupted "
         f"{spot.interruptions:.1f} times"
     )
-
-
-def _made(request: Request, plan: Plan) -> Plan:
-    inputs = plan.inputs
-    return make_plan(request, footprints_file=inputs.footprints_file, constants=inputs.constants)

@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import dataclass, replace
-from functools import cache
 from pathlib import Path
 
 from sizing.catalogue import InstanceType, Price
@@ -180,11 +179,6 @@ def _dataset_bytes(
     return samples * facts.dataset_bytes_per_sample if facts else 0.0
 
 
-@cache
-def _published(size: str, pools: int) -> Interruptions:
-    return interruptions(size, pools=pools)
-
-
 def _interruptions(request: Request) -> Interruptions:
     """From the trace where there is one; else published, the rate replaced by a given one.
 
@@ -193,7 +187,7 @@ def _interruptions(request: Request) -> Interruptions:
     """
     if request.trace is not None:
         return interruptions_of(request.trace)
-    found = _published(request.size, request.pools)
+    found = interruptions(pools=request.pools)
     if request.rate_per_hour is not None:
         found = replace(found, rate_per_hour=request.rate_per_hour, source="given")
     return replace(found, rate_per_hour=found.rate_per_hour * request.hosts)

@@ -120,7 +120,6 @@ def make_plan(
         inputs.constants,
         runs=request.runs,
         data_bytes_each=request.unshared_gib * GIB,
-        load_copies=2.0 if request.unshared_gib else 1.0,
         starting=start_memory(inputs.footprints),
     )
     work = plan_work(inputs, host)

@@ -1,14 +1,13 @@
 """Several equal runs: one after the other, side by side, or each on a GPU of its own."""
 
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from typing import Any
 
 from sizing.catalogue import InstanceType
 from sizing.catalogue.prices import UnknownPriceError
 from sizing.plan.checks import find_problems
 from sizing.plan.plan import Plan, make_plan
-from sizing.plan.request import Request
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -22,10 +21,9 @@ class Way:
     problem: str | None
 
 
-def ways(plan: Plan, runs: int, *, make: Callable[[Request], Plan] | None = None) -> list[Way]:
+def ways(plan: Plan, runs: int) -> list[Way]:
     """Return the ways to do `runs` runs like the plan's, in the order of the docstring."""
-    make = make or _like(plan)
-    one = make(replace(plan.request, runs=1))
+    one = like(plan, runs=1)
     hours = (runs * one.work.seconds + one.restart.seconds) / 3600
     after = Way(
         what="one after the other",
@@ -34,18 +32,22 @@ def ways(plan: Plan, runs: int, *, make: Callable[[Request], Plan] | None = None
         usd=hours * one.inputs.price.usd_per_hour,
         problem=problem_of(one),
     )
-    found = [after, _way("side by side", make(replace(plan.request, runs=runs)))]
+    found = [after, _way("side by side", like(plan, runs=runs))]
     several = size_with_gpus(plan, runs * plan.request.gpus)
     if several:
         # A size that the region does not sell has no price and cannot be used.
         with suppress(UnknownPriceError):
-            found.append(_way("a GPU each", make(replace(plan.request, runs=runs, size=several))))
+            found.append(_way("a GPU each", like(plan, runs=runs, size=several)))
     return found
 
 
-def _like(plan: Plan) -> Callable[[Request], Plan]:
-    return lambda request: make_plan(
-        request, footprints_file=plan.inputs.footprints_file, constants=plan.inputs.constants
+def like(plan: Plan, **changes: Any) -> Plan:
+    """Return the plan of a changed request, with the same footprints and constants."""
+    inputs = plan.inputs
+    return make_plan(
+        replace(plan.request, **changes),
+        footprints_file=inputs.footprints_file,
+        constants=inputs.constants,
     )
 
 

@@ -5,8 +5,8 @@ Nobody publishes these figures for today's sizes. The ones here were computed fr
 """
 
 from dataclasses import dataclass
+from functools import cache
 
-from sizing import catalogue
 from sizing.spot.pattern import SEEN, SEEN_IN_FLEETS, Pattern
 from sizing.spot.traces import Trace, statistics
 
@@ -57,14 +57,14 @@ def interruptions_of(trace: Trace) -> Interruptions:
     )
 
 
-def interruptions(size: str, *, pools: int = 2) -> Interruptions:
-    """Return the interruptions to plan with for `size`, in a fleet of `pools` zone-and-size pools.
+@cache
+def interruptions(*, pools: int = 2) -> Interruptions:
+    """Return the interruptions to plan with in a fleet of `pools` zone-and-size pools.
 
     The cautious reading: a field report of 2026-08-29 (lives of 21 minutes to 19 hours on one GPU
     size) is of the same order. AWS's monthly share, as the hazard of machines that run all month,
     is 200 to 2,000 times lower: a bound, not a plan.
     """
-    catalogue.find(size)
     if pools < 1:
         raise ValueError(f"a fleet has at least one pool (zone and size), got {pools}")
     rate, wait_hours = _ONE_POOL if pools == 1 else _SEVERAL_POOLS

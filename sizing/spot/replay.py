@@ -68,25 +68,19 @@ class ReplayOutcome:
     """What a job cost: paid seconds by market, seconds by the clock, and what happened.
 
     `useful` to `notice` say where the seconds of the machines that trained went. On Spot alone
-    every second is in exactly one of these columns or in `waiting`.
+    every paid second is in exactly one of these columns.
     """
 
     spot: float = 0.0
     on_demand: float = 0.0
     seconds: float = 0.0
     losses: int = 0
-    moves: int = 0
     is_done: bool = False
     useful: float = 0.0
     lost: float = 0.0
     saving: float = 0.0
     restart: float = 0.0
     notice: float = 0.0
-
-    @property
-    def waiting(self) -> float:
-        """Seconds without a machine, on Spot alone."""
-        return self.seconds - self.spot
 
     @property
     def goodput(self) -> float:
@@ -299,7 +293,6 @@ class Replay:
         return work + math.ceil(work / self.interval) * self.job.checkpoint
 
     def _apply(self, market: str) -> None:
-        before = self.demand, self.asks
         if market == "on-demand":
             self._hold()
         else:
@@ -308,7 +301,6 @@ class Replay:
                 self._leave_demand()
             elif self.trainer is None:
                 self._start_demand()
-        self.outcome.moves += before != (self.demand, self.asks)
 
     def _start_demand(self) -> None:
         self.demand = ReplayedMachine(place="on-demand", launched=self.now)

@@ -34,11 +34,6 @@ class Trace:
     seconds: float
     lives: tuple[SpotLife, ...]
 
-    @property
-    def available_share(self) -> float:
-        """The share of the time in which a machine is available."""
-        return sum(life.seconds for life in self.lives) / self.seconds
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Statistics:

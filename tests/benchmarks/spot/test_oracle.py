@@ -19,7 +19,14 @@ def placements() -> list[Placement]:
 
 
 def columns(seen: ReplayOutcome) -> list[float]:
-    return [seen.useful, seen.lost, seen.saving, seen.restart, seen.notice, seen.waiting]
+    return [
+        seen.useful,
+        seen.lost,
+        seen.saving,
+        seen.restart,
+        seen.notice,
+        seen.seconds - seen.spot,
+    ]
 
 
 seconds = st.floats(1, 20_000)

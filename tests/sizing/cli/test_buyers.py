@@ -273,7 +273,7 @@ QUESTIONS: list[tuple[str, str, Answer, object, int]] = [
             a["verdict"][1].split(" and ")[0],
             a["candidates"][1]["usd_p50"] > first(a)["usd_p50"],
         ),
-        ("next best: g5.2xlarge on Spot, $+0.37", True),
+        ("next best: g5.2xlarge on Spot, $0.37 more", True),
         0,
     ),
     (

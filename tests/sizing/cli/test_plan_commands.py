@@ -1,6 +1,7 @@
 """plan, of a run too, advise and accuracy as people type them, on the footprints that ship."""
 
 import json
+import re
 import subprocess
 import sys
 from datetime import UTC, datetime
@@ -53,22 +54,35 @@ def test_advice_explained_has_the_whole_plan_of_each_size(
     assert "notice s" in capsys.readouterr().out
 
 
-def test_advice_says_once_what_all_sizes_share(capsys: pytest.CaptureFixture[str]) -> None:
+def test_advice_is_one_screen(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["advise", "trajectory"]) == 0
     shown = capsys.readouterr().out
-    assert "all of these: GPUMemoryOverprovisioned, MemoryOverprovisioned" in shown
-    assert shown.count("GPUMemoryOverprovisioned") == 1
+    assert "g4dn.xlarge, in Compute Optimizer's words: GPUMemoryOverprovisioned" in shown
     assert "no published run on NVIDIA T4, NVIDIA L4" in shown
-    # One screen.
     assert len(shown.splitlines()) <= 35
 
 
-def test_advice_says_of_each_size_what_sets_it_apart(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_buyers_limits_are_answered_without_what_fires_on_the_size_in_use(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    asked = ["advise", "imagenet", "--deadline-hours", "24", "--market", "spot"]
+    assert main(asked) == 0
+    shown = capsys.readouterr().out
+    assert "triggers that fire" not in shown
+    assert len(shown.splitlines()) <= 35
+    # One line a range, though chances, GPUs and dollars on demand stand beside it.
+    assert re.search(r"^ p4d.24xlarge +8 of 8 +[\d.]+ to [\d.]+ +[\d.]+ to [\d.]+ ", shown, re.M)
+    main([*asked, "--given", "parallel_jobs=4"])
+    assert "triggers that fire on g5.2xlarge" in capsys.readouterr().out
+
+
+def test_advice_explained_says_of_each_size_what_sets_it_apart(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     given = ["--runs", "4", "--sizes", "g5.xlarge,g5.2xlarge"]
-    assert main(["advise", "trajectory", *given]) == 0
-    row = next(
-        line for line in capsys.readouterr().out.splitlines() if line.startswith(" g5.xlarge")
-    )
+    assert main(["advise", "trajectory", *given, "--explain"]) == 0
+    shown = capsys.readouterr().out.splitlines()
+    (row,) = [line for line in shown if line.startswith("g5.xlarge, in Compute Optimizer's words")]
     assert "EBSThroughputUnderprovisioned" in row
 
 
@@ -158,5 +172,7 @@ def test_advice_is_a_page_to_keep_with_date_verdict_chart_and_horizons(
     assert "use g5.2xlarge on Spot: $" in page.split("```")[0]
     assert "xychart-beta" in page.split("```")[1]
     assert "\n## candidates, cheapest first" in page
-    # 1,281,167 x 1.2^3 images of 110 kB and the validation's do not fit 200 GiB.
-    assert "| 3 months | 2,213,857 | the dataset of 23" in page
+    # 1,281,167 x 1.2^3 images of 110 kB, with a tenth beside them, need more than 200 GiB.
+    assert re.search(r"in 3 months \| 2,213,857 \| 26\d \| use g5.2xlarge on Spot: ", page)
+    # Nothing but one blank line between paragraphs.
+    assert "\n\n\n" not in page

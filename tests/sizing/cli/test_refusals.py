@@ -102,7 +102,7 @@ CATALOGUE: list[tuple[list[str], str]] = [
     (["--family", "t3", "--fit", "train"], "no size matches all of these options"),
 ]
 PRICES: list[tuple[list[str], str]] = [
-    (["--region", "eu-wst-1"], "no prices of region 'eu-wst-1'; did you mean eu-west-1?"),
+    (["--region", "eu-wst-1"], "no prices of region 'eu-wst-1' (did you mean eu-west-1?)"),
     (["--zone", "us-east-1a"], "zone 'us-east-1a' is not a zone id of us-east-1; known are"),
     (["--usd-per-hour", "cheap"], "--usd-per-hour 'cheap' cannot be read; write dollars"),
     (["--usd-per-hour", "g5.xl=1"], "'g5.xl' is not in the instance catalogue"),

@@ -25,7 +25,7 @@ START = Situation(
 
 
 def test_before_it_has_seen_anything_it_expects_what_the_plan_does_of_one_zone() -> None:
-    plan = interruptions("g5.xlarge", pools=1)
+    plan = interruptions(pools=1)
     assert pytest.approx(plan.rate_per_hour, rel=0.02) == 1 / PRIOR_LIFE_HOURS
     assert plan.wait_seconds == pytest.approx(3600 * PRIOR_WAIT_HOURS)
 

@@ -23,7 +23,6 @@ def test_four_workers_that_each_hold_the_dataset_are_refused() -> None:
         Constants(),
         runs=4,
         data_bytes_each=INCIDENT_BYTES,
-        load_copies=2,
     )
     assert memory.unshared == pytest.approx(31.46e9 / GIB, rel=1e-3)
     assert not memory.fits
@@ -31,9 +30,7 @@ def test_four_workers_that_each_hold_the_dataset_are_refused() -> None:
 
 
 def test_one_worker_of_the_incident_is_accepted() -> None:
-    memory = host_memory(
-        catalogue.find("g5.2xlarge"), Constants(), data_bytes_each=INCIDENT_BYTES, load_copies=2
-    )
+    memory = host_memory(catalogue.find("g5.2xlarge"), Constants(), data_bytes_each=INCIDENT_BYTES)
     assert memory.fits
 
 
@@ -41,11 +38,6 @@ def test_four_workers_that_share_mapped_data_are_accepted() -> None:
     memory = host_memory(catalogue.find("g5.2xlarge"), Constants(), runs=4)
     assert memory.fits
     assert memory.cache_bytes > MAPPED
-
-
-def test_fails_on_no_runs() -> None:
-    with pytest.raises(ValueError, match="at least 1"):
-        host_memory(catalogue.find("g5.2xlarge"), Constants(), runs=0)
 
 
 def stages(folder: Path, *held: tuple[float, float]) -> tuple[Footprint, ...]:

@@ -1,10 +1,13 @@
 """The plan: what it predicts follows from its footprint, and what cannot work is refused."""
 
+import time
 from pathlib import Path
 
 import pytest
 
+from sizing import catalogue
 from sizing.catalogue.refresh import PriceBook
+from sizing.models import footprints
 from sizing.models.fitted import fitted
 from sizing.plan.checks import Findings, check_plan
 from sizing.plan.plan import make_plan
@@ -41,6 +44,25 @@ def found_in(
     tmp_path: Path, *, footprint: dict[str, object] | None = None, **changes: object
 ) -> Findings:
     return check_plan(plan(tmp_path, footprint=footprint, **changes))
+
+
+@pytest.mark.slow
+def test_a_thousand_plans_take_at_most_ten_cpu_seconds() -> None:
+    sizes = [each.size for each in catalogue.trainable_by_price()]
+    recipes = footprints.recipes()["imagenet"]
+    asked = [
+        Request(workload="imagenet", recipe=recipe, size=size, epochs=epochs)
+        for epochs in range(1, 20)
+        for recipe in recipes
+        for size in sizes
+    ][:1000]
+    assert len(asked) == 1000
+    began = time.process_time()
+    for each in asked:
+        make_plan(each)
+    took = time.process_time() - began
+    print(f"1,000 plans: {took:.1f} CPU s")
+    assert took < 10
 
 
 def test_the_json_has_every_field_of_the_contract(tmp_path: Path) -> None:

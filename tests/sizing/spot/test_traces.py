@@ -13,7 +13,6 @@ def test_a_life_is_a_run_of_available_ticks(write_trace: WriteTrace) -> None:
     trace = load_trace(write_trace([0, 1, 1, 0, 2, 0], gap=30))
     assert trace.lives == (SpotLife(start=30, end=90), SpotLife(start=120, end=150))
     assert trace.seconds == 180
-    assert trace.available_share == pytest.approx(0.5)
 
 
 def test_a_fleet_stays_until_the_machine_is_gone_and_takes_the_first_other(

@@ -83,6 +83,22 @@ PUBLISHED = {
         },
         494_032_768,
     ),
+    "qwen3-8b": (
+        {
+            **LLAMA,
+            "model_type": "qwen3",
+            "num_hidden_layers": 36,
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+            "intermediate_size": 12288,
+            "vocab_size": 151936,
+        },
+        8_190_735_360,
+    ),
+    "t5-base": (
+        {"model_type": "t5", "d_model": 768, "d_ff": 3072, "num_layers": 12, "num_heads": 12},
+        222_903_552,
+    ),
     "gemma-2b": (
         {
             "model_type": "gemma",
