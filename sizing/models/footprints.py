@@ -5,6 +5,7 @@ extrapolates from the last two; both say "modelled". Others are refused with the
 """
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache
@@ -83,6 +84,15 @@ class Footprint:
         """The epochs by the work of a sample; a stage where it stays the same has one."""
         return self.phases or (Phase(name="", epochs=self.epochs, work=1.0),)
 
+    @property
+    def aside_bytes(self) -> int:
+        """Sums of gradients that wait on one GPU until others are added to them.
+
+        training/engine/reduction.py; a sharded model keeps none, each gradient is reduced at once.
+        """
+        num_micro = math.ceil(self.global_batch / self.micro_batch)
+        return min(3, max(0, math.ceil(math.log2(num_micro)) - 1)) * self.gradient_bytes
+
     def sharded(self, gpus: int) -> "Footprint":
         """Return it with parameters, gradients and optimizer spread over `gpus`, as FSDP does."""
         less = 1 - 1 / gpus
@@ -90,7 +100,7 @@ class Footprint:
         whole = min(self.gathered_bytes, self.parameter_bytes)
         is_summed = self.global_batch > self.micro_batch
         fixed = self.optimizer_bytes + is_summed * self.gradient_bytes
-        gone = less * (self.parameter_bytes - whole + fixed)
+        gone = less * (self.parameter_bytes - whole + fixed) + self.aside_bytes
         largest, usual = self.backward_peak_bytes or self.peak_bytes, self.usual_peak_bytes
         # While the optimizer works, nothing is whole.
         peak = round(max(largest - gone, self.peak_bytes / gpus))

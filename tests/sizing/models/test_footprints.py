@@ -5,11 +5,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from sizing.models import footprints
 from sizing.models.constants import Constants
 from sizing.models.memory import gpu_memory
 from tests.sizing import sample_footprints
+from training.engine.reduction import sums_set_aside
 
 MIB = sample_footprints.MIB
 
@@ -85,12 +87,13 @@ def test_gpus_that_share_a_model_hold_their_share_and_two_blocks(path: Path) -> 
     # 100 MiB of parameters, as many gradients, twice as many of state, 160 of activations.
     assert shared.parameter_bytes == shared.gradient_bytes == 25 * MIB
     assert shared.optimizer_bytes == 50 * MIB
-    # Three quarters are gone of all that is not gathered.
-    assert shared.peak_bytes == (560 - 0.75 * (100 - 30 + 100 + 200)) * MIB
+    # Three quarters are gone of all that is not gathered, and the sum of two micro-batches of four
+    # that waits on one GPU.
+    assert shared.peak_bytes == (560 - 0.75 * (100 - 30 + 100 + 200) - 100) * MIB
     # Parameters twice, gradients once: halves of what an all-reduce of them moves.
     assert shared.exchanged_bytes == 150 * MIB
     memory = gpu_memory(shared, Constants())
-    assert memory.allocated == pytest.approx(282.5)
+    assert memory.allocated == pytest.approx(182.5)
 
 
 def test_what_the_optimizer_takes_for_a_moment_is_shared_too(path: Path) -> None:
@@ -129,3 +132,13 @@ def test_fails_on_another_format(tmp_path: Path) -> None:
     path.write_text('{"format": 9, "footprints": []}')
     with pytest.raises(ValueError, match="format 9"):
         footprints.load(path)
+
+
+@pytest.mark.parametrize("num_micro", [1, 2, 3, 4, 5, 8, 9, 16, 17, 100])
+def test_sums_that_wait_on_one_gpu_are_those_of_the_trainer(path: Path, num_micro: int) -> None:
+    (whole,) = footprints.stages("trajectory", "full", path=path)
+    model = torch.nn.Linear(256, 256, bias=False)
+    alone = replace(
+        whole, global_batch=num_micro, micro_batch=1, gradient_bytes=model.weight.nbytes
+    )
+    assert alone.aside_bytes == sum(t.nbytes for t in sums_set_aside(model, num_micro))
