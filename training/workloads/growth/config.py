@@ -115,6 +115,7 @@ class GrowthConfig:
     activation: Activation = "gelu"
     is_tied: bool = True
     has_biases: bool = True
+    rope_base: float = 10_000.0
 
     # The first transition: each block's hidden layer becomes `num_experts` copies of itself.
     num_experts: int = 8
@@ -172,7 +173,7 @@ class GrowthConfig:
                 0: more,
                 2: ("num_experts",),
             },
-            above_0=("learning_rate",),
+            above_0=("learning_rate", "rope_base"),
             shares=("decay_share",),
         )
         check_fields(self.settings, shares=("final_lr_fraction",))
@@ -259,6 +260,7 @@ class GrowthConfig:
             activation=self.activation,
             is_tied=self.is_tied,
             has_biases=self.has_biases,
+            rope_base=self.rope_base,
         )
 
 

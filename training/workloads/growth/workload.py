@@ -125,7 +125,7 @@ class TrainPhase(TextEvaluation):
         )
         # Opened by the first phase too: a split that is too short is told before, not after steps.
         windows = token_samples(i.dataset, "validation", c.context)
-        if i.prior is None:
+        if i.prior is None or i.is_given_weights:  # not of the phase before
             return Start(facts=facts)
         m, transition = cast(LanguageModel, m), Transition(config=c, phase=self.name)
         fill(m, transition.model(i.prior.model, m.state_dict()))

@@ -3,9 +3,11 @@
 GPTNeoX is the dense model operation by operation; Mixtral the one with experts, RMSNorm and SwiGLU.
 """
 
+import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,9 +16,10 @@ from torch import Tensor, nn
 
 from tests.training.workloads.growth.hugging_face import hugging_face_dense, hugging_face_experts
 from tests.training.workloads.growth.models import small_config, small_model, texts
+from training.cli.main import main
 from training.errors import UserError
 from training.registry import parse_overrides, resolve_config
-from training.workloads.growth import llama
+from training.workloads.growth import hugging_face
 from training.workloads.growth.config import Activation, Block, DenseBlock, ExpertBlock, Norm
 from training.workloads.growth.interchange import write_hugging_face
 from training.workloads.growth.model import LanguageModel
@@ -85,56 +88,102 @@ def test_what_is_exported_gives_the_same_logits(
         )
 
 
-def test_a_llama_becomes_the_dense_phase_with_the_same_logits(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("kind", ["llama", "mixtral"])
+def test_a_llama_or_mixtral_becomes_a_phase_with_the_same_logits(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str
 ) -> None:
-    """Grouped heads, biases in attention, an output layer of its own; in two files."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    torch.manual_seed(2)
-    shape = LlamaConfig(
-        vocab_size=32,
-        hidden_size=16,
-        intermediate_size=24,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        rms_norm_eps=1e-5,
-        attention_bias=True,
-        initializer_range=0.3,
-    )
-    theirs = LlamaForCausalLM(shape).eval()
-    for name, parameter in theirs.named_parameters():
-        if "bias" in name or "norm" in name:
-            parameter.data.uniform_(0.5, 1.5)
-    theirs.save_pretrained(tmp_path / "llama", max_shard_size="8KB")
-    assert llama.main([str(tmp_path / "llama"), str(tmp_path / "out.safetensors")]) == 0
+    """Grouped heads, an output layer of its own, positions of another base; in several files."""
+    theirs = small_llama(kind, vocab_size=32)
+    theirs.save_pretrained(tmp_path / kind, max_shard_size="8KB")
+    assert len(list((tmp_path / kind).glob("*.safetensors"))) > 1
+    assert hugging_face.main([str(tmp_path / kind), str(tmp_path / "out.safetensors")]) == 0
     said = capsys.readouterr().out.splitlines()[-1]
-    assert len(list((tmp_path / "llama").glob("*.safetensors"))) > 1
     overrides = parse_overrides([word for word in said.split() if "=" in word])
     config = resolve_config(GROWTH, "laptop", overrides)
-    ours = LanguageModel(config.dense_model, initialize=False)
+    assert config.has_biases == (kind == "llama") and config.rope_base == 5_000.0
+    shape = config.dense_model if kind == "llama" else config.experts_model
+    ours = LanguageModel(shape, initialize=False)
     ours.load_state_dict(load_file(tmp_path / "out.safetensors"))
     tokens, _ = texts()
     with torch.no_grad():
         found, wanted = ours(tokens), logits(theirs, tokens)
     torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
-    path = tmp_path / "llama/config.json"
-    for old, new, sentence in (
-        ('"rms_norm_eps": 1e-05', '"rms_norm_eps": 1e-06', "its rms_norm_eps is 1e-06; the model"),
-        ('"model_type": "llama"', '"model_type": "gpt2"', "it is a 'gpt2'; give the folder of a"),
+    path = tmp_path / kind / "config.json"
+    for name, value, sentence in (
+        ("rms_norm_eps", 1e-6, "its rms_norm_eps is 1e-06; the model"),
+        ("model_type", "gpt2", "it is a 'gpt2'; give the folder of a Llama or a Mixtral"),
+        ("rope_parameters", {"rope_type": "yarn"}, "its positions are scaled (yarn)"),
+        ("sliding_window", 8, "its sliding_window is 8; the model here has None"),
+        ("num_hidden_layers", 3, "it has no 'model.layers.2.self_attn.q_proj.weight'"),
     ):
         text = path.read_text()
-        assert old in text
-        path.write_text(text.replace(old, new))
-        assert llama.main([str(tmp_path / "llama"), str(tmp_path / "no.safetensors")]) == 2
+        path.write_text(json.dumps({**json.loads(text), name: value}))
+        assert hugging_face.main([str(tmp_path / kind), str(tmp_path / "no.safetensors")]) == 2
         assert sentence in capsys.readouterr().err
         path.write_text(text)
+
+
+def test_a_mixtral_goes_through_a_run_and_comes_out_with_the_same_logits(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the documented commands; it learns next to nothing in its one step, and then grows."""
+    from transformers import AutoModelForCausalLM
+
+    monkeypatch.chdir(tmp_path)
+    theirs = small_llama("mixtral", vocab_size=300)
+    theirs.save_pretrained("mixtral")
+    assert hugging_face.main(["mixtral", "mixtral.safetensors"]) == 0
+    said = capsys.readouterr().out.splitlines()[-1].split()
+    make = ["data", "make", "--workload=growth", "--out=data", "--count=60"]
+    assert main([*make, "--override=vocab_size=300"]) == 0
+    small = ["context=16", "learning_rate=1e-12", "experts_steps=1", "grown_steps=1", "num_shown=1"]
+    small += ["micro_batch=2", "global_batch=2", "eval_windows=2", "sample_tokens=1"]
+    run = ["run", "--workload=growth", "--recipe=laptop", "--dataset-uri=data", "--run-uri=run"]
+    overrides = [f"--override={each}" for each in small]
+    assert main([*run, "--init-from=mixtral.safetensors", *said, *overrides]) == 0
+    said_by_run = capsys.readouterr().out
+    assert "[experts] starts with the weights of mixtral.safetensors" in said_by_run
+    assert "[grown] verification" in said_by_run and "PASSED" in said_by_run
+    export = ["export", "--run-uri=run", "--checkpoint=2", "--format=huggingface", "--out=back"]
+    assert main(export) == 0
+    back = AutoModelForCausalLM.from_pretrained("back").eval()
+    tokens, _ = texts()
+    with torch.no_grad():
+        torch.testing.assert_close(
+            logits(back, tokens), logits(theirs, tokens), rtol=1e-4, atol=1e-4
+        )
 
 
 def test_fails_to_export_what_hugging_face_has_not(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no model of layer norms, gelu and DenseBlock and Expert"):
         write_hugging_face(small_model(), tmp_path / "out")
+
+
+def small_llama(kind: str, vocab_size: int) -> Any:
+    """transformers' model with random weights, biases (a Llama's) and gains."""
+    from transformers import LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralForCausalLM
+
+    torch.manual_seed(2)
+    shape: dict[str, Any] = {
+        "vocab_size": vocab_size,
+        "hidden_size": 16,
+        "intermediate_size": 24,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "rms_norm_eps": 1e-5,
+        "initializer_range": 0.3,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 5_000.0},
+    }
+    theirs: Any
+    if kind == "llama":
+        theirs = LlamaForCausalLM(LlamaConfig(**shape, attention_bias=True))
+    else:
+        theirs = MixtralForCausalLM(MixtralConfig(**shape, num_local_experts=4))
+    for name, parameter in theirs.named_parameters():
+        if "bias" in name or "norm" in name:
+            parameter.data.uniform_(0.5, 1.5)
+    return theirs.eval()
 
 
 def logits(model: nn.Module, tokens: Tensor) -> Tensor:

@@ -1,0 +1,151 @@
+"""A Llama of Hugging Face's as the phase dense of a growth run, or a Mixtral as its experts.
+
+python -m training.workloads.growth.hugging_face FOLDER weights.safetensors
+python -m training run --workload growth --init-from weights.safetensors ...
+
+Grouped heads become one for each query, which computes the same; biases that it has not stay 0.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from training.errors import EXIT_FINISHED, EXIT_USER, UserError
+
+# By kind: the phase that it becomes, and what transformers takes where its config does not say.
+_KINDS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    "llama": ("dense", {"rope_theta": 10_000.0, "rms_norm_eps": 1e-6}),
+    "mixtral": ("experts", {"rope_theta": 1e6, "rms_norm_eps": 1e-5}),
+}
+# What the model here has one value of.
+_FIXED = {"rms_norm_eps": 1e-5, "hidden_act": "silu", "sliding_window": None}
+_LAYER = {
+    "self_attn.q_proj": "attention.query",
+    "self_attn.k_proj": "attention.key",
+    "self_attn.v_proj": "attention.value",
+    "self_attn.o_proj": "attention.output",
+    "input_layernorm": "attention_norm",
+    "post_attention_layernorm": "ffn_norm",
+}
+_DENSE = {
+    "mlp.gate_proj": "ffn.gate",
+    "mlp.up_proj": "ffn.up",
+    "mlp.down_proj": "ffn.down",
+}
+_ROUTER = {"block_sparse_moe.gate": "ffn.router"}
+_OF_EXPERT = {"w1": "gate", "w2": "down", "w3": "up"}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Write a Llama or Mixtral as the weights of a phase, and the overrides that it needs."""
+    parser = argparse.ArgumentParser(
+        prog="python -m training.workloads.growth.hugging_face",
+        description="Turn a folder of Hugging Face's (config.json and safetensors) with a Llama or "
+        "a Mixtral into a file for `python -m training run --workload growth --init-from FILE`.",
+    )
+    parser.add_argument("folder", type=Path, help="as `save_pretrained` leaves it")
+    parser.add_argument("out", type=Path, help="the safetensors file to write")
+    options = parser.parse_args(arguments)
+    try:
+        config = json.loads((options.folder / "config.json").read_text(encoding="utf-8"))
+        stage, rope_base = _checked(config)
+        about, state = _read(options.folder, config)
+    except (UserError, OSError, ValueError, KeyError, SafetensorError) as error:
+        why = f"it has no {error}" if isinstance(error, KeyError) else error
+        print(
+            f"{parser.prog}: {options.folder} cannot be read as a Llama or Mixtral: {why}",
+            file=sys.stderr,
+        )
+        return EXIT_USER
+    save_file(state, options.out, metadata={"stage": stage})
+    about |= {"rope_base": rope_base}
+    print(f"{options.out}: {len(state)} tensors of the phase {stage}; start the run with")
+    print(" ".join(f"--override {name}={value}" for name, value in about.items()))
+    return EXIT_FINISHED
+
+
+def _read(folder: Path, config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """The overrides of a config of the same shape, and the state of its phase's model."""
+    theirs: dict[str, Tensor] = {}
+    for path in sorted(folder.glob("*.safetensors")):
+        theirs |= load_file(path)
+    heads, layers = config["num_attention_heads"], config["num_hidden_layers"]
+    num_experts = config.get("num_local_experts", 8) if config["model_type"] == "mixtral" else 0
+    groups = heads // config.get("num_key_value_heads", heads)
+    state = {
+        "embedding.weight": theirs["model.embed_tokens.weight"].float(),
+        "final_norm.weight": theirs["model.norm.weight"].float(),
+    }
+    is_tied = bool(config.get("tie_word_embeddings", False))
+    if not is_tied:
+        state["head.weight"] = theirs["lm_head.weight"].float()
+    for number in range(layers):
+        old, new = f"model.layers.{number}", f"blocks.{number}"
+        for name, ours in (_LAYER | (_ROUTER if num_experts else _DENSE)).items():
+            weight = theirs[f"{old}.{name}.weight"].float()
+            bias = theirs.get(f"{old}.{name}.bias", torch.zeros(len(weight))).float()
+            if groups > 1 and ours in ("attention.key", "attention.value"):
+                weight, bias = (_for_each_query(t, heads // groups, groups) for t in (weight, bias))
+            state[f"{new}.{ours}.weight"] = weight.contiguous()
+            if not ours.endswith("norm"):
+                state[f"{new}.{ours}.bias"] = bias.contiguous()
+        for name, ours in _OF_EXPERT.items() if num_experts else ():
+            of_expert = f"{old}.block_sparse_moe.experts.{{}}.{name}.weight"
+            weights = [theirs.pop(of_expert.format(expert)) for expert in range(num_experts)]
+            state[f"{new}.ffn.experts.{ours}_weight"] = weight = torch.stack(weights).float()
+            state[f"{new}.ffn.experts.{ours}_bias"] = torch.zeros(weight.shape[:2])
+    about = {
+        "norm": "rms",
+        "activation": "swiglu",
+        "is_tied": str(is_tied).lower(),
+        "has_biases": str(any(name.endswith(".bias") for name in theirs)).lower(),
+        "vocab_size": config["vocab_size"],
+        "width": config["hidden_size"],
+        "hidden": config["intermediate_size"],
+        "num_heads": heads,
+        "num_layers": layers,
+    }
+    if num_experts:
+        # The phase before is trained for the one step that it must have, and then replaced.
+        top_k = config.get("num_experts_per_tok", 2)
+        about |= {"num_experts": num_experts, "top_k": top_k, "dense_steps": 1}
+    return about, state
+
+
+def _checked(config: Mapping[str, Any]) -> tuple[str, float]:
+    """Phase and rope_base; UserError if it is neither, or computes what the model here does not."""
+    if config.get("model_type") not in _KINDS:
+        raise UserError(
+            f"it is a {config.get('model_type')!r}; give the folder of a Llama or a Mixtral"
+        )
+    stage, defaults = _KINDS[config["model_type"]]
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    flat = {**defaults, **config, **{k: v for k, v in rope.items() if k == "rope_theta"}}
+    if (kind := rope.get("rope_type", rope.get("type", "default"))) != "default":
+        raise UserError(f"its positions are scaled ({kind}); give one without")
+    for name, wanted in _FIXED.items():
+        if (found := flat.get(name, wanted)) != wanted:
+            raise UserError(f"its {name} is {found}; the model here has {wanted}")
+    width, heads = config["hidden_size"], config["num_attention_heads"]
+    if (config.get("head_dim") or width // heads) * heads != width:
+        raise UserError(
+            f"its head_dim is {config['head_dim']}; the model here has {width // heads}"
+        )
+    return stage, float(flat["rope_theta"])
+
+
+def _for_each_query(tensor: Tensor, num_groups: int, size: int) -> Tensor:
+    by_group: Tensor = tensor.unflatten(0, (num_groups, 1, -1))  # type: ignore[no-untyped-call]
+    return by_group.expand(num_groups, size, *by_group.shape[2:]).flatten(0, 2)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
