@@ -15,7 +15,7 @@ from training.errors import UserError, name_known
 from training.settings import changed, field_places
 
 if TYPE_CHECKING:
-    from training.workload import Workload
+    from training.workload import Prepare, Train, Workload
 
 WORKLOADS: dict[str, str] = {
     "detection": "training.workloads.detection.workload:DETECTION",
@@ -130,6 +130,14 @@ def fitted(
     """What a dataset decides of a config, but for what was asked for."""
     found = workload.fitted(resolve_config(workload, recipe, overrides), meta)
     return {name: text for name, text in found.items() if name not in overrides}
+
+
+def dataset_refusals(stages: "Sequence[Prepare | Train]", meta: Mapping[str, Any]) -> list[str]:
+    """All that keeps stages from training on a dataset."""
+    from training.workload import Train
+
+    trained = [stage for stage in stages if isinstance(stage, Train)]
+    return list(dict.fromkeys(text for stage in trained for text in stage.refusals(meta)))
 
 
 def with_overrides(config: Any, overrides: Mapping[str, str], what: str) -> Any:

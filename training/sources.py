@@ -181,6 +181,9 @@ def _of_folder(root: Path) -> Iterator[SourceFile]:
 def _walk(root: Path) -> Iterator[tuple[str, list[str]]]:
     """Each visible folder and its files; it may be a link, but not to one that it is in."""
     for folder, folders, names in os.walk(root, followlinks=True):
+        # A class that somebody meant to fill would be one less in the model.
+        if not folders and not names and Path(folder) != root:
+            raise UserError(f"{folder} is empty; add files, or delete it")
         folders[:] = [name for name in folders if not name.startswith(".")]
         for name in folders:
             path = Path(folder, name)

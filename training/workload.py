@@ -252,10 +252,11 @@ class Train(Interchange):
         raise NotImplementedError
 
     def result_list(self, prediction: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
-        """What one of `predict`'s mappings adds to a JSON list, if that is their file format.
+        """What one of `predict`'s mappings adds to a JSON list, if their file is no lines."""
+        raise NotImplementedError
 
-        Without it `predict` writes a line for each sample.
-        """
+    def draw(self, m: nn.Module, i: Inputs, images: Sequence[Path], out: Path) -> None:
+        """Draw what is found in images of no dataset, as files in `out` (`predict --images`)."""
         raise NotImplementedError
 
     def example(self, size: int) -> Batch:

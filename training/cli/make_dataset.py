@@ -22,7 +22,7 @@ from contract.keys import MANIFEST
 from training.cli.run import add_override, checked_folder, positive_int
 from training.dataset_output import FolderOutput, Output, clean_up
 from training.errors import EXIT_FINISHED, MachineError, UserError
-from training.registry import fitted
+from training.registry import dataset_refusals, fitted, resolve_config
 from training.report.progress import FileProgressBar, ProgressBar, RateBar
 from training.sources import UNFINISHED, Brought, open_folder, open_source
 from training.store.dataset import StoreOutput, stored_source, upload_dataset
@@ -267,6 +267,9 @@ def show_next(
         found = fitted(workload, recipe, {}, meta)
         named = " ".join(f"{name}={text}" for name, text in found.items())
         print(f"[data] recipe {recipe}, with what the dataset decides: {named or 'nothing else'}")
+        stages = workload.stages(resolve_config(workload, recipe, found))
+        if wrong := dataset_refusals(stages, meta):
+            print(f"[warning] recipe {recipe} would be refused: {'; also: '.join(wrong)}")
     is_stored = where.startswith("s3://")
     if not is_stored:
         print("here:")

@@ -61,9 +61,15 @@ def add_predict(parser: argparse.ArgumentParser) -> None:
     """Add the options of `predict`."""
     parser.description = (
         "Write a run's predictions, one JSON line per sample of a split; a detector's as one list "
-        "in the format of COCO's results."
+        "in the format of COCO's results. With --images: pictures of what a detector finds in them."
     )
     _add_subject(parser)
+    parser.add_argument(
+        "--images",
+        type=Path,
+        help="an image or a folder of images of your own, instead of a split: what is found in "
+        "them is drawn into the folder --out; the dataset tells the classes",
+    )
     parser.add_argument("--out", type=Path, help="the file to write (default: standard output)")
     parser.set_defaults(act=_predict)
 
@@ -181,6 +187,8 @@ def _evaluate(options: argparse.Namespace) -> int:
 
 def _predict(options: argparse.Namespace) -> int:
     stdout = sys.stdout
+    if options.images is not None:
+        return _draw(options)
     if options.out is not None:
         checked_file(options.out)
     with _trained(options) as trained, redirect_stdout(sys.stderr):
@@ -192,6 +200,30 @@ def _predict(options: argparse.Namespace) -> int:
                 num = _write_predictions(trained, options.split, stream)
             unfinished.place()
     print(f"[ok] {options.out}: {num} predictions")
+    return EXIT_FINISHED
+
+
+def _draw(options: argparse.Namespace) -> int:
+    """Draw on images of the user's own."""
+    import torch
+
+    from training.workload import Train, implements
+
+    given = options.images
+    images = [given] if given.is_file() else sorted(p for p in given.glob("*") if p.is_file())
+    images = [path for path in images if not path.name.startswith(".")]
+    if not images:
+        raise UserError(f"{given} has no files; give an image, or a folder of images")
+    if options.out is None:
+        raise UserError("--images needs --out, the folder for the pictures; give one")
+    checked_folder(options.out)
+    with _trained(options) as trained, torch.no_grad():
+        if not implements(trained.stage, Train.draw):
+            raise UserError(
+                f"stage {trained.stage.name!r} draws nothing on images; leave --images out"
+            )
+        trained.stage.draw(trained.model, trained.inputs, images, options.out)
+    print(f"[ok] {options.out}: {len(images)} pictures")
     return EXIT_FINISHED
 
 

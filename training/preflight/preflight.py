@@ -38,7 +38,7 @@ from training.preflight.admission import ResourceRequest, is_out_of_memory, limi
 from training.preflight.ladder import TrialRequest, adapted, explain, resolve_adaptation
 from training.record.head import CheckpointEntry, Head, read_head, write_head
 from training.record.run import OpenRun, RunConfig, read_run_config
-from training.registry import fitted, load_workload, resolve_config
+from training.registry import dataset_refusals, fitted, load_workload, resolve_config
 from training.save.state import STATE
 from training.save.weights import open_trained
 from training.store.folder import open_store
@@ -151,9 +151,7 @@ def _fitted(
 
 def refuse_dataset(meta: Mapping[str, Any], stages: Sequence[Prepare | Train]) -> None:
     """Raise UserError with everything that keeps the stages from training on a dataset."""
-    trained = [stage for stage in stages if isinstance(stage, Train)]
-    wrong = dict.fromkeys(text for stage in trained for text in stage.refusals(meta))
-    if wrong:
+    if wrong := dataset_refusals(stages, meta):
         raise UserError("; also: ".join(wrong))
 
 

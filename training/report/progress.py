@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from rich.progress import TaskID
 
 _LINE_SECONDS = 5.0
+_TELLING = 10  # of so many done, how long the others take
 
 
 class ProgressBar:
@@ -65,8 +66,9 @@ class ProgressBar:
 
     def _remaining(self, done: int) -> str:
         num_new, passed = done - self._first, time.monotonic() - self._began
-        # What began a moment ago tells nothing yet.
-        if num_new <= 0 or done >= self._total or passed < _LINE_SECONDS:
+        # What began a moment ago, or with the first of many, tells nothing yet.
+        is_early = num_new < min(_TELLING, 0.05 * self._total) or passed < _LINE_SECONDS
+        if num_new <= 0 or done >= self._total or is_early:
             return ""
         seconds = passed / num_new * (self._total - done)
         return f", about {duration(seconds)} left"

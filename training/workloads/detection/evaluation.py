@@ -15,14 +15,17 @@ import numpy as np
 import torch
 from PIL import Image, ImageDraw
 from torch import Tensor, nn
+from torch.nn.functional import pad
 
 from training.errors import UserError
 from training.evaluation_files import Captioned, write_sheet, write_table
 from training.workload import Inputs, Partial, Train
 from training.workloads.detection.coco import Category
 from training.workloads.detection.config import DetectionConfig
+from training.workloads.detection.dataset import open_split
 from training.workloads.detection.detector import Detections, postprocess
-from training.workloads.detection.samples import Batch, read
+from training.workloads.detection.image_files import read_rgb, upright_size
+from training.workloads.detection.samples import Augmentation, Batch, read, written
 
 # The places of AP, AP50 ... in what COCO's evaluation calls stats.
 _STATS = ("AP", "AP50", "AP75", "AP_small", "AP_medium", "AP_large")
@@ -44,6 +47,18 @@ class DetectionEvaluation(Train):
     """What the stage does with the detector that it has trained."""
 
     config: DetectionConfig
+
+    @property
+    def augmentation(self) -> Augmentation:
+        """What is done to an image before the model sees it."""
+        c = self.config
+        return Augmentation(
+            scales=c.sides,
+            longest_side=c.max_side,
+            flip=c.flip_share,
+            crop=c.crop_share,
+            eval_scale=max(c.sides),
+        )
 
     def found(self, m: nn.Module, b: Batch) -> Detections:
         """The best of each image; UserError if a class cannot mean the same to model and data."""
@@ -98,6 +113,31 @@ class DetectionEvaluation(Train):
         """An image's part of a COCO results file."""
         detections: Sequence[Mapping[str, Any]] = prediction["detections"]
         return detections
+
+    def draw(self, m: nn.Module, i: Inputs, images: Sequence[Path], out: Path) -> None:
+        """Each image upright, with its boxes, classes and scores, as a PNG of its own name."""
+        categories = open_split(i.dataset, "validation").categories
+        for path in images:
+            size = upright_size(path)
+            if size is None:
+                raise UserError(f"{path} is not an image that Pillow can read; remove it")
+            image, view = read_rgb(path, *size), self.augmentation.whole(*size)
+            below, right = (-side % self.config.pad_to for side in (view.height, view.width))
+            batch = {
+                "images": pad(_as_tensor(view.of(image)), (0, right, 0, below))[None],
+                "sizes": torch.tensor([[view.height, view.width]]),
+                "original_sizes": torch.tensor([size]),
+                "categories": written(categories),
+            }
+            found = self.found(m, {name: each.to(i.device) for name, each in batch.items()})
+            columns = (each[0].tolist() for each in found)
+            rows: _Rows = []
+            for score, label, (x, y, end, bottom) in zip(*columns, strict=True):
+                if score >= _LEAST_SCORE:
+                    caption = f"{categories[label].name} {score:.2f}"
+                    rows.append((label, (x, y, end - x, bottom - y), caption))
+            drawn = _drawn(_as_tensor(image), rows, size)
+            Image.fromarray(drawn).save(out / f"{path.name}.png")
 
     def summarize(self, parts: Sequence[Partial], out: Path) -> Mapping[str, float]:
         """AP over all IoU thresholds, sizes and classes; writes a table of the classes to `out`.
@@ -342,6 +382,10 @@ def _drawn(image: Tensor, rows: _Rows, size: tuple[int, int]) -> "np.ndarray[Any
         draw.rectangle((left, top, max(left, right), max(top, bottom)), outline=_color(label))
         draw.text((left + 2, top), caption, fill=_color(label))
     return np.asarray(picture)
+
+
+def _as_tensor(image: Image.Image) -> Tensor:
+    return torch.from_numpy(np.asarray(image).copy()).permute(2, 0, 1)
 
 
 def _color(label: int) -> str:

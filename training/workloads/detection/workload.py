@@ -36,7 +36,7 @@ from training.workloads.detection.detector import Detector, denoising, parameter
 from training.workloads.detection.evaluation import DetectionEvaluation, missing_package
 from training.workloads.detection.losses import Match, criterion, hungarian, in_order
 from training.workloads.detection.published import load_backbone
-from training.workloads.detection.samples import Augmentation, DetectionSamples
+from training.workloads.detection.samples import DetectionSamples
 
 _ATTENTION = "attention"  # in the numerics key
 _PARTS = ("classes", "boxes", "giou", "encoder", "denoising")
@@ -134,19 +134,11 @@ class TrainDetector(DetectionEvaluation):
         return AdamW(groups, weight_decay=c.weight_decay, fused=c.fused_optimizer or None)
 
     def samples(self, i: Inputs, split: str) -> DetectionSamples:
-        c = self.config
-        augmentation = Augmentation(
-            scales=c.sides,
-            longest_side=c.max_side,
-            flip=c.flip_share,
-            crop=c.crop_share,
-            eval_scale=max(c.sides),
-        )
         return DetectionSamples(
             split=open_split(i.dataset, split),
             dataset=i.dataset,
-            augmentation=augmentation,
-            bucket=c.pad_to,
+            augmentation=self.augmentation,
+            bucket=self.config.pad_to,
         )
 
     def weight(self, b: Batch) -> float:

@@ -43,7 +43,11 @@ from training.workloads.growth.interchange import write_hugging_face
 from training.workloads.growth.model import LanguageModel, parameter_counts
 from training.workloads.growth.optimizer import BFloat16AdamW
 from training.workloads.growth.text.dataset import TextOptions, import_dataset, make_dataset
-from training.workloads.growth.text.tokens import token_samples, vocabulary_refusals
+from training.workloads.growth.text.tokens import (
+    length_refusals,
+    token_samples,
+    vocabulary_refusals,
+)
 from training.workloads.growth.transitions import Transition, growth_layout
 
 
@@ -167,13 +171,15 @@ class TrainPhase(TextEvaluation):
         return {"huggingface": write_hugging_face}
 
     def refusals(self, meta: Mapping[str, Any]) -> Sequence[str]:
-        """Another vocabulary."""
-        return vocabulary_refusals(meta, self.config.vocab_size)
+        """Another vocabulary; splits without a window."""
+        c = self.config
+        too_short = length_refusals(meta.get("splits", {}), c.context)
+        return [*vocabulary_refusals(meta, c.vocab_size), *too_short]
 
     def samples(self, i: Inputs, split: str) -> Samples:
         c = self.config
         # An evaluation of a finished run may be on other text.
-        if refused := self.refusals(i.dataset.meta):
+        if refused := vocabulary_refusals(i.dataset.meta, c.vocab_size):
             raise UserError(refused[0])
         most = c.eval_windows if split == "validation" else None
         return token_samples(i.dataset, split, c.context, most=most)

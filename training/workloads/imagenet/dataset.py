@@ -60,7 +60,8 @@ def pack_dataset(
     brought, labels = _in_classes(files, chosen)
     classes = sorted(set(labels))
     if len(classes) < 2:
-        raise UserError(f"{len(classes)} classes have images; lay two or more out as CLASS/FILE")
+        which = f"only the class {classes[0]!r} has" if classes else "no class has"
+        raise UserError(f"{which} images; lay two or more out as CLASS/FILE")
     numbers = {name: number for number, name in enumerate(classes)}
     splits: dict[str, list[BroughtImage]] = {}
     source = []
@@ -70,6 +71,9 @@ def pack_dataset(
         source.append(f"{file.num_bytes} {label} {split} {file.name}")
     if missing := [split for split in ("train", "validation") if split not in splits]:
         raise UserError(f"split {missing[0]} has no files; add some, or use no splits")
+    trained = {image.label for image in splits["train"]}
+    if untrained := [name for name, number in numbers.items() if number not in trained]:
+        raise UserError(f"class {untrained[0]!r} has no images in train; add some")
     packing = Packing(
         splits=splits,
         classes=classes,
@@ -111,8 +115,10 @@ def _in_classes(files: Sequence[Brought], options: ImageOptions) -> tuple[list[B
         elif file.split != "test" and path.suffix.lower() in suffixes:
             raise UserError(_in_no_class(file))
     if others:
-        what = "%d files are not images by their names, such as %s; they are left out"
-        _log.warning(f"[data] {what}", len(others), others[0])
+        more = f" (and {len(others) - 1} more)" if others[1:] else ""
+        _log.warning("[data] left out, as no images by their names: %s%s", others[0], more)
+    if empty := sorted({file.label for file in files if file.label is not None} - set(labels)):
+        raise UserError(f"class {empty[0]!r} has no images; add some, or delete its folder")
     return brought, labels
 
 

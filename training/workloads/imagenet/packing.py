@@ -36,6 +36,7 @@ _SHARD_BYTES = 128 << 20
 _MIN_SHARDS = 8
 # Images whose encoded size tells how many fill a shard.
 _TRIED = 64
+_JUDGED_AFTER = 1000  # images: so that few are all named, and many not all read in vain
 _COLUMNS = ("offset", "length", "label")
 
 
@@ -257,13 +258,18 @@ def _check_left_out(
     if len(left_out) <= max(1, packing.left_out_share * total):
         return
     done = len(left_out) + sum(len(each.rows) for each in packed.values())
+    if done < min(total, _JUDGED_AFTER):
+        return
     # Of shards in random order; where some are missing, with room for chance.
     share = len(left_out) / done * (1.0 if done == total else 2.0)
     output.write(_LEFT_OUT, _json(left_out))
+    advice = "Give images that Pillow can read"
+    if len(left_out) < done:
+        allowed = min(0.99, math.ceil(100 * share) / 100)
+        advice = f"Remove them, or allow more with --override left_out_share={allowed:g}"
     raise UserError(
         f"{len(left_out)} of {done} files are not images, such as {left_out[0]['file']} "
-        f"({left_out[0]['why']}); {output.where}/{_LEFT_OUT} names them. Remove them, or allow "
-        f"more with --override left_out_share={min(0.99, math.ceil(100 * share) / 100):g}"
+        f"({left_out[0]['why']}); {output.where}/{_LEFT_OUT} names them. {advice}"
     )
 
 

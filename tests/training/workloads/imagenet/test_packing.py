@@ -282,7 +282,7 @@ def devkit(folder: Path, classes: list[str]) -> Path:
     [
         ("val/1.jpg", [], "val/1.jpg is in no class; lay the files out as SPLIT/CLASS/FILE, or"),
         ("val/1.jpg", ["--override=validation_classes=none"], "none does not exist; give a CSV"),
-        ("val/cats/", [], "split validation has no files; add some, or use no splits"),
+        ("val/cats/", [], "val is empty; add files, or delete it"),
         ("val/new/1.jpg", ["--override=sides=3"], "has no field 'sides'; known are shorter_side"),
     ],
 )
@@ -308,7 +308,10 @@ def test_fails_with_one_class_or_one_image_of_a_class(
     path.parent.mkdir(parents=True)
     path.write_bytes(photograph(1))
     assert main(command(tmp_path / "own", tmp_path / "out")) == 2
-    assert "1 classes have images; lay two or more out as CLASS/FILE" in capsys.readouterr().err
+    assert (
+        "only the class 'cats' has images; lay two or more out as CLASS/FILE"
+        in capsys.readouterr().err
+    )
     (tmp_path / "own/dogs").mkdir()
     (tmp_path / "own/dogs/2.jpg").write_bytes(photograph(2))
     assert main(command(tmp_path / "own", tmp_path / "out")) == 2

@@ -47,6 +47,9 @@ class _SplitCounts:
     bytes: int = 0
 
 
+_NONE = _SplitCounts()
+
+
 @dataclass(kw_only=True, slots=True)
 class _ImportPosition:
     """How far an import has come: what has been read, and a digest of it."""
@@ -242,7 +245,7 @@ def _write(
             _keep(out, identity, position)
     if source.num_bytes % source.unit_bytes:
         progress(total, total)
-    _check_splits(position, options)
+    _check_splits(out, position, options)
     position.digest = digest.hexdigest()
     _keep(out, identity, position)
     return {
@@ -347,14 +350,22 @@ def _check_round_trip(tokenizer: "Tokenizer", source: _Source) -> None:
                 )
 
 
-def _check_splits(position: _ImportPosition, options: TextOptions) -> None:
-    for name in ("train", "validation"):
-        if name not in position.splits or not position.splits[name].documents:
-            raise UserError(
-                f"split {name} got none of the {position.documents} documents, as one of "
-                f"{options.held_out_of} is held out; give more, separate them by "
-                f"{options.separator!r}, or lay the files out as train/FILE and validation/FILE"
-            )
+def _check_splits(out: Path, position: _ImportPosition, options: TextOptions) -> None:
+    """UserError if a split has no document."""
+    missing = [n for n in ("train", "validation") if not position.splits.get(n, _NONE).documents]
+    if not missing:
+        return
+    # Another source or other options follow, not the same command again.
+    (out / UNFINISHED).unlink()
+    if not (num := position.documents):
+        raise UserError("the files have no text; give some that have")
+    fewer = f" hold out one of {num} with --override held_out_of={num}," if num > 1 else ""
+    raise UserError(
+        f"split {missing[0]} got none of the {num} documents, as one of {options.held_out_of} is "
+        f"held out;{fewer} say what else than {options.separator!r} stands between documents, "
+        "such as an empty line (--override 'separator=\\n\\n'), or lay the files out as "
+        "train/FILE and validation/FILE"
+    )
 
 
 def _update(digest: blake2b, piece: Piece) -> None:

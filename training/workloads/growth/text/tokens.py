@@ -148,12 +148,19 @@ def token_samples(
 ) -> _TokenSamples:
     """The windows of a split, at `most` so many; UserError if it has not even one."""
     tokens = open_tokens(dataset, split)
-    if len(tokens) <= context:
-        raise UserError(
-            f"split {split} has {len(tokens)} tokens, but a window takes {context + 1}; bring more "
-            "text, or give a shorter context"
-        )
+    if too_short := length_refusals({split: {"tokens": len(tokens)}}, context):
+        raise UserError(too_short[0])
     return _TokenSamples(tokens=tokens, context=context, most=most)
+
+
+def length_refusals(splits: Mapping[str, Mapping[str, int]], context: int) -> list[str]:
+    """Which splits have not even one window."""
+    return [
+        f"split {name} has {split['tokens']} tokens, but a window takes {context + 1}; bring more "
+        f"text, or give --override context={max(1, split['tokens'] - 1)} or less"
+        for name, split in splits.items()
+        if split["tokens"] <= context
+    ]
 
 
 def vocabulary_refusals(meta: Mapping[str, Any], vocab_size: int) -> list[str]:

@@ -83,7 +83,7 @@ def test_folders_of_splits_are_kept(tmp_path: Path) -> None:
     assert texts_of(data, "validation") == ["and hold this out"]
     assert texts_of(data, "test") == ["last"]
     (tmp_path / "own" / "valid" / "stories.txt").unlink()
-    with pytest.raises(UserError, match="split validation has no files; add some"):
+    with pytest.raises(UserError, match="valid is empty; add files, or delete it"):
         imported(tmp_path / "own", tmp_path / "again")
 
 
@@ -224,7 +224,7 @@ def test_an_import_that_was_stopped_before_it_had_a_tokenizer_trains_one(
 def test_fails_for_files_without_a_document(tmp_path: Path) -> None:
     for number, text in enumerate(("", " \n")):
         (tmp_path / f"{number}.txt").write_text(text)
-        with pytest.raises(UserError, match="split train got none of the 0 documents"):
+        with pytest.raises(UserError, match="the files have no text; give some that have"):
             imported(tmp_path / f"{number}.txt", tmp_path / f"out{number}")
 
 
