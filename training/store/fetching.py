@@ -1,18 +1,21 @@
 """Fetches the files of a dataset that are missing: in the order in which training will read them.
 
-A file is fetched in parts by several threads, hashed part by part as it arrives, and takes its name
-only once it is complete and its checksum matches.
+A file is fetched in parts by several threads, hashed as they arrive, and takes its name only once
+it is complete and its checksum matches. A part that arrives early stays in memory until it is
+hashed: a thread takes a buffer before a part, so that the part to be hashed next always has one.
 """
 
 import hashlib
 import json
-import os
+import mmap
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from queue import SimpleQueue
+from typing import TypeAlias
 
 from training.errors import UserError
 from training.store.folder import FolderStore, UnfinishedFile, write_at
@@ -24,6 +27,9 @@ from training.store.verified import READS, AppendedLines, Entry, VerifiedFiles
 # Parts of fewer bytes take as long to be answered as to arrive, so more are asked for at once.
 _SMALL_PART_BYTES = 1024 * 1024
 _MORE_THREADS = 4
+_THREADS_A_SPARE = 2
+
+_Buffers: TypeAlias = SimpleQueue[memoryview]
 
 
 def fetch_missing(
@@ -45,9 +51,19 @@ def fetch_missing(
     is_small = sum(entry["bytes"] for entry in missing) < all_parts * _SMALL_PART_BYTES
     num_threads = store.num_threads * (_MORE_THREADS if is_small else 1)
     largest = min(PART_BYTES, max((entry["bytes"] for entry in missing), default=0))
-    fetch = partial(_fetch_parts, store, queue, largest, placed)
+    num_threads = min(num_threads, all_parts)
+    buffers = _Buffers()
+    for _ in range(num_threads + num_threads // _THREADS_A_SPARE):
+        buffers.put(memoryview(mmap.mmap(-1, max(1, largest))))
+    fetch = partial(_fetch_parts, store, queue, buffers, placed)
+
+    def stop() -> None:
+        queue.stop()
+        for _ in range(num_threads):  # some may wait for a buffer
+            buffers.put(memoryview(b""))
+
     try:
-        run_all([fetch] * min(num_threads, all_parts), num_threads, when_failing=queue.stop)
+        run_all([fetch] * num_threads, num_threads, when_failing=stop)
     except Exception:
         # Only now: a thread that still wrote could meet another file under the same descriptor.
         queue.discard()
@@ -87,14 +103,16 @@ class _Count:
 
 
 def _fetch_parts(
-    store: Store, queue: "_Queue", buffer_bytes: int, placed: Callable[[Entry], None]
+    store: Store, queue: "_Queue", buffers: _Buffers, placed: Callable[[Entry], None]
 ) -> None:
     """One thread: fetch parts until none is left."""
-    buffer = memoryview(bytearray(buffer_bytes))
+    buffer = buffers.get()
     while (task := queue.next()) is not None:
         file, number = task
-        if file.fetch(store, number, buffer):
+        if file.fetch(store, number, buffer, buffers):
             placed(file.entry)
+        buffer = buffers.get()
+    buffers.put(buffer)
 
 
 class _Queue:
@@ -149,33 +167,36 @@ class _ArrivingFile:
         self.num_parts = num_parts(entry["bytes"], PART_BYTES)
         self._target = out / entry["name"]
         self._unfinished: UnfinishedFile | None = None
-        self._arrived = set[int]()
+        self._arrived = dict[int, memoryview]()  # and are not hashed
         self._digest = hashlib.sha256()
         self._next = 0  # to hash
         self._is_hashing = False
         self._lock = threading.Lock()
         self.is_placed = False
 
-    def fetch(self, store: Store, number: int, buffer: memoryview) -> bool:
-        """Fetch a part; return whether the file is in place with it."""
+    def fetch(self, store: Store, number: int, buffer: memoryview, buffers: _Buffers) -> bool:
+        """Fetch a part; return whether the file is in place with it. Its buffer goes back then."""
         with self._lock:
             if self._unfinished is None:
                 self._unfinished = UnfinishedFile(self._target)
-        data = self._read(store, number, buffer)
+        self._read(store, number, buffer)
         with self._lock:
-            self._arrived.add(number)
+            self._arrived[number] = buffer
             if self._is_hashing:
                 return False
             self._is_hashing = True
-        if self._next == number:
-            self._hash(data)
         while self._next < self.num_parts:
             with self._lock:
                 if self._next not in self._arrived:
                     self._is_hashing = False
                     return False
-            self._hash(self._read_back(self._next, buffer))
+                buffer = self._arrived.pop(self._next)
+            self._digest.update(self._part(self._next, buffer))
+            self._next += 1
+            if self._next < self.num_parts:
+                buffers.put(buffer)
         self._place(store, buffer)
+        buffers.put(buffer)
         return True
 
     def discard(self) -> None:
@@ -195,20 +216,8 @@ class _ArrivingFile:
             write_at(self._unfinished.file, data, start)
         return data
 
-    def _read_back(self, number: int, buffer: memoryview) -> memoryview:
-        data = self._part(number, buffer)
-        assert self._unfinished is not None
-        with writing(self._target):
-            if os.preadv(self._unfinished.file, [data], number * PART_BYTES) != len(data):
-                raise StoreError(f"{self._target} has become shorter while it was fetched")
-        return data
-
     def _part(self, number: int, buffer: memoryview) -> memoryview:
         return buffer[: min(PART_BYTES, self.entry["bytes"] - number * PART_BYTES)]
-
-    def _hash(self, data: memoryview) -> None:
-        self._digest.update(data)
-        self._next += 1
 
     def _place(self, store: Store, buffer: memoryview) -> None:
         if not self.entry["bytes"] and store.get(self.entry["name"]) is None:

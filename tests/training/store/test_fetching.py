@@ -180,3 +180,25 @@ def test_killed_again_and_again_it_fetches_nothing_twice_that_was_in_place(
     assert same(source, out)
     assert open_dataset(out, again=True).fingerprint == open_dataset(source).fingerprint
     assert [path.name for path in out.iterdir() if path.suffix == ".part"] == []
+
+
+class Failing(Noted):
+    """Fails at the first part of the last file once the others wait for memory."""
+
+    def read_into(self, key: str, start: int, data: memoryview) -> None:
+        if (key, start) == ("shard-7", 0):
+            time.sleep(0.3)
+            raise StoreError("the connection was lost")
+        super().read_into(key, start, data)
+
+
+def test_a_part_that_fails_ends_the_threads_that_wait_for_its_memory(
+    source: Path, tmp_path: Path
+) -> None:
+    """Two threads and one spare buffer: the parts behind the one that fails fill them all."""
+    store, out = Failing(source, tmp_path / "log", num_threads=2), tmp_path / "out"
+    out.mkdir()
+    announce(out, ["shard-7"])
+    with pytest.raises(StoreError, match="the connection was lost"):
+        sync_dataset(store, out, no_progress)
+    assert not list(out.glob("shard-7*"))
