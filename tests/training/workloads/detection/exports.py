@@ -293,3 +293,8 @@ EXPORTS: Sequence[Write] = (
     *(yolo_v5, yolo_v8_of_roboflow, yolo_v11_with_lists, yolo_of_cvat, yolo_of_label_studio),
     *(voc_2012, voc_of_roboflow, labelme, kitti, cvat_for_images, csv_of_tensorflow, create_ml),
 )
+
+# A model of seconds.
+SMALL = ["width=32", "feed_forward=32", "encoder_layers=1", "decoder_layers=1", "num_queries=5"]
+SMALL += ["denoising_queries=0", "short_sides=64", "max_side=64", "num_threads=1", "epochs=1"]
+SMALL += ["drop_epoch=1", "global_batch=8", "micro_batch=8"]

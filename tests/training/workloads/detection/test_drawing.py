@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from tests.training.workloads.detection.exports import coco_of_roboflow
-from tests.training.workloads.detection.test_other_formats import SMALL
+from tests.training.workloads.detection.exports import SMALL, coco_of_roboflow
 from training.cli.main import main
 from training.workloads.detection import evaluation
 

@@ -8,16 +8,12 @@ import pytest
 import torch
 
 from tests.training.workloads.detection import coco_scene as scene
-from tests.training.workloads.detection.exports import BOXES, EXPORTS, Write, put, yolo_v5
+from tests.training.workloads.detection.exports import BOXES, EXPORTS, SMALL, Write, put, yolo_v5
 from training.cli.main import main
 
 assert len(EXPORTS) == 20
 # What the import warns of: a point is not learned; what is not written is derived.
 SAID = {"labelme": ["other-shape"], "coco_with_masks": ["derived-box", "derived-area"]}
-# A model of seconds.
-SMALL = ["width=32", "feed_forward=32", "encoder_layers=1", "decoder_layers=1", "num_queries=5"]
-SMALL += ["denoising_queries=0", "short_sides=64", "max_side=64", "num_threads=1", "epochs=1"]
-SMALL += ["drop_epoch=1", "global_batch=8", "micro_batch=8"]
 
 
 @pytest.mark.parametrize("write", EXPORTS, ids=lambda write: write.__name__)
