@@ -304,7 +304,7 @@ def _advised(workload: str, recipe: str, manifest: Mapping[str, Any]) -> tuple[s
     found = next((each for each in said["candidates"] if each["size"] == said["take"]), None)
     if found is None:
         return "", ""
-    hours, spot, demand = (found[n] for n in ("hours_p50", "usd_spot_p50", "usd_on_demand"))
+    hours, spot, demand = (found[n] for n in ("hours_p50", "usd_p50", "usd_on_demand"))
     return f" -c size={said['take']}", (
         f", {said['take']}: {hours:.2g} h, ${spot:.2f} on Spot, ${demand:.2f} on demand "
         "(p50, modelled)"
