@@ -108,7 +108,9 @@ def table(
 
 
 def _cells(row: Iterable[str]) -> str:
-    return "".join(f"<td>{html.escape(cell)}</td>" for cell in row)
+    """Narrow columns break long names after an underscore."""
+    cells = (html.escape(cell).replace("_", "_<wbr>") for cell in row)
+    return "".join(f"<td>{cell}</td>" for cell in cells)
 
 
 def _confused(row: Sequence[str]) -> str:

@@ -44,7 +44,7 @@ def _unlike(thing: Any, base: type[Any], what: str) -> Iterator[str]:
     """How `thing` differs from `base`: what it lacks, or what the loop could not call."""
     if not isinstance(thing, base):
         yield (
-            f"{what} is a {type(thing).__name__}, which does not subclass "
+            f"{what} is of class {type(thing).__name__}, which does not subclass "
             f"training.workload.{base.__name__}: class {type(thing).__name__}({base.__name__})"
         )
         return
