@@ -6,7 +6,6 @@ It costs nothing while no job runs. What Batch does: docs.aws.amazon.com/batch/l
 service-jobs.html. Jobs read datasets and write below sweeps/ of the run bucket, nothing else.
 """
 
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 from aws_cdk import CfnOutput, Duration, Stack
@@ -18,6 +17,7 @@ from aws_cdk import aws_events_targets as targets
 from aws_cdk import aws_iam as iam
 from aws_cdk import aws_kms as kms
 from aws_cdk import aws_s3 as s3
+from aws_cdk import aws_sns as sns
 from constructs import Construct
 
 from contract.keys import SWEEPS
@@ -72,8 +72,7 @@ class SweepStack(Stack):
             repository=parameters.sweep.repository,
         ).role
         topic = TrainingTopic(self, "Notifications", email=parameters.alarm.email, key=key).topic
-        for alarm in self._alarms(queue.attr_job_queue_arn, targets.SnsTopic(topic)):
-            alarm.add_alarm_action(actions.SnsAction(topic))
+        self._watch(queue.attr_job_queue_arn, topic)
         outputs = {
             "SweepQueue": queue.ref,
             "SweepRole": role.role_arn,
@@ -135,67 +134,62 @@ class SweepStack(Stack):
             ),
         )
 
-    def _alarms(self, queue_arn: str, topic: targets.SnsTopic) -> Sequence[cloudwatch.Alarm]:
+    def _watch(self, queue_arn: str, topic: sns.ITopic) -> None:
         """Mail for each event that needs a person; alarms where they become many, or stay.
 
         Batch publishes no metric of a queue: EventBridge's own count of a rule's events is one.
         """
-        failed = self._rule(
-            "Failed",
-            "A job of the queue has failed for good",
-            "Batch Service Job State Change",
-            {"jobQueue": [queue_arn], "status": ["FAILED"]},
+        self._alarm(
+            ("Failed", "Batch Service Job State Change", {"status": ["FAILED"]}),
+            queue_arn,
             topic,
+            name="ManyFail",
+            least=_FAILURES,
+            says=f"At least {_FAILURES} jobs of the queue have failed for good within an hour: "
+            "that is one mistake in all of them. `runs stop` ends the sweep, saved; each job's "
+            "FailureReason says why it failed, and `runs resume` queues them again.",
         )
-        blocked = self._rule(
-            "Blocked",
-            "The first job of the queue cannot start",
-            "Batch Service Job Queue Blocked",
-            {"jobQueue": [queue_arn]},
+        self._alarm(
+            ("Blocked", "Batch Service Job Queue Blocked", {}),
+            queue_arn,
             topic,
+            name="QueueStands",
+            least=1,
+            says="The first job of the queue cannot start, so none behind it does: SageMaker has "
+            "no capacity of that size, the account no quota for it, or the job asks for more "
+            "instances than sweep.instances. After a day Batch ends that job.",
         )
-        return [
-            self._alarm(
-                "ManyFail",
-                failed,
-                _FAILURES,
-                f"At least {_FAILURES} jobs of the queue have failed for good within an hour: that "
-                "is one mistake in all of them. `runs stop` ends the sweep, saved; each job's "
-                "FailureReason says why it failed, and `runs resume` queues them again.",
-            ),
-            self._alarm(
-                "QueueStands",
-                blocked,
-                1,
-                "The first job of the queue cannot start, so none behind it does: SageMaker has no "
-                "capacity of that size, the account no quota for it, or the job asks for more "
-                "instances than sweep.instances. After a day Batch ends that job.",
-            ),
-        ]
 
-    def _rule(
+    def _alarm(
         self,
+        rule: tuple[str, str, dict[str, Any]],
+        queue_arn: str,
+        topic: sns.ITopic,
+        *,
         name: str,
-        description: str,
-        detail_type: str,
-        detail: Mapping[str, Sequence[str]],
-        topic: targets.SnsTopic,
-    ) -> events.Rule:
-        pattern = events.EventPattern(
-            source=["aws.batch"], detail_type=[detail_type], detail=dict(detail)
+        least: int,
+        says: str,
+    ) -> None:
+        """A rule (its id, its events, what else their detail says), and an alarm on their count."""
+        rule_id, detail_type, detail = rule
+        made = events.Rule(
+            self,
+            rule_id,
+            description=f"{detail_type} of the sweeps' queue, for people",
+            event_pattern=events.EventPattern(
+                source=["aws.batch"],
+                detail_type=[detail_type],
+                detail={"jobQueue": [queue_arn], **detail},
+            ),
+            targets=[targets.SnsTopic(topic)],
         )
-        return events.Rule(
-            self, name, description=description, event_pattern=pattern, targets=[topic]
-        )
-
-    def _alarm(self, name: str, rule: events.Rule, least: int, says: str) -> cloudwatch.Alarm:
-        return cloudwatch.Alarm(
+        alarm = cloudwatch.Alarm(
             self,
             name,
             metric=cloudwatch.Metric(
                 namespace="AWS/Events",
                 metric_name="Invocations",
-                dimensions_map={"RuleName": rule.rule_name},
+                dimensions_map={"RuleName": made.rule_name},
                 statistic="Sum",
                 period=Duration.hours(1),
             ),
@@ -205,6 +199,7 @@ class SweepStack(Stack):
             treat_missing_data=cloudwatch.TreatMissingData.NOT_BREACHING,
             alarm_description=f"{says} Missing data is healthy: there was no such event.",
         )
+        alarm.add_alarm_action(actions.SnsAction(topic))
 
 
 class SweepJobRole(Construct):
