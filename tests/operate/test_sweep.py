@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from aws_cdk import App, BootstraplessSynthesizer
 
+from contract.sweep import Sweep, drawn_runs
 from operate.command import main
 from operate.sweeps import OperatedSweep, find_operated_sweep
 from rehearsal.aws import EmbeddedAws
@@ -156,6 +157,24 @@ def _hash(uri: str) -> str:
     found = open_store(uri).get("receipt.json")
     assert found is not None, uri
     return str(json.loads(found.data)["weights_sha256"])
+
+
+def test_a_sweep_in_a_folder_has_a_table_and_no_jobs(
+    runs: Callable[..., Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    drawn = drawn_runs(["learning_rate=0.01,0.02"], [], None, 0)
+    written = Sweep(workload=WORKLOAD, recipe="quick", drawn="grid", runs=drawn)
+    (tmp_path / "sweep.json").write_bytes(written.to_bytes())
+    rows = runs("status", str(tmp_path))
+    assert [(row["run"], row["state"], row["usd"]) for row in rows] == [
+        ("learning_rate-0.01", "not started", None),
+        ("learning_rate-0.02", "not started", None),
+    ]
+    assert main(["resume", str(tmp_path)]) == 0
+    assert "now start its command again" in capsys.readouterr().err
+    assert main(["stop", str(tmp_path)]) == 2
+    assert f"no process of this machine trains {tmp_path}" in capsys.readouterr().err
+    assert runs("open", str(tmp_path))["done"].endswith("0 of 2 runs have finished.")
 
 
 @pytest.mark.slow
