@@ -19,6 +19,7 @@ from operate.runs import run_buckets
 from stacks.guard.settings import client
 from stacks.sagemaker.service_jobs import JobState, QueuedSweep
 from training.report.sweep import SweptRuns, find_sweep
+from training.store.folder import open_store
 
 _POLL_SECONDS = 2.0
 _QUEUED = ("SUBMITTED", "PENDING", "RUNNABLE")
@@ -80,7 +81,9 @@ def find_operated_sweep(name: str | None) -> OperatedSweep | None:
     elif "/" in name or Path(name).exists():
         return None
     else:
-        uris = [f"s3://{bucket}/{SWEEPS}{name}" for bucket in run_buckets()]
+        # By listing: who may read runs alone may still ask for one by its id.
+        places = [f"s3://{bucket}/{SWEEPS.rstrip('/')}" for bucket in run_buckets()]
+        uris = [f"{each}/{name}" for each in places if name in open_store(each).folders("")]
     for uri in uris:
         if (found := find_sweep(uri)) is not None:
             return _look(found)
