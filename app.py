@@ -17,6 +17,7 @@ from stacks.dataset_stack import DatasetStack  # noqa: E402
 from stacks.network import NetworkStack  # noqa: E402
 from stacks.parameters import StackParameters  # noqa: E402
 from stacks.review_stack import ReviewStack  # noqa: E402
+from stacks.sweep_stack import SweepStack  # noqa: E402
 from stacks.training_stack import TrainingStack  # noqa: E402
 
 # Left there by `make setup`; a review's base has the same environment, hence the same bundle.
@@ -48,6 +49,21 @@ def build(
         run_bucket_name = dataset_stack.run_bucket_name
         key_arn = dataset_stack.key_arn
         shared.append(dataset_stack)
+    queues: list[Stack] = []
+    if parameters.sweep.instances:
+        queues = [
+            SweepStack(
+                app,
+                "SweepStack",
+                parameters=parameters,
+                dataset_bucket_name=dataset_bucket_name,
+                run_bucket_name=run_bucket_name,
+                key_arn=key_arn,
+                env=env,
+            )
+        ]
+        for stack in shared:
+            queues[0].add_stack_dependency(stack)
     vpc_id, subnet_ids = parameters.vpc, parameters.subnets
     if not vpc_id:
         network = NetworkStack(app, "NetworkStack", zones=parameters.zones, env=env)
@@ -72,7 +88,7 @@ def build(
             app,
             "ReviewStack",
             parameters=parameters,
-            stack_names=[stack.stack_name for stack in (*shared, training_stack)],
+            stack_names=[stack.stack_name for stack in (*shared, *queues, training_stack)],
             env=env,
         )
     for key, value in parameters.tags.items():

@@ -25,8 +25,10 @@ ARTIFACTS = "artifacts/"  # derived data; also next to runs/ where runs share it
 
 # In the run bucket.
 RUNS = "runs/"
-# Beside the runs of a sweep.
+SWEEPS = "sweeps/"
+# Beside the runs of a sweep: what they are, and the jobs that were queued for them.
 SWEEP = "sweep.json"
+SWEEP_JOBS = "jobs.json"
 # In a dataset's prefix.
 MANIFEST = "manifest.json"
 

@@ -9,6 +9,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -20,11 +21,15 @@ from operate.download import download, open_report
 from operate.logs import RunLog, as_line
 from operate.runs import find_run, list_runs
 from operate.status import as_text, cost_of, read_status
+from operate.sweeps import find_operated_sweep, open_sweep, resume_sweep, stop_sweep
 from sizing.cli.tables import show
 from training.errors import exit_code_of
 from training.store.protocol import CredentialsError, StoreError
 
-_RUN = "an id, s3://bucket/runs/ID, or a folder; default: the run of the account's only stack"
+_RUN = (
+    "an id, s3://bucket/runs/ID, or a folder, of a run or a sweep; default: the run of the "
+    "account's only stack"
+)
 _PLACE = "s3://bucket/runs, or a folder with runs; default: the account"
 _REFRESH_SECONDS = 5.0
 _OVER = ("finished", "failed", "stopped")
@@ -95,21 +100,43 @@ def _parser() -> argparse.ArgumentParser:
     add("-f", "--follow", action="store_true", help="until the run is over")
     add("--tail", type=int, metavar="N", help="begin with the last N lines")
     for name, text in (("stop", "save, then end its machine"), ("resume", "train on")):
-        act = getattr(control, name)
-        add = verb(name, text, lambda o, act=act: act(find_run(o.run), o.reason))
+        add = verb(name, text, partial(_controlled, name))
         add("--reason", default="", metavar="TEXT", help="why, for the run's events")
-    verb("cost", "hours and dollars of each machine", lambda o: cost_of(find_run(o.run)))
+    verb("cost", "hours and dollars of each machine", _cost)
     text = "weights, report and receipt, or a checkpoint"
     add = verb("download", text, lambda o: download(find_run(o.run), o.out, o.checkpoint))
     add("--checkpoint", help="newest, best, a step, or the start of a name")
     add("--out", type=Path, help="default: a folder with the run's name")
     verb("shell", "a session on its machine", lambda o: control.shell(find_run(o.run)))
     text = "its report and its dashboard"
-    verb("open", text, lambda o: open_report(find_run(o.run), in_browser=not o.json))
+    verb("open", text, _open)
     return parser
 
 
-def _status(options: argparse.Namespace) -> dict[str, Any] | None:
+def _controlled(name: str, options: argparse.Namespace) -> dict[str, Any]:
+    """Stop or resume a sweep or a run."""
+    if (sweep := find_operated_sweep(options.run)) is not None:
+        act = stop_sweep if name == "stop" else resume_sweep
+        return act(sweep, options.reason)
+    found: dict[str, Any] = getattr(control, name)(find_run(options.run), options.reason)
+    return found
+
+
+def _cost(options: argparse.Namespace) -> list[dict[str, Any]]:
+    if (sweep := find_operated_sweep(options.run)) is not None:
+        return [{"run": row["run"], "usd": row["usd"]} for row in sweep.rows()]
+    return cost_of(find_run(options.run))
+
+
+def _open(options: argparse.Namespace) -> dict[str, Any]:
+    if (sweep := find_operated_sweep(options.run)) is not None:
+        return open_sweep(sweep)
+    return open_report(find_run(options.run), in_browser=not options.json)
+
+
+def _status(options: argparse.Namespace) -> dict[str, Any] | list[dict[str, Any]] | None:
+    if (sweep := find_operated_sweep(options.run)) is not None:
+        return sweep.rows()
     run = find_run(options.run)
     found = read_status(run)
     if options.json or not sys.stdout.isatty():

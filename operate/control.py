@@ -18,10 +18,11 @@ from training.cli.main import main as training
 from training.record.metrics import Events
 
 _POLL_SECONDS = 2.0
-_RUN_URI = re.compile(r"\0training\0run\0.*--run-uri[=\0]([^\0]+)")
+_RUN_URI = re.compile(r"\0training\0(?:run|sweep)\0.*--runs?-uri[=\0]([^\0]+)")
 
 
-def _say(text: str) -> None:
+def say(text: str) -> None:
+    """Tell a person, beside what the verb prints."""
     print(text, file=sys.stderr, flush=True)
 
 
@@ -30,7 +31,7 @@ def stop(run: OperatedRun, reason: str) -> dict[str, Any]:
     if (head := run.head) is not None and head.is_ended:
         raise UserError(f"{run.id} is {head.state} already")
     if run.folder is not None:
-        _stop_process(run.folder)
+        stop_process(run.folder)
     elif run.stack:
         _stop_fleet(run, reason)
     else:
@@ -50,7 +51,7 @@ def _stop_fleet(run: OperatedRun, reason: str) -> None:
         for one in sight.live:
             if one.market == fleet.ON_DEMAND:
                 fleet.terminate(one.id)
-        _say("the fleet is at zero: its machine gets a notice, saves and ends")
+        say("the fleet is at zero: its machine gets a notice, saves and ends")
     # After its notice a machine may take as long again to shut down.
     until = time.monotonic() + 2 * run.settings.notice_seconds + 180.0
     while (sight := look(run)).live and sight.head and sight.head.state == "running":
@@ -59,8 +60,8 @@ def _stop_fleet(run: OperatedRun, reason: str) -> None:
         time.sleep(_POLL_SECONDS)
 
 
-def _stop_process(folder: Path) -> None:
-    """Send SIGTERM, at which it saves, to the process of this machine that trains the run."""
+def stop_process(folder: Path) -> None:
+    """Send SIGTERM, at which it saves, to the process here that trains the run or sweep."""
     import psutil
 
     found = dict[int, psutil.Process]()
@@ -73,7 +74,7 @@ def _stop_process(folder: Path) -> None:
     if not leaders:
         raise UserError(f"no process of this machine trains {folder}; is it interrupted already?")
     for one in leaders:
-        _say(f"process {one.pid} gets SIGTERM, saves and ends")
+        say(f"process {one.pid} gets SIGTERM, saves and ends")
         one.terminate()
     psutil.wait_procs(leaders)
 
@@ -84,18 +85,18 @@ def resume(run: OperatedRun, reason: str) -> dict[str, Any]:
     if head is not None and head.state == "finished":
         raise UserError(f"{run.id} has finished; to train on, start a run with --init-from")
     if head is not None and head.state == "failed":
-        _say(f"it had failed: {head.reason}")
+        say(f"it had failed: {head.reason}")
         options = ("--run-uri", run.uri, "--reason", reason)
         with redirect_stdout(sys.stderr):
             if code := training(["reopen", *options]):
                 raise SystemExit(code)
     if run.folder is not None:
-        _say("now start its command again")
+        say("now start its command again")
     elif not run.stack:
-        _say(f"now deploy its stack: npx cdk deploy TrainingStack -c run_id={run.id}")
+        say(f"now deploy its stack: npx cdk deploy TrainingStack -c run_id={run.id}")
     elif not fleet.read_capacity(run.outputs["FleetIdOutput"])[0]:
         fleet.set_capacity(run.outputs["FleetIdOutput"], 1, run.settings.on_demand_base)
-        _say("the fleet asks for a machine")
+        say("the fleet asks for a machine")
     step = committed_step(head) or 0
     return {"run": run.id, "done": f"resumes from step {step}", "committed_step": step}
 

@@ -68,6 +68,17 @@ def find_run(name: str | None) -> OperatedRun:
 
 def account_runs() -> list[OperatedRun]:
     """The account's runs, in the buckets and the fleets that its stacks' outputs name."""
+    deployed, buckets = _deployed()
+    kept = [run for each in buckets for run in _runs_at(f"s3://{each}/{RUNS}".rstrip("/"))]
+    return [*deployed.values(), *(run for run in kept if run.uri not in deployed)]
+
+
+def run_buckets() -> list[str]:
+    """The buckets of runs that the account's stacks name."""
+    return list(_deployed()[1])
+
+
+def _deployed() -> tuple[dict[str, OperatedRun], dict[str, None]]:
     deployed, buckets = dict[str, OperatedRun](), dict[str, None]()
     for page in client("cloudformation").get_paginator("describe_stacks").paginate():
         for stack in page["Stacks"]:
@@ -75,10 +86,10 @@ def account_runs() -> list[OperatedRun]:
             uri = told.get("RunUri")
             if uri and "GuardFunction" in told:  # else an older deployment
                 deployed[uri] = OperatedRun(uri=uri, stack=stack["StackName"], outputs=told)
-            if bucket := told.get("RunBucketName") or (uri or "//").split("/")[2]:
+            named = uri or told.get("SweepsUri") or "//"
+            if bucket := told.get("RunBucketName") or named.split("/")[2]:
                 buckets[bucket] = None
-    kept = [run for each in buckets for run in _runs_at(f"s3://{each}/{RUNS}".rstrip("/"))]
-    return [*deployed.values(), *(run for run in kept if run.uri not in deployed)]
+    return deployed, buckets
 
 
 def _runs_at(place: str) -> Iterator[OperatedRun]:

@@ -5,7 +5,15 @@ that imports the stacks has one; any other is refused by name.
 """
 
 from cloudformation.resource import Provisioned, ResourceType
-from cloudformation.resources import fleets, identity, messages, monitoring, network, storage
+from cloudformation.resources import (
+    fleets,
+    identity,
+    messages,
+    monitoring,
+    network,
+    queues,
+    storage,
+)
 
 REGISTRY: dict[str, ResourceType] = {
     # Lists the constructs that a stack uses; creates nothing, as on AWS.
@@ -20,5 +28,6 @@ REGISTRY: dict[str, ResourceType] = {
     **messages.TYPES,
     **monitoring.TYPES,
     **network.TYPES,
+    **queues.TYPES,
     **storage.TYPES,
 }

@@ -22,6 +22,7 @@ from rehearsal.aws.iam.requests import asked
 from rehearsal.aws.iam.sessions import FUNCTION_KEY, NOBODY
 from rehearsal.aws.moto_services import moto_services, signed_for
 from rehearsal.aws.refusals import answer_error, denial, is_from_instance, refusal, skew_refusal
+from rehearsal.aws.service_jobs import ServiceJobs
 from rehearsal.faults import GUARD, MACHINES, Fault, FaultInjector
 
 
@@ -32,6 +33,7 @@ class Front:
         """Without `access` everybody may do everything."""
         self.cloudformation = cloudformation
         self.access = access
+        self.jobs: ServiceJobs | None = None
         self.faults = FaultInjector()
         self._locks: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
 
@@ -49,6 +51,8 @@ class Front:
                 refused = mistake and answer_error(service, environ, *mistake)
         if refused is not None:
             return refused(environ, start_response)
+        if self.jobs is not None and (own := self.jobs.answer(service, environ, body)) is not None:
+            return own(environ, start_response)
         if service == "cloudformation":
             # Without a lock: an operation calls the other services, and some responses wait.
             return answer(Request(environ), self.cloudformation)(environ, start_response)

@@ -29,6 +29,7 @@ from rehearsal.aws.front import Front
 from rehearsal.aws.iam.access import AccessControl
 from rehearsal.aws.iam.sessions import INSTANCE_KEY
 from rehearsal.aws.images import offer_images
+from rehearsal.aws.service_jobs import ServiceJobs
 from rehearsal.faults import FaultInjector
 
 HOST = "127.0.0.1"
@@ -90,6 +91,7 @@ class EmbeddedAws:
         )
         spot_fleet.ACCESS[0] = self.access
         self._front = Front(CloudFormation(self.engine), self.access)
+        self._front.jobs = self.service_jobs = ServiceJobs(self.access, self.environment)
         self._server = make_server(
             HOST, self.port, self._front, threaded=True, request_handler=_QuietHandler,
             fd=listener.fileno(),
@@ -106,6 +108,7 @@ class EmbeddedAws:
         """Wait for running deployments, stop listening and forget everything."""
         if self._server is None or self._thread is None:
             return
+        self.service_jobs.stop()
         self.engine.join(timeout_seconds=10)
         self._server.shutdown()
         self._server.server_close()

@@ -40,6 +40,7 @@ CHECKS = (
     protection.check_review,
     account.check_network,
     account.check_tags,
+    account.check_sweep,
     # Last: it imports torch, in another process.
     checks.check_by_trainer,
 )

@@ -12,6 +12,8 @@ _SUBNET = re.compile(r"subnet-([0-9a-f]{8}|[0-9a-f]{17})")
 # EC2 refuses an instance whose tags its metadata could not show: keys with a space or a slash.
 _TAG_KEY = re.compile(r"[A-Za-z0-9_.:=+@-]{1,128}")
 _TAG_VALUE = re.compile(r"[\w .:/=+@-]{0,256}")
+_SHARE = re.compile(r"[A-Za-z0-9]{1,255}=\d{1,5}(\.\d+)?")
+_REPOSITORY = re.compile(r"[a-z0-9]+([._/-][a-z0-9]+)*")
 # Permissions, metrics and the Guard go by the first two.
 OUR_TAGS = ("Stack", "RunId", "Name")
 # Of one resource; what AWS adds itself (aws:) does not count.
@@ -22,6 +24,22 @@ def check_name(p: ParameterFields) -> None:
     """Refuse a name that a stack could not have."""
     if p.name:
         check_match("name", p.name, _STACK, "use a letter, then letters, digits and - (40)")
+
+
+def check_sweep(p: ParameterFields) -> None:
+    """Refuse shares that Batch would refuse, and a repository that ECR cannot have."""
+    for share in p.sweep.shares:
+        advice = "use a name of letters and digits and its parts, 0.001 to 10000, as in vision=3"
+        check_match("sweep.shares", share, _SHARE, advice)
+        parts = float(share.partition("=")[2])
+        refuse_unless(0.001 < parts <= 10_000, f"sweep.shares has {share!r}; {advice}")
+    names = [share.partition("=")[0] for share in p.sweep.shares]
+    refuse_unless(
+        len(set(names)) == len(names),
+        f"sweep.shares are {', '.join(p.sweep.shares)}; name each only once",
+    )
+    advice = "use a name such as training or team/training"
+    check_match("sweep.repository", p.sweep.repository, _REPOSITORY, advice)
 
 
 def check_network(p: ParameterFields) -> None:

@@ -88,6 +88,24 @@ class ReviewAccess:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class SweepQueue:
+    """SweepStack's queue of many runs; without instances there is none."""
+
+    instances: int = _about(
+        "how many of SageMaker's instances sweeps train on at once; 0: no SweepStack", "4", 0
+    )
+    shares: tuple[str, ...] = _about(
+        "who shares them, each with its parts; empty: first in, first out", "vision=3 text=1"
+    )
+    repository: str = _about("the repository in ECR whose images its jobs may start", "training")
+
+    @property
+    def parts(self) -> Mapping[str, float]:
+        """Share -> its parts of the capacity."""
+        return {name: float(parts) for name, _, parts in (s.partition("=") for s in self.shares)}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class ParameterFields:
     """All parameters of a deployment, unchecked: build StackParameters instead."""
 
@@ -155,6 +173,7 @@ class ParameterFields:
     accept: tuple[str, ...] = _about("problems of the plan to accept", "memory,notice")
     alarm: AlarmSettings
     review: ReviewAccess
+    sweep: SweepQueue
 
     @property
     def stack_name(self) -> str:

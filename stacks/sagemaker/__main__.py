@@ -7,8 +7,9 @@ and why.
 
 import argparse
 import json
+import math
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,11 +20,19 @@ from botocore.exceptions import BotoCoreError, ClientError
 
 from contract.description import describe
 from contract.grammar import argument_type, parse_positive, parse_positive_count
+from contract.keys import SWEEP_JOBS
 from contract.trainer_options import SAGEMAKER_OPTIONS, recipe_field
 from stacks.parameters.workloads import recipes, workloads
-from stacks.sagemaker.prices import price_note
+from stacks.sagemaker.prices import ON_DEMAND_USD_PER_HOUR, price_note
 from stacks.sagemaker.request import JobSettings, job_name, training_job
-from stacks.sagemaker.service_jobs import read_sweep, service_job
+from stacks.sagemaker.service_jobs import (
+    JobState,
+    QueuedSweep,
+    SweepObjects,
+    most_usd,
+    read_sweep,
+    service_job,
+)
 
 _positive, _count = argument_type(parse_positive), argument_type(parse_positive_count)
 # The channels whose files the container imports before it trains.
@@ -60,37 +69,108 @@ def _submit(options: argparse.Namespace, client: Callable[[str], Any]) -> int:
 
 
 def _sweep(options: argparse.Namespace, client: Callable[[str], Any]) -> int:
-    """Queue a job for each run of the sweep that has not finished."""
+    """Queue a job for each run of the sweep that has not finished and has no job now."""
     try:
         sweep, unfinished = read_sweep(options.runs_uri, options.sweep_file, client)
+        kept, states = _queued(options, client)
     except (BotoCoreError, ClientError) as error:
         print(f"sagemaker: the sweep of {options.runs_uri} was not read: {error}", file=sys.stderr)
         return 1
     options.workload, options.recipe = sweep.workload, sweep.recipe
     given, now = options.hyperparameter, _now()
-    jobs = []
+    jobs = {}
     for number, run in enumerate(unfinished):
+        if any(not each.is_over for each in states.get(run.name, [])):
+            continue
         options.run_uri = f"{options.runs_uri.rstrip('/')}/{run.name}"
         options.hyperparameter = [*given, *run.overrides]
         # Long names are cut, and must differ.
         options.job_name = job_name(options.run_uri, f"{number}-{now}")
-        jobs.append(service_job(training_job(_settings(options)), options))
+        jobs[run.name] = service_job(training_job(_settings(options)), options)
     note = price_note(options.instance_type, options.max_hours, options.instances)
     print(f"{len(jobs)} runs; each: {note}", file=sys.stderr)
+    affordable = list(jobs)
+    if kept.max_usd is not None and kept.usd_of_job is not None:
+        left = kept.max_usd - kept.reserved(states)
+        affordable = affordable[: max(0, math.floor(left / kept.usd_of_job + 1e-9))]
     if options.dry_run:
-        print(json.dumps(jobs, indent=2))
-        return 0
-    batch = client("batch")
-    for job in jobs:
-        try:
-            queued = batch.submit_service_job(**job)
-        except (BotoCoreError, ClientError) as error:
-            print(f"sagemaker: {job['jobName']} was not queued: {error}", file=sys.stderr)
-            return 1
-        print(f"[ok] {queued['jobArn']}")
-    rest = len(sweep.runs) - len(jobs)
-    print(f"[ok] {len(jobs)} of {len(sweep.runs)} runs are queued, {rest} had finished")
+        print(json.dumps([jobs[name] for name in affordable], indent=2))
+    elif not _submit_all({name: jobs[name] for name in affordable}, kept, options, client):
+        return 1
+    if rest := len(jobs) - len(affordable):
+        print(
+            f"{rest} runs are not queued: a run is queued only while what the sweep has cost and "
+            f"what its queued runs may still cost at most, ${kept.usd_of_job:.2f} each, stay "
+            f"within --max-usd {kept.max_usd:g}; once some have ended, queue the rest with "
+            f"`runs resume {options.runs_uri}`",
+            file=sys.stderr,
+        )
+    if not options.dry_run:
+        others = len(unfinished) - len(jobs)
+        print(
+            f"[ok] {len(affordable)} of {len(sweep.runs)} runs are queued, {others} were already, "
+            f"{len(sweep.runs) - len(unfinished)} had finished"
+        )
     return 0
+
+
+def _queued(
+    options: argparse.Namespace, client: Callable[[str], Any]
+) -> tuple[QueuedSweep, dict[str, list[JobState]]]:
+    """What was queued before, with what is asked for now, and those jobs now."""
+    usd = options.usd_per_hour or ON_DEMAND_USD_PER_HOUR.get(options.instance_type)
+    if options.max_usd is not None and usd is None:
+        raise ValueError(
+            f"--max-usd is {options.max_usd:g}, but the price of {options.instance_type} is not "
+            "known here; add --usd-per-hour, of one instance on demand"
+        )
+    hourly = None if usd is None else usd * options.instances
+    of_job = None if hourly is None else most_usd(hourly, options.max_hours, options.attempts)
+    if options.max_usd is not None and of_job is not None and of_job > options.max_usd + 1e-9:
+        raise ValueError(
+            f"--max-usd is {options.max_usd:g}, but one run may cost ${of_job:.2f} "
+            f"({options.attempts} attempts of {options.max_hours:g} h); give fewer --attempts, "
+            "lower --max-hours, or more dollars"
+        )
+    before: Mapping[str, list[str]] = {}
+    if options.sweep_file is None:
+        objects = SweepObjects(options.runs_uri, client)
+        if found := objects.read(SWEEP_JOBS):
+            older = QueuedSweep.from_bytes(found, f"{options.runs_uri}/{SWEEP_JOBS}")
+            before = older.jobs
+            # Earlier jobs may have been allowed more time or attempts.
+            of_job = None if of_job is None else max(of_job, older.usd_of_job or 0.0)
+    kept = QueuedSweep(
+        arguments=options.arguments,
+        usd_per_hour=hourly,
+        max_usd=options.max_usd,
+        usd_of_job=of_job,
+        jobs=dict(before),
+    )
+    return kept, kept.look(client) if kept.jobs else {}
+
+
+def _submit_all(
+    jobs: Mapping[str, Mapping[str, Any]],
+    kept: QueuedSweep,
+    options: argparse.Namespace,
+    client: Callable[[str], Any],
+) -> bool:
+    """Queue them in order, and write down what was queued; whether all were."""
+    batch = client("batch")
+    try:
+        for name, job in jobs.items():
+            try:
+                queued = batch.submit_service_job(**job)
+            except (BotoCoreError, ClientError) as error:
+                print(f"sagemaker: {job['jobName']} was not queued: {error}", file=sys.stderr)
+                return False
+            kept.jobs.setdefault(name, []).append(queued["jobId"])
+            print(f"[ok] {queued['jobArn']}")
+        return True
+    finally:
+        if jobs and options.sweep_file is None:
+            SweepObjects(options.runs_uri, client).write(SWEEP_JOBS, kept.to_bytes())
 
 
 def _now() -> str:
@@ -172,8 +252,13 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     add("--attempts", type=_count, default=3, help="of each job, 1 to 10: %(default)s")
     add("--priority", type=int, help="within the queue, or within the share")
     add("--share", default="", help="of a queue with fair share")
+    add("--max-usd", type=_positive, help="that the whole sweep may cost; default: no limit")
+    add("--usd-per-hour", type=_positive, help="of one instance; default: as known here")
     _add_job(sweep)
-    return parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
+    # What `runs resume` gives again.
+    options.arguments = [word for word in arguments if word != "--dry-run"]
+    return options
 
 
 def _add_job(parser: argparse.ArgumentParser) -> None:

@@ -1,20 +1,140 @@
 """The runs of a sweep as service jobs of an AWS Batch queue, which starts SageMaker's jobs.
 
-https://docs.aws.amazon.com/batch/latest/userguide/service-jobs.html says what a queue does; the
-queue itself is the user's.
+https://docs.aws.amazon.com/batch/latest/userguide/service-jobs.html says what a queue does;
+SweepStack makes one. jobs.json, beside the runs, says which jobs were queued for them.
 """
 
 import argparse
 import json
+import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from botocore.exceptions import ClientError
 
+from contract.errors import UserError
 from contract.keys import HEAD, SWEEP
 from contract.sweep import Sweep, SweepRun
 from stacks.sagemaker.request import refused_by_model
+
+_OVER = ("SUCCEEDED", "FAILED")
+# A job that is told to end at its limit has these seconds to save in.
+_NOTICE_SECONDS = 120
+
+
+class SweepObjects:
+    """The objects beside a sweep's runs in S3."""
+
+    def __init__(self, runs_uri: str, client: Callable[[str], Any]) -> None:
+        """ValueError unless `runs_uri` is s3://bucket/prefix."""
+        self._bucket, _, self._prefix = runs_uri.removeprefix("s3://").rstrip("/").partition("/")
+        if not runs_uri.startswith("s3://") or not self._prefix:
+            raise ValueError(
+                f"--runs-uri is {runs_uri!r}; a job reaches only S3: write s3://bucket/x"
+            )
+        self._s3 = client("s3")
+
+    def read(self, key: str) -> bytes | None:
+        """An object's content; None where there is none."""
+        try:
+            answer = self._s3.get_object(Bucket=self._bucket, Key=f"{self._prefix}/{key}")
+        except ClientError as error:
+            if error.response["Error"]["Code"] == "NoSuchKey":
+                return None
+            raise
+        body: bytes = answer["Body"].read()
+        return body
+
+    def write(self, key: str, data: bytes) -> None:
+        """Write an object whole."""
+        self._s3.put_object(Bucket=self._bucket, Key=f"{self._prefix}/{key}", Body=data)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JobState:
+    """One service job now."""
+
+    status: str  # Batch's word; "gone" once Batch has forgotten it
+    reason: str
+    usd: float | None  # what its training jobs have cost; None: unknown
+    created: float
+
+    @property
+    def is_over(self) -> bool:
+        return self.status in (*_OVER, "gone")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class QueuedSweep:
+    """What was queued of a sweep: how it was asked for, and the jobs of each run, newest last."""
+
+    arguments: Sequence[str]  # of `python -m stacks.sagemaker sweep`
+    usd_per_hour: float | None  # of all instances of a job
+    max_usd: float | None  # of the whole sweep
+    usd_of_job: float | None  # what one may cost at most, with every attempt
+    jobs: dict[str, list[str]] = field(default_factory=dict)
+
+    def to_bytes(self) -> bytes:
+        """The file jobs.json."""
+        return json.dumps({"format": 1, **asdict(self)}, indent=1).encode()
+
+    @classmethod
+    def from_bytes(cls, data: bytes, where: str) -> "QueuedSweep":
+        """Read the file; UserError if it is none."""
+        try:
+            record = json.loads(data)
+            if record.pop("format") != 1:
+                raise ValueError("another format")
+            return cls(**record)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise UserError(f"{where} does not say which jobs were queued ({error})") from error
+
+    def look(self, client: Callable[[str], Any]) -> dict[str, list[JobState]]:
+        """Every job now, by run."""
+        batch, sagemaker = client("batch"), client("sagemaker")
+        return {
+            run: [self._job(each, batch, sagemaker) for each in ids]
+            for run, ids in self.jobs.items()
+        }
+
+    def _job(self, job_id: str, batch: Any, sagemaker: Any) -> JobState:
+        try:
+            found = batch.describe_service_job(jobId=job_id)
+        except ClientError as error:
+            if error.response["Error"]["Code"] != "ClientException":
+                raise
+            return JobState(status="gone", reason=str(error), usd=self.usd_of_job, created=0.0)
+        attempts = [*found.get("attempts", []), found.get("latestAttempt", {})]
+        arns = {each["serviceResourceId"]["value"] for each in attempts if each}
+        seconds = sum(_billed_seconds(arn, sagemaker) for arn in arns)
+        return JobState(
+            status=found["status"],
+            reason=found.get("statusReason", ""),
+            usd=None if self.usd_per_hour is None else seconds / 3600 * self.usd_per_hour,
+            created=found["createdAt"] / 1000,
+        )
+
+    def reserved(self, states: Mapping[str, Sequence[JobState]]) -> float:
+        """Dollars that are spent, and that queued and running jobs may still cost at most."""
+        of_job = self.usd_of_job or 0.0
+        every = [each for jobs in states.values() for each in jobs]
+        return sum((each.usd or 0.0) if each.is_over else of_job for each in every)
+
+
+def _billed_seconds(arn: str, sagemaker: Any) -> float:
+    """What SageMaker bills of a training job; of one that runs, the time since it began."""
+    found = sagemaker.describe_training_job(TrainingJobName=arn.rpartition("/")[2])
+    if "BillableTimeInSeconds" in found:
+        return float(found["BillableTimeInSeconds"])
+    began = found.get("TrainingStartTime")
+    return time.time() - began.timestamp() if began and "TrainingEndTime" not in found else 0.0
+
+
+def most_usd(usd_per_hour: float, hours: float, attempts: int) -> float:
+    """What a job may cost at most: each attempt its whole time, and its notice."""
+    return attempts * usd_per_hour * (hours + _NOTICE_SECONDS / 3600)
 
 
 def read_sweep(
@@ -24,20 +144,8 @@ def read_sweep(
     if file is not None:
         sweep = Sweep.from_bytes(file.read_bytes(), str(file))
         return sweep, sweep.runs
-    bucket, _, prefix = runs_uri.removeprefix("s3://").rstrip("/").partition("/")
-    if not runs_uri.startswith("s3://") or not prefix:
-        raise ValueError(f"--runs-uri is {runs_uri!r}; a job reaches only S3: write s3://bucket/x")
-    s3 = client("s3")
-
-    def read(key: str) -> bytes | None:
-        try:
-            body: bytes = s3.get_object(Bucket=bucket, Key=f"{prefix}/{key}")["Body"].read()
-        except ClientError as error:
-            if error.response["Error"]["Code"] == "NoSuchKey":
-                return None
-            raise
-        return body
-
+    objects = SweepObjects(runs_uri, client)
+    read = objects.read
     found = read(SWEEP)
     if found is None:
         raise ValueError(

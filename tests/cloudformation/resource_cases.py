@@ -82,7 +82,32 @@ def changed(resource: dict[str, Any], **properties: Any) -> dict[str, Any]:
 
 
 # type: (the resources of a stack with `It` of that type, what changes of `It` in place)
+_ENVIRONMENT = of(
+    "Batch::ServiceEnvironment",
+    ServiceEnvironmentType="SAGEMAKER_TRAINING",
+    CapacityLimits=[{"CapacityUnit": "NUM_INSTANCES", "MaxCapacity": 1}],
+)
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "AWS::Batch::JobQueue": (
+        {
+            "Environment": _ENVIRONMENT,
+            "It": of(
+                "Batch::JobQueue",
+                JobQueueType="SAGEMAKER_TRAINING",
+                Priority=1,
+                ServiceEnvironmentOrder=[{"Order": 1, "ServiceEnvironment": ref("Environment")}],
+            ),
+        },
+        {"Priority": 2},
+    ),
+    "AWS::Batch::SchedulingPolicy": (
+        {"It": of("Batch::SchedulingPolicy", FairsharePolicy={"ShareDecaySeconds": 600})},
+        {"FairsharePolicy": {"ShareDecaySeconds": 700}},
+    ),
+    "AWS::Batch::ServiceEnvironment": (
+        {"It": _ENVIRONMENT},
+        {"CapacityLimits": [{"CapacityUnit": "NUM_INSTANCES", "MaxCapacity": 2}]},
+    ),
     "AWS::CDK::Metadata": ({"It": of("CDK::Metadata", Analytics="v2")}, {"Analytics": "v3"}),
     "AWS::CloudWatch::Alarm": ({"It": ALARM}, {"Threshold": 6}),
     "AWS::CloudWatch::Dashboard": (

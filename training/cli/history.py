@@ -9,13 +9,15 @@ from training.cli.run import RUN_URI, checked_file, checked_folder, positive
 from training.errors import EXIT_FINISHED
 from training.record.run import open_run
 from training.report.page import summary, write_report
+from training.report.sweep import find_sweep
 
 
 def add_report(parser: argparse.ArgumentParser) -> None:
     """Add the options of `report`."""
     parser.description = (
         "Write a run's report.html: loss curves, evaluations, attempts, cost of interruptions. "
-        "Every run writes it at its end; this writes it at any time, and copies it to --out."
+        "Every run writes it at its end; this writes it at any time, and copies it to --out. Of a "
+        "sweep (its --runs-uri): curves over its runs, hyperparameters against result."
     )
     parser.add_argument("--run-uri", required=True, help=RUN_URI)
     parser.add_argument("--out", type=Path, help="also write the page to this file")
@@ -46,6 +48,13 @@ def add_tensorboard(parser: argparse.ArgumentParser) -> None:
 
 
 def _report(options: argparse.Namespace) -> int:
+    if (sweep := find_sweep(options.run_uri)) is not None:
+        verdict = sweep.write_report()
+        if options.out is not None:
+            sweep.store.get_file(REPORT, checked_file(options.out))
+        rows = [each.row() for each in sweep.runs]
+        print(json.dumps(rows, indent=1) if options.json else verdict)
+        return EXIT_FINISHED
     run = open_run(options.run_uri)
     store, head = run.store, run.head
     if options.out is not None:

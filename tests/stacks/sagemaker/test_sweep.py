@@ -7,11 +7,13 @@ from typing import Any
 import boto3
 import botocore.session
 import pytest
+from botocore.exceptions import ClientError
 from botocore.validate import ParamValidator
 from moto import mock_aws
 
 from contract.sweep import Sweep, drawn_runs
 from stacks.sagemaker.__main__ import main
+from stacks.sagemaker.service_jobs import QueuedSweep
 
 _ACCOUNT = "123456789012"
 _GIVEN = {
@@ -83,7 +85,7 @@ def test_what_has_finished_is_not_queued_again(
     class Batch:
         def submit_service_job(self, **job: Any) -> dict[str, str]:
             sent.append(job)
-            return {"jobArn": f"arn:{job['jobName']}"}
+            return {"jobArn": f"arn:{job['jobName']}", "jobId": f"id-{len(sent)}"}
 
     with mock_aws():
         s3 = boto3.client("s3", region_name="us-east-1")
@@ -97,10 +99,61 @@ def test_what_has_finished_is_not_queued_again(
         for key, body in put.items():
             s3.put_object(Bucket="bucket", Key=key, Body=body)
         assert main(_arguments(), client=lambda name: clients[name]) == 0
+        kept = s3.get_object(Bucket="bucket", Key="runs/rates/jobs.json")["Body"].read()
     said = capsys.readouterr().out
-    assert said.endswith("[ok] 2 of 3 runs are queued, 1 had finished\n")
+    assert said.endswith("[ok] 2 of 3 runs are queued, 0 were already, 1 had finished\n")
     uris = [json.loads(job["serviceRequestPayload"])["HyperParameters"]["run-uri"] for job in sent]
     assert uris == [f"{_RUNS}/epochs-2", f"{_RUNS}/epochs-3"]
+    queued = QueuedSweep.from_bytes(kept, "jobs.json")
+    assert queued.jobs == {"epochs-2": ["id-1"], "epochs-3": ["id-2"]}
+    assert queued.arguments == _arguments() and queued.max_usd is None
+
+
+class _Jobs:
+    """Two jobs: one ended after half an hour of two instances, one that Batch has forgotten."""
+
+    def describe_service_job(self, jobId: str) -> dict[str, Any]:
+        if jobId == "old":
+            said = {"Error": {"Code": "ClientException", "Message": "does not exist"}}
+            raise ClientError(said, "DescribeServiceJob")
+        attempt = {"serviceResourceId": {"name": "TrainingJobArn", "value": "arn:x/training-1"}}
+        return {
+            "status": jobId.upper(),
+            "createdAt": 1000,
+            "attempts": [attempt] if jobId == "succeeded" else [],
+            "latestAttempt": attempt,
+        }
+
+    def describe_training_job(self, TrainingJobName: str) -> dict[str, Any]:
+        assert TrainingJobName == "training-1"
+        return {"BillableTimeInSeconds": 1800}
+
+
+def test_a_sweeps_dollars_are_those_billed_and_those_that_may_come() -> None:
+    def reserved(*jobs: str) -> float:
+        queued = QueuedSweep(
+            arguments=[], usd_per_hour=4.0, max_usd=10.0, usd_of_job=3.0, jobs={"run": [*jobs]}
+        )
+        return queued.reserved(queued.look(lambda service: _Jobs()))
+
+    assert reserved("succeeded") == 2.0
+    # One that may still train counts as if it cost the most it can, and so does one unknown.
+    assert reserved("running") == reserved("runnable") == reserved("old") == 3.0
+    assert reserved("failed", "old", "succeeded", "running") == 2.0 + 3.0 + 2.0 + 3.0
+
+
+def test_as_many_runs_are_queued_as_the_budget_takes(
+    file: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Else each run's config is checked in a process with torch, which other tests see.
+    monkeypatch.setattr("stacks.sagemaker.__main__.describe", lambda *asked: None)
+    given = {"sweep_file": file, "max_hours": "1", "attempts": "2", "usd_per_hour": "1.5"}
+    # Each may cost 2 attempts x $1.5 x 1 h and its notice of 120 s: $3.10.
+    for dollars, count in (("3.1", 1), ("6.19", 1), ("6.2", 2), ("9.3", 3), ("100", 3)):
+        assert main([*_arguments(**given, max_usd=dollars), "--dry-run"], client=_never) == 0
+        said = capsys.readouterr()
+        assert len(json.loads(said.out)) == count
+        assert (f"{3 - count} runs are not queued" in said.err) == (count < 3)
 
 
 @pytest.mark.parametrize(
@@ -109,6 +162,11 @@ def test_what_has_finished_is_not_queued_again(
         ({"attempts": "11"}, "--attempts is 11, and at most 10 are allowed"),
         ({"instances": "3"}, "--instances 3 with 1 processes each are 3 ranks"),
         ({"runs_uri": "runs/rates"}, "a job reaches only S3"),
+        (
+            {"max_usd": "9", "instance_type": "ml.p4d.24xlarge"},
+            "the price of ml.p4d.24xlarge is not known here; add --usd-per-hour",
+        ),
+        ({"max_usd": "1"}, "--max-usd is 1, but one run may cost $109.23 (3 attempts of 24 h)"),
     ],
 )
 def test_fails_for_what_batch_or_sagemaker_would_refuse(

@@ -1,0 +1,133 @@
+"""Sweeps for `runs`: a table of their runs, and stop and resume of all that is unfinished.
+
+Its jobs are those that jobs.json names (stacks/sagemaker); a sweep in a folder has none.
+"""
+
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import redirect_stdout
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from contract.errors import UserError
+from contract.keys import SWEEP, SWEEP_JOBS, SWEEPS
+from operate.control import say, stop_process
+from operate.runs import run_buckets
+from stacks.guard.settings import client
+from stacks.sagemaker.service_jobs import JobState, QueuedSweep
+from training.report.sweep import SweptRuns, find_sweep
+from training.store.folder import open_store
+
+_POLL_SECONDS = 2.0
+_QUEUED = ("SUBMITTED", "PENDING", "RUNNABLE")
+
+
+@dataclass(frozen=True, kw_only=True)
+class OperatedSweep:
+    """One sweep, and the jobs that were queued for its runs."""
+
+    uri: str
+    queued: QueuedSweep | None
+    states: Mapping[str, Sequence[JobState]] = field(default_factory=dict)
+
+    @property
+    def id(self) -> str:
+        """The last part of its URI."""
+        return self.uri.rpartition("/")[2]
+
+    @cached_property
+    def swept(self) -> SweptRuns:
+        """Its runs as they are now, with what each has cost."""
+        usd = {
+            run: None if any(each.usd is None for each in jobs) else sum(j.usd or 0.0 for j in jobs)
+            for run, jobs in self.states.items()
+        }
+        found = find_sweep(self.uri, usd)
+        assert found is not None
+        return found
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Its table: each run's state, best metric and dollars so far."""
+        rows = []
+        for one in self.swept.runs:
+            row, jobs = one.row(), self.states.get(one.run.name, [])
+            if jobs and row["state"] not in ("finished", "failed") and not jobs[-1].is_over:
+                waited = jobs[-1].status in _QUEUED
+                row["state"] = "queued" if waited else "running"
+            rows.append({**row, "usd": self.swept.usd.get(one.run.name)})
+        return rows
+
+    def live(self) -> list[tuple[str, str]]:
+        """The jobs that are not over, run and id, the last in the queue first."""
+        assert self.queued is not None
+        return [
+            (run, job)
+            for run, ids in reversed(self.queued.jobs.items())
+            for job, state in zip(ids, self.states[run], strict=True)
+            if not state.is_over
+        ]
+
+
+def find_operated_sweep(name: str | None) -> OperatedSweep | None:
+    """The sweep of this name, URI or folder; None where it names none."""
+    if not name:
+        return None
+    name = name.rstrip("/")
+    if "://" in name or (Path(name) / SWEEP).is_file():
+        uris = [name if "://" in name else str(Path(name).resolve())]
+    elif "/" in name or Path(name).exists():
+        return None
+    else:
+        # By listing: who may read runs alone may still ask for one by its id.
+        places = [f"s3://{bucket}/{SWEEPS.rstrip('/')}" for bucket in run_buckets()]
+        uris = [f"{each}/{name}" for each in places if name in open_store(each).folders("")]
+    for uri in uris:
+        if (found := find_sweep(uri)) is not None:
+            return _look(found)
+    return None
+
+
+def _look(found: SweptRuns) -> OperatedSweep:
+    uri, kept = found.store.uri, found.store.get(SWEEP_JOBS)
+    if kept is None:
+        return OperatedSweep(uri=uri, queued=None)
+    queued = QueuedSweep.from_bytes(kept.data, f"{uri}/{SWEEP_JOBS}")
+    return OperatedSweep(uri=uri, queued=queued, states=queued.look(client))
+
+
+def stop_sweep(sweep: OperatedSweep, reason: str) -> dict[str, Any]:
+    """End its jobs, those that wait first, and wait until those that train have saved."""
+    if sweep.queued is None:
+        if "://" in sweep.uri:
+            raise UserError(f"no job was queued for {sweep.uri}")
+        stop_process(Path(sweep.uri))
+        return {"run": sweep.id, "done": "is stopped, its runs saved"}
+    live = sweep.live()
+    for _, job in live:
+        client("batch").terminate_service_job(jobId=job, reason=reason or "runs stop")
+    say(f"{len(live)} jobs are told to end; what trains saves first, and SageMaker takes 120 s")
+    while any(not each.is_over for jobs in sweep.queued.look(client).values() for each in jobs):
+        time.sleep(_POLL_SECONDS)
+    return {"run": sweep.id, "done": f"is stopped: {len(live)} jobs have ended, saved"}
+
+
+def resume_sweep(sweep: OperatedSweep, reason: str) -> dict[str, Any]:
+    """Queue what has not finished and has no job now, as it was queued before."""
+    if sweep.queued is None:
+        say("now start its command again: `python -m training sweep` as before")
+    else:
+        from stacks.sagemaker.__main__ import main as sagemaker  # a program of its own, too
+
+        with redirect_stdout(sys.stderr):
+            if code := sagemaker(sweep.queued.arguments):
+                raise SystemExit(code)
+    return {"run": sweep.id, "done": "resumes what is unfinished"}
+
+
+def open_sweep(sweep: OperatedSweep) -> dict[str, Any]:
+    """Its report, made now."""
+    verdict = sweep.swept.write_report()
+    return {"run": sweep.id, "done": f"has its report in {sweep.uri}/report.html: {verdict}"}

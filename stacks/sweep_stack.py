@@ -1,0 +1,280 @@
+"""SweepStack: a queue of AWS Batch for the runs of sweeps, as SageMaker training jobs.
+
+    npx cdk deploy SweepStack -c sweep.instances=4
+
+It costs nothing while no job runs. What Batch does: docs.aws.amazon.com/batch/latest/userguide/
+service-jobs.html. Jobs read datasets and write below sweeps/ of the run bucket, nothing else.
+"""
+
+from typing import Any
+
+from aws_cdk import CfnOutput, Duration, Stack
+from aws_cdk import aws_batch as batch
+from aws_cdk import aws_cloudwatch as cloudwatch
+from aws_cdk import aws_cloudwatch_actions as actions
+from aws_cdk import aws_events as events
+from aws_cdk import aws_events_targets as targets
+from aws_cdk import aws_iam as iam
+from aws_cdk import aws_kms as kms
+from aws_cdk import aws_s3 as s3
+from aws_cdk import aws_sns as sns
+from constructs import Construct
+
+from contract.keys import SWEEPS
+from stacks import acknowledgments as nag
+from stacks.events import TrainingTopic
+from stacks.parameters import StackParameters
+from stacks.parameters.fields import SweepQueue
+from stacks.roles import allow, may_use_key_of
+
+JOB_TYPE = "SAGEMAKER_TRAINING"
+# The group of all training jobs' logs, and the namespace of their metrics.
+_SAGEMAKER = "/aws/sagemaker/TrainingJobs"
+# So long a job may be first in the queue and not start, most seconds that Batch allows: then no
+# capacity comes, or it asks for more instances than there are, and all behind it would wait.
+_FIRST_FOR_SECONDS = 86_400
+# So many in an hour are one mistake in all of them, not bad luck.
+_FAILURES = 3
+
+
+class SweepStack(Stack):
+    """A queue with its limit and shares, what its jobs may do, and who hears of its faults."""
+
+    def __init__(
+        self,
+        scope: Construct,
+        construct_id: str,
+        *,
+        parameters: StackParameters,
+        dataset_bucket_name: str,
+        run_bucket_name: str,
+        key_arn: str,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(
+            scope,
+            construct_id,
+            description="A queue of many runs, which SageMaker trains a few at a time.",
+            **kwargs,
+        )
+        key = kms.Key.from_key_arn(self, "DataKey", key_arn) if key_arn else None
+        names = {"DatasetBucket": dataset_bucket_name, "RunBucket": run_bucket_name}
+        dataset_bucket, run_bucket = (
+            s3.Bucket.from_bucket_attributes(self, each, bucket_name=name, encryption_key=key)
+            for each, name in names.items()
+        )
+        queue = self._queue(parameters.sweep)
+        role = SweepJobRole(
+            self,
+            "JobRole",
+            dataset_bucket=dataset_bucket,
+            run_bucket=run_bucket,
+            repository=parameters.sweep.repository,
+        ).role
+        topic = TrainingTopic(self, "Notifications", email=parameters.alarm.email, key=key).topic
+        self._watch(queue.attr_job_queue_arn, topic)
+        outputs = {
+            "SweepQueue": queue.ref,
+            "SweepRole": role.role_arn,
+            "SweepsUri": f"s3://{run_bucket.bucket_name}/{SWEEPS}",
+        }
+        for name, value in outputs.items():
+            CfnOutput(self, name, value=value)
+
+    def _queue(self, sweep: SweepQueue) -> batch.CfnJobQueue:
+        """First in, first out; with shares, each share's jobs in order, and the shares in turn."""
+        environment = batch.CfnServiceEnvironment(
+            self,
+            "Environment",
+            service_environment_type=JOB_TYPE,
+            capacity_limits=[
+                batch.CfnServiceEnvironment.CapacityLimitProperty(
+                    capacity_unit="NUM_INSTANCES", max_capacity=sweep.instances
+                )
+            ],
+        )
+        policy = self._shares(sweep) if sweep.shares else None
+        return batch.CfnJobQueue(
+            self,
+            "Queue",
+            job_queue_type=JOB_TYPE,
+            priority=1,
+            state="ENABLED",
+            service_environment_order=[
+                batch.CfnJobQueue.ServiceEnvironmentOrderProperty(
+                    order=1, service_environment=environment.attr_service_environment_arn
+                )
+            ],
+            scheduling_policy_arn=policy.attr_arn if policy else None,
+            job_state_time_limit_actions=[
+                batch.CfnJobQueue.JobStateTimeLimitActionProperty(
+                    action="TERMINATE",
+                    state="RUNNABLE",
+                    max_time_seconds=_FIRST_FOR_SECONDS,
+                    reason="It was first in the queue for a day and did not start",
+                )
+            ],
+        )
+
+    def _shares(self, sweep: SweepQueue) -> batch.CfnSchedulingPolicy:
+        shares = batch.CfnSchedulingPolicy
+        return shares(
+            self,
+            "Shares",
+            fairshare_policy=shares.FairsharePolicyProperty(
+                # What ran in the last week counts against a share.
+                share_decay_seconds=7 * 86_400,
+                share_distribution=[
+                    # Batch's weight is the reciprocal: half the weight gets twice the capacity.
+                    shares.ShareAttributesProperty(
+                        share_identifier=name, weight_factor=round(1 / parts, 4)
+                    )
+                    for name, parts in sweep.parts.items()
+                ],
+            ),
+        )
+
+    def _watch(self, queue_arn: str, topic: sns.ITopic) -> None:
+        """Mail for each event that needs a person; alarms where they become many, or stay.
+
+        Batch publishes no metric of a queue: EventBridge's own count of a rule's events is one.
+        """
+        self._alarm(
+            ("Failed", "Batch Service Job State Change", {"status": ["FAILED"]}),
+            queue_arn,
+            topic,
+            name="ManyFail",
+            least=_FAILURES,
+            says=f"At least {_FAILURES} jobs of the queue have failed for good within an hour: "
+            "that is one mistake in all of them. `runs stop` ends the sweep, saved; each job's "
+            "FailureReason says why it failed, and `runs resume` queues them again.",
+        )
+        self._alarm(
+            ("Blocked", "Batch Service Job Queue Blocked", {}),
+            queue_arn,
+            topic,
+            name="QueueStands",
+            least=1,
+            says="The first job of the queue cannot start, so none behind it does: SageMaker has "
+            "no capacity of that size, the account no quota for it, or the job asks for more "
+            "instances than sweep.instances. After a day Batch ends that job.",
+        )
+
+    def _alarm(
+        self,
+        rule: tuple[str, str, dict[str, Any]],
+        queue_arn: str,
+        topic: sns.ITopic,
+        *,
+        name: str,
+        least: int,
+        says: str,
+    ) -> None:
+        """A rule (its id, its events, what else their detail says), and an alarm on their count."""
+        rule_id, detail_type, detail = rule
+        made = events.Rule(
+            self,
+            rule_id,
+            description=f"{detail_type} of the sweeps' queue, for people",
+            event_pattern=events.EventPattern(
+                source=["aws.batch"],
+                detail_type=[detail_type],
+                detail={"jobQueue": [queue_arn], **detail},
+            ),
+            targets=[targets.SnsTopic(topic)],
+        )
+        alarm = cloudwatch.Alarm(
+            self,
+            name,
+            metric=cloudwatch.Metric(
+                namespace="AWS/Events",
+                metric_name="Invocations",
+                dimensions_map={"RuleName": made.rule_name},
+                statistic="Sum",
+                period=Duration.hours(1),
+            ),
+            threshold=least,
+            evaluation_periods=1,
+            comparison_operator=cloudwatch.ComparisonOperator.GREATER_THAN_OR_EQUAL_TO_THRESHOLD,
+            treat_missing_data=cloudwatch.TreatMissingData.NOT_BREACHING,
+            alarm_description=f"{says} Missing data is healthy: there was no such event.",
+        )
+        alarm.add_alarm_action(actions.SnsAction(topic))
+
+
+class SweepJobRole(Construct):
+    """What a sweep's job may do: read datasets, write below sweeps/, start from its own image.
+
+    https://docs.aws.amazon.com/sagemaker/latest/dg/sagemaker-roles.html lists what SageMaker does
+    in its name.
+    """
+
+    role: iam.Role
+
+    def __init__(
+        self,
+        scope: Construct,
+        construct_id: str,
+        *,
+        dataset_bucket: s3.IBucket,
+        run_bucket: s3.IBucket,
+        repository: str,
+    ) -> None:
+        super().__init__(scope, construct_id)
+        stack = Stack.of(self)
+        own = {"aws:SourceAccount": stack.account}
+        self.role = iam.Role(
+            self,
+            "Role",
+            description="Jobs of sweeps: read datasets, write below sweeps/",
+            assumed_by=iam.ServicePrincipal(
+                "sagemaker.amazonaws.com", conditions={"StringEquals": own}
+            ),
+        )
+        datasets = dataset_bucket.arn_for_objects("*")
+        sweeps = run_bucket.arn_for_objects(f"{SWEEPS}*")
+        buckets = [dataset_bucket.bucket_arn, run_bucket.bucket_arn]
+        images = stack.format_arn(service="ecr", resource="repository", resource_name=repository)
+        groups = stack.format_arn(service="logs", resource=f"log-group:{_SAGEMAKER}:*")
+        write = ["s3:PutObject", "s3:AbortMultipartUpload", "s3:DeleteObject"]
+        pull = [
+            "ecr:BatchCheckLayerAvailability",
+            "ecr:BatchGetImage",
+            "ecr:GetDownloadUrlForLayer",
+        ]
+        log = [
+            "logs:CreateLogGroup",
+            "logs:CreateLogStream",
+            "logs:DescribeLogStreams",
+            "logs:PutLogEvents",
+        ]
+        for statement in (
+            allow("Read", ["s3:GetObject"], [datasets, sweeps]),
+            allow("WriteSweeps", write, [sweeps]),
+            # Without it, S3 answers 403 instead of 404 for what does not exist yet.
+            allow("SeeWhatExists", ["s3:ListBucket"], buckets),
+            allow("PullImage", pull, [images]),
+            # It takes no resource.
+            allow("SignInToRegistry", ["ecr:GetAuthorizationToken"], ["*"]),
+            allow("WriteLog", log, [groups]),
+            iam.PolicyStatement(
+                sid="PublishMetrics",
+                actions=["cloudwatch:PutMetricData"],
+                resources=["*"],
+                conditions={"StringEquals": {"cloudwatch:namespace": _SAGEMAKER}},
+            ),
+        ):
+            self.role.add_to_policy(statement)
+        may_use_key_of(run_bucket, self.role)
+        nag.acknowledge(
+            self,
+            {
+                "IAM5[Resource::*]": "ECR's token and PutMetricData take no resources; a condition "
+                "limits the metrics to SageMaker's namespace.",
+                nag.objects_in(self, dataset_bucket.bucket_name): "Any dataset may be swept over.",
+                nag.objects_in(self, run_bucket.bucket_name, SWEEPS): "The sweeps' own prefix: "
+                "their runs are named when they are drawn.",
+                nag.resource(self, "logs", f"log-group:{_SAGEMAKER}:*"): "SageMaker names a job's "
+                "streams in its one group.",
+            },
+        )

@@ -1,0 +1,197 @@
+"""Batch's service jobs in the embedded AWS: real containers, in order, within the limit."""
+
+import json
+import time
+from collections.abc import Callable
+from typing import Any
+
+import botocore.session
+import pytest
+from botocore.exceptions import ClientError
+from botocore.validate import ParamValidator
+
+from rehearsal.aws import EmbeddedAws
+from rehearsal.aws.training_jobs import TrainingJob
+
+# A container that says at once what its job lacks: it needs no torch for that.
+_LACKS = {"workload": "trajectory", "recipe": "laptop"}
+_REASON = "the job has no hyperparameter run-uri"
+_TRUST = {
+    "Statement": {
+        "Effect": "Allow",
+        "Action": "sts:AssumeRole",
+        "Principal": {"Service": "sagemaker.amazonaws.com"},
+        "Condition": {"StringEquals": {"aws:SourceAccount": "123456789012"}},
+    }
+}
+
+
+@pytest.fixture(scope="module")
+def role(aws: EmbeddedAws) -> str:
+    made = aws.client("iam").create_role(
+        RoleName="Job", AssumeRolePolicyDocument=json.dumps(_TRUST)
+    )
+    arn: str = made["Role"]["Arn"]
+    return arn
+
+
+@pytest.fixture
+def queue(aws: EmbeddedAws, request: pytest.FixtureRequest) -> str:
+    """A queue whose environment has two instances."""
+    batch, name = aws.client("batch"), request.node.name[:60].replace("[", "-").replace("]", "")
+    environment = batch.create_service_environment(
+        serviceEnvironmentName=name,
+        serviceEnvironmentType="SAGEMAKER_TRAINING",
+        capacityLimits=[{"maxCapacity": 2, "capacityUnit": "NUM_INSTANCES"}],
+    )["serviceEnvironmentArn"]
+    made: str = batch.create_job_queue(
+        jobQueueName=name,
+        jobQueueType="SAGEMAKER_TRAINING",
+        priority=1,
+        serviceEnvironmentOrder=[{"order": 1, "serviceEnvironment": environment}],
+    )["jobQueueArn"]
+    return made
+
+
+def _payload(role: str, instances: int = 1) -> str:
+    return json.dumps(
+        {
+            "TrainingJobName": "run-1",
+            "RoleArn": role,
+            "AlgorithmSpecification": {"TrainingImage": "x", "TrainingInputMode": "File"},
+            "HyperParameters": _LACKS,
+            "OutputDataConfig": {"S3OutputPath": "s3://runs/sweeps/x/sagemaker"},
+            "ResourceConfig": {"InstanceType": "ml.g5.xlarge", "InstanceCount": instances},
+            "StoppingCondition": {"MaxRuntimeInSeconds": 3600},
+            "EnableManagedSpotTraining": True,
+        }
+    )
+
+
+@pytest.fixture
+def submit(aws: EmbeddedAws, queue: str, role: str) -> Callable[..., str]:
+    def submit(name: str, attempts: int = 1, **payload: Any) -> str:
+        job: str = aws.client("batch").submit_service_job(
+            jobName=name,
+            jobQueue=queue,
+            serviceJobType="SAGEMAKER_TRAINING",
+            retryStrategy={"attempts": attempts},
+            serviceRequestPayload=_payload(role, **payload),
+        )["jobId"]
+        return job
+
+    return submit
+
+
+def _described(aws: EmbeddedAws, job: str) -> dict[str, Any]:
+    found: dict[str, Any] = aws.client("batch").describe_service_job(jobId=job)
+    return found
+
+
+def _ended(aws: EmbeddedAws, job: str) -> dict[str, Any]:
+    while (found := _described(aws, job))["status"] not in ("SUCCEEDED", "FAILED"):
+        time.sleep(0.2)
+    return found
+
+
+def _is_of_model(service: str, operation: str, answer: dict[str, Any]) -> bool:
+    model = botocore.session.get_session().get_service_model(service)
+    shape = model.operation_model(operation).output_shape
+    assert shape is not None
+    plain = {name: value for name, value in answer.items() if name != "ResponseMetadata"}
+    return plain.keys() <= shape.members.keys() and not (
+        ParamValidator().validate(plain, shape).has_errors()
+    )
+
+
+def test_jobs_start_in_order_within_the_limit(
+    aws: EmbeddedAws, submit: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alive: list[int] = []
+    started: list[str] = []
+    start = TrainingJob._start
+
+    def noted(training: TrainingJob) -> None:
+        started.append(training.name)
+        start(training)
+        every = [each for job in aws.service_jobs.jobs.values() for each in job.attempts]
+        alive.append(sum(not each.is_over for each in every))
+
+    monkeypatch.setattr(TrainingJob, "_start", noted)
+    names = [f"run-{number}" for number in range(5)]
+    jobs = [submit(name) for name in names]
+    for job in jobs:
+        _ended(aws, job)
+    # Batch names a training job after the job, and adds what makes it unique.
+    assert [name.removeprefix("AWSBatch")[:5] for name in started] == names
+    assert max(alive) == 2
+
+
+def test_a_failed_job_is_tried_again_and_says_why(
+    aws: EmbeddedAws, submit: Callable[..., str]
+) -> None:
+    events: list[tuple[Any, ...]] = []
+    aws.service_jobs.publish = lambda *event: events.append(event)
+    try:
+        job = submit("fails", attempts=2)
+        found = _ended(aws, job)
+    finally:
+        aws.service_jobs.publish = None
+    assert found["status"] == "FAILED" and len(found["attempts"]) == 2
+    assert _REASON in found["statusReason"] and "exit code: 2" in found["statusReason"]
+    assert _is_of_model("batch", "DescribeServiceJob", found)
+    arn = found["latestAttempt"]["serviceResourceId"]["value"]
+    name = arn.rpartition("/")[2]
+    training = aws.client("sagemaker").describe_training_job(TrainingJobName=name)
+    assert training["TrainingJobStatus"] == "Failed" and len(name) <= 63
+    assert training["FailureReason"].startswith(f"AlgorithmError: {_REASON}")
+    assert training["BillableTimeInSeconds"] >= 1
+    assert _is_of_model("sagemaker", "DescribeTrainingJob", training)
+    # Tried again, it waits in the queue once more: Batch counts attempts by that.
+    states = [detail["status"] for _, _, detail, _ in events if detail["jobId"] == job]
+    assert [each for each in states if each in ("RUNNABLE", "FAILED")] == ["RUNNABLE", "FAILED"]
+    assert {event[:2] for event in events} == {("aws.batch", "Batch Service Job State Change")}
+
+
+def test_what_is_terminated_in_the_queue_never_starts(
+    aws: EmbeddedAws, submit: Callable[..., str]
+) -> None:
+    job = submit("too-large", instances=3)
+    behind = submit("behind")
+    assert _described(aws, job)["status"] == "RUNNABLE" and not _described(aws, job)["attempts"]
+    time.sleep(0.5)
+    assert _described(aws, behind)["status"] == "RUNNABLE"  # first in, first out
+    aws.client("batch").terminate_service_job(jobId=job, reason="lunch")
+    found = _ended(aws, job)
+    assert found["status"] == "FAILED" and found["isTerminated"] and not found["attempts"]
+    assert found["statusReason"] == "lunch" and _is_of_model("batch", "DescribeServiceJob", found)
+    assert _ended(aws, behind)["attempts"]
+
+
+def test_fails_as_batch_does(aws: EmbeddedAws, queue: str, submit: Callable[..., str]) -> None:
+    batch = aws.client("batch")
+    with pytest.raises(ClientError, match=r"ClientException.*does not exist"):
+        batch.describe_service_job(jobId="none")
+    with pytest.raises(ClientError, match="must be disabled"):
+        batch.delete_job_queue(jobQueue=queue)
+    batch.update_job_queue(jobQueue=queue, state="DISABLED")
+    with pytest.raises(ClientError, match="is disabled"):
+        submit("late")
+    (found,) = batch.describe_job_queues(jobQueues=[queue])["jobQueues"]
+    assert _is_of_model("batch", "DescribeJobQueues", {"jobQueues": [found]})
+    every = batch.describe_service_environments()["serviceEnvironments"]
+    assert _is_of_model("batch", "DescribeServiceEnvironments", {"serviceEnvironments": every})
+
+
+def test_a_role_that_does_not_trust_sagemaker_starts_nothing(aws: EmbeddedAws, queue: str) -> None:
+    other = _TRUST["Statement"] | {"Principal": {"Service": "ec2.amazonaws.com"}}
+    role = aws.client("iam").create_role(
+        RoleName="Other", AssumeRolePolicyDocument=json.dumps({"Statement": other})
+    )["Role"]["Arn"]
+    job = aws.client("batch").submit_service_job(
+        jobName="denied",
+        jobQueue=queue,
+        serviceJobType="SAGEMAKER_TRAINING",
+        serviceRequestPayload=_payload(role),
+    )["jobId"]
+    assert "sts:AssumeRole" in _ended(aws, job)["statusReason"]
