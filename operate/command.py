@@ -19,8 +19,8 @@ from contract.errors import UserError
 from operate import control
 from operate.download import download, open_report
 from operate.logs import RunLog, as_line
-from operate.runs import find_run, list_runs
-from operate.status import as_text, cost_of, read_status
+from operate.runs import find_run
+from operate.status import as_text, cost_of, list_runs, read_status
 from operate.sweeps import find_operated_sweep, open_sweep, resume_sweep, stop_sweep
 from sizing.cli.tables import show
 from training.errors import exit_code_of
@@ -77,7 +77,8 @@ def _explain(error: Exception) -> NoReturn:
             "docs/runs.md has the policy to attach to them"
         ) from error
     if isinstance(error, CredentialsError | NoRegionError | NoCredentialsError):
-        raise UserError(f"{error} Export AWS_REGION and AWS_PROFILE, or name a folder") from error
+        said = str(error).rstrip(".")
+        raise UserError(f"{said}: export AWS_REGION and AWS_PROFILE, or name a folder") from error
     raise error if isinstance(error, StoreError) else StoreError(str(error)) from error
 
 

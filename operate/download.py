@@ -21,7 +21,9 @@ def download(run: OperatedRun, folder: Path | None, checkpoint: str | None) -> d
     sizes = run.store.sizes("") if checkpoint is None else {}
     keys = [key for key in sizes if key.startswith(FINAL_FILES) or key in (RECEIPT, REPORT)]
     if checkpoint is None and not any(key.startswith(FINAL_FILES) for key in keys):
-        raise UserError(f"{run.id} has no weights yet; --checkpoint newest has its last commit")
+        raise UserError(
+            f"{run.id} has no weights yet; --checkpoint newest gets its last commit, if it has one"
+        )
     opened = open_run(run.uri)
     if checkpoint is not None:
         name = find_checkpoint(opened, checkpoint).name

@@ -1,20 +1,17 @@
 """Runs by the names that people give them: an id in the account, a URI, or a folder; and all."""
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import groupby
 from pathlib import Path
-from typing import Any
 
 from contract.errors import UserError
-from contract.keys import CONFIG, GUARD, HEAD, RUNS
+from contract.keys import HEAD, RUNS
 from stacks.guard.settings import GuardSettings, client
 from training.record.head import Head, read_head
 from training.record.run import open_run
 from training.store.folder import open_store
-from training.store.protocol import Store, get_each
+from training.store.protocol import Store
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +66,7 @@ def find_run(name: str | None) -> OperatedRun:
 def account_runs() -> list[OperatedRun]:
     """The account's runs, in the buckets and the fleets that its stacks' outputs name."""
     deployed, buckets = _deployed()
-    kept = [run for each in buckets for run in _runs_at(f"s3://{each}/{RUNS}".rstrip("/"))]
+    kept = [run for each in buckets for run in runs_at(f"s3://{each}/{RUNS}".rstrip("/"))]
     return [*deployed.values(), *(run for run in kept if run.uri not in deployed)]
 
 
@@ -92,7 +89,8 @@ def _deployed() -> tuple[dict[str, OperatedRun], dict[str, None]]:
     return deployed, buckets
 
 
-def _runs_at(place: str) -> Iterator[OperatedRun]:
+def runs_at(place: str) -> Iterator[OperatedRun]:
+    """Those of s3://bucket/runs, or of a folder, down to three folders below."""
     if "://" in place:
         for name in sorted(open_store(place).folders("")):
             yield OperatedRun(uri=f"{place}/{name}")
@@ -100,36 +98,6 @@ def _runs_at(place: str) -> Iterator[OperatedRun]:
     for pattern in ("", "*/", "*/*/"):
         for path in sorted(Path(place).resolve().glob(f"{pattern}{HEAD}")):
             yield OperatedRun(uri=str(path.parent))
-
-
-def list_runs(place: str | None) -> list[dict[str, Any]]:
-    """A record of each run of the account, or of s3://bucket/runs or a folder of runs."""
-    found = account_runs() if place is None else _runs_at(place.rstrip("/"))
-    rows = []
-    for parent, group in groupby(found, key=lambda run: run.uri.rpartition("/")[0]):
-        runs = list(group)
-        keys = [f"{run.id}/{key}" for run in runs for key in (HEAD, CONFIG, GUARD)]
-        contents = [one.data if one else None for one in get_each(open_store(parent), keys)]
-        for number, run in enumerate(runs):
-            head, config, guard = contents[3 * number : 3 * number + 3]
-            if head or run.stack:
-                rows.append(_row(run, head, json.loads(config or "{}"), json.loads(guard or "{}")))
-    return rows
-
-
-def _row(run: OperatedRun, found: bytes | None, config: Any, guard: Any) -> dict[str, Any]:
-    head = Head.from_bytes(found, f"{run.uri}/{HEAD}") if found else None
-    billed = guard.get("billed", {}).values()
-    return {
-        "run": run.id,
-        "state": head.state.replace("released", "interrupted") if head else "starting",
-        "committed_step": committed_step(head),
-        "attempts": head.generation if head else 0,
-        "trains": f"{config['workload']} / {config['recipe']}" if config else None,
-        "hours": round(sum(each["hours"] for each in billed), 2) if billed else None,
-        "usd": round(sum(each["usd"] for each in billed), 2) if billed else None,
-        "stack": run.stack or None,
-    }
 
 
 def committed_step(head: Head | None) -> int | None:

@@ -5,11 +5,12 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from itertools import groupby
 from typing import Any
 
-from contract.keys import EVENTS, GUARD, HEAD, METRICS
+from contract.keys import CONFIG, EVENTS, GUARD, HEAD, METRICS
 from contract.metrics import LineReader, metrics_objects
-from operate.runs import OperatedRun, committed_step
+from operate.runs import OperatedRun, account_runs, committed_step, runs_at
 from sizing.cli.tables import cell, heading
 from stacks.guard import fleet
 from stacks.guard.fleet import SPOT, StackInstance
@@ -17,6 +18,7 @@ from stacks.guard.ledger import Ledger
 from training.record.head import Head
 from training.record.run import read_run_config
 from training.report.progress import duration
+from training.store.folder import open_store
 from training.store.protocol import get_each
 
 
@@ -90,7 +92,7 @@ def read_status(run: OperatedRun) -> dict[str, Any]:
         "machine": one.id if one else holder,
         **{name: getattr(one, name, None) for name in ("size", "market", "zone")},
         "seconds_left": None if left is None else round(left, 1),
-        "seconds_left_are": basis,
+        "seconds_left_basis": basis,
         "hours_billed": round(ledger.billed_hours(), 4) if ledger.attempts else None,
         "usd_spent": round(ledger.billed_usd(), 4) if ledger.attempts else None,
         "usd_to_come": None if left is None or not hourly else round(left / 3600 * hourly, 4),
@@ -160,6 +162,39 @@ def cost_of(run: OperatedRun) -> list[dict[str, Any]]:
         {"machine": machine} | {name: getattr(each, name) for name in names}
         for machine, each in attempts
     ]
+
+
+def list_runs(place: str | None) -> list[dict[str, Any]]:
+    """A record of each run of the account, or of s3://bucket/runs or a folder of runs."""
+    found = account_runs() if place is None else runs_at(place.rstrip("/"))
+    rows = []
+    for parent, group in groupby(found, key=lambda run: run.uri.rpartition("/")[0]):
+        runs = list(group)
+        keys = [f"{run.id}/{key}" for run in runs for key in (HEAD, CONFIG, GUARD)]
+        contents = [one.data if one else None for one in get_each(open_store(parent), keys)]
+        for number, run in enumerate(runs):
+            head, config, guard = contents[3 * number : 3 * number + 3]
+            if head or run.stack:
+                rows.append(_row(run, head, json.loads(config or "{}"), json.loads(guard or "{}")))
+    return rows
+
+
+def _row(run: OperatedRun, found: bytes | None, config: Any, guard: Any) -> dict[str, Any]:
+    head = Head.from_bytes(found, f"{run.uri}/{HEAD}") if found else None
+    billed = guard.get("billed", {}).values()
+    state = head.state.replace("released", "interrupted") if head else "starting"
+    if run.stack and not (head and head.is_ended):
+        state = look(run).state
+    return {
+        "run": run.id,
+        "state": state,
+        "committed_step": committed_step(head),
+        "attempts": head.generation if head else 0,
+        "trains": f"{config['workload']} / {config['recipe']}" if config else None,
+        "hours": round(sum(each["hours"] for each in billed), 2) if billed else None,
+        "usd": round(sum(each["usd"] for each in billed), 2) if billed else None,
+        "stack": run.stack or None,
+    }
 
 
 def as_text(status: Mapping[str, Any]) -> str:

@@ -1,5 +1,8 @@
 """No command removes or replaces a user's file: each refuses in one sentence, and all stays.
 
+What alone is replaced is a file that an option names (report, export, predict and review), as `cp`
+does, and only once there is what to write: tests/training/cli/test_outputs.py.
+
 Of commands that need a run first: tests/training/program/test_job.py (export of a snapshot),
 tests/training/report/test_page.py (tensorboard), tests/operate/ (download).
 """
@@ -13,7 +16,7 @@ from typing import Any
 
 import pytest
 
-import rehearsal.__main__ as rehearsing
+import rehearsal.command as rehearsing
 from operate.command import main as runs
 from rehearsal.drill import deployment
 from rehearsal.drill.deployment import DeployedStacks

@@ -225,6 +225,7 @@ def test_a_run_is_watched_stopped_resumed_and_fetched_through_an_interruption(
         done = do("stop", "--reason", "lunch")
         wait_until(lambda: not account.fleet.running())
         stopped = do("status")
+        assert do("list")[0]["state"] == stopped["state"] == "stopped"
         assert stopped["committed_step"] == done["committed_step"] > second["committed_step"]
         assert re.search(r"runs resume run-1.*stopped: from \S+: lunch", stopped["waits_for"])
         assert main(["shell"]) == 2

@@ -105,7 +105,10 @@ def test_a_run_in_a_folder_is_stopped_shown_and_listed(
         "error: mine has no machine now",
     ]
     assert main(["download", str(stopped)]) == 2
-    assert "has no weights yet; --checkpoint newest has its last commit" in capsys.readouterr().err
+    assert (
+        "has no weights yet; --checkpoint newest gets its last commit, if it has one"
+        in capsys.readouterr().err
+    )
 
 
 def test_a_failed_run_is_taken_back(stopped: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -222,7 +225,7 @@ def test_fails_where_neither_region_nor_run_is_known(
     client.cache_clear()
     assert main(["list"]) == 2
     said = capsys.readouterr().err
-    assert "specify a region. Export AWS_REGION and AWS_PROFILE, or name a folder" in said
+    assert "specify a region: export AWS_REGION and AWS_PROFILE, or name a folder" in said
     assert main(["status", "./nothing"]) == 2
     assert "no run found at" in capsys.readouterr().err
 

@@ -3,14 +3,15 @@
 import os
 import signal
 import socket
+import subprocess
 import sys
 from typing import Any
 
 import pytest
 
-from rehearsal import __main__ as commands
-from rehearsal.__main__ import STOP_SIGNALS, main, parse_arguments
+from rehearsal import command as commands
 from rehearsal.aws import EmbeddedAws
+from rehearsal.command import STOP_SIGNALS, main, parse_arguments
 from rehearsal.drill import deployment
 
 
@@ -35,6 +36,16 @@ def test_a_signal_stops_the_command_and_the_next_one_is_the_callers(
     assert main() == 130
     assert "has been stopped" in capsys.readouterr().err
     assert handlers() == before, "a later SIGTERM would be swallowed"
+
+
+def test_a_ctrl_c_while_it_is_imported_is_one_line() -> None:
+    command = [sys.executable, "-X", "importtime", "-m", "rehearsal", "demo"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        next(line for line in process.stderr if line.rstrip().endswith(" rich.console"))
+        process.send_signal(signal.SIGINT)
+        said = [line for line in process.stderr if not line.startswith("import time:")]
+    assert (process.returncode, said) == (130, ["interrupted before it began\n"])
 
 
 def test_fails_when_the_port_is_in_use(

@@ -1,0 +1,291 @@
+"""Rehearse on a laptop: the main job, what can go wrong, every alarm, or the AWS alone."""
+
+import argparse
+import json
+import os
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import asdict
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from contract.description import describe
+from contract.errors import EXIT_STOPPED
+from contract.run_env import training_stack
+from rehearsal.alarms.trial import AlarmTrial, trial_table, try_alarms
+from rehearsal.arguments import parse_arguments
+from rehearsal.aws import EmbeddedAws, PortInUse
+from rehearsal.drill.action import check_stages, parse_interruption
+from rehearsal.drill.children import ChildFailed, Children, run_cdk
+from rehearsal.drill.demo import Demo, usual_seconds
+from rehearsal.drill.demo_log import DemoLog
+from rehearsal.drill.deployment import (
+    REPOSITORY,
+    DeployedStacks,
+    child_environment,
+    embedded_stacks,
+)
+from rehearsal.drill.fleet import RehearsalFailed
+from rehearsal.drill.grants import grants_page
+from rehearsal.drill.program import PROGRAM_STAGES, RehearsedProgram, find_data
+from rehearsal.drill.receipt import find_faults, loss_curves, make_receipt
+from rehearsal.drill.report import receipt_rows, show_receipt, verdict, write_report
+from rehearsal.drill.workload import (
+    DEFAULTS,
+    PROGRAM_INTERRUPTIONS,
+    RehearsedWorkload,
+    own_defaults,
+)
+from rehearsal.machines.commands import CommandFailed
+from rehearsal.scenarios.many import ManyRuns, many_table
+from rehearsal.scenarios.scenario import NSPAWN, choose
+from rehearsal.scenarios.series import (
+    DrillSeries,
+    outcome_table,
+    scenario_table,
+)
+
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+def _stop(*_: object) -> None:
+    # An impatient second Ctrl-C must not interrupt the clean-up after the first.
+    for number in STOP_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+    raise KeyboardInterrupt
+
+
+@contextmanager
+def stopped_by_signals() -> Iterator[None]:
+    """Raise KeyboardInterrupt on the first SIGINT or SIGTERM; restore the handlers on exit."""
+    before = {number: signal.signal(number, _stop) for number in STOP_SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def main() -> int:
+    """Run one command; Ctrl-C and SIGTERM leave nothing running."""
+    arguments = parse_arguments()
+    started = time.monotonic()
+    lock = threading.Lock()
+
+    def say(text: str) -> None:
+        with lock:
+            print(f"[{time.monotonic() - started:6.1f} s] {text}", file=sys.stderr, flush=True)
+
+    commands = {
+        "aws": serve,
+        "alarms": show_alarms,
+        "demo": rehearse,
+        "drill": run_drills,
+        "grants": show_grants,
+        "many": run_many,
+    }
+    with stopped_by_signals():
+        try:
+            return commands[arguments.command](arguments, say)
+        except KeyboardInterrupt:
+            say("interrupted: everything that the rehearsal started has been stopped")
+            return EXIT_STOPPED
+        except (
+            RehearsalFailed,
+            ChildFailed,
+            CommandFailed,
+            PortInUse,
+            OSError,
+            ValueError,
+        ) as error:
+            print(f"rehearsal: {error}", file=sys.stderr)
+            return 1
+
+
+def rehearse(arguments: argparse.Namespace, say: Callable[[str], None]) -> int:
+    """Run the demo, write and show its receipt; fail if it breaks a promise."""
+    trained, usual = _what_trains(arguments)
+    plan = arguments.interrupt or [parse_interruption(text) for text in usual]
+    plan = [] if arguments.no_interruptions else plan
+    path = (REPOSITORY / arguments.out).resolve()
+    log = DemoLog(say, path / "demo.log", usual_seconds(len(plan)))
+    with _embedded(arguments, say, log.hear) as stacks:
+        demo = Demo(trained=trained, plan=plan, options=arguments, stacks=stacks, log=log)
+        rehearsed = demo.run()
+        receipt = make_receipt(rehearsed)
+        # A script that saves seldom may be done before its second usual interruption.
+        least = min(1, len(plan)) if arguments.program and not arguments.interrupt else len(plan)
+        faults = find_faults(receipt, max(receipt["interruptions"], least))
+        receipt, rows = {"broken_promises": faults, **receipt}, receipt_rows(receipt)
+        write_report(path / "report.html", receipt, loss_curves(rehearsed, receipt), rows, faults)
+    (path / "receipt.json").write_text(json.dumps(receipt, indent=2) + "\n")
+    if arguments.json:
+        print(json.dumps(receipt, indent=2))
+    else:
+        said = "\n- ".join([verdict(receipt, faults), *faults])
+        show_receipt([("verdict", said), *rows], Console(width=min(Console().width, 120)))
+    for fault in faults:
+        print(f"rehearsal: broken promise: {fault}", file=sys.stderr)
+    say(f"receipt: {path / 'receipt.json'}")
+    say(f"report: {path / 'report.html'}")
+    return 1 if faults else 0
+
+
+def _what_trains(
+    arguments: argparse.Namespace,
+) -> tuple[RehearsedWorkload | RehearsedProgram, Sequence[str]]:
+    """What is trained, and how it is interrupted unless told otherwise."""
+    if arguments.program is not None:
+        program = RehearsedProgram.from_folder(arguments.program, arguments.data)
+        check_stages(arguments.interrupt or (), PROGRAM_STAGES)
+        return program, PROGRAM_INTERRUPTIONS
+    return _workload(arguments)
+
+
+def _workload(arguments: argparse.Namespace) -> tuple[RehearsedWorkload, Sequence[str]]:
+    """The workload that is trained, of one's own or a known one, and its usual interruptions."""
+    name, source, data = arguments.workload, arguments.source, None
+    if (source is None) == (":" in name):
+        raise ValueError(
+            f"--workload is {name!r} and --source {source}; give both for a workload of your own "
+            "(package.module:NAME and its folder), or a known workload alone"
+        )
+    defaults = DEFAULTS.get(name)
+    if source is not None or defaults is None or arguments.interrupt:
+        overrides = arguments.overrides.split()
+        source = source and source.resolve()
+        described = describe(name, arguments.recipe, overrides, source=source)
+        check_stages(arguments.interrupt or (), tuple(described.stages))
+        defaults = defaults or own_defaults(described)
+        if source is not None and (arguments.data or not described.makes_data):
+            data = find_data(source, arguments.data)
+    workload = RehearsedWorkload(
+        name=name,
+        recipe=arguments.recipe,
+        overrides=arguments.overrides,
+        count=defaults.count if arguments.count is None else arguments.count,
+        checkpoint_interval=arguments.checkpoint_interval or defaults.checkpoint_interval,
+        source=source,
+        data=data,
+    )
+    return workload, defaults.interruptions
+
+
+def _embedded(
+    arguments: argparse.Namespace,
+    say: Callable[[str], None],
+    told: Callable[[str], None] | None = None,
+) -> AbstractContextManager[DeployedStacks]:
+    is_nspawn = arguments.machine == NSPAWN
+    return embedded_stacks(arguments.out, is_nspawn=is_nspawn, say=say, told=told)
+
+
+def run_drills(arguments: argparse.Namespace, say: Callable[[str], None]) -> int:
+    """Rehearse the chosen scenarios; return 1 if one did not end as written."""
+    scenarios = choose(arguments.names, "" if arguments.list else arguments.machine)
+    if arguments.list:
+        records = [
+            {"name": each.name, "about": each.about, "needs": each.needs} for each in scenarios
+        ]
+        _show(arguments, records, scenario_table(scenarios))
+        return 0
+    left_out = [each.name for each in choose([]) if not each.can_have(arguments.machine)]
+    if left_out and not arguments.names:
+        say(f"{arguments.machine} machines cannot show, so left out: {', '.join(left_out)}")
+    outcomes, records = [], []
+    with _embedded(arguments, say) as stacks:
+        for outcome in DrillSeries(scenarios=scenarios, stacks=stacks, say=say).run():
+            outcomes.append(outcome)
+            # After each, so that Ctrl-C keeps those before it.
+            records = [asdict(each) for each in outcomes]
+            (stacks.folder / "drills.json").write_text(json.dumps(records, indent=2) + "\n")
+    _show(arguments, records, outcome_table(outcomes))
+    return 1 if any(each.faults for each in outcomes) else 0
+
+
+def _show(arguments: argparse.Namespace, document: object, table: Table) -> None:
+    if arguments.json:
+        print(json.dumps(document, indent=2))
+    else:
+        Console(width=None if sys.stdout.isatty() else 160).print(table)
+
+
+def run_many(arguments: argparse.Namespace, say: Callable[[str], None]) -> int:
+    """Rehearse many runs in one account; return 1 if one of them breaks a promise."""
+    if min(arguments.runs, arguments.at_once) < 1:
+        given = f"--runs is {arguments.runs} and --at-once {arguments.at_once}"
+        raise ValueError(f"{given}; use 1 or more of each")
+    with _embedded(arguments, say) as stacks:
+        runs = ManyRuns(stacks=stacks, say=say, count=arguments.runs, at_once=arguments.at_once)
+        outcomes, faults = runs.run()
+        records = {"runs": [asdict(each) for each in outcomes], "faults": faults}
+        (stacks.folder / "many.json").write_text(json.dumps(records, indent=2) + "\n")
+    _show(arguments, records, many_table(outcomes))
+    for fault in faults:
+        print(f"rehearsal: broken promise: {fault}", file=sys.stderr)
+    return 1 if faults or any(each.faults for each in outcomes) else 0
+
+
+def serve(arguments: argparse.Namespace, say: Callable[[str], None]) -> int:
+    """Start the embedded AWS, bootstrap it, print its variables and wait for Ctrl-C."""
+    with (
+        EmbeddedAws(port=arguments.port) as aws,
+        Children(
+            say=lambda _: None, environment=child_environment(aws), folder=REPOSITORY
+        ) as children,
+    ):
+        say("bootstrapping the embedded AWS ...")
+        folder = REPOSITORY / "out"
+        DeployedStacks(folder=folder, aws=aws, children=children).bootstrap()
+        variables = "".join(f"export {k}={v}\n" for k, v in aws.environment().items())
+        path = folder / "aws-local.env"
+        folder.mkdir(exist_ok=True)
+        path.write_text(variables)
+        print(variables, end="", flush=True)
+        say("ready: type these lines in another terminal, or `source out/aws-local.env`; then cdk")
+        say("and aws use the embedded AWS. Ctrl-C stops it and discards everything in it")
+        threading.Event().wait()
+    return 0
+
+
+def show_alarms(arguments: argparse.Namespace, say: Callable[[str], None]) -> int:
+    """Print each alarm's fault and healthy runs; return 1 if an alarm fails its trial."""
+    if arguments.template is not None:
+        trials = _try_alarms(arguments.template)
+    else:
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            Children(
+                say=lambda _: None, environment=dict(os.environ), folder=REPOSITORY
+            ) as children,
+        ):
+            say("cdk synth ...")
+            run_cdk(children, "cdk synth", "synth", "--quiet", "--output", folder)
+            trials = _try_alarms(Path(folder) / f"{training_stack()}.template.json")
+    _show(arguments, [asdict(trial) for trial in trials], trial_table(trials))
+    return 0 if all(trial.is_passed for trial in trials) else 1
+
+
+def _try_alarms(path: Path) -> list[AlarmTrial]:
+    """Try a template's alarms on a GPU as busy as the plan beside it says at least."""
+    template = json.loads(path.read_text(encoding="utf-8"))
+    plan = path.with_name(path.name.replace(".template.", ".plan."))
+    if not plan.exists():
+        return try_alarms(template)
+    return try_alarms(template, json.loads(plan.read_text(encoding="utf-8"))["gpu_busy_percent"][0])
+
+
+def show_grants(arguments: argparse.Namespace, _say: Callable[[str], None]) -> int:
+    """Print the table of grants; return 1 if a statement has neither a call nor a reason."""
+    page, unexplained = grants_page(arguments.folders)
+    print(page, end="")
+    for each in unexplained:
+        print(f"rehearsal: no call used {each}, and no reason stands for it", file=sys.stderr)
+    return 1 if unexplained else 0
