@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import redirect_stdout
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -29,9 +29,14 @@ _QUEUED = ("SUBMITTED", "PENDING", "RUNNABLE")
 class OperatedSweep:
     """One sweep, and the jobs that were queued for its runs."""
 
-    uri: str
+    found: SweptRuns
     queued: QueuedSweep | None
     states: Mapping[str, Sequence[JobState]] = field(default_factory=dict)
+
+    @property
+    def uri(self) -> str:
+        """Where its runs are."""
+        return self.found.store.uri
 
     @property
     def id(self) -> str:
@@ -45,9 +50,7 @@ class OperatedSweep:
             run: None if any(each.usd is None for each in jobs) else sum(j.usd or 0.0 for j in jobs)
             for run, jobs in self.states.items()
         }
-        found = find_sweep(self.uri, usd)
-        assert found is not None
-        return found
+        return replace(self.found, usd=usd)
 
     def rows(self) -> list[dict[str, Any]]:
         """Its table: each run's state, best metric and dollars so far."""
@@ -91,11 +94,11 @@ def find_operated_sweep(name: str | None) -> OperatedSweep | None:
 
 
 def _look(found: SweptRuns) -> OperatedSweep:
-    uri, kept = found.store.uri, found.store.get(SWEEP_JOBS)
+    kept = found.store.get(SWEEP_JOBS)
     if kept is None:
-        return OperatedSweep(uri=uri, queued=None)
-    queued = QueuedSweep.from_bytes(kept.data, f"{uri}/{SWEEP_JOBS}")
-    return OperatedSweep(uri=uri, queued=queued, states=queued.look(client))
+        return OperatedSweep(found=found, queued=None)
+    queued = QueuedSweep.from_bytes(kept.data, f"{found.store.uri}/{SWEEP_JOBS}")
+    return OperatedSweep(found=found, queued=queued, states=queued.look(client))
 
 
 def stop_sweep(sweep: OperatedSweep, reason: str) -> dict[str, Any]:

@@ -98,6 +98,22 @@ class RunData:
         ]
 
 
+def named_buckets(
+    scope: Construct, dataset_bucket_name: str, run_bucket_name: str, key_arn: str
+) -> tuple[kms.IKey | None, s3.IBucket, s3.IBucket]:
+    """Key, dataset bucket and run bucket, whether DatasetStack exports them or the user gave them.
+
+    The buckets know the key, so that every grant on a bucket includes its key.
+    """
+    key = kms.Key.from_key_arn(scope, "DataKey", key_arn) if key_arn else None
+    names = {"DatasetBucket": dataset_bucket_name, "RunBucket": run_bucket_name}
+    dataset_bucket, run_bucket = (
+        s3.Bucket.from_bucket_attributes(scope, each, bucket_name=name, encryption_key=key)
+        for each, name in names.items()
+    )
+    return key, dataset_bucket, run_bucket
+
+
 class InstanceRole(Construct):
     """What a training instance may do: read its dataset and bundle, write its own run.
 

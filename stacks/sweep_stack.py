@@ -15,7 +15,6 @@ from aws_cdk import aws_cloudwatch_actions as actions
 from aws_cdk import aws_events as events
 from aws_cdk import aws_events_targets as targets
 from aws_cdk import aws_iam as iam
-from aws_cdk import aws_kms as kms
 from aws_cdk import aws_s3 as s3
 from aws_cdk import aws_sns as sns
 from constructs import Construct
@@ -25,7 +24,7 @@ from stacks import acknowledgments as nag
 from stacks.events import TrainingTopic
 from stacks.parameters import StackParameters
 from stacks.parameters.fields import SweepQueue
-from stacks.roles import allow, may_use_key_of
+from stacks.roles import allow, may_use_key_of, named_buckets
 
 JOB_TYPE = "SAGEMAKER_TRAINING"
 # The group of all training jobs' logs, and the namespace of their metrics.
@@ -57,11 +56,8 @@ class SweepStack(Stack):
             description="A queue of many runs, which SageMaker trains a few at a time.",
             **kwargs,
         )
-        key = kms.Key.from_key_arn(self, "DataKey", key_arn) if key_arn else None
-        names = {"DatasetBucket": dataset_bucket_name, "RunBucket": run_bucket_name}
-        dataset_bucket, run_bucket = (
-            s3.Bucket.from_bucket_attributes(self, each, bucket_name=name, encryption_key=key)
-            for each, name in names.items()
+        key, dataset_bucket, run_bucket = named_buckets(
+            self, dataset_bucket_name, run_bucket_name, key_arn
         )
         queue = self._queue(parameters.sweep)
         role = SweepJobRole(

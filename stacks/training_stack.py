@@ -5,8 +5,6 @@ from pathlib import Path
 from typing import Any
 
 from aws_cdk import Annotations, CfnOutput, Stack, Stage, Tags
-from aws_cdk import aws_kms as kms
-from aws_cdk import aws_s3 as s3
 from aws_cdk import aws_sns as sns
 from aws_cdk import aws_ssm as ssm
 from constructs import Construct
@@ -33,7 +31,7 @@ from stacks.plan import (
     write_plan,
 )
 from stacks.program_source import write_source
-from stacks.roles import InstanceRole, RunData
+from stacks.roles import InstanceRole, RunData, named_buckets
 from stacks.user_data import FIRST_BOOT_FILE
 
 ROOT = Path(__file__).parent.parent
@@ -111,13 +109,8 @@ class TrainingStack(Stack):
             CfnOutput(self, name, value=value)
 
     def _data(self, dataset_bucket_name: str, run_bucket_name: str, key_arn: str) -> RunData:
-        """Refer to the buckets by name, whether DatasetStack exports it or the user gave it."""
-        key = kms.Key.from_key_arn(self, "DataKey", key_arn) if key_arn else None
-        names = {"DatasetBucket": dataset_bucket_name, "RunBucket": run_bucket_name}
-        # With the key, so that every grant on a bucket includes its key.
-        dataset_bucket, run_bucket = (
-            s3.Bucket.from_bucket_attributes(self, each, bucket_name=name, encryption_key=key)
-            for each, name in names.items()
+        key, dataset_bucket, run_bucket = named_buckets(
+            self, dataset_bucket_name, run_bucket_name, key_arn
         )
         return RunData(
             key=key,

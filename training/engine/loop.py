@@ -10,7 +10,7 @@ import math
 import statistics
 from collections import deque
 from collections.abc import Container, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import replace
 
 from training.artifacts.compile_cache import CompileCache
@@ -35,8 +35,8 @@ from training.workload import Batch, Inputs, Samples, Train, implements
 
 _log = logging.getLogger(__name__)
 
-# Of a whole step, and of its part without the other ranks.
-_DeviceTimes = tuple[DeviceTime, DeviceTime]
+# Of a whole step, and of its part without the other ranks, where there are any.
+_DeviceTimes = tuple[DeviceTime, DeviceTime | None]
 # A rank that needs this many times what the usual one does slows all of them down.
 _SLOW = 1.25
 
@@ -154,7 +154,8 @@ class StageLoop:
     def _step(self, batches: Sequence[tuple[MicroBatch, Batch]], weight: float) -> None:
         step, work = self._position.stage_step, self._work(batches)
         self._protect(work)
-        device_time, own_time = (DeviceTime(self._inputs.device) for _ in range(2))
+        device_time = DeviceTime(self._inputs.device)
+        own_time = DeviceTime(self._inputs.device) if self._context.world.size > 1 else None
         with self._context.supervisor.long_work.doing(work):
             with device_time:
                 result = self._learner.step(
@@ -166,7 +167,7 @@ class StageLoop:
                     lr_factor=schedule_factor(
                         self._settings, step, self._plan.num_steps, self._plan.steps_per_epoch
                     ),
-                    own_time=own_time,
+                    own_time=own_time or nullcontext(),
                 )
             self._read_last()
         self._advance()
@@ -206,7 +207,8 @@ class StageLoop:
         self._steps.record(position, result, time, made.counts)
         num_samples = len(self._plan.ids(position.stage_step - 1))
         self._times.add(num_samples, time, device_time.seconds, made.seconds)
-        self._own_times.add(time, own_time.seconds)
+        if own_time is not None:
+            self._own_times.add(time, own_time.seconds)
 
     def _read_last(self) -> None:
         with self._context.consensus.noting_divergence():
@@ -336,12 +338,14 @@ class _OwnTimes:
 
     def compare(self, position: Position) -> None:
         """Name a rank that is slow; all ranks call it, and begin anew after it."""
+        world = self._context.world
+        if world.size == 1:
+            return
         # The median: a first step compiles, and a step beside a commit may be long.
         own, self._seconds = statistics.median(self._seconds or [0.0]), []
-        world = self._context.world
         of_rank = world.gather(round(own, 6))
         usual, slow = statistics.median_low(of_rank), of_rank.index(max(of_rank))
-        if not world.leads or world.size == 1:
+        if not world.leads:
             return
         where = {"stage": position.stage, "step": position.step}
         self._context.metrics.write("ranks", **where, own_seconds=of_rank)

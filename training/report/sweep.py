@@ -129,11 +129,11 @@ class SweptRuns:
             yield chart(curves, y_label=metric)
 
 
-def find_sweep(uri: str, usd: Mapping[str, float | None] | None = None) -> SweptRuns | None:
+def find_sweep(uri: str) -> SweptRuns | None:
     """The sweep whose runs are below `uri`; None where there is none."""
     store = open_store(uri)
     found = store.get(SWEEP)
     if found is None:
         return None
     sweep = Sweep.from_bytes(found.data, f"{store.uri}/{SWEEP}")
-    return SweptRuns(sweep=sweep, store=store, usd=usd or {})
+    return SweptRuns(sweep=sweep, store=store)
