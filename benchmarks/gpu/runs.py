@@ -114,6 +114,7 @@ def _rated(session: Session) -> Iterator[_Rated]:
     exact: Mapping[str, Overrides] = {"deterministic": {"deterministic": True}}
     more: Mapping[str, Overrides] = {
         "fused optimizer": {"fused_optimizer": True},
+        "moments in bfloat16": {"fused_optimizer": True, "lean_optimizer": "all"},
         "2 loader workers": {"loader_workers": 2},
         "compiled": {"compile_mode": "default"},
     }

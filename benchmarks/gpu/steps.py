@@ -32,12 +32,14 @@ from training.workload import Train
 
 _WARM_STEPS, _STEPS = 3, 10
 _MIB = 2**20
+# Workload, recipe, and whether its bits repeat.
 _RECIPES = (
-    ("imagenet", "full"),
-    ("detection", "full"),
-    ("growth", "full"),
-    ("trajectory", "full"),
-    ("trajectory", "magvit_full"),
+    ("imagenet", "full", False),
+    ("detection", "full", False),
+    ("detection", "full", True),
+    ("growth", "full", False),
+    ("trajectory", "full", False),
+    ("trajectory", "magvit_full", False),
 )
 _LLAMA_1B: Mapping[str, object] = {
     "model_type": "llama",
@@ -93,11 +95,13 @@ _DRY: Mapping[str, tuple[Mapping[str, object], str]] = {
 def steps(session: Session) -> None:
     """Each recipe's stages, then fine-tuning: predicted seconds and MiB, and measured ones."""
     gpu = _gpu(session)
-    for workload, recipe in (("growth", "laptop"),) if session.is_dry else _RECIPES:
+    recipes = (("growth", "laptop", True),) if session.is_dry else _RECIPES
+    for workload, recipe, repeats in recipes:
         for stage in footprints.stages(workload, recipe):
             if stage.kind == "train":
+                name = f"{workload} {recipe}, {stage.stage}{', deterministic' * repeats}"
                 about = {"workload": workload, "recipe": recipe, "stage": stage.stage}
-                _compare(session, gpu, f"{workload} {recipe}, {stage.stage}", stage, about)
+                _compare(session, gpu, name, stage, about | {"repeats": repeats})
     cases = _DRY if session.is_dry else _FINE_TUNING
     with ThreadPoolExecutor() as pool:  # counting takes one core each, and no GPU
         all_counted = list(pool.map(lambda name: _count(session, name, *cases[name]), cases))
@@ -134,7 +138,7 @@ def _count(
 
 
 def _compare(
-    session: Session, gpu: Gpu, name: str, counted: Footprint, about: Mapping[str, str]
+    session: Session, gpu: Gpu, name: str, counted: Footprint, about: Mapping[str, object]
 ) -> None:
     command = [sys.executable, "-m", "benchmarks.gpu.steps"]
     try:
@@ -176,9 +180,9 @@ def _clocked(done: Iterator[object], device: torch.device) -> Iterator[float]:
         began = time.perf_counter()
 
 
-def _steps_of_stage(about: Mapping[str, str], device: torch.device) -> Iterator[object]:
+def _steps_of_stage(about: Mapping[str, Any], device: torch.device) -> Iterator[object]:
     workload = load_workload(about["workload"])
-    config = resolve_config(workload, about["recipe"], {})
+    config = resolve_config(workload, about["recipe"], {"deterministic": about["repeats"]})
     configure(num_threads=config.num_threads, deterministic=config.deterministic)
     stage = next(each for each in workload.stages(config) if each.name == about["stage"])
     assert isinstance(stage, Train)

@@ -12,7 +12,7 @@ import math
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from typing import Any
 
@@ -271,7 +271,11 @@ def train_steps(
     settings = stage.settings
     weight = stage.weight(example)
     batch = tree_map_only(Tensor, lambda tensor: tensor.to(device), example)
-    model = stage.model(standalone_inputs(stage.name, config)).to(device).train()
+    inputs = standalone_inputs(stage.name, config)
+    model = stage.model(inputs)
+    # The kernels that an attempt takes on this device.
+    stage.numerics(model, replace(inputs, device=device), {})
+    model.to(device).train()
     _average = [p.detach().clone() for p in model.parameters() if settings.ema_decay is not None]
     optimizer = stage.optimizer(model)
     if settings.optimizer_in_backward:

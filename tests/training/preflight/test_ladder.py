@@ -7,11 +7,13 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from contextlib import redirect_stdout
+from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from tests.training.big import BIG, BigConfig
 from tests.training.forked import Done, command, in_fork
@@ -28,7 +30,7 @@ from training.preflight.ladder import (
     resolve_adaptation,
 )
 from training.record.head import CheckpointEntry, Head, checkpoint_name
-from training.registry import WORKLOADS, load_workload
+from training.registry import WORKLOADS, load_workload, resolve_config
 from training.rungs import KINDS, offered_rung
 from training.save.memory import data_bytes
 from training.settings import changed
@@ -140,6 +142,17 @@ def test_every_workload_s_rungs_come_in_the_ladder_s_order(name: str) -> None:
     for make in workload.recipes.values():
         kinds = [rung.name.split()[0] for rung in workload.rungs(make())]
         assert kinds == sorted(kinds, key=KINDS.index)
+
+
+@pytest.mark.parametrize(("max_side", "kernel"), [(160, "reference"), (256, "deterministic")])
+def test_a_trial_s_steps_take_the_kernels_of_an_attempt(max_side: int, kernel: str) -> None:
+    workload = load_workload("detection")
+    config = resolve_config(workload, "laptop", {"max_side": max_side, "micro_batch": 1})
+    (stage,) = (each for each in workload.stages(config) if isinstance(each, Train))
+    (model,) = islice(
+        ladder.train_steps(stage, config, stage.example(1), torch.device("cpu"), 1), 1
+    )
+    assert {m.implementation for m in model.modules() if hasattr(m, "implementation")} == {kernel}
 
 
 def test_rungs_are_applied_to_the_stages() -> None:

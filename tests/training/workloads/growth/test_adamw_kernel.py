@@ -16,11 +16,12 @@ from training.workloads.growth.optimizer import step_fused
 ROOT = Path(__file__).parents[4]
 # A step of both from the same state, and how far apart they are then.
 _STEPS = """
-import json, torch
+import json, sys, torch
 from training.workloads.growth.adamw_kernel import step_by_kernel
 from training.workloads.growth.optimizer import _step_slices
 
 torch.manual_seed(0)
+torch.set_default_device(sys.argv[1])
 start = torch.randn(2500), torch.randn(2500).bfloat16(), torch.rand(2500).bfloat16()
 ours, theirs = ([t.clone() for t in start] for _ in range(2))
 slope, step = torch.randn(2500), torch.tensor(4.0)
@@ -32,12 +33,14 @@ print(json.dumps({"far": far, "moved": (start[0] - ours[0]).norm().item()}))
 """
 
 
-def test_interpreted_the_kernel_makes_the_steps_of_torchs_own() -> None:
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_the_kernel_makes_the_steps_of_torchs_own(device: str) -> None:
     """In a process of its own: Triton decides at import whether it interprets."""
+    interprets = {"TRITON_INTERPRET": "1"} if device == "cpu" else {}
     done = subprocess.run(
-        [sys.executable, "-c", _STEPS],
+        [sys.executable, "-c", _STEPS, device],
         cwd=ROOT,
-        env={**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
+        env={**os.environ, **interprets, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
         check=False,
