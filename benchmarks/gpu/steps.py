@@ -32,7 +32,7 @@ from training.workload import Train
 
 _WARM_STEPS, _STEPS = 3, 10
 _MIB = 2**20
-# Workload, recipe, and whether its bits repeat.
+# Workload, recipe, and whether its bits are to repeat.
 _RECIPES = (
     ("imagenet", "full", False),
     ("detection", "full", False),
@@ -96,12 +96,13 @@ def steps(session: Session) -> None:
     """Each recipe's stages, then fine-tuning: predicted seconds and MiB, and measured ones."""
     gpu = _gpu(session)
     recipes = (("growth", "laptop", True),) if session.is_dry else _RECIPES
-    for workload, recipe, repeats in recipes:
+    for workload, recipe, deterministic in recipes:
         for stage in footprints.stages(workload, recipe):
             if stage.kind == "train":
-                name = f"{workload} {recipe}, {stage.stage}{', deterministic' * repeats}"
+                name = f"{workload} {recipe}, {stage.stage}{', deterministic' * deterministic}"
                 about = {"workload": workload, "recipe": recipe, "stage": stage.stage}
-                _compare(session, gpu, name, stage, about | {"repeats": repeats})
+                given = {"deterministic": str(deterministic).lower()}
+                _compare(session, gpu, name, stage, about | given)
     cases = _DRY if session.is_dry else _FINE_TUNING
     with ThreadPoolExecutor() as pool:  # counting takes one core each, and no GPU
         all_counted = list(pool.map(lambda name: _count(session, name, *cases[name]), cases))
@@ -180,9 +181,9 @@ def _clocked(done: Iterator[object], device: torch.device) -> Iterator[float]:
         began = time.perf_counter()
 
 
-def _steps_of_stage(about: Mapping[str, Any], device: torch.device) -> Iterator[object]:
+def _steps_of_stage(about: Mapping[str, str], device: torch.device) -> Iterator[object]:
     workload = load_workload(about["workload"])
-    config = resolve_config(workload, about["recipe"], {"deterministic": about["repeats"]})
+    config = resolve_config(workload, about["recipe"], {"deterministic": about["deterministic"]})
     configure(num_threads=config.num_threads, deterministic=config.deterministic)
     stage = next(each for each in workload.stages(config) if each.name == about["stage"])
     assert isinstance(stage, Train)
