@@ -139,7 +139,7 @@ def _count(
 
 
 def _compare(
-    session: Session, gpu: Gpu, name: str, counted: Footprint, about: Mapping[str, object]
+    session: Session, gpu: Gpu, name: str, counted: Footprint, about: Mapping[str, str]
 ) -> None:
     command = [sys.executable, "-m", "benchmarks.gpu.steps"]
     try:
