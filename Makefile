@@ -12,6 +12,8 @@ WHEELS := .venv/wheels
 # Node comes from the virtual environment, so the machine needs no installation of it.
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 CDK := npx --no-install cdk
+# A demo starts a dozen processes that import torch: read from source, each takes twice as long.
+unexport PYTHONDONTWRITEBYTECODE
 
 # Two processes more than cores, up to four: many tests wait. Each takes whole files, the longest first.
 WORKERS = --numprocesses=$(shell $(PYTHON) -c 'import os; print(min(4, 2 + (os.cpu_count() or 1)))') \

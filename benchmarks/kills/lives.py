@@ -263,9 +263,12 @@ class _Death:
         if self._steps_since == float("inf"):
             return False
         found = set()
-        for path in self._place.checkpoints.rglob("*"):
-            with suppress(OSError):
-                found.add((path, path.stat().st_size))
+        # Path.rglob fails in Python 3.11 where a folder is deleted meanwhile.
+        for folder, _, names in os.walk(self._place.checkpoints):
+            for name in names:
+                path = Path(folder, name)
+                with suppress(OSError):
+                    found.add((path, path.stat().st_size))
         before, self._listed = self._listed, found
         return before not in (None, found)
 
