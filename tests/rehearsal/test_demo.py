@@ -11,9 +11,9 @@ from rehearsal.drill.deployment import processes_below
 from rehearsal.scenarios.scenario import NSPAWN, PROCESS
 from tests.training import documented
 
-EPOCHS = "baselines=false epochs=9"
+EPOCHS = "baselines=false epochs=18"
 SMALL = [
-    *("--count", "132", "--overrides", EPOCHS),
+    *("--count", "66", "--overrides", EPOCHS),
     *("--notice-seconds", "5"),
 ]
 
