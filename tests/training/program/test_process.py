@@ -108,8 +108,11 @@ def test_a_signal_goes_to_the_first_process_alone() -> None:
 def test_a_signal_is_sent_when_that_returns() -> None:
     with started("sleep", "4715") as process:
         os.kill(process.pid, signal.SIGSTOP)
+        facts = Path(f"/proc/{process.pid}/status")
+        while "State:\tT" not in facts.read_text():
+            time.sleep(0.01)  # a signal that comes before it has stopped ends it
         process.signal(signal.SIGUSR1)
-        status = Path(f"/proc/{process.pid}/status").read_text()
+        status = facts.read_text()
         pending = int(status.partition("ShdPnd:")[2].split()[0], 16)
     assert pending >> (signal.SIGUSR1 - 1) & 1
 
