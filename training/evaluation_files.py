@@ -47,3 +47,12 @@ def write_sheet(path: Path, heading: str, pictures: Sequence[Captioned], num_col
         draw.text((left, top), each.caption, fill=each.color, font=font)
         sheet.paste(Image.fromarray(each.pixels), (left, top + _LINE))
     sheet.save(path)
+
+
+def write_moving(path: Path, rows: Sequence[NDArray[Any]], milliseconds: int) -> None:
+    """Write clips, each row (clips, frames, height, width, 3) in uint8, as a picture that moves."""
+    from PIL import Image
+
+    sheet = np.concatenate([np.concatenate(list(row), axis=2) for row in rows], axis=1)
+    first, *others = [Image.fromarray(frame) for frame in sheet]
+    first.save(path, save_all=True, append_images=others, duration=milliseconds, loop=0, quality=40)

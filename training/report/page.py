@@ -34,7 +34,12 @@ from training.store.protocol import (
 _log = logging.getLogger(__name__)
 
 EVALUATION = "evaluation/"
-_PICTURES = {".png": "image/png", ".svg": "image/svg+xml", ".jpg": "image/jpeg"}
+_PICTURES = {
+    ".png": "image/png",
+    ".svg": "image/svg+xml",
+    ".jpg": "image/jpeg",
+    ".webp": "image/webp",
+}
 _TEXTS = (".txt", ".md", ".csv")
 # Of each kind; more, and larger ones, are links.
 _MOST_BYTES = 400_000

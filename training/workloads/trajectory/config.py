@@ -67,9 +67,11 @@ class RecipeConfig:
     time_average_epochs: int = 16
     baseline_width: int = 24
 
-    # Training. The loss of the future position is multiplied by `position_weight`.
+    # Training. By these the losses of the future position, and of the ball's place in each frame,
+    # are multiplied; clips without a track have none.
     settings: Settings = _SETTINGS
     position_weight: float = 0.5
+    place_weight: float = 10.0
     num_shards: int = 16
     learning_rate: float = 2e-3
     weight_decay: float = 0.05
@@ -90,7 +92,7 @@ class RecipeConfig:
             self,
             at_least={
                 1: ("num_threads", "num_shards", "width", "num_layers", "num_heads", *epochs),
-                0: ("position_weight", "weight_decay"),
+                0: ("position_weight", "place_weight", "weight_decay"),
                 _BASELINE_MULTIPLE: ("baseline_width",),
             },
             above_0=("learning_rate",),
@@ -125,9 +127,6 @@ class TrajectoryConfig(RecipeConfig):
     frame_stride: int = 2
     grid: int = 8
 
-    # The loss of the ball's place in each frame, of clips with a track, is multiplied by it.
-    place_weight: float = 10.0
-
     # More baselines: where a tracker finds the ball, one frame, and frames in random order.
     tracker_epochs: int = 16
     single_frame_epochs: int = 6
@@ -137,9 +136,7 @@ class TrajectoryConfig(RecipeConfig):
         # Not super(): dataclass(slots=True) creates a new class that super() does not know.
         RecipeConfig.__post_init__(self)
         check_choice("backbone_layer", self.backbone_layer, LAYERS)
-        check_fields(
-            self, at_least={1: ("image_size", "frame_stride", "grid"), 0: ("place_weight",)}
-        )
+        check_fields(self, at_least={1: ("image_size", "frame_stride", "grid")})
 
     @property
     def num_frames(self) -> int:

@@ -211,7 +211,7 @@ Batch: TypeAlias = dict[str, Tensor]
 _Item: TypeAlias = tuple[Tensor, int, list[int]]
 View: TypeAlias = Literal["clip", "single_frame", "shuffled", "time_average", "tracker", "tokens"]
 
-# Those that see frames, of which the ball's place is known.
+# Those that see frames.
 _FRAME_VIEWS: frozenset[View] = frozenset({"clip", "single_frame", "shuffled"})
 # The artifact that a view is made from, and the tensor in it.
 _SOURCES: Mapping[View, tuple[str, str]] = MappingProxyType(
@@ -285,6 +285,8 @@ class ClipSamples(Samples):
         """Sample `index` of the split; only the shuffled control draws from `rng`."""
         clip = self.indices[index]
         x = self.seen[clip]
+        if self.view == "tokens":
+            return x, clip, list(range(NUM_FRAMES))
         if self.view not in _FRAME_VIEWS:
             return x, clip, []
         places = torch.arange(len(x))
@@ -309,12 +311,13 @@ class ClipSamples(Samples):
             "last": place_BT2[:, -2],
             "steady": place_BT2[:, -2] + FUTURE_FRAMES * (place_BT2[:, -2] - place_BT2[:, -3]),
         }
-        if self.view in _FRAME_VIEWS:
+        if items[0][2]:
             frames_BT = torch.tensor([frames for _, _, frames in items])
             batch["places"] = place_BT2[torch.arange(len(clips))[:, None], frames_BT]
         with_strip = [clip for clip in clips if clip in self.shown]
         if with_strip:
-            frames = np.stack([self.data.frames[clip, list(STRIP_FRAMES)] for clip in with_strip])
+            which = slice(None) if self.view == "tokens" else list(STRIP_FRAMES)
+            frames = np.stack([self.data.frames[clip, which] for clip in with_strip])
             batch["strips"] = torch.from_numpy(frames)
             batch["strip_clips"] = torch.tensor(with_strip)
         return batch

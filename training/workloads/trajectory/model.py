@@ -30,6 +30,8 @@ from training.workloads.trajectory.evaluation import ClipEvaluation
 
 # Of the network over cells: its width, and how many numbers say what is seen.
 _CELL_WIDTH, _NUM_SEEN = 64, 16
+# What a cell tells: how likely the ball is there, where within (x, y), what is seen there.
+NUM_TOLD = 3 + _NUM_SEEN
 _FLOOR = 0.01
 
 
@@ -76,32 +78,55 @@ class TimeTransformer(nn.Module):
         return self.classify(x_BTD.mean(dim=1)), last_B2 + self.predict(x_BTD[:, -1])
 
 
-class _TransformerHead(TimeTransformer):
+class PlaceTransformer(TimeTransformer):
+    """A Transformer over time that sees, in each frame, where the ball is and what it looks like.
+
+    The expected place is the spatial softmax of Finn et al. 2016 (arXiv:1509.06113) over a grid
+    of cells, of which each says how likely the ball is there, where within, and what is seen.
+    """
+
+    def __init__(self, *, width: int, **shape: Any) -> None:
+        super().__init__(num_inputs=5 + _NUM_SEEN, width=width, **shape)
+
+    def tell_cells(self, told_BTGE: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """From NUM_TOLD numbers of each cell: class logits, future position, places (B, T, 2)."""
+        side = math.isqrt(told_BTGE.shape[2])
+        centers_G2 = _cell_centers(side, told_BTGE.device)
+        heat_BTG1, within_BTG2, seen_BTGS = torch.split(told_BTGE.float(), [1, 2, _NUM_SEEN], -1)
+        share_BTG1 = heat_BTG1.softmax(dim=2)
+        place_BT2 = (share_BTG1 * (centers_G2 + within_BTG2 * 2.0 / side)).sum(dim=2)
+        sure_BT1 = share_BTG1.square().sum(dim=2)
+        seen_BTS = (share_BTG1 * seen_BTGS.tanh()).sum(dim=2)
+        step_BT2 = F.pad(place_BT2[:, 1:] - place_BT2[:, :-1], (0, 0, 1, 0))
+        tokens_BTE = torch.cat([2.0 * place_BT2, 4.0 * step_BT2, sure_BT1, seen_BTS], dim=-1)
+        logits_BK, future_B2 = self.tell(tokens_BTE, place_BT2[:, -1])
+        return logits_BK, future_B2, place_BT2
+
+
+class _TransformerHead(PlaceTransformer):
     """Locates the ball in the grid's features, and classifies its path by a Transformer over time.
 
     From features (B, T, G, C) to class logits (B, K), the future position (B, 2) and the place in
     each frame (B, T, 2), in half frames from the centre. T = 1 is the single-frame baseline.
 
-    What to look for is learned, from the class and, of clips with a track, from the place: of each
-    cell's features, how they differ from the clip's own background, and those of its neighbours, a
-    small network says how likely the ball is there and where within it. The expected place is the
-    spatial softmax of Finn et al. 2016 (arXiv:1509.06113).
+    What to look for is learned, from the class and, of clips with a track, from the place: a small
+    network sees each cell's features, how they differ from the clip's own background, and those of
+    its neighbours.
     """
 
     feature_mean_GC: Tensor
     feature_std_GC: Tensor
     motion_std_C: Tensor
 
-    def __init__(self, *, grid: int, channels: int, width: int, **shape: Any) -> None:
-        super().__init__(num_inputs=5 + _NUM_SEEN, width=width, **shape)
+    def __init__(self, *, grid: int, channels: int, **shape: Any) -> None:
+        super().__init__(**shape)
         self.register_buffer("feature_mean_GC", torch.zeros(grid * grid, channels))
         self.register_buffer("feature_std_GC", torch.ones(grid * grid, channels))
         self.register_buffer("motion_std_C", torch.ones(channels))
         self.grid = grid
         self.mix = nn.Conv2d(2 * channels + 2, _CELL_WIDTH, 1)
         self.around = nn.Conv2d(_CELL_WIDTH, _CELL_WIDTH, 3, padding=1)
-        # How likely the ball is in a cell, where in it, and what is seen there.
-        self.tell_cell = nn.Conv2d(_CELL_WIDTH, 3 + _NUM_SEEN, 1)
+        self.tell_cell = nn.Conv2d(_CELL_WIDTH, NUM_TOLD, 1)
 
     @torch.no_grad()
     def set_statistics(self, features_NTGC: Tensor) -> None:
@@ -113,15 +138,7 @@ class _TransformerHead(TimeTransformer):
         self.motion_std_C.copy_(motion_NTGC.flatten(0, 2).std(dim=0) + _FLOOR)
 
     def forward(self, features_BTGC: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        place_BT2, sure_BT1, seen_BTS = self.locate(features_BTGC.float())
-        step_BT2 = F.pad(place_BT2[:, 1:] - place_BT2[:, :-1], (0, 0, 1, 0))
-        tokens_BTE = torch.cat([2.0 * place_BT2, 4.0 * step_BT2, sure_BT1, seen_BTS], dim=-1)
-        logits_BK, future_B2 = self.tell(tokens_BTE, place_BT2[:, -1])
-        return logits_BK, future_B2, place_BT2
-
-    def locate(self, features_BTGC: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Per frame: the expected place (B, T, 2), how sure it is, and what is seen there."""
-        side = self.grid
+        side, features_BTGC = self.grid, features_BTGC.float()
         standard_BTGC = (features_BTGC - self.feature_mean_GC) / self.feature_std_GC
         motion_BTGC = (features_BTGC - _background(features_BTGC)) / self.motion_std_C
         centers_G2 = _cell_centers(side, features_BTGC.device)
@@ -131,13 +148,7 @@ class _TransformerHead(TimeTransformer):
         x_NDHW = F.gelu(self.mix(cells_NCHW))
         x_NDHW = x_NDHW + F.gelu(self.around(x_NDHW))
         told_NGE = self.tell_cell(x_NDHW).flatten(2).transpose(1, 2)
-        heat_BTG1, within_BTG2, seen_BTGS = torch.split(
-            told_NGE.reshape(*features_BTGC.shape[:3], -1), [1, 2, _NUM_SEEN], dim=-1
-        )
-        share_BTG1 = heat_BTG1.softmax(dim=2)
-        place_BT2 = (share_BTG1 * (centers_G2 + within_BTG2 * 2.0 / side)).sum(dim=2)
-        sure_BT1 = share_BTG1.square().sum(dim=2)
-        return place_BT2, sure_BT1, (share_BTG1 * seen_BTGS.tanh()).sum(dim=2)
+        return self.tell_cells(told_NGE.reshape(*features_BTGC.shape[:3], -1))
 
 
 def _cell_centers(side: int, device: torch.device) -> Tensor:
@@ -145,22 +156,6 @@ def _cell_centers(side: int, device: torch.device) -> Tensor:
     axis = (torch.arange(side, device=device) + 0.5) * 2.0 / side - 1.0
     y, x = torch.meshgrid(axis, axis, indexing="ij")
     return torch.stack([x.flatten(), y.flatten()], dim=1)
-
-
-def motion_tokens(motion_BTGC: Tensor, sharpness: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """Locate motion, without labels.
-
-    Returns each cell's share of the motion (B, T, G) and, per frame, the place (B, T, 2), the step
-    since the frame before (B, T, 2), the size (B, T, 1) and the energy map (B, T, G).
-    """
-    side = math.isqrt(motion_BTGC.shape[2])
-    place_G2 = _cell_centers(side, motion_BTGC.device)
-    energy_BTG = torch.log(motion_BTGC.square().mean(dim=-1) + _FLOOR)
-    share_BTG = (sharpness * energy_BTG).softmax(dim=-1)
-    place_BT2 = 2.0 * share_BTG @ place_G2
-    step_BT2 = 4.0 * F.pad(place_BT2[:, 1:] - place_BT2[:, :-1], (0, 0, 1, 0))
-    size_BT1 = energy_BTG.logsumexp(dim=-1, keepdim=True)
-    return share_BTG, (place_BT2, step_BT2, size_BT1, energy_BTG)
 
 
 def _background(features_BTGC: Tensor) -> Tensor:
@@ -258,15 +253,24 @@ class TrainClipClassifier(ClipEvaluation):
         logits_BK, future_B2 = self.answer(m, b)
         return self.loss_of(b, logits_BK, future_B2)
 
-    def loss_of(self, b: Batch, logits_BK: Tensor, future_B2: Tensor) -> Loss:
-        """Cross entropy, plus the error of the future position times `position_weight`."""
+    def loss_of(
+        self, b: Batch, logits_BK: Tensor, future_B2: Tensor, places_BT2: Tensor | None = None
+    ) -> Loss:
+        """Cross entropy, plus the errors of the future position and of the place in each frame,
+        times `position_weight` and `place_weight`.
+        """
         total = F.cross_entropy(logits_BK, b["labels"], reduction="sum")
         # A clip without a track has NaN there: it counts as predicted exactly.
         place_B2 = torch.where(b["future"].isnan(), future_B2.detach(), b["future"])
         away = F.smooth_l1_loss(future_B2, place_B2, reduction="sum", beta=0.1)
+        total = total + self.config.position_weight * away
+        if places_BT2 is not None:
+            truth_BT2 = torch.where(b["places"].isnan(), places_BT2.detach(), b["places"])
+            away_BT2 = F.smooth_l1_loss(places_BT2, truth_BT2, reduction="none", beta=0.1)
+            total = total + self.config.place_weight * away_BT2.sum(dim=2).mean(dim=1).sum()
         correct = (logits_BK.argmax(dim=1) == b["labels"]).sum()
         return Loss(
-            total=total + self.config.position_weight * away,
+            total=total,
             metrics={"accuracy": (correct, self.weight(b))},
         )
 
@@ -309,13 +313,7 @@ class TrainHead(TrainTimeTransformer):
         return {**batch, "places": torch.zeros(size, self.num_frames, 2)}
 
     def loss(self, m: nn.Module, b: Batch, step: int, num_steps: int) -> Loss:
-        """As of the others, plus the error of the place in each frame times `place_weight`."""
-        logits_BK, future_B2, places_BT2 = (each.float() for each in m(b["x"]))
-        loss = self.loss_of(b, logits_BK, future_B2)
-        truth_BT2 = torch.where(b["places"].isnan(), places_BT2.detach(), b["places"])
-        away = F.smooth_l1_loss(places_BT2, truth_BT2, reduction="none", beta=0.1)
-        total = loss.total + self.config.place_weight * away.sum(dim=2).mean(dim=1).sum()
-        return replace(loss, total=total)
+        return self.loss_of(b, *(each.float() for each in m(b["x"])))
 
     def start(self, m: nn.Module, i: Inputs) -> Start:
         """Check the splits and estimate the features' scale from training clips."""
@@ -342,9 +340,10 @@ class TrainTimeAverage(TrainClipClassifier):
 
 
 def parameter_groups(m: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """Parameter groups with weight decay for matrices, without it for biases, norms and scalars."""
-    decayed = [p for p in m.parameters() if p.ndim >= 2]
-    others = [p for p in m.parameters() if p.ndim < 2]
+    """What is trained: with weight decay matrices, without it biases, norms and scalars."""
+    trained = [p for p in m.parameters() if p.requires_grad]
+    decayed = [p for p in trained if p.ndim >= 2]
+    others = [p for p in trained if p.ndim < 2]
     return [
         {"params": decayed, "weight_decay": weight_decay},
         {"params": others, "weight_decay": 0.0},

@@ -26,7 +26,8 @@ from training.workloads.trajectory.config import (
 from training.workloads.trajectory.dataset import make_dataset
 from training.workloads.trajectory.features import Features, MeanImages
 from training.workloads.trajectory.imported import import_dataset
-from training.workloads.trajectory.magvit.stages import Tokens, TrainTokenizer, TrainTransformer
+from training.workloads.trajectory.magvit.generation import TrainTransformer
+from training.workloads.trajectory.magvit.stages import Tokens, TrainTokenizer
 from training.workloads.trajectory.model import TrainHead, TrainTimeAverage
 from training.workloads.trajectory.tracker import Tracks, TrainTracker
 

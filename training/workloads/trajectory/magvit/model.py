@@ -10,19 +10,31 @@ alternates between the places of one step and the steps of one place.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from training.workloads.trajectory.model import motion_tokens
+from training.workloads.trajectory.clips import NUM_FRAMES
+from training.workloads.trajectory.model import NUM_TOLD, PlaceTransformer
 
 # A pixel moves if it differs from the clip's mean image by this share of the range, more than
 # flicker and noise do.
 _MOVING = 0.15
 # Half the side of the crop around the ball, in radii of the ball.
 _CROP_RADII = 1.5
+
+
+# Each stage's width, in widths of the first, and the stride into it.
+_STEMS: Mapping[str, Sequence[tuple[int, tuple[int, int, int]]]] = MappingProxyType(
+    {
+        "patch": ((1, (2, 4, 4)),),
+        "full": ((1, (1, 1, 1)), (1, (1, 2, 2)), (2, (2, 2, 2)), (4, (2, 2, 2))),
+        "coarse": ((1, (1, 4, 4)), (2, (4, 2, 2))),
+    }
+)
 
 
 class _CausalConv(nn.Module):
@@ -105,17 +117,7 @@ class Tokenizer(nn.Module):
 
     def __init__(self, *, stem: str, width: int, levels: Sequence[int]) -> None:
         super().__init__()
-        # Each stage: channels, and the stride into it.
-        stages: list[tuple[int, tuple[int, int, int]]] = (
-            [(width, (2, 4, 4))]
-            if stem == "patch"
-            else [
-                (width, (1, 1, 1)),
-                (width, (1, 2, 2)),
-                (2 * width, (2, 2, 2)),
-                (4 * width, (2, 2, 2)),
-            ]
-        )
+        stages = [(multiple * width, stride) for multiple, stride in _STEMS[stem]]
         self.quantizer = Quantizer(levels)
         down: list[nn.Module] = []
         up: list[nn.Module] = []
@@ -208,16 +210,16 @@ def _folded_attention(q_BMHNd: Tensor, k_BMHNd: Tensor, v_BMHNd: Tensor) -> Tens
 
 
 class TokenTransformer(nn.Module):
-    """Codes (B, t, G) to class logits (B, K), future position (B, 2), their digits (M, t, G, V).
+    """Tokens (B, t + 1, G) to class logits (B, K), future position (B, 2), the ball's places
+    (B, T, 2) and, for the first M clips, the digits of their codes (M, t, G, V).
 
-    The class is predicted from where something moves: at each step, cells are pooled by how much
-    their code differs from its own mean over time, as in the head on frozen features.
+    It holds its tokenizer, frozen, and so can draw what it decodes.
     """
 
     def __init__(
         self,
         *,
-        quantizer: Quantizer,
+        tokenizer: Tokenizer,
         num_steps: int,
         num_cells: int,
         merged: int,
@@ -228,11 +230,14 @@ class TokenTransformer(nn.Module):
         dropout: float,
     ) -> None:
         super().__init__()
-        self.quantizer = quantizer
-        self.merged = merged
-        num_dimensions = len(quantizer.num_levels)
-        # Per cell: its code's values, their motion, and whether they are masked.
-        self.embed_cells = nn.Linear(merged**2 * (2 * num_dimensions + 1), width)
+        self.tokenizer = tokenizer.requires_grad_(False)
+        self.quantizer = tokenizer.quantizer
+        self.merged, self.num_classes = merged, num_classes
+        levels = self.quantizer.num_levels
+        # Per cell: its code's values, and how much of it is hidden.
+        self.embed_cells = nn.Linear(merged**2 * (len(levels) + 1), width)
+        # Of clips to generate; the last says that it is not told.
+        self.embed_class = nn.Embedding(num_classes + 1, width)
         self.time_tE = nn.Parameter(0.02 * torch.randn(num_steps, 1, width))
         self.place_PE = nn.Parameter(0.02 * torch.randn(num_cells // merged**2, width))
         self.blocks = nn.ModuleList(
@@ -240,58 +245,112 @@ class TokenTransformer(nn.Module):
         )
         self.norm = nn.LayerNorm(width)
         # One guess per dimension of a code: 35 logits instead of 15,360.
-        self.guess = nn.Linear(width, merged**2 * sum(quantizer.num_levels))
-        self.sharpness = nn.Parameter(torch.tensor(4.0))
-        self.embed_motion = nn.Linear(5, width)
-        self.embed_pooled = nn.Linear(width, width, bias=False)
-        # Motion is known from the first step on, appearance must be learned.
-        nn.init.zeros_(self.embed_pooled.weight)
-        self.over_time = nn.ModuleList(
-            nn.TransformerEncoderLayer(
-                width, num_heads, 4 * width, dropout, "gelu", batch_first=True, norm_first=True
-            )
-            for _ in range(2)
+        self.guess = nn.Linear(width, merged**2 * sum(levels))
+        # A step is several frames, of each of which a cell tells its own.
+        self.tell_cell = nn.Linear(width, NUM_FRAMES // num_steps * NUM_TOLD)
+        self.over_time = PlaceTransformer(
+            width=width,
+            num_frames=NUM_FRAMES,
+            num_classes=num_classes,
+            num_layers=2,
+            num_heads=num_heads,
+            dropout=dropout,
         )
-        self.norm_class = nn.LayerNorm(width)
-        self.classify = nn.Linear(width, num_classes)
-        self.predict = nn.Linear(width, 2)
 
-    def forward(self, codes_BtG: Tensor, masked_MtG: Tensor | None = None) -> tuple[Tensor, ...]:
-        """Codes are guessed for the first M clips, those of the mask; without a mask, for none."""
-        codes_BtG = codes_BtG.long()
-        masked_BtG = torch.zeros_like(codes_BtG, dtype=torch.bool)
+    def forward(
+        self,
+        tokens_BsG: Tensor,
+        hidden_MtG: Tensor | None = None,
+        is_hinted_M: Tensor | None = None,
+        classes_M: Tensor | None = None,
+    ) -> tuple[Tensor, ...]:
+        """Codes are guessed for the first M clips, where hidden; without a mask, for none.
+
+        The row after the codes is a hint for the last step, which is seen where that is hidden in
+        a clip that is hinted: MAGVIT's COMMIT, Yu et al. 2022 (arXiv:2212.05199), 3.2.
+        """
+        codes_BtG = tokens_BsG[:, :-1].long()
+        values_BtGD = self.quantizer.values(codes_BtG)
+        flags_BtG = torch.zeros(codes_BtG.shape, device=codes_BtG.device)
+        classes_B = torch.full_like(codes_BtG[:, 0, 0], self.num_classes)
         num_masked = 0
-        if masked_MtG is not None:
-            num_masked = len(masked_MtG)
-            masked_BtG[:num_masked] = masked_MtG
-        values_BtGD = self.quantizer.values(codes_BtG) * ~masked_BtG[..., None]
-        shown_B1G1 = (~masked_BtG).sum(dim=1, keepdim=True)[..., None].clamp(min=1)
-        motion_BtGD = values_BtGD - values_BtGD.sum(dim=1, keepdim=True) / shown_B1G1
-        motion_BtGD = motion_BtGD * ~masked_BtG[..., None]
-        cells_BtGC = torch.cat([values_BtGD, motion_BtGD, masked_BtG[..., None].float()], dim=-1)
+        if hidden_MtG is not None:
+            assert is_hinted_M is not None and classes_M is not None
+            num_masked = len(hidden_MtG)
+            hints_MGD = self.quantizer.values(tokens_BsG[:num_masked, -1].long())
+            shown_MtGD = values_BtGD[:num_masked] * ~hidden_MtG[..., None]
+            is_hint_MG = hidden_MtG[:, -1] & is_hinted_M[:, None]
+            shown_MtGD[:, -1] += hints_MGD * is_hint_MG[..., None]
+            flags_BtG[:num_masked] = hidden_MtG.float()
+            flags_BtG[:num_masked, -1] -= 0.5 * is_hint_MG
+            values_BtGD = torch.cat([shown_MtGD, values_BtGD[num_masked:]])
+            classes_B[:num_masked] = classes_M
+        cells_BtGC = torch.cat([values_BtGD, flags_BtG[..., None]], dim=-1)
         x_BtPE = self.embed_cells(_merge_cells(cells_BtGC, self.merged))
-        x_BtPE = x_BtPE + self.time_tE + self.place_PE
+        x_BtPE = x_BtPE + self.time_tE + self.place_PE + self.embed_class(classes_B)[:, None, None]
         for block in self.blocks:
             x_BtPE = block(x_BtPE)
         x_BtPE = self.norm(x_BtPE)
-        logits_BK, future_B2 = self._tell(x_BtPE, motion_BtGD)
-        if masked_MtG is None:
-            return logits_BK, future_B2
-        guesses_MtPV = self.guess(x_BtPE[:num_masked])
-        return logits_BK, future_B2, _split_cells(guesses_MtPV, self.merged)
+        told_BtPFE = self.tell_cell(x_BtPE).view(*x_BtPE.shape[:3], -1, NUM_TOLD)
+        found = self.over_time.tell_cells(told_BtPFE.transpose(2, 3).flatten(1, 2))
+        if hidden_MtG is None:
+            return found
+        return *found, _split_cells(self.guess(x_BtPE[:num_masked]), self.merged)
 
-    def _tell(self, x_BtPE: Tensor, motion_BtGD: Tensor) -> tuple[Tensor, Tensor]:
-        # Not the energy map: next to it the five numbers would be lost.
-        share_BtG, (place_Bt2, step_Bt2, size_Bt1, _) = motion_tokens(motion_BtGD, self.sharpness)
-        share_BtP = _merge_cells(share_BtG[..., None], self.merged).sum(dim=-1)
-        pooled_BtE = (share_BtP[..., None] * x_BtPE).sum(dim=2)
-        motion_Bt5 = torch.cat([place_Bt2, step_Bt2, size_Bt1], dim=-1)
-        y_BtE = self.embed_motion(motion_Bt5) + self.embed_pooled(pooled_BtE) + self.time_tE[:, 0]
-        for layer in self.over_time:
-            y_BtE = layer(y_BtE)
-        y_BtE = self.norm_class(y_BtE)
-        last_B2 = 0.5 * place_Bt2[:, -1]
-        return self.classify(y_BtE.mean(dim=1)), last_B2 + self.predict(y_BtE[:, -1])
+    @torch.no_grad()
+    def decode(
+        self,
+        tokens_BsG: Tensor,
+        hidden_BtG: Tensor,
+        is_hinted_B: Tensor,
+        classes_B: Tensor,
+        num_steps: int = 12,
+    ) -> Tensor:
+        """Draw the hidden codes; all codes (B, t, G).
+
+        The surest stay, more with each step: MaskGIT (Chang et al. 2022, arXiv:2202.04200), 3.2,
+        with a temperature of the choice that falls from 1 to 0.
+        """
+        codes_BtG, hint_B1G = tokens_BsG[:, :-1].long(), tokens_BsG[:, -1:].long()
+        num_hidden_B = hidden_BtG.flatten(1).sum(dim=1)
+        for step in range(1, num_steps + 1):
+            tokens_BsG = torch.cat([codes_BtG, hint_B1G], dim=1)
+            guesses_BtGV = self(tokens_BsG, hidden_BtG, is_hinted_B, classes_B)[-1].float()
+            drawn_BtG, sure_BtG = _draw(self.quantizer, guesses_BtGV)
+            codes_BtG = torch.where(hidden_BtG, drawn_BtG, codes_BtG)
+            sure_BtG = sure_BtG + (1.0 - step / num_steps) * _gumbel(sure_BtG)
+            order_BN = sure_BtG.masked_fill(~hidden_BtG, torch.inf).flatten(1).argsort(dim=1)
+            num_left_B = (num_hidden_B * math.cos(math.pi / 2 * step / num_steps)).long()
+            hidden_BtG = (order_BN.argsort(dim=1) < num_left_B[:, None]).view(hidden_BtG.shape)
+        return codes_BtG
+
+    @torch.no_grad()
+    def draw(self, codes_BtG: Tensor) -> Tensor:
+        """The frames (B, T, H, W, 3) in uint8 that codes stand for."""
+        side = math.isqrt(codes_BtG.shape[2])
+        codes_Bthw = codes_BtG.long().view(*codes_BtG.shape[:2], side, side)
+        return to_uint8(self.tokenizer.decode(self.quantizer.values(codes_Bthw)))
+
+
+def to_uint8(pixels: Tensor) -> Tensor:
+    """Pixels of about 0 .. 1 as they are kept."""
+    return (pixels.float().clamp(0.0, 1.0) * 255.0).round().to(torch.uint8)
+
+
+def _gumbel(like: Tensor) -> Tensor:
+    return -torch.empty_like(like).exponential_().log()
+
+
+def _draw(quantizer: Quantizer, guesses_BtGV: Tensor) -> tuple[Tensor, Tensor]:
+    """Draw a code for each token from the guesses of its digits; and its log probability."""
+    code_BtG = torch.zeros(guesses_BtGV.shape[:-1], dtype=torch.long, device=guesses_BtGV.device)
+    sure_BtG = torch.zeros_like(guesses_BtGV[..., 0])
+    of_digits = torch.split(guesses_BtGV, list(quantizer.num_levels), dim=-1)
+    for basis, guess_BtGL in zip(quantizer.basis, of_digits, strict=True):
+        digit_BtG1 = (guess_BtGL + _gumbel(guess_BtGL)).argmax(dim=-1, keepdim=True)
+        code_BtG += basis * digit_BtG1[..., 0]
+        sure_BtG += guess_BtGL.log_softmax(dim=-1).gather(-1, digit_BtG1)[..., 0]
+    return code_BtG, sure_BtG
 
 
 def _merge_cells(x_BtGC: Tensor, merged: int) -> Tensor:

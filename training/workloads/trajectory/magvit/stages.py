@@ -1,7 +1,6 @@
-"""Stages of the MAGVIT recipes: Train `tokenizer` -> Prepare `tokens` -> Train `transformer`."""
+"""The first stages of the MAGVIT recipes: Train `tokenizer`, Prepare `tokens`."""
 
 import hashlib
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -9,13 +8,12 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
 from training.evaluation_files import Captioned, write_sheet
 from training.workload import Inputs, Loss, Partial, Probe, Settings, Start, Train
-from training.workloads.trajectory.clips import CLIP_SHAPE, TRACK_SHAPE
+from training.workloads.trajectory.clips import CLIP_SHAPE, NUM_FRAMES, TRACK_SHAPE
 from training.workloads.trajectory.config import MagvitConfig
 from training.workloads.trajectory.dataset import (
     NUM_STRIPS,
@@ -27,13 +25,12 @@ from training.workloads.trajectory.dataset import (
 )
 from training.workloads.trajectory.features import PreparedClips
 from training.workloads.trajectory.magvit.model import (
-    Quantizer,
     Tokenizer,
-    TokenTransformer,
     crop_mask,
     moving,
+    to_uint8,
 )
-from training.workloads.trajectory.model import TrainClipClassifier, parameter_groups
+from training.workloads.trajectory.model import parameter_groups
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,7 +62,7 @@ class TrainTokenizer(Train):
         }
 
     def model(self, i: Inputs) -> nn.Module:
-        return _build_tokenizer(self.config)
+        return build_tokenizer(self.config)
 
     def start(self, m: nn.Module, i: Inputs) -> Start:
         return Start(facts={"codes": self.config.num_codes})
@@ -95,19 +92,21 @@ class TrainTokenizer(Train):
         frames, shown, strip = b["frames"], b["shown"], list(STRIP_FRAMES)
         pixels_BTHW3, quantized = m(frames)
         pixels_BTHW3 = pixels_BTHW3.float().clamp(0.0, 1.0)
-        squared = (pixels_BTHW3 - frames.float() / 255.0).square()
+        truth_BTHW3 = frames.float() / 255.0
+        squared = (pixels_BTHW3 - truth_BTHW3).square()
+        of_mean = (truth_BTHW3.mean(dim=1, keepdim=True) - truth_BTHW3).square()
         crop = crop_mask(b["tracks"][:, :-1], *frames.shape[2:4])
         codes = m.quantizer.indices(quantized).flatten()
-        reconstructed = (pixels_BTHW3[shown][:, strip] * 255.0).round()
         return Partial(
             sums={
                 "squared": (float(squared.sum()), squared.numel()),
                 "squared_crop": (float((squared * crop).sum()), 3.0 * float(crop.sum())),
+                "squared_mean_crop": (float((of_mean * crop).sum()), 3.0 * float(crop.sum())),
             },
             tensors={
                 "codes": torch.bincount(codes, minlength=m.quantizer.num_codes).cpu(),
                 "truth": frames[shown][:, strip].cpu(),
-                "reconstructed": reconstructed.to("cpu", torch.uint8),
+                "reconstructed": to_uint8(pixels_BTHW3[shown][:, strip]).cpu(),
             },
         )
 
@@ -116,9 +115,11 @@ class TrainTokenizer(Train):
         counts = torch.stack([part.tensors["codes"] for part in parts]).sum(dim=0).double()
         shares = counts[counts > 0] / counts.sum()
         has_ball = any(part.sums["squared_crop"][1] for part in parts)
+        # Of the crops also what the clip's mean image has.
+        of_ball = {"psnr_ball": "squared_crop", "mean_image_psnr_ball": "squared_mean_crop"}
         return {
-            "psnr": _psnr(parts, "squared"),
-            **({"psnr_ball": _psnr(parts, "squared_crop")} if has_ball else {}),
+            "psnr": psnr(parts, "squared"),
+            **({name: psnr(parts, sums) for name, sums in of_ball.items()} if has_ball else {}),
             "code_usage": float((counts > 0).double().mean()),
             "code_perplexity": float((-shares * shares.log()).sum().exp()),
         }
@@ -135,7 +136,7 @@ class TrainTokenizer(Train):
             write_sheet(out / "reconstructions.png", heading, pictures, num_columns=2)
 
 
-def _psnr(parts: Sequence[Partial], name: str) -> float:
+def psnr(parts: Sequence[Partial], name: str) -> float:
     total = sum(part.sums[name][0] for part in parts)
     count = sum(part.sums[name][1] for part in parts)
     return float(-10.0 * torch.log10(torch.tensor(max(total / max(count, 1.0), 1e-12))))
@@ -163,91 +164,45 @@ class Tokens(PreparedClips):
     def probe(self) -> Probe:
         """One clip through the whole tokenizer, although `make` needs only its encoder."""
         return Probe(
-            build=lambda: _build_tokenizer(self.config),
+            build=lambda: build_tokenizer(self.config),
             batch=torch.zeros((1, *CLIP_SHAPE), dtype=torch.uint8),
             size=1,
         )
 
     @torch.inference_mode()
     def make(self, i: Inputs, shard: int) -> Mapping[str, Tensor]:
-        """Return {"tokens": (clips, t, cells) int16} for the clips of one shard."""
+        """Return {"tokens": (clips, t + 1, cells) int16} for the clips of one shard.
+
+        The last row is the last step's where only the first and the last step's frames are known.
+        """
         assert i.prior is not None
-        tokenizer = _build_tokenizer(self.config)
+        tokenizer = build_tokenizer(self.config)
         tokenizer.load_state_dict(dict(i.prior.model))
         tokenizer.to(i.device).eval()
         frames = shard_frames(i.dataset.folder, shard, self.num_shards)
+        of_step = NUM_FRAMES // self.config.token_shape[0]
         # Clip by clip: a clip's codes cannot depend on its neighbours in a shard.
-        codes = []
+        tokens = []
         for clip in frames:
             clip_1THW3 = torch.from_numpy(clip[None].copy()).to(i.device)
-            codes_1thw = tokenizer.quantizer.indices(tokenizer.encode(clip_1THW3))
-            codes.append(codes_1thw.flatten(2).to("cpu", torch.int16))
-        return {"tokens": torch.cat(codes)}
+            codes_1tG, hints_1tG = (
+                tokenizer.quantizer.indices(tokenizer.encode(each)).flatten(2)
+                for each in (clip_1THW3, _blended(clip_1THW3, of_step))
+            )
+            tokens.append(torch.cat([codes_1tG, hints_1tG[:, -1:]], dim=1).to("cpu", torch.int16))
+        return {"tokens": torch.cat(tokens)}
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TrainTransformer(TrainClipClassifier):
-    """Trains on masked tokens, and on the class and future position of unmasked clips."""
-
-    config: MagvitConfig
-
-    def model_input(self, size: int) -> Tensor:
-        return torch.zeros((size, *self.config.token_shape), dtype=torch.int16)
-
-    def model(self, i: Inputs) -> nn.Module:
-        c = self.config
-        num_steps, num_cells = c.token_shape
-        return TokenTransformer(
-            quantizer=Quantizer(c.num_levels),
-            num_steps=num_steps,
-            num_cells=num_cells,
-            merged=c.merged,
-            num_classes=len(self.classes),
-            width=c.width,
-            num_layers=c.num_layers,
-            num_heads=c.num_heads,
-            dropout=c.dropout,
-        )
-
-    def loss(self, m: nn.Module, b: Batch, step: int, num_steps: int) -> Loss:
-        """Class and position of unmasked clips, masked tokens of the others.
-
-        In a masked clip the share cos(u pi / 2) of the tokens is hidden, with u uniform (MaskGIT,
-        Chang et al. 2022, arXiv:2202.04200).
-        """
-        codes_BtG = b["x"].long()
-        num_clips, device = len(codes_BtG), codes_BtG.device
-        num_masked = int(self.config.masked_share * num_clips)
-        share_M = torch.cos(torch.rand(num_masked, device=device) * (math.pi / 2))
-        masked_MtG = (
-            torch.rand(codes_BtG[:num_masked].shape, device=device) < share_M[:, None, None]
-        )
-        logits_BK, future_B2, guesses_MtGV = m(codes_BtG, masked_MtG)
-        whole = {name: b[name][num_masked:] for name in ("labels", "future")}
-        loss = self.loss_of(whole, logits_BK[num_masked:].float(), future_B2[num_masked:].float())
-        levels = self.config.num_levels
-        guess_MtG = _digits_loss(levels, guesses_MtGV.float(), codes_BtG[:num_masked])
-        # Visible tokens have weight 0, so that no shape depends on the data.
-        num_hidden = masked_MtG.sum()
-        guess = (guess_MtG * masked_MtG).sum() / num_hidden.clamp(min=1)
-        return Loss(
-            total=loss.total * (num_clips / (num_clips - num_masked)),
-            mean=self.config.masked_weight * guess,
-            metrics={**loss.metrics, "masked_loss": (guess.detach(), 1.0)},
-        )
+def _blended(clips_BTHW3: Tensor, num_given: int) -> Tensor:
+    """Clips of which the first and last `num_given` frames are known, faded into each other."""
+    first_B1HW3 = clips_BTHW3[:, num_given - 1 : num_given].float()
+    last_B1HW3 = clips_BTHW3[:, -num_given:][:, :1].float()
+    num_between = clips_BTHW3.shape[1] - 2 * num_given
+    share_T111 = torch.arange(1, num_between + 1, device=clips_BTHW3.device).view(-1, 1, 1, 1)
+    between = torch.lerp(first_B1HW3, last_B1HW3, share_T111 / (num_between + 1)).round().byte()
+    return torch.cat([clips_BTHW3[:, :num_given], between, clips_BTHW3[:, -num_given:]], dim=1)
 
 
-def _digits_loss(levels: Sequence[int], guesses_MtGV: Tensor, codes_MtG: Tensor) -> Tensor:
-    """Cross entropy of guessed codes, (M, t, G): the sum over a code's dimensions."""
-    losses = []
-    rest = codes_MtG.flatten()
-    for level, logits_MtGL in zip(levels, torch.split(guesses_MtGV, list(levels), -1), strict=True):
-        logits = logits_MtGL.flatten(0, 2)
-        losses.append(F.cross_entropy(logits, rest % level, reduction="none"))
-        rest = rest // level
-    return torch.stack(losses).sum(dim=0).view(codes_MtG.shape)
-
-
-def _build_tokenizer(c: MagvitConfig) -> Tokenizer:
+def build_tokenizer(c: MagvitConfig) -> Tokenizer:
     """Return a newly initialised tokenizer."""
     return Tokenizer(stem=c.stem, width=c.tokenizer_width, levels=c.num_levels)

@@ -1,0 +1,209 @@
+"""Stage `transformer` of the MAGVIT recipes: learns to fill in tokens, and the class of a clip.
+
+What it generates is drawn: the second half of a clip from its first, what is between its ends, and
+clips of a class. B clips, M masked ones, t token steps in time (s: and the row of hints after
+them), G cells of the token grid, T frames, K classes, V the sum of a code's levels.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from training.evaluation_files import Captioned, write_moving, write_sheet
+from training.workload import Inputs, Loss, Partial, Start
+from training.workloads.trajectory.clips import FRAME_SIZE, NUM_FRAMES
+from training.workloads.trajectory.config import MagvitConfig
+from training.workloads.trajectory.dataset import STRIP_FRAMES, Batch
+from training.workloads.trajectory.magvit.model import TokenTransformer
+from training.workloads.trajectory.magvit.stages import build_tokenizer, psnr
+from training.workloads.trajectory.model import TrainClipClassifier
+
+# Clips of which generated ones are drawn, and what stands above them.
+_NUM_DRAWN = 4
+_GENERATED = "clips, and what is drawn of them by decoding in 12 steps"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainTransformer(TrainClipClassifier):
+    """Trains on masked tokens, and on class and places of unmasked clips."""
+
+    config: MagvitConfig
+
+    def model_input(self, size: int) -> Tensor:
+        num_steps, num_cells = self.config.token_shape
+        return torch.zeros((size, num_steps + 1, num_cells), dtype=torch.int16)
+
+    def example(self, size: int) -> Batch:
+        batch = TrainClipClassifier.example(self, size)
+        return {**batch, "places": torch.zeros(size, NUM_FRAMES, 2)}
+
+    def model(self, i: Inputs) -> nn.Module:
+        c = self.config
+        num_steps, num_cells = c.token_shape
+        return TokenTransformer(
+            tokenizer=build_tokenizer(c),
+            num_steps=num_steps,
+            num_cells=num_cells,
+            merged=c.merged,
+            num_classes=len(self.classes),
+            width=c.width,
+            num_layers=c.num_layers,
+            num_heads=c.num_heads,
+            dropout=c.dropout,
+        )
+
+    def start(self, m: nn.Module, i: Inputs) -> Start:
+        """Check the splits and take the tokenizer that was trained before."""
+        assert isinstance(m, TokenTransformer) and i.prior is not None
+        m.tokenizer.load_state_dict(dict(i.prior.model))
+        # Not super(): dataclass(slots=True) creates a new class that super() does not know.
+        return TrainClipClassifier.start(self, m, i)
+
+    def loss(self, m: nn.Module, b: Batch, step: int, num_steps: int) -> Loss:
+        """Class and places of unmasked clips, masked tokens of the others."""
+        tokens_BsG, num_masked = b["x"].long(), int(self.config.masked_share * len(b["x"]))
+        codes_MtG = tokens_BsG[:num_masked, :-1]
+        hidden_MtG, is_hinted_M = _hidden(codes_MtG)
+        # A tenth of the classes is not told, as in guidance without a classifier.
+        is_told_M = torch.rand(num_masked, device=codes_MtG.device) > 0.1
+        classes_M = torch.where(is_told_M, b["labels"][:num_masked], len(self.classes))
+        logits_BK, future_B2, places_BT2, guesses_MtGV = m(
+            tokens_BsG, hidden_MtG, is_hinted_M, classes_M
+        )
+        whole = {name: b[name][num_masked:] for name in ("labels", "future", "places")}
+        found = (each[num_masked:].float() for each in (logits_BK, future_B2, places_BT2))
+        loss = self.loss_of(whole, *found)
+        guess_MtG = _digits_loss(self.config.num_levels, guesses_MtGV.float(), codes_MtG)
+        # Visible tokens have weight 0, so that no shape depends on the data.
+        guess = (guess_MtG * hidden_MtG).sum() / hidden_MtG.sum().clamp(min=1)
+        return Loss(
+            total=loss.total * (len(tokens_BsG) / len(whole["labels"])),
+            mean=self.config.masked_weight * guess,
+            metrics={**loss.metrics, "masked_loss": (guess.detach(), 1.0)},
+        )
+
+    def evaluate(self, m: nn.Module, b: Batch) -> Partial:
+        """As of the others; and of the clips that are shown, what is predicted of their end."""
+        # Not super(): dataclass(slots=True) creates a new class that super() does not know.
+        part = TrainClipClassifier.evaluate(self, m, b)
+        if "strips" not in b:
+            return part
+        assert isinstance(m, TokenTransformer)
+        is_shown = torch.isin(b["clips"], b["strip_clips"])
+        tokens_BsG, truth_BTHW3 = b["x"][is_shown], b["strips"]
+        hidden_BtG = torch.zeros_like(tokens_BsG[:, :-1], dtype=torch.bool)
+        num_steps = hidden_BtG.shape[1]
+        hidden_BtG[:, -(num_steps // 4) :] = True
+        codes_BtG = _decoded(m, tokens_BsG, hidden_BtG)
+        found = m(torch.cat([codes_BtG, tokens_BsG[:, -1:].long()], dim=1))
+        first = NUM_FRAMES - NUM_FRAMES // 4
+        pictures = {
+            "predicted": m.draw(codes_BtG)[:, first:],
+            "copied": truth_BTHW3[:, first - 1 : first],
+        }
+        true_BT2 = b["places"][is_shown]
+        places = {"predicted": found[2][:, first:], "copied": true_BT2[:, first - 1 : first]}
+        sums: dict[str, tuple[float, float]] = {}
+        for name, drawn_BTHW3 in pictures.items():
+            away = (drawn_BTHW3.float() - truth_BTHW3[:, first:].float()) / 255.0
+            sums[f"squared_{name}"] = (float(away.square().sum()), away.numel())
+            error_BT = FRAME_SIZE / 2 * (places[name] - true_BT2[:, first:]).norm(dim=2)
+            sums[f"away_{name}"] = (float(error_BT.nansum()), float((~error_BT.isnan()).sum()))
+        strips = part.tensors["strips"][:, list(STRIP_FRAMES)]
+        return replace(part, sums=sums, tensors={**part.tensors, "strips": strips})
+
+    def summarize(self, parts: Sequence[Partial], out: Path) -> Mapping[str, float]:
+        """As of the others, and PSNR and the ball's error of frames predicted, and copied."""
+        metrics = dict(TrainClipClassifier.summarize(self, parts, out))
+        shown = [part for part in parts if part.sums]
+        for name in ("predicted", "copied") if shown else ():
+            metrics[f"{name}_psnr"] = psnr(shown, f"squared_{name}")
+            away, count = (sum(part.sums[f"away_{name}"][k] for part in shown) for k in (0, 1))
+            if count:
+                metrics[f"{name}_ball_error_pixels"] = away / count
+        return metrics
+
+    def show(self, m: nn.Module, i: Inputs, parts: Sequence[Partial], out: Path) -> None:
+        """Besides clips.jpg, generated clips: generated.jpg, and as they move generated.webp."""
+        TrainClipClassifier.show(self, m, i, parts, out)
+        assert isinstance(m, TokenTransformer)
+        samples = self.samples(i, "validation")
+        rng, num = torch.Generator(), min(_NUM_DRAWN, len(samples))
+        batch = samples.collate([samples.get(k, -1, rng) for k in range(num)])
+        labels_B, tokens_BsG = batch["labels"], batch["x"].to(i.device)
+        clips = {"true": batch["strips"], **_generated(m, tokens_BsG, labels_B.to(i.device))}
+        write_moving(out / "generated.webp", [clip.numpy() for clip in clips.values()], 125)
+        pictures = [
+            Captioned(
+                np.concatenate(list(clips[name][number, list(STRIP_FRAMES)].numpy()), axis=1),
+                caption=f"{self.classes[int(label)]}: {name}",
+            )
+            for number, label in enumerate(labels_B)
+            for name in clips
+        ]
+        write_sheet(out / "generated.jpg", _GENERATED, pictures, num_columns=len(clips))
+
+
+def _digits_loss(levels: Sequence[int], guesses_MtGV: Tensor, codes_MtG: Tensor) -> Tensor:
+    """Cross entropy of guessed codes, (M, t, G): the sum over a code's dimensions."""
+    losses = []
+    rest = codes_MtG.flatten()
+    for level, logits_MtGL in zip(levels, torch.split(guesses_MtGV, list(levels), -1), strict=True):
+        logits = logits_MtGL.flatten(0, 2)
+        losses.append(F.cross_entropy(logits, rest % level, reduction="none"))
+        rest = rest // level
+    return torch.stack(losses).sum(dim=0).view(codes_MtG.shape)
+
+
+def _hidden(codes_MtG: Tensor) -> tuple[Tensor, Tensor]:
+    """Which tokens to hide, (M, t, G), and of which clips the last step is hinted, (M).
+
+    The share cos(u pi / 2), with u uniform, as in MaskGIT; of the whole clip, of what follows its
+    first steps (frame prediction) or of what follows the first step (interpolation), in turns.
+    """
+    num_clips, num_steps, _ = codes_MtG.shape
+    device = codes_MtG.device
+    share_M = torch.cos(torch.rand(num_clips, device=device) * (math.pi / 2))
+    hidden_MtG = torch.rand(codes_MtG.shape, device=device) < share_M[:, None, None]
+    task_M = torch.randint(0, 3, (num_clips,), device=device)
+    given_M = torch.randint(1, num_steps, (num_clips,), device=device)
+    given_M = torch.stack([torch.zeros_like(given_M), given_M, torch.ones_like(given_M)])[
+        task_M, torch.arange(num_clips, device=device)
+    ]
+    is_given_Mt = torch.arange(num_steps, device=device) < given_M[:, None]
+    return hidden_MtG & ~is_given_Mt[..., None], task_M == 2
+
+
+def _decoded(
+    m: TokenTransformer,
+    tokens_BsG: Tensor,
+    hidden_BtG: Tensor,
+    *,
+    is_hinted: bool = False,
+    classes_B: Tensor | None = None,
+) -> Tensor:
+    """All codes, the hidden ones drawn; for all clips a hint or none, and classes or none."""
+    same_B = torch.zeros_like(tokens_BsG[:, 0, 0], dtype=torch.long)
+    classes_B = same_B + m.num_classes if classes_B is None else classes_B
+    return m.decode(tokens_BsG, hidden_BtG, (same_B + is_hinted).bool(), classes_B)
+
+
+def _generated(m: TokenTransformer, tokens_BsG: Tensor, labels_B: Tensor) -> dict[str, Tensor]:
+    """Clips (B, T, H, W, 3) in uint8 on the CPU, by what is drawn of them."""
+    nothing_BtG = torch.zeros_like(tokens_BsG[:, :-1], dtype=torch.bool)
+    steps = torch.arange(nothing_BtG.shape[1], device=tokens_BsG.device)[:, None]
+    codes = {
+        "reconstructed": tokens_BsG[:, :-1].long(),
+        "second half predicted": _decoded(m, tokens_BsG, nothing_BtG | (steps >= len(steps) // 2)),
+        "all but the ends interpolated": _decoded(
+            m, tokens_BsG, nothing_BtG | (steps >= 1), is_hinted=True
+        ),
+        "generated from its class": _decoded(m, tokens_BsG, ~nothing_BtG, classes_B=labels_B),
+    }
+    return {name: m.draw(each).cpu() for name, each in codes.items()}
