@@ -204,8 +204,12 @@ class MagvitConfig(RecipeConfig):
     tokenizer_width: int = 32
     # Levels of each dimension of a code: 15,360 codes (the FSQ paper's table for 2^14).
     levels: str = "8,8,8,6,5"
-    # Extra weight of pixels that differ from the clip's mean image.
+    # Extra weight of pixels that differ from the clip's mean image; weights of how far apart what
+    # ResNet-18 sees is, with ImageNet's or random weights, and of a critic (both 0: neither).
     motion_weight: float = 20.0
+    perceptual_weight: float = 0.0
+    adversarial_weight: float = 0.0
+    weights: Literal["random", "pretrained"] = "pretrained"
     tokenizer_epochs: int = 2
     tokenizer_learning_rate: float = 3e-3
     tokenizer_batch: int = 4
@@ -220,7 +224,10 @@ class MagvitConfig(RecipeConfig):
         RecipeConfig.__post_init__(self)
         check_fields(
             self,
-            at_least={1: ("tokenizer_width",), 0: ("motion_weight", "masked_weight")},
+            at_least={
+                1: ("tokenizer_width",),
+                0: ("motion_weight", "perceptual_weight", "adversarial_weight", "masked_weight"),
+            },
             above_0=("tokenizer_learning_rate",),
         )
         if len(self.num_levels) < 1 or min(self.num_levels) < 2:

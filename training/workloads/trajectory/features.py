@@ -92,7 +92,7 @@ class Features(PreparedClips):
         """One clip's frames, as images, through the backbone (weights do not matter)."""
         c = self.config
         return Probe(
-            build=lambda: _build_backbone("random", c.backbone_seed, c.backbone_layer),
+            build=lambda: build_backbone("random", c.backbone_seed, c.backbone_layer),
             batch=torch.zeros(c.num_frames, 3, c.image_size, c.image_size),
             size=1,
         )
@@ -109,29 +109,33 @@ def _clip_features(
 
 def _to_images(frames: "Frames", c: TrajectoryConfig, device: torch.device) -> Tensor:
     """Return frames (T, 64, 64, 3) as normalised images (T, 3, size, size), channels-last."""
-    pixels = torch.from_numpy(frames.copy()).to(device).float()
-    normalised = (pixels - pixels.new_tensor(_MEAN)) / pixels.new_tensor(_STD)
-    # Frames are stored as T, H, W, channel: this view is already channels-last, the fast layout.
-    images = normalised.permute(0, 3, 1, 2)
+    images = normalised(torch.from_numpy(frames.copy()).to(device))
     if c.image_size != images.shape[-1]:
         images = F.interpolate(images, size=c.image_size, mode="bilinear", antialias=True)
     return images
 
 
+def normalised(frames_THWC: Tensor) -> Tensor:
+    """Frames of 0 .. 255 as ImageNet's networks see them, (T, C, H, W)."""
+    pixels = frames_THWC.float()
+    # Stored as T, H, W, channel: this view is already channels-last, the fast layout.
+    return ((pixels - pixels.new_tensor(_MEAN)) / pixels.new_tensor(_STD)).permute(0, 3, 1, 2)
+
+
 @lru_cache(maxsize=1)
 def load_backbone(c: TrajectoryConfig, folder: Path, device: torch.device) -> nn.Module:
     """Return the backbone for a dataset folder, calibrated if its weights are random."""
-    backbone: nn.Module = _build_backbone(c.weights, c.backbone_seed, c.backbone_layer)
+    backbone: nn.Module = build_backbone(c.weights, c.backbone_seed, c.backbone_layer)
     backbone = backbone.to(device=device, memory_format=torch.channels_last)  # type: ignore[call-overload]
     if c.weights == "random":
         data = open_dataset(folder)
         clips = [data.frames[k] for k in data.splits["train"][:_CALIBRATION_CLIPS]]
-        _calibrate(backbone, torch.cat([_to_images(clip[::8], c, device) for clip in clips]))
+        calibrate(backbone, torch.cat([_to_images(clip[::8], c, device) for clip in clips]))
     return backbone
 
 
 @torch.inference_mode()
-def _calibrate(backbone: nn.Module, images: Tensor) -> None:
+def calibrate(backbone: nn.Module, images: Tensor) -> None:
     """Set batch norm's statistics from `images`; without this, accuracy is 0.12 lower (LOG.md)."""
     norms = [module for module in backbone.modules() if isinstance(module, nn.BatchNorm2d)]
     for norm in norms:
@@ -141,7 +145,7 @@ def _calibrate(backbone: nn.Module, images: Tensor) -> None:
     backbone.eval()
 
 
-def _build_backbone(weights: str, seed: int, layer: str) -> nn.Module:
+def build_backbone(weights: str, seed: int, layer: str) -> nn.Module:
     """Return ResNet-18 up to and including `layer`, frozen, in eval mode."""
     try:
         from torchvision.models import ResNet18_Weights, resnet18

@@ -40,8 +40,8 @@ from training.workloads.trajectory.dataset import (
 from training.workloads.trajectory.features import (
     Features,
     MeanImages,
-    _build_backbone,
     _clip_features,
+    build_backbone,
     load_backbone,
 )
 from training.workloads.trajectory.model import TrainClipClassifier, _cell_centers, _TransformerHead
@@ -150,7 +150,7 @@ def test_fails_on_an_image_without_torchvision(monkeypatch: pytest.MonkeyPatch) 
     for name in ("torchvision", "torchvision.models"):
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(UserError, match="ResNet-18 needs the package torchvision") as refusal:
-        _build_backbone("random", 0, "layer2")
+        build_backbone("random", 0, "layer2")
     assert "install the torchvision that matches torch 2." in str(refusal.value)
 
 

@@ -61,7 +61,7 @@ class TrainTransformer(TrainClipClassifier):
     def start(self, m: nn.Module, i: Inputs) -> Start:
         """Check the splits and take the tokenizer that was trained before."""
         assert isinstance(m, TokenTransformer) and i.prior is not None
-        m.tokenizer.load_state_dict(dict(i.prior.model))
+        m.tokenizer.load_state_dict(build_tokenizer(self.config, i.prior).state_dict())
         # Not super(): dataclass(slots=True) creates a new class that super() does not know.
         return TrainClipClassifier.start(self, m, i)
 

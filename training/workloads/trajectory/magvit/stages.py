@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
 from training.evaluation_files import Captioned, write_sheet
-from training.workload import Inputs, Loss, Partial, Probe, Settings, Start, Train
+from training.workload import Inputs, Loss, Partial, Prior, Probe, Settings, Start, Train
 from training.workloads.trajectory.clips import CLIP_SHAPE, NUM_FRAMES, TRACK_SHAPE
 from training.workloads.trajectory.config import MagvitConfig
 from training.workloads.trajectory.dataset import (
@@ -24,6 +24,7 @@ from training.workloads.trajectory.dataset import (
     shard_frames,
 )
 from training.workloads.trajectory.features import PreparedClips
+from training.workloads.trajectory.magvit.judge import JudgedTokenizer
 from training.workloads.trajectory.magvit.model import (
     Tokenizer,
     crop_mask,
@@ -31,6 +32,8 @@ from training.workloads.trajectory.magvit.model import (
     to_uint8,
 )
 from training.workloads.trajectory.model import parameter_groups
+
+_NUM_CALIBRATING = 32  # clips
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,9 +65,17 @@ class TrainTokenizer(Train):
         }
 
     def model(self, i: Inputs) -> nn.Module:
-        return build_tokenizer(self.config)
+        c = self.config
+        if c.perceptual_weight or c.adversarial_weight:
+            return JudgedTokenizer(weights=c.weights, seed=c.seed, **_shape(c))
+        return build_tokenizer(c)
 
     def start(self, m: nn.Module, i: Inputs) -> Start:
+        if isinstance(m, JudgedTokenizer) and self.config.weights == "random":
+            samples = self.samples(i, "train")
+            num = min(_NUM_CALIBRATING, len(samples))
+            items = [samples.get(k, -1, torch.Generator()) for k in range(num)]
+            m.calibrate(samples.collate(items)["frames"])
         return Start(facts={"codes": self.config.num_codes})
 
     def optimizer(self, m: nn.Module) -> Optimizer:
@@ -78,13 +89,24 @@ class TrainTokenizer(Train):
         return FrameSamples(data=data, indices=indices, shown=frozenset(indices[:NUM_STRIPS]))
 
     def loss(self, m: nn.Module, b: Batch, step: int, num_steps: int) -> Loss:
-        """Squared error, with the additional weight `motion_weight` for moving pixels."""
-        pixels_BTHW3, _ = m(b["frames"])
+        """Squared error, with more weight for moving pixels, and what the judges say."""
+        pixels_BTHW3, _, *judged = m(b["frames"])
         truth_BTHW3 = b["frames"].float() / 255.0
         moving_BTHW1 = moving(truth_BTHW3)
         weight_BTHW1 = 1.0 + self.config.motion_weight * moving_BTHW1
         squared = (pixels_BTHW3.float() - truth_BTHW3).square() * weight_BTHW1
-        return Loss(total=squared.mean(dim=(1, 2, 3, 4)).sum())
+        total = squared.mean(dim=(1, 2, 3, 4)).sum()
+        if not judged:
+            return Loss(total=total)
+        apart, displeased, mistaken = (each.float().sum() for each in judged)
+        c, count = self.config, len(b["frames"])
+        return Loss(
+            total=total
+            + c.perceptual_weight * apart
+            + c.adversarial_weight * displeased
+            + mistaken,
+            metrics={"perceptual": (apart.detach(), count), "critic": (mistaken.detach(), count)},
+        )
 
     def evaluate(self, m: nn.Module, b: Batch) -> Partial:
         """Squared errors, code counts, a few clips to show."""
@@ -176,8 +198,7 @@ class Tokens(PreparedClips):
         The last row is the last step's where only the first and the last step's frames are known.
         """
         assert i.prior is not None
-        tokenizer = build_tokenizer(self.config)
-        tokenizer.load_state_dict(dict(i.prior.model))
+        tokenizer = build_tokenizer(self.config, i.prior)
         tokenizer.to(i.device).eval()
         frames = shard_frames(i.dataset.folder, shard, self.num_shards)
         of_step = NUM_FRAMES // self.config.token_shape[0]
@@ -203,6 +224,13 @@ def _blended(clips_BTHW3: Tensor, num_given: int) -> Tensor:
     return torch.cat([clips_BTHW3[:, :num_given], between, clips_BTHW3[:, -num_given:]], dim=1)
 
 
-def build_tokenizer(c: MagvitConfig) -> Tokenizer:
-    """Return a newly initialised tokenizer."""
-    return Tokenizer(stem=c.stem, width=c.tokenizer_width, levels=c.num_levels)
+def build_tokenizer(c: MagvitConfig, prior: Prior | None = None) -> Tokenizer:
+    """Return a newly initialised tokenizer, or the one that was trained, without its judges."""
+    tokenizer = Tokenizer(**_shape(c))
+    if prior is not None:
+        tokenizer.load_state_dict({name: prior.model[name] for name in tokenizer.state_dict()})
+    return tokenizer
+
+
+def _shape(c: MagvitConfig) -> dict[str, Any]:
+    return {"stem": c.stem, "width": c.tokenizer_width, "levels": c.num_levels}

@@ -1,0 +1,198 @@
+"""MAGVIT's Transformer: what it guesses, decodes and draws, and what an evaluation tells of it."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+
+from tests.training.workloads.trajectory.magvit.scene import transformer_stage
+from training.workload import Inputs
+from training.workloads.trajectory.clips import CLASSES
+from training.workloads.trajectory.dataset import open_dataset
+from training.workloads.trajectory.magvit.generation import (
+    _digits_loss,
+    _generated,
+    _hidden,
+)
+from training.workloads.trajectory.magvit.model import Quantizer, TokenTransformer, _draw
+from training.workloads.trajectory.magvit.stages import _blended
+
+
+def batch_of(inputs: Inputs, split: str, num: int) -> dict[str, torch.Tensor]:
+    samples = transformer_stage(inputs.config).samples(inputs, split)
+    return samples.collate([samples.get(k, 0, torch.Generator()) for k in range(num)])
+
+
+def model_of(inputs: Inputs) -> TokenTransformer:
+    """Newly initialised, with the tokenizer that was trained before."""
+    stage = transformer_stage(inputs.config)
+    torch.manual_seed(0)
+    model = stage.model(inputs).eval()
+    assert isinstance(model, TokenTransformer)
+    stage.start(model, inputs)
+    return model
+
+
+def test_the_transformer_guesses_what_is_hidden_only(inputs: Inputs) -> None:
+    model, tokens = model_of(inputs), batch_of(inputs, "train", 3)["x"]
+    hidden = torch.zeros((2, 16, 256), dtype=torch.bool)
+    hidden[1, 3:5] = hidden[1, -1] = True
+    hinted, classes = torch.tensor([False, True]), torch.tensor([11, 4])
+    logits, future, places, guesses = model(tokens, hidden, hinted, classes)
+    assert logits.shape == (3, len(CLASSES)) and future.shape == (3, 2)
+    assert places.shape == (3, 32, 2) and guesses.shape == (2, 16, 256, 8 + 8 + 8 + 6 + 5)
+    # What is hidden is not seen: another code there changes nothing; the hint and the class do.
+    changed = tokens.clone()
+    changed[1, 3:5] = (changed[1, 3:5] + 5000) % 15360
+    assert torch.equal(model(changed, hidden, hinted, classes)[3], guesses)
+    changed[1, -1] = (changed[1, -1] + 5000) % 15360
+    assert not torch.allclose(model(changed, hidden, hinted, classes)[3], guesses)
+    assert torch.equal(
+        model(changed, hidden, ~hinted, classes)[3], model(tokens, hidden, ~hinted, classes)[3]
+    )
+    assert not torch.allclose(model(tokens, hidden, hinted, classes - 1)[3], guesses)
+    whole = model(tokens)
+    assert len(whole) == 3 and torch.allclose(whole[0][2], logits[2], atol=1e-6)
+
+
+def test_the_transformer_keeps_the_tokenizer_as_it_was_trained(inputs: Inputs) -> None:
+    model, prior = model_of(inputs), inputs.prior
+    assert prior is not None
+    optimizer = transformer_stage(inputs.config).optimizer(model)
+    loss = transformer_stage(inputs.config).loss(model, batch_of(inputs, "train", 4), 0, 1)
+    (loss.total + loss.mean).backward()
+    optimizer.step()
+    kept = model.tokenizer.state_dict()
+    assert all(torch.equal(kept[name], value) for name, value in prior.model.items())
+    codes = batch_of(inputs, "train", 1)["x"][:, :-1]
+    values = model.quantizer.values(codes.long()).view(1, 16, 16, 16, 5)
+    drawn = model.tokenizer.decode(values).clamp(0.0, 1.0) * 255.0
+    assert model.draw(codes).dtype == torch.uint8
+    assert (model.draw(codes).float() - drawn).abs().max() <= 0.5
+
+
+def test_decoding_fills_in_what_is_hidden_and_changes_nothing_else(inputs: Inputs) -> None:
+    model, tokens = model_of(inputs), batch_of(inputs, "train", 2)["x"]
+    hidden = torch.zeros((2, 16, 256), dtype=torch.bool)
+    hidden[0, 8:] = True
+    hidden[1, 3, :7] = True
+    seen = []
+    forward = TokenTransformer.forward
+
+    def watched(self: TokenTransformer, *given: Any) -> Any:
+        seen.append(int(given[1].sum()))
+        return forward(self, *given)
+
+    told = torch.zeros(2, dtype=torch.bool), torch.tensor([11, 11])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(TokenTransformer, "forward", watched)
+        codes = model.decode(tokens, hidden, *told)
+    assert torch.equal(codes[~hidden], tokens[:, :-1].long()[~hidden])
+    assert codes.min() >= 0 and codes.max() < 15360
+    assert (codes[hidden] != tokens[:, :-1].long()[hidden]).float().mean() > 0.9
+    # Twelve steps, each with less to fill in, by the cosine.
+    assert len(seen) == 12 and seen[0] == int(hidden.sum())
+    assert seen[6] == int(2048 * math.cos(math.pi / 4)) + int(7 * math.cos(math.pi / 4))
+    assert sorted(seen, reverse=True) == seen and seen[-1] < 0.15 * seen[0]
+
+
+def test_a_code_is_drawn_as_often_as_it_is_likely() -> None:
+    torch.manual_seed(0)
+    quantizer = Quantizer((3, 2))
+    shares = torch.tensor([0.6, 0.3, 0.1]), torch.tensor([0.2, 0.8])
+    guesses = torch.cat([share.log() for share in shares]).expand(1, 1, 20_000, 5)
+    codes, sure = _draw(quantizer, guesses)
+    expected = (shares[1][:, None] * shares[0]).flatten()
+    assert (codes.flatten().bincount(minlength=6) / 20_000 - expected).abs().max() < 0.01
+    assert torch.allclose(sure, expected.log()[codes], atol=1e-5)
+
+
+def test_what_is_hidden_follows_the_task() -> None:
+    torch.manual_seed(0)
+    hidden, hinted = _hidden(torch.zeros((3000, 8, 64), dtype=torch.long))
+    assert 0.3 < hinted.float().mean() < 0.37
+    # Of a clip that is interpolated the first step is given, of others some steps or none.
+    assert not hidden[hinted][:, 0].any() and hidden[hinted][:, 1].any()
+    first = (hidden[~hinted].float().mean(dim=2) > 0).float().argmax(dim=1)
+    assert 0.4 < (first == 0).float().mean() < 0.6 and first.max() == 7
+
+
+def test_between_the_ends_of_a_blended_clip_one_fades_into_the_other() -> None:
+    clip = torch.zeros((1, 32, 2, 2, 3), dtype=torch.uint8)
+    clip[:, 2:-2] = 77
+    clip[:, -2:] = 232
+    blended = _blended(clip, 2)
+    assert blended[0, :, 0, 0, 0].tolist() == [0, 0, *range(8, 232, 8), 232, 232]
+
+
+def test_the_loss_of_the_transformer_masks_a_share_of_the_clips(inputs: Inputs) -> None:
+    stage = transformer_stage(inputs.config)
+    seen = []
+    forward = TokenTransformer.forward
+
+    def watched(self: TokenTransformer, *given: Any) -> Any:
+        seen.append(given[1:])
+        return forward(self, *given)
+
+    batch = batch_of(inputs, "train", 6)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(TokenTransformer, "forward", watched)
+        loss = stage.loss(model_of(inputs), batch, 0, 1)
+    ((masked, _, classes),) = seen
+    num_masked = int(6 * stage.config.masked_share)
+    assert len(masked) == len(classes) == num_masked and masked.any()
+    assert torch.isin(classes, torch.cat([batch["labels"], torch.tensor([11])])).all()
+    guess, count = loss.metrics["masked_loss"]
+    # Untrained, each of 15,360 codes is about as likely: ln 15360 = 9.6.
+    assert count == 1.0 and 8.6 < float(guess) < 11.6
+    assert loss.mean is not None
+    assert loss.mean.item() == pytest.approx(stage.config.masked_weight * float(guess), rel=1e-4)
+
+
+def test_an_evaluation_compares_what_is_predicted_with_the_last_frame(
+    inputs: Inputs, tmp_path: Path
+) -> None:
+    stage = transformer_stage(inputs.config)
+    model, batch = model_of(inputs), batch_of(inputs, "validation", 11)
+    with torch.no_grad():
+        part = stage.evaluate(model, batch)
+    metrics = stage.summarize([part], tmp_path)
+    clips, tracks = batch["strips"].float() / 255.0, open_dataset(inputs.dataset.folder).tracks
+    squared = (clips[:, 24:] - clips[:, 23:24]).square().mean()
+    assert metrics["copied_psnr"] == pytest.approx(-10.0 * math.log10(squared), rel=1e-4)
+    of_clips = torch.from_numpy(tracks[batch["strip_clips"].tolist()])[:, :-1, :2]
+    away = (of_clips[:, 24:] - of_clips[:, 23:24]).norm(dim=2).mean()
+    assert metrics["copied_ball_error_pixels"] == pytest.approx(float(away), rel=1e-4)
+    assert metrics["predicted_psnr"] < 20.0 and metrics["predicted_ball_error_pixels"] > 5.0
+    with torch.no_grad():
+        stage.show(model, inputs, [part], tmp_path)
+    assert {"clips.jpg", "generated.jpg"} < {path.name for path in tmp_path.iterdir()}
+    with Image.open(tmp_path / "generated.webp") as moving:
+        # Four clips, as they are and in four ways.
+        assert moving.n_frames == 32 and moving.size == (4 * 64, 5 * 64)
+
+
+def test_a_predicted_clip_begins_as_the_true_one(inputs: Inputs) -> None:
+    model, batch = model_of(inputs), batch_of(inputs, "validation", 2)
+    drawn = _generated(model, batch["x"], batch["labels"])
+    whole = drawn["reconstructed"]
+    assert torch.equal(drawn["second half predicted"][:, :16], whole[:, :16])
+    assert torch.equal(drawn["all but the ends interpolated"][:, :2], whole[:, :2])
+    for name in set(drawn) - {"reconstructed"}:
+        assert not torch.equal(drawn[name][:, 20:], whole[:, 20:])
+
+
+def test_the_loss_of_a_code_is_that_of_its_digits() -> None:
+    levels = (8, 5)
+    quantizer = Quantizer(levels)
+    codes = torch.arange(40).view(1, 5, 8)
+    sure = torch.full((1, 5, 8, 13), -50.0)
+    digits = torch.stack([codes % 8, codes // 8], dim=-1)
+    assert torch.equal(quantizer.indices(quantizer.values(codes)), codes)
+    sure.scatter_(3, digits + torch.tensor([0, 8]), 50.0)
+    assert _digits_loss(levels, sure, codes).abs().max() < 1e-6
+    unsure = _digits_loss(levels, torch.zeros(1, 5, 8, 13), codes)
+    assert torch.allclose(unsure, torch.full_like(unsure, math.log(40)))
