@@ -297,3 +297,22 @@ def magvit_full() -> MagvitConfig:
         num_shards=20,
         fused_optimizer=True,
     )
+
+
+def magvit_b() -> MagvitConfig:
+    """MAGVIT-B, the published size: width 768, 12 layers, 12 heads, a judged tokenizer.
+
+    Yu et al. 2022 (arXiv:2212.05199), appendix B.
+    """
+    c = magvit_full()
+    return replace(
+        c,
+        tokenizer_width=64,
+        tokenizer_learning_rate=1e-4,
+        perceptual_weight=0.1,
+        adversarial_weight=0.1,
+        width=768,
+        num_layers=12,
+        num_heads=12,
+        learning_rate=1e-4,
+    )

@@ -19,6 +19,7 @@ from training.workloads.trajectory.config import (
     TrajectoryConfig,
     full,
     laptop,
+    magvit_b,
     magvit_full,
     magvit_laptop,
     reference,
@@ -77,6 +78,7 @@ RECIPES: Mapping[str, Callable[[], _AnyConfig]] = MappingProxyType(
         "reference": reference,
         "magvit_laptop": magvit_laptop,
         "magvit_full": magvit_full,
+        "magvit_b": magvit_b,
     }
 )
 # The datasets that the recipes are made for: 1,000, 4,000 and 10,000 clips.
@@ -87,6 +89,7 @@ _NOMINAL_SAMPLES: Mapping[str, Mapping[str, int]] = MappingProxyType(
         "reference": {"train": 8_000, "validation": 1_000},
         "magvit_laptop": {"train": 3_200, "validation": 400},
         "magvit_full": {"train": 8_000, "validation": 1_000},
+        "magvit_b": {"train": 8_000, "validation": 1_000},
     }
 )
 

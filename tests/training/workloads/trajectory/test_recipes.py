@@ -39,6 +39,14 @@ SMALLER = {
         ("tokenizer_batch=1", "global_batch=4", "micro_batch=4", "num_threads=1", "num_shards=4"),
         55,
     ),
+    # Of the published size two layers.
+    "magvit_b": (
+        (
+            *("tokenizer_batch=1", "global_batch=4", "micro_batch=4", "num_threads=1"),
+            *("num_shards=4", "weights=random", "tokenizer_width=16", "width=48", "num_layers=2"),
+        ),
+        55,
+    ),
 }
 
 

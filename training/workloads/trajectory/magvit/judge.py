@@ -4,6 +4,7 @@ B clips, T frames, H height, W width, C channels.
 """
 
 from itertools import pairwise
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -20,9 +21,9 @@ _CRITIC_WIDTH = 32
 class JudgedTokenizer(Tokenizer):
     """A tokenizer whose reconstruction is judged while it trains."""
 
-    def __init__(self, *, weights: str, seed: int, **shape: object) -> None:
-        super().__init__(**shape)  # type: ignore[arg-type]
-        self.seen = build_backbone(weights, seed, "layer2")
+    def __init__(self, *, seed: int, **shape: Any) -> None:
+        super().__init__(**shape)
+        self.seen = build_backbone("random", seed, "layer2")
         widths = (3, *(multiple * _CRITIC_WIDTH for multiple in (1, 2, 4)))
         layers: list[nn.Module] = []
         for before, after in pairwise(widths):
@@ -35,9 +36,13 @@ class JudgedTokenizer(Tokenizer):
         self.seen.eval()
         return self
 
-    def calibrate(self, clips_BTHW3: Tensor) -> None:
-        """Set the statistics of a frozen network with random weights from training clips."""
-        calibrate(self.seen, normalised(clips_BTHW3[:, :: clips_BTHW3.shape[1] // 4].flatten(0, 1)))
+    def start_judging(self, weights: str, clips_BTHW3: Tensor) -> None:
+        """Take ImageNet's weights, or set the statistics of random ones from training clips."""
+        if weights == "pretrained":
+            self.seen.load_state_dict(build_backbone(weights, 0, "layer2").state_dict())
+        else:
+            every = clips_BTHW3.shape[1] // _NUM_COMPARED
+            calibrate(self.seen, normalised(clips_BTHW3[:, ::every].flatten(0, 1)))
 
     def judge(self, pixels_BTHW3: Tensor, clips_BTHW3: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Of each clip (B): how far features are apart, what the critic says, and its own loss.

@@ -67,15 +67,15 @@ class TrainTokenizer(Train):
     def model(self, i: Inputs) -> nn.Module:
         c = self.config
         if c.perceptual_weight or c.adversarial_weight:
-            return JudgedTokenizer(weights=c.weights, seed=c.seed, **_shape(c))
+            return JudgedTokenizer(seed=c.seed, **_shape(c))
         return build_tokenizer(c)
 
     def start(self, m: nn.Module, i: Inputs) -> Start:
-        if isinstance(m, JudgedTokenizer) and self.config.weights == "random":
+        if isinstance(m, JudgedTokenizer):
             samples = self.samples(i, "train")
             num = min(_NUM_CALIBRATING, len(samples))
             items = [samples.get(k, -1, torch.Generator()) for k in range(num)]
-            m.calibrate(samples.collate(items)["frames"])
+            m.start_judging(self.config.weights, samples.collate(items)["frames"])
         return Start(facts={"codes": self.config.num_codes})
 
     def optimizer(self, m: nn.Module) -> Optimizer:
