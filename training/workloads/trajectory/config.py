@@ -126,6 +126,8 @@ class TrajectoryConfig(RecipeConfig):
     image_size: int = 64
     frame_stride: int = 2
     grid: int = 8
+    # Channels of a small path that is trained on the pixels beside them; 0: there is none.
+    pixel_width: int = 0
 
     # More baselines: where a tracker finds the ball, one frame, and frames in random order.
     tracker_epochs: int = 16
@@ -136,7 +138,9 @@ class TrajectoryConfig(RecipeConfig):
         # Not super(): dataclass(slots=True) creates a new class that super() does not know.
         RecipeConfig.__post_init__(self)
         check_choice("backbone_layer", self.backbone_layer, LAYERS)
-        check_fields(self, at_least={1: ("image_size", "frame_stride", "grid")})
+        check_fields(
+            self, at_least={1: ("image_size", "frame_stride", "grid"), 0: ("pixel_width",)}
+        )
 
     @property
     def num_frames(self) -> int:
@@ -150,7 +154,7 @@ def laptop() -> TrajectoryConfig:
 
 
 def full() -> TrajectoryConfig:
-    """10,000 clips on one GPU, with ImageNet weights and a checkpoint every two epochs."""
+    """10,000 clips on one GPU: ImageNet weights and a path on the pixels, every frame."""
     return TrajectoryConfig(
         baselines=False,
         num_threads=4,
@@ -160,32 +164,40 @@ def full() -> TrajectoryConfig:
         weights="pretrained",
         image_size=128,
         frame_stride=1,
+        pixel_width=16,
         num_shards=20,
-        width=256,
-        num_layers=4,
-        num_heads=8,
         tracker_epochs=40,
         single_frame_epochs=10,
         time_average_epochs=40,
         baseline_width=64,
         shuffled_epochs=40,
         settings=replace(
-            _SETTINGS, epochs=40, warmup_steps=500, evaluate_every_epochs=2, precision="bfloat16"
+            _SETTINGS,
+            epochs=40,
+            global_batch=64,
+            micro_batch=64,
+            warmup_steps=100,
+            evaluate_every_epochs=2,
+            precision="bfloat16",
         ),
-        learning_rate=5e-4,
         fused_optimizer=True,
     )
 
 
 def reference() -> TrajectoryConfig:
-    """Seed document 000: the whole ResNet-18, 512 features a frame, 30 epochs at 64 px."""
+    """Seed document 000: the whole ResNet-18, 512 features, batch 16, 30 epochs at 64 px."""
     c = full()
     return replace(
         c,
         image_size=FRAME_SIZE,
         backbone_layer="layer4",
         grid=1,
-        settings=replace(c.settings, epochs=30),
+        pixel_width=0,
+        width=256,
+        num_layers=4,
+        num_heads=8,
+        learning_rate=5e-4,
+        settings=replace(c.settings, epochs=30, global_batch=16, micro_batch=16, warmup_steps=500),
     )
 
 

@@ -263,9 +263,10 @@ class ClipSamples(Samples):
     indices: Sequence[int]
     view: View
     shown: frozenset[int] = frozenset()  # clips of the contact sheet
+    has_frames: bool = False
 
     @classmethod
-    def of(cls, i: Inputs, split: str, view: View) -> "ClipSamples":
+    def of(cls, i: Inputs, split: str, view: View, *, has_frames: bool = False) -> "ClipSamples":
         """The samples of one split as a stage with this `view` may see them."""
         data = open_dataset(i.dataset.folder)
         artifact, name = _SOURCES[view]
@@ -275,6 +276,7 @@ class ClipSamples(Samples):
             data=data,
             indices=indices,
             view=view,
+            has_frames=has_frames,
             shown=frozenset() if split == "train" else frozenset(indices[:NUM_STRIPS]),
         )
 
@@ -314,6 +316,9 @@ class ClipSamples(Samples):
         if items[0][2]:
             frames_BT = torch.tensor([frames for _, _, frames in items])
             batch["places"] = place_BT2[torch.arange(len(clips))[:, None], frames_BT]
+        if self.has_frames:
+            frames = np.stack([self.data.frames[clip, which] for _, clip, which in items])
+            batch["frames"] = torch.from_numpy(frames)
         with_strip = [clip for clip in clips if clip in self.shown]
         if with_strip:
             which = slice(None) if self.view == "tokens" else list(STRIP_FRAMES)

@@ -44,14 +44,15 @@ class ClipEvaluation(Train):
     def classes(self) -> Sequence[str]:
         return self.config.class_names
 
-    def answer(self, m: nn.Module, b: Batch) -> tuple[Tensor, Tensor]:
-        """Class logits (B, K) and future positions (B, 2) in float32."""
-        logits_BK, future_B2, *_ = m(b["x"])
-        return logits_BK.float(), future_B2.float()
+    def answer(self, m: nn.Module, b: Batch) -> tuple[Tensor, ...]:
+        """In float32: class logits (B, K), future positions (B, 2) and, of some, places (B, T, 2).
+
+        A stage whose model sees more than `x` gives it that, too.
+        """
+        return tuple(each.float() for each in m(b["x"]))
 
     def evaluate(self, m: nn.Module, b: Batch) -> Partial:
-        logits_BK, future_B2, *places = m(b["x"])
-        logits_BK, future_B2 = logits_BK.float(), future_B2.float()
+        logits_BK, future_B2, *places = self.answer(m, b)
         confidence_B, predicted_B = logits_BK.softmax(dim=1).max(dim=1)
         to_pixels = FRAME_SIZE / 2
         tensors = {
@@ -69,12 +70,12 @@ class ClipEvaluation(Train):
             tensors |= {name: b[name] for name in ("strips", "strip_clips")}
             if places and "places" in b:
                 tensors["true_places"] = to_pixels * (b["places"][shown] + 1.0)
-                tensors["found_places"] = to_pixels * (places[0][shown].float() + 1.0)
+                tensors["found_places"] = to_pixels * (places[0][shown] + 1.0)
         return Partial(tensors={name: tensor.cpu() for name, tensor in tensors.items()})
 
     def predict(self, m: nn.Module, b: Batch) -> Sequence[Mapping[str, Any]]:
         """The predicted class, its probability, the true class, and future positions in pixels."""
-        logits_BK, future_B2 = self.answer(m, b)
+        logits_BK, future_B2, *_ = self.answer(m, b)
         confidence_B, predicted_B = logits_BK.softmax(dim=1).max(dim=1)
         columns = (b["clips"], predicted_B, confidence_B, b["labels"], future_B2, b["future"])
         found: list[dict[str, Any]] = []

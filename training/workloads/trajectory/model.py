@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
 from training.workload import Inputs, Loss, Settings, Start
-from training.workloads.trajectory.clips import FRAME_SIZE
+from training.workloads.trajectory.clips import CLIP_SHAPE, FRAME_SIZE
 from training.workloads.trajectory.config import CHANNELS, RecipeConfig, TrajectoryConfig
 from training.workloads.trajectory.dataset import (
     Batch,
@@ -111,14 +111,16 @@ class _TransformerHead(PlaceTransformer):
 
     What to look for is learned, from the class and, of clips with a track, from the place: a small
     network sees each cell's features, how they differ from the clip's own background, and those of
-    its neighbours.
+    its neighbours. With `pixel_width` a light path is trained on the pixels beside it, and told
+    where each differs from the frame before: what is fast is seen at a finer grid, as in SlowFast
+    networks (Feichtenhofer et al. 2019, arXiv:1812.03982).
     """
 
     feature_mean_GC: Tensor
     feature_std_GC: Tensor
     motion_std_C: Tensor
 
-    def __init__(self, *, grid: int, channels: int, **shape: Any) -> None:
+    def __init__(self, *, grid: int, channels: int, pixel_width: int, **shape: Any) -> None:
         super().__init__(**shape)
         self.register_buffer("feature_mean_GC", torch.zeros(grid * grid, channels))
         self.register_buffer("feature_std_GC", torch.ones(grid * grid, channels))
@@ -127,6 +129,7 @@ class _TransformerHead(PlaceTransformer):
         self.mix = nn.Conv2d(2 * channels + 2, _CELL_WIDTH, 1)
         self.around = nn.Conv2d(_CELL_WIDTH, _CELL_WIDTH, 3, padding=1)
         self.tell_cell = nn.Conv2d(_CELL_WIDTH, NUM_TOLD, 1)
+        self.on_pixels = _pixel_path(pixel_width) if pixel_width else None
 
     @torch.no_grad()
     def set_statistics(self, features_NTGC: Tensor) -> None:
@@ -137,7 +140,9 @@ class _TransformerHead(PlaceTransformer):
         motion_NTGC = features_NTGC - _background(features_NTGC)
         self.motion_std_C.copy_(motion_NTGC.flatten(0, 2).std(dim=0) + _FLOOR)
 
-    def forward(self, features_BTGC: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(
+        self, features_BTGC: Tensor, frames_BTHW3: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
         side, features_BTGC = self.grid, features_BTGC.float()
         standard_BTGC = (features_BTGC - self.feature_mean_GC) / self.feature_std_GC
         motion_BTGC = (features_BTGC - _background(features_BTGC)) / self.motion_std_C
@@ -146,9 +151,31 @@ class _TransformerHead(PlaceTransformer):
         cells_NGC = torch.cat([standard_BTGC, motion_BTGC, where_BTG2], dim=-1).flatten(0, 1)
         cells_NCHW = cells_NGC.view(len(cells_NGC), side, side, -1).permute(0, 3, 1, 2)
         x_NDHW = F.gelu(self.mix(cells_NCHW))
+        if self.on_pixels is not None:
+            assert frames_BTHW3 is not None
+            seen_NDHW = self.on_pixels(_pixels_and_change(frames_BTHW3))
+            x_NDHW = F.interpolate(x_NDHW, size=seen_NDHW.shape[2:], mode="bilinear") + seen_NDHW
         x_NDHW = x_NDHW + F.gelu(self.around(x_NDHW))
         told_NGE = self.tell_cell(x_NDHW).flatten(2).transpose(1, 2)
-        return self.tell_cells(told_NGE.reshape(*features_BTGC.shape[:3], -1))
+        return self.tell_cells(told_NGE.reshape(*features_BTGC.shape[:2], -1, NUM_TOLD))
+
+
+def _pixel_path(width: int) -> nn.Sequential:
+    """From (N, 6, H, W) to (N, _CELL_WIDTH, H / 4, W / 4)."""
+    layers: list[nn.Module] = [nn.Conv2d(6, width, 5, stride=2, padding=2), nn.GELU()]
+    layers += [nn.Conv2d(width, 2 * width, 3, stride=2, padding=1), nn.GELU()]
+    for before in (2 * width, _CELL_WIDTH):
+        layers += [nn.Conv2d(before, _CELL_WIDTH, 3, padding=1), nn.GELU()]
+    return nn.Sequential(*layers)
+
+
+def _pixels_and_change(frames_BTHW3: Tensor) -> Tensor:
+    """Each frame, less its mean colour, and its change since the frame before: (N, 6, H, W)."""
+    pixels_BTHW3 = frames_BTHW3.float() / 64.0
+    pixels_BTHW3 = pixels_BTHW3 - pixels_BTHW3.mean(dim=(2, 3), keepdim=True)
+    change_BTHW3 = F.pad(pixels_BTHW3[:, 1:] - pixels_BTHW3[:, :-1], (0, 0) * 3 + (1, 0))
+    # A view in channels-last, the fast layout.
+    return torch.cat([pixels_BTHW3, change_BTHW3], dim=4).flatten(0, 1).permute(0, 3, 1, 2)
 
 
 def _cell_centers(side: int, device: torch.device) -> Tensor:
@@ -250,8 +277,7 @@ class TrainClipClassifier(ClipEvaluation):
         return ClipSamples.of(i, split, self.view)
 
     def loss(self, m: nn.Module, b: Batch, step: int, num_steps: int) -> Loss:
-        logits_BK, future_B2 = self.answer(m, b)
-        return self.loss_of(b, logits_BK, future_B2)
+        return self.loss_of(b, *self.answer(m, b))
 
     def loss_of(
         self, b: Batch, logits_BK: Tensor, future_B2: Tensor, places_BT2: Tensor | None = None
@@ -306,14 +332,26 @@ class TrainHead(TrainTimeTransformer):
 
     def model(self, i: Inputs) -> _TransformerHead:
         c = self.config
-        return _TransformerHead(grid=c.grid, channels=CHANNELS[c.backbone_layer], **self.shape)
+        return _TransformerHead(
+            grid=c.grid,
+            channels=CHANNELS[c.backbone_layer],
+            pixel_width=c.pixel_width,
+            **self.shape,
+        )
 
     def example(self, size: int) -> Batch:
         batch = TrainClipClassifier.example(self, size)
-        return {**batch, "places": torch.zeros(size, self.num_frames, 2)}
+        batch["places"] = torch.zeros(size, self.num_frames, 2)
+        if self.config.pixel_width:
+            shape = (size, self.num_frames, *CLIP_SHAPE[1:])
+            batch["frames"] = torch.zeros(shape, dtype=torch.uint8)
+        return batch
 
-    def loss(self, m: nn.Module, b: Batch, step: int, num_steps: int) -> Loss:
-        return self.loss_of(b, *(each.float() for each in m(b["x"])))
+    def samples(self, i: Inputs, split: str) -> ClipSamples:
+        return ClipSamples.of(i, split, self.view, has_frames=self.config.pixel_width > 0)
+
+    def answer(self, m: nn.Module, b: Batch) -> tuple[Tensor, ...]:
+        return tuple(each.float() for each in m(b["x"], b.get("frames")))
 
     def start(self, m: nn.Module, i: Inputs) -> Start:
         """Check the splits and estimate the features' scale from training clips."""
