@@ -134,7 +134,7 @@ def _rated(session: Session) -> Iterator[_Rated]:
         count=2000,
         overrides={"epochs": 3, "weights": "random"},
         stages=("head",),
-        # Its 575 launches are most of a step.
+        # Its launches are most of a step.
         variants={**exact, "CUDA graphs": {"compile_mode": "reduce-overhead"}},
     )
     yield _Rated(

@@ -44,7 +44,7 @@ from training.workloads.trajectory.features import (
     build_backbone,
     load_backbone,
 )
-from training.workloads.trajectory.model import TrainClipClassifier, _cell_centers, _TransformerHead
+from training.workloads.trajectory.model import TrainClipClassifier
 from training.workloads.trajectory.workload import RECIPES, TRAJECTORY
 
 NO_RANDOMNESS = torch.Generator()
@@ -239,32 +239,6 @@ def test_samples_hold_each_clip_of_their_split_with_its_label(
             item = samples.get(place, 0, NO_RANDOMNESS)
             assert torch.equal(item[0], all_features[clip]) and item[1] == clip
             assert samples.collate([item])["labels"].item() == data.labels[clip]
-
-
-def test_the_place_of_a_marked_cell_is_learned_beside_one_that_moves_like_it() -> None:
-    torch.manual_seed(0)
-    stage = train_stage(replace(laptop(), grid=4, dropout=0.0, place_weight=10.0), "head")
-    model = _TransformerHead(grid=4, channels=8, **stage.shape)
-    optimizer = stage.optimizer(model)
-    generator = torch.Generator().manual_seed(1)
-
-    def batch(size: int) -> dict[str, torch.Tensor]:
-        features = torch.zeros(size, 16, 16, 8)
-        cells = torch.randint(16, (2, size, 16), generator=generator)
-        for channel, cell in enumerate(cells):
-            features[..., channel].scatter_(2, cell[..., None], 5.0)
-        places = _cell_centers(4, features.device)[cells[0]]
-        example = stage.example(size)
-        return {**example, "x": features, "places": places, "future": places[:, -1]}
-
-    for step in range(150):
-        loss = stage.loss(model, batch(8), step, 150)
-        optimizer.zero_grad()
-        (loss.total / 8).backward()
-        optimizer.step()
-    unseen = batch(20)
-    away = (model(unseen["x"])[2] - unseen["places"]).norm(dim=-1)
-    assert away.mean() < 0.2, "half frames: a cell is 0.5"
 
 
 @pytest.mark.parametrize("name", ["head", "single_frame", "tracker", "time_average"])
