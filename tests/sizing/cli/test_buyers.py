@@ -172,7 +172,7 @@ QUESTIONS: list[tuple[str, str, Answer, object, int]] = [
     ),
     (
         "Does a faster GPU help a run that waits for its launches?",
-        f"{SMALL} --given hours_per_experiment=5",
+        f"{SMALL} --recipe reference --given hours_per_experiment=5",
         lambda a: "nor does a faster GPU" in verdict_of(a, "hours_per_experiment"),
         True,
         0,

@@ -55,7 +55,7 @@ PLANS_AND_MODELS: list[tuple[list[str], str]] = [
     (["model", "package.module:function", "--size", "t3.nano"], "no NVIDIA GPU of its own"),
     (["model", "package.module:function", "--micro-batch", "0"], "micro_batch is 0"),
     (
-        [*PLAN, "--batch", "24"],
+        [*PLAN, "--batch", "96"],
         "not a multiple of the micro-batch",
     ),
     ([*PLAN, "--epochs", "0"], "epochs is 0"),
