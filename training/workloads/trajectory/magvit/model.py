@@ -32,7 +32,6 @@ _STEMS: Mapping[str, Sequence[tuple[int, tuple[int, int, int]]]] = MappingProxyT
     {
         "patch": ((1, (2, 4, 4)),),
         "full": ((1, (1, 1, 1)), (1, (1, 2, 2)), (2, (2, 2, 2)), (4, (2, 2, 2))),
-        "coarse": ((1, (1, 4, 4)), (2, (4, 2, 2))),
     }
 )
 
