@@ -5,6 +5,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from contract.trainer_options import RANKS
 from rehearsal.drill.action import SYNTAX, Action, parse_interruption
 from rehearsal.drill.workload import PROGRAM_INTERRUPTIONS, by_workload
 from rehearsal.scenarios.scenario import NSPAWN, PROCESS
@@ -62,6 +63,13 @@ def _add_machine(command: argparse.ArgumentParser) -> None:
 def _add_demo(demo: argparse.ArgumentParser) -> None:
     demo.add_argument("--out", type=Path, default=Path("out/demo"), help="default: %(default)s")
     _add_machine(demo)
+    demo.add_argument(
+        "--hosts",
+        type=int,
+        choices=RANKS,
+        default=1,
+        help="as one SageMaker training job of so many instances, in place of the fleet",
+    )
     demo.add_argument("--size", default="g5.xlarge", help="instance type, default: %(default)s")
     demo.add_argument(
         "--program", type=Path, metavar="FOLDER", help="train this program instead of a workload"

@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from rich.console import Console
@@ -28,14 +28,16 @@ from rehearsal.drill.demo import Demo, usual_seconds
 from rehearsal.drill.demo_log import DemoLog
 from rehearsal.drill.deployment import (
     REPOSITORY,
+    SWEEPS,
     DeployedStacks,
     child_environment,
     embedded_stacks,
 )
 from rehearsal.drill.fleet import RehearsalFailed
 from rehearsal.drill.grants import grants_page
+from rehearsal.drill.hosts_demo import HostsDemo
 from rehearsal.drill.program import PROGRAM_STAGES, RehearsedProgram, find_data
-from rehearsal.drill.receipt import find_faults, loss_curves, make_receipt
+from rehearsal.drill.receipt import find_faults
 from rehearsal.drill.report import receipt_rows, show_receipt, verdict, write_report
 from rehearsal.drill.workload import (
     DEFAULTS,
@@ -117,14 +119,16 @@ def rehearse(arguments: argparse.Namespace, say: Callable[[str], None]) -> int:
     path = (REPOSITORY / arguments.out).resolve()
     log = DemoLog(say, path / "demo.log", usual_seconds(len(plan)))
     with _embedded(arguments, say, log.hear) as stacks:
-        demo = Demo(trained=trained, plan=plan, options=arguments, stacks=stacks, log=log)
-        rehearsed = demo.run()
-        receipt = make_receipt(rehearsed)
+        if arguments.hosts > 1:
+            stacks = replace(stacks, training=SWEEPS)
+        kind = HostsDemo if arguments.hosts > 1 else Demo
+        demo = kind(trained=trained, plan=plan, options=arguments, stacks=stacks, log=log)
+        receipt, curves = demo.rehearse()
         # A script that saves seldom may be done before its second usual interruption.
         least = min(1, len(plan)) if arguments.program and not arguments.interrupt else len(plan)
         faults = find_faults(receipt, max(receipt["interruptions"], least))
         receipt, rows = {"broken_promises": faults, **receipt}, receipt_rows(receipt)
-        write_report(path / "report.html", receipt, loss_curves(rehearsed, receipt), rows, faults)
+        write_report(path / "report.html", receipt, curves, rows, faults)
     (path / "receipt.json").write_text(json.dumps(receipt, indent=2) + "\n")
     if arguments.json:
         print(json.dumps(receipt, indent=2))
@@ -142,6 +146,14 @@ def _what_trains(
     arguments: argparse.Namespace,
 ) -> tuple[RehearsedWorkload | RehearsedProgram, Sequence[str]]:
     """What is trained, and how it is interrupted unless told otherwise."""
+    if arguments.hosts > 1:
+        if arguments.program is not None or arguments.machine == NSPAWN:
+            raise ValueError(
+                f"--hosts is {arguments.hosts}; the hosts of a job train a workload, and are no "
+                "machines to boot: leave --program and --machine out"
+            )
+        workload, usual = _workload(arguments)
+        return workload, [each for each in usual if each.startswith("notice")][:1]
     if arguments.program is not None:
         program = RehearsedProgram.from_folder(arguments.program, arguments.data)
         check_stages(arguments.interrupt or (), PROGRAM_STAGES)

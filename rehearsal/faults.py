@@ -1,6 +1,6 @@
 """Faults of AWS and of the metadata: errors, delays, lost answers, a clock off the machines'.
 
-Only instances and the Guard meet them, never the CDK CLI or the rehearsal itself.
+Instances and the Guard meet them, and whoever submits jobs; never the CDK CLI or the rehearsal.
 """
 
 import math
@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
 METADATA = "metadata"
-SERVICES = ("s3", "ec2", "ssm", "cloudwatch", "sts", "sns", METADATA)
-MACHINES, GUARD = "machines", "guard"
+JOB_SERVICES = ("batch", "sagemaker")
+SERVICES = ("s3", "ec2", "ssm", "cloudwatch", "sts", "sns", *JOB_SERVICES, METADATA)
+MACHINES, GUARD, SUBMITTERS = "machines", "guard", "submitters"
 _ACTION = re.compile(rf"({'|'.join(SERVICES)}):[A-Za-z*]+")
 LOWEST_ERROR, HIGHEST_ERROR = 400, 599
 
@@ -25,7 +26,8 @@ class Fault:
 
     Exactly one of: `status` answers with this error instead, `delay_seconds` answers later,
     `loses_answer` carries the request out, then resets the connection. `key` is the S3 key or the
-    metadata path, with wildcards too. `of` says whose requests: the machines' or the Guard's.
+    metadata path, with wildcards too. `of` says whose requests: the machines', the Guard's, or (to
+    Batch and SageMaker) those of whoever submits jobs.
     """
 
     action: str
@@ -48,8 +50,8 @@ class Fault:
                 f"the fault of {self.action} needs exactly one of status, delay_seconds and "
                 "loses_answer"
             )
-        if self.of not in (MACHINES, GUARD):
-            raise ValueError(f"of is {self.of!r}; give {MACHINES} or {GUARD}")
+        if self.of not in (MACHINES, GUARD, SUBMITTERS):
+            raise ValueError(f"of is {self.of!r}; give {MACHINES}, {GUARD} or {SUBMITTERS}")
         if self.status and not LOWEST_ERROR <= self.status <= HIGHEST_ERROR:
             raise ValueError(f"status is {self.status}; use an error, {LOWEST_ERROR} to 599")
         if self.delay_seconds < 0:

@@ -23,7 +23,14 @@ from rehearsal.aws.iam.sessions import FUNCTION_KEY, NOBODY
 from rehearsal.aws.moto_services import moto_services, signed_for
 from rehearsal.aws.refusals import answer_error, denial, is_from_instance, refusal, skew_refusal
 from rehearsal.aws.service_jobs import ServiceJobs
-from rehearsal.faults import GUARD, MACHINES, Fault, FaultInjector
+from rehearsal.faults import (
+    GUARD,
+    JOB_SERVICES,
+    MACHINES,
+    SUBMITTERS,
+    Fault,
+    FaultInjector,
+)
 
 
 class Front:
@@ -68,17 +75,19 @@ class Front:
     def _faulty(
         self, service: str, environ: dict[str, Any], body: bytes
     ) -> tuple[Fault | None, Response | None]:
-        """Return the fault that a machine's or the Guard's request meets, and if so its refusal."""
+        """Return the fault that a request meets, and if so its refusal."""
         caller = self.access.sessions.find(environ, body) if self.access else NOBODY
-        is_guard = FUNCTION_KEY in caller.keys
-        if not is_guard and not is_from_instance(environ, caller):
-            return None, None
+        of = GUARD if FUNCTION_KEY in caller.keys else MACHINES
+        if of == MACHINES and not is_from_instance(environ, caller):
+            if service not in JOB_SERVICES:
+                return None, None
+            of = SUBMITTERS
         now = datetime.now(UTC) + timedelta(seconds=self.faults.clock_ahead_seconds)
         if (refused := skew_refusal(service, environ, now)) is not None:
             return None, refused
         one = asked(service, environ, body, ("", ""))[0]
         key = one.resource.partition("/")[2] if service == "s3" else ""
-        fault = self.faults.meet(one.action, key, GUARD if is_guard else MACHINES)
+        fault = self.faults.meet(one.action, key, of)
         if fault is None or not fault.status:
             return fault, None
         return fault, refusal(service, environ, one.action, fault.status)

@@ -40,7 +40,11 @@ def refusal(service: str, environ: Mapping[str, Any], action: str, status: int) 
     is_s3 = service == "s3"
     if status == 403:
         return _denied(service, environ, f"User is not authorized to perform: {action}")
-    codes = {404: "NoSuchKey" if is_s3 else "NotFound", 503: "SlowDown" if is_s3 else "Throttling"}
+    codes = {
+        404: "NoSuchKey" if is_s3 else "NotFound",
+        429: "TooManyRequestsException" if service == "batch" else "ThrottlingException",
+        503: "SlowDown" if is_s3 else "Throttling",
+    }
     message = f"rehearsed: {action} answers {status}"
     return answer_error(service, environ, codes.get(status, "InternalError"), message, status)
 
@@ -80,7 +84,7 @@ def answer_error(
     if _is_json(environ) and service != "s3":
         content = json.dumps({"__type": code, "message": message})
         # Errors of JSON services, those of permissions too, have status 400.
-        status = status if status >= 500 else 400
+        status = status if status >= 500 or service == "batch" else 400
         return Response(content, status=status, content_type="application/x-amz-json-1.1")
     message = escape(message)
     error = f"<Error><Code>{code}</Code><Message>{message}</Message></Error>"

@@ -17,7 +17,7 @@ from moto.ec2.models import ec2_backends
 from moto.moto_api._internal.models import moto_api_backend
 from moto.ssm.models import ssm_backends
 from moto.sts.models import AssumedRole
-from werkzeug.serving import BaseWSGIServer, WSGIRequestHandler, make_server
+from werkzeug.serving import BaseWSGIServer, make_server
 
 from cloudformation.account import RegionalAccount
 from cloudformation.engine import Engine
@@ -29,6 +29,7 @@ from rehearsal.aws.front import Front
 from rehearsal.aws.iam.access import AccessControl
 from rehearsal.aws.iam.sessions import INSTANCE_KEY
 from rehearsal.aws.images import offer_images
+from rehearsal.aws.job_network import QuietHandler
 from rehearsal.aws.service_jobs import ServiceJobs
 from rehearsal.faults import FaultInjector
 
@@ -39,13 +40,6 @@ _RUNNING: list["EmbeddedAws"] = []
 
 class PortInUse(ValueError):
     """Another program listens on the requested port."""
-
-
-class _QuietHandler(WSGIRequestHandler):
-    """Werkzeug's request handler: it logs only errors, not every request."""
-
-    def log_request(self, code: int | str = "-", size: int | str = "-") -> None:
-        pass
 
 
 class EmbeddedAws:
@@ -91,9 +85,11 @@ class EmbeddedAws:
         )
         spot_fleet.ACCESS[0] = self.access
         self._front = Front(CloudFormation(self.engine), self.access)
-        self._front.jobs = self.service_jobs = ServiceJobs(self.access, self.environment)
+        self._front.jobs = self.service_jobs = ServiceJobs(
+            self.access, self.environment, self._front
+        )
         self._server = make_server(
-            HOST, self.port, self._front, threaded=True, request_handler=_QuietHandler,
+            HOST, self.port, self._front, threaded=True, request_handler=QuietHandler,
             fd=listener.fileno(),
         )  # fmt: skip
         listener.close()  # the server has its own copy of the descriptor

@@ -1,7 +1,7 @@
-"""AWS Batch's queues of service jobs in the embedded AWS: they queue, start, retry, and end.
+"""SageMaker's training jobs and AWS Batch's queues of them, its service jobs, in the embedded AWS.
 
-A job starts when it is first in its queue and its environment has instances left. Scheduling
-policies are moto's. https://docs.aws.amazon.com/batch/latest/userguide/service-jobs.html
+A service job starts when it is first in its queue and its environment has instances left; it is
+tried again, and ends. https://docs.aws.amazon.com/batch/latest/userguide/service-jobs.html
 """
 
 import json
@@ -9,8 +9,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import partial
+from pathlib import Path
 from typing import Any
 
 import botocore.session
@@ -19,101 +18,33 @@ from werkzeug.wrappers import Response
 
 from rehearsal.aws.iam.access import AccessControl
 from rehearsal.aws.iam.requests import read_call
+from rehearsal.aws.job_queues import RUNNING, JobQueues, Refused, ServiceJob
 from rehearsal.aws.training_jobs import NOTICE_SECONDS, TrainingJob, new_name
 
 _POLL_SECONDS = 0.1
-# What a queue stands on, by Batch's word for it in requests and in ARNs; what it is made with.
-_KINDS = {"serviceEnvironment": "service-environment", "jobQueue": "job-queue"}
-_WHOLE: Mapping[str, dict[str, Any]] = {
-    "serviceEnvironment": {},
-    "jobQueue": {"computeEnvironmentOrder": []},
-}
-_RUNNING = ("SCHEDULED", "STARTING", "RUNNING")
 Publish = Callable[[str, str, Mapping[str, Any], Sequence[str]], None]
-
-
-class Refused(ValueError):
-    """What Batch or SageMaker answers with a ClientException or a ValidationException."""
-
-
-@dataclass(kw_only=True)
-class ServiceJob:
-    """One service job: its request, its state, its training jobs."""
-
-    id: str
-    arn: str
-    queue: str
-    asked: Mapping[str, Any]  # SubmitServiceJob's
-    created: float = field(default_factory=time.time)
-    status: str = "RUNNABLE"
-    reason: str = ""
-    is_terminated: bool = False
-    attempts: list[TrainingJob] = field(default_factory=list)
-    ended: float | None = None
-
-    @property
-    def payload(self) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(self.asked["serviceRequestPayload"])
-        return found
-
-    @property
-    def priority(self) -> int:
-        """Within its share; a queue without shares knows none."""
-        return (
-            int(self.asked.get("schedulingPriority", 0)) if "shareIdentifier" in self.asked else 0
-        )
-
-    @property
-    def num_instances(self) -> int:
-        return int(self.payload["ResourceConfig"]["InstanceCount"])
-
-    def describe(self) -> dict[str, Any]:
-        """What DescribeServiceJob answers, and events have in their detail."""
-        attempts = [
-            {
-                "serviceResourceId": {"name": "TrainingJobArn", "value": each.arn},
-                "startedAt": _milliseconds(each.created),
-                **({"stoppedAt": _milliseconds(each.ended)} if each.ended else {}),
-                "statusReason": f"Received status from SageMaker: {each.reason or each.status}",
-            }
-            for each in self.attempts
-        ]
-        started = self.attempts[0].created if self.attempts else 0.0
-        named = "retryStrategy", "shareIdentifier", "schedulingPriority", "serviceJobType"
-        found = {
-            "jobId": self.id,
-            "jobArn": self.arn,
-            "jobName": self.asked["jobName"],
-            "jobQueue": self.queue,
-            "status": self.status,
-            "createdAt": _milliseconds(self.created),
-            "startedAt": _milliseconds(started),
-            "attempts": attempts,
-            **{name: self.asked[name] for name in named if name in self.asked},
-        }
-        if attempts:
-            found["latestAttempt"] = {"serviceResourceId": attempts[-1]["serviceResourceId"]}
-        found |= {"statusReason": self.reason} if self.reason else {}
-        found |= {"isTerminated": True} if self.is_terminated else {}
-        return found | ({"stoppedAt": _milliseconds(self.ended)} if self.ended else {})
-
-
-def _milliseconds(seconds: float) -> int:
-    return round(1000 * seconds)
 
 
 class ServiceJobs:
     """The account's environments, queues and jobs; a thread starts and ends jobs as is due."""
 
-    def __init__(self, access: AccessControl, environment: Callable[[], Mapping[str, str]]) -> None:
-        """`environment` has the variables that point a container to this AWS."""
+    def __init__(
+        self,
+        access: AccessControl,
+        environment: Callable[[], Mapping[str, str]],
+        application: Any,
+    ) -> None:
+        """`environment` has the variables that point a container to the AWS `application`."""
         self.notice_seconds = NOTICE_SECONDS
         self.variables: dict[str, str] = {}  # of the image
+        self.folder: Path | None = None  # of the containers
         self.publish: Publish | None = None
         self.jobs: dict[str, ServiceJob] = {}
-        self._access, self._environment = access, environment
+        self.trainings: dict[str, TrainingJob] = {}  # by name
+        self._said: dict[str, str] = {}  # the secondary status that events have told of each
+        self._access, self._environment, self._application = access, environment, application
         self._here = f"arn:aws:batch:{access.region}:{access.account}"
-        self._made: dict[str, dict[str, Any]] = {}  # environments and queues, by ARN
+        self._queues = JobQueues(access.account, access.region)
         self._lock = threading.RLock()
         self._is_over = threading.Event()
         self._thread: threading.Thread | None = None
@@ -123,16 +54,11 @@ class ServiceJobs:
             "SubmitServiceJob": self._submit,
             "DescribeServiceJob": lambda asked: self._job(asked).describe(),
             "TerminateServiceJob": self._terminate,
+            "CreateTrainingJob": self._create_training,
             "DescribeTrainingJob": lambda asked: self._training(asked).describe(),
+            "StopTrainingJob": self._stop_training,
+            **self._queues.operations(),
         }
-        for kind in _KINDS:
-            of = kind[0].upper() + kind[1:]
-            self._operations |= {
-                f"Create{of}": partial(self._create, kind),
-                f"Describe{of}s": partial(self._describe, kind),
-                f"Update{of}": partial(self._update, kind),
-                f"Delete{of}": partial(self._delete, kind),
-            }
 
     def answer(self, service: str, environ: Mapping[str, Any], body: bytes) -> Response | None:
         """Answer a request to Batch or SageMaker; None where it is moto's."""
@@ -160,31 +86,50 @@ class ServiceJobs:
         self._is_over.set()
         if self._thread is not None:
             self._thread.join()
-        for job in self.jobs.values():
-            for each in job.attempts:
-                each.forget()
+        for each in self.trainings.values():
+            each.forget()
 
-    def interrupt(self, job_id: str) -> None:
-        """Take the instance of a job's managed Spot training, with SageMaker's notice."""
-        with self._lock:
-            assert self.jobs[job_id].payload["EnableManagedSpotTraining"]
-            self.jobs[job_id].attempts[-1].tell("interruption")
+    def training(self, name: str) -> TrainingJob:
+        """The training job of this name, or a service job's latest."""
+        return self.jobs[name].attempts[-1] if name in self.jobs else self.trainings[name]
 
-    def lose(self, job_id: str) -> None:
-        """Take the instance of a job's training without a word."""
+    def interrupt(self, name: str, host: str = "") -> None:
+        """Take an instance of a managed Spot training, or all, with SageMaker's notice."""
         with self._lock:
-            self.jobs[job_id].attempts[-1].lose()
+            assert self.training(name).request["EnableManagedSpotTraining"]
+            self.training(name).tell("interruption", host)
+
+    def lose(self, name: str, host: str = "") -> None:
+        """Take an instance of a training, or all, without a word."""
+        with self._lock:
+            self.training(name).lose(host)
 
     def step(self) -> None:
         """Do what is due: take note of ends, retry, start what is first and has room."""
         with self._lock:
+            for training in self.trainings.values():
+                training.step()
+                self._tell(training)
             for job in self.jobs.values():
-                if job.status in _RUNNING:
-                    job.attempts[-1].step()
+                if job.status in RUNNING:
                     self._follow(job)
-            for queue in [each for each in self._made.values() if "jobQueueArn" in each]:
-                while (first := self._first(queue)) and self._has_room(queue, first):
+            for queue in self._queues.queues():
+                while first := self._queues.first(queue, self.jobs.values()):
+                    if not self._queues.has_room(queue, first, self.jobs.values()):
+                        self._wait(queue, first)
+                        break
                     self._start(first)
+
+    def _wait(self, queue: Mapping[str, Any], first: ServiceJob) -> None:
+        """Say that a queue stands; end its first job where it has been that for too long."""
+        if first.first_since is None:
+            first.first_since = time.time()
+            if first.num_instances > self._queues.limit(queue) and self.publish is not None:
+                what = "Batch Service Job Queue Blocked"
+                self.publish("aws.batch", what, first.describe(), [first.arn])
+        for limit in queue.get("jobStateTimeLimitActions", ()):
+            if time.time() > first.first_since + limit["maxTimeSeconds"]:
+                self._enter(first, "FAILED", limit["reason"])
 
     def _follow(self, job: ServiceJob) -> None:
         """Bring a job to the state of its training."""
@@ -208,44 +153,43 @@ class ServiceJobs:
             what = "Batch Service Job State Change"
             self.publish("aws.batch", what, job.describe(), [job.arn])
 
-    def _first(self, queue: Mapping[str, Any]) -> ServiceJob | None:
-        """First in, first out; shares are not weighed against each other, as Batch would."""
-        waiting = [
-            job
-            for job in self.jobs.values()
-            if job.queue == queue["jobQueueArn"] and job.status == "RUNNABLE"
-        ]
-        return min(waiting, key=lambda job: (-job.priority, job.created), default=None)
-
-    def _has_room(self, queue: Mapping[str, Any], job: ServiceJob) -> bool:
-        arn = queue["serviceEnvironmentOrder"][0]["serviceEnvironment"]
-        limit = int(self._made[arn]["capacityLimits"][0]["maxCapacity"])
-        taken = sum(
-            other.num_instances
-            for other in self.jobs.values()
-            if other.status in _RUNNING and arn in json.dumps(self._made[other.queue])
-        )
-        return taken + job.num_instances <= limit
+    def _tell(self, training: TrainingJob) -> None:
+        """Publish a training job's new state."""
+        if self.publish is not None and self._said.get(training.name) != training.secondary:
+            self._said[training.name] = training.secondary
+            what = "SageMaker Training Job State Change"
+            self.publish("aws.sagemaker", what, training.describe(), [training.arn])
 
     def _start(self, job: ServiceJob) -> None:
-        request, here = job.payload, self._here.replace(":batch:", ":sagemaker:")
-        training = TrainingJob(
-            arn=f"{here}:training-job/{new_name(job.asked['jobName'])}",
-            request=request,
-            environment={},
-            notice_seconds=self.notice_seconds,
-        )
+        training = self._new_training(new_name(job.asked["jobName"]), job.payload)
         job.attempts.append(training)
+        job.first_since = None
+        self.trainings[training.name] = training
         self._enter(job, "SCHEDULED", "")
         shape = self._models["sagemaker"].operation_model("CreateTrainingJob").input_shape
-        report = ParamValidator().validate(request, shape)
+        report = ParamValidator().validate(job.payload, shape)
         try:
             if report.has_errors():
                 raise Refused(report.generate_report())
-            training.environment = self._given(request["RoleArn"], training.arn)
+            self._begin(training)
         except (Refused, PermissionError) as error:
-            training.status, training.reason = "Failed", f"ValidationException: {error}"
+            training.fail(f"ValidationException: {error}")
             self._follow(job)
+
+    def _new_training(self, name: str, request: Mapping[str, Any]) -> TrainingJob:
+        return TrainingJob(
+            arn=f"{self._here.replace(':batch:', ':sagemaker:')}:training-job/{name}",
+            request=request,
+            environment={},
+            notice_seconds=self.notice_seconds,
+            below=self.folder,
+            application=self._application,
+        )
+
+    def _begin(self, training: TrainingJob) -> None:
+        """Let it start with its role's credentials; PermissionError if it may not have them."""
+        training.environment = self._given(training.request["RoleArn"], training.arn)
+        self._watch()
 
     def _given(self, role: str, arn: str) -> dict[str, str]:
         """The variables of a container: this AWS, and the credentials of the job's role."""
@@ -259,7 +203,7 @@ class ServiceJobs:
         }
 
     def _submit(self, asked: Mapping[str, Any]) -> dict[str, Any]:
-        queue = self._found(asked["jobQueue"])
+        queue = self._queues.found(asked["jobQueue"])
         if queue["state"] != "ENABLED":
             raise Refused(f"Job queue {queue['jobQueueArn']} is disabled")
         if bool(queue.get("schedulingPolicyArn")) != bool(asked.get("shareIdentifier")):
@@ -269,19 +213,23 @@ class ServiceJobs:
             id=identifier, arn=f"{self._here}:service-job/{identifier}", queue=arn, asked=asked
         )
         self.jobs[identifier] = job
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._watch, name="service-jobs", daemon=True)
-            self._thread.start()
+        self._watch()
         return {"jobId": job.id, "jobArn": job.arn, "jobName": asked["jobName"]}
 
     def _watch(self) -> None:
+        """Step from now on, in a thread."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._poll, name="service-jobs", daemon=True)
+            self._thread.start()
+
+    def _poll(self) -> None:
         while not self._is_over.wait(_POLL_SECONDS):
             self.step()
 
     def _terminate(self, asked: Mapping[str, Any]) -> dict[str, Any]:
         job = self._job(asked)
         job.is_terminated = True
-        if job.status in _RUNNING:
+        if job.status in RUNNING:
             job.attempts[-1].tell("stop")
         elif job.status == "RUNNABLE":
             self._enter(job, "FAILED", asked["reason"])
@@ -293,43 +241,23 @@ class ServiceJobs:
         return self.jobs[asked["jobId"]]
 
     def _training(self, asked: Mapping[str, Any]) -> TrainingJob:
-        every = (each for job in self.jobs.values() for each in job.attempts)
-        found = next((each for each in every if each.name == asked["TrainingJobName"]), None)
-        if found is None:
+        if asked["TrainingJobName"] not in self.trainings:
             raise Refused("Requested resource not found.")
-        return found
+        return self.trainings[asked["TrainingJobName"]]
 
-    def _create(self, kind: str, asked: Mapping[str, Any]) -> dict[str, Any]:
-        name = asked[f"{kind}Name"]
-        for each in asked.get("serviceEnvironmentOrder", []):
-            self._found(each["serviceEnvironment"])
-        arn = f"{self._here}:{_KINDS[kind]}/{name}"
-        whole = {"state": "ENABLED", "status": "VALID", f"{kind}Arn": arn}
-        self._made[arn] = whole | _WHOLE[kind] | dict(asked)
-        return {f"{kind}Name": name, f"{kind}Arn": arn}
+    def _create_training(self, asked: Mapping[str, Any]) -> dict[str, Any]:
+        training = self._new_training(asked["TrainingJobName"], asked)
+        if training.name in self.trainings:
+            raise Refused("Training job names must be unique within an AWS account and region")
+        try:
+            self._begin(training)
+        except PermissionError as error:
+            raise Refused(str(error)) from error
+        self.trainings[training.name] = training
+        return {"TrainingJobArn": training.arn}
 
-    def _describe(self, kind: str, asked: Mapping[str, Any]) -> dict[str, Any]:
-        names = asked.get(f"{kind}s")
-        every = [each for each in self._made.values() if f"{kind}Arn" in each]
-        wanted = [e for e in every if not names or {e[f"{kind}Name"], e[f"{kind}Arn"]} & {*names}]
-        return {f"{kind}s": wanted}
-
-    def _update(self, kind: str, asked: Mapping[str, Any]) -> dict[str, Any]:
-        found = self._found(asked[kind])
-        found |= {name: value for name, value in asked.items() if name != kind}
-        return {f"{kind}Name": found[f"{kind}Name"], f"{kind}Arn": found[f"{kind}Arn"]}
-
-    def _delete(self, kind: str, asked: Mapping[str, Any]) -> dict[str, Any]:
-        found = self._found(asked[kind])
-        arn = found[f"{kind}Arn"]
-        others = [each for each in self._made.values() if each is not found]
-        if found["state"] != "DISABLED" or arn in json.dumps(others):
-            raise Refused(f"{arn} must be disabled, and of no queue")
-        del self._made[arn]
+    def _stop_training(self, asked: Mapping[str, Any]) -> dict[str, Any]:
+        if (training := self._training(asked)).is_over:
+            raise Refused(f"The job is already {training.status}")
+        training.tell("stop")
         return {}
-
-    def _found(self, name: str) -> dict[str, Any]:
-        for arn, each in self._made.items():
-            if name in (arn, arn.rpartition("/")[2]):
-                return each
-        raise Refused(f"{name} does not exist")

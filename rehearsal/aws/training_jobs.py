@@ -1,7 +1,8 @@
-"""SageMaker's training jobs in the embedded AWS: one container each, as a process of this machine.
+"""SageMaker's training jobs in the embedded AWS: on each instance one container, a process here.
 
 It finds /opt/ml below a folder of its own, as a SageMaker container does, with the credentials of
-the job's role. The image is this repository; one instance a job, no channels, no model.tar.gz.
+the job's role. The image is this repository; no channels, no model.tar.gz.
+https://docs.aws.amazon.com/sagemaker/latest/dg/your-algorithms-training-algo-running-container.html
 """
 
 import json
@@ -19,12 +20,34 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from rehearsal.aws.job_network import JobNetwork
+from sizing import catalogue
+
 REPOSITORY = Path(__file__).parents[2]
 # SageMaker sends SIGTERM, and SIGKILL so much later.
 NOTICE_SECONDS = 120.0
 _FOLDERS = ("input/config", "input/data", "model", "output", "checkpoints", "tmp")
-# What told the container to end -> status and secondary status of the job then.
-_ENDS = {"stop": ("Stopped", "Stopped"), "limit": ("Stopped", "MaxRuntimeExceeded")}
+# What ends a job's containers -> status, secondary status and reason of the job then.
+_ENDS = {
+    "stop": ("Stopped", "Stopped", ""),
+    "limit": ("Stopped", "MaxRuntimeExceeded", ""),
+    "loss": ("Failed", "Failed", "InternalServerError: We encountered an internal error"),
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Container:
+    """One host's, as SageMaker starts it."""
+
+    host: str
+    root: Path  # its /opt/ml
+    process: subprocess.Popen[bytes]
+
+    def kill(self) -> None:
+        """End it and all that it started, at once."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
 
 
 @dataclass(kw_only=True)
@@ -35,22 +58,37 @@ class TrainingJob:
     request: Mapping[str, Any]  # CreateTrainingJob's
     environment: Mapping[str, str]  # of its containers
     notice_seconds: float
+    below: Path | None = None  # where it makes its folder; None: as tempfile does
+    application: Any = None  # AWS, for containers that cannot reach this machine's address of it
     created: float = field(default_factory=time.time)
     status: str = "InProgress"
-    secondary: str = "Starting"
     reason: str = ""
     ended: float | None = None
-    told: str = ""  # why its container was told to end: stop, limit, or interruption
-    num_containers: int = 0
+    told: str = ""  # why its containers end: stop, limit, loss, or interruption
+    num_starts: int = 0
+    containers: list[Container] = field(default_factory=list)
+    network: JobNetwork | None = None
+    folder: Path | None = None  # below it each host's /opt/ml and log
+    transitions: list[dict[str, Any]] = field(default_factory=list)
     _seconds: float = 0.0  # of containers that have ended
     _told_at: float = 0.0
-    _process: subprocess.Popen[bytes] | None = None
     _started: float = 0.0
-    _folder: Path | None = None
+
+    def __post_init__(self) -> None:
+        self._enter("Starting")
 
     @property
     def name(self) -> str:
         return self.arn.rpartition("/")[2]
+
+    @property
+    def secondary(self) -> str:
+        """The secondary status."""
+        return str(self.transitions[-1]["Status"])
+
+    @property
+    def num_instances(self) -> int:
+        return int(self.request["ResourceConfig"]["InstanceCount"])
 
     @property
     def is_over(self) -> bool:
@@ -58,63 +96,75 @@ class TrainingJob:
 
     @property
     def seconds(self) -> float:
-        """How long its containers ran, which is what SageMaker bills."""
-        return self._seconds + (time.time() - self._started if self._process else 0.0)
+        """How long its containers ran side by side, which SageMaker bills for each instance."""
+        return self._seconds + (time.time() - self._started if self.containers else 0.0)
 
-    @property
-    def log(self) -> str:
-        """What its containers have printed."""
-        path = self._folder and self._folder / "log.txt"
-        return path.read_text(errors="replace") if path and path.exists() else ""
+    def log(self, host: str = "") -> str:
+        """What the containers of one host have printed, or of all, one after the other."""
+        files = sorted(self.folder.glob(f"{host or '*'}.log")) if self.folder else []
+        return "".join(file.read_text(errors="replace") for file in files)
 
-    def tell(self, why: str) -> None:
-        """Tell the container to end, as at a stop, a limit or a Spot interruption."""
-        if self._process is None or self.told:
+    def tell(self, why: str, host: str = "") -> None:
+        """Tell one host to end, or all, as at a stop, a limit or a Spot interruption."""
+        if why == "stop" and not self.containers:
+            self._end(*_ENDS[why])
+        if not self.containers or self.told:
             return
         self.told, self._told_at = why, time.monotonic()
         if why == "stop":
-            self.status = self.secondary = "Stopping"
-        self._process.send_signal(signal.SIGTERM)
+            self.status = "Stopping"
+            self._enter("Stopping")
+        for each in self.containers:
+            if host in ("", each.host):
+                each.process.send_signal(signal.SIGTERM)
 
-    def lose(self) -> None:
-        """Its instance is gone without a word, which SageMaker calls an internal error."""
-        self.kill()
-        self._end("Failed", "Failed", "InternalServerError: We encountered an internal error")
+    def lose(self, host: str = "") -> None:
+        """One instance, or all, are gone without a word, which SageMaker calls an internal error.
+
+        When it takes note of one of several is not documented: here after the notice's time.
+        """
+        if self.containers:
+            self.told, self._told_at = "loss", time.monotonic()
+        for each in self.containers:
+            if host in ("", each.host):
+                each.kill()
+
+    def fail(self, reason: str) -> None:
+        """End it before it begins."""
+        self._end("Failed", "Failed", reason)
 
     def step(self) -> None:
-        """Start its container, take note of its end, kill it when its notice is over."""
+        """Start its containers, take note of their ends, kill them when their notice is over."""
         if self.is_over:
             return
-        if self._process is None:
+        if not self.containers:
             self._start()
             return
-        limit = self.request["StoppingCondition"]["MaxRuntimeInSeconds"]
-        if self.seconds > limit:
+        if self.seconds > self.request["StoppingCondition"]["MaxRuntimeInSeconds"]:
             self.tell("limit")
-        code = self._process.poll()
-        if code is None and self.told and time.monotonic() > self._told_at + self.notice_seconds:
-            self.kill()
-            code = -signal.SIGKILL
-        if code is not None:
-            self._conclude(code)
+        codes = [each.process.poll() for each in self.containers]
+        is_late = self.told and time.monotonic() > self._told_at + self.notice_seconds
+        # One that fails ends the job for all.
+        has_failed = any(codes) and not self.told
+        if is_late or has_failed or None not in codes:
+            self._conclude(codes)
 
     def kill(self) -> None:
-        """End its container and all that this started, and take note of how long it ran."""
-        if self._process is not None:
-            with suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait()
-            self._seconds += time.time() - self._started
-            self._process = None
+        """End its containers, and take note of how long they ran."""
+        for each in self.containers:
+            each.kill()
+        self._seconds, self.containers = self.seconds, []
 
     def forget(self) -> None:
         """Leave nothing."""
         self.kill()
-        if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
+        if self.network is not None:
+            self.network.close()
+        if self.folder is not None:
+            shutil.rmtree(self.folder, ignore_errors=True)
 
     def describe(self) -> dict[str, Any]:
-        """What DescribeTrainingJob answers."""
+        """What DescribeTrainingJob answers, and events have in their detail."""
         named = "StoppingCondition", "ResourceConfig", "RoleArn", "EnableManagedSpotTraining"
         output = self.request["OutputDataConfig"]["S3OutputPath"]
         seconds = max(1, round(self.seconds))
@@ -123,6 +173,7 @@ class TrainingJob:
             "TrainingJobArn": self.arn,
             "TrainingJobStatus": self.status,
             "SecondaryStatus": self.secondary,
+            "SecondaryStatusTransitions": [dict(each) for each in self.transitions],
             "CreationTime": self.created,
             "TrainingTimeInSeconds": seconds,
             "BillableTimeInSeconds": seconds,
@@ -134,69 +185,96 @@ class TrainingJob:
         return found | ({"TrainingEndTime": self.ended} if self.ended else {})
 
     def _start(self) -> None:
-        is_several = self.request["ResourceConfig"]["InstanceCount"] > 1
-        if is_several or self.request.get("InputDataConfig"):
-            said = "the embedded AWS trains jobs of one instance and no channels: set dataset-uri"
-            self._end("Failed", "Failed", f"ClientError: {said}")
+        if self.request.get("InputDataConfig"):
+            said = "the embedded AWS trains jobs without channels: set dataset-uri"
+            self.fail(f"ClientError: {said}")
             return
-        before = self._folder
-        root = Path(tempfile.mkdtemp(prefix="opt-ml-"))
-        self._folder = root
-        self._furnish(root)
-        if before is not None:  # another instance, with an empty volume; the log is CloudWatch's
-            shutil.move(before / "log.txt", root / "log.txt")
-            shutil.rmtree(before, ignore_errors=True)
-        with (root / "log.txt").open("ab") as log:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "training", "sagemaker", "train", f"--ml-root={root}"],
+        if self.network is None or self.folder is None:
+            self.folder = Path(tempfile.mkdtemp(prefix="sagemaker-", dir=self.below))
+            self.network = JobNetwork(self.num_instances, self.application)
+        for host in self.network.hosts:
+            self.containers.append(self._start_container(host, self.network, self.folder))
+        self._started = time.time()
+        self.num_starts += 1
+        self._enter("Training")
+
+    def _start_container(self, host: str, network: JobNetwork, folder: Path) -> Container:
+        # Another instance than before, with an empty volume; the log is CloudWatch's.
+        root = folder / host
+        shutil.rmtree(root, ignore_errors=True)
+        self._furnish(root, host, network)
+        size = catalogue.instances().get(self.request["ResourceConfig"]["InstanceType"][3:])
+        with (folder / f"{host}.log").open("ab") as log:
+            process = subprocess.Popen(
+                [
+                    *network.command(host),
+                    *(sys.executable, "-m", "training", "sagemaker", "train", f"--ml-root={root}"),
+                ],
                 cwd=REPOSITORY,
                 env={
                     "PATH": os.environ.get("PATH", os.defpath),
                     "TMPDIR": str(root / "tmp"),
                     "TRAINING_JOB_NAME": self.name,
                     "TRAINING_JOB_ARN": self.arn,
+                    # No GPU is here: as many ranks as that size has.
+                    "TRAINING_CPU_RANKS": str(max(1, size.num_gpus) if size else 1),
                     **self.environment,
+                    **network.environment,
                 },
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-        self._started, self.secondary = time.time(), "Training"
-        self.num_containers += 1
+        return Container(host=host, root=root, process=process)
 
-    def _furnish(self, root: Path) -> None:
+    def _furnish(self, root: Path, host: str, network: JobNetwork) -> None:
         for name in _FOLDERS:
             (root / name).mkdir(parents=True)
+        kind, group = self.request["ResourceConfig"]["InstanceType"], "homogeneousCluster"
+        hosts = [*network.hosts]
         resources = {
-            "current_host": "algo-1",
-            "current_instance_type": self.request["ResourceConfig"]["InstanceType"],
-            "current_group_name": "homogeneousCluster",
-            "hosts": ["algo-1"],
-            "network_interface_name": "eth0",
+            "current_host": host,
+            "current_instance_type": kind,
+            "current_group_name": group,
+            "hosts": hosts,
+            "instance_groups": [
+                {"instance_group_name": group, "instance_type": kind, "hosts": hosts}
+            ],
+            "network_interface_name": network.interface,
         }
         given = {"hyperparameters": self.request.get("HyperParameters", {})}
         for name, content in {**given, "inputdataconfig": {}, "resourceconfig": resources}.items():
             (root / f"input/config/{name}.json").write_text(json.dumps(content), encoding="utf-8")
 
-    def _conclude(self, code: int) -> None:
+    def _conclude(self, codes: list[int | None]) -> None:
+        failed = next((k for k, code in enumerate(codes) if code), None)
+        said = self.containers[failed or 0].root / "output" / "failure"
         self.kill()
         if self.told == "interruption":
-            # A managed Spot job starts again by itself, on another instance.
-            self.told, self.secondary = "", "Interrupted"
+            # A managed Spot job starts again by itself, on other instances.
+            self.told = ""
+            self._enter("Interrupted")
         elif self.told:
-            self._end(*_ENDS[self.told], "")
-        elif code == 0:
+            self._end(*_ENDS[self.told])
+        elif failed is None:
             self._end("Completed", "Completed", "")
         else:
-            assert self._folder is not None
-            said = self._folder / "output" / "failure"
             text = said.read_text(errors="replace") if said.exists() else ""
-            self._end("Failed", "Failed", f"AlgorithmError: {text}, exit code: {code}")
+            self._end("Failed", "Failed", f"AlgorithmError: {text}, exit code: {codes[failed]}")
 
     def _end(self, status: str, secondary: str, reason: str) -> None:
-        self.status, self.secondary, self.reason = status, secondary, reason
-        self.ended = time.time()
+        self.status, self.reason = status, reason
+        self._enter(secondary)
+        self.ended = self.transitions[-1]["StartTime"]
+        if self.network is not None:
+            self.network.close()
+
+    def _enter(self, secondary: str) -> None:
+        now = time.time()
+        if self.transitions:
+            self.transitions[-1]["EndTime"] = now
+        self.transitions.append({"Status": secondary, "StartTime": now})
 
 
 def new_name(job_name: str) -> str:

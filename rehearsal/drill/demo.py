@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from contract.keys import HEAD
 from rehearsal.aws.event_bus import EventBus
@@ -22,7 +23,7 @@ from rehearsal.drill.fleet import (
 from rehearsal.drill.grants import FILE
 from rehearsal.drill.interruptions import Drill
 from rehearsal.drill.program import RehearsedProgram
-from rehearsal.drill.receipt import Rehearsed
+from rehearsal.drill.receipt import Curves, Rehearsed, loss_curves, make_receipt
 from rehearsal.drill.run_files import Files, FolderFiles, read_json
 from rehearsal.drill.workload import RehearsedWorkload, stack_context
 from rehearsal.machines.metadata import RehearsedInstance
@@ -55,14 +56,20 @@ class Demo:
     log: DemoLog
     started: float = field(default_factory=time.monotonic)
     notice_seconds: float = 0.0
+    context: dict[str, str] = field(default_factory=dict)  # the stack's parameters
     _ends: dict[str, float] = field(default_factory=dict)  # of trainers, by instance
 
     @property
     def _machines(self) -> Path:
         return self.stacks.folder / "machines"
 
-    def run(self) -> Rehearsed:
-        """Run all phases; raise RehearsalFailed or ChildFailed if one fails."""
+    def rehearse(self) -> tuple[dict[str, Any], Curves]:
+        """Run all phases; the receipt and the losses, RehearsalFailed or ChildFailed if not."""
+        rehearsed = self._run()
+        receipt = make_receipt(rehearsed)
+        return receipt, loss_curves(rehearsed.run, rehearsed.reference, receipt)
+
+    def _run(self) -> Rehearsed:
         stacks, folder = self.stacks, self.stacks.folder / "uninterrupted"
         reference = self._deploy(folder)
         resources = stacks.check_resources()
@@ -132,17 +139,18 @@ class Demo:
         usual = min(NOTICE_SECONDS, round(_NOTICE_SECONDS * log.pace))
         self.notice_seconds = options.notice_seconds or usual
         assembly = stacks.folder / "cdk.out"
-        context = stack_context(
+        self.context = stack_context(
             self.trained.context(),
             size=options.size,
             notice_seconds=self.notice_seconds,
             lease_ttl_seconds=min(_MAX_LEASE_TTL_SECONDS, _LEASE_TTL_SECONDS * log.pace),
         )
-        stacks.synthesize(assembly, context).expect()
+        hosts = {"sweep.instances": str(options.hosts)} if options.hosts > 1 else {}
+        stacks.synthesize(assembly, self.context | hosts).expect()
         if making is not None:
             making.expect()
         reference = self.trained.start_reference(stacks, uninterrupted)
-        log.begin("DatasetStack, the upload and TrainingStack")
+        log.begin(f"DatasetStack, the upload and {stacks.training}")
         stacks.deploy(assembly, DATASET)
         stacks.upload(self.trained.dataset)
         stacks.aws.capacity.notice_seconds = self.notice_seconds

@@ -29,7 +29,7 @@ from rehearsal.machines.quirks import Quirks
 from sizing import catalogue
 
 REPOSITORY = Path(__file__).parents[2]
-DATASET, NETWORK = "DatasetStack", "NetworkStack"
+DATASET, NETWORK, SWEEPS = "DatasetStack", "NetworkStack", "SweepStack"
 # EC2 gives 120 s and the interruption handler polls every 2 s; a shorter notice keeps the ratio.
 NOTICE_SECONDS, HANDLER_POLL_SECONDS = 120.0, 2.0
 
@@ -83,7 +83,7 @@ class DeployedStacks:
 
     def check_resources(self) -> dict[str, int]:
         """Count the deployed resources by type; raise if a service does not know one."""
-        stacks = [DATASET, NETWORK, self.training]
+        stacks = [DATASET, *([NETWORK] if self.training != SWEEPS else []), self.training]
         missing = self.aws.missing_resources(stacks)
         if missing:
             raise RehearsalFailed(f"deployed, but missing: {', '.join(missing)}")
@@ -170,11 +170,12 @@ def handler_poll(notice_seconds: float) -> dict[str, str]:
 
 
 def processes_below(folder: Path) -> list[psutil.Process]:
-    """List the running processes of every process machine whose root is below the folder."""
+    """List the running processes of process machines and containers below the folder."""
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
-            root = process.environ().get("MACHINE_ROOT")
+            variables = process.environ()
+            root = variables.get("MACHINE_ROOT") or variables.get("TMPDIR")
             if root is not None and Path(root).is_relative_to(folder):
                 found.append(process)
     return found

@@ -6,7 +6,7 @@ own affair, so its receipt says what the interruptions cost and how the result d
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 from contract.keys import GUARD, HEAD, RECEIPT
 from contract.lineage import Line
@@ -24,6 +24,9 @@ from rehearsal.drill.run_files import (
     read_steps,
 )
 from sizing import catalogue
+
+# By stage: the steps of the interrupted run, and of the uninterrupted one.
+Curves: TypeAlias = dict[str, tuple[list[Line], list[Line]]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -113,35 +116,39 @@ def find_faults(receipt: Mapping[str, Any], expected_interruptions: int) -> list
         f"{happened} interruptions happened, not {expected_interruptions}": (
             happened != expected_interruptions
         ),
-        f"the fleet's target is {receipt['fleet_target_capacity']}, not 0": (
-            receipt["fleet_target_capacity"] != 0
-        ),
         f"{receipt['instances_running']} instances are still running": receipt["instances_running"]
         > 0,
         f"{receipt['processes_left']} processes were left behind": receipt["processes_left"] > 0,
-        "the Guard never ran": receipt["guard_invocations"] == 0,
-        f"the Guard failed at {len(receipt['guard_errors'])} events, each of them tried "
-        f"{TRIES} times: {'; '.join(receipt['guard_errors'][:1])}": bool(receipt["guard_errors"]),
+        **({} if "job" in receipt else _fleet_checks(receipt)),
     }
-    own = _program_faults(receipt) if "program" in receipt else _workload_faults(receipt)
+    own = _program_faults(receipt) if "program" in receipt else workload_faults(receipt)
     return [
         *own,
-        *receipt["user_data_faults"],
+        *receipt.get("user_data_faults", []),
         *receipt["denied"],
         *(text for text, is_broken in checks.items() if is_broken),
     ]
 
 
-def loss_curves(
-    rehearsed: Rehearsed, receipt: Mapping[str, Any]
-) -> dict[str, tuple[list[Line], list[Line]]]:
+def _fleet_checks(receipt: Mapping[str, Any]) -> dict[str, bool]:
+    return {
+        f"the fleet's target is {receipt['fleet_target_capacity']}, not 0": (
+            receipt["fleet_target_capacity"] != 0
+        ),
+        "the Guard never ran": receipt["guard_invocations"] == 0,
+        f"the Guard failed at {len(receipt['guard_errors'])} events, each of them tried "
+        f"{TRIES} times: {'; '.join(receipt['guard_errors'][:1])}": bool(receipt["guard_errors"]),
+    }
+
+
+def loss_curves(run: Files, reference: Files, receipt: Mapping[str, Any]) -> Curves:
     """Return the steps to draw, of the interrupted and the uninterrupted run: by stage."""
     if "program" in receipt:
         found = receipt["losses"], receipt["uninterrupted_losses"]
         return {"the program": found} if any(found) else {}
-    stages: dict[str, tuple[list[Line], list[Line]]] = {}
-    for number, run in enumerate((rehearsed.run, rehearsed.reference)):
-        for _, line in sorted(read_steps(run).items()):
+    stages: Curves = {}
+    for number, files in enumerate((run, reference)):
+        for _, line in sorted(read_steps(files).items()):
             stages.setdefault(line["stage"], ([], []))[number].append(line)
     return stages
 
@@ -179,17 +186,27 @@ def _workload_facts(
         "interruption_list": interruptions,
         "notice_to_commit_seconds": max(notices) if None not in notices and notices else None,
         "steps_lost": lost,
+        **results(run, rehearsed.reference, ours, theirs),
+    }
+
+
+def results(
+    run: Files, reference: Files, ours: Mapping[str, Any], theirs: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return what a workload's run has come to, beside the uninterrupted one."""
+    return {
         "stages": ours["stages"],
         "validation_accuracy": ours.get("validation_accuracy"),
         "single_frame_accuracy": ours.get("single_frame_accuracy"),
         "baseline_accuracies": baselines_of(ours["stages"]),
-        **compare_runs(run, rehearsed.reference, ours, theirs),
+        **compare_runs(run, reference, ours, theirs),
         "numerics_key": ours["numerics_key"],
         "uninterrupted_numerics_key": theirs["numerics_key"],
     }
 
 
-def _workload_faults(receipt: Mapping[str, Any]) -> list[str]:
+def workload_faults(receipt: Mapping[str, Any]) -> list[str]:
+    """List what a workload's run promised and did not keep."""
     faults = inequalities(receipt)
     if receipt["numerics_key"] != receipt["uninterrupted_numerics_key"]:
         faults.append("the numerics keys differ; receipt.json has both")

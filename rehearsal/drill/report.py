@@ -37,7 +37,8 @@ def verdict(receipt: Mapping[str, Any], faults: Sequence[str]) -> str:
     """Return in one sentence whether the promises were kept; what broke them is in `faults`."""
     if faults:
         return f"{len(faults)} promise{'s were' if len(faults) > 1 else ' was'} broken."
-    survived = f"Every promise was kept through {receipt['interruptions']} interruptions"
+    number = receipt["interruptions"]
+    survived = f"Every promise was kept through {number} interruption{'s' if number != 1 else ''}"
     if "program" in receipt:
         return f"{survived}: the program came back after each one, and finished."
     equal = f"{survived}: weights and losses equal the uninterrupted run's, bit for bit."
@@ -119,7 +120,7 @@ def _workload_rows(receipt: Mapping[str, Any]) -> list[tuple[str, str]]:
         ),
         ("steps lost", f"{receipt['steps_lost']} (done again, never skipped)"),
         _result(receipt),
-        *_cost_rows(receipt),
+        *([] if "job" in receipt else _cost_rows(receipt)),
         *_end_rows(receipt),
         ("weights", receipt["weights_sha256"]),
         ("uninterrupted", receipt["uninterrupted_weights_sha256"]),
@@ -174,14 +175,14 @@ def _program_rows(receipt: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 def _start_rows(receipt: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return the rows of what was there before the first step."""
+    made = ("stack resources", f"{receipt['resources']} created, each checked by its own API")
+    if "job" in receipt:
+        return [made, ("training job", receipt["job"])]
     data = receipt["dataset"]
     size = f"{data['megabytes']:.1f} MB, {data['megabytes_per_second']:.1f} MB/s"
     if data["megabytes"] < 1:
         size = "less than 1 MB: too little for a rate"
-    return [
-        ("stack resources", f"{receipt['resources']} created, each checked by its own API"),
-        ("dataset synced", f"{data['files']} files, {size}"),
-    ]
+    return [made, ("dataset synced", f"{data['files']} files, {size}")]
 
 
 def _cost_rows(receipt: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -200,22 +201,22 @@ def _cost_rows(receipt: Mapping[str, Any]) -> list[tuple[str, str]]:
 def _end_rows(receipt: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return the rows of what was left running."""
     again = receipt.get("guard_retries", 0)
+    left = f"{receipt['instances_running']} instances, {receipt['processes_left']} processes"
+    used = (
+        f"{receipt['statements_used']} of {receipt['statements']} statements used, "
+        f"{len(receipt['denied'])} calls denied"
+    )
+    if "job" in receipt:
+        return [("left running", left), ("IAM", used)]
     return [
         ("fleet", f"target capacity {receipt['fleet_target_capacity']}"),
-        (
-            "left running",
-            f"{receipt['instances_running']} instances, {receipt['processes_left']} processes",
-        ),
+        ("left running", left),
         (
             "Guard",
             f"ran {receipt['guard_invocations']} times on the fleet's events"
             + (f", {again} of them again after an error" if again else ""),
         ),
-        (
-            "IAM",
-            f"{receipt['statements_used']} of {receipt['statements']} statements used, "
-            f"{len(receipt['denied'])} calls denied",
-        ),
+        ("IAM", used),
     ]
 
 

@@ -1,7 +1,8 @@
-"""One machine or several: the same run on one of the size, on one larger size, and on all hosts."""
+"""One machine or several: the same run on one of the size and on more, and on one larger size."""
 
 from contextlib import suppress
 
+from contract.trainer_options import RANKS
 from sizing.catalogue.prices import UnknownPriceError
 from sizing.plan.plan import Plan
 from sizing.plan.request import Request
@@ -16,7 +17,7 @@ def machines(request: Request) -> str:
 def one_or_several(plan: Plan) -> str:
     """Say in one sentence which of the ways that work costs least and which ends first, on Spot."""
     request = plan.request
-    plans = [plan, like(plan, hosts=1)]
+    plans = [plan, *(like(plan, hosts=n) for n in reversed(RANKS) if n < request.hosts)]
     if larger := size_with_gpus(plan, request.ranks):
         # A size that the region does not sell has no price and cannot be used.
         with suppress(UnknownPriceError):

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import boto3
+from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
 from contract.description import describe
@@ -34,12 +35,20 @@ from stacks.sagemaker.service_jobs import (
     service_job,
 )
 
+# With the pauses between them about two minutes; boto3's own 5 are over in seconds.
+_MAX_ATTEMPTS = 10
 _positive, _count = argument_type(parse_positive), argument_type(parse_positive_count)
 # The channels whose files the container imports before it trains.
 SPLITS = ("train", "validation", "test")
 
 
-def main(arguments: Sequence[str], client: Callable[[str], Any] = boto3.client) -> int:
+def _client(service: str) -> Any:
+    """A client that waits where AWS asks for fewer requests a second."""
+    retries = {"mode": "standard", "total_max_attempts": _MAX_ATTEMPTS}
+    return boto3.client(service, config=Config(retries=retries))
+
+
+def main(arguments: Sequence[str], client: Callable[[str], Any] = _client) -> int:
     """Print the requests, or send them; `client` makes the client of a service."""
     options = _parse(arguments)
     try:
@@ -159,11 +168,16 @@ def _submit_all(
     """Queue them in order, and write down what was queued; whether all were."""
     batch = client("batch")
     try:
-        for name, job in jobs.items():
+        for number, (name, job) in enumerate(jobs.items()):
             try:
                 queued = batch.submit_service_job(**job)
             except (BotoCoreError, ClientError) as error:
-                print(f"sagemaker: {job['jobName']} was not queued: {error}", file=sys.stderr)
+                again = "; the same command queues the rest" if options.sweep_file is None else ""
+                print(
+                    f"sagemaker: {job['jobName']} was not queued: {error} ({number} of {len(jobs)} "
+                    f"are queued{again})",
+                    file=sys.stderr,
+                )
                 return False
             kept.jobs.setdefault(name, []).append(queued["jobId"])
             print(f"[ok] {queued['jobArn']}")

@@ -227,7 +227,7 @@ def test_a_sweep_of_twelve_with_a_third_taken_equals_unbroken_runs(
     assert sorted(names, key=lambda name: first[name]) == names  # in the order asked for
     assert most <= LIMIT
     containers = {
-        name: sum(each.num_containers for job in ids for each in jobs[job].attempts)
+        name: sum(each.num_starts for job in ids for each in jobs[job].attempts)
         for name, ids in sweep.queued.jobs.items()
     }
     assert [containers[name] for name in names] == [

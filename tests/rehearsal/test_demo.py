@@ -50,6 +50,24 @@ def test_an_interrupted_run_equals_the_uninterrupted_one_bit_for_bit(
     assert '<p class="verdict good">' in (tmp_path / "report.html").read_text()
 
 
+@pytest.mark.slow  # its parts run in each run of the tests: rehearsal/aws/test_service_jobs.py
+def test_two_hosts_of_one_job_lose_one_and_equal_one_rank(
+    tmp_path: Path, rehearse: Callable[..., subprocess.Popen[str]]
+) -> None:
+    plan = ("--interrupt", "kill:head:4", "--interrupt", "notice:head:9")
+    process = rehearse("demo", "--hosts", "2", "--out", str(tmp_path), *SMALL, *plan)
+    _, said = process.communicate(timeout=850)
+    assert process.returncode == 0, said[-3000:]
+    receipt = json.loads((tmp_path / "receipt.json").read_text())
+    assert receipt["weights_sha256"] == receipt["uninterrupted_weights_sha256"]
+    assert receipt["losses_equal"] and receipt["lineage_problems"] == []
+    assert receipt["interruptions"] == 2 and "started 3 times" in receipt["job"]
+    assert 0 < receipt["notice_to_commit_seconds"] < 5
+    assert receipt["denied"] == [] and receipt["processes_left"] == 0
+    assert processes_below(tmp_path) == []
+    assert '<p class="verdict good">' in (tmp_path / "report.html").read_text()
+
+
 @pytest.mark.slow  # a drill is interrupted in each run of the tests
 def test_ctrl_c_in_the_middle_leaves_nothing_running(
     tmp_path: Path,

@@ -1,8 +1,9 @@
 """Batch's service jobs in the embedded AWS: real containers, in order, within the limit."""
 
 import json
+import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import botocore.session
@@ -35,22 +36,54 @@ def role(aws: EmbeddedAws) -> str:
     return arn
 
 
-@pytest.fixture
-def queue(aws: EmbeddedAws, request: pytest.FixtureRequest) -> str:
-    """A queue whose environment has two instances."""
-    batch, name = aws.client("batch"), request.node.name[:60].replace("[", "-").replace("]", "")
+def _limit(instances: int) -> list[dict[str, Any]]:
+    return [{"maxCapacity": instances, "capacityUnit": "NUM_INSTANCES"}]
+
+
+def _new_queue(aws: EmbeddedAws, name: str, instances: int, **more: Any) -> str:
+    batch = aws.client("batch")
     environment = batch.create_service_environment(
         serviceEnvironmentName=name,
         serviceEnvironmentType="SAGEMAKER_TRAINING",
-        capacityLimits=[{"maxCapacity": 2, "capacityUnit": "NUM_INSTANCES"}],
+        capacityLimits=_limit(instances),
     )["serviceEnvironmentArn"]
     made: str = batch.create_job_queue(
         jobQueueName=name,
         jobQueueType="SAGEMAKER_TRAINING",
         priority=1,
         serviceEnvironmentOrder=[{"order": 1, "serviceEnvironment": environment}],
+        **more,
     )["jobQueueArn"]
     return made
+
+
+@pytest.fixture
+def queue(aws: EmbeddedAws, request: pytest.FixtureRequest) -> str:
+    """A queue whose environment has two instances."""
+    return _new_queue(aws, request.node.name[:60], 2)
+
+
+@pytest.fixture
+def events(aws: EmbeddedAws) -> Iterator[list[tuple[Any, ...]]]:
+    """What is published from now on."""
+    found: list[tuple[Any, ...]] = []
+    aws.service_jobs.publish = lambda *event: found.append(event)
+    yield found
+    aws.service_jobs.publish = None
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the training jobs that start from now on, without what makes them unique."""
+    names: list[str] = []
+    start = TrainingJob._start
+
+    def noted(training: TrainingJob) -> None:
+        names.append(training.name.removeprefix("AWSBatch")[:-32])
+        start(training)
+
+    monkeypatch.setattr(TrainingJob, "_start", noted)
+    return names
 
 
 def _payload(role: str, instances: int = 1) -> str:
@@ -105,14 +138,15 @@ def _is_of_model(service: str, operation: str, answer: dict[str, Any]) -> bool:
 
 
 def test_jobs_start_in_order_within_the_limit(
-    aws: EmbeddedAws, submit: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+    aws: EmbeddedAws,
+    submit: Callable[..., str],
+    started: list[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     alive: list[int] = []
-    started: list[str] = []
     start = TrainingJob._start
 
     def noted(training: TrainingJob) -> None:
-        started.append(training.name)
         start(training)
         every = [each for job in aws.service_jobs.jobs.values() for each in job.attempts]
         alive.append(sum(not each.is_over for each in every))
@@ -123,20 +157,15 @@ def test_jobs_start_in_order_within_the_limit(
     for job in jobs:
         _ended(aws, job)
     # Batch names a training job after the job, and adds what makes it unique.
-    assert [name.removeprefix("AWSBatch")[:5] for name in started] == names
+    assert started == names
     assert max(alive) == 2
 
 
 def test_a_failed_job_is_tried_again_and_says_why(
-    aws: EmbeddedAws, submit: Callable[..., str]
+    aws: EmbeddedAws, submit: Callable[..., str], events: list[tuple[Any, ...]]
 ) -> None:
-    events: list[tuple[Any, ...]] = []
-    aws.service_jobs.publish = lambda *event: events.append(event)
-    try:
-        job = submit("fails", attempts=2)
-        found = _ended(aws, job)
-    finally:
-        aws.service_jobs.publish = None
+    job = submit("fails", attempts=2)
+    found = _ended(aws, job)
     assert found["status"] == "FAILED" and len(found["attempts"]) == 2
     assert _REASON in found["statusReason"] and "exit code: 2" in found["statusReason"]
     assert _is_of_model("batch", "DescribeServiceJob", found)
@@ -148,9 +177,16 @@ def test_a_failed_job_is_tried_again_and_says_why(
     assert training["BillableTimeInSeconds"] >= 1
     assert _is_of_model("sagemaker", "DescribeTrainingJob", training)
     # Tried again, it waits in the queue once more: Batch counts attempts by that.
-    states = [detail["status"] for _, _, detail, _ in events if detail["jobId"] == job]
+    states = [detail["status"] for _, _, detail, _ in events if detail.get("jobId") == job]
     assert [each for each in states if each in ("RUNNABLE", "FAILED")] == ["RUNNABLE", "FAILED"]
-    assert {event[:2] for event in events} == {("aws.batch", "Batch Service Job State Change")}
+    assert {event[:2] for event in events} == {
+        ("aws.batch", "Batch Service Job State Change"),
+        ("aws.sagemaker", "SageMaker Training Job State Change"),
+    }
+    told = [detail for _, _, detail, _ in events if detail.get("TrainingJobName") == name]
+    assert [each["SecondaryStatus"] for each in told] == ["Training", "Failed"]
+    passed = [each["Status"] for each in training["SecondaryStatusTransitions"]]
+    assert passed == ["Starting", "Training", "Failed"]
 
 
 def test_what_is_terminated_in_the_queue_never_starts(
@@ -166,6 +202,108 @@ def test_what_is_terminated_in_the_queue_never_starts(
     assert found["status"] == "FAILED" and found["isTerminated"] and not found["attempts"]
     assert found["statusReason"] == "lunch" and _is_of_model("batch", "DescribeServiceJob", found)
     assert _ended(aws, behind)["attempts"]
+
+
+def test_a_full_queue_says_that_it_stands_and_ends_its_first_job_after_a_day(
+    aws: EmbeddedAws, submit: Callable[..., str], queue: str, events: list[tuple[Any, ...]]
+) -> None:
+    limit = {
+        "state": "RUNNABLE",
+        "maxTimeSeconds": 86_400,
+        "reason": "a day",
+        "action": "TERMINATE",
+    }
+    aws.client("batch").update_job_queue(jobQueue=queue, jobStateTimeLimitActions=[limit])
+    job, behind = submit("too-large", instances=3), submit("behind")
+    own = aws.service_jobs.jobs
+    while own[job].first_since is None:
+        time.sleep(0.1)
+    stands = [event for event in events if event[1] == "Batch Service Job Queue Blocked"]
+    assert [event[2]["jobId"] for event in stands] == [job] and stands[0][2]["jobQueue"] == queue
+    assert _described(aws, behind)["status"] == "RUNNABLE"
+    own[job].first_since -= 86_401
+    assert _ended(aws, job)["statusReason"] == "a day" and not own[job].attempts
+    assert _ended(aws, behind)["attempts"]
+
+
+def test_shares_take_turns_by_what_each_has_had(
+    aws: EmbeddedAws, role: str, started: list[str]
+) -> None:
+    batch = aws.client("batch")
+    parts = [("vision", 1 / 3), ("text", 1.0)]
+    policy = batch.create_scheduling_policy(
+        name="shares",
+        fairsharePolicy={
+            "shareDistribution": [
+                {"shareIdentifier": name, "weightFactor": weight} for name, weight in parts
+            ]
+        },
+    )["arn"]
+    queue = _new_queue(aws, "shared", 0, schedulingPolicyArn=policy)
+    jobs = [
+        batch.submit_service_job(
+            jobName=f"{share}-{number}",
+            jobQueue=queue,
+            shareIdentifier=share,
+            serviceJobType="SAGEMAKER_TRAINING",
+            serviceRequestPayload=_payload(role),
+        )["jobId"]
+        for share in ("vision", "text")
+        for number in range(4)
+    ]
+    batch.update_service_environment(serviceEnvironment="shared", capacityLimits=_limit(1))
+    for job in jobs:
+        _ended(aws, job)
+    # Three to one: so far as both have jobs that wait.
+    assert started[:4] == ["vision-0", "text-0", "vision-1", "vision-2"]
+    with pytest.raises(ClientError, match="shareIdentifier is for a queue with"):
+        batch.submit_service_job(
+            jobName="none",
+            jobQueue=queue,
+            serviceJobType="SAGEMAKER_TRAINING",
+            serviceRequestPayload=_payload(role),
+        )
+
+
+def test_each_host_of_a_job_has_its_own_folder_and_one_that_fails_ends_it_for_all(
+    aws: EmbeddedAws, submit: Callable[..., str]
+) -> None:
+    found = _ended(aws, submit("hosts", instances=2))
+    name = found["latestAttempt"]["serviceResourceId"]["value"].rpartition("/")[2]
+    training = aws.service_jobs.training(name)
+    assert training.folder is not None and training.network is not None
+    hosts = [*training.network.hosts]
+    for host in hosts:
+        text = (training.folder / host / "input/config/resourceconfig.json").read_text()
+        resources = json.loads(text)
+        assert resources["current_host"] == host and resources["hosts"] == hosts
+        assert resources["instance_groups"][0]["hosts"] == hosts
+        assert resources["network_interface_name"] == training.network.interface
+    assert len({*hosts}) == 2 and _REASON in training.log()
+    assert _REASON in found["statusReason"] and not training.containers
+    left = subprocess.run(["ip", "netns"], capture_output=True, text=True, check=False).stdout
+    assert not any(host in left for host in hosts)
+
+
+def test_a_training_job_of_its_own_starts_stops_and_keeps_its_name(
+    aws: EmbeddedAws, role: str
+) -> None:
+    sagemaker, request = aws.client("sagemaker"), json.loads(_payload(role))
+    made = sagemaker.create_training_job(**request)
+    assert made["TrainingJobArn"].endswith(":training-job/run-1")
+    with pytest.raises(ClientError, match="must be unique"):
+        sagemaker.create_training_job(**request)
+    sagemaker.stop_training_job(TrainingJobName="run-1")
+    while (found := sagemaker.describe_training_job(TrainingJobName="run-1"))[
+        "TrainingJobStatus"
+    ] in ("InProgress", "Stopping"):
+        time.sleep(0.1)
+    assert found["TrainingJobStatus"] == "Stopped" == found["SecondaryStatus"]
+    assert _is_of_model("sagemaker", "DescribeTrainingJob", found)
+    with pytest.raises(ClientError, match="already Stopped"):
+        sagemaker.stop_training_job(TrainingJobName="run-1")
+    with pytest.raises(ClientError, match="not found"):
+        sagemaker.describe_training_job(TrainingJobName="none")
 
 
 def test_fails_as_batch_does(aws: EmbeddedAws, queue: str, submit: Callable[..., str]) -> None:

@@ -1,0 +1,187 @@
+"""One run on several hosts, as one SageMaker training job: submit, interrupt, resume, prove.
+
+`make demo HOSTS=2`. The job has the role of SweepStack, so the run is below sweeps/.
+"""
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from contract.keys import HEAD, METRICS, RECEIPT
+from contract.lineage import Line
+from contract.metrics import LineReader
+from rehearsal.aws.job_network import has_namespaces
+from rehearsal.aws.training_jobs import TrainingJob
+from rehearsal.drill.action import Action, Seen
+from rehearsal.drill.demo import Demo
+from rehearsal.drill.deployment import DATASET, SWEEPS, processes_below
+from rehearsal.drill.fleet import RehearsalFailed
+from rehearsal.drill.grants import denials
+from rehearsal.drill.interruptions import is_safe
+from rehearsal.drill.receipt import Curves, loss_curves, results
+from rehearsal.drill.run_files import (
+    BucketFiles,
+    FolderFiles,
+    bucket_files,
+    read_json,
+    read_metrics,
+    read_steps,
+)
+
+_IMAGE = "123456789012.dkr.ecr.us-east-1.amazonaws.com/training:1"
+
+
+@dataclass(kw_only=True, slots=True)
+class HostsDemo(Demo):
+    """The demo in which SageMaker's job of several hosts stands in for the fleet."""
+
+    interruptions: list[dict[str, Any]] = field(default_factory=list)
+    _acted: float = 0.0
+    _relayed: dict[str, int] = field(default_factory=dict)  # characters of each host's log
+    _first: dict[int, float] = field(default_factory=dict)  # by start, when its first step came
+
+    def rehearse(self) -> tuple[dict[str, Any], Curves]:
+        """Run all phases; the receipt and the curves of losses, or RehearsalFailed."""
+        stacks, folder = self.stacks, self.stacks.folder / "uninterrupted"
+        stacks.aws.service_jobs.folder = stacks.folder
+        reference = self._deploy(folder)
+        resources = stacks.check_resources()
+        stacks.aws.service_jobs.notice_seconds = self.notice_seconds
+        stacks.aws.service_jobs.variables = {"PYTHONPATH": str(self.options.source or "")}
+        run = bucket_files(stacks.aws.client("s3"), f"{stacks.output(SWEEPS, 'SweepsUri')}demo")
+        jobs = [self._submit(run)]
+        reader = LineReader(lambda: run.names(METRICS), lambda names: map(run.read, names))
+        latest: dict[str, Any] = {}
+
+        def is_over() -> bool:
+            for line in reader.new():
+                if line["kind"] in ("step", "prepare"):
+                    self._first.setdefault(sum(job.num_starts for job in jobs), time.time())
+                    latest.update(line)
+            self._look(jobs[-1], run, latest)
+            if jobs[-1].status == "Failed" and jobs[-1].told == "loss":
+                jobs.append(self._submit(run))
+            return jobs[-1].is_over
+
+        self._wait(lambda: f"the job {jobs[-1].name}", is_over)
+        if jobs[-1].status != "Completed":
+            raise RehearsalFailed(f"the job is {jobs[-1].status}: {jobs[-1].reason}")
+        self.log.begin("the comparison with the uninterrupted run", is_last=True)
+        self._wait(lambda: "the uninterrupted run", lambda: reference.process.poll() is not None)
+        reference.expect()
+        whole = FolderFiles(folder=folder)
+        receipt = self._receipt(jobs, run, whole, resources)
+        return receipt, loss_curves(run, whole, receipt)
+
+    def _submit(self, run: BucketFiles) -> TrainingJob:
+        """Have our own command create the job."""
+        stacks, trained, options = self.stacks, self.trained, self.options
+        number = len(self.interruptions)
+        until = f"until {self.plan[number]}" if number < len(self.plan) else "to the end"
+        self.log.begin(f"{options.hosts} hosts of one training job, {until}")
+        pairs = [
+            f"checkpoint-interval={self.context['train.checkpoint_interval']}",
+            f"lease-ttl-seconds={self.context['train.lease_ttl_seconds']}",
+            f"notice-budget-seconds={self.context['notice_budget_seconds']}",
+            *options.overrides.split(),
+        ]
+        stacks.start_python(
+            "submit",
+            *("-m", "stacks.sagemaker", "submit", "--instances", str(options.hosts), "--spot"),
+            *("--workload", options.workload, "--recipe", options.recipe),
+            *("--instance-type", f"ml.{options.size}", "--max-hours", "1", "--image", _IMAGE),
+            *("--role", stacks.output(SWEEPS, "SweepRole")),
+            *("--run-uri", f"s3://{run.bucket}/{run.prefix}"),
+            *(
+                "--dataset-uri",
+                f"s3://{stacks.output(DATASET, 'DatasetBucketName')}/{trained.dataset}",
+            ),
+            *(word for pair in pairs for word in ("--hyperparameter", pair)),
+        ).expect()
+        self._acted = time.monotonic()
+        return list(stacks.aws.service_jobs.trainings.values())[-1]
+
+    def _look(self, job: TrainingJob, run: BucketFiles, latest: Line) -> None:
+        """Relay the logs, do what is due, watch for the commit after a notice."""
+        for host in job.network.hosts if job.network else ():
+            said = job.log(host)
+            for line in said[self._relayed.get(host, 0) :].splitlines():
+                self.log.hear(f"{host}: {line}")
+            self._relayed[host] = len(said)
+        last = self.interruptions[-1] if self.interruptions else {}
+        if last.get("notice") and last["notice_to_commit_seconds"] is None and job.told:
+            head = read_json(run, HEAD)
+            if head is not None and is_safe(head, {}):
+                last["notice_to_commit_seconds"] = round(time.monotonic() - self._acted, 3)
+        number = len(self.interruptions)
+        if number < len(self.plan) and job.containers and not job.told:
+            seen = Seen(line=latest, seconds=time.monotonic() - self._acted)
+            if self.plan[number].is_due(seen):
+                self._interrupt(job, self.plan[number], latest)
+
+    def _interrupt(self, job: TrainingJob, action: Action, latest: Line) -> None:
+        """Take the last host: not the one that holds the run's lease."""
+        host, jobs = job.containers[-1].host, self.stacks.aws.service_jobs
+        has_notice = action.do == "notice"
+        (jobs.interrupt if has_notice else jobs.lose)(job.name, host)
+        self._acted = time.monotonic()
+        kind = "notice" if has_notice else "kill without notice"
+        what = f"{kind} to {host} in {latest['stage']} at step {latest.get('step', 0)}"
+        self.log(f"{host} {what}: {self.notice_seconds:g} s left")
+        self.interruptions.append(
+            {"what": what, "notice": has_notice, "notice_to_commit_seconds": None}
+        )
+
+    def _receipt(
+        self,
+        jobs: Sequence[TrainingJob],
+        run: BucketFiles,
+        whole: FolderFiles,
+        resources: Mapping[str, int],
+    ) -> dict[str, Any]:
+        ours, theirs = read_json(run, RECEIPT) or {}, read_json(whole, RECEIPT) or {}
+        lines = [line for line in read_metrics(run) if line["kind"] == "step"]
+        num_steps, permissions = len(read_steps(run)), self.stacks.aws.access.evidence.report()
+        starts, network = sum(job.num_starts for job in jobs), jobs[-1].network
+        where = "in network namespaces" if has_namespaces() else "on one loopback, as processes"
+        commits = [
+            each["notice_to_commit_seconds"] for each in self.interruptions if each["notice"]
+        ]
+        assert network is not None
+        return {
+            "resources": sum(resources.values()),
+            "workload": ours["workload"],
+            "recipe": ours["recipe"],
+            "job": f"{len(network.hosts)} x ml.{self.options.size}, started {starts} times; hosts "
+            f"{', '.join(network.hosts)} {where}",
+            "interruptions": len(self.interruptions),
+            "interruption_list": self.interruptions,
+            "notice_seconds": self.notice_seconds,
+            "notice_to_commit_seconds": max(commits) if commits and None not in commits else None,
+            "steps": num_steps,
+            "steps_computed": len(lines),
+            "steps_lost": len(lines) - num_steps,
+            **results(run, whole, ours, theirs),
+            "instances_running": sum(len(job.containers) for job in jobs),
+            "processes_left": len(processes_below(self.stacks.folder)),
+            "statements": len(permissions["statements"]),
+            "statements_used": sum(bool(each["calls"]) for each in permissions["statements"]),
+            "denied": denials(permissions),
+            "machines": [bar for job in jobs for bar in self._bars(job, jobs[0].created)],
+            "seconds": round(time.monotonic() - self.started, 1),
+        }
+
+    def _bars(self, job: TrainingJob, zero: float) -> Iterator[dict[str, Any]]:
+        """Each host's time in each start, for the timeline."""
+        trained = [each for each in job.transitions if each["Status"] == "Training"]
+        for number, each in enumerate(trained, start=1):
+            for host in job.network.hosts if job.network else ():
+                first = self._first.get(number)
+                yield {
+                    "instance": f"{host}, start {number}",
+                    "at": each["StartTime"] - zero,
+                    "seconds": each["EndTime"] - each["StartTime"],
+                    "seconds_to_first_progress": first and first - each["StartTime"],
+                    "ended": "ended" if number == len(trained) else "all start again",
+                }
