@@ -349,7 +349,7 @@ class _OwnTimes:
             return
         where = {"stage": position.stage, "step": position.step}
         self._context.metrics.write("ranks", **where, own_seconds=of_rank)
-        if of_rank[slow] < _SLOW * usual or slow == self._named:
+        if of_rank[slow] <= _SLOW * usual or slow == self._named:
             return
         self._named = slow
         names = world.hosts.names if world.hosts else ()

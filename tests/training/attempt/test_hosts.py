@@ -65,6 +65,15 @@ def test_a_host_that_holds_the_others_up_is_named_once(run: Run) -> None:
     assert slow >= 0.3 > usual
 
 
+def test_an_evaluation_before_the_first_step_names_no_host(run: Run) -> None:
+    at_host(_SECOND, 6, kill)
+    assert ended(run.fork_hosts(2, "--checkpoint-interval=4steps")) == [1, -9]
+    assert run.head.checkpoints[-1].step == 4, "an epoch, not yet evaluated"
+    tiny.HOOKS.clear()
+    assert ended(run.fork_hosts(2)) == [0, 0]
+    assert not [event for event in run.events("slow-rank") if "takes it 0 s" in event["message"]]
+
+
 def test_a_run_of_two_hosts_goes_on_with_one(run: Run, whole: Run) -> None:
     at_host(_FIRST, 5, notice)
     assert ended(run.fork_hosts(2, "--usd-per-hour=1.5")) == [75, 75]
