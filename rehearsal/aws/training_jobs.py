@@ -36,7 +36,7 @@ _ENDS = {
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Container:
+class JobContainer:
     """One host's, as SageMaker starts it."""
 
     host: str
@@ -66,7 +66,7 @@ class TrainingJob:
     ended: float | None = None
     told: str = ""  # why its containers end: stop, limit, loss, or interruption
     num_starts: int = 0
-    containers: list[Container] = field(default_factory=list)
+    containers: list[JobContainer] = field(default_factory=list)
     network: JobNetwork | None = None
     folder: Path | None = None  # below it each host's /opt/ml and log
     transitions: list[dict[str, Any]] = field(default_factory=list)
@@ -198,7 +198,7 @@ class TrainingJob:
         self.num_starts += 1
         self._enter("Training")
 
-    def _start_container(self, host: str, network: JobNetwork, folder: Path) -> Container:
+    def _start_container(self, host: str, network: JobNetwork, folder: Path) -> JobContainer:
         # Another instance than before, with an empty volume; the log is CloudWatch's.
         root = folder / host
         shutil.rmtree(root, ignore_errors=True)
@@ -226,7 +226,7 @@ class TrainingJob:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-        return Container(host=host, root=root, process=process)
+        return JobContainer(host=host, root=root, process=process)
 
     def _furnish(self, root: Path, host: str, network: JobNetwork) -> None:
         for name in _FOLDERS:

@@ -99,12 +99,7 @@ class Demo:
             fleet.close()
         for life in fleet.lives.values():
             life.read_metrics()
-        self.log.begin("the comparison with the uninterrupted run", is_last=True)
-        self._wait(
-            lambda: "the uninterrupted run, " + " ".join(list(reference.tail)[-1:]),
-            lambda: reference.process.poll() is not None,
-        )
-        reference.expect()
+        self._finish(reference)
         self._wait(lambda: "the Guard, which has not had all events", lambda: bus.is_idle)
         bus.close()
         permissions = stacks.aws.access.evidence.report()
@@ -119,6 +114,15 @@ class Demo:
             notice_seconds=self.notice_seconds,
             seconds=time.monotonic() - self.started,
         )
+
+    def _finish(self, reference: Child) -> None:
+        """Wait for the uninterrupted run."""
+        self.log.begin("the comparison with the uninterrupted run", is_last=True)
+        self._wait(
+            lambda: "the uninterrupted run, " + " ".join(list(reference.tail)[-1:]),
+            lambda: reference.process.poll() is not None,
+        )
+        reference.expect()
 
     def _wait(self, what: Callable[[], str], is_done: Callable[[], bool]) -> None:
         seconds = _PATIENCE_SECONDS * self.log.pace

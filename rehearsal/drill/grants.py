@@ -15,6 +15,15 @@ FILE = "permissions.json"
 _OF_A_RUN = re.compile(r"(InstanceRole)/[^/]+/Role (?:InstanceRole\w+Role)?(\w+)")
 
 
+def usage(report: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a receipt says of a report: statements, how many of them were used, denials."""
+    return {
+        "statements": len(report["statements"]),
+        "statements_used": sum(bool(each["calls"]) for each in report["statements"]),
+        "denied": denials(report),
+    }
+
+
 def denials(report: Mapping[str, Any]) -> list[str]:
     """Return each call that policies denied, in a sentence."""
     return [

@@ -3,6 +3,7 @@
 `make demo HOSTS=2`. The job has the role of SweepStack, so the run is below sweeps/.
 """
 
+import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,7 +18,7 @@ from rehearsal.drill.action import Action, Seen
 from rehearsal.drill.demo import Demo
 from rehearsal.drill.deployment import DATASET, SWEEPS, processes_below
 from rehearsal.drill.fleet import RehearsalFailed
-from rehearsal.drill.grants import denials
+from rehearsal.drill.grants import FILE, usage
 from rehearsal.drill.interruptions import is_safe
 from rehearsal.drill.receipt import Curves, loss_curves, results
 from rehearsal.drill.run_files import (
@@ -67,9 +68,7 @@ class HostsDemo(Demo):
         self._wait(lambda: f"the job {jobs[-1].name}", is_over)
         if jobs[-1].status != "Completed":
             raise RehearsalFailed(f"the job is {jobs[-1].status}: {jobs[-1].reason}")
-        self.log.begin("the comparison with the uninterrupted run", is_last=True)
-        self._wait(lambda: "the uninterrupted run", lambda: reference.process.poll() is not None)
-        reference.expect()
+        self._finish(reference)
         whole = FolderFiles(folder=folder)
         receipt = self._receipt(jobs, run, whole, resources)
         return receipt, loss_curves(run, whole, receipt)
@@ -142,13 +141,15 @@ class HostsDemo(Demo):
     ) -> dict[str, Any]:
         ours, theirs = read_json(run, RECEIPT) or {}, read_json(whole, RECEIPT) or {}
         lines = [line for line in read_metrics(run) if line["kind"] == "step"]
-        num_steps, permissions = len(read_steps(run)), self.stacks.aws.access.evidence.report()
+        num_steps = len(read_steps(run))
         starts, network = sum(job.num_starts for job in jobs), jobs[-1].network
         where = "in network namespaces" if has_namespaces() else "on one loopback, as processes"
         commits = [
             each["notice_to_commit_seconds"] for each in self.interruptions if each["notice"]
         ]
         assert network is not None
+        permissions = self.stacks.aws.access.evidence.report()
+        (self.stacks.folder / FILE).write_text(json.dumps(permissions, indent=2) + "\n")
         return {
             "resources": sum(resources.values()),
             "workload": ours["workload"],
@@ -165,23 +166,21 @@ class HostsDemo(Demo):
             **results(run, whole, ours, theirs),
             "instances_running": sum(len(job.containers) for job in jobs),
             "processes_left": len(processes_below(self.stacks.folder)),
-            "statements": len(permissions["statements"]),
-            "statements_used": sum(bool(each["calls"]) for each in permissions["statements"]),
-            "denied": denials(permissions),
-            "machines": [bar for job in jobs for bar in self._bars(job, jobs[0].created)],
+            **usage(permissions),
+            "machines": list(self._bars(jobs)),
             "seconds": round(time.monotonic() - self.started, 1),
         }
 
-    def _bars(self, job: TrainingJob, zero: float) -> Iterator[dict[str, Any]]:
+    def _bars(self, jobs: Sequence[TrainingJob]) -> Iterator[dict[str, Any]]:
         """Each host's time in each start, for the timeline."""
-        trained = [each for each in job.transitions if each["Status"] == "Training"]
-        for number, each in enumerate(trained, start=1):
-            for host in job.network.hosts if job.network else ():
-                first = self._first.get(number)
+        starts = [each for job in jobs for each in job.transitions if each["Status"] == "Training"]
+        for number, start in enumerate(starts, start=1):
+            first = self._first.get(number)
+            for host in jobs[0].network.hosts if jobs[0].network else ():
                 yield {
                     "instance": f"{host}, start {number}",
-                    "at": each["StartTime"] - zero,
-                    "seconds": each["EndTime"] - each["StartTime"],
-                    "seconds_to_first_progress": first and first - each["StartTime"],
-                    "ended": "ended" if number == len(trained) else "all start again",
+                    "at": start["StartTime"] - jobs[0].created,
+                    "seconds": start["EndTime"] - start["StartTime"],
+                    "seconds_to_first_progress": first and first - start["StartTime"],
+                    "ended": "finished" if number == len(starts) else "all start again",
                 }

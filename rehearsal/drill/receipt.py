@@ -13,7 +13,7 @@ from contract.lineage import Line
 from contract.samples import lineage_problems
 from rehearsal.aws.event_bus import TRIES
 from rehearsal.drill.fleet import MachineLife, user_data_faults
-from rehearsal.drill.grants import denials
+from rehearsal.drill.grants import usage
 from rehearsal.drill.interruptions import Drill, SeenInterruption, steps_lost
 from rehearsal.drill.run_files import (
     Files,
@@ -69,9 +69,7 @@ def make_receipt(rehearsed: Rehearsed) -> dict[str, Any]:
         "instances_running": sum(life.ended is None for life in rehearsed.lives),
         "processes_left": rehearsed.processes_left,
         "user_data_faults": user_data_faults(rehearsed.lives),
-        "statements": len(rehearsed.permissions["statements"]),
-        "statements_used": sum(bool(each["calls"]) for each in rehearsed.permissions["statements"]),
-        "denied": denials(rehearsed.permissions),
+        **usage(rehearsed.permissions),
         "guard_invocations": len(invocations),
         "guard_actions": [each.answer for each in invocations],
         "guard_errors": [each.error for each in invocations if each.error],

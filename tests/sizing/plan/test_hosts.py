@@ -1,6 +1,8 @@
 """Several machines as one run: what they cost, how often they are taken, and what they wait for."""
 
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -39,6 +41,19 @@ def test_one_machine_or_four_is_a_sentence() -> None:
     said = one_or_several(plan(hosts=4))
     assert said.startswith("g5.12xlarge costs least and ends first: 4 x g5.2xlarge ")
     assert "; g5.2xlarge " in said and "; g5.12xlarge " in said and "interrupted" in said
+
+
+def test_the_page_has_what_one_to_eight_hosts_do() -> None:
+    page = (Path(__file__).parents[3] / "docs/several-machines.md").read_text()
+    columns = []
+    for workload in ("imagenet", "growth"):
+        said = one_or_several(plan(workload=workload, hosts=8))
+        figures = said.partition(": ")[2].partition(" (p50")[0].split("; ")
+        columns.append([re.split(r" (?=[\d.]+ h, )", each) for each in figures])
+    rows = [
+        f"| {name} | {one} | {other} |" for (name, one), (_, other) in zip(*columns, strict=True)
+    ]
+    assert len(rows) == 5 and "\n".join(rows) in page, "\n".join(rows)
 
 
 @pytest.mark.parametrize("more", [{"hosts": 3}, {"hosts": 2, "runs": 2}, {"hosts": 0}])

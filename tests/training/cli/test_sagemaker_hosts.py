@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from rehearsal.aws.job_network import JobNetwork, has_namespaces
-from rehearsal.aws.training_jobs import Container, TrainingJob
+from rehearsal.aws.training_jobs import JobContainer, TrainingJob
 from tests.training.runs import WORKLOAD, KeptRun, Run, wait_for
 from training.record.head import read_head
 
@@ -47,7 +47,7 @@ def _network(job: TrainingJob) -> JobNetwork:
     return job.network
 
 
-def _ranks(container: Container) -> list[int]:
+def _ranks(container: JobContainer) -> list[int]:
     """The processes of its ranks, not the one that starts them again."""
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
