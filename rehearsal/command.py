@@ -19,6 +19,7 @@ from rich.table import Table
 from contract.description import describe
 from contract.errors import EXIT_STOPPED
 from contract.run_env import training_stack
+from contract.trainer_options import RANKS
 from rehearsal.alarms.trial import AlarmTrial, trial_table, try_alarms
 from rehearsal.arguments import parse_arguments
 from rehearsal.aws import EmbeddedAws, PortInUse
@@ -53,6 +54,7 @@ from rehearsal.scenarios.series import (
     outcome_table,
     scenario_table,
 )
+from sizing import catalogue
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -151,6 +153,12 @@ def _what_trains(
             raise ValueError(
                 f"--hosts is {arguments.hosts}; the hosts of a job train a workload, and are no "
                 "machines to boot: leave --program and --machine out"
+            )
+        gpus = catalogue.find(arguments.size).num_gpus
+        if arguments.hosts * gpus not in RANKS:
+            raise ValueError(
+                f"--hosts is {arguments.hosts} and {arguments.size} has {gpus} GPUs; give hosts "
+                "and a size that have 1, 2, 4 or 8 GPUs in all"
             )
         workload, usual = _workload(arguments)
         return workload, [each for each in usual if each.startswith("notice")][:1]

@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import threading
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -63,9 +63,11 @@ class JobNetwork:
         """Take everything down."""
         self._stack.close()
         self._bridge = ""
+        with suppress(OSError):  # others may have theirs there
+            _ETC.rmdir()
 
     def _namespace(self, host: str) -> str:
-        return f"{self._bridge}-{host}"
+        return f"{self._bridge}-{os.getpid()}-{host}"
 
     def _lay(self, application: Any) -> None:
         subnet = self._take_bridge()
@@ -88,7 +90,8 @@ class JobNetwork:
     def _take_bridge(self) -> str:
         """Make a bridge with a gateway's address; its name keeps other jobs off its subnet."""
         for number in range(256):
-            self._bridge, subnet = f"job{number}", f"10.78.{number}"
+            # RFC 2544 keeps 198.18.0.0/15 for tests: it hides nobody's network.
+            self._bridge, subnet = f"job{number}", f"198.18.{number}"
             words = ["ip", "link", "add", self._bridge, "type", "bridge", "forward_delay", "0"]
             made = subprocess.run(words, capture_output=True, text=True, check=False)
             if "exists" not in made.stderr:
