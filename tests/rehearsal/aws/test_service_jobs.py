@@ -5,6 +5,7 @@ import os
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import botocore.session
@@ -12,7 +13,7 @@ import pytest
 from botocore.exceptions import ClientError
 from botocore.validate import ParamValidator
 
-from rehearsal.aws import EmbeddedAws
+from rehearsal.aws import EmbeddedAws, training_jobs
 from rehearsal.aws.training_jobs import TrainingJob
 
 # A container that says at once what its job lacks: it needs no torch for that.
@@ -35,6 +36,12 @@ def role(aws: EmbeddedAws) -> str:
     )
     arn: str = made["Role"]["Arn"]
     return arn
+
+
+@pytest.fixture
+def _instant(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Containers that end at once."""
+    monkeypatch.setattr(training_jobs, "sys", SimpleNamespace(executable="false"))
 
 
 def _limit(instances: int) -> list[dict[str, Any]]:
@@ -205,6 +212,7 @@ def test_what_is_terminated_in_the_queue_never_starts(
     assert _ended(aws, behind)["attempts"]
 
 
+@pytest.mark.usefixtures("_instant")
 def test_a_full_queue_says_that_it_stands_and_ends_its_first_job_after_a_day(
     aws: EmbeddedAws, submit: Callable[..., str], queue: str, events: list[tuple[Any, ...]]
 ) -> None:
@@ -227,6 +235,7 @@ def test_a_full_queue_says_that_it_stands_and_ends_its_first_job_after_a_day(
     assert _ended(aws, behind)["attempts"]
 
 
+@pytest.mark.usefixtures("_instant")
 def test_shares_take_turns_by_what_each_has_had(
     aws: EmbeddedAws, role: str, started: list[str]
 ) -> None:
