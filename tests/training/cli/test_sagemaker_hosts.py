@@ -91,7 +91,7 @@ class _Trained(KeptRun):
             request={
                 "HyperParameters": {**self._given, "num-processes": str(ranks)},
                 "ResourceConfig": instances,
-                "StoppingCondition": {"MaxRuntimeInSeconds": 3600},
+                "StoppingCondition": {"MaxRuntimeInSeconds": 86_400},
             },
             environment={"OMP_NUM_THREADS": "1"},
             notice_seconds=120.0,
@@ -150,7 +150,7 @@ class _Torment:
         with ExitStack() as stack:
             job = self._run.submit(stack, 4, 2)
             while job.status != "Completed":
-                if len(self.hits) < most and not job.told and not self._run.is_finished():
+                if len(self.hits) < most and not job.told and not self._is_over(job):
                     self._wait(job)
                     self._hit(job)
                 _rest(job, 0.2)
@@ -165,13 +165,16 @@ class _Torment:
         """Until a moment of the start, or after a commit."""
         before = self._run.committed()
         if self._draws.random() < 0.75:
-            _until(job, lambda: self._run.committed() > before or self._run.is_finished())
+            _until(job, lambda: self._run.committed() > before or self._is_over(job))
             _rest(job, self._draws.uniform(0.0, 1.5))
         else:
             _rest(job, self._draws.uniform(0.0, 12.0))
 
+    def _is_over(self, job: TrainingJob) -> bool:
+        return job.is_over or self._run.is_finished()
+
     def _hit(self, job: TrainingJob) -> None:
-        if self._run.is_finished() or not job.containers:
+        if self._is_over(job) or not job.containers:
             return
         container = self._draws.choice(job.containers)
         kind = self._draws.choice(["host", "rank", "notice", "partition"])
