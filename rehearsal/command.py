@@ -155,11 +155,14 @@ def _what_trains(
                 "machines to boot: leave --program and --machine out"
             )
         gpus = catalogue.find(arguments.size).num_gpus
-        if arguments.hosts * gpus not in RANKS:
+        if (ranks := arguments.hosts * gpus) not in RANKS:
             raise ValueError(
                 f"--hosts is {arguments.hosts} and {arguments.size} has {gpus} GPUs; give hosts "
                 "and a size that have 1, 2, 4 or 8 GPUs in all"
             )
+        known = DEFAULTS.get(arguments.workload)
+        if known is not None and "micro_batch=" not in arguments.overrides:
+            arguments.overrides += f" micro_batch={max(1, known.step // ranks)}"
         workload, usual = _workload(arguments)
         return workload, [each for each in usual if each.startswith("notice")][:1]
     if arguments.program is not None:

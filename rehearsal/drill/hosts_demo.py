@@ -39,7 +39,7 @@ class HostsDemo(Demo):
 
     interruptions: list[dict[str, Any]] = field(default_factory=list)
     _acted: float = 0.0
-    _relayed: dict[str, int] = field(default_factory=dict)  # characters of each host's log
+    _relayed: dict[tuple[str, str], int] = field(default_factory=dict)  # characters of each log
     _first: dict[int, float] = field(default_factory=dict)  # by start, when its first step came
 
     def rehearse(self) -> tuple[dict[str, Any], Curves]:
@@ -51,6 +51,7 @@ class HostsDemo(Demo):
         stacks.aws.service_jobs.notice_seconds = self.notice_seconds
         stacks.aws.service_jobs.variables = {"PYTHONPATH": str(self.options.source or "")}
         run = bucket_files(stacks.aws.client("s3"), f"{stacks.output(SWEEPS, 'SweepsUri')}demo")
+        self._begin()
         jobs = [self._submit(run)]
         reader = LineReader(lambda: run.names(METRICS), lambda names: map(run.read, names))
         latest: dict[str, Any] = {}
@@ -73,12 +74,14 @@ class HostsDemo(Demo):
         receipt = self._receipt(jobs, run, whole, resources)
         return receipt, loss_curves(run, whole, receipt)
 
+    def _begin(self) -> None:
+        number = len(self.interruptions)
+        until = f"until {self.plan[number]}" if number < len(self.plan) else "to the end"
+        self.log.begin(f"{self.options.hosts} hosts of one training job, {until}")
+
     def _submit(self, run: BucketFiles) -> TrainingJob:
         """Have our own command create the job."""
         stacks, trained, options = self.stacks, self.trained, self.options
-        number = len(self.interruptions)
-        until = f"until {self.plan[number]}" if number < len(self.plan) else "to the end"
-        self.log.begin(f"{options.hosts} hosts of one training job, {until}")
         pairs = [
             f"checkpoint-interval={self.context['train.checkpoint_interval']}",
             f"lease-ttl-seconds={self.context['train.lease_ttl_seconds']}",
@@ -104,10 +107,10 @@ class HostsDemo(Demo):
     def _look(self, job: TrainingJob, run: BucketFiles, latest: Line) -> None:
         """Relay the logs, do what is due, watch for the commit after a notice."""
         for host in job.network.hosts if job.network else ():
-            said = job.log(host)
-            for line in said[self._relayed.get(host, 0) :].splitlines():
+            said, of = job.log(host), (job.name, host)
+            heard, self._relayed[of] = self._relayed.get(of, 0), said.rfind("\n") + 1
+            for line in said[heard : self._relayed[of]].splitlines():
                 self.log.hear(f"{host}: {line}")
-            self._relayed[host] = len(said)
         last = self.interruptions[-1] if self.interruptions else {}
         if last.get("notice") and last["notice_to_commit_seconds"] is None and job.told:
             head = read_json(run, HEAD)
@@ -126,11 +129,13 @@ class HostsDemo(Demo):
         (jobs.interrupt if has_notice else jobs.lose)(job.name, host)
         self._acted = time.monotonic()
         kind = "notice" if has_notice else "kill without notice"
-        what = f"{kind} to {host} in {latest['stage']} at step {latest.get('step', 0)}"
-        self.log(f"{host} {what}: {self.notice_seconds:g} s left")
+        step = latest.get("stage_step", latest.get("done"))
+        what = f"{kind} to {host} in {latest['stage']} at step {step}"
+        self.log(f"{what}; SageMaker ends all within {self.notice_seconds:g} s")
         self.interruptions.append(
             {"what": what, "notice": has_notice, "notice_to_commit_seconds": None}
         )
+        self._begin()
 
     def _receipt(
         self,

@@ -14,11 +14,15 @@ from rehearsal.drill.deployment import DATASET, DeployedStacks
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DemoDefaults:
-    """`count` samples are made; the run is interrupted as `interruptions` say, in this order."""
+    """`count` samples are made; the run is interrupted as `interruptions` say, in this order.
+
+    `step` is the samples of a step, of which each rank needs a micro-batch.
+    """
 
     count: int
     checkpoint_interval: str
     interruptions: tuple[str, ...]
+    step: int = 16
 
 
 # After a notice training continues at most to the end of its stage: one stage is left to kill in.
@@ -43,6 +47,7 @@ DEFAULTS: Mapping[str, DemoDefaults] = MappingProxyType(
             count=60,
             checkpoint_interval="8steps",
             interruptions=("kill:detect:20", "notice:detect:40", "kill:detect:110"),
+            step=4,
         ),
     }
 )

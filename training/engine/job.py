@@ -313,6 +313,6 @@ def _refusal(stages: Sequence[Prepare | Train], num_ranks: int) -> str | None:
                 f"stage {stage.name!r} on {num_ranks} processes: a step of {settings.global_batch} "
                 f"samples has {settings.global_batch // settings.micro_batch} micro-batches of "
                 f"{settings.micro_batch}, so some would have nothing to do; give fewer "
-                f"--num-processes, or a micro_batch of at most {each}"
+                f"--num-processes{f', or a micro_batch of at most {each}' if each else ''}"
             )
     return None

@@ -330,14 +330,14 @@ class _OwnTimes:
     def __init__(self, context: AttemptContext) -> None:
         self._context = context
         self._seconds: list[float] = []
-        self._named = -1  # the rank that was named last
+        self._slow = self._named = -1  # the rank that was slow, and that was named, last
 
     def add(self, time: StepTime, own: float) -> None:
         """Add a step's wait for data and its own work."""
         self._seconds.append(time.seconds * time.waited_share + own)
 
     def compare(self, position: Position) -> None:
-        """Name a rank that is slow; all ranks call it, and begin anew after it."""
+        """Name a rank that is slow twice running, once being chance; all ranks call it."""
         world = self._context.world
         if world.size == 1:
             return
@@ -349,7 +349,8 @@ class _OwnTimes:
             return
         where = {"stage": position.stage, "step": position.step}
         self._context.metrics.write("ranks", **where, own_seconds=of_rank)
-        if of_rank[slow] <= _SLOW * usual or slow == self._named:
+        was, self._slow = self._slow, slow if of_rank[slow] > _SLOW * usual else -1
+        if self._slow != was or self._slow in (-1, self._named):
             return
         self._named = slow
         names = world.hosts.names if world.hosts else ()
