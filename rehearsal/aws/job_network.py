@@ -80,6 +80,8 @@ class JobNetwork:
             self._stack.callback(shutil.rmtree, _ETC / name)
             (_ETC / name / "hosts").write_text("".join(["127.0.0.1 localhost\n", *known]))
             _ip("link", "add", outside, "type", "veth", "peer", "name", "eth0", "netns", name)
+            # A namespace that ends takes it along some time later, and the next job needs its name.
+            self._stack.callback(_ip, "link", "delete", outside)
             _ip("link", "set", outside, "master", self._bridge, "up")
             _ip("-n", name, "addr", "add", f"{subnet}.{number}/24", "dev", "eth0")
             _ip("-n", name, "link", "set", "eth0", "up")
@@ -92,11 +94,11 @@ class JobNetwork:
         for number in range(256):
             # RFC 2544 keeps 198.18.0.0/15 for tests: it hides nobody's network.
             self._bridge, subnet = f"job{number}", f"198.18.{number}"
-            words = ["ip", "link", "add", self._bridge, "type", "bridge", "forward_delay", "0"]
-            made = subprocess.run(words, capture_output=True, text=True, check=False)
-            if "exists" not in made.stderr:
+            with suppress(FileExistsError):
+                _ip("link", "add", self._bridge, "type", "bridge", "forward_delay", "0")
                 break
-        made.check_returncode()
+        else:
+            raise OSError("the bridges of 256 jobs are there; ip link delete those left behind")
         self._stack.callback(_ip, "link", "delete", self._bridge)
         _ip("addr", "add", f"{subnet}.{_GATEWAY}/24", "dev", self._bridge)
         _ip("link", "set", self._bridge, "up")
@@ -118,11 +120,17 @@ def has_namespaces() -> bool:
     if sys.platform != "linux" or os.geteuid() != 0 or shutil.which("ip") is None:
         return False
     name = f"probe{os.getpid()}"
-    if subprocess.run(["ip", "netns", "add", name], capture_output=True, check=False).returncode:
+    try:
+        _ip("netns", "add", name)
+    except OSError:
         return False
     _ip("netns", "delete", name)
     return True
 
 
 def _ip(*words: str) -> None:
-    subprocess.run(["ip", *words], check=True, capture_output=True)
+    """Run a command of iproute2; OSError with what it says."""
+    done = subprocess.run(["ip", *words], capture_output=True, text=True, check=False)
+    if done.returncode:
+        kind = FileExistsError if "File exists" in done.stderr else OSError
+        raise kind(f"ip {' '.join(words)}: {done.stderr.strip()}")

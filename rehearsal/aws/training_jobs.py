@@ -191,7 +191,11 @@ class TrainingJob:
             return
         if self.network is None or self.folder is None:
             self.folder = Path(tempfile.mkdtemp(prefix="sagemaker-", dir=self.below))
-            self.network = JobNetwork(self.num_instances, self.application)
+            try:
+                self.network = JobNetwork(self.num_instances, self.application)
+            except OSError as error:
+                self.fail(f"InternalServerError: no network for its hosts: {error}")
+                return
         for host in self.network.hosts:
             self.containers.append(self._start_container(host, self.network, self.folder))
         self._started = time.time()

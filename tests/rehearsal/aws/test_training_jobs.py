@@ -1,5 +1,6 @@
 """What SageMaker does with the hosts of a job: real processes, which do nothing but listen."""
 
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -8,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from rehearsal.aws import training_jobs
+from rehearsal.aws.job_network import JobNetwork, has_namespaces
 from rehearsal.aws.training_jobs import TrainingJob
 
 # SIGTERM does not end it, as it does not end a container that waits for its end.
@@ -100,3 +102,24 @@ def test_what_is_stopped_before_it_starts_never_does(job: TrainingJob) -> None:
     job.tell("stop")
     job.step()
     assert job.status == "Stopped" and not job.containers and job.log() == ""
+
+
+@pytest.mark.skipif(not has_namespaces(), reason="network namespaces take root on Linux")
+def test_a_network_that_a_program_still_holds_is_free_for_the_next_job() -> None:
+    network = JobNetwork(2)
+    name = network.command("algo-2")[-1]
+    with Path("/run/netns", name).open("rb"):
+        network.close()
+        left = subprocess.run(["ip", "-o", "link"], capture_output=True, text=True, check=True)
+    assert f" {name.partition('-')[0]}v2@" not in left.stdout
+
+
+def test_a_job_whose_hosts_get_no_network_fails_with_the_reason(
+    job: TrainingJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError("ip link add job0 type bridge: Operation not supported")
+
+    monkeypatch.setattr(training_jobs, "JobNetwork", refuse)
+    job.step()
+    assert job.status == "Failed" and "no network for its hosts: ip link add" in job.reason
