@@ -348,15 +348,17 @@ class _OwnTimes:
         if not world.leads:
             return
         where = {"stage": position.stage, "step": position.step}
-        self._context.metrics.write("ranks", **where, own_seconds=of_rank)
+        hosts, each = world.hosts.names if world.hosts else (), range(world.size)
+        names = [f"rank {k}" for k in each]
+        if hosts:
+            names = [f"{names[k]} of host {hosts[k * len(hosts) // world.size]}" for k in each]
+        self._context.metrics.write("ranks", **where, own_seconds=of_rank, names=names)
         was, self._slow = self._slow, slow if of_rank[slow] > _SLOW * usual else -1
         if self._slow != was or self._slow in (-1, self._named):
             return
         self._named = slow
-        names = world.hosts.names if world.hosts else ()
-        host = f" of host {names[slow * len(names) // world.size]}" if names else ""
         text = (
-            f"all ranks wait for rank {slow}{host}: a step takes it {of_rank[slow]:.3g} s of its "
+            f"all ranks wait for {names[slow]}: a step takes it {of_rank[slow]:.3g} s of its "
             f"own work and data, and the usual rank {usual:.3g} s"
         )
         _log.warning("[slow] %s", text)

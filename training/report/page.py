@@ -86,6 +86,7 @@ def write_report(
             "Results": _results(store, record, history),
             **_starts(history),
             **_sections(store, record, history),
+            **_ranks(history),
             "Attempts": _attempts(history, usd_per_hour),
             "The run": table(_about(store, record, head)),
         },
@@ -176,6 +177,14 @@ def _starts(history: History) -> dict[str, str]:
     facts = {line["stage"]: line["facts"] for line in lines}  # once: what resumes starts not again
     rows = [[s, n, _readable(value)] for s, found in facts.items() for n, value in found.items()]
     return {"At the stages' starts": table(rows)} if rows else {}
+
+
+def _ranks(history: History) -> dict[str, str]:
+    """What a step took each rank alone before each stage's last evaluation."""
+    last = {line["stage"]: line for line in history.lines if line["kind"] == "ranks"}
+    names: list[str] = max((line.get("names", []) for line in last.values()), key=len, default=[])
+    rows = [[stage, *map(_readable, line["own_seconds"])] for stage, line in last.items()]
+    return {"Seconds of a step's own work and data": table(rows, ["", *names])} if rows else {}
 
 
 def _evaluations(history: History) -> str:

@@ -63,6 +63,8 @@ def test_a_host_that_holds_the_others_up_is_named_once(run: Run) -> None:
     assert f"all ranks wait for rank 1 of host {_SECOND}: " in events[0]["message"]
     (usual, slow), *_ = (line["own_seconds"] for line in run.lines("ranks"))
     assert slow >= 0.3 > usual
+    page = run.store.get("report.html")
+    assert page and f"<th>rank 1 of host {_SECOND}</th></tr>".encode() in page.data
 
 
 def test_an_evaluation_before_the_first_step_names_no_host(run: Run) -> None:
