@@ -2,9 +2,9 @@
 
 import json
 import os
-import subprocess
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +13,7 @@ import pytest
 from botocore.exceptions import ClientError
 from botocore.validate import ParamValidator
 
-from rehearsal.aws import EmbeddedAws, training_jobs
+from rehearsal.aws import EmbeddedAws, job_network, training_jobs
 from rehearsal.aws.training_jobs import TrainingJob
 
 # A container that says at once what its job lacks: it needs no torch for that.
@@ -275,9 +275,15 @@ def test_shares_take_turns_by_what_each_has_had(
         )
 
 
+@pytest.mark.parametrize("may_have_namespaces", [True, False])
 def test_each_host_of_a_job_has_its_own_folder_and_one_that_fails_ends_it_for_all(
-    aws: EmbeddedAws, submit: Callable[..., str]
+    aws: EmbeddedAws,
+    submit: Callable[..., str],
+    monkeypatch: pytest.MonkeyPatch,
+    may_have_namespaces: bool,
 ) -> None:
+    if not may_have_namespaces:
+        monkeypatch.setattr(job_network, "has_namespaces", lambda: False)
     found = _ended(aws, submit("hosts", instances=2))
     name = found["latestAttempt"]["serviceResourceId"]["value"].rpartition("/")[2]
     training = aws.service_jobs.training(name)
@@ -291,8 +297,7 @@ def test_each_host_of_a_job_has_its_own_folder_and_one_that_fails_ends_it_for_al
         assert resources["network_interface_name"] == training.network.interface
     assert len({*hosts}) == 2 and _REASON in training.log()
     assert _REASON in found["statusReason"] and not training.containers
-    left = subprocess.run(["ip", "netns"], capture_output=True, text=True, check=False).stdout
-    assert f"-{os.getpid()}-" not in left
+    assert not [*Path("/run/netns").glob(f"*-{os.getpid()}-*")]
 
 
 def test_a_training_job_of_its_own_starts_stops_and_keeps_its_name(
