@@ -193,6 +193,8 @@ _RESTART_SECONDS = 3.0
 _LAST_WORDS_SECONDS = 5.0
 # How far SageMaker's SIGKILL may be late.
 _LATE_SECONDS = 30.0
+# Begin a line of the trainer that says why it ends.
+_REASONS = ("error: ", "[failed] ")
 _TRAINING = (sys.executable, "-m", "training")
 _EXIT_TERMINATED = 128 + signal.SIGTERM
 # FailureReason has 1,024 characters.
@@ -277,7 +279,7 @@ class Trainer:
         self._max_failures = max_failures
         self._environment = environment
         self._process: subprocess.Popen[bytes] | None = None
-        self._said: deque[str] = deque(maxlen=20)
+        self._said = self._reason = ""  # its last line, and its last that gives a reason
 
     def run(self) -> int:
         """Train to an end; the exit code of the last attempt, 75 where SIGTERM came before it."""
@@ -303,14 +305,13 @@ class Trainer:
             signal.signal(signal.SIGTERM, before)
 
     def reason(self, code: int) -> str:
-        """Why it failed: what it said last, its own error first."""
-        errors = [line for line in self._said if line.startswith("error: ")]
-        said = (errors or list(self._said) or [""])[-1].removeprefix("error: ")
+        """Why it failed: what it said last, its own reason first, which stacks may follow."""
+        said = self._reason or self._said
         how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
         return f"{said} ({how})" if said else f"the trainer ended with {how}"
 
     def _attempt(self) -> int:
-        self._said.clear()
+        self._said = self._reason = ""
         process = subprocess.Popen(
             self._command, env=self._environment, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE
         )
@@ -330,7 +331,9 @@ class Trainer:
                 sys.stderr.buffer.write(line)
                 sys.stderr.buffer.flush()
                 if text := line.decode(errors="replace").strip():
-                    self._said.append(text)
+                    self._said = text
+                    if text.startswith(_REASONS):
+                        self._reason = text.partition(" ")[2]
 
     def _tell(self, number: int, frame: FrameType | None) -> None:
         if self.told_at is None:

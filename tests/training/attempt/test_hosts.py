@@ -67,6 +67,15 @@ def test_a_host_that_holds_the_others_up_is_named_once(run: Run) -> None:
     assert page and f"<th>rank 1 of host {_SECOND}</th></tr>".encode() in page.data
 
 
+def test_a_rank_that_hangs_ends_the_attempt_on_all_hosts(run: Run, pair: Run) -> None:
+    at_host(_SECOND, 5, lambda: time.sleep(90))
+    assert ended(run.fork_hosts(2, "--watchdog-seconds=3")) == [1, 1]
+    assert run.head.checkpoints[-1].step == 3
+    tiny.HOOKS.clear()
+    assert ended(run.fork_hosts(2)) == [0, 0]
+    assert_equal(run, pair)
+
+
 def test_an_evaluation_before_the_first_step_names_no_host(run: Run) -> None:
     at_host(_SECOND, 6, kill)
     assert ended(run.fork_hosts(2, "--checkpoint-interval=4steps")) == [1, -9]

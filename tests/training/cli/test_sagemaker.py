@@ -219,6 +219,10 @@ def test_a_crash_is_tried_three_times_and_a_mistake_once(
     assert mistaken.run() == 2 and mistaken.reason(2) == "the trainer ended with exit code 2"
     assert (tmp_path / "tries").read_text() == "xxxx"
     assert "out of luck (exit code 1); trying again" in capfd.readouterr().out
+    lost = _trainer(
+        "import sys; sys.exit('[failed] host b is lost\\n' + 40 * '  File x, line 1\\n')"
+    )
+    assert lost.run() == 1 and lost.reason(1) == "host b is lost (exit code 1)"
     killed = _trainer("import os; os.kill(os.getpid(), 9)")
     assert killed.run() == -9 and killed.reason(-9) == "the trainer ended with signal SIGKILL"
 
