@@ -1,7 +1,7 @@
 """SageMaker's training jobs in the embedded AWS: on each instance one container, a process here.
 
 It finds /opt/ml below a folder of its own, as a SageMaker container does, with the credentials of
-the job's role. The image is this repository; no channels, no model.tar.gz.
+the job's role. The image is this repository; channels in File mode, no model.tar.gz.
 https://docs.aws.amazon.com/sagemaker/latest/dg/your-algorithms-training-algo-running-container.html
 """
 
@@ -19,6 +19,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import boto3
+from botocore.exceptions import ClientError
 
 from rehearsal.aws.job_network import JobNetwork
 from sizing import catalogue
@@ -185,10 +188,6 @@ class TrainingJob:
         return found | ({"TrainingEndTime": self.ended} if self.ended else {})
 
     def _start(self) -> None:
-        if self.request.get("InputDataConfig"):
-            said = "the embedded AWS trains jobs without channels: set dataset-uri"
-            self.fail(f"ClientError: {said}")
-            return
         if self.network is None or self.folder is None:
             self.folder = Path(tempfile.mkdtemp(prefix="sagemaker-", dir=self.below))
             try:
@@ -196,8 +195,12 @@ class TrainingJob:
             except OSError as error:
                 self.fail(f"InternalServerError: no network for its hosts: {error}")
                 return
-        for host in self.network.hosts:
-            self.containers.append(self._start_container(host, self.network, self.folder))
+        try:
+            for host in self.network.hosts:
+                self.containers.append(self._start_container(host, self.network, self.folder))
+        except ClientError as error:
+            self.fail(f"ClientError: Data download failed: {error}")
+            return
         self._started = time.time()
         self.num_starts += 1
         self._enter("Training")
@@ -247,9 +250,31 @@ class TrainingJob:
             ],
             "network_interface_name": network.interface,
         }
-        given = {"hyperparameters": self.request.get("HyperParameters", {})}
-        for name, content in {**given, "inputdataconfig": {}, "resourceconfig": resources}.items():
+        config = {
+            "hyperparameters": self.request.get("HyperParameters", {}),
+            "inputdataconfig": self._fetch(root / "input/data"),
+            "resourceconfig": resources,
+        }
+        for name, content in config.items():
             (root / f"input/config/{name}.json").write_text(json.dumps(content), encoding="utf-8")
+
+    def _fetch(self, folder: Path) -> dict[str, Any]:
+        """Bring each channel's files, with the role's rights; what inputdataconfig.json says."""
+        named = ("aws_access_key_id", "aws_secret_access_key", "aws_session_token")
+        found = {}
+        for channel in self.request.get("InputDataConfig", ()):
+            role = {name: self.environment[name.upper()] for name in named}
+            s3 = boto3.client("s3", endpoint_url=self.environment["AWS_ENDPOINT_URL"], **role)
+            uri = channel["DataSource"]["S3DataSource"]["S3Uri"]
+            bucket, _, prefix = uri.removeprefix("s3://").partition("/")
+            for page in s3.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix):
+                keys = (each["Key"] for each in page.get("Contents", ()))
+                for key in (key for key in keys if not key.endswith("/")):
+                    path = folder / channel["ChannelName"] / key.removeprefix(prefix).lstrip("/")
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                    s3.download_file(bucket, key, str(path))
+            found[channel["ChannelName"]] = {"TrainingInputMode": "File"}
+        return found
 
     def _conclude(self, codes: list[int | None]) -> None:
         failed = next((k for k, code in enumerate(codes) if code), None)

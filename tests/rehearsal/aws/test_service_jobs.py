@@ -321,6 +321,39 @@ def test_a_training_job_of_its_own_starts_stops_and_keeps_its_name(
         sagemaker.describe_training_job(TrainingJobName="none")
 
 
+@pytest.mark.usefixtures("_instant")
+def test_a_channel_s_files_lie_in_every_host_if_the_role_may_read_them(
+    aws: EmbeddedAws, role: str
+) -> None:
+    sagemaker, s3 = aws.client("sagemaker"), aws.client("s3")
+    s3.create_bucket(Bucket="own-files")
+    s3.put_object(Bucket="own-files", Key="birds/train/crow/")
+    s3.put_object(Bucket="own-files", Key="birds/train/crow/1.txt", Body=b"caw")
+    source = {"S3DataType": "S3Prefix", "S3Uri": "s3://own-files/birds/train/"}
+    channel = {"ChannelName": "train", "DataSource": {"S3DataSource": source}}
+    request = {**json.loads(_payload(role, 2)), "InputDataConfig": [channel]}
+
+    def ended(name: str) -> dict[str, Any]:
+        sagemaker.create_training_job(**{**request, "TrainingJobName": name})
+        while not (job := aws.service_jobs.training(name)).is_over:
+            time.sleep(0.1)
+        return job.describe()
+
+    assert "Data download failed" in ended("birds-1")["FailureReason"]
+    allowed = {"Effect": "Allow", "Action": ["s3:GetObject", "s3:ListBucket"], "Resource": "*"}
+    policy = json.dumps({"Version": "2012-10-17", "Statement": [allowed]})
+    aws.client("iam").put_role_policy(RoleName="Job", PolicyName="Read", PolicyDocument=policy)
+    assert "exit code" in ended("birds-2")["FailureReason"]
+    folder = aws.service_jobs.training("birds-2").folder
+    assert folder is not None
+    hosts = [*folder.glob("*/input")]
+    assert len(hosts) == 2
+    for each in hosts:
+        assert (each / "data/train/crow/1.txt").read_text() == "caw"
+        named = json.loads((each / "config/inputdataconfig.json").read_text())
+        assert named == {"train": {"TrainingInputMode": "File"}}
+
+
 def test_fails_as_batch_does(aws: EmbeddedAws, queue: str, submit: Callable[..., str]) -> None:
     batch = aws.client("batch")
     with pytest.raises(ClientError, match=r"ClientException.*does not exist"):
