@@ -233,8 +233,9 @@ class TokenTransformer(nn.Module):
         self.quantizer = tokenizer.quantizer
         self.merged, self.num_classes = merged, num_classes
         levels = self.quantizer.num_levels
-        # Per cell: its code's values, and how much of it is hidden.
-        self.embed_cells = nn.Linear(merged**2 * (len(levels) + 1), width)
+        # Per cell: its code's values, how they differ from the clip's own background, and how much
+        # of it is hidden.
+        self.embed_cells = nn.Linear(merged**2 * (2 * len(levels) + 1), width)
         # Of clips to generate; the last says that it is not told.
         self.embed_class = nn.Embedding(num_classes + 1, width)
         self.time_tE = nn.Parameter(0.02 * torch.randn(num_steps, 1, width))
@@ -284,7 +285,8 @@ class TokenTransformer(nn.Module):
             flags_BtG[:num_masked, -1] -= 0.5 * is_hint_MG
             values_BtGD = torch.cat([shown_MtGD, values_BtGD[num_masked:]])
             classes_B[:num_masked] = classes_M
-        cells_BtGC = torch.cat([values_BtGD, flags_BtG[..., None]], dim=-1)
+        away_BtGD = 2.0 * (values_BtGD - values_BtGD.mean(dim=1, keepdim=True))
+        cells_BtGC = torch.cat([values_BtGD, away_BtGD, flags_BtG[..., None]], dim=-1)
         x_BtPE = self.embed_cells(_merge_cells(cells_BtGC, self.merged))
         x_BtPE = x_BtPE + self.time_tE + self.place_PE + self.embed_class(classes_B)[:, None, None]
         for block in self.blocks:
