@@ -111,7 +111,9 @@ class TrainingJob:
         """Tell one host to end, or all, as at a stop, a limit or a Spot interruption."""
         if why == "stop" and not self.containers:
             self._end(*_ENDS[why])
-        if not self.containers or self.told:
+        # Whoever stops a job that is being interrupted does not want it to start again.
+        is_known = self.told and (self.told, why) != ("interruption", "stop")
+        if not self.containers or is_known:
             return
         self.told, self._told_at = why, time.monotonic()
         if why == "stop":

@@ -123,3 +123,11 @@ def test_a_job_whose_hosts_get_no_network_fails_with_the_reason(
     monkeypatch.setattr(training_jobs, "JobNetwork", refuse)
     job.step()
     assert job.status == "Failed" and "no network for its hosts: ip link add" in job.reason
+
+
+def test_a_stop_during_an_interruption_is_not_forgotten(job: TrainingJob) -> None:
+    _, second = _started(job)
+    job.tell("interruption", second)
+    job.tell("stop")
+    _until(job, lambda: job.is_over)
+    assert job.status == "Stopped" and job.num_starts == 1
