@@ -68,8 +68,9 @@ class ServiceJob:
 
     def seconds_since(self, since: float) -> float:
         """How long its attempts have run after this time; 0 where none has."""
-        times = [(each.ended or time.time()) - max(each.created, since) for each in self.attempts]
-        return max(_LEAST_SECONDS, *times, sum(times)) if times and max(times) > 0 else 0.0
+        ends = [(each.ended or time.time(), each.created) for each in self.attempts]
+        ran = sum(max(0.0, ended - max(created, since)) for ended, created in ends)
+        return max(_LEAST_SECONDS, ran) if ran else 0.0
 
     def describe(self) -> dict[str, Any]:
         """What DescribeServiceJob answers, and events have in their detail."""
