@@ -197,21 +197,20 @@ class TrainingJob:
             except OSError as error:
                 self.fail(f"InternalServerError: no network for its hosts: {error}")
                 return
+        hosts, folder = self.network.hosts, self.folder
         try:
-            for host in self.network.hosts:
-                self.containers.append(self._start_container(host, self.network, self.folder))
+            for host in hosts:
+                self._furnish(folder / host, host, self.network)
         except ClientError as error:
             self.fail(f"ClientError: Data download failed: {error}")
             return
         self._started = time.time()
+        self.containers = [self._start_container(host, self.network, folder) for host in hosts]
         self.num_starts += 1
         self._enter("Training")
 
     def _start_container(self, host: str, network: JobNetwork, folder: Path) -> JobContainer:
-        # Another instance than before, with an empty volume; the log is CloudWatch's.
         root = folder / host
-        shutil.rmtree(root, ignore_errors=True)
-        self._furnish(root, host, network)
         size = catalogue.instances().get(self.request["ResourceConfig"]["InstanceType"][3:])
         with (folder / f"{host}.log").open("ab") as log:
             process = subprocess.Popen(
@@ -238,6 +237,8 @@ class TrainingJob:
         return JobContainer(host=host, root=root, process=process)
 
     def _furnish(self, root: Path, host: str, network: JobNetwork) -> None:
+        # Another instance than before, with an empty volume; the log is CloudWatch's.
+        shutil.rmtree(root, ignore_errors=True)
         for name in _FOLDERS:
             (root / name).mkdir(parents=True)
         kind, group = self.request["ResourceConfig"]["InstanceType"], "homogeneousCluster"

@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from botocore.exceptions import ClientError
 
 from rehearsal.aws import training_jobs
 from rehearsal.aws.job_network import JobNetwork, has_namespaces
@@ -131,3 +132,17 @@ def test_a_stop_during_an_interruption_is_not_forgotten(job: TrainingJob) -> Non
     job.tell("stop")
     _until(job, lambda: job.is_over)
     assert job.status == "Stopped" and job.num_starts == 1
+
+
+def test_data_that_one_host_cannot_get_end_the_job_before_any_host_starts(
+    job: TrainingJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fetch(_: TrainingJob, folder: Path) -> dict[str, str]:
+        if folder.parts[-3].endswith("2"):
+            raise ClientError({"Error": {"Code": "503", "Message": "SlowDown"}}, "GetObject")
+        return {}
+
+    monkeypatch.setattr(TrainingJob, "_fetch", fetch)
+    job.step()
+    assert job.status == "Failed" and "Data download failed" in job.reason
+    assert not job.containers and job.log() == "" and job.seconds == 0.0
