@@ -182,9 +182,12 @@ def _starts(history: History) -> dict[str, str]:
 def _ranks(history: History) -> dict[str, str]:
     """What a step took each rank alone before each stage's last evaluation."""
     last = {line["stage"]: line for line in history.lines if line["kind"] == "ranks"}
-    names: list[str] = max((line.get("names", []) for line in last.values()), key=len, default=[])
-    rows = [[stage, *map(_readable, line["own_seconds"])] for stage, line in last.items()]
-    return {"Seconds of a step's own work and data": table(rows, ["", *names])} if rows else {}
+    rows = [
+        [stage, name, _readable(seconds)]
+        for stage, line in last.items()
+        for name, seconds in zip(line.get("names", ()), line["own_seconds"], strict=False)
+    ]
+    return {"Seconds of a step's own work and data": table(rows)} if rows else {}
 
 
 def _evaluations(history: History) -> str:
