@@ -263,10 +263,11 @@ class ClipSamples(Samples):
     indices: Sequence[int]
     view: View
     shown: frozenset[int] = frozenset()  # clips of the contact sheet
+    frame_stride: int = 1
     has_frames: bool = False
 
     @classmethod
-    def of(cls, i: Inputs, split: str, view: View, *, has_frames: bool = False) -> "ClipSamples":
+    def of(cls, i: Inputs, split: str, view: View, **of_frames: Any) -> "ClipSamples":
         """The samples of one split as a stage with this `view` may see them."""
         data = open_dataset(i.dataset.folder)
         artifact, name = _SOURCES[view]
@@ -276,7 +277,7 @@ class ClipSamples(Samples):
             data=data,
             indices=indices,
             view=view,
-            has_frames=has_frames,
+            **of_frames,
             shown=frozenset() if split == "train" else frozenset(indices[:NUM_STRIPS]),
         )
 
@@ -296,8 +297,7 @@ class ClipSamples(Samples):
             places = places[len(x) // 2 : len(x) // 2 + 1]
         elif self.view == "shuffled":
             places = torch.randperm(len(x), generator=rng)
-        stride = -(-NUM_FRAMES // len(x))
-        return x[places], clip, (stride * places).tolist()
+        return x[places], clip, (self.frame_stride * places).tolist()
 
     def collate(self, items: Sequence[_Item]) -> Batch:
         """Stack into new memory (the shards are memory maps)."""

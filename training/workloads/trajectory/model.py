@@ -348,7 +348,10 @@ class TrainHead(TrainTimeTransformer):
         return batch
 
     def samples(self, i: Inputs, split: str) -> ClipSamples:
-        return ClipSamples.of(i, split, self.view, has_frames=self.config.pixel_width > 0)
+        c = self.config
+        return ClipSamples.of(
+            *(i, split, self.view), frame_stride=c.frame_stride, has_frames=c.pixel_width > 0
+        )
 
     def answer(self, m: nn.Module, b: Batch) -> tuple[Tensor, ...]:
         return tuple(each.float() for each in m(b["x"], b.get("frames")))
