@@ -162,7 +162,13 @@ def _what_trains(
             )
         known = DEFAULTS.get(arguments.workload)
         if known is not None and "micro_batch=" not in arguments.overrides:
-            arguments.overrides += f" micro_batch={max(1, known.step // ranks)}"
+            if ranks > known.global_batch:
+                raise ValueError(
+                    f"--hosts is {arguments.hosts}; the demo of {arguments.workload} has "
+                    f"{known.global_batch} samples a step, too few for {ranks} GPUs: give fewer "
+                    "hosts, or a global_batch and a micro_batch in --overrides"
+                )
+            arguments.overrides += f" micro_batch={known.global_batch // ranks}"
         workload, usual = _workload(arguments)
         return workload, [each for each in usual if each.startswith("notice")][:1]
     if arguments.program is not None:

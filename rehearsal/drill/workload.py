@@ -14,15 +14,12 @@ from rehearsal.drill.deployment import DATASET, DeployedStacks
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DemoDefaults:
-    """`count` samples are made; the run is interrupted as `interruptions` say, in this order.
-
-    `step` is the samples of a step, of which each rank needs a micro-batch.
-    """
+    """`count` samples are made; the run is interrupted as `interruptions` say, in this order."""
 
     count: int
     checkpoint_interval: str
     interruptions: tuple[str, ...]
-    step: int = 16
+    global_batch: int = 16  # the recipe's; of several hosts each rank needs a part of it
 
 
 # After a notice training continues at most to the end of its stage: one stage is left to kill in.
@@ -47,7 +44,7 @@ DEFAULTS: Mapping[str, DemoDefaults] = MappingProxyType(
             count=60,
             checkpoint_interval="8steps",
             interruptions=("kill:detect:20", "notice:detect:40", "kill:detect:110"),
-            step=4,
+            global_batch=4,
         ),
     }
 )

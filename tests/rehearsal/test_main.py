@@ -84,6 +84,7 @@ def test_fails_an_interruption_that_cannot_be_read(capsys: pytest.CaptureFixture
         (["demo", "--workload=moons:MOONS", "--source=examples"], "module 'moons' was not found"),
         (["demo", "--hosts=2", "--program=examples/plain"], "leave --program and --machine out"),
         (["demo", "--hosts=4", "--size=g5.12xlarge"], "--hosts is 4 and g5.12xlarge has 4 GPUs"),
+        (["demo", "--hosts=8", "--workload=detection"], "4 samples a step, too few for 8 GPUs"),
         (["many", "--runs=0", "--at-once=2"], "--runs is 0 and --at-once 2; use 1 or more of each"),
     ],
 )
