@@ -159,7 +159,8 @@ class HostsDemo(Demo):
             "resources": sum(resources.values()),
             "workload": ours["workload"],
             "recipe": ours["recipe"],
-            "job": f"{len(network.hosts)} x ml.{self.options.size}, started {starts} times; hosts "
+            "job": f"{len(network.hosts)} x ml.{self.options.size}, started "
+            f"{'once' if starts == 1 else f'{starts} times'}; hosts "
             f"{', '.join(network.hosts)} {where}",
             "interruptions": len(self.interruptions),
             "interruption_list": self.interruptions,

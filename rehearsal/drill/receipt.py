@@ -119,7 +119,7 @@ def find_faults(receipt: Mapping[str, Any], expected_interruptions: int) -> list
         f"{receipt['processes_left']} processes were left behind": receipt["processes_left"] > 0,
         **({} if "job" in receipt else _fleet_checks(receipt)),
     }
-    own = _program_faults(receipt) if "program" in receipt else workload_faults(receipt)
+    own = _program_faults(receipt) if "program" in receipt else _workload_faults(receipt)
     return [
         *own,
         *receipt.get("user_data_faults", []),
@@ -203,8 +203,7 @@ def results(
     }
 
 
-def workload_faults(receipt: Mapping[str, Any]) -> list[str]:
-    """List what a workload's run promised and did not keep."""
+def _workload_faults(receipt: Mapping[str, Any]) -> list[str]:
     faults = inequalities(receipt)
     if receipt["numerics_key"] != receipt["uninterrupted_numerics_key"]:
         faults.append("the numerics keys differ; receipt.json has both")

@@ -164,8 +164,8 @@ def _digits_loss(levels: Sequence[int], guesses_MtGV: Tensor, codes_MtG: Tensor)
 def _hidden(codes_MtG: Tensor) -> tuple[Tensor, Tensor]:
     """Which tokens to hide, (M, t, G), and of which clips the last step is hinted, (M).
 
-    The share cos(u pi / 2), with u uniform, as in MaskGIT; of the whole clip, of what follows its
-    first steps (frame prediction) or of what follows the first step (interpolation), in turns.
+    The share cos(u pi / 2), with u uniform, as in MaskGIT; drawn for each clip, of the whole of it,
+    of what follows its first steps (frame prediction) or the first alone (interpolation).
     """
     num_clips, num_steps, _ = codes_MtG.shape
     device = codes_MtG.device

@@ -159,6 +159,7 @@ class TrainTokenizer(Train):
 
 
 def psnr(parts: Sequence[Partial], name: str) -> float:
+    """PSNR in dB, of pixels of 0 .. 1 whose squared errors are the sums `name`."""
     total = sum(part.sums[name][0] for part in parts)
     count = sum(part.sums[name][1] for part in parts)
     return float(-10.0 * torch.log10(torch.tensor(max(total / max(count, 1.0), 1e-12))))
