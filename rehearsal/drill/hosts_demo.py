@@ -39,6 +39,8 @@ class HostsDemo(Demo):
 
     interruptions: list[dict[str, Any]] = field(default_factory=list)
     _acted: float = 0.0
+    _latest: Line = field(default_factory=dict)  # of the run's metrics, of work
+    _struck: int = 0  # the attempt that was interrupted last, by its generation
     _relayed: dict[tuple[str, str], int] = field(default_factory=dict)  # characters of each log
     _first: dict[int, float] = field(default_factory=dict)  # by start, when its first step came
 
@@ -54,14 +56,14 @@ class HostsDemo(Demo):
         self._begin()
         jobs = [self._submit(run)]
         reader = LineReader(lambda: run.names(METRICS), lambda names: map(run.read, names))
-        latest: dict[str, Any] = {}
 
         def is_over() -> bool:
             for line in reader.new():
                 if line["kind"] in ("step", "prepare"):
-                    self._first.setdefault(sum(job.num_starts for job in jobs), time.time())
-                    latest.update(line)
-            self._look(jobs[-1], run, latest)
+                    self._latest = line
+                    if self._is_new:
+                        self._first.setdefault(sum(job.num_starts for job in jobs), time.time())
+            self._look(jobs[-1], run)
             if jobs[-1].status == "Failed" and jobs[-1].told == "loss":
                 jobs.append(self._submit(run))
             return jobs[-1].is_over
@@ -104,7 +106,7 @@ class HostsDemo(Demo):
         self._acted = time.monotonic()
         return list(stacks.aws.service_jobs.trainings.values())[-1]
 
-    def _look(self, job: TrainingJob, run: BucketFiles, latest: Line) -> None:
+    def _look(self, job: TrainingJob, run: BucketFiles) -> None:
         """Relay the logs, do what is due, watch for the commit after a notice."""
         for host in job.network.hosts if job.network else ():
             said, of = job.log(host), (job.name, host)
@@ -117,14 +119,20 @@ class HostsDemo(Demo):
             if head is not None and is_safe(head, {}):
                 last["notice_to_commit_seconds"] = round(time.monotonic() - self._acted, 3)
         number = len(self.interruptions)
-        if number < len(self.plan) and job.containers and not job.told:
-            seen = Seen(line=latest, seconds=time.monotonic() - self._acted)
-            if self.plan[number].is_due(seen):
-                self._interrupt(job, self.plan[number], latest)
+        may_act = number < len(self.plan) and job.containers and not job.told and self._is_new
+        if may_act and self.plan[number].is_due(Seen(line=self._latest)):
+            self._interrupt(job, self.plan[number])
 
-    def _interrupt(self, job: TrainingJob, action: Action, latest: Line) -> None:
+    @property
+    def _is_new(self) -> bool:
+        """Whether the progress is of those who came after the last interruption."""
+        return bool(self._latest) and self._latest["generation"] > self._struck
+
+    def _interrupt(self, job: TrainingJob, action: Action) -> None:
         """Take the last host: not the one that holds the run's lease."""
         host, jobs = job.containers[-1].host, self.stacks.aws.service_jobs
+        latest = self._latest
+        self._struck = latest["generation"]
         has_notice = action.do == "notice"
         (jobs.interrupt if has_notice else jobs.lose)(job.name, host)
         self._acted = time.monotonic()
