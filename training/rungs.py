@@ -13,11 +13,11 @@ from training.workload import Rung
 KINDS = ("optimizer", "activations", "micro-batch", "autocast", "offered")
 
 
-def micro_batch_rungs(c: Any) -> Sequence[Rung]:
-    """Halve `micro_batch` down to 1; the global batch stays, so gradients are accumulated."""
+def micro_batch_rungs(c: Any, least: int = 1) -> Sequence[Rung]:
+    """Halve `micro_batch`, to no less; the global batch stays, so gradients are accumulated."""
     sizes = []
     size = c.settings.micro_batch
-    while size % 2 == 0:
+    while size % 2 == 0 and size >= 2 * least:
         size //= 2
         sizes.append(size)
     return [Rung(name=f"micro-batch {size}", apply=_with_micro_batch(size)) for size in sizes]

@@ -251,6 +251,17 @@ class MagvitConfig(RecipeConfig):
             )
         if not 0.0 <= self.masked_share < 1.0:
             raise ValueError(f"masked_share is {self.masked_share}; give at least 0, less than 1")
+        if self.settings.micro_batch < self.least_micro_batch:
+            raise ValueError(
+                f"micro_batch is {self.settings.micro_batch}, of which a masked_share of "
+                f"{self.masked_share} is less than a clip, so nothing would be generated; give at "
+                f"least {self.least_micro_batch}, or masked_share=0"
+            )
+
+    @property
+    def least_micro_batch(self) -> int:
+        """The clips of which one is masked."""
+        return math.ceil(1.0 / self.masked_share) if self.masked_share else 1
 
     @property
     def num_levels(self) -> tuple[int, ...]:

@@ -113,7 +113,8 @@ class _Trajectory(Workload[_AnyConfig]):
         return found if meta.get("tracks") != "none" else {**found, "position_weight": "0.0"}
 
     def rungs(self, c: _AnyConfig) -> Sequence[Rung]:
-        return [*micro_batch_rungs(c), *autocast_rungs(c)]
+        least = c.least_micro_batch if isinstance(c, MagvitConfig) else 1
+        return [*micro_batch_rungs(c, least), *autocast_rungs(c)]
 
     def make_dataset(
         self, out: Path, count: int, seed: int, progress: Progress

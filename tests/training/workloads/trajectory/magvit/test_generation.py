@@ -9,6 +9,7 @@ import torch
 from PIL import Image
 
 from tests.training.workloads.trajectory.magvit.scene import transformer_stage
+from training.settings import changed
 from training.workload import Inputs
 from training.workloads.trajectory.clips import CLASSES
 from training.workloads.trajectory.dataset import open_dataset
@@ -19,6 +20,7 @@ from training.workloads.trajectory.magvit.generation import (
 )
 from training.workloads.trajectory.magvit.model import Quantizer, TokenTransformer, _draw
 from training.workloads.trajectory.magvit.stages import _blended
+from training.workloads.trajectory.workload import TRAJECTORY
 
 
 def batch_of(inputs: Inputs, split: str, num: int) -> dict[str, torch.Tensor]:
@@ -150,6 +152,17 @@ def test_the_loss_of_the_transformer_masks_a_share_of_the_clips(inputs: Inputs) 
     assert count == 1.0 and 8.6 < float(guess) < 11.6
     assert loss.mean is not None
     assert loss.mean.item() == pytest.approx(stage.config.masked_weight * float(guess), rel=1e-4)
+
+
+def test_fails_on_micro_batches_of_which_no_clip_would_be_masked(inputs: Inputs) -> None:
+    with pytest.raises(ValueError, match=r"micro_batch is 2, of which a masked_share of 0\.25 is"):
+        changed(inputs.config, micro_batch=2)
+    assert changed(inputs.config, micro_batch=2, masked_share=0.0).least_micro_batch == 1
+    names = [rung.name for rung in TRAJECTORY.rungs(inputs.config)]
+    assert names == ["micro-batch 8", "micro-batch 4", "autocast bfloat16"]
+    least = transformer_stage(changed(inputs.config, micro_batch=4))
+    loss = least.loss(model_of(inputs), batch_of(inputs, "train", 4), 0, 1)
+    assert float(loss.metrics["masked_loss"][0]) > 8.0
 
 
 def test_an_evaluation_compares_what_is_predicted_with_the_last_frame(
