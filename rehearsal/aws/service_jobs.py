@@ -69,10 +69,7 @@ class ServiceJobs:
             return None
         kind = "application/x-amz-json-1.1"
         try:
-            shape = self._models[service].operation_model(operation).input_shape
-            report = ParamValidator().validate(asked, shape)
-            if report.has_errors():
-                raise Refused(report.generate_report())
+            self._validate(service, operation, asked)
             with self._lock:
                 return Response(json.dumps(act(asked)), content_type=kind)
         except Refused as refused:
@@ -80,6 +77,16 @@ class ServiceJobs:
             headers = {"x-amzn-errortype": code}
             content = json.dumps({"__type": code, "message": str(refused)})
             return Response(content, status=400, headers=headers, content_type=kind)
+
+    def _validate(self, service: str, operation: str, asked: Any) -> None:
+        shape = self._models[service].operation_model(operation).input_shape
+        report = ParamValidator().validate(asked, shape)
+        if report.has_errors():
+            raise Refused(report.generate_report())
+        needed = {"ResourceConfig": "InstanceCount", "StoppingCondition": "MaxRuntimeInSeconds"}
+        for name, part in needed.items() if operation == "CreateTrainingJob" else ():
+            if part not in asked.get(name, {}):
+                raise Refused(f"{name} lacks {part}, without which no job starts here")
 
     def stop(self) -> None:
         """End every container and leave nothing."""
@@ -166,13 +173,9 @@ class ServiceJobs:
         job.first_since = None
         self.trainings[training.name] = training
         self._enter(job, "SCHEDULED", "")
-        shape = self._models["sagemaker"].operation_model("CreateTrainingJob").input_shape
-        report = ParamValidator().validate(job.payload, shape)
         try:
-            if report.has_errors():
-                raise Refused(report.generate_report())
             self._begin(training)
-        except (Refused, PermissionError) as error:
+        except PermissionError as error:
             training.fail(f"ValidationException: {error}")
             self._follow(job)
 
@@ -212,6 +215,11 @@ class ServiceJobs:
         job = ServiceJob(
             id=identifier, arn=f"{self._here}:service-job/{identifier}", queue=arn, asked=asked
         )
+        try:
+            payload = job.payload
+        except ValueError as error:
+            raise Refused(f"serviceRequestPayload is not JSON: {error}") from error
+        self._validate("sagemaker", "CreateTrainingJob", payload)
         self.jobs[identifier] = job
         self._watch()
         return {"jobId": job.id, "jobArn": job.arn, "jobName": asked["jobName"]}

@@ -213,6 +213,26 @@ def test_what_is_terminated_in_the_queue_never_starts(
     assert _ended(aws, behind)["attempts"]
 
 
+def test_fails_to_submit_what_is_no_training_job_and_goes_on(
+    aws: EmbeddedAws, submit: Callable[..., str], queue: str, role: str
+) -> None:
+    whole = json.loads(_payload(role))
+    lacking = {**whole, "ResourceConfig": {"InstanceType": "ml.g5.xlarge"}}
+    for payload, said in [
+        ("{", "serviceRequestPayload is not JSON"),
+        ("{}", "Missing required parameter"),
+        (json.dumps(lacking), "ResourceConfig lacks InstanceCount"),
+    ]:
+        with pytest.raises(ClientError, match=said):
+            aws.client("batch").submit_service_job(
+                jobName="none",
+                jobQueue=queue,
+                serviceJobType="SAGEMAKER_TRAINING",
+                serviceRequestPayload=payload,
+            )
+    assert _ended(aws, submit("behind"))["attempts"]
+
+
 @pytest.mark.usefixtures("_instant")
 def test_a_full_queue_says_that_it_stands_and_ends_its_first_job_after_a_day(
     aws: EmbeddedAws, submit: Callable[..., str], queue: str, events: list[tuple[Any, ...]]
