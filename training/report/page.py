@@ -181,12 +181,9 @@ def _starts(history: History) -> dict[str, str]:
 
 def _ranks(history: History) -> dict[str, str]:
     """What a step took each rank alone before each stage's last evaluation."""
-    last = {line["stage"]: line for line in history.lines if line["kind"] == "ranks"}
-    rows = [
-        [stage, name, _readable(seconds)]
-        for stage, line in last.items()
-        for name, seconds in zip(line.get("names", ()), line["own_seconds"], strict=False)
-    ]
+    lines = [line for line in history.lines if line["kind"] == "ranks" and "names" in line]
+    last = {line["stage"]: zip(line["names"], line["own_seconds"], strict=True) for line in lines}
+    rows = [[stage, name, _readable(s)] for stage, each in last.items() for name, s in each]
     return {"Seconds of a step's own work and data": table(rows)} if rows else {}
 
 

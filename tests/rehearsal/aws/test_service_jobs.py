@@ -14,7 +14,6 @@ from botocore.exceptions import ClientError
 from botocore.validate import ParamValidator
 
 from rehearsal.aws import EmbeddedAws, job_network, training_jobs
-from rehearsal.aws.job_queues import ServiceJob
 from rehearsal.aws.training_jobs import TrainingJob
 
 # A container that says at once what its job lacks: it needs no torch for that.
@@ -112,13 +111,13 @@ def _payload(role: str, instances: int = 1) -> str:
 
 @pytest.fixture
 def submit(aws: EmbeddedAws, queue: str, role: str) -> Callable[..., str]:
-    def submit(name: str, attempts: int = 1, **payload: Any) -> str:
+    def submit(name: str, attempts: int = 1, text: str = "", **payload: Any) -> str:
         job: str = aws.client("batch").submit_service_job(
             jobName=name,
             jobQueue=queue,
             serviceJobType="SAGEMAKER_TRAINING",
             retryStrategy={"attempts": attempts},
-            serviceRequestPayload=_payload(role, **payload),
+            serviceRequestPayload=text or _payload(role, **payload),
         )["jobId"]
         return job
 
@@ -214,7 +213,7 @@ def test_what_is_terminated_in_the_queue_never_starts(
 
 
 def test_fails_to_submit_what_is_no_training_job_and_goes_on(
-    aws: EmbeddedAws, submit: Callable[..., str], queue: str, role: str
+    aws: EmbeddedAws, submit: Callable[..., str], role: str
 ) -> None:
     whole = json.loads(_payload(role))
     lacking = {**whole, "ResourceConfig": {"InstanceType": "ml.g5.xlarge"}}
@@ -224,12 +223,7 @@ def test_fails_to_submit_what_is_no_training_job_and_goes_on(
         (json.dumps(lacking), "ResourceConfig lacks InstanceCount"),
     ]:
         with pytest.raises(ClientError, match=said):
-            aws.client("batch").submit_service_job(
-                jobName="none",
-                jobQueue=queue,
-                serviceJobType="SAGEMAKER_TRAINING",
-                serviceRequestPayload=payload,
-            )
+            submit("none", text=payload)
     assert _ended(aws, submit("behind"))["attempts"]
 
 
@@ -294,19 +288,6 @@ def test_shares_take_turns_by_what_each_has_had(
             serviceJobType="SAGEMAKER_TRAINING",
             serviceRequestPayload=_payload(role),
         )
-
-
-def test_a_share_has_had_what_its_jobs_ran_since_and_not_what_they_did_before() -> None:
-    def attempt(created: float, ended: float) -> TrainingJob:
-        return TrainingJob(
-            arn="x", request={}, environment={}, notice_seconds=1.0, created=created, ended=ended
-        )
-
-    old, cut, late = attempt(0.0, 5_000.0), attempt(8_000.0, 9_200.0), attempt(9_300.0, 9_400.0)
-    job = ServiceJob(id="1", arn="1", queue="gpus", asked={}, attempts=[old, cut, late])
-    assert job.seconds_since(9_000.0) == 300.0
-    assert job.seconds_since(9_350.0) == 60.0, "a minute at least"
-    assert job.seconds_since(9_500.0) == 0.0
 
 
 @pytest.mark.parametrize("may_have_namespaces", [True, False])

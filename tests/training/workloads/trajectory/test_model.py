@@ -6,8 +6,11 @@ import pytest
 import torch
 
 from tests.training.workloads.trajectory.scene import (
+    COUNT,
     NO_RANDOMNESS,
+    FakeDataset,
     batch_of,
+    inputs_of,
     started,
     train_stage,
 )
@@ -63,6 +66,17 @@ def test_the_place_of_a_marked_cell_is_learned_beside_one_that_moves_like_it() -
 
 def test_the_place_of_a_mark_is_learned_from_the_pixels_where_features_say_nothing() -> None:
     assert away_after(replace(CONFIG, pixel_width=4), 100) < 0.2, "half frames: a cell is 0.5"
+
+
+@pytest.mark.parametrize("stride", [1, 7, 9, 12])
+def test_frames_and_places_are_of_those_that_the_features_were_made_from(
+    dataset: FakeDataset, stride: int
+) -> None:
+    config = replace(laptop(), frame_stride=stride)
+    features = torch.zeros(COUNT, config.num_frames, 1, 1)
+    given = inputs_of(dataset, config, {"features": [{"features": features}]})
+    frames = train_stage(config, "head").samples(given, "train").get(0, 0, NO_RANDOMNESS)[2]
+    assert frames == list(range(0, 32, stride))
 
 
 @pytest.mark.parametrize("name", ["head", "single_frame", "shuffled"])

@@ -201,17 +201,6 @@ def test_the_single_frame_is_the_middle_one(inputs: Inputs) -> None:
         assert places == [16] and frames == list(range(0, 32, 2))
 
 
-@pytest.mark.parametrize("stride", [1, 7, 9, 12])
-def test_frames_and_places_are_of_those_that_the_features_were_made_from(
-    dataset: FakeDataset, stride: int
-) -> None:
-    config = replace(laptop(), frame_stride=stride)
-    features = torch.zeros(COUNT, config.num_frames, 1, 1)
-    given = inputs_of(dataset, config, {"features": [{"features": features}]})
-    frames = train_stage(config, "head").samples(given, "train").get(0, 0, NO_RANDOMNESS)[2]
-    assert frames == list(range(0, 32, stride))
-
-
 def test_shuffled_has_the_same_frames_in_an_order_that_the_generator_decides(
     inputs: Inputs,
 ) -> None:
