@@ -57,7 +57,7 @@ class _InThisProcess(Trainer):
     def run(self) -> int:
         with contextlib.redirect_stderr(io.StringIO()) as said:
             code = main([*self._command][3:])
-        self._said.extend(said.getvalue().splitlines())
+        self._listen(io.BytesIO(said.getvalue().encode()))
         return code
 
 
