@@ -1,7 +1,6 @@
 """The main job, end to end: deploy, train, interrupt, resume, finish, prove (`make demo`)."""
 
 import argparse
-import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -20,7 +19,7 @@ from rehearsal.drill.fleet import (
     Fleet,
     RehearsalFailed,
 )
-from rehearsal.drill.grants import FILE
+from rehearsal.drill.grants import keep
 from rehearsal.drill.interruptions import Drill
 from rehearsal.drill.program import RehearsedProgram
 from rehearsal.drill.receipt import Curves, Rehearsed, loss_curves, make_receipt
@@ -102,10 +101,8 @@ class Demo:
         self._finish(reference)
         self._wait(lambda: "the Guard, which has not had all events", lambda: bus.is_idle)
         bus.close()
-        permissions = stacks.aws.access.evidence.report()
-        (stacks.folder / FILE).write_text(json.dumps(permissions, indent=2) + "\n")
         return Rehearsed(
-            permissions=permissions,
+            permissions=keep(stacks.aws.access.evidence.report(), stacks.folder),
             run=run,
             reference=FolderFiles(folder=folder),
             drill=drill,

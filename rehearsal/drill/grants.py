@@ -15,6 +15,12 @@ FILE = "permissions.json"
 _OF_A_RUN = re.compile(r"(InstanceRole)/[^/]+/Role (?:InstanceRole\w+Role)?(\w+)")
 
 
+def keep(report: Mapping[str, Any], folder: Path) -> Mapping[str, Any]:
+    """Write what a rehearsal leaves of the calls; return it."""
+    (folder / FILE).write_text(json.dumps(report, indent=2) + "\n")
+    return report
+
+
 def usage(report: Mapping[str, Any]) -> dict[str, Any]:
     """Return what a receipt says of a report: statements, how many of them were used, denials."""
     return {

@@ -3,7 +3,6 @@
 `make demo HOSTS=2`. The job has the role of SweepStack, so the run is below sweeps/.
 """
 
-import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,11 +15,11 @@ from rehearsal.aws.job_network import has_namespaces
 from rehearsal.aws.training_jobs import TrainingJob
 from rehearsal.drill.action import Action, Seen
 from rehearsal.drill.demo import Demo
-from rehearsal.drill.deployment import DATASET, SWEEPS, processes_below
+from rehearsal.drill.deployment import DATASET, SWEEPS
 from rehearsal.drill.fleet import RehearsalFailed
-from rehearsal.drill.grants import FILE, usage
+from rehearsal.drill.grants import keep, usage
 from rehearsal.drill.interruptions import is_safe
-from rehearsal.drill.receipt import Curves, loss_curves, results
+from rehearsal.drill.receipt import Curves, loss_curves, results, where
 from rehearsal.drill.run_files import (
     BucketFiles,
     FolderFiles,
@@ -137,8 +136,7 @@ class HostsDemo(Demo):
         (jobs.interrupt if has_notice else jobs.lose)(job.name, host)
         self._acted = time.monotonic()
         kind = "notice" if has_notice else "kill without notice"
-        step = latest.get("stage_step", latest.get("done"))
-        what = f"{kind} to {host} in {latest['stage']} at step {step}"
+        what = f"{kind} to {host} {where(latest['stage'], latest)}"
         self.log(f"{what}; SageMaker ends all within {self.notice_seconds:g} s")
         self.interruptions.append(
             {"what": what, "notice": has_notice, "notice_to_commit_seconds": None}
@@ -153,34 +151,24 @@ class HostsDemo(Demo):
         resources: Mapping[str, int],
     ) -> dict[str, Any]:
         ours, theirs = read_json(run, RECEIPT) or {}, read_json(whole, RECEIPT) or {}
-        lines = [line for line in read_metrics(run) if line["kind"] == "step"]
-        num_steps = len(read_steps(run))
+        num_lines = sum(line["kind"] == "step" for line in read_metrics(run))
+        lost = num_lines - len(read_steps(run))
         starts, network = sum(job.num_starts for job in jobs), jobs[-1].network
-        where = "in network namespaces" if has_namespaces() else "on one loopback, as processes"
-        commits = [
-            each["notice_to_commit_seconds"] for each in self.interruptions if each["notice"]
-        ]
+        place = "in network namespaces" if has_namespaces() else "on one loopback, as processes"
         assert network is not None
-        permissions = self.stacks.aws.access.evidence.report()
-        (self.stacks.folder / FILE).write_text(json.dumps(permissions, indent=2) + "\n")
         return {
             "resources": sum(resources.values()),
             "workload": ours["workload"],
             "recipe": ours["recipe"],
             "job": f"{len(network.hosts)} x ml.{self.options.size}, started "
             f"{'once' if starts == 1 else f'{starts} times'}; hosts "
-            f"{', '.join(network.hosts)} {where}",
+            f"{', '.join(network.hosts)} {place}",
             "interruptions": len(self.interruptions),
-            "interruption_list": self.interruptions,
             "notice_seconds": self.notice_seconds,
-            "notice_to_commit_seconds": max(commits) if commits and None not in commits else None,
-            "steps": num_steps,
-            "steps_computed": len(lines),
-            "steps_lost": len(lines) - num_steps,
-            **results(run, whole, ours, theirs),
+            **results(run, whole, ours, theirs, self.interruptions, lost),
             "instances_running": sum(len(job.containers) for job in jobs),
-            "processes_left": len(processes_below(self.stacks.folder)),
-            **usage(permissions),
+            "processes_left": self.stacks.processes_left(self.stacks.folder),
+            **usage(keep(self.stacks.aws.access.evidence.report(), self.stacks.folder)),
             "machines": list(self._bars(jobs)),
             "seconds": round(time.monotonic() - self.started, 1),
         }

@@ -166,33 +166,41 @@ def _workload_facts(
     gained = {e["instance_id"]: int(e["gained_steps"]) for e in events if "gained_steps" in e}
     interruptions = []
     for each in rehearsed.drill.interruptions:
-        unit = "shard" if each.reached.get("kind") == "prepare" else "step"
-        number = each.reached.get("stage_step", each.reached.get("done"))
         interruptions.append(
             {
-                "what": f"{_kind(each)} in {each.planned.stage} at {unit} {number}",
+                "what": f"{_kind(each)} {where(each.planned.stage, each.reached)}",
                 **_seen(each),
                 "gained_steps": gained.get(each.life.instance.id, 0),
                 "steps_lost": steps_lost(each, resumes),
             }
         )
-    notices = [item["notice_to_commit_seconds"] for item in interruptions if item["notice"]]
-    lost, num_steps = sum(item["steps_lost"] for item in interruptions), len(read_steps(run))
-    return {
-        "steps": num_steps,
-        "steps_computed": num_steps + lost,
-        "interruption_list": interruptions,
-        "notice_to_commit_seconds": max(notices) if None not in notices and notices else None,
-        "steps_lost": lost,
-        **results(run, rehearsed.reference, ours, theirs),
-    }
+    lost = sum(item["steps_lost"] for item in interruptions)
+    return results(run, rehearsed.reference, ours, theirs, interruptions, lost)
+
+
+def where(stage: str | None, reached: Line) -> str:
+    """Return which step or shard of a stage a run had reached, by its last line of progress."""
+    unit = "shard" if reached.get("kind") == "prepare" else "step"
+    return f"in {stage} at {unit} {reached.get('stage_step', reached.get('done'))}"
 
 
 def results(
-    run: Files, reference: Files, ours: Mapping[str, Any], theirs: Mapping[str, Any]
+    run: Files,
+    reference: Files,
+    ours: Mapping[str, Any],
+    theirs: Mapping[str, Any],
+    interruptions: Sequence[Mapping[str, Any]],
+    num_lost: int,
 ) -> dict[str, Any]:
-    """Return what a workload's run has come to, beside the uninterrupted one."""
+    """Return what a workload's run has come to, and its interruptions, beside one without any."""
+    notices = [item["notice_to_commit_seconds"] for item in interruptions if item["notice"]]
+    num_steps = len(read_steps(run))
     return {
+        "steps": num_steps,
+        "steps_computed": num_steps + num_lost,
+        "steps_lost": num_lost,
+        "interruption_list": interruptions,
+        "notice_to_commit_seconds": max(notices) if None not in notices and notices else None,
         "stages": ours["stages"],
         "validation_accuracy": ours.get("validation_accuracy"),
         "single_frame_accuracy": ours.get("single_frame_accuracy"),

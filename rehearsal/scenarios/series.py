@@ -1,6 +1,5 @@
 """Many drills on one embedded AWS: set up once, then each drill is a new run id of the stack."""
 
-import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -12,7 +11,7 @@ from contract.keys import RECEIPT
 from rehearsal.drill.children import Child, ChildFailed
 from rehearsal.drill.deployment import DeployedStacks
 from rehearsal.drill.fleet import RehearsalFailed, instances_of
-from rehearsal.drill.grants import FILE
+from rehearsal.drill.grants import keep
 from rehearsal.drill.run_files import FolderFiles
 from rehearsal.drill.workload import RehearsedWorkload, prepare, stack_context
 from rehearsal.faults import GUARD
@@ -98,7 +97,7 @@ class DrillSeries:
             (folder / RECEIPT).write_bytes(receipt)
         trial.end_what_is_left()
         evidence = self.stacks.aws.access.evidence
-        (folder / FILE).write_text(json.dumps(evidence.report(), indent=2) + "\n")
+        keep(evidence.report(), folder)
         evidence.forget()
         seconds = time.monotonic() - started
         self.say(f"{scenario.name}: {'; '.join(faults) or 'as written'}, {seconds:.1f} s")
