@@ -16,6 +16,7 @@ from training.errors import (
     EXIT_FINISHED,
     EXIT_INTERRUPTED,
     EXIT_LEASE_LOST,
+    EXIT_MACHINE,
     EXIT_STORE,
     UserError,
 )
@@ -297,13 +298,18 @@ class _Run:
 def _unexpected_exit(attempt: AttemptResult, *, is_store_faulty: bool) -> list[str]:
     """Unexpected facts about an attempt's end, as ends of sentences."""
     wrong = [f"left rank {rank} running ({attempt.folder})" for rank in attempt.outlived_by]
-    is_excused = attempt.code in (EXIT_FAILED, EXIT_STORE) and (
-        is_store_faulty
-        or attempt.num_faults > 0
-        or _lost_a_rank(attempt)
-        # On a busy machine the others may take longer to begin than they are waited for.
-        or LATE in attempt.log
-    )
+    is_damaging = is_store_faulty or attempt.num_faults > 0
+    is_zombie = attempt.kill is not None and attempt.kill.kind == "zombie"
+    # On a busy machine the other hosts may take longer to begin than they are waited for.
+    is_unlucky = is_damaging or _lost_a_rank(attempt) or LATE in attempt.log
+    excused = {
+        EXIT_FAILED: is_unlucky,
+        # A successor has swept what a zombie was saving as it was suspended.
+        EXIT_STORE: is_unlucky or is_zombie,
+        # A machine that reads nothing but damage ends; the run goes on elsewhere.
+        EXIT_MACHINE: is_damaging,
+    }
+    is_excused = excused.get(attempt.code, False)
     if attempt.code not in _EXPECTED_EXITS and not is_excused and not _is_killed(attempt):
         what = "crashed" if attempt.code == EXIT_CRASHED else f"ended with {attempt.code}"
         last = attempt.log.strip().splitlines()[-1:] or [""]
