@@ -5,6 +5,7 @@ tried again, and ends. https://docs.aws.amazon.com/batch/latest/userguide/servic
 """
 
 import json
+import logging
 import threading
 import time
 import uuid
@@ -20,6 +21,8 @@ from rehearsal.aws.iam.access import AccessControl
 from rehearsal.aws.iam.requests import read_call
 from rehearsal.aws.job_queues import RUNNING, JobQueues, Refused, ServiceJob
 from rehearsal.aws.training_jobs import NOTICE_SECONDS, TrainingJob, new_name
+
+_log = logging.getLogger(__name__)
 
 _POLL_SECONDS = 0.1
 Publish = Callable[[str, str, Mapping[str, Any], Sequence[str]], None]
@@ -115,7 +118,11 @@ class ServiceJobs:
         """Do what is due: take note of ends, retry, start what is first and has room."""
         with self._lock:
             for training in self.trainings.values():
-                training.step()
+                try:
+                    training.step()
+                except Exception as error:  # as on AWS, that job's end and no other's
+                    _log.exception("[failed] training job %s", training.name)
+                    training.fail(f"InternalServerError: {error}")
                 self._tell(training)
             for job in self.jobs.values():
                 if job.status in RUNNING:

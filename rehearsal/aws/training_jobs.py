@@ -135,7 +135,8 @@ class TrainingJob:
                 each.kill()
 
     def fail(self, reason: str) -> None:
-        """End it before it begins."""
+        """End it, whatever it is doing."""
+        self.kill()
         self._end("Failed", "Failed", reason)
 
     def step(self) -> None:

@@ -228,6 +228,20 @@ def test_fails_to_submit_what_is_no_training_job_and_goes_on(
 
 
 @pytest.mark.usefixtures("_instant")
+def test_an_error_of_ours_fails_that_job_alone(
+    aws: EmbeddedAws, submit: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(training: TrainingJob) -> None:
+        raise OSError("no space left")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(TrainingJob, "_start", fail)
+        found = _ended(aws, submit("broken"))
+    assert found["status"] == "FAILED" and "InternalServerError: no space" in found["statusReason"]
+    assert "AlgorithmError" in _ended(aws, submit("behind"))["statusReason"]
+
+
+@pytest.mark.usefixtures("_instant")
 def test_a_full_queue_says_that_it_stands_and_ends_its_first_job_after_a_day(
     aws: EmbeddedAws, submit: Callable[..., str], queue: str, events: list[tuple[Any, ...]]
 ) -> None:
