@@ -29,9 +29,13 @@ from stacks.roles import allow, may_use_key_of, named_buckets
 JOB_TYPE = "SAGEMAKER_TRAINING"
 # The group of all training jobs' logs, and the namespace of their metrics.
 _SAGEMAKER = "/aws/sagemaker/TrainingJobs"
-# So long a job may be first in the queue and not start, most seconds that Batch allows: then no
-# capacity comes, or it asks for more instances than there are, and all behind it would wait.
+# So long a job may be first in the queue and not start, most seconds that Batch allows, as all
+# behind it wait. Batch acts only where it finds a reason, of which it knows these: no text of ours.
 _FIRST_FOR_SECONDS = 86_400
+_REASONS = (
+    "CAPACITY:INSUFFICIENT_INSTANCE_CAPACITY",
+    "MISCONFIGURATION:SERVICE_ENVIRONMENT_MAX_RESOURCE",
+)
 # So many in an hour are one mistake in all of them, not bad luck.
 _FAILURES = 3
 
@@ -107,8 +111,9 @@ class SweepStack(Stack):
                     action="TERMINATE",
                     state="RUNNABLE",
                     max_time_seconds=_FIRST_FOR_SECONDS,
-                    reason="It was first in the queue for a day and did not start",
+                    reason=reason,
                 )
+                for reason in _REASONS
             ],
         )
 
@@ -152,8 +157,8 @@ class SweepStack(Stack):
             name="QueueStands",
             least=1,
             says="The first job of the queue cannot start, so none behind it does: SageMaker has "
-            "no capacity of that size, the account no quota for it, or the job asks for more "
-            "instances than sweep.instances. After a day Batch ends that job.",
+            "no capacity of that size, or the job asks for more instances than sweep.instances; "
+            "its statusReason says which. After a day Batch ends that job.",
         )
 
     def _alarm(

@@ -25,6 +25,8 @@ from rehearsal.aws.training_jobs import NOTICE_SECONDS, TrainingJob, new_name
 _log = logging.getLogger(__name__)
 
 _POLL_SECONDS = 0.1
+# Batch's reason for a job that asks for more instances than its environment has.
+_TOO_LARGE = "MISCONFIGURATION:SERVICE_ENVIRONMENT_MAX_RESOURCE"
 Publish = Callable[[str, str, Mapping[str, Any], Sequence[str]], None]
 
 
@@ -135,15 +137,26 @@ class ServiceJobs:
                     self._start(first)
 
     def _wait(self, queue: Mapping[str, Any], first: ServiceJob) -> None:
-        """Say that a queue stands; end its first job where it has been that for too long."""
+        """Say that a queue stands; end its first job where it has been that for too long.
+
+        Batch names why, and only a limit with that reason counts: what waits for its turn has none.
+        That SageMaker has no capacity does not happen here.
+        """
         if first.first_since is None:
             first.first_since = time.time()
-            if first.num_instances > self._queues.limit(queue) and self.publish is not None:
+        if first.num_instances <= self._queues.limit(queue):
+            return
+        if not first.reason.startswith(_TOO_LARGE):
+            first.reason = f"{_TOO_LARGE} - Service environment(s) associated with the job queue "
+            first.reason += "cannot meet the capacity requirement of the job."
+            if self.publish is not None:
                 what = "Batch Service Job Queue Blocked"
                 self.publish("aws.batch", what, first.describe(), [first.arn])
         for limit in queue.get("jobStateTimeLimitActions", ()):
-            if time.time() > first.first_since + limit["maxTimeSeconds"]:
-                self._enter(first, "FAILED", limit["reason"])
+            is_due = time.time() > first.first_since + limit["maxTimeSeconds"]
+            if is_due and limit["reason"] == _TOO_LARGE:
+                said = f"Terminated by JobStateTimeLimit action due to reason: {_TOO_LARGE}"
+                self._enter(first, "FAILED", said)
 
     def _follow(self, job: ServiceJob) -> None:
         """Bring a job to the state of its training."""

@@ -69,6 +69,14 @@ def test_the_queue_has_its_limit_and_its_shares(template: dict[str, Any]) -> Non
     weights = {one["ShareIdentifier"]: one["WeightFactor"] for one in policy["ShareDistribution"]}
     # Batch: "a weight factor of 0.125 (1/8) get 8 times the compute resources" of one of 1.
     assert weights == {"vision": 0.3333, "text": 1}
+    # docs.aws.amazon.com/batch/latest/userguide/sm_job_stuck_in_runnable_time_limit_actions.html:
+    # Batch compares the reason with its own, and knows these two of a queue without quota shares.
+    actions = queue["JobStateTimeLimitActions"]
+    assert {each["Reason"] for each in actions} == {
+        "CAPACITY:INSUFFICIENT_INSTANCE_CAPACITY",
+        "MISCONFIGURATION:SERVICE_ENVIRONMENT_MAX_RESOURCE",
+    }
+    assert {each["Action"] for each in actions} == {"TERMINATE"}
 
 
 def test_a_job_writes_below_sweeps_alone(template: dict[str, Any]) -> None:

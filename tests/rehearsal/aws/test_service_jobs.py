@@ -31,11 +31,9 @@ _TRUST = {
 
 @pytest.fixture(scope="module")
 def role(aws: EmbeddedAws) -> str:
-    made = aws.client("iam").create_role(
-        RoleName="Job", AssumeRolePolicyDocument=json.dumps(_TRUST)
-    )
-    arn: str = made["Role"]["Arn"]
-    return arn
+    trust = json.dumps(_TRUST)
+    made = aws.client("iam").create_role(RoleName="Job", AssumeRolePolicyDocument=trust)
+    return str(made["Role"]["Arn"])
 
 
 @pytest.fixture
@@ -109,17 +107,17 @@ def _payload(role: str, instances: int = 1) -> str:
     )
 
 
+def _submitted(aws: EmbeddedAws, queue: str, name: str, payload: str, **more: Any) -> str:
+    asked = {"jobName": name, "jobQueue": queue, "serviceRequestPayload": payload, **more}
+    asked["serviceJobType"] = "SAGEMAKER_TRAINING"
+    return str(aws.client("batch").submit_service_job(**asked)["jobId"])
+
+
 @pytest.fixture
 def submit(aws: EmbeddedAws, queue: str, role: str) -> Callable[..., str]:
     def submit(name: str, attempts: int = 1, text: str = "", **payload: Any) -> str:
-        job: str = aws.client("batch").submit_service_job(
-            jobName=name,
-            jobQueue=queue,
-            serviceJobType="SAGEMAKER_TRAINING",
-            retryStrategy={"attempts": attempts},
-            serviceRequestPayload=text or _payload(role, **payload),
-        )["jobId"]
-        return job
+        given, strategy = text or _payload(role, **payload), {"attempts": attempts}
+        return _submitted(aws, queue, name, given, retryStrategy=strategy)
 
     return submit
 
@@ -241,26 +239,30 @@ def test_an_error_of_ours_fails_that_job_alone(
     assert "AlgorithmError" in _ended(aws, submit("behind"))["statusReason"]
 
 
-@pytest.mark.usefixtures("_instant")
 def test_a_full_queue_says_that_it_stands_and_ends_its_first_job_after_a_day(
     aws: EmbeddedAws, submit: Callable[..., str], queue: str, events: list[tuple[Any, ...]]
 ) -> None:
-    limit = {
-        "state": "RUNNABLE",
-        "maxTimeSeconds": 86_400,
-        "reason": "a day",
-        "action": "TERMINATE",
-    }
-    aws.client("batch").update_job_queue(jobQueue=queue, jobStateTimeLimitActions=[limit])
+    too_large = "MISCONFIGURATION:SERVICE_ENVIRONMENT_MAX_RESOURCE"
+    limits = [
+        {"state": "RUNNABLE", "maxTimeSeconds": seconds, "reason": reason, "action": "TERMINATE"}
+        for seconds, reason in [(600, "first for long"), (86_400, too_large)]
+    ]
+    aws.client("batch").update_job_queue(jobQueue=queue, jobStateTimeLimitActions=limits)
+    own, _, turn = aws.service_jobs.jobs, submit("busy", instances=2), submit("turn")
+    own[turn].first_since = 1.0
+    # What only waits for its turn does not stand.
+    assert _ended(aws, turn)["attempts"]
     job, behind = submit("too-large", instances=3), submit("behind")
-    own = aws.service_jobs.jobs
-    while own[job].first_since is None:
+    while not own[job].reason:
         time.sleep(0.1)
-    stands = [event for event in events if event[1] == "Batch Service Job Queue Blocked"]
-    assert [event[2]["jobId"] for event in stands] == [job] and stands[0][2]["jobQueue"] == queue
-    assert _described(aws, behind)["status"] == "RUNNABLE"
-    own[job].first_since -= 86_401
-    assert _ended(aws, job)["statusReason"] == "a day" and not own[job].attempts
+    (stands,) = (e[2] for e in events if e[1] == "Batch Service Job Queue Blocked")
+    assert stands["jobId"] == job and stands["jobQueue"] == queue
+    own[job].first_since -= 86_300
+    time.sleep(0.5)
+    assert _described(aws, job)["statusReason"].startswith(f"{too_large} - ")
+    own[job].first_since -= 101
+    said = _ended(aws, job)["statusReason"]
+    assert said == f"Terminated by JobStateTimeLimit action due to reason: {too_large}"
     assert _ended(aws, behind)["attempts"]
 
 
@@ -280,13 +282,7 @@ def test_shares_take_turns_by_what_each_has_had(
     )["arn"]
     queue = _new_queue(aws, "shared", 0, schedulingPolicyArn=policy)
     jobs = [
-        batch.submit_service_job(
-            jobName=f"{share}-{number}",
-            jobQueue=queue,
-            shareIdentifier=share,
-            serviceJobType="SAGEMAKER_TRAINING",
-            serviceRequestPayload=_payload(role),
-        )["jobId"]
+        _submitted(aws, queue, f"{share}-{number}", _payload(role), shareIdentifier=share)
         for share in ("vision", "text")
         for number in range(4)
     ]
@@ -296,12 +292,7 @@ def test_shares_take_turns_by_what_each_has_had(
     # Three to one: so far as both have jobs that wait.
     assert started[:4] == ["vision-0", "text-0", "vision-1", "vision-2"]
     with pytest.raises(ClientError, match="shareIdentifier is for a queue with"):
-        batch.submit_service_job(
-            jobName="none",
-            jobQueue=queue,
-            serviceJobType="SAGEMAKER_TRAINING",
-            serviceRequestPayload=_payload(role),
-        )
+        _submitted(aws, queue, "none", _payload(role))
 
 
 @pytest.mark.parametrize("may_have_namespaces", [True, False])
@@ -398,15 +389,11 @@ def test_fails_as_batch_does(aws: EmbeddedAws, queue: str, submit: Callable[...,
     assert _is_of_model("batch", "DescribeServiceEnvironments", {"serviceEnvironments": every})
 
 
-def test_a_role_that_does_not_trust_sagemaker_starts_nothing(aws: EmbeddedAws, queue: str) -> None:
+def test_a_role_that_does_not_trust_sagemaker_starts_nothing(
+    aws: EmbeddedAws, submit: Callable[..., str]
+) -> None:
     other = _TRUST["Statement"] | {"Principal": {"Service": "ec2.amazonaws.com"}}
-    role = aws.client("iam").create_role(
-        RoleName="Other", AssumeRolePolicyDocument=json.dumps({"Statement": other})
-    )["Role"]["Arn"]
-    job = aws.client("batch").submit_service_job(
-        jobName="denied",
-        jobQueue=queue,
-        serviceJobType="SAGEMAKER_TRAINING",
-        serviceRequestPayload=_payload(role),
-    )["jobId"]
+    trust = json.dumps({"Statement": other})
+    made = aws.client("iam").create_role(RoleName="Other", AssumeRolePolicyDocument=trust)
+    job = submit("denied", text=_payload(made["Role"]["Arn"]))
     assert "sts:AssumeRole" in _ended(aws, job)["statusReason"]
