@@ -8,6 +8,7 @@ from typing import Any
 from botocore.exceptions import ClientError
 
 from sizing import catalogue
+from sizing.catalogue.refresh import LEAST_FOR_SCORES
 from stacks.doctor.account import NETWORK, DeployTarget, Diagnosis, ok, problem, warning
 from stacks.doctor.network import zones_of_subnets
 from stacks.parameters.checks import MIN_UBUNTU, ROOT_DEVICE_NAME
@@ -247,6 +248,10 @@ def capacity_is_likely(target: DeployTarget) -> Iterator[Diagnosis]:
     """Check EC2's Spot placement score: an estimate, not a guarantee."""
     p, ec2 = target.parameters, target.client("ec2")
     if p.target_capacity == p.on_demand_base:
+        return
+    if len(p.sizes) < LEAST_FOR_SCORES:
+        what = f"not asked: EC2 rates fewer than {LEAST_FOR_SCORES} sizes low in any zone, and the "
+        yield ok(what=f"{what}fleet may start {' '.join(p.sizes)}; mix_gpus=true adds sizes")
         return
     scores = ec2.get_spot_placement_scores(
         InstanceTypes=list(p.sizes),

@@ -47,7 +47,7 @@ def test_what_the_embedded_aws_does_not_have_is_no_problem(
     bare: Clinic, examine: Examine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bare, "client", bare.aws.client)
-    found = examine(bare, "workload=imagenet")
+    found = examine(bare, "workload=imagenet", "size=g5.xlarge")
     for check in ("quota", "spot capacity"):
         (line,) = found[check]
         assert (line["state"], line["fix"]) == ("warning", "")
@@ -112,11 +112,22 @@ def test_zones_without_the_size_are_a_problem(healthy: Clinic, examine: Examine)
 
 def test_a_low_score_is_a_warning_with_better_zones(healthy: Clinic, examine: Examine) -> None:
     healthy.scores = [("us-east-1a", 1), ("us-east-1c", 9), ("us-east-1d", 8)]
-    (line,) = examine(healthy)["spot capacity"]
+    (line,) = examine(healthy, "size=g5.xlarge")["spot capacity"]
     assert line["state"] == "warning"
     assert line["fix"].endswith("-c zones=us-east-1c,us-east-1d")
     healthy.scores = [("us-east-1a", 2)]
-    assert examine(healthy)["spot capacity"][0]["fix"].endswith("-c on_demand_base=1")
+    (line,) = examine(healthy, "size=g5.xlarge")["spot capacity"]
+    assert line["fix"].endswith("-c on_demand_base=1")
+
+
+def test_no_score_is_asked_where_ec2_would_say_a_low_one_in_any_case(
+    healthy: Clinic, examine: Examine
+) -> None:
+    # The API of GetSpotPlacementScores: of one or two types it "will always be low".
+    healthy.scores = [("us-east-1a", 1), ("us-east-1b", 1)]
+    (line,) = examine(healthy, "size=g5.2xlarge")["spot capacity"]
+    assert (line["state"], line["fix"]) == ("ok", "")
+    assert "g5.2xlarge g5.4xlarge" in line["what"] and "low" in line["what"]
 
 
 def test_an_image_that_is_not_there_is_a_problem(healthy: Clinic, examine: Examine) -> None:
