@@ -125,7 +125,13 @@ class QueuedSweep:
 
 def _billed_seconds(arn: str, sagemaker: Any) -> float:
     """What SageMaker bills of a training job; of one that runs, the time since it began."""
-    found = sagemaker.describe_training_job(TrainingJobName=arn.rpartition("/")[2])
+    try:
+        found = sagemaker.describe_training_job(TrainingJobName=arn.rpartition("/")[2])
+    except ClientError as error:
+        # It never began: Batch deletes those for which there was no capacity (service-job-retries).
+        if "not found" in str(error):
+            return 0.0
+        raise
     if "BillableTimeInSeconds" in found:
         return float(found["BillableTimeInSeconds"])
     began = found.get("TrainingStartTime")

@@ -109,6 +109,9 @@ def test_what_has_finished_is_not_queued_again(
     assert queued.arguments == _arguments() and queued.max_usd is None
 
 
+_NOT_FOUND = "Requested resource not found."
+
+
 class _Jobs:
     """Two jobs: one ended after half an hour of two instances, one that Batch has forgotten."""
 
@@ -116,15 +119,22 @@ class _Jobs:
         if jobId == "old":
             said = {"Error": {"Code": "ClientException", "Message": "does not exist"}}
             raise ClientError(said, "DescribeServiceJob")
-        attempt = {"serviceResourceId": {"name": "TrainingJobArn", "value": "arn:x/training-1"}}
+        gone, attempt = (
+            {"serviceResourceId": {"name": "TrainingJobArn", "value": f"arn:x/training-{k}"}}
+            for k in (0, 1)
+        )
         return {
             "status": jobId.upper(),
             "createdAt": 1000,
-            "attempts": [attempt] if jobId == "succeeded" else [],
+            # Batch deletes those for which SageMaker had no capacity.
+            "attempts": [gone, attempt] if jobId == "succeeded" else [],
             "latestAttempt": attempt,
         }
 
     def describe_training_job(self, TrainingJobName: str) -> dict[str, Any]:
+        if TrainingJobName == "training-0":
+            said = {"Error": {"Code": "ValidationException", "Message": _NOT_FOUND}}
+            raise ClientError(said, "DescribeTrainingJob")
         assert TrainingJobName == "training-1"
         return {"BillableTimeInSeconds": 1800}
 
