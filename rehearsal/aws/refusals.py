@@ -5,6 +5,7 @@ import re
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
+from xml.etree import ElementTree
 from xml.sax.saxutils import escape
 
 from werkzeug.wrappers import Response
@@ -32,6 +33,12 @@ def denial(service: str, environ: Mapping[str, Any], denied: Denied) -> Response
         f"User: {denied.caller.arn} is not authorized to perform: {one.action} on resource: "
         f"{resource} {why}"
     )
+    if one.action.startswith("s3:DeleteObject") and environ["REQUEST_METHOD"] == "POST":
+        # A call that deletes several succeeds, and refuses each by itself: here all of them.
+        asked = ElementTree.fromstring(environ["wsgi.input"].getvalue()).iterfind(".//{*}Key")
+        said = f"<Code>AccessDenied</Code><Message>{escape(message)}</Message>"
+        errors = (f"<Error><Key>{escape(key.text or '')}</Key>{said}</Error>" for key in asked)
+        return Response(f"<DeleteResult>{''.join(errors)}</DeleteResult>", content_type="text/xml")
     return _denied(service, environ, message)
 
 

@@ -17,6 +17,10 @@ from rehearsal.aws import EmbeddedAws
 from tests.page_policies import allowed, policy
 from tests.rehearsal.aws.iam.roles import make_role, signed_by
 from tests.rehearsal.cli import NEVER, REPOSITORY, Cli
+from training.dataset_output import RECORDS, clean_up
+from training.sources import UNFINISHED
+from training.store.dataset import StoreOutput
+from training.store.protocol import StoreError
 
 
 @pytest.mark.parametrize("page", ["deployer.md", "runs.md"])
@@ -72,6 +76,31 @@ def deployer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployer]:
         arn = make_role(aws, "Deployer", *json.loads(text))
         at = f"arn:aws:ec2:{aws.region}:{aws.account}:instance/i-0"
         yield Deployer(aws, aws.access.assume(arn, service="ec2", source_arn=at, name="deployer"))
+
+
+def test_the_policy_is_enough_to_pack_a_dataset_into_its_bucket(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    text = json.dumps(policy("deployer.md")["Statement"]).replace("DATASET-BUCKET", "data")
+    with EmbeddedAws() as aws:
+        aws.client("s3").create_bucket(Bucket="data")
+        arn = make_role(aws, "Packer", *json.loads(text))
+        at = f"arn:aws:ec2:{aws.region}:{aws.account}:instance/i-0"
+        session = aws.access.assume(arn, service="ec2", source_arn=at, name="packer")
+        for name, value in Deployer(aws, session).environment().items():
+            monkeypatch.setenv(name, value)
+        output = StoreOutput(uri="s3://data/birds")
+        for name in (UNFINISHED, f"{RECORDS}train-0", "train-0.bin", "manifest.json"):
+            output.write(name, b"{}")
+        clean_up(output)
+        assert output.sizes().keys() == {"train-0.bin", "manifest.json"}
+        # S3 says it of each object, in an answer that is none of an error.
+        with pytest.raises(StoreError, match=r"\(AccessDenied\).* DeleteObjects.*s3:DeleteObject"):
+            output.delete(["train-0.bin"])
+        answer = signed_by(aws, session)("s3").delete_objects(
+            Bucket="data", Delete={"Objects": [{"Key": "birds/train-0.bin"}], "Quiet": True}
+        )
+        assert [each["Code"] for each in answer["Errors"]] == ["AccessDenied"]
 
 
 @pytest.mark.slow

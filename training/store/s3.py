@@ -252,13 +252,19 @@ class S3Store:
         self.delete(self.sizes(prefix))
 
     def delete(self, keys: Iterable[str]) -> None:
+        from botocore.exceptions import ClientError
+
         found = [{"Key": self._prefix + key} for key in keys]
         for start in range(0, len(found), 1000):
             some = found[start : start + 1000]
             with self._errors(some[0]["Key"].removeprefix(self._prefix)):
-                self._client.delete_objects(
+                answer = self._client.delete_objects(
                     Bucket=self._bucket, Delete={"Objects": some, "Quiet": True}
                 )
+                # The call succeeds also where single objects are refused, or fail.
+                for error in answer.get("Errors", ()):
+                    said = {"Error": error, "ResponseMetadata": answer["ResponseMetadata"]}
+                    raise ClientError(said, "DeleteObjects")
 
     def sweep(self, prefix: str) -> None:
         """No-op: the bucket's lifecycle rule deletes unfinished uploads after a day."""

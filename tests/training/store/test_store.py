@@ -2,6 +2,7 @@
 
 import fcntl
 import hashlib
+import json
 import subprocess
 import sys
 import threading
@@ -290,6 +291,18 @@ def test_fails_for_trouble_that_does_not_pass(s3: S3Store) -> None:
     _trouble(s3, "upload_part", [_error("SlowDown", 503, "UploadPart") for _ in range(8)])
     with pytest.raises(StoreError, match=r"a/big.*SlowDown"):
         _upload(s3, bytes(6 * MEBIBYTE))
+
+
+def test_fails_to_delete_what_s3_keeps_though_the_call_succeeds(s3: S3Store) -> None:
+    for key in ("kept", "gone"):
+        s3.put(key, b"x")
+    kept = f"arn:aws:s3:::{s3.uri.removeprefix('s3://')}/kept"
+    deny = {"Effect": "Deny", "Principal": "*", "Action": "s3:DeleteObject", "Resource": kept}
+    bucket, policy = {"Bucket": s3.uri.split("/")[2]}, {"Statement": [deny]}
+    s3._client.put_bucket_policy(**bucket, Policy=json.dumps(policy))
+    with pytest.raises(StoreError, match=r"AccessDenied.*DeleteObjects"):
+        s3.delete(["gone", "kept"])
+    assert s3.sizes("") == {"kept": 1}
 
 
 def test_fails_at_once_for_what_no_repetition_mends(s3: S3Store) -> None:
