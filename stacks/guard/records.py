@@ -146,8 +146,9 @@ def publish(settings: GuardSettings, note: Note) -> None:
     """Send a note to the topic's subscribers."""
     client("sns").publish(
         TopicArn=settings.topic_arn,
-        # SNS takes 100 characters of ASCII; the message has the whole headline.
-        Subject=f"{settings.stack_name}: {note.headline}".encode("ascii", "replace").decode()[:100],
+        # SNS takes less than 100 characters and no control characters, such as a progress bar's,
+        # which a machine's last words may be; the message has the whole headline.
+        Subject=re.sub(r"[^ -~]", "?", f"{settings.stack_name}: {note.headline}")[:99],
         Message="\n".join([note.headline, "", *note.lines, "", f"Run: {settings.run_uri}"]),
     )
 

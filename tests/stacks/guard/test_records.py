@@ -6,11 +6,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from moto.sns.models import sns_backends
 
 from stacks.guard.handler import GuardError
-from stacks.guard.records import MACHINE_FAILED, machine_failures
+from stacks.guard.ledger import Note
+from stacks.guard.records import MACHINE_FAILED, machine_failures, publish
 from stacks.guard.settings import GuardSettings, client
-from tests.stacks.guard.scene import Scene
+from tests.stacks.guard.scene import ACCOUNT, REGION, Scene
 from userdata.events import leave_event
 
 USERDATA = Path(__file__).parents[3] / "userdata"
@@ -63,3 +65,18 @@ def test_every_script_gives_it_that_name() -> None:
     # The user data has no events.py yet, and spells the object's key.
     (key,) = re.findall(rf"events/.*-{MACHINE_FAILED}\.json", scripts["first_boot.sh"])
     assert key == f"events/$(date -u +%Y%m%dT%H%M%SZ)-$instance-{MACHINE_FAILED}.json"
+
+
+def test_a_mail_has_a_subject_that_sns_takes_whatever_a_machine_has_said(scene: Scene) -> None:
+    settings = GuardSettings.from_environment(scene.variables)
+    headline = "Terminated i-0: it failed: 50%|##   |\r\x1b[31mKilled\x1b[0m\tat dépôt\n" + "x" * 99
+    note = Note(
+        key="k", time=0.0, name="terminated", headline=headline, lines=[], fields={}, ways=["mail"]
+    )
+    publish(settings, note)
+    topic = sns_backends[ACCOUNT][REGION].topics[scene.topic_arn]
+    ((_, message, subject, *_),) = topic.sent_notifications
+    # Publish, Subject: "no line breaks or control characters, and less than 100 characters long".
+    assert subject.isascii() and subject.isprintable() and len(subject) < 100
+    assert subject.startswith("TrainingStack: Terminated i-0: it failed: 50%|##")
+    assert "\x1b[31mKilled" in message
