@@ -16,8 +16,7 @@ from contract.errors import UserError
 from contract.keys import SWEEP, SWEEP_JOBS, SWEEPS
 from operate.control import say, stop_process
 from operate.runs import run_buckets
-from stacks.guard.settings import client
-from stacks.sagemaker.service_jobs import JobState, QueuedSweep
+from stacks.sagemaker.service_jobs import JobState, QueuedSweep, patient_client
 from training.report.sweep import SweptRuns, find_sweep
 from training.store.folder import open_store
 
@@ -98,7 +97,7 @@ def _look(found: SweptRuns) -> OperatedSweep:
     if kept is None:
         return OperatedSweep(found=found, queued=None)
     queued = QueuedSweep.from_bytes(kept.data, f"{found.store.uri}/{SWEEP_JOBS}")
-    return OperatedSweep(found=found, queued=queued, states=queued.look(client))
+    return OperatedSweep(found=found, queued=queued, states=queued.look())
 
 
 def stop_sweep(sweep: OperatedSweep, reason: str) -> dict[str, Any]:
@@ -109,10 +108,11 @@ def stop_sweep(sweep: OperatedSweep, reason: str) -> dict[str, Any]:
         stop_process(Path(sweep.uri))
         return {"run": sweep.id, "done": "is stopped, its runs saved"}
     live = sweep.live()
+    batch = patient_client("batch")
     for _, job in live:
-        client("batch").terminate_service_job(jobId=job, reason=reason or "runs stop")
+        batch.terminate_service_job(jobId=job, reason=reason or "runs stop")
     say(f"{len(live)} jobs are told to end; what trains saves first, and SageMaker takes 120 s")
-    while any(not each.is_over for jobs in sweep.queued.look(client).values() for each in jobs):
+    while any(not each.is_over for jobs in sweep.queued.look().values() for each in jobs):
         time.sleep(_POLL_SECONDS)
     return {"run": sweep.id, "done": f"is stopped: {len(live)} jobs have ended, saved"}
 

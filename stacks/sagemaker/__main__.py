@@ -15,8 +15,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import boto3
-from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
 from contract.description import describe
@@ -31,24 +29,17 @@ from stacks.sagemaker.service_jobs import (
     QueuedSweep,
     SweepObjects,
     most_usd,
+    patient_client,
     read_sweep,
     service_job,
 )
 
-# With the pauses between them about two minutes; boto3's own 5 are over in seconds.
-_MAX_ATTEMPTS = 10
 _positive, _count = argument_type(parse_positive), argument_type(parse_positive_count)
 # The channels whose files the container imports before it trains.
 SPLITS = ("train", "validation", "test")
 
 
-def _client(service: str) -> Any:
-    """A client that waits where AWS asks for fewer requests a second."""
-    retries = {"mode": "standard", "total_max_attempts": _MAX_ATTEMPTS}
-    return boto3.client(service, config=Config(retries=retries))
-
-
-def main(arguments: Sequence[str], client: Callable[[str], Any] = _client) -> int:
+def main(arguments: Sequence[str], client: Callable[[str], Any] = patient_client) -> int:
     """Print the requests, or send them; `client` makes the client of a service."""
     options = _parse(arguments)
     try:

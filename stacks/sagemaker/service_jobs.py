@@ -12,6 +12,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import boto3
+from botocore.config import Config
 from botocore.exceptions import ClientError
 
 from contract.errors import UserError
@@ -19,9 +21,17 @@ from contract.keys import HEAD, SWEEP
 from contract.sweep import Sweep, SweepRun
 from stacks.sagemaker.request import refused_by_model
 
+# With the pauses between them about two minutes; boto3's own 5 are over in seconds.
+_MAX_ATTEMPTS = 10
 _OVER = ("SUCCEEDED", "FAILED")
 # A job that is told to end at its limit has these seconds to save in.
 _NOTICE_SECONDS = 120
+
+
+def patient_client(service: str) -> Any:
+    """A client that waits where AWS asks for fewer requests a second."""
+    retries = {"mode": "standard", "total_max_attempts": _MAX_ATTEMPTS}
+    return boto3.client(service, config=Config(retries=retries))
 
 
 class SweepObjects:
@@ -91,7 +101,7 @@ class QueuedSweep:
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise UserError(f"{where} does not say which jobs were queued ({error})") from error
 
-    def look(self, client: Callable[[str], Any]) -> dict[str, list[JobState]]:
+    def look(self, client: Callable[[str], Any] = patient_client) -> dict[str, list[JobState]]:
         """Every job now, by run."""
         batch, sagemaker = client("batch"), client("sagemaker")
         return {

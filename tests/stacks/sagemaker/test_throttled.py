@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from contract.sweep import Sweep, drawn_runs
+from operate.command import main as runs
 from rehearsal.aws import EmbeddedAws
 from rehearsal.faults import SUBMITTERS, Fault
 from stacks.sagemaker.__main__ import main
@@ -66,6 +67,19 @@ def test_a_throttled_submit_waits_and_tries_again(
     assert main(_SWEEP) == 0
     assert f"[ok] {_NUM_RUNS} of {_NUM_RUNS} runs are queued" in capsys.readouterr().out
     assert half in aws.faults.met and waited
+
+
+def test_a_throttled_look_at_a_sweep_waits_and_tries_again(
+    aws: EmbeddedAws, waited: list[float], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(_SWEEP) == 0
+    half = Fault(action="batch:DescribeServiceJob", status=429, share=0.5, of=SUBMITTERS)
+    aws.faults.begin([half])
+    capsys.readouterr()
+    assert runs(["status", "s3://bucket/sweeps/rates", "--json"]) == 0
+    assert half in aws.faults.met and waited
+    states = [row["state"] for row in json.loads(capsys.readouterr().out)]
+    assert states == ["queued"] * _NUM_RUNS
 
 
 def test_one_that_is_throttled_for_good_says_what_is_queued_and_how_to_go_on(
