@@ -18,6 +18,7 @@ class TrainingLaunchTemplate(Construct):
     """
 
     template: ec2.LaunchTemplate
+    group: ec2.SecurityGroup
 
     def __init__(
         self,
@@ -33,6 +34,7 @@ class TrainingLaunchTemplate(Construct):
         super().__init__(scope, construct_id)
         ami = parameters.pytorch_ami_parameter
         by_parameter = ami.startswith("/")
+        self.group = self._group_of(parameters.run_id, vpc_id, role)
         self.template = ec2.LaunchTemplate(
             self,
             "Template",
@@ -40,7 +42,7 @@ class TrainingLaunchTemplate(Construct):
             machine_image=ec2.MachineImage.from_ssm_parameter(ami) if by_parameter else None,
             user_data=ec2.UserData.custom(user_data),
             instance_profile=role.profile,
-            security_group=self._group_of(parameters.run_id, vpc_id, role),
+            security_group=self.group,
             block_devices=_block_devices(parameters, key),
             require_imdsv2=True,
             http_endpoint=True,

@@ -187,13 +187,16 @@ class TrainingStack(Stack):
         topic: sns.ITopic,
     ) -> TrainingFleet:
         """Create the fleet, after everything that its instances and the Guard need."""
+        fleet_role = FleetRole(self, "FleetRole")
+        # A cancelled fleet ends its instances in this role's name: it goes after them, as theirs.
+        template.group.node.add_dependency(fleet_role)
         fleet = TrainingFleet(
             self,
             "Fleet",
             parameters=self._parameters,
             launch_template=template.template,
             subnet_ids=subnet_ids,
-            role=FleetRole(self, "FleetRole").role,
+            role=fleet_role.role,
             parameter_name=self._parameter_name,
         )
         # A Spot fleet refers only to subnets and roles: without these dependencies its first

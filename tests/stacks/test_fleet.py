@@ -110,6 +110,15 @@ def test_the_fleet_waits_for_role_and_guard(templates: dict[str, Any]) -> None:
     assert len(roles) == 2, "the instance's and the Guard's policies"
 
 
+def test_the_fleets_role_outlives_its_instances(templates: dict[str, Any]) -> None:
+    resources = templates["TrainingStack"]["Resources"]
+    (group,) = (e for e in resources.values() if e["Type"] == "AWS::EC2::SecurityGroup")
+    (fleet,) = (e for e in resources.values() if e["Type"] == "AWS::EC2::SpotFleet")
+    role = fleet["Properties"]["SpotFleetRequestConfigData"]["IamFleetRole"]["Fn::GetAtt"][0]
+    # EC2 deletes no group of an instance, and CloudFormation no role before what depends on it.
+    assert role in group["DependsOn"]
+
+
 def test_the_fleets_id_is_published_after_the_fleet(templates: dict[str, Any]) -> None:
     parameters = every(templates["TrainingStack"], "AWS::SSM::Parameter")
     (parameter,) = [each for each in parameters if each["Name"] == "/TrainingStack/fleet-id"]
