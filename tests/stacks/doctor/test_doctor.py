@@ -97,6 +97,16 @@ def test_a_deadline_needs_both_quotas(healthy: Clinic, examine: Examine) -> None
     assert "L-DB2E81BA" in found["on-demand quota"][0]["what"]
 
 
+def test_a_quota_of_which_sources_disagree_is_asked_by_its_code(
+    healthy: Clinic, examine: Examine
+) -> None:
+    healthy.quota = 192.0
+    found = examine(healthy, "size=p6-b200.48xlarge", "deadline_hours=24")
+    # Service Quotas takes letters, digits and hyphens; the catalogue's doubt is a question mark.
+    assert found["spot quota"][0]["what"].startswith("L-C4BD4855 is 192 vCPUs")
+    assert found["on-demand quota"][0]["what"].startswith("L-417A185B is 192 vCPUs")
+
+
 def test_zones_without_the_size_are_a_problem(healthy: Clinic, examine: Examine) -> None:
     # g5 is offered in every zone of us-east-1 but e.
     (line,) = examine(healthy, "zones=us-east-1e")["size"]
