@@ -5,6 +5,7 @@ response the nonce (training/record/head.py) decides. Parts of large objects are
 by one, and everything else by botocore.
 """
 
+import os
 import random
 import threading
 import time
@@ -57,6 +58,10 @@ class S3Store:
         self._prefix = f"{prefix}/" if prefix else ""
         self.part_process = PartProcess(bucket, prefix)
         self._session = botocore.session.Session()
+        # The CLI, the other SDKs and SageMaker's containers name the region so, which botocore
+        # does not read: without one each request would go to us-east-1 first.
+        if not self._session.get_config_variable("region"):
+            self._session.set_config_variable("region", os.environ.get("AWS_REGION"))
         session = boto3.session.Session(botocore_session=self._session)
         timeouts: dict[str, Any] = {"connect_timeout": 5, "read_timeout": 30}
         pool = {"max_pool_connections": 32}
