@@ -4,6 +4,7 @@ import difflib
 import math
 import re
 from collections.abc import Iterable
+from importlib.util import find_spec
 from pathlib import Path
 
 from contract.errors import UserError
@@ -126,9 +127,12 @@ def check_workload(workload: str, recipe: str) -> None:
 
 
 def check_by_trainer(p: ParameterFields) -> None:
-    """Refuse what the trainer refuses: a workload of one's own, overrides that do not fit data."""
+    """Refuse what the trainer refuses: a workload of one's own, overrides that it or data lack.
+
+    A known workload's overrides are left to the trainer where the app's environment has no torch.
+    """
     manifest = p.dataset_manifest if p.workload != PROGRAM else ""
-    if is_own(p.workload) or manifest:
+    if is_own(p.workload) or manifest or (p.overrides and find_spec("torch")):
         described(p.workload, p.recipe, p.overrides, p.source, manifest)
 
 

@@ -92,6 +92,27 @@ def test_a_known_workload_is_not_imported(monkeypatch: pytest.MonkeyPatch) -> No
     check_by_trainer(StackParameters.for_size("g5.xlarge"))
 
 
+@pytest.mark.parametrize(
+    ("override", "sentence"),
+    [
+        ("epochz=3", "no field 'epochz'; did you mean 'epochs'"),
+        ("epochs=x", "epochs='x' is not a valid int"),
+    ],
+)
+def test_fails_for_a_known_workload_s_override_before_a_machine_does(
+    override: str, sentence: str
+) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        StackParameters.for_size("g5.xlarge", overrides=override)
+
+
+def test_an_app_without_torch_leaves_a_known_workload_s_overrides_to_the_trainer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("stacks.parameters.checks.find_spec", lambda _: None)
+    assert StackParameters.for_size("g5.xlarge", overrides="epochz=3").overrides == ("epochz=3",)
+
+
 def test_fails_for_overrides_that_do_not_fit_the_dataset_s_manifest(tmp_path: Path) -> None:
     manifest = tmp_path / "manifest.json"
     meta = {"classes": ["wall", "room", "door"], "most_objects": 400}
