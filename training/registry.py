@@ -53,6 +53,12 @@ def load_workload(name: str) -> "Workload[Any]":
             "`python -m training run --program COMMAND --source FOLDER`"
         )
     module_name, _, attribute = _path(name).partition(":")
+    if "/" in module_name or module_name.startswith(".") or module_name.endswith(".py"):
+        stem = module_name.rpartition("/")[2].removesuffix(".py")
+        raise UserError(
+            f"workload {name!r}: module {module_name!r} is a path; write {stem}:{attribute}, in "
+            "its folder or with that as the source"
+        )
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
