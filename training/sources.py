@@ -92,9 +92,11 @@ def open_source(source: Path, scratch: Path) -> list[SourceFile]:
     if source.is_dir():
         tables = sorted(source.glob("*.csv"))
         source = tables[0] if len(tables) == 1 else source
-    found = sorted(
-        _of_table(source) if source.is_file() else _of_folder(source), key=attrgetter("name")
-    )
+    try:
+        found = list(_of_table(source) if source.is_file() else _of_folder(source))
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise UserError(f"{source} cannot be read: {error}; save it as a CSV in UTF-8") from error
+    found.sort(key=attrgetter("name"))
     if not found:
         raise UserError(f"{source} has no files; add some")
     if {file.split is None for file in found} == {True, False}:

@@ -111,6 +111,15 @@ def test_fails_for_a_table_that_says_too_little(tmp_path: Path, table: str, mess
         open_source(own / "table.csv", tmp_path)
 
 
+@pytest.mark.parametrize("content", ["file,class\na,b\n".encode("utf-16"), b"file,class\n\xfc,b\n"])
+def test_fails_for_a_table_in_another_encoding_than_utf_8(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "table.csv").write_bytes(content)
+    with pytest.raises(
+        UserError, match=r"table\.csv cannot be read: .*; save it as a CSV in UTF-8"
+    ):
+        open_source(tmp_path / "table.csv", tmp_path)
+
+
 def test_fails_for_what_is_no_source(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="does not exist; give a folder, a file or an archive"):
         open_source(tmp_path / "none", tmp_path)
