@@ -343,7 +343,7 @@ def open_store(uri: str) -> Store:
         if not bucket:
             raise UserError(f"the URI {uri!r} names no bucket; write s3://bucket/prefix")
         return S3Store(bucket, prefix.strip("/"))
-    if "://" in uri or not uri:
+    if "://" in uri or uri.startswith("s3:") or not uri:
         raise UserError(
             f"the URI {uri!r} is neither s3://bucket/prefix nor a folder; give one of them"
         )

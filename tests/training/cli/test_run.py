@@ -214,6 +214,7 @@ def test_other_intervals_give_the_same_weights(run: Run, whole: Run, text: str) 
         (["--recipe=fast"], "no recipe 'fast'; known are long, quick"),
         (["--override=epoch=5"], "no field 'epoch'; did you mean 'epochs'? known are"),
         (["--run-uri=ftp://x"], "neither s3://bucket/prefix nor a folder"),
+        (["--run-uri=s3:/bucket/x"], "neither s3://bucket/prefix nor a folder"),
         (["--dataset-uri=no/such/folder"], "does not exist; make one with"),
     ],
 )
