@@ -85,8 +85,8 @@ def encode(content: bytes, shorter_side: int, quality: int) -> Encoded:
     except UnidentifiedImageError as error:
         # Pillow's own words have an address in them, and what is left out is part of the dataset.
         raise NoImageError("cannot identify the image file") from error
-    except MemoryError:
-        raise  # the machine's fault
+    except (MemoryError, NoImageError):
+        raise  # the machine's fault, or said already
     except Exception as error:  # each of Pillow's formats has errors of its own
         raise NoImageError(f"cannot be decoded: {error or type(error).__name__}") from error
 
@@ -111,10 +111,12 @@ def _encode(content: bytes, shorter_side: int, quality: int) -> Encoded:
 def _plain(image: Image.Image) -> Image.Image:
     if image.mode in _PLAIN:
         return image
-    if image.mode.startswith("I;16"):
+    if image.mode.startswith("I;16") or (image.mode, image.format) == ("I", "PPM"):
         # Pillow would take every value above 255 for white.
         image = image.convert("I").point(lambda value: value / 256)
         return image.convert("L")
+    if image.mode in ("I", "F"):
+        raise NoImageError("has 32 bits a pixel, of which nobody knows what is white")
     if image.mode == "P":
         # A palette with transparency needs its own channel first.
         image = image.convert("RGBA")

@@ -41,12 +41,23 @@ def test_what_is_no_plain_jpeg_becomes_one(form: str, mode: str) -> None:
         assert image.mode in ("RGB", "L")
 
 
-def test_sixteen_bits_of_grey_become_eight_and_not_white() -> None:
+@pytest.mark.parametrize("form", ["PNG", "PPM"])
+def test_sixteen_bits_of_grey_become_eight_and_not_white(form: str) -> None:
     grey = np.linspace(0, 65535, 64 * 64).reshape(64, 64).astype(np.uint16)
     encoded = io.BytesIO()
-    Image.fromarray(grey).save(encoded, "PNG")
+    Image.fromarray(grey).save(encoded, form)
     with Image.open(io.BytesIO(encode(encoded.getvalue(), 0, 95).jpeg)) as image:
         assert np.abs(np.asarray(image) - (grey >> 8).astype(int)).max() <= 4
+
+
+@pytest.mark.parametrize("kind", [np.int32, np.float32])
+def test_fails_for_32_bits_whose_black_and_white_are_not_known(kind: type) -> None:
+    encoded = io.BytesIO()
+    Image.fromarray(np.linspace(0, 1000, 64 * 64).reshape(64, 64).astype(kind)).save(
+        encoded, "TIFF"
+    )
+    with pytest.raises(NoImageError, match="32 bits a pixel, of which nobody knows what is white"):
+        encode(encoded.getvalue(), 0, 95)
 
 
 @pytest.mark.parametrize(("shorter", "size"), [(16, (16, 18)), (24, (24, 27)), (25, (25, 28))])
