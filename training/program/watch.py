@@ -190,6 +190,11 @@ class ProgramWatch:
         run = self._run
         sums, size = _upload_final(self._options.container, run.store, run.lease)
         _log.info("[program] %d final files, %d bytes", len(sums), size)
+        if not sums and not self._number:
+            _log.warning(
+                "[program] it left nothing in SM_MODEL_DIR, SM_OUTPUT_DATA_DIR or "
+                "SM_CHECKPOINT_DIR; what it wrote elsewhere goes with this machine"
+            )
         run.metrics.flush()
         history = read_history(run.store)
         return RunResult(

@@ -65,6 +65,14 @@ def test_the_page_of_a_program_that_reports_nothing_says_what_it_left(run: Progr
     assert b"None yet" not in page.data
 
 
+def test_a_program_that_left_nothing_where_it_is_kept_is_named(
+    run: ProgramRun, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run.write("open('model.pt', 'w').write('x')")
+    assert run.attempt() == 0
+    assert "left nothing in SM_MODEL_DIR, SM_OUTPUT_DATA_DIR or" in "".join(capfd.readouterr())
+
+
 def test_what_has_finished_is_not_run_again(
     run: ProgramRun, capfd: pytest.CaptureFixture[str]
 ) -> None:
