@@ -214,18 +214,26 @@ def _resolve_origin(
     options: RunOptions, record: RunConfig | None, workload: Workload[Any], config: Any
 ) -> Origin | None:
     """What the run starts from: as its config.json says, else as the options say now."""
-    store = options.store
-    if record is not None and (record.origin or not options.init_from):
-        return Origin.from_json(record.origin) if record.origin else None
+    store, asked = options.store, options.init_from and _place(options.init_from)
+    if record is not None and record.origin:
+        origin = Origin.from_json(record.origin)
+        if asked and asked != _place(origin.uri):
+            raise UserError(
+                f"the run folder {store.uri} starts from {origin.uri}, not from {asked}; give "
+                "another run URI, or the same --init-from"
+            )
+        return origin
+    if record is not None and not asked:
+        return None
     if not options.extend_to and record is None:
         _refuse_unfinished_copy(store)
-    if not options.init_from:
+    if not asked:
         if options.extend_to:
             raise UserError("--extend-to needs --init-from with the URI of the run to extend")
         return None
     if not options.extend_to:
-        return origin_from_weights(options.init_from, workload, config)
-    old = open_trained(options.init_from)
+        return origin_from_weights(asked, workload, config)
+    old = open_trained(asked)
     theirs = (old.record.workload, old.record.recipe, dict(old.record.overrides))
     if theirs != (options.workload, options.recipe, dict(options.overrides)):
         raise UserError(
@@ -235,6 +243,11 @@ def _resolve_origin(
     origin = extended(old, options.extend_to)
     _create_extended(old, store, options.run_id, options.writer)
     return origin
+
+
+def _place(uri: str) -> str:
+    """A URI, which means the same from wherever the next attempt is started."""
+    return (uri if "://" in uri else str(Path(uri).absolute())).rstrip("/")
 
 
 def _refuse_unfinished_copy(store: Store) -> None:

@@ -193,6 +193,21 @@ def test_fails_for_a_mistake_in_one_sentence(
     assert not Path(run.uri).exists()
 
 
+def test_fails_for_other_weights_than_the_run_began_with(
+    whole: Run, run: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It would train on from the first ones, and the command would seem to have been obeyed."""
+    run.options = [f"--init-from={whole.uri}"]
+    tiny.HOOKS["first"] = lambda step: hooks.notice()
+    assert run.attempt() == 75
+    run.options = ["--init-from=other.safetensors"]
+    assert run.attempt() == 2
+    assert f"starts from {whole.uri}, not from" in capsys.readouterr().err
+    tiny.HOOKS.clear()
+    run.options = [f"--init-from={whole.uri}/"]
+    assert run.attempt() == 0
+
+
 def test_fails_for_another_origin_under_the_same_run(
     whole: Run, run: Run, capsys: pytest.CaptureFixture[str]
 ) -> None:
