@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError, NoRegionError
 
 from contract.errors import UserError
+from contract.grammar import argument_type, parse_count
 from operate import control
 from operate.download import download, open_report
 from operate.logs import RunLog, as_line
@@ -99,7 +100,7 @@ def _parser() -> argparse.ArgumentParser:
     verb("status", "state, machine, step, time left, dollars; refreshes in a terminal", _status)
     add = verb("logs", "boot, trainer and script of all machines in one stream", _logs)
     add("-f", "--follow", action="store_true", help="until the run is over")
-    add("--tail", type=int, metavar="N", help="begin with the last N lines")
+    add("--tail", type=argument_type(parse_count), metavar="N", help="begin with the last N lines")
     for name, text in (("stop", "save, then end its machine"), ("resume", "train on")):
         add = verb(name, text, partial(_controlled, name))
         add("--reason", default="", metavar="TEXT", help="why, for the run's events")

@@ -37,8 +37,12 @@ def download(run: OperatedRun, folder: Path | None, checkpoint: str | None) -> d
             if code := training(["export", *options]):
                 raise SystemExit(code)
         for key, path in zip(keys, files, strict=True) if checkpoint is None else ():
+            try:
+                path.parent.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                why = f"cannot write to {path.parent}: {error.strerror}; give another --out"
+                raise UserError(why) from error
             print(f"{path}, {sizes[key] / 1e6:.1f} MB", flush=True)
-            path.parent.mkdir(parents=True, exist_ok=True)
             run.store.get_file(key, path)
     return {"run": run.id, "done": f"is in {out}", "files": [str(path) for path in files]}
 

@@ -1,5 +1,6 @@
 """Runs by the names that people give them: an id in the account, a URI, or a folder; and all."""
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -52,7 +53,8 @@ class OperatedRun:
 
 def find_run(name: str | None) -> OperatedRun:
     """The run of this name; without one, that of the account's only stack."""
-    if name and "://" not in name and (name[0] in "./~" or (Path(name) / HEAD).is_file()):
+    # An id has no slash, and a folder may be called as one.
+    if name and "://" not in name and (re.search("^[.~]|/", name) or (Path(name) / HEAD).is_file()):
         folder = Path(name).expanduser().resolve()
         return OperatedRun(uri=open_run(str(folder)).store.uri)
     known = account_runs()
@@ -95,6 +97,8 @@ def runs_at(place: str) -> Iterator[OperatedRun]:
         for name in sorted(open_store(place).folders("")):
             yield OperatedRun(uri=f"{place}/{name}")
         return
+    if not Path(place).is_dir():
+        raise UserError(f"{place} is not a folder; give one with runs, or s3://bucket/runs")
     for pattern in ("", "*/", "*/*/"):
         for path in sorted(Path(place).resolve().glob(f"{pattern}{HEAD}")):
             yield OperatedRun(uri=str(path.parent))

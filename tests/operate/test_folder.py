@@ -25,6 +25,7 @@ from stacks.guard import fleet
 from stacks.guard.fleet import ON_DEMAND, SPOT, StackInstance
 from stacks.guard.ledger import Ledger
 from stacks.guard.settings import client
+from training.cli.main import main as training
 from training.record.head import mark_failed, read_head
 from training.store.folder import FolderStore
 
@@ -226,8 +227,41 @@ def test_fails_where_neither_region_nor_run_is_known(
     assert main(["list"]) == 2
     said = capsys.readouterr().err
     assert "specify a region: export AWS_REGION and AWS_PROFILE, or name a folder" in said
-    assert main(["status", "./nothing"]) == 2
-    assert "no run found at" in capsys.readouterr().err
+    for folder in ("./nothing", "runs/nothing"):
+        assert main(["status", folder]) == 2
+        assert "no run found at" in capsys.readouterr().err
+
+
+def test_fails_for_a_folder_of_runs_that_is_none(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    for name in ("nothing", "file"):
+        assert main(["list", str(tmp_path / name)]) == 2
+        assert f"{name} is not a folder; give one with runs" in capsys.readouterr().err
+
+
+def test_fails_for_a_download_into_a_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = tmp_path / "program"
+    source.mkdir()
+    (source / "train.py").write_text(
+        "import os; open(os.environ['SM_MODEL_DIR'] + '/model', 'w').write('x')"
+    )
+    words = ["run", "--program=python train.py", f"--source={source}", f"--run-uri={tmp_path}/run"]
+    assert training([*words, f"--ml-root={tmp_path / 'ml'}"]) == 0
+    capsys.readouterr()
+    (tmp_path / "file").touch()
+    assert main(["download", f"{tmp_path}/run", "--out", f"{tmp_path}/file"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.endswith("/file/final/model: Not a directory; give another --out")
+
+
+def test_fails_for_a_tail_of_fewer_than_no_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["logs", "./any", "--tail", "-5"])
+    assert "'-5' is not a whole number, 0 or more" in capsys.readouterr().err
 
 
 def test_a_machine_on_demand_is_shut_down_and_comes_back_on_demand(
