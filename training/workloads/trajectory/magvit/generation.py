@@ -8,6 +8,7 @@ them), G cells of the token grid, T frames, K classes, V the sum of a code's lev
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -37,7 +38,7 @@ class TrainTransformer(TrainClipClassifier):
 
     def model_input(self, size: int) -> Tensor:
         num_steps, num_cells = self.config.token_shape
-        return torch.zeros((size, num_steps + 1, num_cells), dtype=torch.int16)
+        return torch.zeros((size, num_steps + 1, num_cells), dtype=torch.int32)
 
     def example(self, size: int) -> Batch:
         batch = TrainClipClassifier.example(self, size)
@@ -100,7 +101,7 @@ class TrainTransformer(TrainClipClassifier):
         hidden_BtG = torch.zeros_like(tokens_BsG[:, :-1], dtype=torch.bool)
         num_steps = hidden_BtG.shape[1]
         hidden_BtG[:, -(num_steps // 4) :] = True
-        codes_BtG = _decoded(m, tokens_BsG, hidden_BtG)
+        codes_BtG = _decoded(m, tokens_BsG, hidden_BtG, temperature=0.0)
         found = m(torch.cat([codes_BtG, tokens_BsG[:, -1:].long()], dim=1))
         first = NUM_FRAMES - NUM_FRAMES // 4
         pictures = {
@@ -137,7 +138,10 @@ class TrainTransformer(TrainClipClassifier):
         rng, num = torch.Generator(), min(_NUM_DRAWN, len(samples))
         batch = samples.collate([samples.get(k, -1, rng) for k in range(num)])
         labels_B, tokens_BsG = batch["labels"], batch["x"].to(i.device)
-        clips = {"true": batch["strips"], **_generated(m, tokens_BsG, labels_B.to(i.device))}
+        clips = {
+            "true": batch["strips"],
+            **_generated(m, tokens_BsG, labels_B.to(i.device), self.config.temperature),
+        }
         write_moving(out / "generated.webp", [clip.numpy() for clip in clips.values()], 125)
         pictures = [
             Captioned(
@@ -185,25 +189,27 @@ def _decoded(
     tokens_BsG: Tensor,
     hidden_BtG: Tensor,
     *,
+    temperature: float,
     is_hinted: bool = False,
     classes_B: Tensor | None = None,
 ) -> Tensor:
     """All codes, the hidden ones drawn; for all clips a hint or none, and classes or none."""
     same_B = torch.zeros_like(tokens_BsG[:, 0, 0], dtype=torch.long)
     classes_B = same_B + m.num_classes if classes_B is None else classes_B
-    return m.decode(tokens_BsG, hidden_BtG, (same_B + is_hinted).bool(), classes_B)
+    return m.decode(tokens_BsG, hidden_BtG, (same_B + is_hinted).bool(), classes_B, temperature)
 
 
-def _generated(m: TokenTransformer, tokens_BsG: Tensor, labels_B: Tensor) -> dict[str, Tensor]:
+def _generated(
+    m: TokenTransformer, tokens_BsG: Tensor, labels_B: Tensor, temperature: float
+) -> dict[str, Tensor]:
     """Clips (B, T, H, W, 3) in uint8 on the CPU, by what is drawn of them."""
     nothing_BtG = torch.zeros_like(tokens_BsG[:, :-1], dtype=torch.bool)
     steps = torch.arange(nothing_BtG.shape[1], device=tokens_BsG.device)[:, None]
+    decoded = partial(_decoded, m, tokens_BsG, temperature=temperature)
     codes = {
         "reconstructed": tokens_BsG[:, :-1].long(),
-        "second half predicted": _decoded(m, tokens_BsG, nothing_BtG | (steps >= len(steps) // 2)),
-        "all but the ends interpolated": _decoded(
-            m, tokens_BsG, nothing_BtG | (steps >= 1), is_hinted=True
-        ),
-        "generated from its class": _decoded(m, tokens_BsG, ~nothing_BtG, classes_B=labels_B),
+        "second half predicted": decoded(nothing_BtG | (steps >= len(steps) // 2)),
+        "all but the ends interpolated": decoded(nothing_BtG | (steps >= 1), is_hinted=True),
+        "generated from its class": decoded(~nothing_BtG, classes_B=labels_B),
     }
     return {name: m.draw(each).cpu() for name, each in codes.items()}

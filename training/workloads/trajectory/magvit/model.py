@@ -110,6 +110,16 @@ class Quantizer(nn.Module):
         half = self.levels // 2
         return (codes[..., None] // self.basis % self.levels - half) / half
 
+    def distances(self, values: Tensor, weights: Tensor) -> Tensor:
+        """Squared distances of all levels from values, weighted: twice (..., D) to (..., V)."""
+        half = self.levels // 2
+        levels = torch.cat([torch.arange(n, device=values.device) for n in self.num_levels])
+        here, weights = (
+            each.repeat_interleave(self.levels, dim=-1, output_size=len(levels))
+            for each in (values * half + half, weights)
+        )
+        return weights * (levels - here).square()
+
 
 class Tokenizer(nn.Module):
     """Clips (B, T, H, W, 3) in uint8 to codes and back to pixels in 0 .. 1."""
@@ -129,7 +139,8 @@ class Tokenizer(nn.Module):
                 nn.ConvTranspose3d(channels, before, stride, stride),
             ]
             before = channels
-        self.encoder = nn.Sequential(*down, _ChannelNorm(before), nn.Conv3d(before, len(levels), 1))
+        # No norm before the codes: it would take from a plain patch how bright it is.
+        self.encoder = nn.Sequential(*down, nn.Conv3d(before, len(levels), 1))
         self.decoder = nn.Sequential(nn.Conv3d(len(levels), before, 1), *up)
         with torch.no_grad():
             last = up[-1]
@@ -244,8 +255,10 @@ class TokenTransformer(nn.Module):
             _AxialBlock(width, num_heads, dropout) for _ in range(num_layers)
         )
         self.norm = nn.LayerNorm(width)
-        # One guess per dimension of a code: 35 logits instead of 15,360.
+        # One guess per dimension of a code: 96 logits instead of 2^24. And how near it is to what
+        # the cell was last, and to what it is on average: levels are in order.
         self.guess = nn.Linear(width, merged**2 * sum(levels))
+        self.nearness = nn.Linear(width, merged**2 * 2 * len(levels))
         # A step is several frames, of each of which a cell tells its own.
         self.tell_cell = nn.Linear(width, NUM_FRAMES // num_steps * NUM_TOLD)
         self.over_time = PlaceTransformer(
@@ -266,26 +279,33 @@ class TokenTransformer(nn.Module):
     ) -> tuple[Tensor, ...]:
         """Codes are guessed for the first M clips, where hidden; without a mask, for none.
 
-        The row after the codes is a hint for the last step, which is seen where that is hidden in
-        a clip that is hinted: MAGVIT's COMMIT, Yu et al. 2022 (arXiv:2212.05199), 3.2.
+        What is known of a hidden token is seen in its place: MAGVIT's COMMIT, Yu et al. 2022
+        (arXiv:2212.05199), 3.2. That is the cell's last visible code, carried forward, and of the
+        last step of a clip that is hinted the row after the codes.
         """
         codes_BtG = tokens_BsG[:, :-1].long()
         values_BtGD = self.quantizer.values(codes_BtG)
+        is_seen_BtG = torch.ones_like(codes_BtG, dtype=torch.bool)
         flags_BtG = torch.zeros(codes_BtG.shape, device=codes_BtG.device)
         classes_B = torch.full_like(codes_BtG[:, 0, 0], self.num_classes)
-        num_masked = 0
+        num_masked = 0 if hidden_MtG is None else len(hidden_MtG)
+        if hidden_MtG is not None:
+            is_seen_BtG[:num_masked] = ~hidden_MtG
+        num_seen_B1G1 = is_seen_BtG.sum(dim=1, keepdim=True)[..., None]
+        mean_B1GD = (values_BtGD * is_seen_BtG[..., None]).sum(dim=1, keepdim=True)
+        mean_B1GD = mean_B1GD / num_seen_B1G1.clamp(min=1)
         if hidden_MtG is not None:
             assert is_hinted_M is not None and classes_M is not None
-            num_masked = len(hidden_MtG)
-            hints_MGD = self.quantizer.values(tokens_BsG[:num_masked, -1].long())
-            shown_MtGD = values_BtGD[:num_masked] * ~hidden_MtG[..., None]
+            codes_MtG, is_known_MtG = _carried(codes_BtG[:num_masked], ~hidden_MtG)
             is_hint_MG = hidden_MtG[:, -1] & is_hinted_M[:, None]
-            shown_MtGD[:, -1] += hints_MGD * is_hint_MG[..., None]
-            flags_BtG[:num_masked] = hidden_MtG.float()
-            flags_BtG[:num_masked, -1] -= 0.5 * is_hint_MG
+            hints_MG = tokens_BsG[:num_masked, -1].long()
+            codes_MtG[:, -1] = torch.where(is_hint_MG, hints_MG, codes_MtG[:, -1])
+            is_known_MtG[:, -1] |= is_hint_MG
+            flags_BtG[:num_masked] = hidden_MtG * (1.0 - 0.5 * is_known_MtG)
+            shown_MtGD = self.quantizer.values(codes_MtG) * is_known_MtG[..., None]
             values_BtGD = torch.cat([shown_MtGD, values_BtGD[num_masked:]])
             classes_B[:num_masked] = classes_M
-        away_BtGD = 2.0 * (values_BtGD - values_BtGD.mean(dim=1, keepdim=True))
+        away_BtGD = 2.0 * (values_BtGD - mean_B1GD)
         cells_BtGC = torch.cat([values_BtGD, away_BtGD, flags_BtG[..., None]], dim=-1)
         x_BtPE = self.embed_cells(_merge_cells(cells_BtGC, self.merged))
         x_BtPE = x_BtPE + self.time_tE + self.place_PE + self.embed_class(classes_B)[:, None, None]
@@ -296,7 +316,19 @@ class TokenTransformer(nn.Module):
         found = self.over_time.tell_cells(told_BtPFE.transpose(2, 3).flatten(1, 2))
         if hidden_MtG is None:
             return found
-        return *found, _split_cells(self.guess(x_BtPE[:num_masked]), self.merged)
+        guesses_MtGV, near_MtGD = (
+            _split_cells(layer(x_BtPE[:num_masked]), self.merged)
+            for layer in (self.guess, self.nearness)
+        )
+        to_last_MtGD, to_mean_MtGD = F.softplus(near_MtGD - 2.0).chunk(2, dim=-1)
+        q, is_any_M1G1 = self.quantizer, num_seen_B1G1[:num_masked] > 0
+        guesses_MtGV = guesses_MtGV - q.distances(
+            shown_MtGD, to_last_MtGD * is_known_MtG[..., None]
+        )
+        guesses_MtGV = guesses_MtGV - q.distances(
+            mean_B1GD[:num_masked], to_mean_MtGD * is_any_M1G1
+        )
+        return *found, guesses_MtGV
 
     @torch.no_grad()
     def decode(
@@ -305,21 +337,23 @@ class TokenTransformer(nn.Module):
         hidden_BtG: Tensor,
         is_hinted_B: Tensor,
         classes_B: Tensor,
+        temperature: float = 1.0,
         num_steps: int = 12,
     ) -> Tensor:
         """Draw the hidden codes; all codes (B, t, G).
 
         The surest stay, more with each step: MaskGIT (Chang et al. 2022, arXiv:2202.04200), 3.2,
-        with a temperature of the choice that falls from 1 to 0.
+        with a temperature of the choice that falls to 0. At a temperature of 0 the likeliest
+        codes are taken.
         """
         codes_BtG, hint_B1G = tokens_BsG[:, :-1].long(), tokens_BsG[:, -1:].long()
         num_hidden_B = hidden_BtG.flatten(1).sum(dim=1)
         for step in range(1, num_steps + 1):
             tokens_BsG = torch.cat([codes_BtG, hint_B1G], dim=1)
             guesses_BtGV = self(tokens_BsG, hidden_BtG, is_hinted_B, classes_B)[-1].float()
-            drawn_BtG, sure_BtG = _draw(self.quantizer, guesses_BtGV)
+            drawn_BtG, sure_BtG = _draw(self.quantizer, guesses_BtGV, temperature)
             codes_BtG = torch.where(hidden_BtG, drawn_BtG, codes_BtG)
-            sure_BtG = sure_BtG + (1.0 - step / num_steps) * _gumbel(sure_BtG)
+            sure_BtG += temperature * (1.0 - step / num_steps) * _gumbel(sure_BtG)
             order_BN = sure_BtG.masked_fill(~hidden_BtG, torch.inf).flatten(1).argsort(dim=1)
             num_left_B = (num_hidden_B * math.cos(math.pi / 2 * step / num_steps)).long()
             hidden_BtG = (order_BN.argsort(dim=1) < num_left_B[:, None]).view(hidden_BtG.shape)
@@ -342,16 +376,22 @@ def _gumbel(like: Tensor) -> Tensor:
     return -torch.empty_like(like).exponential_().log()
 
 
-def _draw(quantizer: Quantizer, guesses_BtGV: Tensor) -> tuple[Tensor, Tensor]:
+def _draw(quantizer: Quantizer, guesses_BtGV: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
     """Draw a code for each token from the guesses of its digits; and its log probability."""
     code_BtG = torch.zeros(guesses_BtGV.shape[:-1], dtype=torch.long, device=guesses_BtGV.device)
     sure_BtG = torch.zeros_like(guesses_BtGV[..., 0])
     of_digits = torch.split(guesses_BtGV, list(quantizer.num_levels), dim=-1)
     for basis, guess_BtGL in zip(quantizer.basis, of_digits, strict=True):
-        digit_BtG1 = (guess_BtGL + _gumbel(guess_BtGL)).argmax(dim=-1, keepdim=True)
+        digit_BtG1 = (guess_BtGL + temperature * _gumbel(guess_BtGL)).argmax(dim=-1, keepdim=True)
         code_BtG += basis * digit_BtG1[..., 0]
         sure_BtG += guess_BtGL.log_softmax(dim=-1).gather(-1, digit_BtG1)[..., 0]
     return code_BtG, sure_BtG
+
+
+def _carried(codes_MtG: Tensor, is_seen_MtG: Tensor) -> tuple[Tensor, Tensor]:
+    """Each cell's last code that is seen, (M, t, G), and where there is one."""
+    steps_MtG = torch.arange(codes_MtG.shape[1], device=codes_MtG.device)[:, None] * is_seen_MtG
+    return codes_MtG.gather(1, steps_MtG.cummax(dim=1).values), is_seen_MtG.cumsum(dim=1) > 0
 
 
 def _merge_cells(x_BtGC: Tensor, merged: int) -> Tensor:

@@ -90,8 +90,10 @@ class TrainTokenizer(Train):
 
     def loss(self, m: nn.Module, b: Batch, step: int, num_steps: int) -> Loss:
         """Squared error, with more weight for moving pixels, and what the judges say."""
-        pixels_BTHW3, _, *judged = m(b["frames"])
-        truth_BTHW3 = b["frames"].float() / 255.0
+        start = 4 * int(torch.randint((NUM_FRAMES - self.config.tokenizer_frames) // 4 + 1, ()))
+        frames_BTHW3 = b["frames"][:, start : start + self.config.tokenizer_frames]
+        pixels_BTHW3, _, *judged = m(frames_BTHW3)
+        truth_BTHW3 = frames_BTHW3.float() / 255.0
         moving_BTHW1 = moving(truth_BTHW3)
         weight_BTHW1 = 1.0 + self.config.motion_weight * moving_BTHW1
         squared = (pixels_BTHW3.float() - truth_BTHW3).square() * weight_BTHW1
@@ -126,7 +128,7 @@ class TrainTokenizer(Train):
                 "squared_mean_crop": (float((of_mean * crop).sum()), 3.0 * float(crop.sum())),
             },
             tensors={
-                "codes": torch.bincount(codes, minlength=m.quantizer.num_codes).cpu(),
+                "codes": codes.cpu(),
                 "truth": frames[shown][:, strip].cpu(),
                 "reconstructed": to_uint8(pixels_BTHW3[shown][:, strip]).cpu(),
             },
@@ -134,15 +136,15 @@ class TrainTokenizer(Train):
 
     def summarize(self, parts: Sequence[Partial], out: Path) -> Mapping[str, float]:
         """PSNR in dB of all pixels and of the crops; share of codes in use, their perplexity."""
-        counts = torch.stack([part.tensors["codes"] for part in parts]).sum(dim=0).double()
-        shares = counts[counts > 0] / counts.sum()
+        codes = torch.cat([part.tensors["codes"] for part in parts])
+        shares = codes.unique(return_counts=True)[1] / len(codes)
         has_ball = any(part.sums["squared_crop"][1] for part in parts)
         # Of the crops also what the clip's mean image has.
         of_ball = {"psnr_ball": "squared_crop", "mean_image_psnr_ball": "squared_mean_crop"}
         return {
             "psnr": psnr(parts, "squared"),
             **({name: psnr(parts, sums) for name, sums in of_ball.items()} if has_ball else {}),
-            "code_usage": float((counts > 0).double().mean()),
+            "code_usage": len(shares) / self.config.num_codes,
             "code_perplexity": float((-shares * shares.log()).sum().exp()),
         }
 
@@ -194,7 +196,7 @@ class Tokens(PreparedClips):
 
     @torch.inference_mode()
     def make(self, i: Inputs, shard: int) -> Mapping[str, Tensor]:
-        """Return {"tokens": (clips, t + 1, cells) int16} for the clips of one shard.
+        """Return {"tokens": (clips, t + 1, cells) int32} for the clips of one shard.
 
         The last row is the last step's where only the first and the last step's frames are known.
         """
@@ -211,7 +213,7 @@ class Tokens(PreparedClips):
                 tokenizer.quantizer.indices(tokenizer.encode(each)).flatten(2)
                 for each in (clip_1THW3, _blended(clip_1THW3, of_step))
             )
-            tokens.append(torch.cat([codes_1tG, hints_1tG[:, -1:]], dim=1).to("cpu", torch.int16))
+            tokens.append(torch.cat([codes_1tG, hints_1tG[:, -1:]], dim=1).to("cpu", torch.int32))
         return {"tokens": torch.cat(tokens)}
 
 

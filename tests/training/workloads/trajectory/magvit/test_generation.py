@@ -45,12 +45,12 @@ def test_the_transformer_guesses_what_is_hidden_only(inputs: Inputs) -> None:
     hinted, classes = torch.tensor([False, True]), torch.tensor([11, 4])
     logits, future, places, guesses = model(tokens, hidden, hinted, classes)
     assert logits.shape == (3, len(CLASSES)) and future.shape == (3, 2)
-    assert places.shape == (3, 32, 2) and guesses.shape == (2, 16, 256, 8 + 8 + 8 + 6 + 5)
+    assert places.shape == (3, 32, 2) and guesses.shape == (2, 16, 256, 6 * 16)
     # What is hidden is not seen: another code there changes nothing; the hint and the class do.
     changed = tokens.clone()
-    changed[1, 3:5] = (changed[1, 3:5] + 5000) % 15360
+    changed[1, 3:5] = (changed[1, 3:5] + 5000) % 16**6
     assert torch.equal(model(changed, hidden, hinted, classes)[3], guesses)
-    changed[1, -1] = (changed[1, -1] + 5000) % 15360
+    changed[1, -1] = (changed[1, -1] + 5000) % 16**6
     assert not torch.allclose(model(changed, hidden, hinted, classes)[3], guesses)
     assert torch.equal(
         model(changed, hidden, ~hinted, classes)[3], model(tokens, hidden, ~hinted, classes)[3]
@@ -70,7 +70,7 @@ def test_the_transformer_keeps_the_tokenizer_as_it_was_trained(inputs: Inputs) -
     kept = model.tokenizer.state_dict()
     assert all(torch.equal(kept[name], value) for name, value in prior.model.items())
     codes = batch_of(inputs, "train", 1)["x"][:, :-1]
-    values = model.quantizer.values(codes.long()).view(1, 16, 16, 16, 5)
+    values = model.quantizer.values(codes.long()).view(1, 16, 16, 16, 6)
     drawn = model.tokenizer.decode(values).clamp(0.0, 1.0) * 255.0
     assert model.draw(codes).dtype == torch.uint8
     assert (model.draw(codes).float() - drawn).abs().max() <= 0.5
@@ -93,7 +93,7 @@ def test_decoding_fills_in_what_is_hidden_and_changes_nothing_else(inputs: Input
         patch.setattr(TokenTransformer, "forward", watched)
         codes = model.decode(tokens, hidden, *told)
     assert torch.equal(codes[~hidden], tokens[:, :-1].long()[~hidden])
-    assert codes.min() >= 0 and codes.max() < 15360
+    assert codes.min() >= 0 and codes.max() < 16**6
     assert (codes[hidden] != tokens[:, :-1].long()[hidden]).float().mean() > 0.9
     # Twelve steps, each with less to fill in, by the cosine.
     assert len(seen) == 12 and seen[0] == int(hidden.sum())
@@ -106,7 +106,7 @@ def test_a_code_is_drawn_as_often_as_it_is_likely() -> None:
     quantizer = Quantizer((3, 2))
     shares = torch.tensor([0.6, 0.3, 0.1]), torch.tensor([0.2, 0.8])
     guesses = torch.cat([share.log() for share in shares]).expand(1, 1, 20_000, 5)
-    codes, sure = _draw(quantizer, guesses)
+    codes, sure = _draw(quantizer, guesses, 1.0)
     expected = (shares[1][:, None] * shares[0]).flatten()
     assert (codes.flatten().bincount(minlength=6) / 20_000 - expected).abs().max() < 0.01
     assert torch.allclose(sure, expected.log()[codes], atol=1e-5)
@@ -190,7 +190,7 @@ def test_an_evaluation_compares_what_is_predicted_with_the_last_frame(
 
 def test_a_predicted_clip_begins_as_the_true_one(inputs: Inputs) -> None:
     model, batch = model_of(inputs), batch_of(inputs, "validation", 2)
-    drawn = _generated(model, batch["x"], batch["labels"])
+    drawn = _generated(model, batch["x"], batch["labels"], 1.0)
     whole = drawn["reconstructed"]
     assert torch.equal(drawn["second half predicted"][:, :16], whole[:, :16])
     assert torch.equal(drawn["all but the ends interpolated"][:, :2], whole[:, :2])
