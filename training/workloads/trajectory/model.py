@@ -291,14 +291,18 @@ class TrainClipClassifier(ClipEvaluation):
         away = F.smooth_l1_loss(future_B2, place_B2, reduction="sum", beta=0.1)
         total = total + self.config.position_weight * away
         if places_BT2 is not None:
-            truth_BT2 = torch.where(b["places"].isnan(), places_BT2.detach(), b["places"])
-            away_BT2 = F.smooth_l1_loss(places_BT2, truth_BT2, reduction="none", beta=0.1)
-            total = total + self.config.place_weight * away_BT2.sum(dim=2).mean(dim=1).sum()
+            total = total + self.place_loss(b["places"], places_BT2)
         correct = (logits_BK.argmax(dim=1) == b["labels"]).sum()
         return Loss(
             total=total,
             metrics={"accuracy": (correct, self.weight(b))},
         )
+
+    def place_loss(self, places_BT2: Tensor, found_BT2: Tensor) -> Tensor:
+        """The error of the place in each frame, times `place_weight`: the sum over clips."""
+        truth_BT2 = torch.where(places_BT2.isnan(), found_BT2.detach(), places_BT2)
+        away_BT2 = F.smooth_l1_loss(found_BT2, truth_BT2, reduction="none", beta=0.1)
+        return self.config.place_weight * away_BT2.sum(dim=2).mean(dim=1).sum()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -67,7 +67,7 @@ class TrainTransformer(TrainClipClassifier):
         return TrainClipClassifier.start(self, m, i)
 
     def loss(self, m: nn.Module, b: Batch, step: int, num_steps: int) -> Loss:
-        """Class and places of unmasked clips, masked tokens of the others."""
+        """Class and places of unmasked clips, masked tokens and places of the others."""
         tokens_BsG, num_masked = b["x"].long(), int(self.config.masked_share * len(b["x"]))
         codes_MtG = tokens_BsG[:num_masked, :-1]
         hidden_MtG, is_hinted_M = _hidden(codes_MtG)
@@ -83,9 +83,11 @@ class TrainTransformer(TrainClipClassifier):
         guess_MtG = _digits_loss(self.config.num_levels, guesses_MtGV.float(), codes_MtG)
         # Visible tokens have weight 0, so that no shape depends on the data.
         guess = (guess_MtG * hidden_MtG).sum() / hidden_MtG.sum().clamp(min=1)
+        # Where the ball is behind the mask tells where its tokens are.
+        place = self.place_loss(b["places"][:num_masked], places_BT2[:num_masked].float())
         return Loss(
             total=loss.total * (len(tokens_BsG) / len(whole["labels"])),
-            mean=self.config.masked_weight * guess,
+            mean=self.config.masked_weight * (guess + place / max(num_masked, 1)),
             metrics={**loss.metrics, "masked_loss": (guess.detach(), 1.0)},
         )
 

@@ -92,6 +92,22 @@ def test_steps_on_the_tokenizer_bring_its_clips_closer(dataset: FakeDataset) -> 
     assert losses[-1] < 0.7 * losses[0]
 
 
+def test_a_tokenizer_is_trained_on_frames_in_a_row_of_each_clip(dataset: FakeDataset) -> None:
+    stage = TrainTokenizer(config=replace(SMALL, tokenizer_frames=8))
+    samples = stage.samples(inputs_of(dataset, stage.config), "train")
+    batch, seen = samples.collate([0, 1]), []
+
+    def model(frames: torch.Tensor) -> tuple[torch.Tensor, None]:
+        seen.append(frames)
+        return frames.float() / 255.0, None
+
+    torch.manual_seed(0)
+    assert all(stage.loss(model, batch, step, 40).total == 0.0 for step in range(40))  # type: ignore[arg-type]
+    windows = [batch["frames"][:, start : start + 8] for start in range(0, 25, 4)]
+    found = [[torch.equal(each, window) for window in windows].index(True) for each in seen]
+    assert set(found) == set(range(7))
+
+
 def test_tokens_are_the_same_in_shards_and_at_once(inputs: Inputs, dataset: FakeDataset) -> None:
     config = replace(inputs.config, num_shards=1)
     at_once = Tokens(config=config).make(inputs_of(dataset, config, prior=inputs.prior), 0)
