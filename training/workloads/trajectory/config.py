@@ -231,9 +231,9 @@ class MagvitConfig(RecipeConfig):
 
     # Transformer over tokens.
     masked_share: float = 0.25
-    masked_weight: float = 0.1
+    masked_weight: float = 0.25
     # Of what is generated; what is predicted, to be compared with the truth, has none.
-    temperature: float = 1.0
+    temperature: float = 0.6
     settings: Settings = _MAGVIT_SETTINGS
 
     def __post_init__(self) -> None:
@@ -302,7 +302,7 @@ class MagvitConfig(RecipeConfig):
 
 def magvit_laptop() -> MagvitConfig:
     """A few thousand clips on one CPU thread, in a few minutes per Train stage."""
-    return MagvitConfig(tokenizer_epochs=6, tokenizer_frames=8)
+    return MagvitConfig(tokenizer_epochs=8, tokenizer_frames=8)
 
 
 def magvit_full() -> MagvitConfig:
