@@ -256,9 +256,9 @@ class TokenTransformer(nn.Module):
         )
         self.norm = nn.LayerNorm(width)
         # One guess per dimension of a code: 96 logits instead of 2^24. And how near it is to what
-        # the cell was last, and to what it is on average: levels are in order.
+        # the cell was last, to what it is on average, and to what the clip is: levels are in order.
         self.guess = nn.Linear(width, merged**2 * sum(levels))
-        self.nearness = nn.Linear(width, merged**2 * 2 * len(levels))
+        self.nearness = nn.Linear(width, merged**2 * 3 * len(levels))
         # A step is several frames, of each of which a cell tells its own.
         self.tell_cell = nn.Linear(width, NUM_FRAMES // num_steps * NUM_TOLD)
         self.over_time = PlaceTransformer(
@@ -291,9 +291,10 @@ class TokenTransformer(nn.Module):
         num_masked = 0 if hidden_MtG is None else len(hidden_MtG)
         if hidden_MtG is not None:
             is_seen_BtG[:num_masked] = ~hidden_MtG
-        num_seen_B1G1 = is_seen_BtG.sum(dim=1, keepdim=True)[..., None]
-        mean_B1GD = (values_BtGD * is_seen_BtG[..., None]).sum(dim=1, keepdim=True)
-        mean_B1GD = mean_B1GD / num_seen_B1G1.clamp(min=1)
+        # Of what is seen: the mean of each cell is its background.
+        sum_B1GD = (values_BtGD * is_seen_BtG[..., None]).sum(dim=1, keepdim=True)
+        num_B1G1 = is_seen_BtG.sum(dim=1, keepdim=True)[..., None]
+        mean_B1GD = sum_B1GD / num_B1G1.clamp(min=1)
         if hidden_MtG is not None:
             assert is_hinted_M is not None and classes_M is not None
             codes_MtG, is_known_MtG = _carried(codes_BtG[:num_masked], ~hidden_MtG)
@@ -320,14 +321,18 @@ class TokenTransformer(nn.Module):
             _split_cells(layer(x_BtPE[:num_masked]), self.merged)
             for layer in (self.guess, self.nearness)
         )
-        to_last_MtGD, to_mean_MtGD = F.softplus(near_MtGD - 2.0).chunk(2, dim=-1)
-        q, is_any_M1G1 = self.quantizer, num_seen_B1G1[:num_masked] > 0
-        guesses_MtGV = guesses_MtGV - q.distances(
-            shown_MtGD, to_last_MtGD * is_known_MtG[..., None]
+        sum_M11D, num_M111 = (
+            each[:num_masked].sum(dim=2, keepdim=True) for each in (sum_B1GD, num_B1G1)
         )
-        guesses_MtGV = guesses_MtGV - q.distances(
-            mean_B1GD[:num_masked], to_mean_MtGD * is_any_M1G1
+        near_what = (
+            (shown_MtGD, is_known_MtG[..., None]),
+            (mean_B1GD[:num_masked], num_B1G1[:num_masked] > 0),
+            (sum_M11D / num_M111.clamp(min=1), num_M111 > 0),
         )
+        of_each = F.softplus(near_MtGD - 2.0).chunk(len(near_what), dim=-1)
+        for weight_MtGD, (values, is_known) in zip(of_each, near_what, strict=True):
+            away_MtGV = self.quantizer.distances(values, weight_MtGD * is_known)
+            guesses_MtGV = guesses_MtGV - away_MtGV
         return *found, guesses_MtGV
 
     @torch.no_grad()
@@ -343,6 +348,7 @@ class TokenTransformer(nn.Module):
         """Draw the hidden codes; all codes (B, t, G).
 
         The surest stay, more with each step: MaskGIT (Chang et al. 2022, arXiv:2202.04200), 3.2,
+        by its cubic schedule, as the first few must agree on the clip's colours; and
         with a temperature of the choice that falls to 0. At a temperature of 0 the likeliest
         codes are taken.
         """
@@ -355,7 +361,7 @@ class TokenTransformer(nn.Module):
             codes_BtG = torch.where(hidden_BtG, drawn_BtG, codes_BtG)
             sure_BtG += temperature * (1.0 - step / num_steps) * _gumbel(sure_BtG)
             order_BN = sure_BtG.masked_fill(~hidden_BtG, torch.inf).flatten(1).argsort(dim=1)
-            num_left_B = (num_hidden_B * math.cos(math.pi / 2 * step / num_steps)).long()
+            num_left_B = (num_hidden_B * (1.0 - (step / num_steps) ** 3)).long()
             hidden_BtG = (order_BN.argsort(dim=1) < num_left_B[:, None]).view(hidden_BtG.shape)
         return codes_BtG
 
