@@ -226,7 +226,7 @@ class MagvitConfig(RecipeConfig):
     tokenizer_epochs: int = 2
     tokenizer_learning_rate: float = 3e-3
     tokenizer_batch: int = 4
-    # Of each clip it is trained on as many frames in a row, drawn anew: more steps for the same.
+    # It is trained on as many frames in a row, of each step's clips later ones: more, faster steps.
     tokenizer_frames: int = NUM_FRAMES
 
     # Transformer over tokens.

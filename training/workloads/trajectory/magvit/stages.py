@@ -90,7 +90,7 @@ class TrainTokenizer(Train):
 
     def loss(self, m: nn.Module, b: Batch, step: int, num_steps: int) -> Loss:
         """Squared error, with more weight for moving pixels, and what the judges say."""
-        start = 4 * int(torch.randint((NUM_FRAMES - self.config.tokenizer_frames) // 4 + 1, ()))
+        start = 4 * (step % ((NUM_FRAMES - self.config.tokenizer_frames) // 4 + 1))
         frames_BTHW3 = b["frames"][:, start : start + self.config.tokenizer_frames]
         pixels_BTHW3, _, *judged = m(frames_BTHW3)
         truth_BTHW3 = frames_BTHW3.float() / 255.0
