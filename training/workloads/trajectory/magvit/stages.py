@@ -136,8 +136,8 @@ class TrainTokenizer(Train):
 
     def summarize(self, parts: Sequence[Partial], out: Path) -> Mapping[str, float]:
         """PSNR in dB of all pixels and of the crops; share of codes in use, their perplexity."""
-        codes = torch.cat([part.tensors["codes"] for part in parts])
-        shares = codes.unique(return_counts=True)[1] / len(codes)
+        codes = torch.cat([part.tensors["codes"] for part in parts]).numpy()
+        shares = np.unique(codes, return_counts=True)[1] / len(codes)
         has_ball = any(part.sums["squared_crop"][1] for part in parts)
         # Of the crops also what the clip's mean image has.
         of_ball = {"psnr_ball": "squared_crop", "mean_image_psnr_ball": "squared_mean_crop"}
@@ -145,7 +145,7 @@ class TrainTokenizer(Train):
             "psnr": psnr(parts, "squared"),
             **({name: psnr(parts, sums) for name, sums in of_ball.items()} if has_ball else {}),
             "code_usage": len(shares) / self.config.num_codes,
-            "code_perplexity": float((-shares * shares.log()).sum().exp()),
+            "code_perplexity": float(np.exp(-(shares * np.log(shares)).sum())),
         }
 
     def show(self, m: nn.Module, i: Inputs, parts: Sequence[Partial], out: Path) -> None:
