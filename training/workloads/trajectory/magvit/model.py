@@ -20,13 +20,6 @@ from torch import Tensor, nn
 from training.workloads.trajectory.clips import NUM_FRAMES
 from training.workloads.trajectory.model import NUM_TOLD, PlaceTransformer
 
-# A pixel moves if it differs from the clip's mean image by this share of the range, more than
-# flicker and noise do.
-_MOVING = 0.15
-# Half the side of the crop around the ball, in radii of the ball.
-_CROP_RADII = 1.5
-
-
 # Each stage's width, in widths of the first, and the stride into it.
 _STEMS: Mapping[str, Sequence[tuple[int, tuple[int, int, int]]]] = MappingProxyType(
     {
@@ -162,22 +155,6 @@ class Tokenizer(nn.Module):
         """Reconstruction (B, T, H, W, 3) and the codes' values (B, t, h, w, D)."""
         quantized = self.encode(clips_BTHW3)
         return self.decode(quantized), quantized
-
-
-def moving(clips_BTHW3: Tensor) -> Tensor:
-    """Return 1 where a pixel (of 0 .. 1) differs from its clip's mean image, (B, T, H, W, 1)."""
-    away = (clips_BTHW3 - clips_BTHW3.mean(dim=1, keepdim=True)).abs()
-    return (away.amax(dim=4, keepdim=True) > _MOVING).float()
-
-
-def crop_mask(tracks_BT3: Tensor, height: int, width: int) -> Tensor:
-    """Return 1 in a square around the ball in each frame, (B, T, H, W, 1)."""
-    x, y, radius = (tracks_BT3[..., k, None, None] for k in range(3))
-    half = _CROP_RADII * radius
-    rows = torch.arange(height, device=tracks_BT3.device)[:, None] + 0.5
-    columns = torch.arange(width, device=tracks_BT3.device)[None, :] + 0.5
-    inside = ((rows - y).abs() <= half) & ((columns - x).abs() <= half)
-    return inside[..., None].float()
 
 
 class _AxialBlock(nn.Module):
@@ -348,9 +325,8 @@ class TokenTransformer(nn.Module):
         """Draw the hidden codes; all codes (B, t, G).
 
         The surest stay, more with each step: MaskGIT (Chang et al. 2022, arXiv:2202.04200), 3.2,
-        by its cubic schedule, as the first few must agree on the clip's colours; and
-        with a temperature of the choice that falls to 0. At a temperature of 0 the likeliest
-        codes are taken.
+        by its cubic schedule, as the first few decide on the clip's colours; and with a temperature
+        of the choice that falls to 0. At a temperature of 0 the likeliest codes are taken.
         """
         codes_BtG, hint_B1G = tokens_BsG[:, :-1].long(), tokens_BsG[:, -1:].long()
         num_hidden_B = hidden_BtG.flatten(1).sum(dim=1)

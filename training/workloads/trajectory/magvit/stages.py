@@ -25,15 +25,15 @@ from training.workloads.trajectory.dataset import (
 )
 from training.workloads.trajectory.features import PreparedClips
 from training.workloads.trajectory.magvit.judge import JudgedTokenizer
-from training.workloads.trajectory.magvit.model import (
-    Tokenizer,
-    crop_mask,
-    moving,
-    to_uint8,
-)
+from training.workloads.trajectory.magvit.model import Tokenizer, to_uint8
 from training.workloads.trajectory.model import parameter_groups
 
 _NUM_CALIBRATING = 32  # clips
+# A pixel moves if it differs from the clip's mean image by this share of the range, more than
+# flicker and noise do.
+_MOVING = 0.15
+# Half the side of the crop around the ball, in radii of the ball.
+_CROP_RADII = 1.5
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -94,7 +94,7 @@ class TrainTokenizer(Train):
         frames_BTHW3 = b["frames"][:, start : start + self.config.tokenizer_frames]
         pixels_BTHW3, _, *judged = m(frames_BTHW3)
         truth_BTHW3 = frames_BTHW3.float() / 255.0
-        moving_BTHW1 = moving(truth_BTHW3)
+        moving_BTHW1 = _moving(truth_BTHW3)
         weight_BTHW1 = 1.0 + self.config.motion_weight * moving_BTHW1
         squared = (pixels_BTHW3.float() - truth_BTHW3).square() * weight_BTHW1
         total = squared.mean(dim=(1, 2, 3, 4)).sum()
@@ -135,7 +135,7 @@ class TrainTokenizer(Train):
         )
 
     def summarize(self, parts: Sequence[Partial], out: Path) -> Mapping[str, float]:
-        """PSNR in dB of all pixels and of the crops; share of codes in use, their perplexity."""
+        """PSNR in dB of all pixels and of the crops; the codes' perplexity."""
         codes = torch.cat([part.tensors["codes"] for part in parts]).numpy()
         shares = np.unique(codes, return_counts=True)[1] / len(codes)
         has_ball = any(part.sums["squared_crop"][1] for part in parts)
@@ -144,7 +144,6 @@ class TrainTokenizer(Train):
         return {
             "psnr": psnr(parts, "squared"),
             **({name: psnr(parts, sums) for name, sums in of_ball.items()} if has_ball else {}),
-            "code_usage": len(shares) / self.config.num_codes,
             "code_perplexity": float(np.exp(-(shares * np.log(shares)).sum())),
         }
 
@@ -225,6 +224,22 @@ def _blended(clips_BTHW3: Tensor, num_given: int) -> Tensor:
     share_T111 = torch.arange(1, num_between + 1, device=clips_BTHW3.device).view(-1, 1, 1, 1)
     between = torch.lerp(first_B1HW3, last_B1HW3, share_T111 / (num_between + 1)).round().byte()
     return torch.cat([clips_BTHW3[:, :num_given], between, clips_BTHW3[:, -num_given:]], dim=1)
+
+
+def _moving(clips_BTHW3: Tensor) -> Tensor:
+    """Return 1 where a pixel (of 0 .. 1) differs from its clip's mean image, (B, T, H, W, 1)."""
+    away = (clips_BTHW3 - clips_BTHW3.mean(dim=1, keepdim=True)).abs()
+    return (away.amax(dim=4, keepdim=True) > _MOVING).float()
+
+
+def crop_mask(tracks_BT3: Tensor, height: int, width: int) -> Tensor:
+    """Return 1 in a square around the ball in each frame, (B, T, H, W, 1)."""
+    x, y, radius = (tracks_BT3[..., k, None, None] for k in range(3))
+    half = _CROP_RADII * radius
+    rows = torch.arange(height, device=tracks_BT3.device)[:, None] + 0.5
+    columns = torch.arange(width, device=tracks_BT3.device)[None, :] + 0.5
+    inside = ((rows - y).abs() <= half) & ((columns - x).abs() <= half)
+    return inside[..., None].float()
 
 
 def build_tokenizer(c: MagvitConfig, prior: Prior | None = None) -> Tokenizer:
