@@ -197,8 +197,8 @@ def test_the_loss_of_the_transformer_masks_a_share_of_the_clips(inputs: Inputs) 
     assert len(masked) == len(classes) == num_masked and masked.any()
     assert torch.isin(classes, torch.cat([batch["labels"], torch.tensor([11])])).all()
     guess, count = loss.metrics["masked_loss"]
-    # 24 ln 2 = 16.6, were each of 2^24 codes as likely; untrained, it takes what is near for likelier.
-    assert count == 1.0 and 8.0 < float(guess) < 66.0
+    # Were each of 2^24 codes as likely, it were 16.6; what is near is taken for likelier.
+    assert count == 1.0 and 4.0 < float(guess) < 16.6
     assert loss.mean is not None and loss.mean.item() > stage.config.masked_weight * float(guess)
 
 
@@ -210,7 +210,7 @@ def test_fails_on_micro_batches_of_which_no_clip_would_be_masked(inputs: Inputs)
     assert names == ["micro-batch 8", "micro-batch 4", "autocast bfloat16"]
     least = transformer_stage(changed(inputs.config, micro_batch=4))
     loss = least.loss(model_of(inputs), batch_of(inputs, "train", 4), 0, 1)
-    assert float(loss.metrics["masked_loss"][0]) > 8.0
+    assert float(loss.metrics["masked_loss"][0]) > 4.0
 
 
 def test_an_evaluation_compares_what_is_predicted_with_the_last_frame(
