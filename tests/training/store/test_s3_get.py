@@ -270,3 +270,15 @@ def test_a_file_of_certificates_that_is_missing_is_botocores_to_complain_about(
     monkeypatch.setattr("training.store.s3._PART_ATTEMPTS", 1)
     with pytest.raises(StoreError, match="Could not connect"):
         open_store("s3://bucket/some").get("k")
+
+
+@pytest.mark.parametrize(("own", "expected"), [("", "eu-central-1"), ("us-west-2", "us-west-2")])
+def test_the_region_may_be_named_as_the_cli_and_sagemaker_name_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, own: str, expected: str
+) -> None:
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
+    monkeypatch.setenv("AWS_REGION", "eu-central-1")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", own)
+    if not own:
+        monkeypatch.delenv("AWS_DEFAULT_REGION")
+    assert S3Store("runs", "first")._client.meta.region_name == expected

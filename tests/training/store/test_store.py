@@ -393,15 +393,3 @@ def test_fails_when_a_stopped_process_holds_the_folder_s_lock(
         with pytest.raises(StoreError, match=r"\.lock was locked by another process"):
             FolderStore(tmp_path).put_if("head.json", b"x", None)
     FolderStore(tmp_path).put_if("head.json", b"x", None)
-
-
-@pytest.mark.parametrize(("own", "expected"), [("", "eu-central-1"), ("us-west-2", "us-west-2")])
-def test_the_region_may_be_named_as_the_cli_and_sagemaker_name_it(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, own: str, expected: str
-) -> None:
-    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
-    monkeypatch.setenv("AWS_REGION", "eu-central-1")
-    monkeypatch.setenv("AWS_DEFAULT_REGION", own)
-    if not own:
-        monkeypatch.delenv("AWS_DEFAULT_REGION")
-    assert S3Store("runs", "first")._client.meta.region_name == expected
