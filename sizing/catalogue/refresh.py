@@ -180,7 +180,7 @@ def refresh(
     pricing = session.client("pricing", region_name=PRICE_REGION)
     ec2 = session.client("ec2", region_name=region)
     limits = session.client("service-quotas", region_name=region)
-    codes = sorted({code for size in sizes if (code := find(size).spot_quota_code)})
+    codes = sorted({code for size in sizes if (code := find(size).quota_code)})
     ask("list prices", lambda: note(kept.on_demand, list_prices(pricing, sizes, region)))
     ask("Spot prices", lambda: note(kept.spot, spot_prices(ec2, sizes, now)))
     if len(sizes) >= LEAST_FOR_SCORES:
@@ -249,5 +249,5 @@ def placement_scores(
 def quotas(limits: Any, codes: Sequence[str]) -> Iterable[tuple[str, float]]:
     """Yield the Spot vCPUs that the account may run, by quota code."""
     for code in codes:
-        answer = limits.get_service_quota(ServiceCode="ec2", QuotaCode=code.rstrip("?"))
+        answer = limits.get_service_quota(ServiceCode="ec2", QuotaCode=code)
         yield code, float(answer["Quota"]["Value"])

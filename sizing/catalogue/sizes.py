@@ -65,6 +65,11 @@ class InstanceType:
         return self.num_gpus > 0 and self.family in AMI_FAMILIES
 
     @property
+    def quota_code(self) -> str:
+        """The Spot quota's code as Service Quotas takes it: without the mark of doubt."""
+        return self.spot_quota_code.rstrip("?")
+
+    @property
     def instance_store_gib(self) -> int:
         """What its own disks hold, in the units of a volume."""
         return int(self.instance_store_gb * 1e9 / 2**30)

@@ -193,7 +193,7 @@ def describe(
     share = ADVISOR_SHARES.get(instance.size)
     asked = answers.spot.get(instance.size) if answers else None
     seen = snapshot().offers.get((instance.size, region))
-    quota = answers.quotas.get(instance.spot_quota_code) if answers else None
+    quota = answers.quotas.get(instance.quota_code) if answers else None
     return {
         **known,
         "kind": family.kind,

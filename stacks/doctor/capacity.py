@@ -73,11 +73,10 @@ def quota_suffices(target: DeployTarget) -> Iterator[Diagnosis]:
     """Check that the vCPU quotas suffice for what the fleet may start."""
     p, instance = target.parameters, target.parameters.instance
     spot = p.target_capacity - p.on_demand_base
-    spot_code = instance.spot_quota_code.rstrip("?")
-    codes = [("spot quota", spot_code, spot)]
+    codes = [("spot quota", instance.quota_code, spot)]
     # With a deadline, the Guard buys an on-demand instance when Spot may miss it.
     if p.on_demand_base or p.deadline_hours:
-        code = _ON_DEMAND_QUOTA.get(spot_code, "")
+        code = _ON_DEMAND_QUOTA.get(instance.quota_code, "")
         codes.append(("on-demand quota", code, p.target_capacity))
     for name, code, capacity in codes:
         if code and capacity:
@@ -128,7 +127,7 @@ def _vcpus_in_use(target: DeployTarget, code: str) -> int:
         tags = {tag["Key"]: tag["Value"] for tag in each.get("Tags", [])}
         if size is None or tags.get("Stack") == target.parameters.stack_name:
             continue
-        spot = size.spot_quota_code.rstrip("?")
+        spot = size.quota_code
         is_spot = each.get("InstanceLifecycle") == "spot"
         used += size.vcpus * (code == (spot if is_spot else _ON_DEMAND_QUOTA.get(spot)))
     return used
