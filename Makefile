@@ -26,7 +26,7 @@ CHECKS := check-types check-templates check-style check-imports check-scripts
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
 
-setup: $(READY) $(WHEELS) $(WITH:%=.venv/.%) ## the environment of demo and tests, with Node and the CDK CLI; TORCH=cpu without CUDA, WITH="dev examples formats" for development
+setup: $(READY) $(WHEELS) $(WITH:%=.venv/.%) ## the environment of the demo, with Node and the CDK CLI; TORCH=cpu without CUDA, WITH="dev examples formats" for development
 
 # Which torch: `cpu` takes PyTorch's build without CUDA, `cuda` the lock's, FILE.whl (one or more) that
 # file's; without a word the one that is there stays. The lock's hashes are of the lock's torch only.
@@ -90,7 +90,7 @@ demo: $(READY) $(if $(filter examples/huggingface% examples/lightning%,$(PROGRAM
 drill: $(READY) ## rehearse what can go wrong, each to its end: make drill ARGS="--list", ARGS="bad-gpu notice"; MACHINE=nspawn
 	@$(BIN)/python -m rehearsal drill $(if $(MACHINE),--machine $(MACHINE)) $(ARGS)
 
-test: $(READY) ## the tests that need no GPU, AWS account or root
+test: $(GROUPS:%=.venv/.%) ## the tests that need no GPU, AWS account or root
 	@$(BIN)/python -m pytest $(WORKERS) --durations=15 $(ARGS)
 
 slow: .venv/.examples .venv/.formats ## the long proofs

@@ -73,10 +73,13 @@ def test_every_requirement_is_exact_and_hashed(lock: str) -> None:
 
 
 def test_ci_leaves_no_test_out_for_want_of_a_package() -> None:
-    """Without a group `make test` skips what needs it: tests/conftest.py."""
+    """Without a group pytest skips or fails what needs it, so `make test` installs them all."""
     wanted = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["dependency-groups"]
     assert wanted.keys() == {*GROUPS}
     assert f'make setup WITH="{" ".join(GROUPS)}"' in (REPOSITORY / ".ci" / "run").read_text()
+    makefile = (REPOSITORY / "Makefile").read_text()
+    assert f"\nGROUPS := {' '.join(GROUPS)}\n" in makefile
+    assert "\ntest: $(GROUPS:%=.venv/.%) ##" in makefile
     if "CI" in os.environ:
         assert all(version(name) for names in wanted.values() for name in names)
 
