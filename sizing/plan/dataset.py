@@ -15,6 +15,7 @@ class DatasetFacts:
 
     name: str
     num_bytes: int
+    workload: str | None = None
     train_samples: int | None = None
     validation_samples: int | None = None
     sample_bytes: float | None = None
@@ -51,6 +52,7 @@ def read_manifest(path: Path) -> DatasetFacts:
         return DatasetFacts(
             name=str(manifest.get("name", path)),
             num_bytes=sum(int(file["bytes"]) for file in manifest["files"]),
+            workload=manifest.get("workload"),
             train_samples=_count(splits.get("train")),
             validation_samples=_count(splits.get("validation")),
             sample_bytes=meta.get("image_bytes"),

@@ -91,8 +91,16 @@ def look_up(
     epoch_bytes = EPOCH_BYTES_PER_SAMPLE.get((request.workload, request.recipe))
     if facts is not None and epoch_bytes is not None:
         facts = replace(facts, epoch_bytes_per_sample=epoch_bytes)
-    if request.dataset is not None:
-        facts = request.dataset.applied(facts)
+    if (dataset := request.dataset) is not None:
+        # Workloads and programs of one's own may be planned with any dataset.
+        if {request.workload, dataset.workload} <= DATA.keys() and (
+            dataset.workload != request.workload
+        ):
+            raise ValueError(
+                f"{dataset.name!r} is a dataset of workload {dataset.workload}, not of "
+                f"{request.workload}; give the manifest of a dataset of {request.workload}"
+            )
+        facts = dataset.applied(facts)
     price, spot_price = request.prices.require(request.size)
     return PlanInputs(
         request=request,

@@ -1,6 +1,7 @@
 """`python -m sizing catalogue`: every size, its figures and their sources; helpful refusals."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -47,6 +48,16 @@ def test_sizes_are_chosen_by_family_gpu_and_purpose(capsys: pytest.CaptureFixtur
     assert "g6f.large" not in sizes
     main(["catalogue", "--fit", "experiment", "--json"])
     assert {row["family"] for row in json.loads(capsys.readouterr().out)["sizes"]} == {"t3"}
+
+
+def test_a_file_that_cannot_be_opened_is_named_first(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "vms.csv"
+    assert main(["catalogue", f"--import-snapshot={path}", "--date=2026-11-01"]) == 2
+    assert capsys.readouterr().err == (
+        f"error: {path}: No such file or directory; check the path and its permissions\n"
+    )
 
 
 def test_burst_and_baseline_stand_side_by_side(capsys: pytest.CaptureFixture[str]) -> None:

@@ -77,6 +77,16 @@ def test_fails_for_what_is_no_manifest(
     assert f"{path} is not a dataset manifest (" in capsys.readouterr().err
 
 
+def test_another_workload_s_manifest_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "m.json"
+    path.write_text(json.dumps({"workload": "growth", "name": "prose", "files": [], "meta": {}}))
+    assert main(["plan", "trajectory", "--size=g5.xlarge", f"--manifest={path}"]) == 2
+    said = capsys.readouterr().err
+    assert "'prose' is a dataset of workload growth, not of trajectory" in said
+
+
 @pytest.mark.parametrize(
     ("size", "data_on", "pixels", "sentence"),
     [

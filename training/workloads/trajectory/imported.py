@@ -212,12 +212,24 @@ def _entries(path: Path) -> Iterator[tuple[str, str | None, str]]:
     Kinetics' has the columns label, youtube_id, time_start, time_end and perhaps split; UCF-101's
     a path in a line, with the class's folder, and perhaps its number.
     """
-    lines = path.read_text(encoding="utf-8-sig").splitlines()
+    try:
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
+    except UnicodeDecodeError as error:
+        raise UserError(f"the list {path} cannot be read: {error}; save it in UTF-8") from error
+    if not any(line.strip() for line in lines):
+        raise UserError(f"the list {path} has no entries; give one that names videos")
     if "youtube_id" in lines[0]:
-        for row in csv.DictReader(lines):
-            start, end = (int(float(row[name])) for name in ("time_start", "time_end"))
+        rows = csv.DictReader(lines)
+        for row in rows:
+            try:
+                start, end = (int(float(row[name])) for name in ("time_start", "time_end"))
+            except (KeyError, TypeError, ValueError):
+                raise UserError(
+                    f"the list {path}, line {rows.line_num}: time_start and time_end are not both "
+                    "numbers; correct them or remove the line"
+                ) from None
             split = _split_of(row.get("split") or path.name, path)
-            yield f"{row['youtube_id']}_{start:06d}_{end:06d}", row["label"], split
+            yield f"{row['youtube_id']}_{start:06d}_{end:06d}", row.get("label"), split
         return
     for name in (PurePosixPath(line.split()[0]) for line in lines if line.strip()):
         yield name.stem, name.parent.name or None, _split_of(path.name, path)

@@ -258,6 +258,27 @@ def test_kinetics_lists_find_videos_by_their_ids_and_times(tmp_path: Path) -> No
     assert meta["splits"] == {"train": 4, "validation": 2} and meta["classes"] == list(CLASSES)
 
 
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (b"", "no entries"),
+        (b"\n\n", "no entries"),
+        (b"rising/caf\xe9.avi 1\n", "UTF-8"),
+        (b"label,youtube_id,time_start,time_end\nup,id_0,soon,13\n", "line 2"),
+        (b"label,youtube_id\nup,id_0\n", "line 2"),
+    ],
+)
+def test_a_list_that_cannot_be_read_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], content: bytes, why: str
+) -> None:
+    write_video(tmp_path / "in" / "id_0.mp4", clip(np.random.default_rng(0), CLASSES[0]))
+    lists = tmp_path / "trainlist.txt"
+    lists.write_bytes(content)
+    assert main(command(tmp_path / "in", tmp_path / "out", f"lists={lists}")) == 2
+    said = capsys.readouterr().err
+    assert str(lists) in said and why in said
+
+
 def test_broken_files_are_listed_and_left_out(
     videos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
