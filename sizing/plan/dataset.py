@@ -11,11 +11,11 @@ from sizing.models.data_path import DataFacts
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DatasetFacts:
-    """A dataset; None: its manifest does not say. Bytes and pixels are means of its images."""
+    """A dataset; None or "": its manifest does not say. Bytes and pixels: means of its images."""
 
     name: str
     num_bytes: int
-    workload: str | None = None
+    workload: str = ""
     train_samples: int | None = None
     validation_samples: int | None = None
     sample_bytes: float | None = None
@@ -52,7 +52,7 @@ def read_manifest(path: Path) -> DatasetFacts:
         return DatasetFacts(
             name=str(manifest.get("name", path)),
             num_bytes=sum(int(file["bytes"]) for file in manifest["files"]),
-            workload=manifest.get("workload"),
+            workload=str(manifest.get("workload", "")),
             train_samples=_count(splits.get("train")),
             validation_samples=_count(splits.get("validation")),
             sample_bytes=meta.get("image_bytes"),

@@ -93,9 +93,8 @@ def look_up(
         facts = replace(facts, epoch_bytes_per_sample=epoch_bytes)
     if (dataset := request.dataset) is not None:
         # Workloads and programs of one's own may be planned with any dataset.
-        if {request.workload, dataset.workload} <= DATA.keys() and (
-            dataset.workload != request.workload
-        ):
+        both = {request.workload, dataset.workload}
+        if len(both) == 2 and both <= DATA.keys():
             raise ValueError(
                 f"{dataset.name!r} is a dataset of workload {dataset.workload}, not of "
                 f"{request.workload}; give the manifest of a dataset of {request.workload}"
