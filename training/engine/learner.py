@@ -43,6 +43,7 @@ from training.randomness import seed_torch
 from training.save.layout import is_sharded as has_shards
 from training.save.resume import CheckpointContent, ShardedContent
 from training.save.state import LiveState
+from training.save.weights import misfit
 from training.stage_data import release_prior
 from training.workload import Batch, Inputs, Start, Train, implements
 
@@ -181,7 +182,13 @@ class Learner:
                 raise RunFailedError(f"stage {stage.name!r} cannot start: {self.start.failures[0]}")
         release_prior(inputs)
         if isinstance(snapshot, CheckpointContent):
-            model.load_state_dict(snapshot.take("model"))
+            tensors = snapshot.take("model")
+            if problems := misfit(model, tensors):
+                raise UserError(
+                    f"the checkpoint is of another model of stage {stage.name!r}: {problems}; "
+                    "resume the run with the code that it began with, or start another run"
+                )
+            model.load_state_dict(tensors)
         if snapshot is None and self._world.size > 1:
             broadcast_from_rank_0(model, self._world)
         if not self.is_sharded:

@@ -92,19 +92,23 @@ def read_weights(uri: str, checkpoint: str | None = None) -> Weights:
 
 def load_weights(model: nn.Module, weights: Weights, stage: str) -> None:
     """Copy the weights into a model; UserError names what does not fit."""
-    mine = model.state_dict()
-    problems = [f"{name} is missing" for name in mine if name not in weights.tensors]
-    problems += [f"{name} is unknown" for name in weights.tensors if name not in mine]
-    problems += [
-        f"{name} is {_shape(weights.tensors[name])} there and {_shape(tensor)} here"
-        for name, tensor in mine.items()
-        if name in weights.tensors and weights.tensors[name].shape != tensor.shape
-    ]
-    if problems:
-        more = len(problems) - _NUM_NAMED
-        text = "; ".join(problems[:_NUM_NAMED]) + (f"; and {more} more" if more > 0 else "")
-        raise UserError(f"the weights do not fit the model of stage {stage!r}: {text}")
+    if problems := misfit(model, weights.tensors):
+        raise UserError(f"the weights do not fit the model of stage {stage!r}: {problems}")
     model.load_state_dict(dict(weights.tensors))
+
+
+def misfit(model: nn.Module, tensors: Mapping[str, Tensor]) -> str:
+    """What keeps `tensors` from being the model's state; empty if nothing does."""
+    mine = model.state_dict()
+    problems = [f"{name} is missing" for name in mine if name not in tensors]
+    problems += [f"{name} is unknown" for name in tensors if name not in mine]
+    problems += [
+        f"{name} is {_shape(tensors[name])} there and {_shape(tensor)} here"
+        for name, tensor in mine.items()
+        if name in tensors and tensors[name].shape != tensor.shape
+    ]
+    more = len(problems) - _NUM_NAMED
+    return "; ".join(problems[:_NUM_NAMED]) + (f"; and {more} more" if more > 0 else "")
 
 
 def _from_checkpoint(run: OpenRun, entry: CheckpointEntry) -> Weights:

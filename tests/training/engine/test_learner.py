@@ -19,6 +19,7 @@ from training.engine.job import TrainProxy
 from training.engine.learner import Learner
 from training.errors import UserError
 from training.preflight.standalone import standalone_inputs
+from training.save.resume import CheckpointContent
 from training.settings import changed
 from training.stage_data import PriorTensors
 from training.workload import Batch, Inputs, Loss, Prior, Start, Train
@@ -80,6 +81,15 @@ def test_a_step_that_weighs_nothing_has_the_loss_and_gradient_of_its_mean_terms(
     gradient = next(learner.model.parameters()).grad
     assert gradient is not None
     assert gradient.tolist() == [[0.0, 3.0 if has_mean else 0.0]]
+
+
+def test_fails_on_a_checkpoint_of_another_model_and_says_what_does_not_fit() -> None:
+    tensors = {"weight": torch.zeros(1, 3), "bias": torch.zeros(1)}
+    checkpoint = CheckpointContent(tensors={"model": tensors}, state={})
+    named = "'boxes': bias is unknown; weight is 1x3 there and 1x2 here; resume the run with the"
+    with pytest.raises(UserError, match=named):
+        world = World(RankEnvironment(), CPU)
+        Learner(STAGE, standalone_inputs("boxes", CONFIG), world, checkpoint, {})
 
 
 def test_in_a_step_that_weighs_nothing_the_optimizer_steps_as_usual(learner: Learner) -> None:
