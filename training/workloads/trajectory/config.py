@@ -231,7 +231,7 @@ class MagvitConfig(RecipeConfig):
 
     # Transformer over tokens.
     masked_share: float = 0.25
-    masked_weight: float = 0.25
+    masked_weight: float = 0.05
     # Of what is generated; what is predicted, to be compared with the truth, has none.
     temperature: float = 0.6
     settings: Settings = _MAGVIT_SETTINGS

@@ -288,7 +288,7 @@ class ClipSamples(Samples):
         """Sample `index` of the split; only the shuffled control draws from `rng`."""
         clip = self.indices[index]
         x = self.seen[clip]
-        if self.view == "tokens":
+        if self.view in ("tokens", "tracker"):
             return x, clip, list(range(NUM_FRAMES))
         if self.view not in _FRAME_VIEWS:
             return x, clip, []
@@ -309,13 +309,14 @@ class ClipSamples(Samples):
             "x": torch.stack([x for x, _, _ in items]),
             "labels": torch.tensor([self.data.labels[clip] for clip in clips]),
             "clips": torch.tensor(clips),
-            "future": place_BT2[:, -1],
             "last": place_BT2[:, -2],
             "steady": place_BT2[:, -2] + FUTURE_FRAMES * (place_BT2[:, -2] - place_BT2[:, -3]),
+            "futures": place_BT2[:, -1:],
         }
         if items[0][2]:
             frames_BT = torch.tensor([frames for _, _, frames in items])
             batch["places"] = place_BT2[torch.arange(len(clips))[:, None], frames_BT]
+            batch["futures"] = self._futures(place_BT2, frames_BT)
         if self.has_frames:
             frames = np.stack([self.data.frames[clip, which] for _, clip, which in items])
             batch["frames"] = torch.from_numpy(frames)
@@ -326,6 +327,18 @@ class ClipSamples(Samples):
             batch["strips"] = torch.from_numpy(frames)
             batch["strip_clips"] = torch.tensor(with_strip)
         return batch
+
+    def _futures(self, place_BT2: Tensor, frames_BT: Tensor) -> Tensor:
+        """Each frame's future place (B, T, 2), as far ahead as the clip's future is of the last.
+
+        It is NaN where the clip has ended by then, and before the last of shuffled frames.
+        """
+        then_BT = frames_BT + (NUM_FRAMES - 1 + FUTURE_FRAMES - frames_BT[:, -1:])
+        is_known_BT = (then_BT < NUM_FRAMES) & (self.view != "shuffled")
+        clips_B1 = torch.arange(len(frames_BT))[:, None]
+        future_BT2 = place_BT2[clips_B1, then_BT.clamp(0, NUM_FRAMES - 1)]
+        future_BT2 = future_BT2.where(is_known_BT[..., None], torch.nan)
+        return torch.cat([future_BT2[:, :-1], place_BT2[:, -1:]], dim=1)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

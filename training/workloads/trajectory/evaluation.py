@@ -45,14 +45,16 @@ class ClipEvaluation(Train):
         return self.config.class_names
 
     def answer(self, m: nn.Module, b: Batch) -> tuple[Tensor, ...]:
-        """In float32: class logits (B, K), future positions (B, 2) and, of some, places (B, T, 2).
+        """In float32: class logits (B, K), each frame's future position (B, T, 2), of which
+        the last is the clip's, and, of some, places (B, T, 2).
 
         A stage whose model sees more than `x` gives it that, too.
         """
         return tuple(each.float() for each in m(b["x"]))
 
     def evaluate(self, m: nn.Module, b: Batch) -> Partial:
-        logits_BK, future_B2, *places = self.answer(m, b)
+        logits_BK, futures_BT2, *places = self.answer(m, b)
+        future_B2, true_B2 = futures_BT2[:, -1], b["futures"][:, -1]
         confidence_B, predicted_B = logits_BK.softmax(dim=1).max(dim=1)
         to_pixels = FRAME_SIZE / 2
         tensors = {
@@ -60,9 +62,9 @@ class ClipEvaluation(Train):
             "predicted": predicted_B,
             "confidence": confidence_B,
             "loss": F.cross_entropy(logits_BK, b["labels"], reduction="none"),
-            "position_error": to_pixels * (future_B2 - b["future"]).norm(dim=1),
-            "standstill_error": to_pixels * (b["last"] - b["future"]).norm(dim=1),
-            "steady_error": to_pixels * (b["steady"] - b["future"]).norm(dim=1),
+            "position_error": to_pixels * (future_B2 - true_B2).norm(dim=1),
+            "standstill_error": to_pixels * (b["last"] - true_B2).norm(dim=1),
+            "steady_error": to_pixels * (b["steady"] - true_B2).norm(dim=1),
             "clips": b["clips"],
         }
         if "strips" in b:
@@ -75,9 +77,10 @@ class ClipEvaluation(Train):
 
     def predict(self, m: nn.Module, b: Batch) -> Sequence[Mapping[str, Any]]:
         """The predicted class, its probability, the true class, and future positions in pixels."""
-        logits_BK, future_B2, *_ = self.answer(m, b)
+        logits_BK, futures_BT2, *_ = self.answer(m, b)
         confidence_B, predicted_B = logits_BK.softmax(dim=1).max(dim=1)
-        columns = (b["clips"], predicted_B, confidence_B, b["labels"], future_B2, b["future"])
+        futures = (each_BT2[:, -1] for each_BT2 in (futures_BT2, b["futures"]))
+        columns = (b["clips"], predicted_B, confidence_B, b["labels"], *futures)
         found: list[dict[str, Any]] = []
         for clip, predicted, confidence, label, future, true_future in zip(
             *(column.tolist() for column in columns), strict=True

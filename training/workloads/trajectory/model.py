@@ -27,6 +27,7 @@ from training.workloads.trajectory.dataset import (
     split_failures,
 )
 from training.workloads.trajectory.evaluation import ClipEvaluation
+from training.workloads.trajectory.forecast import FutureForecast, place_error
 
 # Of the network over cells: its width, and how many numbers say what is seen.
 _CELL_WIDTH, _NUM_SEEN = 64, 16
@@ -36,7 +37,7 @@ _FLOOR = 0.01
 
 
 class TimeTransformer(nn.Module):
-    """A Transformer over time: from a clip's tokens to its class and the future position."""
+    """A Transformer over time, from a clip's tokens to its class; and a forecast of places."""
 
     def __init__(
         self,
@@ -67,15 +68,15 @@ class TimeTransformer(nn.Module):
         )
         self.norm = nn.LayerNorm(width)
         self.classify = nn.Linear(width, num_classes)
-        self.predict = nn.Linear(width, 2)
+        self.forecast = FutureForecast(num_frames=num_frames)
 
-    def tell(self, tokens_BTE: Tensor, last_B2: Tensor) -> tuple[Tensor, Tensor]:
-        """Class logits (B, K) and future position (B, 2), which is predicted from the last one."""
+    def tell(self, tokens_BTE: Tensor, place_BT2: Tensor) -> tuple[Tensor, Tensor]:
+        """Class logits (B, K), and of each frame the future position, (B, T, 2)."""
         x_BTD = self.dropout(self.embed(tokens_BTE) + self.time_TD)
         for block in self.blocks:
             x_BTD = block(x_BTD)
         x_BTD = self.norm(x_BTD)
-        return self.classify(x_BTD.mean(dim=1)), last_B2 + self.predict(x_BTD[:, -1])
+        return self.classify(x_BTD.mean(dim=1)), self.forecast(place_BT2)
 
 
 class PlaceTransformer(TimeTransformer):
@@ -89,9 +90,9 @@ class PlaceTransformer(TimeTransformer):
         super().__init__(num_inputs=5 + _NUM_SEEN, width=width, **shape)
 
     def tell_cells(self, told_BTGE: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """From NUM_TOLD numbers of each cell: class logits, future position, places (B, T, 2)."""
+        """From NUM_TOLD numbers of each cell: class logits, futures and places (B, T, 2)."""
         side = math.isqrt(told_BTGE.shape[2])
-        centers_G2 = _cell_centers(side, told_BTGE.device)
+        centers_G2 = cell_centers(side, told_BTGE.device)
         heat_BTG1, within_BTG2, seen_BTGS = torch.split(told_BTGE.float(), [1, 2, _NUM_SEEN], -1)
         share_BTG1 = heat_BTG1.softmax(dim=2)
         place_BT2 = (share_BTG1 * (centers_G2 + within_BTG2 * 2.0 / side)).sum(dim=2)
@@ -99,15 +100,14 @@ class PlaceTransformer(TimeTransformer):
         seen_BTS = (share_BTG1 * seen_BTGS.tanh()).sum(dim=2)
         step_BT2 = F.pad(place_BT2[:, 1:] - place_BT2[:, :-1], (0, 0, 1, 0))
         tokens_BTE = torch.cat([2.0 * place_BT2, 4.0 * step_BT2, sure_BT1, seen_BTS], dim=-1)
-        logits_BK, future_B2 = self.tell(tokens_BTE, place_BT2[:, -1])
-        return logits_BK, future_B2, place_BT2
+        return *self.tell(tokens_BTE, place_BT2), place_BT2
 
 
 class _TransformerHead(PlaceTransformer):
     """Locates the ball in the grid's features, and classifies its path by a Transformer over time.
 
-    From features (B, T, G, C) to class logits (B, K), the future position (B, 2) and the place in
-    each frame (B, T, 2), in half frames from the centre. T = 1 is the single-frame baseline.
+    From features (B, T, G, C) to class logits (B, K), and each frame's future position and place
+    (B, T, 2), in half frames from the centre. T = 1 is the single-frame baseline.
 
     What to look for is learned, from the class and, of clips with a track, from the place: a small
     network sees each cell's features, how they differ from the clip's own background, and those of
@@ -146,7 +146,7 @@ class _TransformerHead(PlaceTransformer):
         side, features_BTGC = self.grid, features_BTGC.float()
         standard_BTGC = (features_BTGC - self.feature_mean_GC) / self.feature_std_GC
         motion_BTGC = (features_BTGC - _background(features_BTGC)) / self.motion_std_C
-        centers_G2 = _cell_centers(side, features_BTGC.device)
+        centers_G2 = cell_centers(side, features_BTGC.device)
         where_BTG2 = centers_G2.expand(*features_BTGC.shape[:3], 2)
         cells_NGC = torch.cat([standard_BTGC, motion_BTGC, where_BTG2], dim=-1).flatten(0, 1)
         cells_NCHW = cells_NGC.view(len(cells_NGC), side, side, -1).permute(0, 3, 1, 2)
@@ -178,7 +178,7 @@ def _pixels_and_change(frames_BTHW3: Tensor) -> Tensor:
     return torch.cat([pixels_BTHW3, change_BTHW3], dim=4).flatten(0, 1).permute(0, 3, 1, 2)
 
 
-def _cell_centers(side: int, device: torch.device) -> Tensor:
+def cell_centers(side: int, device: torch.device) -> Tensor:
     """Centres of the cells (G, 2), in half frames from the centre of the picture."""
     axis = (torch.arange(side, device=device) + 0.5) * 2.0 / side - 1.0
     y, x = torch.meshgrid(axis, axis, indexing="ij")
@@ -192,7 +192,7 @@ def _background(features_BTGC: Tensor) -> Tensor:
 
 
 class _MeanImageNet(nn.Module):
-    """Class logits (B, K) and future position (B, 2) from mean images (B, 3, 64, 64) in uint8.
+    """Class logits (B, K) and future position (B, 1, 2) from mean images (B, 3, 64, 64) in uint8.
 
     Trained from scratch on the pixels, so that only the missing order limits it. Group norm, so
     that a sample's result does not depend on the rest of its batch.
@@ -217,7 +217,7 @@ class _MeanImageNet(nn.Module):
         # What differs from the image's own mean colour, whatever that is.
         contrast_B3HW = images_B3HW - images_B3HW.mean(dim=(2, 3), keepdim=True)
         x_BD = self.layers(contrast_B3HW).mean(dim=(2, 3))
-        return self.classify(x_BD), self.predict(x_BD)
+        return self.classify(x_BD), self.predict(x_BD)[:, None]
 
 
 # Number of clips from which the scale of the features is estimated.
@@ -247,7 +247,7 @@ class TrainClipClassifier(ClipEvaluation):
             "x": self.model_input(size),
             "labels": torch.zeros(size, dtype=torch.long),
             "clips": torch.zeros(size, dtype=torch.long),
-            "future": torch.zeros(size, 2),
+            "futures": torch.zeros(size, 1, 2),
             "last": torch.zeros(size, 2),
             "steady": torch.zeros(size, 2),
         }
@@ -280,16 +280,13 @@ class TrainClipClassifier(ClipEvaluation):
         return self.loss_of(b, *self.answer(m, b))
 
     def loss_of(
-        self, b: Batch, logits_BK: Tensor, future_B2: Tensor, places_BT2: Tensor | None = None
+        self, b: Batch, logits_BK: Tensor, futures_BT2: Tensor, places_BT2: Tensor | None = None
     ) -> Loss:
-        """Cross entropy, plus the errors of the future position and of the place in each frame,
-        times `position_weight` and `place_weight`.
+        """Cross entropy, plus the errors of each frame's future position and place, times
+        `position_weight` and `place_weight`.
         """
         total = F.cross_entropy(logits_BK, b["labels"], reduction="sum")
-        # A clip without a track has NaN there: it counts as predicted exactly.
-        place_B2 = torch.where(b["future"].isnan(), future_B2.detach(), b["future"])
-        away = F.smooth_l1_loss(future_B2, place_B2, reduction="sum", beta=0.1)
-        total = total + self.config.position_weight * away
+        total = total + self.config.position_weight * place_error(futures_BT2, b["futures"])
         if places_BT2 is not None:
             total = total + self.place_loss(b["places"], places_BT2)
         correct = (logits_BK.argmax(dim=1) == b["labels"]).sum()
@@ -300,9 +297,7 @@ class TrainClipClassifier(ClipEvaluation):
 
     def place_loss(self, places_BT2: Tensor, found_BT2: Tensor) -> Tensor:
         """The error of the place in each frame, times `place_weight`: the sum over clips."""
-        truth_BT2 = torch.where(places_BT2.isnan(), found_BT2.detach(), places_BT2)
-        away_BT2 = F.smooth_l1_loss(found_BT2, truth_BT2, reduction="none", beta=0.1)
-        return self.config.place_weight * away_BT2.sum(dim=2).mean(dim=1).sum()
+        return self.config.place_weight * place_error(found_BT2, places_BT2)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -315,6 +310,11 @@ class TrainTimeTransformer(TrainClipClassifier):
     def num_frames(self) -> int:
         """Frames of one sample."""
         return 1 if self.view == "single_frame" else self.config.num_frames
+
+    def example(self, size: int) -> Batch:
+        places = torch.zeros(size, self.num_frames, 2)
+        batch = TrainClipClassifier.example(self, size)
+        return {**batch, "places": places, "futures": places}
 
     @property
     def shape(self) -> dict[str, Any]:
@@ -344,8 +344,7 @@ class TrainHead(TrainTimeTransformer):
         )
 
     def example(self, size: int) -> Batch:
-        batch = TrainClipClassifier.example(self, size)
-        batch["places"] = torch.zeros(size, self.num_frames, 2)
+        batch = TrainTimeTransformer.example(self, size)
         if self.config.pixel_width:
             shape = (size, self.num_frames, *CLIP_SHAPE[1:])
             batch["frames"] = torch.zeros(shape, dtype=torch.uint8)

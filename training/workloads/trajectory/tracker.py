@@ -115,7 +115,7 @@ def _shifted(frames_TCHW: Tensor, by_T2: Tensor, beyond: str = "border") -> Tens
 
 
 class _TrackerNet(TimeTransformer):
-    """Class logits (B, K) and future position (B, 2) from tracks (B, T, _NUM_TRACKED)."""
+    """Class logits (B, K) and futures (B, T, 2) from tracks (B, T, _NUM_TRACKED)."""
 
     def forward(self, tracks_BT5: Tensor) -> tuple[Tensor, Tensor]:
         place_BT2, camera_BT2, mass_BT1 = torch.split(tracks_BT5, [2, 2, 1], dim=-1)
@@ -123,7 +123,7 @@ class _TrackerNet(TimeTransformer):
         world_BT2 = place_BT2 - camera_BT2
         step_BT2 = F.pad(world_BT2[:, 1:] - world_BT2[:, :-1], (0, 0, 1, 0))
         tokens = [2.0 * world_BT2, 4.0 * step_BT2, camera_BT2, mass_BT1 / 4.0]
-        return self.tell(torch.cat(tokens, dim=-1), place_BT2[:, -1])
+        return self.tell(torch.cat(tokens, dim=-1), place_BT2)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

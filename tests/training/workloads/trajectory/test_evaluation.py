@@ -97,7 +97,7 @@ def test_a_prediction_names_the_class_and_the_place_in_pixels(inputs: Inputs) ->
     with torch.no_grad():
         rows = stage.predict(model, batch)
     assert [row["clip"] for row in rows] == batch["clips"].tolist()
-    for row, label, future in zip(rows, batch["labels"], batch["future"], strict=True):
+    for row, label, future in zip(rows, batch["labels"], batch["futures"][:, -1], strict=True):
         assert row["true_class"] == CLASSES[int(label)] and row["class"] in CLASSES
         assert 1.0 / len(CLASSES) <= row["probability"] <= 1.0
         assert row["true_future_position"] == pytest.approx(((future + 1.0) * 32.0).tolist())

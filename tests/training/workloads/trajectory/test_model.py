@@ -17,7 +17,7 @@ from tests.training.workloads.trajectory.scene import (
 from training.workload import Inputs
 from training.workloads.trajectory.config import TrajectoryConfig, laptop
 from training.workloads.trajectory.dataset import open_dataset
-from training.workloads.trajectory.model import _cell_centers, _TransformerHead
+from training.workloads.trajectory.model import _TransformerHead, cell_centers
 
 # Cells of 16 x 16 pixels.
 CONFIG = replace(laptop(), grid=4, dropout=0.0, place_weight=10.0, learning_rate=3e-3)
@@ -40,8 +40,8 @@ def away_after(config: TrajectoryConfig, num_steps: int) -> float:
         marks = torch.zeros(size, 16, 16, 3)
         for channel, cell in enumerate(cells):
             marks[..., channel].scatter_(2, cell[..., None], 5.0)
-        places = _cell_centers(4, features.device)[cells[0]]
-        given = {**stage.example(size), "places": places, "future": places[:, -1]}
+        places = cell_centers(4, features.device)[cells[0]]
+        given = {**stage.example(size), "places": places, "futures": places}
         if config.pixel_width:
             squares = (40.0 * marks).to(torch.uint8).view(size, 16, 4, 1, 4, 1, 3)
             frames = squares.expand(-1, -1, -1, 16, -1, 16, -1).reshape(size, 16, 64, 64, 3)

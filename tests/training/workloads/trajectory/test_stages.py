@@ -186,9 +186,9 @@ def test_models_give_class_and_position_and_examples_have_the_shapes_of_batches(
     assert batch.keys() == example.keys()
     for key, tensor in batch.items():
         assert (tensor.shape, tensor.dtype) == (example[key].shape, example[key].dtype), key
-    logits, future, *_ = started(stage, inputs)(batch["x"])
+    logits, futures, *_ = started(stage, inputs)(batch["x"])
     assert logits.shape == (5, len(CLASSES)) and logits.isfinite().all()
-    assert future.shape == (5, 2) and future.isfinite().all()
+    assert futures.shape == batch["futures"].shape and futures.isfinite().all()
 
 
 def test_the_single_frame_is_the_middle_one(inputs: Inputs) -> None:
@@ -220,9 +220,35 @@ def test_the_future_is_the_last_row_of_the_track_in_half_frames(inputs: Inputs) 
     stage = train_stage(inputs.config, "head")
     batch = batch_of(stage, inputs, 4)
     tracks = torch.from_numpy(open_dataset(inputs.dataset.folder).tracks[batch["clips"].numpy()])
-    assert torch.allclose((batch["future"] + 1.0) * 32.0, tracks[:, 32, :2], atol=1e-4)
+    assert torch.allclose((batch["futures"][:, -1] + 1.0) * 32.0, tracks[:, 32, :2], atol=1e-4)
     assert torch.allclose((batch["last"] + 1.0) * 32.0, tracks[:, 31, :2], atol=1e-4)
     assert torch.allclose((batch["places"] + 1.0) * 32.0, tracks[:, :32:2, :2], atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("name", "frames", "ahead"), [("head", range(0, 32, 2), 5), ("tracker", range(32), 4)]
+)
+def test_each_frames_future_is_as_far_ahead_as_the_clips_is_of_the_last(
+    inputs: Inputs, name: str, frames: range, ahead: int
+) -> None:
+    batch = batch_of(train_stage(inputs.config, name), inputs, 3)
+    tracks = torch.from_numpy(open_dataset(inputs.dataset.folder).tracks[batch["clips"].numpy()])
+    for column, frame in enumerate(frames):
+        future = (batch["futures"][:, column] + 1.0) * 32.0
+        if frame + ahead < 32:
+            assert torch.allclose(future, tracks[:, frame + ahead, :2], atol=1e-4)
+        elif frame < frames[-1]:
+            assert future.isnan().all()
+        else:
+            assert torch.allclose(future, tracks[:, 32, :2], atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["shuffled", "single_frame", "time_average"])
+def test_without_the_order_of_frames_only_the_clips_future_is_known(
+    inputs: Inputs, name: str
+) -> None:
+    futures = batch_of(train_stage(inputs.config, name), inputs, 3)["futures"]
+    assert futures[:, :-1].isnan().all() and futures[:, -1].isfinite().all()
 
 
 def test_samples_hold_each_clip_of_their_split_with_its_label(

@@ -21,10 +21,12 @@ from training.workload import Inputs, Loss, Partial, Start
 from training.workloads.trajectory.clips import FRAME_SIZE, NUM_FRAMES
 from training.workloads.trajectory.config import MagvitConfig
 from training.workloads.trajectory.dataset import STRIP_FRAMES, Batch
-from training.workloads.trajectory.magvit.model import TokenTransformer
+from training.workloads.trajectory.magvit.model import TokenTransformer, near_ball
 from training.workloads.trajectory.magvit.stages import build_tokenizer, psnr
 from training.workloads.trajectory.model import TrainClipClassifier
 
+# Of a token that the ball covers, in the masked loss, besides its own; most are background.
+_BALL_WEIGHT = 10.0
 # Clips of which generated ones are drawn, and what stands above them.
 _NUM_DRAWN = 4
 _GENERATED = "clips, and what is drawn of them by decoding in 12 steps"
@@ -41,8 +43,9 @@ class TrainTransformer(TrainClipClassifier):
         return torch.zeros((size, num_steps + 1, num_cells), dtype=torch.int32)
 
     def example(self, size: int) -> Batch:
+        places = torch.zeros(size, NUM_FRAMES, 2)
         batch = TrainClipClassifier.example(self, size)
-        return {**batch, "places": torch.zeros(size, NUM_FRAMES, 2)}
+        return {**batch, "places": places, "futures": places}
 
     def model(self, i: Inputs) -> nn.Module:
         c = self.config
@@ -57,6 +60,7 @@ class TrainTransformer(TrainClipClassifier):
             num_layers=c.num_layers,
             num_heads=c.num_heads,
             dropout=c.dropout,
+            has_places=c.position_weight > 0.0,
         )
 
     def start(self, m: nn.Module, i: Inputs) -> Start:
@@ -74,19 +78,25 @@ class TrainTransformer(TrainClipClassifier):
         # A tenth of the classes is not told, as in guidance without a classifier.
         is_told_M = torch.rand(num_masked, device=codes_MtG.device) > 0.1
         classes_M = torch.where(is_told_M, b["labels"][:num_masked], len(self.classes))
-        logits_BK, future_B2, places_BT2, guesses_MtGV = m(
-            tokens_BsG, hidden_MtG, is_hinted_M, classes_M
+        # Nor a tenth of the paths, which are NaN then, as where a clip has no track.
+        is_told_M = torch.rand(num_masked, device=codes_MtG.device) > 0.1
+        path_MT2 = b["places"][:num_masked].where(is_told_M[:, None, None], torch.nan)
+        *found, guesses_MtGV, path_loss = m(
+            *(tokens_BsG, hidden_MtG, is_hinted_M, classes_M, path_MT2),
+            (b["places"], b["labels"]),
         )
-        whole = {name: b[name][num_masked:] for name in ("labels", "future", "places")}
-        found = (each[num_masked:].float() for each in (logits_BK, future_B2, places_BT2))
-        loss = self.loss_of(whole, *found)
+        whole = {name: b[name][num_masked:] for name in ("labels", "futures", "places")}
+        loss = self.loss_of(whole, *(each[num_masked:].float() for each in found))
+        total = loss.total + self.config.position_weight * path_loss
         guess_MtG = _digits_loss(self.config.num_levels, guesses_MtGV.float(), codes_MtG)
         # Visible tokens have weight 0, so that no shape depends on the data.
-        guess = (guess_MtG * hidden_MtG).sum() / hidden_MtG.sum().clamp(min=1)
+        ball_MtG = near_ball(b["places"][:num_masked], codes_MtG.shape[1:])
+        weight_MtG = hidden_MtG * (1.0 + _BALL_WEIGHT * ball_MtG)
+        guess = (guess_MtG * weight_MtG).sum() / weight_MtG.sum().clamp(min=1)
         # Where the ball is behind the mask tells where its tokens are.
-        place = self.place_loss(b["places"][:num_masked], places_BT2[:num_masked].float())
+        place = self.place_loss(b["places"][:num_masked], found[2][:num_masked].float())
         return Loss(
-            total=loss.total * (len(tokens_BsG) / len(whole["labels"])),
+            total=total * (len(tokens_BsG) / len(whole["labels"])),
             mean=self.config.masked_weight * (guess + place / max(num_masked, 1)),
             metrics={**loss.metrics, "masked_loss": (guess.detach(), 1.0)},
         )
@@ -171,13 +181,16 @@ def _hidden(codes_MtG: Tensor) -> tuple[Tensor, Tensor]:
     """Which tokens to hide, (M, t, G), and of which clips the last step is hinted, (M).
 
     The share cos(u pi / 2), with u uniform, as in MaskGIT; drawn for each clip, of the whole of it,
-    of what follows its first steps (frame prediction) or the first alone (interpolation).
+    of what follows its first steps (frame prediction, half of the clips) or the first alone
+    (interpolation).
     """
     num_clips, num_steps, _ = codes_MtG.shape
     device = codes_MtG.device
     share_M = torch.cos(torch.rand(num_clips, device=device) * (math.pi / 2))
     hidden_MtG = torch.rand(codes_MtG.shape, device=device) < share_M[:, None, None]
-    task_M = torch.randint(0, 3, (num_clips,), device=device)
+    task_M = torch.tensor([0, 1, 1, 2], device=device)[
+        torch.randint(0, 4, (num_clips,), device=device)
+    ]
     given_M = torch.randint(1, num_steps, (num_clips,), device=device)
     given_M = torch.stack([torch.zeros_like(given_M), given_M, torch.ones_like(given_M)])[
         task_M, torch.arange(num_clips, device=device)

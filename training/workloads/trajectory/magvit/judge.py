@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from training.workloads.trajectory.features import build_backbone, calibrate, normalised
-from training.workloads.trajectory.magvit.model import Tokenizer
+from training.workloads.trajectory.magvit.tokenizer import Tokenizer
 
 # As many frames of a clip are compared, evenly from it.
 _NUM_COMPARED = 4

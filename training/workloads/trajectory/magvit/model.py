@@ -1,160 +1,26 @@
-"""The tokenizer (causal 3-D convolutions, finite scalar quantisation, a decoder to pixels), and the
-Transformer over a clip's tokens: predicts masked tokens and the clip's class.
+"""The Transformer over a clip's tokens: finds the ball and the class, and paints what is hidden.
 
-B clips, C channels, T frames, H height, W width, L levels of one dimension of a code. A token sees
-no later frame: convolutions look back in time only, and norms are per position. The tokenizer is
-evaluated by PSNR of clips and of the crop around the ball: a constant frame scores well on a plain
-background. M masked clips, t token steps in time, G cells of the token grid, P places (squares of
-cells), D dimensions of a code, E width, K classes, V the sum of a code's levels. Attention
-alternates between the places of one step and the steps of one place.
+Attention alternates between the places of one step and the steps of one place. B clips, M masked
+ones, T frames, t token steps in time, G cells of the token grid, P places (squares of cells), D
+dimensions of a code, E width, K classes, L levels of a dimension, V the sum of a code's levels.
 """
 
 import math
-from collections.abc import Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from training.workloads.trajectory.clips import NUM_FRAMES
-from training.workloads.trajectory.model import NUM_TOLD, PlaceTransformer
+from training.workloads.trajectory.forecast import PathFlow
+from training.workloads.trajectory.magvit.tokenizer import Quantizer, Tokenizer, to_uint8
+from training.workloads.trajectory.model import NUM_TOLD, PlaceTransformer, cell_centers
 
-# Each stage's width, in widths of the first, and the stride into it.
-_STEMS: Mapping[str, Sequence[tuple[int, tuple[int, int, int]]]] = MappingProxyType(
-    {
-        "patch": ((1, (2, 4, 4)),),
-        "full": ((1, (1, 1, 1)), (1, (1, 2, 2)), (2, (2, 2, 2)), (4, (2, 2, 2))),
-    }
-)
-
-
-class _CausalConv(nn.Module):
-    """3x3 in space, then 3 back in time: 90 % cheaper than 3x3x3 at equal width."""
-
-    def __init__(self, before: int, after: int) -> None:
-        super().__init__()
-        self.space = nn.Conv3d(before, after, (1, 3, 3), padding=(0, 1, 1))
-        self.time = nn.Conv3d(after, after, (3, 1, 1))
-
-    def forward(self, x_BCTHW: Tensor) -> Tensor:
-        out: Tensor = self.time(F.pad(self.space(x_BCTHW), (0, 0, 0, 0, 2, 0)))
-        return out
-
-
-class _ChannelNorm(nn.Module):
-    """RMS norm over channels, separately at each position."""
-
-    def __init__(self, channels: int) -> None:
-        super().__init__()
-        self.gain = nn.Parameter(torch.ones(channels, 1, 1, 1))
-
-    def forward(self, x_BCTHW: Tensor) -> Tensor:
-        return x_BCTHW * (x_BCTHW.square().mean(dim=1, keepdim=True) + 1e-6).rsqrt() * self.gain
-
-
-class _ResidualBlock(nn.Module):
-    """Norm, ReLU and causal convolution, added to the input."""
-
-    def __init__(self, channels: int) -> None:
-        super().__init__()
-        self.norm = _ChannelNorm(channels)
-        self.conv = _CausalConv(channels, channels)
-
-    def forward(self, x_BCTHW: Tensor) -> Tensor:
-        out: Tensor = x_BCTHW + self.conv(F.relu(self.norm(x_BCTHW)))
-        return out
-
-
-class Quantizer(nn.Module):
-    """Finite scalar quantisation: each dimension is rounded to one of its levels.
-
-    There is no codebook that could collapse. Straight-through gradient. arXiv:2309.15505, 3.1.
-    """
-
-    levels: Tensor
-    basis: Tensor
-
-    def __init__(self, levels: Sequence[int]) -> None:
-        super().__init__()
-        basis = [math.prod(levels[:place]) for place in range(len(levels))]
-        self.num_levels = tuple(levels)
-        self.num_codes = math.prod(levels)
-        self.register_buffer("levels", torch.tensor(levels), persistent=False)
-        self.register_buffer("basis", torch.tensor(basis), persistent=False)
-
-    def forward(self, z: Tensor) -> Tensor:
-        """Round z (..., D) to values in [-1, 1], (..., D)."""
-        half = (self.levels - 1) * (1.0 - 1e-3) / 2.0
-        offset = 0.5 * (self.levels % 2 == 0)
-        bounded = torch.tanh(z + torch.atanh(offset / half)) * half - offset
-        rounded = bounded + (bounded.round() - bounded).detach()
-        quantized: Tensor = rounded / (self.levels // 2)
-        return quantized
-
-    def indices(self, quantized: Tensor) -> Tensor:
-        """Codes (...) from 0 to num_codes - 1 of what `forward` returned (..., D)."""
-        half = self.levels // 2
-        digits = (quantized * half + half).round().long()
-        return (digits * self.basis).sum(dim=-1)
-
-    def values(self, codes: Tensor) -> Tensor:
-        """Undo `indices`: (...) -> (..., D)."""
-        half = self.levels // 2
-        return (codes[..., None] // self.basis % self.levels - half) / half
-
-    def distances(self, values: Tensor, weights: Tensor) -> Tensor:
-        """Squared distances of all levels from values, weighted: twice (..., D) to (..., V)."""
-        half = self.levels // 2
-        levels = torch.cat([torch.arange(n, device=values.device) for n in self.num_levels])
-        here, weights = (
-            each.repeat_interleave(self.levels, dim=-1, output_size=len(levels))
-            for each in (values * half + half, weights)
-        )
-        return weights * (levels - here).square()
-
-
-class Tokenizer(nn.Module):
-    """Clips (B, T, H, W, 3) in uint8 to codes and back to pixels in 0 .. 1."""
-
-    def __init__(self, *, stem: str, width: int, levels: Sequence[int]) -> None:
-        super().__init__()
-        stages = [(multiple * width, stride) for multiple, stride in _STEMS[stem]]
-        self.quantizer = Quantizer(levels)
-        down: list[nn.Module] = []
-        up: list[nn.Module] = []
-        before = 3
-        for channels, stride in stages:
-            # Patches do not overlap, so a stride in time sees no later token's frames.
-            down += [nn.Conv3d(before, channels, stride, stride), _ResidualBlock(channels)]
-            up[:0] = [
-                _ResidualBlock(channels),
-                nn.ConvTranspose3d(channels, before, stride, stride),
-            ]
-            before = channels
-        # No norm before the codes: it would take from a plain patch how bright it is.
-        self.encoder = nn.Sequential(*down, nn.Conv3d(before, len(levels), 1))
-        self.decoder = nn.Sequential(nn.Conv3d(len(levels), before, 1), *up)
-        with torch.no_grad():
-            last = up[-1]
-            assert isinstance(last, nn.ConvTranspose3d) and last.bias is not None
-            last.bias.fill_(0.5)
-
-    def encode(self, clips_BTHW3: Tensor) -> Tensor:
-        """Quantised codes' values (B, t, h, w, D) of uint8 clips."""
-        x_BCTHW = clips_BTHW3.permute(0, 4, 1, 2, 3).float() / 255.0 - 0.5
-        quantized: Tensor = self.quantizer(self.encoder(4.0 * x_BCTHW).permute(0, 2, 3, 4, 1))
-        return quantized
-
-    def decode(self, quantized_BthwD: Tensor) -> Tensor:
-        """Pixels (B, T, H, W, 3), about 0 .. 1."""
-        pixels: Tensor = self.decoder(quantized_BthwD.permute(0, 4, 1, 2, 3))
-        return pixels.permute(0, 2, 3, 4, 1)
-
-    def forward(self, clips_BTHW3: Tensor) -> tuple[Tensor, Tensor]:
-        """Reconstruction (B, T, H, W, 3) and the codes' values (B, t, h, w, D)."""
-        quantized = self.encode(clips_BTHW3)
-        return self.decode(quantized), quantized
+# Blocks that know where the ball is, and numbers that say where it is in a frame and how near.
+_NUM_PAINT_LAYERS = 2
+# A cell knows how far away the ball is up to as many cells.
+_FAR = 2.0
 
 
 class _AxialBlock(nn.Module):
@@ -196,9 +62,83 @@ def _folded_attention(q_BMHNd: Tensor, k_BMHNd: Tensor, v_BMHNd: Tensor) -> Tens
     return F.scaled_dot_product_attention(q, k, v).view(q_BMHNd.shape)
 
 
+class _Painter(nn.Module):
+    """The digits of codes (M, t, G, V), told where the ball is and what is known of each token.
+
+    A guess per dimension of a code: 96 logits instead of 2^24. And how near it is to each thing
+    that is known, as levels are in order.
+    """
+
+    def __init__(
+        self,
+        quantizer: Quantizer,
+        *,
+        num_known: int,
+        num_frames: int,
+        merged: int,
+        width: int,
+        num_heads: int,
+        dropout: float,
+    ) -> None:
+        super().__init__()
+        self.quantizer, self.merged, self.num_frames = quantizer, merged, num_frames
+        num_levels = quantizer.num_levels
+        # How far away the ball is in each frame of a step, whether that is told, how it looks.
+        inputs = 2 * num_frames + 1 + len(num_levels)
+        self.embed_path = nn.Sequential(
+            nn.Linear(inputs, width), nn.GELU(), nn.Linear(width, width)
+        )
+        self.blocks = nn.ModuleList(
+            _AxialBlock(width, num_heads, dropout) for _ in range(_NUM_PAINT_LAYERS)
+        )
+        self.norm = nn.LayerNorm(width)
+        self.guess = nn.Linear(width, merged**2 * sum(num_levels))
+        self.nearness = nn.Linear(width, merged**2 * (num_known + 1) * len(num_levels))
+
+    def forward(
+        self,
+        x_MtPE: Tensor,
+        path_MT2: Tensor,
+        values_MtGD: Tensor,
+        is_seen_MtG: Tensor,
+        known: Sequence[tuple[Tensor, Tensor]],
+    ) -> Tensor:
+        # What the ball looks like: the mean of what is seen where it is.
+        ball_MtG1 = (near_ball(path_MT2, is_seen_MtG.shape[1:]) ** 8 * is_seen_MtG)[..., None]
+        sum_M111 = ball_MtG1.sum(dim=(1, 2), keepdim=True)
+        look_M11D = (ball_MtG1 * values_MtGD).sum(dim=(1, 2), keepdim=True)
+        look_M11D = look_M11D / sum_M111.clamp(min=0.1)
+        x_MtPE = x_MtPE + self._path(path_MT2, look_M11D, x_MtPE.shape)
+        for block in self.blocks:
+            x_MtPE = block(x_MtPE)
+        x_MtPE = self.norm(x_MtPE)
+        guesses_MtGV, near_MtGD = (
+            _split_cells(layer(x_MtPE), self.merged) for layer in (self.guess, self.nearness)
+        )
+        known = (*known, (look_M11D, sum_M111 > 0.1))
+        of_each = F.softplus(near_MtGD - 2.0).chunk(len(known), dim=-1)
+        for weight_MtGD, (values, is_known) in zip(of_each, known, strict=True):
+            away_MtGV = self.quantizer.distances(values, weight_MtGD * is_known)
+            guesses_MtGV = guesses_MtGV - away_MtGV
+        return guesses_MtGV
+
+    def _path(self, path_MT2: Tensor, look_M11D: Tensor, shape: Sequence[int]) -> Tensor:
+        """Where the ball is and what it looks like, for each cell of each step (M, t, P, E)."""
+        _, num_steps, num_places, _ = shape
+        side = math.isqrt(num_places)
+        away_MTP2 = path_MT2[:, :, None] - cell_centers(side, path_MT2.device)
+        away_MTP2 = (away_MTP2 * (side / 2.0)).clamp(-_FAR, _FAR)
+        by_step = away_MTP2.view(len(path_MT2), num_steps, self.num_frames, num_places, 2)
+        away_MtPF = by_step.transpose(2, 3).flatten(3)
+        is_told_MtP1 = ~away_MtPF.isnan().any(dim=3, keepdim=True)
+        told = (away_MtPF.nan_to_num(0.0), is_told_MtP1, look_M11D.expand(*shape[:3], -1))
+        embedded: Tensor = self.embed_path(torch.cat([each.to(path_MT2) for each in told], dim=3))
+        return embedded * is_told_MtP1
+
+
 class TokenTransformer(nn.Module):
-    """Tokens (B, t + 1, G) to class logits (B, K), future position (B, 2), the ball's places
-    (B, T, 2) and, for the first M clips, the digits of their codes (M, t, G, V).
+    """Tokens (B, t + 1, G) to class logits (B, K), each frame's future position and the ball's
+    place (B, T, 2) and, for the first M clips, the digits of their codes (M, t, G, V).
 
     It holds its tokenizer, frozen, and so can draw what it decodes.
     """
@@ -215,6 +155,7 @@ class TokenTransformer(nn.Module):
         num_layers: int,
         num_heads: int,
         dropout: float,
+        has_places: bool,
     ) -> None:
         super().__init__()
         self.tokenizer = tokenizer.requires_grad_(False)
@@ -232,17 +173,26 @@ class TokenTransformer(nn.Module):
             _AxialBlock(width, num_heads, dropout) for _ in range(num_layers)
         )
         self.norm = nn.LayerNorm(width)
-        # One guess per dimension of a code: 96 logits instead of 2^24. And how near it is to what
-        # the cell was last, to what it is on average, and to what the clip is: levels are in order.
-        self.guess = nn.Linear(width, merged**2 * sum(levels))
-        self.nearness = nn.Linear(width, merged**2 * 3 * len(levels))
         # A step is several frames, of each of which a cell tells its own.
-        self.tell_cell = nn.Linear(width, NUM_FRAMES // num_steps * NUM_TOLD)
+        num_frames = NUM_FRAMES // num_steps
+        self.tell_cell = nn.Linear(width, num_frames * NUM_TOLD)
         self.over_time = PlaceTransformer(
             width=width,
             num_frames=NUM_FRAMES,
             num_classes=num_classes,
             num_layers=2,
+            num_heads=num_heads,
+            dropout=dropout,
+        )
+        # Where places are learned, what is hidden is painted around the ball.
+        self.flow = PathFlow(num_frames=NUM_FRAMES, num_classes=num_classes) if has_places else None
+        # It is told what a cell was last, what it is on average, and what the clip is.
+        self.painter = _Painter(
+            self.quantizer,
+            num_known=3,
+            num_frames=num_frames,
+            merged=merged,
+            width=width,
             num_heads=num_heads,
             dropout=dropout,
         )
@@ -253,12 +203,16 @@ class TokenTransformer(nn.Module):
         hidden_MtG: Tensor | None = None,
         is_hinted_M: Tensor | None = None,
         classes_M: Tensor | None = None,
+        path_MT2: Tensor | None = None,
+        true: tuple[Tensor, Tensor] | None = None,
     ) -> tuple[Tensor, ...]:
         """Codes are guessed for the first M clips, where hidden; without a mask, for none.
 
         What is known of a hidden token is seen in its place: MAGVIT's COMMIT, Yu et al. 2022
         (arXiv:2212.05199), 3.2. That is the cell's last visible code, carried forward, and of the
-        last step of a clip that is hinted the row after the codes.
+        last step of a clip that is hinted the row after the codes. They are painted as if the
+        ball took the path, unless that is NaN: the true one in training, else what the flow draws.
+        With true places (B, T, 2) and labels (B) the flow's loss of whole clips comes last.
         """
         codes_BtG = tokens_BsG[:, :-1].long()
         values_BtGD = self.quantizer.values(codes_BtG)
@@ -289,28 +243,28 @@ class TokenTransformer(nn.Module):
         x_BtPE = x_BtPE + self.time_tE + self.place_PE + self.embed_class(classes_B)[:, None, None]
         for block in self.blocks:
             x_BtPE = block(x_BtPE)
-        x_BtPE = self.norm(x_BtPE)
-        told_BtPFE = self.tell_cell(x_BtPE).view(*x_BtPE.shape[:3], -1, NUM_TOLD)
+        told_BtPFE = self.tell_cell(self.norm(x_BtPE)).view(*x_BtPE.shape[:3], -1, NUM_TOLD)
         found = self.over_time.tell_cells(told_BtPFE.transpose(2, 3).flatten(1, 2))
         if hidden_MtG is None:
             return found
-        guesses_MtGV, near_MtGD = (
-            _split_cells(layer(x_BtPE[:num_masked]), self.merged)
-            for layer in (self.guess, self.nearness)
-        )
         sum_M11D, num_M111 = (
             each[:num_masked].sum(dim=2, keepdim=True) for each in (sum_B1GD, num_B1G1)
         )
-        near_what = (
+        known = (
             (shown_MtGD, is_known_MtG[..., None]),
             (mean_B1GD[:num_masked], num_B1G1[:num_masked] > 0),
             (sum_M11D / num_M111.clamp(min=1), num_M111 > 0),
         )
-        of_each = F.softplus(near_MtGD - 2.0).chunk(len(near_what), dim=-1)
-        for weight_MtGD, (values, is_known) in zip(of_each, near_what, strict=True):
-            away_MtGV = self.quantizer.distances(values, weight_MtGD * is_known)
-            guesses_MtGV = guesses_MtGV - away_MtGV
-        return *found, guesses_MtGV
+        if path_MT2 is None:
+            path_MT2 = torch.full_like(found[2][:num_masked], torch.nan)
+        guesses_MtGV = self.painter(
+            x_BtPE[:num_masked], path_MT2, values_BtGD[:num_masked], ~hidden_MtG, known
+        )
+        if true is None:
+            return *found, guesses_MtGV
+        whole = (each[num_masked:] for each in (found[2], *true))
+        loss = self.flow.loss(*whole) if self.flow else torch.zeros_like(guesses_MtGV[0, 0, 0, 0])
+        return *found, guesses_MtGV, loss
 
     @torch.no_grad()
     def decode(
@@ -326,14 +280,22 @@ class TokenTransformer(nn.Module):
 
         The surest stay, more with each step: MaskGIT (Chang et al. 2022, arXiv:2202.04200), 3.2,
         by its cubic schedule, as the first few decide on the clip's colours; and with a temperature
-        of the choice that falls to 0. At a temperature of 0 the likeliest codes are taken.
+        of the choice that falls to 0. At a temperature of 0 the likeliest codes are taken. Where
+        the ball goes is drawn first, from the places in steps that are seen as a whole.
         """
         codes_BtG, hint_B1G = tokens_BsG[:, :-1].long(), tokens_BsG[:, -1:].long()
+        path_BT2 = None
+        if self.flow is not None:
+            found_BT2 = self(tokens_BsG, hidden_BtG, is_hinted_B, classes_B)[2]
+            is_seen_Bt = ~hidden_BtG.any(dim=2)
+            is_seen_Bt[:, -1] |= is_hinted_B
+            is_seen_BT = is_seen_Bt.repeat_interleave(NUM_FRAMES // is_seen_Bt.shape[1], dim=1)
+            path_BT2 = self.flow.draw(found_BT2, is_seen_BT, classes_B, temperature)
         num_hidden_B = hidden_BtG.flatten(1).sum(dim=1)
         for step in range(1, num_steps + 1):
             tokens_BsG = torch.cat([codes_BtG, hint_B1G], dim=1)
-            guesses_BtGV = self(tokens_BsG, hidden_BtG, is_hinted_B, classes_B)[-1].float()
-            drawn_BtG, sure_BtG = _draw(self.quantizer, guesses_BtGV, temperature)
+            told = self(tokens_BsG, hidden_BtG, is_hinted_B, classes_B, path_BT2)
+            drawn_BtG, sure_BtG = _draw(self.quantizer, told[-1].float(), temperature)
             codes_BtG = torch.where(hidden_BtG, drawn_BtG, codes_BtG)
             sure_BtG += temperature * (1.0 - step / num_steps) * _gumbel(sure_BtG)
             order_BN = sure_BtG.masked_fill(~hidden_BtG, torch.inf).flatten(1).argsort(dim=1)
@@ -349,9 +311,16 @@ class TokenTransformer(nn.Module):
         return to_uint8(self.tokenizer.decode(self.quantizer.values(codes_Bthw)))
 
 
-def to_uint8(pixels: Tensor) -> Tensor:
-    """Pixels of about 0 .. 1 as they are kept."""
-    return (pixels.float().clamp(0.0, 1.0) * 255.0).round().to(torch.uint8)
+def near_ball(path_BT2: Tensor, token_shape: Sequence[int]) -> Tensor:
+    """How near the ball is to each token in its step's frames: 1 to 0, (B, t, G); 0 if untold."""
+    num_steps, num_cells = token_shape
+    side = math.isqrt(num_cells)
+    away_BTG = (path_BT2[:, :, None] - cell_centers(side, path_BT2.device)).norm(dim=3)
+    near_BTG = (-(away_BTG * (side / 3.0)).square()).exp().nan_to_num(0.0)
+    num_clips, num_frames, _ = path_BT2.shape
+    by_step = near_BTG.view(num_clips, num_steps, num_frames // num_steps, num_cells)
+    near_BtG: Tensor = by_step.amax(dim=2)
+    return near_BtG
 
 
 def _gumbel(like: Tensor) -> Tensor:

@@ -25,7 +25,7 @@ from training.workloads.trajectory.dataset import (
 )
 from training.workloads.trajectory.features import PreparedClips
 from training.workloads.trajectory.magvit.judge import JudgedTokenizer
-from training.workloads.trajectory.magvit.model import Tokenizer, to_uint8
+from training.workloads.trajectory.magvit.tokenizer import Tokenizer, to_uint8
 from training.workloads.trajectory.model import parameter_groups
 
 _NUM_CALIBRATING = 32  # clips

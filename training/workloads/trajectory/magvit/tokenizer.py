@@ -1,0 +1,156 @@
+"""The tokenizer: causal 3-D convolutions, finite scalar quantisation, a decoder to pixels.
+
+A token sees no later frame: convolutions look back in time only, and norms are per position. It is
+evaluated by PSNR of clips and of the crop around the ball: a constant frame scores well on a plain
+background. B clips, C channels, T frames, H height, W width, t token steps in time, h and w sides
+of the token grid, D dimensions of a code, V the sum of a code's levels.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+# Each stage's width, in widths of the first, and the stride into it.
+_STEMS: Mapping[str, Sequence[tuple[int, tuple[int, int, int]]]] = MappingProxyType(
+    {
+        "patch": ((1, (2, 4, 4)),),
+        "full": ((1, (1, 1, 1)), (1, (1, 2, 2)), (2, (2, 2, 2)), (4, (2, 2, 2))),
+    }
+)
+
+
+class _CausalConv(nn.Module):
+    """3x3 in space, then 3 back in time: 90 % cheaper than 3x3x3 at equal width."""
+
+    def __init__(self, before: int, after: int) -> None:
+        super().__init__()
+        self.space = nn.Conv3d(before, after, (1, 3, 3), padding=(0, 1, 1))
+        self.time = nn.Conv3d(after, after, (3, 1, 1))
+
+    def forward(self, x_BCTHW: Tensor) -> Tensor:
+        out: Tensor = self.time(F.pad(self.space(x_BCTHW), (0, 0, 0, 0, 2, 0)))
+        return out
+
+
+class _ChannelNorm(nn.Module):
+    """RMS norm over channels, separately at each position."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.gain = nn.Parameter(torch.ones(channels, 1, 1, 1))
+
+    def forward(self, x_BCTHW: Tensor) -> Tensor:
+        return x_BCTHW * (x_BCTHW.square().mean(dim=1, keepdim=True) + 1e-6).rsqrt() * self.gain
+
+
+class _ResidualBlock(nn.Module):
+    """Norm, ReLU and causal convolution, added to the input."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.norm = _ChannelNorm(channels)
+        self.conv = _CausalConv(channels, channels)
+
+    def forward(self, x_BCTHW: Tensor) -> Tensor:
+        out: Tensor = x_BCTHW + self.conv(F.relu(self.norm(x_BCTHW)))
+        return out
+
+
+class Quantizer(nn.Module):
+    """Finite scalar quantisation: each dimension is rounded to one of its levels.
+
+    There is no codebook that could collapse. Straight-through gradient. arXiv:2309.15505, 3.1.
+    """
+
+    levels: Tensor
+    basis: Tensor
+
+    def __init__(self, levels: Sequence[int]) -> None:
+        super().__init__()
+        basis = [math.prod(levels[:place]) for place in range(len(levels))]
+        self.num_levels = tuple(levels)
+        self.num_codes = math.prod(levels)
+        self.register_buffer("levels", torch.tensor(levels), persistent=False)
+        self.register_buffer("basis", torch.tensor(basis), persistent=False)
+
+    def forward(self, z: Tensor) -> Tensor:
+        """Round z (..., D) to values in [-1, 1], (..., D)."""
+        half = (self.levels - 1) * (1.0 - 1e-3) / 2.0
+        offset = 0.5 * (self.levels % 2 == 0)
+        bounded = torch.tanh(z + torch.atanh(offset / half)) * half - offset
+        rounded = bounded + (bounded.round() - bounded).detach()
+        quantized: Tensor = rounded / (self.levels // 2)
+        return quantized
+
+    def indices(self, quantized: Tensor) -> Tensor:
+        """Codes (...) from 0 to num_codes - 1 of what `forward` returned (..., D)."""
+        half = self.levels // 2
+        digits = (quantized * half + half).round().long()
+        return (digits * self.basis).sum(dim=-1)
+
+    def values(self, codes: Tensor) -> Tensor:
+        """Undo `indices`: (...) -> (..., D)."""
+        half = self.levels // 2
+        return (codes[..., None] // self.basis % self.levels - half) / half
+
+    def distances(self, values: Tensor, weights: Tensor) -> Tensor:
+        """Squared distances of all levels from values, weighted: twice (..., D) to (..., V)."""
+        half = self.levels // 2
+        levels = torch.cat([torch.arange(n, device=values.device) for n in self.num_levels])
+        here, weights = (
+            each.repeat_interleave(self.levels, dim=-1, output_size=len(levels))
+            for each in (values * half + half, weights)
+        )
+        return weights * (levels - here).square()
+
+
+class Tokenizer(nn.Module):
+    """Clips (B, T, H, W, 3) in uint8 to codes and back to pixels in 0 .. 1."""
+
+    def __init__(self, *, stem: str, width: int, levels: Sequence[int]) -> None:
+        super().__init__()
+        stages = [(multiple * width, stride) for multiple, stride in _STEMS[stem]]
+        self.quantizer = Quantizer(levels)
+        down: list[nn.Module] = []
+        up: list[nn.Module] = []
+        before = 3
+        for channels, stride in stages:
+            # Patches do not overlap, so a stride in time sees no later token's frames.
+            down += [nn.Conv3d(before, channels, stride, stride), _ResidualBlock(channels)]
+            up[:0] = [
+                _ResidualBlock(channels),
+                nn.ConvTranspose3d(channels, before, stride, stride),
+            ]
+            before = channels
+        # No norm before the codes: it would take from a plain patch how bright it is.
+        self.encoder = nn.Sequential(*down, nn.Conv3d(before, len(levels), 1))
+        self.decoder = nn.Sequential(nn.Conv3d(len(levels), before, 1), *up)
+        with torch.no_grad():
+            last = up[-1]
+            assert isinstance(last, nn.ConvTranspose3d) and last.bias is not None
+            last.bias.fill_(0.5)
+
+    def encode(self, clips_BTHW3: Tensor) -> Tensor:
+        """Quantised codes' values (B, t, h, w, D) of uint8 clips."""
+        x_BCTHW = clips_BTHW3.permute(0, 4, 1, 2, 3).float() / 255.0 - 0.5
+        quantized: Tensor = self.quantizer(self.encoder(4.0 * x_BCTHW).permute(0, 2, 3, 4, 1))
+        return quantized
+
+    def decode(self, quantized_BthwD: Tensor) -> Tensor:
+        """Pixels (B, T, H, W, 3), about 0 .. 1."""
+        pixels: Tensor = self.decoder(quantized_BthwD.permute(0, 4, 1, 2, 3))
+        return pixels.permute(0, 2, 3, 4, 1)
+
+    def forward(self, clips_BTHW3: Tensor) -> tuple[Tensor, Tensor]:
+        """Reconstruction (B, T, H, W, 3) and the codes' values (B, t, h, w, D)."""
+        quantized = self.encode(clips_BTHW3)
+        return self.decode(quantized), quantized
+
+
+def to_uint8(pixels: Tensor) -> Tensor:
+    """Pixels of about 0 .. 1 as they are kept."""
+    return (pixels.float().clamp(0.0, 1.0) * 255.0).round().to(torch.uint8)
