@@ -188,9 +188,8 @@ def _hidden(codes_MtG: Tensor) -> tuple[Tensor, Tensor]:
     device = codes_MtG.device
     share_M = torch.cos(torch.rand(num_clips, device=device) * (math.pi / 2))
     hidden_MtG = torch.rand(codes_MtG.shape, device=device) < share_M[:, None, None]
-    task_M = torch.tensor([0, 1, 1, 2], device=device)[
-        torch.randint(0, 4, (num_clips,), device=device)
-    ]
+    # 0: the whole clip, 1 (twice as likely): frame prediction, 2: interpolation.
+    task_M = (torch.randint(0, 4, (num_clips,), device=device) + 1) // 2
     given_M = torch.randint(1, num_steps, (num_clips,), device=device)
     given_M = torch.stack([torch.zeros_like(given_M), given_M, torch.ones_like(given_M)])[
         task_M, torch.arange(num_clips, device=device)
