@@ -71,7 +71,7 @@ DRY = "-m benchmarks gpu --cpu --only machine"
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (f"{DRY} saves", "saves | durable in a folder, s | "),
+        pytest.param(f"{DRY} saves", "saves | durable in a folder, s | ", marks=pytest.mark.slow),
         pytest.param(
             f"{DRY} equality",
             "equality | bfloat16, average | equal bits",

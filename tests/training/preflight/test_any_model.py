@@ -295,7 +295,10 @@ def test_eager_attention_keeps_its_scores(write: Callable[[Any], str]) -> None:
             marks=pytest.mark.slow,
         ),
         {**TINY, "model_type": "qwen3", "head_dim": 16, "num_key_value_heads": 2},
-        {**TINY, "model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2},
+        pytest.param(
+            {**TINY, "model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2},
+            marks=pytest.mark.slow,
+        ),
         pytest.param({**TINY, "model_type": "mamba", "state_size": 8}, marks=pytest.mark.slow),
     ],
 )

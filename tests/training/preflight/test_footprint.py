@@ -139,7 +139,7 @@ def test_only_activations_grow_with_the_micro_batch() -> None:
     assert small.flops_per_sample == large.flops_per_sample
 
 
-@pytest.mark.parametrize("size", [16, 64])
+@pytest.mark.parametrize("size", [16, pytest.param(64, marks=pytest.mark.slow)])
 def test_the_peak_is_what_the_allocator_sees_of_the_real_step(size: int) -> None:
     stage = stage_of_trajectory()
     found = in_fork(lambda: measure_step(stage, laptop(), size))

@@ -46,7 +46,10 @@ def kill(key: str) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-@pytest.mark.parametrize("name", ["optimizer.rank-0001.safetensors", "state.json"])
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param("optimizer.rank-0001.safetensors", marks=pytest.mark.slow), "state.json"],
+)
 def test_a_kill_in_the_middle_of_a_save_leaves_the_one_before_it(
     run: Run, sharded: Run, name: str
 ) -> None:

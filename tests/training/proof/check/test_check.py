@@ -57,7 +57,8 @@ def test_many_steps_are_killed_between_commits_too(capsys: pytest.CaptureFixture
     )
 
 
-@pytest.mark.parametrize("num_processes", [2, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("num_processes", [2, 4])
 def test_ranks_that_share_more_weights_than_a_bucket_holds_resume_exactly(
     num_processes: int, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -64,6 +64,7 @@ def test_the_place_of_a_marked_cell_is_learned_beside_one_that_moves_like_it() -
     assert away_after(CONFIG, 100) < 0.2, "half frames: a cell is 0.5"
 
 
+@pytest.mark.slow
 def test_the_place_of_a_mark_is_learned_from_the_pixels_where_features_say_nothing() -> None:
     assert away_after(replace(CONFIG, pixel_width=4), 25) < 0.2, "half frames: a cell is 0.5"
 
