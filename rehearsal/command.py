@@ -186,6 +186,10 @@ def _workload(arguments: argparse.Namespace) -> tuple[RehearsedWorkload, Sequenc
             f"--workload is {name!r} and --source {source}; give both for a workload of your own "
             "(package.module:NAME and its folder), or a known workload alone"
         )
+    if source is None and arguments.data is not None:
+        raise ValueError(
+            f"--data is {arguments.data}, and {name} rehearses on data that it makes; leave it out"
+        )
     defaults = DEFAULTS.get(name)
     if source is not None or defaults is None or arguments.interrupt:
         overrides = arguments.overrides.split()

@@ -86,6 +86,8 @@ def synthesize(checkout: Path, out: Path, context: Sequence[str], name: str) -> 
     _require_app(checkout, name)
     command = ["npx", "--no-install", "cdk", "synth", "--quiet", "--no-notices"]
     for item in context:
+        if "=" not in item:
+            raise CannotReview(f"-c {item} is not NAME=VALUE")
         command += ["-c", item]
     done = _run([*command, "--output", str(out)], checkout)
     if done.returncode != 0:

@@ -126,13 +126,17 @@ def read_resources(assembly: Path) -> dict[str, Resource]:
 def main(arguments: Sequence[str]) -> int:
     """Write the page for the given cloud assembly, or for the app with its defaults."""
     with tempfile.TemporaryDirectory() as folder:
-        assembly = arguments[0] if arguments else folder
+        assembly = Path(arguments[0] if arguments else folder)
         if not arguments:
             command = ["npx", "--no-install", "cdk", "synth", "--quiet", "--output", folder]
             status = subprocess.run(command, cwd=ROOT, check=False).returncode
             if status != 0:
                 return status
-        PAGE.write_text(draw(read_resources(Path(assembly))), encoding="utf-8")
+        resources = read_resources(assembly)
+        if not resources:
+            print(f"{assembly} has no templates; give a folder of cdk synth", file=sys.stderr)
+            return 2
+        PAGE.write_text(draw(resources), encoding="utf-8")
     print(PAGE.relative_to(ROOT))
     return 0
 

@@ -112,6 +112,11 @@ def run(arguments: argparse.Namespace) -> int:
     hours = arguments.hours_per_week
     if hours is not None and not 0 < hours <= 168:
         raise ValueError(f"hours per week are {hours:g}; give more than 0, at most 168")
+    for name in ("deadline_hours", "max_usd", "max_usd_per_hour"):
+        limit = getattr(arguments, name)
+        if limit is not None and not 0 < limit < 1e9:
+            option = "--" + name.replace("_", "-")
+            raise ValueError(f"{option} is {limit:g}; give a number above 0, below 1e9")
     if arguments.market == "fallback" and arguments.deadline_hours is None:
         raise ValueError("--market fallback buys on demand for a deadline; give --deadline-hours")
     anywhere = arguments.region == "any"

@@ -63,6 +63,9 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.import_snapshot is not None:
         return import_snapshot(arguments)
     if arguments.families:
+        filters = ("sizes", "family", "gpu", "fit")
+        if given := [name for name in filters if getattr(arguments, name)]:
+            raise ValueError(f"--families lists all of them; leave out {', '.join(given)}")
         if arguments.json:
             print_json("catalogue", {"families": family_rows()})
         else:

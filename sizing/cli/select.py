@@ -143,7 +143,8 @@ def _in_use(arguments: argparse.Namespace, instance: InstanceType) -> tuple[floa
 def _given(arguments: argparse.Namespace, phase: str) -> dict[str, Any]:
     """Return the options that were given; a ValueError if they are not for this phase."""
     given = {name: getattr(arguments, name) for name in _OPTIONS}
-    given = {name: value for name, value in given.items() if value not in (None, [], False)}
+    # A zero was given, and is refused below.
+    given = {k: v for k, v in given.items() if v is not None and v is not False and v != []}
     for name, value in given.items():
         option = "--" + name.replace("_", "-")
         phases = _OPTIONS[name][2]
@@ -152,7 +153,7 @@ def _given(arguments: argparse.Namespace, phase: str) -> dict[str, Any]:
                 f"{option} is for {' or '.join(phases)}, not for {phase}: leave it out"
             )
         if isinstance(value, int | float) and not 0 < value < 1e9:
-            raise ValueError(f"{option} must be a number above 0, got {value:g}")
+            raise ValueError(f"{option} must be above 0 and below 1e9, got {value:g}")
     if given.get("cpu_percent", 0) > 100 or given.get("hours_per_day", 0) > 24:
         raise ValueError("--cpu-percent is at most 100 and --hours-per-day at most 24")
     return given

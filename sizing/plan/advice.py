@@ -10,7 +10,7 @@ from typing import Literal
 
 from contract.trainer_options import RANKS
 from sizing import catalogue
-from sizing.catalogue.prices import UnknownPriceError
+from sizing.catalogue.prices import PRICE_REGION, UnknownPriceError
 from sizing.models.fitted import fitted
 from sizing.plan.checks import TIGHT, Findings, check_plan
 from sizing.plan.deadline import with_fallback
@@ -94,7 +94,9 @@ class PlannedSize:
         which = f"all {there}" if gpus == there else f"{gpus} of {there}"
         used = f" with {which} GPUs" if there > 1 else ""
         market = _MARKETS[self.outcomes.market] if self.outcomes else "nowhere"
-        return f"{self.plan.request.size}{used} {market}"
+        region = self.plan.request.prices.region
+        where = "" if region == PRICE_REGION else f" in {region}"
+        return f"{self.plan.request.size}{used} {market}{where}"
 
     def is_in(self, market: Market) -> bool:
         """Whether these are outcomes of a market."""

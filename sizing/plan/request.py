@@ -55,11 +55,11 @@ class Request:
         for name in ("volume_gib", "runs", "hosts", "batch", "micro_batch", "samples"):
             value = getattr(self, name)
             if value is not None and not 1 <= value < 1e12:
-                raise ValueError(f"{name} is {value}; give at least 1")
+                raise ValueError(f"{name} is {value}; give 1 to a trillion")
         if self.data_on not in DATA_PLACES:
             raise ValueError(f"data_on is {self.data_on!r}; give {' or '.join(DATA_PLACES)}")
         if self.epochs is not None and not 0 < self.epochs < 1e9:
-            raise ValueError(f"epochs is {self.epochs:g}; give a number above 0")
+            raise ValueError(f"epochs is {self.epochs:g}; give a number above 0, below 1e9")
         for name in ("dataset_gib", "unshared_gib", "rate_per_hour", "volume_mib_per_second"):
             value = getattr(self, name)
             if value is not None and not 0 <= value < 1e6:
@@ -85,9 +85,11 @@ class Request:
     @property
     def data_gib(self) -> int:
         """What is mounted for data holds."""
-        if self.volume_gib is not None:
-            return self.volume_gib
-        return 200 if self.data_on == "ebs" else catalogue.find(self.size).instance_store_gib
+        most = catalogue.find(self.size).instance_store_gib if self.data_on == "nvme" else 200
+        if self.volume_gib is None:
+            return most
+        # An instance store is no larger than it is, whatever is asked for.
+        return self.volume_gib if self.data_on == "ebs" else min(most, self.volume_gib)
 
     def find_instance(self) -> InstanceType:
         """Return the size's instance; a ValueError where it cannot train with that many GPUs."""

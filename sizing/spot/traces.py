@@ -112,7 +112,7 @@ def read_counts(path: Path) -> tuple[float, list[float]]:
             f"{path} is not a trace: give JSON with metadata.gap_seconds and a list called data"
         ) from None
     if not isinstance(gap, int | float) or not 0 < gap < 1e6:
-        raise ValueError(f"{path}: gap_seconds must be a number above 0, got {gap!r}")
+        raise ValueError(f"{path}: gap_seconds must be above 0 and below 1e6, got {gap!r}")
     if not isinstance(data, list) or not data:
         raise ValueError(f"{path}: data must be a list with at least one tick")
     for tick, count in enumerate(data):

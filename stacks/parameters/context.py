@@ -62,7 +62,7 @@ def refuse_unknown_names(given: Mapping[str, object]) -> None:
     """Refuse a name that is not a parameter: say what it is now, or suggest the nearest."""
     known = [*KINDS, *(f"train.{option}" for option in OPTIONS)]
     for name, value in given.items():
-        if name in known or name.startswith("tags."):
+        if name in known or name.removeprefix("tags.") not in ("", name):
             continue
         if name in _OLDER_NAMES:
             now = _OLDER_NAMES[name]
@@ -105,7 +105,7 @@ def parse_text(name: str, value: object) -> str:
 
 def _parse_float(name: str, value: object) -> float:
     try:
-        number = float(str(value) or 0)
+        number = float(str(value))
     except ValueError:
         number = float("nan")
     if number != number or number in (float("inf"), float("-inf")):

@@ -80,6 +80,7 @@ def test_fails_an_interruption_that_cannot_be_read(capsys: pytest.CaptureFixture
             "known are program, snapshot",
         ),
         (["demo", "--workload=shapes:SHAPES"], "give both for a workload of your own"),
+        (["demo", "--data=mine"], "--data is mine, and trajectory rehearses on data that it makes"),
         (["demo", "--source=examples"], "give both for a workload of your own"),
         (["demo", "--workload=moons:MOONS", "--source=examples"], "module 'moons' was not found"),
         (["demo", "--hosts=2", "--program=examples/plain"], "leave --program and --machine out"),

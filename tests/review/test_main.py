@@ -47,6 +47,11 @@ def test_fails_for_a_base_that_is_no_commit_before_anything_is_synthesized(
     assert "Traceback" not in error
 
 
+def test_fails_for_context_without_a_value(clone: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["HEAD", "-c", "size"], clone) == 2
+    assert "-c size is not NAME=VALUE" in capsys.readouterr().err
+
+
 @pytest.mark.slow
 def test_fails_for_a_head_that_does_not_synthesize(
     clone: Path, capsys: pytest.CaptureFixture[str]

@@ -58,3 +58,12 @@ def test_the_command_writes_it(
     monkeypatch.setattr("stacks.picture.PAGE", tmp_path / "page.md")
     assert main([str(tmp_path)]) == 0
     assert (tmp_path / "page.md").read_text() == PAGE.read_text(encoding="utf-8")
+
+
+def test_fails_for_a_folder_without_templates_and_keeps_the_page(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = PAGE.read_bytes()
+    assert main([str(tmp_path)]) == 2
+    assert "has no templates" in capsys.readouterr().err
+    assert PAGE.read_bytes() == before

@@ -79,9 +79,10 @@ def _upload(options: argparse.Namespace) -> int:
         raise UserError(
             f"{options.folder} has an unfinished dataset; finish it with the command that began it"
         )
+    store = open_store(options.dataset_uri)
     if is_programs_own(options.folder):
         write_manifest(options.folder, PROGRAM, {})
-    return send(options.folder, open_store(options.dataset_uri))
+    return send(options.folder, store)
 
 
 def _sync(options: argparse.Namespace) -> int:

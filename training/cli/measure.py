@@ -351,7 +351,12 @@ def _describe(options: argparse.Namespace) -> int:
 
 
 def _meta(manifest: Path) -> Mapping[str, Any]:
-    meta: Mapping[str, Any] = json.loads(manifest.read_text(encoding="utf-8")).get("meta") or {}
+    try:
+        meta: Mapping[str, Any] = json.loads(manifest.read_text(encoding="utf-8")).get("meta") or {}
+    except OSError as error:
+        raise UserError(f"--manifest {manifest} cannot be read: {error.strerror}") from None
+    except (ValueError, AttributeError):
+        raise UserError(f"--manifest {manifest} is not a dataset's manifest.json") from None
     return meta
 
 

@@ -1,5 +1,7 @@
 """What every command refuses: in one sentence, before anything is shown."""
 
+from pathlib import Path
+
 import pytest
 
 from sizing.__main__ import main
@@ -40,13 +42,17 @@ PLANS_AND_MODELS: list[tuple[list[str], str]] = [
     (["advise", "trajectory", "--given", "parallel_jobs=many"], "write SIGNAL=NUMBER"),
     (["advise", "trajectory", "--given", "parallel_jobs=-1"], "a number from 0"),
     (["advise", "trajectory", "--given", "parallel_jobs=2.5"], "a whole number from 1"),
+    (["advise", "trajectory", "--max-usd", "nan"], "--max-usd is nan; give a number above 0"),
+    (["advise", "trajectory", "--deadline-hours", "-3"], "--deadline-hours is -3; give"),
+    (["advise", "trajectory", "--max-usd-per-hour", "nan"], "--max-usd-per-hour is nan; give"),
+    ([*PLAN, "--samples", "99999999999999"], "give 1 to a trillion"),
     (["advise", "trajectory", "--hours-per-week", "200"], "at most 168"),
     (["advise", "trajectory", "--hours-per-week", "0"], "more than 0"),
     (["advise", "trajectory", "--given", "gpu_utilization_percent=500"], "from 0 to 100"),
     ([*PLAN, "--micro-batch", "0"], "micro_batch is 0"),
     (
         ["select", "--instead-of", "c5.xlarge", "--cpu-percent", "0"],
-        "give more than 0, at most 100",
+        "--cpu-percent must be above 0",
     ),
     (["model", "package.module:function", "--gpus", "0"], "gpus is 0"),
     (["model", "package.module:function", "--batch", "0"], "batch is 0"),
@@ -84,8 +90,10 @@ SELECT: list[tuple[list[str], str]] = [
     ([*BERT, "--throughput", "c5.xlarge"], "takes SIZE=NUMBER, such as c5.xlarge=55"),
     ([*BERT, "--throughput", "c5.xlarge=-1"], "takes SIZE=NUMBER"),
     ([*BERT, "--latency", "m5.large=5"], "needs --throughput m5.large=N"),
-    ([*BERT[:-1], "-5"], "--latency-ms must be a number above 0, got -5"),
-    ([*BERT[:-1], "nan"], "--latency-ms must be a number above 0, got nan"),
+    ([*BERT[:-1], "-5"], "--latency-ms must be above 0 and below 1e9, got -5"),
+    ([*BERT[:-1], "nan"], "--latency-ms must be above 0 and below 1e9, got nan"),
+    ([*BERT[:-1], "0"], "--latency-ms must be above 0 and below 1e9, got 0"),
+    (["--phase", "train", "--vcpus", "0"], "--vcpus must be above 0"),
     ([*BERT[:-1], "0.5"], "no size meets the requirements: "),
     (["--phase", "train", "--gpu-memory-mib", "9999999"], "no size meets the requirements: "),
     (
@@ -99,6 +107,7 @@ CATALOGUE: list[tuple[list[str], str]] = [
     (["g5.3xlarge"], "size 'g5.3xlarge' is not in the instance catalogue; the nearest are"),
     (["--family", "g55"], "no family 'g55' in the catalogue; did you mean g5"),
     (["--gpu", "A10X"], "no accelerator 'A10X' in the catalogue; "),
+    (["--families", "--family", "g5"], "--families lists all of them; leave out family"),
     (["--family", "t3", "--fit", "train"], "no size matches all of these options"),
 ]
 PRICES: list[tuple[list[str], str]] = [
@@ -130,3 +139,20 @@ def test_fails_in_one_sentence(
     assert shown == ""
     assert says in said
     assert said.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "content", ["[]", '{"format": 2}', '{"format": 2, "footprints": [{"workload": "a"}]}']
+)
+def test_fails_for_footprints_of_another_shape(
+    content: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "rows.json").write_text(content)
+    assert main([*PLAN, "--footprints", str(tmp_path / "rows.json")]) == 2
+    assert "rows.json has no list of footprints; create it again" in capsys.readouterr().err
+
+
+def test_an_instance_store_is_no_larger_than_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--data-on", "nvme", "--volume-gib", "900", "--dataset-gib", "500"]
+    main(["plan", "trajectory", "--size", "g6.xlarge", *options])
+    assert "the instance store has 232" in " ".join(capsys.readouterr().out.split())

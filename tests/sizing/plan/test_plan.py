@@ -150,7 +150,7 @@ def test_a_deadline_within_the_range_of_the_work_is_a_warning(tmp_path: Path) ->
 
 
 def test_fails_on_a_micro_batch_of_nothing(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="micro_batch is 0; give at least 1"):
+    with pytest.raises(ValueError, match="micro_batch is 0; give 1 to a trillion"):
         plan(tmp_path, micro_batch=0)
 
 

@@ -47,8 +47,8 @@ def test_public_traces_are_named_by_zone_and_day(write_trace: WriteTrace) -> Non
         ("1010", 60, "data must be a list"),
         ([1, None], 60, "tick 1 must be a number of machines, got None"),
         ([1, -1], 60, "tick 1 must be a number of machines, got -1"),
-        ([1], 0, "gap_seconds must be a number above 0, got 0"),
-        ([1], "60", "gap_seconds must be a number above 0, got '60'"),
+        ([1], 0, "gap_seconds must be above 0 and below 1e6, got 0"),
+        ([1], "60", "gap_seconds must be above 0 and below 1e6, got '60'"),
     ],
 )
 def test_fails_on_a_trace_that_makes_no_sense(

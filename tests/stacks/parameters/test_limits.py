@@ -64,8 +64,12 @@ def test_a_run_on_demand_is_limited_by_its_uninterrupted_hours(
     assert parameters(on_demand_base=1).max_hours < 100
 
 
-def test_an_empty_value_is_no_limit() -> None:
-    none = parameters(deadline_hours="", max_wait_hours="", max_usd="")
+def test_an_empty_value_does_not_remove_a_limit() -> None:
+    """As in -c max_usd=$BUDGET, where that is not set."""
+    for name in ("deadline_hours", "max_wait_hours", "max_usd"):
+        with pytest.raises(ValueError, match=f"{name} is ''; use a number"):
+            parameters(**{name: ""})
+    none = parameters(deadline_hours=0, max_wait_hours=0, max_usd=0)
     assert (none.deadline_hours, none.max_wait_hours, none.max_usd) == (0, 0, 0)
 
 

@@ -175,6 +175,9 @@ def test_cdks_own_context_is_passed_over() -> None:
         ("versions_kept_days", "0", "versions_kept_days is 0; use 1 to 365: how long deleted"),
         ("max_usd", "-1", "max_usd is -1; use dollars, or 0 for no limit"),
         ("max_usd", "much", "max_usd is 'much'; use a number"),
+        # As of a variable that is not set; 0 would be no limit.
+        ("max_usd", "", "max_usd is ''; use a number"),
+        ("tags.", "1", "context 'tags.' is unknown"),
         (
             "max_wait_hours",
             "-0.5",

@@ -35,3 +35,12 @@ def test_fails_to_upload_what_a_sync_left_unfinished(
     (tmp_path / "data/a.csv").write_text("1")
     assert main(["data", "upload", str(tmp_path / "data"), "--dataset-uri", str(tmp_path)]) == 74
     assert "data was interrupted; sync it again" in capsys.readouterr().err
+
+
+def test_fails_for_an_address_that_is_none_and_leaves_the_folder_as_it_was(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "a.csv").write_text("1")
+    assert main(["data", "upload", str(tmp_path), "--dataset-uri", "s4://bucket/x"]) == 2
+    assert "s4://bucket/x" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["a.csv"]

@@ -91,3 +91,14 @@ def test_ranks_and_workers_import_from_the_folder_too_and_the_trainer_stays_the_
     assert sys.path[:2] == [before, own]
     assert main(["describe", "moons:MOONS", "--source", "no/such"]) == 2
     assert "the source folder no/such does not exist" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("content", [None, "not JSON", "[]"])
+def test_fails_for_a_manifest_that_is_none(
+    content: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    manifest = tmp_path / "manifest.json"
+    if content is not None:
+        manifest.write_text(content)
+    assert main(["describe", "growth", f"--manifest={manifest}"]) == 2
+    assert f"--manifest {manifest}" in capsys.readouterr().err

@@ -295,7 +295,9 @@ class TokenTransformer(nn.Module):
         for step in range(1, num_steps + 1):
             tokens_BsG = torch.cat([codes_BtG, hint_B1G], dim=1)
             told = self(tokens_BsG, hidden_BtG, is_hinted_B, classes_B, path_BT2)
-            drawn_BtG, sure_BtG = _draw(self.quantizer, told[-1].float(), temperature)
+            # The first codes drawn decide what the clip looks like; the last fit in with them.
+            warmth = temperature * (1.0 - (step - 1) / num_steps)
+            drawn_BtG, sure_BtG = _draw(self.quantizer, told[-1].float(), warmth)
             codes_BtG = torch.where(hidden_BtG, drawn_BtG, codes_BtG)
             sure_BtG += temperature * (1.0 - step / num_steps) * _gumbel(sure_BtG)
             order_BN = sure_BtG.masked_fill(~hidden_BtG, torch.inf).flatten(1).argsort(dim=1)
