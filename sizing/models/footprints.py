@@ -135,16 +135,16 @@ def load(path: Path = FOOTPRINTS_FILE) -> tuple[dict[str, Any], ...]:
         raise ValueError(
             f"{path} is not JSON ({error}); create it again with `{MEASURE}`"
         ) from error
+    if isinstance(content, dict) and content.get("format") != FORMAT:
+        raise ValueError(
+            f"{path} has format {content.get('format')!r}, this version reads {FORMAT}; create it "
+            f"again with `{MEASURE}`"
+        )
     rows = content.get("footprints") if isinstance(content, dict) else None
     if not isinstance(rows, list) or not all(
         isinstance(row, dict) and {"workload", "recipe"} <= row.keys() for row in rows
     ):
         raise ValueError(f"{path} has no list of footprints; create it again with `{MEASURE}`")
-    if content.get("format") != FORMAT:
-        raise ValueError(
-            f"{path} has format {content.get('format')!r}, this version reads {FORMAT}; create it "
-            f"again with `{MEASURE}`"
-        )
     return tuple(rows)
 
 

@@ -85,11 +85,11 @@ class Request:
     @property
     def data_gib(self) -> int:
         """What is mounted for data holds."""
-        most = catalogue.find(self.size).instance_store_gib if self.data_on == "nvme" else 200
-        if self.volume_gib is None:
-            return most
+        if self.data_on == "ebs":
+            return self.volume_gib or 200
         # An instance store is no larger than it is, whatever is asked for.
-        return self.volume_gib if self.data_on == "ebs" else min(most, self.volume_gib)
+        store = catalogue.find(self.size).instance_store_gib
+        return min(store, self.volume_gib or store)
 
     def find_instance(self) -> InstanceType:
         """Return the size's instance; a ValueError where it cannot train with that many GPUs."""

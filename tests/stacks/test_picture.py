@@ -61,9 +61,11 @@ def test_the_command_writes_it(
 
 
 def test_fails_for_a_folder_without_templates_and_keeps_the_page(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before = PAGE.read_bytes()
+    page = tmp_path / "page.md"
+    page.write_text("as it was")
+    monkeypatch.setattr("stacks.picture.PAGE", page)
     assert main([str(tmp_path)]) == 2
     assert "has no templates" in capsys.readouterr().err
-    assert PAGE.read_bytes() == before
+    assert page.read_text() == "as it was"
