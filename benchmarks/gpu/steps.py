@@ -40,6 +40,7 @@ _RECIPES = (
     ("growth", "full", False),
     ("trajectory", "full", False),
     ("trajectory", "magvit_full", False),
+    ("trajectory", "magvit_b", False),
 )
 _LLAMA_1B: Mapping[str, object] = {
     "model_type": "llama",
