@@ -83,36 +83,64 @@ def quota_suffices(target: DeployTarget) -> Iterator[Diagnosis]:
             yield replace(_quota(target, code, capacity), check=name)
         elif capacity:
             yield warning(what=f"the quota of {p.size} is unknown", check=name)
+    others = {catalogue.find(size).quota_code for size in p.sizes} - {instance.quota_code, ""}
+    for code in sorted(others) if spot else ():
+        for line in _alternates_quota(target, code, spot):
+            yield replace(line, check="spot quota")
 
 
 def _quota(target: DeployTarget, code: str, capacity: int) -> Diagnosis:
-    p, quotas = target.parameters, target.client("service-quotas")
-    which = {"ServiceCode": "ec2", "QuotaCode": code}
-    try:
-        value = quotas.get_service_quota(**which)["Quota"]["Value"]
-    except ClientError as error:
-        if error.response["Error"]["Code"] != "NoSuchResourceException":
-            raise
-        # An account whose value was never changed has only AWS's default.
-        value = quotas.get_aws_default_service_quota(**which)["Quota"]["Value"]
+    p, value = target.parameters, _quota_value(target, code)
     needed = p.instance.vcpus * capacity
     used = _vcpus_in_use(target, code)
     what = f"{code} is {value:g} vCPUs; {capacity} x {p.size} needs {needed}"
     what += f", and other machines of the account have {used}" if used else ""
     # While a fleet is replaced, both the old and the new one run.
-    fix = (
-        "aws service-quotas request-service-quota-increase --service-code ec2 "
-        f"--quota-code {code} --desired-value {used + 2 * needed} --region {target.region}"
-    )
+    fix = _increase(target, code, used + 2 * needed)
     if value < needed:
         return problem(what=what, fix=fix)
     if value < used + needed:
         return warning(what=f"{what}: the run waits for one of them to end", fix=fix)
-    too_large = [size for size in p.sizes if catalogue.find(size).vcpus * capacity > value]
+    too_large = _too_large(target, p.instance.quota_code, capacity, value)
     if too_large:
         what += f"; too low for the alternates {', '.join(too_large)}"
         return warning(what=what, fix=fix)
     return ok(what=what)
+
+
+def _alternates_quota(target: DeployTarget, code: str, capacity: int) -> Iterator[Diagnosis]:
+    """Warn where alternates under another quota than the size's, as P beside G, do not fit."""
+    value = _quota_value(target, code)
+    if too_large := _too_large(target, code, capacity, value):
+        vcpus = max(catalogue.find(size).vcpus for size in too_large) * capacity
+        yield warning(
+            what=f"{code} is {value:g} vCPUs; too low for the alternates {', '.join(too_large)}",
+            fix=_increase(target, code, _vcpus_in_use(target, code) + 2 * vcpus),
+        )
+
+
+def _too_large(target: DeployTarget, code: str, capacity: int, value: float) -> list[str]:
+    """The sizes that the quota counts and that it is too low for."""
+    sizes = map(catalogue.find, target.parameters.sizes)
+    return [s.size for s in sizes if s.quota_code == code and s.vcpus * capacity > value]
+
+
+def _quota_value(target: DeployTarget, code: str) -> float:
+    quotas, which = target.client("service-quotas"), {"ServiceCode": "ec2", "QuotaCode": code}
+    try:
+        return float(quotas.get_service_quota(**which)["Quota"]["Value"])
+    except ClientError as error:
+        if error.response["Error"]["Code"] != "NoSuchResourceException":
+            raise
+        # An account whose value was never changed has only AWS's default.
+        return float(quotas.get_aws_default_service_quota(**which)["Quota"]["Value"])
+
+
+def _increase(target: DeployTarget, code: str, vcpus: int) -> str:
+    return (
+        "aws service-quotas request-service-quota-increase --service-code ec2 "
+        f"--quota-code {code} --desired-value {vcpus} --region {target.region}"
+    )
 
 
 def _vcpus_in_use(target: DeployTarget, code: str) -> int:

@@ -76,6 +76,19 @@ def test_a_quota_for_the_size_but_not_its_alternates_is_a_warning(
     assert "too low for the alternates g5.4xlarge" in line["what"]
 
 
+def test_alternates_under_another_quota_are_measured_by_that_one(
+    healthy: Clinic, examine: Examine
+) -> None:
+    healthy.quota = 8.0
+    options = ("size=g6e.xlarge", "mix_gpus=true", "alternates_price_factor=30")
+    g, p = examine(healthy, *options)["spot quota"]
+    assert g["what"].startswith("L-3819A6DF is 8 vCPUs; 1 x g6e.xlarge needs 4; too low for")
+    assert " p" not in g["what"].partition("alternates")[2]
+    assert p["what"].startswith("L-C4BD4855 is 8 vCPUs; too low for the alternates p")
+    assert "--quota-code L-C4BD4855 --desired-value " in p["fix"]
+    assert {g["state"], p["state"]} == {"warning"}
+
+
 def test_a_quota_nobody_changed_is_awss_default(healthy: Clinic, examine: Examine) -> None:
     healthy.quota = "4"
     (line,) = examine(healthy)["spot quota"]
