@@ -140,8 +140,10 @@ class SweepStack(Stack):
 
         Batch publishes no metric of a queue: EventBridge's own count of a rule's events is one.
         """
+        # What `runs stop` ends has failed for Batch, too, but nobody needs to look.
+        failed = {"status": ["FAILED"], "isTerminated": [False, {"exists": False}]}
         self._alarm(
-            ("Failed", "Batch Service Job State Change", {"status": ["FAILED"]}),
+            ("Failed", "Batch Service Job State Change", failed),
             queue_arn,
             topic,
             name="ManyFail",

@@ -113,11 +113,13 @@ def test_its_faults_reach_people_and_raise_alarms(template: dict[str, Any]) -> N
     detail = EVENT["detail"]
     assert isinstance(detail, dict)
     others = {
-        "Failed": [EVENT],
+        "Failed": [EVENT, EVENT | {"detail": detail | {"isTerminated": False}}],
         "Blocked": [EVENT | {"detail-type": BLOCKED, "detail": detail | {"status": "RUNNABLE"}}],
         "": [
             EVENT | {"detail": detail | {"status": "RUNNING"}},
             EVENT | {"detail": detail | {"jobQueue": f"{QUEUE}0"}},
+            # By `runs stop`.
+            EVENT | {"detail": detail | {"isTerminated": True}},
         ],
     }
     for wanted, events in others.items():
