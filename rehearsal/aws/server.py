@@ -45,13 +45,10 @@ class PortInUse(ValueError):
 class EmbeddedAws:
     """An AWS account on a local port, empty at each start; a context manager."""
 
-    def __init__(
-        self, *, port: int = 0, region: str = "us-east-1", patience_seconds: float = 3.0
-    ) -> None:
+    def __init__(self, *, port: int = 0, region: str = "us-east-1") -> None:
         self.port = port
         self.region = region
         self.account = DEFAULT_ACCOUNT_ID
-        self._patience_seconds = patience_seconds
         self.capacity = Capacity()
         self.engine = self._new_engine()
         self._clients: dict[tuple[str, str], Any] = {}
@@ -156,7 +153,7 @@ class EmbeddedAws:
 
     def _new_engine(self) -> Engine:
         account = RegionalAccount(id=self.account, region=self.region, client=self.client)
-        return Engine(account, REGISTRY, patience_seconds=self._patience_seconds)
+        return Engine(account, REGISTRY)
 
     def _new_client(self, service: str, role_arn: str) -> Any:
         key, token = "embedded", None
