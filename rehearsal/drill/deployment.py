@@ -87,7 +87,7 @@ class DeployedStacks:
     def check_resources(self) -> dict[str, int]:
         """Count the deployed resources by type; raise if a service does not know one."""
         stacks = [DATASET, *([NETWORK] if self.training != SWEEPS else []), self.training]
-        missing = self.aws.missing_resources(stacks)
+        missing = self.aws.engine.missing_resources(stacks)
         if missing:
             raise RehearsalFailed(f"deployed, but missing: {', '.join(missing)}")
         counts: dict[str, int] = {}

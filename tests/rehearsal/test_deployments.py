@@ -51,7 +51,7 @@ def test_a_change_of_size_is_shown_first_and_replaces_at_most_the_fleet(
     cli = Cli(aws, tmp_path)
     cli.run("bootstrap", app=False)
     cli.run("deploy", "TrainingStack", *NEVER, *PROTECTED, app=False)
-    assert aws.missing_resources(["CDKToolkit", "DatasetStack", "TrainingStack"]) == []
+    assert aws.engine.missing_resources(["CDKToolkit", "DatasetStack", "TrainingStack"]) == []
     before = {name: physical_ids(aws, name) for name in ("DatasetStack", "TrainingStack")}
     fleet = outputs(aws, "TrainingStack")["FleetIdOutput"]
     (running,) = aws.client("ec2").describe_spot_fleet_instances(SpotFleetRequestId=fleet)[
