@@ -5,10 +5,9 @@ from typing import Any
 
 from cloudformation.described import (
     described_change_set,
-    described_parameters,
+    described_plan,
     described_resource,
     described_stack,
-    described_tags,
     description_of,
     validation_event,
 )
@@ -169,12 +168,10 @@ class CloudFormation:
 
     def describe_change_set(self, request: Request) -> Response:
         stack, change_set = self.find_change_set(request)
-        return described_change_set(stack, change_set) | {
+        return {
+            **described_change_set(stack, change_set),
+            **described_plan(change_set.plan),
             "Changes": change_set.changes,
-            "Parameters": described_parameters(change_set.plan),
-            "Capabilities": change_set.plan.capabilities,
-            "NotificationARNs": change_set.plan.notification_arns,
-            "Tags": described_tags(change_set.plan),
         }
 
     def list_change_sets(self, request: Request) -> Response:
