@@ -18,10 +18,7 @@ def described_stack(stack: Stack) -> dict[str, Any]:
         "DeletionTime": stack.deleted,
         "EnableTerminationProtection": stack.termination_protection,
         "DisableRollback": bool(stack.plan and stack.plan.disable_rollback),
-        "Parameters": described_parameters(stack.plan),
-        "Tags": described_tags(stack.plan),
-        "Capabilities": stack.plan.capabilities if stack.plan else [],
-        "NotificationARNs": stack.plan.notification_arns if stack.plan else [],
+        **described_plan(stack.plan),
         "RoleARN": stack.plan.role_arn if stack.plan else None,
         "Outputs": stack.outputs,
     }
@@ -31,13 +28,14 @@ def description_of(stack: Stack) -> str | None:
     return stack.plan.template.content.get("Description") if stack.plan else None
 
 
-def described_parameters(plan: StackPlan | None) -> list[dict[str, str]]:
-    items = plan.parameters.items() if plan else []
-    return [parameter.described(name) for name, parameter in items]
-
-
-def described_tags(plan: StackPlan | None) -> list[dict[str, str]]:
-    return [{"Key": key, "Value": value} for key, value in (plan.tags if plan else {}).items()]
+def described_plan(plan: StackPlan | None) -> dict[str, Any]:
+    parameters, tags = (plan.parameters, plan.tags) if plan else ({}, {})
+    return {
+        "Parameters": [each.described(name) for name, each in parameters.items()],
+        "Tags": [{"Key": key, "Value": value} for key, value in tags.items()],
+        "Capabilities": plan.capabilities if plan else [],
+        "NotificationARNs": plan.notification_arns if plan else [],
+    }
 
 
 def described_change_set(stack: Stack, change_set: ChangeSet) -> dict[str, Any]:

@@ -34,12 +34,10 @@ class Engine:
     or after `patience_seconds`: the CDK CLI polls at once, then every five seconds.
     """
 
-    def __init__(
-        self, account: RegionalAccount, registry: Registry, *, patience_seconds: float = 3.0
-    ) -> None:
+    def __init__(self, account: RegionalAccount, registry: Registry) -> None:
         self.account = account
         self.registry = registry
-        self.patience_seconds = patience_seconds
+        self.patience_seconds = 3.0
         self.stacks: dict[str, Stack] = {}
         self.lock = threading.RLock()
         self._threads: list[threading.Thread] = []
@@ -47,10 +45,10 @@ class Engine:
     def find(self, name: str) -> Stack:
         """Return a stack by name (unless deleted) or by id (even if deleted)."""
         with self.lock:
-            for stack in self.stacks.values():
-                if stack.id == name or (stack.name == name and stack.deleted is None):
-                    return stack
-        raise no_such_stack(name)
+            found = self.stacks.get(name) or self.find_active(name)
+        if found is None:
+            raise no_such_stack(name)
+        return found
 
     def find_active(self, name: str) -> Stack | None:
         with self.lock:

@@ -147,25 +147,17 @@ def _check_resource(name: str, resource: Any) -> None:
 
 def _check_references(template: Template) -> None:
     known = {*template.resources, *template.section("Parameters"), *PSEUDO}
+    needs = {name: dependencies(resource) for name, resource in template.resources.items()}
     for section in ("Resources", "Outputs"):
-        missing = sorted(
-            {name for name, _ in references(template.section(section)) if name not in known}
-        )
-        if missing:
+        named = {name for name, _ in references(template.section(section))}
+        if section == "Resources":
+            named = named.union(*needs.values())
+        if missing := sorted(named - known):
             raise CloudFormationError(
                 f"Template format error: Unresolved resource dependencies [{', '.join(missing)}] "
                 f"in the {section} block of the template"
             )
-    graph = {}
-    for name, resource in template.resources.items():
-        needs = dependencies(resource)
-        missing = sorted(needs - known)
-        if missing:
-            raise CloudFormationError(
-                f"Template format error: Unresolved resource dependencies [{', '.join(missing)}] "
-                "in the Resources block of the template"
-            )
-        graph[name] = needs & set(template.resources)
+    graph = {name: each & set(template.resources) for name, each in needs.items()}
     try:
         TopologicalSorter(graph).prepare()
     except CycleError as error:

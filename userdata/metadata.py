@@ -31,7 +31,6 @@ class InstanceMetadata:
     """Reads the metadata of this instance."""
 
     endpoint: str = field(default_factory=endpoint)
-    token_ttl_seconds: int = TOKEN_TTL_SECONDS
     clock: Callable[[], float] = time.monotonic
     _token: str = ""
     _token_expires: float = 0.0
@@ -55,14 +54,13 @@ class InstanceMetadata:
 
     def _fresh_token(self) -> str:
         if not self._token or self.clock() >= self._token_expires:
-            ttl = self.token_ttl_seconds
-            headers = {"X-aws-ec2-metadata-token-ttl-seconds": str(ttl)}
+            headers = {"X-aws-ec2-metadata-token-ttl-seconds": str(TOKEN_TTL_SECONDS)}
             asked = self.clock()
             status, text = self._request("PUT", "api/token", headers)
             if status != 200 or not text:
                 raise MetadataError(f"{self.endpoint}/latest/api/token answered {status}")
             # Renewed after 80 % of its lifetime, so no request ever carries an expired token.
-            self._token, self._token_expires = text, asked + ttl * 0.8
+            self._token, self._token_expires = text, asked + TOKEN_TTL_SECONDS * 0.8
         return self._token
 
     def _request(self, method: str, path: str, headers: Mapping[str, str]) -> tuple[int, str]:

@@ -2,6 +2,8 @@
 
 from functools import partial
 
+from botocore import xform_name
+
 from cloudformation.resource import HandlerRequest, Registry, ResourceType
 from cloudformation.resources.calls import call, creates, finds
 
@@ -18,52 +20,51 @@ def _delete(kind: str, argument: str, request: HandlerRequest) -> None:
     getattr(batch, f"delete_{kind}")(**which)
 
 
-def _type(kind: str, plural: str, *, name: str, argument: str, arn: str, by: str) -> ResourceType:
-    """One whose Ref is its ARN: operations answer it as `arn`, and take it as `argument`."""
-    words = plural.split("_")
+def _type(kind: str, **irregular: str) -> ResourceType:
+    """Make a type whose Ref is its ARN; `irregular` are the words that Batch makes otherwise.
+
+    They are its plural, its `name` in templates, what an operation takes it as (`argument`; several
+    as `by`) and answers its ARN as (`arn`).
+    """
+    word, call_name = kind[0].lower() + kind[1:], xform_name(kind)
+    words = {
+        "plural": f"{word}s",
+        "name": f"{kind}Name",
+        "argument": word,
+        "by": f"{word}s",
+        "arn": f"{word}Arn",
+        **irregular,
+    }
+    arn = words["arn"]
     return ResourceType(
         create=creates(
             "batch",
-            f"create_{kind}",
-            name=name,
+            f"create_{call_name}",
+            name=words["name"],
             longest=128,
             by=arn,
             attributes={arn[0].upper() + arn[1:]: arn},
         ),
-        configure=partial(_update, f"update_{kind}", argument),
-        delete=partial(_delete, kind, argument),
+        configure=partial(_update, f"update_{call_name}", words["argument"]),
+        delete=partial(_delete, call_name, words["argument"]),
         exists=finds(
             "batch",
-            f"describe_{plural}",
-            by=by,
-            answer=words[0] + "".join(map(str.capitalize, words[1:])),
+            f"describe_{xform_name(words['plural'])}",
+            by=words["by"],
+            answer=words["plural"],
         ),
     )
 
 
 TYPES: Registry = {
-    "AWS::Batch::ServiceEnvironment": _type(
-        "service_environment",
-        "service_environments",
-        name="ServiceEnvironmentName",
-        argument="serviceEnvironment",
-        arn="serviceEnvironmentArn",
-        by="serviceEnvironments",
-    ),
-    "AWS::Batch::JobQueue": _type(
-        "job_queue",
-        "job_queues",
-        name="JobQueueName",
-        argument="jobQueue",
-        arn="jobQueueArn",
-        by="jobQueues",
-    ),
+    "AWS::Batch::ServiceEnvironment": _type("ServiceEnvironment"),
+    "AWS::Batch::JobQueue": _type("JobQueue"),
     "AWS::Batch::SchedulingPolicy": _type(
-        "scheduling_policy",
-        "scheduling_policies",
+        "SchedulingPolicy",
+        plural="schedulingPolicies",
         name="Name",
         argument="arn",
-        arn="arn",
         by="arns",
+        arn="arn",
     ),
 }

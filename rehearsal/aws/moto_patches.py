@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from moto.core.responses import ActionResult
-from moto.ec2.exceptions import DependencyViolationError
+from moto.ec2.exceptions import DependencyViolationError, EC2ClientError
 from moto.ec2.models.instances import Instance
 from moto.ec2.models.launch_templates import LaunchTemplate
 from moto.ec2.models.security_groups import SecurityGroupBackend
@@ -24,7 +24,7 @@ from moto.iam.access_control import PermissionResult
 from moto.iam.models import IAMBackend
 from moto.s3.models import FakeBucket, FakeKey
 
-from rehearsal.aws.spot_fleet import CAPACITY, FleetNotFound, TemplateFleet
+from rehearsal.aws.spot_fleet import CAPACITY, TemplateFleet
 from sizing import catalogue
 from sizing.catalogue.prices import UnknownPriceError
 
@@ -126,7 +126,8 @@ def describe_spot_fleet_requests(_: Any, self: Any, spot_fleet_request_ids: list
 def _find(backend: Any, fleet_id: str) -> Any:
     fleet = backend.get_spot_fleet_request(fleet_id)
     if fleet is None:
-        raise FleetNotFound(fleet_id)
+        message = f"The spot fleet request ID '{fleet_id}' does not exist"
+        raise EC2ClientError("InvalidSpotFleetRequestId.NotFound", message)
     return fleet
 
 

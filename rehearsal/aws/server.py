@@ -45,19 +45,13 @@ class PortInUse(ValueError):
 class EmbeddedAws:
     """An AWS account on a local port, empty at each start; a context manager."""
 
-    def __init__(
-        self, *, port: int = 0, region: str = "us-east-1", patience_seconds: float = 3.0
-    ) -> None:
+    def __init__(self, *, port: int = 0, region: str = "us-east-1") -> None:
         self.port = port
         self.region = region
         self.account = DEFAULT_ACCOUNT_ID
-        self._patience_seconds = patience_seconds
-        self.capacity = Capacity()
-        self.engine = self._new_engine()
         self._clients: dict[tuple[str, str], Any] = {}
         self._stack_sessions: dict[str, AssumedRole] = {}
         self._lock = threading.Lock()
-        self._front = Front(CloudFormation(self.engine))
         self._server: BaseWSGIServer | None = None
         self._thread: threading.Thread | None = None
 
@@ -78,7 +72,8 @@ class EmbeddedAws:
         default_user_config["iam"] = {"load_aws_managed_policies": True}
         moto_api_backend.reset()
         moto_patches.install()
-        self.engine = self._new_engine()
+        account = RegionalAccount(id=self.account, region=self.region, client=self.client)
+        self.engine = Engine(account, REGISTRY)
         self.capacity = spot_fleet.CAPACITY[0] = Capacity()
         self.access = AccessControl(
             account=self.account, region=self.region, stacks=lambda: self.engine.stacks.values()
@@ -154,10 +149,6 @@ class EmbeddedAws:
                 self._clients[service, role_arn] = self._new_client(service, role_arn)
             return self._clients[service, role_arn]
 
-    def _new_engine(self) -> Engine:
-        account = RegionalAccount(id=self.account, region=self.region, client=self.client)
-        return Engine(account, REGISTRY, patience_seconds=self._patience_seconds)
-
     def _new_client(self, service: str, role_arn: str) -> Any:
         key, token = "embedded", None
         if role_arn:
@@ -219,10 +210,6 @@ class EmbeddedAws:
             name=instance_id,
             keys={INSTANCE_KEY: arn},
         )
-
-    def missing_resources(self, stack_names: list[str]) -> list[str]:
-        """List resources of deployed stacks that their own service's API does not know."""
-        return self.engine.missing_resources(stack_names)
 
 
 def _listen(port: int) -> socket.socket:

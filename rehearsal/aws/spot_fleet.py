@@ -29,23 +29,6 @@ CAPACITY = [Capacity()]
 ACCESS: list[AccessControl | None] = [None]
 
 
-class FleetNotFound(EC2ClientError):
-    """The error for a fleet id that EC2 does not know."""
-
-    def __init__(self, fleet_id: str) -> None:
-        super().__init__(
-            "InvalidSpotFleetRequestId.NotFound",
-            f"The spot fleet request ID '{fleet_id}' does not exist",
-        )
-
-
-class FleetNotModifiable(EC2ClientError):
-    """The error for a change that the fleet does not accept."""
-
-    def __init__(self, why: str, code: str = "InvalidParameterValue") -> None:
-        super().__init__(code, why)
-
-
 class TemplateFleet:
     """A Spot fleet request whose instances come from launch templates.
 
@@ -108,17 +91,19 @@ class TemplateFleet:
     def modify(self, changes: dict[str, Any]) -> None:
         """Set a new target, on-demand base or template version, then reach it."""
         if self.state != "active":
-            raise FleetNotModifiable(
-                f"The spot fleet request '{self.id}' is in state {self.state}",
+            raise EC2ClientError(
                 "FleetNotInModifiableState",
+                f"The spot fleet request '{self.id}' is in state {self.state}",
             )
         if self.config["Type"] != "maintain":
-            raise FleetNotModifiable("Only spot fleet requests of type maintain can be modified")
+            why = "Only spot fleet requests of type maintain can be modified"
+            raise EC2ClientError("InvalidParameterValue", why)
         wanted = self.config | changes
         if int(wanted["OnDemandTargetCapacity"]) > int(wanted["TargetCapacity"]):
-            raise FleetNotModifiable(
+            raise EC2ClientError(
+                "InvalidParameterValue",
                 f"OnDemandTargetCapacity {wanted['OnDemandTargetCapacity']} is above "
-                f"TargetCapacity {wanted['TargetCapacity']}"
+                f"TargetCapacity {wanted['TargetCapacity']}",
             )
         self.config = wanted
         self.reach_target()

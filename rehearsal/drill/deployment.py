@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -22,8 +23,10 @@ from rehearsal.drill.fleet import BootableMachine, Fleet, RehearsalFailed
 from rehearsal.drill.run_files import BucketFiles, bucket_files
 from rehearsal.machines import ProcessMachine
 from rehearsal.machines.metadata import Credentials, MetadataServer, RehearsedInstance
-from rehearsal.machines.nspawn.host import NspawnHost, nspawn_host
+from rehearsal.machines.nspawn.control_groups import all_processes
+from rehearsal.machines.nspawn.machine import NspawnMachine
 from rehearsal.machines.nspawn.namespaces import check_host, enter_namespaces
+from rehearsal.machines.nspawn.network import MachineNetwork
 from rehearsal.machines.nspawn.root_image import root_image
 from rehearsal.machines.quirks import Quirks
 from sizing import catalogue
@@ -44,7 +47,7 @@ class DeployedStacks:
     folder: Path
     aws: EmbeddedAws
     children: Children
-    nspawn: NspawnHost | None = None  # None: process machines
+    nspawn: Callable[..., NspawnMachine] | None = None  # makes one; None: process machines
     training: str = training_stack()
 
     @property
@@ -84,7 +87,7 @@ class DeployedStacks:
     def check_resources(self) -> dict[str, int]:
         """Count the deployed resources by type; raise if a service does not know one."""
         stacks = [DATASET, *([NETWORK] if self.training != SWEEPS else []), self.training]
-        missing = self.aws.missing_resources(stacks)
+        missing = self.aws.engine.missing_resources(stacks)
         if missing:
             raise RehearsalFailed(f"deployed, but missing: {', '.join(missing)}")
         counts: dict[str, int] = {}
@@ -128,7 +131,7 @@ class DeployedStacks:
             faults=self.aws.faults,
         )
         if self.nspawn is not None:
-            return self.nspawn.machine(folder / instance.id, metadata, quirks)
+            return self.nspawn(folder=folder / instance.id, metadata=metadata, quirks=quirks)
         return ProcessMachine(
             folder=folder / instance.id,
             environment={
@@ -142,7 +145,7 @@ class DeployedStacks:
 
     def processes_left(self, folder: Path) -> int:
         """Return how many processes of machines below the folder still run."""
-        others = 0 if self.nspawn is None else len(self.nspawn.processes())
+        others = 0 if self.nspawn is None else len(all_processes())
         return len(processes_below(folder)) + others
 
     def output(self, stack: str, name: str) -> str:
@@ -213,9 +216,9 @@ def embedded_stacks(
         )
         nspawn = None
         if image is not None:
-            network = folder / "network"
-            host = nspawn_host(image, network, aws.application, aws.region)
-            nspawn = stack.enter_context(host)
+            network = stack.enter_context(MachineNetwork(folder=folder / "network"))
+            network.serve_aws(aws.application, aws.region)
+            nspawn = partial(NspawnMachine, image=image, network=network)
         yield DeployedStacks(folder=folder, aws=aws, children=children, nspawn=nspawn)
 
 

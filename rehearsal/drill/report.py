@@ -107,11 +107,7 @@ def _workload_rows(receipt: Mapping[str, Any]) -> list[tuple[str, str]]:
     return [
         *_start_rows(receipt),
         ("steps", f"{receipt['steps']} in the lineage, {receipt['steps_computed']} computed"),
-        (
-            "interruptions",
-            f"{receipt['interruptions']}: "
-            + "; ".join(item["what"] for item in receipt["interruption_list"]),
-        ),
+        _interruptions(receipt),
         (
             "notice to commit",
             f"{'never' if commit is None else f'{commit:.2f} s'} of {receipt['notice_seconds']:g} s"
@@ -126,6 +122,11 @@ def _workload_rows(receipt: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("uninterrupted", receipt["uninterrupted_weights_sha256"]),
         ("equal bit for bit", "yes, weights and losses" if equal else "NO"),
     ]
+
+
+def _interruptions(receipt: Mapping[str, Any]) -> tuple[str, str]:
+    what = "; ".join(item["what"] for item in receipt["interruption_list"])
+    return "interruptions", f"{receipt['interruptions']}: {what}"
 
 
 def _result(receipt: Mapping[str, Any]) -> tuple[str, str]:
@@ -146,11 +147,7 @@ def _program_rows(receipt: Mapping[str, Any]) -> list[tuple[str, str]]:
     return [
         *_start_rows(receipt),
         ("program", f"{receipt['program']}, in {receipt['attempts']} attempts"),
-        (
-            "interruptions",
-            f"{receipt['interruptions']}: "
-            + "; ".join(item["what"] for item in receipt["interruption_list"]),
-        ),
+        _interruptions(receipt),
         (
             "steps",
             f"{receipt['steps']} in the run"

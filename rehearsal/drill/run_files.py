@@ -7,22 +7,12 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 from urllib.parse import urlsplit
 
 from contract.keys import EVENTS, METRICS
 from contract.lineage import Line, newest_by_step
 from contract.metrics import LineReader
-
-
-class Files(Protocol):
-    """The two operations that a run's store must have."""
-
-    def names(self, prefix: str) -> Sequence[str]:
-        """List the names below the run that start with the prefix, sorted."""
-
-    def read(self, name: str) -> bytes | None:
-        """Return a file's content, None if it does not exist."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,6 +57,9 @@ class FolderFiles:
         """Return a file's content, None if it does not exist."""
         path = self.folder / name
         return path.read_bytes() if path.exists() else None
+
+
+Files: TypeAlias = BucketFiles | FolderFiles
 
 
 def bucket_files(client: Any, uri: str) -> BucketFiles:

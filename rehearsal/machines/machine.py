@@ -11,6 +11,8 @@ from rehearsal.machines.metadata import MetadataServer
 from rehearsal.machines.quirks import Quirks
 
 POLL_SECONDS = 0.05
+# The virtual environment that stands in for the Deep Learning AMI's /opt/pytorch.
+PYTORCH = Path(sys.prefix).resolve()
 # What every machine logs: the user data, the boot that it starts, and training.
 USER_DATA = "var/log/cloud-init-output.log"
 BOOT = "var/log/training/boot.log"
@@ -28,14 +30,10 @@ def new_lines(path: Path, start: int) -> list[bytes]:
 
 @dataclass(kw_only=True)
 class RehearsedMachine:
-    """One machine in `folder`, which must be empty or new.
-
-    `pytorch` is the virtual environment that stands in for the Deep Learning AMI's /opt/pytorch.
-    """
+    """One machine in `folder`, which must be empty or new."""
 
     folder: Path
     metadata: MetadataServer
-    pytorch: Path = field(default_factory=lambda: Path(sys.prefix).resolve())
     quirks: Quirks = field(default_factory=Quirks)
     _lines: list[str] = field(default_factory=list)
     _read: dict[str, int] = field(default_factory=dict)

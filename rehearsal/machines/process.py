@@ -19,7 +19,7 @@ import psutil
 
 from rehearsal.machines.commands import failure
 from rehearsal.machines.json_disks import JsonDisk, disks_of, write_disks
-from rehearsal.machines.machine import RehearsedMachine
+from rehearsal.machines.machine import PYTORCH, RehearsedMachine
 from rehearsal.machines.processes import freeze_process, kill_processes, list_processes
 from rehearsal.machines.quirks import PROGRAMS, lend_environment
 
@@ -141,9 +141,9 @@ class ProcessMachine(RehearsedMachine):
             (self.folder / name).mkdir(parents=True, exist_ok=True)
         pytorch = self.root / "opt/pytorch"
         if self.quirks.lacks:
-            lend_environment(self.pytorch.resolve(), pytorch, self.quirks.lacks)
+            lend_environment(PYTORCH, pytorch, self.quirks.lacks)
         else:
-            pytorch.symlink_to(self.pytorch.resolve())
+            pytorch.symlink_to(PYTORCH)
         self.quirks.write_programs(
             self.root / PROGRAMS, lambda name: shutil.which(name, path=self._path) or ""
         )

@@ -66,7 +66,5 @@ def _is_alive(process: psutil.Process) -> bool:
 
 def freeze_process(pid: int) -> None:
     """Freeze a process, so that it cannot react while others are killed."""
-    try:
+    with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGSTOP)
-    except ProcessLookupError:
-        return

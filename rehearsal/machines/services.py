@@ -282,7 +282,5 @@ class SystemdService:
 
 def kill_group(leader: int, number: signal.Signals) -> None:
     """Send a signal to a process group that may be gone."""
-    try:
+    with contextlib.suppress(ProcessLookupError):
         os.killpg(leader, number)
-    except ProcessLookupError:
-        return

@@ -9,6 +9,7 @@ import shlex
 import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 UNIT = ("Description", "After", "Wants", "OnFailure", "StartLimitIntervalSec", "StartLimitBurst")
@@ -179,15 +180,10 @@ def _log_file(name: str, value: str) -> str | None:
 
 def stop_order(units: Sequence[Unit]) -> list[Unit]:
     """Return units in stop order: one that comes After another stops before it."""
-    names = {unit.name for unit in units}
-    ordered: list[Unit] = []
-    waiting = list(units)
-    while waiting:
-        done = {unit.name for unit in ordered}
-        # Built from the end: a unit that comes after no waiting one stops last.
-        ready = [unit for unit in waiting if set(unit.after) & names <= done]
-        if not ready:
-            raise UnitError(f"After= is circular: {', '.join(unit.name for unit in waiting)}")
-        ordered += ready
-        waiting = [unit for unit in waiting if unit not in ready]
-    return ordered[::-1]
+    known = {unit.name: unit for unit in units}
+    starts_after = {name: known.keys() & unit.after for name, unit in known.items()}
+    try:
+        names = list(TopologicalSorter(starts_after).static_order())
+    except CycleError as error:
+        raise UnitError(f"After= is circular: {', '.join(error.args[1])}") from error
+    return [known[name] for name in reversed(names)]

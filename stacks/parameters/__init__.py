@@ -51,13 +51,8 @@ class StackParameters(ParameterFields):
     """The checked parameters of all stacks. Build them with `for_size` or `from_context`."""
 
     region: str  # whose prices count, unless the stack has a region of its own
-    plans: tuple[Plan, ...]  # of the run, at its prices: on the size, and on others to be planned
+    plans: tuple[Plan, ...]  # of the run, at its prices: on the size, then others; or none
     why_unplanned: str
-
-    @property
-    def plan(self) -> Plan | None:
-        """The run's plan on the size; None where none can be made."""
-        return self.plans[0] if self.plans else None
 
     @classmethod
     def for_size(

@@ -160,8 +160,7 @@ def read_sweep(
     if file is not None:
         sweep = Sweep.from_bytes(file.read_bytes(), str(file))
         return sweep, sweep.runs
-    objects = SweepObjects(runs_uri, client)
-    read = objects.read
+    read = SweepObjects(runs_uri, client).read
     found = read(SWEEP)
     if found is None:
         raise ValueError(

@@ -40,7 +40,7 @@ def test_two_stacks_from_first_deploy_to_destroy(aws: EmbeddedAws, tmp_path: Pat
     out = deploy(Log=group(LogGroupName="first", RetentionInDays=7))
     assert "Including dependency stacks: Producer" in out
     assert "Consumer.Image = ami-" in out
-    assert aws.missing_resources(["Producer", "Consumer"]) == []
+    assert aws.engine.missing_resources(["Producer", "Consumer"]) == []
 
     # The SSM-typed parameter makes the CLI ask for a change set, which turns out empty.
     assert "Consumer (no changes)" in deploy(Log=group(LogGroupName="first", RetentionInDays=7))
@@ -59,7 +59,7 @@ def test_two_stacks_from_first_deploy_to_destroy(aws: EmbeddedAws, tmp_path: Pat
     assert "UPDATE_ROLLBACK_COMPLET" in out  # the CLI cuts it
     assert "No access to reserved parameter name: /aws/service/mine" in out
     assert status() == "UPDATE_ROLLBACK_COMPLETE"
-    assert aws.missing_resources(["Consumer"]) == []
+    assert aws.engine.missing_resources(["Consumer"]) == []
 
     out = deploy(Bad={"Type": "AWS::EKS::Cluster"})
     assert "Unrecognized resource types: [AWS::EKS::Cluster]" in out

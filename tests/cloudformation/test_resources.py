@@ -25,14 +25,14 @@ def test_a_resource_is_made_changed_and_deleted(stacks: Any, type_: str) -> None
     name = type_.replace("::", "-")
     stack = stacks.create(name, resources)
     assert stack["StackStatus"] == "CREATE_COMPLETE", stacks.reasons(name)
-    assert stacks.aws.missing_resources([name]) == []
+    assert stacks.aws.engine.missing_resources([name]) == []
     made = stacks.aws.engine.find(name).resources["It"]
     assert set(made.attributes) <= schema.attributes_of(type_), "an attribute AWS does not have"
     if change:
         stack = stacks.update(name, {**resources, "It": changed(resources["It"], **change)})
         assert stack["StackStatus"] == "UPDATE_COMPLETE", stacks.reasons(name)
         assert stacks.physical(name, "It") == made.physical_id, "replaced, not changed in place"
-        assert stacks.aws.missing_resources([name]) == []
+        assert stacks.aws.engine.missing_resources([name]) == []
     provisioner = stacks.aws.engine._provisioner(stacks.aws.engine.find(name))
     last = stacks.aws.engine.find(name).resources["It"]
     stacks.delete(name)

@@ -28,14 +28,16 @@ def test_a_stack_has_outputs_tags_parameters_and_resources(stacks: Any) -> None:
     assert ssm.get_parameter(Name=name)["Parameter"]["Value"] == topic
     tags = sns.list_tags_for_resource(ResourceArn=topic)["Tags"]
     assert tags == [{"Key": "Owner", "Value": "me"}]
-    assert stacks.aws.missing_resources(["first"]) == []
+    assert stacks.aws.engine.missing_resources(["first"]) == []
 
 
 def test_a_resource_that_somebody_deleted_is_reported_missing(stacks: Any) -> None:
     stacks.create("robbed", {"Topic": TOPIC})
     topic = stacks.physical("robbed", "Topic")
     stacks.aws.client("sns").delete_topic(TopicArn=topic)
-    assert stacks.aws.missing_resources(["robbed"]) == [f"robbed: Topic (AWS::SNS::Topic {topic})"]
+    assert stacks.aws.engine.missing_resources(["robbed"]) == [
+        f"robbed: Topic (AWS::SNS::Topic {topic})"
+    ]
 
 
 def test_an_update_in_place_keeps_the_resource(stacks: Any) -> None:
@@ -136,7 +138,7 @@ def test_fails_when_a_named_resource_exists_already(stacks: Any) -> None:
     assert stack["StackStatus"] == "ROLLBACK_COMPLETE"
     wanted = "Resource of type 'AWS::Logs::LogGroup' with identifier 'same' already exists."
     assert wanted in stacks.reasons("two")
-    assert stacks.aws.missing_resources(["one"]) == []
+    assert stacks.aws.engine.missing_resources(["one"]) == []
 
 
 def test_fails_to_replace_a_resource_under_its_own_name(stacks: Any) -> None:
@@ -150,7 +152,7 @@ def test_fails_to_replace_a_resource_under_its_own_name(stacks: Any) -> None:
     )
     wanted = "when a custom-named resource requires replacing. Rename mine and update the stack"
     assert any(wanted in reason for reason in stacks.reasons("custom"))
-    assert stacks.aws.missing_resources(["custom"]) == []
+    assert stacks.aws.engine.missing_resources(["custom"]) == []
 
 
 def test_a_name_that_is_taken_away_makes_a_new_resource(stacks: Any) -> None:

@@ -48,7 +48,7 @@ def test_buckets_key_and_access_logs_deploy_on_the_embedded_aws(
         cloudformation.create_stack(StackName="DatasetStack", TemplateBody=json.dumps(template))
         (stack,) = cloudformation.describe_stacks(StackName="DatasetStack")["Stacks"]
         assert stack["StackStatus"] == "CREATE_COMPLETE"
-        assert aws.missing_resources(["DatasetStack"]) == []
+        assert aws.engine.missing_resources(["DatasetStack"]) == []
         outputs = {each["OutputKey"]: each["OutputValue"] for each in stack["Outputs"]}
         for name in ("DatasetBucketName", "RunBucketName"):
             (rule,) = s3.get_bucket_encryption(Bucket=outputs[name])[

@@ -23,31 +23,6 @@ def test_the_logical_ids_of_the_buckets_never_change(kept: Any) -> None:
     assert set(_of_type(kept, "AWS::S3::Bucket")) == STATEFUL
 
 
-def test_buckets_and_their_policies_outlive_the_stack(kept: Any) -> None:
-    for resource in kept.values():
-        assert resource["DeletionPolicy"] == "Retain"
-        assert resource["UpdateReplacePolicy"] == "Retain"
-
-
-def test_buckets_are_private_and_encrypted(kept: Any) -> None:
-    for bucket in _of_type(kept, "AWS::S3::Bucket").values():
-        assert set(bucket["Properties"]["PublicAccessBlockConfiguration"].values()) == {True}
-        (rule,) = bucket["Properties"]["BucketEncryption"]["ServerSideEncryptionConfiguration"]
-        assert rule["ServerSideEncryptionByDefault"] == {"SSEAlgorithm": "AES256"}
-
-
-def test_plain_http_is_denied(kept: Any) -> None:
-    policies = _of_type(kept, "AWS::S3::BucketPolicy")
-    assert len(policies) == 2
-    for policy in policies.values():
-        denied = [
-            each["Condition"]
-            for each in policy["Properties"]["PolicyDocument"]["Statement"]
-            if each["Effect"] == "Deny" and each["Action"] == "s3:*"
-        ]
-        assert {"Bool": {"aws:SecureTransport": "false"}} in denied
-
-
 def test_no_rule_expires_what_can_be_read_but_shared_artifacts(kept: Any) -> None:
     buckets = _of_type(kept, "AWS::S3::Bucket").values()
     rules = [

@@ -135,15 +135,3 @@ def test_zones_and_sizes_follow_the_context(synthesize: Callable[..., Any]) -> N
         "us-east-1c",
         "us-east-1d",
     ]
-
-
-def test_another_size_replaces_neither_fleet_nor_template(synthesize: Callable[..., Any]) -> None:
-    before, after = (_config(synthesize(size=size)) for size in ("g5.2xlarge", "g5.12xlarge"))
-    changed = {name for name, value in after.items() if before[name] != value}
-    # Everything else but the two capacities would replace the fleet.
-    assert changed == {"LaunchTemplateConfigs"}
-
-
-def test_another_run_replaces_the_fleet(synthesize: Callable[..., Any]) -> None:
-    config = _config(synthesize(run_id="exp7"))
-    assert {"Key": "RunId", "Value": "exp7"} in config["TagSpecifications"][0]["Tags"]

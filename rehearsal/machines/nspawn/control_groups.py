@@ -56,11 +56,7 @@ class ControlGroup:
 
     def processes(self) -> list[int]:
         """Return the ids of what runs in it."""
-        found = []
-        for folder, _, _ in os.walk(self.folder):
-            with suppress(OSError):  # a service of the machine that has just ended
-                found += [int(word) for word in Path(folder, "cgroup.procs").read_text().split()]
-        return found
+        return _processes_in(self.folder)
 
     def kill(self) -> int:
         """Kill everything in it at once; return how many processes that were."""
@@ -71,6 +67,19 @@ class ControlGroup:
     def remove(self) -> None:
         """Remove it, and what systemd-nspawn has made of its name in other hierarchies."""
         _remove(self.name)
+
+
+def all_processes() -> list[int]:
+    """Return the ids of what runs in all machines of this rehearsal."""
+    return _processes_in(version_2() / rehearsal_group())
+
+
+def _processes_in(group: Path) -> list[int]:
+    found = []
+    for folder, _, _ in os.walk(group):
+        with suppress(OSError):  # a service of the machine that has just ended
+            found += [int(word) for word in Path(folder, "cgroup.procs").read_text().split()]
+    return found
 
 
 def version_2() -> Path:

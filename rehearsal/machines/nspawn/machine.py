@@ -15,7 +15,7 @@ import certifi
 
 from rehearsal.machines import agent
 from rehearsal.machines.commands import CommandFailed, run
-from rehearsal.machines.machine import RehearsedMachine
+from rehearsal.machines.machine import PYTORCH, RehearsedMachine
 from rehearsal.machines.nspawn.control_groups import ControlGroup
 from rehearsal.machines.nspawn.disks import DEVICE_FILES, Disks, disks_of
 from rehearsal.machines.nspawn.network import CARD, Card, MachineNetwork
@@ -212,9 +212,8 @@ class NspawnMachine(RehearsedMachine):
 
     @property
     def _command(self) -> list[str]:
-        environment = self.pytorch.resolve()
         pytorch = Path("/opt/pytorch")
-        authorities = Path(certifi.where()).resolve().relative_to(environment)
+        authorities = Path(certifi.where()).resolve().relative_to(PYTORCH)
         return [
             *("systemd-nspawn", "--quiet", f"--directory={self.root}", "--boot"),
             *(f"--machine={self.instance_id}", "--register=no", "--keep-unit", "--settings=no"),
@@ -222,12 +221,12 @@ class NspawnMachine(RehearsedMachine):
             *("--capability=all", f"--network-interface={CARD}"),
             f"--bind-ro={self.folder.resolve()}/hypervisor-uuid:/sys/hypervisor/uuid",
             # Programs of a virtual environment name its interpreter by its own path.
-            *(f"--bind-ro={path}" for path in (environment, *interpreter_files(environment))),
-            f"--bind-ro={self._lent if self.quirks.lacks else environment}:{pytorch}",
+            *(f"--bind-ro={path}" for path in (PYTORCH, *interpreter_files(PYTORCH))),
+            f"--bind-ro={self._lent if self.quirks.lacks else PYTORCH}:{pytorch}",
             *(
                 f"--bind-ro={self.network.authorities.resolve()}:{place / authorities}"
                 # What is lent are links into the environment.
-                for place in ((environment,) if self.quirks.lacks else (environment, pytorch))
+                for place in ((PYTORCH,) if self.quirks.lacks else (PYTORCH, pytorch))
             ),
         ]
 
@@ -248,7 +247,7 @@ class NspawnMachine(RehearsedMachine):
     def _furnish_quirks(self) -> None:
         """Programs come first in the PATH of every service; the environment is systemd's own."""
         if self.quirks.lacks:
-            lend_environment(self.pytorch.resolve(), self._lent, self.quirks.lacks)
+            lend_environment(PYTORCH, self._lent, self.quirks.lacks)
         self.quirks.write_programs(self.root / PROGRAMS, self._real_program)
         self.quirks.write_files(self.root, place_of)
         if self.quirks.environment:

@@ -1,7 +1,6 @@
 """The embedded AWS as a server: port, variables, images, start and stop."""
 
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +9,7 @@ import boto3
 import pytest
 from botocore.exceptions import ClientError
 
-from rehearsal.aws import EmbeddedAws, PortInUse
+from rehearsal.aws import EmbeddedAws
 from rehearsal.aws.images import offered_images
 
 AMI = (
@@ -46,27 +45,6 @@ def test_the_account_and_region_are_the_ones_that_sts_says(aws: EmbeddedAws) -> 
     assert caller["Account"] == aws.account
     zones = aws.client("ec2").describe_availability_zones()["AvailabilityZones"]
     assert all(zone["RegionName"] == aws.region for zone in zones)
-
-
-def test_fails_in_one_sentence_when_the_port_is_in_use(aws: EmbeddedAws) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
-        program = f"from rehearsal.aws import EmbeddedAws; EmbeddedAws(port={port}).start()"
-        done = subprocess.run(
-            [sys.executable, "-c", program], capture_output=True, text=True, check=False
-        )
-    assert done.returncode != 0
-    assert (
-        done.stderr.strip()
-        .splitlines()[-1]
-        .endswith(
-            f"PortInUse: port {port} is in use by another program; give another with --port, or "
-            "--port 0 for a free one"
-        )
-    )
-    assert issubclass(PortInUse, ValueError)
 
 
 def test_fails_to_run_twice_in_one_process(aws: EmbeddedAws) -> None:

@@ -2,12 +2,12 @@
 
 import io
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from rich.console import Console
 
-from rehearsal.aws import EmbeddedAws
 from rehearsal.drill.children import Children
 from rehearsal.drill.deployment import DeployedStacks
 from rehearsal.drill.fleet import RehearsalFailed
@@ -131,16 +131,12 @@ def test_the_stages_before_the_last_are_what_it_is_judged_by() -> None:
     assert baselines_of(stages) == {"single_frame": 0.2}
 
 
-class LacksOne(EmbeddedAws):
-    """An embedded AWS in which one resource of a finished deploy is not really there."""
-
-    def missing_resources(self, stack_names: list[str]) -> list[str]:
-        return [f"{stack_names[-1]}/FleetRequest (AWS::EC2::SpotFleet)"]
-
-
 def test_fails_a_deploy_that_lacks_a_resource_and_names_it(tmp_path: Path) -> None:
+    lacks_one = SimpleNamespace(missing_resources=lambda names: [f"{names[-1]}/FleetRequest"])
     children = Children(say=print, environment={}, folder=tmp_path)
-    stacks = DeployedStacks(folder=tmp_path, aws=LacksOne(), children=children)
+    stacks = DeployedStacks(
+        folder=tmp_path, aws=SimpleNamespace(engine=lacks_one), children=children
+    )
     with pytest.raises(RehearsalFailed, match="missing: TrainingStack/FleetRequest"):
         stacks.check_resources()
 

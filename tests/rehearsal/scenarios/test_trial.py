@@ -1,5 +1,6 @@
 """A drill of which nothing came about is told apart from one that went as written."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -39,8 +40,14 @@ class Deployed:
         return FolderFiles(folder=Path())
 
 
+@pytest.fixture(scope="module")
+def aws() -> Iterator[EmbeddedAws]:
+    with EmbeddedAws() as running:
+        yield running
+
+
 @pytest.fixture
-def trial(tmp_path: Path) -> ScenarioTrial:
+def trial(tmp_path: Path, aws: EmbeddedAws) -> ScenarioTrial:
     scenario = Scenario(
         name="mine",
         about="faults",
@@ -51,7 +58,7 @@ def trial(tmp_path: Path) -> ScenarioTrial:
             Action(at="head:2", do="faults", faults=(NEVER,)),
         ),
     )
-    stacks: Any = Deployed(EmbeddedAws())
+    stacks: Any = Deployed(aws)
     return ScenarioTrial(
         scenario=scenario, stacks=stacks, context={}, folder=tmp_path, say=print, log=print
     )

@@ -16,8 +16,8 @@ def parameters(**given: object) -> StackParameters:
 
 def taking(hours_p90: float) -> Plan:
     """The plan of the default run, as if one in ten took so many machine hours."""
-    plan = parameters().plan
-    assert plan is not None and plan.spot is not None
+    (plan,) = parameters().plans
+    assert plan.spot is not None
     return dataclasses.replace(
         plan, spot=dataclasses.replace(plan.spot, machine_hours_p90=hours_p90)
     )

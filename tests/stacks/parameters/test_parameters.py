@@ -16,23 +16,9 @@ from training.registry import WORKLOADS, load_workload
 
 KEY = "arn:aws:kms:us-east-1:123456789012:key/0f0e0d0c-1111-2222-3333-444455556666"
 
-TRAINABLE = [
-    size
-    for size, instance in catalogue.instances().items()
-    if instance.is_trainable and instance.on_demand_usd_per_hour is not None
-]
-
 
 def test_every_parameter_has_its_default_in_cdk_json() -> None:
     assert {name for name in defaults() if not name.startswith("train.")} == {*KINDS}
-
-
-@pytest.mark.parametrize("size", TRAINABLE)
-def test_every_size_that_trains_has_parameters(size: str) -> None:
-    parameters = StackParameters.for_size(size)
-    assert parameters.sizes[0] == size
-    assert parameters.data_volume.mib_per_second >= 125
-    assert parameters.data_volume.iops >= 3000
 
 
 def test_the_volumes_speed_is_what_the_size_sustains() -> None:

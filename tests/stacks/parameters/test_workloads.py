@@ -33,8 +33,7 @@ def parameters(source: Path) -> StackParameters:
 
 
 def test_it_is_planned_as_it_is_with_its_overrides(parameters: StackParameters) -> None:
-    plan = parameters.plan
-    assert plan is not None
+    (plan,) = parameters.plans
     (stage,) = plan.work.stages
     assert (stage.footprint.stage, stage.footprint.epochs) == ("classify", 8)
     assert plan.spot is not None
@@ -64,7 +63,7 @@ def test_without_a_measurement_it_says_so_and_what_is_known(tmp_path: Path) -> N
     folder = tmp_path / "mine"
     documented.own_workload(folder, "Moons.nominal_samples = {}")
     parameters = given(folder)
-    assert parameters.plan is None and parameters.max_hours == 72
+    assert parameters.plans == () and parameters.max_hours == 72
     stack = Stack(App(), "TrainingStack")
     assert annotate(stack, parameters) is None
     why = "no plan: .*its `nominal_samples` lack recipe 'small'.*; known is what an hour costs"

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from stacks.sagemaker.metric_definitions import METRIC_DEFINITIONS
+from stacks.sagemaker.request import METRIC_DEFINITIONS
 from tests.training.runs import ROOT, WORKLOAD, Run
 from training.cli import sagemaker
 from training.cli.main import main
