@@ -35,6 +35,7 @@ LONGEST_FIRST = (
     "operate/test_deployed.py",
     "rehearsal/scenarios/test_drills.py",
     "training/proof/torture/test_command.py",
+    "userdata/test_examples.py",
     "training/proof/check/test_check.py",
     "training/cli/test_measure.py",
     "training/proof/torture/test_s3.py",

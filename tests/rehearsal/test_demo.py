@@ -68,7 +68,16 @@ def test_two_hosts_of_one_job_lose_one_and_equal_one_rank(
     assert '<p class="verdict good">' in (tmp_path / "report.html").read_text()
 
 
-@pytest.mark.slow  # its parts run in each run of the tests: tests/userdata/test_sagemaker_script.py
+@pytest.mark.slow  # a drill is interrupted in each run of the tests
+def test_ctrl_c_in_the_middle_leaves_nothing_running(
+    tmp_path: Path,
+    rehearse: Callable[..., subprocess.Popen[str]],
+    stop_once_a_machine_runs: Callable[[subprocess.Popen[str], Path], str],
+) -> None:
+    stop_once_a_machine_runs(rehearse("demo", "--out", str(tmp_path), *SMALL), tmp_path)
+
+
+@pytest.mark.slow  # its parts run in each run of the tests: tests/userdata/test_examples.py
 def test_a_script_that_knows_nothing_of_this_project_loses_two_machines_and_finishes(
     tmp_path: Path, rehearse: Callable[..., subprocess.Popen[str]]
 ) -> None:

@@ -1,14 +1,20 @@
-"""The project's own stacks through the real CLI: deployed, changed, destroyed, adopted."""
+"""The project's own stacks through the real CLI: deployed, changed, destroyed, adopted, guarded."""
 
+import json
 import re
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
+from moto.ec2.models import ec2_backends
 
 from cloudformation import schema
 from rehearsal.aws import EmbeddedAws
+from rehearsal.aws.event_bus import EventBus
+from rehearsal.machines import ProcessMachine
+from rehearsal.machines.metadata import MetadataServer, RehearsedInstance
 from tests.rehearsal.cli import NEVER, Cli
 
 pytestmark = pytest.mark.slow
@@ -131,3 +137,139 @@ def test_buckets_outlive_both_stacks_and_are_used_again(aws: EmbeddedAws, tmp_pa
     assert adopted["DatasetUri"] == f"s3://{dataset}/trajectory"
     assert adopted["RunUri"] == f"s3://{runs}/runs/run-1"
     assert content() == b"kept"
+
+
+class Guarded:
+    """A deployed stack whose Guard is woken by its own rules, with its deployed code."""
+
+    def __init__(self, aws: EmbeddedAws, folder: Path) -> None:
+        self.aws = aws
+        self.folder = folder
+        self.fleet = outputs(aws, "TrainingStack")["FleetIdOutput"]
+        self.bucket = outputs(aws, "DatasetStack")["RunBucketName"]
+
+    def begin(self, case: int) -> str:
+        """An empty run, and a fleet with one new instance; return the instance's id."""
+        s3, ec2 = self.aws.client("s3"), self.aws.client("ec2")
+        # With all versions: a head that was deleted is not one that never was.
+        found = s3.list_object_versions(Bucket=self.bucket)
+        for each in [*found.get("Versions", []), *found.get("DeleteMarkers", [])]:
+            s3.delete_object(Bucket=self.bucket, Key=each["Key"], VersionId=each["VersionId"])
+        self.set_capacity(0)
+        running = self._running()
+        if running:
+            ec2.terminate_instances(InstanceIds=running)
+        self._forget()
+        # A base on demand has a capacity of its own, which must go to zero as well.
+        self.set_capacity(1, on_demand=case % 2)
+        (instance,) = self._running()
+        self.code = self.folder / f"functions-{case}"
+        return instance
+
+    def set_capacity(self, target: int, on_demand: int = 0) -> None:
+        self.aws.client("ec2").modify_spot_fleet_request(
+            SpotFleetRequestId=self.fleet,
+            TargetCapacity=target,
+            OnDemandTargetCapacity=on_demand,
+        )
+
+    def put(self, name: str, document: dict[str, Any]) -> None:
+        body = json.dumps(document).encode()
+        extra = {"IfNoneMatch": "*"} if name == "head.json" else {}
+        self.aws.client("s3").put_object(
+            Bucket=self.bucket, Key=f"runs/run-1/{name}", Body=body, **extra
+        )
+
+    def launched_earlier(self, instance: str, **ago: float) -> None:
+        """Move an instance's launch into the past."""
+        found = ec2_backends[self.aws.account][self.aws.region].get_instance(instance)
+        found.launch_time -= timedelta(**ago)
+
+    def tick(self) -> dict[str, Any]:
+        """Fire the Guard's clock; return what its function answered."""
+        bus = EventBus(aws=self.aws, code_folder=self.code)
+        bus.tick()
+        bus.close()
+        (invocation,) = bus.invocations
+        assert invocation.error is None, invocation.error
+        assert invocation.answer is not None
+        return invocation.answer
+
+    @property
+    def capacity(self) -> tuple[int, int]:
+        config = fleet_config(self.aws, self.fleet)
+        return int(config["TargetCapacity"]), int(config.get("OnDemandTargetCapacity", 0))
+
+    def _running(self) -> list[str]:
+        filters = [{"Name": "instance-state-name", "Values": ["pending", "running"]}]
+        pages = self.aws.client("ec2").describe_instances(Filters=filters)["Reservations"]
+        return [each["InstanceId"] for page in pages for each in page["Instances"]]
+
+    def _forget(self) -> None:
+        """EC2 shows terminated instances for an hour; a new case begins after that."""
+        backend = ec2_backends[self.aws.account][self.aws.region]
+        for reservation in backend.reservations.values():
+            for instance in reservation.instances:
+                if instance.state == "terminated":
+                    instance.add_tags({"Stack": "forgotten"})
+
+
+def test_the_guard_stops_a_run_for_each_of_its_reasons(aws: EmbeddedAws, tmp_path: Path) -> None:
+    cli = Cli(aws, tmp_path / "cdk.out")
+    cli.run("bootstrap", app=False)
+    caps = ("max_hours=10", "guard.max_barren_attempts=2", "guard.heartbeat_timeout_seconds=2400")
+    context = [word for pair in caps for word in ("-c", pair)]
+    cli.run("deploy", "TrainingStack", *NEVER, *context, app=False)
+    guarded = Guarded(aws, tmp_path)
+
+    guarded.begin(0)
+    guarded.put("head.json", {"format": 1, "state": "running", "checkpoints": []})
+    assert guarded.tick()["action"] == "none"
+    assert guarded.capacity == (1, 0)
+
+    guarded.begin(1)
+    guarded.put("head.json", {"format": 1, "state": "finished", "checkpoints": []})
+    assert guarded.tick() == {"action": "to-zero", "reason": "the run is finished"}
+    assert guarded.capacity == (0, 0)
+
+    guarded.launched_earlier(guarded.begin(2), hours=11)
+    guarded.put("head.json", {"format": 1, "state": "running", "checkpoints": []})
+    answer = guarded.tick()
+    assert answer == {"action": "to-zero", "reason": "11.0 hours billed; max_hours is 10"}
+    assert guarded.capacity == (0, 0)
+
+    instance = guarded.begin(3)
+    for _ in range(2):
+        aws.client("ec2").terminate_instances(InstanceIds=[instance])
+        guarded.set_capacity(1)
+        (instance,) = guarded._running()
+    answer = guarded.tick()
+    assert answer == {"action": "to-zero", "reason": "2 attempts in a row committed nothing"}
+    assert guarded.capacity == (0, 0)
+
+    # User data that cannot start at all leaves a machine that runs, costs, and says nothing.
+    guarded.launched_earlier(guarded.begin(4), minutes=39)
+    assert guarded.tick()["action"] == "none", "it might still be booting"
+    instance = guarded.begin(5)
+    guarded.launched_earlier(instance, minutes=41)
+    machine = _broken_machine(aws, tmp_path / "machine", instance)
+    try:
+        assert not machine.wait(5, "[ok]")
+        answer = guarded.tick()
+    finally:
+        machine.kill()
+    assert answer["action"] == "to-zero"
+    assert answer["reason"].startswith("no heartbeat for 24")
+    assert guarded.capacity == (0, 0)
+
+
+def _broken_machine(aws: EmbeddedAws, folder: Path, instance: str) -> ProcessMachine:
+    machine = ProcessMachine(
+        folder=folder,
+        environment=aws.environment(),
+        metadata=MetadataServer(
+            instance=RehearsedInstance(id=instance, user_data=b"#!/no/such/interpreter\nexit 1\n")
+        ),
+    )
+    machine.start()
+    return machine

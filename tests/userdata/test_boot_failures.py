@@ -6,7 +6,10 @@ import signal
 import subprocess
 from pathlib import Path
 
+import pytest
+
 from rehearsal.machines import ProcessMachine
+from rehearsal.machines.json_disks import EC2_DISKS
 from rehearsal.machines.process import SHIMS
 from tests.userdata.rig import USERDATA, Rig, calls, run_on, wait, wait_until
 
@@ -79,6 +82,25 @@ def test_a_machine_that_may_not_end_itself_says_so_once_and_goes_on_asking(rig: 
     assert calls(machine, "run") == []
     (event,) = [each for each in rig.events() if each["name"] == "terminate-failed"]
     assert event["message"].startswith("the Guard terminates this machine: An error")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_step_that_always_fails_ends_the_machine_and_never_the_run(rig: Rig, name: str) -> None:
+    machine = rig.machine(environment={"FAULTS": f"{name}.sh:always"})
+    reason = reason_of_the_machines_end(rig, machine)
+    assert reason == f"boot failed at {name.replace('_', '-')}: {name}.sh is made to fail"
+    assert calls(machine, "run") == []
+
+
+@pytest.mark.slow
+def test_without_a_data_volume_the_machine_ends_and_lists_what_is_there(rig: Rig) -> None:
+    machine = rig.machine(disks=EC2_DISKS[1:], environment=NO_PATIENCE)
+    reason = reason_of_the_machines_end(rig, machine)
+    assert "no EBS disk attached as /dev/sdf" in reason
+    assert (
+        "/dev/nvme1n1 (Amazon Elastic Block Store, vol00112233445566778, sda1, holds /)" in reason
+    )
 
 
 def test_without_a_bundle_the_machine_ends(rig: Rig) -> None:

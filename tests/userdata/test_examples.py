@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,10 @@ import pytest
 from rehearsal.drill.program import RehearsedProgram
 from rehearsal.machines import ProcessMachine
 from stacks.bundle import EXCLUDED_FOLDERS, FOLDERS
+from stacks.guard import records
+from stacks.guard.ledger import Ledger
+from stacks.guard.reasons import reason_to_stop
+from stacks.guard.settings import GuardSettings
 from stacks.parameters import StackParameters
 from stacks.program_source import write_source
 from tests.userdata.rig import REPOSITORY, Rig, run_on, wait, wait_until
@@ -84,6 +89,49 @@ def wait_for_snapshot(rig: Rig, machine: ProcessMachine) -> None:
         return bool(found.get("Contents")) and bool(rig.read("head.json")["checkpoints"])
 
     wait_until(has_snapshot)
+
+
+def guard_settings(rig: Rig) -> GuardSettings:
+    return GuardSettings(
+        stack_name="TrainingStack",
+        fleet_parameter=rig.parameter,
+        run_bucket="runs",
+        run_prefix=f"runs/{rig.run_id}",
+        topic_arn="",
+        max_billed_hours=1,
+        heartbeat_timeout_seconds=60,
+        max_barren_attempts=2,
+        notice_seconds=60,
+    )
+
+
+@pytest.mark.slow  # SageMaker's style of script does as much in each run of the tests
+def test_plain_pytorch_goes_on_from_its_last_snapshot_after_a_kill(
+    rig: Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The Guard reads a program's head as a workload's.
+    monkeypatch.setattr(records, "client", rig.aws.client)
+    guard = guard_settings(rig)
+    variables = boot_program(rig, "plain", tmp_path, epochs=8)
+    first = start(rig, variables)
+    wait_for_snapshot(rig, first)
+    first.kill()
+    head, written = records.read_head(guard)
+    assert time.time() - 600 < records.last_commit(guard, head) <= time.time()
+    assert reason_to_stop(guard, Ledger(), head, written, time.time()) is None
+    second = start(rig, variables)
+    wait(second, f"fleet {rig.fleet_id} to zero: the run is finished")
+    reason = reason_to_stop(guard, Ledger(), *records.read_head(guard), time.time())
+    assert reason is not None
+    assert reason.sentence == "the run is finished"
+    log = second.training_log.read_text()
+    assert "resuming after epoch" in log
+    assert "\ndone\n" in log
+    receipt = rig.read("receipt.json")
+    assert [cost["ended"] for cost in receipt["interruptions"]] == ["silent"]
+    assert receipt["interruptions"][0]["steps_redone"] >= 0
+    assert receipt["steps"] == 8 * 32
+    assert [*receipt["final_files"]] == ["model/model.pth"]
 
 
 def reports(log: str) -> list[float]:

@@ -62,7 +62,6 @@ def test_fails_when_two_disks_match_and_lists_both(tmp_path: Path) -> None:
 def test_fails_when_the_name_belongs_to_the_root_disk(tmp_path: Path) -> None:
     done = find(tmp_path, (INSTANCE_STORE, EC2_DISKS[1]), "sda1")
     assert done.returncode == 1
-    assert done.stderr.startswith("no EBS disk attached as sda1, expected one; found: ")
     assert "holds /" in done.stderr
     assert "Amazon EC2 NVMe Instance Storage" in done.stderr
 

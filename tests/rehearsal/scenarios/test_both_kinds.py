@@ -1,7 +1,9 @@
 """The same drill on process machines and on machines with systemd and cloud-init."""
 
 import json
+import signal
 import subprocess
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,6 +11,7 @@ from typing import Any
 import pytest
 
 from rehearsal.machines.nspawn.root_image import root_image
+from tests.rehearsal.conftest import machines_below
 from tests.rehearsal.machines.nspawn.conftest import left_behind
 
 # Durations, and what is made from them: a checkpoint's JSON has some, with more digits or fewer.
@@ -76,3 +79,38 @@ def run(
 def receipt(folder: Path) -> dict[str, Any]:
     found: dict[str, Any] = json.loads((folder / "killed/receipt.json").read_text())
     return found
+
+
+@pytest.mark.machine
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_a_drill_that_is_stopped_leaves_nothing_and_the_next_one_ends_as_written(
+    number: signal.Signals,
+    tmp_path: Path,
+    rehearse: Callable[..., subprocess.Popen[str]],
+    stop_once_a_machine_runs: Callable[[subprocess.Popen[str], Path], str],
+) -> None:
+    root_image(print)
+    drill = tmp_path / "killed.toml"
+    drill.write_text(DRILL)
+    arguments = ("drill", "--machine", "nspawn", "--out", str(tmp_path / "nspawn"), str(drill))
+    process = rehearse(*arguments)
+    if number == signal.SIGINT:
+        stop_once_a_machine_runs(process, tmp_path)
+    else:
+        kill_once_a_machine_runs(process, tmp_path)
+    assert left_behind(tmp_path) == []
+    assert run(rehearse, "nspawn", tmp_path / "nspawn", drill)[0]["faults"] == []
+    assert left_behind(tmp_path) == []
+
+
+def kill_once_a_machine_runs(process: subprocess.Popen[str], folder: Path) -> None:
+    """Send SIGKILL; what nobody waits for may end a moment later."""
+    while not machines_below(folder):
+        assert process.poll() is None
+        time.sleep(0.2)
+    process.kill()
+    process.communicate()
+    give_up_at = time.monotonic() + 60
+    while left_behind(folder) and time.monotonic() < give_up_at:
+        time.sleep(0.1)

@@ -1,9 +1,7 @@
 """Drills, each to its end; all that train on machines are slow, but for one without root."""
 
 import json
-import signal
 import subprocess
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +16,8 @@ ALL_SECONDS = 4 * 3600
 # Ten of the drills in one run.
 MOST_TELLING = "bad-day"
 SHORT = "notice"
+# No pool has a machine: all but what machines do, in the time of a deployment.
+CHEAPEST = "no-capacity"
 
 
 def outcomes(folder: Path) -> list[dict[str, Any]]:
@@ -25,26 +25,11 @@ def outcomes(folder: Path) -> list[dict[str, Any]]:
     return found
 
 
-def stop_once_a_machine_runs(process: subprocess.Popen[str], folder: Path) -> str:
-    """Press Ctrl-C twice when a machine runs below a folder; return what the rehearsal has said."""
-    deadline = time.monotonic() + 1200
-    while not processes_below(folder) and time.monotonic() < deadline:
-        assert process.poll() is None
-        time.sleep(0.2)
-    assert processes_below(folder)
-    process.send_signal(signal.SIGINT)
-    time.sleep(0.1)
-    process.send_signal(signal.SIGINT)  # as impatient people do
-    _, said = process.communicate(timeout=120)
-    assert process.returncode == 130
-    assert "Traceback" not in said
-    return said
-
-
 @pytest.mark.rootless
 def test_a_bad_gpu_costs_its_machine_alone_and_ctrl_c_in_the_next_drill_leaves_nothing(
     tmp_path: Path,
     rehearse: Callable[..., subprocess.Popen[str]],
+    stop_once_a_machine_runs: Callable[[subprocess.Popen[str], Path], str],
 ) -> None:
     process = rehearse("drill", "--json", "--out", str(tmp_path), TOLD, "notice")
     said = stop_once_a_machine_runs(process, tmp_path / "notice")
@@ -54,6 +39,13 @@ def test_a_bad_gpu_costs_its_machine_alone_and_ctrl_c_in_the_next_drill_leaves_n
     assert (outcome["name"], outcome["ends"], outcome["machines"]) == (TOLD, "equal result", 2)
     assert "0 NVIDIA GPUs are on the PCI bus" in outcome["why"]
     assert outcome["guard"] > 0
+
+
+@pytest.mark.slow  # the demo and tests/operate deploy in each run of the tests; a trial's parts too
+def test_a_drill_without_a_machine_ends_as_written(
+    tmp_path: Path, rehearse: Callable[..., subprocess.Popen[str]]
+) -> None:
+    _expect_as_written(rehearse, tmp_path, PROCESS, [CHEAPEST])
 
 
 @pytest.mark.slow  # tests/rehearsal/test_demo.py has a kill and a notice on such machines

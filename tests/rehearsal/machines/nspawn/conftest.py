@@ -5,11 +5,9 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
-import psutil
 import pytest
 
-from rehearsal.drill.deployment import processes_below
-from tests.rehearsal.conftest import start_python
+from tests.rehearsal.conftest import machines_below, start_python
 
 # Starts one program with what it needs; none outlives its test.
 Boot = Callable[..., subprocess.Popen[str]]
@@ -73,16 +71,6 @@ def boot(tmp_path: Path) -> Iterator[Boot]:
     for process in started:
         process.kill()
         process.communicate()
-
-
-def machines_below(folder: Path) -> list[psutil.Process]:
-    """List the processes of process machines, and the systemd-nspawn of others, below a folder."""
-    found = processes_below(folder)
-    for process in psutil.process_iter():
-        with suppress(psutil.Error):
-            if any(word.startswith(f"--directory={folder}/") for word in process.cmdline()):
-                found.append(process)
-    return found
 
 
 def left_behind(folder: Path) -> list[str]:
