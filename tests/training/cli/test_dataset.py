@@ -37,6 +37,17 @@ def test_fails_to_upload_what_a_sync_left_unfinished(
     assert "data was interrupted; sync it again" in capsys.readouterr().err
 
 
+def test_fails_for_a_wait_without_an_end(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sync = ["data", "sync", "--dataset-uri", str(tmp_path), "--out", str(tmp_path / "out")]
+    for wait in ("nan", "inf", "-1"):
+        with pytest.raises(SystemExit, match="2"):
+            main([*sync, f"--wait-seconds={wait}"])
+        assert f"--wait-seconds: {wait} is not a positive number" in capsys.readouterr().err
+    assert main([*sync, "--wait-seconds=0"]) == 3
+
+
 def test_fails_for_an_address_that_is_none_and_leaves_the_folder_as_it_was(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
