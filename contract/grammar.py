@@ -87,6 +87,11 @@ def parse_positive(text: str) -> float:
     return value
 
 
+def parse_seconds(text: str) -> float:
+    """Read a number of seconds, 0 or more."""
+    return 0.0 if re.fullmatch(r"0+(\.0*)?", text) else parse_positive(text)
+
+
 def parse_count(text: str) -> int:
     """Read a whole number, 0 or more."""
     if not re.fullmatch("[0-9]+", text):

@@ -15,6 +15,8 @@ from contract.errors import UserError
 
 # Each boot fetches it, and each deploy of a change uploads it.
 MAX_MB = 50
+# Bytes of a name that are not UTF-8, as Python has them: no key or archive may have such a name.
+NOT_TEXT = re.compile("[\udc80-\udcff]")
 # What is made again wherever it is missing; git ignores it, if there is git.
 _CACHES = re.compile(
     r"__pycache__|\.git|\.venv|venv|node_modules|\.ipynb_checkpoints|\.[a-z]+_cache|.*\.pyc|\.DS_Store"
@@ -37,6 +39,11 @@ def find_files(source: Path) -> list[Path]:
             f"source is {str(source)!r}, which has no file that git does not ignore; give the "
             "folder of your code"
         )
+    for path in paths:
+        if NOT_TEXT.search(str(path)):
+            raise UserError(
+                f"source has {os.fsencode(path)!r}, a name that is not UTF-8; rename it"
+            )
     secrets = [str(path) for path in paths if _is_secret(path)]
     if secrets:
         raise UserError(

@@ -61,7 +61,11 @@ def drawn_runs(
     axes = [_axis(text) for text in vary]
     if count is None:
         grid = [[(name, value) for value in _listed(name, values)] for name, values in axes]
-        return tuple(_run(chosen, overrides) for chosen in itertools.product(*grid))
+        runs = tuple(_run(chosen, overrides) for chosen in itertools.product(*grid))
+        names = [run.name for run in runs]
+        if twice := next((name for name in names if names.count(name) > 1), None):
+            raise UserError(f"--vary {' '.join(vary)} makes the run {twice} twice; name it once")
+        return runs
     rng = random.Random(seed)
     found: dict[str, SweepRun] = {}
     for _ in range(_TRIES * count):
@@ -90,6 +94,8 @@ def _draw(rng: random.Random, name: str, values: str) -> str:
         return rng.choice(values.split(","))
     try:
         low, high = (math.log(float(end)) for end in values.split(".."))
+        if not math.isfinite(high - low):
+            raise ValueError
     except ValueError:
         raise UserError(
             f"--vary {name}={values} cannot be read; write two numbers above 0, as in 0.001..0.1"
@@ -99,5 +105,6 @@ def _draw(rng: random.Random, name: str, values: str) -> str:
 
 def _run(chosen: Sequence[tuple[str, str]], overrides: Sequence[str]) -> SweepRun:
     own = [f"{name}={value}" for name, value in chosen]
-    name = "_".join(f"{name}-{value}" for name, value in chosen)
+    # A name is one folder, beside those of the other runs.
+    name = "_".join(f"{name}-{value}" for name, value in chosen).replace("/", "-")
     return SweepRun(name=name, overrides=(*overrides, *own))

@@ -15,6 +15,7 @@ from contract.grammar import (
     parse_kept,
     parse_positive,
     parse_positive_count,
+    parse_seconds,
 )
 from contract.notice import POLICIES
 
@@ -40,10 +41,6 @@ def _policy(text: str) -> str:
     if text not in POLICIES:
         raise UserError(f"{text!r} is unknown; use {' or '.join(POLICIES)}")
     return text
-
-
-def _seconds(text: str) -> float:
-    return 0.0 if text == "0" else parse_positive(text)
 
 
 _LIST = (
@@ -102,7 +99,7 @@ _LIST = (
     TrainerOption(
         name="watchdog_seconds",
         form="SECONDS",
-        read=_seconds,
+        read=parse_seconds,
         default="600",
         means="a trainer silent for this long prints its stacks and exits 1; 0: never",
     ),

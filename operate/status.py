@@ -1,6 +1,7 @@
 """What a run does now, what it has cost and will, and what it waits for. It only reads."""
 
 import json
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -8,6 +9,7 @@ from datetime import UTC, datetime
 from itertools import groupby
 from typing import Any
 
+from contract.errors import UserError
 from contract.keys import CONFIG, EVENTS, GUARD, HEAD, METRICS
 from contract.metrics import LineReader, metrics_objects
 from operate.runs import OperatedRun, account_runs, committed_step, runs_at
@@ -16,7 +18,7 @@ from stacks.guard import fleet
 from stacks.guard.fleet import SPOT, StackInstance
 from stacks.guard.ledger import Ledger
 from training.record.head import Head
-from training.record.run import read_run_config
+from training.record.run import RunConfig, read_run_config
 from training.report.progress import duration
 from training.store.folder import open_store
 from training.store.protocol import get_each
@@ -53,7 +55,7 @@ class Sight:
 def look(run: OperatedRun) -> Sight:
     """Look at the run and its machines; the ledger is brought up to date here alone."""
     found, now, head = run.store.get(GUARD), time.time(), run.head
-    ledger = Ledger.from_json(found.data) if found else Ledger()
+    ledger = _read_ledger(run, found.data if found else None)
     if not run.stack:
         return Sight(run=run, now=now, head=head, ledger=ledger)
     every, fleet_id = fleet.instances_of_stack(run.settings), run.outputs["FleetIdOutput"]
@@ -63,6 +65,15 @@ def look(run: OperatedRun) -> Sight:
     ledger.observe_fleets({fleet_id: capacity}, fleet_id, now)
     live = [one for one in own if one.is_live]
     return Sight(run=run, now=now, head=head, ledger=ledger, live=live, capacity=capacity)
+
+
+def _read_ledger(run: OperatedRun, found: bytes | None) -> Ledger:
+    try:
+        return Ledger.from_json(found) if found else Ledger()
+    except ValueError as error:
+        raise UserError(
+            f"{run.uri}/{GUARD} is damaged or was edited ({error}); restore its last good version"
+        ) from error
 
 
 def read_status(run: OperatedRun) -> dict[str, Any]:
@@ -175,25 +186,39 @@ def list_runs(place: str | None) -> list[dict[str, Any]]:
         for number, run in enumerate(runs):
             head, config, guard = contents[3 * number : 3 * number + 3]
             if head or run.stack:
-                rows.append(_row(run, head, json.loads(config or "{}"), json.loads(guard or "{}")))
+                rows.append(_row(run, head, config, guard))
     return rows
 
 
-def _row(run: OperatedRun, found: bytes | None, config: Any, guard: Any) -> dict[str, Any]:
+def _row(
+    run: OperatedRun, head: bytes | None, config: bytes | None, guard: bytes | None
+) -> dict[str, Any]:
+    """What is known of a run; one that cannot be read does not hide the others."""
+    try:
+        return {"run": run.id, **_read_row(run, head, config, guard), "stack": run.stack or None}
+    except UserError as error:
+        print(f"[warning] {error}", file=sys.stderr)
+        unknown = ("committed_step", "attempts", "trains", "hours", "usd")
+        about = {"state": "unreadable", **dict.fromkeys(unknown)}
+        return {"run": run.id, **about, "stack": run.stack or None}
+
+
+def _read_row(
+    run: OperatedRun, found: bytes | None, config: bytes | None, guard: bytes | None
+) -> dict[str, Any]:
     head = Head.from_bytes(found, f"{run.uri}/{HEAD}") if found else None
-    billed = guard.get("billed", {}).values()
+    record = RunConfig.from_bytes(config, f"{run.uri}/{CONFIG}") if config else None
+    ledger = _read_ledger(run, guard)
     state = head.state.replace("released", "interrupted") if head else "starting"
     if run.stack and not (head and head.is_ended):
         state = look(run).state
     return {
-        "run": run.id,
         "state": state,
         "committed_step": committed_step(head),
         "attempts": head.generation if head else 0,
-        "trains": f"{config['workload']} / {config['recipe']}" if config else None,
-        "hours": round(sum(each["hours"] for each in billed), 2) if billed else None,
-        "usd": round(sum(each["usd"] for each in billed), 2) if billed else None,
-        "stack": run.stack or None,
+        "trains": f"{record.workload} / {record.recipe}" if record else None,
+        "hours": round(ledger.billed_hours(), 2) if ledger.attempts else None,
+        "usd": round(ledger.billed_usd(), 2) if ledger.attempts else None,
     }
 
 

@@ -5,6 +5,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from contract.grammar import argument_type, parse_positive, parse_positive_count
 from contract.trainer_options import RANKS
 from rehearsal.drill.action import SYNTAX, Action, parse_interruption
 from rehearsal.drill.workload import PROGRAM_INTERRUPTIONS, by_workload
@@ -85,11 +86,15 @@ def _add_demo(demo: argparse.ArgumentParser) -> None:
     demo.add_argument("--data", type=Path, metavar="FOLDER", help="the data of your own")
     demo.add_argument("--recipe", default="laptop", help="default: %(default)s")
     demo.add_argument("--overrides", default="", help='recipe fields, "epochs=2 width=64"')
-    demo.add_argument("--count", type=int, help=f"samples made; {by_workload('count')}")
+    demo.add_argument(
+        "--count",
+        type=argument_type(parse_positive_count),
+        help=f"samples made; {by_workload('count')}",
+    )
     demo.add_argument("--checkpoint-interval", help=by_workload("checkpoint_interval"))
     demo.add_argument(
         "--notice-seconds",
-        type=float,
+        type=argument_type(parse_positive),
         help="from the notice to SIGKILL, as on EC2 120; default: 15, and more on a busy machine",
     )
     demo.add_argument(

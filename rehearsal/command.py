@@ -308,9 +308,15 @@ def show_alarms(arguments: argparse.Namespace, say: Callable[[str], None]) -> in
 
 def _try_alarms(path: Path) -> list[AlarmTrial]:
     """Try a template's alarms on a GPU as busy as the plan beside it says at least."""
-    template = json.loads(path.read_text(encoding="utf-8"))
+    try:
+        template = json.loads(path.read_text(encoding="utf-8"))
+        _ = template["Resources"]
+    except (ValueError, TypeError, KeyError) as error:
+        raise ValueError(
+            f"--template {path} is no template ({error!r}); give a *.template.json of cdk synth"
+        ) from error
     plan = path.with_name(path.name.replace(".template.", ".plan."))
-    if not plan.exists():
+    if plan == path or not plan.exists():
         return try_alarms(template)
     return try_alarms(template, json.loads(plan.read_text(encoding="utf-8"))["gpu_busy_percent"][0])
 

@@ -68,6 +68,14 @@ def main(arguments: Sequence[str] | None = None, repository: Path | None = None)
     repository = repository or Path.cwd()
     options = parse_arguments(arguments)
     try:
+        if options.output is not None:  # known before anything is synthesized
+            options.output.parent.mkdir(parents=True, exist_ok=True)
+            options.output.open("a").close()
+    except OSError as error:
+        why = f"--output {options.output} cannot be written ({error.strerror}); give another file"
+        print(f"review: {why}", file=sys.stderr)
+        return 2
+    try:
         with tempfile.TemporaryDirectory(prefix="review-") as folder:
             review = _review(repository, Path(folder), options)
     except CannotReview as reason:
@@ -84,7 +92,6 @@ def main(arguments: Sequence[str] | None = None, repository: Path | None = None)
 
 def _write(output: Path | None, comment: str) -> None:
     if output is not None:
-        output.parent.mkdir(parents=True, exist_ok=True)
         output.write_text(comment + "\n", encoding="utf-8")
 
 

@@ -213,6 +213,8 @@ class EmbeddedAws:
 
 
 def _listen(port: int) -> socket.socket:
+    if not 0 <= port < 2**16:
+        raise ValueError(f"the port is {port}; give 1 to 65535, or 0 for a free one")
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:

@@ -158,6 +158,8 @@ def read_scenarios(path: Path) -> list[Scenario]:
         words = document.pop("for_each", None)
         if words is None:
             return [_build(Scenario, {**document, "name": path.stem}, path.parent)]
+        if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
+            raise ValueError(f"for_each is {words!r}; give a list of words")
         found = []
         for word in words:
             document = tomllib.loads(text.replace("{each}", word))
@@ -234,7 +236,9 @@ def _by_field(kind: type, table: Mapping[str, Any], folder: Path) -> dict[str, A
     """Return a table by the names of the fields, what stands for a field as that field."""
     given = dict(table)
     if kind is Machines:
-        programs = dict(given.pop("programs", {}))
+        programs = dict(
+            _read(Mapping, given.pop("programs", {}), "programs of [[machine]]", folder)
+        )
         step = given.pop("fails_at", None)
         if step == FETCH:
             programs["aws"] = _FAILING_FETCH
@@ -244,6 +248,8 @@ def _by_field(kind: type, table: Mapping[str, Any], folder: Path) -> dict[str, A
     if kind is Course and "machines" in given:
         given["steps"] = [[0.0, given.pop("machines")]]
     elif kind is Course and "trace" in given:
+        if "hour_seconds" not in given:
+            raise ValueError("capacity has a trace; give hour_seconds, too")
         steps = trace_steps(folder / given.pop("trace"), hour_seconds=given.pop("hour_seconds"))
         given["steps"] = [list(step) for step in steps]
     elif kind is Scenario:

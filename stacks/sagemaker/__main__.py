@@ -20,7 +20,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 from contract.description import describe
 from contract.grammar import argument_type, parse_positive, parse_positive_count
 from contract.keys import SWEEP_JOBS
-from contract.trainer_options import SAGEMAKER_OPTIONS, recipe_field
+from contract.trainer_options import OPTIONS, SAGEMAKER_OPTIONS, check_option, recipe_field
 from stacks.parameters.workloads import recipes, workloads
 from stacks.sagemaker.prices import ON_DEMAND_USD_PER_HOUR, price_note
 from stacks.sagemaker.request import JobSettings, job_name, training_job
@@ -203,6 +203,9 @@ def _settings(options: argparse.Namespace) -> JobSettings:
         if name in pairs:
             raise ValueError(f"--hyperparameter {name}=... is an option of its own: give --{name}")
     hyperparameters = {n: v for n, v in pairs.items() if n in SAGEMAKER_OPTIONS}
+    for name, value in hyperparameters.items():
+        if (option := name.replace("-", "_")) in OPTIONS:
+            check_option(option, value)
     recipe = {recipe_field(n): v for n, v in pairs.items() if n not in SAGEMAKER_OPTIONS}
     if recipe and options.workload in known:  # one's own is in the image
         describe(options.workload, options.recipe, [f"{n}={v}" for n, v in recipe.items()])

@@ -97,6 +97,12 @@ def test_fails_on_a_link_that_leads_out_and_follows_one_that_stays(source: Path)
         find_files(source)
 
 
+def test_fails_on_a_name_that_is_no_text(source: Path) -> None:
+    Path(os.fsdecode(os.fsencode(source) + b"/caf\xe9.py")).write_text("1")
+    with pytest.raises(UserError, match=r"source has b'caf\\xe9.py', a name that is not UTF-8"):
+        find_files(source)
+
+
 def test_fails_on_checkpoints_left_lying_about_and_names_the_largest(source: Path) -> None:
     with (source / "last.pt").open("wb") as file:
         file.truncate((MAX_MB + 1) * 1_000_000)

@@ -12,6 +12,12 @@ def test_a_grid_has_every_combination_in_order() -> None:
     assert runs[0].overrides == ("c=3", "a=1", "b=x")
 
 
+def test_a_run_is_one_folder_whatever_its_values_are() -> None:
+    (run,) = drawn_runs(["net=timm/resnet18"], [], None, 0)
+    assert run.name == "net-timm-resnet18"
+    assert run.overrides == ("net=timm/resnet18",)
+
+
 def test_a_seed_draws_the_same_runs_again_and_no_run_twice() -> None:
     asked = ["rate=0.0001..0.1", "width=8,16"]
     runs = drawn_runs(asked, [], 12, 3)
@@ -29,6 +35,9 @@ def test_a_seed_draws_the_same_runs_again_and_no_run_twice() -> None:
         ("a=1,,2", None, "write name=value,value"),
         ("a=0.1..1", None, "is a range; add --random N"),
         ("a=0..1", 2, "write two numbers above 0"),
+        ("a=1..inf", 2, "write two numbers above 0"),
+        ("a=nan..1", 2, "write two numbers above 0"),
+        ("a=1,2,1", None, "makes the run a-1 twice; name it once"),
         ("a=1,2", 3, "has only about 2 combinations"),
     ],
 )

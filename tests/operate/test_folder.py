@@ -112,6 +112,27 @@ def test_a_run_in_a_folder_is_stopped_shown_and_listed(
     )
 
 
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [("head.json", b"{"), ("config.json", b"{"), ("guard.json", b"[]"), ("guard.json", b"\xff")],
+)
+def test_a_run_that_cannot_be_read_hides_no_other_one(
+    stopped: Path, tmp_path: Path, name: str, content: bytes, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for run in ("damaged", "whole"):
+        (tmp_path / run).mkdir()
+        for each in ("head.json", "config.json"):
+            (tmp_path / run / each).write_bytes((stopped / each).read_bytes())
+    (tmp_path / "damaged" / name).write_bytes(content)
+    assert main(["list", str(tmp_path), "--json"]) == 0
+    found = capsys.readouterr()
+    states = {row["run"]: row["state"] for row in json.loads(found.out)}
+    assert states == {"damaged": "unreadable", "whole": "interrupted"}
+    assert f"[warning] {tmp_path / 'damaged' / name} is damaged or was edited (" in found.err
+    assert main(["status", str(tmp_path / "damaged")]) == 2
+    assert f"error: {tmp_path / 'damaged' / name} is damaged" in capsys.readouterr().err
+
+
 def test_a_failed_run_is_taken_back(stopped: Path, capsys: pytest.CaptureFixture[str]) -> None:
     mark_failed(FolderStore(stopped), "mine", "ada", "the disk broke")
     assert main(["status", str(stopped)]) == 0

@@ -69,6 +69,22 @@ def test_fails_an_interruption_that_cannot_be_read(capsys: pytest.CaptureFixture
 
 
 @pytest.mark.parametrize(
+    ("option", "says"),
+    [
+        ("--notice-seconds=0", "0 is not a positive number"),
+        ("--notice-seconds=nan", "nan is not a positive number"),
+        ("--count=0", "0 is not positive"),
+    ],
+)
+def test_fails_for_a_zero_which_is_no_default(
+    option: str, says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        parse_arguments(["demo", option])
+    assert f"argument {option.partition('=')[0]}: {says}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
         (
@@ -86,6 +102,9 @@ def test_fails_an_interruption_that_cannot_be_read(capsys: pytest.CaptureFixture
         (["demo", "--hosts=2", "--program=examples/plain"], "leave --program and --machine out"),
         (["demo", "--hosts=4", "--size=g5.12xlarge"], "--hosts is 4 and g5.12xlarge has 4 GPUs"),
         (["demo", "--hosts=8", "--workload=detection"], "4 samples a step, too few for 8 GPUs"),
+        (["aws", "--port=65536"], "the port is 65536; give 1 to 65535, or 0 for a free one"),
+        (["alarms", "--template=cdk.json"], "--template cdk.json is no template (KeyError("),
+        (["alarms", "--template=README.md"], "README.md is no template (JSONDecodeError("),
         (["many", "--runs=0", "--at-once=2"], "--runs is 0 and --at-once 2; use 1 or more of each"),
     ],
 )

@@ -47,6 +47,17 @@ def test_fails_for_a_base_that_is_no_commit_before_anything_is_synthesized(
     assert "Traceback" not in error
 
 
+def test_fails_for_an_output_that_cannot_be_written_before_anything_is_synthesized(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("precious")
+    for output, why in ((tmp_path, "Is a directory"), (tmp_path / "file/below.md", "File exists")):
+        assert main(["--output", str(output)], tmp_path) == 2, "1 would mean that data are lost"
+        said = capsys.readouterr().err
+        assert said == f"review: --output {output} cannot be written ({why}); give another file\n"
+    assert (tmp_path / "file").read_text() == "precious"
+
+
 def test_fails_for_context_without_a_value(clone: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["HEAD", "-c", "size"], clone) == 2
     assert "-c size is not NAME=VALUE" in capsys.readouterr().err

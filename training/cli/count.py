@@ -25,8 +25,8 @@ def add_count(parser: argparse.ArgumentParser) -> None:
         "config.json that the transformers library builds, or its name on the Hugging Face Hub",
     )
     add("--batch", type=int, default=8, help="samples of a step, all GPUs together")
-    add("--micro-batch", type=int, help="samples at once on a GPU (default: all)")
-    add("--samples", type=int, help="of an epoch (default: 1,000 steps)")
+    add("--micro-batch", type=positive_int, help="samples at once on a GPU (default: all)")
+    add("--samples", type=positive_int, help="of an epoch (default: 1,000 steps)")
     add("--epochs", type=int, default=1)
     add("--precision", choices=("float32", "bfloat16", "float16"), default="bfloat16")
     add("--pure", action="store_true", help="bfloat16 of parameters and state, too")
@@ -38,7 +38,7 @@ def add_count(parser: argparse.ArgumentParser) -> None:
         help="train adapters alone; half precision freezes it",
     )
     add("--four-bit", action="store_true", help="with --lora: frozen matrices in 4 bits (QLoRA)")
-    add("--tokens", type=int, help="of a sample, for transformers (default: 512)")
+    add("--tokens", type=positive_int, help="of a sample, for transformers (default: 512)")
     add("--attention", choices=("sdpa", "eager"), help="of transformers (default: fused)")
     add("--recompute", action="store_true", help="of transformers: blocks again in backward")
     add("--recipe", default="full", help="name of these settings in FILE")
@@ -48,10 +48,12 @@ def add_count(parser: argparse.ArgumentParser) -> None:
 
 def _count(options: argparse.Namespace) -> int:
     _check(options)
-    from training.cli.measure import train_footprints, write_footprints
+    from training.cli.measure import check_out, train_footprints, write_footprints
     from training.preflight.standalone import ModelStage
     from training.workload import Settings, Train
 
+    if options.out:
+        check_out(options.out)
     micro_batch = options.micro_batch or options.batch
     try:
         settings = Settings(

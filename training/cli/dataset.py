@@ -10,6 +10,7 @@ import sys
 from contextlib import redirect_stdout
 from pathlib import Path
 
+from contract.grammar import argument_type, parse_seconds
 from contract.keys import MANIFEST
 from contract.program import WORKLOAD as PROGRAM
 from training.cli.make_dataset import URI, add_import, add_make, send
@@ -50,7 +51,7 @@ def add_data(parser: argparse.ArgumentParser) -> None:
     sync.add_argument("--out", required=True, type=Path)
     sync.add_argument(
         "--wait-seconds",
-        type=float,
+        type=argument_type(parse_seconds),
         default=0.0,
         help="how long to wait for a manifest; exit code 3 if none appears (default: %(default)s)",
     )

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from contract.description import WorkloadDescription
-from training.cli.run import add_override, import_from
+from training.cli.run import add_override, checked_file, import_from
 from training.errors import EXIT_FAILED, EXIT_FINISHED, UserError
 from training.report.progress import table
 from training.settings import changed
@@ -208,6 +208,8 @@ def _measure(options: argparse.Namespace) -> int:
         raise UserError("--recipe needs --workload; name the workload that has the recipe")
     if overrides and not (options.workload and options.recipe):
         raise UserError("--override needs --workload and --recipe; name the recipe that it changes")
+    is_written = not options.check and not (overrides and options.out == _DEFAULT_OUT)
+    (check_out if is_written else _read)(options.out)
     footprints = []
     for workload, recipe in _recipes(options):
         began = time.monotonic()
@@ -221,13 +223,11 @@ def _measure(options: argparse.Namespace) -> int:
         print("\n".join(table([_columns(row) for row in footprints])))
         print("* the recipe's own; what is not counted: training/preflight/footprint.py")
     if options.check:
-        return _check(options.out, footprints)
-    if overrides and options.out == _DEFAULT_OUT:
+        differing = difference(options.out, footprints)
+        print(f"[failed] {differing}" if differing else f"[ok] {options.out} is up to date")
+        return EXIT_FAILED if differing else EXIT_FINISHED
+    if not is_written:
         return EXIT_FINISHED
-    if not options.out.parent.is_dir():
-        raise UserError(
-            f"the folder {options.out.parent} does not exist; create it, or give another --out"
-        )
     write_footprints(options.out, footprints)
     if not options.json:
         print(f"[ok] {options.out}: {len(footprints)} footprints")
@@ -243,6 +243,30 @@ def _recipes(options: argparse.Namespace) -> list[tuple[str, str]]:
     return [(name, recipe) for name in names for recipe in load_workload(name).recipes]
 
 
+def check_out(path: Path) -> None:
+    """Check, before anything is measured, that footprints can be written to a file."""
+    if not path.parent.is_dir():
+        raise UserError(
+            f"the folder {path.parent} does not exist; create it, or give another --out"
+        )
+    checked_file(path)
+    _read(path)
+
+
+def _read(path: Path) -> Mapping[str, Any]:
+    """What the file has, which may not be there; UserError for a file of something else."""
+    if not path.exists():
+        return {"footprints": []}
+    try:
+        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        _ = found["torch"], [_key(row) for row in found["footprints"]]
+        return found
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise UserError(
+            f"{path} is no file of footprints ({error!r}); give another --out"
+        ) from error
+
+
 def write_footprints(
     path: Path, footprints: Sequence[Mapping[str, Any]], *, command: str = _COMMAND
 ) -> None:
@@ -251,32 +275,24 @@ def write_footprints(
 
     version = torch.__version__.partition("+")[0]
     now = {(row["workload"], row["recipe"]) for row in footprints}
-    kept: list[Mapping[str, Any]] = []
-    if path.exists():
-        before = json.loads(path.read_text())
-        kept = [r for r in before["footprints"] if (r["workload"], r["recipe"]) not in now]
-        if kept and before["torch"] != version:
-            raise UserError(
-                f"{path} was measured with torch {before['torch']}, but this is {version}; "
-                f"measure everything: {command}"
-            )
+    before = _read(path)
+    kept = [r for r in before["footprints"] if (r["workload"], r["recipe"]) not in now]
+    if kept and before["torch"] != version:
+        raise UserError(
+            f"{path} was measured with torch {before['torch']}, but this is {version}; "
+            f"measure everything: {command}"
+        )
     rows = sorted([*kept, *footprints], key=lambda row: (row["workload"], row["recipe"]))
     lines = ",\n".join(f"  {json.dumps(row)}" for row in rows)
     head = json.dumps({"format": 2, "torch": version, "command": command}, indent=1)
     path.write_text(f'{head.rstrip()[:-2]},\n "footprints": [\n{lines}\n ]\n}}\n')
 
 
-def _check(path: Path, footprints: Sequence[Mapping[str, Any]]) -> int:
-    differing = difference(path, footprints)
-    print(f"[failed] {differing}" if differing else f"[ok] {path} is up to date")
-    return EXIT_FAILED if differing else EXIT_FINISHED
-
-
 def difference(path: Path, footprints: Sequence[Mapping[str, Any]]) -> str | None:
     """The first difference to the file, with the command that fixes it; None if there is none."""
     if not path.exists():
         return f"{path} does not exist; write it with: {_COMMAND}"
-    there = {_key(row): row for row in json.loads(path.read_text())["footprints"]}
+    there = {_key(row): row for row in _read(path)["footprints"]}
     for row in footprints:
         known = there.get(_key(row), {})
         for name in row.keys() | known.keys():

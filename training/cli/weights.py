@@ -117,6 +117,7 @@ def _export_to(options: argparse.Namespace) -> int:
     """Write the model for another library."""
     if options.out.exists():
         raise UserError(f"{options.out} exists; give a new file or folder")
+    checked_folder(options.out.parent)
     stage, model = _loaded_model(options.run_uri, options.checkpoint)
     formats = {**stage.formats(), "dcp": _write_dcp}
     if options.format not in formats:
@@ -124,7 +125,6 @@ def _export_to(options: argparse.Namespace) -> int:
             f"stage {stage.name!r} has no format {options.format!r}; "
             f"{name_known(options.format, sorted(formats))}"
         )
-    options.out.parent.mkdir(parents=True, exist_ok=True)
     formats[options.format](model, options.out)
     print(f"[ok] {options.out}: {options.format}, {len(model.state_dict())} tensors")
     return EXIT_FINISHED
@@ -158,6 +158,8 @@ def _write_dcp(model: "nn.Module", out: Path) -> None:
 
 def _export_snapshot(run: OpenRun, options: argparse.Namespace) -> int:
     entry = find_checkpoint(run, options.checkpoint or "newest")
+    if not options.out.exists():
+        checked_folder(options.out)
     snapshot = export_snapshot(run.store, entry, options.out)
     if options.json:
         print(json.dumps({"snapshot": entry.name, "files": list(snapshot.paths)}, indent=1))
@@ -265,7 +267,7 @@ def _trained(options: argparse.Namespace) -> "Iterator[TrainedStage]":
 
     run = open_trained(options.run_uri)
     with tempfile.TemporaryDirectory(prefix="training-") as temporary:
-        scratch = options.scratch or Path(temporary)
+        scratch = checked_folder(options.scratch or Path(temporary))
         with redirect_stdout(sys.stderr):
             with FileProgressBar("dataset") as show:
                 dataset = local_dataset(options.dataset_uri, scratch, show)

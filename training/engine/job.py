@@ -256,6 +256,8 @@ def resolve_workload(options: RunOptions, workload: Workload[Any]) -> ResolvedWo
 def checked_stages(workload: Workload[Any], config: Any) -> Sequence[Prepare | Train]:
     """The stages of a config; UserError says what is wrong with them."""
     try:
+        if config.num_threads < 1:
+            raise ValueError(f"num_threads is {config.num_threads}; give at least 1")
         stages = workload.stages(config)
         for stage in stages:
             if isinstance(stage, Train):

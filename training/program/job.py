@@ -219,10 +219,11 @@ def _fingerprint(folder: Path) -> str:
     """Of a folder without a manifest: names and sizes, as no checksum is known."""
     lines = []
     for below, _, names in os.walk(folder):
-        for path in (Path(below, name) for name in names):
+        # A link to nothing is no file, as for an upload.
+        for path in filter(Path.is_file, (Path(below, name) for name in names)):
             lines.append(f"{path.relative_to(folder).as_posix()} {path.stat().st_size}\n")
     if not lines:
         raise UserError(
             f"the dataset folder {folder} is empty; name one with files, or leave it out"
         )
-    return "sizes-" + hashlib.sha256("".join(sorted(lines)).encode()).hexdigest()
+    return "sizes-" + hashlib.sha256(os.fsencode("".join(sorted(lines)))).hexdigest()

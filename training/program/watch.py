@@ -373,7 +373,9 @@ def _files(folders: Mapping[str, Path]) -> Iterator[tuple[str, Path]]:
         for below, _, names in os.walk(folder):
             for path in (Path(below, name) for name in names):
                 if path.is_file():
-                    yield f"{prefix}/{path.relative_to(folder).as_posix()}", path
+                    # Neither keys nor reports may have a name that is no text.
+                    name = os.fsencode(path.relative_to(folder)).decode(errors="backslashreplace")
+                    yield f"{prefix}/{name}", path
 
 
 def _failure_reason(container: Container, exit_code: int, last_line: str) -> str:

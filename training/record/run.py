@@ -169,7 +169,8 @@ def open_run(uri: str) -> OpenRun:
     store = open_store(uri)
     head, record = read_head(store), read_run_config(store)
     if head is None or record is None:
-        raise UserError(f"no run found at {store.uri} (no {HEAD}); check the URI")
+        lacks = HEAD if head is None else CONFIG
+        raise UserError(f"no run found at {store.uri} (no {lacks}); check the URI")
     return OpenRun(store=store, record=record, head=head)
 
 

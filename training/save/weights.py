@@ -151,7 +151,13 @@ def _from_file(uri: str, folder: Path) -> Weights:
             "state dict as safetensors"
         ) from error
     for key in ("model", "state_dict"):
-        found = found[key] if isinstance(found.get(key), dict) else found
+        if isinstance(found, dict) and isinstance(found.get(key), dict):
+            found = found[key]
+    values = found.values() if isinstance(found, dict) else [None]
+    if not all(isinstance(one, torch.Tensor) for one in values):
+        raise UserError(
+            f"{uri} is no state dict and has none under 'model' or 'state_dict'; save that alone"
+        )
     return Weights(tensors=found, about={}, sha256=weights_sha256(found))
 
 

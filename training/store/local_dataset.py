@@ -7,6 +7,7 @@ import contextlib
 import fcntl
 import hashlib
 import json
+import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +17,7 @@ from typing import Any, TypeAlias
 
 from contract.keys import MANIFEST
 from contract.program import WORKLOAD as PROGRAM
+from contract.source import NOT_TEXT
 from training.errors import UserError
 from training.sources import UNFINISHED
 from training.store.folder import write_whole
@@ -131,6 +133,9 @@ def write_manifest(folder: Path, workload: str, meta: Mapping[str, Any]) -> Loca
     paths = sorted(p for p in folder.rglob("*") if p.is_file() and p.name not in own)
     if not paths:
         raise UserError(f"{folder} contains no files; put the dataset's files there")
+    for path in paths:
+        if NOT_TEXT.search(str(path.relative_to(folder))):
+            raise UserError(f"{os.fsencode(path)!r} has a name that is not UTF-8; rename it")
     with ThreadPoolExecutor(_NUM_THREADS) as pool:
         sums = list(pool.map(sha256_of, paths))
     files = [

@@ -172,6 +172,12 @@ def test_an_action_waits_for_its_moment(at: str, seen: Seen, due: bool) -> None:
         (LEAST + "[[fault]]\naction = 's3:*'\nstatus = '503'\n", "status of fault is '503'"),
         (LEAST + "machines = true\n", r"machines of \[expect\] is True; give: int"),
         ("about = ", "Invalid value"),
+        ("for_each = 3\n" + LEAST, "for_each is 3; give a list of words"),
+        (LEAST + "[[machine]]\nprograms = 3\n", r"programs of \[\[machine\]\] is 3; give: dict"),
+        (
+            LEAST + '[[capacity]]\ntrace = "a.json"\n',
+            "capacity has a trace; give hour_seconds, too",
+        ),
     ],
 )
 def test_fails_a_file_that_says_it_wrong(text: str, said: str, tmp_path: Path) -> None:

@@ -263,6 +263,9 @@ def test_a_job_s_hyperparameters_are_checked_before_it_is_paid_for(
     for wrong, sentence in (
         ("widht=256", "has no field 'widht'; did you mean 'width'?"),
         ("batch-size=0", "global_batch is 0"),
+        ("checkpoint-interval=often", "the checkpoint interval 'often' cannot be read"),
+        ("keep=0", "the checkpoints to keep, '0', cannot be read"),
+        ("nan-skips=-1", "'-1' is not a whole number, 0 or more"),
     ):
         command = [*_arguments(**job), "--hyperparameter", wrong]
         assert main(command, client=_never) == 2

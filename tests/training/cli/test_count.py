@@ -62,6 +62,16 @@ def test_fails_in_one_sentence(
     assert "Traceback" not in said
 
 
+@pytest.mark.parametrize("option", ["--samples", "--micro-batch", "--tokens"])
+def test_fails_for_a_zero_which_is_no_default(
+    option: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for number, says in (("0", "0 is not positive"), ("-3", "'-3' is not a whole number")):
+        with pytest.raises(SystemExit, match="2"):
+            main(["count", f"{MODELS}:linear", f"{option}={number}"])
+        assert f"argument {option}: {says}" in capsys.readouterr().err
+
+
 def test_fails_on_more_tokens_than_positions(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,6 +1,7 @@
 """`training data upload` of a folder that no workload made: a program's own data."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,27 @@ def test_fails_to_upload_what_a_sync_left_unfinished(
     (tmp_path / "data/a.csv").write_text("1")
     assert main(["data", "upload", str(tmp_path / "data"), "--dataset-uri", str(tmp_path)]) == 74
     assert "data was interrupted; sync it again" in capsys.readouterr().err
+
+
+def test_fails_to_upload_a_name_that_is_no_text(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (data := tmp_path / "data").mkdir()
+    Path(os.fsdecode(os.fsencode(data) + b"/caf\xe9")).write_text("1")
+    assert main(["data", "upload", str(data), "--dataset-uri", str(tmp_path / "bucket")]) == 2
+    assert "/caf\\xe9' has a name that is not UTF-8; rename it" in capsys.readouterr().err
+    assert not (tmp_path / "bucket").exists()
+
+
+def test_fails_for_a_wait_without_an_end(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sync = ["data", "sync", "--dataset-uri", str(tmp_path), "--out", str(tmp_path / "out")]
+    for wait in ("nan", "inf", "-1"):
+        with pytest.raises(SystemExit, match="2"):
+            main([*sync, f"--wait-seconds={wait}"])
+        assert f"--wait-seconds: {wait} is not a positive number" in capsys.readouterr().err
+    assert main([*sync, "--wait-seconds=0"]) == 3
 
 
 def test_fails_for_an_address_that_is_none_and_leaves_the_folder_as_it_was(

@@ -32,6 +32,37 @@ def test_fails_below_a_file(
     assert file.read_text() == "precious"
 
 
+def test_fails_below_a_file_for_another_library_and_for_scratch(
+    whole: Run, file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    below = file / "below"
+    assert main([*_arguments("export", whole, below), "--format=dcp"]) == 2
+    assert capsys.readouterr().err == f"error: {file} is a file; give a folder\n"
+    evaluate = ["evaluate", f"--run-uri={whole.uri}", f"--dataset-uri={whole.dataset}"]
+    assert main([*evaluate, f"--scratch={below}"]) == 2
+    assert f"cannot write to {below}: Not a directory; give" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["measure", "count"])
+def test_fails_before_it_counts_for_a_file_that_is_no_file_of_footprints(
+    command: str, file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = {"measure": [f"--workload={WORKLOAD}", "--recipe=quick"], "count": ["models:linear"]}
+    (tmp_path / "other.json").write_text('{"format": 2}')
+    for out, says in (
+        (tmp_path, f"{tmp_path} is a folder; give the name of a file to write"),
+        (file, f"{file} is no file of footprints (JSONDecodeError("),
+        (tmp_path / "other.json", "other.json is no file of footprints (KeyError('torch')); give"),
+        (file / "below", f"the folder {file} does not exist; create it, or give another --out"),
+    ):
+        assert main([command, *words[command], f"--out={out}"]) == 2
+        said = capsys.readouterr()
+        assert says in said.err and said.out == ""
+    assert main(["measure", *words["measure"], "--check", f"--out={file}"]) == 2
+    assert "is no file of footprints" in capsys.readouterr().err
+    assert file.read_text() == "precious"
+
+
 @pytest.mark.parametrize("command", ["export", "report", "predict"])
 def test_fails_for_a_folder_where_a_file_is_written(
     command: str, whole: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]

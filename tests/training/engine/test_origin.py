@@ -182,12 +182,20 @@ def test_fails_when_the_weights_have_changed_since(
         (["--init-from={whole}", "--extend-to=5epochs", CONSTANT], "with the overrides (none)"),
         (["--init-from=no/such/run"], "no run found at"),
         (["--init-from=no/such.safetensors"], "does not exist"),
+        (["--init-from={file}"], "is no state dict and has none under 'model' or 'state_dict'"),
     ],
 )
 def test_fails_for_a_mistake_in_one_sentence(
-    whole: Run, run: Run, options: list[str], says: str, capsys: pytest.CaptureFixture[str]
+    whole: Run,
+    run: Run,
+    options: list[str],
+    says: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    run.options = [option.format(whole=whole.uri) for option in options]
+    file = tmp_path / "checkpoint.pth"
+    torch.save({"epoch": 3, "net": {"weight": torch.zeros(2)}}, file)
+    run.options = [option.format(whole=whole.uri, file=file) for option in options]
     assert run.attempt() == 2
     assert says in capsys.readouterr().err
     assert not Path(run.uri).exists()

@@ -65,6 +65,24 @@ def test_the_page_of_a_program_that_reports_nothing_says_what_it_left(run: Progr
     assert b"None yet" not in page.data
 
 
+def test_names_that_are_no_text_are_kept_in_words_and_a_link_to_nothing_is_no_data(
+    run: ProgramRun,
+) -> None:
+    run.write("""
+        import os
+        with open(os.fsencode(os.environ["SM_MODEL_DIR"]) + b"/caf\\xe9", "w") as file:
+            file.write("x")
+    """)
+    data = run.folder / "data"
+    data.mkdir()
+    (data / "gone").symlink_to(data / "nothing")
+    Path(os.fsdecode(os.fsencode(data) + b"/caf\xe9")).write_text("1")
+    assert run.attempt(f"--dataset-uri={data}") == 0
+    assert list(run.json("receipt.json")["final_files"]) == ["model/caf\\xe9"]
+    assert run.store.get("final/model/caf\\xe9") is not None
+    assert run.store.get("report.html") is not None
+
+
 def test_a_program_that_left_nothing_where_it_is_kept_is_named(
     run: ProgramRun, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -367,3 +385,5 @@ def test_a_snapshot_is_exported_into_a_new_folder(
     assert "is not empty; give a new folder" in capfd.readouterr().err
     assert main([*export[:-1], f"--out={tmp_path / 'newest'}", "--checkpoint=99"]) == 2
     assert "give one of: newest" in capfd.readouterr().err
+    assert main([*export[:-1], f"--out={run.source / 'train.py/below'}"]) == 2
+    assert "below: Not a directory; give another path" in capfd.readouterr().err
