@@ -15,7 +15,6 @@ from typing import Any
 COMMANDS: Mapping[str, tuple[str, str]] = {
     "spot": ("Spot policies on the public traces", "benchmarks.spot.command"),
     "gpu": ("what only a GPU can say, in one call", "benchmarks.gpu.table"),
-    "loader": ("our loader, others, and what cores decode", "benchmarks.loader.measure"),
     "kill_table": (
         "public trainers and save habits, killed on purpose",
         "benchmarks.kills.command",
