@@ -13,7 +13,6 @@ from typing import Any
 # gives rows, or its `run`, which prints more than those. Only the one that is asked for is
 # imported: a machine with a GPU may lack what the others need.
 COMMANDS: Mapping[str, tuple[str, str]] = {
-    "spot": ("Spot policies on the public traces", "benchmarks.spot.command"),
     "gpu": ("what only a GPU can say, in one call", "benchmarks.gpu.table"),
     "kill_table": (
         "public trainers and save habits, killed on purpose",

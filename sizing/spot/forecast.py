@@ -1,7 +1,7 @@
 """Hours and dollars of a run on Spot, as a distribution: a small simulation with a fixed seed.
 
 Machine lives are as in public traces: many short, a few long, in pools that differ. Modelled:
-`python -m benchmarks spot --forecasts` compares it with traces, `plan --run` with finished runs.
+docs/spot.md compares it with traces left out, `plan --run` with finished runs.
 A trace replaces the model: the run is then replayed from many starts in it.
 """
 

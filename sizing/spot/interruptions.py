@@ -1,7 +1,7 @@
 """How often EC2 interrupts a Spot machine and how long the next one takes to come, with sources.
 
 Nobody publishes these figures for today's sizes. The ones here were computed from public traces
-(`python -m benchmarks spot` prints them) and from AWS's monthly buckets.
+(benchmarks/spot/settings.py at aaa67d00) and from AWS's monthly buckets.
 """
 
 from dataclasses import dataclass
