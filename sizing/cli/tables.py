@@ -29,11 +29,6 @@ class _Screen(Console):
         raise BrokenPipeError
 
 
-def console() -> Console:
-    """Return the console for tables."""
-    return _Screen(width=None if sys.stdout.isatty() else PLAIN_WIDTH, highlight=False)
-
-
 def show(
     rows: Sequence[Mapping[str, Any]],
     *,
@@ -50,7 +45,7 @@ def show(
         parts += [note if note.startswith("- ") else f"{note}\n" for note in notes if note]
         print("", *parts, sep="\n", end="")
         return
-    screen = console()
+    screen = _Screen(width=None if sys.stdout.isatty() else PLAIN_WIDTH, highlight=False)
     if rows:
         table = Table(
             title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False

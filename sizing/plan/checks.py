@@ -1,6 +1,7 @@
 """What speaks against a plan: problems refuse it and name the smallest fix, warnings do not."""
 
 import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from sizing.catalogue.gpus import find_gpu
@@ -17,15 +18,6 @@ TIGHT = 0.85
 EVEN = 1.05
 # Bytes needed on the volume per byte of dataset: file system and checkpoints in progress.
 VOLUME_PER_DATASET = 1.1
-PROBLEMS = {
-    "memory": "the step does not fit the GPU",
-    "host": "the runs do not fit the host's memory",
-    "notice": "the checkpoint does not fit the notice and no interval makes up for it",
-    "volume": "the dataset does not fit the data volume",
-    "spot": "Spot costs more than on-demand",
-    "deadline": "the deadline is before the end of a run without interruptions",
-    "budget": "the limit in hours or dollars is below what the run needs",
-}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,15 +51,7 @@ def check_plan(plan: Plan) -> Findings:
 
 def find_problems(plan: Plan) -> dict[str, str]:
     """Return the problems by name: what, the figures, and the smallest change that passes."""
-    found = {
-        "memory": _memory(plan),
-        "host": _host(plan),
-        "notice": _notice(plan),
-        "volume": _volume(plan),
-        "spot": _spot(plan),
-        "deadline": _deadline(plan),
-        "budget": _budget(plan),
-    }
+    found = {name: find(plan) for name, find in PROBLEMS.items()}
     return {name: message for name, message in found.items() if message}
 
 
@@ -228,6 +212,18 @@ def _budget(plan: Plan) -> str | None:
         f"max_usd is {request.max_usd:g}, but half of all runs cost ${usd:.2f} or more; give "
         f"max_usd={_up(usd)} or more, or a cheaper size"
     )
+
+
+# What may refuse a plan, by the name that `accept` takes.
+PROBLEMS: Mapping[str, Callable[[Plan], str | None]] = {
+    "memory": _memory,
+    "host": _host,
+    "notice": _notice,
+    "volume": _volume,
+    "spot": _spot,
+    "deadline": _deadline,
+    "budget": _budget,
+}
 
 
 def _up(value: float) -> str:
