@@ -122,12 +122,12 @@ def cell(value: object) -> str:
     return str(value)
 
 
-def print_json(command: str, document: Mapping[str, Any], *, version: int = 1) -> None:
+def print_json(command: str, document: Mapping[str, Any]) -> None:
     """Print the one JSON document of a command, with the version of its format and its name.
 
     What no number can say (infinite hours) is null: JSON knows neither infinity nor NaN.
     """
-    envelope = {"format": version, "command": command, **document}
+    envelope = {"format": 1, "command": command, **document}
     print(json.dumps(_finite(envelope), indent=2, allow_nan=False))
 
 
