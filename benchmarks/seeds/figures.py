@@ -45,7 +45,8 @@ def usd(size: str) -> float:
     return catalogue.hourly_price(size).usd_per_hour
 
 
-def _spot(size: str) -> float:
+def spot(size: str) -> float:
+    """Return the dearest zone's Spot price of an hour."""
     return catalogue.spot_price(size).usd_per_hour
 
 
@@ -62,7 +63,7 @@ def _use(size: str, hours: str, weeks: str) -> float:
 
 
 def _spot_use(size: str, hours: str, weeks: str) -> float:
-    return _spot(size) * float(hours) * float(weeks)
+    return spot(size) * float(hours) * float(weeks)
 
 
 def _monthly_interruption_percent(size: str) -> float:
@@ -165,8 +166,8 @@ FIGURES: Mapping[str, Callable[..., float | str]] = {
     "price_more_percent": lambda one, other: 100 * (usd(other) / usd(one) - 1),
     "price_less_percent": lambda one, other: 100 * (1 - usd(other) / usd(one)),
     "price_ratio": lambda one, other: usd(one) / usd(other),
-    "spot_price": _spot,
-    "spot_saving": lambda size: 100 * (1 - _spot(size) / usd(size)),
+    "spot_price": spot,
+    "spot_saving": lambda size: 100 * (1 - spot(size) / usd(size)),
     "use": _use,
     "use_more": lambda one, other, *time: _use(other, *time) - _use(one, *time),
     "spot_use": _spot_use,

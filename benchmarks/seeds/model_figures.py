@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
-from benchmarks.seeds.figures import fact, usd
+from benchmarks.seeds.figures import fact, spot, usd
 from sizing import catalogue
 from sizing.catalogue.gpus import find_gpu
 from sizing.evidence.memory import needed_mib
@@ -144,10 +144,6 @@ def _growth_minutes(steps: str, *names: str) -> float:
     return sum(int(steps) * stage.step.seconds for stage in stages) / 60
 
 
-def _spot(size: str) -> float:
-    return catalogue.spot_price(size).usd_per_hour
-
-
 def _lm_hours(batch: str, steps: str) -> float:
     return _lm_seconds("123", batch, steps) / 3600
 
@@ -193,9 +189,9 @@ MODEL_FIGURES: Mapping[str, Callable[..., float | str]] = {
     "resnet50_hours": resnet50_hours,
     "resnet50_days": lambda size: resnet50_hours(size) / 24,
     "resnet50_usd": lambda size: resnet50_hours(size) * usd(size),
-    "resnet50_spot_usd": lambda size: resnet50_hours(size) * _spot(size),
+    "resnet50_spot_usd": lambda size: resnet50_hours(size) * spot(size),
     "resnet50_cheapest": lambda *sizes: min(sizes, key=lambda s: resnet50_hours(s) * usd(s)),
-    "resnet50_cheapest_spot": lambda *sizes: min(sizes, key=lambda s: resnet50_hours(s) * _spot(s)),
+    "resnet50_cheapest_spot": lambda *sizes: min(sizes, key=lambda s: resnet50_hours(s) * spot(s)),
     "resnet50_memory_gb": _resnet50_memory_gb,
     "imagenet_gb": lambda: (
         fact("imagenet_samples") * DATA["imagenet"].dataset_bytes_per_sample / 1e9
@@ -212,7 +208,7 @@ MODEL_FIGURES: Mapping[str, Callable[..., float | str]] = {
     "lm_busy_percent": _lm_busy_percent,
     "lm_hours": _lm_hours,
     "lm_usd": lambda batch, steps: _lm_hours(batch, steps) * usd(_SIZE),
-    "lm_spot_usd": lambda batch, steps: _lm_hours(batch, steps) * _spot(_SIZE),
+    "lm_spot_usd": lambda batch, steps: _lm_hours(batch, steps) * spot(_SIZE),
     "lm_half_faster_percent": lambda: (
         100 * (1 - _lm_seconds("123", "16", "1", "bfloat16") / _lm_seconds("123", "16"))
     ),
@@ -221,7 +217,7 @@ MODEL_FIGURES: Mapping[str, Callable[..., float | str]] = {
     "growth_minutes": _growth_minutes,
     "growth_tokens": lambda name: 16 * _TOKENS / _growth_stage(name).step.seconds,
     "growth_usd": lambda steps: _growth_minutes(steps) / 60 * usd(_SIZE),
-    "growth_spot_usd": lambda steps: _growth_minutes(steps) / 60 * _spot(_SIZE),
+    "growth_spot_usd": lambda steps: _growth_minutes(steps) / 60 * spot(_SIZE),
     "dino_hours": _dino_hours,
     "dino_range": _dino_range,
     "dino_usd": lambda size, epochs: _dino_hours(size, epochs) * fact(size),

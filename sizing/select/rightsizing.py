@@ -81,16 +81,12 @@ def _most_percent(instance: InstanceType) -> float:
 
 
 def _is_like(now: InstanceType, other: InstanceType, memory_mib: float | None) -> bool:
-    """Whether the same program runs there: GPUs of known speed with the memory, or CPUs."""
+    """Whether the same program runs there: NVIDIA GPUs with the memory, or CPUs."""
     if not now.num_gpus:
         need = now.memory_gib * 1024 if memory_mib is None else memory_mib
         cpu = catalogue.families()[other.family].kind in ("cpu", "burstable")
         return cpu and other.memory_gib * 1024 >= need
     need = now.gpu_memory_mib if memory_mib is None else memory_mib
-    try:
-        find_gpu(other.gpu, other.gpu_memory_mib)
-    except ValueError:
-        return False
     return other.num_gpus > 0 and other.gpu_memory_mib >= need
 
 
