@@ -64,10 +64,6 @@ def _resnet50() -> Truth:
     return next(t for t in runs if t.is_on_the_ladder)
 
 
-def _resnet50_memory_gb(batch: str) -> float:
-    return needed_mib(_resnet50(), int(batch), Constants()) * MIB / 1e9
-
-
 # The models of models.json: three language models and a detector.
 
 
@@ -102,15 +98,6 @@ def _lm_active_m(phase: str) -> float:
     width = 832 * (2 if phase == "3" else 1)
     expert = 2 * width * 4 * width + 5 * width
     return _lm_parameters_m(phase) - (0 if phase == "1" else 6 * 7 * expert / 1e6)
-
-
-def _lm_memory_gb(phase: str, batch: str, part: str = "need") -> float:
-    return float(getattr(_memory(_language(phase), "full", int(batch)), part)) * MIB / 1e9
-
-
-def _lm_state_gb(phase: str, copies: str) -> float:
-    """Parameters (1 copy), gradients (1) or AdamW's states (2) of four bytes."""
-    return _lm_parameters_m(phase) * 4e6 * int(copies) / 1e9
 
 
 def _lm_busy_percent(phase: str, batch: str) -> float:
@@ -192,7 +179,9 @@ MODEL_FIGURES: Mapping[str, Callable[..., float | str]] = {
     "resnet50_spot_usd": lambda size: resnet50_hours(size) * spot(size),
     "resnet50_cheapest": lambda *sizes: min(sizes, key=lambda s: resnet50_hours(s) * usd(s)),
     "resnet50_cheapest_spot": lambda *sizes: min(sizes, key=lambda s: resnet50_hours(s) * spot(s)),
-    "resnet50_memory_gb": _resnet50_memory_gb,
+    "resnet50_memory_gb": lambda batch: (
+        needed_mib(_resnet50(), int(batch), Constants()) * MIB / 1e9
+    ),
     "imagenet_gb": lambda: (
         fact("imagenet_samples") * DATA["imagenet"].dataset_bytes_per_sample / 1e9
     ),
@@ -203,8 +192,11 @@ MODEL_FIGURES: Mapping[str, Callable[..., float | str]] = {
     "lm_active_m": _lm_active_m,
     "lm_active_ratio": lambda one, other: _lm_active_m(one) / _lm_active_m(other),
     "lm_until": _lm_until_minutes,
-    "lm_memory_gb": _lm_memory_gb,
-    "lm_state_gb": _lm_state_gb,
+    "lm_memory_gb": lambda phase, batch, part="need": (
+        getattr(_memory(_language(phase), "full", int(batch)), part) * MIB / 1e9
+    ),
+    # Parameters (1 copy), gradients (1) or AdamW's states (2) of four bytes.
+    "lm_state_gb": lambda phase, copies: _lm_parameters_m(phase) * 4e6 * int(copies) / 1e9,
     "lm_busy_percent": _lm_busy_percent,
     "lm_hours": _lm_hours,
     "lm_usd": lambda batch, steps: _lm_hours(batch, steps) * usd(_SIZE),

@@ -22,10 +22,10 @@ from sizing.models.calibration import CALIBRATION_FILE, Entry, add_entry
 from sizing.models.memory import MEMORY_PARTS
 from sizing.plan.checks import Findings, check_plan
 from sizing.plan.finished_run import FinishedRun, read_run
-from sizing.plan.hosts import machines, one_or_several
 from sizing.plan.plan import Plan
 from sizing.plan.report import duration, figures, summary, to_json
 from sizing.plan.run_review import Compared, calibration, compare, request_of, unplanned
+from sizing.plan.side_by_side import machines, one_or_several
 from sizing.plan.work import StagePlan
 
 HELP = "one run on one size: fit, hours, dollars, notice; or a finished run against its plan"

@@ -46,7 +46,13 @@ class Findings:
 
 def check_plan(plan: Plan) -> Findings:
     """Return what speaks against a finished plan."""
-    return Findings(problems=find_problems(plan), warnings=find_warnings(plan))
+    warnings = (
+        *_resource_warnings(plan),
+        *_spot_warnings(plan),
+        *_deadline_warnings(plan),
+        *_knowledge_warnings(plan),
+    )
+    return Findings(problems=find_problems(plan), warnings=warnings)
 
 
 def find_problems(plan: Plan) -> dict[str, str]:
@@ -243,16 +249,6 @@ def _faster_data(plan: Plan) -> str:
     if (usual if given is None else given) > usual / 2:
         ways.append("a dataset of smaller images (data import --override shorter_side=256)")
     return " or ".join(ways)
-
-
-def find_warnings(plan: Plan) -> tuple[str, ...]:
-    """Return what is tight or unknown, each in one sentence."""
-    return (
-        *_resource_warnings(plan),
-        *_spot_warnings(plan),
-        *_deadline_warnings(plan),
-        *_knowledge_warnings(plan),
-    )
 
 
 def _resource_warnings(plan: Plan) -> list[str]:

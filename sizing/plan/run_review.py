@@ -65,8 +65,11 @@ def compare(run: FinishedRun, plan: Plan) -> list[Compared]:
     hours = then.get("hours_p50", spot.hours_p50 if spot else None)
     if hours is not None:
         # A prediction begins when a machine is asked for, a receipt with its first attempt.
-        hours = max(0.0, hours - _boot_seconds(plan) / 3600)
+        start = plan.restart
+        hours = max(0.0, hours - (start.launch + start.user_data + start.sync) / 3600)
     usd = then.get("usd_spot_p50", spot.usd_p50 if spot else None)
+    # Waits between machines included.
+    at_spot_price = run.seconds / 3600 * plan.inputs.spot_price.usd_per_hour
     memory = then.get("gpu_memory_mib", plan.work.memory.need)
     rows = [
         Compared(
@@ -80,7 +83,7 @@ def compare(run: FinishedRun, plan: Plan) -> list[Compared]:
         Compared(
             what="dollars (Spot)",
             predicted=usd,
-            actual=run.usd if run.usd is not None else _usd(run, plan),
+            actual=run.usd if run.usd is not None else at_spot_price,
             unit="$",
             limit=_TIME_LIMIT,
             correct="the Spot price of sizing/catalogue/prices.py, if the hours are as predicted",
@@ -130,16 +133,6 @@ def compare(run: FinishedRun, plan: Plan) -> list[Compared]:
         for stage in plan.work.stages
         if stage.footprint.kind == "train"
     ]
-
-
-def _boot_seconds(plan: Plan) -> float:
-    """Seconds from the launch of the first machine to its attempt: launch, user data, sync."""
-    return plan.restart.launch + plan.restart.user_data + plan.restart.sync
-
-
-def _usd(run: FinishedRun, plan: Plan) -> float:
-    """Return the run's hours at the assumed Spot price, waits between machines included."""
-    return run.seconds / 3600 * plan.inputs.spot_price.usd_per_hour
 
 
 def _step_constants(measured: float, plan: Plan) -> dict[str, float]:

@@ -31,8 +31,7 @@ def _dataset(plan: Plan, samples: float) -> str:
     cache = plan.host.cache_bytes / GIB
     cached = gib <= cache
     # The plan has as many samples where they were given.
-    whole = max(stage.footprint.samples_per_epoch for stage in plan.work.stages)
-    hours = plan.work.seconds / 3600 * samples / whole
+    hours = plan.work.seconds / 3600 * samples / _samples(plan)
     return (
         f"{'no' if cached else 'yes'}: bytes decide, not samples; {gib:.1f} GiB an epoch "
         f"{'fit' if cached else 'do not fit'} the {cache:.1f} GiB page cache of "
@@ -183,14 +182,6 @@ def _spot(plan: Plan, percent: float) -> str:
     return f"{found.suits}: {'; '.join(found.reasons)}"
 
 
-def _share_of_memory(plan: Plan) -> float:
-    return 100 * plan.gpu_memory_need / plan.inputs.instance.gpu_memory_mib
-
-
-def _share_of_host(plan: Plan) -> float:
-    return 100 * plan.host.need / plan.inputs.instance.memory_gib
-
-
 def _samples(plan: Plan) -> float:
     return float(max(stage.footprint.samples_per_epoch for stage in plan.work.stages))
 
@@ -203,8 +194,14 @@ SIGNALS: Mapping[str, tuple[Callable[[Plan], float] | None, Callable[[Plan, floa
     "batch_size": (lambda plan: float(plan.work.main.footprint.global_batch), _batch),
     "hours_per_experiment": (lambda plan: plan.hours_on_demand, _hours),
     "model_mb": (lambda plan: plan.work.main.footprint.parameter_bytes / 1e6, _model),
-    "gpu_memory_percent": (_share_of_memory, _gpu_memory),
-    "host_memory_percent": (_share_of_host, _host_memory),
+    "gpu_memory_percent": (
+        lambda plan: 100 * plan.gpu_memory_need / plan.inputs.instance.gpu_memory_mib,
+        _gpu_memory,
+    ),
+    "host_memory_percent": (
+        lambda plan: 100 * plan.host.need / plan.inputs.instance.memory_gib,
+        _host_memory,
+    ),
     "spot_saving_percent": (saving_percent, _spot),
     "parallel_jobs": (None, _jobs),
     "researchers": (None, _jobs),
