@@ -51,19 +51,17 @@ def rows_of(truths: Sequence[Truth]) -> Rows:
     """Return runs as arrays; a model that ran often weighs less each time."""
     often = Counter(truth.model for truth in truths)
     steps = [(truth, step_of(truth), gpu_of(truth)) for truth in truths]
-    bandwidths = [gpu.bandwidth_gb_per_second * 1e9 for _, _, gpu in steps]
     weights = _array(often[truth.model] ** -0.5 for truth in truths)
     return Rows(
         compute=_array(
             s.samples * s.flops_per_sample / g.peak_flops(s.precision) for _, s, g in steps
         ),
         traffic=_array(
-            s.samples * s.kept_bytes_per_sample / bandwidth
-            for (_, s, _), bandwidth in zip(steps, bandwidths, strict=True)
+            s.samples * s.kept_bytes_per_sample / (g.bandwidth_gb_per_second * 1e9)
+            for _, s, g in steps
         ),
         optimizer=_array(
-            s.optimizer_traffic_bytes / bandwidth
-            for (_, s, _), bandwidth in zip(steps, bandwidths, strict=True)
+            s.optimizer_traffic_bytes / (g.bandwidth_gb_per_second * 1e9) for _, s, g in steps
         ),
         measured=_array(truth.batch / truth.measured for truth in truths),
         precisions=_array(
