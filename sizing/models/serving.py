@@ -140,8 +140,8 @@ def _times(base: Throughput, other: InstanceType, share: float, why: str) -> Thr
     )
 
 
-def wait_ms(*, per_second: float, demand_per_second: float, share: float = IN_TIME) -> float:
-    """Return the wait before service that `share` of the requests do not exceed.
+def wait_ms(*, per_second: float, demand_per_second: float) -> float:
+    """Return the wait before service that 95 % of the requests do not exceed.
 
     One queue, random requests (Poisson), constant service time: M/D/1, with its exact exponential
     tail P(W > t) = K exp(-theta t), where theta solves demand (exp(theta S) - 1) = theta.
@@ -149,7 +149,7 @@ def wait_ms(*, per_second: float, demand_per_second: float, share: float = IN_TI
     load = demand_per_second / per_second
     if load >= 1:
         return math.inf
-    if load <= 1 - share:
+    if load <= 1 - IN_TIME:
         return 0.0
     service = 1 / per_second
     low, high = 0.0, 2 * (1 - load) / service
@@ -163,7 +163,7 @@ def wait_ms(*, per_second: float, demand_per_second: float, share: float = IN_TI
             high = middle
     theta = (low + high) / 2
     tail = (1 - load) / (load * math.exp(theta * service) - 1)
-    return max(0.0, 1000 * math.log(tail / (1 - share)) / theta)
+    return max(0.0, 1000 * math.log(tail / (1 - IN_TIME)) / theta)
 
 
 def serve_online(
