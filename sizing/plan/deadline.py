@@ -11,7 +11,6 @@ from statistics import fmean
 
 import numpy as np
 
-from sizing.fallback.decision import Fallback
 from sizing.plan.outcomes import Outcomes, works_of
 from sizing.plan.plan import Plan
 from sizing.spot.pattern import NOTICE_ARRIVES, SEEN, SEEN_IN_FLEETS, unseen_zone
@@ -103,8 +102,7 @@ def _outcome(plan: Plan, job: ReplayJob, prices: Prices, sample: int) -> ReplayO
         job=job,
         horizon=horizon,
         has_notice=[luck.random() < NOTICE_ARRIVES for _ in lives],
-        placement=Fallback(),
-        prices=prices,
+        fallback=prices,
     ).run()
 
 

@@ -10,8 +10,8 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from sizing.fallback.decision import Fallback
-from sizing.fallback.situation import Decision, Place, Situation
+from sizing.fallback.decision import decide
+from sizing.fallback.situation import Market, Place, Situation, SpotHistory, observe
 from sizing.spot.pattern import NOTICE_SECONDS
 from sizing.spot.traces import SpotLife
 
@@ -98,17 +98,16 @@ class Replay:
     """A job from second 0 until it is done or the horizon is reached.
 
     At most one machine of each market is up, one of them trains. `has_notice` says which lives end
-    with one; without a placement the job runs on Spot alone. A placement decides every `tick`
-    seconds, and at `wakes` of the machines' events: EventBridge delivers an event within seconds,
-    but promises nothing.
+    with one. With a `fallback`, the prices that it goes by, the Guard decides where the job runs,
+    every `tick` seconds and at `wakes` of the machines' events: EventBridge delivers an event
+    within seconds, but promises nothing. Without, it runs on Spot alone.
     """
 
     lives: Sequence[SpotLife]
     job: ReplayJob
     horizon: float
     has_notice: Sequence[bool]
-    placement: Fallback | None = None
-    prices: Prices = field(default_factory=lambda: Prices(spot=0.0, on_demand=0.0))
+    fallback: Prices | None = None
     tick: float = 120.0
     wakes: float = 0.95
 
@@ -121,17 +120,18 @@ class Replay:
     asks: bool = field(default=True, init=False)
     next_tick: float = field(init=False)
     luck: random.Random = field(init=False)
+    history: SpotHistory = field(default_factory=SpotHistory, init=False)
     outcome: ReplayOutcome = field(default_factory=ReplayOutcome, init=False)
 
     def run(self) -> ReplayOutcome:
         """Go from event to event."""
         self.luck = random.Random(len(self.lives))
-        self.next_tick = math.inf if self.placement is None else 0.0
+        self.next_tick = math.inf if self.fallback is None else 0.0
         while self.now < self.horizon and not self.outcome.is_done:
             self._start_spot()
-            if self.placement is not None and self.now >= self.next_tick:
+            if self.fallback is not None and self.now >= self.next_tick:
                 self.next_tick = self.now + self.tick
-                self._apply(self._decide(self.placement).market)
+                self._apply(self._decide(self.fallback))
                 self._start_spot()
             done = self.trainer.done_at(self.job) if self.trainer else math.inf
             gone = self.spot.gone if self.spot else math.inf
@@ -202,7 +202,7 @@ class Replay:
         self.trainer = None
 
     def _wake(self) -> None:
-        if self.placement is not None and self.luck.random() < self.wakes:
+        if self.fallback is not None and self.luck.random() < self.wakes:
             self.next_tick = self.now
 
     def _end(self, machine: ReplayedMachine | None) -> None:
@@ -215,34 +215,37 @@ class Replay:
         else:
             self.outcome.on_demand += seconds
 
-    def _decide(self, placement: Fallback) -> Decision:
+    def _decide(self, prices: Prices) -> Market:
+        """Learn what Spot did since the last decision, and decide as the Guard does."""
         trainer, job = self.trainer, self.job
         done = trainer.trained(self.now, job) if trainer else 0.0
         whole = done // job.interval * job.interval
         start = trainer.base if trainer else self.committed
-        return placement.choose(
-            Situation(
-                now=self.now,
-                deadline=job.deadline,
-                work=self._with_saves(job.work),
-                left=self._with_saves(job.work - start - done),
-                committed_left=self._with_saves(job.work - start - whole),
-                place=trainer.place if trainer else "none",
-                spot_machine=self.spot.name if self.spot else None,
-                asks_for_spot=self.asks,
-                restart=job.restart,
-                save=job.save,
-                interval=job.interval,
-                until_next=self.tick + _JITTER_SECONDS,
-                spot_per_hour=self.prices.spot,
-                on_demand_per_hour=self.prices.on_demand,
-            )
+        situation = Situation(
+            now=self.now,
+            deadline=job.deadline,
+            work=self._with_saves(job.work),
+            left=self._with_saves(job.work - start - done),
+            committed_left=self._with_saves(job.work - start - whole),
+            place=trainer.place if trainer else "none",
+            spot_machine=self.spot.name if self.spot else None,
+            asks_for_spot=self.asks,
+            restart=job.restart,
+            save=job.save,
+            interval=job.interval,
+            until_next=self.tick + _JITTER_SECONDS,
+            spot_per_hour=prices.spot,
+            on_demand_per_hour=prices.on_demand,
         )
+        self.history = observe(
+            self.history, seconds=self.now, machine=situation.spot_machine, asks=self.asks
+        )
+        return decide(situation, self.history).market
 
     def _with_saves(self, work: float) -> float:
         return work + math.ceil(work / self.job.interval) * self.job.checkpoint
 
-    def _apply(self, market: str) -> None:
+    def _apply(self, market: Market) -> None:
         if market == "on-demand":
             self._hold()
         else:
