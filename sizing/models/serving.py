@@ -80,19 +80,15 @@ def _scaled(found: Sequence[Throughput]) -> list[Throughput]:
     return [
         scaled
         for other in others
-        if (scaled := _on_cpu(found, other) if _kind(other) == "cpu" else _on_gpu(found, other))
+        if (scaled := _on_cpu(found, other) if other.kind == "cpu" else _on_gpu(found, other))
     ]
-
-
-def _kind(instance: InstanceType) -> str:
-    return catalogue.families()[instance.family].kind
 
 
 def _on_cpu(found: Sequence[Throughput], other: InstanceType) -> Throughput | None:
     """Scale by vCPUs and clock, to half to four times the vCPUs: large sizes scale badly."""
     for base in found:
         instance = catalogue.find(base.size)
-        if _kind(instance) != "cpu" or instance.vcpus > 8 or instance == other:
+        if instance.kind != "cpu" or instance.vcpus > 8 or instance == other:
             continue
         same = instance.family == other.family
         clock = 1.0 if same else _CLOCKS.get((instance.family, other.family), 0.0)

@@ -84,7 +84,7 @@ def _is_like(now: InstanceType, other: InstanceType, memory_mib: float | None) -
     """Whether the same program runs there: NVIDIA GPUs with the memory, or CPUs."""
     if not now.num_gpus:
         need = now.memory_gib * 1024 if memory_mib is None else memory_mib
-        cpu = catalogue.families()[other.family].kind in ("cpu", "burstable")
+        cpu = other.kind in ("cpu", "burstable")
         return cpu and other.memory_gib * 1024 >= need
     need = now.gpu_memory_mib if memory_mib is None else memory_mib
     return other.num_gpus > 0 and other.gpu_memory_mib >= need
