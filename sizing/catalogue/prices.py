@@ -6,7 +6,7 @@ errs should err upwards. What the snapshot does not have is modelled, and says s
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from datetime import date
+from datetime import UTC, date, datetime
 from functools import cache
 from statistics import median, quantiles
 from typing import Literal
@@ -160,8 +160,9 @@ def _check_zone(zone: str | None, region: str, seen: PriceSnapshot) -> None:
         )
 
 
-def age_note(prices: Iterable[Price | None], today: date) -> str:
-    """Return one sentence: how old the prices are, and what to do where that is too old."""
+def age_note(prices: Iterable[Price | None], today: date | None = None) -> str:
+    """Return one sentence: how old the prices are today, and what to do where that is too old."""
+    today = today or datetime.now(UTC).date()
     oldest: dict[str, date] = {}
     is_old = False
     for price in prices:
