@@ -2,7 +2,7 @@
 
 from sizing import catalogue
 from sizing.catalogue import InstanceType, Price
-from sizing.models.burstable import FROM_MEMORY, day_of_work, is_burstable
+from sizing.models.burstable import FROM_MEMORY, day_of_work
 from sizing.models.constants import Constants
 from sizing.select.requirements import UNSUPPORTED, Candidate, Prices, Requirements
 
@@ -88,7 +88,7 @@ def _day(instance: InstanceType, requirements: Requirements, price: Price) -> Ca
     """Return a day's cost on one CPU size."""
     reasons, cautions = [], []
     usd = requirements.hours_per_day * price.usd_per_hour
-    if is_burstable(instance.size):
+    if instance.kind == "burstable":
         day = day_of_work(
             instance.size,
             cpu_percent=requirements.cpu_percent,

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from sizing import catalogue
 from sizing.catalogue import InstanceType
 from sizing.catalogue.gpus import find_gpu
-from sizing.models.burstable import baseline_percent, is_burstable
+from sizing.models.burstable import baseline_percent
 from sizing.select.requirements import UNSUPPORTED, Prices
 
 # The most that an endpoint should use of its GPU or CPUs: beyond it, requests wait for each other.
@@ -75,7 +75,7 @@ def rightsize(
 
 def _most_percent(instance: InstanceType) -> float:
     """The share of a size that may be in use: of a burstable one what its credits sustain."""
-    if not is_burstable(instance.size):
+    if instance.kind != "burstable":
         return TARGET_PERCENT
     return min(TARGET_PERCENT, baseline_percent(instance.size))
 
