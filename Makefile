@@ -21,7 +21,7 @@ WORKERS = --numprocesses=$(shell $(PYTHON) -c 'import os; print(min(4, 2 + (os.c
 # The parts of `make check`, in the order of their length: the first two take both cores.
 CHECKS := check-types check-templates check-style check-imports check-scripts
 
-.PHONY: always help setup demo drill test slow bughunt compat check $(CHECKS) checkov peers format synth diff review doctor deploy destroy aws-local parameters requirements clean
+.PHONY: always help setup demo drill test slow bughunt compat check $(CHECKS) checkov format synth diff review doctor deploy destroy aws-local parameters requirements clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
@@ -139,14 +139,6 @@ checkov: $(READY) .venv-checkov/.ready ## checkov on every assembly; what stays 
 	@VIRTUAL_ENV=$(CURDIR)/.venv-checkov $(BIN)/uv pip sync --quiet --require-hashes stacks/checkov/requirements.txt
 	@touch $@
 
-peers: $(READY) .venv-peers/.ready ## what `python -m benchmarks loader` compares with
-
-# An environment of its own: mosaicml-streaming wants an older transformers than the project's.
-.venv-peers/.ready: $(READY) benchmarks/requirements.txt
-	@$(BIN)/uv venv --quiet --clear --python $(BIN)/python .venv-peers
-	@VIRTUAL_ENV=$(CURDIR)/.venv-peers $(BIN)/uv pip sync --quiet --require-hashes benchmarks/requirements.txt
-	@touch $@
-
 format: .venv/.dev ## apply the formatter and the linter's safe fixes
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --fix .
@@ -180,14 +172,14 @@ LOCK = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generat
   --no-emit-index-url --no-emit-package hf-xet --no-emit-package tensorboard-data-server
 
 requirements: $(READY) ## compile each requirements.in to its requirements.txt, with hashes and without host names
-	@for folder in . stacks/checkov benchmarks; do \
+	@for folder in . stacks/checkov; do \
 	  $(LOCK) --output-file $$folder/requirements.txt $$folder/requirements.in; done
 	@for group in $(GROUPS); do \
 	  $(LOCK) --constraint requirements.txt --output-file requirements-$$group.txt \
 	    $$(sed -En 's/^([a-z0-9._-]+)==.*/--no-emit-package \1/p' requirements.txt) --group $$group; done
 
 clean: ## remove what make created here (not the package caches)
-	rm -rf .venv .venv-compat .venv-checkov .venv-peers node_modules cdk.out .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
+	rm -rf .venv .venv-compat .venv-checkov node_modules cdk.out .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
 	@# Of out/ what commands made there: folders with their mark, and what this file and CI write.
 	@for mark in out/*/made-by-training; do if [[ -e $$mark ]]; then rm -rf "$${mark%/*}"; fi; done
 	@rm -rf out/check out/compat out/aws-local.env

@@ -13,9 +13,7 @@ from typing import Any
 # gives rows, or its `run`, which prints more than those. Only the one that is asked for is
 # imported: a machine with a GPU may lack what the others need.
 COMMANDS: Mapping[str, tuple[str, str]] = {
-    "spot": ("Spot policies on the public traces", "benchmarks.spot.command"),
     "gpu": ("what only a GPU can say, in one call", "benchmarks.gpu.table"),
-    "loader": ("our loader, others, and what cores decode", "benchmarks.loader.measure"),
     "kill_table": (
         "public trainers and save habits, killed on purpose",
         "benchmarks.kills.command",

@@ -46,11 +46,10 @@ class StackSide:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Side:
-    """All stacks of one side; `folder` is its cloud assembly, None for deployed stacks."""
+    """All stacks of one side: of a cloud assembly, or as they are deployed."""
 
     name: str
     stacks: Mapping[str, StackSide]
-    folder: Path | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,7 +77,7 @@ def read_assembly(folder: Path, name: str) -> Side:
             is_protected=bool(properties.get("terminationProtection")),
             plan=json.loads(plan.read_text(encoding="utf-8")) if plan.exists() else None,
         )
-    return Side(name=name, stacks=stacks, folder=folder)
+    return Side(name=name, stacks=stacks)
 
 
 def synthesize(checkout: Path, out: Path, context: Sequence[str], name: str) -> None:

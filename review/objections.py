@@ -23,7 +23,6 @@ STATEFUL = {
     "AWS::DynamoDB::Table": "table",
     "AWS::SecretsManager::Secret": "secret",
 }
-_KEEPS = ("Retain", "RetainExceptOnCreate", "Snapshot")
 # Strongest first; the last is CloudFormation's default.
 _STRENGTH = ("Retain", "RetainExceptOnCreate", "Snapshot", "Delete")
 _ADOPTED_BY = {"DatasetBucket": "dataset_bucket", "RunBucket": "run_bucket"}
@@ -80,7 +79,7 @@ def _losses_of(change: Change) -> Iterator[Objection]:
         return
     for attribute in ("DeletionPolicy", "UpdateReplacePolicy"):
         old, new = _policy(change.old, attribute), _policy(change.new or {}, attribute)
-        if _STRENGTH.index(old) < _STRENGTH.index(new) and old in _KEEPS:
+        if _STRENGTH.index(old) < _STRENGTH.index(new):
             yield change.objection(
                 f"{attribute} of the {kind} goes from {old} to {new}",
                 f"keep {attribute}: {old} (removal_policy)",

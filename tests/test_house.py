@@ -62,7 +62,6 @@ GROUPS = ("dev", "examples", "formats")
         "requirements.txt",
         *(f"requirements-{group}.txt" for group in GROUPS),
         "stacks/checkov/requirements.txt",
-        "benchmarks/requirements.txt",
     ],
 )
 def test_every_requirement_is_exact_and_hashed(lock: str) -> None:

@@ -6,9 +6,10 @@
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 Said = Mapping[str, Any]
@@ -67,7 +68,9 @@ class Account:
 
     def samples(self, reference: "Account") -> tuple[int, int]:
         """Samples that were trained on more and less often than uninterrupted."""
-        ours, theirs = (Counter(map(str, _flat(run.ids.values()))) for run in (self, reference))
+        ours, theirs = (
+            Counter(map(str, chain.from_iterable(run.ids.values()))) for run in (self, reference)
+        )
         return (ours - theirs).total(), (theirs - ours).total()
 
     def _restore(self, one: Said, name: str) -> None:
@@ -92,7 +95,3 @@ class Account:
             for done in [done for done in known if done > step]:
                 del known[done]
         self._is_killed = False
-
-
-def _flat(lists: Iterable[Sequence[Any]]) -> Iterable[Any]:
-    return (one for some in lists for one in some)

@@ -9,6 +9,7 @@ from typing import Any
 from benchmarks import REPOSITORY
 from benchmarks.kills import RATE
 from benchmarks.kills.rows import ROWS
+from sizing.cli.tables import markdown_table
 
 RESULTS = Path(__file__).with_name("results.json")
 PAGE = REPOSITORY / "docs" / "kill-table.md"
@@ -35,18 +36,6 @@ slowed down, a notice names {notice:g} s and not two minutes, and a folder is qu
   finished save had held.
 - **never back**: runs that failed {failed} times in a row or did not end.
 """
-_COLUMNS = (
-    "script",
-    "",
-    "kills",
-    "bits equal",
-    "samples",
-    "torn",
-    "mismatched",
-    "s lost",
-    "saves lost",
-    "never back",
-)
 
 
 def text(results: Sequence[Mapping[str, Any]]) -> str:
@@ -66,7 +55,8 @@ def text(results: Sequence[Mapping[str, Any]]) -> str:
     for title, is_trainer in (("Public trainers", True), ("Save habits", False)):
         chosen = [record for record in results if bool(record["versions"]) == is_trainer]
         if chosen:
-            parts += [f"## {title}", "", *_table(chosen), ""]
+            table = markdown_table([row for record in chosen for row in _rows(record)])
+            parts += [f"## {title}", "", table, ""]
             parts += [
                 textwrap.fill(
                     f"- **{record['row']}** ({_versions(record)}): {said[record['row']]}",
@@ -100,25 +90,23 @@ def read() -> list[dict[str, Any]]:
     return found
 
 
-def _table(records: Sequence[Mapping[str, Any]]) -> list[str]:
-    rows = [_COLUMNS, ["---"] * len(_COLUMNS)]
-    for record in records:
-        for line in sorted(record["lines"], key=lambda line: list(_WAYS).index(line["way"])):
-            rows.append(
-                (
-                    record["row"],
-                    _WAYS[line["way"]],
-                    line["kills"],
-                    line["bits equal"],
-                    f"{line['samples repeated']} / {line['skipped']}",
-                    line["torn"],
-                    line["mismatched"],
-                    f"{line['s lost per kill']:g} (most {line['most']:g})",
-                    f"{line['finished saves lost, s']:g}",
-                    line["never came back"],
-                )
-            )
-    return [f"| {' | '.join(map(str, row))} |" for row in rows]
+def _rows(record: Mapping[str, Any]) -> list[dict[str, Any]]:
+    lines = sorted(record["lines"], key=lambda line: list(_WAYS).index(line["way"]))
+    return [
+        {
+            "script": record["row"],
+            "": _WAYS[line["way"]],
+            "kills": line["kills"],
+            "bits equal": line["bits equal"],
+            "samples": f"{line['samples repeated']} / {line['skipped']}",
+            "torn": line["torn"],
+            "mismatched": line["mismatched"],
+            "s lost": f"{line['s lost per kill']:g} (most {line['most']:g})",
+            "saves lost": f"{line['finished saves lost, s']:g}",
+            "never back": line["never came back"],
+        }
+        for line in lines
+    ]
 
 
 def _versions(record: Mapping[str, Any]) -> str:

@@ -45,7 +45,8 @@ def usd(size: str) -> float:
     return catalogue.hourly_price(size).usd_per_hour
 
 
-def _spot(size: str) -> float:
+def spot(size: str) -> float:
+    """Return the dearest zone's Spot price of an hour."""
     return catalogue.spot_price(size).usd_per_hour
 
 
@@ -62,11 +63,7 @@ def _use(size: str, hours: str, weeks: str) -> float:
 
 
 def _spot_use(size: str, hours: str, weeks: str) -> float:
-    return _spot(size) * float(hours) * float(weeks)
-
-
-def _monthly_interruption_percent(size: str) -> float:
-    return 100 * sum(ADVISOR_SHARES[size]) / 2
+    return spot(size) * float(hours) * float(weeks)
 
 
 # The trajectory workload, counted.
@@ -80,10 +77,6 @@ def _plan(size: str, runs: int = 1) -> Plan:
 def _trained() -> StagePlan:
     """The stage that the document describes: a transformer over a frozen ResNet's features."""
     return _plan(_SIZE).work.main
-
-
-def _memory_part_mb(part: str) -> float:
-    return float(getattr(_trained().memory, part)) * MIB / 1e6
 
 
 def _free_bytes(held: float) -> float:
@@ -105,11 +98,6 @@ def _bytes_of_a_sample() -> float:
     return footprint.activation_bytes / footprint.micro_batch
 
 
-def _largest_model_mb() -> float:
-    """Parameters of four bytes with gradients and AdamW's two states that fill the GPU."""
-    return _free_bytes(_trained().memory.activations * MIB) / 4 / 1e6
-
-
 def _cached_samples(size: str) -> float:
     """How many clips' features the page cache of a size holds."""
     return _plan(size).host.cache_bytes / DATA["trajectory"].epoch_bytes_per_sample
@@ -126,10 +114,6 @@ def _host_gb(runs: str, num_bytes: str) -> float:
     each = float(num_bytes)
     memory = host_memory(instance, Constants(), runs=int(runs), data_bytes_each=each)
     return memory.need * GIB / 1e9
-
-
-def _lost_minutes(epoch_seconds: str) -> float:
-    return 2 * fact(epoch_seconds) / 60
 
 
 # An endpoint (seed 004).
@@ -165,13 +149,13 @@ FIGURES: Mapping[str, Callable[..., float | str]] = {
     "price_more_percent": lambda one, other: 100 * (usd(other) / usd(one) - 1),
     "price_less_percent": lambda one, other: 100 * (1 - usd(other) / usd(one)),
     "price_ratio": lambda one, other: usd(one) / usd(other),
-    "spot_price": _spot,
-    "spot_saving": lambda size: 100 * (1 - _spot(size) / usd(size)),
+    "spot_price": spot,
+    "spot_saving": lambda size: 100 * (1 - spot(size) / usd(size)),
     "use": _use,
     "use_more": lambda one, other, *time: _use(other, *time) - _use(one, *time),
     "spot_use": _spot_use,
     "spot_use_saved": lambda size, *time: _use(size, *time) - _spot_use(size, *time),
-    "interrupted_percent": _monthly_interruption_percent,
+    "interrupted_percent": lambda size: 100 * sum(ADVISOR_SHARES[size]) / 2,
     "gpus": lambda size: catalogue.find(size).num_gpus,
     "gpu_memory": lambda size: _memory_each(size) * catalogue.find(size).num_gpus,
     "gpu_memory_each": _memory_each,
@@ -205,7 +189,7 @@ FIGURES: Mapping[str, Callable[..., float | str]] = {
     "plan_free_gb": lambda: (
         (catalogue.find(_SIZE).gpu_memory_mib - _plan(_SIZE).work.memory.need) * MIB / 1e9
     ),
-    "memory_part_mb": _memory_part_mb,
+    "memory_part_mb": lambda part: getattr(_trained().memory, part) * MIB / 1e6,
     "gradients_mb": lambda: _trained().footprint.gradient_bytes / 1e6,
     "notice_minutes": lambda: Constants().notice_seconds / 60,
     "each_sample_mb": lambda: _bytes_of_a_sample() / 1e6,
@@ -215,11 +199,12 @@ FIGURES: Mapping[str, Callable[..., float | str]] = {
         / (4 * _plan(_SIZE).work.main.footprint.parameters)
     ),
     "largest_batch": _largest_batch,
-    "largest_model_mb": _largest_model_mb,
+    # Parameters of four bytes with gradients and AdamW's two states that fill the GPU.
+    "largest_model_mb": lambda: _free_bytes(_trained().memory.activations * MIB) / 4 / 1e6,
     "cached_samples": _cached_samples,
     "most_runs": _most_runs,
     "host_gb": _host_gb,
-    "lost_minutes": _lost_minutes,
+    "lost_minutes": lambda epoch_seconds: 2 * fact(epoch_seconds) / 60,
     "usd_of_minutes": lambda minutes, size: float(minutes) / 60 * usd(size),
     "minutes_of_epochs": lambda epochs, each: float(epochs) * fact(each) / 60,
 }

@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
-from benchmarks.seeds.figures import fact, usd
+from benchmarks.seeds.figures import fact, spot, usd
 from sizing import catalogue
 from sizing.catalogue.gpus import find_gpu
 from sizing.evidence.memory import needed_mib
@@ -64,10 +64,6 @@ def _resnet50() -> Truth:
     return next(t for t in runs if t.is_on_the_ladder)
 
 
-def _resnet50_memory_gb(batch: str) -> float:
-    return needed_mib(_resnet50(), int(batch), Constants()) * MIB / 1e9
-
-
 # The models of models.json: three language models and a detector.
 
 
@@ -104,15 +100,6 @@ def _lm_active_m(phase: str) -> float:
     return _lm_parameters_m(phase) - (0 if phase == "1" else 6 * 7 * expert / 1e6)
 
 
-def _lm_memory_gb(phase: str, batch: str, part: str = "need") -> float:
-    return float(getattr(_memory(_language(phase), "full", int(batch)), part)) * MIB / 1e9
-
-
-def _lm_state_gb(phase: str, copies: str) -> float:
-    """Parameters (1 copy), gradients (1) or AdamW's states (2) of four bytes."""
-    return _lm_parameters_m(phase) * 4e6 * int(copies) / 1e9
-
-
 def _lm_busy_percent(phase: str, batch: str) -> float:
     step = _step(phase, batch, "full")
     return 100 * min(1.0, (step.compute + step.traffic + step.optimizer) / step.seconds)
@@ -142,10 +129,6 @@ def _growth_minutes(steps: str, *names: str) -> float:
     """Minutes of `steps` steps of each of the phases; of all where none is named."""
     stages = [_growth_stage(name) for name in names] or _growth().work.stages
     return sum(int(steps) * stage.step.seconds for stage in stages) / 60
-
-
-def _spot(size: str) -> float:
-    return catalogue.spot_price(size).usd_per_hour
 
 
 def _lm_hours(batch: str, steps: str) -> float:
@@ -193,10 +176,12 @@ MODEL_FIGURES: Mapping[str, Callable[..., float | str]] = {
     "resnet50_hours": resnet50_hours,
     "resnet50_days": lambda size: resnet50_hours(size) / 24,
     "resnet50_usd": lambda size: resnet50_hours(size) * usd(size),
-    "resnet50_spot_usd": lambda size: resnet50_hours(size) * _spot(size),
+    "resnet50_spot_usd": lambda size: resnet50_hours(size) * spot(size),
     "resnet50_cheapest": lambda *sizes: min(sizes, key=lambda s: resnet50_hours(s) * usd(s)),
-    "resnet50_cheapest_spot": lambda *sizes: min(sizes, key=lambda s: resnet50_hours(s) * _spot(s)),
-    "resnet50_memory_gb": _resnet50_memory_gb,
+    "resnet50_cheapest_spot": lambda *sizes: min(sizes, key=lambda s: resnet50_hours(s) * spot(s)),
+    "resnet50_memory_gb": lambda batch: (
+        needed_mib(_resnet50(), int(batch), Constants()) * MIB / 1e9
+    ),
     "imagenet_gb": lambda: (
         fact("imagenet_samples") * DATA["imagenet"].dataset_bytes_per_sample / 1e9
     ),
@@ -207,12 +192,15 @@ MODEL_FIGURES: Mapping[str, Callable[..., float | str]] = {
     "lm_active_m": _lm_active_m,
     "lm_active_ratio": lambda one, other: _lm_active_m(one) / _lm_active_m(other),
     "lm_until": _lm_until_minutes,
-    "lm_memory_gb": _lm_memory_gb,
-    "lm_state_gb": _lm_state_gb,
+    "lm_memory_gb": lambda phase, batch, part="need": (
+        getattr(_memory(_language(phase), "full", int(batch)), part) * MIB / 1e9
+    ),
+    # Parameters (1 copy), gradients (1) or AdamW's states (2) of four bytes.
+    "lm_state_gb": lambda phase, copies: _lm_parameters_m(phase) * 4e6 * int(copies) / 1e9,
     "lm_busy_percent": _lm_busy_percent,
     "lm_hours": _lm_hours,
     "lm_usd": lambda batch, steps: _lm_hours(batch, steps) * usd(_SIZE),
-    "lm_spot_usd": lambda batch, steps: _lm_hours(batch, steps) * _spot(_SIZE),
+    "lm_spot_usd": lambda batch, steps: _lm_hours(batch, steps) * spot(_SIZE),
     "lm_half_faster_percent": lambda: (
         100 * (1 - _lm_seconds("123", "16", "1", "bfloat16") / _lm_seconds("123", "16"))
     ),
@@ -221,7 +209,7 @@ MODEL_FIGURES: Mapping[str, Callable[..., float | str]] = {
     "growth_minutes": _growth_minutes,
     "growth_tokens": lambda name: 16 * _TOKENS / _growth_stage(name).step.seconds,
     "growth_usd": lambda steps: _growth_minutes(steps) / 60 * usd(_SIZE),
-    "growth_spot_usd": lambda steps: _growth_minutes(steps) / 60 * _spot(_SIZE),
+    "growth_spot_usd": lambda steps: _growth_minutes(steps) / 60 * spot(_SIZE),
     "dino_hours": _dino_hours,
     "dino_range": _dino_range,
     "dino_usd": lambda size, epochs: _dino_hours(size, epochs) * fact(size),

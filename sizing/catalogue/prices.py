@@ -6,7 +6,7 @@ errs should err upwards. What the snapshot does not have is modelled, and says s
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from datetime import date
+from datetime import UTC, date, datetime
 from functools import cache
 from statistics import median, quantiles
 from typing import Literal
@@ -55,7 +55,7 @@ def hourly_price(size: str, region: str = PRICE_REGION, *, assume: bool = False)
     if region == PRICE_REGION and here is not None and not is_newer:
         return Price(usd_per_hour=here, basis="list price", source=instance.source, day=_LISTED_ON)
     if not assume:
-        check_region(region, seen)
+        _check_region(region, seen)
     if (size, region) in seen.offers:
         return Price(
             usd_per_hour=seen.offers[size, region].on_demand_usd_per_hour,
@@ -95,8 +95,8 @@ def spot_price(
     """Return the assumed Spot price: the snapshot's where it has one, else modelled."""
     seen = snapshot()
     if not assume:
-        check_region(region, seen)
-    check_zone(zone, region, seen)
+        _check_region(region, seen)
+    _check_zone(zone, region, seen)
     offer = seen.offers.get((size, region))
     if offer and offer.spot_usd_per_hour and (zone is None or zone in offer.spot_usd_per_hour):
         return _seen(offer, zone, region, seen)
@@ -138,17 +138,16 @@ def _modelled_share(size: str, region: str, seen: PriceSnapshot) -> tuple[float,
     return third, f"the upper quartile of all sizes seen in {region}"
 
 
-def check_region(region: str, seen: PriceSnapshot | None = None) -> None:
+def _check_region(region: str, seen: PriceSnapshot) -> None:
     """Refuse a region without prices in one sentence that says what to do."""
-    known = (seen or snapshot()).regions
-    if region not in known:
+    if region not in seen.regions:
         raise ValueError(
-            f"the catalogue has no prices of region {region!r} ({suggest(region, known)}); "
+            f"the catalogue has no prices of region {region!r} ({suggest(region, seen.regions)}); "
             f"ask AWS: python -m sizing catalogue --refresh --region {region}"
         )
 
 
-def check_zone(zone: str | None, region: str, seen: PriceSnapshot) -> None:
+def _check_zone(zone: str | None, region: str, seen: PriceSnapshot) -> None:
     """Refuse a zone that the region does not have, or that is an account's own name for one."""
     if zone is None:
         return
@@ -161,8 +160,9 @@ def check_zone(zone: str | None, region: str, seen: PriceSnapshot) -> None:
         )
 
 
-def age_note(prices: Iterable[Price | None], today: date) -> str:
-    """Return one sentence: how old the prices are, and what to do where that is too old."""
+def age_note(prices: Iterable[Price | None], today: date | None = None) -> str:
+    """Return one sentence: how old the prices are today, and what to do where that is too old."""
+    today = today or datetime.now(UTC).date()
     oldest: dict[str, date] = {}
     is_old = False
     for price in prices:

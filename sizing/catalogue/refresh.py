@@ -85,18 +85,11 @@ class PriceBook:
 
     def find(self, size: str) -> tuple[Price | None, Price | None]:
         """Return the on-demand and the Spot price of a size; None where nobody knows one."""
-        answers, usd = self.answers, self.given.get(size, self.given.get(""))
-        on_demand = _answered(size, answers) or _known(lambda: self._list_price(size))
-        spot = _given(usd) or _spot_answered(size, answers, self.zone)
-        return on_demand, spot or _known(lambda: self._spot_price(size))
+        return _known(self._on_demand, size), _known(self._spot, size)
 
     def require(self, size: str) -> tuple[Price, Price]:
         """Return both prices; a size without a known one is a ValueError that says so."""
-        on_demand, spot = self.find(size)
-        return (
-            on_demand or self._list_price(size),
-            spot or self._spot_price(size),
-        )
+        return self._on_demand(size), self._spot(size)
 
     def trainable(self) -> list[tuple[InstanceType, float]]:
         """Return the sizes that the stack can train on, with a price here, cheapest first."""
@@ -104,44 +97,34 @@ class PriceBook:
         found = [(each, price.usd_per_hour) for each, price in priced if price]
         return sorted(found, key=lambda pair: pair[1])
 
-    def _list_price(self, size: str) -> Price:
-        return hourly_price(size, self.region, assume=self.assumes)
+    def _on_demand(self, size: str) -> Price:
+        if self.answers is None or size not in self.answers.on_demand:
+            return hourly_price(size, self.region, assume=self.assumes)
+        answer = self.answers.on_demand[size]
+        return _price(answer["value"], "pricing:GetProducts", self.answers.region, answer["at"])
 
-    def _spot_price(self, size: str) -> Price:
-        return spot_price(size, self.region, self.zone, assume=self.assumes)
+    def _spot(self, size: str) -> Price:
+        usd, zone = self.given.get(size, self.given.get("")), self.zone
+        if usd is not None:
+            return Price(usd_per_hour=usd, basis="given", source="given with --usd-per-hour")
+        if self.answers is None or size not in self.answers.spot:
+            return spot_price(size, self.region, zone, assume=self.assumes)
+        answer = self.answers.spot[size]
+        zones = answer["value"]
+        if zone is not None and zone not in zones:
+            raise ValueError(
+                f"AWS's answers have no zone {zone!r} for {size}; they have "
+                f"{', '.join(sorted(zones))}"
+            )
+        usd = zones[zone] if zone else max(zones.values())
+        return _price(usd, "ec2:DescribeSpotPriceHistory", self.answers.region, answer["at"])
 
 
-def _known(find_price: Callable[[], Price]) -> Price | None:
+def _known(find_price: Callable[[str], Price], size: str) -> Price | None:
     try:
-        return find_price()
+        return find_price(size)
     except UnknownPriceError:
         return None
-
-
-def _given(usd_per_hour: float | None) -> Price | None:
-    if usd_per_hour is None:
-        return None
-    return Price(usd_per_hour=usd_per_hour, basis="given", source="given with --usd-per-hour")
-
-
-def _answered(size: str, refreshed: Refreshed | None) -> Price | None:
-    if refreshed is None or size not in refreshed.on_demand:
-        return None
-    answer = refreshed.on_demand[size]
-    return _price(answer["value"], "pricing:GetProducts", refreshed.region, answer["at"])
-
-
-def _spot_answered(size: str, refreshed: Refreshed | None, zone: str | None) -> Price | None:
-    if refreshed is None or size not in refreshed.spot:
-        return None
-    answer = refreshed.spot[size]
-    zones = answer["value"]
-    if zone is not None and zone not in zones:
-        raise ValueError(
-            f"AWS's answers have no zone {zone!r} for {size}; they have {', '.join(sorted(zones))}"
-        )
-    usd = zones[zone] if zone else max(zones.values())
-    return _price(usd, "ec2:DescribeSpotPriceHistory", refreshed.region, answer["at"])
 
 
 def _price(usd: float, call: str, region: str, at: str) -> Price:

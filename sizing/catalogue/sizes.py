@@ -60,6 +60,11 @@ class InstanceType:
     source: str
 
     @property
+    def kind(self) -> str:
+        """What its family is: gpu, chip, cpu, burstable, ..."""
+        return families()[self.family].kind
+
+    @property
     def is_trainable(self) -> bool:
         """Whether the stack can train on it: it has its own NVIDIA GPUs, which the AMI supports."""
         return self.num_gpus > 0 and self.family in AMI_FAMILIES

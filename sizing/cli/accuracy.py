@@ -32,7 +32,6 @@ class CheckedTruth:
 
     truth: Truth
     ratio: float | None
-    limit: float
 
     @property
     def predicted(self) -> float | None:
@@ -42,13 +41,14 @@ class CheckedTruth:
     @property
     def is_hit(self) -> bool | None:
         """Whether the prediction is within the limit; None without a prediction."""
-        return None if self.ratio is None else abs(self.ratio - 1) <= self.limit
+        limit = MEMORY_LIMIT if self.truth.kind == "memory" else THROUGHPUT_LIMIT
+        return None if self.ratio is None else abs(self.ratio - 1) <= limit
 
 
 def throughput_rows(left_out: str = "model") -> list[CheckedTruth]:
     """Return every throughput row with its prediction by a fit without its like."""
     return [
-        CheckedTruth(truth=truth, ratio=ratio, limit=THROUGHPUT_LIMIT)
+        CheckedTruth(truth=truth, ratio=ratio)
         for truth, ratio in zip(predictable("throughput"), fit.without(left_out), strict=True)
     ]
 
@@ -65,7 +65,6 @@ def memory_rows(*, with_workspace: bool = True) -> list[CheckedTruth]:
                 memory.counted_bytes(truth, truth.batch) + with_workspace * _workspace(truth.lab)
             )
             / (truth.measured * 1e9),
-            limit=MEMORY_LIMIT,
         )
         for truth in predictable("memory")
     ]
@@ -79,7 +78,7 @@ def _workspace(without_lab: str) -> float:
 def all_rows() -> list[CheckedTruth]:
     """Return every row of throughput and memory; those that cannot be predicted come last."""
     unknown = [
-        CheckedTruth(truth=truth, ratio=None, limit=THROUGHPUT_LIMIT)
+        CheckedTruth(truth=truth, ratio=None)
         for truth in truths()
         if truth.role == "not predictable"
     ]

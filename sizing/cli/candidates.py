@@ -37,19 +37,16 @@ def sizes(text: str) -> list[str]:
 def candidate_row(candidate: PlannedSize) -> dict[str, Any]:
     """Return a size as JSON; null where it cannot work."""
     plan, outcomes = candidate.plan, candidate.outcomes
-    figures = {
-        "usd_p50": outcomes.usd_at(0.5) if outcomes else None,
-        "usd_p90": outcomes.usd_at(0.9) if outcomes else None,
-        "hours_p50": outcomes.hours_at(0.5) if outcomes else None,
-        "hours_p90": outcomes.hours_at(0.9) if outcomes else None,
-    }
     return {
         "size": plan.request.size,
         "gpus": plan.request.gpus,
         "market": outcomes and outcomes.market,
         "region": plan.request.prices.region,
         "chance": round(candidate.chance, 3),
-        **{name: None if value is None else round(value, 3) for name, value in figures.items()},
+        "usd_p50": outcomes and round(outcomes.usd_at(0.5), 3),
+        "usd_p90": outcomes and round(outcomes.usd_at(0.9), 3),
+        "hours_p50": outcomes and round(outcomes.hours_at(0.5), 3),
+        "hours_p90": outcomes and round(outcomes.hours_at(0.9), 3),
         "usd_on_demand": round(plan.usd_on_demand, 3),
         "bound_by": plan.work.main.bound_by,
         "reasons": list(candidate.reasons),

@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from sizing import catalogue
-from sizing.catalogue import InstanceType, Price
+from sizing.catalogue import InstanceType, Price, age_note
 from sizing.catalogue.refresh import PriceBook, Refreshed, load, refresh, save
 from sizing.catalogue.snapshot import SNAPSHOT_FILE, import_skypilot, snapshot, write
-from sizing.cli.prices import add_price_arguments, ages, price_book
+from sizing.cli.prices import add_price_arguments, price_book
 from sizing.cli.tables import print_json, show
 from sizing.select.families import family_rows
 from sizing.spot.interruptions import ADVISOR, ADVISOR_SHARES, interruptions
@@ -81,7 +81,7 @@ def run(arguments: argparse.Namespace) -> int:
         figures = describe(chosen[0], costs[chosen[0].size], answers, arguments.region).items()
         show(
             [{"figure": name, "value": _plain(value)} for name, value in figures],
-            notes=[ages(costs[chosen[0].size])],
+            notes=[age_note(costs[chosen[0].size])],
         )
     else:
         rows = [row(each, costs[each.size]) for each in chosen]
@@ -232,7 +232,7 @@ def notes(
     lines = [
         f"{len(chosen)} sizes. Linux, {region}. `A-B`: baseline, and burst while credits last"
         " (EBS: 30 minutes in 24 hours).",
-        ages(price for cost in costs.values() for price in cost),
+        age_note(price for cost in costs.values() for price in cost),
     ]
     if answers:
         lines += [

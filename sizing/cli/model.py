@@ -20,7 +20,7 @@ from tempfile import TemporaryDirectory
 
 from sizing.cli.advise import DEFAULT_SIZE
 from sizing.cli.candidates import candidate_row, show_candidates, sizes
-from sizing.cli.plan import show_basis, show_plan
+from sizing.cli.plan import show_plan
 from sizing.cli.request import add_request_arguments, planner, request
 from sizing.cli.tables import print_json
 from sizing.models.footprints import FOOTPRINTS_FILE
@@ -139,9 +139,7 @@ def _print(arguments: argparse.Namespace) -> int:
         if arguments.json:
             print_json("model", {"plan": to_json(made, findings)})
         else:
-            show_plan(made, findings)
-            if arguments.explain:
-                show_basis(made)
+            show_plan(made, findings, explain=arguments.explain)
         return 1 if findings.problems else 0
     names = sizes(arguments.sizes) if arguments.sizes else None
     found = rank(request(arguments, DEFAULT_SIZE), plan=plan, sizes=names)

@@ -17,15 +17,15 @@ from pathlib import Path
 from typing import Any
 
 from sizing.cli.request import add_request_arguments, planner, price_ages, request
-from sizing.cli.tables import console, print_json, show
+from sizing.cli.tables import print_json, show
 from sizing.models.calibration import CALIBRATION_FILE, Entry, add_entry
 from sizing.models.memory import MEMORY_PARTS
 from sizing.plan.checks import Findings, check_plan
 from sizing.plan.finished_run import FinishedRun, read_run
-from sizing.plan.hosts import machines, one_or_several
 from sizing.plan.plan import Plan
 from sizing.plan.report import duration, figures, summary, to_json
 from sizing.plan.run_review import Compared, calibration, compare, request_of, unplanned
+from sizing.plan.side_by_side import machines, one_or_several
 from sizing.plan.work import StagePlan
 
 HELP = "one run on one size: fit, hours, dollars, notice; or a finished run against its plan"
@@ -62,9 +62,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print_json("plan", to_json(plan, findings))
     else:
-        show_plan(plan, findings)
-        if arguments.explain:
-            show_basis(plan)
+        show_plan(plan, findings, explain=arguments.explain)
     return 1 if findings.problems else 0
 
 
@@ -96,8 +94,7 @@ def _review(arguments: argparse.Namespace) -> int:
     learned = [] if entry is None else [_calibrated(entry)]
     _show_review(finished, plan, rows, learned)
     if arguments.explain:
-        show_plan(plan, check_plan(plan))
-        show_basis(plan)
+        show_plan(plan, check_plan(plan), explain=True)
     return 0
 
 
@@ -138,8 +135,11 @@ def _calibrated(entry: Entry) -> str:
     return f"calibrated: {learned}; written to {CALIBRATION_FILE}"
 
 
-def show_plan(plan: Plan, findings: Findings) -> None:
-    """Show the result on one screen: what people want to know, and where the time goes."""
+def show_plan(plan: Plan, findings: Findings, *, explain: bool = False) -> None:
+    """Show the result on one screen: what people want to know, and where the time goes.
+
+    `explain`: also GPU memory by part, and every figure that decides with its basis.
+    """
     asked = plan.request
     verdict = "cannot work" if findings.problems else "fits"
     show(
@@ -158,6 +158,8 @@ def show_plan(plan: Plan, findings: Findings) -> None:
         title="where the time goes",
         notes=["modelled; dollars are for the instance alone; --explain shows each figure's basis"],
     )
+    if explain:
+        _show_basis(plan)
 
 
 def _stage_rows(stage: StagePlan, total: float) -> Iterator[dict[str, Any]]:
@@ -185,9 +187,8 @@ def _stage_rows(stage: StagePlan, total: float) -> Iterator[dict[str, Any]]:
         }
 
 
-def show_basis(plan: Plan) -> None:
-    """Show GPU memory by part, and every figure that decides with its basis."""
-    show(memory_rows(plan), title=f"GPU memory of stage {plan.work.memory.stage}, MiB")
+def _show_basis(plan: Plan) -> None:
+    show(_memory_rows(plan), title=f"GPU memory of stage {plan.work.memory.stage}, MiB")
     show(
         [
             {
@@ -199,14 +200,14 @@ def show_basis(plan: Plan) -> None:
             for name, figure in figures(plan).items()
         ],
         title="confidence",
-    )
-    console().print(
-        "measured: counted or run; modelled: computed; published: by others; "
-        "from memory: unchecked. Dollars are for the instance alone."
+        notes=[
+            "measured: counted or run; modelled: computed; published: by others; "
+            "from memory: unchecked. Dollars are for the instance alone."
+        ],
     )
 
 
-def memory_rows(plan: Plan) -> list[dict[str, Any]]:
+def _memory_rows(plan: Plan) -> list[dict[str, Any]]:
     """Return the parts of GPU memory, and what is free."""
     memory, there = plan.work.memory, plan.inputs.instance.gpu_memory_mib
     words = {

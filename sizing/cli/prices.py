@@ -1,11 +1,9 @@
-"""The options that say which prices count, the same for every command, and how old those are."""
+"""The options that say which prices count, the same for every command."""
 
 import argparse
-from collections.abc import Iterable
-from datetime import UTC, datetime
 
 from sizing import catalogue
-from sizing.catalogue import PRICE_REGION, Price, age_note
+from sizing.catalogue import PRICE_REGION
 from sizing.catalogue.refresh import PriceBook, load
 
 
@@ -56,8 +54,3 @@ def _given_usd_per_hour(arguments: argparse.Namespace) -> dict[str, float]:
                 f"{size}=0.45 for one size"
             )
     return found
-
-
-def ages(found: Iterable[Price | None]) -> str:
-    """Return how old these prices are today, with a warning where that is too old."""
-    return age_note(found, datetime.now(UTC).date())

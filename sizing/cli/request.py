@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from contract.run_env import DATA_PLACES
-from sizing.cli.prices import add_price_arguments, ages, price_book
+from sizing.catalogue import age_note
+from sizing.cli.prices import add_price_arguments, price_book
 from sizing.models.footprints import FOOTPRINTS_FILE
 from sizing.plan.dataset import read_manifest
 from sizing.plan.plan import Plan, make_plan
@@ -102,4 +103,6 @@ def planner(arguments: argparse.Namespace) -> Callable[[Request], Plan]:
 
 def price_ages(plans: Iterable[Plan]) -> str:
     """Return how old the prices of some plans are."""
-    return ages(price for plan in plans for price in (plan.inputs.price, plan.inputs.spot_price))
+    return age_note(
+        price for plan in plans for price in (plan.inputs.price, plan.inputs.spot_price)
+    )

@@ -26,8 +26,8 @@ from dataclasses import asdict
 from typing import Any
 
 from sizing import catalogue
-from sizing.catalogue import InstanceType
-from sizing.cli.prices import add_price_arguments, ages, price_book
+from sizing.catalogue import InstanceType, age_note
+from sizing.cli.prices import add_price_arguments, price_book
 from sizing.cli.tables import print_json, show
 from sizing.models.serving import Throughput, models
 from sizing.select.ranking import select
@@ -103,7 +103,7 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         show_selection(selection, requirements.phase)
         used = (price for each in selection.candidates for price in prices(each.size))
-        show([], notes=[ages(used)])
+        show([], notes=[age_note(used)])
     return 0
 
 
@@ -119,7 +119,7 @@ def _rightsize(arguments: argparse.Namespace) -> int:
         return 0
     notes = [] if rows else [f"no cheaper size carries {percent:g} % of {instance.size}: keep it"]
     priced = [instance.size, *(move.size for move in moves)]
-    notes.append(ages(prices(each)[0] for each in priced))
+    notes.append(age_note(prices(each)[0] for each in priced))
     show(rows[:_MOVES], title=f"{instance.size} at {percent:g} %: cheaper sizes", notes=notes)
     return 0
 

@@ -29,11 +29,6 @@ class _Screen(Console):
         raise BrokenPipeError
 
 
-def console() -> Console:
-    """Return the console for tables."""
-    return _Screen(width=None if sys.stdout.isatty() else PLAIN_WIDTH, highlight=False)
-
-
 def show(
     rows: Sequence[Mapping[str, Any]],
     *,
@@ -50,7 +45,7 @@ def show(
         parts += [note if note.startswith("- ") else f"{note}\n" for note in notes if note]
         print("", *parts, sep="\n", end="")
         return
-    screen = console()
+    screen = _Screen(width=None if sys.stdout.isatty() else PLAIN_WIDTH, highlight=False)
     if rows:
         table = Table(
             title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False
@@ -127,12 +122,12 @@ def cell(value: object) -> str:
     return str(value)
 
 
-def print_json(command: str, document: Mapping[str, Any], *, version: int = 1) -> None:
+def print_json(command: str, document: Mapping[str, Any]) -> None:
     """Print the one JSON document of a command, with the version of its format and its name.
 
     What no number can say (infinite hours) is null: JSON knows neither infinity nor NaN.
     """
-    envelope = {"format": version, "command": command, **document}
+    envelope = {"format": 1, "command": command, **document}
     print(json.dumps(_finite(envelope), indent=2, allow_nan=False))
 
 

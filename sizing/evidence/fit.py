@@ -9,7 +9,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -51,19 +51,17 @@ def rows_of(truths: Sequence[Truth]) -> Rows:
     """Return runs as arrays; a model that ran often weighs less each time."""
     often = Counter(truth.model for truth in truths)
     steps = [(truth, step_of(truth), gpu_of(truth)) for truth in truths]
-    bandwidths = [gpu.bandwidth_gb_per_second * 1e9 for _, _, gpu in steps]
     weights = _array(often[truth.model] ** -0.5 for truth in truths)
     return Rows(
         compute=_array(
             s.samples * s.flops_per_sample / g.peak_flops(s.precision) for _, s, g in steps
         ),
         traffic=_array(
-            s.samples * s.kept_bytes_per_sample / bandwidth
-            for (_, s, _), bandwidth in zip(steps, bandwidths, strict=True)
+            s.samples * s.kept_bytes_per_sample / (g.bandwidth_gb_per_second * 1e9)
+            for _, s, g in steps
         ),
         optimizer=_array(
-            s.optimizer_traffic_bytes / bandwidth
-            for (_, s, _), bandwidth in zip(steps, bandwidths, strict=True)
+            s.optimizer_traffic_bytes / (g.bandwidth_gb_per_second * 1e9) for _, s, g in steps
         ),
         measured=_array(truth.batch / truth.measured for truth in truths),
         precisions=_array(
@@ -150,8 +148,8 @@ def interval(ratios: Sequence[float]) -> ErrorRange:
 UNLIKE = ("lab", "model and chip")
 
 
-def expected(kind: str, counts: Callable[[Truth], bool] = lambda truth: True) -> ErrorRange:
-    """Return the outermost p10 and p90 of any lab's runs of a kind, of those that count.
+def expected(kind: str, unlike: tuple[str, tuple[str, ...]] | None = None) -> ErrorRange:
+    """Return the outermost p10 and p90 of any lab's runs of a kind, of those `unlike` a group.
 
     Each is predicted by a fit without its lab, and by one without its model and chip. Of a kind
     that only one run is of, all kinds.
@@ -160,11 +158,12 @@ def expected(kind: str, counts: Callable[[Truth], bool] = lambda truth: True) ->
     for what in UNLIKE:
         of_lab: dict[str, list[float]] = {}
         for truth, ratio in zip(predictable("throughput"), without(what), strict=True):
-            if counts(truth) and kind in ("", step_of(truth).kind):
+            counts = unlike is None or not is_like(unlike[0], truth, unlike[1])
+            if counts and kind in ("", step_of(truth).kind):
                 of_lab.setdefault(truth.lab, []).append(ratio)
         found += [interval(ratios) for ratios in of_lab.values() if len(ratios) > 1]
     if not found:
-        return expected("", counts)
+        return expected("", unlike)
     return ErrorRange(
         low=min(each.low for each in found),
         high=max(each.high for each in found),
@@ -182,10 +181,6 @@ def covered(what: str) -> tuple[int, int]:
         groups.setdefault((step_of(truth).kind, LIKE[what](truth)), []).append(ratio)
     inside = 0
     for (kind, group), ratios in groups.items():
-        found = expected(kind, partial(_is_unlike, what, group))
+        found = expected(kind, unlike=(what, group))
         inside += sum(found.low <= ratio <= found.high for ratio in ratios)
     return inside, sum(map(len, groups.values()))
-
-
-def _is_unlike(what: str, group: tuple[str, ...], truth: Truth) -> bool:
-    return not is_like(what, truth, group)

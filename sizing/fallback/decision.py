@@ -1,10 +1,9 @@
 """The decision: on demand if the deadline is in danger, else the market of least expected cost."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 
 from sizing.fallback.lookahead import expected_hours
-from sizing.fallback.situation import Decision, Market, Situation, SpotHistory, observe
+from sizing.fallback.situation import Decision, Market, Situation, SpotHistory
 
 # What a market must save to be preferred to staying on demand: less is an error of rounding.
 LEAST_GAIN_HOURS = 1e-6
@@ -48,20 +47,3 @@ def _cheapest(hours: Mapping[Market, float]) -> Market:
     """
     best = min(hours, key=lambda market: hours[market])
     return best if hours[best] < hours["on-demand"] - LEAST_GAIN_HOURS else "on-demand"
-
-
-@dataclass(slots=True)
-class Fallback:
-    """What the Guard does: the same decision, with the same history."""
-
-    history: SpotHistory = field(default_factory=SpotHistory)
-
-    def choose(self, situation: Situation) -> Decision:
-        """Learn what Spot did since the last decision, and decide."""
-        self.history = observe(
-            self.history,
-            seconds=situation.now,
-            machine=situation.spot_machine,
-            asks=situation.asks_for_spot,
-        )
-        return decide(situation, self.history)

@@ -11,7 +11,7 @@ from sizing import catalogue
 USD_PER_SURPLUS_VCPU_HOUR = 0.05
 # Credits an hour. nano, micro, small, medium and large were read in AWS's user guide or copies of
 # it (unlimited-mode-examples.html; puglieseweb.com; qa.com); the two largest are from memory.
-_CREDITS_PER_HOUR = {
+CREDITS_PER_HOUR = {
     "t3.nano": 6,
     "t3.micro": 12,
     "t3.small": 24,
@@ -38,19 +38,14 @@ class Day:
         return max(0.0, self.spent - self.earned)
 
 
-def is_burstable(size: str) -> bool:
-    """Whether the size has CPU credits."""
-    return size in _CREDITS_PER_HOUR
-
-
 def baseline_percent(size: str) -> float:
     """Return the share of each vCPU that the size's credits sustain."""
-    return 100 * _CREDITS_PER_HOUR[size] / 60 / catalogue.find(size).vcpus
+    return 100 * CREDITS_PER_HOUR[size] / 60 / catalogue.find(size).vcpus
 
 
 def day_of_work(size: str, *, cpu_percent: float, hours: float, usd_per_hour: float) -> Day:
     """Return the cost of `hours` a day at `cpu_percent` of all vCPUs; stopped, it earns none."""
-    vcpus, rate = catalogue.find(size).vcpus, _CREDITS_PER_HOUR[size]
+    vcpus, rate = catalogue.find(size).vcpus, CREDITS_PER_HOUR[size]
     spent, earned = vcpus * cpu_percent / 100 * 60 * hours, rate * hours
     surplus_hours = max(0.0, spent - earned) / 60
     return Day(

@@ -56,15 +56,10 @@ class Fitted:
 
 
 @cache
-def fitted(path: Path = FITTED_FILE) -> Fitted:
-    """Return the constants of a file that `python -m benchmarks evidence --fit` wrote."""
-    content = json.loads(path.read_text(encoding="utf-8"))
-    return Fitted(
-        time_factors=content["time_factors"],
-        traffic_passes=content["traffic_passes"],
-        exponents=content["exponents"],
-        intervals={name: ErrorRange(**each) for name, each in content["intervals"].items()},
-        launches={name: Launch(**each) for name, each in content["launches"].items()},
-        runs=content["runs"],
-        workspace_mib=content["workspace_mib"],
-    )
+def fitted() -> Fitted:
+    """Return the constants that `python -m benchmarks evidence --fit` wrote."""
+    content = json.loads(FITTED_FILE.read_text(encoding="utf-8"))
+    del content["command"]
+    content["intervals"] = {n: ErrorRange(**each) for n, each in content["intervals"].items()}
+    content["launches"] = {n: Launch(**each) for n, each in content["launches"].items()}
+    return Fitted(**content)

@@ -216,17 +216,15 @@ def _of_batch(rows: list[dict[str, Any]], stage: str, batch: int | None) -> list
 def _stage(rows: list[dict[str, Any]], micro_batch: int | None) -> Footprint:
     rows = sorted(rows, key=lambda row: int(row["micro_batch"]))
     if rows[0]["kind"] == "prepare":
-        return _footprint(rows[0], rows[0], rows)
+        return _footprint(rows[0], rows)
     wanted = micro_batch or int(rows[0]["recipe_micro_batch"])
     if int(rows[0]["global_batch"]) % wanted:
         raise ValueError(
             f"global_batch {rows[0]['global_batch']} is not a multiple of the micro-batch "
             f"{wanted}; change one of them"
         )
-    for row in rows:
-        if int(row["micro_batch"]) == wanted:
-            return _footprint(row, row, rows)
-    return _footprint(rows[0], _between(rows, wanted), rows)
+    counted = [row for row in rows if int(row["micro_batch"]) == wanted]
+    return _footprint(counted[0] if counted else _between(rows, wanted), rows)
 
 
 def _between(rows: list[dict[str, Any]], wanted: int) -> dict[str, Any]:
@@ -249,11 +247,9 @@ def _between(rows: list[dict[str, Any]], wanted: int) -> dict[str, Any]:
     return row
 
 
-def _footprint(
-    first: Mapping[str, Any], row: Mapping[str, Any], rows: list[dict[str, Any]]
-) -> Footprint:
+def _footprint(row: Mapping[str, Any], rows: list[dict[str, Any]]) -> Footprint:
     micro_batch, samples = int(row["micro_batch"]), int(row["samples_per_epoch"])
-    prepares, is_modelled = first["kind"] == "prepare", "modelled" in row
+    prepares, is_modelled = row["kind"] == "prepare", "modelled" in row
     # What is called in the file as here; the rest is computed from it.
     known = {field.name: row[field.name] for field in fields(Footprint) if field.name in row}
     computed = {

@@ -6,7 +6,6 @@ need = allocated * (1 + fragmentation) + context
 
 from dataclasses import dataclass, replace
 
-from sizing.figures import Basis
 from sizing.models.constants import MIB, Constants
 from sizing.models.fitted import fitted
 from sizing.models.footprints import Footprint
@@ -32,7 +31,6 @@ class GpuMemory:
     context: float
     logits: float  # a part of the activations: what the model returns
     usual_need: float | None  # where batches differ in size: that of an average one
-    basis: Basis
 
     @property
     def allocated(self) -> float:
@@ -67,7 +65,6 @@ def gpu_memory(footprint: Footprint, constants: Constants) -> GpuMemory:
         context=constants.context_mib,
         logits=footprint.output_bytes * scale,
         usual_need=_usual_need(footprint, constants),
-        basis="modelled",
     )
 
 

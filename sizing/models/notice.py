@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from sizing.catalogue import InstanceType
 from sizing.catalogue.gpus import Gpu
 from sizing.models.constants import Constants
-from sizing.models.data_path import Rate, network_rate, sync_seconds
+from sizing.models.data_path import network_rate
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,22 +87,3 @@ class Restart:
     def seconds(self) -> float:
         """Seconds of the restart."""
         return self.launch + self.user_data + self.sync + self.resume + self.first_step
-
-
-def restart(
-    *,
-    dataset_bytes: float,
-    checkpoint_bytes: float,
-    artifact_bytes: float,
-    network: Rate,
-    volume: Rate,
-    constants: Constants,
-) -> Restart:
-    """Return the time that a replacement takes to its first step."""
-    return Restart(
-        launch=constants.launch_seconds,
-        user_data=constants.user_data_seconds,
-        sync=sync_seconds(dataset_bytes, network, volume),
-        resume=sync_seconds(checkpoint_bytes + artifact_bytes, network, volume),
-        first_step=constants.first_step_seconds,
-    )

@@ -80,19 +80,15 @@ def _scaled(found: Sequence[Throughput]) -> list[Throughput]:
     return [
         scaled
         for other in others
-        if (scaled := _on_cpu(found, other) if _kind(other) == "cpu" else _on_gpu(found, other))
+        if (scaled := _on_cpu(found, other) if other.kind == "cpu" else _on_gpu(found, other))
     ]
-
-
-def _kind(instance: InstanceType) -> str:
-    return catalogue.families()[instance.family].kind
 
 
 def _on_cpu(found: Sequence[Throughput], other: InstanceType) -> Throughput | None:
     """Scale by vCPUs and clock, to half to four times the vCPUs: large sizes scale badly."""
     for base in found:
         instance = catalogue.find(base.size)
-        if _kind(instance) != "cpu" or instance.vcpus > 8 or instance == other:
+        if instance.kind != "cpu" or instance.vcpus > 8 or instance == other:
             continue
         same = instance.family == other.family
         clock = 1.0 if same else _CLOCKS.get((instance.family, other.family), 0.0)
@@ -140,8 +136,8 @@ def _times(base: Throughput, other: InstanceType, share: float, why: str) -> Thr
     )
 
 
-def wait_ms(*, per_second: float, demand_per_second: float, share: float = IN_TIME) -> float:
-    """Return the wait before service that `share` of the requests do not exceed.
+def wait_ms(*, per_second: float, demand_per_second: float) -> float:
+    """Return the wait before service that 95 % of the requests do not exceed.
 
     One queue, random requests (Poisson), constant service time: M/D/1, with its exact exponential
     tail P(W > t) = K exp(-theta t), where theta solves demand (exp(theta S) - 1) = theta.
@@ -149,7 +145,7 @@ def wait_ms(*, per_second: float, demand_per_second: float, share: float = IN_TI
     load = demand_per_second / per_second
     if load >= 1:
         return math.inf
-    if load <= 1 - share:
+    if load <= 1 - IN_TIME:
         return 0.0
     service = 1 / per_second
     low, high = 0.0, 2 * (1 - load) / service
@@ -163,7 +159,7 @@ def wait_ms(*, per_second: float, demand_per_second: float, share: float = IN_TI
             high = middle
     theta = (low + high) / 2
     tail = (1 - load) / (load * math.exp(theta * service) - 1)
-    return max(0.0, 1000 * math.log(tail / (1 - share)) / theta)
+    return max(0.0, 1000 * math.log(tail / (1 - IN_TIME)) / theta)
 
 
 def serve_online(

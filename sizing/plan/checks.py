@@ -1,6 +1,7 @@
 """What speaks against a plan: problems refuse it and name the smallest fix, warnings do not."""
 
 import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from sizing.catalogue.gpus import find_gpu
@@ -17,15 +18,6 @@ TIGHT = 0.85
 EVEN = 1.05
 # Bytes needed on the volume per byte of dataset: file system and checkpoints in progress.
 VOLUME_PER_DATASET = 1.1
-PROBLEMS = {
-    "memory": "the step does not fit the GPU",
-    "host": "the runs do not fit the host's memory",
-    "notice": "the checkpoint does not fit the notice and no interval makes up for it",
-    "volume": "the dataset does not fit the data volume",
-    "spot": "Spot costs more than on-demand",
-    "deadline": "the deadline is before the end of a run without interruptions",
-    "budget": "the limit in hours or dollars is below what the run needs",
-}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,20 +46,18 @@ class Findings:
 
 def check_plan(plan: Plan) -> Findings:
     """Return what speaks against a finished plan."""
-    return Findings(problems=find_problems(plan), warnings=find_warnings(plan))
+    warnings = (
+        *_resource_warnings(plan),
+        *_spot_warnings(plan),
+        *_deadline_warnings(plan),
+        *_knowledge_warnings(plan),
+    )
+    return Findings(problems=find_problems(plan), warnings=warnings)
 
 
 def find_problems(plan: Plan) -> dict[str, str]:
     """Return the problems by name: what, the figures, and the smallest change that passes."""
-    found = {
-        "memory": _memory(plan),
-        "host": _host(plan),
-        "notice": _notice(plan),
-        "volume": _volume(plan),
-        "spot": _spot(plan),
-        "deadline": _deadline(plan),
-        "budget": _budget(plan),
-    }
+    found = {name: find(plan) for name, find in PROBLEMS.items()}
     return {name: message for name, message in found.items() if message}
 
 
@@ -230,6 +220,18 @@ def _budget(plan: Plan) -> str | None:
     )
 
 
+# What may refuse a plan, by the name that `accept` takes.
+PROBLEMS: Mapping[str, Callable[[Plan], str | None]] = {
+    "memory": _memory,
+    "host": _host,
+    "notice": _notice,
+    "volume": _volume,
+    "spot": _spot,
+    "deadline": _deadline,
+    "budget": _budget,
+}
+
+
 def _up(value: float) -> str:
     """Return a value rounded up to two digits after the point, as few as it needs."""
     return f"{math.ceil(value * 100) / 100:g}"
@@ -247,16 +249,6 @@ def _faster_data(plan: Plan) -> str:
     if (usual if given is None else given) > usual / 2:
         ways.append("a dataset of smaller images (data import --override shorter_side=256)")
     return " or ".join(ways)
-
-
-def find_warnings(plan: Plan) -> tuple[str, ...]:
-    """Return what is tight or unknown, each in one sentence."""
-    return (
-        *_resource_warnings(plan),
-        *_spot_warnings(plan),
-        *_deadline_warnings(plan),
-        *_knowledge_warnings(plan),
-    )
 
 
 def _resource_warnings(plan: Plan) -> list[str]:

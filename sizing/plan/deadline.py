@@ -11,11 +11,10 @@ from statistics import fmean
 
 import numpy as np
 
-from sizing.fallback.decision import Fallback
 from sizing.plan.outcomes import Outcomes, works_of
 from sizing.plan.plan import Plan
 from sizing.spot.pattern import NOTICE_ARRIVES, SEEN, SEEN_IN_FLEETS, unseen_zone
-from sizing.spot.replay import Prices, Replay, ReplayJob, ReplayOutcome, Saving
+from sizing.spot.replay import Prices, Replay, ReplayJob, ReplayOutcome
 from sizing.spot.traces import SpotLife
 
 # Enough for the mean to a few percent; a sample takes about a twentieth of a second.
@@ -70,14 +69,12 @@ def with_fallback(plan: Plan) -> WithFallback | None:
             deadline=deadline * 3600,
             restart=plan.restart.seconds,
             save=plan.notice.save,
+            interval=max(spot.interval_seconds, 60.0),
+            notice_idle=plan.notice.save if plan.notice.fits else None,
         )
         for sample in range(NUM_SAMPLES)
     ]
-    saving = Saving(
-        interval=max(spot.interval_seconds, 60.0),
-        notice_idle=plan.notice.save if plan.notice.fits else None,
-    )
-    done = [_outcome(plan, job, saving, prices, sample) for sample, job in enumerate(jobs)]
+    done = [_outcome(plan, job, prices, sample) for sample, job in enumerate(jobs)]
     paid = sum(each.spot + each.on_demand for each in done)
     outcomes = Outcomes(
         market="fallback",
@@ -96,20 +93,16 @@ def with_fallback(plan: Plan) -> WithFallback | None:
     )
 
 
-def _outcome(
-    plan: Plan, job: ReplayJob, saving: Saving, prices: Prices, sample: int
-) -> ReplayOutcome:
+def _outcome(plan: Plan, job: ReplayJob, prices: Prices, sample: int) -> ReplayOutcome:
     luck = random.Random(_SEED + sample)
     horizon = max(2 * job.deadline, job.deadline + job.work) + 3600
     lives = _lives(plan, luck, sample, horizon=horizon)
     return Replay(
         lives=lives,
         job=job,
-        saving=saving,
         horizon=horizon,
         has_notice=[luck.random() < NOTICE_ARRIVES for _ in lives],
-        placement=Fallback(),
-        prices=prices,
+        fallback=prices,
     ).run()
 
 
@@ -117,7 +110,7 @@ def _lives(plan: Plan, luck: random.Random, sample: int, *, horizon: float) -> l
     """Draw one course of Spot: how bad its pools are by the sample, the rest by luck."""
     taken = plan.inputs.interruptions
     pattern = SEEN_IN_FLEETS if plan.request.pools > 1 else SEEN
-    bad = unseen_zone((sample + 0.5) / NUM_SAMPLES, zones_seen=pattern.zones_seen)
+    bad = unseen_zone((sample + 0.5) / NUM_SAMPLES)
     life = 3600 / max(taken.rate_per_hour, 1e-6) / math.exp(pattern.rate_spread * bad)
     wait = taken.wait_seconds * math.exp(pattern.wait_spread * bad)
     now = -_BEFORE * min(life + wait, 1e6) * luck.random()

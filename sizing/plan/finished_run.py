@@ -31,7 +31,6 @@ class FinishedRun:
     generations: int
     checkpoint_bytes: int
     step_seconds: Mapping[str, float]
-    prepare_seconds: float | None
     save_seconds: float | None
     data_wait: float | None
     peak_gpu_bytes: int | None
@@ -69,7 +68,6 @@ def read_run(path: Path) -> FinishedRun:
     folder = receipt_file.parent
     config = _read(folder / CONFIG) if (folder / CONFIG).exists() else {}
     lines = _metrics(folder)
-    prepared = [] if lines.is_shared else lines.prepare_seconds
     prediction = receipt.get("prediction") or config.get("prediction") or {}
     return FinishedRun(
         run_id=str(receipt["run_id"]),
@@ -82,7 +80,6 @@ def read_run(path: Path) -> FinishedRun:
         generations=int(receipt.get("generations", 1)),
         checkpoint_bytes=int(receipt.get("checkpoint_bytes", 0)),
         step_seconds={stage: median(values) for stage, values in lines.step_seconds.items()},
-        prepare_seconds=sum(prepared) if prepared else None,
         save_seconds=median(lines.commit_seconds) if lines.commit_seconds else None,
         data_wait=median(lines.waits) if lines.waits else None,
         peak_gpu_bytes=receipt.get("peak_gpu_bytes"),
@@ -125,8 +122,6 @@ class _Lines:
     step_seconds: dict[str, "array[float]"] = field(default_factory=dict)  # by stage
     waits: "array[float]" = field(default_factory=lambda: array("d"))
     commit_seconds: list[float] = field(default_factory=list)
-    prepare_seconds: list[float] = field(default_factory=list)
-    is_shared: bool = False  # what another run prepared says nothing about the cost
 
     def add(self, line: Mapping[str, Any]) -> None:
         """Add one line."""
@@ -139,9 +134,6 @@ class _Lines:
                 self.waits.append(float(line["data_wait"]))
         elif line["kind"] == "commit":
             self.commit_seconds.append(float(line["seconds"]))
-        elif line["kind"] == "prepare":
-            self.prepare_seconds.append(float(line["seconds"]))
-            self.is_shared |= bool(line.get("shared"))
 
 
 def _metrics(folder: Path) -> _Lines:

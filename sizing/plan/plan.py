@@ -13,9 +13,10 @@ from contract.notice import idle_seconds
 from sizing.catalogue.service_prices import initialization_usd
 from sizing.models.calibration import CALIBRATION_FILE
 from sizing.models.constants import GIB, Constants
+from sizing.models.data_path import sync_seconds
 from sizing.models.footprints import FOOTPRINTS_FILE
 from sizing.models.host import HostMemory, host_memory, start_memory
-from sizing.models.notice import NoticeFit, Restart, notice_fit, restart
+from sizing.models.notice import NoticeFit, Restart, notice_fit
 from sizing.plan.inputs import PlanInputs, look_up
 from sizing.plan.request import Request
 from sizing.plan.work import PlannedWork, StagePlan, plan_work
@@ -132,13 +133,13 @@ def make_plan(
         constants=inputs.constants,
         notice_seconds=request.notice_seconds,
     )
-    replacement = restart(
-        dataset_bytes=inputs.dataset_bytes,
-        checkpoint_bytes=inputs.checkpoint_bytes,
-        artifact_bytes=inputs.artifact_bytes,
-        network=inputs.network,
-        volume=inputs.volume,
-        constants=inputs.constants,
+    fetched = inputs.checkpoint_bytes + inputs.artifact_bytes
+    replacement = Restart(
+        launch=inputs.constants.launch_seconds,
+        user_data=inputs.constants.user_data_seconds,
+        sync=sync_seconds(inputs.dataset_bytes, inputs.network, inputs.volume),
+        resume=sync_seconds(fetched, inputs.network, inputs.volume),
+        first_step=inputs.constants.first_step_seconds,
     )
     return Plan(
         inputs=inputs,

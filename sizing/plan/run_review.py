@@ -1,5 +1,6 @@
 """A finished run against its plan: what was predicted, what happened, what to correct."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
@@ -14,7 +15,21 @@ from sizing.plan.request import Request
 _TIME_LIMIT, _MEMORY_LIMIT = 0.30, 0.15
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+# By quantity its unit, the limit, and the constant that explains a difference.
+_QUANTITIES: Mapping[str, tuple[str, float, str]] = {
+    "hours from the first attempt": ("h", _TIME_LIMIT, "time_factor or launch_seconds"),
+    "dollars (Spot)": (
+        *("$", _TIME_LIMIT),
+        "the Spot price of sizing/catalogue/prices.py, if the hours are as predicted",
+    ),
+    "GPU memory allocated": ("MiB", _MEMORY_LIMIT, "memory_factor"),
+    "interruptions": ("", 1.0, "the rate (`plan --rate`), of which one run says little"),
+    "checkpoint": ("bytes", 0.05, "sizing/footprints.json (`python -m training measure`)"),
+    "a save": ("s", _TIME_LIMIT, "upload_share"),
+}
+
+
+@dataclass(frozen=True, slots=True)
 class Compared:
     """One quantity: predicted, actual, and the constant that explains the difference."""
 
@@ -23,7 +38,7 @@ class Compared:
     actual: float | None
     unit: str
     limit: float
-    correct: str = ""
+    correct: str
 
     @property
     def ratio(self) -> float | None:
@@ -37,9 +52,7 @@ class Compared:
         """ "as predicted", or which constant to correct."""
         if self.ratio is None:
             return "unknown"
-        if abs(self.ratio - 1) <= self.limit:
-            return "as predicted"
-        return f"correct {self.correct}" if self.correct else "differs"
+        return "as predicted" if abs(self.ratio - 1) <= self.limit else f"correct {self.correct}"
 
 
 # The only override that a plan knows.
@@ -65,81 +78,33 @@ def compare(run: FinishedRun, plan: Plan) -> list[Compared]:
     hours = then.get("hours_p50", spot.hours_p50 if spot else None)
     if hours is not None:
         # A prediction begins when a machine is asked for, a receipt with its first attempt.
-        hours = max(0.0, hours - _boot_seconds(plan) / 3600)
+        start = plan.restart
+        hours = max(0.0, hours - (start.launch + start.user_data + start.sync) / 3600)
     usd = then.get("usd_spot_p50", spot.usd_p50 if spot else None)
-    memory = then.get("gpu_memory_mib", plan.work.memory.need)
+    # Waits between machines included.
+    at_spot_price = run.seconds / 3600 * plan.inputs.spot_price.usd_per_hour
+    memory, peak = then.get("gpu_memory_mib", plan.work.memory.need), None
+    if run.peak_gpu_bytes:
+        memory, peak = plan.work.memory.allocated, run.peak_gpu_bytes / MIB
+    found: dict[str, tuple[float | None, float | None]] = {
+        "hours from the first attempt": (hours, run.seconds / 3600),
+        "dollars (Spot)": (usd, at_spot_price if run.usd is None else run.usd),
+        "GPU memory allocated": (memory, peak),
+        "interruptions": (spot.interruptions if spot else None, float(run.interruptions)),
+        "checkpoint": (float(plan.checkpoint_bytes), float(run.checkpoint_bytes) or None),
+        "a save": (plan.notice.save, run.save_seconds),
+    }
     rows = [
-        Compared(
-            what="hours from the first attempt",
-            predicted=hours,
-            actual=run.seconds / 3600,
-            unit="h",
-            limit=_TIME_LIMIT,
-            correct="time_factor or launch_seconds",
-        ),
-        Compared(
-            what="dollars (Spot)",
-            predicted=usd,
-            actual=run.usd if run.usd is not None else _usd(run, plan),
-            unit="$",
-            limit=_TIME_LIMIT,
-            correct="the Spot price of sizing/catalogue/prices.py, if the hours are as predicted",
-        ),
-        Compared(
-            what="GPU memory allocated",
-            predicted=plan.work.memory.allocated if run.peak_gpu_bytes else memory,
-            actual=run.peak_gpu_bytes / MIB if run.peak_gpu_bytes else None,
-            unit="MiB",
-            limit=_MEMORY_LIMIT,
-            correct="memory_factor",
-        ),
-        Compared(
-            what="interruptions",
-            predicted=spot.interruptions if spot else None,
-            actual=float(run.interruptions),
-            unit="",
-            limit=1.0,
-            correct="the rate (`plan --rate`), of which one run says little",
-        ),
-        Compared(
-            what="checkpoint",
-            predicted=float(plan.checkpoint_bytes),
-            actual=float(run.checkpoint_bytes) or None,
-            unit="bytes",
-            limit=0.05,
-            correct="sizing/footprints.json (`python -m training measure`)",
-        ),
-        Compared(
-            what="a save",
-            predicted=plan.notice.save,
-            actual=run.save_seconds,
-            unit="s",
-            limit=_TIME_LIMIT,
-            correct="upload_share",
-        ),
+        Compared(what, predicted, actual, *_QUANTITIES[what])
+        for what, (predicted, actual) in found.items()
     ]
-    return rows + [
-        Compared(
-            what=f"a step of {stage.footprint.stage}",
-            predicted=stage.step.seconds,
-            actual=run.step_seconds.get(stage.footprint.stage),
-            unit="s",
-            limit=_TIME_LIMIT,
-            correct="time_factor",
-        )
-        for stage in plan.work.stages
-        if stage.footprint.kind == "train"
-    ]
-
-
-def _boot_seconds(plan: Plan) -> float:
-    """Seconds from the launch of the first machine to its attempt: launch, user data, sync."""
-    return plan.restart.launch + plan.restart.user_data + plan.restart.sync
-
-
-def _usd(run: FinishedRun, plan: Plan) -> float:
-    """Return the run's hours at the assumed Spot price, waits between machines included."""
-    return run.seconds / 3600 * plan.inputs.spot_price.usd_per_hour
+    for stage in plan.work.stages:
+        name = stage.footprint.stage
+        if stage.footprint.kind == "train":
+            predicted, actual = stage.step.seconds, run.step_seconds.get(name)
+            what = f"a step of {name}"
+            rows.append(Compared(what, predicted, actual, "s", _TIME_LIMIT, "time_factor"))
+    return rows
 
 
 def _step_constants(measured: float, plan: Plan) -> dict[str, float]:

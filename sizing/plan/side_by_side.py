@@ -1,13 +1,18 @@
-"""Several equal runs: one after the other, side by side, or each on a GPU of its own."""
+"""Several equal runs: one after the other, side by side, or each on a GPU of its own.
+
+And one run: on one machine of the size, on more, or on one larger size.
+"""
 
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
+from contract.trainer_options import RANKS
 from sizing.catalogue import InstanceType
 from sizing.catalogue.prices import UnknownPriceError
 from sizing.plan.checks import find_problems
 from sizing.plan.plan import Plan, make_plan
+from sizing.plan.request import Request
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -23,25 +28,25 @@ class Way:
 
 def ways(plan: Plan, runs: int) -> list[Way]:
     """Return the ways to do `runs` runs like the plan's, in the order of the docstring."""
-    one = like(plan, runs=1)
+    one = _like(plan, runs=1)
     hours = (runs * one.work.seconds + one.restart.seconds) / 3600
     after = Way(
         what="one after the other",
         size=plan.request.size,
         hours=hours,
         usd=hours * one.inputs.price.usd_per_hour,
-        problem=problem_of(one),
+        problem=_problem_of(one),
     )
-    found = [after, _way("side by side", like(plan, runs=runs))]
-    several = size_with_gpus(plan, runs * plan.request.gpus)
+    found = [after, _way("side by side", _like(plan, runs=runs))]
+    several = _size_with_gpus(plan, runs * plan.request.gpus)
     if several:
         # A size that the region does not sell has no price and cannot be used.
         with suppress(UnknownPriceError):
-            found.append(_way("a GPU each", like(plan, runs=runs, size=several)))
+            found.append(_way("a GPU each", _like(plan, runs=runs, size=several)))
     return found
 
 
-def like(plan: Plan, **changes: Any) -> Plan:
+def _like(plan: Plan, **changes: Any) -> Plan:
     """Return the plan of a changed request, with the same footprints and constants."""
     inputs = plan.inputs
     return make_plan(
@@ -57,17 +62,17 @@ def _way(what: str, plan: Plan) -> Way:
         size=plan.request.size,
         hours=plan.hours_on_demand,
         usd=plan.usd_on_demand,
-        problem=problem_of(plan),
+        problem=_problem_of(plan),
     )
 
 
-def problem_of(plan: Plan) -> str | None:
+def _problem_of(plan: Plan) -> str | None:
     """Why the plan cannot work, Spot aside; None if it can."""
     found = {name: text for name, text in find_problems(plan).items() if name != "spot"}
     return next(iter(found.values()), None)
 
 
-def size_with_gpus(plan: Plan, gpus: int) -> str | None:
+def _size_with_gpus(plan: Plan, gpus: int) -> str | None:
     """The cheapest size that has as many of the plan's GPUs, if it is another one."""
     instance = plan.inputs.instance
     if instance.num_gpus >= gpus:
@@ -79,3 +84,38 @@ def size_with_gpus(plan: Plan, gpus: int) -> str | None:
 def _is_same(one: InstanceType, other: InstanceType, gpus: int) -> bool:
     same = (one.gpu, one.gpu_memory_mib) == (other.gpu, other.gpu_memory_mib)
     return same and one.num_gpus >= gpus
+
+
+def machines(request: Request) -> str:
+    """Name the machines of a request."""
+    return f"{request.hosts} x {request.size}" if request.hosts > 1 else request.size
+
+
+def one_or_several(plan: Plan) -> str:
+    """Say in one sentence which of the ways that work costs least and which ends first, on Spot."""
+    request = plan.request
+    plans = [plan, *(_like(plan, hosts=n) for n in reversed(RANKS) if n < request.hosts)]
+    if larger := _size_with_gpus(plan, request.ranks):
+        # A size that the region does not sell has no price and cannot be used.
+        with suppress(UnknownPriceError):
+            plans.append(_like(plan, size=larger, gpus=request.ranks, hosts=1))
+    work = [each for each in plans if _problem_of(each) is None and each.spot is not None]
+    if not work:
+        return "neither one machine nor several can do it on Spot"
+    cheapest = min(work, key=lambda each: each.spot.usd_p50 if each.spot else 0.0)
+    fastest = min(work, key=lambda each: each.spot.hours_p50 if each.spot else 0.0)
+    best = f"{machines(cheapest.request)} costs least"
+    best += (
+        " and ends first" if fastest is cheapest else f", {machines(fastest.request)} ends first"
+    )
+    return f"{best}: {'; '.join(map(_figures, plans))} (p50 on Spot, EC2's prices)"
+
+
+def _figures(plan: Plan) -> str:
+    name, spot = machines(plan.request), plan.spot
+    if spot is None or _problem_of(plan) is not None:
+        return f"{name} cannot"
+    return (
+        f"{name} {spot.hours_p50:.3g} h, ${spot.usd_p50:.2f}, interrupted "
+        f"{spot.interruptions:.1f} times"
+    )

@@ -9,8 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from sizing.catalogue import InstanceType
-from sizing.catalogue.gpus import Gpu, find_gpu
+from sizing.catalogue.gpus import find_gpu
 from sizing.models.constants import GIB, MIB
 from sizing.models.host import host_memory
 from sizing.plan.plan import Plan
@@ -32,8 +31,7 @@ def _dataset(plan: Plan, samples: float) -> str:
     cache = plan.host.cache_bytes / GIB
     cached = gib <= cache
     # The plan has as many samples where they were given.
-    whole = max(stage.footprint.samples_per_epoch for stage in plan.work.stages)
-    hours = plan.work.seconds / 3600 * samples / whole
+    hours = plan.work.seconds / 3600 * samples / _samples(plan)
     return (
         f"{'no' if cached else 'yes'}: bytes decide, not samples; {gib:.1f} GiB an epoch "
         f"{'fit' if cached else 'do not fit'} the {cache:.1f} GiB page cache of "
@@ -126,8 +124,8 @@ def _gpu_utilization(plan: Plan, percent: float) -> str:
     """A slower GPU is enough if the busy share of this one's bandwidth and peak fits it."""
     now, precision = plan.inputs.gpu, plan.work.main.footprint.precision
     for other, _ in plan.request.prices.trainable():
-        gpu = _gpu_of(other)
-        if gpu is None or other.gpu_memory_mib < plan.gpu_memory_need:
+        gpu = find_gpu(other.gpu, other.gpu_memory_mib)
+        if other.gpu_memory_mib < plan.gpu_memory_need:
             continue
         if gpu.relative_speed(now, precision) >= percent / 100:
             if other.size == plan.request.size:
@@ -137,15 +135,7 @@ def _gpu_utilization(plan: Plan, percent: float) -> str:
                 f"of {other.size}'s {gpu.name.removeprefix('NVIDIA ')}; what is bound by launches "
                 "takes as long there"
             )
-    return "unknown: no size with known peaks holds the model"
-
-
-def _gpu_of(instance: InstanceType) -> Gpu | None:
-    """The peaks of a size's GPU; None where they are not known."""
-    try:
-        return find_gpu(instance.gpu, instance.gpu_memory_mib)
-    except ValueError:
-        return None
+    return "unknown: no size holds the model"
 
 
 def _host_memory(plan: Plan, percent: float) -> str:
@@ -192,14 +182,6 @@ def _spot(plan: Plan, percent: float) -> str:
     return f"{found.suits}: {'; '.join(found.reasons)}"
 
 
-def _share_of_memory(plan: Plan) -> float:
-    return 100 * plan.gpu_memory_need / plan.inputs.instance.gpu_memory_mib
-
-
-def _share_of_host(plan: Plan) -> float:
-    return 100 * plan.host.need / plan.inputs.instance.memory_gib
-
-
 def _samples(plan: Plan) -> float:
     return float(max(stage.footprint.samples_per_epoch for stage in plan.work.stages))
 
@@ -212,8 +194,14 @@ SIGNALS: Mapping[str, tuple[Callable[[Plan], float] | None, Callable[[Plan, floa
     "batch_size": (lambda plan: float(plan.work.main.footprint.global_batch), _batch),
     "hours_per_experiment": (lambda plan: plan.hours_on_demand, _hours),
     "model_mb": (lambda plan: plan.work.main.footprint.parameter_bytes / 1e6, _model),
-    "gpu_memory_percent": (_share_of_memory, _gpu_memory),
-    "host_memory_percent": (_share_of_host, _host_memory),
+    "gpu_memory_percent": (
+        lambda plan: 100 * plan.gpu_memory_need / plan.inputs.instance.gpu_memory_mib,
+        _gpu_memory,
+    ),
+    "host_memory_percent": (
+        lambda plan: 100 * plan.host.need / plan.inputs.instance.memory_gib,
+        _host_memory,
+    ),
     "spot_saving_percent": (saving_percent, _spot),
     "parallel_jobs": (None, _jobs),
     "researchers": (None, _jobs),
@@ -263,11 +251,6 @@ def load_rules() -> list[Rule]:
     return [Rule(**rule) for rule in rules]
 
 
-def _check_signal(name: str) -> None:
-    if name not in SIGNALS:
-        raise ValueError(f"signal {name!r} is unknown; {suggest(name, SIGNALS)}")
-
-
 def signals(plan: Plan) -> dict[str, float]:
     """Return the signals that the plan has."""
     return {name: of_plan(plan) for name, (of_plan, _) in SIGNALS.items() if of_plan}
@@ -276,7 +259,8 @@ def signals(plan: Plan) -> dict[str, float]:
 def as_given(request: Request, given: Mapping[str, float]) -> Request:
     """Return the request with what the given signals change, so that all of the advice follows."""
     for name in given:
-        _check_signal(name)
+        if name not in SIGNALS:
+            raise ValueError(f"signal {name!r} is unknown; {suggest(name, SIGNALS)}")
     changed = request
     if "dataset_samples" in given:
         changed = replace(changed, samples=_count(given, "dataset_samples"))
@@ -299,8 +283,6 @@ def fire(
     plan: Plan, rules: list[Rule], given: Mapping[str, float], origin: str = "given"
 ) -> list[Fired]:
     """Return the rules that fire; given signals replace the plan's."""
-    for name in given:
-        _check_signal(name)
     values = {name: (value, "predicted") for name, value in signals(plan).items()}
     values |= {name: (value, origin) for name, value in given.items()}
     return [

@@ -1,10 +1,8 @@
 """Sizes to train and to work on: GPUs that fit; CPUs by the cost of a day, credits included."""
 
-from typing import Any
-
 from sizing import catalogue
 from sizing.catalogue import InstanceType, Price
-from sizing.models.burstable import FROM_MEMORY, day_of_work, is_burstable
+from sizing.models.burstable import FROM_MEMORY, day_of_work
 from sizing.models.constants import Constants
 from sizing.select.requirements import UNSUPPORTED, Candidate, Prices, Requirements
 
@@ -19,10 +17,7 @@ def training_candidates(
         reason = _why_not_train(instance, requirements, wanted)
         _, spot = prices(instance.size)
         if reason or spot is None:
-            if (
-                instance.num_accelerators
-                and catalogue.families()[instance.family].kind != "gpu-amd"
-            ):
+            if instance.num_accelerators and instance.kind != "gpu-amd":
                 left_out[instance.size] = reason or "no price is known"
             continue
         fits = f"{instance.num_gpus} x {instance.gpu_memory_mib:,} MiB for {wanted:,} MiB"
@@ -54,8 +49,7 @@ def training_candidates(
 
 def _why_not_train(instance: InstanceType, requirements: Requirements, wanted: int) -> str | None:
     """Return the rule that excludes a size, if any."""
-    kind = catalogue.families()[instance.family].kind
-    if kind == "chip":
+    if instance.kind == "chip":
         return "needs the Neuron SDK; the training code is CUDA"
     if instance.num_gpus == 0:
         return "no NVIDIA GPU of its own"
@@ -74,8 +68,7 @@ def working_candidates(
     """Return the CPU sizes with the cost of a day of work, burst credits included."""
     found, constants = [], Constants()
     for instance in catalogue.instances().values():
-        kind = catalogue.families()[instance.family].kind
-        if kind not in ("cpu", "burstable"):
+        if instance.kind not in ("cpu", "burstable"):
             continue
         on_demand, _ = prices(instance.size)
         if instance.memory_gib < requirements.memory_gib or instance.vcpus < requirements.vcpus:
@@ -84,7 +77,7 @@ def working_candidates(
             left_out[instance.size] = (
                 f"a Python process with torch takes {constants.process_gib:g} GiB"
             )
-        elif requirements.phase == "prepare" and kind == "burstable":
+        elif requirements.phase == "prepare" and instance.kind == "burstable":
             left_out[instance.size] = "data preparation keeps the CPUs busy: credits run out"
         elif on_demand is not None:
             found.append(_day(instance, requirements, on_demand))
@@ -93,10 +86,9 @@ def working_candidates(
 
 def _day(instance: InstanceType, requirements: Requirements, price: Price) -> Candidate:
     """Return a day's cost on one CPU size."""
-    figures: dict[str, Any] = {"usd_per_hour": price.usd_per_hour}
     reasons, cautions = [], []
     usd = requirements.hours_per_day * price.usd_per_hour
-    if is_burstable(instance.size):
+    if instance.kind == "burstable":
         day = day_of_work(
             instance.size,
             cpu_percent=requirements.cpu_percent,
@@ -122,7 +114,7 @@ def _day(instance: InstanceType, requirements: Requirements, price: Price) -> Ca
         usd=usd,
         figures={
             "usd_per_day": usd,
-            **figures,
+            "usd_per_hour": price.usd_per_hour,
             "vcpus": instance.vcpus,
             "memory_gib": instance.memory_gib,
         },

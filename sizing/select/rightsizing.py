@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from sizing import catalogue
 from sizing.catalogue import InstanceType
 from sizing.catalogue.gpus import find_gpu
-from sizing.models.burstable import baseline_percent, is_burstable
+from sizing.models.burstable import baseline_percent
 from sizing.select.requirements import UNSUPPORTED, Prices
 
 # The most that an endpoint should use of its GPU or CPUs: beyond it, requests wait for each other.
@@ -75,22 +75,18 @@ def rightsize(
 
 def _most_percent(instance: InstanceType) -> float:
     """The share of a size that may be in use: of a burstable one what its credits sustain."""
-    if not is_burstable(instance.size):
+    if instance.kind != "burstable":
         return TARGET_PERCENT
     return min(TARGET_PERCENT, baseline_percent(instance.size))
 
 
 def _is_like(now: InstanceType, other: InstanceType, memory_mib: float | None) -> bool:
-    """Whether the same program runs there: GPUs of known speed with the memory, or CPUs."""
+    """Whether the same program runs there: NVIDIA GPUs with the memory, or CPUs."""
     if not now.num_gpus:
         need = now.memory_gib * 1024 if memory_mib is None else memory_mib
-        cpu = catalogue.families()[other.family].kind in ("cpu", "burstable")
+        cpu = other.kind in ("cpu", "burstable")
         return cpu and other.memory_gib * 1024 >= need
     need = now.gpu_memory_mib if memory_mib is None else memory_mib
-    try:
-        find_gpu(other.gpu, other.gpu_memory_mib)
-    except ValueError:
-        return False
     return other.num_gpus > 0 and other.gpu_memory_mib >= need
 
 

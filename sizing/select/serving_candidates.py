@@ -22,11 +22,10 @@ def serving_candidates(
     found = []
     for size, throughput in throughputs.items():
         on_demand, spot = prices(size)
-        family = catalogue.families()[catalogue.find(size).family]
         price = on_demand if is_online else spot
         if price is None:
             left_out[size] = "no price is known"
-        elif requirements.needs_cuda and family.kind != "gpu":
+        elif requirements.needs_cuda and catalogue.find(size).kind != "gpu":
             left_out[size] = "needs CUDA: no NVIDIA GPU"
         elif is_online:
             one = _online(requirements, throughput, price)
@@ -106,7 +105,7 @@ def _served(
     if throughput.basis in ("scaled", "derived"):
         cautions.append(f"throughput {throughput.basis}: {throughput.note}")
         cautions.append(f"measure it before relying on it: --throughput {throughput.size}=N")
-    if catalogue.families()[instance.family].kind == "chip":
+    if instance.kind == "chip":
         cautions.append("the model must compile with the Neuron SDK; CUDA kernels do not run")
     unsupported = UNSUPPORTED.get(instance.family)
     return Candidate(

@@ -1,19 +1,18 @@
 """Hours and dollars of a run on Spot, as a distribution: a small simulation with a fixed seed.
 
 Machine lives are as in public traces: many short, a few long, in pools that differ. Modelled:
-`python -m benchmarks spot --forecasts` compares it with traces, `plan --run` with finished runs.
+docs/spot.md compares it with traces left out, `plan --run` with finished runs.
 A trace replaces the model: the run is then replayed from many starts in it.
 """
 
 import random
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from sizing.spot import simulation
 from sizing.spot.pattern import Array
-from sizing.spot.replay import Replay, ReplayJob, ReplayOutcome, Saving
+from sizing.spot.replay import Replay, ReplayJob, ReplayOutcome
 from sizing.spot.simulation import SpotRun
 from sizing.spot.traces import SpotLife, Trace
 
@@ -63,7 +62,7 @@ def forecast(
     _, longest = run.work_range or (0.0, run.work_seconds)
     run = replace(run, interval_seconds=min(run.interval_seconds, longest))
     machine, clock, losses = _samples(run, trace)
-    first = simulation.first_waits(run) if trace is None else np.array(first_waits(trace))
+    first = simulation.first_waits(run) if trace is None else np.array(_first_waits(trace))
     machine_p50, machine_p90 = _quantile_hours(machine)
     hours_p50, hours_p90 = _quantile_hours(clock)
     # As if the work had no range: the samples of the middle work.
@@ -104,12 +103,12 @@ def _samples(run: SpotRun, trace: Trace | None) -> tuple[Array, Array, float]:
             work=work,
             restart=run.restart_seconds,
             checkpoint=run.checkpoint_seconds,
-            notice=run.notice_seconds,
+            interval=run.interval_seconds,
+            notice_idle=run.notice_seconds,
         )
         for work in map(float, run.works)
     ]
-    saving = Saving(interval=run.interval_seconds, notice_idle=run.notice_seconds)
-    done = replay_on_trace(trace, jobs=jobs, saving=saving, notice_arrives=run.notice_saves)
+    done = _replay_on_trace(trace, jobs, run.notice_saves)
     return (
         np.array([each.spot for each in done]),
         np.array([each.seconds for each in done]),
@@ -117,8 +116,8 @@ def _samples(run: SpotRun, trace: Trace | None) -> tuple[Array, Array, float]:
     )
 
 
-def replay_on_trace(
-    trace: Trace, *, jobs: Sequence[ReplayJob], saving: Saving, notice_arrives: float
+def _replay_on_trace(
+    trace: Trace, jobs: list[ReplayJob], notice_arrives: float
 ) -> list[ReplayOutcome]:
     """Return one finished job for each start, of one of `jobs` after the other.
 
@@ -131,7 +130,7 @@ def replay_on_trace(
         job = jobs[_STRIDE * index % len(jobs)]
         laps = 2
         while True:
-            done = _from_start(trace, index * step, laps, job, saving, notice_arrives)
+            done = _from_start(trace, index * step, laps, job, notice_arrives)
             if done.is_done:
                 break
             laps *= 2
@@ -145,7 +144,7 @@ def replay_on_trace(
     return finished
 
 
-def first_waits(trace: Trace) -> list[float]:
+def _first_waits(trace: Trace) -> list[float]:
     """Return the seconds from each start until there is a machine, the trace being repeated."""
     begins = [index * trace.seconds / NUM_STARTS for index in range(NUM_STARTS)]
     again = trace.seconds + trace.lives[0].start
@@ -157,13 +156,12 @@ def first_waits(trace: Trace) -> list[float]:
 
 
 def _from_start(
-    trace: Trace, begin: float, laps: int, job: ReplayJob, saving: Saving, notice_arrives: float
+    trace: Trace, begin: float, laps: int, job: ReplayJob, notice_arrives: float
 ) -> ReplayOutcome:
     lives = [
         SpotLife(
             start=max(0.0, life.start + lap * trace.seconds - begin),
             end=life.end + lap * trace.seconds - begin,
-            pool=life.pool,
         )
         for lap in range(laps)
         for life in trace.lives
@@ -174,7 +172,6 @@ def _from_start(
     return Replay(
         lives=lives,
         job=job,
-        saving=saving,
         horizon=laps * trace.seconds - begin,
         has_notice=[luck.random() < notice_arrives for _ in lives],
     ).run()

@@ -1,14 +1,15 @@
 """How often EC2 interrupts a Spot machine and how long the next one takes to come, with sources.
 
 Nobody publishes these figures for today's sizes. The ones here were computed from public traces
-(`python -m benchmarks spot` prints them) and from AWS's monthly buckets.
+(benchmarks/spot/settings.py at aaa67d00) and from AWS's monthly buckets.
 """
 
 from dataclasses import dataclass
 from functools import cache
+from itertools import pairwise
 
 from sizing.spot.pattern import SEEN, SEEN_IN_FLEETS, Pattern
-from sizing.spot.traces import Trace, statistics
+from sizing.spot.traces import Trace
 
 TRACES = (
     "skypilot-org/spot-traces (paper: Can't Be Late, NSDI'24): five one-instance V100 traces of "
@@ -48,12 +49,14 @@ class Interruptions:
 
 
 def interruptions_of(trace: Trace) -> Interruptions:
-    """Return the interruptions of one trace file."""
-    seen = statistics([trace])
+    """Return the interruptions of one trace; a machine that outlives it does not count as lost."""
+    hours = sum(life.end - life.start for life in trace.lives) / 3600
+    losses = sum(life.end < trace.seconds for life in trace.lives)
+    waits = [after.start - before.end for before, after in pairwise(trace.lives)]
     return Interruptions(
-        rate_per_hour=seen.rate_per_hour,
-        wait_seconds=seen.wait_hours * 3600,
-        source=f"{trace.name}: {seen.losses} losses in {seen.machine_hours:,.0f} machine hours",
+        rate_per_hour=losses / hours,
+        wait_seconds=sum(waits) / len(waits) if waits else 0.0,
+        source=f"{trace.name}: {losses} losses in {hours:,.0f} machine hours",
     )
 
 

@@ -21,6 +21,8 @@ MACHINES = (8, 24, 72)
 NOTICE_SECONDS, NOTICE_ARRIVES = 120.0, 0.95
 # Less often than this, in interruptions per hour, is never.
 NEVER = 1e-9
+# So many zones say how much zones differ: few leave the tails unknown.
+ZONES_SEEN = 30
 
 Array = NDArray[np.float64]
 
@@ -33,7 +35,6 @@ class Pattern:
     rate_spread, wait_spread   standard deviation of the logarithm between pools, because the
         quality of a run's pool is unknown until it runs there; bad pools are bad in both
     starts_anywhen   the run starts at any moment, perhaps with no machine available
-    zones_seen   how many zones say how much zones differ: few leave the tails unknown
     """
 
     life_shape: float
@@ -41,7 +42,6 @@ class Pattern:
     rate_spread: float
     wait_spread: float
     starts_anywhen: bool
-    zones_seen: int = 30
 
 
 POISSON = Pattern(
@@ -103,10 +103,7 @@ def draws_of(pattern: Pattern) -> Draws:
         return np.asarray(met * generator.random(shape[:2]))
 
     level = np.array(
-        [
-            unseen_zone((place + 0.5) / NUM_LEVELS, zones_seen=pattern.zones_seen)
-            for place in range(NUM_LEVELS)
-        ]
+        [unseen_zone((place + 0.5) / NUM_LEVELS) for place in range(NUM_LEVELS)]
     ).reshape(-1, 1, 1)
     return Draws(
         lives=weibull(pattern.life_shape),
@@ -120,13 +117,13 @@ def draws_of(pattern: Pattern) -> Draws:
     )
 
 
-def unseen_zone(share: float, *, zones_seen: int) -> float:
+def unseen_zone(share: float) -> float:
     """Return where `share` of the zones that were not seen lie, in standard deviations of the seen.
 
     Student's t with a degree of freedom less than zones, by its expansion around the normal
     (Abramowitz and Stegun, 26.7.5), because the mean of the seen is uncertain too.
     """
-    z, nu = NormalDist().inv_cdf(share), zones_seen - 1
+    z, nu = NormalDist().inv_cdf(share), ZONES_SEEN - 1
     quantile = z + (z**3 + z) / (4 * nu) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * nu**2)
     quantile += (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / (384 * nu**3)
-    return quantile * math.sqrt(1 + 1 / zones_seen)
+    return quantile * math.sqrt(1 + 1 / ZONES_SEEN)

@@ -1,58 +1,41 @@
 """One job replayed on the lives of Spot machines: on Spot alone, or with a deadline on a fleet.
 
-Spot is asked for by the fleet itself, at once; a placement, where there is one, decides only at
-ticks, as the Guard does, and when an event of a machine wakes it. Two machines may run for a while,
-and both are paid for.
+Spot is asked for by the fleet itself, at once; the Guard's decision, where there is one, falls only
+at ticks, and when an event of a machine wakes it. Two machines may run for a while, and both are
+paid for.
 """
 
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
-from sizing.fallback.situation import Decision, Place, Situation
+from sizing.fallback.decision import decide
+from sizing.fallback.situation import Market, Place, Situation, SpotHistory, observe
+from sizing.spot.pattern import NOTICE_SECONDS
 from sizing.spot.traces import SpotLife
+
+# A schedule of one minute fires somewhere in its minute.
+_JITTER_SECONDS = 60.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReplayJob:
-    """Useful seconds to do, the deadline from its start (both may be infinite), and overheads.
+    """Useful seconds to do, the deadline from its start (it may be infinite), and overheads.
 
-    `checkpoint` is what a periodic save keeps the GPU waiting, `save` a commit when it moves.
+    `checkpoint` is what a periodic save, every `interval` useful seconds, keeps the GPU waiting,
+    `save` a commit when it moves. `notice_idle` is how much of the notice is not trained in: all of
+    it if the trainer stops at the notice, else the seconds reserved for saves; None: notices are
+    ignored.
     """
 
-    work: float = math.inf
+    work: float
     deadline: float = math.inf
     restart: float
     checkpoint: float = 0.0
     save: float = 0.0
-    notice: float = 120.0
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Saving:
-    """How a policy saves: every `interval` useful seconds, and at a notice unless it ignores them.
-
-    `notice_idle` is how much of the notice is not trained in: all of it if the trainer stops at the
-    notice, else the seconds reserved for saves; None: notices are ignored. `retune` turns losses
-    and Spot seconds so far into the interval of the next machine.
-    """
-
     interval: float
-    notice_idle: float | None = None
-    retune: Callable[[int, float], float] | None = None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Clock:
-    """When a placement decides: every `tick` seconds, and at `wakes` of the machines' events."""
-
-    tick: float = 120.0
-    # EventBridge delivers an event within seconds, but promises nothing.
-    wakes: float = 0.95
-    # A schedule of one minute fires somewhere in its minute.
-    jitter: float = 60.0
+    notice_idle: float | None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,11 +48,7 @@ class Prices:
 
 @dataclass(slots=True)
 class ReplayOutcome:
-    """What a job cost: paid seconds by market, seconds by the clock, and what happened.
-
-    `useful` to `notice` say where the seconds of the machines that trained went. On Spot alone
-    every paid second is in exactly one of these columns.
-    """
+    """What a job cost: paid seconds by market, seconds by the clock, and what was done."""
 
     spot: float = 0.0
     on_demand: float = 0.0
@@ -77,15 +56,6 @@ class ReplayOutcome:
     losses: int = 0
     is_done: bool = False
     useful: float = 0.0
-    lost: float = 0.0
-    saving: float = 0.0
-    restart: float = 0.0
-    notice: float = 0.0
-
-    @property
-    def goodput(self) -> float:
-        """Useful seconds per paid second, on Spot alone."""
-        return self.useful / self.spot if self.spot else 0.0
 
     def usd(self, prices: Prices) -> float:
         """Return the dollars that the machines cost."""
@@ -94,14 +64,6 @@ class ReplayOutcome:
     def is_done_by(self, hours: float) -> bool:
         """Whether the job was done in so many hours, to the second."""
         return self.is_done and self.seconds <= hours * 3600 + 1
-
-
-class Placement(Protocol):
-    """Where to run; asked at every tick."""
-
-    def choose(self, situation: Situation) -> Decision:
-        """Return the market until the next decision."""
-        ...
 
 
 @dataclass(slots=True)
@@ -115,21 +77,18 @@ class ReplayedMachine:
     name: str = ""
     trains: float = math.inf
     base: float = 0.0
-    interval: float = math.inf
 
-    def trained(self, now: float, job: ReplayJob) -> tuple[float, float]:
-        """Seconds of work done here by now, and of the periodic saves between."""
+    def trained(self, now: float, job: ReplayJob) -> float:
+        """Seconds of work done here by now."""
         seconds = max(0.0, min(now, self.stops) - self.trains)
-        period = self.interval + job.checkpoint
+        period = job.interval + job.checkpoint
         whole = math.floor(seconds / period)
-        rest = seconds - whole * period
-        saving = whole * job.checkpoint + max(0.0, rest - self.interval)
-        return whole * self.interval + min(rest, self.interval), saving
+        return whole * job.interval + min(seconds - whole * period, job.interval)
 
     def done_at(self, job: ReplayJob) -> float:
         """When the job is done here if nothing happens before."""
         left = job.work - self.base
-        saves = max(0, math.ceil(left / self.interval) - 1) if math.isfinite(left) else 0
+        saves = max(0, math.ceil(left / job.interval) - 1)
         time = self.trains + left + saves * job.checkpoint
         return time if time <= self.stops else math.inf
 
@@ -138,40 +97,41 @@ class ReplayedMachine:
 class Replay:
     """A job from second 0 until it is done or the horizon is reached.
 
-    At most one machine of each market is up, one of them trains. All lives have notices unless
-    `has_notice` says which; without a placement the job runs on Spot alone.
+    At most one machine of each market is up, one of them trains. `has_notice` says which lives end
+    with one. With a `fallback`, the prices that it goes by, the Guard decides where the job runs,
+    every `tick` seconds and at `wakes` of the machines' events: EventBridge delivers an event
+    within seconds, but promises nothing. Without, it runs on Spot alone.
     """
 
     lives: Sequence[SpotLife]
     job: ReplayJob
-    saving: Saving
     horizon: float
-    has_notice: Sequence[bool] | None = None
-    placement: Placement | None = None
-    prices: Prices = field(default_factory=lambda: Prices(spot=0.0, on_demand=0.0))
-    clock: Clock = field(default_factory=Clock)
+    has_notice: Sequence[bool]
+    fallback: Prices | None = None
+    tick: float = 120.0
+    wakes: float = 0.95
 
     now: float = field(default=0.0, init=False)
     index: int = field(default=0, init=False)
     committed: float = field(default=0.0, init=False)
-    interval: float = field(init=False)
     spot: ReplayedMachine | None = field(default=None, init=False)
     demand: ReplayedMachine | None = field(default=None, init=False)
     trainer: ReplayedMachine | None = field(default=None, init=False)
     asks: bool = field(default=True, init=False)
     next_tick: float = field(init=False)
     luck: random.Random = field(init=False)
+    history: SpotHistory = field(default_factory=SpotHistory, init=False)
     outcome: ReplayOutcome = field(default_factory=ReplayOutcome, init=False)
 
     def run(self) -> ReplayOutcome:
         """Go from event to event."""
-        self.luck, self.interval = random.Random(len(self.lives)), self.saving.interval
-        self.next_tick = math.inf if self.placement is None else 0.0
+        self.luck = random.Random(len(self.lives))
+        self.next_tick = math.inf if self.fallback is None else 0.0
         while self.now < self.horizon and not self.outcome.is_done:
             self._start_spot()
-            if self.placement is not None and self.now >= self.next_tick:
-                self.next_tick = self.now + self.clock.tick
-                self._apply(self._decide(self.placement).market)
+            if self.fallback is not None and self.now >= self.next_tick:
+                self.next_tick = self.now + self.tick
+                self._apply(self._decide(self.fallback))
                 self._start_spot()
             done = self.trainer.done_at(self.job) if self.trainer else math.inf
             gone = self.spot.gone if self.spot else math.inf
@@ -203,9 +163,9 @@ class Replay:
         """Start the Spot machine that the fleet asks for, if one is available now."""
         if self._next_start() > self.now:
             return
-        life, idle = self.lives[self.index], self.saving.notice_idle
-        is_warned = self.has_notice is None or self.has_notice[self.index]
-        stops = life.end if idle is None or not is_warned else max(self.now, life.end - idle)
+        life, idle = self.lives[self.index], self.job.notice_idle
+        is_warned = idle is not None and self.has_notice[self.index]
+        stops = max(self.now, life.end - (idle or 0.0)) if is_warned else life.end
         self.spot = ReplayedMachine(
             place="spot", launched=self.now, gone=life.end, stops=stops, name=str(self.index)
         )
@@ -215,11 +175,8 @@ class Replay:
 
     def _hand_over(self, machine: ReplayedMachine, *, released: float = 0.0) -> None:
         """Let a machine train as soon as it has booted and the lease is free."""
-        # An on-demand machine is not lost: it saves no more often than the last one on Spot.
-        if self.saving.retune and machine.place == "spot":
-            self.interval = self.saving.retune(self.outcome.losses, self.outcome.spot)
         machine.trains = max(machine.launched + self.job.restart, self.now, released)
-        machine.base, machine.interval = self.committed, self.interval
+        machine.base = self.committed
         self.trainer = machine
 
     def _lose_spot(self) -> None:
@@ -236,23 +193,16 @@ class Replay:
         self._wake()
 
     def _stop_training(self, machine: ReplayedMachine, *, is_kept: bool) -> None:
-        """Account for the trainer's seconds; what was not saved is lost unless `is_kept`."""
-        trained, saving = machine.trained(self.now, self.job)
-        kept = trained
+        """Count the trainer's work; what was not saved is lost unless `is_kept`."""
+        kept = machine.trained(self.now, self.job)
         if not is_kept:
-            kept = min(math.floor(trained / machine.interval) * machine.interval, trained)
-        seconds = self.now - machine.launched
-        restart = min(self.job.restart, seconds)
+            kept = min(math.floor(kept / self.job.interval) * self.job.interval, kept)
         self.outcome.useful += kept
-        self.outcome.lost += trained - kept
-        self.outcome.saving += saving
-        self.outcome.restart += restart
-        self.outcome.notice += seconds - restart - trained - saving
         self.committed = machine.base + kept
         self.trainer = None
 
     def _wake(self) -> None:
-        if self.placement is not None and self.luck.random() < self.clock.wakes:
+        if self.fallback is not None and self.luck.random() < self.wakes:
             self.next_tick = self.now
 
     def _end(self, machine: ReplayedMachine | None) -> None:
@@ -265,34 +215,37 @@ class Replay:
         else:
             self.outcome.on_demand += seconds
 
-    def _decide(self, placement: Placement) -> Decision:
+    def _decide(self, prices: Prices) -> Market:
+        """Learn what Spot did since the last decision, and decide as the Guard does."""
         trainer, job = self.trainer, self.job
-        done = trainer.trained(self.now, job)[0] if trainer else 0.0
-        whole = done // self.interval * self.interval if trainer else 0.0
+        done = trainer.trained(self.now, job) if trainer else 0.0
+        whole = done // job.interval * job.interval
         start = trainer.base if trainer else self.committed
-        return placement.choose(
-            Situation(
-                now=self.now,
-                deadline=job.deadline,
-                work=self._with_saves(job.work),
-                left=self._with_saves(job.work - start - done),
-                committed_left=self._with_saves(job.work - start - whole),
-                place=trainer.place if trainer else "none",
-                spot_machine=self.spot.name if self.spot else None,
-                asks_for_spot=self.asks,
-                restart=job.restart,
-                save=job.save,
-                interval=self.interval,
-                until_next=self.clock.tick + self.clock.jitter,
-                spot_per_hour=self.prices.spot,
-                on_demand_per_hour=self.prices.on_demand,
-            )
+        situation = Situation(
+            now=self.now,
+            deadline=job.deadline,
+            work=self._with_saves(job.work),
+            left=self._with_saves(job.work - start - done),
+            committed_left=self._with_saves(job.work - start - whole),
+            place=trainer.place if trainer else "none",
+            spot_machine=self.spot.name if self.spot else None,
+            asks_for_spot=self.asks,
+            restart=job.restart,
+            save=job.save,
+            interval=job.interval,
+            until_next=self.tick + _JITTER_SECONDS,
+            spot_per_hour=prices.spot,
+            on_demand_per_hour=prices.on_demand,
         )
+        self.history = observe(
+            self.history, seconds=self.now, machine=situation.spot_machine, asks=self.asks
+        )
+        return decide(situation, self.history).market
 
     def _with_saves(self, work: float) -> float:
-        return work + math.ceil(work / self.interval) * self.job.checkpoint
+        return work + math.ceil(work / self.job.interval) * self.job.checkpoint
 
-    def _apply(self, market: str) -> None:
+    def _apply(self, market: Market) -> None:
         if market == "on-demand":
             self._hold()
         else:
@@ -315,7 +268,7 @@ class Replay:
         self._end(machine)
         if self.trainer is not machine:
             return
-        saving = self.job.save if machine.trained(self.now, self.job)[0] else 0.0
+        saving = self.job.save if machine.trained(self.now, self.job) else 0.0
         self._stop_training(machine, is_kept=True)
         self.outcome.on_demand += saving
         if self.spot is not None:
@@ -330,10 +283,9 @@ class Replay:
         if spot is None:
             return
         if self.trainer is spot:
-            idle = self.saving.notice_idle
-            gone = self.now + self.job.notice
+            gone = self.now + NOTICE_SECONDS
             if gone < spot.gone:
-                spot.gone, spot.stops = gone, min(spot.stops, gone - (idle or 0.0))
+                spot.gone, spot.stops = gone, min(spot.stops, gone - (self.job.notice_idle or 0.0))
         else:
             self._end(spot)
             self.spot = None

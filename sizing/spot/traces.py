@@ -5,84 +5,46 @@ the number of available machines per tick. None are shipped.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SpotLife:
-    """One machine, from the second it can start until it is gone; `pool` is its trace."""
+    """One machine, from the second it can start until it is gone."""
 
     start: float
     end: float
-    pool: int = 0
-
-    @property
-    def seconds(self) -> float:
-        """Seconds that it lives."""
-        return self.end - self.start
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Trace:
-    """When a machine is available in one pool (or, joined, in one fleet)."""
+    """When a machine is available in one pool."""
 
     name: str
     seconds: float
     lives: tuple[SpotLife, ...]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Statistics:
-    """Losses per machine hour, and mean hours from a loss to the next machine."""
-
-    losses: int
-    machine_hours: float
-    wait_hours: float
-
-    @property
-    def rate_per_hour(self) -> float:
-        """Losses per machine hour."""
-        return self.losses / self.machine_hours if self.machine_hours else 0.0
-
-
 def load_trace(path: Path) -> Trace:
-    """Read one trace file; a malformed one is a ValueError in one sentence."""
-    gap, ticks = _read(path)
-    return _trace(_short(path), [ticks], gap)
-
-
-def load_fleet(paths: Sequence[Path]) -> Trace:
-    """Read traces of the same time as the pools of one fleet that takes the first free one."""
-    read = [_read(path) for path in paths]
-    if len({(gap, len(ticks)) for gap, ticks in read}) != 1:
-        raise ValueError("the traces of one fleet must have the same gap_seconds and length")
-    gap = read[0][0]
-    return _trace(f"fleet of {len(paths)} pools", [ticks for _, ticks in read], gap)
-
-
-def _trace(name: str, pools: Sequence[Sequence[bool]], gap: float) -> Trace:
-    """Join the pools; a trace without any machine is a ValueError."""
-    lives = tuple(_lives(pools, gap))
+    """Read one trace file; a malformed one, or one without a machine, is a ValueError."""
+    gap, counts = read_counts(path)
+    lives = tuple(_lives(counts, gap))
     if not lives:
-        raise ValueError(f"trace {name} has no machine at any time")
-    return Trace(name=name, seconds=gap * len(pools[0]), lives=lives)
+        raise ValueError(f"trace {_short(path)} has no machine at any time")
+    return Trace(name=_short(path), seconds=gap * len(counts), lives=lives)
 
 
-def statistics(traces: Sequence[Trace]) -> Statistics:
-    """Count over several traces; a machine that outlives its trace does not count as lost."""
-    losses, hours, waits, waited = 0, 0.0, 0, 0.0
-    for trace in traces:
-        hours += sum(life.seconds for life in trace.lives) / 3600
-        losses += sum(life.end < trace.seconds for life in trace.lives)
-        waits += max(0, len(trace.lives) - 1)
-        waited += sum(b.start - a.end for a, b in pairwise(trace.lives)) / 3600
-    return Statistics(
-        losses=losses, machine_hours=hours, wait_hours=waited / waits if waits else 0.0
-    )
+def _lives(counts: Sequence[float], gap: float) -> Iterator[SpotLife]:
+    """A life is a run of ticks with a machine."""
+    end = 0
+    for has_machine, ticks in groupby(count > 0 for count in counts):
+        start, end = end, end + len(list(ticks))
+        if has_machine:
+            yield SpotLife(start=start * gap, end=end * gap)
 
 
 def _short(path: Path) -> str:
@@ -92,12 +54,6 @@ def _short(path: Path) -> str:
         day = parts[2].removeprefix("aws-")
         return f"{parts[3]} {day[:5]}"
     return path.stem
-
-
-def _read(path: Path) -> tuple[float, list[bool]]:
-    """Read the seconds between ticks, and whether each tick has a machine."""
-    gap, counts = read_counts(path)
-    return gap, [count > 0 for count in counts]
 
 
 def read_counts(path: Path) -> tuple[float, list[float]]:
@@ -119,19 +75,3 @@ def read_counts(path: Path) -> tuple[float, list[float]]:
         if isinstance(count, bool) or not isinstance(count, int | float) or not count >= 0:
             raise ValueError(f"{path}: tick {tick} must be a number of machines, got {count!r}")
     return float(gap), list(map(float, data))
-
-
-def _lives(pools: Sequence[Sequence[bool]], gap: float) -> list[SpotLife]:
-    """Stay in a pool until its machine is gone, then take the first pool that has one."""
-    lives: list[SpotLife] = []
-    held: int | None = None
-    start = 0.0
-    length = len(pools[0])
-    for tick in range(length + 1):
-        if held is not None and (tick == length or not pools[held][tick]):
-            lives.append(SpotLife(start=start, end=tick * gap, pool=held))
-            held = None
-        if held is None and tick < length:
-            held = next((index for index, pool in enumerate(pools) if pool[tick]), None)
-            start = tick * gap
-    return lives

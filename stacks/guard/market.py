@@ -1,6 +1,6 @@
 """Spot or on demand: what the fleet asks for, decided at each call of a run with a deadline.
 
-The decision is sizing/fallback's, which the benchmarks replay; here it is given the run's facts and
+The decision is sizing/fallback's, which plans replay; here it is given the run's facts and
 carried out. A trainer that is moved gets a notice or an orderly shutdown, and saves.
 """
 

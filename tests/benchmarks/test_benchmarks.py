@@ -15,7 +15,6 @@ def test_the_machine_is_named_without_its_host_name() -> None:
 
 def test_every_benchmark_is_on_the_command_line() -> None:
     assert parse_arguments(["gpu", "--seconds", "2", "--json"]).seconds == 2
-    assert parse_arguments(["spot", "--traces", "x"]).starts == 25
 
 
 def test_the_weekly_workflow_asks_for_what_there_is() -> None:

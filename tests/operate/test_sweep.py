@@ -143,11 +143,6 @@ def _found(name: str) -> OperatedSweep:
     return found
 
 
-def _training_of(account: Account, job: str) -> Any:
-    attempts = account.aws.service_jobs.jobs[job].attempts
-    return attempts[-1] if attempts else None
-
-
 def _has_committed(run: str) -> bool:
     head = read_head(open_store(f"s3://runs/sweeps/rates/{run}"))
     return head is not None and head.state == "running" and bool(head.checkpoints)

@@ -68,13 +68,3 @@ def uncovered(
         for number in found
         if number not in written.get(place, set())
     ]
-
-
-def write_listing() -> None:
-    """Write seed_numbers.csv again from the documents."""
-    with (FOLDER / "seed_numbers.csv").open("w", newline="", encoding="utf-8") as lines:
-        writer = csv.writer(lines, lineterminator="\n")
-        writer.writerow(["seed", "line", "numbers"])
-        writer.writerows(
-            [seed, line, " ".join(found)] for (seed, line), found in read_documents().items()
-        )

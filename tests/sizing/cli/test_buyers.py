@@ -56,189 +56,145 @@ FOUR = "advise imagenet --sizes g5.12xlarge"
 ONE = "advise imagenet --sizes g5.xlarge"
 SMALL = "advise trajectory --sizes g5.xlarge,g5.2xlarge"
 PLAN = "plan trajectory --size g5.2xlarge"
-# The question, its command, what is looked at, the answer, the exit code.
-QUESTIONS: list[tuple[str, str, Answer, object, int]] = [
+# The question, its command, what is looked at, the answer.
+QUESTIONS: list[tuple[str, str, Answer, object]] = [
     (
         "What is an hour of g5.4xlarge in us-east-1?",
         "catalogue g5.4xlarge",
         lambda a: size(a)["on_demand_usd_per_hour"],
         1.624,
-        0,
     ),
     (
         "And in Ireland?",
         "catalogue g5.4xlarge --region eu-west-1",
         lambda a: size(a)["on_demand_usd_per_hour"],
         1.81287,
-        0,
     ),
     (
         "And on Spot there, in the dearest zone?",
         "catalogue g5.4xlarge --region eu-west-1",
         lambda a: size(a)["spot_usd_per_hour"],
         0.9139,
-        0,
     ),
     (
         "And in one zone?",
         "catalogue g5.4xlarge --region eu-west-1 --zone euw1-az1",
         lambda a: size(a)["spot_usd_per_hour"],
         0.8461,
-        0,
     ),
     (
         "What does a run cost on demand? Hours x $1.212.",
         PLAN,
         lambda a: a["usd_on_demand"] / a["hours_on_demand"],
         1.212,
-        0,
     ),
     (
         "And in Ireland? As many hours x $1.353.",
         f"{PLAN} --region eu-west-1",
         lambda a: a["usd_on_demand"] / a["hours_on_demand"],
         1.35276,
-        0,
     ),
     (
         "What if nothing interrupts it?",
         f"{PLAN} --rate 0",
         lambda a: (a["interruptions"], a["hours_p50"] >= a["hours_on_demand"]),
         (0, True),
-        0,
     ),
     (
         "And if Spot costs what on demand does?",
         f"{PLAN} --usd-per-hour 1.212",
         lambda a: a["spot_suits"],
         "no",
-        0,
     ),
     (
         "Is two seconds of notice enough to save?",
         f"{PLAN} --notice 2",
         lambda a: a["notice_fits"],
         False,
-        0,
     ),
     (
         "Do four runs of 7.4 GiB each fit a host of 32? 2 x 4 x 7.4 = 59.2.",
         f"{PLAN} --runs 4 --unshared-gib 7.4",
         lambda a: list(a["problems"]),
         ["host"],
-        1,
     ),
     (
         "Do 190 GiB of data fit a volume of 200? 190 x 1.1 = 209.",
         f"{PLAN} --dataset-gib 190",
         lambda a: list(a["problems"]),
         ["volume"],
-        1,
     ),
     (
         "And 170? 187.",
         f"{PLAN} --dataset-gib 170",
         lambda a: list(a["problems"]),
         [],
-        0,
     ),
     (
         "How many steps are ten epochs of ImageNet? 10 x ceil(1,281,167 / 1,024).",
         "plan imagenet --size g5.2xlarge --epochs 10",
         lambda a: a["stages"][-1]["steps"],
         12_520,
-        0,
-    ),
-    (
-        "Five hours a week on g5.2xlarge? 5 x $1.212.",
-        f"{SMALL} --hours-per-week 5",
-        lambda a: a["budget"][0]["usd_week"],
-        6.06,
-        0,
-    ),
-    (
-        "And a year? 52 x 5 x $1.212.",
-        f"{SMALL} --hours-per-week 5",
-        lambda a: a["budget"][0]["usd_year"],
-        315,
-        0,
-    ),
-    (
-        "How can four runs be done?",
-        f"{SMALL} --runs 4",
-        lambda a: [way["way"] for way in a["ways"]],
-        ["one after the other", "side by side", "a GPU each"],
-        0,
     ),
     (
         "Does a faster GPU help a run that waits for its launches?",
         f"{SMALL} --recipe reference --given hours_per_experiment=5",
         lambda a: "nor does a faster GPU" in verdict_of(a, "hours_per_experiment"),
         True,
-        0,
     ),
     (
         "How long does g5.xlarge train ImageNet? 90 x (1,281,167 + 50,000) images, 630 a second.",
         "plan imagenet --size g5.xlarge",
         lambda a: a["stages"][0]["seconds"],
         EPOCHS * (TRAINED + VALIDATED) / LOADED,
-        0,
     ),
     (
         "Does it in 24 h? No: that is 53 h.",
         f"{ONE} --deadline-hours 24",
         lambda a: a["keeps_limits"],
         False,
-        1,
     ),
     (
         "What does an interruption cost? Its seconds x $0.5933 an hour on Spot.",
         "plan imagenet --size g5.2xlarge",
         lambda a: a["usd_of_interruption"] / a["interruption_seconds"],
         0.5933 / 3600,
-        0,
     ),
     (
         "How large is ResNet-50's checkpoint? Weights and momentum, the norms' statistics, counts.",
         "plan imagenet --size g5.2xlarge",
         lambda a: a["checkpoint_bytes"],
         2 * 4 * 25_557_032 + 4 * 53_120 + 8 * 53,
-        0,
     ),
     (
         "How long do four A10G take on demand? As four times what others measured on one.",
         f"{FOUR} --market on-demand --gpus 4",
         lambda a: HOURS_OF_FOUR[1] < first(a)["hours_p50"] < HOURS_OF_FOUR[0] + 0.2,
         True,
-        0,
     ),
     (
         "Can four? On Spot, in most runs; which is said.",
         f"{FOUR} --market spot --gpus 4 --deadline-hours 24",
         lambda a: (a["keeps_limits"], 0.7 < first(a)["chance"] < 0.9),
         (False, True),
-        1,
     ),
     (
         "And on demand? In all.",
         f"{FOUR} --market on-demand --deadline-hours 24",
         lambda a: (a["keeps_limits"], first(a)["gpus"], first(a)["chance"]),
         (True, 4, 1),
-        0,
     ),
     (
         "For how much? Hours x $5.672.",
         f"{FOUR} --market on-demand --gpus 4",
         lambda a: first(a)["usd_p50"] / first(a)["hours_p50"],
         5.672,
-        0,
     ),
     (
         "Which keeps 24 h and $90 in nine runs of ten, for the least?",
         "advise imagenet --deadline-hours 24 --max-usd 90 --market on-demand",
         lambda a: (first(a)["usd_p90"] <= 90, first(a)["hours_p90"] <= 24, a["keeps_limits"]),
         (True, True, True),
-        0,
     ),
     (
         "And the fastest? Eight A100, in 1.6 to 2.9 h as others measured one.",
@@ -250,21 +206,18 @@ QUESTIONS: list[tuple[str, str, Answer, object, int]] = [
             < EPOCHS * TRAINED / (8 * SLOW_A100) / 3600,
         ),
         (("p4d.24xlarge", 8), True),
-        0,
     ),
     (
         "What would have to change for $5? More than four A10G's hours cost at $2.7804 on Spot.",
         f"{FOUR} --max-usd 5",
         lambda a: HOURS_OF_FOUR[1] * 2.7804 < needed(a, "max_usd") < HOURS_OF_FOUR[0] * 5.672,
         True,
-        1,
     ),
     (
         "And for an hour? More than those hours, less than twice: nine runs of ten shall do.",
         f"{FOUR} --deadline-hours 1 --market on-demand",
         lambda a: HOURS_OF_FOUR[1] < needed(a, "deadline_hours") < 2 * HOURS_OF_FOUR[0],
         True,
-        1,
     ),
     (
         "What is the next best, and by how much?",
@@ -274,14 +227,12 @@ QUESTIONS: list[tuple[str, str, Answer, object, int]] = [
             a["candidates"][1]["usd_p50"] > first(a)["usd_p50"],
         ),
         ("next best: g5.2xlarge on Spot, $0.37 more", True),
-        0,
     ),
     (
         "What is cheapest of what costs at most $1.10 an hour on demand? g5.xlarge is $1.006.",
         "advise trajectory --sizes g5 --market on-demand --max-usd-per-hour 1.1",
         lambda a: {row["size"] for row in a["candidates"]},
         {"g5.xlarge"},
-        0,
     ),
     (
         "How busy is the GPU of a run that waits for its loader? 630 of 859 to 941: 67 to 73 %.",
@@ -291,7 +242,6 @@ QUESTIONS: list[tuple[str, str, Answer, object, int]] = [
             a["bound_by"],
         ),
         (True, "loader CPU"),
-        0,
     ),
     (
         "In which region are four A10G cheapest on demand? $5.672 in three.",
@@ -300,49 +250,47 @@ QUESTIONS: list[tuple[str, str, Answer, object, int]] = [
             row["region"] for row in a["candidates"] if row["usd_p50"] / row["hours_p50"] < 5.68
         },
         {"us-east-1", "us-east-2", "us-west-2"},
-        0,
     ),
     (
         "A run with a deadline on Spot: does it end in time?",
         f"{SMALL} --market fallback --deadline-hours 3",
         lambda a: (first(a)["market"], first(a)["chance"]),
         ("fallback", 1),
-        0,
     ),
     (
         "A tenth of an A10G is busy: what is cheaper? g6.xlarge: 1 - 0.8048 / 1.006 = 20 %.",
         "select --instead-of g5.xlarge --gpu-percent 10",
         lambda a: (a["moves"][0]["size"], a["moves"][0]["saving_percent"]),
         ("g6.xlarge", pytest.approx(20)),
-        0,
     ),
     (
         "A million BERT answers at 1,000 a minute? $0.34 / 60,000 x 1,000,000.",
         "select --phase serve-online --model bert-base --requests-per-minute 1000 --latency-ms 200",
         lambda a: a["candidates"][0]["usd"],
         0.34 / 60_000 * 1e6,
-        0,
     ),
     (
         "How busy is it? AWS: a million for $3.31 at $0.17 an hour on c5.xlarge, half as large.",
         "select --phase serve-online --model bert-base --requests-per-minute 1000 --latency-ms 200",
         lambda a: a["candidates"][0]["figures"]["busy_percent"],
         100 * (1000 / 60) / (2 * 1e6 / (3.31 / 0.17 * 3600)),
-        0,
     ),
 ]
 
 
 @pytest.mark.parametrize(
-    ("command", "look", "answer", "code"),
+    ("command", "look", "answer"),
     [each[1:] for each in QUESTIONS],
     ids=[each[0] for each in QUESTIONS],
 )
 def test_a_buyers_question_has_its_answer(
-    command: str, look: Answer, answer: object, code: int, capsys: pytest.CaptureFixture[str]
+    command: str, look: Answer, answer: object, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main([*command.split(), "--json"]) == code
-    found = look(json.loads(capsys.readouterr().out))
+    code = main([*command.split(), "--json"])
+    said = json.loads(capsys.readouterr().out)
+    # 1 where nothing keeps the limits, or a plan cannot work.
+    assert code == int(not said.get("keeps_limits", not said.get("problems")))
+    found = look(said)
     exact = not isinstance(answer, float)
     assert found == (answer if exact else pytest.approx(answer, rel=1e-3)), command
 

@@ -97,6 +97,6 @@ def test_a_key_becomes_a_heading_and_other_text_stays() -> None:
 
 
 def test_json_knows_no_infinity(capsys: pytest.CaptureFixture[str]) -> None:
-    print_json("plan", {"hours": math.inf, "rows": [{"ratio": math.nan}]}, version=3)
+    print_json("plan", {"hours": math.inf, "rows": [{"ratio": math.nan}]})
     document = json.loads(capsys.readouterr().out)
-    assert document == {"format": 3, "command": "plan", "hours": None, "rows": [{"ratio": None}]}
+    assert document == {"format": 1, "command": "plan", "hours": None, "rows": [{"ratio": None}]}

@@ -3,7 +3,7 @@
 import pytest
 
 from sizing import catalogue
-from sizing.models.burstable import day_of_work, is_burstable
+from sizing.models.burstable import CREDITS_PER_HOUR, day_of_work
 
 
 def test_at_its_baseline_a_size_spends_what_it_earns() -> None:
@@ -22,5 +22,5 @@ def test_what_is_not_earned_costs_five_cents_a_vcpu_hour() -> None:
 
 
 def test_every_burstable_size_of_the_catalogue_has_its_credits() -> None:
-    burstable = {s for s, each in catalogue.instances().items() if each.family == "t3"}
-    assert {size for size in catalogue.instances() if is_burstable(size)} == burstable
+    sizes = catalogue.instances().values()
+    assert {each.size for each in sizes if each.kind == "burstable"} == CREDITS_PER_HOUR.keys()

@@ -100,4 +100,4 @@ def test_every_shipped_rule_can_fire(plan: Plan) -> None:
 
 def test_fails_on_a_signal_that_does_not_exist(plan: Plan) -> None:
     with pytest.raises(ValueError, match="did you mean parallel_jobs"):
-        fire(plan, load_rules(), {"paralel_jobs": 4})
+        as_given(plan.request, {"paralel_jobs": 4})

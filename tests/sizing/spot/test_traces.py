@@ -1,10 +1,11 @@
-"""Traces: read as they are, joined to a fleet, counted, and refused in one sentence."""
+"""Traces: read as they are, counted, and refused in one sentence."""
 
 from pathlib import Path
 
 import pytest
 
-from sizing.spot.traces import SpotLife, load_fleet, load_trace, statistics
+from sizing.spot.interruptions import interruptions_of
+from sizing.spot.traces import SpotLife, load_trace
 
 from .conftest import WriteTrace
 
@@ -15,24 +16,10 @@ def test_a_life_is_a_run_of_available_ticks(write_trace: WriteTrace) -> None:
     assert trace.seconds == 180
 
 
-def test_a_fleet_stays_until_the_machine_is_gone_and_takes_the_first_other(
-    write_trace: WriteTrace,
-) -> None:
-    first = write_trace([1, 0, 0, 1, 1, 0], name="a.json")
-    second = write_trace([1, 1, 1, 1, 0, 0], name="b.json")
-    lives = load_fleet([first, second]).lives
-    # It does not go back to the first pool while the second holds; the switch is a loss.
-    assert lives == (
-        SpotLife(start=0, end=60, pool=0),
-        SpotLife(start=60, end=240, pool=1),
-        SpotLife(start=240, end=300, pool=0),
-    )
-
-
 def test_a_machine_that_outlives_the_trace_was_not_lost(write_trace: WriteTrace) -> None:
-    seen = statistics([load_trace(write_trace([1, 0, 0, 1], gap=3600))])
-    assert (seen.losses, seen.machine_hours, seen.wait_hours) == (1, 2, 2)
-    assert seen.rate_per_hour == 0.5
+    seen = interruptions_of(load_trace(write_trace([1, 0, 0, 1], gap=3600)))
+    assert (seen.rate_per_hour, seen.wait_seconds) == (0.5, 2 * 3600)
+    assert seen.source == "trace: 1 losses in 2 machine hours"
 
 
 def test_public_traces_are_named_by_zone_and_day(write_trace: WriteTrace) -> None:
@@ -64,12 +51,6 @@ def test_fails_on_what_is_no_trace(tmp_path: Path) -> None:
     (tmp_path / "x.json").write_text("[1, 2")
     with pytest.raises(ValueError, match=r"x\.json is not a trace: give JSON"):
         load_trace(tmp_path / "x.json")
-
-
-def test_fails_on_a_fleet_of_different_times(write_trace: WriteTrace) -> None:
-    paths = [write_trace([1, 0], name="a.json"), write_trace([1], name="b.json")]
-    with pytest.raises(ValueError, match="same gap_seconds and length"):
-        load_fleet(paths)
 
 
 def test_fails_on_a_trace_without_a_machine(write_trace: WriteTrace) -> None:

@@ -22,7 +22,7 @@ from tests.stacks.guard.world import BOOT_SECONDS, COMMIT_SECONDS, HOUR, MINUTE,
 STAGES = {"first": 2 * HOUR, "second": 2 * HOUR}
 DEADLINE_HOURS = 6.0
 PERIOD = 2 * MINUTE
-# A notice and its event in 95 % of losses, as benchmarks/spot assumes.
+# A notice and its event in 95 % of losses, as sizing/spot assumes.
 NOTICE_ARRIVES = 0.95
 
 

@@ -1,1 +1,0 @@
-"""Images per second of our loader, of others, and of what the cores can decode and crop."""
