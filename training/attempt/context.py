@@ -20,8 +20,8 @@ from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
 from contract.grammar import Interval
-from training.attempt.hosts import Hosts
 from training.attempt.notice import Notice, Saves
+from training.attempt.ranks import Hosts
 from training.attempt.supervisor import Supervisor, Work
 from training.errors import DivergedError, Divergence, GoBackError, InterruptedRunError, UserError
 from training.record.head import KEEP_NEWEST, Retention

@@ -19,8 +19,7 @@ import torch.distributed as dist
 from contract.source import source_sha256
 from training.attempt.attempt import HeldRun, opened_dataset, run_attempt
 from training.attempt.context import AttemptContext, RankEnvironment, World
-from training.attempt.hosts import meet
-from training.attempt.launch import OtherRanks, interpreters
+from training.attempt.ranks import OtherRanks, interpreters, meet
 from training.attempt.supervisor import Supervisor
 from training.engine.job import ResolvedWorkload, RunOptions, depends_on_ranks
 from training.engine.stages import StageSequence

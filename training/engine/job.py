@@ -19,7 +19,7 @@ from contract.grammar import Interval
 from contract.trainer_options import RANKS
 from training.attempt.attempt import AttemptOptions
 from training.attempt.context import RankEnvironment
-from training.attempt.launch import StartRank
+from training.attempt.ranks import StartRank
 from training.errors import RunFailedError, UserError
 from training.registry import resolve_config
 from training.save.weights import load_weights, read_weights

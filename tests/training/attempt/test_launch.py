@@ -12,7 +12,7 @@ from tests.training.runs import ROOT, wait_for
 # Rank 1 says that it is ready; then it hangs in C and keeps the interpreter's lock.
 RANK_1 = """
 import ctypes
-from training.attempt.launch import end_with_rank_0
+from training.attempt.ranks import end_with_rank_0
 end_with_rank_0()
 print("ready", flush=True)
 ctypes.PyDLL(None).sleep(600)

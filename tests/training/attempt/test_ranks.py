@@ -21,7 +21,7 @@ from tests.training.hooks import (
 )
 from tests.training.runs import ROOT, Run, assert_equal, free_port, wait_for
 from training.attempt.context import RankEnvironment
-from training.attempt.launch import RankProcess
+from training.attempt.ranks import RankProcess
 from training.attempt.supervisor import Supervisor
 from training.engine.attempt import _start_ranks
 from training.engine.job import RunOptions
@@ -87,7 +87,7 @@ def test_a_process_starts_the_other_ranks_itself_and_they_end_with_it(
 
 def test_a_rank_that_watches_rank_0_ends_without_a_word() -> None:
     """Several times: the end of the interpreter and the thread that reads race each other."""
-    lines = ["import time", "from training.attempt.launch import end_with_rank_0"]
+    lines = ["import time", "from training.attempt.ranks import end_with_rank_0"]
     program = "; ".join([*lines, "end_with_rank_0()", "time.sleep(0.1)"])
     command = [sys.executable, "-c", program]
     for _ in range(5):
