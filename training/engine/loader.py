@@ -20,8 +20,8 @@ from multiprocessing.util import Finalize
 import numpy as np
 import torch
 
-from training.engine.batches import MicroBatch, pinned
-from training.engine.loader_worker import Answer, BatchMemory, Maker, Task, header_bytes, read, work
+from training.engine.batches import Maker, MicroBatch, pinned
+from training.engine.loader_worker import Answer, BatchMemory, Task, header_bytes, read, work
 from training.errors import AttemptEndedError
 from training.settings import LoaderWorkers
 from training.stacking import ItemLayout, differing

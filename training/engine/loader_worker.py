@@ -26,13 +26,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from training.engine.batches import MicroBatch
+from training.engine.batches import Maker
 from training.errors import UserError
-from training.randomness import derive_seeds
 from training.save.memory import page_lock
-from training.stacking import ALIGNMENT, ItemLayout, stack
+from training.stacking import ALIGNMENT, ItemLayout
 from training.tally import Tally, taken, timed
-from training.workload import Batch, Samples, implements
+from training.workload import Batch
 
 _SLOT_BYTES = 2**32
 # Without it Linux counts the whole mapping, not only what is written, as taken.
@@ -202,42 +201,6 @@ _TASK = struct.Struct("6q")
 _PAGE = 4096
 # How soon a worker notices that the trainer was killed, while it has nothing to do.
 _IDLE_MILLISECONDS = 1000
-
-
-class Maker:
-    """Makes samples and batches, which depend on nothing but seed, epoch and index."""
-
-    def __init__(self, samples: Samples, seed: int) -> None:
-        self._samples = samples
-        self._seed = seed
-        self._rng = torch.Generator()
-        # Then each row of a batch can be made on its own.
-        self.stacks = samples.collate is stack or not implements(samples, Samples.collate)
-
-    def batch(self, micro: MicroBatch) -> Batch:
-        """A whole micro-batch, made with one thread, as in a worker."""
-        num_threads = torch.get_num_threads()
-        if num_threads != 1:
-            # The number of threads can change the bits of a sample.
-            torch.set_num_threads(1)
-        try:
-            return self.collate(self.items(micro.epoch, micro.ids))
-        finally:
-            if num_threads != 1:
-                torch.set_num_threads(num_threads)
-
-    def items(self, epoch: int, ids: Sequence[int]) -> list[Any]:
-        """Samples of an epoch."""
-        derive = derive_seeds("sample", self._seed, epoch)
-        return [self._get(index, epoch, derive(index)) for index in ids]
-
-    def collate(self, items: Sequence[Any]) -> Batch:
-        """The workload's own way to combine samples."""
-        return self._samples.collate(items)
-
-    def _get(self, index: int, epoch: int, seed: int) -> Any:
-        self._rng.manual_seed(seed)
-        return self._samples.get(index, epoch, self._rng)
 
 
 @dataclass(frozen=True, slots=True)
