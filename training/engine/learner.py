@@ -41,9 +41,8 @@ from training.engine.stage_checks import (
 from training.errors import RunFailedError, UserError
 from training.randomness import seed_torch
 from training.save.layout import is_sharded as has_shards
-from training.save.resume import CheckpointContent, ShardedContent
+from training.save.resume import CheckpointContent, ShardedContent, misfit
 from training.save.state import LiveState
-from training.save.weights import misfit
 from training.stage_data import release_prior
 from training.workload import Batch, Inputs, Start, Train, implements
 

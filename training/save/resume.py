@@ -17,7 +17,7 @@ from pathlib import PurePath
 from typing import Any, TypeAlias
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from contract.keys import checkpoint_prefix
 from training.attempt.context import AttemptContext
@@ -39,6 +39,7 @@ from training.store.transfer import FileEntry, receive
 
 # What a model computes with: its own state, and its moving average.
 WEIGHTS = frozenset({"model", "ema"})
+_NUM_NAMED = 5
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -98,6 +99,24 @@ def read_state(store: Store, entry: CheckpointEntry) -> dict[str, Any]:
     _receive(store, prefix, found, place_bytes)
     state: dict[str, Any] = json.loads(data)
     return state
+
+
+def misfit(model: nn.Module, tensors: Mapping[str, Tensor]) -> str:
+    """What keeps `tensors` from being the model's state; empty if nothing does."""
+    mine = model.state_dict()
+    problems = [f"{name} is missing" for name in mine if name not in tensors]
+    problems += [f"{name} is unknown" for name in tensors if name not in mine]
+    problems += [
+        f"{name} is {_shape(tensors[name])} there and {_shape(tensor)} here"
+        for name, tensor in mine.items()
+        if name in tensors and tensors[name].shape != tensor.shape
+    ]
+    more = len(problems) - _NUM_NAMED
+    return "; ".join(problems[:_NUM_NAMED]) + (f"; and {more} more" if more > 0 else "")
+
+
+def _shape(tensor: Tensor) -> str:
+    return "x".join(map(str, tensor.shape)) or "a scalar"
 
 
 def fill_slices(
