@@ -13,10 +13,10 @@ from collections.abc import Container, Mapping, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import replace
 
-from training.artifacts.compile_cache import CompileCache
 from training.attempt.context import SHARES, AttemptContext
 from training.attempt.supervisor import Work
 from training.engine.batches import BatchPlan, CompiledShapes, MicroBatch, to_device
+from training.engine.compilation import CompileCache
 from training.engine.evaluation import evaluate
 from training.engine.learner import Learner, StepResult
 from training.engine.loader import Loader

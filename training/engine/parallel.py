@@ -321,7 +321,7 @@ class _Sharded(Parallel):
 
         super().__init__(stage, model)
         self._world = world
-        blocks = _blocks(stage, model)
+        blocks = named_blocks(stage, model)
         mesh = init_device_mesh(world.device.type, (world.size,))
         before = _shared_names(model)
         try:
@@ -351,7 +351,7 @@ class _Sharded(Parallel):
             module.reshard()
 
 
-def _blocks(stage: Train, model: nn.Module) -> list[nn.Module]:
+def named_blocks(stage: Train, model: nn.Module) -> list[nn.Module]:
     """The blocks that the stage names, nested ones first."""
     named = list(stage.sharded_modules(model))
     order = {id(module): number for number, module in enumerate(model.modules())}
@@ -362,24 +362,6 @@ def _blocks(stage: Train, model: nn.Module) -> list[nn.Module]:
         )
     unique = {id(module): module for module in named}
     return sorted(unique.values(), key=lambda module: -order[id(module)])
-
-
-def compile_blocks(stage: Train, model: nn.Module, mode: str) -> None:
-    """Let torch compile each block that the stage names, or the whole model; equals share code."""
-    # Not dynamic: whether torch makes code for any size depends on what this process has compiled
-    # before, and so would the bits after an interruption. So would they if the ninth size of a
-    # batch ran uncompiled, as it does by default.
-    from torch._dynamo import config
-
-    config.recompile_limit = config.accumulated_recompile_limit
-    for block in _blocks(stage, model) or [model]:
-        # As block.compile(), but from a function of ours: before torch 2.14 a module of one of
-        # torch's own classes, as an nn.Sequential, would stay uncompiled without a word.
-        block._compiled_call_impl = torch.compile(partial(_call, block), mode=mode, dynamic=False)
-
-
-def _call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-    return module._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
 
 
 def _shared_names(model: nn.Module) -> list[list[str]]:
