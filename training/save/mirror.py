@@ -16,6 +16,7 @@ from typing import Any, Literal, TypeAlias
 
 from training.record.head import CheckpointEntry, Kind, read_head
 from training.record.run import newest_valid, read_twice
+from training.save.blobs import Blobs
 from training.save.capture import Capture, Moment, capture
 from training.save.folder import CommittedSnapshot, FolderSaves, FolderSource
 from training.save.listing import ChangedError, Listing, SnapshotError, list_folder
@@ -78,7 +79,8 @@ class Mirror:
         self._work = work
         self._quiet_seconds = quiet_seconds
         self._note = note
-        self._saves = FolderSaves(publisher, folder)
+        self._blobs = Blobs(publisher.store, publisher.lease)
+        self._saves = FolderSaves(publisher, folder, self._blobs)
         self._watcher = Watcher(
             folder, self.commit_file, quiet_seconds, self._capture, self._refuse
         )
@@ -123,16 +125,16 @@ class Mirror:
         found, passed_over = newest_valid(run.store, run.lease, run.events, read)
         if found is None:
             filled = fill(run.store, _NOTHING, self._folder)
-            self._saves.blobs.begin_with(filled.manifest, filled.files)
-            self._saves.blobs.sweep()
+            self._blobs.begin_with(filled.manifest, filled.files)
+            self._blobs.sweep()
             return None
         self._restored, filled = found.entry, found.content
         self._watcher.says_when = filled.manifest.program_says_when
-        self._saves.blobs.begin_with(filled.manifest, filled.files)
-        self._saves.blobs.found_damaged(filled.damaged)
+        self._blobs.begin_with(filled.manifest, filled.files)
+        self._blobs.found_damaged(filled.damaged)
         self._watcher.captured = list_folder(self._folder)
         self._doubted = self._watcher.captured if found.entry.is_tentative else None
-        self._saves.blobs.sweep()
+        self._blobs.sweep()
         size, reused = filled.manifest.num_bytes / 1e6, filled.reused_bytes / 1e6
         _log.info(
             f"[snapshot] {found.entry.step} restored: {len(filled.manifest.files)} files, "
@@ -198,7 +200,7 @@ class Mirror:
         if release:
             self._publisher.lease.release()
         elif deadline is None:
-            self._saves.blobs.sweep()
+            self._blobs.sweep()
         return is_sent and refused is None
 
     def count_failure(self) -> None:
@@ -240,7 +242,7 @@ class Mirror:
             return capture(
                 self._folder,
                 self._work / f"staging-{self._num_captures}",
-                self._saves.blobs.known,
+                self._blobs.known,
                 reason=reason,
                 program_says_when=self._watcher.says_when,
                 note=note,
