@@ -37,7 +37,7 @@ _CODES = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
-_DTYPES = {code: dtype for dtype, code in _CODES.items()}
+_DTYPES = dict(zip(_CODES.values(), _CODES, strict=True))
 # The alignment of the data: the largest item of any type, and enough for vector instructions.
 _ALIGNMENT = 64
 _LENGTH_BYTES = 8
