@@ -11,7 +11,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors.torch import load_file
@@ -275,16 +274,14 @@ class _Artifacts:
 
 def _prior(run: OpenRun, stage: str) -> Prior | None:
     """The committed result of a stage, if the run still has it."""
-    ends = [e for e in run.head.checkpoints if e.stage == stage and e.kind == "stage-end"]
-    if not ends:
+    end = run.head.end_of(stage)
+    if end is None:
         return None
-    snapshot = read_checkpoint(run.store, ends[-1], WEIGHTS)
-    metrics: Mapping[str, Any] = snapshot.state["position"]["results"][stage]
-    model = {**snapshot.tensors["model"], **snapshot.tensors.get("ema", {})}
+    snapshot = read_checkpoint(run.store, end, WEIGHTS)
     return Prior(
         stage=stage,
-        step=ends[-1].step,
-        model=model,
-        metrics=metrics,
-        optimizer=lambda: state_by_name(read_checkpoint(run.store, ends[-1], {OPTIMIZER})),
+        step=end.step,
+        model=snapshot.weights,
+        metrics=snapshot.state["position"]["results"][stage],
+        optimizer=lambda: state_by_name(read_checkpoint(run.store, end, {OPTIMIZER})),
     )

@@ -114,11 +114,6 @@ class Origin:
         """Whether it is a run's final state, to train on from, and not only its weights."""
         return self.epochs is not None or self.steps is not None
 
-    @classmethod
-    def from_json(cls, record: Mapping[str, Any]) -> "Origin":
-        """Rebuild from what `asdict` returned."""
-        return cls(**record)
-
 
 def origin_from_weights(uri: str, workload: Workload[Any], config: Any) -> Origin:
     """Weights of a file or finished run, for the stage they came from or else the first one."""

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from training.attempt.context import World
+from training.engine.optimizer import names_by_id
 from training.engine.reduction import BucketLayout, Reduction, Turn, add, buckets, turns
 from training.engine.stage_checks import checked_loss
 from training.errors import RunFailedError, UserError
@@ -323,7 +324,7 @@ class _Sharded(Parallel):
         self._world = world
         blocks = named_blocks(stage, model)
         mesh = init_device_mesh(world.device.type, (world.size,))
-        before = _shared_names(model)
+        before = sorted(names_by_id(model).values())
         try:
             for block in (*blocks, self._work):
                 fully_shard(block, mesh=mesh)
@@ -332,7 +333,7 @@ class _Sharded(Parallel):
                 f"stage {stage.name!r}: its model cannot be sharded: {error}; "
                 "give sharding='none', or change the model"
             ) from error
-        if _shared_names(model) != before:
+        if sorted(names_by_id(model).values()) != before:
             raise UserError(
                 f"stage {stage.name!r}: sharding would split a parameter that several modules "
                 "share; let `sharded_modules` name none of them, or one module with all of them"
@@ -362,14 +363,6 @@ def named_blocks(stage: Train, model: nn.Module) -> list[nn.Module]:
         )
     unique = {id(module): module for module in named}
     return sorted(unique.values(), key=lambda module: -order[id(module)])
-
-
-def _shared_names(model: nn.Module) -> list[list[str]]:
-    """All names of each parameter, which has several if modules share it."""
-    names: dict[int, list[str]] = {}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        names.setdefault(id(parameter), []).append(name)
-    return sorted(names.values())
 
 
 def broadcast_from_rank_0(model: nn.Module, world: World) -> None:

@@ -182,6 +182,11 @@ class Head:
         """Whether the run has finished or failed for good."""
         return self.state in ("finished", "failed")
 
+    def end_of(self, stage: str) -> CheckpointEntry | None:
+        """The last committed end of a stage, if it is still kept."""
+        ends = (e for e in reversed(self.checkpoints) if e.stage == stage and e.kind == "stage-end")
+        return next(ends, None)
+
     def started_over(self) -> "Head":
         """Without a checkpoint to resume from; it names them until retention drops them."""
         left = tuple(replace(entry, is_left_behind=True) for entry in self.checkpoints)
@@ -321,11 +326,7 @@ class Position:
         numerics = {**self.numerics, self.stage: first} if first else self.numerics
         return replace(self, numerics=numerics, numerics_changed=tuple(sorted(changed)))
 
-    def to_json(self) -> dict[str, Any]:
-        """The record to keep in a checkpoint."""
-        return asdict(self)
-
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> "Position":
-        """Rebuild from what `to_json` returned."""
+        """Rebuild from what `asdict` returned."""
         return cls(**{**record, "numerics_changed": tuple(record["numerics_changed"])})

@@ -49,6 +49,11 @@ class CheckpointContent:
     tensors: dict[str, dict[str, Tensor]]  # part -> name -> tensor in its own memory
     state: Mapping[str, Any]
 
+    @property
+    def weights(self) -> dict[str, Tensor]:
+        """What is evaluated and exported: the moving average where the stage has one."""
+        return {**self.tensors["model"], **self.tensors.get("ema", {})}
+
     def take(self, part: str) -> dict[str, Tensor]:
         """Hand over a part's tensors: whoever holds the snapshot holds them no longer."""
         return self.tensors.pop(part)

@@ -103,8 +103,7 @@ def _from_checkpoint(run: OpenRun, entry: CheckpointEntry) -> Weights:
     except DamagedCheckpointError as error:
         raise UserError(f"checkpoint {entry.name} is damaged: {error}; use another one") from error
     position = snapshot.state["position"]
-    # A moving average, if there is one, is evaluated and exported.
-    tensors = {**snapshot.tensors["model"], **snapshot.tensors.get("ema", {})}
+    tensors = snapshot.weights
     record, digest = run.record, weights_sha256(tensors)
     about = {
         "run_id": record.run_id,
