@@ -235,8 +235,18 @@ def header_bytes(batch_size: int) -> int:
     return -(-8 * batch_size // _PAGE) * _PAGE
 
 
-def work(maker: Maker, memory: BatchMemory, tasks: int, answers: Connection, trainer: int) -> None:
+def work(
+    maker: Maker,
+    memory: BatchMemory,
+    tasks: int,
+    answers: Connection,
+    trainer: int,
+    of_the_trainer: Sequence[Connection],
+) -> None:
     """Do tasks until the trainer ends; it kills its workers when it needs them no more."""
+    # Else a worker could not find out that nobody reads any more.
+    for connection in of_the_trainer:
+        connection.close()
     _leave_signals_to_the_trainer()
     torch.set_num_threads(1)
     waiting = select.poll()
