@@ -159,11 +159,6 @@ class _Share(StateSource):
     name: str  # of the checkpoint
     state: LiveState | HostCopy
 
-    @property
-    def num_bytes(self) -> int:
-        """Total bytes of the files."""
-        return sum(file.size for file in self.state.files)
-
 
 class ShardedFollower:
     """Obeys at the points of a stage where rank 0 leads; keeps the copy that was staged."""
