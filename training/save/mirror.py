@@ -10,12 +10,11 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from training.record.head import CheckpointEntry, Kind, read_head
-from training.record.run import newest_valid, read_twice
+from training.record.run import Loaded, newest_valid, read_twice
 from training.save.blobs import Blobs
 from training.save.capture import Capture, Moment, capture
 from training.save.folder import CommittedSnapshot, FolderSaves, FolderSource
@@ -37,15 +36,6 @@ _FINAL_ATTEMPTS = 4
 # What a send that is cancelled gets to say so.
 _GRACE_SECONDS = 1.0
 _NOTHING = FolderManifest(reason="exit", program_says_when=False, files=())
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Restored:
-    """The snapshot that the folder now holds."""
-
-    entry: CheckpointEntry
-    filled: Filled
-    passed_over: tuple[tuple[str, str], ...]  # newer snapshots that do not hold, and why
 
 
 def restore_as(store: Store, name: str, folder: Path) -> None:
@@ -105,8 +95,10 @@ class Mirror:
             return None
         return watcher.obstacle, watcher.outlook
 
-    def restore(self) -> _Restored | None:
+    def restore(self) -> tuple[Loaded[Filled] | None, tuple[tuple[str, str], ...]]:
         """Fill the folder from the newest snapshot that holds; None if there is none.
+
+        Also the newer ones that do not hold, each with the reason.
 
         Call it before the program starts: what is in the folder, the run must have left there
         (training/program/container.py). StoreError if no snapshot can be read, and one may be
@@ -127,7 +119,7 @@ class Mirror:
             filled = fill(run.store, _NOTHING, self._folder)
             self._blobs.begin_with(filled.manifest, filled.files)
             self._blobs.sweep()
-            return None
+            return None, passed_over
         self._restored, filled = found.entry, found.content
         self._watcher.says_when = filled.manifest.program_says_when
         self._blobs.begin_with(filled.manifest, filled.files)
@@ -140,7 +132,7 @@ class Mirror:
             f"[snapshot] {found.entry.step} restored: {len(filled.manifest.files)} files, "
             f"{size:,.1f} MB, {reused:,.1f} MB of them were on the disk"
         )
-        return _Restored(entry=found.entry, filled=filled, passed_over=passed_over)
+        return found, passed_over
 
     def start(self, program: int | None = None) -> None:
         """Watch the folder of the program with that process number from now on, and send."""

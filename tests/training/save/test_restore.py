@@ -54,7 +54,7 @@ def test_a_damaged_snapshot_is_passed_over_and_says_why(
     assert machine.restored is not None
     assert machine.restored.entry.step == 1
     assert (machine.folder / "a").read_bytes() == b"1"
-    ((name, why),) = machine.restored.passed_over
+    ((name, why),) = machine.passed_over
     assert name == entries(store)[1].name
     words = ("does not match its SHA-256", "missing", "ends before byte")
     assert any(word in why for word in words)
