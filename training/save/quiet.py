@@ -48,15 +48,11 @@ class QuietTime:
     def look(self, listing: Listing) -> float:
         """Take note of the folder as it is now; return for how many seconds it has been so."""
         now, alive = time.monotonic(), living_below(os.getpid())
-        if self.listing is None or self.listing.difference(listing) is not None:
-            self.writers = alive
-            self.since = now
-            self.held_open = _NOT_LOOKED
-        elif not self.writers <= alive:
-            # One that died may have had a file half written: the death closed it.
-            self.writers &= alive
-            self.since = now
-            self.held_open = _NOT_LOOKED
+        has_changed = self.listing is None or self.listing.difference(listing) is not None
+        # One that died may have had a file half written: the death closed it.
+        if has_changed or not self.writers <= alive:
+            self.writers = alive if has_changed else self.writers & alive
+            self.since, self.held_open = now, _NOT_LOOKED
         self.listing = listing
         return now - self.since
 
