@@ -197,18 +197,6 @@ def local_slice(tensor: Tensor) -> tuple[tuple[int, ...], Tensor]:
     return tuple(chunks[0].offsets), local
 
 
-def is_first_holder(tensor: Tensor, rank: int) -> bool:
-    """Whether this process writes its share, as the first of those with the same share."""
-    if not is_sharded(tensor):
-        return rank == 0
-    coordinate = tensor.device_mesh.get_coordinate()
-    return coordinate is not None and all(
-        place == 0
-        for place, placement in zip(coordinate, tensor.placements, strict=True)
-        if placement.is_replicate()
-    )
-
-
 def copy_overlap(
     source: Tensor, source_offset: Sequence[int], target: Tensor, target_offset: Sequence[int]
 ) -> None:
@@ -221,14 +209,3 @@ def copy_overlap(
         source = source.narrow(dim, first - a, last - first)
         target = target.narrow(dim, first - b, last - first)
     target.copy_(source)
-
-
-def merged_slices(slices: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Merge the slice lists of all ranks, which have the same tensors."""
-    whole: dict[str, Any] = {}
-    for part, tensors in slices[0].items():
-        whole[part] = {}
-        for name, about in tensors.items():
-            found = [one for own in slices for one in own[part][name]["slices"]]
-            whole[part][name] = {**about, "slices": found}
-    return whole
