@@ -152,30 +152,16 @@ class Slice:
     offset: tuple[int, ...]
     shape: tuple[int, ...]
 
+    @classmethod
+    def from_json(cls, record: Mapping[str, Any]) -> "Slice":
+        """Rebuild from the JSON in a checkpoint."""
+        offset, shape = tuple(record["offset"]), tuple(record["shape"])
+        return cls(file=record["file"], offset=offset, shape=shape)
+
     def count_in(self, offset: Sequence[int], shape: Sequence[int]) -> int:
         """Number of this slice's elements that are in the given block."""
         blocks = zip(self.offset, self.shape, offset, shape, strict=True)
         return math.prod(max(0, min(a + m, b + n) - max(a, b)) for a, m, b, n in blocks)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Sliced:
-    """A tensor of a checkpoint as its slices."""
-
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-    slices: tuple[Slice, ...]
-
-    @classmethod
-    def from_json(cls, record: Mapping[str, Any]) -> "Sliced":
-        """Rebuild from the JSON in a checkpoint."""
-        slices = tuple(
-            Slice(file=s["file"], offset=tuple(s["offset"]), shape=tuple(s["shape"]))
-            for s in record["slices"]
-        )
-        return cls(
-            shape=tuple(record["shape"]), dtype=getattr(torch, record["dtype"]), slices=slices
-        )
 
 
 def is_sharded(tensor: Tensor) -> "TypeGuard[DTensor]":

@@ -27,7 +27,6 @@ from training.save.layout import (
     SLICES,
     FileLayout,
     Slice,
-    Sliced,
     copy_overlap,
     header_bytes,
     local_slice,
@@ -92,7 +91,11 @@ def read_state(store: Store, entry: CheckpointEntry) -> dict[str, Any]:
     prefix = checkpoint_prefix(entry.name)
     sizes = store.sizes(prefix)
     for file in entry.files:
-        _check_size(file, sizes.get(prefix + file.name))
+        size = sizes.get(prefix + file.name)
+        if size is None:
+            raise DamagedCheckpointError(f"{file.name} is missing")
+        if size != file.bytes:
+            raise DamagedCheckpointError(f"{file.name} has {size} bytes instead of {file.bytes}")
     found = next((file for file in entry.files if file.name == STATE), None)
     if found is None:
         raise DamagedCheckpointError(f"the head names no {STATE}")
@@ -141,12 +144,12 @@ def fill_slices(
             about = known.get(name)
             if about is None:
                 raise DamagedCheckpointError(f"{name} is not in the checkpoint's {part!r}")
-            sliced = Sliced.from_json(about)
-            if sliced.shape != tuple(tensor.shape) or sliced.dtype != tensor.dtype:
-                there = f"has shape {sliced.shape} of {sliced.dtype}"
+            shape, dtype = tuple(about["shape"]), getattr(torch, about["dtype"])
+            if shape != tuple(tensor.shape) or dtype != tensor.dtype:
+                there = f"has shape {shape} of {dtype}"
                 raise DamagedCheckpointError(f"{name} {there}, not the model's")
             missing[part, name] = local.numel()
-            for one in sliced.slices:
+            for one in map(Slice.from_json, about["slices"]):
                 if count := one.count_in(offset, local.shape):
                     wanted.setdefault(one.file, []).append((name, one, offset, local))
                     missing[part, name] -= count
@@ -206,13 +209,6 @@ def read_tensors(store: Store, prefix: str, file: FileEntry) -> dict[str, Tensor
 
     _receive(store, prefix, file, place_bytes)
     return tensors
-
-
-def _check_size(file: FileEntry, size: int | None) -> None:
-    if size is None:
-        raise DamagedCheckpointError(f"{file.name} is missing")
-    if size != file.bytes:
-        raise DamagedCheckpointError(f"{file.name} has {size} bytes instead of {file.bytes}")
 
 
 def _read_first(store: Store, prefix: str, file: FileEntry, size: int) -> bytes:
