@@ -67,7 +67,6 @@ class Mirror:
         self._publisher = publisher
         self._folder = folder
         self._work = work
-        self._quiet_seconds = quiet_seconds
         self._note = note
         self._blobs = Blobs(publisher.store, publisher.lease)
         self._saves = FolderSaves(publisher, folder, self._blobs)
