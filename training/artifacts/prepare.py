@@ -17,7 +17,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -115,9 +114,9 @@ def _fill(
                 got = _get_shard(context, stage, inputs, shared, prefix, mine)
             for shard, one in zip(batch, world.gather(got), strict=False):
                 assert one is not None
-                there[shard] = one.entry
-                num_shared += bool(one.facts["shared"])
-                facts = {"stage": stage.name, "shard": shard, "done": len(there), **one.facts}
+                there[shard], made = one
+                num_shared += bool(made["shared"])
+                facts = {"stage": stage.name, "shard": shard, "done": len(there), **made}
                 context.metrics.write("prepare", **facts)
             if world.leads:
                 bar.show(len(there), "shards")
@@ -202,14 +201,6 @@ def _listed(store: Store, prefix: str) -> Iterator[dict[str, Any]]:
             yield {"name": match[0], "bytes": size, "sha256": match["sha256"]}
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Made:
-    """A shard that a rank has published, made or fetched."""
-
-    entry: dict[str, Any]  # for the index
-    facts: dict[str, Any]  # for the metrics
-
-
 def _get_shard(
     context: AttemptContext,
     stage: Prepare,
@@ -217,8 +208,11 @@ def _get_shard(
     shared: "_SharedArtifacts",
     prefix: str,
     shard: int,
-) -> _Made:
-    """Fetch a shard made by another run or make it; either way the run keeps a copy."""
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Fetch a shard made by another run or make it; either way the run keeps a copy.
+
+    Return its entry in the index, and facts for the metrics.
+    """
     began = time.monotonic()
     folder = context.scratch / prefix
     with context.supervisor.long_work.doing("shard"):
@@ -228,15 +222,13 @@ def _get_shard(
         if fetched is None:
             shared.publish(path)
     size, seconds = path.stat().st_size, round(time.monotonic() - began, 4)
-    return _Made(
-        entry={"name": path.name, "bytes": size, "sha256": path.stem.partition("-")[2]},
-        facts={
-            "num_shards": stage.num_shards,
-            "bytes": size,
-            "seconds": seconds,
-            "shared": fetched is not None,
-        },
-    )
+    entry = {"name": path.name, "bytes": size, "sha256": path.stem.partition("-")[2]}
+    return entry, {
+        "num_shards": stage.num_shards,
+        "bytes": size,
+        "seconds": seconds,
+        "shared": fetched is not None,
+    }
 
 
 def make_shard(stage: Prepare, inputs: Inputs, folder: Path, shard: int) -> Path:

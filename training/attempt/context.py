@@ -20,8 +20,8 @@ from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
 from contract.grammar import Interval
-from training.attempt.hosts import Hosts
 from training.attempt.notice import Notice, Saves
+from training.attempt.ranks import Hosts
 from training.attempt.supervisor import Supervisor, Work
 from training.errors import DivergedError, Divergence, GoBackError, InterruptedRunError, UserError
 from training.record.head import KEEP_NEWEST, Retention
@@ -241,19 +241,12 @@ class _Consensus:
     Every method is called by all ranks in the same order. A single process decides alone.
     """
 
-    def __init__(
-        self,
-        world: World,
-        supervisor: Supervisor,
-        lease: Lease | None,
-        store: Store,
-        events: Events,
-    ) -> None:
-        self._world = world
-        self._supervisor = supervisor
-        self._lease = lease
-        self._store = store
-        self._events = events
+    def __init__(self, context: "AttemptContext") -> None:
+        self._world = context.world
+        self._supervisor = context.supervisor
+        self._lease = context.own_lease
+        self._store = context.store
+        self._events = context.events
         self._is_notice_taken = False
         self._divergence: Divergence | None = None  # that this rank has found
 
@@ -370,8 +363,7 @@ class AttemptContext:
     consensus: _Consensus = field(init=False)
 
     def __post_init__(self) -> None:
-        consensus = _Consensus(self.world, self.supervisor, self.own_lease, self.store, self.events)
-        object.__setattr__(self, "consensus", consensus)
+        object.__setattr__(self, "consensus", _Consensus(self))
 
     @property
     def lease(self) -> Lease:

@@ -26,8 +26,7 @@ from contract.grammar import (
 from contract.notice import MAX_SECONDS
 from contract.source import source_sha256
 from contract.trainer_options import OPTIONS
-from training.attempt.hosts import PORT, parse_hosts
-from training.attempt.launch import end_with_rank_0
+from training.attempt.ranks import PORT, end_with_rank_0, parse_hosts
 from training.attempt.supervisor import Supervisor
 from training.cli import run_program
 from training.errors import EXIT_FINISHED, MachineError, UserError

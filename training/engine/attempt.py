@@ -9,9 +9,9 @@ import logging
 import queue
 import secrets
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -19,8 +19,7 @@ import torch.distributed as dist
 from contract.source import source_sha256
 from training.attempt.attempt import HeldRun, opened_dataset, run_attempt
 from training.attempt.context import AttemptContext, RankEnvironment, World
-from training.attempt.hosts import meet
-from training.attempt.launch import OtherRanks, interpreters
+from training.attempt.ranks import OtherRanks, interpreters, meet
 from training.attempt.supervisor import Supervisor
 from training.engine.job import ResolvedWorkload, RunOptions, depends_on_ranks
 from training.engine.stages import StageSequence
@@ -44,8 +43,6 @@ from training.settings import recorded
 from training.store.local_dataset import LocalDataset, facts_of
 
 _log = logging.getLogger(__name__)
-
-_T = TypeVar("_T")
 
 # The rooms of training/ whose code decides about the weights.
 _ROOMS = ("artifacts", "attempt", "engine", "save", "workloads/expansion")
@@ -200,72 +197,45 @@ class _WorkloadJob:
     def _train(
         self, context: AttemptContext, record: RunConfig, run: HeldRun | None
     ) -> RunResult | None:
-        """Go through the stages, and again from the last commit where training diverges."""
-        options = self._options
-        retries = _Retries(
-            context, run, num_retries=options.nan_retries, num_skips=options.nan_skips
-        )
-        return retries.train(
-            lambda: StageSequence(context, self._resolved, self._dataset, record).run()
-        )
+        """Go through the stages, and again from the last commit where training diverges.
 
-
-class _Retries:
-    """Going back to the last commit when training has diverged, in the same process.
-
-    The retry is the next generation of the run and resumes as a replacement machine would: from the
-    newest valid checkpoint, building everything again. Only a step that diverges again and again,
-    with no progress past it, fails the run. Rank 0 counts.
-    """
-
-    def __init__(
-        self, context: AttemptContext, run: HeldRun | None, *, num_retries: int, num_skips: int
-    ) -> None:
-        """`run` is that of rank 0; the other ranks hold none."""
-        self._context = context
-        self._run = run
-        self._num_retries = num_retries
-        self._num_skips = num_skips  # of the run
-        self._furthest_step = 0  # that has diverged
-        self._count = 0  # of divergences there
-
-    def train(self, train: Callable[[], _T]) -> _T:
-        """Call `train`, and again after each divergence; RunFailedError when that is in vain."""
+        The retry is the next generation of the run, in the same process, and resumes as a
+        replacement machine would: from the newest valid checkpoint, building everything again. Only
+        a step that diverges again and again, with no progress past it, fails the run. Rank 0
+        counts; the other ranks hold no run.
+        """
+        furthest_step, count, num_retries = 0, 0, self._options.nan_retries
         while True:
             try:
-                return train()
+                return StageSequence(context, self._resolved, self._dataset, record).run()
             except GoBackError as error:
                 divergence = error.divergence
             # Here the error and its traceback are gone; with the cycles, so is the old model.
-            self._context.supervisor.last_resort.staged_copy = None
+            context.supervisor.last_resort.staged_copy = None
             gc.collect()
-            self._go_back(divergence)
+            if run is None:
+                if not context.world.share_flag(False):
+                    raise RunFailedError("training diverged; rank 0 says where")
+                continue
+            assert divergence is not None, "rank 0 reads what every rank reads"
+            count = count + 1 if divergence.step <= furthest_step else 1
+            furthest_step = max(furthest_step, divergence.step)
+            context.world.share_flag(count <= num_retries)
+            if count > num_retries:
+                raise RunFailedError(_in_vain(divergence, num_retries))
+            self._begin_generation(run, divergence, count)
 
-    def _go_back(self, divergence: Divergence | None) -> None:
-        world, run = self._context.world, self._run
-        if run is None:
-            if not world.share_flag(False):
-                raise RunFailedError("training diverged; rank 0 says where")
-            return
-        assert divergence is not None, "rank 0 reads what every rank reads"
-        if divergence.step > self._furthest_step:
-            self._furthest_step, self._count = divergence.step, 0
-        self._count += 1
-        world.share_flag(self._count <= self._num_retries)
-        if self._count > self._num_retries:
-            raise RunFailedError(_in_vain(divergence, self._num_retries))
-        self._begin_generation(run, divergence)
-
-    def _begin_generation(self, run: HeldRun, divergence: Divergence) -> None:
+    def _begin_generation(self, run: HeldRun, divergence: Divergence, retry: int) -> None:
+        """Go back to the last commit; without the step that diverged if it may be left out."""
         skipped = run.lease.head.skipped_steps
-        is_skipped = len(skipped) < self._num_skips and divergence.step not in skipped
+        is_skipped = len(skipped) < self._options.nan_skips and divergence.step not in skipped
         if is_skipped:
             skipped = tuple(sorted((*skipped, divergence.step)))
         _log.warning(
             "[diverged] %s; retry %d of %d from the last commit%s",
             divergence.message,
-            self._count,
-            self._num_retries,
+            retry,
+            self._options.nan_retries,
             f", without step {divergence.step}" if is_skipped else "",
         )
         run.events.emit(
@@ -274,7 +244,7 @@ class _Retries:
             message=divergence.message,
             loss=_text(divergence.loss),
             gradient_norm=_text(divergence.gradient_norm),
-            retry=self._count,
+            retry=retry,
             is_skipped=is_skipped,
         )
         run.begin_generation(skipped)

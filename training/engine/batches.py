@@ -8,6 +8,7 @@ shape.
 import math
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,7 +16,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from training.engine.stage_checks import checked_order
-from training.workload import Batch, Samples, Settings, Train
+from training.randomness import derive_seeds
+from training.stacking import stack
+from training.workload import Batch, Samples, Settings, Train, implements
 
 # Far more than torch compiles code for (256 variants of a function), and kilobytes.
 _MOST_KEYS = 1024
@@ -106,6 +109,42 @@ class BatchPlan:
 def own_micro_batches(num_micro: int, rank: int, size: int) -> range:
     """The micro-batches of a rank, of a step with that many: whole shares, if it can have them."""
     return range(rank * num_micro // size, (rank + 1) * num_micro // size)
+
+
+class Maker:
+    """Makes samples and batches, which depend on nothing but seed, epoch and index."""
+
+    def __init__(self, samples: Samples, seed: int) -> None:
+        self._samples = samples
+        self._seed = seed
+        self._rng = torch.Generator()
+        # Then each row of a batch can be made on its own.
+        self.stacks = samples.collate is stack or not implements(samples, Samples.collate)
+
+    def batch(self, micro: MicroBatch) -> Batch:
+        """A whole micro-batch, made with one thread, as in a worker."""
+        num_threads = torch.get_num_threads()
+        if num_threads != 1:
+            # The number of threads can change the bits of a sample.
+            torch.set_num_threads(1)
+        try:
+            return self.collate(self.items(micro.epoch, micro.ids))
+        finally:
+            if num_threads != 1:
+                torch.set_num_threads(num_threads)
+
+    def items(self, epoch: int, ids: Sequence[int]) -> list[Any]:
+        """Samples of an epoch."""
+        derive = derive_seeds("sample", self._seed, epoch)
+        return [self._get(index, epoch, derive(index)) for index in ids]
+
+    def collate(self, items: Sequence[Any]) -> Batch:
+        """The workload's own way to combine samples."""
+        return self._samples.collate(items)
+
+    def _get(self, index: int, epoch: int, seed: int) -> Any:
+        self._rng.manual_seed(seed)
+        return self._samples.get(index, epoch, self._rng)
 
 
 def to_device(batch: Batch, device: torch.device) -> Batch:

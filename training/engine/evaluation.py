@@ -11,7 +11,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors.torch import load_file
@@ -84,7 +83,9 @@ def evaluate(
                         parts.append(part)
             ordered = _of_all_ranks(context, parts)
             out = _empty_folder(context, name)
-            metrics = _summarized(context, stage, ordered, out)
+            metrics: dict[str, float] = {}
+            if world.leads and ordered:
+                metrics = checked_metrics(stage, stage.summarize(ordered, out))
             if is_last and (context.world.leads or learner.is_sharded):
                 _show(stage, inputs, model, ordered, out)
     finally:
@@ -126,14 +127,6 @@ def _empty_folder(context: AttemptContext, name: str) -> Path:
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
     return out
-
-
-def _summarized(
-    context: AttemptContext, stage: Train, parts: Sequence[Partial], out: Path
-) -> dict[str, float]:
-    if not context.world.leads or not parts:
-        return {}
-    return checked_metrics(stage, stage.summarize(parts, out))
 
 
 def _show(
@@ -220,13 +213,13 @@ def load_trained(
         raise UserError(
             f"the run has no Train stage {stage_name!r}; give one of {', '.join(names)}"
         )
-    artifacts = _Artifacts(run, scratch)
+    shards: dict[str, _Shards] = {}
     prior: Prior | None = None
     for stage in stages:
         inputs = Inputs(
             config=config,
             dataset=dataset,
-            artifact=artifacts.shards,
+            artifact=shards.__getitem__,
             prior=prior,
             device=device,
             rank=0,
@@ -235,7 +228,7 @@ def load_trained(
             scratch=scratch,
         )
         if isinstance(stage, Prepare):
-            artifacts.add(stage, inputs)
+            shards[stage.name] = _derived(run, stage, inputs)
         elif stage.name == stage_name:
             model = stage.model(inputs)
             stage.numerics(model, inputs, {})
@@ -246,45 +239,29 @@ def load_trained(
     raise AssertionError(stage_name)
 
 
-class _Artifacts:
-    """The shards of Prepare stages: the run's own, or made here for another dataset."""
-
-    def __init__(self, run: OpenRun, scratch: Path) -> None:
-        self._run = run
-        self._scratch = scratch
-        self._shards: dict[str, _Shards] = {}
-
-    def shards(self, name: str) -> _Shards:
-        return self._shards[name]
-
-    def add(self, stage: Prepare, inputs: Inputs) -> None:
-        key = stage.key(inputs)
-        if self._run.store.get(artifact_prefix(key) + INDEX) is not None:
-            self._shards[stage.name] = open_artifact(
-                self._run.store, key, self._scratch / "artifacts"
-            )
-            return
-        folder = self._scratch / "derived" / key
-        shards = []
-        with ProgressBar(stage.name, stage.num_shards) as bar:
-            for shard in range(stage.num_shards):
-                shards.append(load_file(make_shard(stage, inputs, folder, shard)))
-                bar.show(shard + 1, "shards")
-        self._shards[stage.name] = shards
+def _derived(run: OpenRun, stage: Prepare, inputs: Inputs) -> _Shards:
+    """The shards of a Prepare stage: the run's own, or made here for another dataset."""
+    key = stage.key(inputs)
+    if run.store.get(artifact_prefix(key) + INDEX) is not None:
+        return open_artifact(run.store, key, inputs.scratch / "artifacts")
+    folder, shards = inputs.scratch / "derived" / key, []
+    with ProgressBar(stage.name, stage.num_shards) as bar:
+        for shard in range(stage.num_shards):
+            shards.append(load_file(make_shard(stage, inputs, folder, shard)))
+            bar.show(shard + 1, "shards")
+    return shards
 
 
 def _prior(run: OpenRun, stage: str) -> Prior | None:
     """The committed result of a stage, if the run still has it."""
-    ends = [e for e in run.head.checkpoints if e.stage == stage and e.kind == "stage-end"]
-    if not ends:
+    end = run.head.end_of(stage)
+    if end is None:
         return None
-    snapshot = read_checkpoint(run.store, ends[-1], WEIGHTS)
-    metrics: Mapping[str, Any] = snapshot.state["position"]["results"][stage]
-    model = {**snapshot.tensors["model"], **snapshot.tensors.get("ema", {})}
+    snapshot = read_checkpoint(run.store, end, WEIGHTS)
     return Prior(
         stage=stage,
-        step=ends[-1].step,
-        model=model,
-        metrics=metrics,
-        optimizer=lambda: state_by_name(read_checkpoint(run.store, ends[-1], {OPTIMIZER})),
+        step=end.step,
+        model=snapshot.weights,
+        metrics=snapshot.state["position"]["results"][stage],
+        optimizer=lambda: state_by_name(read_checkpoint(run.store, end, {OPTIMIZER})),
     )

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, TypeAlias
 
 from torch import nn
 
@@ -19,26 +19,14 @@ from contract.grammar import Interval
 from contract.trainer_options import RANKS
 from training.attempt.attempt import AttemptOptions
 from training.attempt.context import RankEnvironment
-from training.attempt.launch import StartRank
+from training.attempt.ranks import StartRank
 from training.errors import RunFailedError, UserError
 from training.registry import resolve_config
 from training.save.weights import load_weights, read_weights
 from training.store.protocol import Store
 from training.workload import Inputs, Prepare, Samples, Settings, Start, Train, Workload
 
-_T = TypeVar("_T")
-
-
-def _forwarding(base: Any) -> Callable[[type[_T]], type[_T]]:
-    """Let a proxy take every member of `base` from `inner`, its own and those with defaults."""
-
-    def decorate(proxy: type[_T]) -> type[_T]:
-        names = {name for name in dir(base) if not name.startswith("_") and name != "REQUIRED"}
-        for name in names | {name for name in base.REQUIRED if not name.startswith("_")}:
-            setattr(proxy, name, _forwarded(name))
-        return proxy
-
-    return decorate
+_Stages: TypeAlias = Callable[[Any], Sequence[Prepare | Train]]
 
 
 def _forwarded(name: str) -> property:
@@ -46,7 +34,14 @@ def _forwarded(name: str) -> property:
 
 
 class _Proxy:
-    """Forwards every attribute not defined here to `inner`."""
+    """Takes every member of the class that it is `of` from `inner`, and any other attribute."""
+
+    def __init_subclass__(cls, of: Any = None) -> None:
+        super().__init_subclass__()
+        # Its own members too: those with defaults would hide what `inner` has.
+        for name in [] if of is None else [*dir(of), *of.REQUIRED]:
+            if not name.startswith("_") and name != "REQUIRED":
+                setattr(cls, name, _forwarded(name))
 
     def __init__(self, inner: Any) -> None:
         self._inner = inner
@@ -55,43 +50,33 @@ class _Proxy:
         return getattr(self._inner, name)
 
 
-@_forwarding(Workload)
-class WorkloadProxy(_Proxy, Workload[Any]):
+class WorkloadProxy(_Proxy, Workload[Any], of=Workload):
     """A workload that forwards to `inner`."""
 
     _inner: Workload[Any]
 
 
-@_forwarding(Prepare)
-class PrepareProxy(_Proxy, Prepare):
+class PrepareProxy(_Proxy, Prepare, of=Prepare):
     """A Prepare stage that forwards to `inner`."""
 
     _inner: Prepare
 
 
-@_forwarding(Train)
-class TrainProxy(_Proxy, Train):
+class TrainProxy(_Proxy, Train, of=Train):
     """A Train stage that forwards to `inner`."""
 
     _inner: Train
 
 
-class _Restaged(WorkloadProxy):
-    def __init__(
-        self, inner: Workload[Any], stages: Callable[[Any], Sequence[Prepare | Train]]
-    ) -> None:
+class Restaged(WorkloadProxy):
+    """A workload with these stages, a function of the config as its own are."""
+
+    def __init__(self, inner: Workload[Any], stages: _Stages) -> None:
         super().__init__(inner)
         self._stages = stages
 
     def stages(self, c: Any) -> Sequence[Prepare | Train]:
         return self._stages(c)
-
-
-def restaged(
-    workload: Workload[Any], stages: Callable[[Any], Sequence[Prepare | Train]]
-) -> Workload[Any]:
-    """The workload with these stages, a function of the config as its own are."""
-    return cast(Workload[Any], _Restaged(workload, stages))
 
 
 _log = logging.getLogger(__name__)
@@ -113,11 +98,6 @@ class Origin:
     def extends(self) -> bool:
         """Whether it is a run's final state, to train on from, and not only its weights."""
         return self.epochs is not None or self.steps is not None
-
-    @classmethod
-    def from_json(cls, record: Mapping[str, Any]) -> "Origin":
-        """Rebuild from what `asdict` returned."""
-        return cls(**record)
 
 
 def origin_from_weights(uri: str, workload: Workload[Any], config: Any) -> Origin:
@@ -144,7 +124,7 @@ def with_origin(workload: Workload[Any], origin: Origin) -> Workload[Any]:
             for stage in workload.stages(c)
         ]
 
-    return restaged(workload, stages)
+    return Restaged(workload, stages)
 
 
 class _FromWeights(TrainProxy):

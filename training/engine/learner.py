@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from training.attempt.context import SHARES, World
 from training.engine.batches import MicroBatch
+from training.engine.compilation import compile_blocks
 from training.engine.optimizer import (
     OPTIMIZER_NAMES,
     MovingAverage,
@@ -24,13 +25,7 @@ from training.engine.optimizer import (
     step_in_backward,
     unflatten_state,
 )
-from training.engine.parallel import (
-    Parallel,
-    broadcast_from_rank_0,
-    compile_blocks,
-    is_sharded,
-    parallel,
-)
+from training.engine.parallel import Parallel, broadcast_from_rank_0, is_sharded, parallel
 from training.engine.reduction import share_of, tree_sum
 from training.engine.stage_checks import (
     checked_numerics,
@@ -41,9 +36,8 @@ from training.engine.stage_checks import (
 from training.errors import RunFailedError, UserError
 from training.randomness import seed_torch
 from training.save.layout import is_sharded as has_shards
-from training.save.resume import CheckpointContent, ShardedContent
+from training.save.resume import CheckpointContent, ShardedContent, misfit
 from training.save.state import LiveState
-from training.save.weights import misfit
 from training.stage_data import release_prior
 from training.workload import Batch, Inputs, Start, Train, implements
 

@@ -20,8 +20,8 @@ from multiprocessing.util import Finalize
 import numpy as np
 import torch
 
-from training.engine.batches import MicroBatch, pinned
-from training.engine.loader_worker import Answer, BatchMemory, Maker, Task, header_bytes, read, work
+from training.engine.batches import Maker, MicroBatch, pinned
+from training.engine.loader_worker import Answer, BatchMemory, Task, header_bytes, read, work
 from training.errors import AttemptEndedError
 from training.settings import LoaderWorkers
 from training.stacking import ItemLayout, differing
@@ -198,7 +198,7 @@ class _Workers(Iterator[Batch]):
         mine, theirs = context.Pipe(duplex=False)
         self._answers.append(mine)
         process = context.Process(
-            target=_run_worker,
+            target=work,
             args=(self._maker, self._memory, self._tasks, theirs, os.getpid(), self._answers),
             daemon=True,
         )
@@ -271,20 +271,6 @@ def _end(processes: list[BaseProcess]) -> None:
         process.kill()
     for process in processes:
         process.join()
-
-
-def _run_worker(
-    maker: Maker,
-    memory: BatchMemory,
-    tasks: int,
-    answers: Connection,
-    trainer: int,
-    of_the_trainer: list[Connection],
-) -> None:
-    # Else a worker could not find out that nobody reads any more.
-    for connection in of_the_trainer:
-        connection.close()
-    work(maker, memory, tasks, answers, trainer)
 
 
 def _lost(process: BaseProcess) -> AttemptEndedError:

@@ -26,13 +26,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from training.engine.batches import MicroBatch
+from training.engine.batches import Maker
 from training.errors import UserError
-from training.randomness import derive_seeds
 from training.save.memory import page_lock
-from training.stacking import ALIGNMENT, ItemLayout, stack
+from training.stacking import ALIGNMENT, ItemLayout
 from training.tally import Tally, taken, timed
-from training.workload import Batch, Samples, implements
+from training.workload import Batch
 
 _SLOT_BYTES = 2**32
 # Without it Linux counts the whole mapping, not only what is written, as taken.
@@ -204,42 +203,6 @@ _PAGE = 4096
 _IDLE_MILLISECONDS = 1000
 
 
-class Maker:
-    """Makes samples and batches, which depend on nothing but seed, epoch and index."""
-
-    def __init__(self, samples: Samples, seed: int) -> None:
-        self._samples = samples
-        self._seed = seed
-        self._rng = torch.Generator()
-        # Then each row of a batch can be made on its own.
-        self.stacks = samples.collate is stack or not implements(samples, Samples.collate)
-
-    def batch(self, micro: MicroBatch) -> Batch:
-        """A whole micro-batch, made with one thread, as in a worker."""
-        num_threads = torch.get_num_threads()
-        if num_threads != 1:
-            # The number of threads can change the bits of a sample.
-            torch.set_num_threads(1)
-        try:
-            return self.collate(self.items(micro.epoch, micro.ids))
-        finally:
-            if num_threads != 1:
-                torch.set_num_threads(num_threads)
-
-    def items(self, epoch: int, ids: Sequence[int]) -> list[Any]:
-        """Samples of an epoch."""
-        derive = derive_seeds("sample", self._seed, epoch)
-        return [self._get(index, epoch, derive(index)) for index in ids]
-
-    def collate(self, items: Sequence[Any]) -> Batch:
-        """The workload's own way to combine samples."""
-        return self._samples.collate(items)
-
-    def _get(self, index: int, epoch: int, seed: int) -> Any:
-        self._rng.manual_seed(seed)
-        return self._samples.get(index, epoch, self._rng)
-
-
 @dataclass(frozen=True, slots=True)
 class Task:
     """Rows `first` to `first + count` of a batch, whose ids stand at the beginning of its slot."""
@@ -272,8 +235,18 @@ def header_bytes(batch_size: int) -> int:
     return -(-8 * batch_size // _PAGE) * _PAGE
 
 
-def work(maker: Maker, memory: BatchMemory, tasks: int, answers: Connection, trainer: int) -> None:
+def work(
+    maker: Maker,
+    memory: BatchMemory,
+    tasks: int,
+    answers: Connection,
+    trainer: int,
+    of_the_trainer: Sequence[Connection],
+) -> None:
     """Do tasks until the trainer ends; it kills its workers when it needs them no more."""
+    # Else a worker could not find out that nobody reads any more.
+    for connection in of_the_trainer:
+        connection.close()
     _leave_signals_to_the_trainer()
     torch.set_num_threads(1)
     waiting = select.poll()

@@ -11,12 +11,12 @@ import statistics
 from collections import deque
 from collections.abc import Container, Mapping, Sequence
 from contextlib import closing, nullcontext
-from dataclasses import replace
+from dataclasses import asdict, replace
 
-from training.artifacts.compile_cache import CompileCache
 from training.attempt.context import SHARES, AttemptContext
 from training.attempt.supervisor import Work
 from training.engine.batches import BatchPlan, CompiledShapes, MicroBatch, to_device
+from training.engine.compilation import CompileCache
 from training.engine.evaluation import evaluate
 from training.engine.learner import Learner, StepResult
 from training.engine.loader import Loader
@@ -309,7 +309,7 @@ class StageLoop:
         self._read()
         self._context.consensus.refuse_diverged()
         position = self._position.timed(self._times.to_json())
-        return self._learner.capture(position.to_json())
+        return self._learner.capture(asdict(position))
 
     def _protect(self, work: Work) -> None:
         with self._context.consensus.noting_divergence():

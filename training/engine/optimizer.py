@@ -76,11 +76,17 @@ OPTIMIZER = "optimizer"  # a checkpoint's part, and its skeleton in the checkpoi
 OPTIMIZER_NAMES = "optimizer_names"  # in the checkpoint's JSON: number -> the parameter's names
 
 
-def parameter_names(optimizer: Optimizer, model: nn.Module) -> list[list[str]]:
-    """The names of each of the optimizer's parameters in its order; a shared one has several."""
+def names_by_id(model: nn.Module) -> dict[int, list[str]]:
+    """The names of each parameter, which has several if modules share it."""
     names: dict[int, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         names.setdefault(id(parameter), []).append(name)
+    return names
+
+
+def parameter_names(optimizer: Optimizer, model: nn.Module) -> list[list[str]]:
+    """The names of each of the optimizer's parameters, in its order."""
+    names = names_by_id(model)
     return [names[id(p)] for group in optimizer.param_groups for p in group["params"]]
 
 

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from training.attempt.context import World
+from training.engine.optimizer import names_by_id
 from training.engine.reduction import BucketLayout, Reduction, Turn, add, buckets, turns
 from training.engine.stage_checks import checked_loss
 from training.errors import RunFailedError, UserError
@@ -321,9 +322,9 @@ class _Sharded(Parallel):
 
         super().__init__(stage, model)
         self._world = world
-        blocks = _blocks(stage, model)
+        blocks = named_blocks(stage, model)
         mesh = init_device_mesh(world.device.type, (world.size,))
-        before = _shared_names(model)
+        before = sorted(names_by_id(model).values())
         try:
             for block in (*blocks, self._work):
                 fully_shard(block, mesh=mesh)
@@ -332,7 +333,7 @@ class _Sharded(Parallel):
                 f"stage {stage.name!r}: its model cannot be sharded: {error}; "
                 "give sharding='none', or change the model"
             ) from error
-        if _shared_names(model) != before:
+        if sorted(names_by_id(model).values()) != before:
             raise UserError(
                 f"stage {stage.name!r}: sharding would split a parameter that several modules "
                 "share; let `sharded_modules` name none of them, or one module with all of them"
@@ -351,7 +352,7 @@ class _Sharded(Parallel):
             module.reshard()
 
 
-def _blocks(stage: Train, model: nn.Module) -> list[nn.Module]:
+def named_blocks(stage: Train, model: nn.Module) -> list[nn.Module]:
     """The blocks that the stage names, nested ones first."""
     named = list(stage.sharded_modules(model))
     order = {id(module): number for number, module in enumerate(model.modules())}
@@ -362,32 +363,6 @@ def _blocks(stage: Train, model: nn.Module) -> list[nn.Module]:
         )
     unique = {id(module): module for module in named}
     return sorted(unique.values(), key=lambda module: -order[id(module)])
-
-
-def compile_blocks(stage: Train, model: nn.Module, mode: str) -> None:
-    """Let torch compile each block that the stage names, or the whole model; equals share code."""
-    # Not dynamic: whether torch makes code for any size depends on what this process has compiled
-    # before, and so would the bits after an interruption. So would they if the ninth size of a
-    # batch ran uncompiled, as it does by default.
-    from torch._dynamo import config
-
-    config.recompile_limit = config.accumulated_recompile_limit
-    for block in _blocks(stage, model) or [model]:
-        # As block.compile(), but from a function of ours: before torch 2.14 a module of one of
-        # torch's own classes, as an nn.Sequential, would stay uncompiled without a word.
-        block._compiled_call_impl = torch.compile(partial(_call, block), mode=mode, dynamic=False)
-
-
-def _call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-    return module._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
-
-
-def _shared_names(model: nn.Module) -> list[list[str]]:
-    """All names of each parameter, which has several if modules share it."""
-    names: dict[int, list[str]] = {}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        names.setdefault(id(parameter), []).append(name)
-    return sorted(names.values())
 
 
 def broadcast_from_rank_0(model: nn.Module, world: World) -> None:

@@ -226,8 +226,7 @@ class StageSequence:
             # From the store even if this process has just written it.
             with _explained():
                 end, snapshot = self._read_end(position)
-            # What was evaluated: the moving average where the stage has one.
-            weights = {**snapshot.tensors["model"], **snapshot.tensors.get("ema", {})}
+            weights = snapshot.weights
         end = world.share(end)
         assert end is not None
         return Prior(
@@ -253,11 +252,10 @@ class StageSequence:
 
     def _end(self, position: Position) -> CheckpointEntry:
         last = list(position.results)[-1]
-        entries = self._context.lease.head.checkpoints
-        ends = [e for e in entries if e.stage == last and e.kind == "stage-end"]
-        if not ends:
+        end = self._context.lease.head.end_of(last)
+        if end is None:
             raise DamagedCheckpointError(f"the end of stage {last!r} is not in head.json")
-        return ends[-1]
+        return end
 
     def _result(self, position: Position) -> RunResult:
         """Write the weights; a notice no longer interrupts from here on."""

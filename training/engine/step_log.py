@@ -8,7 +8,7 @@ import math
 import time
 import zlib
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
@@ -60,7 +60,7 @@ _ADVICE: Mapping[_Bound, str] = {
 _ALONE = "Loader workers (loader_workers=auto) would make batches while the device computes."
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(kw_only=True, slots=True)
 class _StageTimes:
     """Where the time of a stage's steps went, over all attempts, as rank 0 measured it.
 
@@ -78,12 +78,6 @@ class _StageTimes:
     read_seconds: float = 0.0
     decode_seconds: float = 0.0
     make_seconds: float = 0.0
-
-    def plus(self, **more: float) -> "_StageTimes":
-        """These times and more of them."""
-        return _StageTimes(
-            **{f.name: getattr(self, f.name) + more.pop(f.name, 0.0) for f in fields(self)}, **more
-        )
 
     @property
     def starved_seconds(self) -> float:
@@ -253,19 +247,18 @@ class TimesSoFar:
         self, num_samples: int, time: StepTime, computed: float, made: Mapping[str, float]
     ) -> None:
         """Add a step: its samples, what the device took, and the loader's seconds by part."""
-        waited = time.seconds * time.waited_share
+        times, waited = self._times, time.seconds * time.waited_share
         if self._is_first:
             self._is_first = False
-            self._times = self._times.plus(first_waited_seconds=waited)
+            times.first_waited_seconds += waited
             return
-        self._times = self._times.plus(
-            samples=num_samples,
-            seconds=time.seconds,
-            waited_seconds=waited,
-            computed_seconds=min(computed, time.seconds),
-            loader_seconds=self._num_workers * time.seconds,
-            **{f"{part}_seconds": seconds for part, seconds in made.items()},
-        )
+        times.samples += num_samples
+        times.seconds += time.seconds
+        times.waited_seconds += waited
+        times.computed_seconds += min(computed, time.seconds)
+        times.loader_seconds += self._num_workers * time.seconds
+        for part, seconds in made.items():
+            setattr(times, f"{part}_seconds", times.by_part[part] + seconds)
 
     def to_json(self) -> dict[str, float]:
         """For a checkpoint's position, from which the next attempt goes on."""

@@ -22,7 +22,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._pytree import tree_map_only
 
 from contract.keys import ADAPTATION
-from training.engine.job import restaged
+from training.engine.job import Restaged
 from training.engine.optimizer import Scaling, autocast, step_in_backward
 from training.engine.reduction import sums_set_aside
 from training.errors import AttemptEndedError, RunFailedError, UserError
@@ -115,7 +115,7 @@ def adapted(workload: Workload[Any], rungs: Sequence[str]) -> Workload[Any]:
     """The workload with its stages made from the config with these rungs applied, in order."""
     if not rungs:
         return workload
-    return restaged(workload, lambda c: workload.stages(_apply_rungs(workload, c, rungs)))
+    return Restaged(workload, lambda c: workload.stages(_apply_rungs(workload, c, rungs)))
 
 
 def _apply_rungs(workload: Workload[Any], config: Any, names: Sequence[str]) -> Any:

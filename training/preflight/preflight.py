@@ -216,7 +216,7 @@ def _resolve_origin(
     """What the run starts from: as its config.json says, else as the options say now."""
     store, asked = options.store, options.init_from and _place(options.init_from)
     if record is not None and record.origin:
-        origin = Origin.from_json(record.origin)
+        origin = Origin(**record.origin)
         if asked and asked != _place(origin.uri):
             raise UserError(
                 f"the run folder {store.uri} starts from {origin.uri}, not from {asked}; give "

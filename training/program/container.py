@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from contract.program import Program
-from training.attempt.hosts import Hosts
+from training.attempt.ranks import Hosts
 from training.errors import MachineError, UserError
 from training.store.folder import write_whole
 

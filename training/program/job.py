@@ -18,8 +18,8 @@ from contract.keys import MANIFEST
 from contract.program import PLACEMENT, WORKLOAD
 from contract.source import copy_source, source_sha256
 from training.attempt.attempt import HeldRun, opened_dataset, run_attempt
-from training.attempt.hosts import meet
 from training.attempt.notice import Notice
+from training.attempt.ranks import meet
 from training.attempt.supervisor import Supervisor, Watchdog
 from training.errors import EXIT_FINISHED, AttemptEndedError, InterruptedRunError, UserError
 from training.program.container import ContainerHost, claimed

@@ -12,7 +12,7 @@ import training
 from contract.program import Program
 from contract.run_env import NAMES
 from training.attempt.attempt import AttemptOptions
-from training.attempt.hosts import Hosts
+from training.attempt.ranks import Hosts
 from training.errors import UserError
 from training.program.container import Container, ContainerHost, command_arguments
 from training.program.process import resolve_command

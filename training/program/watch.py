@@ -82,12 +82,12 @@ class ProgramWatch:
 
     def restore(self) -> str:
         """Begin from the newest snapshot that holds, or from the start; its name, or ""."""
-        restored = self._mirror.restore()
+        restored, passed_over = self._mirror.restore()
         if restored is None:
             self._progress.resume(0, None)
             return ""
         name, self._number = restored.entry.name, restored.entry.step
-        saved = restored.filled.manifest
+        saved = restored.content.manifest
         step = int(saved.note.get("step", restored.entry.step))
         self._progress.resume(step, name)
         self._restored = self._number, int(saved.note.get("step", 0))
@@ -97,7 +97,7 @@ class ProgramWatch:
             checkpoint=name,
             step=step,
             bytes=saved.num_bytes,
-            passed_over=[{"name": name, "why": why} for name, why in restored.passed_over],
+            passed_over=[{"name": name, "why": why} for name, why in passed_over],
         )
         return name
 

@@ -21,8 +21,7 @@ from typing import IO, Any, Literal, TypeAlias
 
 from contract.grammar import parse_interval
 from training.attempt.context import RankEnvironment
-from training.attempt.hosts import Hosts
-from training.attempt.launch import RankProcess, StartRank, end_with_rank_0
+from training.attempt.ranks import Hosts, RankProcess, StartRank, end_with_rank_0
 from training.attempt.supervisor import Supervisor
 from training.engine.attempt import run_workload
 from training.engine.job import RunOptions, resolve_workload
@@ -203,7 +202,7 @@ def _run(request: AttemptRequest, rank: int, start_rank: StartRank | None) -> in
 class _ForkedRanks:
     """A host's other ranks, forked in its first one's process while that has one thread.
 
-    For the engine they replace ranks of its own launcher (training/attempt/launch.py), but start
+    For the engine they replace ranks of its own launcher (training/attempt/ranks.py), but start
     seconds sooner: a rank waits at its pipe for its environment, and exits when the pipe closes, as
     the first one has exited then.
     """

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten
 
-from training.engine.job import PrepareProxy, TrainProxy, restaged
+from training.engine.job import PrepareProxy, Restaged, TrainProxy
 from training.engine.stage_checks import checked_order, samples_of
 from training.errors import UserError
 from training.proof.injector import Injector
@@ -46,7 +46,7 @@ def observed(workload: Workload[Any], injector: Injector) -> Workload[Any]:
             return _ObservedTrain(stage, injector)
         return _ObservedPrepare(stage, injector)
 
-    return restaged(workload, lambda c: [proxy(stage) for stage in workload.stages(c)])
+    return Restaged(workload, lambda c: [proxy(stage) for stage in workload.stages(c)])
 
 
 def shortened(workload: Workload[Any], num_steps: int | None = None) -> Workload[Any]:
@@ -58,7 +58,7 @@ def shortened(workload: Workload[Any], num_steps: int | None = None) -> Workload
     def proxy(stage: Prepare | Train) -> Prepare | Train:
         return _ShortenedTrain(stage, num_steps) if isinstance(stage, Train) else stage
 
-    return restaged(workload, lambda c: [proxy(stage) for stage in workload.stages(c)])
+    return Restaged(workload, lambda c: [proxy(stage) for stage in workload.stages(c)])
 
 
 class _ObservedPrepare(PrepareProxy):

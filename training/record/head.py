@@ -8,7 +8,6 @@ that no writer wrote is refused: names become the keys that are read and deleted
 import json
 import logging
 import secrets
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -18,10 +17,10 @@ from contract.grammar import Span
 from contract.keys import CHECKPOINT_NAME, HEAD, WAITING
 from training.errors import UserError
 from training.store.protocol import (
-    AnswerLostError,
     PreconditionFailedError,
     Store,
     StoreError,
+    put_unless_changed,
 )
 from training.store.transfer import FileEntry, refuse_other_than_counts
 
@@ -156,8 +155,8 @@ def read_json_record(
 # Format 2 added part_bytes to files and is_best to checkpoints, format 3 seconds_left to them,
 # format 4 is_tentative and failed_starts, format 5 is_left_behind, unverified_by and program_step.
 _FORMAT = 5
-_ATTEMPTS = 6
-_BACKOFF_SECONDS = 0.1
+# Tries to mark a run failed beside a holder's heartbeats.
+_MARKS = 60
 
 State: TypeAlias = Literal["running", "released", "finished", "failed"]
 
@@ -182,6 +181,11 @@ class Head:
     def is_ended(self) -> bool:
         """Whether the run has finished or failed for good."""
         return self.state in ("finished", "failed")
+
+    def end_of(self, stage: str) -> CheckpointEntry | None:
+        """The last committed end of a stage, if it is still kept."""
+        ends = (e for e in reversed(self.checkpoints) if e.stage == stage and e.kind == "stage-end")
+        return next(ends, None)
 
     def started_over(self) -> "Head":
         """Without a checkpoint to resume from; it names them until retention drops them."""
@@ -232,23 +236,16 @@ def find_head(store: Store) -> tuple[Head | None, str | None]:
 
 
 def write_head(store: Store, head: Head, etag: str | None) -> str:
-    """Write the head if its ETag is `etag`; if refused or unanswered, the nonce decides."""
-    for attempt in range(_ATTEMPTS):
-        try:
-            return store.put_if(HEAD, head.to_bytes(), etag)
-        except (PreconditionFailedError, AnswerLostError) as error:
-            found, now = find_head(store)
-            if found is not None and now is not None and found.nonce == head.nonce:
-                return now
-            if isinstance(error, PreconditionFailedError) or now != etag:
-                raise PreconditionFailedError(str(error)) from error
-            time.sleep(_BACKOFF_SECONDS * 2**attempt)
-    raise StoreError(f"{store.uri}/{HEAD}: no response to {_ATTEMPTS} writes in a row")
+    """Write the head if its ETag is `etag`; if refused or unanswered, its own nonce decides."""
+    now = put_unless_changed(store, HEAD, head.to_bytes(), etag)
+    if now is None:
+        raise PreconditionFailedError(f"{store.uri}/{HEAD} has changed")
+    return now
 
 
 def mark_failed(store: Store, run_id: str, writer: str, reason: str) -> Head:
     """Mark a run failed without holding its lease; a finished run stays finished."""
-    for _ in range(10 * _ATTEMPTS):
+    for _ in range(_MARKS):
         head, etag = find_head(store)
         if head and head.is_ended:
             return head
@@ -329,11 +326,7 @@ class Position:
         numerics = {**self.numerics, self.stage: first} if first else self.numerics
         return replace(self, numerics=numerics, numerics_changed=tuple(sorted(changed)))
 
-    def to_json(self) -> dict[str, Any]:
-        """The record to keep in a checkpoint."""
-        return asdict(self)
-
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> "Position":
-        """Rebuild from what `to_json` returned."""
+        """Rebuild from what `asdict` returned."""
         return cls(**{**record, "numerics_changed": tuple(record["numerics_changed"])})

@@ -26,9 +26,8 @@ from training.save.listing import (
     list_folder,
     settled,
 )
-from training.save.manifest import Content, FolderManifest, Reason
+from training.save.manifest import Content, Extents, FolderManifest, Reason, data_of
 from training.save.quiet import held_open, mapped_for_writing
-from training.save.sparse import Extents, data_of
 from training.store.transfer import (
     PART_BYTES,
     Contents,

@@ -270,13 +270,13 @@ class CommittedSnapshot:
 
 
 class FolderSaves:
-    """Has the head name one capture after the other; `blobs` know what the store has already."""
+    """Has the head name one capture after the other; the blobs know what the store has already."""
 
-    def __init__(self, publisher: CheckpointPublisher, root: Path) -> None:
-        self.blobs = Blobs(publisher.store, publisher.lease)
+    def __init__(self, publisher: CheckpointPublisher, root: Path, blobs: Blobs) -> None:
         self.last: CommittedSnapshot | None = None
         self.error: BaseException | None = None  # what has ended the saves
         self._root = root
+        self._blobs = blobs
         self._publisher = publisher
         self._failed = FailedSaves()
         self._newest: Save[FolderSource] | None = None
@@ -294,11 +294,11 @@ class FolderSaves:
     ) -> Save[FolderSource]:
         """A save of what was captured."""
         store, root = self._publisher.store, self._root
-        source = FolderSource(store, self.blobs, captured, root, kind, is_tentative=is_tentative)
+        source = FolderSource(store, self._blobs, captured, root, kind, is_tentative=is_tentative)
         # What is sent from where it lies is not tried again: the program waits for it.
         failed = None if captured.is_in_place else self._failed
         if kind == "emergency":
-            self.blobs.stop_copying.set()  # now seconds count
+            self._blobs.stop_copying.set()  # now seconds count
         return Save(source, self._publish, self._settle, failed=failed)
 
     def start(self, save: Save[FolderSource]) -> None:
@@ -326,7 +326,7 @@ class FolderSaves:
 
     def finish(self, deadline: float | None) -> bool:
         """Let what is being sent be tried once more, until the deadline; whether it is over."""
-        self.blobs.stop_copying.set()
+        self._blobs.stop_copying.set()
         for save in self._unfinished():
             save.hurry()
             if not save.wait(seconds_until(deadline)):
@@ -335,7 +335,7 @@ class FolderSaves:
 
     def cancel(self) -> None:
         """Keep whatever is not being published from being so, now and later."""
-        self.blobs.stop_copying.set()
+        self._blobs.stop_copying.set()
         with self._lock:
             self._is_cancelled = True
         for save in self._unfinished():
@@ -362,17 +362,17 @@ class FolderSaves:
 
     def _settle(self, save: Save[FolderSource]) -> None:
         self._publisher.settle(save)
-        if save.is_committed and not self.blobs.stop_copying.is_set():
-            self.blobs.copy_shared(max(2, self._publisher.retention.newest))
+        if save.is_committed and not self._blobs.stop_copying.is_set():
+            self._blobs.copy_shared(max(2, self._publisher.retention.newest))
 
     def _know(self, save: Save[FolderSource]) -> None:
         sent, entry = save.source.sent, save.entry
         assert sent is not None
         assert entry is not None
-        self.blobs.begin_with(sent.manifest, sent.files)
+        self._blobs.begin_with(sent.manifest, sent.files)
         if save.cost is not None:  # else nothing had changed
             seconds = save.cost.seconds
             self.last = CommittedSnapshot(number=entry.step, seconds=seconds, **save.source.facts())
             self._publisher.tell(save, step=sent.manifest.note.get("step"))
         if not save.releases:  # else the successor does it: now seconds count
-            self.blobs.delete_unneeded()
+            self._blobs.delete_unneeded()

@@ -37,7 +37,7 @@ _CODES = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
-_DTYPES = {code: dtype for dtype, code in _CODES.items()}
+_DTYPES = dict(zip(_CODES.values(), _CODES, strict=True))
 # The alignment of the data: the largest item of any type, and enough for vector instructions.
 _ALIGNMENT = 64
 _LENGTH_BYTES = 8
@@ -152,30 +152,16 @@ class Slice:
     offset: tuple[int, ...]
     shape: tuple[int, ...]
 
+    @classmethod
+    def from_json(cls, record: Mapping[str, Any]) -> "Slice":
+        """Rebuild from the JSON in a checkpoint."""
+        offset, shape = tuple(record["offset"]), tuple(record["shape"])
+        return cls(file=record["file"], offset=offset, shape=shape)
+
     def count_in(self, offset: Sequence[int], shape: Sequence[int]) -> int:
         """Number of this slice's elements that are in the given block."""
         blocks = zip(self.offset, self.shape, offset, shape, strict=True)
         return math.prod(max(0, min(a + m, b + n) - max(a, b)) for a, m, b, n in blocks)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Sliced:
-    """A tensor of a checkpoint as its slices."""
-
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-    slices: tuple[Slice, ...]
-
-    @classmethod
-    def from_json(cls, record: Mapping[str, Any]) -> "Sliced":
-        """Rebuild from the JSON in a checkpoint."""
-        slices = tuple(
-            Slice(file=s["file"], offset=tuple(s["offset"]), shape=tuple(s["shape"]))
-            for s in record["slices"]
-        )
-        return cls(
-            shape=tuple(record["shape"]), dtype=getattr(torch, record["dtype"]), slices=slices
-        )
 
 
 def is_sharded(tensor: Tensor) -> "TypeGuard[DTensor]":
@@ -197,18 +183,6 @@ def local_slice(tensor: Tensor) -> tuple[tuple[int, ...], Tensor]:
     return tuple(chunks[0].offsets), local
 
 
-def is_first_holder(tensor: Tensor, rank: int) -> bool:
-    """Whether this process writes its share, as the first of those with the same share."""
-    if not is_sharded(tensor):
-        return rank == 0
-    coordinate = tensor.device_mesh.get_coordinate()
-    return coordinate is not None and all(
-        place == 0
-        for place, placement in zip(coordinate, tensor.placements, strict=True)
-        if placement.is_replicate()
-    )
-
-
 def copy_overlap(
     source: Tensor, source_offset: Sequence[int], target: Tensor, target_offset: Sequence[int]
 ) -> None:
@@ -221,14 +195,3 @@ def copy_overlap(
         source = source.narrow(dim, first - a, last - first)
         target = target.narrow(dim, first - b, last - first)
     target.copy_(source)
-
-
-def merged_slices(slices: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Merge the slice lists of all ranks, which have the same tensors."""
-    whole: dict[str, Any] = {}
-    for part, tensors in slices[0].items():
-        whole[part] = {}
-        for name, about in tensors.items():
-            found = [one for own in slices for one in own[part][name]["slices"]]
-            whole[part][name] = {**about, "slices": found}
-    return whole

@@ -142,7 +142,7 @@ def list_folder(root: Path, logs: frozenset[str] = frozenset()) -> Listing:
     folders: dict[str, FileState] = {}
     skipped: dict[str, str] = {}
     began_ns = time.time_ns()
-    for path, found, entry in _walk(root, ""):
+    for path, found, entry in _walk(root):
         if stat.S_ISREG(found.st_mode):
             files[path] = FileState.of(found)
         elif stat.S_ISDIR(found.st_mode):
@@ -174,9 +174,9 @@ def settled(root: Path, logs: frozenset[str] = frozenset()) -> Listing:
     raise ChangedError(f"{listing.newest} is being written")
 
 
-def _walk(root: Path, below: str) -> Iterator[tuple[str, os.stat_result, os.DirEntry[str]]]:
+def _walk(root: Path) -> Iterator[tuple[str, os.stat_result, os.DirEntry[str]]]:
     """Everything below a folder; what vanishes meanwhile is left out."""
-    pending = [below]
+    pending = [""]
     while pending:
         prefix = pending.pop()
         try:

@@ -32,22 +32,22 @@ def available_bytes() -> int | None:
 
 def free_bytes() -> int | None:
     """Bytes free on the machine (or in the unit), ignoring this process's own limit."""
-    try:
-        lines = _MEMINFO.read_text().splitlines()
-    except OSError:
-        return None
-    free = next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAv")), None)
+    free = _bytes_in(_MEMINFO, "MemAvailable:")
     known = [left for left in (free, _cgroup_bytes_left()) if left is not None]
     return min(known, default=None)
 
 
 def data_bytes() -> int | None:
     """Private writable memory of this process, which RLIMIT_DATA limits; None off Linux."""
-    try:
-        lines = _STATUS.read_text().splitlines()
-    except OSError:
-        return None
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmDa")), None)
+    return _bytes_in(_STATUS, "VmData:")
+
+
+def _bytes_in(path: Path, name: str) -> int | None:
+    """What a file of /proc says in kB; None where it does not."""
+    with contextlib.suppress(OSError):
+        lines = (line.split() for line in path.read_text().splitlines())
+        return next((int(words[1]) * 1024 for words in lines if words[:1] == [name]), None)
+    return None
 
 
 def _limit_bytes_left() -> int | None:

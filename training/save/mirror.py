@@ -10,12 +10,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from training.record.head import CheckpointEntry, Kind, read_head
-from training.record.run import newest_valid, read_twice
+from training.record.run import Loaded, newest_valid, read_twice
+from training.save.blobs import Blobs
 from training.save.capture import Capture, Moment, capture
 from training.save.folder import CommittedSnapshot, FolderSaves, FolderSource
 from training.save.listing import ChangedError, Listing, SnapshotError, list_folder
@@ -36,15 +36,6 @@ _FINAL_ATTEMPTS = 4
 # What a send that is cancelled gets to say so.
 _GRACE_SECONDS = 1.0
 _NOTHING = FolderManifest(reason="exit", program_says_when=False, files=())
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Restored:
-    """The snapshot that the folder now holds."""
-
-    entry: CheckpointEntry
-    filled: Filled
-    passed_over: tuple[tuple[str, str], ...]  # newer snapshots that do not hold, and why
 
 
 def restore_as(store: Store, name: str, folder: Path) -> None:
@@ -76,9 +67,9 @@ class Mirror:
         self._publisher = publisher
         self._folder = folder
         self._work = work
-        self._quiet_seconds = quiet_seconds
         self._note = note
-        self._saves = FolderSaves(publisher, folder)
+        self._blobs = Blobs(publisher.store, publisher.lease)
+        self._saves = FolderSaves(publisher, folder, self._blobs)
         self._watcher = Watcher(
             folder, self.commit_file, quiet_seconds, self._capture, self._refuse
         )
@@ -103,8 +94,10 @@ class Mirror:
             return None
         return watcher.obstacle, watcher.outlook
 
-    def restore(self) -> _Restored | None:
+    def restore(self) -> tuple[Loaded[Filled] | None, tuple[tuple[str, str], ...]]:
         """Fill the folder from the newest snapshot that holds; None if there is none.
+
+        Also the newer ones that do not hold, each with the reason.
 
         Call it before the program starts: what is in the folder, the run must have left there
         (training/program/container.py). StoreError if no snapshot can be read, and one may be
@@ -123,22 +116,22 @@ class Mirror:
         found, passed_over = newest_valid(run.store, run.lease, run.events, read)
         if found is None:
             filled = fill(run.store, _NOTHING, self._folder)
-            self._saves.blobs.begin_with(filled.manifest, filled.files)
-            self._saves.blobs.sweep()
-            return None
+            self._blobs.begin_with(filled.manifest, filled.files)
+            self._blobs.sweep()
+            return None, passed_over
         self._restored, filled = found.entry, found.content
         self._watcher.says_when = filled.manifest.program_says_when
-        self._saves.blobs.begin_with(filled.manifest, filled.files)
-        self._saves.blobs.found_damaged(filled.damaged)
+        self._blobs.begin_with(filled.manifest, filled.files)
+        self._blobs.found_damaged(filled.damaged)
         self._watcher.captured = list_folder(self._folder)
         self._doubted = self._watcher.captured if found.entry.is_tentative else None
-        self._saves.blobs.sweep()
+        self._blobs.sweep()
         size, reused = filled.manifest.num_bytes / 1e6, filled.reused_bytes / 1e6
         _log.info(
             f"[snapshot] {found.entry.step} restored: {len(filled.manifest.files)} files, "
             f"{size:,.1f} MB, {reused:,.1f} MB of them were on the disk"
         )
-        return _Restored(entry=found.entry, filled=filled, passed_over=passed_over)
+        return found, passed_over
 
     def start(self, program: int | None = None) -> None:
         """Watch the folder of the program with that process number from now on, and send."""
@@ -198,7 +191,7 @@ class Mirror:
         if release:
             self._publisher.lease.release()
         elif deadline is None:
-            self._saves.blobs.sweep()
+            self._blobs.sweep()
         return is_sent and refused is None
 
     def count_failure(self) -> None:
@@ -240,7 +233,7 @@ class Mirror:
             return capture(
                 self._folder,
                 self._work / f"staging-{self._num_captures}",
-                self._saves.blobs.known,
+                self._blobs.known,
                 reason=reason,
                 program_says_when=self._watcher.says_when,
                 note=note,

@@ -1,23 +1,35 @@
-"""How long a folder has stood still, and whether somebody could be writing to it.
+"""Whether a save of a program is over: how long its folder has stood still, who could write to it.
 
 Open and mapped files are read from /proc, for this process and those that it or its children
-started; elsewhere than on Linux nothing is known, and a quiet time alone must do.
+started; elsewhere than on Linux nothing is known, and a quiet time alone must do. A program's habit
+is learned from its folder, to see the end of a save sooner, and which files only grow: nothing is
+concluded from one save, and nothing once two of them differed; what is not understood waits for the
+full quiet time.
 """
 
 import os
 import re
 import time
+from collections import Counter
 from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from training.save.listing import Listing
+from training.save.listing import FileState, Listing
 from training.save.process_tree import living_below
 
 _PROC = Path("/proc")
 _FLAGS = re.compile(r"^flags:\s*([0-7]+)$", re.MULTILINE)
 _NOT_LOOKED = "a file, perhaps,"
+# As many saves must have been alike.
+_ALIKE = 3
+_NUMBER = re.compile(r"[0-9]+")
+# Of a growing file, this much of its end must still be there the next time.
+_TAIL_BYTES = 4096
+_NO_TEXT = re.compile(rb"[\x00-\x08\x0e-\x1f\x7f]")
+# So often must it have grown.
+_GROWTHS = 3
 
 
 @dataclass(kw_only=True, slots=True)
@@ -36,15 +48,11 @@ class QuietTime:
     def look(self, listing: Listing) -> float:
         """Take note of the folder as it is now; return for how many seconds it has been so."""
         now, alive = time.monotonic(), living_below(os.getpid())
-        if self.listing is None or self.listing.difference(listing) is not None:
-            self.writers = alive
-            self.since = now
-            self.held_open = _NOT_LOOKED
-        elif not self.writers <= alive:
-            # One that died may have had a file half written: the death closed it.
-            self.writers &= alive
-            self.since = now
-            self.held_open = _NOT_LOOKED
+        has_changed = self.listing is None or self.listing.difference(listing) is not None
+        # One that died may have had a file half written: the death closed it.
+        if has_changed or not self.writers <= alive:
+            self.writers = alive if has_changed else self.writers & alive
+            self.since, self.held_open = now, _NOT_LOOKED
         self.listing = listing
         return now - self.since
 
@@ -108,3 +116,188 @@ def mapped_for_writing(inodes: Collection[tuple[int, int]]) -> set[tuple[int, in
 def _is_writable(fdinfo: Path) -> bool:
     flags = _FLAGS.search(fdinfo.read_text())
     return flags is not None and int(flags[1], 8) & os.O_ACCMODE != os.O_RDONLY
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Burst:
+    """What changed between two pauses, under names that the next save has, too."""
+
+    names: Counter[str]
+    numbers: tuple[tuple[int, ...], ...]  # those in the names of new files
+
+    @classmethod
+    def between(cls, before: Listing, after: Listing) -> "_Burst":
+        """What was written; what was deleted makes no difference."""
+        files = [p for p, f in after.files.items() if before.files.get(p) != f]
+        links = [path for path, to in after.links.items() if before.links.get(path) != to]
+        names, numbers = Counter[str](), []
+        for path in (path for path in [*files, *links] if not after.is_log(path)):
+            name = path
+            if path not in before.files and path not in before.links:
+                # Numbers in folders that were there are no save's own.
+                known = max((f for f in before.folders if path.startswith(f"{f}/")), default="")
+                rest = path[len(known) :]
+                name = known + _NUMBER.sub("#", rest)
+                numbers.append(tuple(map(int, _NUMBER.findall(rest))))
+            names[name] += 1
+        return cls(names=names, numbers=tuple(sorted(numbers)))
+
+    @property
+    def plain(self) -> Counter[str]:
+        """The names without any number."""
+        found = Counter[str]()
+        for name, count in self.names.items():
+            found[_NUMBER.sub("#", name)] += count
+        return found
+
+    def may_follow(self, before: "_Burst") -> bool:
+        """Whether both are saves of one kind, and not two parts of one.
+
+        New files alone may be parts, `shard-2` after `shard-1`: one that was there must be written
+        with them. And the first number of a name must be the save's, not that of `step10-part2`.
+        """
+        if self.names != before.names or len(self.numbers) == self.names.total():
+            return False
+        for mine, others in zip(self.numbers, before.numbers, strict=False):
+            if mine and mine[:1] == others[:1]:
+                return False
+        return True
+
+    def may_come_after_the_first(self, first: "_Burst") -> bool:
+        """Whether the first one shows where such a save begins: it held all of it, or none."""
+        mine, others = self.plain, first.plain
+        return mine <= others or not mine.keys() & others.keys()
+
+
+class SaveHabit:
+    """Whether a pause is the end of a save; to be told of each pause."""
+
+    def __init__(self) -> None:
+        self._paused: Listing
+        self._first: _Burst | None = None
+        self._last: _Burst | None = None
+        self._num_alike = 0
+        self._is_regular = True
+        self._is_end = False
+
+    def begin(self, listing: Listing) -> None:
+        """The program starts with this folder."""
+        self._paused = listing
+
+    def is_end(self, listing: Listing) -> bool:
+        """Whether the folder, in a pause and with nothing open, holds a save as those before."""
+        if self._paused.difference(listing) is not None:
+            burst = _Burst.between(self._paused, listing)
+            self._paused = listing
+            if burst.names:
+                self._is_end = self._learn(burst)
+        return self._is_end
+
+    def is_part(self, listing: Listing) -> bool:
+        """Whether something is missing of a save as those before, which were alike."""
+        if self._last is None or not self._is_regular or self._num_alike < _ALIKE - 1:
+            return False
+        mine, usual = _Burst.between(self._paused, listing).plain, self._last.plain
+        return bool(mine) and mine <= usual and mine != usual
+
+    def _learn(self, burst: _Burst) -> bool:
+        if self._first is None:
+            self._first = burst
+            return False
+        last, self._last = self._last, burst
+        if last is None:
+            self._num_alike = int(burst.plain == self._first.plain)
+        elif not burst.may_follow(last):
+            self._is_regular = False
+        self._num_alike += 1
+        is_known = self._num_alike >= _ALIKE
+        return self._is_regular and is_known and burst.may_come_after_the_first(self._first)
+
+
+class Replacing:
+    """Whether a program replaces its files by whole ones, and never writes into an old one."""
+
+    def __init__(self) -> None:
+        self._has_replaced = False
+        self._has_rewritten = False
+
+    def look(self, before: Listing, now: Listing) -> None:
+        """Compare two looks at the folder."""
+        for path, old in before.files.items():
+            new = now.files.get(path)
+            if new is None or new == old or now.is_log(path):
+                continue
+            if (new.device, new.inode) != (old.device, old.inode):
+                self._has_replaced = True
+            elif new.bytes <= old.bytes and new.mtime_ns != old.mtime_ns:
+                self._has_rewritten = True
+        links = now.links.items()
+        self._has_replaced |= any(before.links.get(path, to) != to for path, to in links)
+
+    @property
+    def is_habit(self) -> bool:
+        """Whether that was so as far as it was seen, and at least once."""
+        return self._has_replaced and not self._has_rewritten
+
+
+@dataclass(kw_only=True, slots=True)
+class _Growth:
+    """A file that has only grown since it was first seen."""
+
+    state: FileState
+    last: float  # when it was seen to grow
+    since: float = 0.0  # its first growth
+    times: int = 0
+    tail: bytes = b""
+
+
+class GrowingFiles:
+    """Files that only grow, by text written at their ends, as a metrics.csv does.
+
+    A save that is being written grows, too: what counts is a text that grows for longer than the
+    quiet time, and is at the end of a line each time, or has paused.
+    """
+
+    def __init__(self, root: Path, quiet_seconds: float, pause_seconds: float) -> None:
+        self.logs: frozenset[str] = frozenset()
+        self._root = root
+        self._quiet_seconds = quiet_seconds
+        self._pause_seconds = pause_seconds
+        self._seen: dict[str, _Growth] = {}
+
+    def look(self, listing: Listing) -> None:
+        """Compare the folder with how it was at the last look."""
+        now, before = time.monotonic(), self._seen
+        self._seen = {}
+        for path, state in listing.files.items():
+            seen = before.get(path)
+            if seen is None or (
+                seen.state != state and not self._has_grown(path, seen, state, now)
+            ):
+                seen = _Growth(state=state, last=now)
+            self._seen[path] = seen
+        self.logs = frozenset(path for path, seen in self._seen.items() if self._is_log(seen))
+
+    def _is_log(self, seen: _Growth) -> bool:
+        return seen.times >= _GROWTHS and seen.last - seen.since >= self._quiet_seconds
+
+    def _has_grown(self, path: str, seen: _Growth, state: FileState, now: float) -> bool:
+        """Whether it only has, and what it had is still there; takes note of it."""
+        old = seen.state
+        if state.inode != old.inode or state.bytes <= old.bytes:
+            return False
+        try:
+            with (self._root / path).open("rb") as stream:
+                stream.seek(old.bytes - len(seen.tail))
+                is_kept = stream.read(len(seen.tail)) == seen.tail
+                stream.seek(max(0, state.bytes - _TAIL_BYTES))
+                tail = stream.read(min(_TAIL_BYTES, state.bytes))
+        except OSError:
+            return False
+        has_paused = now - seen.last >= self._pause_seconds
+        is_text = b"\n" in tail and not _NO_TEXT.search(tail)
+        if not is_kept or not is_text or not (tail.endswith(b"\n") or has_paused):
+            return False
+        seen.since = seen.since if seen.times else now
+        seen.state, seen.tail, seen.last, seen.times = state, tail, now, seen.times + 1
+        return True

@@ -17,7 +17,7 @@ from pathlib import PurePath
 from typing import Any, TypeAlias
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from contract.keys import checkpoint_prefix
 from training.attempt.context import AttemptContext
@@ -27,7 +27,6 @@ from training.save.layout import (
     SLICES,
     FileLayout,
     Slice,
-    Sliced,
     copy_overlap,
     header_bytes,
     local_slice,
@@ -39,6 +38,7 @@ from training.store.transfer import FileEntry, receive
 
 # What a model computes with: its own state, and its moving average.
 WEIGHTS = frozenset({"model", "ema"})
+_NUM_NAMED = 5
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,6 +47,11 @@ class CheckpointContent:
 
     tensors: dict[str, dict[str, Tensor]]  # part -> name -> tensor in its own memory
     state: Mapping[str, Any]
+
+    @property
+    def weights(self) -> dict[str, Tensor]:
+        """What is evaluated and exported: the moving average where the stage has one."""
+        return {**self.tensors["model"], **self.tensors.get("ema", {})}
 
     def take(self, part: str) -> dict[str, Tensor]:
         """Hand over a part's tensors: whoever holds the snapshot holds them no longer."""
@@ -86,7 +91,11 @@ def read_state(store: Store, entry: CheckpointEntry) -> dict[str, Any]:
     prefix = checkpoint_prefix(entry.name)
     sizes = store.sizes(prefix)
     for file in entry.files:
-        _check_size(file, sizes.get(prefix + file.name))
+        size = sizes.get(prefix + file.name)
+        if size is None:
+            raise DamagedCheckpointError(f"{file.name} is missing")
+        if size != file.bytes:
+            raise DamagedCheckpointError(f"{file.name} has {size} bytes instead of {file.bytes}")
     found = next((file for file in entry.files if file.name == STATE), None)
     if found is None:
         raise DamagedCheckpointError(f"the head names no {STATE}")
@@ -98,6 +107,24 @@ def read_state(store: Store, entry: CheckpointEntry) -> dict[str, Any]:
     _receive(store, prefix, found, place_bytes)
     state: dict[str, Any] = json.loads(data)
     return state
+
+
+def misfit(model: nn.Module, tensors: Mapping[str, Tensor]) -> str:
+    """What keeps `tensors` from being the model's state; empty if nothing does."""
+    mine = model.state_dict()
+    problems = [f"{name} is missing" for name in mine if name not in tensors]
+    problems += [f"{name} is unknown" for name in tensors if name not in mine]
+    problems += [
+        f"{name} is {_shape(tensors[name])} there and {_shape(tensor)} here"
+        for name, tensor in mine.items()
+        if name in tensors and tensors[name].shape != tensor.shape
+    ]
+    more = len(problems) - _NUM_NAMED
+    return "; ".join(problems[:_NUM_NAMED]) + (f"; and {more} more" if more > 0 else "")
+
+
+def _shape(tensor: Tensor) -> str:
+    return "x".join(map(str, tensor.shape)) or "a scalar"
 
 
 def fill_slices(
@@ -117,12 +144,12 @@ def fill_slices(
             about = known.get(name)
             if about is None:
                 raise DamagedCheckpointError(f"{name} is not in the checkpoint's {part!r}")
-            sliced = Sliced.from_json(about)
-            if sliced.shape != tuple(tensor.shape) or sliced.dtype != tensor.dtype:
-                there = f"has shape {sliced.shape} of {sliced.dtype}"
+            shape, dtype = tuple(about["shape"]), getattr(torch, about["dtype"])
+            if shape != tuple(tensor.shape) or dtype != tensor.dtype:
+                there = f"has shape {shape} of {dtype}"
                 raise DamagedCheckpointError(f"{name} {there}, not the model's")
             missing[part, name] = local.numel()
-            for one in sliced.slices:
+            for one in map(Slice.from_json, about["slices"]):
                 if count := one.count_in(offset, local.shape):
                     wanted.setdefault(one.file, []).append((name, one, offset, local))
                     missing[part, name] -= count
@@ -182,13 +209,6 @@ def read_tensors(store: Store, prefix: str, file: FileEntry) -> dict[str, Tensor
 
     _receive(store, prefix, file, place_bytes)
     return tensors
-
-
-def _check_size(file: FileEntry, size: int | None) -> None:
-    if size is None:
-        raise DamagedCheckpointError(f"{file.name} is missing")
-    if size != file.bytes:
-        raise DamagedCheckpointError(f"{file.name} has {size} bytes instead of {file.bytes}")
 
 
 def _read_first(store: Store, prefix: str, file: FileEntry, size: int) -> bytes:

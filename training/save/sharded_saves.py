@@ -20,7 +20,7 @@ from contract.keys import checkpoint_prefix
 from training.attempt.context import AttemptContext, World
 from training.errors import DivergedError, Divergence
 from training.record.head import step_of
-from training.save.layout import SLICES, Slice, is_first_holder, local_slice
+from training.save.layout import SLICES, Slice, is_sharded, local_slice
 from training.save.memory import allocate, view_of
 from training.save.publish import Save, StateSource
 from training.save.state import HostCopies, HostCopy, LiveState, OtherShares, refuse_nan
@@ -56,12 +56,24 @@ def own_share(capture: LiveState, rank: int) -> LiveState:
                 "dtype": str(tensor.dtype).removeprefix("torch."),
                 "slices": [],
             }
-            if is_first_holder(tensor, rank) and (local.numel() or not tensor.numel()):
+            if _is_first_holder(tensor, rank) and (local.numel() or not tensor.numel()):
                 mine[name] = local.detach()
                 own = Slice(file=f"{stem}.safetensors", offset=offset, shape=tuple(local.shape))
                 about[name]["slices"].append(asdict(own))
     state = capture.state if rank == 0 else {}
     return replace(capture, tensors=files, state={**state, SLICES: slices})
+
+
+def _is_first_holder(tensor: Tensor, rank: int) -> bool:
+    """Whether this process writes its share, as the first of those with the same share."""
+    if not is_sharded(tensor):
+        return rank == 0
+    coordinate = tensor.device_mesh.get_coordinate()
+    return coordinate is not None and all(
+        place == 0
+        for place, placement in zip(coordinate, tensor.placements, strict=True)
+        if placement.is_replicate()
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -158,11 +170,6 @@ class _Share(StateSource):
 
     name: str  # of the checkpoint
     state: LiveState | HostCopy
-
-    @property
-    def num_bytes(self) -> int:
-        """Total bytes of the files."""
-        return sum(file.size for file in self.state.files)
 
 
 class ShardedFollower:

@@ -22,7 +22,7 @@ from contract.keys import checkpoint_prefix
 from training.attempt.notice import Notice
 from training.errors import DivergedError, Divergence
 from training.record.head import CheckpointEntry, Head, Position
-from training.save.layout import SLICES, FileLayout, TensorSpan, lay_out, merged_slices
+from training.save.layout import SLICES, FileLayout, TensorSpan, lay_out
 from training.save.memory import allocate, available_bytes, open_shared, view_of
 from training.save.publish import StateSource
 from training.store.protocol import PartSender, Store, StoreError
@@ -312,7 +312,7 @@ class TensorSource(StateSource):
             theirs, slices = self._others(name, progress.stop)
             files = (*files, *theirs)
             _refuse_wrong_sizes(store.sizes(prefix), prefix, files)
-            state = {**state, SLICES: merged_slices([state[SLICES], *slices])}
+            state = {**state, SLICES: _merged_slices([state[SLICES], *slices])}
         return (*files, put_text(store, prefix, STATE, json.dumps(state).encode()))
 
     def facts(self) -> Mapping[str, Any]:
@@ -339,3 +339,14 @@ def _refuse_wrong_sizes(there: Mapping[str, int], prefix: str, files: Sequence[F
         if there.get(prefix + file.name) != file.bytes:
             size = there.get(prefix + file.name, "no")
             raise StoreError(f"{prefix}{file.name} has {size} bytes instead of {file.bytes}")
+
+
+def _merged_slices(slices: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Merge the slice lists of all ranks, which have the same tensors."""
+    whole: dict[str, Any] = {}
+    for part, tensors in slices[0].items():
+        whole[part] = {}
+        for name, about in tensors.items():
+            found = [one for own in slices for one in own[part][name]["slices"]]
+            whole[part][name] = {**about, "slices": found}
+    return whole

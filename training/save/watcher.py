@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 from training.save.capture import Moment
-from training.save.habit import GrowingFiles, Replacing, SaveHabit
 from training.save.listing import (
     ChangedError,
     Listing,
@@ -26,7 +25,7 @@ from training.save.listing import (
     list_folder,
 )
 from training.save.manifest import Reason
-from training.save.quiet import QuietTime, held_open
+from training.save.quiet import GrowingFiles, QuietTime, Replacing, SaveHabit, held_open
 
 _log = logging.getLogger(__name__)
 

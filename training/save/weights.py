@@ -30,6 +30,7 @@ from training.save.layout import lay_out
 from training.save.resume import (
     WEIGHTS,
     fill_slices,
+    misfit,
     read_checkpoint,
     read_state,
     read_tensors,
@@ -39,7 +40,6 @@ from training.save.state import tensor_at
 from training.store.folder import open_store
 from training.store.protocol import Store, StoreError
 
-_NUM_NAMED = 5
 # Files of weights: ours, and those that torch.save wrote.
 _WEIGHT_FILES = (".safetensors", ".pth", ".pt")
 # A placeholder for the hash in the header, of the same length, until all tensors are written.
@@ -97,28 +97,13 @@ def load_weights(model: nn.Module, weights: Weights, stage: str) -> None:
     model.load_state_dict(dict(weights.tensors))
 
 
-def misfit(model: nn.Module, tensors: Mapping[str, Tensor]) -> str:
-    """What keeps `tensors` from being the model's state; empty if nothing does."""
-    mine = model.state_dict()
-    problems = [f"{name} is missing" for name in mine if name not in tensors]
-    problems += [f"{name} is unknown" for name in tensors if name not in mine]
-    problems += [
-        f"{name} is {_shape(tensors[name])} there and {_shape(tensor)} here"
-        for name, tensor in mine.items()
-        if name in tensors and tensors[name].shape != tensor.shape
-    ]
-    more = len(problems) - _NUM_NAMED
-    return "; ".join(problems[:_NUM_NAMED]) + (f"; and {more} more" if more > 0 else "")
-
-
 def _from_checkpoint(run: OpenRun, entry: CheckpointEntry) -> Weights:
     try:
         snapshot = read_checkpoint(run.store, entry, WEIGHTS)
     except DamagedCheckpointError as error:
         raise UserError(f"checkpoint {entry.name} is damaged: {error}; use another one") from error
     position = snapshot.state["position"]
-    # A moving average, if there is one, is evaluated and exported.
-    tensors = {**snapshot.tensors["model"], **snapshot.tensors.get("ema", {})}
+    tensors = snapshot.weights
     record, digest = run.record, weights_sha256(tensors)
     about = {
         "run_id": record.run_id,
@@ -175,10 +160,6 @@ def _fetch(store: Store, key: str, folder: Path) -> Weights:
     except SafetensorError as error:
         raise UserError(f"{store.uri}/{key} is not a safetensors file: {error}") from error
     return Weights(tensors=tensors, about=about, sha256=weights_sha256(tensors))
-
-
-def _shape(tensor: Tensor) -> str:
-    return "x".join(map(str, tensor.shape)) or "a scalar"
 
 
 def weights_sha256(tensors: Mapping[str, Tensor]) -> str:

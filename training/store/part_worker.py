@@ -79,7 +79,7 @@ class _Order:
         data = memoryview(self._memory)[start : min(start + self._part_bytes, self._size)]
         with _HASHING:
             digest = hashlib.sha256(data).digest()
-        tag = self._store.put_part(self._where, number, data, digest, self._stop)
+        tag = self._store.put_part(self._stop, self._where, number, data, digest)
         return {"part": number, "tag": tag, "sha256": digest.hex()}
 
     def _answer(self, answer: dict[str, Any]) -> None:

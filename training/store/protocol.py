@@ -12,7 +12,7 @@ from typing import Protocol
 
 from training.errors import EXIT_STORE, AttemptEndedError, UserError
 
-_ATTEMPTS = 5
+_ATTEMPTS = 6
 _BACKOFF_SECONDS = 0.05
 
 
@@ -176,19 +176,18 @@ def get_each(store: Store, keys: Sequence[str]) -> Iterator[Stored | None]:
                 future.cancel()
 
 
-def put_unless_changed(store: Store, key: str, data: bytes, etag: str | None) -> bool:
-    """Write a key that is as it was with `etag` (None: missing); whether it now holds `data`.
+def put_unless_changed(store: Store, key: str, data: bytes, etag: str | None) -> str | None:
+    """Write a key that is as it was with `etag` (None: missing); its ETag if it now holds `data`.
 
     After a lost response the key is read: its content shows who was first.
     """
     for attempt in range(1, _ATTEMPTS + 1):
         try:
-            store.put_if(key, data, etag)
-            return True
+            return store.put_if(key, data, etag)
         except (PreconditionFailedError, AnswerLostError) as error:
             found = store.get(key)
             if (found.etag if found else None) != etag:
-                return found is not None and found.data == data
+                return found.etag if found is not None and found.data == data else None
             if attempt == _ATTEMPTS:
                 raise StoreError(f"{store.uri}/{key} could not be written: {error}") from error
             time.sleep(_BACKOFF_SECONDS * 2**attempt)

@@ -5,12 +5,14 @@ response the nonce (training/record/head.py) decides. Parts of large objects are
 by one, and everything else by botocore.
 """
 
+import base64
 import os
 import random
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -26,7 +28,7 @@ from training.store.protocol import (
     refuse_outside,
     writing,
 )
-from training.store.s3_transfer import RangeReader, S3Upload, UnsureError, put_part, reader_like
+from training.store.s3_transfer import Body, RangeReader, S3Upload, UnsureError, reader_like
 
 _Answer = TypeVar("_Answer")
 
@@ -108,7 +110,7 @@ class S3Store:
                 return None
 
         try:
-            return self.repeating(key, threading.Event(), read)
+            return self._repeating(key, threading.Event(), read)
         except FileNotFoundError:
             return None  # a 404 whose body with the code NoSuchKey did not arrive
 
@@ -150,7 +152,8 @@ class S3Store:
         """Start an upload: one request if it is one part, else a multipart upload."""
         return S3Upload(
             self._parts,
-            lambda call: self.repeating(key, stop, call),
+            partial(self._repeating, key, stop),
+            partial(self.put_part, stop),
             {"Bucket": self._bucket, "Key": self._prefix + key},
             num_parts=max(1, -(-size // part_bytes)),
             process=self.part_process,
@@ -159,17 +162,28 @@ class S3Store:
 
     def put_part(
         self,
+        stop: threading.Event,
         where: dict[str, str],
         number: int,
         data: memoryview,
         sha256: bytes,
-        stop: threading.Event,
     ) -> str:
-        """Send a part of an upload that another process started; return its ETag."""
+        """Send a part of an upload, or the whole object if it has no others; return its ETag.
+
+        The upload may be one that another process started.
+        """
+        checksum = base64.b64encode(sha256).decode()
+
+        def send() -> Any:
+            body: Any = Body(data) if len(data) else b""
+            if "UploadId" not in where:
+                return self._parts.put_object(**where, Body=body, ChecksumSHA256=checksum)
+            return self._parts.upload_part(
+                **where, PartNumber=number + 1, Body=body, ChecksumSHA256=checksum
+            )
+
         key = where["Key"].removeprefix(self._prefix)
-        return put_part(
-            self._parts, lambda call: self.repeating(key, stop, call), where, number, data, sha256
-        )
+        return str(self._repeating(key, stop, send)["ETag"])
 
     def read_into(self, key: str, start: int, data: memoryview) -> None:
         refuse_outside(self.uri, key)
@@ -187,7 +201,7 @@ class S3Store:
                     raise StoreError(f"{self.uri}/{key} ends before byte {start + len(data)}")
                 done += count
 
-        self.repeating(key, threading.Event(), read)
+        self._repeating(key, threading.Event(), read)
 
     def _learn(self, request: Any, **_: Any) -> None:
         """Take from botocore's first request where the bucket answers, and who signs how."""
@@ -213,7 +227,7 @@ class S3Store:
         self._doubts = -1
         return True
 
-    def repeating(self, key: str, stop: threading.Event, call: Callable[[], _Answer]) -> _Answer:
+    def _repeating(self, key: str, stop: threading.Event, call: Callable[[], _Answer]) -> _Answer:
         """Retry with backoff until the call succeeds or fails with a permanent error."""
         from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError
 

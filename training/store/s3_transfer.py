@@ -18,7 +18,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 from urllib.parse import quote, urlsplit
 
 from training.store.part_process import PartProcess
@@ -216,9 +216,6 @@ def _close(connections: list[socket.socket]) -> None:
 
 _MEBIBYTE = 1024 * 1024
 
-# Calls until it succeeds or fails with a permanent error.
-_Repeating: TypeAlias = Callable[[Callable[[], Any]], Any]
-
 
 class S3Upload(Upload):
     """An upload by this process; parts of shared memory are sent by `process`."""
@@ -226,7 +223,8 @@ class S3Upload(Upload):
     def __init__(
         self,
         client: Any,
-        repeating: _Repeating,
+        repeating: Callable[[Callable[[], Any]], Any],
+        put_part: Callable[[dict[str, str], int, memoryview, bytes], str],
         where: dict[str, str],
         *,
         num_parts: int,
@@ -237,6 +235,7 @@ class S3Upload(Upload):
         self._abort = abort
         self._client = client
         self._repeating = repeating
+        self._put_part = put_part
         self._where = where
         self._sums = [""] * num_parts
         self._tags = [""] * num_parts
@@ -247,8 +246,7 @@ class S3Upload(Upload):
             self._where = {**where, "UploadId": answer["UploadId"]}
 
     def put(self, number: int, start: int, data: memoryview, sha256: bytes) -> None:
-        tag = put_part(self._client, self._repeating, self._where, number, data, sha256)
-        self._arrived(number, tag, sha256)
+        self._arrived(number, self._put_part(self._where, number, data, sha256), sha256)
 
     def is_ready(self) -> bool:
         return self._process.is_ready()
@@ -287,28 +285,6 @@ class S3Upload(Upload):
     def _arrived(self, number: int, tag: str, sha256: bytes) -> None:
         self._tags[number] = tag
         self._sums[number] = base64.b64encode(sha256).decode()
-
-
-def put_part(
-    client: Any,
-    repeating: _Repeating,
-    where: dict[str, str],
-    number: int,
-    data: memoryview,
-    sha256: bytes,
-) -> str:
-    """Send one part, or the whole object if it has no others; return its ETag."""
-    checksum = base64.b64encode(sha256).decode()
-
-    def send() -> Any:
-        body: Any = Body(data) if len(data) else b""
-        if "UploadId" not in where:
-            return client.put_object(**where, Body=body, ChecksumSHA256=checksum)
-        return client.upload_part(
-            **where, PartNumber=number + 1, Body=body, ChecksumSHA256=checksum
-        )
-
-    return str(repeating(send)["ETag"])
 
 
 class Body(io.RawIOBase):

@@ -68,13 +68,10 @@ class VerifiedFiles:
         self._add(entry["name"], self._identity(entry))
 
     def _add(self, name: str, identity: Any) -> None:
-        line = json.dumps([self._machine, name, identity])
         with self._lock:
             self._known[name] = identity
             # Where the folder cannot be written to, every process verifies for itself.
-            with contextlib.suppress(OSError), (self._folder / RECORD).open("a") as record:
-                # A line break first: a writer that was killed may have left half a line.
-                record.write(f"\n{line}\n")
+            self._record.append([self._machine, name, identity])
 
     def _identity(self, entry: Entry) -> list[Any] | None:
         """What changes when the file does; None if it is missing or has another size."""
@@ -106,10 +103,8 @@ def _machine() -> str:
 
 def announce(folder: Path, names: Iterable[str]) -> None:
     """Ask the folder's sync for these files, in this order, before all others."""
-    line = json.dumps(list(names))
     # Where the folder cannot be written to, the files come too, only later.
-    with contextlib.suppress(OSError), (folder / READS).open("a") as reads:
-        reads.write(f"\n{line}\n")
+    AppendedLines(folder / READS).append(list(names))
 
 
 class AppendedLines:
@@ -118,6 +113,12 @@ class AppendedLines:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._position = 0
+
+    def append(self, record: Any) -> None:
+        """Append a record as JSON; no-op where the file cannot be written to."""
+        with contextlib.suppress(OSError), self._path.open("a") as file:
+            # A line break first: a writer that was killed may have left half a line.
+            file.write(f"\n{json.dumps(record)}\n")
 
     def new(self) -> Iterator[str]:
         """Those that were appended since; none while the file is missing or another user's."""

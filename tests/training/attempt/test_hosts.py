@@ -14,7 +14,7 @@ import pytest
 from tests.training import tiny
 from tests.training.hooks import notice, send
 from tests.training.runs import Run, assert_equal, ended, free_port
-from training.attempt.hosts import Hosts, _Meeting, meet, parse_hosts
+from training.attempt.ranks import Hosts, _Meeting, meet, parse_hosts
 from training.attempt.supervisor import Supervisor
 from training.errors import AttemptEndedError, InterruptedRunError, UserError
 

@@ -1,10 +1,12 @@
 """A notice in the middle of long work, and a hang: ended in time, from a thread, losing a step."""
 
+import itertools
 import os
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -193,3 +195,35 @@ def test_long_work_is_known_by_kind_and_then_by_measurement() -> None:
     with work.doing("evaluation"):
         pass
     assert not work.is_long("evaluation"), "a quarter of the budget was not needed"
+
+
+def test_it_watches_on_where_stderr_has_no_file_descriptor(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    watched_on, looks = threading.Event(), itertools.count(1)
+
+    def excuse() -> bool:
+        if next(looks) == 3:
+            watched_on.set()
+        return True
+
+    watchdog = Watchdog(0.01, when_hung=lambda why: pytest.fail(why))
+    watchdog.excuse = excuse
+    watchdog.start()
+    assert watched_on.wait(10)
+    watchdog.close()
+
+
+def test_who_was_excused_has_the_whole_limit_once_what_it_waited_for_is_there() -> None:
+    looks, hung = list[float](), threading.Event()
+
+    def excuse() -> bool:
+        looks.append(time.monotonic())
+        return len(looks) == 1
+
+    watchdog = Watchdog(1.0, when_hung=lambda why: hung.set())
+    watchdog.excuse = excuse
+    watchdog.start()
+    assert hung.wait(10)
+    watchdog.close()
+    assert looks[1] - looks[0] >= 0.9

@@ -21,7 +21,7 @@ from tests.training.hooks import (
 )
 from tests.training.runs import ROOT, Run, assert_equal, free_port, wait_for
 from training.attempt.context import RankEnvironment
-from training.attempt.launch import RankProcess
+from training.attempt.ranks import RankProcess
 from training.attempt.supervisor import Supervisor
 from training.engine.attempt import _start_ranks
 from training.engine.job import RunOptions
@@ -87,7 +87,7 @@ def test_a_process_starts_the_other_ranks_itself_and_they_end_with_it(
 
 def test_a_rank_that_watches_rank_0_ends_without_a_word() -> None:
     """Several times: the end of the interpreter and the thread that reads race each other."""
-    lines = ["import time", "from training.attempt.launch import end_with_rank_0"]
+    lines = ["import time", "from training.attempt.ranks import end_with_rank_0"]
     program = "; ".join([*lines, "end_with_rank_0()", "time.sleep(0.1)"])
     command = [sys.executable, "-c", program]
     for _ in range(5):
@@ -226,3 +226,38 @@ def test_ranks_that_torchrun_started_stop_at_a_sigterm_and_go_on(run: Run, pair:
     assert run.attempt_with_ranks(2) == [0, 0]
     assert_equal(run, pair)
     assert len(run.lines("step")) == 24, "no step was repeated"
+
+
+# Rank 1 says that it is ready; then it hangs in C and keeps the interpreter's lock.
+RANK_1 = """
+import ctypes
+from training.attempt.ranks import end_with_rank_0
+end_with_rank_0()
+print("ready", flush=True)
+ctypes.PyDLL(None).sleep(600)
+"""
+RANK_0 = """
+import subprocess, sys
+rank_1 = subprocess.Popen([sys.executable, "-c", sys.argv[1]], stdin=subprocess.PIPE)
+print(rank_1.pid, flush=True)
+rank_1.wait()
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux's kernel kills a child for us")
+@pytest.mark.parametrize("is_stopped", [False, True])
+def test_a_rank_that_runs_no_python_ends_with_rank_0(is_stopped: bool) -> None:
+    command = [sys.executable, "-c", RANK_0, RANK_1]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as rank_0:
+        assert rank_0.stdout is not None
+        lines = {rank_0.stdout.readline().strip(), rank_0.stdout.readline().strip()}
+        (pid,) = lines - {"ready"}
+        rank_1 = psutil.Process(int(pid))
+        if is_stopped:
+            rank_1.send_signal(signal.SIGSTOP)
+            wait_for(lambda: rank_1.status() == psutil.STATUS_STOPPED)
+        rank_0.kill()
+        _, alive = psutil.wait_procs([rank_1], timeout=20)
+        for process in alive:
+            process.kill()
+        assert alive == []

@@ -1,17 +1,22 @@
 """Every number of ranks trains on the same global batches, each sample once per epoch."""
 
 import hashlib
+from collections.abc import Hashable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from tests.training.forked import in_fork
-from training.engine.batches import BatchPlan
+from tests.training.tiny import TinyConfig, TinyTrain
+from training.engine.batches import BatchPlan, CompiledShapes
+from training.engine.job import TrainProxy
 from training.engine.step_log import _sample_digest
 from training.errors import UserError
 from training.randomness import shuffled
-from training.workload import Samples, Settings
+from training.workload import Batch, Samples, Settings
 
 
 class Numbers(Samples):
@@ -101,3 +106,58 @@ def test_an_epoch_of_imagenet_is_kept_in_64_mib() -> None:
 def _peak_kib() -> int:
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
+
+
+class Stage(TrainProxy):
+    def __init__(self, compile_mode: Any) -> None:
+        super().__init__(TinyTrain(config=TinyConfig(), name="first", width=2))
+        self._compile_mode = compile_mode
+
+    @property
+    def settings(self) -> Settings:
+        return replace(super().settings, compile_mode=self._compile_mode)
+
+
+class Bucketed(Stage):
+    """Pads the images it is given to a multiple of 32 before anything compiled sees them."""
+
+    def shape_key(self, b: Batch) -> Hashable:
+        return -(-b["image"].shape[-1] // 32)
+
+
+def image(width: int) -> Batch:
+    return {"image": torch.empty(1, width)}
+
+
+def test_without_compilation_only_the_first_step_is_new() -> None:
+    shapes = CompiledShapes(Stage(None))
+    assert not shapes.have([image(3)])
+    shapes.add([image(3)])
+    assert shapes.have([image(5), image(8)])
+
+
+def test_each_micro_batch_of_a_compiled_step_counts_by_itself() -> None:
+    shapes = CompiledShapes(Stage("default"))
+    shapes.add([image(3), image(5)])
+    assert shapes.have([image(5), image(3)])
+    assert shapes.have([image(5)])
+    assert not shapes.have([image(3), image(8)])
+
+
+def test_a_compiled_stage_may_say_what_its_code_depends_on() -> None:
+    shapes = CompiledShapes(Bucketed("default"))
+    shapes.add([image(40)])
+    assert shapes.have([image(64)])
+    assert not shapes.have([image(65)])
+
+
+def test_what_is_remembered_is_bounded_and_what_was_used_last_is_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("training.engine.batches._MOST_KEYS", 16)
+    shapes = CompiledShapes(Stage("default"))
+    shapes.add([image(1), image(2)])
+    for width in range(3, 40):
+        shapes.add([image(width), image(1)])
+    assert not shapes.have([image(2)])
+    assert shapes.have([image(1), image(39)])

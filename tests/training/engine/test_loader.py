@@ -29,9 +29,9 @@ from tests.training.loading import (
 from tests.training.runs import Run, assert_equal, wait_for
 from training.attempt.notice import Interruption
 from training.engine import loader as engine_loader
-from training.engine.batches import MicroBatch
+from training.engine.batches import Maker, MicroBatch
 from training.engine.loader import Loader, num_workers
-from training.engine.loader_worker import Maker, read, write
+from training.engine.loader_worker import read, write
 from training.errors import EXIT_FAILED, EXIT_INTERRUPTED, UserError, exit_code_of
 from training.randomness import derive_seed, derive_seeds
 from training.settings import LoaderWorkers

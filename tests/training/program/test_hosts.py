@@ -8,7 +8,7 @@ from subprocess import Popen
 from contract.program import Program
 from tests.training.program.programs import ProgramRun, tell
 from tests.training.runs import free_port
-from training.attempt.hosts import Hosts
+from training.attempt.ranks import Hosts
 from training.program.container import Container, ContainerHost
 
 

@@ -20,7 +20,6 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from contract.keys import HEAD
 from training.errors import InterruptedRunError
-from training.record import head as head_module
 from training.record import lease
 from training.record.head import CheckpointEntry, Head, mark_failed, read_head
 from training.record.lease import Lease, LeaseLostError, acquire
@@ -50,7 +49,7 @@ class Clock:
 @contextmanager
 def on_clock(clock: Clock) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
-        for module in (head_module, lease, protocol):
+        for module in (lease, protocol):
             stack.enter_context(mock.patch.object(module, "time", clock))
         yield
 

@@ -83,9 +83,3 @@ def test_nothing_is_said_of_a_stage_of_one_step() -> None:
 def test_the_stage_of_the_run_that_took_the_most_time_counts() -> None:
     stages = {"a": of(seconds=5).to_json(), "b": of(seconds=50).to_json()}
     assert longest(stages) == ("b", of(seconds=50))
-
-
-def test_times_of_later_attempts_are_added() -> None:
-    assert of(read_seconds=1).plus(seconds=2, read_seconds=4) == of(seconds=102, read_seconds=5)
-    with pytest.raises(TypeError, match="paused_seconds"):
-        of().plus(paused_seconds=1)

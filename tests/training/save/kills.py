@@ -154,8 +154,8 @@ def _look(store: FolderStore, disk: Path, found: Series, *, says_when: bool) -> 
     machine.end(-9)
     if says_when and len(set(epochs.values())) > 1:
         found.problems.append(f"a mix of two epochs: {epochs}")
-    if machine.restored and len(machine.restored.passed_over) > found.torn / 2:
-        found.problems.append(f"passed over: {machine.restored.passed_over}")
+    if machine.restored and len(machine.passed_over) > found.torn / 2:
+        found.problems.append(f"passed over: {machine.passed_over}")
     found.restored.append(epochs.get("model.pt", 0))
     is_tentative = machine.restored is not None and machine.restored.entry.is_tentative
     before = found.firm[-1] if found.firm else 0

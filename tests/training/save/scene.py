@@ -39,7 +39,7 @@ class Machine:
             work=self.work,
             **{"quiet_seconds": 0.3, **options},
         )
-        self.restored = self.mirror.restore()
+        self.restored, self.passed_over = self.mirror.restore()
 
     def write(self, files: Mapping[str, bytes]) -> None:
         """Write files as a program does, not atomically."""

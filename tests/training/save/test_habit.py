@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from training.save.habit import GrowingFiles, Replacing, SaveHabit
 from training.save.listing import list_folder
+from training.save.quiet import GrowingFiles, Replacing, SaveHabit
 
 # What a program writes between two pauses: paths, where `a -> b` is a link.
 Pauses = Sequence[Sequence[str]]

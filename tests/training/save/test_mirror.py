@@ -38,7 +38,7 @@ def test_what_a_program_leaves_is_there_on_the_next_machine(new_machine: NewMach
     assert first.end()
     second = new_machine("second")
     assert second.restored is not None
-    assert len(second.restored.filled.manifest.files) == 5
+    assert len(second.restored.content.manifest.files) == 5
     assert tree(second.folder) == tree(first.folder)
 
 
@@ -259,7 +259,7 @@ def test_what_an_attempt_left_on_the_disk_is_used_if_it_is_equal(
     (machine.folder / "gone").unlink()
     again = new_machine("first")
     assert again.restored is not None
-    assert again.restored.filled.reused_bytes == 2_000_000
+    assert again.restored.content.reused_bytes == 2_000_000
     assert {p.name for p in again.folder.iterdir()} == {"same", "changed", "gone"}
     assert (again.folder / "changed").read_bytes() == b"committed"
 

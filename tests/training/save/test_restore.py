@@ -54,7 +54,7 @@ def test_a_damaged_snapshot_is_passed_over_and_says_why(
     assert machine.restored is not None
     assert machine.restored.entry.step == 1
     assert (machine.folder / "a").read_bytes() == b"1"
-    ((name, why),) = machine.restored.passed_over
+    ((name, why),) = machine.passed_over
     assert name == entries(store)[1].name
     words = ("does not match its SHA-256", "missing", "ends before byte")
     assert any(word in why for word in words)
@@ -101,7 +101,7 @@ def test_a_second_machine_that_can_verify_none_either_starts_over_and_deletes_no
         third.commit()
         wait_for_snapshot(third, 2 + number)
         third.lease.sweep()
-        third.mirror._saves.blobs.sweep()
+        third.mirror._blobs.sweep()
         assert kept.items() <= store.sizes("").items()
         assert [one.name for one in entries(store) if one.is_left_behind] == names
     third.write({"a": b"new 4"})
@@ -225,7 +225,7 @@ def test_a_damaged_blob_is_found_before_all_snapshots_need_it_and_is_sent_again(
         machine.commit()
         wait_for_snapshot(machine, number)
         if number > 2:
-            wait_until(lambda: machine.mirror._saves.blobs._damaged, machine.mirror)
+            wait_until(lambda: machine.mirror._blobs._damaged, machine.mirror)
     machine.vanish()
     second = new_machine("second")
     assert second.restored is not None

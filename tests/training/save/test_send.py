@@ -100,15 +100,15 @@ def test_what_was_moved_away_and_back_is_not_named_once_it_is_deleted(
     (folder / "best").mkdir()
     (folder / "best" / "model.pt").write_bytes(os.urandom(2_000_000))
     (folder / "last.pt").write_bytes(os.urandom(2_000_000))
-    publish(mirror, captured(folder, mirror._saves.blobs.known))
+    publish(mirror, captured(folder, mirror._blobs.known))
     (folder / "best").rename(tmp_path / "away")
-    without = captured(folder, mirror._saves.blobs.known)
+    without = captured(folder, mirror._blobs.known)
     (tmp_path / "away").rename(folder / "best")
-    again = captured(folder, mirror._saves.blobs.known)  # while the one before it is being sent
+    again = captured(folder, mirror._blobs.known)  # while the one before it is being sent
     publish(mirror, without)
     with pytest.raises(ChangedError, match="deleted after its capture"):
         publish(mirror, again)
-    publish(mirror, captured(folder, mirror._saves.blobs.known))
+    publish(mirror, captured(folder, mirror._blobs.known))
     second = new_machine("second")
     assert second.restored is not None
     assert (second.folder / "best" / "model.pt").stat().st_size == 2_000_000

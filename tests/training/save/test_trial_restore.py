@@ -70,7 +70,7 @@ def test_a_program_that_fails_twice_on_such_a_snapshot_starts_from_the_quiet_one
     machine = new_machine("machine-3", quiet_seconds=0.05)
     assert (machine.folder / "model.pt").read_bytes() == b"whole"
     assert machine.restored is not None
-    ((name, why),) = machine.restored.passed_over
+    ((name, why),) = machine.passed_over
     assert name == entries(store)[-1].name, "it is kept"
     assert why == "the program failed 2 times on it before it saved again"
 

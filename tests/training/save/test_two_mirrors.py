@@ -110,7 +110,7 @@ def test_whatever_the_head_names_can_be_restored(tmp_path: Path, seed: int) -> N
         captured = capture(
             folder,
             tmp_path / f"staging-{number}",
-            mirror._saves.blobs.known,
+            mirror._blobs.known,
             reason="commit",
             program_says_when=True,
             note={},
@@ -140,7 +140,7 @@ def taken_over(store: FolderStore, disk: Path, seed: int) -> tuple[Mirror, Path]
     mirror = Mirror(publisher, folder=folder, work=disk / "work")
     if named := lease.head.checkpoints:
         filled = fill(store, read_manifest(store, named[-1]), folder)
-        mirror._saves.blobs.begin_with(filled.manifest, filled.files)
-    mirror._saves.blobs.sweep()
+        mirror._blobs.begin_with(filled.manifest, filled.files)
+    mirror._blobs.sweep()
     lease._store = faulty
     return mirror, folder

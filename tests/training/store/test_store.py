@@ -358,7 +358,11 @@ def test_a_key_is_created_once_whatever_answers_are_lost(tmp_path: Path, lost: l
     assert found.data == b"mine"
 
 
-def test_fails_when_a_key_cannot_be_created(tmp_path: Path) -> None:
+def test_fails_when_a_key_cannot_be_created(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("training.store.protocol._BACKOFF_SECONDS", 0.001)
+
     class Silent(FolderStore):
         def put_if(self, key: str, data: bytes, etag: str | None) -> str:
             raise AnswerLostError(f"{key}: no answer")

@@ -71,7 +71,8 @@ class AnyStore(RuleBasedStateMachine):
     @rule(writer=WRITERS, key=KEYS, data=CONTENTS)
     def create(self, writer: int, key: str, data: bytes) -> None:
         is_there = self.model.setdefault(key, data) == data
-        assert put_unless_changed(self.stores[writer], self.root + key, data, None) == is_there
+        etag = put_unless_changed(self.stores[writer], self.root + key, data, None)
+        assert (etag is not None) == is_there
 
     @rule(writer=WRITERS, key=KEYS, data=CONTENTS)
     def put_file(self, writer: int, key: str, data: bytes) -> None:

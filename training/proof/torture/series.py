@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from training.attempt.hosts import LATE
+from training.attempt.ranks import LATE
 from training.errors import (
     EXIT_FAILED,
     EXIT_FINISHED,

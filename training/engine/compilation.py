@@ -1,8 +1,9 @@
-"""What torch.compile has made, kept in the run's store: a replacement need not make it again.
+"""torch.compile: of a stage's blocks, and what it has made, kept in the run's store.
 
-It holds code that torch unpickles and runs, as the run's bundle is run: only for a store that
-nobody else writes to. torch takes an entry only for the graph, settings and device that it was made
-for, so results are the same without it; what is damaged or another torch's is dropped with a line.
+A replacement need not make that again. It is code that torch unpickles and runs, as the run's
+bundle is run: only for a store that nobody else writes to. torch takes an entry only for the graph,
+settings and device that it was made for, so results are the same without it; what is damaged or
+another torch's is dropped with a line.
 """
 
 import hashlib
@@ -11,18 +12,40 @@ import sys
 import threading
 import time
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
+from torch import nn
 
 from contract.keys import artifact_prefix
 from training.artifact_key import artifact_key
+from training.engine.parallel import named_blocks
 from training.store.protocol import Store, StoreError
+from training.workload import Train
 
 _DIGEST_BYTES = hashlib.sha256().digest_size
 # Of batches of many shapes each new one compiles.
 _LEAST_SECONDS = 60.0
 _log = logging.getLogger(__name__)
+
+
+def compile_blocks(stage: Train, model: nn.Module, mode: str) -> None:
+    """Let torch compile each block that the stage names, or the whole model; equals share code."""
+    # Not dynamic: whether torch makes code for any size depends on what this process has compiled
+    # before, and so would the bits after an interruption. So would they if the ninth size of a
+    # batch ran uncompiled, as it does by default.
+    from torch._dynamo import config
+
+    config.recompile_limit = config.accumulated_recompile_limit
+    for block in named_blocks(stage, model) or [model]:
+        # As block.compile(), but from a function of ours: before torch 2.14 a module of one of
+        # torch's own classes, as an nn.Sequential, would stay uncompiled without a word.
+        block._compiled_call_impl = torch.compile(partial(_call, block), mode=mode, dynamic=False)
+
+
+def _call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    return module._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
 
 
 class CompileCache:

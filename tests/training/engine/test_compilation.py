@@ -15,7 +15,7 @@ from torch.compiler._cache import CacheArtifactManager
 from tests.training import tiny
 from tests.training.hooks import HUNG_SECONDS, notice
 from tests.training.runs import Run
-from training.artifacts.compile_cache import CompileCache
+from training.engine.compilation import CompileCache
 from training.store.folder import open_store
 from training.store.protocol import Store
 
