@@ -24,8 +24,7 @@ from training.workloads.trajectory.dataset import (
     shard_frames,
 )
 from training.workloads.trajectory.features import PreparedClips
-from training.workloads.trajectory.magvit.judge import JudgedTokenizer
-from training.workloads.trajectory.magvit.tokenizer import Tokenizer, to_uint8
+from training.workloads.trajectory.magvit.tokenizer import JudgedTokenizer, Tokenizer, to_uint8
 from training.workloads.trajectory.model import parameter_groups
 
 _NUM_CALIBRATING = 32  # clips
