@@ -39,7 +39,7 @@ from training.workloads.growth.config import GrowthConfig, ModelConfig, full, la
 from training.workloads.growth.evaluation import TextEvaluation
 from training.workloads.growth.expert_products import ExpertProducts
 from training.workloads.growth.experts import choose_products
-from training.workloads.growth.interchange import write_hugging_face
+from training.workloads.growth.hugging_face import write_hugging_face
 from training.workloads.growth.model import LanguageModel, parameter_counts
 from training.workloads.growth.optimizer import BFloat16AdamW
 from training.workloads.growth.text.dataset import TextOptions, import_dataset, make_dataset
