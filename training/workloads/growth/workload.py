@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from training.errors import UserError
-from training.rungs import autocast_rungs, micro_batch_rungs
+from training.rungs import autocast_rungs, micro_batch_rungs, rung
 from training.sources import SourceFile
 from training.workload import (
     Batch,
@@ -273,16 +273,9 @@ class _Growth(Workload[GrowthConfig]):
         """First what the optimizer keeps, then activations, the micro-batch, and the precision."""
         rungs = []
         if c.lean_optimizer != "all":
-            rungs.append(
-                Rung(
-                    name="optimizer with moments in bfloat16",
-                    apply=lambda c: replace(c, lean_optimizer="all"),
-                )
-            )
+            rungs.append(rung("optimizer with moments in bfloat16", lean_optimizer="all"))
         if c.recompute != "all":
-            rungs.append(
-                Rung(name="activations recomputed", apply=lambda c: replace(c, recompute="all"))
-            )
+            rungs.append(rung("activations recomputed", recompute="all"))
         return [*rungs, *micro_batch_rungs(c), *autocast_rungs(c)]
 
     def make_dataset(
