@@ -49,7 +49,7 @@ def add_measure(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(act=_measure)
 
 
-def measured(
+def _measured(
     workload_name: str,
     recipe: str,
     overrides: Mapping[str, str],
@@ -211,7 +211,7 @@ def _measure(options: argparse.Namespace) -> int:
     footprints = []
     for workload, recipe in _recipes(options):
         began = time.monotonic()
-        rows = list(measured(workload, recipe, overrides))
+        rows = list(_measured(workload, recipe, overrides))
         footprints += rows
         if not options.json:
             print(f"[measured] {workload} {recipe} in {time.monotonic() - began:.1f} s", flush=True)
@@ -267,12 +267,12 @@ def write_footprints(
 
 
 def _check(path: Path, footprints: Sequence[Mapping[str, Any]]) -> int:
-    differing = difference(path, footprints)
+    differing = _difference(path, footprints)
     print(f"[failed] {differing}" if differing else f"[ok] {path} is up to date")
     return EXIT_FAILED if differing else EXIT_FINISHED
 
 
-def difference(path: Path, footprints: Sequence[Mapping[str, Any]]) -> str | None:
+def _difference(path: Path, footprints: Sequence[Mapping[str, Any]]) -> str | None:
     """The first difference to the file, with the command that fixes it; None if there is none."""
     if not path.exists():
         return f"{path} does not exist; write it with: {_COMMAND}"
@@ -376,7 +376,7 @@ def _footprints(
 ) -> tuple[list[dict[str, Any]], str]:
     """The footprints of all stages; without them, why it cannot be measured."""
     try:
-        return list(measured(workload, recipe, overrides)), ""
+        return list(_measured(workload, recipe, overrides)), ""
     except UserError as error:
         return [], str(error)
     except RuntimeError as error:  # torch's own: what it cannot do on fake tensors

@@ -74,7 +74,7 @@ class TextEvaluation(Train):
         if not beginnings:
             path.write_text(f"No held-out text is longer than {c.prompt_tokens} tokens.\n")
             return
-        texts_BT = generate(
+        texts_BT = _generate(
             cast(LanguageModel, m),
             torch.stack(beginnings).to(i.device),
             c.sample_tokens,
@@ -124,7 +124,7 @@ def _shares(tokens_LE: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def generate(
+def _generate(
     model: LanguageModel,
     prompt_BT: Tensor,
     num_tokens: int,

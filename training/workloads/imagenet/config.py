@@ -135,7 +135,7 @@ class ImagenetConfig:
         return round(grown / _SIZE_STEP) * _SIZE_STEP
 
 
-def laptop() -> ImagenetConfig:
+def _laptop() -> ImagenetConfig:
     """A small ResNet on the pictures that `data make` draws, in half a minute on one CPU thread."""
     return ImagenetConfig(
         architecture="resnet8",
@@ -156,7 +156,7 @@ def laptop() -> ImagenetConfig:
     )
 
 
-def full() -> ImagenetConfig:
+def _full() -> ImagenetConfig:
     """The plain 90 epochs at 224 pixels, along a cosine, in bfloat16."""
     return ImagenetConfig(
         num_threads=4,
@@ -209,8 +209,8 @@ def _epochs_88() -> ImagenetConfig:
 
 RECIPES: Mapping[str, Callable[[], ImagenetConfig]] = MappingProxyType(
     {
-        "laptop": laptop,
-        "full": full,
+        "laptop": _laptop,
+        "full": _full,
         "epochs_16": _epochs_16,
         "epochs_40": _epochs_40,
         "epochs_88": _epochs_88,

@@ -11,7 +11,7 @@ import pytest
 from tests.training.workloads.detection.watched import WORKLOAD, make_sparse_dataset
 from training.cli import sagemaker
 from training.cli.main import main
-from training.cli.sagemaker import Trainer, _read_job
+from training.cli.sagemaker import _read_job, _Trainer
 from training.errors import UserError
 from training.workloads.detection.dataset import _annotations_file
 
@@ -51,7 +51,7 @@ def root(plans: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "ml"
 
 
-class _InThisProcess(Trainer):
+class _InThisProcess(_Trainer):
     """The same command line without the seconds of another interpreter's imports."""
 
     def run(self) -> int:

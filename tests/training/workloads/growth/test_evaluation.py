@@ -3,7 +3,7 @@
 import torch
 
 from tests.training.workloads.growth.models import small_model, texts
-from training.workloads.growth.evaluation import _TOP_K, generate
+from training.workloads.growth.evaluation import _TOP_K, _generate
 
 CONTEXT = 6
 
@@ -11,7 +11,7 @@ CONTEXT = 6
 def written(seed: int = 0) -> torch.Tensor:
     rng = torch.Generator().manual_seed(seed)
     prompt, _ = texts(num_texts=2, num_tokens=3)
-    return generate(small_model(), prompt, 8, context=CONTEXT, generator=rng)
+    return _generate(small_model(), prompt, 8, context=CONTEXT, generator=rng)
 
 
 def test_a_seed_decides_the_text() -> None:

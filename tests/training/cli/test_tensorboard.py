@@ -12,7 +12,7 @@ import pytest
 
 from tests.training import tiny
 from tests.training.runs import ROOT, Run
-from training.report.tensorboard import _EventFiles, _Follower
+from training.cli.tensorboard import _EventFiles, _Follower
 from training.store.folder import FolderStore
 
 pytest.importorskip("tensorboard")
