@@ -14,10 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from training.workloads.detection.attention import Implementation, deformable_attention
+from training.workloads.detection.attention import Implementation, constant, deformable_attention
 from training.workloads.detection.boxes import inverse_sigmoid
 from training.workloads.detection.config import Architecture
-from training.workloads.detection.constants import constant
 
 # A token of the first level proposes a box of this share of the image, of the next one twice that.
 _PROPOSED_SIZE = 0.05
