@@ -77,7 +77,6 @@ class ImagenetConfig:
 
     def __post_init__(self) -> None:
         check_choice("schedule", self.settings.schedule, ("cosine", "linear"))
-        check_choice("optimizer", self.optimizer, ("sgd", "adamw"))
         check_fields(
             self,
             at_least={
@@ -86,11 +85,8 @@ class ImagenetConfig:
                 2: ("num_classes",),
             },
             above_0=("learning_rate",),
+            below_1=("label_smoothing",),
         )
-        if not 0.0 <= self.label_smoothing < 1.0:
-            raise ValueError(
-                f"label_smoothing is {self.label_smoothing}; give at least 0 and less than 1"
-            )
         if not 0.0 < self.layer_decay <= 1.0:
             raise ValueError(f"layer_decay is {self.layer_decay}; give above 0 and at most 1")
         if self.rand_augment > _MOST_AUGMENTED:
