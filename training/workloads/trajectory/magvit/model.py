@@ -157,14 +157,7 @@ class TokenTransformer(nn.Module):
         self.norm = nn.LayerNorm(width)
         # A step is several frames, of each of which a cell tells its own.
         self.tell_cell = nn.Linear(width, NUM_FRAMES // num_steps * NUM_TOLD)
-        self.over_time = PlaceTransformer(
-            width=width,
-            num_frames=NUM_FRAMES,
-            num_classes=self.num_classes,
-            num_layers=2,
-            num_heads=c.num_heads,
-            dropout=c.dropout,
-        )
+        self.over_time = PlaceTransformer(c, num_frames=NUM_FRAMES, num_layers=2)
         # Where places are learned, what is hidden is painted around the ball.
         has_places = c.position_weight > 0.0
         flow = PathFlow(num_frames=NUM_FRAMES, num_classes=self.num_classes) if has_places else None
