@@ -72,16 +72,16 @@ def test_metrics_have_the_fields_of_the_contract(whole: Run) -> None:
     ]
 
 
-def test_the_prediction_stands_in_config_and_receipt(run: Run) -> None:
-    assert run.attempt("--prediction=size=g5.xlarge hours_p50=0.25") == 0
-    expected = {"size": "g5.xlarge", "hours_p50": 0.25}
+def test_a_run_records_its_plan_counts_by_its_price_and_tells_a_local_file(
+    run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "log" / "metrics.jsonl"
+    plan = "--prediction=size=g5.xlarge usd_spot_per_hour=0.5"
+    assert run.attempt(plan, f"--metrics-file={path}") == 0
+    assert "dollars so far (this attempt, 0.5/h)" in capsys.readouterr().out
+    expected = {"size": "g5.xlarge", "usd_spot_per_hour": 0.5}
     assert run.json("config.json")["prediction"] == expected
     assert run.json("receipt.json")["prediction"] == expected
-
-
-def test_metrics_also_go_into_a_local_file(run: Run, tmp_path: Path) -> None:
-    path = tmp_path / "log" / "metrics.jsonl"
-    assert run.attempt(f"--metrics-file={path}") == 0
     local = [json.loads(line) for line in path.read_text().splitlines()]
     assert [line for line in local if line["kind"] == "step"] == run.lines("step")
 

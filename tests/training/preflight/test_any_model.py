@@ -194,6 +194,8 @@ def test_qlora_keeps_the_frozen_matrices_in_four_bits(write: Callable[[Any], str
 
 def test_pure_bfloat16_and_eight_bits_of_state_need_less(write: Callable[[Any], str]) -> None:
     row = rows(write(TINY), "--pure", "--optimizer", "adamw-8bit", "--tokens", "32")[0]
+    # Of 32 tokens a score of two bytes for each of 1,000 words, and the loss.
+    assert row["output_bytes"] == 32 * 1000 * 2 + 4
     parameters = MATRICES + NORMS + 2 * 1000 * 64
     assert row["parameter_bytes"] == row["gradient_bytes"] == 2 * parameters
     # Two bytes for each, a float32 for 256 of either, and float32 of the norms.
