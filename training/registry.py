@@ -26,7 +26,7 @@ WORKLOADS: dict[str, str] = {
 
 
 # Known without torch, so that a typing mistake is answered at once.
-RECIPES: dict[str, tuple[str, ...]] = {
+_RECIPES: dict[str, tuple[str, ...]] = {
     "detection": ("coco_12", "full", "laptop"),
     "growth": ("full", "laptop", "literal"),
     "imagenet": ("epochs_16", "epochs_40", "epochs_88", "full", "laptop"),
@@ -38,7 +38,7 @@ def check_recipe(workload: str | None, recipe: str | None) -> None:
     """UserError for an unknown workload, or an unknown recipe of a known one."""
     if workload and workload != PROGRAM:
         _path(workload)
-    known = RECIPES.get(workload or "", ())
+    known = _RECIPES.get(workload or "", ())
     if recipe and known and recipe not in known:
         raise UserError(
             f"workload {workload!r} has no recipe {recipe!r}; {name_known(recipe, known)}"

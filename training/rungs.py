@@ -4,13 +4,18 @@ A rung's name starts with its kind, and a workload's rungs come in the order of 
 ones cost no accuracy and little time, the last ones change the numbers, or are offered only.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from training.settings import changed
 from training.workload import Rung
 
 KINDS = ("optimizer", "activations", "micro-batch", "autocast", "offered")
+
+
+def rung(name: str, *, override: str = "", **values: Any) -> Rung:
+    """A rung that gives fields of the config these values."""
+    return Rung(name=name, apply=lambda c: changed(c, **values), override=override)
 
 
 def micro_batch_rungs(c: Any, least: int = 1) -> Sequence[Rung]:
@@ -20,22 +25,16 @@ def micro_batch_rungs(c: Any, least: int = 1) -> Sequence[Rung]:
     while size % 2 == 0 and size >= 2 * least:
         size //= 2
         sizes.append(size)
-    return [Rung(name=f"micro-batch {size}", apply=_with_micro_batch(size)) for size in sizes]
+    return [rung(f"micro-batch {size}", micro_batch=size) for size in sizes]
 
 
 def autocast_rungs(c: Any) -> Sequence[Rung]:
     """Compute in bfloat16 where the recipe computes in float32."""
-    if c.settings.precision != "float32":
-        return []
-    return [Rung(name="autocast bfloat16", apply=lambda c: changed(c, precision="bfloat16"))]
+    is_float32 = c.settings.precision == "float32"
+    return [rung("autocast bfloat16", precision="bfloat16")] * is_float32
 
 
 def offered_rung(**values: Any) -> Rung:
     """A rung that changes what is learned: these fields, which the user may override."""
     ((name, value),) = values.items()
-    override = f"{name}={value}"
-    return Rung(name=f"offered {override}", apply=lambda c: changed(c, **values), override=override)
-
-
-def _with_micro_batch(size: int) -> Callable[[Any], Any]:
-    return lambda c: changed(c, micro_batch=size)
+    return rung(f"offered {name}={value}", override=f"{name}={value}", **values)

@@ -22,6 +22,7 @@ def check_fields(
     at_least: Mapping[float, Sequence[str]] = _NONE,
     above_0: Sequence[str] = (),
     shares: Sequence[str] = (),
+    below_1: Sequence[str] = (),
 ) -> None:
     """Refuse a value that a field cannot have; a Literal type says what its field takes.
 
@@ -40,6 +41,9 @@ def check_fields(
     for name in shares:
         if not 0.0 <= (value := getattr(config, name)) <= 1.0:
             raise ValueError(f"{name} is {value}; give a share from 0 to 1")
+    for name in below_1:
+        if not 0.0 <= (value := getattr(config, name)) < 1.0:
+            raise ValueError(f"{name} is {value}; give at least 0 and less than 1")
 
 
 def check_choice(name: str, value: Any, known: Iterable[str], other: str = "") -> None:

@@ -16,7 +16,7 @@ from training.record.run import (
     read_run_config,
 )
 from training.registry import (
-    RECIPES,
+    _RECIPES,
     WORKLOADS,
     load_workload,
     parse_overrides,
@@ -63,7 +63,7 @@ def test_fails_for_an_override_that_cannot_be(pairs: list[str], says: str) -> No
 
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_the_recipes_that_are_known_without_torch_are_the_workload_s(name: str) -> None:
-    assert list(RECIPES[name]) == sorted(load_workload(name).recipes)
+    assert list(_RECIPES[name]) == sorted(load_workload(name).recipes)
 
 
 def test_a_mistyped_recipe_is_answered_without_torch() -> None:

@@ -49,7 +49,7 @@ def add_measure(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(act=_measure)
 
 
-def measured(
+def _measured(
     workload_name: str,
     recipe: str,
     overrides: Mapping[str, str],
@@ -213,7 +213,7 @@ def _measure(options: argparse.Namespace) -> int:
     footprints = []
     for workload, recipe in _recipes(options):
         began = time.monotonic()
-        rows = list(measured(workload, recipe, overrides))
+        rows = list(_measured(workload, recipe, overrides))
         footprints += rows
         if not options.json:
             print(f"[measured] {workload} {recipe} in {time.monotonic() - began:.1f} s", flush=True)
@@ -223,7 +223,7 @@ def _measure(options: argparse.Namespace) -> int:
         print("\n".join(table([_columns(row) for row in footprints])))
         print("* the recipe's own; what is not counted: training/preflight/footprint.py")
     if options.check:
-        differing = difference(options.out, footprints)
+        differing = _difference(options.out, footprints)
         print(f"[failed] {differing}" if differing else f"[ok] {options.out} is up to date")
         return EXIT_FAILED if differing else EXIT_FINISHED
     if not is_written:
@@ -288,7 +288,7 @@ def write_footprints(
     path.write_text(f'{head.rstrip()[:-2]},\n "footprints": [\n{lines}\n ]\n}}\n')
 
 
-def difference(path: Path, footprints: Sequence[Mapping[str, Any]]) -> str | None:
+def _difference(path: Path, footprints: Sequence[Mapping[str, Any]]) -> str | None:
     """The first difference to the file, with the command that fixes it; None if there is none."""
     if not path.exists():
         return f"{path} does not exist; write it with: {_COMMAND}"
@@ -392,7 +392,7 @@ def _footprints(
 ) -> tuple[list[dict[str, Any]], str]:
     """The footprints of all stages; without them, why it cannot be measured."""
     try:
-        return list(measured(workload, recipe, overrides)), ""
+        return list(_measured(workload, recipe, overrides)), ""
     except UserError as error:
         return [], str(error)
     except RuntimeError as error:  # torch's own: what it cannot do on fake tensors

@@ -233,7 +233,9 @@ def _act(arguments: argparse.Namespace) -> int:
 def _train(job: _SageMakerJob) -> int:
     trainer, code = _import(job)
     if code == EXIT_FINISHED:
-        trainer = Trainer([*_TRAINING, *job.arguments], environment={**job.variables, **os.environ})
+        trainer = _Trainer(
+            [*_TRAINING, *job.arguments], environment={**job.variables, **os.environ}
+        )
         code = trainer.run()
     if code == EXIT_FINISHED:
         # SageMaker makes one archive of all hosts' model folders.
@@ -245,13 +247,13 @@ def _train(job: _SageMakerJob) -> int:
     return code if code > 0 else EXIT_FAILED
 
 
-def _import(job: _SageMakerJob) -> tuple["Trainer", int]:
+def _import(job: _SageMakerJob) -> tuple["_Trainer", int]:
     """Make the dataset of files of one's own, which are checked before anything is trained."""
     if job.importing is None or (job.dataset / MANIFEST).is_file():
-        return Trainer(_TRAINING), EXIT_FINISHED
+        return _Trainer(_TRAINING), EXIT_FINISHED
     # A container that was killed meanwhile may have left a part of it.
     shutil.rmtree(job.dataset, ignore_errors=True)
-    importer = Trainer([*_TRAINING, *job.importing], max_failures=1)
+    importer = _Trainer([*_TRAINING, *job.importing], max_failures=1)
     return importer, importer.run()
 
 
@@ -263,7 +265,7 @@ def _reason_of_run(job: _SageMakerJob) -> str | None:
     return None
 
 
-class Trainer:
+class _Trainer:
     """A process of `python -m training`: started again after a crash, told to end when we are."""
 
     def __init__(

@@ -85,7 +85,7 @@ _PICK = frozenset(["embedding", "gather", "index", "index_select"])
 
 
 @dataclass(slots=True)
-class Work:
+class _Work:
     """What a device is told to do: kernels, and the bytes that these read and write."""
 
     kernels: int = 0
@@ -138,7 +138,7 @@ class LiveMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def begin(self) -> None:
         """Reset peak and work; live storages stay counted."""
-        self.work, self.optimizer_work = Work(), Work()
+        self.work, self.optimizer_work = _Work(), _Work()
         self.peak_bytes = 0
         self.backward_peak_bytes = 0  # the most outside of the optimizer
         self.peak_phase = self.phase

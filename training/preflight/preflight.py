@@ -240,7 +240,7 @@ def _resolve_origin(
             f"{old.store.uri} is a run of {theirs[0]}, recipe {theirs[1]}, with the overrides "
             f"{theirs[2] or '(none)'}; extend it with exactly these"
         )
-    origin = extended(old, options.extend_to)
+    origin = _extended(old, options.extend_to)
     _create_extended(old, store, options.run_id, options.writer)
     return origin
 
@@ -262,7 +262,7 @@ def _refuse_unfinished_copy(store: Store) -> None:
         )
 
 
-def extended(run: OpenRun, text: str) -> Origin:
+def _extended(run: OpenRun, text: str) -> Origin:
     """The origin that `--extend-to` asks for: `8epochs` or `4000steps` of the last Train stage."""
     end = _end(run)
     span = parse_span(text)

@@ -26,7 +26,7 @@ _KILL_SECONDS = 10.0
 _POLL_SECONDS = 0.01
 
 
-def keep(parent: socket.socket, words: Sequence[str]) -> None:
+def _keep(parent: socket.socket, words: Sequence[str]) -> None:
     """Start the program, pass on signals that the parent names, and report its exit code."""
     wakes, waked = socket.socketpair()
     waked.setblocking(False)
@@ -125,4 +125,4 @@ def _descendants(leader: int) -> list[int]:
 
 
 if __name__ == "__main__":
-    keep(socket.socket(fileno=int(sys.argv[1])), sys.argv[2:])
+    _keep(socket.socket(fileno=int(sys.argv[1])), sys.argv[2:])

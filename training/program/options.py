@@ -51,7 +51,7 @@ class ProgramOptions(AttemptOptions):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Command:
+class _Command:
     """What is started: words, folder, environment."""
 
     words: tuple[str, ...]
@@ -64,7 +64,7 @@ def build_command(
     host: ContainerHost,
     channels: tuple[str, ...],
     environ: Mapping[str, str],
-) -> Command:
+) -> _Command:
     """The program's command, checked."""
     program, container = options.program, options.container
     interpreter = _interpreter(options.interpreter or program.interpreter)
@@ -87,7 +87,7 @@ def build_command(
         words[0] = interpreter
     folder = container.code / program.working_folder
     resolve_command(words, folder, variables["PATH"])
-    return Command(
+    return _Command(
         words=(*words, *command_arguments(program.hyperparameters)),
         folder=folder,
         variables=variables,

@@ -1,4 +1,4 @@
-"""What people look at: progress, the report page, TensorBoard files, profiles and the receipt.
+"""What people look at: progress, the report page, profiles and the receipt.
 
 Nothing here changes a run. Uses training/record and training/store.
 """

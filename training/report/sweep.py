@@ -21,7 +21,7 @@ _MOST_CURVES = 4
 
 
 @dataclass(frozen=True, kw_only=True)
-class SweptRun:
+class _SweptRun:
     """One run of a sweep, as its store has it now."""
 
     run: SweepRun
@@ -70,12 +70,12 @@ class SweptRuns:
     usd: Mapping[str, float | None] = field(default_factory=dict)  # run -> what it has cost
 
     @cached_property
-    def runs(self) -> Sequence[SweptRun]:
+    def runs(self) -> Sequence[_SweptRun]:
         """In the order in which they were drawn."""
         found = []
         for run in self.sweep.runs:
             store = open_store(f"{self.store.uri}/{run.name}")
-            found.append(SweptRun(run=run, store=store, head=read_head(store)))
+            found.append(_SweptRun(run=run, store=store, head=read_head(store)))
         return found
 
     def write_report(self) -> str:

@@ -9,14 +9,6 @@ from tests.training.forked import command
 from training.cli.main import main
 
 MODELS = "tests.training.preflight.models_to_count"
-TINY = {
-    "model_type": "llama",
-    "hidden_size": 16,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "intermediate_size": 32,
-    "vocab_size": 64,
-}
 
 
 def test_footprints_of_a_function_are_written_beside_those_of_others(tmp_path: Path) -> None:
@@ -33,22 +25,9 @@ def test_footprints_of_a_function_are_written_beside_those_of_others(tmp_path: P
     assert "for want of another" in kept[f"{MODELS}:linear"]["loss"]
 
 
-def test_a_config_is_counted_with_its_tokens(tmp_path: Path) -> None:
-    config = tmp_path / "config.json"
-    config.write_text(json.dumps(TINY))
-
-    done = command(["count", str(config), "--batch", "2", "--tokens", "32"])
-    assert done.code == 0
-    first = json.loads(done.out)[0]
-    # Two samples of 32 tokens, a score of two bytes for each of 64 words, and the loss.
-    assert (first["micro_batch"], first["output_bytes"]) == (2, 2 * 32 * 64 * 2 + 4)
-
-
 @pytest.mark.parametrize(
     ("asked", "message"),
     [
-        (["nowhere.json"], "nowhere.json does not exist"),
-        ([f"{MODELS}:linear", "--tokens", "8"], "--tokens and --recompute are for transformers"),
         ([f"{MODELS}:linear", "--batch", "8", "--micro-batch", "3"], "not a multiple"),
         ([f"{MODELS}:linear", "--batch", "0"], "global_batch is 0"),
     ],
@@ -70,13 +49,3 @@ def test_fails_for_a_zero_which_is_no_default(
         with pytest.raises(SystemExit, match="2"):
             main(["count", f"{MODELS}:linear", f"{option}={number}"])
         assert f"argument {option}: {says}" in capsys.readouterr().err
-
-
-def test_fails_on_more_tokens_than_positions(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    config = tmp_path / "config.json"
-    gpt2 = {"n_embd": 16, "n_layer": 1, "n_head": 2, "vocab_size": 64, "n_positions": 32}
-    config.write_text(json.dumps({"model_type": "gpt2", **gpt2}))
-    assert main(["count", str(config), "--tokens", "64"]) == 2
-    assert "--tokens is 64; this model has 32 positions" in capsys.readouterr().err

@@ -15,9 +15,9 @@ from tests.training.runs import WORKLOAD
 from training.cli.measure import (
     _DEFAULT_OUT,
     _at_size,
+    _difference,
     _key,
-    difference,
-    measured,
+    _measured,
     train_footprints,
 )
 from training.registry import WORKLOADS
@@ -38,7 +38,7 @@ WORK = ("kernels", "moved_bytes", "optimizer_kernels", "optimizer_moved_bytes")
 @pytest.mark.parametrize("name", ["growth", "imagenet", "trajectory"])
 def test_the_committed_footprints_are_what_the_stages_need(name: str) -> None:
     """Laptop recipes at their own micro-batch, everything with the marker slow."""
-    rows = in_fork(lambda: list(measured(name, "laptop", {}, factors=(1,))))
+    rows = in_fork(lambda: list(_measured(name, "laptop", {}, factors=(1,))))
     footprints = json.loads(FILE.read_text())
     if torch.__version__.partition("+")[0] != footprints["torch"]:
         there = {_key(row): row for row in footprints["footprints"]}
@@ -48,7 +48,7 @@ def test_the_committed_footprints_are_what_the_stages_need(name: str) -> None:
                 known = there[_key(row)][what]
                 assert row[what] == pytest.approx(known, rel=MOST_OF_ANOTHER_TORCH)
                 row[what] = known
-    assert difference(FILE, rows) is None
+    assert _difference(FILE, rows) is None
 
 
 @pytest.mark.slow
@@ -82,9 +82,9 @@ def test_a_workload_of_one_s_own_is_measured_beside_the_other_recipes_of_a_file(
     assert [row for row in after if row in before] == before
     rows = [row for row in after if row["workload"] == WORKLOAD]
     assert {row["stage"] for row in rows} == {"first", "second"}
-    assert difference(out, rows) is None
+    assert _difference(out, rows) is None
 
-    said = difference(tmp_path / "none.json", rows)
+    said = _difference(tmp_path / "none.json", rows)
     assert (
         said and f"{tmp_path / 'none.json'} does not exist; write it with: python -m train" in said
     )

@@ -19,7 +19,7 @@ from stacks.sagemaker.request import METRIC_DEFINITIONS
 from tests.training.runs import ROOT, WORKLOAD, Run
 from training.cli import sagemaker
 from training.cli.main import main
-from training.cli.sagemaker import Trainer, _read_job
+from training.cli.sagemaker import _read_job, _Trainer
 from training.errors import UserError
 
 _CHANNEL = {"TrainingInputMode": "File", "S3DistributionType": "FullyReplicated"}
@@ -189,7 +189,7 @@ def test_several_hosts_train_together_and_the_first_leaves_the_model(
         "--hosts=algo-2@algo-1,algo-2",
     )
     assert job.variables == {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
-    monkeypatch.setattr(Trainer, "run", lambda self: 0)
+    monkeypatch.setattr(_Trainer, "run", lambda self: 0)
     assert main(["sagemaker", f"--ml-root={tmp_path}"]) == 0
     assert list((tmp_path / "model").iterdir()) == []
 
@@ -204,8 +204,8 @@ def test_a_container_waits_with_the_others_where_another_host_was_told_to_end(
     assert capfd.readouterr().out.count("another host ends; waiting for all of them") == 4
 
 
-def _trainer(program: str) -> Trainer:
-    return Trainer([sys.executable, "-c", program], sleep=lambda seconds: None)
+def _trainer(program: str) -> _Trainer:
+    return _Trainer([sys.executable, "-c", program], sleep=lambda seconds: None)
 
 
 def test_a_crash_is_tried_three_times_and_a_mistake_once(
@@ -238,7 +238,7 @@ def test_three_crashes_of_days_do_not_end_a_job(
 
 def _ended_with(code: int, root: Path, monkeypatch: pytest.MonkeyPatch) -> int:
     """The exit code of a container whose trainer ends so."""
-    monkeypatch.setattr(Trainer, "run", lambda self: code)
+    monkeypatch.setattr(_Trainer, "run", lambda self: code)
     _given(root, workload="w", recipe="r", run__uri=str(root / "run-1"))
     return main(["sagemaker", f"--ml-root={root}"])
 

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from tests.training import tiny
 from tests.training.hooks import at_rank, interrupt_at, notice
 from tests.training.runs import AVERAGED, Run, assert_equal
+from training.cli.tensorboard import _write_event_files
 from training.record.history import read_history
-from training.report.tensorboard import write_event_files
 from training.workload import Inputs
 
 NewRun = Callable[[str], Run]
@@ -292,7 +292,7 @@ def test_the_gradients_norm_is_recorded_as_clipping_finds_it(
     assert b'"y_label": "norm of the gradients"' in (Path(whole.uri) / "report.html").read_bytes()
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    write_event_files(whole.store, tmp_path / "logs")
+    _write_event_files(whole.store, tmp_path / "logs")
     events = EventAccumulator(str(tmp_path / "logs"))
     events.Reload()
     values = [event.value for event in events.Scalars("first/gradient_norm")]

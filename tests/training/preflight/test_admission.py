@@ -19,7 +19,7 @@ import pytest
 from contract.keys import MANIFEST
 from contract.sweep import Sweep
 from tests.training.forked import in_fork
-from tests.training.runs import WORKLOAD, Run
+from tests.training.runs import WORKLOAD, Run, wait_for
 from tests.training.tiny import Tiny
 from training.cli.main import main
 from training.engine.job import WorkloadProxy
@@ -144,10 +144,7 @@ def hold(folder: Path, seconds: float) -> None:
 def test_reservations_of_dead_processes_are_ignored(tmp_path: Path) -> None:
     process = multiprocessing.get_context("fork").Process(target=hold, args=(tmp_path, 60))
     process.start()
-    deadline = time.monotonic() + 120
-    while not list(tmp_path.glob("*.json")):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_for(lambda: bool(list(tmp_path.glob("*.json"))))
     (held,) = Reservations(tmp_path).others()
     assert held.request.run == "other"
     process.kill()

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, cast
 
 import numpy as np
@@ -130,9 +131,14 @@ def test_gradients_stay_while_the_next_micro_batch_is_computed() -> None:
     assert pair.peak_bytes - alone.peak_bytes == IN * OUT * FLOAT
 
 
+@cache
+def measured(size: int) -> Any:
+    """The Transformer's footprint, which takes ten seconds."""
+    return in_fork(lambda: measure_step(stage_of_trajectory(), laptop(), size))
+
+
 def test_only_activations_grow_with_the_micro_batch() -> None:
-    stage = stage_of_trajectory()
-    small, large = measure(stage, 16), measure(stage, 64)
+    small, large = measured(16), measured(64)
     assert large.peak_activation_bytes > 3.5 * small.peak_activation_bytes
     for name in ("parameter_bytes", "gradient_bytes", "optimizer_bytes", "checkpoint_bytes"):
         assert getattr(small, name) == getattr(large, name)
@@ -141,15 +147,14 @@ def test_only_activations_grow_with_the_micro_batch() -> None:
 
 @pytest.mark.parametrize("size", [16, pytest.param(64, marks=pytest.mark.slow)])
 def test_the_peak_is_what_the_allocator_sees_of_the_real_step(size: int) -> None:
-    stage = stage_of_trajectory()
-    found = in_fork(lambda: measure_step(stage, laptop(), size))
-    assert found.peak_bytes == pytest.approx(allocated_peak(stage, size), rel=0.03)
+    peak = allocated_peak(stage_of_trajectory(), size)
+    assert measured(size).peak_bytes == pytest.approx(peak, rel=0.03)
 
 
 def test_an_evaluation_keeps_no_activations_for_backward() -> None:
     stage = stage_of_trajectory()
-    training = in_fork(lambda: measure_step(stage, laptop(), 64))
-    assert in_fork(lambda: measure_evaluation(stage, laptop(), 64)) < training.peak_bytes
+    peak = in_fork(lambda: measure_evaluation(stage, laptop(), 64))
+    assert peak < measured(64).peak_bytes
 
 
 def test_the_checkpoint_s_bytes_are_what_a_run_commits(whole: Run) -> None:

@@ -136,9 +136,10 @@ def test_fails_for_batch_norm_in_smaller_micro_batches(dataset: Path, tmp_path: 
 
 
 @pytest.mark.parametrize("name", [*WORKLOADS, NAME])
-def test_every_workload_s_rungs_come_in_the_ladder_s_order(name: str) -> None:
+def test_every_workload_has_the_protocol_and_its_rungs_the_ladder_s_order(name: str) -> None:
     workload = load_workload(name)
     assert problems(workload) == []
+    assert name == NAME or workload.nominal_samples.keys() == workload.recipes.keys()
     for make in workload.recipes.values():
         kinds = [rung.name.split()[0] for rung in workload.rungs(make())]
         assert kinds == sorted(kinds, key=KINDS.index)

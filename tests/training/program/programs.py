@@ -7,13 +7,12 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from contract.keys import LOGS
-from tests.training.runs import KeptRun
+from tests.training.runs import KeptRun, wait_for
 from training.cli.main import main
 from training.record.head import read_head
 from training.record.history import History, read_history
@@ -118,10 +117,7 @@ class ProgramRun(KeptRun):
 
     def wait_until(self, is_so: Callable[[], bool]) -> None:
         """Wait for something in the store or on the disk."""
-        deadline = time.monotonic() + SECONDS
-        while not is_so():
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+        wait_for(is_so)
 
     def wait_for_snapshots(self, count: int) -> None:
         """Wait until the head names this many, or later ones."""

@@ -11,7 +11,7 @@ import pytest
 from contract.program import Program
 from training.errors import UserError
 from training.program.container import ContainerHost
-from training.program.options import Command, ProgramOptions, build_command
+from training.program.options import ProgramOptions, _Command, build_command
 from training.store.folder import FolderStore
 
 HOST = ContainerHost(num_gpus=4, num_cpus=48)
@@ -19,7 +19,7 @@ HOST = ContainerHost(num_gpus=4, num_cpus=48)
 
 def command(
     tmp_path: Path, text: str, environ: Mapping[str, str] = os.environ, **fields: Any
-) -> Command:
+) -> _Command:
     interpreter = fields.pop("wins", "")
     options = ProgramOptions(
         program=Program(command=text, **fields),

@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.training.program.programs import ROOT, is_running
+from tests.training.runs import wait_for
 from training.errors import UserError
 from training.program.process import ProgramProcess, resolve_command
 
@@ -44,8 +44,7 @@ def test_what_a_program_leaves_behind_is_ended_with_it(tmp_path: Path) -> None:
     # In a session of its own, its parent gone: a process group would not find it.
     script = "(setsid sleep 4711 &); until [ -e ends ]; do sleep 0.05; done"
     with started("bash", "-c", script, folder=tmp_path) as process:
-        while not is_running("4711"):
-            time.sleep(0.02)
+        wait_for(lambda: is_running("4711"))
         (tmp_path / "ends").touch()
         assert end_of(process) == 0
         assert not is_running("4711")
@@ -90,17 +89,14 @@ def test_a_killed_keeper_takes_the_program_along() -> None:
         parent = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[1]
         os.kill(int(parent), signal.SIGKILL)
         assert end_of(process) == -signal.SIGKILL
-        deadline = time.monotonic() + 60
-        while is_running("4714"):
-            assert time.monotonic() < deadline
+        wait_for(lambda: not is_running("4714"))
 
 
 def test_a_signal_goes_to_the_first_process_alone() -> None:
     # As from docker stop: torchrun and its like pass it on as they see fit.
     script = "sleep 0.4 & trap 'wait; exit 5' USR1; while :; do sleep 0.02; done"
     with started("bash", "-c", script) as process:
-        while not process.catches(signal.SIGUSR1):
-            time.sleep(0.01)
+        wait_for(lambda: bool(process.catches(signal.SIGUSR1)))
         process.signal(signal.SIGUSR1)
         assert end_of(process) == 5
 
@@ -109,8 +105,8 @@ def test_a_signal_is_sent_when_that_returns() -> None:
     with started("sleep", "4715") as process:
         os.kill(process.pid, signal.SIGSTOP)
         facts = Path(f"/proc/{process.pid}/status")
-        while "State:\tT" not in facts.read_text():
-            time.sleep(0.01)  # a signal that comes before it has stopped ends it
+        # A signal that comes before it has stopped ends it.
+        wait_for(lambda: "State:\tT" in facts.read_text())
         process.signal(signal.SIGUSR1)
         status = facts.read_text()
         pending = int(status.partition("ShdPnd:")[2].split()[0], 16)
@@ -119,9 +115,7 @@ def test_a_signal_is_sent_when_that_returns() -> None:
 
 def test_it_is_known_whether_a_program_handles_a_signal() -> None:
     with started("bash", "-c", "trap '' TERM; echo; sleep 60") as process:
-        deadline = time.monotonic() + 60
-        while not process.catches(signal.SIGTERM):
-            assert time.monotonic() < deadline
+        wait_for(lambda: bool(process.catches(signal.SIGTERM)))
         assert process.catches(signal.SIGUSR2) is False
 
 

@@ -15,10 +15,19 @@ from training.record.run import read_run_config
 from training.report.page import write_report
 from training.store.folder import FolderStore
 
+_MADE: list[Run] = []
+
 
 @pytest.fixture
-def interrupted(run: Run) -> Run:
-    """Killed in step 11 (so steps are repeated), given a notice in step 17, then finished."""
+def interrupted(dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """Killed in step 11 (so steps are repeated), given a notice in step 17, then finished.
+
+    Once for all tests, but within one of them: the hooks are there.
+    """
+    if _MADE:
+        return _MADE[0]
+    root = tmp_path_factory.mktemp("interrupted")
+    run = Run(dataset=dataset, uri=str(root / "run-1"), scratch=root / "scratch")
 
     def kill(step: int) -> None:
         if step == 10:
@@ -36,6 +45,7 @@ def interrupted(run: Run) -> Run:
         tiny.HOOKS.clear()
     run.options = ["--override=step_seconds=0.01"]
     assert run.attempt() == 0
+    _MADE.append(run)
     return run
 
 

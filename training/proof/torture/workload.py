@@ -145,7 +145,7 @@ class _Classify(Train):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Small(Workload[_SmallConfig]):
+class _Small(Workload[_SmallConfig]):
     """The workload `training.proof.torture.workload:SMALL`."""
 
     name: str = "small"
@@ -181,4 +181,4 @@ class Small(Workload[_SmallConfig]):
         return {"rows": count}
 
 
-SMALL = Small()
+SMALL = _Small()

@@ -15,8 +15,6 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from training.workloads.detection.constants import constant
-
 _log = logging.getLogger(__name__)
 
 Implementation: TypeAlias = Literal["triton", "reference", "deterministic"]
@@ -28,6 +26,17 @@ _SMALL_SIDE = 200
 # The small case that Triton's kernel is tried on.
 _SHAPES = ((5, 7), (3, 2))
 _GRADIENTS = tuple(f"the gradient of {name}" for name in ("value", "locations", "weights"))
+
+
+def constant(
+    values: Sequence[float] | Sequence[Sequence[float]],
+    device: torch.device,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    """Numbers that follow from shapes; from page-locked memory, whose copy nobody waits for."""
+    is_gpu = device.type == "cuda" and not torch.compiler.is_compiling()
+    here = torch.tensor(values, dtype=dtype, pin_memory=is_gpu)
+    return here.to(device, non_blocking=True)
 
 
 def deformable_attention(

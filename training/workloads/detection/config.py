@@ -36,7 +36,6 @@ class Architecture:
     encoder_layers: int = 6
     decoder_layers: int = 6
     feed_forward: int = 2048
-    dropout: float = 0.0
     num_queries: int = 900
     # Queries of contrastive denoising: so many positive ones, and as many negative ones.
     denoising_queries: int = 100
@@ -50,7 +49,7 @@ class Architecture:
         check_fields(
             self,
             at_least={1: (*parts, "encoder_layers", "decoder_layers"), 0: ("denoising_queries",)},
-            shares=("dropout", "label_noise", "box_noise"),
+            shares=("label_noise", "box_noise"),
         )
         if self.num_levels not in (3, 4):
             raise ValueError(f"num_levels is {self.num_levels}; give 3 or 4")

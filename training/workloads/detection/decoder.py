@@ -14,10 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from training.workloads.detection.attention import Implementation, deformable_attention
+from training.workloads.detection.attention import Implementation, constant, deformable_attention
 from training.workloads.detection.boxes import inverse_sigmoid
 from training.workloads.detection.config import Architecture
-from training.workloads.detection.constants import constant
 
 # A token of the first level proposes a box of this share of the image, of the next one twice that.
 _PROPOSED_SIZE = 0.05
@@ -129,7 +128,6 @@ class Encoder(nn.Module):
     def __init__(self, a: Architecture) -> None:
         super().__init__()
         self.recompute = a.recompute_encoder
-        self.has_dropout = a.dropout > 0
         self.level_embed = nn.Parameter(torch.empty(a.num_levels, a.width))
         self.layers = nn.ModuleList(_EncoderLayer(a) for _ in range(a.encoder_layers))
 
@@ -148,9 +146,7 @@ class Encoder(nn.Module):
             x_BSD = (
                 layer(*arguments)
                 if keep_all
-                else checkpoint(
-                    layer, *arguments, use_reentrant=False, preserve_rng_state=self.has_dropout
-                )
+                else checkpoint(layer, *arguments, use_reentrant=False, preserve_rng_state=False)
             )
             pyramid = pyramid._replace(tokens_BSD=x_BSD)
         return pyramid
@@ -165,27 +161,24 @@ class _EncoderLayer(nn.Module):
         self.self_attn_norm = nn.LayerNorm(a.width)
         self.ffn = _FeedForward(a)
         self.ffn_norm = nn.LayerNorm(a.width)
-        self.dropout = nn.Dropout(a.dropout)
 
     def forward(self, pyramid: Pyramid, places_BSD: Tensor, anchors_BSL2: Tensor) -> Tensor:
         x_BSD = pyramid.tokens_BSD
         y_BSD = self.self_attn(x_BSD + places_BSD, anchors_BSL2, pyramid)
-        x_BSD = self.self_attn_norm(x_BSD + self.dropout(y_BSD))
+        x_BSD = self.self_attn_norm(x_BSD + y_BSD)
         return cast(Tensor, self.ffn_norm(x_BSD + self.ffn(x_BSD)))
 
 
 class _FeedForward(nn.Module):
-    """Two layers, with dropout after each."""
+    """Two layers."""
 
     def __init__(self, a: Architecture) -> None:
         super().__init__()
         self.linear1 = nn.Linear(a.width, a.feed_forward)
         self.linear2 = nn.Linear(a.feed_forward, a.width)
-        self.dropout = nn.Dropout(a.dropout)
 
     def forward(self, x_D: Tensor) -> Tensor:
-        hidden = self.dropout(F.relu(self.linear1(x_D)))
-        return cast(Tensor, self.dropout(self.linear2(hidden)))
+        return cast(Tensor, self.linear2(F.relu(self.linear1(x_D))))
 
 
 class MultiScaleAttention(nn.Module):
@@ -296,15 +289,12 @@ class _DecoderLayer(nn.Module):
 
     def __init__(self, a: Architecture) -> None:
         super().__init__()
-        self.self_attn = nn.MultiheadAttention(
-            a.width, a.num_heads, dropout=a.dropout, batch_first=True
-        )
+        self.self_attn = nn.MultiheadAttention(a.width, a.num_heads, batch_first=True)
         self.self_attn_norm = nn.LayerNorm(a.width)
         self.cross_attn = MultiScaleAttention(a)
         self.cross_attn_norm = nn.LayerNorm(a.width)
         self.ffn = _FeedForward(a)
         self.ffn_norm = nn.LayerNorm(a.width)
-        self.dropout = nn.Dropout(a.dropout)
 
     def forward(
         self,
@@ -318,11 +308,11 @@ class _DecoderLayer(nn.Module):
         y_BQD, _ = self.self_attn(
             query_BQD, query_BQD, x_BQD, attn_mask=hidden_QQ, need_weights=False
         )
-        x_BQD = self.self_attn_norm(x_BQD + self.dropout(y_BQD))
+        x_BQD = self.self_attn_norm(x_BQD + y_BQD)
         # Boxes are relative to the valid image, locations to the padded one.
         valid_B1l4 = read.valid_BL2.repeat(1, 1, 2)[:, None]
         y_BQD = self.cross_attn(x_BQD + place_BQD, anchors_BQ4[:, :, None] * valid_B1l4, read)
-        x_BQD = self.cross_attn_norm(x_BQD + self.dropout(y_BQD))
+        x_BQD = self.cross_attn_norm(x_BQD + y_BQD)
         return cast(Tensor, self.ffn_norm(x_BQD + self.ffn(x_BQD)))
 
 

@@ -16,10 +16,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from training.errors import UserError
-from training.workloads.detection.attention import Implementation
+from training.workloads.detection.attention import Implementation, constant
 from training.workloads.detection.boxes import corners, from_corners, inverse_sigmoid
 from training.workloads.detection.config import GROUPS, Architecture
-from training.workloads.detection.constants import constant
 from training.workloads.detection.decoder import (
     Decoder,
     Encoder,

@@ -29,7 +29,7 @@ from training.workloads.detection.samples import Augmentation, Batch, read, writ
 
 # The places of AP, AP50 ... in what COCO's evaluation calls stats.
 _STATS = ("AP", "AP50", "AP75", "AP_small", "AP_medium", "AP_large")
-_RECALL = (6, 7, 8)  # AR with 1, 10 and 100 detections
+_RECALL = 8  # of up to 100 detections
 _TRUTH = ("truth_images", "truth_labels", "truth_boxes", "truth_areas", "truth_crowds")
 # The pictures that are kept of an evaluation have at most so many pixels a side.
 _SHOWN_PIXELS = 300
@@ -150,18 +150,18 @@ class DetectionEvaluation(Train):
                 "the evaluated images have no objects, so their average precision is unknown; "
                 "evaluate a split that has some"
             )
-        scores = _judged(detections)
-        values = dict(zip(_STATS, scores.stats[: len(_STATS)], strict=True))
-        values["AR"] = scores.stats[_RECALL[-1]]
-        for row in scores.classes:
+        stats, classes = _judged(detections)
+        values = dict(zip(_STATS, stats[: len(_STATS)], strict=True))
+        values["AR"] = stats[_RECALL]
+        for row in classes:
             for kind in ("AP", "AP50"):
                 name = f"{kind}_{row['class']}"
                 values[f"{kind}_class_{row['class']}" if name in values else name] = row[kind]
         known = [
             [v if row["objects"] or not isinstance(v, float) else None for v in row.values()]
-            for row in scores.classes
+            for row in classes
         ]
-        write_table(out / "classes.csv", list(scores.classes[0]), known)
+        write_table(out / "classes.csv", list(classes[0]), known)
         return {name: float(value) for name, value in values.items() if value >= 0}
 
     def show(self, m: nn.Module, i: Inputs, parts: Sequence[Partial], out: Path) -> None:
@@ -280,16 +280,8 @@ class _DetectionsAndTruth:
         return torch.cat(columns, dim=1).numpy()
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Scores:
-    """COCO's twelve figures, -1 where unknown, and a row for each class."""
-
-    stats: Sequence[float]
-    classes: Sequence[Mapping[str, Any]]
-
-
-def _judged(detections: _DetectionsAndTruth) -> _Scores:
-    """Let faster-coco-eval compare detections and truth."""
+def _judged(detections: _DetectionsAndTruth) -> tuple[list[float], list[dict[str, Any]]]:
+    """COCO's twelve figures by faster-coco-eval, -1 where unknown, and a row for each class."""
     if missing := missing_package("faster-coco-eval", "the evaluation"):
         raise UserError(missing[0])
     from faster_coco_eval import COCO, COCOeval_faster
@@ -303,7 +295,7 @@ def _judged(detections: _DetectionsAndTruth) -> _Scores:
         detections.truth["labels"][~detections.truth["crowds"]],
         minlength=len(detections.categories),
     ).tolist()
-    classes = []
+    classes: list[dict[str, Any]] = []
     for label, category in enumerate(detections.categories):
         # All areas, 100 detections an image.
         precision_TR = precision_TRKAM[:, :, label, 0, -1]
@@ -316,7 +308,7 @@ def _judged(detections: _DetectionsAndTruth) -> _Scores:
                 **_best_threshold(precision_TR[0], scores_TRKAM[0, :, label, 0, -1]),
             }
         )
-    return _Scores(stats=[float(value) for value in judge.stats], classes=classes)
+    return [float(value) for value in judge.stats], classes
 
 
 def _mean(precision: "np.ndarray[Any, Any]") -> float:

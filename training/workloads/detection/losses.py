@@ -29,7 +29,7 @@ _ALPHA, _GAMMA = 0.25, 2.0
 
 
 @torch.no_grad()
-def costs(logits_TQC: Tensor, boxes_TQ4: Tensor, labels_TN: Tensor, boxes_TN4: Tensor) -> Tensor:
+def _costs(logits_TQC: Tensor, boxes_TQ4: Tensor, labels_TN: Tensor, boxes_TN4: Tensor) -> Tensor:
     """What it costs that a query predicts an object, (T, Q, N): class, distance and overlap."""
     chance_TQC = logits_TQC.sigmoid()
     yes_TQC = -_ALPHA * (1 - chance_TQC) ** _GAMMA * (chance_TQC + 1e-8).log()
@@ -153,7 +153,7 @@ def _matched(
 ) -> Tensor:
     """Each object's query, (S, B, N)."""
     num_sets = len(logits_SBQC)
-    costs_TQN = costs(
+    costs_TQN = _costs(
         logits_SBQC.flatten(0, 1),
         boxes_SBQ4.flatten(0, 1),
         labels_BN.repeat(num_sets, 1),

@@ -79,7 +79,7 @@ class Augmentation:
 
     def whole(self, height: int, width: int) -> _View:
         """The image as it is evaluated."""
-        to_height, to_width = resized(height, width, self.eval_scale, self.longest_side)
+        to_height, to_width = _resized(height, width, self.eval_scale, self.longest_side)
         return _View(0, 0, width, height, to_height, to_width, False)
 
     def drawn(self, height: int, width: int, rng: torch.Generator) -> _View:
@@ -87,18 +87,18 @@ class Augmentation:
         is_flipped = _chance(self.flip, rng)
         left, top, right, bottom = 0.0, 0.0, float(width), float(height)
         if _chance(self.crop, rng):
-            high, wide = resized(height, width, _choice(self.crop_scales, rng), None)
+            high, wide = _resized(height, width, _choice(self.crop_scales, rng), None)
             least, most = self.crop_sides
             w, h = (_between(min(least, side), min(most, side), rng) for side in (wide, high))
             x, y = _between(0, wide - w, rng), _between(0, high - h, rng)
             left, right = x * width / wide, (x + w) * width / wide
             top, bottom = y * height / high, (y + h) * height / high
         scale = _choice(self.scales, rng)
-        to_height, to_width = resized(bottom - top, right - left, scale, self.longest_side)
+        to_height, to_width = _resized(bottom - top, right - left, scale, self.longest_side)
         return _View(left, top, right, bottom, to_height, to_width, is_flipped)
 
 
-def resized(height: float, width: float, shorter: int, longest: int | None) -> tuple[int, int]:
+def _resized(height: float, width: float, shorter: int, longest: int | None) -> tuple[int, int]:
     """Height and width with that shorter side, or a smaller one if the longest would be larger."""
     low, high = min(height, width), max(height, width)
     if longest is not None and high / low * shorter > longest:

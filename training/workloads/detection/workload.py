@@ -16,7 +16,7 @@ from torch.optim import AdamW, Optimizer
 
 from training.data_report import DataReport
 from training.errors import UserError
-from training.rungs import autocast_rungs, micro_batch_rungs, offered_rung
+from training.rungs import autocast_rungs, micro_batch_rungs, offered_rung, rung
 from training.workload import (
     Batch,
     Inputs,
@@ -194,19 +194,6 @@ _NUM_QUERIES = (300, 200)
 _WIDTH = 192
 
 
-def _rungs(c: DetectionConfig) -> Sequence[Rung]:
-    """The ladder of a recipe; smaller micro-batches accumulate, and count objects as before."""
-    taken = []
-    if not c.recompute_encoder:
-        taken.append(
-            Rung(
-                name="activations of the encoder recomputed",
-                apply=lambda c: replace(c, recompute_encoder=True),
-            )
-        )
-    return [*taken, *micro_batch_rungs(c), *autocast_rungs(c), *_offered(c)]
-
-
 def _offered(c: DetectionConfig) -> Sequence[Rung]:
     # A shorter side may not be longer than the longest.
     sides = [side for side in _MAX_SIDES if max(c.sides) <= side < c.max_side]
@@ -253,7 +240,10 @@ class _Detection(Workload[DetectionConfig]):
         }
 
     def rungs(self, c: DetectionConfig) -> Sequence[Rung]:
-        return _rungs(c)
+        """The ladder; smaller micro-batches accumulate, and count objects as before."""
+        recomputed = rung("activations of the encoder recomputed", recompute_encoder=True)
+        again = [recomputed] * (not c.recompute_encoder)
+        return [*again, *micro_batch_rungs(c), *autocast_rungs(c), *_offered(c)]
 
     def make_dataset(
         self, out: Path, count: int, seed: int, progress: Progress

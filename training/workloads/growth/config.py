@@ -251,17 +251,9 @@ class GrowthConfig:
         return ExpertBlock(hidden=hidden, num_experts=self.num_experts, top_k=self.top_k)
 
     def _model(self, width: int, num_heads: int, blocks: Sequence[Block]) -> ModelConfig:
-        return ModelConfig(
-            vocab_size=self.vocab_size,
-            width=width,
-            num_heads=num_heads,
-            blocks=tuple(blocks),
-            norm=self.norm,
-            activation=self.activation,
-            is_tied=self.is_tied,
-            has_biases=self.has_biases,
-            rope_base=self.rope_base,
-        )
+        names = ("vocab_size", "norm", "activation", "is_tied", "has_biases", "rope_base")
+        own = {name: getattr(self, name) for name in names}
+        return ModelConfig(width=width, num_heads=num_heads, blocks=tuple(blocks), **own)
 
 
 def laptop() -> GrowthConfig:

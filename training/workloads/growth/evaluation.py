@@ -74,13 +74,11 @@ class TextEvaluation(Train):
         if not beginnings:
             path.write_text(f"No held-out text is longer than {c.prompt_tokens} tokens.\n")
             return
-        texts_BT = generate(
+        texts_BT = _generate(
             cast(LanguageModel, m),
             torch.stack(beginnings).to(i.device),
             c.sample_tokens,
             context=c.context,
-            temperature=_TEMPERATURE,
-            top_k=_TOP_K,
             generator=torch.Generator(i.device).manual_seed(i.seed),
         )
         vocabulary = read_vocabulary(i.dataset.file(TOKENIZER_FILE))
@@ -126,35 +124,24 @@ def _shares(tokens_LE: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def generate(
+def _generate(
     model: LanguageModel,
     prompt_BT: Tensor,
     num_tokens: int,
     *,
     context: int,
-    temperature: float = 1.0,
-    top_k: int | None = None,
-    generator: torch.Generator | None = None,
+    generator: torch.Generator,
 ) -> Tensor:
     """The prompts followed by `num_tokens` tokens each; the model sees the last `context` of them.
 
-    A temperature of 0 takes the likeliest token. `generator` is one of the prompt's device; the
-    same seed gives the same text.
+    `generator` is one of the prompt's device; the same seed gives the same text.
     """
     tokens_BT = prompt_BT
     for _ in range(num_tokens):
         last_BD = model.hidden(tokens_BT[:, -context:]).y_BTD[:, -1]
         logits_BV = F.linear(last_BD, model.output_weight_VD).float()
-        tokens_BT = torch.cat([tokens_BT, _drawn(logits_BV, temperature, top_k, generator)], dim=1)
+        likeliest, tokens_BK = logits_BV.topk(min(_TOP_K, logits_BV.shape[1]))
+        shares_BK = (likeliest / _TEMPERATURE).softmax(dim=-1)
+        drawn_B1 = tokens_BK.gather(1, torch.multinomial(shares_BK, 1, generator=generator))
+        tokens_BT = torch.cat([tokens_BT, drawn_B1], dim=1)
     return tokens_BT
-
-
-def _drawn(
-    logits_BV: Tensor, temperature: float, top_k: int | None, generator: torch.Generator | None
-) -> Tensor:
-    """One token each: (B, 1)."""
-    if temperature == 0:
-        return logits_BV.argmax(dim=-1, keepdim=True)
-    likeliest, tokens_BK = logits_BV.topk(min(top_k or logits_BV.shape[1], logits_BV.shape[1]))
-    shares_BK = (likeliest / temperature).softmax(dim=-1)
-    return tokens_BK.gather(1, torch.multinomial(shares_BK, 1, generator=generator))

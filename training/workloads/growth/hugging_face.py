@@ -1,9 +1,11 @@
-"""A Llama of Hugging Face's as the phase dense of a growth run, or a Mixtral as its experts.
+"""Hugging Face's models of the same operations: GPT-NeoX, Llama with biases, Mixtral without.
 
 python -m training.workloads.growth.hugging_face FOLDER weights.safetensors
 python -m training run --workload growth --init-from weights.safetensors ...
 
-Grouped heads become one for each query, which computes the same; biases that it has not stay 0.
+A phase is written as one of them (`export --format huggingface`). A Llama is read as the phase
+dense, a Mixtral as the experts: grouped heads become one for each query, which computes the same,
+and biases that it has not stay 0.
 """
 
 import argparse
@@ -16,9 +18,11 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from training.errors import EXIT_FINISHED, EXIT_USER, UserError
+from training.workloads.growth.config import DenseBlock, ExpertBlock, ModelConfig
+from training.workloads.growth.model import LanguageModel
 
 # By kind: the phase that it becomes, and what transformers takes where its config does not say.
 _KINDS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
@@ -27,13 +31,13 @@ _KINDS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
 }
 # What the model here has one value of.
 _FIXED = {"rms_norm_eps": 1e-5, "hidden_act": "silu", "sliding_window": None}
+_NORMS = {"input_layernorm": "attention_norm", "post_attention_layernorm": "ffn_norm"}
 _LAYER = {
     "self_attn.q_proj": "attention.query",
     "self_attn.k_proj": "attention.key",
     "self_attn.v_proj": "attention.value",
     "self_attn.o_proj": "attention.output",
-    "input_layernorm": "attention_norm",
-    "post_attention_layernorm": "ffn_norm",
+    **_NORMS,
 }
 _DENSE = {
     "mlp.gate_proj": "ffn.gate",
@@ -145,6 +149,131 @@ def _checked(config: Mapping[str, Any]) -> tuple[str, float]:
 def _for_each_query(tensor: Tensor, num_groups: int, size: int) -> Tensor:
     by_group: Tensor = tensor.unflatten(0, (num_groups, 1, -1))  # type: ignore[no-untyped-call]
     return by_group.expand(num_groups, size, *by_group.shape[2:]).flatten(0, 2)
+
+
+def write_hugging_face(m: nn.Module, out: Path) -> None:
+    """A folder that `AutoModelForCausalLM.from_pretrained` loads: the same logits."""
+    assert isinstance(m, LanguageModel)
+    c, state = m.config, m.state_dict()
+    kinds = {type(block) for block in c.blocks}
+    if kinds == {DenseBlock} and (c.norm, c.activation) == ("layer", "gelu"):
+        about, found = _neox(c, state)
+    elif kinds == {DenseBlock} and (c.norm, c.activation) == ("rms", "swiglu"):
+        about, found = _llama(c, state)
+    elif kinds == {ExpertBlock} and (c.norm, c.activation) == ("rms", "swiglu"):
+        about, found = _mixtral(c, state)
+    else:
+        raise UserError(
+            f"Hugging Face has no model of {c.norm} norms, {c.activation} and "
+            f"{' and '.join(sorted(kind.__name__ for kind in kinds))}s: dense blocks export with "
+            "norm=layer activation=gelu or norm=rms activation=swiglu, experts with the latter"
+        )
+    common = {
+        "vocab_size": c.vocab_size,
+        "hidden_size": c.width,
+        "num_hidden_layers": len(c.blocks),
+        "num_attention_heads": c.num_heads,
+        "num_key_value_heads": c.num_heads,
+        "head_dim": c.head_width,
+        "max_position_embeddings": 2048,
+        "rope_theta": c.rope_base,
+        "rope_parameters": {"rope_type": "default", "rope_theta": c.rope_base},
+        "tie_word_embeddings": c.is_tied,
+        "dtype": "float32",
+    }
+    out.mkdir(parents=True)
+    (out / "config.json").write_text(json.dumps({**common, **about}, indent=1) + "\n")
+    tensors = {name: tensor.clone().contiguous() for name, tensor in found.items()}
+    save_file(tensors, out / "model.safetensors", metadata={"format": "pt"})
+
+
+def _neox(c: ModelConfig, state: Mapping[str, Tensor]) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    found = {"gpt_neox.embed_in.weight": state["embedding.weight"]}
+    found |= {"embed_out.weight": state["head.weight"]} if not c.is_tied else {}
+    for kind in ("weight", "bias"):
+        found[f"gpt_neox.final_layer_norm.{kind}"] = state[f"final_norm.{kind}"]
+        for number in range(len(c.blocks)):
+            old, new = f"blocks.{number}", f"gpt_neox.layers.{number}"
+            # One layer there: query, key and value of the first head, then of the next.
+            parts = [state[f"{old}.attention.{p}.{kind}"] for p in ("query", "key", "value")]
+            by_head = torch.stack([p.unflatten(0, (c.num_heads, -1)) for p in parts], dim=1)  # type: ignore[no-untyped-call]
+            found[f"{new}.attention.query_key_value.{kind}"] = by_head.flatten(0, 2)
+            found[f"{new}.attention.dense.{kind}"] = state[f"{old}.attention.output.{kind}"]
+            found[f"{new}.mlp.dense_h_to_4h.{kind}"] = state[f"{old}.ffn.up.{kind}"]
+            found[f"{new}.mlp.dense_4h_to_h.{kind}"] = state[f"{old}.ffn.down.{kind}"]
+            for theirs, ours in _NORMS.items():
+                found[f"{new}.{theirs}.{kind}"] = state[f"{old}.{ours}.{kind}"]
+    return {
+        "model_type": "gpt_neox",
+        "architectures": ["GPTNeoXForCausalLM"],
+        "intermediate_size": _hidden(c),
+        "hidden_act": "gelu",
+        "layer_norm_eps": 1e-5,
+        "use_parallel_residual": False,
+        "rotary_pct": 1.0,
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": c.rope_base,
+            "partial_rotary_factor": 1.0,
+        },
+    }, found
+
+
+def _llama(c: ModelConfig, state: Mapping[str, Tensor]) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    biases = {"attention_bias": True, "mlp_bias": True}
+    about = {"model_type": "llama", "architectures": ["LlamaForCausalLM"]}
+    return {**about, **_rms(c), **biases}, _renamed(c, state, _LAYER | _DENSE)
+
+
+def _mixtral(
+    c: ModelConfig, state: Mapping[str, Tensor]
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    if biased := [name for name, tensor in state.items() if "bias" in name and tensor.any()]:
+        raise UserError(
+            f"Mixtral has no biases, but {biased[0]} and {len(biased) - 1} more are not 0: train "
+            "with --override has_biases=false, or export the phase dense, which Llama's biases fit"
+        )
+    weights = {name: tensor for name, tensor in state.items() if not name.endswith("bias")}
+    found, block = _renamed(c, weights, _LAYER | _ROUTER), c.blocks[0]
+    assert isinstance(block, ExpertBlock)
+    for number in range(len(c.blocks)):
+        experts = f"model.layers.{number}.block_sparse_moe.experts"
+        for theirs, ours in _OF_EXPERT.items():
+            for expert, weight in enumerate(state[f"blocks.{number}.ffn.experts.{ours}_weight"]):
+                found[f"{experts}.{expert}.{theirs}.weight"] = weight
+    return {
+        "model_type": "mixtral",
+        "architectures": ["MixtralForCausalLM"],
+        "num_local_experts": block.num_experts,
+        "num_experts_per_tok": block.top_k,
+        **_rms(c),
+    }, found
+
+
+def _renamed(
+    c: ModelConfig, state: Mapping[str, Tensor], names: Mapping[str, str]
+) -> dict[str, Tensor]:
+    """What Llama and Mixtral have in common, and of each block the modules `names`."""
+    found = {"model.embed_tokens.weight": state["embedding.weight"]}
+    found |= {"lm_head.weight": state["head.weight"]} if not c.is_tied else {}
+    found["model.norm.weight"] = state["final_norm.weight"]
+    for number in range(len(c.blocks)):
+        for theirs, ours in names.items():
+            for kind in ("weight", "bias"):
+                if (tensor := state.get(f"blocks.{number}.{ours}.{kind}")) is not None:
+                    found[f"model.layers.{number}.{theirs}.{kind}"] = tensor
+    return found
+
+
+def _rms(c: ModelConfig) -> dict[str, Any]:
+    return {"intermediate_size": _hidden(c), "hidden_act": "silu", "rms_norm_eps": 1e-5}
+
+
+def _hidden(c: ModelConfig) -> int:
+    sizes = {block.hidden for block in c.blocks}
+    if len(sizes) > 1:
+        raise UserError(f"blocks of {sorted(sizes)} hidden units: Hugging Face's have one number")
+    return sizes.pop()
 
 
 if __name__ == "__main__":

@@ -231,8 +231,8 @@ class _Attention(nn.Module):
 
     def forward(self, x_BTD: Tensor, turn_T1d: Tensor) -> Tensor:
         heads = (*x_BTD.shape[:2], self.num_heads, -1)
-        q_BTHd = rotated(self.query(x_BTD).view(heads), turn_T1d)
-        k_BTHd = rotated(self.key(x_BTD).view(heads), turn_T1d)
+        q_BTHd = _rotated(self.query(x_BTD).view(heads), turn_T1d)
+        k_BTHd = _rotated(self.key(x_BTD).view(heads), turn_T1d)
         v_BTHd = self.value(x_BTD).view(heads)
         y_BHTd = F.scaled_dot_product_attention(
             q_BTHd.transpose(1, 2), k_BTHd.transpose(1, 2), v_BTHd.transpose(1, 2), is_causal=True
@@ -251,7 +251,7 @@ def _rotary_table(num_tokens: int, head_width: int, base: float, like: Tensor) -
     return torch.cat([angles.cos(), angles.sin()], dim=-1)[:, None].to(like.dtype)
 
 
-def rotated(x_BTHd: Tensor, turn_T1d: Tensor) -> Tensor:
+def _rotated(x_BTHd: Tensor, turn_T1d: Tensor) -> Tensor:
     """Each pair of numbers of each head turned by its position's angle."""
     if torch.compiler.is_compiling():
         # The plain formula: Inductor makes one kernel of it, and has none for results in halves.

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from training.errors import UserError
-from training.rungs import autocast_rungs, micro_batch_rungs
+from training.rungs import autocast_rungs, micro_batch_rungs, rung
 from training.sources import SourceFile
 from training.workload import (
     Batch,
@@ -39,7 +39,7 @@ from training.workloads.growth.config import GrowthConfig, ModelConfig, full, la
 from training.workloads.growth.evaluation import TextEvaluation
 from training.workloads.growth.expert_products import ExpertProducts
 from training.workloads.growth.experts import choose_products
-from training.workloads.growth.interchange import write_hugging_face
+from training.workloads.growth.hugging_face import write_hugging_face
 from training.workloads.growth.model import LanguageModel, parameter_counts
 from training.workloads.growth.optimizer import BFloat16AdamW
 from training.workloads.growth.text.dataset import TextOptions, import_dataset, make_dataset
@@ -273,16 +273,9 @@ class _Growth(Workload[GrowthConfig]):
         """First what the optimizer keeps, then activations, the micro-batch, and the precision."""
         rungs = []
         if c.lean_optimizer != "all":
-            rungs.append(
-                Rung(
-                    name="optimizer with moments in bfloat16",
-                    apply=lambda c: replace(c, lean_optimizer="all"),
-                )
-            )
+            rungs.append(rung("optimizer with moments in bfloat16", lean_optimizer="all"))
         if c.recompute != "all":
-            rungs.append(
-                Rung(name="activations recomputed", apply=lambda c: replace(c, recompute="all"))
-            )
+            rungs.append(rung("activations recomputed", recompute="all"))
         return [*rungs, *micro_batch_rungs(c), *autocast_rungs(c)]
 
     def make_dataset(

@@ -210,7 +210,7 @@ def _dots(x: _Values, y: _Values) -> Any:
     return np.hypot(x % 1 - 0.5, y % 1 - 0.5) < 0.32
 
 
-CLASSES: Mapping[str, _Pattern] = MappingProxyType(
+_CLASSES: Mapping[str, _Pattern] = MappingProxyType(
     {
         "bricks": _bricks,
         "checks": lambda x, y: (np.floor(x) + np.floor(y)) % 2,
@@ -226,19 +226,19 @@ CLASSES: Mapping[str, _Pattern] = MappingProxyType(
 
 def make_dataset(out: Path, count: int, seed: int, progress: "Progress") -> Mapping[str, Any]:
     """Draw and pack `count` pictures, every fifth of a class for validation; return the meta."""
-    least = 2 * _VALIDATION_EVERY * len(CLASSES)
+    least = 2 * _VALIDATION_EVERY * len(_CLASSES)
     if count < least:
-        raise UserError(f"count is {count}; give at least {least} ({len(CLASSES)} classes)")
+        raise UserError(f"count is {count}; give at least {least} ({len(_CLASSES)} classes)")
     if seed < 0:
         raise UserError(f"seed is {seed}; give 0 or more")
     splits: dict[str, list[_Drawn]] = {"train": [], "validation": []}
     for index in range(count):
-        is_held_out = index // len(CLASSES) % _VALIDATION_EVERY == 0
+        is_held_out = index // len(_CLASSES) % _VALIDATION_EVERY == 0
         drawn = _Drawn(seed=seed, index=index)
         splits["validation" if is_held_out else "train"].append(drawn)
     packing = Packing(
         splits=splits,
-        classes=list(CLASSES),
+        classes=list(_CLASSES),
         seed=seed,
         options={"drawn": count},
         source=[],
@@ -262,13 +262,13 @@ class _Drawn:
 
     @property
     def label(self) -> int:
-        return self.index % len(CLASSES)
+        return self.index % len(_CLASSES)
 
     def make(self) -> Encoded:
-        return draw(self.seed, self.index)
+        return _draw(self.seed, self.index)
 
 
-def draw(seed: int, index: int) -> Encoded:
+def _draw(seed: int, index: int) -> Encoded:
     """The JPEG of picture `index`."""
     rng = np.random.default_rng([seed, index])
     width, height = (int(side) for side in rng.integers(72, 128, 2))
@@ -278,7 +278,7 @@ def draw(seed: int, index: int) -> Encoded:
     angle, unit = rng.uniform(-0.4, 0.4), rng.uniform(10, 18)
     u = (np.cos(angle) * x + np.sin(angle) * y) / unit
     v = (np.cos(angle) * y - np.sin(angle) * x) / unit
-    pattern = list(CLASSES.values())[index % len(CLASSES)]
+    pattern = list(_CLASSES.values())[index % len(_CLASSES)]
     share = np.asarray(pattern(u, v), np.float64)[..., None]
     first, second = _two_colors(rng)
     light = 1 + 0.3 * np.cos(rng.uniform(0, 2 * np.pi) + x / width * rng.uniform(1, 4))[..., None]

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from PIL import Image, UnidentifiedImageError
 
 from training.errors import UserError
+from training.settings import check_fields
 from training.sources import Brought
 
 _PLAIN = ("RGB", "L")
@@ -34,12 +35,9 @@ class ImageOptions:
     validation_classes: str = ""
 
     def __post_init__(self) -> None:
-        if self.shorter_side < 0:
-            raise ValueError(f"shorter_side is {self.shorter_side}; give 0 or more pixels")
+        check_fields(self, at_least={0: ("shorter_side",)}, below_1=("left_out_share",))
         if not 1 <= self.quality <= 100:
             raise ValueError(f"quality is {self.quality}; give 1 to 100")
-        if not 0 <= self.left_out_share < 1:
-            raise ValueError(f"left_out_share is {self.left_out_share}; give 0 to below 1")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

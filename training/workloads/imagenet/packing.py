@@ -130,7 +130,7 @@ def _pack_shard(shard: _Shard, output: Output, working: Path) -> _Packed:
     return packed
 
 
-def npy(array: NDArray[Any]) -> bytes:
+def _npy(array: NDArray[Any]) -> bytes:
     """The array as an .npy file."""
     file = io.BytesIO()
     np.save(file, array, allow_pickle=False)
@@ -283,7 +283,7 @@ def _finish(
         splits[split] = sum(map(len, rows))
         if not splits[split]:
             raise UserError(f"split {split} has no images; add some")
-        beside[index_name(split)] = npy(np.concatenate(rows))
+        beside[index_name(split)] = _npy(np.concatenate(rows))
     left_out = [file for shard in shards for file in packed[shard.name].left_out]
     if left_out:
         beside[_LEFT_OUT] = _json(left_out)

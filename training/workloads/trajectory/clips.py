@@ -13,6 +13,7 @@ post, too.
 """
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from types import MappingProxyType
 
 import numpy as np
@@ -253,10 +254,6 @@ def _around(angle: _Floats, radius: _Floats | float) -> _Floats:
     return np.stack([radius * np.cos(angle), radius * np.sin(angle), np.zeros_like(angle)], axis=1)
 
 
-def _linear(rng: np.random.Generator, time: _Floats) -> _Floats:
-    return _along_line(rng, time)
-
-
 def _accelerating(rng: np.random.Generator, time: _Floats) -> _Floats:
     return _along_line(rng, time ** rng.uniform(2.2, 3.2))
 
@@ -266,27 +263,11 @@ def _circle(rng: np.random.Generator, time: _Floats, direction: float) -> _Float
     return _around(rng.uniform(0.0, _TURN) + direction * _TURN * turns * time, 1.0)
 
 
-def _circle_cw(rng: np.random.Generator, time: _Floats) -> _Floats:
-    return _circle(rng, time, -1.0)
-
-
-def _circle_ccw(rng: np.random.Generator, time: _Floats) -> _Floats:
-    return _circle(rng, time, 1.0)
-
-
 def _spiral(rng: np.random.Generator, time: _Floats) -> _Floats:
-    """From the rim to the centre, turning in either sense; reversed in time it is `_spiral_out`."""
+    """From the rim to the centre, turning in either sense; reversed in time it is another class."""
     turns = rng.uniform(1.3, 2.0) * _sign(rng)
     radius = np.maximum(1.0 + (rng.uniform(0.05, 0.2) - 1.0) * time, 0.0)
     return _around(rng.uniform(0.0, _TURN) + _TURN * turns * time, radius)
-
-
-def _spiral_in(rng: np.random.Generator, time: _Floats) -> _Floats:
-    return _spiral(rng, time)
-
-
-def _spiral_out(rng: np.random.Generator, time: _Floats) -> _Floats:
-    return _spiral(rng, 1.0 - time)
 
 
 def _parabola(rng: np.random.Generator, time: _Floats) -> _Floats:
@@ -333,12 +314,12 @@ def _random_walk(rng: np.random.Generator, time: _Floats) -> _Floats:
 
 _PATHS: Mapping[str, _Path] = MappingProxyType(
     {
-        "linear": _linear,
+        "linear": _along_line,
         "accelerating": _accelerating,
-        "circle_cw": _circle_cw,
-        "circle_ccw": _circle_ccw,
-        "spiral_in": _spiral_in,
-        "spiral_out": _spiral_out,
+        "circle_cw": partial(_circle, direction=-1.0),
+        "circle_ccw": partial(_circle, direction=1.0),
+        "spiral_in": _spiral,
+        "spiral_out": lambda rng, time: _spiral(rng, 1.0 - time),
         "parabola": _parabola,
         "sinusoid": _sinusoid,
         "bounce": _bounce,

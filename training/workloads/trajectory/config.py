@@ -28,8 +28,7 @@ class ClipOptions:
     def __post_init__(self) -> None:
         check_choice("difficulty", self.difficulty, DIFFICULTIES)
         check_choice("sampling", self.sampling, SAMPLINGS)
-        if not 0.0 <= self.left_out_share < 1.0:
-            raise ValueError(f"left_out_share is {self.left_out_share}; give 0 to below 1")
+        check_fields(self, below_1=("left_out_share",))
 
 
 # The baseline's first layer has half its width, in four groups.
@@ -96,9 +95,8 @@ class RecipeConfig:
                 _BASELINE_MULTIPLE: ("baseline_width",),
             },
             above_0=("learning_rate",),
+            below_1=("dropout",),
         )
-        if not 0.0 <= self.dropout < 1.0:
-            raise ValueError(f"dropout is {self.dropout}; give at least 0 and less than 1")
         if self.baseline_width % _BASELINE_MULTIPLE:
             raise ValueError(
                 f"baseline_width is {self.baseline_width}; give a multiple of {_BASELINE_MULTIPLE}"
@@ -249,6 +247,7 @@ class MagvitConfig(RecipeConfig):
                 ),
             },
             above_0=("tokenizer_learning_rate",),
+            below_1=("masked_share",),
         )
         if len(self.num_levels) < 1 or min(self.num_levels) < 2:
             raise ValueError(f"levels is {self.levels!r}; give numbers from 2, as in 8,8,8,6,5")
@@ -259,8 +258,6 @@ class MagvitConfig(RecipeConfig):
             )
         if self.tokenizer_frames not in (whole := range(4, NUM_FRAMES + 1, 4)):
             raise ValueError(f"tokenizer_frames is {self.tokenizer_frames}; give one of {[*whole]}")
-        if not 0.0 <= self.masked_share < 1.0:
-            raise ValueError(f"masked_share is {self.masked_share}; give at least 0, less than 1")
         if self.settings.micro_batch < self.least_micro_batch:
             raise ValueError(
                 f"micro_batch is {self.settings.micro_batch}, of which a masked_share of "

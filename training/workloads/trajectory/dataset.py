@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 CLIPS_FILE = "clips.u8"
 TRACKS_FILE = "tracks.f32"
-LABELS_FILE = "labels.json"
+_LABELS_FILE = "labels.json"
 # Choices are made on validation; test is for one final `python -m training evaluate`.
 _HELD_OUT_SHARES: Mapping[str, float] = MappingProxyType({"validation": 0.1, "test": 0.1})
 # A class needs a few clips in each split.
@@ -108,7 +108,7 @@ def write_labels(
 ) -> dict[str, Any]:
     """Write labels.json; return what the manifest says of the dataset."""
     content = {"classes": classes, "labels": labels, "splits": splits}
-    (out / LABELS_FILE).write_text(json.dumps(content) + "\n")
+    (out / _LABELS_FILE).write_text(json.dumps(content) + "\n")
     sizes = {name: len(indices) for name, indices in splits.items()}
     count = sum(sizes.values())
     return {
@@ -152,17 +152,17 @@ def stratified_splits(labels: Sequence[int], seed: int) -> dict[str, list[int]]:
 
 def open_dataset(folder: Path) -> _TrajectoryData:
     """Open a dataset folder; UserError if labels, splits and clips do not fit each other."""
-    for name in (LABELS_FILE, CLIPS_FILE, TRACKS_FILE):
+    for name in (_LABELS_FILE, CLIPS_FILE, TRACKS_FILE):
         if not (folder / name).is_file():
             raise UserError(
                 f"{folder} has no {name}, so it is not a trajectory dataset; make one with "
                 "`python -m training data make --workload trajectory`"
             )
-    content = json.loads((folder / LABELS_FILE).read_text())
+    content = json.loads((folder / _LABELS_FILE).read_text())
     classes, labels, splits = content["classes"], content["labels"], content["splits"]
     if not 0 <= min(labels) <= max(labels) < len(classes):
         raise UserError(
-            f"{folder / LABELS_FILE} has labels from {min(labels)} to {max(labels)}, but "
+            f"{folder / _LABELS_FILE} has labels from {min(labels)} to {max(labels)}, but "
             f"{len(classes)} classes; make the dataset again"
         )
     for name, size in ((CLIPS_FILE, CLIP_BYTES), (TRACKS_FILE, TRACK_BYTES)):
@@ -174,7 +174,7 @@ def open_dataset(folder: Path) -> _TrajectoryData:
             )
     if sorted(chain.from_iterable(splits.values())) != list(range(len(labels))):
         raise UserError(
-            f"{folder / LABELS_FILE}: the splits do not contain each clip exactly once; "
+            f"{folder / _LABELS_FILE}: the splits do not contain each clip exactly once; "
             "make the dataset again"
         )
     count = len(labels)

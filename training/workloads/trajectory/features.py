@@ -83,7 +83,7 @@ class Features(PreparedClips):
         """Return {"features": (clips, T, G, C) float16} for the clips of one shard."""
         c = self.config
         frames = shard_frames(i.dataset.folder, shard, c.num_shards)
-        backbone = load_backbone(c, i.dataset.folder, i.device)
+        backbone = _load_backbone(c, i.dataset.folder, i.device)
         # Clip by clip, so that a clip's bits cannot depend on its neighbours in a shard.
         clips = [_clip_features(backbone, clip, c, i.device) for clip in frames]
         return {"features": torch.stack(clips)}
@@ -123,7 +123,7 @@ def normalised(frames_THWC: Tensor) -> Tensor:
 
 
 @lru_cache(maxsize=1)
-def load_backbone(c: TrajectoryConfig, folder: Path, device: torch.device) -> nn.Module:
+def _load_backbone(c: TrajectoryConfig, folder: Path, device: torch.device) -> nn.Module:
     """Return the backbone for a dataset folder, calibrated if its weights are random."""
     backbone: nn.Module = build_backbone(c.weights, c.backbone_seed, c.backbone_layer)
     backbone = backbone.to(device=device, memory_format=torch.channels_last)  # type: ignore[call-overload]

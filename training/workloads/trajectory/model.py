@@ -40,34 +40,26 @@ class TimeTransformer(nn.Module):
     """A Transformer over time, from a clip's tokens to its class; and a forecast of places."""
 
     def __init__(
-        self,
-        *,
-        num_inputs: int,
-        num_frames: int,
-        num_classes: int,
-        width: int,
-        num_layers: int,
-        num_heads: int,
-        dropout: float,
+        self, c: RecipeConfig, *, num_inputs: int, num_frames: int, num_layers: int
     ) -> None:
         super().__init__()
-        self.embed = nn.Linear(num_inputs, width)
-        self.time_TD = nn.Parameter(0.02 * torch.randn(num_frames, width))
-        self.dropout = nn.Dropout(dropout)
+        self.embed = nn.Linear(num_inputs, c.width)
+        self.time_TD = nn.Parameter(0.02 * torch.randn(num_frames, c.width))
+        self.dropout = nn.Dropout(c.dropout)
         self.blocks = nn.ModuleList(
             nn.TransformerEncoderLayer(
-                width,
-                num_heads,
-                4 * width,
-                dropout,
+                c.width,
+                c.num_heads,
+                4 * c.width,
+                c.dropout,
                 activation="gelu",
                 batch_first=True,
                 norm_first=True,
             )
             for _ in range(num_layers)
         )
-        self.norm = nn.LayerNorm(width)
-        self.classify = nn.Linear(width, num_classes)
+        self.norm = nn.LayerNorm(c.width)
+        self.classify = nn.Linear(c.width, len(c.class_names))
         self.forecast = FutureForecast(num_frames=num_frames)
 
     def tell(self, tokens_BTE: Tensor, place_BT2: Tensor) -> tuple[Tensor, Tensor]:
@@ -86,8 +78,8 @@ class PlaceTransformer(TimeTransformer):
     of cells, of which each says how likely the ball is there, where within, and what is seen.
     """
 
-    def __init__(self, *, width: int, **shape: Any) -> None:
-        super().__init__(num_inputs=5 + _NUM_SEEN, width=width, **shape)
+    def __init__(self, c: RecipeConfig, *, num_frames: int, num_layers: int) -> None:
+        super().__init__(c, num_inputs=5 + _NUM_SEEN, num_frames=num_frames, num_layers=num_layers)
 
     def tell_cells(self, told_BTGE: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """From NUM_TOLD numbers of each cell: class logits, futures and places (B, T, 2)."""
@@ -120,16 +112,17 @@ class _TransformerHead(PlaceTransformer):
     feature_std_GC: Tensor
     motion_std_C: Tensor
 
-    def __init__(self, *, grid: int, channels: int, pixel_width: int, **shape: Any) -> None:
-        super().__init__(**shape)
-        self.register_buffer("feature_mean_GC", torch.zeros(grid * grid, channels))
-        self.register_buffer("feature_std_GC", torch.ones(grid * grid, channels))
+    def __init__(self, c: TrajectoryConfig, *, num_frames: int) -> None:
+        super().__init__(c, num_frames=num_frames, num_layers=c.num_layers)
+        channels = CHANNELS[c.backbone_layer]
+        self.register_buffer("feature_mean_GC", torch.zeros(c.grid**2, channels))
+        self.register_buffer("feature_std_GC", torch.ones(c.grid**2, channels))
         self.register_buffer("motion_std_C", torch.ones(channels))
-        self.grid = grid
+        self.grid = c.grid
         self.mix = nn.Conv2d(2 * channels + 2, _CELL_WIDTH, 1)
         self.around = nn.Conv2d(_CELL_WIDTH, _CELL_WIDTH, 3, padding=1)
         self.tell_cell = nn.Conv2d(_CELL_WIDTH, NUM_TOLD, 1)
-        self.on_pixels = _pixel_path(pixel_width) if pixel_width else None
+        self.on_pixels = _pixel_path(c.pixel_width) if c.pixel_width else None
 
     @torch.no_grad()
     def set_statistics(self, features_NTGC: Tensor) -> None:
@@ -316,14 +309,6 @@ class TrainTimeTransformer(TrainClipClassifier):
         batch = TrainClipClassifier.example(self, size)
         return {**batch, "places": places, "futures": places}
 
-    @property
-    def shape(self) -> dict[str, Any]:
-        """What each `TimeTransformer` is given."""
-        c = self.config
-        names = ("width", "num_layers", "num_heads", "dropout")
-        own = {name: getattr(c, name) for name in names}
-        return {**own, "num_frames": self.num_frames, "num_classes": len(self.classes)}
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainHead(TrainTimeTransformer):
@@ -335,13 +320,7 @@ class TrainHead(TrainTimeTransformer):
         return torch.zeros(shape, dtype=torch.float16)
 
     def model(self, i: Inputs) -> _TransformerHead:
-        c = self.config
-        return _TransformerHead(
-            grid=c.grid,
-            channels=CHANNELS[c.backbone_layer],
-            pixel_width=c.pixel_width,
-            **self.shape,
-        )
+        return _TransformerHead(self.config, num_frames=self.num_frames)
 
     def example(self, size: int) -> Batch:
         batch = TrainTimeTransformer.example(self, size)

@@ -138,4 +138,9 @@ class TrainTracker(TrainTimeTransformer):
         return torch.zeros(size, self.num_frames, _NUM_TRACKED)
 
     def model(self, i: Inputs) -> TimeTransformer:
-        return _TrackerNet(num_inputs=_NUM_TRACKED + 2, **self.shape)
+        return _TrackerNet(
+            self.config,
+            num_inputs=_NUM_TRACKED + 2,
+            num_frames=self.num_frames,
+            num_layers=self.config.num_layers,
+        )

@@ -8,9 +8,9 @@ Wang et al. 2016, arXiv:1608.00859). Imports no torch: each process that decodes
 import os
 import zlib
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path, PurePath
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -21,20 +21,12 @@ from training.workloads.trajectory.clips import CLIP_BYTES, FRAME_SIZE, NUM_FRAM
 _VIDEO_SUFFIXES = (".mp4", ".webm", ".mov", ".avi", ".gif", ".mkv")
 _ARRAY_SUFFIX = ".npy"
 _SEGMENTS = 5  # first word of the seed sequence, see clips.py
+# What a file was before it became a clip: frames, width, height, frames_per_second.
+_Facts: TypeAlias = dict[str, Any]
 
 
 class _NoClipError(Exception):
     """The file is not a clip, or only a part of one."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _VideoFacts:
-    """What a file was before it became a clip; an array has no frame rate."""
-
-    frames: int
-    width: int
-    height: int
-    frames_per_second: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,13 +57,13 @@ def check_suffix(file: SourceFile) -> None:
         )
 
 
-def _read_clip(file: SourceFile, choice: FrameChoice) -> tuple[Frames, _VideoFacts]:
+def _read_clip(file: SourceFile, choice: FrameChoice) -> tuple[Frames, _Facts]:
     """The clip in CLIP_SHAPE, uint8, and what it was; NoClipError if the file is not one."""
     is_array = file.name.lower().endswith(_ARRAY_SUFFIX)
     return _read_array(file, choice) if is_array else _read_video(file, choice)
 
 
-def _read_video(file: SourceFile, choice: FrameChoice) -> tuple[Frames, _VideoFacts]:
+def _read_video(file: SourceFile, choice: FrameChoice) -> tuple[Frames, _Facts]:
     try:
         import av
     except ModuleNotFoundError as error:
@@ -99,18 +91,16 @@ def _read_video(file: SourceFile, choice: FrameChoice) -> tuple[Frames, _VideoFa
     final = taken[max(taken)]
     # Of some videos fewer frames are decoded than were counted.
     clip = np.stack([taken.get(number, final) for number in wanted])
-    return clip, replace(facts, frames_per_second=round(float(rate), 3) if rate else None)
+    return clip, {**facts, "frames_per_second": round(float(rate), 3) if rate else None}
 
 
-def _decoded(
-    frames: Iterable[Any], wanted: frozenset[int]
-) -> tuple[dict[int, Frames], _VideoFacts]:
+def _decoded(frames: Iterable[Any], wanted: frozenset[int]) -> tuple[dict[int, Frames], _Facts]:
     """The wanted frames by number, and the size of all and how many they are."""
-    taken, facts = dict[int, Frames](), _VideoFacts(frames=0, width=0, height=0)
+    taken, facts = dict[int, Frames](), _Facts()
     for number, frame in enumerate(frames):
         if number in wanted:
             taken[number] = _square(frame)
-        facts = _VideoFacts(frames=number + 1, width=frame.width, height=frame.height)
+        facts = {"frames": number + 1, "width": frame.width, "height": frame.height}
     return taken, facts
 
 
@@ -126,7 +116,7 @@ def _square(frame: Any) -> Frames:
     return np.ascontiguousarray(np.rot90(square, frame.rotation // 90))
 
 
-def _read_array(file: SourceFile, choice: FrameChoice) -> tuple[Frames, _VideoFacts]:
+def _read_array(file: SourceFile, choice: FrameChoice) -> tuple[Frames, _Facts]:
     try:
         frames = np.load(file.path, allow_pickle=False)
     except (ValueError, EOFError, OSError) as error:
@@ -140,7 +130,7 @@ def _read_array(file: SourceFile, choice: FrameChoice) -> tuple[Frames, _VideoFa
     side = min(height, width)
     top, left = (height - side) // 2, (width - side) // 2
     chosen = frames[choice.of(num, file.name), top : top + side, left : left + side]
-    facts = _VideoFacts(frames=num, width=width, height=height)
+    facts = {"frames": num, "width": width, "height": height, "frames_per_second": None}
     if side == FRAME_SIZE:
         return np.ascontiguousarray(chosen), facts
     import torch
@@ -174,4 +164,4 @@ def decode(task: Decoding) -> Mapping[str, Any]:
         clips.write(frames.tobytes())
         clips.flush()
         os.fsync(clips.fileno())
-    return {**about, **asdict(facts)}
+    return {**about, **facts}

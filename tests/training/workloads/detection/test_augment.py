@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from training.workloads.detection.samples import Augmentation, resized
+from training.workloads.detection.samples import Augmentation, _resized
 
 SMALL = Augmentation(
     scales=(40, 60, 90, 160),
@@ -90,7 +90,7 @@ def test_views_are_a_function_of_the_generator_and_use_all_kinds() -> None:
 def test_sizes_are_those_of_the_reference(
     height: int, width: int, shorter: int, longest: int | None, expected: tuple[int, int]
 ) -> None:
-    assert resized(height, width, shorter, longest) == expected
+    assert _resized(height, width, shorter, longest) == expected
 
 
 def test_an_evaluated_image_is_whole() -> None:

@@ -163,7 +163,7 @@ def test_what_stands_in_the_padding_is_never_seen() -> None:
 def test_recomputing_the_encoder_changes_no_bit() -> None:
     batch, gradients = images(2, 3), []
     for recompute in (False, True):
-        detector = small_detector(recompute_encoder=recompute, dropout=0.1)
+        detector = small_detector(recompute_encoder=recompute)
         torch.manual_seed(1)
         p = detector(batch.images, batch.sizes, denoising(batch.labels, batch.boxes, SMALL))
         criterion(p, batch.labels, batch.boxes).total.backward()  # type: ignore[no-untyped-call]

@@ -146,7 +146,7 @@ def as_detected(batch: Batch, scores: Tensor, labels: Tensor, boxes: Tensor) -> 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_all_twelve_figures_are_pycocotools_own(seed: int) -> None:
-    ours = _judged(_DetectionsAndTruth.of(parts(seed)[0])).stats
+    ours = _judged(_DetectionsAndTruth.of(parts(seed)[0]))[0]
     theirs = as_pycocotools(seed)
     assert len(ours) == len(theirs) == 12
     assert 0.05 < theirs[0] < 0.9

@@ -10,7 +10,7 @@ from torchvision.ops import generalized_box_iou, sigmoid_focal_loss
 from tests.training.workloads.detection.detectors import SMALL, Images, images, small_detector
 from training.workloads.detection.boxes import corners
 from training.workloads.detection.detector import Predictions, denoising
-from training.workloads.detection.losses import costs, criterion, hungarian, in_order
+from training.workloads.detection.losses import _costs, criterion, hungarian, in_order
 
 
 def _predicted(num_objects: int, num_images: int = 2, seed: int = 0) -> Predictions:
@@ -46,7 +46,7 @@ def _plain(p: Predictions, batch: Images, num_groups: int) -> Tensor:
         for b in range(len(batch.labels)):
             places = [n for n, label in enumerate(batch.labels[b]) if label >= 0]
             of_image = batch.labels[b : b + 1, places], batch.boxes[b : b + 1, places].float()
-            matrix = costs(logits_BQC[b : b + 1], boxes_BQ4[b : b + 1], *of_image)
+            matrix = _costs(logits_BQC[b : b + 1], boxes_BQ4[b : b + 1], *of_image)
             queries = hungarian(matrix, of_image[0])[0].tolist()
             pairs = [(q, int(of_image[0][0, n]), of_image[1][0, n]) for n, q in enumerate(queries)]
             total = total + _wrong(logits_BQC[b], boxes_BQ4[b], pairs)
@@ -155,7 +155,7 @@ def test_costs_are_the_references_formula() -> None:
     torch.manual_seed(0)
     logits, boxes = torch.randn(2, 5, 4), torch.rand(2, 5, 4)
     labels, true = torch.randint(4, (2, 3)), torch.rand(2, 3, 4)
-    found = costs(logits, boxes, labels, true)
+    found = _costs(logits, boxes, labels, true)
     for t, q, n in itertools.product(range(2), range(5), range(3)):
         p = logits[t, q, labels[t, n]].sigmoid()
         of_class = 0.25 * (1 - p) ** 2 * -p.log() - 0.75 * p**2 * -(1 - p).log()

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from training.preflight.counting import Work
+from training.preflight.counting import _Work
 from training.workloads.growth.optimizer import step_fused
 
 ROOT = Path(__file__).parents[4]
@@ -53,7 +53,7 @@ def test_the_kernel_makes_the_steps_of_torchs_own(device: str) -> None:
 
 
 def test_a_step_of_a_parameter_moves_20_bytes_and_is_one_kernel() -> None:
-    counted = Work()
+    counted = _Work()
     given = [torch.zeros(1000) for _ in range(2)] + [torch.zeros(1000).bfloat16() for _ in range(2)]
     numbers = (1e-3, 0.9, 0.95, 1e-8, 0.1)
     operation: Any = torch.ops.training.step_fused.default

@@ -21,7 +21,7 @@ from training.errors import UserError
 from training.registry import parse_overrides, resolve_config
 from training.workloads.growth import hugging_face
 from training.workloads.growth.config import Activation, Block, DenseBlock, ExpertBlock, Norm
-from training.workloads.growth.interchange import write_hugging_face
+from training.workloads.growth.hugging_face import write_hugging_face
 from training.workloads.growth.model import LanguageModel
 from training.workloads.growth.workload import GROWTH
 

@@ -18,7 +18,7 @@ from training.workloads.growth.config import (
     full,
     literal,
 )
-from training.workloads.growth.model import LanguageModel, _rotary_table, parameter_counts, rotated
+from training.workloads.growth.model import LanguageModel, _rotary_table, _rotated, parameter_counts
 
 DENSE, EXPERTS, GROWN = full().dense_model, full().experts_model, full().grown_model
 LITERAL = literal().grown_model
@@ -88,7 +88,7 @@ def test_attention_depends_on_the_distance_of_tokens_not_on_their_places() -> No
     query, key = torch.randn(2, 1, 9, 1, 8, dtype=torch.float64).unbind()
     table = _rotary_table(20, 8, 10_000.0, query)
     scores = [
-        torch.einsum("btnd,bsnd->ts", rotated(query, part), rotated(key, part))
+        torch.einsum("btnd,bsnd->ts", _rotated(query, part), _rotated(key, part))
         for part in (table[:9], table[11:])
     ]
     assert_close(*scores)

@@ -15,7 +15,6 @@ def phase(c: GrowthConfig, name: str) -> TrainPhase:
 
 
 def test_every_recipe_grows_in_both_transitions() -> None:
-    assert RECIPES.keys() == GROWTH.nominal_samples.keys()
     for recipe in RECIPES.values():
         stages = GROWTH.stages(recipe())
         assert [stage.name for stage in stages] == ["dense", "experts", "grown"]

@@ -9,14 +9,14 @@ from tests.training import tiny
 from training.engine.job import TrainProxy, WorkloadProxy
 from training.settings import changed
 from training.workload import Batch, Loss, Prepare, Train
-from training.workloads.imagenet.config import ImagenetConfig, laptop
+from training.workloads.imagenet.config import ImagenetConfig, _laptop
 from training.workloads.imagenet.workload import IMAGENET
 
 
 def small() -> ImagenetConfig:
     """The laptop recipe without its larger images, and with a shorter memory."""
     return changed(
-        laptop(), epochs=4, train_size=32, eval_size=32, ema_decay=0.9, evaluate_every_epochs=2
+        _laptop(), epochs=4, train_size=32, eval_size=32, ema_decay=0.9, evaluate_every_epochs=2
     )
 
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from training.errors import UserError
 from training.workload import Batch, Inputs, Partial, Samples, Train
-from training.workloads.imagenet.config import laptop
+from training.workloads.imagenet.config import _laptop
 from training.workloads.imagenet.workload import TrainClassifier
 
 
@@ -22,7 +22,7 @@ def summarize(parts: Sequence[Partial]) -> Mapping[str, float]:
 
 
 def partial(m: nn.Module, b: Batch, *, with_flips: bool) -> Partial:
-    config = replace(laptop(), evaluate_flips=with_flips)
+    config = replace(_laptop(), evaluate_flips=with_flips)
     return TrainClassifier(config=config).evaluate(m, b)
 
 
@@ -89,7 +89,7 @@ def test_fails_for_a_class_that_the_model_does_not_know() -> None:
 
 
 def test_a_prediction_has_the_five_most_probable_classes() -> None:
-    stage = TrainClassifier(config=laptop())
+    stage = TrainClassifier(config=_laptop())
     (first, _) = stage.predict(LeftColumn(), batch([RISING] * 2, [3, 4]))
     assert (first["image"], first["label"], first["classes"]) == (10, 3, [7, 6, 5, 4, 3])
     assert first["probabilities"] == sorted(first["probabilities"], reverse=True)
@@ -113,7 +113,7 @@ def show(parts: Sequence[Partial], classes: Sequence[str], shown: Samples, out: 
             return shown
 
     inputs = SimpleNamespace(dataset=SimpleNamespace(meta={"classes": classes}))
-    Shown(config=laptop()).show(nn.Identity(), cast(Inputs, inputs), parts, out)
+    Shown(config=_laptop()).show(nn.Identity(), cast(Inputs, inputs), parts, out)
 
 
 def confusions(*rows: tuple[int, int, int]) -> Partial:

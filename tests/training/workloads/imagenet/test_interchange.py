@@ -12,8 +12,7 @@ from tests.training.forked import in_fork
 from training.save.weights import read_weights
 from training.settings import changed
 from training.workloads.imagenet.config import ImagenetConfig
-from training.workloads.imagenet.interchange import write_program
-from training.workloads.imagenet.model import _DEVIATION, _MEAN, Classifier
+from training.workloads.imagenet.model import _DEVIATION, _MEAN, Classifier, write_program
 from training.workloads.imagenet.workload import TrainClassifier
 
 

@@ -11,20 +11,20 @@ import pytest
 from tests.training.hooks import kill_at
 from tests.training.runs import Run, assert_equal
 from training.cli.main import main
-from training.workloads.imagenet.dataset import CLASSES, draw
+from training.workloads.imagenet.dataset import _CLASSES, _draw
 
 WORKLOAD = "--workload=tests.training.workloads.imagenet.hooked:HOOKED"
 NUM_TRAIN, NUM_VALIDATION = 560, 80
-CHANCE = 1 / len(CLASSES)
+CHANCE = 1 / len(_CLASSES)
 
 
 def fill(folder: Path) -> Path:
     """Pictures as files in ImageNet's layout."""
     for index in range(NUM_TRAIN + NUM_VALIDATION):
         split = "train" if index < NUM_TRAIN else "val"
-        path = folder / split / list(CLASSES)[index % len(CLASSES)] / f"{index}.jpg"
+        path = folder / split / list(_CLASSES)[index % len(_CLASSES)] / f"{index}.jpg"
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(draw(5, index).jpeg)
+        path.write_bytes(_draw(5, index).jpeg)
     return folder
 
 

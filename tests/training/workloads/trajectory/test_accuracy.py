@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from training.store.local_dataset import write_manifest
-from training.workloads.trajectory.dataset import LABELS_FILE, make_dataset
+from training.workloads.trajectory.dataset import _LABELS_FILE, make_dataset
 
 pytestmark = pytest.mark.slow
 
@@ -54,14 +54,14 @@ def test_the_head_is_far_above_the_single_frame_and_repeats_bit_for_bit(
 def test_shuffled_labels_leave_chance(folder: Path, tmp_path: Path) -> None:
     shuffled = tmp_path / "dataset"
     shuffled.mkdir()
-    content = json.loads((folder / LABELS_FILE).read_text())
+    content = json.loads((folder / _LABELS_FILE).read_text())
     rng = np.random.default_rng(0)
     for indices in content["splits"].values():
         # Within each split, so that the splits stay stratified.
         of_split = [content["labels"][k] for k in indices]
         for k, label in zip(indices, rng.permutation(of_split).tolist(), strict=True):
             content["labels"][k] = label
-    (shuffled / LABELS_FILE).write_text(json.dumps(content))
+    (shuffled / _LABELS_FILE).write_text(json.dumps(content))
     os.link(folder / "clips.u8", shuffled / "clips.u8")
     write_manifest(shuffled, "trajectory", {})
     receipt = receipt_of(shuffled, tmp_path / "run", "epochs=8")

@@ -23,8 +23,8 @@ from training.workloads.trajectory.clips import (
     render_clip,
 )
 from training.workloads.trajectory.dataset import (
+    _LABELS_FILE,
     CLIPS_FILE,
-    LABELS_FILE,
     TRACKS_FILE,
     make_dataset,
     open_dataset,
@@ -80,7 +80,7 @@ def test_making_reports_progress_to_the_end_and_describes_itself(tmp_path: Path)
     assert seen[-1] == (70, 70) and len(seen) > 1
     assert meta["shape"] == [70, *CLIP_SHAPE] and meta["count"] == 70 and meta["seed"] == 0
     assert sum(meta["splits"].values()) == 70
-    assert {path.name for path in tmp_path.iterdir()} == {CLIPS_FILE, TRACKS_FILE, LABELS_FILE}
+    assert {path.name for path in tmp_path.iterdir()} == {CLIPS_FILE, TRACKS_FILE, _LABELS_FILE}
 
 
 def test_every_class_is_in_every_split_in_its_share() -> None:
@@ -215,7 +215,7 @@ def test_fails_to_make_fewer_clips_than_the_splits_need(tmp_path: Path) -> None:
 
 
 def test_fails_to_open_clips_that_do_not_fit_the_labels(folder: Path, tmp_path: Path) -> None:
-    (tmp_path / LABELS_FILE).write_text((folder / LABELS_FILE).read_text())
+    (tmp_path / _LABELS_FILE).write_text((folder / _LABELS_FILE).read_text())
     (tmp_path / CLIPS_FILE).write_bytes(b"too short")
     (tmp_path / TRACKS_FILE).write_bytes((folder / TRACKS_FILE).read_bytes())
     with pytest.raises(UserError, match="has 9 bytes, but 99 labels need"):
@@ -223,9 +223,9 @@ def test_fails_to_open_clips_that_do_not_fit_the_labels(folder: Path, tmp_path: 
     (tmp_path / CLIPS_FILE).unlink()
     with pytest.raises(UserError, match=r"has no clips\.u8, so it is not a trajectory dataset"):
         open_dataset(tmp_path)
-    content = json.loads((folder / LABELS_FILE).read_text())
+    content = json.loads((folder / _LABELS_FILE).read_text())
     (tmp_path / CLIPS_FILE).touch()
-    (tmp_path / LABELS_FILE).write_text(json.dumps({**content, "classes": ["line", "helix"]}))
+    (tmp_path / _LABELS_FILE).write_text(json.dumps({**content, "classes": ["line", "helix"]}))
     with pytest.raises(UserError, match=r"has labels from 0 to 10, but 2 classes; make the data"):
         open_dataset(tmp_path)
 

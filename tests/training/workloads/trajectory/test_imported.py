@@ -173,7 +173,7 @@ def test_a_video_of_each_kind_is_its_frames(tmp_path: Path, suffix: str) -> None
     write_video(path, frames)
     read, facts = _read_clip(source(path), UNIFORM)
     assert read.shape == CLIP_SHAPE and read.dtype == np.uint8
-    assert (facts.frames, facts.width, facts.height, facts.frames_per_second) == (40, 128, 128, 25)
+    assert list(facts.values()) == [40, 128, 128, 25]
     taken = frames[UNIFORM.of(40, "x")].reshape(NUM_FRAMES, 64, 2, 64, 2, 3).mean(axis=(2, 4))
     assert np.abs(read.astype(float) - taken).mean() < 12
 
@@ -183,7 +183,7 @@ def test_the_middle_square_of_a_wide_video_is_taken(tmp_path: Path) -> None:
     frames[:, :, 64:128] = 255
     write_video(tmp_path / "x.mp4", frames)
     read, facts = _read_clip(source(tmp_path / "x.mp4"), UNIFORM)
-    assert (facts.width, facts.height) == (192, 64)
+    assert (facts["width"], facts["height"]) == (192, 64)
     assert read[:, :, 4:60].min() > 200
 
 

@@ -15,7 +15,7 @@ from tests.training.workloads.trajectory.scene import (
     train_stage,
 )
 from training.workload import Inputs
-from training.workloads.trajectory.config import TrajectoryConfig, laptop
+from training.workloads.trajectory.config import CHANNELS, TrajectoryConfig, laptop
 from training.workloads.trajectory.dataset import open_dataset
 from training.workloads.trajectory.model import _TransformerHead, cell_centers
 
@@ -30,13 +30,13 @@ def away_after(config: TrajectoryConfig, num_steps: int) -> float:
     """
     torch.manual_seed(0)
     stage = train_stage(config, "head")
-    model = _TransformerHead(grid=4, channels=8, pixel_width=config.pixel_width, **stage.shape)
+    model = _TransformerHead(config, num_frames=stage.num_frames)
     optimizer = stage.optimizer(model)
     generator = torch.Generator().manual_seed(1)
 
     def batch(size: int) -> dict[str, torch.Tensor]:
         cells = torch.randint(16, (2, size, 16), generator=generator)
-        features = torch.zeros(size, 16, 16, 8)
+        features = torch.zeros(size, 16, 16, CHANNELS[config.backbone_layer])
         marks = torch.zeros(size, 16, 16, 3)
         for channel, cell in enumerate(cells):
             marks[..., channel].scatter_(2, cell[..., None], 5.0)

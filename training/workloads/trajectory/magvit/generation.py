@@ -48,20 +48,7 @@ class TrainTransformer(TrainClipClassifier):
         return {**batch, "places": places, "futures": places}
 
     def model(self, i: Inputs) -> nn.Module:
-        c = self.config
-        num_steps, num_cells = c.token_shape
-        return TokenTransformer(
-            tokenizer=build_tokenizer(c),
-            num_steps=num_steps,
-            num_cells=num_cells,
-            merged=c.merged,
-            num_classes=len(self.classes),
-            width=c.width,
-            num_layers=c.num_layers,
-            num_heads=c.num_heads,
-            dropout=c.dropout,
-            has_places=c.position_weight > 0.0,
-        )
+        return TokenTransformer(build_tokenizer(self.config), self.config)
 
     def start(self, m: nn.Module, i: Inputs) -> Start:
         """Check the splits and take the tokenizer that was trained before."""

@@ -13,12 +13,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from training.workloads.trajectory.clips import NUM_FRAMES
+from training.workloads.trajectory.config import MagvitConfig
 from training.workloads.trajectory.forecast import PathFlow
 from training.workloads.trajectory.magvit.tokenizer import Quantizer, Tokenizer, to_uint8
 from training.workloads.trajectory.model import NUM_TOLD, PlaceTransformer, cell_centers
 
 # Blocks that know where the ball is, and numbers that say where it is in a frame and how near.
 _NUM_PAINT_LAYERS = 2
+# It is told what a cell was last, what it is on average, and what the clip is.
+_NUM_KNOWN = 3
 # A cell knows how far away the ball is up to as many cells.
 _FAR = 2.0
 
@@ -69,31 +72,22 @@ class _Painter(nn.Module):
     that is known, as levels are in order.
     """
 
-    def __init__(
-        self,
-        quantizer: Quantizer,
-        *,
-        num_known: int,
-        num_frames: int,
-        merged: int,
-        width: int,
-        num_heads: int,
-        dropout: float,
-    ) -> None:
+    def __init__(self, quantizer: Quantizer, c: MagvitConfig) -> None:
         super().__init__()
-        self.quantizer, self.merged, self.num_frames = quantizer, merged, num_frames
+        self.quantizer, self.merged, width = quantizer, c.merged, c.width
+        self.num_frames = NUM_FRAMES // c.token_shape[0]
         num_levels = quantizer.num_levels
         # How far away the ball is in each frame of a step, whether that is told, how it looks.
-        inputs = 2 * num_frames + 1 + len(num_levels)
+        inputs = 2 * self.num_frames + 1 + len(num_levels)
         self.embed_path = nn.Sequential(
             nn.Linear(inputs, width), nn.GELU(), nn.Linear(width, width)
         )
         self.blocks = nn.ModuleList(
-            _AxialBlock(width, num_heads, dropout) for _ in range(_NUM_PAINT_LAYERS)
+            _AxialBlock(width, c.num_heads, c.dropout) for _ in range(_NUM_PAINT_LAYERS)
         )
         self.norm = nn.LayerNorm(width)
-        self.guess = nn.Linear(width, merged**2 * sum(num_levels))
-        self.nearness = nn.Linear(width, merged**2 * (num_known + 1) * len(num_levels))
+        self.guess = nn.Linear(width, c.merged**2 * sum(num_levels))
+        self.nearness = nn.Linear(width, c.merged**2 * (_NUM_KNOWN + 1) * len(num_levels))
 
     def forward(
         self,
@@ -143,59 +137,32 @@ class TokenTransformer(nn.Module):
     It holds its tokenizer, frozen, and so can draw what it decodes.
     """
 
-    def __init__(
-        self,
-        *,
-        tokenizer: Tokenizer,
-        num_steps: int,
-        num_cells: int,
-        merged: int,
-        num_classes: int,
-        width: int,
-        num_layers: int,
-        num_heads: int,
-        dropout: float,
-        has_places: bool,
-    ) -> None:
+    def __init__(self, tokenizer: Tokenizer, c: MagvitConfig) -> None:
         super().__init__()
         self.tokenizer = tokenizer.requires_grad_(False)
         self.quantizer = tokenizer.quantizer
-        self.merged, self.num_classes = merged, num_classes
+        self.merged, self.num_classes = c.merged, len(c.class_names)
+        (num_steps, num_cells), width = c.token_shape, c.width
         levels = self.quantizer.num_levels
         # Per cell: its code's values, how they differ from the clip's own background, and how much
         # of it is hidden.
-        self.embed_cells = nn.Linear(merged**2 * (2 * len(levels) + 1), width)
+        self.embed_cells = nn.Linear(c.merged**2 * (2 * len(levels) + 1), width)
         # Of clips to generate; the last says that it is not told.
-        self.embed_class = nn.Embedding(num_classes + 1, width)
+        self.embed_class = nn.Embedding(self.num_classes + 1, width)
         self.time_tE = nn.Parameter(0.02 * torch.randn(num_steps, 1, width))
-        self.place_PE = nn.Parameter(0.02 * torch.randn(num_cells // merged**2, width))
+        self.place_PE = nn.Parameter(0.02 * torch.randn(num_cells // c.merged**2, width))
         self.blocks = nn.ModuleList(
-            _AxialBlock(width, num_heads, dropout) for _ in range(num_layers)
+            _AxialBlock(width, c.num_heads, c.dropout) for _ in range(c.num_layers)
         )
         self.norm = nn.LayerNorm(width)
         # A step is several frames, of each of which a cell tells its own.
-        num_frames = NUM_FRAMES // num_steps
-        self.tell_cell = nn.Linear(width, num_frames * NUM_TOLD)
-        self.over_time = PlaceTransformer(
-            width=width,
-            num_frames=NUM_FRAMES,
-            num_classes=num_classes,
-            num_layers=2,
-            num_heads=num_heads,
-            dropout=dropout,
-        )
+        self.tell_cell = nn.Linear(width, NUM_FRAMES // num_steps * NUM_TOLD)
+        self.over_time = PlaceTransformer(c, num_frames=NUM_FRAMES, num_layers=2)
         # Where places are learned, what is hidden is painted around the ball.
-        self.flow = PathFlow(num_frames=NUM_FRAMES, num_classes=num_classes) if has_places else None
-        # It is told what a cell was last, what it is on average, and what the clip is.
-        self.painter = _Painter(
-            self.quantizer,
-            num_known=3,
-            num_frames=num_frames,
-            merged=merged,
-            width=width,
-            num_heads=num_heads,
-            dropout=dropout,
-        )
+        has_places = c.position_weight > 0.0
+        flow = PathFlow(num_frames=NUM_FRAMES, num_classes=self.num_classes) if has_places else None
+        self.flow = flow
+        self.painter = _Painter(self.quantizer, c)
 
     def forward(
         self,

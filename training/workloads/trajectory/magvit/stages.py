@@ -24,8 +24,7 @@ from training.workloads.trajectory.dataset import (
     shard_frames,
 )
 from training.workloads.trajectory.features import PreparedClips
-from training.workloads.trajectory.magvit.judge import JudgedTokenizer
-from training.workloads.trajectory.magvit.tokenizer import Tokenizer, to_uint8
+from training.workloads.trajectory.magvit.tokenizer import JudgedTokenizer, Tokenizer, to_uint8
 from training.workloads.trajectory.model import parameter_groups
 
 _NUM_CALIBRATING = 32  # clips
@@ -119,7 +118,7 @@ class TrainTokenizer(Train):
         truth_BTHW3 = frames.float() / 255.0
         squared = (pixels_BTHW3 - truth_BTHW3).square()
         of_mean = (truth_BTHW3.mean(dim=1, keepdim=True) - truth_BTHW3).square()
-        crop = crop_mask(b["tracks"][:, :-1], *frames.shape[2:4])
+        crop = _crop_mask(b["tracks"][:, :-1], *frames.shape[2:4])
         codes = m.quantizer.indices(quantized).flatten()
         return Partial(
             sums={
@@ -232,7 +231,7 @@ def _moving(clips_BTHW3: Tensor) -> Tensor:
     return (away.amax(dim=4, keepdim=True) > _MOVING).float()
 
 
-def crop_mask(tracks_BT3: Tensor, height: int, width: int) -> Tensor:
+def _crop_mask(tracks_BT3: Tensor, height: int, width: int) -> Tensor:
     """Return 1 in a square around the ball in each frame, (B, T, H, W, 1)."""
     x, y, radius = (tracks_BT3[..., k, None, None] for k in range(3))
     half = _CROP_RADII * radius

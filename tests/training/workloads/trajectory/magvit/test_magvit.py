@@ -24,7 +24,7 @@ from training.workloads.trajectory.magvit.model import (
     _merge_cells,
     _split_cells,
 )
-from training.workloads.trajectory.magvit.stages import Tokens, TrainTokenizer, crop_mask
+from training.workloads.trajectory.magvit.stages import Tokens, TrainTokenizer, _crop_mask
 
 
 def test_every_code_comes_back_from_its_values_and_is_reached() -> None:
@@ -122,7 +122,7 @@ def test_the_key_of_tokens_names_the_weights_of_the_tokenizer(inputs: Inputs) ->
 
 def test_the_crop_is_a_square_around_the_ball() -> None:
     tracks = torch.tensor([[[10.0, 20.0, 2.0]]])
-    mask = crop_mask(tracks, 64, 64)[0, 0, :, :, 0]
+    mask = _crop_mask(tracks, 64, 64)[0, 0, :, :, 0]
     rows, columns = mask.nonzero().T
     assert (rows.min(), rows.max(), columns.min(), columns.max()) == (17, 22, 7, 12)
     assert mask.sum() == 36

@@ -1,9 +1,10 @@
-"""TensorBoard event files from a run's metrics: each step once, even while the run trains.
+"""`python -m training tensorboard`: event files of a run's metrics, even while the run trains.
 
 They are made from the store, so that they show the lineage (a repeated step is shown once) and
 training needs no library for them.
 """
 
+import argparse
 import logging
 import signal
 import time
@@ -16,9 +17,11 @@ from types import TracebackType
 
 from contract.cleared_folder import cleared_folder
 from contract.lineage import Line
-from training.errors import UserError
+from training.cli.run import RUN_URI, checked_folder, positive
+from training.errors import EXIT_FINISHED, UserError
 from training.record.head import read_head
 from training.record.history import metrics_reader
+from training.record.run import open_run
 from training.store.protocol import Store, StoreError
 
 _log = logging.getLogger(__name__)
@@ -27,6 +30,37 @@ _log = logging.getLogger(__name__)
 _MAX_FAILING_SECONDS = 600.0
 # How often to check for Ctrl-C.
 _TICK_SECONDS = 0.1
+
+
+def add_tensorboard(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `tensorboard`."""
+    parser.description = (
+        "Write a run's metrics as TensorBoard event files, each step once. Then: "
+        "tensorboard --logdir FOLDER. With --follow it continues until the run has ended or Ctrl-C "
+        "is pressed; steps repeated after an interruption replace the earlier ones."
+    )
+    parser.add_argument("--run-uri", required=True, help=RUN_URI)
+    parser.add_argument("--out", required=True, type=Path, help="the log folder")
+    parser.add_argument("--follow", action="store_true", help="keep up with a running run")
+    parser.add_argument(
+        "--poll-seconds",
+        type=positive,
+        default=5.0,
+        help="with --follow: how often to check (default: %(default)s)",
+    )
+    parser.set_defaults(act=_tensorboard)
+
+
+def _tensorboard(options: argparse.Namespace) -> int:
+    store = open_run(options.run_uri).store
+    checked_folder(options.out)
+    if options.follow:
+        print(f"[tensorboard] following; view with: tensorboard --logdir {options.out}", flush=True)
+        num = _follow(store, options.out, options.poll_seconds)
+    else:
+        num = _write_event_files(store, options.out)
+    print(f"[ok] {options.out}: {num} values; view with: tensorboard --logdir {options.out}")
+    return EXIT_FINISHED
 
 
 class _EventFiles:
@@ -121,14 +155,14 @@ class _Follower:
         return any(own < other and start < step for other, start in self._resumed.items())
 
 
-def write_event_files(store: Store, out: Path) -> int:
+def _write_event_files(store: Store, out: Path) -> int:
     """Write a run's event files, replacing earlier ones; return the number of values."""
     with _EventFiles(out) as files:
         _Follower(store, files).poll(is_last=True)
         return files.num_values
 
 
-def follow(store: Store, out: Path, poll_seconds: float) -> int:
+def _follow(store: Store, out: Path, poll_seconds: float) -> int:
     """Keep event files up to date until the run has ended or Ctrl-C is pressed."""
     with _EventFiles(out) as files, _ctrl_c() as is_pressed:
         follower, last_read = _Follower(store, files), time.monotonic()

@@ -1,11 +1,11 @@
-"""`python -m training report | tensorboard`: a run's metrics and events, for people."""
+"""`python -m training report`: what has happened to a run, or to those of a sweep, for people."""
 
 import argparse
 import json
 from pathlib import Path
 
 from contract.keys import REPORT
-from training.cli.run import RUN_URI, checked_file, checked_folder, positive
+from training.cli.run import RUN_URI, checked_file, positive
 from training.errors import EXIT_FINISHED
 from training.record.run import open_run
 from training.report.page import summary, write_report
@@ -26,25 +26,6 @@ def add_report(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--json", action="store_true", help="print the summary as JSON")
     parser.set_defaults(act=_report)
-
-
-def add_tensorboard(parser: argparse.ArgumentParser) -> None:
-    """Add the options of `tensorboard`."""
-    parser.description = (
-        "Write a run's metrics as TensorBoard event files, each step once. Then: "
-        "tensorboard --logdir FOLDER. With --follow it continues until the run has ended or Ctrl-C "
-        "is pressed; steps repeated after an interruption replace the earlier ones."
-    )
-    parser.add_argument("--run-uri", required=True, help=RUN_URI)
-    parser.add_argument("--out", required=True, type=Path, help="the log folder")
-    parser.add_argument("--follow", action="store_true", help="keep up with a running run")
-    parser.add_argument(
-        "--poll-seconds",
-        type=positive,
-        default=5.0,
-        help="with --follow: how often to check (default: %(default)s)",
-    )
-    parser.set_defaults(act=_tensorboard)
 
 
 def _report(options: argparse.Namespace) -> int:
@@ -77,18 +58,4 @@ def _report(options: argparse.Namespace) -> int:
     else:
         print(summary(history, run.record, head, options.usd_per_hour))
         print(f"[ok] {options.out or f'{store.uri}/{REPORT}'}")
-    return EXIT_FINISHED
-
-
-def _tensorboard(options: argparse.Namespace) -> int:
-    store = open_run(options.run_uri).store
-    from training.report.tensorboard import follow, write_event_files
-
-    checked_folder(options.out)
-    if options.follow:
-        print(f"[tensorboard] following; view with: tensorboard --logdir {options.out}", flush=True)
-        num = follow(store, options.out, options.poll_seconds)
-    else:
-        num = write_event_files(store, options.out)
-    print(f"[ok] {options.out}: {num} values; view with: tensorboard --logdir {options.out}")
     return EXIT_FINISHED

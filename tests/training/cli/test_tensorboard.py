@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from tests.training import tiny
-from tests.training.runs import ROOT, Run
-from training.report.tensorboard import _EventFiles, _Follower
+from tests.training.runs import ROOT, Run, wait_for
+from training.cli.tensorboard import _EventFiles, _Follower
 from training.store.folder import FolderStore
 
 pytest.importorskip("tensorboard")
@@ -36,13 +36,6 @@ def scalars(out: Path, tag: str) -> list[tuple[int, float]]:
     if tag not in events.Tags()["scalars"]:
         return []
     return [(event.step, event.value) for event in events.Scalars(tag)]
-
-
-def wait_for(is_so: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 120
-    while not is_so():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
 
 
 @pytest.fixture
@@ -184,9 +177,3 @@ def test_an_object_that_is_late_is_waited_for(lines: Lines) -> None:
     lines.put(1, 5, step(5, 5.0))
     lines.follower.poll(is_last=True)
     assert dict(scalars(lines.out, "a/loss")).keys() == {1, 2, 3, 5}
-
-
-def test_fails_where_there_is_no_run_to_follow(
-    tmp_path: Path, run: Run, follow: Callable[[Run], "subprocess.Popen[str]"]
-) -> None:
-    assert follow(run).wait(120) == 2
