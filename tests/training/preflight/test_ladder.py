@@ -63,9 +63,10 @@ def use_up_freed_memory() -> None:
     """What tests before have freed, in which tensors would find room beyond any limit."""
     malloc = ctypes.CDLL(None).malloc
     malloc.argtypes, malloc.restype = [ctypes.c_size_t], ctypes.c_void_p
-    used = data_bytes()
-    while data_bytes() == used:
-        malloc(2**22)
+    for size in (2**22, 2**20, 2**18):
+        used = data_bytes()
+        while data_bytes() == used:
+            malloc(size)
 
 
 def try_in_forks() -> None:
