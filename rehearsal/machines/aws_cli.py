@@ -5,6 +5,7 @@ As a program it is `aws`: its fork gets its arguments, environment, folder and s
 ends when it does. The machine's init starts the process that forks at the first call.
 """
 
+import contextlib
 import fcntl
 import json
 import os
@@ -59,6 +60,9 @@ def _run(connection: socket.socket) -> int:
     # From here on a caller that goes away takes this process with it.
     fcntl.fcntl(connection, fcntl.F_SETOWN, os.getpid())
     fcntl.fcntl(connection, fcntl.F_SETFL, fcntl.fcntl(connection, fcntl.F_GETFL) | os.O_ASYNC)
+    with contextlib.suppress(BlockingIOError):
+        connection.recv(1, socket.MSG_DONTWAIT)
+        os._exit(_KILLED)  # it had gone before
     for number, descriptor in zip(_STANDARD, descriptors, strict=True):
         os.dup2(descriptor, number)
         os.close(descriptor)
