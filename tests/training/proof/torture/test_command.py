@@ -63,7 +63,8 @@ def test_steps_may_need_any_memory_where_none_is_left_for_copies() -> None:
 
     options = ["--kills=1", "--seed=6", "--recipe=plain", "--num-processes=1", "--json"]
     result = json.loads(command(["torture", *options], need_memory).out)
-    assert result["runs_with"]["save"] == {"streamed": 1}
+    # The first run; more follow where it ends before its kill's moment comes.
+    assert result["runs_with"]["save"]["streamed"] == 1
     assert result["differences"] == []
 
 
