@@ -55,12 +55,13 @@ class SpotRun:
     pattern: Pattern = SEEN
 
     def __post_init__(self) -> None:
-        numbers = ("work_seconds", "rate_per_hour", "restart_seconds", "checkpoint_seconds")
-        for name in (*numbers, "interval_seconds", "notice_seconds", "wait_seconds"):
-            value = getattr(self, name)
-            # A save over a network that nobody knows takes for ever.
-            if not 0 <= value < math.inf:
-                raise ValueError(f"{name} must be a finite number, at least 0, got {value}")
+        for name in ("work_seconds", "interval_seconds", *_FROM_ZERO):
+            value, is_zero_fine = getattr(self, name), name in _FROM_ZERO
+            if math.isnan(value) or value < 0 or (value == 0 and not is_zero_fine):
+                least = "at least" if is_zero_fine else "more than"
+                raise ValueError(f"{name} must be {least} 0, got {value}")
+            if math.isinf(value):
+                raise ValueError(f"{name} must be a finite number, got {value}")
 
     @property
     def works(self) -> Array:
@@ -76,6 +77,16 @@ def work_steps(low: float, middle: float, high: float) -> Array:
     spread = NormalDist().inv_cdf(0.9)
     steps = [NormalDist().inv_cdf((place + 0.5) / NUM_WORKS) / spread for place in range(NUM_WORKS)]
     return np.array([middle * (high / middle if z > 0 else middle / low) ** z for z in steps])
+
+
+_FROM_ZERO = (
+    "rate_per_hour",
+    "restart_seconds",
+    "checkpoint_seconds",
+    "notice_saves",
+    "notice_seconds",
+    "wait_seconds",
+)
 
 
 def _gain(seconds: Array, run: SpotRun, *, saved: NDArray[np.bool_]) -> Array:

@@ -209,9 +209,11 @@ def test_fails_a_run_that_never_ends() -> None:
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [
-        ({"checkpoint_seconds": math.inf}, "checkpoint_seconds must be a finite .*, got inf"),
-        ({"rate_per_hour": -1.0}, "rate_per_hour must be a finite number, at least 0, got -1"),
-        ({"restart_seconds": math.nan}, "restart_seconds must be a finite .*, got nan"),
+        ({"work_seconds": 0.0}, "work_seconds must be more than 0, got 0"),
+        ({"work_seconds": math.inf}, "work_seconds must be a finite number, got inf"),
+        ({"checkpoint_seconds": math.inf}, "checkpoint_seconds must be a finite number, got inf"),
+        ({"rate_per_hour": -1.0}, "rate_per_hour must be at least 0, got -1"),
+        ({"restart_seconds": math.nan}, "restart_seconds must be at least 0, got nan"),
     ],
 )
 def test_fails_on_absurd_numbers(wrong: dict[str, float], says: str) -> None:
