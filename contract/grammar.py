@@ -107,6 +107,13 @@ def parse_positive_count(text: str) -> int:
     return number
 
 
+def parse_writer(text: str) -> str:
+    """Read a machine's name, which is part of the keys of its events."""
+    if not re.fullmatch(r"[^/\s]{1,100}", text):
+        raise UserError(f"{text!r} is no name; use 1 to 100 characters without spaces and /")
+    return text
+
+
 def argument_type(read: Callable[[str], _Value]) -> Callable[[str], _Value]:
     """Let argparse say what a reader says of a wrong value."""
 

@@ -5,7 +5,6 @@ The first two, which import torch, stand in make_dataset.py.
 
 import argparse
 import json
-import socket
 import sys
 from contextlib import redirect_stdout
 from pathlib import Path
@@ -14,7 +13,7 @@ from contract.grammar import argument_type, parse_seconds
 from contract.keys import MANIFEST
 from contract.program import WORKLOAD as PROGRAM
 from training.cli.make_dataset import URI, add_import, add_make, send
-from training.cli.run import checked_folder
+from training.cli.run import add_writer, checked_folder
 from training.errors import EXIT_FINISHED, EXIT_NO_MANIFEST, UserError
 from training.record.metrics import Events
 from training.report.progress import FileProgressBar, ProgressBar, table
@@ -59,7 +58,7 @@ def add_data(parser: argparse.ArgumentParser) -> None:
         "--begun-file", type=Path, help="make this file once a trainer can open the folder"
     )
     sync.add_argument("--run-uri", help="write events dataset-missing and dataset-synced there")
-    sync.add_argument("--writer", default=socket.gethostname(), help="writer of these events")
+    add_writer(sync, "writer of these events")
     sync.set_defaults(act=_sync)
 
 
