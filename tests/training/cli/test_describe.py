@@ -73,6 +73,7 @@ def test_without_a_measurement_it_says_why(own: str, capsys: pytest.CaptureFixtu
         (["moons:MOONS", "--recipe=smal"], "workload 'moons' has no recipe 'smal'; did you mean"),
         (["moons:MOONS", "--override=widht=3"], "has no field 'widht'; did you mean 'width'"),
         (["moons:MOONS", "--override=num_threads=0"], "num_threads is 0; give at least 1"),
+        (["moons:MOONS", "--override=num_threads=1025"], "is 1025; give at least 1, at most 1024"),
     ],
 )
 def test_fails_with_one_sentence(
