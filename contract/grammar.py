@@ -114,6 +114,13 @@ def parse_writer(text: str) -> str:
     return text
 
 
+def parse_place(text: str) -> str:
+    """Read a folder's name or an address; as a path, an empty one would be the current folder."""
+    if not text:
+        raise UserError("it is empty; name a folder, of which . is the current one")
+    return text
+
+
 def argument_type(read: Callable[[str], _Value]) -> Callable[[str], _Value]:
     """Let argparse say what a reader says of a wrong value."""
 
