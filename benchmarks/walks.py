@@ -114,6 +114,8 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 def measure(given: argparse.Namespace) -> list[dict[str, Any]]:
     """Return one row per walk: numbers of files and functions, and the files' names."""
     if given.tree:
+        if not (given.tree / ".git").exists():
+            raise ValueError(f"--tree is {given.tree}, not a git checkout; pass its folder")
         return house.measure(given.tree)
     with tempfile.TemporaryDirectory(prefix="walks-") as folder, redirect_stdout(sys.stderr):
         main: Callable[[list[str]], int] = __import__(MAIN, fromlist=["main"]).main
