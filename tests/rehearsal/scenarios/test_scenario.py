@@ -187,7 +187,7 @@ def test_an_action_waits_for_its_moment(at: str, seen: Seen, due: bool) -> None:
         ("timeout_seconds = inf\n" + LEAST, "timeout_seconds of a drill is inf; use a finite nu"),
         (LEAST + "within_hours = nan\n", r"within_hours of \[expect\] is nan; use a finite"),
         (LEAST + "[[capacity]]\nsteps = [[nan, 1]]\n", "steps of capacity is nan; use a finite"),
-        (LEAST + "[[machine]]\ndisks = [{late_seconds = -1}]\n", "late_seconds of disks is -1; g"),
+        (LEAST + "[[machine]]\ndisks = [{late_seconds = -1}]\n", "late_seconds of disks is -1; u"),
         (
             LEAST + '[[action]]\nat = "head:1"\ndo = "notice"\nseconds = -1\n',
             "the notice's seconds are -1; use 0 or more",
