@@ -1,4 +1,4 @@
-"""`python -m benchmarks evidence`: evidence for sizing: the seed documents' numbers, and the fit.
+"""`python -m benchmarks evidence`: the evidence for sizing, from seed documents and published runs.
 
 python -m benchmarks evidence 002           every number of a document, next to ours
 python -m benchmarks evidence --fit         fit the models' constants to published runs, write them

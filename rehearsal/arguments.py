@@ -56,7 +56,7 @@ def _add_machine(command: argparse.ArgumentParser) -> None:
         "--machine",
         choices=(PROCESS, NSPAWN),
         default=PROCESS,
-        help="what boots: processes, or containers with systemd and cloud-init (Linux, root); "
+        help="machines: processes, or containers with systemd and cloud-init (Linux, root); "
         "default: %(default)s",
     )
 

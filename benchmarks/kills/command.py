@@ -1,12 +1,12 @@
-"""The effects of interruptions on save habits and public trainers, alone and under us.
+"""The effects of interruptions on save habits and public trainers, alone and under our trainer.
 
 Each row is a script. It runs twice to its end, and is then killed at seeded moments, most of them
 inside a save, in three ways: all processes at once; a notice, with the end some seconds later; a
-shutdown. Alone, it starts again on its local disk; under us, each life is a new machine, and the
-store, a folder or S3, has faults. Results are kept in --out after each run: the command continues
-where it stopped, also with more --kills. --page writes them to docs/kill-table.md; with --hours 0,
-without any new run. Exit code 1: under us, a restore was torn or mismatched, a run never came back,
-or more was lost than the row's bound allows.
+shutdown. Alone, it starts again on its local disk; under our trainer, each life is a new machine,
+and the store, a folder or S3, has faults. Results are kept in --out after each run: the command
+continues where it stopped, also with more --kills. --page writes them to docs/kill-table.md; with
+--hours 0, without any new run. Exit code 1: under our trainer, a restore was torn or mismatched, a
+run never came back, or more was lost than the row's bound allows.
 """
 
 import argparse
@@ -35,11 +35,11 @@ _UV = Path(sys.executable).with_name("uv")
 def add_arguments(command: argparse.ArgumentParser) -> None:
     """Add the options of `kill_table`."""
     add = command.add_argument
-    add("--rows", nargs="+", default=[], metavar="NAME", help="names or habits; default: all")
+    add("--rows", nargs="+", default=[], metavar="NAME", help="rows, or habits; default: all")
     add("--ways", nargs="+", default=WAYS, choices=WAYS, help="default: all")
     add("--kills", type=int, default=8, help="per exit, default: %(default)s")
     add("--seed", type=int, default=0, help="for the moments, default: %(default)s")
-    add("--hours", type=float, default=3.0, help="start no run later, default: %(default)s")
+    add("--hours", type=float, default=3.0, help="start no run after this, default: %(default)s")
     add("--out", type=Path, default=Path("out/kills"), help="default: %(default)s")
     add("--keep", action="store_true", help="keep the trainers' environments")
     add("--page", action="store_true", help="write the results to docs/kill-table.md")
@@ -76,7 +76,7 @@ def measure(given: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def is_damaged(lines: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether nothing was run, or under us something was damaged, lost or did not come back."""
+    """Whether nothing was run, or our trainer damaged, lost or did not bring back something."""
     names = ("torn", "mismatched", "never came back")
     ours = [line for line in lines if line["way"] != "alone"]
     return not lines or any(

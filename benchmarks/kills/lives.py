@@ -1,7 +1,7 @@
-"""The lives of a script: alone with its local disk, or under us on machines that have only a store.
+"""The lives of a script: alone with its local disk, or under our trainer with only a store.
 
 Alone, a killed script starts again in the same folder, as with a disk that outlives the machine;
-under us, each life has a new root, and the store has faults.
+under our trainer, each life has a new root, and the store has faults.
 """
 
 import os

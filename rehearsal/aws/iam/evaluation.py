@@ -29,7 +29,7 @@ ITSELF, EVERYBODY, ROLE, ACCOUNT = 4, 3, 2, 1
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Caller:
-    """Who calls: the root user, an IAM user, a role session, a service, a token, or nobody.
+    """A caller: the root user, an IAM user, a role session, a service, a token, or anonymous.
 
     `kind` is AWS's aws:PrincipalType, Service or Federated; `role` is a session's role ARN.
     """
@@ -171,7 +171,7 @@ def evaluate(
 ) -> Ruling:
     """Return the policies' ruling on a call; a boundary of () means no boundary.
 
-    `needs_resource`: only the resource's policy can grant access, as with KMS keys and roles.
+    `needs_resource`: the resource's policy must allow it, too, as with KMS keys and roles.
     """
     unknown: list[str] = []
     for document, statement, _ in _applying(
