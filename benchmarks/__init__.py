@@ -1,4 +1,4 @@
-"""Ours against peers, side by side in one run, as ratios; benchmarks/LOG.md logs the results."""
+"""Benchmarks against peers, side by side in one run, as ratios; results: benchmarks/LOG.md."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""`python -m benchmarks COMMAND`: measure, and print a table with the command and the machine."""
+"""`python -m benchmarks COMMAND`: measure, then print a table with the command and the machine."""
 
 import argparse
 import json
@@ -9,20 +9,20 @@ from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
-# By command: what it measures, and the module with its `add_arguments` and its `measure`, which
-# gives rows, or its `run`, which prints more than those. Only the one that is asked for is
-# imported: a machine with a GPU may lack what the others need.
+# By command: what it measures, and the module with `add_arguments` and either `measure`, which
+# returns rows, or `run`, which does its own printing. Only the requested module is imported, as a
+# machine with a GPU may lack what the others need.
 COMMANDS: Mapping[str, tuple[str, str]] = {
-    "gpu": ("what only a GPU can say, in one call", "benchmarks.gpu.table"),
+    "gpu": ("everything that needs a GPU, in one call", "benchmarks.gpu.table"),
     "kill_table": (
         "public trainers and save habits, killed on purpose",
         "benchmarks.kills.command",
     ),
     "evidence": (
-        "the seed documents' numbers and ours; the fit of sizing's constants",
+        "the seed documents' numbers next to ours; the fit of sizing's constants",
         "benchmarks.evidence",
     ),
-    "walks": ("files and functions of a start, a save, a notice", "benchmarks.walks"),
+    "walks": ("files and functions behind a start, a save, a notice", "benchmarks.walks"),
 }
 
 
@@ -70,7 +70,7 @@ def _show(rows: Sequence[Mapping[str, Any]], title: str) -> None:
 
 
 def machine() -> str:
-    """Return the machine in one line, for the log."""
+    """Describe the machine in one line, for the log."""
     return f"{platform.system()} {platform.machine()}, {os.cpu_count()} logical CPUs"
 
 

@@ -1,11 +1,11 @@
-"""`python -m benchmarks evidence`: what proves sizing, the seed documents' numbers and the fit.
+"""`python -m benchmarks evidence`: the evidence for sizing, from seed documents and published runs.
 
-python -m benchmarks evidence 002           every number of a document, and ours
-python -m benchmarks evidence --fit         fit the models' constants to published runs, and write
+python -m benchmarks evidence 002           every number of a document, next to ours
+python -m benchmarks evidence --fit         fit the models' constants to published runs, write them
 
 Documents: 000 sizes and Spot, 001 language models, 002 ImageNet, 003 detection, 004 serving.
-What the fit is worth: python -m sizing accuracy. The hosts of EC2's GPUs were not measured; each is
-taken for the published hosts most like it.
+`python -m sizing accuracy` says how good the fit is. The hosts of EC2's GPUs were not measured; for
+each, the most similar published hosts are used.
 """
 
 import argparse
@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Show a document's numbers, or fit."""
     if bool(arguments.seed) == arguments.fit:
-        raise ValueError("give either a document's number or --fit, such as `evidence 002`")
+        raise ValueError("pass either a document's number or --fit, such as `evidence 002`")
     if arguments.fit:
         return _fit(as_json=arguments.json)
     return _show_claims(claims(arguments.seed), as_json=arguments.json)
@@ -71,12 +71,12 @@ def _show_claims(found: list[Claim], *, as_json: bool) -> int:
     return 0
 
 
-# "adds up": ours is computed from the document's own figures, and says nothing of them.
+# "adds up": ours is computed from the document's own figures, and says nothing about these.
 _SAME = {"reproduced": "as ours", "adds up": "adds up"}
 
 
 def _claim_row(claim: Claim) -> dict[str, Any]:
-    """Return a claim for people; of one that holds no more is said."""
+    """Return a claim for readers; a reason is only shown if it does not hold."""
     unit = f" {claim.unit}" if claim.unit else ""
     return {
         "what": claim.what,
@@ -89,7 +89,7 @@ def _claim_row(claim: Claim) -> dict[str, Any]:
 
 
 def _fit(*, as_json: bool) -> int:
-    """Fit, and write."""
+    """Fit the constants, and write them."""
     content = to_json(fitted_again())
     FITTED_FILE.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     fitted.cache_clear()
@@ -117,13 +117,13 @@ def fitted_again() -> Fitted:
 
 
 def intervals() -> dict[str, ErrorRange]:
-    """Return the interval of each kind of run."""
+    """Return the error interval of each kind of run."""
     kinds = {step_of(truth).kind for truth in predictable("throughput")}
     return {kind: fit.expected(kind) for kind in sorted(kinds)}
 
 
 def to_json(fitted: Fitted) -> dict[str, Any]:
-    """Return what fitted.json has."""
+    """Return the content of fitted.json."""
     content = {"command": COMMAND, **asdict(fitted)}
     rounded: dict[str, Any] = _rounded(content)
     return rounded
@@ -135,11 +135,11 @@ def _rounded(value: Any) -> Any:
     return float(f"{value:.{_DIGITS}g}") if isinstance(value, float | np.floating) else value
 
 
-# Seconds of a kernel launch, from steps so small that the GPU waits for its host.
+# Seconds per kernel launch, from steps so small that the GPU waits for its host.
 
-# Where the GPU works for more of the step than this, the step says little about launches.
+# If the GPU works for a larger share of the step, the step says little about launches.
 _MOST_WORK = 0.5
-_UNKNOWN = Launch(low=1.0, likely=1.0, high=1.0, hosts="the question here")
+_UNKNOWN = Launch(low=1.0, likely=1.0, high=1.0, hosts="not known yet")
 _DESKTOP, _ZEN_2 = "a desktop of 2025", "EPYC 7742"
 _T4_SERVER, _BROADWELL = "a T4 server of NVIDIA", "Xeon E5-2698 v4"
 # EC2: g5 has EPYC 7R32 (Zen 2), g6, g6e and p5 EPYC 7R13 (Zen 3) or newer, p3 Xeon E5-2686 v4
@@ -155,7 +155,7 @@ HOSTS = {
 
 
 def seconds_per_kernel(truth: Truth) -> float:
-    """Return the seconds of a published step for each kernel that it starts."""
+    """Return the seconds of a published step per kernel that it starts."""
     kernels = counts()[truth.model][truth.counted_as]["kernels_per_step"]
     return truth.measured / 1000 / float(kernels)
 
@@ -178,7 +178,7 @@ def by_host(found: Fitted) -> dict[str, list[float]]:
 
 
 def launches(found: Fitted) -> dict[str, Launch]:
-    """Return the launch of each GPU's host: its hosts' medians, and how far steps scatter."""
+    """Return each GPU's launch time: the medians of its hosts, and how far steps scatter."""
     rows = by_host(found)
     medians = {host: median(each) for host, each in rows.items()}
     # Models scatter alike on every host, and some hosts have few rows: one spread for all.

@@ -1,7 +1,7 @@
-"""How much there is to hold in the head: lines, names, one-importer modules, parameters, flags.
+"""How much a reader must keep in mind: lines, names, one-importer modules, parameters, flags.
 
-Reads the Python files that git tracks in a checkout as text, so an older commit can be measured
-with the same rules: `python -m benchmarks walks --tree FOLDER`.
+It reads a checkout's tracked Python files as text, so that an older commit can be measured by the
+same rules: `python -m benchmarks walks --tree FOLDER`.
 """
 
 import ast
@@ -11,13 +11,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-# An option of the trainer: how many files name it is what adding one costs.
+# An option of the trainer: the number of files that name it shows what adding an option costs.
 OPTION = "nan_skips"
 _DEFINES = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 def sources(tree: Path) -> dict[str, ast.Module]:
-    """Every tracked Python file outside tests/, parsed."""
+    """Parse every tracked Python file outside tests/."""
     listed = subprocess.run(
         ["git", "ls-files", "-co", "--exclude-standard", "*.py"],
         cwd=tree,
@@ -34,11 +34,11 @@ def sources(tree: Path) -> dict[str, ast.Module]:
 
 
 def doubled_classes(files: Mapping[str, ast.Module]) -> dict[str, list[str]]:
-    """Public class names that more than one module defines, with the modules; examples aside."""
+    """Return public class names that several modules (except examples) define, with the modules."""
     found = defaultdict(list)
     for name, module in files.items():
         if name.startswith("examples/"):
-            continue  # scripts of others' kind, each on its own
+            continue  # independent scripts
         for node in module.body:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 found[node.name].append(name)
@@ -46,7 +46,7 @@ def doubled_classes(files: Mapping[str, ast.Module]) -> dict[str, list[str]]:
 
 
 def measure(tree: Path) -> list[dict[str, Any]]:
-    """One row a figure."""
+    """Return one row per figure."""
     files = sources(tree)
     training = {name: module for name, module in files.items() if name.startswith("training/")}
     rooms = Counter[str]()
@@ -77,7 +77,7 @@ def _module_of(name: str) -> str:
 
 
 def _num_public(module: ast.Module) -> int:
-    """Functions, classes and variables of a module without an underscore."""
+    """Count a module's functions, classes and variables without a leading underscore."""
     names = [node.name for node in module.body if isinstance(node, _DEFINES)]
     for node in module.body:
         if isinstance(node, ast.Assign | ast.AnnAssign):
@@ -87,7 +87,7 @@ def _num_public(module: ast.Module) -> int:
 
 
 def _importers(files: Mapping[str, ast.Module]) -> Mapping[str, set[str]]:
-    """Module -> the files outside tests/ that import it, or a name of it."""
+    """Return, by module, the files outside tests/ that import it or a name from it."""
     found: dict[str, set[str]] = defaultdict(set)
     for name, module in files.items():
         for node in ast.walk(module):
@@ -102,7 +102,7 @@ def _importers(files: Mapping[str, ast.Module]) -> Mapping[str, set[str]]:
 
 
 def _command_line(tree: Path) -> list[dict[str, Any]]:
-    """Commands and flags, where the tree has the list of them."""
+    """Count commands and flags, if the tree has the list of them."""
     path = tree / "tests" / "command_line.txt"
     if not path.exists():
         return []
@@ -115,7 +115,7 @@ def _command_line(tree: Path) -> list[dict[str, Any]]:
 
 
 def _num_parameters(files: Mapping[str, ast.Module]) -> int:
-    """Annotated fields of the class of stack parameters."""
+    """Count the annotated fields of the class of stack parameters."""
     for module in files.values():
         for node in module.body:
             if isinstance(node, ast.ClassDef) and node.name == "ParameterFields":

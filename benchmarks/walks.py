@@ -1,7 +1,7 @@
-"""Which files and functions of ours a start, a save, a resume and a notice walk through.
+"""The files and functions of ours that a start, a save, a resume and a notice run through.
 
-A profile function in every thread counts calls by function while a small run trains in this
-process. What reads and records the last step's numbers is not counted: it happens at every step.
+A profile function in every thread records called functions while a small run trains in this
+process. Code that reads and records the last step's numbers is left out, as it runs at every step.
 """
 
 import argparse
@@ -19,7 +19,7 @@ from typing import Any
 
 from benchmarks import REPOSITORY, house
 
-# The functions that a walk starts or ends with: the end of a file's name, and the function.
+# The functions with which a walk starts or ends: the end of a file's name, and the function.
 MAIN = "training.cli.main"
 TRAINS = ("loop.py", "run")
 STEPS = ("learner.py", "step")
@@ -45,11 +45,11 @@ class Tracer:
         self._is_starting = True
         self._has_notice = False
         self._depth = {SAVES: 0, READS: 0}
-        self._saving: Walk = set()  # at this boundary, and in writing threads since
+        self._saving: Walk = set()  # functions at this boundary, and in writing threads since
         self._has_saved = False
 
     def __call__(self, frame: FrameType, event: str, argument: Any) -> None:
-        """Count a call or return; only functions of this repository."""
+        """Record a call or return, for functions of this repository only."""
         code = frame.f_code
         name = self._name_of(code)
         if name is None or event not in ("call", "return"):
@@ -71,7 +71,7 @@ class Tracer:
     def _enter(self, code: CodeType, name: tuple[str, str]) -> None:
         if is_entry(code, SAVES):
             if self._has_saved:
-                # The last one counts: the first allocates the memory of its copy.
+                # The last save counts: the first also allocates memory for copies.
                 self.walks["save"] = self._saving
             self._saving, self._has_saved = set(), False
         self._is_starting = self._is_starting and not is_entry(code, TRAINS)
@@ -107,15 +107,15 @@ def is_entry(code: CodeType, entry: tuple[str, str]) -> bool:
 def add_arguments(command: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     command.add_argument(
-        "--tree", type=Path, help="instead, lines, names and options of the checkout in this folder"
+        "--tree", type=Path, help="instead, count lines, names and options of this checkout"
     )
 
 
 def measure(given: argparse.Namespace) -> list[dict[str, Any]]:
-    """One row a walk: files, functions, and the files' names."""
+    """Return one row per walk: numbers of files and functions, and the files' names."""
     if given.tree:
         if not (given.tree / ".git").exists():
-            raise ValueError(f"--tree is {given.tree}, no checkout of git; give its folder")
+            raise ValueError(f"--tree is {given.tree}, not a git checkout; pass its folder")
         return house.measure(given.tree)
     with tempfile.TemporaryDirectory(prefix="walks-") as folder, redirect_stdout(sys.stderr):
         main: Callable[[list[str]], int] = __import__(MAIN, fromlist=["main"]).main

@@ -16,8 +16,8 @@ from cloudformation.errors import CloudFormationError
 class RegionalAccount:
     """An account in one region, reached through the services' own APIs.
 
-    `client` returns a cached boto3 client by service name (creating one takes 50 ms), of a role if
-    it is given as `role_arn`.
+    `client` returns a cached boto3 client by service name (creating one takes 50 ms); with
+    `role_arn`, one that acts as that role.
     """
 
     id: str
@@ -25,7 +25,7 @@ class RegionalAccount:
     client: Callable[..., Any]
 
     def acting_as(self, role_arn: str | None) -> "RegionalAccount":
-        """Return the account as its role sees it, in which CloudFormation carries out a stack."""
+        """Return the account as seen by the role in which CloudFormation carries out a stack."""
         if not role_arn:
             return self
         return replace(self, client=partial(self.client, role_arn=role_arn))
@@ -59,7 +59,7 @@ class RegionalAccount:
         return sorted(zone["ZoneName"] for zone in answer["AvailabilityZones"])
 
     def read_template(self, url: str) -> str:
-        """The text of a template in S3, by any form of its URL."""
+        """Return the text of a template in S3, given any form of its URL."""
         bucket, key = s3_location(url)
         try:
             body = self.client("s3").get_object(Bucket=bucket, Key=key)["Body"].read()
@@ -80,7 +80,7 @@ _LOOKUPS = {
 
 
 def s3_location(url: str) -> tuple[str, str]:
-    """Bucket and key of an S3 URL: path style, virtual-hosted style or s3://."""
+    """Return bucket and key of an S3 URL: path style, virtual-hosted style or s3://."""
     parts = urllib.parse.urlsplit(url)
     path = urllib.parse.unquote(parts.path).lstrip("/")
     if parts.scheme == "s3":

@@ -160,7 +160,7 @@ class Engine:
         """Carry out a plan in the background: a new stack's first one, or an update."""
         if not creating:
             self.check_updatable(stack)
-        # As on AWS, a stack keeps its role for what comes later, its deletion too.
+        # As on AWS, a stack keeps its role for later operations, including its deletion.
         stack.role_arn = plan.role_arn or stack.role_arn
         work = partial(StackOperation.carry_out, plan=plan, creating=creating, problems=problems)
         self.start(stack, f"{'CREATE' if creating else 'UPDATE'}_IN_PROGRESS", work, token)
@@ -204,7 +204,7 @@ class Engine:
             )
 
     def missing_resources(self, stack_names: list[str]) -> list[str]:
-        """List the stacks' resources that their own service does not know."""
+        """List the stacks' resources that do not exist in their own service."""
         missing = []
         for stack in map(self.find, stack_names):
             provisioner = self._provisioner(stack)

@@ -2,7 +2,7 @@
 
 
 class CloudFormationError(Exception):
-    """CloudFormation refuses a request: a message and an error code of its API."""
+    """A request that CloudFormation refuses, with its API's message and error code."""
 
     def __init__(self, message: str, code: str = "ValidationError") -> None:
         super().__init__(message)

@@ -19,7 +19,7 @@ class Unknown(str):
 
 
 def has_unknown(value: Any) -> bool:
-    """Whether a value is unknown or contains, at any depth, one that is."""
+    """Whether a value is unknown or contains an unknown value at any depth."""
     if isinstance(value, dict):
         return any(has_unknown(item) for item in value.values())
     if isinstance(value, list):
@@ -28,7 +28,7 @@ def has_unknown(value: Any) -> bool:
 
 
 class Expressions:
-    """Evaluates against parameters (pseudo parameters too), mappings, conditions and lookups."""
+    """Evaluates nodes with parameters (pseudo parameters too), mappings, conditions and lookups."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class Expressions:
         self._known_conditions: dict[str, bool] = {}
 
     def value(self, node: Any) -> Any:
-        """Evaluate a node; what evaluates to AWS::NoValue disappears from its parent."""
+        """Evaluate a node; a child that evaluates to AWS::NoValue is removed from its parent."""
         if isinstance(node, dict):
             if len(node) == 1:
                 name, argument = next(iter(node.items()))
@@ -87,7 +87,7 @@ def truth(value: Any) -> bool:
 
 
 def scalar(value: Any) -> str:
-    """A scalar as CloudFormation writes it into a string."""
+    """Return a scalar as CloudFormation writes it into a string."""
     if isinstance(value, bool):
         return "true" if value else "false"
     return str(value)

@@ -15,7 +15,7 @@ from cloudformation.template import Template, dependencies
 _REPLACING = (
     "Requested update requires the creation of a new physical resource; hence creating one."
 )
-# Checks a stack's new exports; refuses those that would break another stack.
+# Checks a stack's new exports and refuses any that would break another stack.
 CheckExports = Callable[[Stack, list[dict[str, Any]]], None]
 
 
@@ -66,7 +66,7 @@ class StackOperation:
         self.stack.set_status(f"{word}_COMPLETE")
 
     def delete(self, retained: set[str]) -> None:
-        """Delete every resource in reverse order; what fails makes the stack DELETE_FAILED."""
+        """Delete every resource in reverse order; a failure makes the stack DELETE_FAILED."""
         failed: list[str] = []
         needed: set[str] = set()  # by resources that could not be deleted
         for resource in _reverse_order(self.stack):
@@ -208,7 +208,7 @@ class StackOperation:
             self.stack.set_status("UPDATE_ROLLBACK_COMPLETE")
 
     def _delete_partial(self) -> None:
-        """Delete what a failed resource left: the next update creates the resource again."""
+        """Delete the remains of a failed resource, which the next update creates again."""
         if self.undo and not self.undo[-1][1].status.endswith("_COMPLETE"):
             before, after = self.undo[-1]
             if before is None or before.physical_id != after.physical_id:

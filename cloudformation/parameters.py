@@ -21,7 +21,7 @@ Exists = Callable[[str, str], bool]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Parameter:
-    """One parameter: the text given for it and its value in expressions."""
+    """One parameter: the text passed for it and its value in expressions."""
 
     given: str
     value: str | list[str]

@@ -20,7 +20,7 @@ Import = Callable[[str], str]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Prediction:
-    """What carrying out a plan would do."""
+    """The predicted effects of carrying out a plan."""
 
     changes: list[dict[str, Any]]
     problems: dict[str, list[str]]

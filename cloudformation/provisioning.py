@@ -15,7 +15,7 @@ from cloudformation.records import Stack, StackResource, now
 from cloudformation.resource import HandlerRequest, Registry
 from cloudformation.resources.calls import is_absent
 
-# What a service or a handler may refuse; any other exception is a bug of ours.
+# How a service or a handler may refuse; any other exception is a bug of ours.
 FAILURES = (ClientError, ParamValidationError, ResourceFailed, CloudFormationError)
 
 
@@ -28,7 +28,7 @@ class Provisioner:
     stack: Stack
 
     def create(self, after: StackResource, existing: StackResource | None) -> None:
-        """Create a resource; `existing` is the one that it replaces. `configure` comes next."""
+        """Create a resource that replaces `existing`, if given; call `configure` next."""
         type_ = self.registry[after.type]
         name = schema.custom_name(after.type, after.properties)
         if name is not None:
@@ -113,7 +113,7 @@ class Provisioner:
 
 
 def reason_of(error: BaseException) -> str:
-    """Return an event's reason, worded as the real service words a handler's error."""
+    """Return an event's reason, with a handler's error in the real service's words."""
     if isinstance(error, ClientError):
         message = error.response["Error"].get("Message", "")
         code = error.response["Error"].get("Code", "")

@@ -1,4 +1,4 @@
-"""What a resource type's handlers take and return: HandlerRequest, Provisioned, ResourceType."""
+"""The interface of a resource type's handlers: HandlerRequest, Provisioned, ResourceType."""
 
 import uuid
 from collections.abc import Callable, Mapping
@@ -12,8 +12,8 @@ from cloudformation.account import RegionalAccount
 class HandlerRequest:
     """One resource with the properties that the template sets.
 
-    `old` has its present properties, for an update. `physical_id` and `attributes` identify the
-    resource, for an update, a delete or a check that it exists.
+    For an update, `old` has its current properties. For an update, a deletion or a check that it
+    exists, `physical_id` and `attributes` identify the resource.
     """
 
     account: RegionalAccount
@@ -38,7 +38,7 @@ class HandlerRequest:
         return bool(self.properties.get(name) != self.old.get(name))
 
     def added(self, name: str) -> list[Any]:
-        """Return the items of a list property that its present value lacks."""
+        """Return the items of a list property that its current value lacks."""
         return [item for item in self.get(name, []) if item not in self.old.get(name, [])]
 
     def removed(self, name: str) -> list[Any]:
@@ -46,7 +46,7 @@ class HandlerRequest:
         return [item for item in self.old.get(name, []) if item not in self.get(name, [])]
 
     def emptied(self) -> "HandlerRequest":
-        """Return the request that takes everything off the resource, before its deletion."""
+        """Return the request that unsets every property, to send before deleting the resource."""
         return replace(self, properties={}, old=self.properties)
 
     def generated_name(self, *, longest: int, lower: bool = False) -> str:
@@ -70,11 +70,11 @@ class Provisioned:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ResourceType:
-    """How one resource type is created, updated, deleted and found, by its service's own API.
+    """Functions that create, update, delete and find one resource type through its service's API.
 
-    `configure` runs after `create` (if it fails, the id of what to delete is known) and serves as
-    the update if there is no `update`; without either, an update in place is refused. `volatile`
-    names the attributes that an update may change.
+    `configure` runs after `create` (if it fails, the id to delete is known) and doubles as the
+    update if there is no `update`; without either, an update in place is refused. `volatile` names
+    the attributes that an update may change.
     """
 
     create: Callable[[HandlerRequest], Provisioned]

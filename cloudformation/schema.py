@@ -1,6 +1,6 @@
-"""What cfn-lint's resource schemas say: types, attributes, validity, what a change replaces.
+"""cfn-lint's resource schemas: types, attributes, validity, and which changes replace a resource.
 
-The only file that knows cfn-lint.
+Only this file uses cfn-lint.
 """
 
 import functools
@@ -14,17 +14,17 @@ from cfnlint.schema._exceptions import ResourceNotFoundError
 from cloudformation.intrinsics import Unknown, has_unknown, scalar
 
 REGION = "us-east-1"
-# AWS's pages on these properties, and the resource database of the CDK CLI, say that a change of
-# them replaces the resource; the schemas that cfn-lint has say that it is made in place.
+# According to AWS's pages and the CDK CLI's resource database, changing one of these properties
+# replaces the resource; according to cfn-lint's schemas, it is updated in place.
 DISPUTED: Mapping[str, Sequence[tuple[str, ...]]] = {
     "AWS::EC2::SpotFleet": [
         ("SpotFleetRequestConfigData", "LaunchTemplateConfigs"),
         ("SpotFleetRequestConfigData", "OnDemandTargetCapacity"),
     ]
 }
-# The types of which this process believes the schema; of others, the stricter is taken.
+# The types for which this process trusts the schema; for others it assumes a replacement.
 IN_PLACE: set[str] = set()
-# Whether these hold does not depend on values that are not known yet.
+# Checks whose result does not depend on values that are still unknown.
 _SHAPE_KEYWORDS = {"additionalProperties", "required", "dependentRequired", "dependentExcluded"}
 _SCALARS = {"string", "integer", "number", "boolean"}
 _JAVA_TYPES = {"object": "JSONObject", "array": "JSONArray"}
@@ -181,7 +181,7 @@ def _member(root: Mapping[str, Any], node: Mapping[str, Any], key: str) -> Mappi
     for branch in _branches(root, node):
         if key in branch.get("properties", {}):
             return dict(branch["properties"][key])
-        # The patterns are Java's, which Python cannot read (\\p); each object has one.
+        # The patterns use Java's syntax (\\p), which Python cannot read; each object has one.
         for member in branch.get("patternProperties", {}).values():
             return dict(member)
     return {}

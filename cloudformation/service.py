@@ -1,4 +1,4 @@
-"""CloudFormation's operations: each reads a request, calls the engine and writes the response."""
+"""CloudFormation's operations: each reads a request, calls the engine and returns a response."""
 
 import uuid
 from typing import Any
@@ -31,7 +31,7 @@ EARLY_VALIDATION = (
 
 
 class CloudFormation:
-    """All operations of the API that the engine has, by their names in boto3."""
+    """The API operations that the engine supports, under their boto3 names."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
@@ -43,7 +43,7 @@ class CloudFormation:
         if self.engine.find_active(name):
             raise CloudFormationError(f"Stack [{name}] already exists", "AlreadyExistsException")
         plan = self.engine.plan(request, None)
-        # Predicted for a stack that is not registered: a refusal leaves none behind.
+        # Predict for an unregistered stack, so that a refusal leaves no stack behind.
         prediction = self.engine.predict(Stack(name=name, id="", status=""), plan)
         stack = self.engine.new_stack(name, "REVIEW_IN_PROGRESS")
         stack.termination_protection = bool(request.get("EnableTerminationProtection"))

@@ -1,6 +1,6 @@
 """Reads a template (JSON or YAML), checks its structure, and orders its resources.
 
-Refuses, in CloudFormation's words, what is wrong whatever the properties are.
+Refuses, in CloudFormation's words, errors that do not depend on resource properties.
 """
 
 import json
@@ -46,7 +46,7 @@ class Template:
         return self.section("Resources")
 
     def wanted(self, expressions: Expressions) -> list[str]:
-        """List the logical ids whose condition is true, each after everything that it needs."""
+        """List the logical ids whose condition is true, each after its dependencies."""
         wanted = {
             name
             for name, resource in self.resources.items()
@@ -124,7 +124,7 @@ def _sub_references(argument: Any) -> Iterator[tuple[str, str]]:
 
 
 def dependencies(resource: Mapping[str, Any]) -> set[str]:
-    """Return the names of what a resource needs: its references and its DependsOn."""
+    """Return the names that a resource depends on: its references and its DependsOn."""
     depends_on = resource.get("DependsOn", [])
     explicit = [depends_on] if isinstance(depends_on, str) else depends_on
     return {*explicit, *(name for name, _ in references(resource.get("Properties", {})))}
@@ -168,7 +168,7 @@ def _check_references(template: Template) -> None:
 
 
 class _Loader(yaml.SafeLoader):  # type: ignore[misc]
-    """YAML with CloudFormation's short tags; dates stay text, as policies need them."""
+    """A loader for YAML with CloudFormation's short tags; dates stay text, as in policies."""
 
 
 def _short_tag(loader: Any, suffix: str, node: Any) -> Any:

@@ -1,4 +1,4 @@
-"""CloudFormation's wire format (AWS query): a form in, XML out, by moto's parser and serializer."""
+"""CloudFormation's wire format (AWS query): a form in, XML out, with moto's parser, serializer."""
 
 import uuid
 from typing import Any

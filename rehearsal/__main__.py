@@ -6,11 +6,11 @@ import sys
 try:
     from rehearsal.command import main
 except KeyboardInterrupt:
-    print("interrupted before it began", file=sys.stderr)
+    print("interrupted before it started", file=sys.stderr)
     sys.exit(130)
 
 if __name__ == "__main__":
     status = main()
-    # Nothing is left but to exit: a late Ctrl-C would only print a traceback.
+    # All that remains is to exit: a late Ctrl-C would only print a traceback.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     sys.exit(status)

@@ -42,7 +42,7 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     grants = commands.add_parser(
         "grants", help="print every IAM statement with the rehearsals that used it, in Markdown"
     )
-    grants.add_argument("folders", nargs="+", type=Path, metavar="FOLDER", help="of rehearsals")
+    grants.add_argument("folders", nargs="+", type=Path, metavar="FOLDER", help="rehearsals' --out")
     alarms = commands.add_parser("alarms", help="try every alarm on its fault and on healthy runs")
     alarms.add_argument(
         "--template", type=Path, help="the stack's template; by default cdk synth writes one"
@@ -56,7 +56,7 @@ def _add_machine(command: argparse.ArgumentParser) -> None:
         "--machine",
         choices=(PROCESS, NSPAWN),
         default=PROCESS,
-        help="what boots: processes, or containers with systemd and cloud-init (Linux, root); "
+        help="machines: processes, or containers with systemd and cloud-init (Linux, root); "
         "default: %(default)s",
     )
 
@@ -69,7 +69,7 @@ def _add_demo(demo: argparse.ArgumentParser) -> None:
         type=int,
         choices=RANKS,
         default=1,
-        help="as one SageMaker training job of so many instances, in place of the fleet",
+        help="run one SageMaker training job on this many instances instead of the fleet",
     )
     demo.add_argument("--size", default="g5.xlarge", help="instance type, default: %(default)s")
     demo.add_argument(
@@ -81,21 +81,21 @@ def _add_demo(demo: argparse.ArgumentParser) -> None:
         help="a known name, or your own as package.module:NAME; default: %(default)s",
     )
     demo.add_argument(
-        "--source", type=Path, metavar="FOLDER", help="the folder of your own workload's module"
+        "--source", type=Path, metavar="FOLDER", help="folder with your own workload's module"
     )
-    demo.add_argument("--data", type=Path, metavar="FOLDER", help="the data of your own")
+    demo.add_argument("--data", type=Path, metavar="FOLDER", help="data for your own workload")
     demo.add_argument("--recipe", default="laptop", help="default: %(default)s")
     demo.add_argument("--overrides", default="", help='recipe fields, "epochs=2 width=64"')
     demo.add_argument(
         "--count",
         type=argument_type(parse_positive_count),
-        help=f"samples made; {by_workload('count')}",
+        help=f"samples to make; {by_workload('count')}",
     )
     demo.add_argument("--checkpoint-interval", help=by_workload("checkpoint_interval"))
     demo.add_argument(
         "--notice-seconds",
         type=argument_type(parse_positive),
-        help="from the notice to SIGKILL, as on EC2 120; default: 15, and more on a busy machine",
+        help="from the notice to SIGKILL (EC2: 120); default: 15, and more on a busy machine",
     )
     demo.add_argument(
         "--interrupt",

@@ -126,7 +126,7 @@ def rehearse(arguments: argparse.Namespace, say: Callable[[str], None]) -> int:
         kind = HostsDemo if arguments.hosts > 1 else Demo
         demo = kind(trained=trained, plan=plan, options=arguments, stacks=stacks, log=log)
         receipt, curves = demo.rehearse()
-        # A script that saves seldom may be done before its second usual interruption.
+        # A script that saves rarely may be done before its second usual interruption.
         least = min(1, len(plan)) if arguments.program and not arguments.interrupt else len(plan)
         faults = find_faults(receipt, max(receipt["interruptions"], least))
         receipt, rows = {"broken_promises": faults, **receipt}, receipt_rows(receipt)
@@ -147,7 +147,7 @@ def rehearse(arguments: argparse.Namespace, say: Callable[[str], None]) -> int:
 def _what_trains(
     arguments: argparse.Namespace,
 ) -> tuple[RehearsedWorkload | RehearsedProgram, Sequence[str]]:
-    """What is trained, and how it is interrupted unless told otherwise."""
+    """Return what to train, and its usual interruptions."""
     if not catalogue.find(arguments.size).is_trainable:
         raise ValueError(
             f"--size is {arguments.size}, on which no stack trains; the smallest is g4dn.xlarge"
@@ -155,22 +155,22 @@ def _what_trains(
     if arguments.hosts > 1:
         if arguments.program is not None or arguments.machine == NSPAWN:
             raise ValueError(
-                f"--hosts is {arguments.hosts}; the hosts of a job train a workload, and are no "
-                "machines to boot: leave --program and --machine out"
+                f"--hosts is {arguments.hosts}; the hosts of a job train a workload and do not "
+                "boot: leave out --program and --machine"
             )
         gpus = catalogue.find(arguments.size).num_gpus
         if (ranks := arguments.hosts * gpus) not in RANKS:
             raise ValueError(
-                f"--hosts is {arguments.hosts} and {arguments.size} has {gpus} GPUs; give hosts "
-                "and a size that have 1, 2, 4 or 8 GPUs in all"
+                f"--hosts is {arguments.hosts} and {arguments.size} has {gpus} GPUs; choose hosts "
+                "and a size with 1, 2, 4 or 8 GPUs in total"
             )
         known = DEFAULTS.get(arguments.workload)
         if known is not None and "micro_batch=" not in arguments.overrides:
             if ranks > known.global_batch:
                 raise ValueError(
                     f"--hosts is {arguments.hosts}; the demo of {arguments.workload} has "
-                    f"{known.global_batch} samples a step, too few for {ranks} GPUs: give fewer "
-                    "hosts, or a global_batch and a micro_batch in --overrides"
+                    f"{known.global_batch} samples a step, too few for {ranks} GPUs: use fewer "
+                    "hosts, or set global_batch and micro_batch in --overrides"
                 )
             arguments.overrides += f" micro_batch={known.global_batch // ranks}"
         workload, usual = _workload(arguments)
@@ -183,16 +183,16 @@ def _what_trains(
 
 
 def _workload(arguments: argparse.Namespace) -> tuple[RehearsedWorkload, Sequence[str]]:
-    """The workload that is trained, of one's own or a known one, and its usual interruptions."""
+    """Return the workload to train, the user's own or a known one, and its usual interruptions."""
     name, source, data = arguments.workload, arguments.source, None
     if (source is None) == (":" in name):
         raise ValueError(
-            f"--workload is {name!r} and --source {source}; give both for a workload of your own "
-            "(package.module:NAME and its folder), or a known workload alone"
+            f"--workload is {name!r} and --source {source}; pass both for a workload of your own "
+            "(package.module:NAME and its folder), or only --workload for a known one"
         )
     if source is None and arguments.data is not None:
         raise ValueError(
-            f"--data is {arguments.data}, and {name} rehearses on data that it makes; leave it out"
+            f"--data is {arguments.data}, but {name} rehearses on data that it makes; leave it out"
         )
     source = source and source.resolve()
     described = describe(name, arguments.recipe, arguments.overrides.split(), source=source)
@@ -232,12 +232,12 @@ def run_drills(arguments: argparse.Namespace, say: Callable[[str], None]) -> int
         return 0
     left_out = [each.name for each in choose([]) if not each.can_have(arguments.machine)]
     if left_out and not arguments.names:
-        say(f"{arguments.machine} machines cannot show, so left out: {', '.join(left_out)}")
+        say(f"skipped, as {arguments.machine} machines cannot show them: {', '.join(left_out)}")
     outcomes, records = [], []
     with _embedded(arguments, say) as stacks:
         for outcome in DrillSeries(scenarios=scenarios, stacks=stacks, say=say).run():
             outcomes.append(outcome)
-            # After each, so that Ctrl-C keeps those before it.
+            # Write after each drill, so that Ctrl-C keeps the earlier ones.
             records = [asdict(each) for each in outcomes]
             (stacks.folder / "drills.json").write_text(json.dumps(records, indent=2) + "\n")
     _show(arguments, records, outcome_table(outcomes))
@@ -308,13 +308,13 @@ def show_alarms(arguments: argparse.Namespace, say: Callable[[str], None]) -> in
 
 
 def _try_alarms(path: Path) -> list[AlarmTrial]:
-    """Try a template's alarms on a GPU as busy as the plan beside it says at least."""
+    """Try a template's alarms on a GPU that is as busy as the plan next to it expects at least."""
     try:
         template = json.loads(path.read_text(encoding="utf-8"))
         _ = template["Resources"]
     except (ValueError, TypeError, KeyError) as error:
         raise ValueError(
-            f"--template {path} is no template ({error!r}); give a *.template.json of cdk synth"
+            f"--template {path} is not a template ({error!r}); pass a *.template.json of cdk synth"
         ) from error
     plan = path.with_name(path.name.replace(".template.", ".plan."))
     if plan == path or not plan.exists():
@@ -327,5 +327,5 @@ def show_grants(arguments: argparse.Namespace, _say: Callable[[str], None]) -> i
     page, unexplained = grants_page(arguments.folders)
     print(page, end="")
     for each in unexplained:
-        print(f"rehearsal: no call used {each}, and no reason stands for it", file=sys.stderr)
+        print(f"rehearsal: no call used {each}, and no reason is given for it", file=sys.stderr)
     return 1 if unexplained else 0

@@ -1,6 +1,6 @@
-"""Faults of AWS and of the metadata: errors, delays, lost answers, a clock off the machines'.
+"""Faults of AWS and the metadata service: errors, delays, lost answers, a clock that is off.
 
-Instances and the Guard meet them, and whoever submits jobs; never the CDK CLI or the rehearsal.
+They affect instances, the Guard and whoever submits jobs; never the CDK CLI or the rehearsal.
 """
 
 import math
@@ -22,12 +22,12 @@ LOWEST_ERROR, HIGHEST_ERROR = 400, 599
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fault:
-    """What happens to a share of the requests for an action (* is a wildcard) once it begins.
+    """A fault that, once begun, hits a share of the requests for an action (* is a wildcard).
 
-    Exactly one of: `status` answers with this error instead, `delay_seconds` answers later,
+    Exactly one must be set: `status` answers with this error, `delay_seconds` delays the answer,
     `loses_answer` carries the request out, then resets the connection. `key` is the S3 key or the
-    metadata path, with wildcards too. `of` says whose requests: the machines', the Guard's, or (to
-    Batch and SageMaker) those of whoever submits jobs.
+    metadata path, and may have wildcards. `of` says whose requests: the machines', the Guard's, or
+    (to Batch and SageMaker) those of whoever submits jobs.
     """
 
     action: str
@@ -42,8 +42,8 @@ class Fault:
     def __post_init__(self) -> None:
         if not _ACTION.fullmatch(self.action):
             raise ValueError(
-                f"action is {self.action!r}; write it like ec2:TerminateInstances or s3:*, of "
-                f"{', '.join(SERVICES)}"
+                f"action is {self.action!r}; write it like ec2:TerminateInstances or s3:*, for one "
+                f"of {', '.join(SERVICES)}"
             )
         if sum(map(bool, (self.status, self.delay_seconds, self.loses_answer))) != 1:
             raise ValueError(
@@ -51,7 +51,7 @@ class Fault:
                 "loses_answer"
             )
         if self.of not in (MACHINES, GUARD, SUBMITTERS):
-            raise ValueError(f"of is {self.of!r}; give {MACHINES}, {GUARD} or {SUBMITTERS}")
+            raise ValueError(f"of is {self.of!r}; use {MACHINES}, {GUARD} or {SUBMITTERS}")
         if self.status and not LOWEST_ERROR <= self.status <= HIGHEST_ERROR:
             raise ValueError(f"status is {self.status}; use an error, {LOWEST_ERROR} to 599")
         if self.delay_seconds < 0:
@@ -60,7 +60,7 @@ class Fault:
             raise ValueError(f"share is {self.share}; it must be above 0 and at most 1")
 
     def covers(self, action: str, key: str) -> bool:
-        """Whether a request is of this kind."""
+        """Whether the fault applies to requests for this action and key."""
         return fnmatchcase(action, self.action) and fnmatchcase(key, self.key)
 
 
@@ -69,9 +69,9 @@ class FaultInjector:
     """The faults in force; thread-safe."""
 
     clock: Callable[[], float] = time.monotonic
-    # How far AWS's clock is ahead of the machines'.
+    # How far AWS's clock is ahead of the machines' clocks.
     clock_ahead_seconds: float = 0.0
-    # Faults that a request has met since the last end().
+    # Faults that have hit a request since the last end().
     met: set[Fault] = field(default_factory=set)
     _began: float = 0.0
     _faults: Sequence[Fault] = ()
@@ -85,13 +85,13 @@ class FaultInjector:
             self._faults, self._began = faults, self.clock()
 
     def end(self) -> None:
-        """End all faults, the clock's too."""
+        """End all faults, including the clock's."""
         self.begin(())
         self.clock_ahead_seconds = 0.0
         self.met.clear()
 
     def meet(self, action: str, key: str = "", of: str = MACHINES) -> Fault | None:
-        """Return the fault that a request meets, after waiting out its delay."""
+        """Return the fault that hits a request, after waiting out its delay."""
         with self._lock:
             seconds = self.clock() - self._began
             found = next(

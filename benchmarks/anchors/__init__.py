@@ -1,1 +1,1 @@
-"""The models that the seed documents name, as `python -m training count` counts them."""
+"""The models that the seed documents name, in the form that `python -m training count` takes."""

@@ -1,7 +1,7 @@
-"""The project's detector as DINO-4scale is published, and as document 003 sets it up.
+"""The project's detector as DINO-4scale is published, and as document 003 configures it.
 
-With what the document does when memory runs out. Where nothing else is said, two images that take
-the most memory: a wide and a tall one, both padded to a square.
+It includes the document's changes for when memory runs out. Unless stated otherwise, a batch is the
+two images that take the most memory: a wide and a tall one, both padded to a square.
 python -m sizing model benchmarks.anchors.detector:dino --batch 2 --precision float32 --samples 2935
 """
 
@@ -18,27 +18,27 @@ _HEIGHT, _WIDTH, _OBJECTS = 800, 1333, 20
 
 
 def dino(samples: int) -> tuple[nn.Module, Tensor, Any]:
-    """900 queries and COCO's 91 classes, with images of COCO's usual shape."""
+    """Use 900 queries and COCO's 91 classes, with images of COCO's usual shape."""
     return _detector(samples, num_classes=91, num_queries=900, height=_HEIGHT)
 
 
 def dino_padded(samples: int) -> tuple[nn.Module, Tensor, Any]:
-    """The same with the batch that takes the most memory."""
+    """Use the same model with the batch that takes the most memory."""
     return _detector(samples, num_classes=91, num_queries=900)
 
 
 def queries_300(samples: int) -> tuple[nn.Module, Tensor, Any]:
-    """The document's own setting."""
+    """Use the document's own setting."""
     return _detector(samples)
 
 
 def queries_200(samples: int) -> tuple[nn.Module, Tensor, Any]:
-    """Fewer queries."""
+    """Use fewer queries."""
     return _detector(samples, num_queries=200)
 
 
 def width_192(samples: int) -> tuple[nn.Module, Tensor, Any]:
-    """A narrower model."""
+    """Use a narrower model."""
     return _detector(samples, width=192)
 
 
@@ -51,13 +51,13 @@ def _detector(
     height: int = _WIDTH,
 ) -> tuple[nn.Module, Tensor, Any]:
     architecture = Architecture(num_classes=num_classes, num_queries=num_queries, width=width)
-    # It keeps what the kernel of a GPU keeps: its inputs.
+    # This way it keeps for backward what the GPU kernel keeps: its inputs.
     model = Detector(architecture, "deterministic")
     return model, torch.zeros(samples, 3, height, _WIDTH, dtype=torch.uint8), _loss
 
 
 def _loss(model: Detector, images: Tensor) -> Tensor:
-    """The detector's own, with predictions matched in order, as data decide which is matched."""
+    """Return the detector's own loss, matching in order, as real matches depend on the data."""
     labels = torch.zeros(len(images), _OBJECTS, dtype=torch.long)
     boxes = torch.full((len(images), _OBJECTS, 4), 0.5)
     sizes = torch.tensor(images.shape[-2:]).expand(len(images), 2)

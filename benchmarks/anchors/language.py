@@ -17,30 +17,30 @@ Phase = Literal["dense", "experts", "grown"]
 
 
 def phase1(samples: int) -> tuple[nn.Module, Batch, Any]:
-    """Dense: 100.04 M parameters."""
+    """Return the dense phase: 100.04 M parameters."""
     return _phase("dense", full(), samples)
 
 
 def phase2(samples: int) -> tuple[nn.Module, Batch, Any]:
-    """Eight experts, two of them for each token: 371.64 M."""
+    """Return the phase with eight experts, two of them per token: 371.64 M."""
     return _phase("experts", full(), samples)
 
 
 def phase3(samples: int) -> tuple[nn.Module, Batch, Any]:
-    """Twice the width and four layers more: 1,479.9 M, nearest to what was announced."""
+    """Return the phase of twice the width and four more layers: 1,479.9 M, nearest to announced."""
     return _phase("grown", full(), samples)
 
 
 def phase3_literal(samples: int) -> tuple[nn.Module, Batch, Any]:
-    """The same growth to the letter, every new layer with experts: 2,155.8 M."""
+    """Return the growth taken literally, with experts in every new layer: 2,155.8 M."""
     return _phase("grown", literal(), samples)
 
 
 def _phase(name: Phase, recipe: GrowthConfig, samples: int) -> tuple[nn.Module, Batch, Any]:
-    """A phase without what lets the recipe fit: no recomputation, no lean optimizer."""
+    """Return a phase without the recipe's memory savers: no recomputation, no lean optimizer."""
     stage = TrainPhase(config=replace(recipe, recompute="none", lean_optimizer="none"), name=name)
     model = LanguageModel(stage.architecture)
-    # Each expert gets the average number of tokens: which gets which depends on data.
+    # Each expert gets the average number of tokens, as real routing depends on the data.
     model.compute_experts_by("balanced")
     return model, stage.example(samples), _loss
 

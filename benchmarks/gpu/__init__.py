@@ -1,7 +1,7 @@
-"""`python -m benchmarks gpu`: what only a GPU can say, in one table and at most eight minutes.
+"""`python -m benchmarks gpu`: all measurements that need a GPU, in at most eight minutes.
 
-Each measurement is a process of its own (`python -m benchmarks.gpu NAME`), so that one that fails
-or hangs costs no other. `--cpu` is a dry run of all of it with tiny sizes: it tests the program.
+Each measurement runs in its own process (`python -m benchmarks.gpu NAME`), so that one that fails
+or hangs does not affect the others. `--cpu` is a dry run with tiny sizes, which tests the program.
 """
 
 from importlib.util import find_spec
@@ -9,5 +9,5 @@ from pathlib import Path
 
 
 def stand_ins() -> list[str]:
-    """The folders to add to the path for what the trainer uses of a package that is not here."""
+    """Return the folders to add to the path in place of missing packages that the trainer uses."""
     return [] if find_spec("safetensors") else [str(Path(__file__).parent / "stand_in")]

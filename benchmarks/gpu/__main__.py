@@ -14,7 +14,7 @@ from benchmarks.gpu.table import MEASUREMENTS
 
 
 def main() -> int:
-    """Measure, and print the rows while they are found."""
+    """Run the measurement, which prints its rows as they come."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__)
     parser.add_argument("name", choices=MEASUREMENTS)
     parser.add_argument("--seconds", type=float, required=True)

@@ -1,4 +1,4 @@
-"""Measured without a run: the machine, and what a save blocks."""
+"""Measurements without a run: the machine, and how long a save blocks."""
 
 import math
 import os
@@ -34,7 +34,7 @@ _State: TypeAlias = Mapping[str, Mapping[str, Tensor]]
 
 
 def machine(session: Session) -> None:
-    """What is measured on."""
+    """Describe the machine and the software."""
     if session.is_dry:
         session.row("GPU, driver, memory", "none: a dry run on the CPU")
     else:
@@ -52,7 +52,7 @@ def _copy_seconds(session: Session, source: Tensor, target: Tensor) -> float:
 
 
 def saves(session: Session) -> None:
-    """What a save of a state on the device blocks, compared with one copy to page-locked memory."""
+    """Measure how long saving a state on the device blocks, relative to a page-locked copy."""
     state = _make_state(60 if session.is_dry else 3000, session.device)
     total = sum(t.nbytes for part in state.values() for t in part.values())
     flat = torch.empty(total, dtype=torch.uint8, device=session.device)
@@ -71,7 +71,7 @@ def saves(session: Session) -> None:
 
 
 def _make_state(megabytes: int, device: torch.device) -> dict[str, dict[str, Tensor]]:
-    """Weights and AdamW's moments in float32, layer by layer; its steps are on the CPU."""
+    """Return weights and AdamW's moments in float32, layer by layer; its steps are on the CPU."""
     shapes: list[tuple[int, ...]] = [
         *((3 * _WIDTH, _WIDTH), (_WIDTH, _WIDTH), (4 * _WIDTH, _WIDTH), (_WIDTH, 4 * _WIDTH)),
         *[(_WIDTH,)] * 6,
@@ -92,7 +92,7 @@ def _make_state(megabytes: int, device: torch.device) -> dict[str, dict[str, Ten
 
 
 def _save_seconds(session: Session, state: _State) -> tuple[list[float], list[float]]:
-    """Seconds for which each of a few saves in a row blocks, and until it is durable."""
+    """Return the seconds for which each of a few saves in a row blocks, and until it is durable."""
     blocked, durable = [], []
     with tempfile.TemporaryDirectory(dir=session.folder) as name:
         folder = Path(name)
@@ -110,7 +110,7 @@ def _save_seconds(session: Session, state: _State) -> tuple[list[float], list[fl
 
 @contextmanager
 def _open_run(folder: Path) -> Iterator[AttemptContext]:
-    """Open a run in the folder, as an attempt does."""
+    """Open a run in the folder, as an attempt would."""
     store = FolderStore(folder / "run")
     lease = acquire(store, "benchmark", "here", 60, lambda s: False, lambda holder: None)
     assert isinstance(lease, Lease)

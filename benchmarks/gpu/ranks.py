@@ -1,4 +1,4 @@
-"""What a step costs on ranks that add up in our own order, beside DDP's: in turn, in one run."""
+"""The cost of a step on ranks that add up in our own order, alternating with DDP's in one run."""
 
 import multiprocessing
 import statistics
@@ -17,13 +17,13 @@ from training.attempt.context import RankEnvironment, World
 from training.engine.parallel import parallel
 from training.workload import Loss, Settings, Train
 
-# Four million weights a layer, and so many rows on each rank that computing takes most of a step.
+# Four million weights a layer, and enough rows per rank that computing takes most of a step.
 _WIDTH, _ROWS = 2048, 64
 _ROUNDS, _WARM = 5, 1
 
 
 class _Layers(Train):
-    """Its loss is the sum of the squares of what the model gives."""
+    """A stage whose loss is the sum of squares of the model's outputs."""
 
     name = "layers"
 
@@ -34,9 +34,9 @@ class _Layers(Train):
 
 
 def ranks(session: Session) -> None:
-    """Forward and backward of 100 M weights on 2, 4 and 8 ranks, as many as there are devices.
+    """Time forward and backward of 100 M weights on 2, 4 and 8 ranks, up to the number of GPUs.
 
-    On the CPU four ranks have half as many, as they share the memory of one machine.
+    On the CPU, four ranks have half as many weights, as they share one machine's memory.
     """
     there = 4 if session.is_dry else torch.cuda.device_count()
     if there < 2:
@@ -96,7 +96,7 @@ def _rank(rank: int, size: int, layers: int, meeting: str, device_type: str, fou
     times: dict[Callable[[], None], list[tuple[float, float]]] = {ours: [], theirs: []}
     for _ in range(_WARM + _ROUNDS):
         for act, seconds in times.items():
-            world.gather(None)  # all begin together
+            world.gather(None)  # all ranks begin together
             wall, cpu = time.perf_counter(), time.process_time()
             act()
             if device.type == "cuda":

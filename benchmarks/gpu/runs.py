@@ -1,4 +1,4 @@
-"""Measured on runs of the trainer: equality, the price of determinism and of others, the ladder."""
+"""Measurements on runs of the trainer: equality, the cost of determinism and others, the ladder."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from benchmarks.gpu.session import Session, last_line, override_options, rate_of
 from training.errors import EXIT_FAILED, EXIT_FINISHED
 
-# What a comparison takes at least, and how many share the GPU: nothing of them is timed.
+# The least time of a comparison, and how many share the GPU, as they are not timed.
 _LEAST_SECONDS = 30.0
 _AT_ONCE = 4
-# The torture's workload: what two stages and a preparation can get wrong, in tiny layers.
+# The torture's workload: everything risky in two Train stages and a Prepare stage, tiny layers.
 _SMALL = "training.proof.torture.workload:SMALL"
 _TRAJECTORY = {"num_threads": 1, "time_average_epochs": 1, "num_shards": 2}
 
@@ -19,7 +19,7 @@ Overrides = Mapping[str, object]
 
 
 def equality(session: Session) -> None:
-    """Alone, again, and interrupted everywhere: weights and losses, bit for bit."""
+    """Compare weights and losses of plain, repeated and often interrupted runs, bit for bit."""
     compared = _compared(session)
     with ThreadPoolExecutor(1 if session.is_dry else _AT_ONCE) as pool:
         for done in as_completed(pool.submit(_equal, session, n, *c) for n, c in compared.items()):
@@ -30,13 +30,13 @@ def _equal(
     session: Session, name: str, workload: str, recipe: str, overrides: Overrides
 ) -> tuple[str, str, str]:
     if session.seconds_left < _LEAST_SECONDS:
-        return name, "skipped", "no time is left"
+        return name, "skipped", "no time left"
     log = session.folder / f"check-{name.replace(' ', '-')}.log"
     code = session.training(
         ["check", workload, f"--recipe={recipe}", *override_options(overrides)], log
     )
     found: dict[int | None, str] = {EXIT_FINISHED: "equal bits"}
-    # Python's own exit code, too, where a package is missing.
+    # Python exits with the same code if a package is missing.
     if code == EXIT_FAILED and "[failed]" in log.read_text(errors="replace"):
         found[code] = "DIFFERS"
     said = last_line(log)
@@ -45,7 +45,7 @@ def _equal(
 
 
 def _compared(session: Session) -> dict[str, tuple[str, str, Overrides]]:
-    """What is compared, by name: workload, recipe and overrides."""
+    """Return the comparisons by name: workload, recipe and overrides."""
 
     def growth(**overrides: object) -> tuple[str, str, Overrides]:
         given = {"precision": "bfloat16", "deterministic": True, **overrides}
@@ -57,7 +57,7 @@ def _compared(session: Session) -> dict[str, tuple[str, str, Overrides]]:
     first: dict[str, tuple[str, str, Overrides]] = {"bfloat16, average": (_SMALL, "bfloat16", {})}
     if session.is_dry:
         return first
-    # Their pictures need Pillow.
+    # Their images need Pillow.
     images: dict[str, tuple[str, str, Overrides]] = {
         "convolutions, channels last": ("imagenet", "laptop", {"precision": "bfloat16"}),
         "detector": ("detection", "laptop", {"precision": "bfloat16"}),
@@ -80,18 +80,18 @@ def _compared(session: Session) -> dict[str, tuple[str, str, Overrides]]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Rated:
-    """A recipe whose samples per second are measured by stage: as it is, then changed."""
+    """A recipe whose samples per second are measured by stage: unchanged, then with variants."""
 
     workload: str
     recipe: str
-    count: int  # samples of the dataset
+    count: int  # samples in the dataset
     overrides: Overrides
     stages: tuple[str, ...]
     variants: Mapping[str, Overrides]
 
 
 def speed(session: Session) -> None:
-    """Samples per second with one setting changed at a time: what each costs or brings."""
+    """Measure samples per second with one setting changed at a time."""
     for rated in _rated(session):
         dataset = session.dataset(rated.workload, rated.count)
         rates: dict[str, float] = {}
@@ -134,7 +134,7 @@ def _rated(session: Session) -> Iterator[_Rated]:
         count=2000,
         overrides={"epochs": 3, "weights": "random"},
         stages=("head",),
-        # Its launches are most of a step.
+        # Kernel launches are most of its step.
         variants={**exact, "CUDA graphs": {"compile_mode": "reduce-overhead"}},
     )
     yield _Rated(
@@ -148,7 +148,7 @@ def _rated(session: Session) -> Iterator[_Rated]:
 
 
 def ladder(session: Session) -> None:
-    """A batch that does not fit under a limit climbs to a rung that does."""
+    """Check that a batch that exceeds a memory limit climbs to a rung that fits."""
     limit = 300 if session.is_dry else 6000
     overrides = session.growth(dense_steps=4, global_batch=128, micro_batch=128)
     log = session.folder / "ladder.log"

@@ -1,4 +1,4 @@
-"""What the measurements share: the device, the time that is left, rows, and runs of the trainer."""
+"""The common parts of measurements: the device, the time left, rows, and runs of the trainer."""
 
 import json
 import os
@@ -17,7 +17,7 @@ import torch
 from benchmarks import REPOSITORY
 from training.proof.machine import recorded
 
-# Phases after the dense one that are as short and as small as they may be.
+# Makes the phases after the dense one as short and small as possible.
 _BRIEF = {
     "num_experts": 2,
     "width_factor": 1,
@@ -29,13 +29,13 @@ _BRIEF = {
 _SIZES = {"width": 512, "num_heads": 8, "num_layers": 6, "hidden": 2048, "context": 256}
 # The first steps of a stage choose kernels and fill caches.
 _WARM_SHARE = 0.4
-# The most that one run of the trainer may take.
+# The time limit of one run of the trainer.
 _RUN_SECONDS = 200.0
 
 
 @dataclass(kw_only=True)
 class Session:
-    """One measurement: prints its rows as JSON lines while it finds them."""
+    """One measurement: prints its rows as JSON lines as they come."""
 
     device: torch.device
     folder: Path
@@ -44,20 +44,20 @@ class Session:
 
     @property
     def is_dry(self) -> bool:
-        """Whether there is no GPU, and sizes are tiny."""
+        """Whether this is a dry run, without a GPU and with tiny sizes."""
         return self.device.type == "cpu"
 
     @property
     def seconds_left(self) -> float:
-        """Until the measurement must be over."""
+        """The seconds until the measurement must be over."""
         return self.deadline - time.monotonic()
 
     def row(self, what: str, value: object, verdict: str = "") -> None:
-        """Give a row of the table."""
+        """Print a row of the table."""
         print(json.dumps({"what": what, "value": str(value), "verdict": verdict}), flush=True)
 
     def timed(self, act: Callable[[], object]) -> float:
-        """Seconds of `act`, until the device has done it."""
+        """Return the seconds that `act` takes, until the device has finished."""
         self._synchronize()
         began = time.perf_counter()
         act()
@@ -69,12 +69,12 @@ class Session:
             torch.cuda.synchronize()
 
     def growth(self, **overrides: object) -> dict[str, object]:
-        """Overrides of the growth workload's laptop recipe: one phase that is worth a figure."""
+        """Return overrides of growth's laptop recipe that leave one phase worth measuring."""
         sizes = {} if self.is_dry else {**_SIZES, "precision": "bfloat16"}
         return {**_BRIEF, **sizes, **overrides}
 
     def dataset(self, workload: str, count: int) -> Path:
-        """The folder of a dataset, made once."""
+        """Return the folder of a dataset, which is made once."""
         if (workload, count) not in self._datasets:
             out = self.folder / f"data-{len(self._datasets)}"
             made = [f"--workload={workload}", f"--count={count}", f"--out={out}"]
@@ -85,7 +85,7 @@ class Session:
         return self._datasets[workload, count]
 
     def ask(self, name: str, command: Sequence[str], **options: Any) -> Any:
-        """The JSON that ends another process's output; RuntimeError with its last words."""
+        """Return the JSON that ends another process's output; raise RuntimeError if it fails."""
         log = self.folder / f"{name}.log"
         with log.open("w") as errors:
             done = subprocess.run(
@@ -103,7 +103,7 @@ class Session:
         return json.loads(done.stdout.splitlines()[-1])
 
     def run_options(self, name: str, workload: str, recipe: str, dataset: Path) -> list[str]:
-        """The command of the run called `name`, without its overrides."""
+        """Return the command of the run called `name`, without its overrides."""
         return [
             *("run", f"--workload={workload}", f"--recipe={recipe}", f"--dataset-uri={dataset}"),
             *(f"--run-uri={self.folder / name}", f"--artifacts-uri={self.folder / 'artifacts'}"),
@@ -111,7 +111,7 @@ class Session:
         ]
 
     def training(self, arguments: list[str], log: Path) -> int | None:
-        """Run the trainer; its exit code, or None if it had to be ended."""
+        """Run the trainer; return its exit code, or None if it had to be killed."""
         command = [sys.executable, "-m", "training", *arguments]
         with log.open("w") as file:
             process = subprocess.Popen(
@@ -130,7 +130,7 @@ class Session:
 
 
 def override_options(overrides: Mapping[str, object]) -> list[str]:
-    """Overrides as options of the trainer."""
+    """Return overrides as options of the trainer."""
     return [
         f"--override={field}={str(value).lower() if isinstance(value, bool) else value}"
         for field, value in overrides.items()
@@ -138,18 +138,18 @@ def override_options(overrides: Mapping[str, object]) -> list[str]:
 
 
 def metrics_file(folder: Path, name: str) -> Path:
-    """Where a run's metrics go."""
+    """Return the path of a run's metrics."""
     return folder / f"{name}.jsonl"
 
 
 def steps_of(folder: Path, name: str, stage: str | None = None) -> list[dict[str, Any]]:
-    """The steps that a run has recorded so far."""
+    """Return the steps that a run has recorded so far."""
     found = recorded(metrics_file(folder, name))
     return [x for x in found if x["kind"] == "step" and stage in (None, x["stage"])]
 
 
 def rate_of(folder: Path, name: str, stage: str) -> tuple[float, float]:
-    """Median samples per second of a stage, and the share of a step spent waiting for data."""
+    """Return a stage's median samples per second, and its steps' share of waiting for data."""
     found = steps_of(folder, name, stage)
     warm = found[int(len(found) * _WARM_SHARE) :]
     if not warm:
@@ -159,6 +159,6 @@ def rate_of(folder: Path, name: str, stage: str) -> tuple[float, float]:
 
 
 def last_line(log: Path) -> str:
-    """The last line of a log."""
+    """Return the last line of a log."""
     lines = log.read_text(errors="replace").replace("\r", "\n").strip().splitlines()
     return lines[-1][-200:] if lines else "no output"

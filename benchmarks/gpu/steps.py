@@ -1,7 +1,7 @@
-"""Seconds and memory of real steps, next to what `sizing` predicts for this GPU.
+"""Seconds and memory of real steps, next to the predictions of `sizing` for this GPU.
 
-Ours are the recipes' own stages. Others' are architectures of the transformers library with random
-weights, trained as its users train them: autocast, pure bfloat16, recomputation, adapters of peft.
+Ours are the recipes' own stages. Others are architectures of the transformers library with random
+weights, trained as its users train them: autocast, pure bfloat16, recomputation, peft adapters.
 """
 
 import json
@@ -32,7 +32,7 @@ from training.workload import Train
 
 _WARM_STEPS, _STEPS = 3, 10
 _MIB = 2**20
-# Workload, recipe, and whether its bits are to repeat.
+# Workload, recipe, and whether it must be deterministic.
 _RECIPES = (
     ("imagenet", "full", False),
     ("detection", "full", False),
@@ -77,7 +77,7 @@ _TINY: Mapping[str, object] = {
     "num_attention_heads": 4,
     "vocab_size": 256,
 }
-# Options of `python -m training count`, and the model that they are about.
+# Models, each with options of `python -m training count`.
 _FINE_TUNING: Mapping[str, tuple[Mapping[str, object], str]] = {
     "Llama 1B, autocast": (_LLAMA_1B, "--batch=4 --tokens=1024"),
     "Llama 1B, pure bfloat16": (_LLAMA_1B, "--batch=4 --tokens=1024 --pure"),
@@ -94,7 +94,7 @@ _DRY: Mapping[str, tuple[Mapping[str, object], str]] = {
 
 
 def steps(session: Session) -> None:
-    """Each recipe's stages, then fine-tuning: predicted seconds and MiB, and measured ones."""
+    """Compare predicted with measured seconds and MiB of each recipe's stages, then fine-tuning."""
     gpu = _gpu(session)
     recipes = (("growth", "laptop", True),) if session.is_dry else _RECIPES
     for workload, recipe, deterministic in recipes:
@@ -115,20 +115,20 @@ def steps(session: Session) -> None:
 
 
 def _gpu(session: Session) -> Gpu:
-    """The catalogue's row of this GPU; in a dry run any."""
+    """Return the catalogue's row for this GPU; in a dry run, any."""
     if session.is_dry:
         return gpus()["NVIDIA A10G"]
     name = torch.cuda.get_device_name()
     found = [gpu for gpu in gpus().values() if name.startswith(gpu.name)]
     if not found:
-        raise ValueError(f"sizing/catalogue/gpus.csv has no {name}")
+        raise ValueError(f"sizing/catalogue/gpus.csv does not have {name}")
     return max(found, key=lambda gpu: len(gpu.name))
 
 
 def _count(
     session: Session, name: str, config: Mapping[str, object], options: str
 ) -> tuple[Path, Footprint | str]:
-    """Write the config, and count it as `sizing model` does; or say why that failed."""
+    """Write the config, and count it as `sizing model` does, or return why that failed."""
     stem = session.folder / name.replace(" ", "-").replace(",", "")
     path, out = stem.with_suffix(".json"), stem.with_suffix(".counted.json")
     path.write_text(json.dumps(config))
@@ -162,7 +162,7 @@ def _compare(
 
 
 def main() -> int:
-    """Time the steps that the request on standard input names; print their median and the peak."""
+    """Time the steps of the request on standard input; print their median and the peak."""
     about = json.load(sys.stdin)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     made = _steps_of_stage if "stage" in about else _steps_of_library
@@ -173,7 +173,7 @@ def main() -> int:
 
 
 def _clocked(done: Iterator[object], device: torch.device) -> Iterator[float]:
-    """Seconds of each step, the GPU's part of it included; the first has the model's making."""
+    """Yield each step's seconds, including the GPU's; the first includes creating the model."""
     wait: Callable[[], None] = torch.cuda.synchronize if device.type == "cuda" else lambda: None
     began = time.perf_counter()
     for _ in islice(done, _WARM_STEPS + _STEPS):
@@ -195,14 +195,14 @@ def _steps_of_stage(about: Mapping[str, str], device: torch.device) -> Iterator[
 
 
 def _random_like(tensor: Tensor) -> Tensor:
-    """Pixels, features, boxes: on zeros a GPU is faster. Labels and tokens stay as they are."""
+    """Randomize pixels, features and boxes, as a GPU is faster on zeros; keep labels and tokens."""
     if tensor.is_floating_point():
         return torch.rand_like(tensor)
     return torch.randint_like(tensor, 256) if tensor.dtype == torch.uint8 else tensor
 
 
 def _steps_of_library(about: Mapping[str, str], device: torch.device) -> Iterator[object]:
-    """Train as the library's users do: nothing of this project takes part."""
+    """Train as the library's users do, without this project's code."""
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM
 
     options = dict(part.lstrip("-").partition("=")[::2] for part in about["options"].split())

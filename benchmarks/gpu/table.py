@@ -1,4 +1,4 @@
-"""The order of the measurements, their share of the time, and the table of what they found."""
+"""The order of the measurements, their shares of the time, and the table of their results."""
 
 import argparse
 import json
@@ -17,8 +17,8 @@ import torch
 from benchmarks import REPOSITORY
 from benchmarks.gpu import stand_ins
 
-# In this order: what is doubted most first, what may be cut short last. By name, the file of this
-# folder and the most seconds, so that one measurement leaves time to the others.
+# In order: the most doubtful first, those that may be cut short last. By name: the module in this
+# folder, and the most seconds, so that one measurement leaves time for the others.
 MEASUREMENTS: Mapping[str, tuple[str, float]] = {
     "machine": ("device", 30.0),
     "equality": ("runs", 220.0),
@@ -28,19 +28,19 @@ MEASUREMENTS: Mapping[str, tuple[str, float]] = {
     "steps": ("steps", 240.0),
     "speed": ("runs", 270.0),
 }
-# Less than this is not enough for any of them.
+# Too little time for any measurement.
 _LEAST_SECONDS = 15.0
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
     """Add the command's options."""
-    command.add_argument("--cpu", action="store_true", help="a dry run without one, tiny sizes")
+    command.add_argument("--cpu", action="store_true", help="a dry run without a GPU, tiny sizes")
     command.add_argument("--seconds", type=float, default=450.0, help="default: %(default)s")
-    command.add_argument("--only", nargs="+", default=[], metavar="NAME", help="default: all of it")
+    command.add_argument("--only", nargs="+", default=[], metavar="NAME", help="default: all")
 
 
 def is_damaged(rows: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether anything is wrong, or could not be measured."""
+    """Whether anything is wrong or could not be measured."""
     said = [row["value"] + row["verdict"] for row in rows if row["what"] != "not deterministic"]
     return any(bad in text for text in said for bad in ("FAILED", "WRONG", "DIFFERS"))
 
@@ -54,14 +54,14 @@ def measure(given: argparse.Namespace) -> list[dict[str, Any]]:
         raise ValueError(f"unknown measurement {unknown[0]!r}; known: {known}")
     if not cpu and not torch.cuda.is_available():
         raise ValueError(
-            "this machine has no GPU that torch can use; give --cpu for a dry run, which tests "
-            "the benchmark alone"
+            "this machine has no GPU that torch can use; pass --cpu for a dry run, which tests "
+            "only the benchmark itself"
         )
     deadline = time.monotonic() + seconds
     rows = []
     for name, (_, most) in MEASUREMENTS.items():
         if not only or name in only:
-            # A CPU may take its time: its figures are worth nothing.
+            # On a CPU, a measurement may use all the time: its figures are meaningless.
             left = deadline - time.monotonic()
             for row in _measured(name, left if cpu else min(left, most), cpu=cpu):
                 print(f"{row['measured']}: {row['what']}: {row['value']}", file=sys.stderr)
@@ -70,9 +70,9 @@ def measure(given: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def _measured(name: str, seconds: float, *, cpu: bool) -> Iterator[dict[str, Any]]:
-    """Rows of one measurement, as they come; the last one says so if it failed."""
+    """Yield a measurement's rows as they come; if it fails, the last row says so."""
     if seconds < _LEAST_SECONDS:
-        yield _row(name, "all", "skipped", "no time is left")
+        yield _row(name, "all", "skipped", "no time left")
         return
     command = [sys.executable, "-m", "benchmarks.gpu", name, f"--seconds={seconds:.0f}"]
     paths = [os.environ.get("PYTHONPATH", ""), *stand_ins()]
@@ -86,7 +86,7 @@ def _measured(name: str, seconds: float, *, cpu: bool) -> Iterator[dict[str, Any
             text=True,
             start_new_session=True,
         )
-        # It keeps to its time itself, unless it hangs.
+        # It keeps within its time by itself, unless it hangs.
         timer = threading.Timer(seconds + 10, os.killpg, (process.pid, signal.SIGKILL))
         timer.start()
         assert process.stdout is not None
@@ -96,9 +96,9 @@ def _measured(name: str, seconds: float, *, cpu: bool) -> Iterator[dict[str, Any
         code, is_late = process.wait(), not timer.is_alive()
         timer.cancel()
         errors.seek(0)
-        last = errors.read().strip().splitlines()[-1:] or ["no word"]
+        last = errors.read().strip().splitlines()[-1:] or ["no output"]
     if is_late:
-        yield _row(name, "all", "stopped", f"not done after {seconds:.0f} s; give more --seconds")
+        yield _row(name, "all", "stopped", f"not done after {seconds:.0f} s; raise --seconds")
     elif code != 0:
         is_lacking = "which is not installed" in last[0]
         what = "skipped" if is_lacking else f"FAILED: exit code {code}"

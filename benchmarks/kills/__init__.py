@@ -1,4 +1,4 @@
-"""The kill table: public trainers and plain save habits, killed on purpose, alone and under us."""
+"""The kill table: trainers and save habits, killed on purpose, alone and under our trainer."""
 
-# Of a store's answers, this share has a fault.
+# The share of a store's answers that have a fault.
 RATE = 0.04

@@ -1,12 +1,12 @@
-"""What interruptions do to save habits and to public trainers, alone and under us.
+"""The effects of interruptions on save habits and public trainers, alone and under our trainer.
 
-Each row is a script. It runs twice to its end, and then is killed at seeded moments, most of them
-inside a save, by three exits: all processes at once; a notice, and the end some seconds later; a
-shutdown. Alone it starts again on its local disk; under us each life is a new machine, and the
-store, a folder or S3, has faults. Results are kept in --out after each run: the command goes on
-where it was, also with more --kills. --page writes them to docs/kill-table.md; with --hours 0 it
-plays nothing before. Exit code 1: under us a restore was torn or mismatched, a run never came back,
-or more was lost than the row's bound allows.
+Each row is a script. It runs twice to its end, and is then killed at seeded moments, most of them
+inside a save, in three ways: all processes at once; a notice, with the end some seconds later; a
+shutdown. Alone, it starts again on its local disk; under our trainer, each life is a new machine,
+and the store, a folder or S3, has faults. Results are kept in --out after each run: the command
+continues where it stopped, also with more --kills. --page writes them to docs/kill-table.md; with
+--hours 0, without any new run. Exit code 1: under our trainer, a restore was torn or mismatched, a
+run never came back, or more was lost than the row's bound allows.
 """
 
 import argparse
@@ -27,26 +27,26 @@ from benchmarks.kills.judge import Account
 from benchmarks.kills.lives import EXITS, WAYS, Exit, Killed, Row, Series, Way
 from benchmarks.kills.rows import ROWS
 
-_HABITS = "habits"  # all rows that need no environment of their own
-_MOST_NEVER_BACK = 3  # of a cell
+_HABITS = "habits"  # stands for all rows that need no environment of their own
+_MOST_NEVER_BACK = 3  # after which a cell is given up
 _UV = Path(sys.executable).with_name("uv")
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
     """Add the options of `kill_table`."""
     add = command.add_argument
-    add("--rows", nargs="+", default=[], metavar="NAME", help="or habits; default: all of them")
-    add("--ways", nargs="+", default=WAYS, choices=WAYS, help="default: all of them")
-    add("--kills", type=int, default=8, help="of each exit, default: %(default)s")
-    add("--seed", type=int, default=0, help="of the moments, default: %(default)s")
-    add("--hours", type=float, default=3.0, help="begin no run after it, default: %(default)s")
+    add("--rows", nargs="+", default=[], metavar="NAME", help="rows, or habits; default: all")
+    add("--ways", nargs="+", default=WAYS, choices=WAYS, help="default: all")
+    add("--kills", type=int, default=8, help="per exit, default: %(default)s")
+    add("--seed", type=int, default=0, help="for the moments, default: %(default)s")
+    add("--hours", type=float, default=3.0, help="start no run after this, default: %(default)s")
     add("--out", type=Path, default=Path("out/kills"), help="default: %(default)s")
     add("--keep", action="store_true", help="keep the trainers' environments")
     add("--page", action="store_true", help="write the results to docs/kill-table.md")
 
 
 def measure(given: argparse.Namespace) -> list[dict[str, Any]]:
-    """Play what is asked for and not there yet; return the table."""
+    """Run the requested cells whose results are missing; return the table."""
     names = [*(row.name for row in ROWS), _HABITS]
     if unknown := sorted(set(given.rows) - set(names)):
         raise ValueError(f"unknown rows: {', '.join(unknown)}; known: {', '.join(names)}")
@@ -65,7 +65,7 @@ def measure(given: argparse.Namespace) -> list[dict[str, Any]]:
         try:
             record = _Result(row, given).filled(progress)
         except (RuntimeError, subprocess.CalledProcessError) as error:
-            print(f"[kills] {row.name} is left out: {error}", file=sys.stderr)
+            print(f"[kills] {row.name} is skipped: {error}", file=sys.stderr)
             continue
         if lines := [*table(record, row.bound_seconds)]:
             kept = {name: record[name] for name in ("row", "seed", "versions", "steps")}
@@ -76,7 +76,7 @@ def measure(given: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def is_damaged(lines: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether nothing was played, or under us something was damaged, lost or did not come back."""
+    """Whether nothing was run, or our trainer damaged, lost or did not bring back something."""
     names = ("torn", "mismatched", "never came back")
     ours = [line for line in lines if line["way"] != "alone"]
     return not lines or any(
@@ -87,7 +87,7 @@ def is_damaged(lines: Sequence[Mapping[str, Any]]) -> bool:
 
 
 class _Progress:
-    """What is done, how long the rest takes, and whether there is time for more."""
+    """The progress: what is done, how long the rest takes, and whether time is left."""
 
     def __init__(self, num_cells: int, hours: float) -> None:
         self._left, self._played = num_cells, 0
@@ -96,11 +96,11 @@ class _Progress:
 
     @property
     def is_over(self) -> bool:
-        """Whether no further cell may begin."""
+        """Whether the time for starting cells is over."""
         return time.monotonic() - self._began >= self._seconds
 
     def tell(self, what: str, *, was_played: bool) -> None:
-        """Say what is done now, and when the rest may be."""
+        """Print what is done now, and how long the rest may take."""
         self._left -= 1
         self._played += was_played
         spent = time.monotonic() - self._began
@@ -110,24 +110,24 @@ class _Progress:
 
 
 class _Result:
-    """A row's results file, played on where it ends."""
+    """A row's results file, to which missing runs are added."""
 
     def __init__(self, row: Row, given: argparse.Namespace) -> None:
         self._row, self._given = row, given
         self._file = given.out / f"{row.name}.json"
 
     def filled(self, progress: _Progress) -> dict[str, Any]:
-        """The row's record, with each run that there was time for."""
+        """Return the row's record, after all runs for which there was time."""
         seed = self._given.seed
         record: dict[str, Any] = {"row": self._row.name, "seed": seed, "cells": {}}
         if self._file.exists():
             record = json.loads(self._file.read_text())
             if record["seed"] != seed:
-                raise ValueError(f"{self._file} has seed {record['seed']}; give another --out")
+                raise ValueError(f"{self._file} has seed {record['seed']}; use another --out")
         wanted = [(way, how) for way in self._given.ways for how in EXITS]
         missing = [one for one in wanted if self._num_missing(record, *one)]
         for _ in range(len(wanted) - len(missing)):
-            progress.tell(f"{self._row.name}: there", was_played=False)
+            progress.tell(f"{self._row.name}: done before", was_played=False)
         if missing and not progress.is_over:
             python = _python(self._row, self._given.out)
             record.setdefault("versions", _versions(self._row, python))
@@ -137,7 +137,7 @@ class _Result:
         return record
 
     def _num_missing(self, record: Mapping[str, Any], way: Way, how: Exit) -> int:
-        """How many kills the cell lacks; none where it does not come back."""
+        """Return how many kills the cell lacks, 0 if its runs do not come back."""
         cell = record["cells"].get(f"{way} {how}", _NOTHING)
         is_hopeless = len(cell["never_back"]) >= _MOST_NEVER_BACK
         return 0 if is_hopeless else max(0, self._given.kills - cell["kills"])
@@ -183,7 +183,7 @@ class _Result:
 
 
 def summary(killed: Killed, whole: Account) -> dict[str, Any]:
-    """What a run's lives come to."""
+    """Summarize a run's lives."""
     run = killed.run
     more, less = run.samples(whole) if run.final is not None else (0, 0)
     return {
@@ -204,7 +204,7 @@ def summary(killed: Killed, whole: Account) -> dict[str, Any]:
 
 
 def _with(cell: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
-    """A cell and one run more."""
+    """Return a cell with one more run."""
     return {name: cell[name] + more[name] for name in more}
 
 
@@ -212,7 +212,7 @@ _NOTHING = {**summary(Killed(), Account(final="")), "runs": 0}
 
 
 def table(record: Mapping[str, Any], bound_seconds: float) -> Iterator[dict[str, Any]]:
-    """The row's lines, one for each way that was played."""
+    """Yield the row's lines, one for each way that was run."""
     for way in WAYS:
         cells: dict[str, Any] = {how: record["cells"].get(f"{way} {how}") for how in EXITS}
         if not all(cells.values()):
@@ -246,7 +246,7 @@ def _sum(cells: Mapping[str, Mapping[str, Any]], name: str) -> int:
 
 
 def _by_exit(cells: Mapping[str, Mapping[str, Any]], name: str) -> str:
-    """How many, and by which exits."""
+    """Return how many there were, by exit."""
     found = {how: len(cell[name]) for how, cell in cells.items() if cell[name]}
     return ", ".join(f"{number} ({how})" for how, number in found.items()) or "0"
 
@@ -256,7 +256,7 @@ def _environment(row: Row, out: Path) -> Path:
 
 
 def _python(row: Row, out: Path) -> Path:
-    """The interpreter of the row's own environment, which is made if it is not there."""
+    """Return the interpreter of the row's own environment, which is created if it is missing."""
     if not row.requirements:
         return Path(sys.executable).absolute()
     folder = _environment(row, out)
@@ -264,7 +264,7 @@ def _python(row: Row, out: Path) -> Path:
     quiet = [str(_UV), "--quiet"]
     if not python.exists():
         subprocess.run([*quiet, "venv", "--python", sys.executable, str(folder)], check=True)
-    # The project's torch: it is in uv's cache, and one more is five gigabytes.
+    # The project's torch is in uv's cache; another one would take five gigabytes.
     torch = f"torch=={version('torch')}"
     install = [*quiet, "pip", "install", "--python", str(python), torch, *row.requirements]
     subprocess.run(install, check=True)
@@ -272,7 +272,7 @@ def _python(row: Row, out: Path) -> Path:
 
 
 def _versions(row: Row, python: Path) -> dict[str, str]:
-    """Of what the row asks for."""
+    """Return the versions of the row's requirements."""
     names = [*row.requirements, *["torch"] * bool(row.requirements)]
     code = "import importlib.metadata as m, json, sys; print(json.dumps("
     code += "{n: m.version(n) for n in sys.argv[1:]}))"

@@ -1,7 +1,7 @@
 """`python -m training` whose store has faults: `python -m benchmarks.kills.faulty_folder run ...`.
 
-What is shipped cannot be asked for faults, so this wraps the store that the command opens. The
-number of faults is left in the file that FAULTS names.
+The shipped trainer has no option for faults, so this wraps the store that the command opens. It
+writes the number of faults to the file that FAULTS names.
 """
 
 import os

@@ -1,7 +1,7 @@
-"""What interruptions did to a script: read from the lines that it prints, a JSON object each.
+"""The effects of interruptions on a script, read from its JSON lines.
 
-`restored` (None where `torn`, several steps where `mismatched`), `step` with its sample `ids`,
-`saving` and `saved` a step, `final` with a checksum; `at` is when. Other lines are passed over.
+They have `restored` (None if `torn`; steps if `mismatched`), `step` with its sample `ids`, `saving`
+or `saved` with a step, or `final` with a checksum, and a time `at`. Other lines are ignored.
 """
 
 import json
@@ -16,7 +16,7 @@ Said = Mapping[str, Any]
 
 
 def said_in(text: str) -> list[Said]:
-    """The objects among the lines; an error that quotes one does not say it again."""
+    """Return the JSON objects among the lines; one that an error quotes does not count."""
     found: list[Said] = []
     for line in text.splitlines():
         if line.startswith("{"):
@@ -36,18 +36,18 @@ class Account:
 
     torn: list[str] = field(default_factory=list)
     mismatched: list[str] = field(default_factory=list)
-    lost: list[float] = field(default_factory=list)  # work that was done again, each kill
-    lost_saves: list[float] = field(default_factory=list)  # of it, what a finished save had
+    lost: list[float] = field(default_factory=list)  # seconds of repeated work, by kill
+    lost_saves: list[float] = field(default_factory=list)  # the part that a finished save had held
     redone: int = 0  # steps
     final: str | None = None
-    ids: dict[int, Sequence[Any]] = field(default_factory=dict)  # by step, what counted in the end
+    ids: dict[int, Sequence[Any]] = field(default_factory=dict)  # by step, as they finally counted
     _clock: float = 0.0
     _done: dict[int, float] = field(default_factory=dict)
     _saved: dict[int, float] = field(default_factory=dict)
     _is_killed: bool = False
 
     def live(self, said: Sequence[Said], name: str) -> None:
-        """Take one life, killed or not; `name` is what its damage is told by."""
+        """Add one life, killed or not; `name` identifies it in reports of damage."""
         began = said[0]["at"] if said else 0.0
         for one in said:
             at = self._clock + one["at"] - began
@@ -55,7 +55,7 @@ class Account:
                 self._restore(one, name)
             elif "step" in one:
                 if self._is_killed:
-                    self._go_on(one["step"] - 1)  # a script that does not say what it restored
+                    self._go_on(one["step"] - 1)  # the script does not report what it restored
                 self._done[one["step"]] = at
                 self.ids[one["step"]] = one.get("ids", ())
             elif "saved" in one:
@@ -67,7 +67,7 @@ class Account:
         self._is_killed = True
 
     def samples(self, reference: "Account") -> tuple[int, int]:
-        """Samples that were trained on more and less often than uninterrupted."""
+        """Return how many samples were trained on more often and less often than uninterrupted."""
         ours, theirs = (
             Counter(map(str, chain.from_iterable(run.ids.values()))) for run in (self, reference)
         )
@@ -83,7 +83,7 @@ class Account:
             self._go_on(one["restored"])
 
     def _go_on(self, step: int) -> None:
-        """From this step, which some life had done; what came after it is void."""
+        """Continue from this step, which an earlier life had done; later work is void."""
         last = max((at for done, at in self._done.items() if done <= step), default=0.0)
         kept = max((at for done, at in self._saved.items() if done <= step), default=0.0)
         self.lost.append(max(0.0, self._clock - last))

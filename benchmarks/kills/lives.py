@@ -1,7 +1,7 @@
-"""The lives of a script: alone with its local disk, or on machines of ours that have but a store.
+"""The lives of a script: alone with its local disk, or under our trainer with only a store.
 
 Alone, a killed script starts again in the same folder, as with a disk that outlives the machine;
-under us each life has a new root, and the store has faults.
+under our trainer, each life has a new root, and the store has faults.
 """
 
 import os
@@ -28,9 +28,9 @@ Way: TypeAlias = Literal["alone", "folder", "s3"]
 EXITS: Sequence[Exit] = get_args(Exit)
 WAYS: Sequence[Way] = get_args(Way)
 ANSWERS = ("ignored", "exit 0", "exit 143", "works 200 s")
-# A machine that shuts down: `docker stop` gives 10 s; the service of ours ends by itself.
+# The time until a shutdown kills: `docker stop` allows 10 s; our service ends by itself.
 _SHUTDOWN_SECONDS = {"alone": 10.0, "folder": 60.0, "s3": 60.0}
-_LIMIT_SECONDS = 300.0  # of a life that does not end, or does not begin
+_LIMIT_SECONDS = 300.0  # after which a life that does not end or begin is killed
 MOST_FAILED_STARTS = 4
 _POLL_SECONDS = 0.02
 _SAVE_SECONDS = 0.4
@@ -38,18 +38,18 @@ _SAVE_SECONDS = 0.4
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Row:
-    """A script: what starts it, in which environment, and how it is killed."""
+    """A script: how it is started and killed, and in which environment."""
 
     name: str
-    files: Sequence[Path]  # copied into a folder of their own
+    files: Sequence[Path]  # copied into their own folder
     arguments: Sequence[str]
-    requirements: Sequence[str] = ()  # of an environment of its own; none: this one
+    requirements: Sequence[str] = ()  # for its own environment; empty: use this one
     answers: Sequence[str] = ("its own",)
     notice_seconds: float = 10.0
     quiet_seconds: float = 0.5
-    span_seconds: float = 4.0  # a kill comes within so long after a life's first step
-    bound_seconds: float = 10.0  # of lost work, what a finished save had
-    users_must: str = ""  # to resume exactly
+    span_seconds: float = 4.0  # a kill comes within this time after a life's first step
+    bound_seconds: float = 10.0  # the most lost work that a finished save had held
+    users_must: str = ""  # what users must do for an exact resume
 
 
 @dataclass(kw_only=True, slots=True)
@@ -58,7 +58,7 @@ class Killed:
 
     run: Account = field(default_factory=Account)
     kills: int = 0
-    never_back: list[str] = field(default_factory=list)  # why, where it does not end
+    never_back: list[str] = field(default_factory=list)  # why, if it does not end
     faults: int = 0
 
 
@@ -72,7 +72,7 @@ class Series:
     rng: random.Random
 
     def uninterrupted(self, number: int) -> Account:
-        """A run alone to its end."""
+        """Run it alone to its end."""
         with self._place("alone", f"whole-{number}") as place:
             account = Account()
             said, code = place.live(0, None, "ignored", self.rng)
@@ -82,7 +82,7 @@ class Series:
         return account
 
     def killed(self, way: Way, how: Exit, number: int, kills: range) -> Killed:
-        """A run to its end; these kills, or some of them, hit it while it trains."""
+        """Run it to its end; these kills, or some of them, hit it while it trains."""
         killed = Killed()
         with self._place(way, f"{how}-{number}") as place:
             self._play(killed, place, how, kills)
@@ -99,7 +99,7 @@ class Series:
             account.live(said, name)
             is_trained = any("step" in one for one in said)
             killed.kills += is_hit and is_trained and account.final is None
-            # Another machine goes on after anything else, such as a store that cannot be read.
+            # After anything else, such as an unreadable store, another machine continues.
             is_failed = code in (EXIT_FAILED, EXIT_USER) or code == -signal.SIGKILL
             if is_failed and not is_trained and not any("torn" in one for one in said):
                 account.torn.append(f"{name}: exit code {code}")
@@ -129,14 +129,14 @@ class Series:
                 "FAULTS": str(folder / "faults"),
             }
             yield _Place(self.row, self.python, way, folder, environment)
-        for path in folder.iterdir():  # the logs stay
+        for path in folder.iterdir():  # keeps the logs
             if path.is_dir():
                 shutil.rmtree(path)
 
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where one run lives."""
+    """The folders and the environment of one run."""
 
     row: Row
     python: Path
@@ -150,7 +150,7 @@ class _Place:
     def live(
         self, number: int, how: Exit | None, answer: str, rng: random.Random
     ) -> tuple[list[Said], int]:
-        """Live once; what the script said, and the exit code."""
+        """Live once; return the script's records and its exit code."""
         log = self.log(number)
         log.write_bytes(b"")
         with log.open(errors="replace") as output:
@@ -169,13 +169,13 @@ class _Place:
 
     @property
     def checkpoints(self) -> Path:
-        """The checkpoint folder of the life that is lived."""
+        """The checkpoint folder of the current life."""
         if self.way == "alone":
             return self.folder / "local" / "checkpoints"
         return self.folder / "machine" / "ml" / "checkpoints"
 
     def num_faults(self) -> int:
-        """Faults of the store so far."""
+        """Return the number of the store's faults so far."""
         if self.way == "folder":
             return StatusFile(self.folder / "faults").num_faults
         if self.way == "s3":
@@ -186,7 +186,7 @@ class _Place:
         return 0
 
     def _contract(self) -> dict[str, str]:
-        """What the script alone finds of the container contract."""
+        """Return the container contract's variables for a script that runs alone."""
         if self.way != "alone":
             return {}
         for name in ("checkpoints", "model"):
@@ -198,7 +198,7 @@ class _Place:
         words = [self.row.files[0].name, *self.row.arguments]
         if self.way == "alone":
             return [str(self.python), str(self.folder / "source" / words[0]), *words[1:]]
-        # Another machine at the same path, as /opt/ml is one everywhere.
+        # A new machine at the same path, as /opt/ml is the same on all machines.
         machine = self.folder / "machine"
         machine.mkdir()
         uri = f"s3://{BUCKET}/runs/one" if self.way == "s3" else str(self.folder / "run")
@@ -220,18 +220,18 @@ class _Place:
 
 
 class _Death:
-    """When and how a life ends: at a moment after its first step, most of them inside a save."""
+    """The end of a life: its exit, and its moment after the first step, mostly inside a save."""
 
     def __init__(self, place: _Place, log: TextIO, how: Exit | None, rng: random.Random) -> None:
         self._place, self._how = place, how
         self._log = log
         self._began = time.monotonic()
-        # Three of four inside a save: there a habit shows.
+        # Three of four are inside a save, where a habit's weakness shows.
         is_in_save = rng.random() < 0.75
         span = place.row.span_seconds
         self._word = '"saving"' if is_in_save else '"step"'
         self._after = rng.uniform(0.0, _SAVE_SECONDS if is_in_save else span)
-        # A script that saves late, or never, is killed all the same.
+        # A script that saves late or never is killed all the same.
         self._latest = rng.uniform(span, 2 * span)
         self._listed: object = None
         self._due = float("inf")
@@ -240,11 +240,11 @@ class _Death:
         self._pid = 0
 
     def begin(self, pid: int) -> None:
-        """Take the process's id."""
+        """Take note of the process's id."""
         self._pid = pid
 
     def is_lost(self) -> bool:
-        """Whether the machine is lost now; the signal of a notice is sent on the way."""
+        """Return whether the machine is lost now; send the exit's signal when it is due."""
         now, text = time.monotonic(), self._log.read()
         if self._how is None:
             return now > self._began + _LIMIT_SECONDS
@@ -259,11 +259,11 @@ class _Death:
         return now >= min(self._ends, self._began + _LIMIT_SECONDS)
 
     def _has_saved(self) -> bool:
-        """Whether the checkpoint folder has changed since the first step: a trainer's own saves."""
+        """Whether the checkpoint folder has changed since the first step: the trainer saves."""
         if self._steps_since == float("inf"):
             return False
         found = set()
-        # Path.rglob fails in Python 3.11 where a folder is deleted meanwhile.
+        # In Python 3.11, Path.rglob fails if a folder is deleted during the walk.
         for folder, _, names in os.walk(self._place.checkpoints):
             for name in names:
                 path = Path(folder, name)
@@ -273,7 +273,7 @@ class _Death:
         return before not in (None, found)
 
     def _tell(self) -> float:
-        """Send what this exit sends; the seconds until the machine is gone."""
+        """Send this exit's signal; return the seconds until the machine is gone."""
         if self._how == "kill":
             return 0.0
         is_notice = self._how == "notice"

@@ -1,4 +1,4 @@
-"""A real HTTP server before the embedded S3 whose responses are late, wrong, truncated or lost."""
+"""WSGI middleware that makes the embedded S3's responses late, wrong, truncated or lost."""
 
 import random
 import socket
@@ -18,7 +18,7 @@ _SLOW_SECONDS = 0.2
 
 
 class Misbehaving:
-    """A WSGI application that passes requests on, a share of them with a fault; `met` counts."""
+    """A WSGI application that forwards requests, some of them with a fault; `met` counts faults."""
 
     def __init__(self, app: Callable[[dict[str, Any], Start], Iterable[bytes]], seed: int) -> None:
         self.rate = 0.0
@@ -38,7 +38,7 @@ class Misbehaving:
             return self._hang_up(environ, start)
         answer = self._app(environ, start if fault != "lost after" else _ignore)
         if fault == "lost after":
-            b"".join(answer)  # S3 did what was asked
+            b"".join(answer)  # S3 has carried out the request
             return self._hang_up(environ, start)
         return self._cut(environ, answer) if fault == "cut body" else answer
 

@@ -1,4 +1,4 @@
-"""docs/kill-table.md, written from the results that are kept beside this file."""
+"""Writes docs/kill-table.md from the results that are kept next to this file."""
 
 import json
 import textwrap
@@ -16,30 +16,30 @@ PAGE = REPOSITORY / "docs" / "kill-table.md"
 _WAYS = {"alone": "alone", "folder": "ours, folder", "s3": "ours, S3"}
 _HEAD = """# The kill table: public trainers and plain save habits, killed on purpose
 
-Written by `python -m benchmarks kill_table --page` from benchmarks/kills/results.json; a row that
-was not run is not here.
+Written by `python -m benchmarks kill_table --page` from benchmarks/kills/results.json; rows that
+were not run are missing.
 
 Each script runs twice to its end and is then killed at seeded moments, many of them inside a save,
-by three exits: SIGKILL of all its processes (kill); a notice, and the end {notice:g} s later
-(notice); a termination (shutdown). *Alone* it starts again in the same folder, as with a disk that
+in three ways: SIGKILL to all its processes (kill); a notice, with the end {notice:g} s later
+(notice); a termination (shutdown). *Alone*, it starts again in the same folder, as with a disk that
 outlives the machine, and gets SIGTERM at a notice and at a shutdown, 10 s before its end. *Ours* is
-`python -m training run --program`: each life is a new machine without a disk of the one before, and
-{rate:.0%} of the store's answers are late, wrong or lost. The runs are short, on CPUs: steps are
-slowed down, a notice names {notice:g} s and not two minutes, and a folder is quiet after
-{quiet:g} s and not 10.
+`python -m training run --program`: each life is a new machine without its predecessor's disk, and
+{rate:.0%} of the store's answers are late, wrong or lost. The runs are short and on CPUs: steps are
+slowed down, a notice is {notice:g} s ahead instead of two minutes, and a folder is quiet after
+{quiet:g} s instead of 10.
 
-- **bits equal**: runs that ended with the uninterrupted one's weights, of those that ended; *not
-  repeatable*: two uninterrupted runs differ.
-- **samples**: how many more / fewer than uninterrupted count in the end, where the script tells.
-- **torn**: starts that could not read what was there; **mismatched**: files of several saves.
-- **s lost**: work done again, mean of all kills and the most; **saves lost**: the most of it that a
+- **bits equal**: runs that ended with the uninterrupted run's weights, out of those that ended;
+  *not repeatable*: two uninterrupted runs differ.
+- **samples**: how many more / fewer counted in the end than in an uninterrupted run, if reported.
+- **torn**: starts that could not read the saved files; **mismatched**: files from several saves.
+- **s lost**: repeated work, mean over all kills and maximum; **saves lost**: the most of it that a
   finished save had held.
 - **never back**: runs that failed {failed} times in a row or did not end.
 """
 
 
 def text(results: Sequence[Mapping[str, Any]]) -> str:
-    """The page."""
+    """Return the page."""
     from benchmarks.kills.lives import MOST_FAILED_STARTS
 
     row = ROWS[0]
@@ -72,7 +72,7 @@ def text(results: Sequence[Mapping[str, Any]]) -> str:
 
 
 def write(results: Sequence[Mapping[str, Any]]) -> None:
-    """Merge these results into those that are kept, and write the page."""
+    """Merge these results into the kept ones, and write the page."""
     kept = {record["row"]: record for record in read()}
     for record in results:
         known = kept.get(record["row"], {}).get("lines", [])
@@ -85,7 +85,7 @@ def write(results: Sequence[Mapping[str, Any]]) -> None:
 
 
 def read() -> list[dict[str, Any]]:
-    """The results that are kept."""
+    """Return the kept results."""
     found: list[dict[str, Any]] = json.loads(RESULTS.read_text()) if RESULTS.exists() else []
     return found
 

@@ -1,4 +1,4 @@
-"""What is killed: save habits with and without commit(), and public trainers."""
+"""The scripts to kill: save habits with and without commit(), and public trainers."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 from benchmarks.kills.lives import ANSWERS, Row
 from benchmarks.kills.scripts.habits import HABITS
 
-_RESTLESS = ("sqlite", "mapped")  # they never stand still
+_RESTLESS = ("sqlite", "mapped")  # their files never stop changing
 _SCRIPTS = Path(__file__).with_name("scripts")
 
 
@@ -34,29 +34,29 @@ ROWS: Sequence[Row] = (
     _trainer(
         "nanogpt",
         "numpy",
-        users_must="save and restore torch's random state too: it draws the batches, so a resume "
-        "trains on others.",
+        users_must="save and restore torch's random state too: it draws the batches, so otherwise "
+        "a resume trains on different ones.",
     ),
     _trainer(
         "xgboost",
         "xgboost",
-        users_must="leave out `subsample`: a resume draws other rows, with `seed_per_iteration` "
-        "too; without it the bits are equal.",
+        users_must="leave out `subsample`: a resume draws different rows, even with "
+        "`seed_per_iteration`; without it, the bits are equal.",
     ),
     _trainer("catboost", "catboost"),
     _trainer(
         "lightning",
         "lightning",
-        users_must="save random states and the loader's place yourself (`on_save_checkpoint`, a "
+        users_must="save random states and the loader's position yourself (`on_save_checkpoint`, a "
         "loader with `state_dict`): its checkpoints have neither, so a resume inside an epoch "
-        "trains on other samples. Not run here with them.",
+        "trains on different samples. Not tested here with both.",
     ),
     _trainer(
         "huggingface",
         "transformers",
         "accelerate",
         users_must="on a local disk, delete a half-written `checkpoint-N` before resuming: "
-        "`get_last_checkpoint` takes the newest folder, and each start fails on it.",
+        "`get_last_checkpoint` takes the newest folder, and every start fails on it.",
     ),
     _trainer("fastai", "fastai"),
     _trainer("ignite", "pytorch-ignite", "numpy"),
@@ -66,7 +66,7 @@ ROWS: Sequence[Row] = (
         "keras",
         "keras",
         users_must="leave `save_freq` of `BackupAndRestore` at `epoch`: a resume inside an epoch "
-        "trains on its first samples again. Not run here with that.",
+        "trains on its first samples again. Not tested here with that.",
     ),
     _trainer("sb3", "stable-baselines3"),
     _trainer("ultralytics", "ultralytics"),

@@ -1,6 +1,6 @@
 """An S3 that misbehaves: the embedded AWS's, whose answers are late, wrong, truncated or lost.
 
-Prints its port; ends with its standard input. GET /-/faults gives the number of faults so far.
+It prints its port and ends with its standard input. GET /-/faults returns the number of faults.
 """
 
 import subprocess
@@ -43,7 +43,7 @@ def open_server() -> Iterator[dict[str, str]]:
 
 
 class _Quiet(WSGIRequestHandler):
-    """Connections that break are what is wanted here."""
+    """A handler that logs nothing, as broken connections are intended here."""
 
     def log(self, kind: str, message: str, *arguments: object) -> None:
         pass

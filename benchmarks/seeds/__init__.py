@@ -1,6 +1,6 @@
-"""The seed documents' tables and our figures: what holds, what was corrected, what nobody knows.
+"""The seed documents' tables and our figures: what holds, what was corrected, what is unknown.
 
-`python -m benchmarks evidence NUMBER` shows them. No other room knows of these documents but by the
-thresholds of sizing/plan/rules.json, which are those of 000 (samples, batch, jobs, hours, model
+`python -m benchmarks evidence NUMBER` shows them. Nothing else depends on these documents, except
+the thresholds in sizing/plan/rules.json, which are from 000 (samples, batch, jobs, hours, model
 size, team, Spot) and 004 (an idle inference GPU). Uses sizing/.
 """

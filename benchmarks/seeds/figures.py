@@ -1,7 +1,7 @@
-"""How our figures for the claims of the seed documents are computed: sizes, dollars, endpoints.
+"""Computes our figures for the seed documents' claims: sizes, dollars, endpoints.
 
-What is not computed from the catalogue, the models or counted footprints is a published fact, and
-stands in facts.csv with its source.
+Figures that do not follow from the catalogue, the models or counted footprints are published facts,
+which are in facts.csv with their sources.
 """
 
 import csv
@@ -33,7 +33,7 @@ def _facts() -> Mapping[str, float]:
 
 
 def fact(name: str) -> float:
-    """Return a published figure of facts.csv."""
+    """Return a published figure from facts.csv."""
     return _facts()[name]
 
 
@@ -41,12 +41,12 @@ def fact(name: str) -> float:
 
 
 def usd(size: str) -> float:
-    """Return the list price of an hour."""
+    """Return the list price per hour."""
     return catalogue.hourly_price(size).usd_per_hour
 
 
 def spot(size: str) -> float:
-    """Return the dearest zone's Spot price of an hour."""
+    """Return the most expensive zone's Spot price per hour."""
     return catalogue.spot_price(size).usd_per_hour
 
 
@@ -75,31 +75,31 @@ def _plan(size: str, runs: int = 1) -> Plan:
 
 
 def _trained() -> StagePlan:
-    """The stage that the document describes: a transformer over a frozen ResNet's features."""
+    """Return the document's stage: a transformer over a frozen ResNet's features."""
     return _plan(_SIZE).work.main
 
 
 def _free_bytes(held: float) -> float:
-    """What the GPU has left after context, fragments and `held` bytes."""
+    """Return the GPU's free bytes after context, fragments and `held` bytes."""
     plan = _plan(_SIZE)
     there = (plan.inputs.instance.gpu_memory_mib - plan.work.memory.context) * MIB
     return there / (1 + plan.inputs.constants.fragmentation_share) - held
 
 
 def _largest_batch() -> float:
-    """The largest micro-batch on the GPU, from what each sample adds."""
+    """Return the largest micro-batch on the GPU, from the bytes that each sample adds."""
     footprint = _trained().footprint
     return footprint.micro_batch + _free_bytes(footprint.peak_bytes) // _bytes_of_a_sample()
 
 
 def _bytes_of_a_sample() -> float:
-    """What each sample of the micro-batch takes of the peak."""
+    """Return each micro-batch sample's share of the peak."""
     footprint = _trained().footprint
     return footprint.activation_bytes / footprint.micro_batch
 
 
 def _cached_samples(size: str) -> float:
-    """How many clips' features the page cache of a size holds."""
+    """Return how many clips' features a size's page cache holds."""
     return _plan(size).host.cache_bytes / DATA["trajectory"].epoch_bytes_per_sample
 
 
@@ -109,7 +109,7 @@ def _most_runs(size: str) -> float:
 
 
 def _host_gb(runs: str, num_bytes: str) -> float:
-    """Decimal GB, as the document counts, of runs that each load and hold the dataset."""
+    """Return the decimal GB (as in the document) of runs that each load and hold the dataset."""
     instance = catalogue.find(_SIZE)
     each = float(num_bytes)
     memory = host_memory(instance, Constants(), runs=int(runs), data_bytes_each=each)
@@ -120,7 +120,7 @@ def _host_gb(runs: str, num_bytes: str) -> float:
 
 
 def _served(size: str) -> Service:
-    """BERT at a thousand requests a minute within 200 ms."""
+    """Serve BERT at a thousand requests a minute within 200 ms."""
     throughput = next(each for each in published("bert-base", "online") if each.size == size)
     found = serve_online(
         throughput, demand_per_second=1000 / 60, latency_goal_ms=200, usd_per_hour=usd(size)
@@ -199,7 +199,7 @@ FIGURES: Mapping[str, Callable[..., float | str]] = {
         / (4 * _plan(_SIZE).work.main.footprint.parameters)
     ),
     "largest_batch": _largest_batch,
-    # Parameters of four bytes with gradients and AdamW's two states that fill the GPU.
+    # The four-byte parameters that fill the GPU with their gradients and AdamW's two states.
     "largest_model_mb": lambda: _free_bytes(_trained().memory.activations * MIB) / 4 / 1e6,
     "cached_samples": _cached_samples,
     "most_runs": _most_runs,

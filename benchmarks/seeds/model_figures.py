@@ -1,4 +1,4 @@
-"""How the figures of the models that the seed documents name are computed.
+"""Computes the figures of the models that the seed documents name.
 
 ResNet-50 on ImageNet, three language models and a detector: counted, then priced like a workload.
 """
@@ -26,15 +26,15 @@ from sizing.plan.work import StagePlan
 MODELS_FILE = Path(__file__).with_name("models.json")
 _SIZE = "g5.2xlarge"
 _TOKENS = 256
-# Its largest batch: the memory that a run must have.
+# With its largest batch, which determines the memory that a run needs.
 _DETECTOR = "benchmarks.anchors.detector:dino_padded"
-# Until its last line of output a phase has made 90 of its 100 steps.
+# By its last line of output, a phase has done 90 of its 100 steps.
 _SHOWN_STEPS = 90
 
 
 @cache
 def resnet50_hours(size: str) -> float:
-    """Return the hours of 90 epochs of ImageNet: the slowest of GPUs, loader and disk."""
+    """Return the hours for 90 epochs of ImageNet, limited by GPUs, loader or disk."""
     instance, constants, facts = catalogue.find(size), Constants(), DATA["imagenet"]
     step = roofline(
         replace(step_of(_resnet50()), samples=256, precision="float16"),
@@ -59,7 +59,7 @@ def resnet50_hours(size: str) -> float:
 
 
 def _resnet50() -> Truth:
-    """The published run whose model was counted in half precision and channels last."""
+    """Return the published run whose model was counted in half precision and channels last."""
     runs = (t for t in predictable("throughput") if t.model == "resnet50")
     return next(t for t in runs if t.is_on_the_ladder)
 
@@ -85,7 +85,7 @@ def _language(phase: str) -> str:
 
 
 def _lm_seconds(phases: str, batch: str, steps: str = "1", recipe: str = "full") -> float:
-    """Seconds of `steps` steps of each of the phases, such as 123, on an A10G."""
+    """Return the seconds for `steps` steps of each of the phases (such as 123) on an A10G."""
     return sum(int(steps) * _step(phase, batch, recipe).seconds for phase in phases)
 
 
@@ -94,7 +94,7 @@ def _lm_parameters_m(phase: str) -> float:
 
 
 def _lm_active_m(phase: str) -> float:
-    """Parameters that a token uses: all but six of eight experts in the seven layers of them."""
+    """Return the parameters that a token uses: all but six of eight experts in seven layers."""
     width = 832 * (2 if phase == "3" else 1)
     expert = 2 * width * 4 * width + 5 * width
     return _lm_parameters_m(phase) - (0 if phase == "1" else 6 * 7 * expert / 1e6)
@@ -106,14 +106,14 @@ def _lm_busy_percent(phase: str, batch: str) -> float:
 
 
 def _lm_until_minutes(phase: str, batch: str) -> float:
-    """Minutes until the last line of a phase's output, all phases before included."""
+    """Return the minutes until a phase's last line of output, including earlier phases."""
     before = "".join(str(each) for each in range(1, int(phase)))
     shown = _lm_seconds(phase, batch, str(_SHOWN_STEPS))
     return (_lm_seconds(before, batch, "100") + shown) / 60
 
 
-# What the project's own recipe of the same three phases takes: bfloat16, batch 16, and what lets
-# the last phase fit.
+# Figures of the project's own recipe for the same three phases: bfloat16, batch 16, and memory
+# savers that let the last phase fit.
 
 
 @cache
@@ -126,7 +126,7 @@ def _growth_stage(name: str) -> StagePlan:
 
 
 def _growth_minutes(steps: str, *names: str) -> float:
-    """Minutes of `steps` steps of each of the phases; of all where none is named."""
+    """Return the minutes for `steps` steps of each of the phases, by default all."""
     stages = [_growth_stage(name) for name in names] or _growth().work.stages
     return sum(int(steps) * stage.step.seconds for stage in stages) / 60
 
@@ -137,7 +137,7 @@ def _lm_hours(batch: str, steps: str) -> float:
 
 @cache
 def _dino(size: str, epochs: str) -> Plan:
-    """The workload's own plan of CubiCasa5K, two images on each GPU."""
+    """Return the workload's own plan for CubiCasa5K, with two images on each GPU."""
     name = size.removeprefix("ml.")
     gpus = catalogue.find(name).num_gpus
     asked = Request(workload="detection", recipe="full", size=name, gpus=gpus, batch=2 * gpus)
@@ -164,7 +164,7 @@ def _dino_free_percent() -> float:
 
 
 def _detector_saves(change: str) -> str:
-    """What a change of the detector saves of its memory, batch 2."""
+    """Return how much memory a change of the detector saves at batch 2."""
     changed, whole = (
         _memory(f"benchmarks.anchors.detector:{each}", "full", 2).need
         for each in (change, "queries_300")
@@ -195,7 +195,7 @@ MODEL_FIGURES: Mapping[str, Callable[..., float | str]] = {
     "lm_memory_gb": lambda phase, batch, part="need": (
         getattr(_memory(_language(phase), "full", int(batch)), part) * MIB / 1e9
     ),
-    # Parameters (1 copy), gradients (1) or AdamW's states (2) of four bytes.
+    # Four-byte parameters (1 copy), gradients (1) or AdamW's states (2).
     "lm_state_gb": lambda phase, copies: _lm_parameters_m(phase) * 4e6 * int(copies) / 1e9,
     "lm_busy_percent": _lm_busy_percent,
     "lm_hours": _lm_hours,

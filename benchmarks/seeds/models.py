@@ -1,4 +1,4 @@
-"""Count the models that the brief's documents name, trained as these describe.
+"""Counts the models that the seed documents name, trained as these describe.
 
 Writes benchmarks/seeds/models.json: python -m benchmarks.seeds.models
 """
@@ -8,7 +8,7 @@ import sys
 
 FILE = "benchmarks/seeds/models.json"
 _LANGUAGE = "benchmarks.anchors.language"
-# Target, recipe, precision, batch, samples of an epoch (a hundred steps; CubiCasa5K's images).
+# Target, recipe, precision, batch, samples per epoch (a hundred steps; CubiCasa5K's images).
 MODELS = (
     *((f"{_LANGUAGE}:phase{each}", "full", "float32", 8, 800) for each in ("1", "2", "3")),
     (f"{_LANGUAGE}:phase3_literal", "full", "float32", 8, 800),
@@ -23,7 +23,7 @@ MODELS = (
 
 
 def main() -> int:
-    """Count each with the command that counts anyone's model."""
+    """Count each with the command that counts any user's model."""
     for target, recipe, precision, batch, samples in MODELS:
         options = {
             "--recipe": recipe,

@@ -1,8 +1,7 @@
 """Every number that the seed documents claim, with a computed figure.
 
-claims.csv has the claims with the lines they stand on, as written; its column `ours` names a
-function of figures.py or model_figures.py, and so does {...} within `why`. A claim
-without one cannot be known.
+claims.csv has the claims as written, with their lines; its column `ours` names a function of
+figures.py or model_figures.py, and so does {...} within `why`. A claim without one cannot be known.
 """
 
 import csv
@@ -17,12 +16,12 @@ from benchmarks.seeds.model_figures import MODEL_FIGURES
 
 CLAIMS_FILE = Path(__file__).with_name("claims.csv")
 SEEDS = ("000", "001", "002", "003", "004")
-# Claims are rounded, as $1.21 for 1.212; those of five digits and more are not.
+# Claims are rounded, such as $1.21 for 1.212, except those with five digits or more.
 _CLOSE, _EXACT, _EXACT_DIGITS = 0.015, 0.0005, 5
 # In `why`: {name:argument,argument}, as in the column `ours`.
 _FIGURE = re.compile(r"\{([^}]+)\}")
 Verdict = Literal["reproduced", "adds up", "corrected", "cannot be known"]
-# Functions of nothing but figures of the document itself.
+# Functions that use only figures from the document itself.
 _OF_THE_DOCUMENT = ("arithmetic", "sum", "quotient", "minutes_of_epochs")
 
 
@@ -30,7 +29,7 @@ _OF_THE_DOCUMENT = ("arithmetic", "sum", "quotient", "minutes_of_epochs")
 class Claim:
     """One figure of a seed document, and ours; `claimed` may be a range such as 1..2, or words.
 
-    `lines` are those of the document that say it, `written` how.
+    `lines` are the document's lines that have it, `written` is its wording there.
     """
 
     seed: str
@@ -46,7 +45,7 @@ class Claim:
 
     @property
     def verdict(self) -> Verdict:
-        """Whether ours agrees, or the document at least with itself."""
+        """Whether ours agrees, or the document at least agrees with itself."""
         if self.ours is None:
             return "cannot be known"
         if self.difference != "same":
@@ -55,7 +54,7 @@ class Claim:
 
     @property
     def difference(self) -> str:
-        """Claimed relative to ours: a share, a factor where it is large, or `same`."""
+        """The claim relative to ours: a percentage, a factor if it is large, or `same`."""
         if self.ours is None:
             return "-"
         if isinstance(self.ours, str):
@@ -78,7 +77,7 @@ class Claim:
 
     @property
     def range(self) -> tuple[float, float]:
-        """The least and the most that is claimed, of a claim in numbers."""
+        """The least and the most that a numeric claim says."""
         low, _, high = self.claimed.partition("..")
         return float(low), float(high or low)
 
@@ -113,7 +112,7 @@ def _shown(value: float | str) -> str:
 
 
 def evaluate(text: str) -> float | str:
-    """Return what `name:argument,argument` of the column `ours` gives."""
+    """Return the result of `name:argument,argument` from the column `ours`."""
     name, _, rest = text.partition(":")
     found = {**FIGURES, **MODEL_FIGURES}[name](*(rest.split(",") if rest else ()))
     return found if isinstance(found, str) else float(found)

@@ -1,7 +1,7 @@
-"""The engine's registry: how each resource type is created, by its service's own API.
+"""The engine's registry: the resource types that it can create, through their services' own APIs.
 
-It has the types of our stacks, of CDK's bootstrap stack and of a VPC with NAT gateways, as an app
-that imports the stacks has one; any other is refused by name.
+It covers our stacks, CDK's bootstrap stack and a VPC with NAT gateways (which an app that imports
+the stacks may have); any other type is refused by name.
 """
 
 from cloudformation.resource import Provisioned, ResourceType
@@ -16,7 +16,7 @@ from cloudformation.resources import (
 )
 
 REGISTRY: dict[str, ResourceType] = {
-    # Lists the constructs that a stack uses; creates nothing, as on AWS.
+    # Metadata lists the constructs that a stack uses and creates nothing, as on AWS.
     "AWS::CDK::Metadata": ResourceType(
         create=lambda request: Provisioned(id=request.generated_name(longest=128)),
         configure=lambda request: None,

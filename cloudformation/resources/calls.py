@@ -1,7 +1,7 @@
-"""How most resource types are created, found and deleted: rows that name a service's operations.
+"""Factories for most types' create, find and delete functions: rows that name API operations.
 
-The service's own API model (from botocore) says which properties an operation takes, and their
-form. A type whose behaviour differs has its own function next to its row.
+The service's own API model (from botocore) says which properties an operation takes, and in what
+form. A type that behaves differently has its own function next to its row.
 """
 
 import json
@@ -13,7 +13,7 @@ from botocore.exceptions import ClientError
 from cloudformation.intrinsics import scalar
 from cloudformation.resource import HandlerRequest, Provisioned
 
-# How the services' error codes say that something does not exist.
+# Parts of the services' error codes for something that does not exist.
 _ABSENT = ("NotFound", "NoSuch", "NotFoundException", "404", "DoesNotExist", "NonExistent")
 
 
@@ -24,15 +24,15 @@ def is_absent(error: ClientError) -> bool:
 
 
 def call(request: HandlerRequest, service: str, operation: str, **more: Any) -> Any:
-    """Call an operation with the properties that it takes; `more` adds arguments or replaces them.
+    """Call an operation with the properties that it takes; `more` adds or replaces arguments.
 
-    An argument that is None is left out.
+    Arguments that are None are left out.
     """
     return _send(request, service, operation, {**request.properties, **more})
 
 
 def look_up(request: HandlerRequest, service: str, operation: str, **which: Any) -> Any:
-    """Return the response of a describe or get, None where the resource does not exist."""
+    """Return the response of a describe or get, or None if the resource does not exist."""
     try:
         return _send(request, service, operation, which)
     except ClientError as error:
@@ -59,7 +59,7 @@ def _send(request: HandlerRequest, service: str, operation: str, values: dict[st
 
 
 def _in_form(value: Any, shape: Any) -> Any:
-    """Return a template's value in the form of an API's shape; what has no form stays as it is."""
+    """Convert a template's value to the form of an API's shape; leave unknown members unchanged."""
     kind = shape.type_name
     if kind == "structure" and isinstance(value, dict):
         members = {name.lower(): name for name in shape.members}
@@ -97,14 +97,14 @@ def creates(
     arn: str = "",
     more: Callable[[HandlerRequest], dict[str, Any]] = lambda request: {},
 ) -> Callable[[HandlerRequest], Provisioned]:
-    """Make a type's `create`, which for an operation that puts is its `update` too.
+    """Make a type's `create`, which is also its `update` if the operation is a put.
 
-    `name` is the property with the physical name, which is generated where the template sets none;
+    `name` is the property with the physical name, which is generated if the template sets none;
     the operation takes it as `argument`, by default under the same name. Without a `name`, the id
     is the member `by` of the response's `answer`. `attributes` are members of the `answer`, by the
-    names that Fn::GetAtt takes; `arn` is what the account's ARN of the resource ends with.
-    `tag_kind` is EC2's own word for the type, in tag specifications; `more` gives the arguments
-    that have another form or name than the property.
+    names that Fn::GetAtt takes; `arn` is the end of the resource's ARN. `tag_kind` is EC2's word
+    for the type in tag specifications; `more` returns the arguments whose form or name differs
+    from the property's.
     """
     members = attributes if isinstance(attributes, Mapping) else {key: key for key in attributes}
 
@@ -131,14 +131,14 @@ def creates(
 
 
 def _only(value: Any) -> Any:
-    """A value, or the only one of a list, as operations that make several answer."""
+    """Return a value, or a list's only item: some operations create several and return a list."""
     return value[0] if isinstance(value, list) else value
 
 
 def deletes(
     service: str, operation: str, *properties: str, by: str = ""
 ) -> Callable[[HandlerRequest], None]:
-    """Make a type's `delete`: `by` is the argument for the id; named properties are sent too."""
+    """Make a type's `delete`, which passes the id as `by`, and the named properties."""
 
     def delete(request: HandlerRequest) -> None:
         _send(request, service, operation, _identity(request, properties, by))
@@ -154,7 +154,7 @@ def finds(
     answer: str = "",
     where: Callable[[HandlerRequest, Any], bool] = lambda request, item: True,
 ) -> Callable[[HandlerRequest], bool]:
-    """Make a type's `exists`: whether the operation finds the id.
+    """Make a type's `exists`, which is true if the operation finds the id.
 
     `where` must hold for the response, or for an item of its list `answer`.
     """
@@ -188,11 +188,11 @@ def retag(
     untag: str = "untag_resource",
     **resource: Any,
 ) -> None:
-    """Replace an existing resource's tags with the new ones; `resource` is the API's name of it."""
+    """Replace an existing resource's tags with the new ones; `resource` holds its identifier."""
     old, new = tag_map(request.old.get("Tags")), tag_map(request.get("Tags"))
     gone = sorted(set(old) - set(new))
     if gone:
-        # Every service takes the keys alone, but EC2, whose word for them is Tags.
+        # Every service takes just the keys, except EC2, which takes them as Tags.
         keys = {"TagKeys": gone, "Tags": [{"Key": key} for key in gone]}
         _send(request, service, untag, {**resource, **keys})
     if request.old and new and new != old:

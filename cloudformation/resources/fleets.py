@@ -50,7 +50,7 @@ def _create_fleet(request: HandlerRequest) -> Provisioned:
     config = dict(request.properties["SpotFleetRequestConfigData"])
     _check_versions(config)
     _check_role(request, config["IamFleetRole"])
-    # CloudFormation writes the policy with a capital, the API without.
+    # CloudFormation capitalizes the policy; the API does not.
     if "ExcessCapacityTerminationPolicy" in config:
         policy = config["ExcessCapacityTerminationPolicy"]
         config["ExcessCapacityTerminationPolicy"] = policy[0].lower() + policy[1:]

@@ -42,11 +42,11 @@ def _delete_role(request: HandlerRequest) -> None:
 
 def _refuse_users(request: HandlerRequest) -> None:
     if others := request.pick("Users", "Groups"):
-        raise ResourceFailed(f"The embedded AWS has no policies of {' and '.join(others)}")
+        raise ResourceFailed(f"The embedded AWS has no policies for {' and '.join(others)}")
 
 
 def _configure_policy(request: HandlerRequest) -> None:
-    """Put one inline policy into every role that it names."""
+    """Put one inline policy into every role that it lists."""
     _refuse_users(request)
     name, old_name = request.properties["PolicyName"], request.old.get("PolicyName")
     for role in request.get("Roles", []):

@@ -1,4 +1,4 @@
-"""What calls whom: EventBridge rules, SNS topics, and the Lambda functions that they call."""
+"""EventBridge rules, SNS topics, and the Lambda functions that they call."""
 
 import io
 import json
@@ -20,7 +20,7 @@ _put_rule = creates(
     "put_rule",
     name="Name",
     attributes={"Arn": "RuleArn"},
-    # EventBridge ignores the tags of a rule that exists.
+    # EventBridge ignores tags for an existing rule.
     more=lambda request: {"Tags": None} if request.old else {},
 )
 
@@ -55,7 +55,7 @@ def _code(request: HandlerRequest) -> dict[str, Any]:
         return {
             name: code[name] for name in ("S3Bucket", "S3Key", "S3ObjectVersion") if name in code
         }
-    # In a template, ZipFile is the source itself, which becomes a file named index.
+    # In a template, ZipFile is the source code itself, which becomes a file named index.
     suffix = "py" if str(request.get("Runtime", "")).startswith("python") else "js"
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w") as archive:
@@ -113,7 +113,7 @@ def _set_policy(request: HandlerRequest, topic: str, document: Any) -> None:
 
 
 def _delete_policy(request: HandlerRequest) -> None:
-    # A topic always has a policy: without ours, the default one, which allows its owner everything.
+    # A topic always has a policy. Restore the default one, which allows its owner everything.
     for topic in request.properties["Topics"]:
         statement = {
             "Sid": "__default_statement_ID",

@@ -1,4 +1,4 @@
-"""EC2's networks: VPCs and what is in them, and security groups."""
+"""EC2's networks: VPCs and their parts, and security groups."""
 
 import re
 import time
@@ -13,7 +13,7 @@ from cloudformation.resource import HandlerRequest, Provisioned, Registry, Resou
 from cloudformation.resources.calls import call, creates, deletes, finds, retag
 
 _DESCRIPTION = re.compile(r"[a-zA-Z0-9. _\-:/()#,@\[\]+=&;{}!$*]{0,255}")
-# How long CloudFormation tries is not documented; people wait for a quarter of an hour and more.
+# CloudFormation's retry time is not documented; people report a quarter of an hour and more.
 _IN_USE_SECONDS, _POLL_SECONDS = 900.0, 0.2
 _EVERYTHING = [{"IpProtocol": "-1", "IpRanges": [{"CidrIp": "0.0.0.0/0"}]}]
 _ROUTE_ENDS = ("DestinationCidrBlock", "DestinationIpv6CidrBlock", "DestinationPrefixListId")
@@ -24,7 +24,7 @@ def _retag(request: HandlerRequest) -> None:
 
 
 def _unchanged(request: HandlerRequest) -> Provisioned:
-    """What an update in place gives: the same id and attributes."""
+    """Return the same id and attributes, as after an update in place."""
     return Provisioned(id=request.physical_id, attributes=request.attributes)
 
 

@@ -1,4 +1,4 @@
-"""AWS Batch's queues of service jobs: their environments, scheduling policies, and themselves."""
+"""AWS Batch's queues of service jobs, with their environments and scheduling policies."""
 
 from functools import partial
 
@@ -15,16 +15,16 @@ def _update(operation: str, argument: str, request: HandlerRequest) -> None:
 
 def _delete(kind: str, argument: str, request: HandlerRequest) -> None:
     batch, which = request.client("batch"), {argument: request.physical_id}
-    if argument != "arn":  # a policy has no state; others CloudFormation disables first
+    if argument != "arn":  # CloudFormation disables all but policies first: these have no state
         getattr(batch, f"update_{kind}")(**which, state="DISABLED")
     getattr(batch, f"delete_{kind}")(**which)
 
 
 def _type(kind: str, **irregular: str) -> ResourceType:
-    """Make a type whose Ref is its ARN; `irregular` are the words that Batch makes otherwise.
+    """Make a type whose Ref is its ARN; `irregular` overrides words that Batch forms differently.
 
-    They are its plural, its `name` in templates, what an operation takes it as (`argument`; several
-    as `by`) and answers its ARN as (`arn`).
+    They are its plural, its `name` in templates, the argument of operations that take one
+    (`argument`) or several (`by`), and the ARN's name in responses (`arn`).
     """
     word, call_name = kind[0].lower() + kind[1:], xform_name(kind)
     words = {

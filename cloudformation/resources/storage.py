@@ -1,4 +1,4 @@
-"""What keeps things: S3 buckets and their policies, SSM parameters, ECR repositories."""
+"""Storage: S3 buckets and their policies, SSM parameters, ECR repositories."""
 
 from collections.abc import Callable
 from typing import Any
@@ -12,7 +12,7 @@ def _create_bucket(request: HandlerRequest) -> Provisioned:
     unknown = sorted({*request.properties} - {*_SETTINGS, "BucketName", "AccessControl"})
     if unknown or request.get("AccessControl", "Private") != "Private":
         what = ", ".join(unknown) or "that AccessControl"
-        raise ResourceFailed(f"The embedded AWS does not set {what} of a bucket")
+        raise ResourceFailed(f"The embedded AWS cannot set {what} on a bucket")
     name = request.get("BucketName") or request.generated_name(longest=63, lower=True)
     region = request.account.region
     where = {"LocationConstraint": region} if region != "us-east-1" else None
@@ -40,7 +40,7 @@ def _configure_bucket(request: HandlerRequest) -> None:
 
 
 def _encryption(wanted: dict[str, Any], _bucket: str) -> dict[str, Any]:
-    # The template's name for the default differs from the API's.
+    # The template and the API have different names for the default.
     default = "ServerSideEncryptionByDefault"
     return {
         "Rules": [
@@ -51,7 +51,7 @@ def _encryption(wanted: dict[str, Any], _bucket: str) -> dict[str, Any]:
     }
 
 
-# A lifecycle rule's properties that the API has too, and those that it has below Expiration.
+# A lifecycle rule's properties that the API shares, and those that it nests under Expiration.
 _SAME = ("Status", "AbortIncompleteMultipartUpload", "NoncurrentVersionExpiration")
 _EXPIRATION = {
     "ExpirationInDays": "Days",
@@ -60,9 +60,9 @@ _EXPIRATION = {
 
 
 def _lifecycle_rule(rule: dict[str, Any]) -> dict[str, Any]:
-    """Return a template's rule in the API's form, where filter and expiration are nested."""
+    """Convert a template's rule to the API's form, in which filter and expiration are nested."""
     if unknown := sorted({*rule} - {*_SAME, *_EXPIRATION, "Id", "Prefix"}):
-        raise ResourceFailed(f"The embedded AWS has no {', '.join(unknown)} in lifecycle rules")
+        raise ResourceFailed(f"The embedded AWS cannot set {', '.join(unknown)} in lifecycle rules")
     made: dict[str, Any] = {name: rule[name] for name in _SAME if name in rule}
     if "Id" in rule:
         made["ID"] = rule["Id"]
@@ -81,8 +81,8 @@ def _same(wanted: Any, _bucket: str) -> Any:
     return wanted
 
 
-# property: (the operation that sets it, its argument, the value's form there, and what unsets it:
-# an operation of its own, or the value that says "off")
+# property: (the operation that sets it, its argument, a conversion of the value to its form there,
+# and what unsets it: an operation of its own, or the value that means "off")
 _SETTINGS: dict[str, tuple[str, str, Callable[[Any, str], Any], str | dict[str, Any]]] = {
     "BucketEncryption": (
         "put_bucket_encryption",
@@ -134,7 +134,7 @@ def _create_parameter(request: HandlerRequest) -> Provisioned:
 
 def _update_parameter(request: HandlerRequest) -> Provisioned:
     name = request.physical_id
-    # SSM refuses tags with Overwrite.
+    # SSM refuses tags together with Overwrite.
     call(request, "ssm", "put_parameter", Name=name, Overwrite=True, Tags=None)
     tag, untag = "add_tags_to_resource", "remove_tags_from_resource"
     retag(request, "ssm", tag, untag, ResourceType="Parameter", ResourceId=name)

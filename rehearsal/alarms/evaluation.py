@@ -129,7 +129,7 @@ def decide(retrieved: Sequence[bool | None], points: int, periods: int, missing:
         return ALARM if sum(real) >= points else OK
     if missing == "ignore":
         return None
-    # Only breaching points, too few of them: an alarm if the oldest is as old as `points`.
+    # Too few points, all of them breaching: an alarm if the oldest is at least `points` old.
     ages = [age for age, point in enumerate(reversed(retrieved), start=1) if point]
     return ALARM if ages and max(ages) >= points else INSUFFICIENT
 

@@ -29,13 +29,13 @@ _COMPARISONS: dict[type[ast.cmpop], Callable[[float, float], bool]] = {
 
 
 def evaluate(expression: str, values: Values) -> float | None:
-    """Return the value of an expression over metric ids, None if it has no data point."""
+    """Return the value of an expression over metric ids, or None if it has no data point."""
     return _value(_parsed(expression), values)
 
 
 @cache
 def _parsed(expression: str) -> ast.expr:
-    # AND and OR are Python's operators in capitals; all else is Python already.
+    # AND and OR are Python's operators in capitals; everything else is valid Python.
     python = re.sub(r"\b(AND|OR)\b", lambda word: word[0].lower(), expression)
     return ast.parse(python, mode="eval").body
 
@@ -67,8 +67,8 @@ def _value(node: ast.expr, values: Values) -> float | None:
 def _pair(left: ast.expr, right: ast.expr, values: Values) -> tuple[float, float] | None:
     """Return both sides of an operator: "missing values in a time series are treated as 0".
 
-    That holds if the other side is a time series with a value; if no side has one, or the other
-    side is a number, there is no data point.
+    That holds if the other side is a time series with a value. If neither side has a value, or the
+    other side is a number, there is no data point.
     """
     first, second = _value(left, values), _value(right, values)
     series = [
@@ -82,7 +82,7 @@ def _pair(left: ast.expr, right: ast.expr, values: Values) -> tuple[float, float
 
 
 def _if(arguments: list[ast.expr], values: Values) -> float | None:
-    """Evaluate IF(condition, then, otherwise): no condition, no point; a missing `then` is 0."""
+    """Evaluate IF(condition, then, otherwise); without a condition, None; a missing `then` is 0."""
     condition = _value(arguments[0], values)
     if condition is None:
         return None

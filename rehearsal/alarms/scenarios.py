@@ -1,4 +1,4 @@
-"""The scenarios that alarms are tried on: healthy runs, and one fault for each alarm."""
+"""The scenarios on which alarms are tried: healthy runs, and one fault for each alarm."""
 
 from collections.abc import Callable, Mapping
 
@@ -39,7 +39,7 @@ def no_notice(stream: Stream) -> None:
 
 
 def waits_for_its_dataset(stream: Stream) -> None:
-    """waits 30 minutes for a dataset and syncs it for 30"""
+    """waits 30 minutes for a dataset, then syncs it for 30"""
     stream.boot(30)
     with stream.changed(exceeded_percent=40):
         stream.boot(30)
@@ -80,14 +80,14 @@ def terse_program(stream: Stream) -> None:
 
 
 def starved(stream: Stream) -> None:
-    """data comes at a tenth of the pace"""
+    """data arrives at a tenth of the pace"""
     stream.boot()
     with stream.changed(utilization=0.1 * stream.readings.utilization):
         stream.train(2 * HOUR, steps=1)
 
 
 def _after_an_hour(description: str, *, steps: int = 10, **readings: float) -> Scenario:
-    """Return the fault that the agent's readings change after an hour of training."""
+    """Return a fault that changes the agent's readings after an hour of training."""
 
     def scenario(stream: Stream) -> None:
         stream.boot()
@@ -106,7 +106,7 @@ full = _after_an_hour("the data volume fills up", disk_percent=93)
 
 
 def uncommitted(stream: Stream) -> None:
-    """trains on, but no commit gets through"""
+    """continues training, but no commit succeeds"""
     stream.boot()
     stream.train(HOUR)
     stream.commit_every = 0
@@ -114,7 +114,7 @@ def uncommitted(stream: Stream) -> None:
 
 
 def unsaved(stream: Stream) -> None:
-    """the notice comes, and the save does not fit"""
+    """a notice comes, and there is no time to save"""
     stream.boot()
     stream.train(2 * HOUR + 7)
     stream.notice(commits=False)
@@ -139,7 +139,7 @@ def no_capacity(stream: Stream) -> None:
 
 
 def guard_fails(stream: Stream) -> None:
-    """the Guard raises at every turn"""
+    """the Guard raises an error at every call"""
     stream.boot()
     stream.train(HOUR)
     stream.guard_fails = True
@@ -147,7 +147,7 @@ def guard_fails(stream: Stream) -> None:
 
 
 def clock_stands_still(stream: Stream) -> None:
-    """the Guard's clock is disabled; only events of other instances wake it"""
+    """the Guard's clock is disabled; only other instances' events wake it"""
     stream.boot()
     stream.train(HOUR)
     stream.clock_runs = False

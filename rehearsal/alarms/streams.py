@@ -1,6 +1,6 @@
-"""The metrics published during a run, minute by minute: by agent, trainer and AWS services.
+"""The metrics published during a run, minute by minute, by agent, trainer and AWS services.
 
-The trainer's part goes through userdata/send_metrics.py, as on an instance, and the agent's names
+The trainer's metrics go through userdata/send_metrics.py, as on an instance, and the agent's names
 come from userdata/cloudwatch-agent.json; the values are made up, one per minute.
 """
 
@@ -23,10 +23,10 @@ PREFIXES = {"nvidia_gpu": "nvidia_smi_", "mem": "mem_", "disk": "disk_", "diskio
 
 @cache
 def agent_metrics(stack: str) -> dict[str, Metric]:
-    """Return, by name, the metrics that the agent's file makes it publish over all instances.
+    """Return, by name, the metrics that the agent publishes over all instances, by its file.
 
-    With the rollup [] every metric is published without dimensions, with ["Stack"] those of plugins
-    that append it. Its EBS receiver appends nothing (aws/amazon-cloudwatch-agent,
+    With the rollup [], every metric is published without dimensions; with ["Stack"], those of
+    plugins that append it. Its EBS receiver appends nothing (aws/amazon-cloudwatch-agent,
     translator/translate/otel/receiver/awsebsnvme), so it ignores a Stack in its section.
     """
     config = json.loads(AGENT_FILE.read_text(encoding="utf-8"))["metrics"]
@@ -47,13 +47,13 @@ def agent_metrics(stack: str) -> dict[str, Metric]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AgentReadings:
-    """What the agent measures on an instance in one minute; the defaults are healthy."""
+    """The agent's measurements on an instance in one minute; the defaults are healthy."""
 
     utilization: float = 92
     memory_percent: float = 71
     celsius: float = 66
     disk_percent: float = 44
-    # The percentage of time in which EBS was asked for more than its limit.
+    # The percentage of time in which requests exceeded EBS's limit.
     exceeded_percent: float = 2
 
 
@@ -74,15 +74,15 @@ class Stream:
     readings: AgentReadings = field(default_factory=AgentReadings)
     commit_every: int = 20
     guard_fails: bool = False
-    # Whether its clock calls the Guard; events of other instances of the account always do.
+    # Whether its clock calls the Guard; events of the account's other instances always do.
     clock_runs: bool = True
     step: int = 0
-    # Whether a program trains: it reports its progress when it likes.
+    # Whether a program trains, which reports its progress whenever it likes.
     is_program: bool = False
     _watch: TrainingWatch = field(default_factory=TrainingWatch)
 
     def boot(self, minutes: int = 6) -> None:
-        """Boot an instance: no trainer yet, the GPU idle."""
+        """Boot an instance: no trainer runs yet, and the GPU is idle."""
         self._watch = TrainingWatch(is_program=self.is_program)
         for _ in range(minutes):
             self._minute(replace(self.readings, utilization=0, memory_percent=2, celsius=38))
@@ -90,7 +90,7 @@ class Stream:
     def train(
         self, minutes: int, *, steps: int = 10, kind: str = "step", commits: bool = False
     ) -> None:
-        """Train: `steps` lines a minute, and a commit every `commit_every` minutes or each."""
+        """Train: `steps` lines a minute; commit each minute if `commits`, or as `commit_every`."""
         for minute in range(minutes):
             lines: list[dict[str, Any]] = []
             for _ in range(steps):

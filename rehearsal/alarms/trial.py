@@ -11,7 +11,7 @@ from rehearsal.alarms.evaluation import ALARM, INSUFFICIENT, Alarm
 from rehearsal.alarms.scenarios import FAULTS, HEALTHY, Scenario
 from rehearsal.alarms.streams import MINUTE, AgentReadings, Stream
 
-# A scenario continues with nothing but the Guard, for as long as the slowest alarm looks back.
+# After its end, a scenario continues with only the Guard for as long as any alarm looks back.
 EXTRA_MINUTES = 60
 BUSY = AgentReadings().utilization
 
@@ -34,7 +34,7 @@ class AlarmTrial:
 
 
 def read_alarms(template: Mapping[str, Any]) -> dict[str, Alarm]:
-    """Return a template's alarms by construct id; refuse one without a fault to try it on."""
+    """Return a template's alarms by construct id; refuse an alarm that has no fault."""
     found = {}
     for logical_id, resource in template["Resources"].items():
         if resource["Type"] != "AWS::CloudWatch::Alarm":
@@ -61,7 +61,7 @@ def play(template: Mapping[str, Any], scenario: Scenario, busy_percent: float = 
 
 
 def _stack_name(template: Mapping[str, Any]) -> str:
-    """Return the name of a template's stack, which its fleet's parameter begins with."""
+    """Return the name of a template's stack, from the fleet's parameter that starts with it."""
     kind = "AWS::SSM::Parameter"
     names = [r["Properties"]["Name"] for r in template["Resources"].values() if r["Type"] == kind]
     (fleet,) = [name for name in names if name.endswith("/fleet-id")]
@@ -81,7 +81,7 @@ def first_alarm(alarm: Alarm, stream: Stream) -> int | None:
 def try_alarms(template: Mapping[str, Any], busy_percent: float = BUSY) -> list[AlarmTrial]:
     """Try every alarm on its fault, on all healthy runs and on the others' faults.
 
-    `busy_percent` is how busy the GPU is in health: the plan's least.
+    `busy_percent` is how busy a healthy GPU is, by the plan's lower limit.
     """
     alarms = read_alarms(template)
     streams = {each: play(template, each, busy_percent) for each in (*HEALTHY, *FAULTS.values())}
@@ -109,7 +109,7 @@ def describe(scenario: Scenario) -> str:
 
 
 def trial_table(trials: Sequence[AlarmTrial]) -> Table:
-    """Return the table: each alarm, the fault that fires it, healthy runs that do not."""
+    """Return the table: each alarm with its fault, and whether it fires in healthy runs."""
     table = Table("alarm", "its fault", "fires in minute", "quiet in healthy runs", "also fires in")
     for trial in trials:
         quiet = trial.healthy_runs - len(trial.false_alarms)

@@ -1,7 +1,7 @@
 """The embedded AWS: moto's services and our CloudFormation behind one local endpoint.
 
-It promises what the CDK CLI, boto3 and the aws CLI can see of a real account; docs/rehearsal.md
-lists what it does not do. `event_bus` runs deployed functions. It may use cloudformation/ only.
+To the CDK CLI, boto3 and the aws CLI it looks like a real account; docs/rehearsal.md lists what it
+does not do. `event_bus` runs deployed functions. It may use only cloudformation/.
 """
 
 from rehearsal.aws import service_models as service_models

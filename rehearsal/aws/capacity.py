@@ -1,7 +1,7 @@
 """EC2's capacity in the embedded AWS: which pools have machines, at what price, and until when.
 
-A pool is a size in a zone, sold as Spot or on demand. Without a course a pool has machines without
-limit, at no price. What EC2 takes back is marked here first; it runs until its notice is over.
+A pool is a size in a zone, sold as Spot or on demand. Without a course, it has unlimited machines
+at no cost. An instance that EC2 takes back is marked here first and runs until its notice is over.
 """
 
 import math
@@ -20,7 +20,7 @@ MARKETS = (SPOT, ON_DEMAND)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pool:
-    """Where EC2 has machines: a size in a zone, in one market."""
+    """A pool of EC2 machines: a size in a zone, in one market."""
 
     market: str
     size: str
@@ -29,7 +29,7 @@ class Pool:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Course:
-    """What the pools that match `market`, `size` and `zone` (with *) have from a second on.
+    """The capacity over time of the pools that match `market`, `size` and `zone` (may have *).
 
     `steps` are (second, machines) in order, counted from the course's start; before the first, and
     where `machines` is infinite, there is no limit. `has_notice`: whether instances get a notice.
@@ -48,8 +48,8 @@ class Course:
         seconds = [second for second, _ in self.steps]
         if not seconds or seconds != sorted(seconds) or any(n < 0 for _, n in self.steps):
             raise ValueError(
-                "a course needs steps of [second, machines] in order of time, machines at least 0; "
-                f"got {[list(step) for step in self.steps]}"
+                "a course needs steps of [second, machines] in order of time, with 0 or more "
+                f"machines; got {[list(step) for step in self.steps]}"
             )
 
     def covers(self, pool: Pool) -> bool:
@@ -59,13 +59,13 @@ class Course:
         )
 
     def machines(self, second: float) -> float:
-        """Return how many machines a pool has so many seconds after the course's start."""
+        """Return how many machines a pool has `second` seconds after the course's start."""
         index = bisect_right([start for start, _ in self.steps], second)
         return self.steps[index - 1][1] if index else math.inf
 
 
 def trace_steps(path: Path, *, hour_seconds: float) -> tuple[tuple[float, float], ...]:
-    """Read a Spot trace (skypilot-org/spot-traces), one hour of it in `hour_seconds`."""
+    """Read a Spot trace (skypilot-org/spot-traces), with an hour scaled to `hour_seconds`."""
     if not hour_seconds > 0:
         raise ValueError(f"hour_seconds is {hour_seconds}; it must be above 0")
     gap, counts = read_counts(path)
@@ -76,20 +76,20 @@ def trace_steps(path: Path, *, hour_seconds: float) -> tuple[tuple[float, float]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ending:
-    """Why EC2 ends an instance, and when by the capacity's clock."""
+    """The reason for which EC2 ends an instance, and the time on the capacity's clock."""
 
     ends_at: float
     reason: str
     has_notice: bool
-    # Excess capacity is not replaced; a lost instance is, once it has ended.
+    # EC2 replaces a lost instance once it has ended, but not excess capacity.
     is_excess: bool = False
 
 
 @dataclass(kw_only=True, slots=True)
 class Capacity:
-    """What EC2 has now; `endings` are the instances that it is taking back, by id.
+    """EC2's current capacity; `endings` are the instances that it is taking back, by id.
 
-    `powered` are those whose machines are on: terminated, they shut down until these are off.
+    `powered` are instances whose machine is on: once terminated, they shut down until it is off.
     """
 
     notice_seconds: float = 0.0
@@ -99,7 +99,7 @@ class Capacity:
     _courses: list[tuple[float, Course]] = field(default_factory=list)
 
     def follow(self, courses: Sequence[Course]) -> None:
-        """Let courses begin now; a later one outranks an earlier one for the pools of both."""
+        """Start courses now; where two cover the same pool, the later one wins."""
         self._courses += [(self.clock(), course) for course in courses]
 
     def reset(self) -> None:
@@ -107,7 +107,7 @@ class Capacity:
         self._courses.clear()
 
     def machines(self, pool: Pool) -> float:
-        """Return how many machines the pool has for all customers together, which is us."""
+        """Return how many machines the pool has for all customers; we are the only one."""
         found = self._course(pool)
         return math.inf if found is None else found[1].machines(self.clock() - found[0])
 
@@ -117,7 +117,7 @@ class Capacity:
         return 0.0 if found is None else found[1].usd_per_hour
 
     def reclaim(self, instance_id: str, pool: Pool) -> None:
-        """Mark an instance whose pool has no machine left."""
+        """Mark an instance whose pool has no machine left for it."""
         found = self._course(pool)
         has_notice = found is None or found[1].has_notice
         self.end(instance_id, f"no {pool.market} capacity left", has_notice=has_notice)

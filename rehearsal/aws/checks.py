@@ -1,7 +1,7 @@
-"""What AWS refuses and moto takes, or fails at: names, descriptions, checksums, unknown uploads.
+"""Checks of AWS's that moto lacks: names, descriptions, checksums, unknown uploads.
 
-Patterns and lengths are botocore's, of AWS's own API models; those that the models lack are here,
-from the API references.
+Patterns and lengths come from AWS's own API models in botocore; those that the models lack are
+here, from the API references.
 """
 
 import base64
@@ -35,7 +35,7 @@ _BUCKET = re.compile(r"(?!.*\.\.)[a-z0-9][a-z0-9.\-]{1,61}[a-z0-9]")
 def find_mistake(
     service: str, environ: Mapping[str, Any], body: bytes, account: str
 ) -> tuple[str, str, int] | None:
-    """Return the error's code, message and status of a request that AWS would refuse."""
+    """Return the error code, message and status of a request that AWS would refuse, or None."""
     if service == "s3":
         return _mistake_in_s3(environ, body, s3_backends[account]["aws"].buckets)
     name, values = read_call(service, environ, body)
@@ -79,7 +79,7 @@ def _patterns(service: str, operation: str) -> Mapping[str, str]:
     found = {}
     for name, member in shape.members.items() if shape else ():
         pattern, longest = member.metadata.get("pattern"), member.metadata.get("max", 10**6)
-        # Documents are JSON, and some patterns Java's own.
+        # Other strings may be JSON documents, and some patterns only Java can read.
         if member.type_name == "string" and name.endswith(("Name", "Description", "name")):
             plain = pattern if pattern and "\\p{" not in pattern else "(?s:.*)"
             found[name] = f"(?=(?s:.{{0,{longest}}})$)(?:{plain})"

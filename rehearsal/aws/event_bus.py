@@ -1,9 +1,8 @@
 """The rehearsal's EventBridge: it delivers events to the targets of the deployed rules.
 
-moto matches the rules. A Lambda target runs the handler from the function's deployed code in a
-process of its own, with its configured environment, which like Lambda's serves later events too; a
-topic gets a message, a log group a line. Nothing comes from our source tree, so the rehearsal
-runs the deployed code.
+moto matches the rules. A Lambda target runs the handler from the function's deployed code (never
+from our source tree) in its own process and configured environment, which serves later events too,
+like Lambda's; a topic gets a message, a log group a line.
 """
 
 import contextlib
@@ -30,7 +29,7 @@ from moto.sts.models import AssumedRole
 from rehearsal.aws.iam.sessions import FUNCTION_KEY
 from rehearsal.aws.server import EmbeddedAws
 
-# Lambda retries an event twice (after a minute and two more, which a rehearsal has not).
+# Lambda retries an event twice, after one and two minutes; a rehearsal does not wait.
 TRIES = 3
 SERVE = """
 import importlib, json, sys, traceback
@@ -46,7 +45,7 @@ for line in sys.stdin:
     print(json.dumps(said), file=answers, flush=True)
 """
 _SCHEDULED = "Scheduled Event"
-# What EventBridge does to a target, which the target's own policy must allow.
+# EventBridge's action on a target, which the target's own policy must allow.
 _TARGET_ACTIONS = {
     "lambda": "lambda:InvokeFunction",
     "sns": "sns:Publish",
@@ -69,14 +68,14 @@ class Invocation:
 class EventBus:
     """Delivers events to the targets of the rules that match them, one at a time and in order.
 
-    One background thread delivers, because a function takes a second and the rehearsal that
-    publishes must not wait for it; `close` waits for pending deliveries.
+    A background thread delivers, because a function takes a second and the publishing rehearsal
+    must not wait for it; `close` waits for pending deliveries.
     """
 
     aws: EmbeddedAws
     code_folder: Path
-    # A rehearsal's changes to the functions: variables that outrank the deployed ones, and
-    # whether anything invokes them at all.
+    # A rehearsal's changes to the functions: variables that override the deployed ones, and
+    # whether events invoke them at all.
     variables: Mapping[str, str] = field(default_factory=dict)
     invokes: bool = True
     invocations: list[Invocation] = field(default_factory=list)
@@ -107,16 +106,16 @@ class EventBus:
         self._pending.append(self._worker.submit(self._deliver, event))
 
     def tick(self) -> None:
-        """Trigger every scheduled rule once, as its schedule would."""
+        """Trigger every scheduled rule once, as their schedules would."""
         self.publish("aws.events", _SCHEDULED, {})
 
     @property
     def is_idle(self) -> bool:
-        """Whether everything published is delivered."""
+        """Whether every published event has been delivered."""
         return all(delivery.done() for delivery in self._pending)
 
     def close(self) -> None:
-        """Wait until everything published is delivered; raise what a delivery raised."""
+        """Wait until every published event is delivered; raise what a delivery raised."""
         self._worker.shutdown(wait=True)
         for process in self._warm.values():
             process.end()
@@ -134,7 +133,7 @@ class EventBus:
             if pattern and not EventPattern.load(pattern).matches_event(cast(Any, event)):
                 continue
             for target in events.list_targets_by_rule(Rule=rule["Name"])["Targets"]:
-                # As on AWS, nobody is told of what a policy denies; the evidence has it.
+                # As on AWS, a denial by a policy is silent; the evidence records it.
                 with contextlib.suppress(PermissionError):
                     self._send(target["Arn"], event, rule["Arn"])
 
@@ -152,7 +151,7 @@ class EventBus:
         elif service == "logs":
             self._log(arn.split(":")[6], event)
         else:
-            raise ValueError(f"the rehearsal does not support event targets of {service}: {arn}")
+            raise ValueError(f"the rehearsal does not support {service} as an event target: {arn}")
 
     def _log(self, group: str, event: dict[str, Any]) -> None:
         logs = self.aws.client("logs")
@@ -162,7 +161,7 @@ class EventBus:
         logs.put_log_events(logGroupName=group, logStreamName=stream, logEvents=[line])
 
     def _credentials(self, function: Mapping[str, Any]) -> dict[str, str]:
-        """Return those of the function's role, in one session as long as it has that role."""
+        """Return credentials of the function's role, from one session per role."""
         role, arn = function["Role"], function["FunctionArn"]
         if role not in self._sessions:
             self._sessions[role] = self.aws.access.assume(
@@ -228,7 +227,7 @@ class FunctionProcess:
             )
 
     def serves(self, handler: str, variables: Mapping[str, str]) -> bool:
-        """Whether it runs and was started with these."""
+        """Whether it runs and was started with this handler and these variables."""
         return self._process.poll() is None and self._started_with == (handler, dict(variables))
 
     def invoke(

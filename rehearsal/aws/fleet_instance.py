@@ -33,7 +33,7 @@ class FleetInstance(SpotInstanceRequest):
         self.override = offer.override
         self.pool = offer.pool
         self.template_data = version.data
-        # EC2's word: instances on demand have no lifecycle.
+        # In EC2's API, on-demand instances have no lifecycle.
         self.lifecycle = "spot" if offer.pool.market == SPOT else None
         super().__init__(
             ec2_backend=backend,
@@ -64,7 +64,7 @@ class FleetInstance(SpotInstanceRequest):
         return self.instance.state in ("pending", "running")
 
     def launch_instance(self) -> Instance:
-        """Launch as EC2 does: everything from the template version, then the override."""
+        """Launch as EC2 does: from the template version, then apply the override."""
         tags = convert_tag_spec(self.template_data.get("TagSpecifications", []))
         instance_tags = {**tags.get("instance", {}), FLEET_TAG: self.spot_fleet_id}
         reservation = self.ec2_backend.run_instances(

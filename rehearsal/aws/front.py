@@ -1,7 +1,7 @@
-"""The WSGI front of the embedded AWS: IAM first, CloudFormation to our engine, all else to moto.
+"""The WSGI front of the embedded AWS: IAM first, CloudFormation to our engine, the rest to moto.
 
-Each of moto's services handles one request at a time: moto is not thread-safe. It checks If-Match
-and writes in two steps, and lists dictionaries that another request may be changing.
+Each of moto's services handles one request at a time, as moto is not thread-safe: it checks
+If-Match and writes in two steps, and lists dictionaries that another request may be changing.
 """
 
 import io
@@ -37,7 +37,7 @@ class Front:
     """The WSGI application."""
 
     def __init__(self, cloudformation: object, access: AccessControl | None = None) -> None:
-        """Without `access` everybody may do everything."""
+        """Without `access`, everybody may do everything."""
         self.cloudformation = cloudformation
         self.access = access
         self.jobs: ServiceJobs | None = None
@@ -46,7 +46,7 @@ class Front:
 
     def __call__(self, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
         service, _ = signed_for(environ)
-        # The body is read before the lock is taken, so that a slow client blocks nobody.
+        # The body is read before the lock is taken, so that a slow client does not block others.
         body = _body_of(environ)
         environ["wsgi.input"] = io.BytesIO(body)
         fault, refused = self._faulty(service, environ, body)
@@ -75,7 +75,7 @@ class Front:
     def _faulty(
         self, service: str, environ: dict[str, Any], body: bytes
     ) -> tuple[Fault | None, Response | None]:
-        """Return the fault that a request meets, and if so its refusal."""
+        """Return the fault that hits a request, and the refusal if it is refused."""
         caller = self.access.sessions.find(environ, body) if self.access else NOBODY
         of = GUARD if FUNCTION_KEY in caller.keys else MACHINES
         if of == MACHINES and not is_from_instance(environ, caller):
@@ -98,8 +98,8 @@ class Front:
 
 
 def reset(connection: socket.socket) -> Never:
-    """Reset a connection in place of an answer; the server takes it for a client that hung up."""
-    # Closed without waiting, which TCP does by a reset; and nothing more is read from it.
+    """Reset a connection instead of answering; the server takes it for a client that hung up."""
+    # Closing without lingering makes TCP send a reset; nothing more is read from the connection.
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     connection.shutdown(socket.SHUT_RD)
     connection.close()
@@ -112,6 +112,6 @@ def _body_of(environ: Mapping[str, Any]) -> bytes:
         try:
             return bytes(stream.read())
         except OSError as error:
-            # A machine that was killed in mid-request; the server passes over clients that hang up.
+            # A machine was killed in mid-request; the server ignores clients that hang up.
             raise ConnectionResetError(str(error)) from error
     return bytes(stream.read(int(environ.get("CONTENT_LENGTH") or 0)))

@@ -1,4 +1,4 @@
-"""The machine images that AWS publishes in SSM parameters: the Deep Learning AMI's lines."""
+"""The machine images that AWS publishes in SSM parameters: those of the Deep Learning AMI."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ from moto.ec2.models import ec2_backends
 from moto.ssm import models
 
 ROOT = "/aws/service/deeplearning/ami"
-# From the release notes of each line, as is the date in the names.
+# The versions and the date in the names are from the release notes.
 PYTORCH_LINES = (
     ("2.13", "ubuntu-26.04"),
     ("2.12", "ubuntu-24.04"),
@@ -51,9 +51,9 @@ def offer_images(ec2: Any, ssm_backend: Any, account: str) -> None:
     for parameter, name in offered_images().items():
         image_id = ec2.register_image(Name=name, Description=name)["ImageId"]
         if "Amazon Linux" in name:
-            # moto's API does not take it over.
+            # moto's API ignores this argument.
             backend.amis[image_id].root_device_name = "/dev/xvda"
-        # As moto's own code does, though its base class counts as abstract.
+        # Any: mypy takes the class for abstract, though moto itself creates it like this.
         make: Any = models.Parameter
         ssm_backend._parameters[parameter].append(
             make(

@@ -1,7 +1,7 @@
-"""Where the hosts of a training job meet: a network namespace each, with an address of its own.
+"""The network of a training job's hosts: a network namespace each, with an address of its own.
 
-That takes root on Linux. Elsewhere hosts are processes of this machine that share its loopback, and
-with it the port on which the first one listens: one job of several hosts at a time.
+This needs root on Linux. Elsewhere, hosts are processes that share this machine's loopback, and so
+the port on which the first one listens: only one job with several hosts can run at a time.
 """
 
 import os
@@ -17,7 +17,7 @@ from typing import Any
 
 from werkzeug.serving import WSGIRequestHandler, make_server
 
-# What `ip netns exec` puts in the place of /etc, file by file.
+# Files here, by namespace, replace those of /etc under `ip netns exec`.
 _ETC = Path("/etc/netns")
 _GATEWAY = 254
 
@@ -30,13 +30,13 @@ class QuietHandler(WSGIRequestHandler):
 
 
 class JobNetwork:
-    """The hosts of one job, by the names that SageMaker gives them; `close` leaves nothing."""
+    """The hosts of one job, under SageMaker's names for them; `close` removes everything."""
 
     def __init__(self, count: int, application: Any = None) -> None:
         """`application` is the AWS that hosts in namespaces find at their gateway."""
         self.hosts = tuple(f"algo-{k}" for k in range(1, count + 1))
         self.interface = "eth0"
-        self.environment: dict[str, str] = {}  # where AWS is, if elsewhere than for this machine
+        self.environment: dict[str, str] = {}  # AWS's endpoint, if it differs from this machine's
         self._bridge = ""
         self._stack = ExitStack()
         if count == 1:
@@ -51,11 +51,11 @@ class JobNetwork:
             failing.pop_all()
 
     def command(self, host: str) -> list[str]:
-        """What starts a program in a host's place; it becomes that program."""
+        """Return the command prefix that runs a program in a host's namespace (by exec)."""
         return ["ip", "netns", "exec", self._namespace(host)] if self._bridge else []
 
     def cut(self, host: str, *, is_cut: bool) -> None:
-        """Take a host's network away, or give it back; namespaces alone can."""
+        """Cut a host off from the network, or reconnect it; works only with namespaces."""
         assert self._bridge, "hosts on one loopback cannot be cut off"
         _ip("-n", self._namespace(host), "link", "set", "eth0", "down" if is_cut else "up")
 
@@ -63,7 +63,7 @@ class JobNetwork:
         """Take everything down."""
         self._stack.close()
         self._bridge = ""
-        with suppress(OSError):  # others may have theirs there
+        with suppress(OSError):  # other jobs may have folders there
             _ETC.rmdir()
 
     def _namespace(self, host: str) -> str:
@@ -80,7 +80,7 @@ class JobNetwork:
             self._stack.callback(shutil.rmtree, _ETC / name)
             (_ETC / name / "hosts").write_text("".join(["127.0.0.1 localhost\n", *known]))
             _ip("link", "add", outside, "type", "veth", "peer", "name", "eth0", "netns", name)
-            # A namespace that ends takes it along some time later, and the next job needs its name.
+            # The end of the namespace removes it only later, but the next job needs its name.
             self._stack.callback(_ip, "link", "delete", outside)
             _ip("link", "set", outside, "master", self._bridge, "up")
             _ip("-n", name, "addr", "add", f"{subnet}.{number}/24", "dev", "eth0")
@@ -90,15 +90,15 @@ class JobNetwork:
             self._serve(application, f"{subnet}.{_GATEWAY}")
 
     def _take_bridge(self) -> str:
-        """Make a bridge with a gateway's address; its name keeps other jobs off its subnet."""
+        """Make a bridge with the gateway's address; its name reserves the subnet for this job."""
         for number in range(256):
-            # RFC 2544 keeps 198.18.0.0/15 for tests: it hides nobody's network.
+            # RFC 2544 reserves 198.18.0.0/15 for tests, so it does not hide a real network.
             self._bridge, subnet = f"job{number}", f"198.18.{number}"
             with suppress(FileExistsError):
                 _ip("link", "add", self._bridge, "type", "bridge", "forward_delay", "0")
                 break
         else:
-            raise OSError("the bridges of 256 jobs are there; ip link delete those left behind")
+            raise OSError("bridges of 256 jobs exist; `ip link delete` those left behind")
         self._stack.callback(_ip, "link", "delete", self._bridge)
         _ip("addr", "add", f"{subnet}.{_GATEWAY}/24", "dev", self._bridge)
         _ip("link", "set", self._bridge, "up")
@@ -116,7 +116,7 @@ class JobNetwork:
 
 @cache
 def has_namespaces() -> bool:
-    """Whether this process may make network namespaces; a container's root often may not."""
+    """Whether this process may create network namespaces; a container's root often may not."""
     if sys.platform != "linux" or os.geteuid() != 0 or shutil.which("ip") is None:
         return False
     name = f"probe{os.getpid()}"
@@ -129,7 +129,7 @@ def has_namespaces() -> bool:
 
 
 def _ip(*words: str) -> None:
-    """Run a command of iproute2; OSError with what it says."""
+    """Run an iproute2 command; raise OSError with its output if it fails."""
     done = subprocess.run(["ip", *words], capture_output=True, text=True, check=False)
     if done.returncode:
         kind = FileExistsError if "File exists" in done.stderr else OSError

@@ -1,6 +1,6 @@
 """AWS Batch's queues of service jobs in the embedded AWS: their limits, shares and order.
 
-Scheduling policies are moto's; how Batch weighs what a share has used is not documented.
+Scheduling policies are moto's; how Batch weighs a share's past usage is undocumented.
 https://docs.aws.amazon.com/batch/latest/userguide/service-jobs.html
 """
 
@@ -15,24 +15,24 @@ from moto.batch.models import batch_backends
 
 from rehearsal.aws.training_jobs import TrainingJob
 
-# What a queue stands on, by Batch's word for it in requests and in ARNs; what it is made with.
+# The kinds, by Batch's word in requests, with its word in ARNs; and what each starts out with.
 _KINDS = {"serviceEnvironment": "service-environment", "jobQueue": "job-queue"}
 _WHOLE: Mapping[str, dict[str, Any]] = {
     "serviceEnvironment": {},
     "jobQueue": {"computeEnvironmentOrder": []},
 }
 RUNNING = ("SCHEDULED", "STARTING", "RUNNING")
-# What ran so long ago counts against a share, where its policy does not say; a job at least that.
+# How long past usage counts against a share by default, and the least that a job counts.
 _DECAY_SECONDS, _LEAST_SECONDS = 600, 60.0
 
 
 class Refused(ValueError):
-    """What Batch or SageMaker answers with a ClientException or a ValidationException."""
+    """A request that Batch or SageMaker refuses (ClientException or ValidationException)."""
 
 
 @dataclass(kw_only=True)
 class ServiceJob:
-    """One service job: its request, its state, its training jobs."""
+    """One service job: its request, state and training jobs."""
 
     id: str
     arn: str
@@ -44,7 +44,7 @@ class ServiceJob:
     is_terminated: bool = False
     attempts: list[TrainingJob] = field(default_factory=list)
     ended: float | None = None
-    first_since: float | None = None  # it has been the first of its queue
+    first_since: float | None = None  # since when it has been first in its queue
 
     @property
     def share(self) -> str:
@@ -57,7 +57,7 @@ class ServiceJob:
 
     @property
     def priority(self) -> int:
-        """Within its share; a queue without shares knows none."""
+        """Its priority within its share; 0 in a queue without shares."""
         return (
             int(self.asked.get("schedulingPriority", 0)) if "shareIdentifier" in self.asked else 0
         )
@@ -67,13 +67,13 @@ class ServiceJob:
         return int(self.payload["ResourceConfig"]["InstanceCount"])
 
     def seconds_since(self, since: float) -> float:
-        """How long its attempts have run after this time; 0 where none has."""
+        """Return how long its attempts have run after this time, 0 if none has."""
         ends = [(each.ended or time.time(), each.created) for each in self.attempts]
         ran = sum(max(0.0, ended - max(created, since)) for ended, created in ends)
         return max(_LEAST_SECONDS, ran) if ran else 0.0
 
     def describe(self) -> dict[str, Any]:
-        """What DescribeServiceJob answers, and events have in their detail."""
+        """Return the response of DescribeServiceJob, which is also the detail of events."""
         attempts = [
             {
                 "serviceResourceId": {"name": "TrainingJobArn", "value": each.arn},
@@ -116,7 +116,7 @@ class JobQueues:
         self._made: dict[str, dict[str, Any]] = {}
 
     def operations(self) -> dict[str, Callable[[Any], dict[str, Any]]]:
-        """What makes, shows, changes and deletes them, by the operation's name."""
+        """Return the functions that create, describe, update and delete them, by operation name."""
         found: dict[str, Callable[[Any], dict[str, Any]]] = {}
         for kind in _KINDS:
             of = kind[0].upper() + kind[1:]
@@ -129,11 +129,11 @@ class JobQueues:
         return found
 
     def queues(self) -> list[dict[str, Any]]:
-        """All queues."""
+        """Return all queues."""
         return [each for each in self._made.values() if "jobQueueArn" in each]
 
     def first(self, queue: Mapping[str, Any], jobs: Iterable[ServiceJob]) -> ServiceJob | None:
-        """The job that is to start next: of the share that has had least of its due, in order."""
+        """Return the job to start next: by least used share, then by priority, then by age."""
         own = [job for job in jobs if job.queue == queue["jobQueueArn"]]
         policy = queue.get("schedulingPolicyArn")
         had: Mapping[str, float] = self._had(policy, own) if policy else {}
@@ -144,7 +144,7 @@ class JobQueues:
         )
 
     def _had(self, policy: str, jobs: Iterable[ServiceJob]) -> dict[str, float]:
-        """What each share has had, times its weight: half the weight is due twice as much."""
+        """Return each share's usage times its weight: half the weight is due twice as much."""
         account, region = self._where
         (found,) = batch_backends[account][region].describe_scheduling_policies([policy])
         fair = found.to_dict()["fairsharePolicy"]
@@ -167,7 +167,7 @@ class JobQueues:
         return taken + job.num_instances <= self.limit(queue)
 
     def limit(self, queue: Mapping[str, Any]) -> int:
-        """The instances of its environment."""
+        """Return how many instances its environment has."""
         return int(self._environment(queue)["capacityLimits"][0]["maxCapacity"])
 
     def _environment(self, queue: Mapping[str, Any]) -> dict[str, Any]:
@@ -198,12 +198,12 @@ class JobQueues:
         arn = found[f"{kind}Arn"]
         others = [each for each in self._made.values() if each is not found]
         if found["state"] != "DISABLED" or arn in json.dumps(others):
-            raise Refused(f"{arn} must be disabled, and of no queue")
+            raise Refused(f"{arn} must be disabled, and not in use by a queue")
         del self._made[arn]
         return {}
 
     def found(self, name: str) -> dict[str, Any]:
-        """One by its name or ARN."""
+        """Return an environment or a queue by its name or ARN."""
         for arn, each in self._made.items():
             if name in (arn, arn.rpartition("/")[2]):
                 return each

@@ -1,7 +1,7 @@
 """Patches of moto 5.2.5, installed while the embedded AWS runs.
 
-Each has its reason as docstring; tests/rehearsal/aws/test_moto_patches.py fails as soon as moto no
-longer needs it.
+Each states its reason in its docstring; tests/rehearsal/aws/test_moto_patches.py fails as soon as
+moto no longer needs it.
 """
 
 import functools
@@ -43,7 +43,7 @@ PATCHES: list[Patch] = []
 
 
 def _method_of(owner: type) -> Callable[[Callable[..., Any]], None]:
-    """Make a function the method of its name; its first argument is the method that moto has."""
+    """Replace the method of the function's name; its first argument is moto's own method."""
 
     def keep(function: Callable[..., Any]) -> None:
         original = vars(owner)[function.__name__]
@@ -67,10 +67,10 @@ def _method_of(owner: type) -> Callable[[Callable[..., Any]], None]:
 
 @_method_of(SpotFleets)
 def request_spot_fleet(moto: Any, self: Any) -> ActionResult:
-    """For LaunchTemplateConfigs moto takes the template's latest version, not the one requested.
+    """Moto ignores the requested version in LaunchTemplateConfigs and takes the latest one.
 
-    It loses its instance profile, security groups, volumes and MetadataOptions, too, and takes a
-    dry run for a request.
+    It also drops the template's instance profile, security groups, volumes and MetadataOptions,
+    and carries out dry runs.
     """
     self.error_on_dryrun()
     config = self._get_param("SpotFleetRequestConfig", {})
@@ -85,9 +85,9 @@ def request_spot_fleet(moto: Any, self: Any) -> ActionResult:
 
 @_method_of(SpotFleets)
 def modify_spot_fleet_request(moto: Any, self: Any) -> Any:
-    """Moto requires TargetCapacity, and supports nothing else.
+    """Moto requires TargetCapacity and supports nothing else.
 
-    No OnDemandTargetCapacity, no LaunchTemplateConfigs; an unknown fleet id is a KeyError.
+    It lacks OnDemandTargetCapacity and LaunchTemplateConfigs; an unknown fleet id is a KeyError.
     """
     fleet = _find(self.ec2_backend, self._get_param("SpotFleetRequestId"))
     if not isinstance(fleet, TemplateFleet):
@@ -174,7 +174,7 @@ def get_permission(_: Any, bucket: Any, action: str, resource: str) -> Permissio
 
 @_method_of(FakeBucket)
 def _log_permissions_enabled_policy(_: Any, target_bucket: Any, target_prefix: str | None) -> bool:
-    """Moto requires the target's bucket policy when logging is enabled; S3 when it delivers.
+    """Moto requires the target's bucket policy when logging is enabled, S3 only on delivery.
 
     CDK's policy names the source buckets, so it is created after them.
     """
@@ -185,7 +185,7 @@ def _log_permissions_enabled_policy(_: Any, target_bucket: Any, target_prefix: s
 def create_version(moto: Any, self: Any, data: dict[str, Any], description: str) -> Any:
     """Moto keeps the user data of a second template version as plain text.
 
-    An instance that starts from it ends in an AssertionError.
+    Starting an instance from that version then raises an AssertionError.
     """
     if isinstance(data.get("UserData"), str):
         data = data | {"UserData": parse_user_data(data["UserData"])}
@@ -194,9 +194,9 @@ def create_version(moto: Any, self: Any, data: dict[str, Any], description: str)
 
 @_method_of(VPCBackend)
 def modify_vpc_endpoint(moto: Any, self: Any, vpc_id: str, **changes: Any) -> None:
-    """Moto adds no routes to route tables that a gateway endpoint gets later.
+    """Moto adds no routes to route tables that a gateway endpoint gains later.
 
-    It then cannot delete the endpoint because they are missing.
+    It then cannot delete the endpoint, because the routes are missing.
     """
     moto(self, vpc_id, **changes)
     endpoint = self.vpc_end_points[vpc_id]
@@ -221,14 +221,14 @@ def _init_aws_policies(moto: Any, self: Any) -> list[Any]:
 
 _VALUE: Any = FakeKey.value
 _LARGE_BYTES = 1_000_000
-# The last two that were read, each by its key.
+# The two large values read last, with their keys.
 _LARGE_VALUES: list[tuple[FakeKey, bytes]] = []
 
 
 def _read_value(key: Any) -> bytes:
-    """Moto reads all of an object from a file for each range that is asked for.
+    """Moto reads the entire object from a file for each requested range.
 
-    15 GB to sync 354 MB, while nobody else is served, and a busy machine's Guard times out.
+    Syncing 354 MB reads 15 GB and blocks other requests; on a busy machine the Guard times out.
     """
     for read, kept in _LARGE_VALUES:
         if read is key:

@@ -1,6 +1,6 @@
-"""moto's services behind one function, by the service that a request is signed for.
+"""moto's services behind one function, which routes by the service that a request is signed for.
 
-moto's own server does the same through Flask, once per service; this needs only Werkzeug.
+moto's own server does this with one Flask application per service; this needs only Werkzeug.
 """
 
 import functools
@@ -18,13 +18,13 @@ from moto.core.request import Request
 from werkzeug.exceptions import HTTPException
 from werkzeug.wrappers import Response
 
-# The hosts of services whose host is not named after the signing name.
+# The hosts of services whose host does not follow from the signing name.
 _HOSTS = {"iam": "iam.amazonaws.com", "sts": "sts.amazonaws.com"}
 Method = Callable[[Any, str, Any], Any]
 
 
 class ServerRequest(Request):
-    """A request that came over HTTP: the server adds the Date header itself."""
+    """A request that came over HTTP, to whose response the server adds the Date header."""
 
     from_wsgi_server = True
 
@@ -32,11 +32,11 @@ class ServerRequest(Request):
 def moto_services(environ: dict[str, Any]) -> Response:
     """Handle a request as the service that it is signed for; unsigned ones go to S3 or STS."""
     service, region = signed_for(environ)
-    # moto reads service, region and bucket from the URL, so it gets the one that AWS has.
+    # moto reads service, region and bucket from the URL, so it gets the URL used on AWS.
     environ["HTTP_HOST"] = _HOSTS.get(service, f"{service}.{region}.amazonaws.com")
     environ["wsgi.url_scheme"] = "https"
-    # Not stored in its own environment: that cycle would keep bodies of 64 MB until the garbage
-    # collector runs.
+    # The request is not stored in its own environment: that cycle would keep bodies of 64 MB in
+    # memory until the garbage collector runs.
     request = ServerRequest(environ, populate_request=False)
     method = _find(request.url_root.rstrip("/"), request.raw_path)
     if method is None:

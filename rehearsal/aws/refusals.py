@@ -1,4 +1,4 @@
-"""How a request is refused: in each service's own words and format."""
+"""Refusals of requests, in each service's own words and format."""
 
 import json
 import re
@@ -20,7 +20,7 @@ _SIGNED_AT = "%Y%m%dT%H%M%SZ"
 
 
 def is_from_instance(environ: Mapping[str, Any], caller: Caller) -> bool:
-    """Whether an instance signed the request; temporary keys that nobody issued are one's too."""
+    """Whether an instance signed the request; temporary keys that were never issued count too."""
     is_temporary = "Credential=ASIA" in environ.get("HTTP_AUTHORIZATION", "")
     return is_temporary and (INSTANCE_KEY in caller.keys or caller.kind == "Account")
 
@@ -34,7 +34,7 @@ def denial(service: str, environ: Mapping[str, Any], denied: Denied) -> Response
         f"{resource} {why}"
     )
     if one.action.startswith("s3:DeleteObject") and environ["REQUEST_METHOD"] == "POST":
-        # A call that deletes several succeeds, and refuses each by itself: here all of them.
+        # A call that deletes several objects succeeds and refuses each one; here it refuses all.
         asked = ElementTree.fromstring(environ["wsgi.input"].getvalue()).iterfind(".//{*}Key")
         said = f"<Code>AccessDenied</Code><Message>{escape(message)}</Message>"
         errors = (f"<Error><Key>{escape(key.text or '')}</Key>{said}</Error>" for key in asked)
@@ -43,7 +43,7 @@ def denial(service: str, environ: Mapping[str, Any], denied: Denied) -> Response
 
 
 def refusal(service: str, environ: Mapping[str, Any], action: str, status: int) -> Response:
-    """Return the error of a drill's fault; 403 is that of an action that no policy allows."""
+    """Return the error of a drill's fault; 403 is the error for an action that no policy allows."""
     is_s3 = service == "s3"
     if status == 403:
         return _denied(service, environ, f"User is not authorized to perform: {action}")
@@ -65,7 +65,7 @@ def _denied(service: str, environ: Mapping[str, Any], message: str) -> Response:
 
 
 def skew_refusal(service: str, environ: Mapping[str, Any], now: datetime) -> Response | None:
-    """Return the error of a request that was signed too far from `now`, AWS's time; else None."""
+    """Return the error for a request signed too far from `now`, AWS's time, or None."""
     signed = environ.get("HTTP_X_AMZ_DATE", "")
     if not re.fullmatch(r"\d{8}T\d{6}Z", signed):
         return None
@@ -80,7 +80,7 @@ def skew_refusal(service: str, environ: Mapping[str, Any], now: datetime) -> Res
 
 
 def _is_json(environ: Mapping[str, Any]) -> bool:
-    """Whether the request, and so its answer, is in JSON; the others are in XML."""
+    """Whether the request, and so its answer, is in JSON rather than XML."""
     return "json" in environ.get("CONTENT_TYPE", "")
 
 
@@ -90,7 +90,7 @@ def answer_error(
     """Return an error in the service's format."""
     if _is_json(environ) and service != "s3":
         content = json.dumps({"__type": code, "message": message})
-        # Errors of JSON services, those of permissions too, have status 400.
+        # Errors of JSON services, including denials, have status 400.
         status = status if status >= 500 or service == "batch" else 400
         return Response(content, status=status, content_type="application/x-amz-json-1.1")
     message = escape(message)

@@ -34,12 +34,12 @@ from rehearsal.aws.service_jobs import ServiceJobs
 from rehearsal.faults import FaultInjector
 
 HOST = "127.0.0.1"
-# The account that this process uses: moto's state is global.
+# The running account of this process, at most one: moto's state is global.
 _RUNNING: list["EmbeddedAws"] = []
 
 
 class PortInUse(ValueError):
-    """Another program listens on the requested port."""
+    """The requested port, on which another program listens."""
 
 
 class EmbeddedAws:
@@ -63,7 +63,7 @@ class EmbeddedAws:
         self.stop()
 
     def start(self, port: int | None = None) -> None:
-        """Listen on the port (0: a free one), with an account that is empty but for the DLAMIs."""
+        """Listen on the port (0: a free one), with an account that has only the DLAMIs."""
         if _RUNNING:
             raise ValueError("an embedded AWS is already running in this process; stop it first")
         listener = _listen(self.port if port is None else port)
@@ -112,19 +112,19 @@ class EmbeddedAws:
         moto_patches.uninstall()
         spot_fleet.ACCESS[0] = None
         spot_fleet.CAPACITY[0] = Capacity()
-        # The reset would otherwise read 1,500 managed policies that nobody needs.
+        # Otherwise the reset would read 1,500 managed policies that are no longer needed.
         default_user_config["iam"] = {"load_aws_managed_policies": False}
         moto_api_backend.reset()
         _RUNNING.remove(self)
 
     @property
     def application(self) -> Any:
-        """The WSGI application, to serve it at a second address too."""
+        """The WSGI application, to be served at other addresses too."""
         return self._front
 
     @property
     def endpoint(self) -> str:
-        # An address, not a name: SDKs then put the bucket into the path.
+        # With an address rather than a name, SDKs put the bucket into the path.
         return f"http://{HOST}:{self.port}"
 
     def environment(self) -> dict[str, str]:
@@ -142,7 +142,7 @@ class EmbeddedAws:
     def client(self, service: str, role_arn: str = "") -> Any:
         """Return a boto3 client of the root user, or of CloudFormation in a role's session.
 
-        It is shared: clients are thread-safe.
+        Clients are shared, as they are thread-safe.
         """
         with self._lock:
             if (service, role_arn) not in self._clients:
@@ -172,23 +172,23 @@ class EmbeddedAws:
 
     @property
     def faults(self) -> FaultInjector:
-        """The faults that instances meet, and nobody else."""
+        """The injector of faults that instances, the Guard and submitters of jobs meet."""
         return self._front.faults
 
     def maintain_fleets(self) -> None:
-        """Do what EC2 does by itself as time passes: take back, end, replace."""
+        """Do what EC2 does by itself as time passes: take back, end and replace instances."""
         with self._front.alone_in("ec2"):
             spot_fleet.maintain_fleets(ec2_backends[self.account][self.region])
 
     def running_instances(self, stack: str) -> set[str]:
-        """Return the ids of a stack's instances; a request would cost a drill's polls much more."""
+        """Return the ids of a stack's running instances, more cheaply than by a request."""
         with self._front.alone_in("ec2"):
             ec2 = ec2_backends[self.account][self.region]
             ids = {instance.id for instance in ec2.all_running_instances()}
             return {each for each in ids if ec2.tags[each].get("Stack") == stack}
 
     def power_off(self, instance_id: str) -> None:
-        """Take note that an instance's machine is off: what shuts down is terminated then."""
+        """Register that an instance's machine is off; if it was shutting down, it is terminated."""
         with self._front.alone_in("ec2"):
             self.capacity.powered.discard(instance_id)
             instance = ec2_backends[self.account][self.region].get_instance(instance_id)
@@ -196,7 +196,7 @@ class EmbeddedAws:
                 instance.terminate()
 
     def begin_session(self, instance_id: str) -> AssumedRole:
-        """Begin the session of an instance's role, which EC2 serves in the metadata."""
+        """Begin a session of an instance's role, whose credentials EC2 serves in the metadata."""
         ec2 = self.client("ec2")
         filters = [{"Name": "instance-id", "Values": [instance_id]}]
         (found,) = ec2.describe_iam_instance_profile_associations(Filters=filters)[
@@ -214,7 +214,7 @@ class EmbeddedAws:
 
 def _listen(port: int) -> socket.socket:
     if not 0 <= port < 2**16:
-        raise ValueError(f"the port is {port}; give 1 to 65535, or 0 for a free one")
+        raise ValueError(f"the port is {port}; use 1 to 65535, or 0 for a free one")
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
@@ -223,7 +223,7 @@ def _listen(port: int) -> socket.socket:
         listener.close()
         if error.errno == errno.EADDRINUSE:
             raise PortInUse(
-                f"port {port} is in use by another program; give another with --port, or "
+                f"port {port} is in use by another program; choose another with --port, or "
                 "--port 0 for a free one"
             ) from error
         raise

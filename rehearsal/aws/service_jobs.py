@@ -1,7 +1,7 @@
-"""SageMaker's training jobs and AWS Batch's queues of them, its service jobs, in the embedded AWS.
+"""SageMaker's training jobs, and AWS Batch's service jobs (queued ones), in the embedded AWS.
 
-A service job starts when it is first in its queue and its environment has instances left; it is
-tried again, and ends. https://docs.aws.amazon.com/batch/latest/userguide/service-jobs.html
+A service job starts when it is first in its queue and its environment has instances left; if it
+fails, it is retried. https://docs.aws.amazon.com/batch/latest/userguide/service-jobs.html
 """
 
 import json
@@ -25,13 +25,13 @@ from rehearsal.aws.training_jobs import NOTICE_SECONDS, TrainingJob, new_name
 _log = logging.getLogger(__name__)
 
 _POLL_SECONDS = 0.1
-# Batch's reason for a job that asks for more instances than its environment has.
+# Batch's reason for blocking a job that asks for more instances than its environment has.
 _TOO_LARGE = "MISCONFIGURATION:SERVICE_ENVIRONMENT_MAX_RESOURCE"
 Publish = Callable[[str, str, Mapping[str, Any], Sequence[str]], None]
 
 
 class ServiceJobs:
-    """The account's environments, queues and jobs; a thread starts and ends jobs as is due."""
+    """The account's environments, queues and jobs; a thread starts and ends jobs when due."""
 
     def __init__(
         self,
@@ -39,14 +39,14 @@ class ServiceJobs:
         environment: Callable[[], Mapping[str, str]],
         application: Any,
     ) -> None:
-        """`environment` has the variables that point a container to the AWS `application`."""
+        """`environment` returns the variables that point a container to the AWS `application`."""
         self.notice_seconds = NOTICE_SECONDS
-        self.variables: dict[str, str] = {}  # of the image
-        self.folder: Path | None = None  # of the containers
+        self.variables: dict[str, str] = {}  # set by the image
+        self.folder: Path | None = None  # for the containers' files
         self.publish: Publish | None = None
         self.jobs: dict[str, ServiceJob] = {}
         self.trainings: dict[str, TrainingJob] = {}  # by name
-        self._said: dict[str, str] = {}  # the secondary status that events have told of each
+        self._said: dict[str, str] = {}  # each training's last published secondary status
         self._access, self._environment, self._application = access, environment, application
         self._here = f"arn:aws:batch:{access.region}:{access.account}"
         self._queues = JobQueues(access.account, access.region)
@@ -66,7 +66,7 @@ class ServiceJobs:
         }
 
     def answer(self, service: str, environ: Mapping[str, Any], body: bytes) -> Response | None:
-        """Answer a request to Batch or SageMaker; None where it is moto's."""
+        """Answer a request to Batch or SageMaker; return None if it is for moto."""
         if service not in self._models:
             return None
         operation, asked = read_call(service, environ, body)
@@ -91,10 +91,10 @@ class ServiceJobs:
         needed = {"ResourceConfig": "InstanceCount", "StoppingCondition": "MaxRuntimeInSeconds"}
         for name, part in needed.items() if operation == "CreateTrainingJob" else ():
             if part not in asked.get(name, {}):
-                raise Refused(f"{name} lacks {part}, without which no job starts here")
+                raise Refused(f"{name} lacks {part}, which the embedded AWS requires")
 
     def stop(self) -> None:
-        """End every container and leave nothing."""
+        """End every container and remove everything."""
         self._is_over.set()
         if self._thread is not None:
             self._thread.join()
@@ -102,27 +102,27 @@ class ServiceJobs:
             each.forget()
 
     def training(self, name: str) -> TrainingJob:
-        """The training job of this name, or a service job's latest."""
+        """Return the training job of this name, or a service job's latest one."""
         return self.jobs[name].attempts[-1] if name in self.jobs else self.trainings[name]
 
     def interrupt(self, name: str, host: str = "") -> None:
-        """Take an instance of a managed Spot training, or all, with SageMaker's notice."""
+        """Take back one or all instances of a managed Spot training, with SageMaker's notice."""
         with self._lock:
             assert self.training(name).request["EnableManagedSpotTraining"]
             self.training(name).tell("interruption", host)
 
     def lose(self, name: str, host: str = "") -> None:
-        """Take an instance of a training, or all, without a word."""
+        """Take back one or all instances of a training, without a notice."""
         with self._lock:
             self.training(name).lose(host)
 
     def step(self) -> None:
-        """Do what is due: take note of ends, retry, start what is first and has room."""
+        """Do what is due: register ended jobs, retry, start the first jobs that fit."""
         with self._lock:
             for training in self.trainings.values():
                 try:
                     training.step()
-                except Exception as error:  # as on AWS, that job's end and no other's
+                except Exception as error:  # as on AWS, only that job ends
                     _log.exception("[failed] training job %s", training.name)
                     training.fail(f"InternalServerError: {error}")
                 self._tell(training)
@@ -137,10 +137,10 @@ class ServiceJobs:
                     self._start(first)
 
     def _wait(self, queue: Mapping[str, Any], first: ServiceJob) -> None:
-        """Say that a queue stands; end its first job where it has been that for too long.
+        """Publish that a queue is blocked; end its first job if it has been first for too long.
 
-        Batch names why, and only a limit with that reason counts: what waits for its turn has none.
-        That SageMaker has no capacity does not happen here.
+        Batch names the reason, and only a limit with that reason counts; a job that waits for its
+        turn has none. Here SageMaker never runs out of capacity.
         """
         if first.first_since is None:
             first.first_since = time.time()
@@ -159,7 +159,7 @@ class ServiceJobs:
                 self._enter(first, "FAILED", said)
 
     def _follow(self, job: ServiceJob) -> None:
-        """Bring a job to the state of its training."""
+        """Update a job to the state of its training."""
         training, allowed = job.attempts[-1], job.asked.get("retryStrategy", {}).get("attempts", 1)
         said = f"Received status from SageMaker: {training.reason or training.secondary}"
         if training.status == "Completed":
@@ -210,12 +210,12 @@ class ServiceJobs:
         )
 
     def _begin(self, training: TrainingJob) -> None:
-        """Let it start with its role's credentials; PermissionError if it may not have them."""
+        """Let it start with its role's credentials; raise PermissionError if these are denied."""
         training.environment = self._given(training.request["RoleArn"], training.arn)
         self._watch()
 
     def _given(self, role: str, arn: str) -> dict[str, str]:
-        """The variables of a container: this AWS, and the credentials of the job's role."""
+        """Return a container's variables: for this AWS, and the credentials of the job's role."""
         session = self._access.assume(role, service="sagemaker", source_arn=arn, name="SageMaker")
         return {
             **self._environment(),
@@ -245,7 +245,7 @@ class ServiceJobs:
         return {"jobId": job.id, "jobArn": job.arn, "jobName": asked["jobName"]}
 
     def _watch(self) -> None:
-        """Step from now on, in a thread."""
+        """Start the thread that calls `step`."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._poll, name="service-jobs", daemon=True)
             self._thread.start()

@@ -1,6 +1,6 @@
-"""Has botocore read the models of AWS's services once a process: import it before moto.
+"""Makes botocore read the models of AWS's services once per process: import it before moto.
 
-They are megabytes of JSON, which each session of moto's and each client's would read again.
+Otherwise each session of moto and of each client would read megabytes of JSON again.
 """
 
 import botocore.loaders

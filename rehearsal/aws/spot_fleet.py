@@ -1,7 +1,7 @@
 """A Spot fleet with launch templates and real capacity, which moto supports only in part.
 
 An instance starts from the template version in the fleet's configuration, in the cheapest override
-whose pool has a machine. `maintain_fleets` does what is due as time passes.
+whose pool has a free machine. `maintain_fleets` does what is due as time passes.
 """
 
 import threading
@@ -19,20 +19,20 @@ from rehearsal.aws.iam.access import AccessControl
 from rehearsal.aws.iam.evaluation import ApiCall
 
 DECREASE = "capacity decreased"
-# How soon EC2 tries again is not documented.
+# How soon EC2 tries again is undocumented.
 _SECONDS_AFTER_FAILURE = 30.0
 # Two clients that ask for the same target at once must not start two instances.
 _LOCK = threading.RLock()
-# The capacity of the running account: like moto's state, there is one in a process.
+# The capacity of the running account: like moto's state, there is one per process.
 CAPACITY = [Capacity()]
-# And its IAM; None while no embedded AWS runs.
+# The account's IAM; None while no embedded AWS runs.
 ACCESS: list[AccessControl | None] = [None]
 
 
 class TemplateFleet:
     """A Spot fleet request whose instances come from launch templates.
 
-    It replaces moto's SpotFleetRequest and has what moto's instances and responses read.
+    It replaces moto's SpotFleetRequest and has the attributes that moto's code reads.
     """
 
     def __init__(self, backend: Any, config: dict[str, Any]) -> None:
@@ -109,14 +109,14 @@ class TemplateFleet:
         self.reach_target()
 
     def reach_target(self) -> None:
-        """Mark instances to take back, end those that are due, launch those that are missing."""
+        """Mark instances to take back, end those that are due, and launch missing ones."""
         with _LOCK:
             self._drop_ended()
             on_demand = int(self.config.get("OnDemandTargetCapacity") or 0)
             wanted = {ON_DEMAND: on_demand, SPOT: self.target_capacity - on_demand}
             self._reclaim()
             if self.state == "active" and self._policy == "default":
-                # On-demand instances stay: EC2 documents a decrease for Spot instances only.
+                # On-demand instances stay: EC2 documents a decrease only for Spot instances.
                 for request in self._kept(SPOT)[max(wanted[SPOT], 0) :]:
                     if request.instance.id not in self.capacity.endings:
                         self.capacity.end(
@@ -128,7 +128,7 @@ class TemplateFleet:
                     self._launch(market, wanted[market] - len(self._kept(market)))
 
     def _kept(self, market: str) -> list[FleetInstance]:
-        """Return the instances that count: those that are lost count until they are gone."""
+        """Return the instances that count towards the target; lost ones do until they are gone."""
         endings = self.capacity.endings
         return [
             item
@@ -145,7 +145,7 @@ class TemplateFleet:
         self.spot_requests = [item for item in self.spot_requests if item.is_running]
 
     def _reclaim(self) -> None:
-        """Mark the newest instances of a pool that has fewer machines than we have of it."""
+        """Mark the newest instances of a pool that has fewer machines than we use."""
         endings = self.capacity.endings
         for request in reversed(self.spot_requests):
             staying = sum(item.instance.id not in endings for item in self._of(request.pool))
@@ -186,7 +186,7 @@ class TemplateFleet:
         return access is None or key is None or access.may_encrypt_volumes(key)
 
     def _may_launch(self, offer: PoolOffer) -> bool:
-        """Whether the fleet's role lets EC2 start and tag instances, and pass them their role."""
+        """Whether the fleet's role lets EC2 start and tag instances and pass them their role."""
         access = ACCESS[0]
         if access is None:
             return True
@@ -210,7 +210,7 @@ class TemplateFleet:
         return all(access.allows(self.session, one) for one in wanted)
 
     def _cheapest(self, market: str) -> PoolOffer | None:
-        """Return the cheapest override whose pool has a free machine; the first of equal ones."""
+        """Return the cheapest override whose pool has a free machine; on a tie, the first."""
         free = [
             offer
             for offer in self._offers(market)
@@ -236,7 +236,7 @@ class TemplateFleet:
         return str(self.ec2_backend.get_subnet(subnet_id).availability_zone)
 
     def _of(self, pool: Pool) -> list[FleetInstance]:
-        """Return the running instances of a pool, of all fleets."""
+        """Return the running instances of a pool in all fleets."""
         return [
             item
             for fleet in _template_fleets(self.ec2_backend)
@@ -245,7 +245,7 @@ class TemplateFleet:
         ]
 
     def cancel(self, *, terminate: bool) -> None:
-        """Stop following the target for good; the instances are terminated or stay."""
+        """Stop maintaining the target for good, and terminate the instances or keep them."""
         self.state = "cancelled_terminating" if terminate else "cancelled_running"
         if terminate:
             self.config = self.config | {"TargetCapacity": 0, "OnDemandTargetCapacity": 0}
@@ -259,7 +259,7 @@ class TemplateFleet:
 
 
 def maintain_fleets(backend: Any) -> None:
-    """Take back, end and replace instances of every fleet as is due by now."""
+    """Take back, end and replace instances of every fleet as due."""
     for fleet in _template_fleets(backend):
         fleet.reach_target()
 

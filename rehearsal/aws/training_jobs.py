@@ -1,7 +1,7 @@
-"""SageMaker's training jobs in the embedded AWS: on each instance one container, a process here.
+"""SageMaker's training jobs in the embedded AWS: one container per instance, here a process.
 
-It finds /opt/ml below a folder of its own, as a SageMaker container does, with the credentials of
-the job's role. The image is this repository; channels in File mode, no model.tar.gz.
+Each has an /opt/ml in a folder of its own, laid out as in a SageMaker container, and the job role's
+credentials. The image is this repository; channels are in File mode, and no model.tar.gz is made.
 https://docs.aws.amazon.com/sagemaker/latest/dg/your-algorithms-training-algo-running-container.html
 """
 
@@ -27,10 +27,10 @@ from rehearsal.aws.job_network import JobNetwork
 from sizing import catalogue
 
 REPOSITORY = Path(__file__).parents[2]
-# SageMaker sends SIGTERM, and SIGKILL so much later.
+# The time from SageMaker's SIGTERM to its SIGKILL.
 NOTICE_SECONDS = 120.0
 _FOLDERS = ("input/config", "input/data", "model", "output", "checkpoints", "tmp")
-# What ends a job's containers -> status, secondary status and reason of the job then.
+# Why a job's containers end -> the job's final status, secondary status and reason.
 _ENDS = {
     "stop": ("Stopped", "Stopped", ""),
     "limit": ("Stopped", "MaxRuntimeExceeded", ""),
@@ -40,14 +40,14 @@ _ENDS = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JobContainer:
-    """One host's, as SageMaker starts it."""
+    """The container of one host, as SageMaker starts it."""
 
     host: str
     root: Path  # its /opt/ml
     process: subprocess.Popen[bytes]
 
     def kill(self) -> None:
-        """End it and all that it started, at once."""
+        """Kill it and everything that it started, at once."""
         with suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
@@ -55,14 +55,14 @@ class JobContainer:
 
 @dataclass(kw_only=True)
 class TrainingJob:
-    """One training job; `step` does what is due by now, and calls nothing of AWS."""
+    """One training job; call `step` often, which does what is due."""
 
     arn: str
     request: Mapping[str, Any]  # CreateTrainingJob's
     environment: Mapping[str, str]  # of its containers
     notice_seconds: float
-    below: Path | None = None  # where it makes its folder; None: as tempfile does
-    application: Any = None  # AWS, for containers that cannot reach this machine's address of it
+    below: Path | None = None  # where to create its folder; None: tempfile's default
+    application: Any = None  # AWS, for containers that cannot reach its address on this machine
     created: float = field(default_factory=time.time)
     status: str = "InProgress"
     reason: str = ""
@@ -71,9 +71,9 @@ class TrainingJob:
     num_starts: int = 0
     containers: list[JobContainer] = field(default_factory=list)
     network: JobNetwork | None = None
-    folder: Path | None = None  # below it each host's /opt/ml and log
+    folder: Path | None = None  # contains each host's /opt/ml and log
     transitions: list[dict[str, Any]] = field(default_factory=list)
-    _seconds: float = 0.0  # of containers that have ended
+    _seconds: float = 0.0  # how long ended containers ran
     _told_at: float = 0.0
     _started: float = 0.0
 
@@ -99,19 +99,19 @@ class TrainingJob:
 
     @property
     def seconds(self) -> float:
-        """How long its containers ran side by side, which SageMaker bills for each instance."""
+        """How long its containers have run, which SageMaker bills for each instance."""
         return self._seconds + (time.time() - self._started if self.containers else 0.0)
 
     def log(self, host: str = "") -> str:
-        """What the containers of one host have printed, or of all, one after the other."""
+        """Return the output of one host's containers, or that of all hosts, one after the other."""
         files = sorted(self.folder.glob(f"{host or '*'}.log")) if self.folder else []
         return "".join(file.read_text(errors="replace") for file in files)
 
     def tell(self, why: str, host: str = "") -> None:
-        """Tell one host to end, or all, as at a stop, a limit or a Spot interruption."""
+        """Tell one host or all to end, as at a stop, a limit or a Spot interruption."""
         if why == "stop" and not self.containers:
             self._end(*_ENDS[why])
-        # Whoever stops a job that is being interrupted does not want it to start again.
+        # A job that is stopped while it is being interrupted must not start again.
         is_known = self.told and (self.told, why) != ("interruption", "stop")
         if not self.containers or is_known:
             return
@@ -124,9 +124,9 @@ class TrainingJob:
                 each.process.send_signal(signal.SIGTERM)
 
     def lose(self, host: str = "") -> None:
-        """One instance, or all, are gone without a word, which SageMaker calls an internal error.
+        """Lose one or all instances without a notice, which SageMaker calls an internal error.
 
-        When it takes note of one of several is not documented: here after the notice's time.
+        When it notices the loss of one of several is undocumented; here, after `notice_seconds`.
         """
         if self.containers:
             self.told, self._told_at = "loss", time.monotonic()
@@ -135,12 +135,12 @@ class TrainingJob:
                 each.kill()
 
     def fail(self, reason: str) -> None:
-        """End it, whatever it is doing."""
+        """End it as failed, whatever it is doing."""
         self.kill()
         self._end("Failed", "Failed", reason)
 
     def step(self) -> None:
-        """Start its containers, take note of their ends, kill them when their notice is over."""
+        """Start its containers, register their exits, kill them when their notice is over."""
         if self.is_over:
             return
         if not self.containers:
@@ -150,19 +150,19 @@ class TrainingJob:
             self.tell("limit")
         codes = [each.process.poll() for each in self.containers]
         is_late = self.told and time.monotonic() > self._told_at + self.notice_seconds
-        # One that fails ends the job for all.
+        # One failing container ends the job for all.
         has_failed = any(codes) and not self.told
         if is_late or has_failed or None not in codes:
             self._conclude(codes)
 
     def kill(self) -> None:
-        """End its containers, and take note of how long they ran."""
+        """Kill its containers, and add up how long they ran."""
         for each in self.containers:
             each.kill()
         self._seconds, self.containers = self.seconds, []
 
     def forget(self) -> None:
-        """Leave nothing."""
+        """Kill its containers and remove its network and files."""
         self.kill()
         if self.network is not None:
             self.network.close()
@@ -170,7 +170,7 @@ class TrainingJob:
             shutil.rmtree(self.folder, ignore_errors=True)
 
     def describe(self) -> dict[str, Any]:
-        """What DescribeTrainingJob answers, and events have in their detail."""
+        """Return the response of DescribeTrainingJob, which is also the detail of events."""
         named = "StoppingCondition", "ResourceConfig", "RoleArn", "EnableManagedSpotTraining"
         output = self.request["OutputDataConfig"]["S3OutputPath"]
         seconds = max(1, round(self.seconds))
@@ -225,7 +225,7 @@ class TrainingJob:
                     "TMPDIR": str(root / "tmp"),
                     "TRAINING_JOB_NAME": self.name,
                     "TRAINING_JOB_ARN": self.arn,
-                    # No GPU is here: as many ranks as that size has.
+                    # Without GPUs here, start as many CPU ranks as the size has GPUs.
                     "TRAINING_CPU_RANKS": str(max(1, size.num_gpus) if size else 1),
                     **self.environment,
                     **network.environment,
@@ -238,7 +238,7 @@ class TrainingJob:
         return JobContainer(host=host, root=root, process=process)
 
     def _furnish(self, root: Path, host: str, network: JobNetwork) -> None:
-        # Another instance than before, with an empty volume; the log is CloudWatch's.
+        # A restart gets a new instance with an empty volume; the log, CloudWatch's, stays.
         shutil.rmtree(root, ignore_errors=True)
         for name in _FOLDERS:
             (root / name).mkdir(parents=True)
@@ -263,7 +263,7 @@ class TrainingJob:
             (root / f"input/config/{name}.json").write_text(json.dumps(content), encoding="utf-8")
 
     def _fetch(self, folder: Path) -> dict[str, Any]:
-        """Bring each channel's files, with the role's rights; what inputdataconfig.json says."""
+        """Download each channel's files as the role; return inputdataconfig.json's content."""
         named = ("aws_access_key_id", "aws_secret_access_key", "aws_session_token")
         found = {}
         for channel in self.request.get("InputDataConfig", ()):
@@ -285,7 +285,7 @@ class TrainingJob:
         said = self.containers[failed or 0].root / "output" / "failure"
         self.kill()
         if self.told == "interruption":
-            # A managed Spot job starts again by itself, on other instances.
+            # A managed Spot job restarts by itself, on other instances.
             self.told = ""
             self._enter("Interrupted")
         elif self.told:
@@ -311,5 +311,5 @@ class TrainingJob:
 
 
 def new_name(job_name: str) -> str:
-    """The name that Batch gives a job's next training job, of 63 characters at most."""
+    """Return Batch's name for a job's next training job, at most 63 characters long."""
     return f"AWSBatch{job_name[:23]}{uuid.uuid4().hex}"

@@ -1,6 +1,6 @@
-"""What happens in mid-run, and when: a demo's interruptions, and the [[action]] tables of a drill.
+"""Actions in mid-run: a demo's interruptions, and the [[action]] tables of a drill.
 
-The trigger is the run's own progress, read from the metrics file of the machine that trains, so an
+The run's own progress, read from the training machine's metrics file, triggers them, so that an
 interruption comes at the same step on a fast laptop and on a slow one.
 """
 
@@ -12,15 +12,15 @@ from typing import Any
 from rehearsal.aws.capacity import Course
 from rehearsal.faults import Fault
 
-SYNTAX = "kill:STAGE:N or notice:STAGE:N; of a program kill:program:STEP or kill:snapshot:N"
-# To one machine, to AWS, and by whoever owns the run.
+SYNTAX = "kill:STAGE:N or notice:STAGE:N; for a program kill:program:STEP or kill:snapshot:N"
+# What is done to one machine, to AWS, and by the run's owner.
 INTERRUPTIONS = ("kill", "notice")
 _TO_MACHINE = (*INTERRUPTIONS, "rebalance", "execute")
 _DEEDS = (*_TO_MACHINE, "capacity", "faults", "clock", "guard", "operate", "deploy")
-# In place of a stage: what counts are the snapshots of a program that have been committed.
+# In place of a stage: counts a program's committed snapshots.
 SNAPSHOT = "snapshot"
 ENDED, AFTER, LOG = "ended", "after", "log"
-# What a deed may be given, and what it cannot do without.
+# Which actions may have a field, and which need it.
 _FIELDS = {
     "capacity": ("capacity",),
     "parameters": ("deploy",),
@@ -33,21 +33,21 @@ _NEEDED = {"capacity": "capacity", "execute": "command", "operate": "command", "
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Seen:
-    """What tells whether a moment has come; `line` and `log` are those of one machine."""
+    """Observations that tell whether an action is due; `line` and `log` are of one machine."""
 
-    line: Mapping[str, Any] = field(default_factory=dict)  # of its metrics, the latest
+    line: Mapping[str, Any] = field(default_factory=dict)  # its latest metrics line
     log: Sequence[str] = ()
     num_snapshots: int = 0  # of the run, once this machine has one of its own
-    seconds: float = 0.0  # since the action before, or the deploy
+    seconds: float = 0.0  # since the previous action, or the deploy
     is_over: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Action:
-    """What happens, and `at` which moment.
+    """An action (`do`), and the moment `at` which it is due.
 
-    STAGE:N of the run's progress in steps or shards, snapshot:N of a program's, log:PATTERN of a
-    line in a machine's log, after:SECONDS since the action before (or the deploy), or `ended`.
+    A moment is STAGE:N (progress in steps or shards), snapshot:N (of a program), log:PATTERN (a
+    line in a machine's log), after:SECONDS (since the previous action or the deploy), or `ended`.
     """
 
     at: str
@@ -62,7 +62,7 @@ class Action:
         check_choice("do", self.do, _DEEDS)
         _check_moment(self.at)
         if self.at == ENDED and self.is_to_machine:
-            raise ValueError(f"do = {self.do!r} needs a machine that runs: not at {ENDED!r}")
+            raise ValueError(f"do = {self.do!r} needs a running machine: not at {ENDED!r}")
         for name, deeds in _FIELDS.items():
             is_given = getattr(self, name) not in ((), {}, "", None)
             if is_given and self.do not in deeds:
@@ -70,14 +70,14 @@ class Action:
             if not is_given and _NEEDED.get(self.do) == name:
                 raise ValueError(f"do = {self.do!r} needs {name}")
         if self.do == "notice" and (self.seconds or 0) < 0:
-            raise ValueError(f"the notice's seconds are {self.seconds}; give at least 0")
+            raise ValueError(f"the notice's seconds are {self.seconds}; use 0 or more")
 
     def __str__(self) -> str:
         return f"{self.do}:{self.at}"
 
     @property
     def stage(self) -> str:
-        """The stage, or the kind of moment, at which it comes."""
+        """The stage, or the kind of moment, at which it is due."""
         return self.at.partition(":")[0]
 
     @property
@@ -86,7 +86,7 @@ class Action:
         return self.do in _TO_MACHINE
 
     def is_due(self, seen: Seen) -> bool:
-        """Whether the moment has come."""
+        """Whether the action is due."""
         if self.at == ENDED or seen.is_over:
             return self.at == ENDED and seen.is_over
         name, _, value = self.at.partition(":")
@@ -96,7 +96,7 @@ class Action:
             return any(re.search(value, line) for line in seen.log)
         if name == SNAPSHOT:
             return seen.num_snapshots >= int(value)
-        # A preparation counts shards; a program's stage has no steps but its own.
+        # A Prepare stage counts shards; a program has no steps other than its stage's.
         line = seen.line
         done = line.get("stage_step", line.get("done", line.get("step", 0)))
         return line.get("stage") == name and int(done) >= int(value)
@@ -111,7 +111,7 @@ def parse_interruption(text: str) -> Action:
 
 
 def check_stages(plan: Sequence[Action], stages: Sequence[str]) -> None:
-    """Refuse an interruption in a stage that what is trained does not have: it would never come."""
+    """Refuse an interruption in a stage that does not exist, where it would never be due."""
     for planned in plan:
         if planned.stage not in stages:
             raise ValueError(
@@ -121,9 +121,9 @@ def check_stages(plan: Sequence[Action], stages: Sequence[str]) -> None:
 
 
 def check_choice(name: str, value: str, known: Sequence[str]) -> None:
-    """Refuse a value that is none of the known ones."""
+    """Refuse an unknown value."""
     if value not in known:
-        raise ValueError(f"{name} is {value!r}; give one of: {', '.join(known)}")
+        raise ValueError(f"{name} is {value!r}; use one of: {', '.join(known)}")
 
 
 def _check_moment(at: str) -> None:
@@ -133,4 +133,4 @@ def _check_moment(at: str) -> None:
         return
     number = r"\d+(\.\d+)?" if name == AFTER else r"\d+"
     if not re.fullmatch(r"[^:\s]+", name) or not re.fullmatch(number, value) or name == LOG:
-        raise ValueError(f"at is {at!r}; give STAGE:N, log:PATTERN, after:SECONDS or {ENDED}")
+        raise ValueError(f"at is {at!r}; use STAGE:N, log:PATTERN, after:SECONDS or {ENDED}")

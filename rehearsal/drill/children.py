@@ -1,4 +1,4 @@
-"""Programs that the rehearsal starts, the pinned CDK CLI among them: none is left behind."""
+"""Programs that the rehearsal starts, such as the pinned CDK CLI; none is left behind."""
 
 import os
 import signal
@@ -15,7 +15,7 @@ _POLL_SECONDS = 0.1
 
 
 class ChildFailed(RuntimeError):
-    """A program exited with a status other than 0."""
+    """The exit of a program with a status other than 0."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -34,7 +34,7 @@ class Child:
         return status
 
     def expect(self, meanwhile: Callable[[], None] | None = None) -> None:
-        """Wait, doing `meanwhile`; raise ChildFailed with the last lines unless it succeeded."""
+        """Wait, calling `meanwhile`; raise ChildFailed with the last lines unless it succeeded."""
         while meanwhile is not None and self.process.poll() is None:
             meanwhile()
             time.sleep(_POLL_SECONDS)
@@ -44,7 +44,7 @@ class Child:
             raise ChildFailed(f"{self.name} failed with exit status {status}:\n{lines}")
 
     def kill(self) -> None:
-        """Send SIGKILL to the program and its whole process group."""
+        """Send SIGKILL to the program's entire process group."""
         if self.process.poll() is None:
             os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait()
@@ -104,7 +104,7 @@ class Children:
 def run_cdk(
     children: Children, name: str, *arguments: str, meanwhile: Callable[[], None] | None = None
 ) -> None:
-    """Run one CLI command and wait for it, doing `meanwhile`; ChildFailed has its last lines."""
+    """Run one CLI command and wait for it, calling `meanwhile`; raise ChildFailed if it fails."""
     children.say(f"{name} ...")
     started = time.monotonic()
     start_cdk(children, name, *arguments).expect(meanwhile)

@@ -28,19 +28,19 @@ from rehearsal.drill.workload import RehearsedWorkload, stack_context
 from rehearsal.machines.metadata import RehearsedInstance
 from rehearsal.machines.quirks import Quirks
 
-# The Guard runs every ten minutes; a rehearsal of a few minutes would never see that.
+# The Guard runs every ten minutes, too rarely for a rehearsal of a few minutes.
 _GUARD_TICK_SECONDS = 30.0
 _NOTICE_SECONDS = 15.0
-# Of an idle machine, and at most: each kill costs the wait for it.
+# On an idle machine, and at most: after each kill, the run waits that long.
 _LEASE_TTL_SECONDS, _MAX_LEASE_TTL_SECONDS = 3.0, 6.0
-# Of an idle machine, for the fleet and then for each wait.
+# On an idle machine, for the fleet and then for each wait.
 _PATIENCE_SECONDS = 1500.0
-# After a trainer's end, for what its machine still sends.
+# After a trainer's end, the time for its machine to send the rest.
 _QUIET_SECONDS = 2.0
 
 
 def usual_seconds(num_interruptions: int) -> list[float]:
-    """The seconds of each phase: three to deploy, one for each machine, one to compare."""
+    """Return each phase's seconds: three to deploy, one for each machine, one to compare."""
     return [6.0, 8.0, 5.0, *[25.0] * (num_interruptions + 1), 5.0]
 
 
@@ -50,20 +50,20 @@ class Demo:
 
     trained: RehearsedWorkload | RehearsedProgram
     plan: Sequence[Action]
-    options: argparse.Namespace  # of `demo`
+    options: argparse.Namespace  # of the command `demo`
     stacks: DeployedStacks
     log: DemoLog
     started: float = field(default_factory=time.monotonic)
     notice_seconds: float = 0.0
     context: dict[str, str] = field(default_factory=dict)  # the stack's parameters
-    _ends: dict[str, float] = field(default_factory=dict)  # of trainers, by instance
+    _ends: dict[str, float] = field(default_factory=dict)  # when trainers ended, by instance
 
     @property
     def _machines(self) -> Path:
         return self.stacks.folder / "machines"
 
     def rehearse(self) -> tuple[dict[str, Any], Curves]:
-        """Run all phases; the receipt and the losses, RehearsalFailed or ChildFailed if not."""
+        """Run all phases; return receipt and losses, or raise RehearsalFailed or ChildFailed."""
         rehearsed = self._run()
         receipt = make_receipt(rehearsed)
         return receipt, loss_curves(rehearsed.run, rehearsed.reference, receipt)
@@ -99,7 +99,7 @@ class Demo:
         for life in fleet.lives.values():
             life.read_metrics()
         self._finish(reference)
-        self._wait(lambda: "the Guard, which has not had all events", lambda: bus.is_idle)
+        self._wait(lambda: "the Guard, which still has events to handle", lambda: bus.is_idle)
         bus.close()
         return Rehearsed(
             permissions=keep(stacks.aws.access.evidence.report(), stacks.folder),
@@ -126,12 +126,12 @@ class Demo:
         end = time.monotonic() + seconds
         while not is_done():
             if time.monotonic() > end:
-                raise RehearsalFailed(f"gave up after {seconds:.0f} s of waiting for {what()}")
+                raise RehearsalFailed(f"gave up after waiting {seconds:.0f} s for {what()}")
             self.log.hear(f"waiting for {what()}")
             time.sleep(POLL_SECONDS)
 
     def _deploy(self, uninterrupted: Path) -> Child:
-        """Deploy; as soon as there are data, start the uninterrupted run in this folder."""
+        """Deploy; as soon as the data exist, start the uninterrupted run in this folder."""
         stacks, options, log = self.stacks, self.options, self.log
         log.begin("the account and, at the same time, the data")
         making = self.trained.make_data(stacks)
@@ -171,7 +171,7 @@ class Demo:
         return True
 
     def _skip_idle_notices(self, fleet: Fleet) -> None:
-        """End each notice in which the trainer has ended; EC2 would wait to its end."""
+        """End each notice in which the trainer has ended; EC2 would wait for the notice's end."""
         for life in fleet.running():
             lines = life.machine.log_lines() if life.ends_at else ()
             if any(line.startswith("after training: ") for line in lines):

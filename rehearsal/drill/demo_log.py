@@ -1,6 +1,6 @@
-"""What a demo says: its phases, and the news of what it hears from programs and machines.
+"""A demo's output: its phases, and the news among the lines of programs and machines.
 
-All that it hears goes to demo.log.
+All of these lines go to demo.log.
 """
 
 import os
@@ -10,20 +10,20 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 COLUMNS = 120 - len("[9999.9 s] ")
-# Lines of news; phases and interruptions are said in any case, and the receipt has some 25.
+# The most lines of news; phases and interruptions do not count, and the receipt adds about 25.
 NEWS = 70
 _PROGRESS_SECONDS = 12.0
 _NOISE = re.compile(
     r": {2,}|: \[(checkpoint|bottleneck|\w+\] (after epoch|artifact))"
     r"|^(cdk|upload|uninterrupted:|\d+ resources)"
 )
-# Steps of a boot: those of the first machine are news.
+# Steps of a boot, which are news only for the first machine.
 _BOOT = re.compile(r"^i-\w+: \[ok\] (?!training:|dataset:|fleet )[\w-]+: ")
 _PROGRESS = re.compile(r": +\d+/\d+ |^waiting for ")
 
 
 class DemoLog:
-    """Says lines; `usual` are the seconds of the demo's phases on two idle cores."""
+    """Prints and keeps lines; `usual` are the seconds of the demo's phases on two idle cores."""
 
     def __init__(self, say: Callable[[str], None], path: Path, usual: Sequence[float]) -> None:
         self._say, self._path, self._usual = say, path, usual
@@ -31,20 +31,20 @@ class DemoLog:
         self._num_news, self._progress_at, self._first = 0, 0.0, ""
 
     def __call__(self, text: str, *, shows: bool = True) -> None:
-        """Say a line, or only keep it."""
+        """Keep a line, and print it if it `shows`."""
         with self._path.open("a", encoding="utf-8") as log:
             print(text, file=log)
         if shows:
             self._say(text if len(text) <= COLUMNS else f"{text[: COLUMNS - 1]}…")
 
     def hear(self, text: str) -> None:
-        """Keep a line of a program or machine; say it if it is news."""
+        """Keep a line from a program or machine; print it if it is news."""
         is_news = "[failed]" in text or self._is_news(text)
         self._num_news += is_news
         self(text, shows=is_news)
 
     def begin(self, what: str, *, is_last: bool = False) -> None:
-        """Say which phase begins, and how long it and all that is left will take."""
+        """Print which phase begins, and how long it and all remaining phases will take."""
         last = len(self._usual) - 1
         self._phase = last if is_last else min(self._phase + 1, last - 1)
         here, left = self._usual[self._phase], sum(self._usual[self._phase :])
@@ -53,7 +53,7 @@ class DemoLog:
 
     @property
     def pace(self) -> float:
-        """How many times longer than usual this machine takes; 1 on an idle one."""
+        """How many times longer than usual this machine takes; 1 if it is idle."""
         usual = sum(self._usual[: max(self._phase, 0)])
         elapsed = time.monotonic() - self._began
         return max(1.0, elapsed / usual if usual else os.getloadavg()[0] / (os.cpu_count() or 1))

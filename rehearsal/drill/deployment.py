@@ -1,6 +1,6 @@
 """The stacks on the embedded AWS, deployed by the real CDK CLI.
 
-What a rehearsal needs before its first machine boots: bootstrap, synth, deploy, upload.
+It does everything before a rehearsal's first machine boots: bootstrap, synth, deploy, upload.
 """
 
 import contextlib
@@ -39,26 +39,26 @@ NOTICE_SECONDS, HANDLER_POLL_SECONDS = 120.0, 2.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DeployedStacks:
-    """One embedded AWS with our stacks in it, or soon; `folder` holds what is made on the way.
+    """One embedded AWS that has our stacks or is about to; `folder` holds the files.
 
-    `training` is the stack of the run; the others are shared by all runs.
+    `training` is the run's stack; all runs share the others.
     """
 
     folder: Path
     aws: EmbeddedAws
     children: Children
-    nspawn: Callable[..., NspawnMachine] | None = None  # makes one; None: process machines
+    nspawn: Callable[..., NspawnMachine] | None = None  # makes a machine; None: process machines
     training: str = training_stack()
 
     @property
     def dataset(self) -> Path:
-        """The folder of the dataset that is uploaded."""
+        """The folder of the dataset to upload."""
         return self.folder / "dataset"
 
     def bootstrap(self) -> None:
         """Prepare the account for the CDK CLI."""
         environment = f"aws://{self.aws.account}/{self.aws.region}"
-        # Without the app, which the CLI would synthesize: the environment has a name.
+        # The environment is explicit, so the app, which the CLI would synthesize, is left out.
         run_cdk(self.children, "cdk bootstrap", "bootstrap", environment, "--app", "")
 
     def upload(self, name: str) -> None:
@@ -71,7 +71,7 @@ class DeployedStacks:
         ).expect()
 
     def synthesize(self, assembly: Path, context: Mapping[str, str]) -> Child:
-        """Start to synthesize the app with this context; do not wait."""
+        """Start synthesizing the app with this context; do not wait."""
         options = [word for name, value in context.items() for word in ("-c", f"{name}={value}")]
         words = ["synth", "--quiet", "--output", str(assembly), *options]
         return start_cdk(self.children, "cdk synth", *words)
@@ -79,13 +79,13 @@ class DeployedStacks:
     def deploy(
         self, assembly: Path, stack: str, meanwhile: Callable[[], None] | None = None
     ) -> None:
-        """Deploy one stack of a synthesized assembly, what it needs first."""
+        """Deploy one stack of a synthesized assembly, after the stacks that it needs."""
         words = ["deploy", "--app", str(assembly), "--require-approval", "never"]
         arguments = [*words, "--progress", "events", stack]
         run_cdk(self.children, f"cdk deploy {stack}", *arguments, meanwhile=meanwhile)
 
     def check_resources(self) -> dict[str, int]:
-        """Count the deployed resources by type; raise if a service does not know one."""
+        """Count the deployed resources by type; raise if one does not exist in its service."""
         stacks = [DATASET, *([NETWORK] if self.training != SWEEPS else []), self.training]
         missing = self.aws.engine.missing_resources(stacks)
         if missing:
@@ -105,13 +105,13 @@ class DeployedStacks:
         boot: Callable[[RehearsedInstance], BootableMachine],
         say: Callable[[str], None],
     ) -> Fleet:
-        """Return the fleet that is deployed now."""
+        """Return the currently deployed fleet."""
         found = self.aws.client("ssm").get_parameter(Name=f"/{self.training}/fleet-id")
         identifier = str(found["Parameter"]["Value"])
         return Fleet(aws=self.aws, bus=bus, id=identifier, boot=boot, say=say, stack=self.training)
 
     def run_files(self) -> BucketFiles:
-        """Return the files of the run that is deployed now."""
+        """Return the files of the currently deployed run."""
         return bucket_files(self.aws.client("s3"), self.output(self.training, "RunUri"))
 
     def machine(
@@ -167,7 +167,7 @@ class DeployedStacks:
 
 
 def handler_poll(notice_seconds: float) -> dict[str, str]:
-    """Return the variable that lets the interruption handler poll as often in a shorter notice."""
+    """Return the variable that scales the interruption handler's polling to a shorter notice."""
     poll = min(1.0, notice_seconds / NOTICE_SECONDS) * HANDLER_POLL_SECONDS
     return {"POLL_SECONDS": f"{poll:g}"}
 
@@ -192,9 +192,9 @@ def embedded_stacks(
     say: Callable[[str], None],
     told: Callable[[str], None] | None = None,
 ) -> Iterator[DeployedStacks]:
-    """An embedded AWS for the stacks, its files in `out`; `told` gets what programs say.
+    """Start an embedded AWS for the stacks, with its files in `out`.
 
-    Without it, cdk.log gets it.
+    The output of programs goes to `told`, by default to cdk.log.
     """
     folder = (REPOSITORY / out).resolve()
 
@@ -224,7 +224,7 @@ def embedded_stacks(
 
 def child_environment(aws: EmbeddedAws) -> dict[str, str]:
     """Return our environment, with the embedded AWS and the virtual environment's node and cdk."""
-    # Runs and machines share the cores: a thread that spins keeps the one it waits for from them.
+    # Runs and machines share the cores: a spinning thread would slow down those it waits for.
     kept = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
     path = os.pathsep.join([str(Path(sys.prefix) / "bin"), os.environ.get("PATH", os.defpath)])
     # The embedded CloudFormation validates what it deploys against the same schemas.

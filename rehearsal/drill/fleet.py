@@ -1,8 +1,8 @@
 """The rehearsal's fleet: a machine for every instance that the embedded EC2 runs.
 
-EC2 decides which instances there are; their machines follow. What EC2 takes back gets a notice in
-the metadata and on the event bus and, when its time is up, SIGKILL to everything; what somebody
-terminates shuts down in order.
+EC2 decides which instances exist, and the machines follow. An instance that EC2 takes back gets a
+notice in the metadata and on the event bus and, when its time is up, SIGKILL to all its processes;
+one that is terminated by an API call shuts down in order.
 """
 
 import base64
@@ -22,16 +22,16 @@ from rehearsal.machines.metadata import RehearsedInstance
 from rehearsal.machines.nspawn.machine import NspawnMachine
 
 FLEET_TAG = "aws:ec2spot:fleet-request-id"
-# How long EC2 waits for an operating system to shut down is not documented; it is some minutes.
+# How long EC2 waits for an operating system to shut down is undocumented; it is some minutes.
 _SHUTDOWN_SECONDS = 60.0
 _TERMINATED = "terminated by an API call"
 POLL_SECONDS = 0.2
-# What boots an instance's user data: a process tree, or a container.
+# A machine that boots an instance's user data: a process tree, or a container.
 BootableMachine: TypeAlias = ProcessMachine | NspawnMachine
 
 
 class RehearsalFailed(RuntimeError):
-    """The rehearsal stopped before its end; the message says where."""
+    """The end of a rehearsal before it was complete; the message says why."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -48,11 +48,11 @@ class MachineLife:
     processes_killed: int = 0
     latest: dict[str, Any] = field(default_factory=dict)  # its last metrics line of work
     noticed: dict[str, Any] = field(default_factory=dict)  # its metrics line when a notice came
-    num_snapshots: int = 0  # that it has committed
+    num_snapshots: int = 0  # committed by it
     first_progress: float | None = None  # seconds from power-on to its first metrics line of work
-    first_step: float | None = None  # and to its first optimizer step
-    bytes_read: int = 0  # of its metrics
-    lines_relayed: int = 0  # of its log
+    first_step: float | None = None  # seconds from power-on to its first optimizer step
+    bytes_read: int = 0  # from its metrics
+    lines_relayed: int = 0  # from its log
 
     @property
     def seconds(self) -> float:
@@ -60,7 +60,7 @@ class MachineLife:
         return (self.ended or time.monotonic()) - self.started
 
     def read_metrics(self) -> None:
-        """Read what the trainer has added to its metrics, as seen from outside the machine."""
+        """Read the trainer's new metrics lines from outside the machine."""
         for raw in new_lines(self.machine.metrics_file, self.bytes_read):
             self.bytes_read += len(raw)
             line = json.loads(raw)
@@ -75,7 +75,7 @@ class MachineLife:
 
 
 def instances_of(aws: EmbeddedAws, *filters: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return the instances that EC2 runs, by id, whoever started them; or those of the filters."""
+    """Return the instances that EC2 runs and that match the filters, by id."""
     states = {"Name": "instance-state-name", "Values": ["pending", "running"]}
     found = aws.client("ec2").describe_instances(Filters=[states, *filters])
     return {
@@ -86,7 +86,7 @@ def instances_of(aws: EmbeddedAws, *filters: Mapping[str, Any]) -> dict[str, dic
 
 
 def user_data_faults(lives: Sequence[MachineLife]) -> list[str]:
-    """List the machines that ran other user data than the launch template's, byte for byte."""
+    """List the machines whose user data were not the launch template's, byte for byte."""
     return [
         f"{life.instance.id} ran other user data than the template's: {life.machine.user_data_file}"
         for life in lives
@@ -97,7 +97,7 @@ def user_data_faults(lives: Sequence[MachineLife]) -> list[str]:
 def _ran_no_other(machine: BootableMachine, user_data: bytes) -> bool:
     file = machine.user_data_file
     if not file.exists():
-        # One that ended early has not got any; one that has trained got them from somewhere.
+        # A machine that ended early may not have any; one that has trained must have had some.
         return not machine.metrics_file.exists()
     return file.read_bytes() == user_data
 
@@ -106,7 +106,7 @@ def _ran_no_other(machine: BootableMachine, user_data: bytes) -> bool:
 class Fleet:
     """Follows a stack's Spot fleet requests; `step` does what is due and returns at once.
 
-    `id` is the latest: a deploy that replaces the fleet starts another before it ends the first.
+    `id` is the latest: a deploy that replaces the fleet starts the new one before ending the old.
     """
 
     aws: EmbeddedAws
@@ -118,7 +118,7 @@ class Fleet:
     lives: dict[str, MachineLife] = field(default_factory=dict)
 
     def step(self) -> None:
-        """Let EC2 do what is due, then follow: power machines off, boot those of new instances."""
+        """Let EC2 do what is due, then follow: power off machines, boot new instances' machines."""
         self.aws.maintain_fleets()
         alive = self.aws.running_instances(self.stack)
         for life in self.running():
@@ -137,7 +137,7 @@ class Fleet:
         timeout_seconds: float,
         logs: Path,
     ) -> None:
-        """Step, relay the machines' logs and let the clock call the Guard, until it `is_over`."""
+        """Step, relay the machines' logs and tick the Guard's clock until `is_over` is true."""
         next_tick = time.monotonic() + tick_seconds
         end = time.monotonic() + timeout_seconds
         while True:
@@ -154,7 +154,7 @@ class Fleet:
                 next_tick = time.monotonic() + tick_seconds
             if time.monotonic() > end:
                 raise RehearsalFailed(
-                    f"not over after {timeout_seconds:g} s; the machines' logs are in {logs}"
+                    f"not finished after {timeout_seconds:g} s; the machines' logs are in {logs}"
                 )
             time.sleep(POLL_SECONDS)
 
@@ -163,7 +163,7 @@ class Fleet:
         return [life for life in self.lives.values() if life.ended is None]
 
     def target_capacity(self) -> int:
-        """Return how many instances the fleet is to keep; a cancelled one keeps none."""
+        """Return how many instances the fleet is to maintain: 0 if it is cancelled."""
         answer = self.aws.client("ec2").describe_spot_fleet_requests(SpotFleetRequestIds=[self.id])
         found = answer["SpotFleetRequestConfigs"][0]
         if found["SpotFleetRequestState"] != "active":
@@ -171,11 +171,11 @@ class Fleet:
         return int(found["SpotFleetRequestConfig"]["TargetCapacity"])
 
     def is_over(self) -> bool:
-        """Whether no machine runs and none is to come."""
+        """Whether no machine runs and none will start."""
         return not self.running() and self.target_capacity() == 0
 
     def interrupt(self, life: MachineLife, *, notice: bool, seconds: float | None = None) -> None:
-        """Take an instance away: with a notice, usual or of `seconds`, or without (SIGKILL now)."""
+        """Take an instance away, with a notice (of `seconds`, if set) or without (SIGKILL now)."""
         reason = "interrupted with a notice" if notice else "killed without a notice"
         capacity = self.aws.capacity
         usual = capacity.notice_seconds
@@ -189,14 +189,14 @@ class Fleet:
         capacity.notice_seconds = usual
 
     def skip_notice(self, life: MachineLife) -> None:
-        """End a machine's notice now; nothing happens to one without a notice."""
+        """End a machine's notice now; do nothing if it has none."""
         endings = self.aws.capacity.endings
         ending = endings.get(life.instance.id)
         if ending is not None and ending.has_notice:
             endings[life.instance.id] = replace(ending, ends_at=self.aws.capacity.clock())
 
     def rebalance(self, life: MachineLife) -> None:
-        """Recommend to rebalance: EC2 may take the instance back, sooner or later, or never."""
+        """Send a rebalance recommendation: EC2 may take the instance back some day, or never."""
         life.machine.rebalance()
         self.bus.publish(
             "aws.ec2",
@@ -225,7 +225,7 @@ class Fleet:
             life.reason = _TERMINATED
             life.ends_at = time.monotonic() + _SHUTDOWN_SECONDS
             life.machine.shut_down()
-            self.say(f"{life.instance.id} terminated: it shuts down")
+            self.say(f"{life.instance.id} terminated: shutting down")
         elif life.machine.is_off or time.monotonic() >= (life.ends_at or 0.0):
             self._power_off(life)
 
@@ -252,7 +252,7 @@ class Fleet:
         self.aws.capacity.powered.add(instance_id)
         life.machine.start()
         where = f"{instance.type} in {instance.zone}, {instance.market}"
-        self.say(f"{instance_id} {where}, boots its user data")
+        self.say(f"{instance_id} {where}, is booting its user data")
         self._fleet_event(instance, "launched")
         self._state_event(instance_id, "running")
 

@@ -1,6 +1,6 @@
 """The table of grants: every statement of the stacks, with the rehearsals whose calls used it.
 
-A rehearsal leaves permissions.json. What no call uses has its reason in needed_on_aws.toml.
+A rehearsal writes permissions.json. needed_on_aws.toml has the reasons for unused statements.
 """
 
 import json
@@ -16,13 +16,13 @@ _OF_A_RUN = re.compile(r"(InstanceRole)/[^/]+/Role (?:InstanceRole\w+Role)?(\w+)
 
 
 def keep(report: Mapping[str, Any], folder: Path) -> Mapping[str, Any]:
-    """Write what a rehearsal leaves of the calls; return it."""
+    """Write a rehearsal's report of calls to its folder; return it."""
     (folder / FILE).write_text(json.dumps(report, indent=2) + "\n")
     return report
 
 
 def usage(report: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a receipt says of a report: statements, how many of them were used, denials."""
+    """Return a receipt's part of a report: how many statements, how many used, denials."""
     return {
         "statements": len(report["statements"]),
         "statements_used": sum(bool(each["calls"]) for each in report["statements"]),
@@ -31,7 +31,7 @@ def usage(report: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def denials(report: Mapping[str, Any]) -> list[str]:
-    """Return each call that policies denied, in a sentence."""
+    """Return a sentence for each call that policies denied."""
     return [
         f"{each['caller']} was denied {each['action']} on {each['resource']} {each['why']}, "
         f"{each['times']} times"
@@ -40,9 +40,9 @@ def denials(report: Mapping[str, Any]) -> list[str]:
 
 
 def grants_page(folders: Sequence[Path]) -> tuple[str, list[str]]:
-    """Return the table of the reports below the folders, in Markdown, and what it does not explain.
+    """Return the table of the reports below the folders, in Markdown, and unexplained statements.
 
-    A rehearsal has the name of its folder. Below the table are the calls that were denied.
+    Rehearsals are named after their folders. Below the table are the calls that were denied.
     """
     reasons = tomllib.loads(Path(__file__).with_name("needed_on_aws.toml").read_text("utf-8"))
     reports = {
@@ -54,7 +54,7 @@ def grants_page(folders: Sequence[Path]) -> tuple[str, list[str]]:
     rows: dict[tuple[str, str], dict[str, Any]] = {}
     for where, report in reports.items():
         for each in report["statements"]:
-            # Each run has a role of its own.
+            # Each run has its own role.
             policy = _OF_A_RUN.sub(r"\1/RUN/Role \2", each["policy"])
             row = rows.setdefault((policy, each["statement"]), {**each, "calls": {}})
             for action, times in each["calls"].items():

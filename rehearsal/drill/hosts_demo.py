@@ -1,6 +1,6 @@
 """One run on several hosts, as one SageMaker training job: submit, interrupt, resume, prove.
 
-`make demo HOSTS=2`. The job has the role of SweepStack, so the run is below sweeps/.
+`make demo HOSTS=2`. The job has SweepStack's role, so the run is below sweeps/.
 """
 
 import time
@@ -34,17 +34,17 @@ _IMAGE = "123456789012.dkr.ecr.us-east-1.amazonaws.com/training:1"
 
 @dataclass(kw_only=True, slots=True)
 class HostsDemo(Demo):
-    """The demo in which SageMaker's job of several hosts stands in for the fleet."""
+    """The demo with a SageMaker job on several hosts instead of the fleet."""
 
     interruptions: list[dict[str, Any]] = field(default_factory=list)
     _acted: float = 0.0
-    _latest: Line = field(default_factory=dict)  # of the run's metrics, of work
-    _struck: int = 0  # the attempt that was interrupted last, by its generation
-    _relayed: dict[tuple[str, str], int] = field(default_factory=dict)  # characters of each log
-    _first: dict[int, float] = field(default_factory=dict)  # by start, when its first step came
+    _latest: Line = field(default_factory=dict)  # the run's latest metrics line of work
+    _struck: int = 0  # the generation of the attempt that was interrupted last
+    _relayed: dict[tuple[str, str], int] = field(default_factory=dict)  # characters, by log
+    _first: dict[int, float] = field(default_factory=dict)  # by start: the time of its first step
 
     def rehearse(self) -> tuple[dict[str, Any], Curves]:
-        """Run all phases; the receipt and the curves of losses, or RehearsalFailed."""
+        """Run all phases; return the receipt and the loss curves, or raise RehearsalFailed."""
         stacks, folder = self.stacks, self.stacks.folder / "uninterrupted"
         stacks.aws.service_jobs.folder = stacks.folder
         reference = self._deploy(folder)
@@ -81,7 +81,7 @@ class HostsDemo(Demo):
         self.log.begin(f"{self.options.hosts} hosts of one training job, {until}")
 
     def _submit(self, run: BucketFiles) -> TrainingJob:
-        """Have our own command create the job."""
+        """Create the job by our own command."""
         stacks, trained, options = self.stacks, self.trained, self.options
         pairs = [
             f"checkpoint-interval={self.context['train.checkpoint_interval']}",
@@ -124,11 +124,11 @@ class HostsDemo(Demo):
 
     @property
     def _is_new(self) -> bool:
-        """Whether the progress is of those who came after the last interruption."""
+        """Whether the latest progress is from after the last interruption."""
         return bool(self._latest) and self._latest["generation"] > self._struck
 
     def _interrupt(self, job: TrainingJob, action: Action) -> None:
-        """Take the last host: not the one that holds the run's lease."""
+        """Take away the last host, which does not hold the run's lease."""
         host, jobs = job.containers[-1].host, self.stacks.aws.service_jobs
         latest = self._latest
         self._struck = latest["generation"]
@@ -137,7 +137,7 @@ class HostsDemo(Demo):
         self._acted = time.monotonic()
         kind = "notice" if has_notice else "kill without notice"
         what = f"{kind} to {host} {where(latest['stage'], latest)}"
-        self.log(f"{what}; SageMaker ends all within {self.notice_seconds:g} s")
+        self.log(f"{what}; SageMaker ends all hosts within {self.notice_seconds:g} s")
         self.interruptions.append(
             {"what": what, "notice": has_notice, "notice_to_commit_seconds": None}
         )
@@ -174,7 +174,7 @@ class HostsDemo(Demo):
         }
 
     def _bars(self, jobs: Sequence[TrainingJob]) -> Iterator[dict[str, Any]]:
-        """Each host's time in each start, for the timeline."""
+        """Yield each host's time in each start, for the timeline."""
         starts = [each for job in jobs for each in job.transitions if each["Status"] == "Training"]
         for number, start in enumerate(starts, start=1):
             first = self._first.get(number)
@@ -184,5 +184,5 @@ class HostsDemo(Demo):
                     "at": start["StartTime"] - jobs[0].created,
                     "seconds": start["EndTime"] - start["StartTime"],
                     "seconds_to_first_progress": first and first - start["StartTime"],
-                    "ended": "finished" if number == len(starts) else "all start again",
+                    "ended": "finished" if number == len(starts) else "all restart",
                 }

@@ -1,4 +1,4 @@
-"""A drill: what happens to a run, one action after the other, and what interruptions cost."""
+"""A drill: the actions on a run, one after the other, and the cost of its interruptions."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -27,7 +27,7 @@ class SeenInterruption:
 
     @property
     def reached(self) -> Mapping[str, Any]:
-        """Where the machine was when its notice came, or when it was killed."""
+        """The machine's progress when its notice came or when it was killed."""
         return self.life.noticed or self.life.latest
 
     @property
@@ -38,9 +38,9 @@ class SeenInterruption:
 
 @dataclass(kw_only=True, slots=True)
 class Drill:
-    """The planned actions in their order; `step` does the one that is due and returns at once.
+    """The planned actions in order; `step` carries out the one that is due and returns at once.
 
-    `tell` hears of each before it is done. `do` is for those that do more than interrupt.
+    `tell` gets a line before each action. `do` carries out those that do more than interrupt.
     """
 
     fleet: Fleet
@@ -55,11 +55,11 @@ class Drill:
 
     @property
     def undone(self) -> list[str]:
-        """The actions whose moment never came."""
+        """The actions that have not been due so far."""
         return [f"{each.do} at {each.at}" for each in self.plan[self.done :]]
 
     def step(self, *, is_over: bool = False) -> bool:
-        """Read the machines' progress, do what is due, watch for the commit; tell if it did one."""
+        """Read the machines' progress, watch for the commit; return whether an action was due."""
         for life in self.fleet.running():
             life.read_metrics()
         self._watch_commit()
@@ -85,7 +85,7 @@ class Drill:
         seconds = time.monotonic() - self._acted
         if life is None:
             return Seen(seconds=seconds, is_over=is_over)
-        # Not before this machine has a snapshot of its own: others may be of the one before.
+        # 0 until this machine has a snapshot of its own: others may be from the one before.
         of_all = sum(each.num_snapshots for each in self.fleet.lives.values())
         return Seen(
             line=life.latest,
@@ -110,9 +110,9 @@ class Drill:
 
 
 def is_safe(head: Mapping[str, Any], noticed: Mapping[str, Any]) -> bool:
-    """Whether the head shows that a machine with a notice has committed what it had by then.
+    """Whether the head shows that a machine has committed the progress that it had at its notice.
 
-    It may continue training after that; with nothing to commit it only releases the lease.
+    It may continue training after that; with nothing to commit, it only releases the lease.
     """
     if head["state"] == "released":
         return True
@@ -121,7 +121,7 @@ def is_safe(head: Mapping[str, Any], noticed: Mapping[str, Any]) -> bool:
 
 
 def steps_lost(interruption: SeenInterruption, resumes: Sequence[dict[str, Any]]) -> int:
-    """Count the optimizer steps of the interrupted machine that its successor did again.
+    """Count the optimizer steps of the interrupted machine that its successor repeated.
 
     `resumes` are the run's metrics lines of kind resume; the successor is the next generation.
     Without one, the run finished within its notice, and nothing was lost.

@@ -1,6 +1,6 @@
 """A program to rehearse: a folder with its files and program.json, and the data it trains on.
 
-Without data of one's own, make_data.py in that folder or the one above makes it.
+If no data are passed, make_data.py in that folder or the one above makes them.
 """
 
 import shutil
@@ -12,7 +12,7 @@ from rehearsal.drill.action import SNAPSHOT
 from rehearsal.drill.children import Child
 from rehearsal.drill.deployment import DeployedStacks
 
-# Where it can be interrupted.
+# The stages in which it can be interrupted.
 PROGRAM_STAGES = (WORKLOAD, SNAPSHOT)
 _SPEC = "program.json"
 _MAKER = "make_data.py"
@@ -28,7 +28,7 @@ class RehearsedProgram:
 
     @classmethod
     def from_folder(cls, folder: Path, data: Path | None) -> "RehearsedProgram":
-        """Read a program's folder; a ValueError says what it lacks."""
+        """Read a program's folder; raise a ValueError that says what it lacks."""
         folder = folder.resolve()
         path = folder / _SPEC
         if not path.is_file():
@@ -48,16 +48,16 @@ class RehearsedProgram:
         """Copy the data, or start making it; do not wait."""
         if self.data.is_file():
             return stacks.start_python("dataset", str(self.data), str(stacks.dataset))
-        # The upload writes a manifest, which the user's folder need not have.
+        # The upload writes a manifest, which does not belong in the user's folder.
         shutil.copytree(self.data, stacks.dataset)
         return None
 
     def context(self) -> dict[str, str]:
-        """The stack's parameters."""
+        """Return the stack's parameters."""
         return {"program": str(self.folder / _SPEC), "dataset": self.dataset}
 
     def start_reference(self, stacks: DeployedStacks, folder: Path) -> Child:
-        """Start the run that nobody interrupts, in a folder; do not wait."""
+        """Start the uninterrupted run in a folder; do not wait."""
         return stacks.start_python(
             "uninterrupted",
             *("-m", "training", "run", "--program-file", str(self.folder / _SPEC)),
@@ -77,6 +77,6 @@ def find_data(folder: Path, data: Path | None) -> Path:
         if maker.is_file():
             return maker
     raise ValueError(
-        f"no data found for {folder}; name its folder (--data, with make DATA=), or put a "
+        f"no data found for {folder}; pass their folder (--data, with make DATA=), or put a "
         f"{_MAKER} into it"
     )

@@ -1,7 +1,7 @@
 """The receipt of a rehearsal: what happened, what it cost, and whether anything but time was lost.
 
-Of a workload, equal bits are promised. Of a program nothing is: what it does after a restart is its
-own affair, so its receipt says what the interruptions cost and how the result differs.
+A workload promises equal bits. A program promises nothing, as it decides itself what to do after a
+restart: its receipt says what the interruptions cost and how the result differs.
 """
 
 from collections.abc import Mapping, Sequence
@@ -31,7 +31,7 @@ Curves: TypeAlias = dict[str, tuple[list[Line], list[Line]]]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rehearsed:
-    """Everything that goes into a receipt."""
+    """The facts from which a receipt is made."""
 
     run: Files
     reference: Files
@@ -49,7 +49,7 @@ class Rehearsed:
 
 
 def make_receipt(rehearsed: Rehearsed) -> dict[str, Any]:
-    """Compile the receipt from the stores of both runs and what was seen from outside."""
+    """Compile the receipt from both runs' files and observations from outside the machines."""
     ours, theirs = _own_receipt(rehearsed.run), _own_receipt(rehearsed.reference)
     interruptions = rehearsed.drill.interruptions
     invocations = rehearsed.drill.fleet.bus.invocations
@@ -134,13 +134,13 @@ def _fleet_checks(receipt: Mapping[str, Any]) -> dict[str, bool]:
             receipt["fleet_target_capacity"] != 0
         ),
         "the Guard never ran": receipt["guard_invocations"] == 0,
-        f"the Guard failed at {len(receipt['guard_errors'])} events, each of them tried "
+        f"the Guard failed on {len(receipt['guard_errors'])} events, each of them tried "
         f"{TRIES} times: {'; '.join(receipt['guard_errors'][:1])}": bool(receipt["guard_errors"]),
     }
 
 
 def loss_curves(run: Files, reference: Files, receipt: Mapping[str, Any]) -> Curves:
-    """Return the steps to draw, of the interrupted and the uninterrupted run: by stage."""
+    """Return the steps to draw of the interrupted and the uninterrupted run, by stage."""
     if "program" in receipt:
         found = receipt["losses"], receipt["uninterrupted_losses"]
         return {"the program": found} if any(found) else {}
@@ -162,7 +162,7 @@ def _workload_facts(
 ) -> dict[str, Any]:
     run, events = rehearsed.run, read_events(rehearsed.run)
     resumes = [line for line in read_metrics(run) if line["kind"] == "resume"]
-    # By machine: the steps done and committed after the first commit of its notice.
+    # By machine: the steps that it did and committed after the first commit in its notice.
     gained = {e["instance_id"]: int(e["gained_steps"]) for e in events if "gained_steps" in e}
     interruptions = []
     for each in rehearsed.drill.interruptions:
@@ -179,7 +179,7 @@ def _workload_facts(
 
 
 def where(stage: str | None, reached: Line) -> str:
-    """Return which step or shard of a stage a run had reached, by its last line of progress."""
+    """Return which step or shard of a stage a run had reached in its last line of progress."""
     unit = "shard" if reached.get("kind") == "prepare" else "step"
     return f"in {stage} at {unit} {reached.get('stage_step', reached.get('done'))}"
 
@@ -192,7 +192,7 @@ def results(
     interruptions: Sequence[Mapping[str, Any]],
     num_lost: int,
 ) -> dict[str, Any]:
-    """Return what a workload's run has come to, and its interruptions, beside one without any."""
+    """Return the results of a workload's run, with interruptions, next to those of one without."""
     notices = [item["notice_to_commit_seconds"] for item in interruptions if item["notice"]]
     num_steps = len(read_steps(run))
     return {
@@ -222,7 +222,7 @@ def _workload_faults(receipt: Mapping[str, Any]) -> list[str]:
     ]
     if lost:
         faults.append(
-            f"no commit was seen after the {' or the '.join(lost)}; did the run finish before it?"
+            f"no commit was seen after the {' or the '.join(lost)}; did the run finish earlier?"
         )
     return faults
 
@@ -235,7 +235,7 @@ def _program_facts(
     for each in rehearsed.drill.interruptions:
         cost = costs.get(int(each.reached.get("generation", 0)), {})
         redone, what = cost.get("steps_redone"), _kind(each)
-        # A program that names no steps has a snapshot's number there.
+        # If the program names no steps, this is a snapshot's number.
         if redone is not None:
             what += f" at step {each.reached.get('step', 0)}, {redone} steps done again"
         lost = cost.get("seconds_lost")
@@ -263,7 +263,7 @@ def _program_faults(receipt: Mapping[str, Any]) -> list[str]:
     faults = []
     if not names or names != others:
         faults.append(
-            f"the run left {', '.join(sorted(names)) or 'nothing'} in its model folder, the "
+            f"the run left {', '.join(sorted(names)) or 'nothing'} in its model folder, but the "
             f"uninterrupted one {', '.join(sorted(others)) or 'nothing'}"
         )
     # A run may end within its last notice.
@@ -339,7 +339,7 @@ def _cost(lives: Sequence[MachineLife]) -> dict[str, Any]:
 
 
 def spending(run: Files) -> dict[str, Any]:
-    """Return what the Guard counted by market, and how often it changed the market."""
+    """Return the Guard's count by market, and how often it changed the market."""
     guard = read_json(run, GUARD) or {}
     billed = guard.get("billed", {})
     return {"by_market": billed, "moves": guard.get("market", {}).get("moves", 0)}

@@ -1,4 +1,4 @@
-"""A receipt for people: its verdict, its rows, and one page with the machines and the losses."""
+"""A receipt for readers: its verdict, its rows, and a page with the machines and the losses."""
 
 import html
 import itertools
@@ -13,13 +13,13 @@ from contract.lineage import Line
 from contract.report import Bar, Curve, chart, page, table, timeline
 
 _NO_ORDER = (
-    "Each step saw the whole dataset, so they prove nothing of the samples' order: more data than "
-    "a batch do."
+    "Each step saw the entire dataset, so this proves nothing about the order of samples: use more "
+    "data than one batch."
 )
 
 
 def receipt_rows(receipt: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return the receipt's rows as people read them: name and value."""
+    """Return the receipt's rows for readers, each a name and a value."""
     return _program_rows(receipt) if "program" in receipt else _workload_rows(receipt)
 
 
@@ -34,7 +34,7 @@ def show_receipt(rows: Sequence[tuple[str, str]], console: Console) -> None:
 
 
 def verdict(receipt: Mapping[str, Any], faults: Sequence[str]) -> str:
-    """Return in one sentence whether the promises were kept; what broke them is in `faults`."""
+    """Return one sentence that says whether the promises were kept; `faults` are those broken."""
     if faults:
         return f"{len(faults)} promise{'s were' if len(faults) > 1 else ' was'} broken."
     number = receipt["interruptions"]
@@ -63,12 +63,12 @@ def write_report(
             "": f"<ul>{broken}</ul>" if broken else "",
             "Machines": timeline(map(_machine, receipt["machines"]))
             + '<p class="quiet">Grey: user data and the start of the trainer, until its first line '
-            "of metrics. Blue: preparation and training, also in what is left of a notice after "
-            "the commit.</p>",
+            "of metrics. Blue: preparation and training, including the rest of a notice after its "
+            "commit.</p>",
             "Loss": "".join(_losses(name, *steps) for name, steps in curves.items())
-            + '<p class="quiet">Each step of a workload once, as its receipt counts them, those of '
-            "a program as it reported them. Dashed, over it: the run that nobody interrupted. A "
-            "dotted line is an interruption.</p>",
+            + '<p class="quiet">Each step of a workload once, as its receipt counts them; those of '
+            "a program as it reported them. Dashed, on top: the uninterrupted run. A dotted line "
+            "is an interruption.</p>",
             "Receipt": table(rows),
         },
     )
@@ -76,7 +76,7 @@ def write_report(
 
 
 def _machine(machine: Mapping[str, Any]) -> tuple[str, Sequence[Bar], str]:
-    """A machine's line in the timeline."""
+    """Return a machine's line in the timeline."""
     ready = machine["seconds_to_first_progress"]
     boot = machine["seconds"] if ready is None else min(ready, machine["seconds"])
     trained = Bar(start=machine["at"] + boot, seconds=machine["seconds"] - boot, kind="trained")
@@ -112,7 +112,7 @@ def _workload_rows(receipt: Mapping[str, Any]) -> list[tuple[str, str]]:
             "notice to commit",
             f"{'never' if commit is None else f'{commit:.2f} s'} of {receipt['notice_seconds']:g} s"
             " (the demo's notice; EC2 gives 120 s)"
-            + (f", then {gained} steps more, committed" if gained else ""),
+            + (f", then {gained} more steps, committed" if gained else ""),
         ),
         ("steps lost", f"{receipt['steps_lost']} (done again, never skipped)"),
         _result(receipt),
@@ -130,7 +130,7 @@ def _interruptions(receipt: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def _result(receipt: Mapping[str, Any]) -> tuple[str, str]:
-    """The accuracy and its baselines; else the last stage's first metric in each stage."""
+    """Return the accuracy with its baselines, or else the last stage's first metric by stage."""
     if (accuracy := receipt["validation_accuracy"]) is not None:
         baselines = receipt["baseline_accuracies"].items()
         others = "".join(f"; {name.replace('_', ' ')} {value:.3f}" for name, value in baselines)
@@ -153,7 +153,7 @@ def _program_rows(receipt: Mapping[str, Any]) -> list[tuple[str, str]]:
             f"{receipt['steps']} in the run"
             + ("" if redone is None else f", {redone} of them done again"),
         ),
-        ("time lost", f"{receipt['seconds_lost']:.1f} s, since what the last snapshots hold"),
+        ("time lost", f"{receipt['seconds_lost']:.1f} s of work that no snapshot had yet"),
         ("snapshots", f"{receipt['snapshots']} of its checkpoint folder"),
         ("last metrics", _figures(receipt["last_metrics"])),
         ("uninterrupted", _figures(receipt["uninterrupted_last_metrics"])),
@@ -164,14 +164,14 @@ def _program_rows(receipt: Mapping[str, Any]) -> list[tuple[str, str]]:
             "equal bit for bit",
             "yes"
             if equal
-            else "no: this program goes on otherwise than it would have without interruption; a "
-            "workload does not (docs/your-program.md)",
+            else "no: this program's result depends on its interruptions; a workload's does not "
+            "(docs/your-program.md)",
         ),
     ]
 
 
 def _start_rows(receipt: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return the rows of what was there before the first step."""
+    """Return the rows about what existed before the first step."""
     made = ("stack resources", f"{receipt['resources']} created, each checked by its own API")
     if "job" in receipt:
         return [made, ("training job", receipt["job"])]
@@ -183,7 +183,7 @@ def _start_rows(receipt: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _cost_rows(receipt: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return the rows of what it cost."""
+    """Return the rows about costs."""
     return [
         (
             "cost, modelled",
@@ -196,7 +196,7 @@ def _cost_rows(receipt: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _end_rows(receipt: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return the rows of what was left running."""
+    """Return the rows about what was left running, the Guard and IAM."""
     again = receipt.get("guard_retries", 0)
     left = f"{receipt['instances_running']} instances, {receipt['processes_left']} processes"
     used = (
@@ -211,14 +211,14 @@ def _end_rows(receipt: Mapping[str, Any]) -> list[tuple[str, str]]:
         (
             "Guard",
             f"ran {receipt['guard_invocations']} times on the fleet's events"
-            + (f", {again} of them again after an error" if again else ""),
+            + (f", {again} of them retries after an error" if again else ""),
         ),
         ("IAM", used),
     ]
 
 
 def _spending(spent: Mapping[str, Any]) -> str:
-    """Return dollars by market, as the Guard counted them at its last call, and the fallback."""
+    """Return the dollars by market as counted at the Guard's last call, and the fallback."""
     markets = "; ".join(
         f"{market} ${each['usd']:.4f} for {each['hours'] * 3600:.0f} s"
         for market, each in spent["by_market"].items()

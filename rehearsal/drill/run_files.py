@@ -1,6 +1,6 @@
 """Reads what a run published, from a bucket of the embedded AWS or from a folder.
 
-It knows the S3 layout of contract/keys.py and nothing of the training code.
+It knows the S3 layout of contract/keys.py but nothing of the training code.
 """
 
 import json
@@ -32,7 +32,7 @@ class BucketFiles:
         return sorted(key.removeprefix(f"{self.prefix}/") for key in keys)
 
     def read(self, name: str) -> bytes | None:
-        """Return a file's content, None if it does not exist."""
+        """Return a file's content, or None if it does not exist."""
         try:
             response = self.client.get_object(Bucket=self.bucket, Key=f"{self.prefix}/{name}")
         except self.client.exceptions.NoSuchKey:
@@ -54,7 +54,7 @@ class FolderFiles:
         return sorted(name for name in names if name.startswith(prefix))
 
     def read(self, name: str) -> bytes | None:
-        """Return a file's content, None if it does not exist."""
+        """Return a file's content, or None if it does not exist."""
         path = self.folder / name
         return path.read_bytes() if path.exists() else None
 
@@ -79,7 +79,7 @@ def losses(steps: Mapping[int, Line]) -> list[float]:
 
 
 def read_metrics(files: Files) -> Iterable[dict[str, Any]]:
-    """Return every metrics line of a run, attempt by attempt, in the order of writing."""
+    """Return every metrics line of a run, attempt by attempt, in the order written."""
     return LineReader(lambda: files.names(METRICS), lambda names: map(files.read, names)).new()
 
 
@@ -90,6 +90,6 @@ def read_events(files: Files) -> list[dict[str, Any]]:
 
 
 def read_json(files: Files, name: str) -> dict[str, Any] | None:
-    """Return one JSON object of the run, None if it does not exist yet."""
+    """Return one JSON object of the run, or None if it does not exist yet."""
     content = files.read(name)
     return None if content is None else json.loads(content)

@@ -1,4 +1,4 @@
-"""A workload to rehearse, and what a demo does by default: its data, commits and interruptions."""
+"""A workload to rehearse, and a demo's defaults: its data, commits and interruptions."""
 
 import shutil
 from collections.abc import Mapping
@@ -14,15 +14,15 @@ from rehearsal.drill.deployment import DATASET, DeployedStacks
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DemoDefaults:
-    """`count` samples are made; the run is interrupted as `interruptions` say, in this order."""
+    """A workload's defaults: make `count` samples, interrupt as in `interruptions`, in order."""
 
     count: int
     checkpoint_interval: str
     interruptions: tuple[str, ...]
-    global_batch: int = 16  # the recipe's; of several hosts each rank needs a part of it
+    global_batch: int = 16  # the recipe's, which is split among the ranks of several hosts
 
 
-# After a notice training continues at most to the end of its stage: one stage is left to kill in.
+# After a notice, training may continue to the end of its stage, so another stage is for the kill.
 DEFAULTS: Mapping[str, DemoDefaults] = MappingProxyType(
     {
         "trajectory": DemoDefaults(
@@ -48,15 +48,15 @@ DEFAULTS: Mapping[str, DemoDefaults] = MappingProxyType(
         ),
     }
 )
-# Of a program nobody here knows more than its snapshots, and it may make few: each machine that is
-# taken away has made one.
+# All that is known of a program's progress is its snapshots, and these may be few: each machine
+# that is taken away has made one.
 PROGRAM_INTERRUPTIONS = ("kill:snapshot:1", "notice:snapshot:2")
 _USUAL_COUNT = 1000
 _USUAL_STEPS = 12
 
 
 def own_defaults(described: WorkloadDescription) -> DemoDefaults:
-    """The defaults of a workload of one's own: its last stage loses two machines."""
+    """Return the defaults for a user's own workload: its last stage loses two machines."""
     stage, steps = list(described.stages.items())[-1]
     steps = steps or _USUAL_STEPS
     return DemoDefaults(
@@ -67,7 +67,7 @@ def own_defaults(described: WorkloadDescription) -> DemoDefaults:
 
 
 def by_workload(field: str) -> str:
-    """A default of each workload, for --help."""
+    """Return each workload's default for a field, for --help."""
     shown = {name: getattr(defaults, field) for name, defaults in DEFAULTS.items()}
     words = {n: v if not isinstance(v, tuple) else " ".join(v) for n, v in shown.items()}
     return "default: " + ", ".join(f"{value} for {name}" for name, value in words.items())
@@ -75,15 +75,15 @@ def by_workload(field: str) -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RehearsedWorkload:
-    """A workload with its recipe, its data and how often it saves."""
+    """A workload with its recipe, its data and its checkpoint interval."""
 
     name: str
     recipe: str
     overrides: str
     count: int
     checkpoint_interval: str
-    source: Path | None = None  # the folder of one's own
-    data: Path | None = None  # the folder of its data, or the script that makes it
+    source: Path | None = None  # the folder of a user's own workload
+    data: Path | None = None  # the folder of its data, or the script that makes them
 
     @property
     def dataset(self) -> str:
@@ -91,7 +91,7 @@ class RehearsedWorkload:
         return self.name if self.source is None else self.source.name
 
     def context(self) -> dict[str, str]:
-        """The stack's parameters."""
+        """Return the stack's parameters."""
         return {
             "workload": self.name,
             "recipe": self.recipe,
@@ -122,7 +122,7 @@ class RehearsedWorkload:
         )
 
     def start_reference(self, stacks: DeployedStacks, folder: Path) -> Child:
-        """Start the run that nobody interrupts, in a folder; do not wait."""
+        """Start the uninterrupted run in a folder; do not wait."""
         words = [word for pair in self.overrides.split() for word in ("--override", pair)]
         words += ["--source", str(self.source)] if self.source else []
         return stacks.start_python(
@@ -140,7 +140,7 @@ def prepare(
     assembly: Path,
     notice_seconds: float,
 ) -> None:
-    """Deploy what all runs share, once, and upload the dataset; `synthesis` makes the assembly."""
+    """Deploy the stacks that all runs share, upload the dataset; `synthesis` makes the assembly."""
     making = trained.make_data(stacks)
     stacks.bootstrap()
     synthesis.expect()
@@ -154,7 +154,7 @@ def prepare(
 def stack_context(
     trained: Mapping[str, str], *, size: str, notice_seconds: float, lease_ttl_seconds: float
 ) -> dict[str, str]:
-    """Return the parameters of a stack for a short run of what is `trained`."""
+    """Return the parameters of a stack for a short run; `trained` are those of what it trains."""
     return {
         "size": size,
         **trained,

@@ -1,7 +1,7 @@
 #!/usr/bin/env -S python3 -I -S
 """amazon-cloudwatch-agent-ctl of a rehearsed machine: checks the configuration, sends nothing.
 
-It knows the sections that our configuration has and, of each, every measurement that AWS documents:
+It knows our configuration's sections and, for each, every measurement that AWS documents:
 https://docs.aws.amazon.com/AmazonCloudWatch/latest/monitoring/metrics-collected-by-CloudWatch-agent.html
 """
 
@@ -41,7 +41,7 @@ MEASUREMENTS = {
 
 
 def find_faults(config: dict[str, Any]) -> list[str]:
-    """List the names that the agent does not know; it would send nothing for them."""
+    """List the names that the agent does not know, and for which it would send nothing."""
     faults = _unknown("the configuration", config, SECTIONS)
     metrics = config.get("metrics", {})
     faults += _unknown("metrics", metrics, METRICS)

@@ -1,8 +1,8 @@
 #!/usr/bin/env -S python3 -I -S
 """The AWS CLI of a process machine: the real one, in forks of a process that has imported it.
 
-As a program it is `aws`: its fork gets its arguments, environment, folder and standard streams, and
-ends when it does. The machine's init starts the process that forks at the first call.
+Run as `aws`, it passes its arguments, environment, folder and standard streams to a fork, which
+ends when it does. At the first call the machine's init starts the process that forks.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ _KILLED = 128 + signal.SIGKILL
 
 
 def call(arguments: list[str]) -> int:
-    """Run the CLI; return its exit status."""
+    """Have the CLI run in a fork; return its exit status."""
     said = json.dumps([arguments, dict(os.environ), str(Path.cwd())]).encode()
     # A relative path: the address of a Unix socket is limited to about 100 characters.
     os.chdir(os.environ["MACHINE_ROOT"] + "/run")
@@ -52,22 +52,22 @@ def serve(listener: socket.socket) -> Never:
 
 
 def _run(connection: socket.socket) -> int:
-    """Be the CLI of one caller; return its exit status."""
+    """Run the CLI for one caller; return its exit status."""
     import awscli.clidriver
 
     size, descriptors, _, _ = socket.recv_fds(connection, 8, len(_STANDARD))
     arguments, environment, folder = json.loads(connection.recv(int(size), socket.MSG_WAITALL))
-    # From here on a caller that goes away takes this process with it.
+    # From here on, the end of the caller ends this process, too.
     fcntl.fcntl(connection, fcntl.F_SETOWN, os.getpid())
     fcntl.fcntl(connection, fcntl.F_SETFL, fcntl.fcntl(connection, fcntl.F_GETFL) | os.O_ASYNC)
     with contextlib.suppress(BlockingIOError):
         connection.recv(1, socket.MSG_DONTWAIT)
-        os._exit(_KILLED)  # it had gone before
+        os._exit(_KILLED)  # the caller had ended before
     for number, descriptor in zip(_STANDARD, descriptors, strict=True):
         os.dup2(descriptor, number)
         os.close(descriptor)
     os.chdir(folder)
-    # The CLI sets one variable where it is imported: the place of its data.
+    # The CLI sets one variable when it is imported: the path of its data.
     environment.setdefault("AWS_DATA_PATH", os.environ["AWS_DATA_PATH"])
     os.environ.clear()
     os.environ.update(environment)
@@ -87,5 +87,5 @@ def _run(connection: socket.socket) -> int:
 if __name__ == "__main__":
     if Path(sys.argv[0]).name == "aws":
         sys.exit(call(sys.argv[1:]))
-    # A copy: each fork gets a standard input in its place.
+    # A copy, as each fork replaces standard input.
     serve(socket.socket(fileno=os.dup(0)))

@@ -1,4 +1,4 @@
-"""Runs programs on this host and reports how they failed."""
+"""Runs programs on this host and reports failures."""
 
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 class CommandFailed(RuntimeError):
-    """A program failed; the message has its command line and its output."""
+    """The failure of a program; the message has its command line and its output."""
 
 
 def run(

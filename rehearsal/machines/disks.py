@@ -1,7 +1,7 @@
 #!/usr/bin/env -S python3 -I -S
 """Disk programs of a process machine: lsblk, blkid, wipefs, mkfs.xfs, mount, findmnt, ebsnvme-id.
 
-A disk is a JSON file below $MACHINE_ROOT/sys/disks and a folder that a mount links to, so that a
+A disk is a JSON file below $MACHINE_ROOT/sys/disks and a folder to which a mount links, so that a
 formatted disk stays formatted and keeps its files. Options that the boot programs do not use are
 refused by name.
 """
@@ -23,7 +23,7 @@ def disks_folder() -> Path:
 
 
 def read_disks() -> dict[str, dict[str, Any]]:
-    """Return all disks that have appeared by their path in /dev."""
+    """Return all disks that have appeared, by their path in /dev."""
     files = sorted(disks_folder().glob("*.json"))
     disks = {f"/dev/{file.stem}": json.loads(file.read_text()) for file in files}
     return {path: disk for path, disk in disks.items() if disk["appears_at"] <= time.time()}
@@ -64,7 +64,7 @@ def lsblk(arguments: list[str]) -> int:
 
 
 def blkid(arguments: list[str]) -> int:
-    """Print type or UUID of a disk's file system; status 2 if nothing is found."""
+    """Print the type or UUID of a disk's file system; return 2 if it has none."""
     expect(arguments[:2], ["--probe", "--match-tag"])
     expect(arguments[3:5], ["--output", "value"])
     tag, path = arguments[2], arguments[5]
@@ -115,7 +115,7 @@ def mount(arguments: list[str]) -> int:
     source, kind = found[0][0], found[0][2]
     for path, disk in read_disks().items():
         if source == f"UUID={disk['tags'].get('UUID')}" and kind == disk["tags"]["TYPE"]:
-            # rmdir refuses a folder with files, which on EC2 the mount would hide.
+            # rmdir refuses a folder with files; on EC2 the mount would hide them.
             folder.rmdir()
             folder.symlink_to(disks_folder() / Path(path).name)
             write_disk(path, {**disk, "mounted": point})
@@ -137,7 +137,7 @@ def bind(source: Path, folder: Path) -> int:
 
 
 def findmnt(arguments: list[str]) -> int:
-    """Print the UUID of the disk mounted on a folder; status 1 if none is."""
+    """Print the UUID of the disk mounted on a folder; return 1 if none is mounted."""
     expect(arguments[:-1], ["--noheadings", "--output", "UUID", "--mountpoint"])
     point = inside(arguments[-1])
     disks = read_disks().values()
@@ -157,7 +157,7 @@ def ebsnvme_id(arguments: list[str]) -> int:
 
 
 def inside(path: str) -> str:
-    """Return a path of this host as seen inside the machine."""
+    """Return a path on this host as seen inside the machine."""
     return path.removeprefix(os.environ["MACHINE_ROOT"])
 
 

@@ -1,7 +1,7 @@
 """Process 1 of a process machine: runs the user data once and the services, and reaps orphans.
 
-It kills all processes of the machine, itself last, when the rehearsal that started it is gone (its
-end of a socket closes) or on SIGTERM (services stop first). Only process.py starts it.
+It kills all of the machine's processes, itself last, once the rehearsal that started it is gone
+(its end of a socket closes) or on SIGTERM (services stop first). Only process.py starts it.
 """
 
 import asyncio
@@ -25,13 +25,13 @@ SOCKET = "systemd.socket"
 UNITS = "etc/systemd/system"
 PR_SET_CHILD_SUBREAPER = 36
 REAP_SECONDS = 1.0
-# After which a program of the rehearsal is killed.
+# The time after which a program run by the rehearsal is killed.
 EXECUTE_SECONDS = 60.0
 
 
 @dataclass(kw_only=True, slots=True)
 class Init:
-    """The services of one machine and what systemctl can do with them."""
+    """The services of one machine, and systemctl's operations on them."""
 
     root: Path
     environment: Mapping[str, str]
@@ -103,7 +103,7 @@ class Init:
             self._keep(self._service(name).start())
 
     def _keep(self, task: "asyncio.Task[None]") -> "asyncio.Task[None]":
-        # The loop itself holds only weak references to tasks.
+        # The event loop itself holds only weak references to tasks.
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)
         return task
@@ -126,7 +126,7 @@ class Init:
         writer.close()
 
     def offer_aws_cli(self) -> None:
-        """Listen for the machine's `aws`; the first call starts what answers it and all others."""
+        """Listen for the machine's `aws`; the first call starts the process that answers all."""
         listener = socket.socket(socket.AF_UNIX)
         listener.bind(aws_cli.SOCKET)
         listener.listen(64)
@@ -149,10 +149,10 @@ class Init:
         loop.add_reader(listener, begin)
 
     async def obey(self, rehearsal: socket.socket) -> None:
-        """Run the programs that the rehearsal asks for; return when it is gone."""
+        """Run the programs that the rehearsal requests; return when it is gone."""
         reader, writer = await asyncio.open_connection(sock=rehearsal)
         while line := await reader.readline():
-            # Not awaited: the rehearsal may go away while it runs.
+            # Not awaited: the rehearsal may go away while the program runs.
             self._keep(asyncio.create_task(self._execute(json.loads(line), writer)))
 
     async def _execute(self, command: Sequence[str], writer: asyncio.StreamWriter) -> None:
@@ -192,7 +192,7 @@ def _show(service: SystemdService, options: Mapping[str, str]) -> str:
         "MainPID": str(service.main_pid),
         "NRestarts": str(service.restarts),
         "ExecMainStatus": str(service.main_status),
-        "InvocationID": "",  # a process machine has no journal to search for it
+        "InvocationID": "",  # a process machine has no journal in which to look it up
     }
     wanted = options["property"].split(",")
     unknown = [name for name in wanted if name not in known]
@@ -205,7 +205,7 @@ def _show(service: SystemdService, options: Mapping[str, str]) -> str:
 async def boot(root: Path, environment: Mapping[str, str], rehearsal: socket.socket) -> None:
     """Run the user data and serve until the machine shuts down."""
     init = Init(root=root, environment=environment)
-    # When the rehearsal is gone or powers off, every process of the session goes, this one too.
+    # When the rehearsal ends or powers off, every process of the session ends, including this one.
     off = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, off.set)
     # A relative path: the address of a Unix socket is limited to about 100 characters.
@@ -236,11 +236,11 @@ async def boot(root: Path, environment: Mapping[str, str], rehearsal: socket.soc
 
 
 def main() -> None:
-    """Become the machine's first process, which got its folder and the rehearsal's socket."""
+    """Become the machine's first process; argv has its folder and the rehearsal's socket."""
     root, rehearsal = Path(sys.argv[1]), socket.socket(fileno=int(sys.argv[2]))
     environment = json.loads((root / "run/machine.json").read_text())
     if sys.platform == "linux":
-        # Orphans become children of this process, so that it finds them.
+        # Makes orphans children of this process, so that it finds them.
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     # Ctrl-C in the rehearsal's terminal is for the rehearsal to handle.
     signal.signal(signal.SIGINT, signal.SIG_IGN)

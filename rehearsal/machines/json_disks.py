@@ -22,10 +22,10 @@ class JsonDisk:
     mounted: str | None = None
     signatures: tuple[str, ...] = ()
     tags: Mapping[str, str] = field(default_factory=dict)
-    appears_at: float = 0.0  # as time.time() says it
+    appears_at: float = 0.0  # in the seconds of time.time()
 
 
-# The data volume comes first on purpose: to trust kernel names is to format the wrong disk.
+# The data volume comes first on purpose: whoever trusts kernel names formats the wrong disk.
 EC2_DISKS = (
     JsonDisk(name="nvme0n1", serial="vol0d1a2b3c4d5e6f708", device_name="sdf"),
     JsonDisk(
@@ -39,7 +39,7 @@ EC2_DISKS = (
 
 
 def disks_of(volumes: Sequence[Volume]) -> list[JsonDisk]:
-    """Return the disks of a machine that is powered on now."""
+    """Return the disks of a machine that powers on now."""
     numbers = (0, *range(2, len(volumes) + 1))
     named = zip(numbers, volumes, strict=False)
     return [EC2_DISKS[1], *(_disk(f"nvme{number}n1", volume) for number, volume in named)]
@@ -59,7 +59,7 @@ def _disk(name: str, volume: Volume) -> JsonDisk:
 
 
 def write_disks(folder: Path, disks: Sequence[JsonDisk], *, filled: bool) -> None:
-    """Write each disk's file and, if `filled`, the files of those that have a file system."""
+    """Write each disk's JSON file and, if `filled`, the files on disks with a file system."""
     for disk in disks:
         text = json.dumps(asdict(disk), indent=1)
         (folder / f"{disk.name}.json").write_text(text + "\n")

@@ -1,4 +1,4 @@
-"""What a machine of either kind has: its place, what its metadata announces, its logs."""
+"""The common base of both kinds of machines: their folder, announcements in metadata, logs."""
 
 import sys
 import time
@@ -13,14 +13,14 @@ from rehearsal.machines.quirks import Quirks
 POLL_SECONDS = 0.05
 # The virtual environment that stands in for the Deep Learning AMI's /opt/pytorch.
 PYTORCH = Path(sys.prefix).resolve()
-# What every machine logs: the user data, the boot that it starts, and training.
+# Every machine's logs: of the user data, of the boot that it starts, and of training.
 USER_DATA = "var/log/cloud-init-output.log"
 BOOT = "var/log/training/boot.log"
 TRAINING = "var/log/training/training.log"
 
 
 def new_lines(path: Path, start: int) -> list[bytes]:
-    """Return a file's lines from this byte on, but for one that its writer is still writing."""
+    """Return a file's lines from this byte on, except one that is still being written."""
     if not path.exists():
         return []
     with path.open("rb") as file:
@@ -40,12 +40,12 @@ class RehearsedMachine:
 
     @property
     def instance_id(self) -> str:
-        """Which of EC2's instances it is."""
+        """The id of its EC2 instance."""
         return self.metadata.instance.id
 
     @property
     def root(self) -> Path:
-        """The machine's / as this host sees it."""
+        """The path of the machine's / on this host."""
         return self.folder.resolve()
 
     @property
@@ -64,7 +64,7 @@ class RehearsedMachine:
         return self.root / "var/log/training/metrics.jsonl"
 
     def notice(self, seconds: float) -> None:
-        """Announce in the metadata that the machine goes away in `seconds`."""
+        """Announce in the metadata that the machine will be terminated in `seconds`."""
         self.metadata.notice(seconds)
 
     def rebalance(self) -> None:
@@ -72,7 +72,7 @@ class RehearsedMachine:
         self.metadata.rebalance()
 
     def log_lines(self) -> Sequence[str]:
-        """Return the lines of boot and training so far, in the order in which we saw them."""
+        """Return the lines of boot and training so far, in the order in which they were read."""
         for name in (USER_DATA, BOOT, TRAINING):
             for raw in new_lines(self.root / name, self._read.get(name, 0)):
                 self._read[name] = self._read.get(name, 0) + len(raw)

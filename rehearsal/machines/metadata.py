@@ -1,7 +1,7 @@
 """The instance metadata service of one rehearsed instance: IMDSv2 on a port of 127.0.0.1.
 
-It supports only version 2, as the launch template requires: without a token every path is 401. What
-does not exist is 404, including notices and recommendations until they are announced. Its times are
+It supports only version 2, as the launch template requires: without a token every path is 401.
+Unknown paths are 404, including notices and recommendations until they are announced. Its times are
 those of AWS's clock.
 """
 
@@ -40,7 +40,7 @@ class Credentials:
 
 
 class QuietServer(ThreadingHTTPServer):
-    """An HTTP server without a traceback for each client that hangs up."""
+    """An HTTP server that prints no traceback when a client hangs up."""
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Ignore clients that hang up, as those of a killed machine do."""
@@ -69,7 +69,7 @@ class MetadataServer:
     account: str = "123456789012"
     role: str = "TrainingInstanceRole"
     credentials: Credentials = field(default_factory=Credentials)
-    # More below meta-data/: name -> value.
+    # Further entries below meta-data/: name -> value.
     more: Mapping[str, str] = field(default_factory=dict)
     clock: Callable[[], float] = time.monotonic
     faults: FaultInjector = field(default_factory=FaultInjector)
@@ -112,7 +112,7 @@ class MetadataServer:
         return f"http://127.0.0.1:{self._server.server_port}"
 
     def notice(self, seconds: float) -> datetime:
-        """Announce that the instance is terminated in `seconds`; return that time."""
+        """Announce that the instance will be terminated in `seconds`; return that time."""
         when = self._now() + timedelta(seconds=seconds)
         text = f"{when:%Y-%m-%dT%H:%M:%SZ}"
         self._announced[TERMINATION] = text
@@ -134,7 +134,7 @@ class MetadataServer:
         return token is not None and self.clock() < self._tokens.get(token, 0.0)
 
     def look_up(self, path: str) -> bytes | None:
-        """Return a path's content below the version, a listing for a folder, else None."""
+        """Return the content at a path below the version, a listing of a folder, or None."""
         content = self._content()
         if path in content:
             return content[path]
@@ -208,7 +208,7 @@ class MetadataHandler(BaseHTTPRequestHandler):
     metadata: MetadataServer
 
     def do_PUT(self) -> None:
-        """Issue a token. A request through a proxy gets none, as on EC2."""
+        """Issue a token, except to a request through a proxy, as on EC2."""
         if self._meets_fault():
             return None
         if not re.fullmatch(f"{VERSION}api/token", self.path):
@@ -243,7 +243,7 @@ class MetadataHandler(BaseHTTPRequestHandler):
         return True
 
     def log_message(self, *_: object) -> None:
-        """Log nothing: every machine sends two requests in two seconds."""
+        """Log nothing: every machine sends about one request per second."""
 
     def _answer(self, status: int, body: bytes = b"", headers: Mapping[str, str] = {}) -> None:
         self.send_response(status)

@@ -1,7 +1,7 @@
 """A machine as a folder and a process tree: it boots user data verbatim and needs no root.
 
-docs/rehearsal.md says what it replaces of a real instance. It cannot outlive the process that
-started it, and inherits nothing of that process's environment, least of all AWS settings.
+docs/rehearsal.md lists what it replaces of a real instance. It cannot outlive the process that
+started it, and inherits nothing from that process's environment, least of all AWS settings.
 """
 
 import json
@@ -26,7 +26,7 @@ from rehearsal.machines.quirks import PROGRAMS, lend_environment
 REPOSITORY = Path(__file__).parent.parent.parent
 INIT = "rehearsal.machines.init"
 SHIMS = Path(__file__).parent / "bin"
-# Anything that would keep the SDKs from getting credentials from the metadata service.
+# Variables that would keep the SDKs from getting credentials from the metadata service.
 NOT_PASSED_ON = (
     "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_PROFILE",
     "AWS_EC2_METADATA_DISABLED",
@@ -52,7 +52,7 @@ class ProcessMachine(RehearsedMachine):
         return self.root / "var/lib/cloud/instance/user-data.txt"
 
     def start(self) -> None:
-        """Power on: serve the metadata, run the user data in a session of its own; do not wait."""
+        """Power on without waiting: serve the metadata, run the user data in its own session."""
         if self._init is not None:
             raise ValueError(f"the machine in {self.folder} was already started; use a new folder")
         if self.folder.exists() and any(self.folder.iterdir()):
@@ -90,8 +90,8 @@ class ProcessMachine(RehearsedMachine):
             return 0
         count = 0
         if self._init.poll() is None:
-            # Frozen first: it must not restart services or run ExecStopPost=, as nothing does when
-            # the power is cut. Killed last: while it lives it adopts the orphans.
+            # Init is frozen first: it must not restart services or run ExecStopPost=, which cannot
+            # happen when the power is cut. It is killed last, as it adopts orphans until then.
             freeze_process(self._init.pid)
             count = kill_processes(self._init.pid) + 1
             self._init.kill()
@@ -101,13 +101,13 @@ class ProcessMachine(RehearsedMachine):
         return count
 
     def shut_down(self) -> None:
-        """Begin to shut down as systemd does: services stop and may save; do not wait."""
+        """Begin to shut down as systemd does, without waiting: services stop and may save."""
         if self._init is not None and not self.is_off:
             self._init.send_signal(signal.SIGTERM)
 
     @property
     def is_off(self) -> bool:
-        """Whether no first process runs: it ends last."""
+        """Whether the first process, which ends last, does not run."""
         return self._init is None or self._init.poll() is not None
 
     def execute(self, *command: str) -> str:
@@ -165,7 +165,7 @@ class ProcessMachine(RehearsedMachine):
             **{k: v for k, v in self.environment.items() if k not in NOT_PASSED_ON},
             "PATH": self.quirks.path(self.root, self._path),
             "LANG": "C.UTF-8",
-            # Its threads wait without spinning: the cores are shared, a machine's own are not.
+            # Threads wait without spinning, as machines share the host's cores.
             "OMP_WAIT_POLICY": "PASSIVE",
             "HOME": str(self.root),
             "TMPDIR": str(self.root / "tmp"),

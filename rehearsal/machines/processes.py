@@ -26,7 +26,7 @@ def list_processes(init: int) -> list[psutil.Process]:
 
 
 def kill_processes(init: int) -> int:
-    """Kill everything but init until nothing is left; return the number of processes killed."""
+    """Kill everything except init until nothing is left; return the number of processes killed."""
     killed = set()
     give_up_at = time.monotonic() + KILL_SECONDS
     while others := [process for process in list_processes(init) if process.pid != init]:
@@ -37,13 +37,13 @@ def kill_processes(init: int) -> int:
                 continue
             killed.add(process.pid)
         if time.monotonic() > give_up_at:
-            raise RuntimeError(f"processes that survive SIGKILL: {others}")
+            raise RuntimeError(f"processes survive SIGKILL: {others}")
         time.sleep(0.005)
     return len(killed)
 
 
 def reap_orphans() -> None:
-    """Reap exited children that nothing in this process waits for."""
+    """Reap exited children for which nothing in this process waits."""
     for child in psutil.Process().children():
         try:
             if child.status() == psutil.STATUS_ZOMBIE and _is_orphan(child):
@@ -53,7 +53,7 @@ def reap_orphans() -> None:
 
 
 def _is_orphan(child: psutil.Process) -> bool:
-    # What init starts itself leads a process group; asyncio waits for those.
+    # Processes that init started lead a process group; asyncio waits for them.
     return os.getpgid(child.pid) != child.pid
 
 

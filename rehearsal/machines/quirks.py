@@ -1,4 +1,4 @@
-"""What is unusual about one machine, put into its folder before it starts."""
+"""The oddities of one machine, put into its folder before it starts."""
 
 import re
 import sys
@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 PROGRAMS = "opt/quirks"
-# The model that an EBS volume names itself by.
+# The model name that an EBS volume reports.
 EBS = "Amazon Elastic Block Store"
 PARTITION_TABLE = "partition table"
-# What is on a volume with a file system.
+# The file on a volume with a file system.
 KEPT, KEPT_TEXT = "kept.txt", "not to be lost\n"
 CONTENTS = ("", "xfs", "ext4", PARTITION_TABLE)
 DATA_DEVICE_NAME, DATA_MIB = "sdf", 4096
@@ -20,7 +20,7 @@ DATA_DEVICE_NAME, DATA_MIB = "sdf", 4096
 class Volume:
     """An EBS volume: its device name, its content, and when it appears.
 
-    A file system holds the file kept.txt. `late_seconds` are from power-on.
+    A file system holds the file kept.txt. `late_seconds` count from power-on.
     """
 
     device_name: str = DATA_DEVICE_NAME
@@ -41,10 +41,10 @@ DATA_VOLUME = Volume()
 class Quirks:
     """A machine's own programs, files, environment and disks, and the packages that it lacks.
 
-    A program is the text of a shell script by name, found before all others; in it, `$real` is the
-    program that it hides. A file is a text by its path on the machine. A lacking package is
-    invisible to the machine's Python. `disks` are the EBS volumes other than the root volume; None
-    means one empty data volume. `memory_mib` limits all processes together.
+    `programs` are shell scripts by name, found before all others; in them, `$real` is the program
+    that they hide. `files` are texts by their path on the machine. The machine's Python does not
+    see the packages in `lacks`. `disks` are the EBS volumes other than the root volume; None means
+    one empty data volume. `memory_mib` limits all processes together.
     """
 
     programs: Mapping[str, str] = field(default_factory=dict)
@@ -60,7 +60,7 @@ class Quirks:
         return (DATA_VOLUME,) if self.disks is None else self.disks
 
     def check_for_process_machine(self) -> None:
-        """Refuse what a process machine cannot have."""
+        """Refuse quirks that a process machine cannot have."""
         if self.memory_mib is not None or any(each.mib != DATA_MIB for each in self.volumes):
             raise ValueError(
                 "process machines cannot limit memory or disk sizes: memory_mib and mib need "
@@ -68,30 +68,30 @@ class Quirks:
             )
 
     def write_programs(self, folder: Path, real: Callable[[str], str]) -> None:
-        """Write the programs to a folder; `real` finds the machine's own path of a hidden one."""
+        """Write the programs to a folder; `real` returns the path of the program that one hides."""
         for name, script in self.programs.items():
             _write(folder / name, f"#!/bin/sh\nreal='{real(name)}'\n{script}\n")
             (folder / name).chmod(0o755)
 
     def write_files(self, root: Path, place: Callable[[str], str]) -> None:
-        """Write the files to a root; `place` is where each lies there."""
+        """Write the files below a root; `place` returns where each belongs."""
         for name, text in self.files.items():
             _write(root / place(name), text)
 
     def path(self, root: Path, path: str) -> str:
-        """Return where the machine looks for programs."""
+        """Return the machine's PATH."""
         return f"{root / PROGRAMS}:{path}" if self.programs else path
 
 
 def lend_environment(source: Path, target: Path, lacking: Collection[str]) -> None:
-    """Make an environment that has another's packages, as links, but those it is to lack.
+    """Make an environment with links to another's packages, except those that it is to lack.
 
-    Programs, the interpreter apart, are those of the source and see all of its packages.
+    Programs other than the interpreter are the source's, and see all of its packages.
     """
     packages = Path(f"lib/python{sys.version_info.major}.{sys.version_info.minor}/site-packages")
     (target / packages).mkdir(parents=True)
     (target / "bin").mkdir()
-    # The interpreter looks for its packages next to the folder that it was started from.
+    # The interpreter looks for packages relative to the path by which it was started.
     (target / "pyvenv.cfg").symlink_to(source / "pyvenv.cfg")
     for program in (source / "bin").iterdir():
         (target / "bin" / program.name).symlink_to(program)

@@ -1,7 +1,7 @@
 """Runs services as systemd does, as far as units.py reads them: limits, restarts, OnFailure.
 
-One `SystemdService` per unit, all in the event loop of the machine's init. A process group stands
-in for a service's control group.
+Each unit has a `SystemdService`, all in the event loop of the machine's init. A process group
+stands in for a service's control group.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ from pathlib import Path
 
 from rehearsal.machines.units import Unit, parse_environment_file
 
-# systemd counts these as a clean exit of a service that runs until it is stopped.
+# Signals that systemd counts as a clean exit, except for oneshot services.
 CLEAN_SIGNALS = {signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGPIPE}
 
 
@@ -29,7 +29,7 @@ class ServiceError(RuntimeError):
 
 
 class Pings:
-    """WatchdogSec=: the watchdog pings of one run of a service; with infinity none is expected."""
+    """The watchdog pings (WatchdogSec=) of one run of a service; with infinity, none are due."""
 
     def __init__(self, watchdog_seconds: float) -> None:
         self.is_missed = False
@@ -40,7 +40,7 @@ class Pings:
 
     def __enter__(self) -> "Pings":
         if math.isfinite(self._seconds):
-            # Not below the machine's root: a Unix socket's address is limited to about 100 bytes.
+            # Outside the machine's root: a Unix socket's address is limited to about 100 bytes.
             self._folder = Path(tempfile.mkdtemp(prefix="notify-"))
             self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
             self._socket.bind(str(self._folder / "socket"))
@@ -58,7 +58,7 @@ class Pings:
             shutil.rmtree(self._folder, ignore_errors=True)
 
     async def wait_for_a_missed_one(self) -> None:
-        """Return when no ping came within the watchdog's time; never without a watchdog."""
+        """Return once no ping came within the watchdog's time; without a watchdog, never return."""
         if self._socket is None:
             await asyncio.Event().wait()
             return
@@ -95,7 +95,7 @@ class SystemdService:
         return self._main.pid if self._main is not None else 0
 
     def start(self) -> "asyncio.Task[None]":
-        """Start unless running; the task ends with the service, after all restarts."""
+        """Start unless running; the returned task ends with the service, after all restarts."""
         if self._task is None or self._task.done():
             self._stop = asyncio.Event()
             self.restarts = 0
@@ -104,7 +104,7 @@ class SystemdService:
         return self._task
 
     async def stop(self) -> None:
-        """Stop as at shutdown: KillSignal, wait, SIGKILL; ExecStopPost= runs."""
+        """Stop as at shutdown: send KillSignal, wait, send SIGKILL, run ExecStopPost=."""
         if self._task is None or self._task.done():
             return
         self._stop.set()
@@ -126,7 +126,7 @@ class SystemdService:
             if self._stop.is_set() or not self._shall_restart():
                 break
             if failed and self.unit.restart_mode == "normal":
-                # As systemd does since version 254: every single failure counts.
+                # As in systemd since version 254, every failure triggers OnFailure.
                 self._fail(self.result)
             self._set("activating", "auto-restart")
             if await self._is_stopped_within(self.unit.restart_seconds):
@@ -281,6 +281,6 @@ class SystemdService:
 
 
 def kill_group(leader: int, number: signal.Signals) -> None:
-    """Send a signal to a process group that may be gone."""
+    """Send a signal to a process group, which may be gone."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(leader, number)

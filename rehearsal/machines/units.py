@@ -1,7 +1,7 @@
 """Reads systemd service units as far as a process machine supports them.
 
-A directive that it does not support is refused by name: a rehearsal that ignored one would prove
-nothing about the real machine.
+An unsupported directive is refused by name: a rehearsal that ignored one would prove nothing about
+the real machine.
 """
 
 import re
@@ -19,8 +19,8 @@ SERVICE = (
     "OOMPolicy", "KillMode", "KillSignal", "TimeoutStopSec", "WatchdogSec", "StandardOutput",
     "StandardError",
 )  # fmt: skip
-# What confines a service and makes its folders: it has no effect on a process machine, whose
-# services are processes of the user.
+# Directives that confine a service or create its folders: they have no effect on a process machine,
+# whose services are processes of the user.
 SANDBOX = (
     "CapabilityBoundingSet", "LockPersonality", "MemoryDenyWriteExecute", "NoNewPrivileges",
     "OOMScoreAdjust", "PrivateDevices", "PrivateTmp", "ProcSubset", "ProtectClock",
@@ -43,7 +43,7 @@ SECONDS_IN = {"ms": 0.001, "s": 1.0, "": 1.0, "min": 60.0, "h": 3600.0, "d": 864
 
 
 class UnitError(ValueError):
-    """A unit file contains something that a process machine does not support."""
+    """Something in a unit file that a process machine does not support."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -179,7 +179,7 @@ def _log_file(name: str, value: str) -> str | None:
 
 
 def stop_order(units: Sequence[Unit]) -> list[Unit]:
-    """Return units in stop order: one that comes After another stops before it."""
+    """Return units in stop order: a unit that starts After another stops before it."""
     known = {unit.name: unit for unit in units}
     starts_after = {name: known.keys() & unit.after for name, unit in known.items()}
     try:

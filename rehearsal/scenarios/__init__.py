@@ -1,6 +1,6 @@
 """Drills as data: what fails, when, and how the run must end; one TOML file each, in this folder.
 
-`scenario` is the format, `trial` rehearses one, `verdict` holds its end against what it promises,
-`series` deploys once and rehearses one after the other, `many` runs of several stacks side by side.
-It uses drill/, machines/, aws/ and contract/.
+`scenario` has the format, `trial` rehearses one drill, `verdict` compares its end with what it
+promises, `series` deploys once and rehearses drills one after the other, `many` rehearses runs of
+several stacks side by side. It uses drill/, machines/, aws/ and contract/.
 """

@@ -1,6 +1,6 @@
-"""Many runs side by side: a stack each in one account, a third of the machines taken in mid-run.
+"""Many runs side by side: a stack each in one account, of which a third lose a machine in mid-run.
 
-EC2 has machines for `at_once` of them, so the others wait, as they do for Spot capacity.
+EC2 has machines for `at_once` of them, so the others wait, as they would for Spot capacity.
 """
 
 import time
@@ -37,7 +37,7 @@ from rehearsal.scenarios.trial import WAITS
 from rehearsal.scenarios.verdict import judge, seconds_taken
 
 NOTICE_SECONDS = 5.0
-# The one with the shortest boot, of some seconds.
+# The workload that starts fastest, for a run of a few seconds.
 TRAINED = RehearsedWorkload(
     name="growth",
     recipe="laptop",
@@ -49,10 +49,10 @@ CONTEXT: Mapping[str, str] = {
     **stack_context(
         TRAINED.context(), size="g5.xlarge", notice_seconds=NOTICE_SECONDS, lease_ttl_seconds=3
     ),
-    # Else a run of seconds would end within its notice.
+    # Otherwise a run of seconds would end within its notice.
     "train.notice_policy": "stop",
 }
-# Every third run loses its first machine, by turns without a notice and with one.
+# Every third run loses its first machine, alternately without a notice and with one.
 EVERY, LOSSES = 3, ("kill:dense:20", "notice:dense:20")
 POOL = ("g5.xlarge", "us-east-1a")
 _TICK_SECONDS, _POLL_SECONDS, _TIMEOUT_SECONDS = 30.0, 0.5, 600.0
@@ -60,7 +60,7 @@ _TICK_SECONDS, _POLL_SECONDS, _TIMEOUT_SECONDS = 30.0, 0.5, 600.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SideOutcome:
-    """How one of the runs ended; without faults it is the uninterrupted run, bit for bit."""
+    """The outcome of one run; without faults, it equals the uninterrupted run bit for bit."""
 
     stack: str
     machines: int
@@ -72,7 +72,7 @@ class SideOutcome:
 
 @dataclass(kw_only=True, slots=True)
 class SideRun:
-    """One of them, from its deploy on."""
+    """One of the runs, from its deploy on."""
 
     stacks: DeployedStacks
     drill: Drill
@@ -83,15 +83,15 @@ class SideRun:
         return self.drill.fleet
 
     def step(self) -> None:
-        """Do what is due, until no machine runs and none is to come."""
+        """Do what is due; it is over once no machine runs and none will start."""
         self.fleet.step()
         self.drill.step()
         self.is_over = self.fleet.is_over()
 
     def outcome(self, reference: Files, guard_errors: list[str]) -> SideOutcome:
-        """Hold its end against what was promised."""
+        """Compare its end with what was promised."""
         expect = Expectation(ends=EQUAL, machines=1 + len(self.drill.plan))
-        # What all runs together leave, ManyRuns asks.
+        # ManyRuns checks what all runs together leave behind.
         faults = judge(self.drill, expect, reference, guard_errors)
         usd = sum(each["usd"] for each in spending(self.drill.run)["by_market"].values())
         lives = self.fleet.lives.values()
@@ -101,25 +101,25 @@ class SideRun:
             taken=", ".join(str(each.planned) for each in self.drill.interruptions),
             seconds=round(seconds_taken(lives, self.drill.started), 1),
             usd=round(usd, 6),
-            faults=(*faults, *(() if usd else ("its Guard counted no dollar",))),
+            faults=(*faults, *(() if usd else ("its Guard counted no dollars",))),
         )
 
 
 @dataclass(kw_only=True, slots=True)
 class ManyRuns:
-    """Synthesizes, deploys and follows them all, one step of each after the other."""
+    """Synthesizes and deploys all runs, then follows them, stepping each in turn."""
 
     stacks: DeployedStacks
     say: Callable[[str], None]
     count: int
     at_once: int
     runs: list[SideRun] = field(default_factory=list)
-    _seen: tuple[int, int] | None = None  # how many are deployed, how many not yet over
+    _seen: tuple[int, int] | None = None  # how many are deployed, how many have not ended yet
     _changed: float = 0.0
     _next_tick: float = 0.0
 
     def run(self) -> tuple[list[SideOutcome], list[str]]:
-        """Return each run's outcome, and what was left behind by all together."""
+        """Return each run's outcome, and what all runs together left behind."""
         self._prepare()
         bus = EventBus(aws=self.stacks.aws, code_folder=self.stacks.folder / "functions")
         reference = self.stacks.folder / "uninterrupted"
@@ -130,7 +130,7 @@ class ManyRuns:
             for each in self.runs:
                 each.fleet.close()
         uninterrupted.expect()
-        bus.tick()  # so that each Guard has counted the last seconds
+        bus.tick()  # so that each Guard counts the last seconds
         bus.close()
         theirs = FolderFiles(folder=reference)
         errors = {each.function: each.error for each in bus.invocations if each.error}
@@ -148,14 +148,14 @@ class ManyRuns:
         return outcomes, self._left()
 
     def _prepare(self) -> None:
-        """Deploy what all share, once, and upload the dataset."""
+        """Deploy the stacks that all runs share, and upload the dataset."""
         prepare(self.stacks, TRAINED, self._synthesize(1), self._assembly(1), NOTICE_SECONDS)
         size, zone = POOL
         only = Course(size=size, zone=zone, steps=((0.0, float(self.at_once)),))
         self.stacks.aws.capacity.follow([Course(steps=((0.0, 0.0),)), only])
 
     def _follow(self, bus: EventBus) -> None:
-        """Deploy one after the other, each synthesized during the deploy before it."""
+        """Deploy one after the other, each synthesized during the previous deploy."""
         follow = partial(self._step, bus)
         following = None
         for number in range(1, self.count + 1):
@@ -176,7 +176,7 @@ class ManyRuns:
         now = time.monotonic()
         if seen != self._seen:
             self._seen, self._changed = seen, now
-            self.say(f"{seen[0]} of {self.count} deployed, {seen[1]} not yet over")
+            self.say(f"{seen[0]} of {self.count} deployed, {seen[1]} still running or waiting")
         if now >= self._next_tick and bus.is_idle:
             bus.tick()
             self._next_tick = now + _TICK_SECONDS
@@ -186,7 +186,7 @@ class ManyRuns:
             )
 
     def _begin(self, bus: EventBus, stacks: DeployedStacks, number: int) -> None:
-        """Follow the fleet that has just been deployed."""
+        """Begin to follow the fleet that has just been deployed."""
         name = f"r{number}"
 
         def boot(instance: RehearsedInstance) -> BootableMachine:
@@ -215,7 +215,7 @@ class ManyRuns:
 
 
 def many_table(outcomes: list[SideOutcome]) -> Table:
-    """Return the runs as a table, each with what its Guard counted, and their sum."""
+    """Return the runs as a table, each with the dollars that its Guard counted, and their sum."""
     table = Table(title="runs side by side", title_justify="left")
     for name in ("stack", "machines", "taken", "seconds", "spent, $", "equal, nothing left"):
         table.add_column(name, overflow="fold")

@@ -19,12 +19,12 @@ EQUAL, FAILURE = "equal result", "failure event"
 _ENDS = (EQUAL, FAILURE)
 PROCESS, NSPAWN = "process", "nspawn"
 MACHINES = (PROCESS, NSPAWN)
-# AWS's documents disagree on which it is.
+# What an update of the fleet does, on which AWS's documents disagree.
 REPLACEMENT, IN_PLACE = "replacement", "in place"
-# The run's steps of bootstrap.sh go through run_step; the first, the fetch, is cloud-init's own.
+# bootstrap.sh runs its steps through run_step, except the first, the fetch, which is cloud-init's.
 FETCH = "fetch"
 _Made = TypeVar("_Made")
-# What TOML has for a field's type; a number without a point may stand for one with.
+# TOML's types for a field's type; an integer may stand for a float.
 _TAKES: Mapping[object, tuple[type, ...]] = {
     bool: (bool,),
     int: (int,),
@@ -37,7 +37,7 @@ _TAKES: Mapping[object, tuple[type, ...]] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Machines:
-    """What is wrong with the machines `which`, counted from 1; without a number, with all."""
+    """The quirks of the machines `which`, counted from 1; by default of all."""
 
     which: tuple[int, ...] = ()
     quirks: Quirks
@@ -48,9 +48,9 @@ class Machines:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Expectation:
-    """How a run must end; each of `events` (a pattern) must match an event's name and message.
+    """How a run must end; each of `events` (patterns) must match an event's name and message.
 
-    `within_hours` is from the deploy to the last machine's end.
+    `within_hours` counts from the deploy to the last machine's end.
     """
 
     ends: str
@@ -68,9 +68,9 @@ class Expectation:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Scenario:
-    """One drill; `needs` is the kind of machine that alone can show it, empty for both.
+    """One drill; `needs` is the only kind of machine that can show it, empty if both can.
 
-    `fleet_update` is what CloudFormation makes of a new version of the launch template.
+    `fleet_update` is how CloudFormation updates the fleet for a new launch template version.
     """
 
     name: str
@@ -93,15 +93,15 @@ class Scenario:
         check_choice("fleet_update", self.fleet_update, (REPLACEMENT, IN_PLACE))
         if self.guard_is_invoked and any(each.do == "guard" for each in self.actions):
             raise ValueError(
-                "do = 'guard' needs guard_is_invoked = false: until then nothing calls it"
+                "do = 'guard' starts the Guard's calls: it needs guard_is_invoked = false"
             )
 
     def can_have(self, machine: str) -> bool:
-        """Whether machines of this kind can show it; every kind can without a name."""
+        """Whether machines of this kind can show it; True for an empty kind."""
         return not machine or self.needs in ("", machine)
 
     def quirks(self, number: int) -> Quirks:
-        """Return everything that is wrong with one machine."""
+        """Return all quirks of one machine."""
         found = [each.quirks for each in self.machines if each.covers(number)]
         programs = {name: text for each in found for name, text in each.programs.items()}
         environment = {name: text for each in found for name, text in each.environment.items()}
@@ -122,10 +122,10 @@ def known_scenarios() -> list[Scenario]:
 
 
 def choose(names: Sequence[str], machine: str = "") -> list[Scenario]:
-    """Return the drills with these names, or in these files; all without a name.
+    """Return the drills with these names or in these files, by default all.
 
-    `machine` is the kind that there is: without a name what needs another is left out, with its
-    name it is refused.
+    `machine` is the available kind: a drill that needs another is refused if it was named, and left
+    out otherwise.
     """
     if not names:
         return [each for each in known_scenarios() if each.can_have(machine)]
@@ -160,7 +160,7 @@ def read_scenarios(path: Path) -> list[Scenario]:
         if words is None:
             return [_build(Scenario, {**document, "name": path.stem}, path.parent)]
         if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
-            raise ValueError(f"for_each is {words!r}; give a list of words")
+            raise ValueError(f"for_each is {words!r}; it must be a list of words")
         found = []
         for word in words:
             document = tomllib.loads(text.replace("{each}", word))
@@ -174,7 +174,7 @@ def read_scenarios(path: Path) -> list[Scenario]:
         raise ValueError(f"{path}: {error}") from error
 
 
-# What the messages call a table.
+# The names of tables in messages.
 _TABLES: Mapping[type, str] = {
     Scenario: "a drill",
     Expectation: "[expect]",
@@ -185,9 +185,9 @@ _TABLES: Mapping[type, str] = {
     Fault: "fault",
     Course: "capacity",
 }
-# A list of tables is written by the name of one.
+# In TOML, a list of tables has the name of a single one.
 _LISTS = {"machine": "machines", "action": "actions", "fault": "faults"}
-_SIGNED = "seconds of [[action]]"  # a clock may be behind
+_SIGNED = "seconds of [[action]]"  # negative if a clock is behind
 _FAILING_FETCH = """case "$*" in
 *bundle.zip) echo "fatal error: rehearsed" >&2; exit 1 ;;
 esac
@@ -202,14 +202,14 @@ exec "$real" "$@"
 
 
 def _boot_steps() -> list[str]:
-    """Where a boot can fail."""
+    """Return the steps at which a boot can fail."""
     script = (FOLDER.parents[1] / "userdata/bootstrap.sh").read_text(encoding="utf-8")
     step = r"^ *(?:step|python3 -m userdata\.run_step) ([a-z-]+)"
     return [FETCH, *re.findall(step, script, re.MULTILINE)]
 
 
 def _build(kind: type[_Made], table: Mapping[str, Any], folder: Path) -> _Made:
-    """Build a dataclass; an unknown or missing field is a ValueError that names it."""
+    """Build a dataclass; raise a ValueError that names an unknown or missing field."""
     where = _TABLES[kind]
     known = {each.name: each.type for each in fields(cast(Any, kind))}
     values = {}
@@ -225,26 +225,26 @@ def _build(kind: type[_Made], table: Mapping[str, Any], folder: Path) -> _Made:
 
 
 def _read(kind: Any, value: Any, name: str, folder: Path) -> Any:
-    """Return a value as its field's type has it; refuse a text where a number is meant, ..."""
+    """Convert a value to its field's type; refuse another type, such as text for a number."""
     if isinstance(kind, UnionType):
         kind = get_args(kind)[0]  # the other is None
     origin = Mapping if is_dataclass(kind) else get_origin(kind) or kind
     taken = _TAKES[origin]
     if type(value) not in taken:
         names = " or ".join(each.__name__ for each in taken)
-        raise ValueError(f"{name} is {value!r}; give: {names}")
+        raise ValueError(f"{name} is {value!r}; expected {names}")
     if origin in (int, float) and not (math.isfinite(value) and (value >= 0 or name == _SIGNED)):
-        raise ValueError(f"{name} is {value}; give a finite number, at least 0")
+        raise ValueError(f"{name} is {value}; use a finite number of at least 0")
     if is_dataclass(kind):
         return _build(cast(Any, kind), value, folder)
     if origin is tuple:
         return tuple(_read(get_args(kind)[0], each, name, folder) for each in value)
-    # A table of texts, as variables are.
+    # Tables hold texts, such as the values of variables.
     return {key: str(each) for key, each in value.items()} if origin is Mapping else value
 
 
 def _by_field(kind: type, table: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """Return a table by the names of the fields, what stands for a field as that field."""
+    """Return a table with the names of the fields, with shorthands written out."""
     given = dict(table)
     if kind is Machines:
         programs = dict(
@@ -262,7 +262,7 @@ def _by_field(kind: type, table: Mapping[str, Any], folder: Path) -> dict[str, A
         given["steps"] = [[0.0, given.pop("machines")]]
     elif kind is Course and "trace" in given:
         if "hour_seconds" not in given:
-            raise ValueError("capacity has a trace; give hour_seconds, too")
+            raise ValueError("capacity has a trace; it needs hour_seconds, too")
         hour = _read(float, given.pop("hour_seconds"), "hour_seconds of capacity", folder)
         trace = _read(str, given.pop("trace"), "trace of capacity", folder)
         steps = trace_steps(folder / trace, hour_seconds=hour)

@@ -1,4 +1,4 @@
-"""Many drills on one embedded AWS: set up once, then each drill is a new run id of the stack."""
+"""Many drills on one embedded AWS, set up once: each drill is a new run id of the stack."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -21,7 +21,7 @@ from rehearsal.scenarios.trial import ScenarioTrial
 from rehearsal.scenarios.verdict import judge, why
 
 NOTICE_SECONDS = 5.0
-# A run of a few seconds with all kinds of stages; scenarios may change what they need.
+# A run of a few seconds with all kinds of stages, whose parameters scenarios may change.
 WORKLOAD = RehearsedWorkload(
     name="trajectory",
     recipe="laptop",
@@ -37,7 +37,7 @@ CONTEXT = stack_context(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DrillOutcome:
-    """How one drill ended; without faults it went as written."""
+    """The outcome of one drill; without faults, it went as written."""
 
     name: str
     about: str
@@ -59,7 +59,7 @@ class DrillSeries:
     _references: dict[str, Child] = field(default_factory=dict)
 
     def run(self) -> Iterator[DrillOutcome]:
-        """Rehearse one after the other; one that breaks does not keep the next from running."""
+        """Rehearse one after the other; after one that breaks, the next runs all the same."""
         started = time.monotonic()
         synthesis = self._synthesize(0)
         prepare(self.stacks, WORKLOAD, synthesis, self._assembly(0), NOTICE_SECONDS)
@@ -132,7 +132,7 @@ class DrillSeries:
         )
 
     def _start_reference(self, overrides: str) -> None:
-        """Start the uninterrupted run with these overrides, once for all drills that have them."""
+        """Start the uninterrupted run with these overrides, once for all drills that share them."""
         if overrides not in self._references:
             trained = replace(WORKLOAD, overrides=overrides)
             folder = self._reference(overrides)
@@ -159,7 +159,7 @@ class DrillSeries:
 
 
 def outcome_table(outcomes: Sequence[DrillOutcome]) -> Table:
-    """Return the drills as a table, with the seconds that each took."""
+    """Return the drills' outcomes as a table."""
     table = Table(title="drills", title_justify="left")
     for name in ("drill", "ends in", "machines", "seconds", "as written"):
         table.add_column(name, overflow="fold")
@@ -174,7 +174,7 @@ def outcome_table(outcomes: Sequence[DrillOutcome]) -> Table:
 
 
 def scenario_table(scenarios: Sequence[Scenario]) -> Table:
-    """Return what can be rehearsed."""
+    """Return the drills that can be rehearsed as a table."""
     table = Table("drill", "ends in", "machines", "about", title="drills", title_justify="left")
     for each in scenarios:
         table.add_row(each.name, each.expect.ends, each.needs or "any", each.about)

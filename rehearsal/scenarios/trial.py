@@ -1,4 +1,4 @@
-"""One drill on deployed stacks: boot, break what the scenario breaks, follow the run to its end."""
+"""One drill on deployed stacks: boot, apply the scenario's faults, follow the run to its end."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -14,15 +14,15 @@ from rehearsal.faults import Fault
 from rehearsal.machines.metadata import RehearsedInstance
 from rehearsal.scenarios.scenario import IN_PLACE, Scenario
 
-# The Guard's ten minutes, as short as a run of seconds needs.
+# Replaces the Guard's ten minutes in a run of seconds.
 _TICK_SECONDS = 4.0
-# What a boot waits for between attempts, as short.
+# Shorter waits between a boot's attempts, for the same reason.
 WAITS = {"STEP_RETRY_SECONDS": "0.5", "FETCH_ATTEMPTS": "1", "TERMINATE_RETRY_SECONDS": "5"}
 
 
 @dataclass(kw_only=True, slots=True)
 class ScenarioTrial:
-    """One scenario on its own run id; `context` is what its stack was synthesized with."""
+    """One scenario on its own run id; `context` has its stack's parameters."""
 
     scenario: Scenario
     stacks: DeployedStacks
@@ -43,7 +43,7 @@ class ScenarioTrial:
         return self._drill is not None
 
     def run(self, assembly: Path) -> None:
-        """Deploy, follow the run to its end, leave nothing running; raise if it has no end."""
+        """Deploy, follow the run to its end, leave nothing running; raise if it does not end."""
         aws = self.stacks.aws
         self._synthesize()
         in_place = {"AWS::EC2::SpotFleet"} if self.scenario.fleet_update == IN_PLACE else set()
@@ -80,21 +80,21 @@ class ScenarioTrial:
             done = self.scenario.actions[: self.drill.done]
             begun = [*self.scenario.faults, *(fault for each in done for fault in each.faults)]
             self.unmet = [fault for fault in begun if fault not in aws.faults.met]
-            # Before what may raise: the next drill has the same AWS.
+            # First, as closing the bus may raise, and the next drill uses the same AWS.
             aws.faults.end()
             bus.close()
 
     def _step(self) -> bool:
-        """Do the next action if it is due; return whether all is over."""
+        """Do the next action if it is due; return whether everything is over."""
         fleet = self.drill.fleet
-        # What is done after the end waits until all is told: the Guard answers to it late.
+        # Actions after the end wait until all events are delivered: the Guard reacts late.
         is_over = fleet.is_over() and (not self.drill.undone or fleet.bus.is_idle)
         return not self.drill.step(is_over=is_over) and is_over
 
     def _do(self, action: Action, life: MachineLife | None) -> None:
         aws, fleet = self.stacks.aws, self.drill.fleet
         if life is not None and action.do == "execute":
-            # Only process machines have it; elsewhere paths begin with nothing.
+            # Only process machines have this variable; for others it is empty.
             command = f': "${{MACHINE_ROOT=}}"\n{action.command}'
             self.log(life.machine.execute("bash", "-euc", command))
         elif life is not None and action.do == "rebalance":
@@ -112,7 +112,7 @@ class ScenarioTrial:
             owner = ["bash", "-euc", action.command]
             self.stacks.children.start("operate", owner, FLEET_ID=fleet.id, RUN_URI=uri).expect()
         elif action.do == "deploy":
-            # Its machines are followed: CloudFormation waits for those that it shuts down.
+            # Keep stepping the fleet: CloudFormation waits for machines that it shuts down.
             assembly = self._assembly(self.drill.done)
             self.stacks.deploy(assembly, self.stacks.training, meanwhile=fleet.step)
             fleet.id = self.stacks.fleet(fleet.bus, self._machine, self._tell).id
@@ -121,7 +121,7 @@ class ScenarioTrial:
         return self.folder / f"cdk.out-{number}"
 
     def _synthesize(self) -> None:
-        """Synthesize what the actions deploy, which in mid-run would take a part of the run."""
+        """Synthesize what the actions deploy beforehand, as it would take too long in mid-run."""
         for number, action in enumerate(self.scenario.actions, start=1):
             if action.do == "deploy":
                 context = {**self.context, **action.parameters}
@@ -143,6 +143,6 @@ class ScenarioTrial:
         self.log(text)
 
     def end_what_is_left(self) -> None:
-        """Terminate every instance, so that no drill finds another one's."""
+        """Terminate every instance, so that the next drill finds none."""
         if alive := list(instances_of(self.stacks.aws)):
             self.stacks.aws.client("ec2").terminate_instances(InstanceIds=alive)

@@ -1,4 +1,4 @@
-"""How a rehearsed drill ended, and which of its promises it broke."""
+"""The verdict on a rehearsed drill: how it ended, and which of its promises it broke."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,9 +22,9 @@ def judge(
     processes_left: int = 0,
     unmet: Sequence[str] = (),
 ) -> list[str]:
-    """List what differs from the expectation; none after a drill that went as written.
+    """List the differences from the expectation; empty after a drill that went as written.
 
-    `reference` is the uninterrupted run's.
+    `reference` has the uninterrupted run's files.
     """
     run, lives = drill.run, list(drill.fleet.lives.values())
     head, events = read_json(run, HEAD) or {}, read_events(run)
@@ -36,7 +36,7 @@ def judge(
     markets = tuple(life.instance.market for life in lives)
     attempts = (read_json(run, RECEIPT) or {}).get("machines", [])
     ranks = tuple(attempt["ranks"] for attempt in attempts)
-    # From the deploy, machine or not, to the last machine's end.
+    # From the deploy to the last machine's end, also if no machine ever booted.
     hours = seconds_taken(lives, drill.started) / 3600
     capacity, undone = drill.fleet.target_capacity(), [*drill.undone, *unmet]
     checks = {
@@ -46,13 +46,13 @@ def judge(
         and markets != expect.markets,
         f"the attempts' ranks were {', '.join(map(str, ranks))}": bool(expect.ranks)
         and ranks != expect.ranks,
-        f"it took {hours:.4f} hours": expect.within_hours is not None
+        f"it took {hours:.4f} hours, too long": expect.within_hours is not None
         and hours > expect.within_hours,
         f"the fleet's target is {capacity}, not 0": capacity > 0,
         f"still running: {', '.join(alive)}": bool(alive),
         f"{processes_left} processes were left behind": processes_left > 0,
         f"the Guard failed: {'; '.join(guard_errors[:1])}": bool(guard_errors),
-        f"never came to: {', '.join(undone)}": bool(undone),
+        f"never happened: {', '.join(undone)}": bool(undone),
     }
     others = user_data_faults(lives)
     return [*faults, *others, *(text for text, broken in checks.items() if broken)]
@@ -64,21 +64,21 @@ def seconds_taken(lives: Iterable[MachineLife], deployed: float) -> float:
 
 
 def why(run: Files) -> str:
-    """Return the last thing that went wrong, in the words of the head or of an event."""
+    """Return the last failure, in the words of the head or of an event."""
     head = read_json(run, HEAD) or {}
     failures = [str(event["message"]) for event in read_events(run) if _is_failure(event, head)]
     return str(head.get("reason") or (failures[-1] if failures else ""))
 
 
 def _is_failure(event: Mapping[str, Any], head: Mapping[str, Any]) -> bool:
-    """Whether an event says that something failed, or that the Guard stopped it, and why."""
+    """Whether an event says that something failed or that the Guard stopped the run, and why."""
     is_stop = event.get("name") == "to-zero" and head.get("state") != "finished"
     is_bad = event.get("status") == "failed" or event.get("name") == "terminated" or is_stop
     return is_bad and bool(event.get("message"))
 
 
 def told(event: Mapping[str, Any]) -> str:
-    """Return an event as patterns see it: its name, its message, and what it quotes of others."""
+    """Return an event's text for patterns: its name, its message, and quotes of other events."""
     return " ".join([f"{event.get('name')}: {event.get('message', '')}", *event.get("said", [])])
 
 
@@ -87,7 +87,7 @@ def _failure(head: Mapping[str, Any], events: Sequence[Mapping[str, Any]]) -> li
     if head.get("state") == "finished":
         faults.append(f"the run finished, but a {FAILURE} was expected")
     if not any(_is_failure(event, head) for event in events):
-        faults.append("no event says that anything failed, and why")
+        faults.append("no event says that anything failed, or why")
     return faults
 
 

@@ -24,7 +24,7 @@ def test_fails_for_a_tree_that_is_no_checkout(
 ) -> None:
     for tree in (tmp_path, tmp_path / "none"):
         assert main(["walks", f"--tree={tree}"]) == 2
-        said = f"--tree is {tree}, no checkout of git; give its folder\n"
+        said = f"--tree is {tree}, not a git checkout; pass its folder\n"
         assert capsys.readouterr().err == said
 
 

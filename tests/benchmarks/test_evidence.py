@@ -23,4 +23,4 @@ def test_fails_without_one_question(
     arguments: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(arguments) == 2
-    assert "give either a document's number or --fit" in capsys.readouterr().err
+    assert "pass either a document's number or --fit" in capsys.readouterr().err

@@ -27,7 +27,7 @@ def test_fails_without_a_gpu_in_one_sentence(
     monkeypatch.setattr(sys, "argv", ["benchmarks", "gpu"])
     assert main() == 2
     said = capsys.readouterr().err
-    assert said.startswith("this machine has no GPU that torch can use; give --cpu for a dry run")
+    assert said.startswith("this machine has no GPU that torch can use; pass --cpu for a dry run")
     assert said.count("\n") == 1
 
 
@@ -100,7 +100,7 @@ def test_a_measurement_that_takes_too_long_is_said_to_and_is_no_failure(
     timer = threading.Timer
     monkeypatch.setattr(threading, "Timer", lambda seconds, *given: timer(0.1, *given))
     (row,) = table._measured("steps", 30.0, cpu=True)
-    assert row["verdict"] == "not done after 30 s; give more --seconds"
+    assert row["verdict"] == "not done after 30 s; raise --seconds"
     assert not table.is_damaged([row])
 
 

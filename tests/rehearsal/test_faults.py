@@ -63,7 +63,7 @@ def test_what_no_request_has_met_is_known() -> None:
         ({"action": "s3:*", "status": 500, "share": 0.0}, "share is 0.0; it must be above 0"),
         (
             {"action": "s3:*", "status": 500, "of": "me"},
-            "of is 'me'; give machines, guard or",
+            "of is 'me'; use machines, guard or",
         ),
         ({"action": "s3:*", "delay_seconds": -1}, "delay_seconds is -1"),
     ],

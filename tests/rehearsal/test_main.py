@@ -45,7 +45,7 @@ def test_a_ctrl_c_while_it_is_imported_is_one_line() -> None:
         next(line for line in process.stderr if line.rstrip().endswith(" rich.console"))
         process.send_signal(signal.SIGINT)
         said = [line for line in process.stderr if not line.startswith("import time:")]
-    assert (process.returncode, said) == (130, ["interrupted before it began\n"])
+    assert (process.returncode, said) == (130, ["interrupted before it started\n"])
 
 
 def test_fails_when_the_port_is_in_use(
@@ -56,7 +56,7 @@ def test_fails_when_the_port_is_in_use(
         port = taken.getsockname()[1]
         monkeypatch.setattr(sys, "argv", ["rehearsal", "aws", "--port", str(port)])
         assert main() == 1
-    assert f"port {port} is in use by another program; give another with --port, or" in (
+    assert f"port {port} is in use by another program; choose another with --port, or" in (
         capsys.readouterr().err
     )
     assert handlers() == before
@@ -99,16 +99,16 @@ def test_fails_for_a_zero_which_is_no_default(
         (["demo", "--size=t3.micro", "--program=examples/plain"], "--size is t3.micro, on which"),
         (["demo", "--recipe=nosuch"], "has no recipe 'nosuch'; known are full, laptop, magvit_b"),
         (["demo", "--overrides=widht=3"], "has no field 'widht'; did you mean 'width'?"),
-        (["demo", "--workload=shapes:SHAPES"], "give both for a workload of your own"),
-        (["demo", "--data=mine"], "--data is mine, and trajectory rehearses on data that it makes"),
-        (["demo", "--source=examples"], "give both for a workload of your own"),
+        (["demo", "--workload=shapes:SHAPES"], "pass both for a workload of your own"),
+        (["demo", "--data=mine"], "--data is mine, but trajectory rehearses on data that it makes"),
+        (["demo", "--source=examples"], "pass both for a workload of your own"),
         (["demo", "--workload=moons:MOONS", "--source=examples"], "module 'moons' was not found"),
-        (["demo", "--hosts=2", "--program=examples/plain"], "leave --program and --machine out"),
+        (["demo", "--hosts=2", "--program=examples/plain"], "leave out --program and --machine"),
         (["demo", "--hosts=4", "--size=g5.12xlarge"], "--hosts is 4 and g5.12xlarge has 4 GPUs"),
         (["demo", "--hosts=8", "--workload=detection"], "4 samples a step, too few for 8 GPUs"),
-        (["aws", "--port=65536"], "the port is 65536; give 1 to 65535, or 0 for a free one"),
-        (["alarms", "--template=cdk.json"], "--template cdk.json is no template (KeyError("),
-        (["alarms", "--template=README.md"], "README.md is no template (JSONDecodeError("),
+        (["aws", "--port=65536"], "the port is 65536; use 1 to 65535, or 0 for a free one"),
+        (["alarms", "--template=cdk.json"], "--template cdk.json is not a template (KeyError("),
+        (["alarms", "--template=README.md"], "README.md is not a template (JSONDecodeError("),
         (["many", "--runs=0", "--at-once=2"], "--runs is 0 and --at-once 2; use 1 or more of each"),
     ],
 )

@@ -1,7 +1,7 @@
-"""Nine ways in which scripts save, in one that sees what a restore gives back: `habits.py NAME`.
+"""Nine ways in which scripts save, in one script that checks each restore: `habits.py NAME`.
 
 Each file begins with its step and its checksum. A torn file ends the script, as torch.load would;
-files of several steps are reported and mixed, so that the end shows it. Standard library only.
+files of several steps are reported and mixed, so that the result differs. Standard library only.
 """
 
 import hashlib
@@ -25,7 +25,7 @@ PAIR = ("model.bin", "optimizer.bin")
 
 
 class TornError(Exception):
-    """A file is not what one save wrote."""
+    """A file whose content is not from one complete save."""
 
 
 def say(**what):
@@ -76,7 +76,7 @@ class InPlace:
         return [read(path) for path in paths] if any(map(Path.exists, paths)) else []
 
     def finished(self):
-        """Whether the last save has come to its end."""
+        """Whether the last save has finished."""
         return True
 
 
@@ -108,7 +108,7 @@ class _Shards(InPlace):
 
 
 class _Log(Renamed):
-    """Beside the atomic save, a line for each step in a file that stays open."""
+    """An atomic save, and a line for each step in a file that stays open."""
 
     def __init__(self, folder):
         super().__init__(folder)
@@ -146,7 +146,7 @@ class Rotating(InPlace):
 
 
 class _Child(InPlace):
-    """A child process writes in place while the steps go on."""
+    """A child process that writes in place while the steps continue."""
 
     process = None
 
@@ -276,7 +276,7 @@ def answer(how):
 
 
 def restored(habit):
-    """Step and value of what is there; the mixture of several is nothing that any save wrote."""
+    """Return the restored step and value; of mismatched files, a mixture that no save wrote."""
     try:
         found = habit.load()
     except TornError as error:

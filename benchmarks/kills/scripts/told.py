@@ -1,4 +1,4 @@
-"""What a trainer's script tells the kill table, and the data that the table makes for it."""
+"""What the trainers' scripts share: their reports to the kill table, and the data they train on."""
 
 import hashlib
 import json
@@ -9,12 +9,12 @@ from pathlib import Path
 CHECKPOINTS = Path(os.environ["SM_CHECKPOINT_DIR"])
 STEPS, SAVE_EVERY, BATCH, SAMPLES = 100, 20, 8, 200
 EPOCHS = STEPS * BATCH // SAMPLES
-# So that a tiny model trains long enough to be killed.
+# Long enough for a tiny model to be killed while it trains.
 STEP_SECONDS = 0.1
 
 
 def tell(**what):
-    # A progress bar may have left its line open.
+    # A progress bar may not have ended its line.
     print("\n" + json.dumps({"at": time.time(), **what}), flush=True)
 
 
@@ -24,7 +24,7 @@ def step(number, ids=()):
 
 
 def final(tensors):
-    """The checksum of a model's tensors by name, or of bytes."""
+    """Report the checksum of a model's tensors by name, or of bytes."""
     digest = hashlib.sha256()
     for name, tensor in sorted(tensors.items()):
         data = tensor.detach().cpu().numpy().tobytes() if hasattr(tensor, "detach") else tensor
@@ -33,7 +33,7 @@ def final(tensors):
 
 
 def samples():
-    """Inputs whose first column is the sample's id, and classes; always the same."""
+    """Return inputs whose first column is the sample's id, and classes; always the same."""
     import torch
 
     generator = torch.Generator().manual_seed(0)
@@ -43,7 +43,7 @@ def samples():
 
 
 def network():
-    """Takes the id off, and has dropout, so that random states count."""
+    """Return a network that drops the id, and has dropout, so that random states matter."""
     import torch
     from torch import nn
 
@@ -61,7 +61,7 @@ def network():
 
 
 def transformers_arguments():
-    """Arguments of transformers' Trainer and of those that are made of it."""
+    """Return arguments for transformers' Trainer and its subclasses."""
     return {
         "output_dir": str(CHECKPOINTS),
         "max_steps": STEPS,
@@ -73,7 +73,7 @@ def transformers_arguments():
 
 
 def train_transformers(trainer):
-    """Resume as the documentation has it: from the last checkpoint of the output folder."""
+    """Resume as in the documentation: from the last checkpoint in the output folder."""
     from transformers import TrainerCallback
     from transformers.trainer_utils import get_last_checkpoint
 

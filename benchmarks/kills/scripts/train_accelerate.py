@@ -15,7 +15,7 @@ loader = DataLoader(TensorDataset(*told.samples()), batch_size=told.BATCH, shuff
 model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
 told.CHECKPOINTS.mkdir(parents=True, exist_ok=True)
 start, saved = 0, [path for path in told.CHECKPOINTS.iterdir() if path.is_dir()]
-if saved:  # the example's way: the most recent by its change time
+if saved:  # as in the example: the most recent one by change time
     last = max(saved, key=lambda path: path.stat().st_ctime)
     accelerator.load_state(last)
     start = int(last.name.removeprefix("step_"))

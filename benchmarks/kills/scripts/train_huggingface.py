@@ -1,4 +1,4 @@
-"""transformers' Trainer, resumed as its documentation has it: from the last checkpoint."""
+"""transformers' Trainer, resumed as in its documentation: from the last checkpoint."""
 
 import told
 import torch

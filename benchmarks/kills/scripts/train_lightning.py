@@ -1,4 +1,4 @@
-"""Lightning's Trainer with ModelCheckpoint and `ckpt_path="last"`, as its documentation has it."""
+"""Lightning's Trainer with ModelCheckpoint and `ckpt_path="last"`, as in its documentation."""
 
 import lightning
 import told

@@ -1,4 +1,4 @@
-"""The loop of nanoGPT's train.py: ckpt.pt written over in place, resumed by iter_num."""
+"""The loop of nanoGPT's train.py: ckpt.pt overwritten in place, resumed by iter_num."""
 
 import numpy as np
 import told

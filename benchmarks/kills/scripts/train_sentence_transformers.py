@@ -9,7 +9,7 @@ from sentence_transformers import SentenceTransformerTrainingArguments as Argume
 
 
 def make_bert(folder):
-    """A model and its tokenizer, as a hub would have them."""
+    """Write a model and its tokenizer to a folder, as from a hub; return its path."""
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *map(str, range(50))]
     folder.mkdir(exist_ok=True)
     (folder / "vocab.txt").write_text("\n".join(words))

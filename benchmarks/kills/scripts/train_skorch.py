@@ -1,4 +1,4 @@
-"""skorch with Checkpoint and LoadInitState, as its documentation resumes."""
+"""skorch with Checkpoint and LoadInitState, resumed as in its documentation."""
 
 import told
 import torch

@@ -9,7 +9,7 @@ IMAGES, SIZE, EPOCHS = 64, 32, 6
 
 
 def make_images(folder):
-    """Squares on noise, with their boxes; returns the yaml that names them."""
+    """Write images of squares on noise, with their boxes; return the yaml that names them."""
     rng = np.random.default_rng(0)
     for name in ("images", "labels"):
         (folder / name).mkdir(parents=True, exist_ok=True)
@@ -30,7 +30,7 @@ count = [0]
 
 
 def stepped(trainer):
-    # Its own count of batches is of this process alone.
+    # Ultralytics counts only the batches of this process.
     done = trainer.epoch * len(trainer.train_loader)
     count[0] = max(count[0], done) + 1
     told.step(count[0])

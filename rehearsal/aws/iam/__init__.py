@@ -1,4 +1,4 @@
-"""IAM of the embedded AWS: who calls, what the call is in IAM's words, and what policies say of it.
+"""IAM of the embedded AWS: who calls, what the call is in IAM's terms, and what policies rule.
 
 `evaluation` knows neither HTTP nor moto; `access` asks it about each request and keeps evidence.
 """

@@ -1,6 +1,6 @@
-"""Checks requests: gathers the policies that count from moto's state, rules, keeps the evidence.
+"""Checks requests: gathers the relevant policies from moto's state, rules, and keeps evidence.
 
-Policies are read at each call, so that a change of one counts at once.
+Policies are read at each call, so that a change takes effect at once.
 """
 
 import json
@@ -35,7 +35,7 @@ from rehearsal.aws.iam.evidence import Evidence, Key
 from rehearsal.aws.iam.requests import asked
 from rehearsal.aws.iam.sessions import Sessions
 
-# EC2's own roles, which start a Spot fleet's instances and make their volumes.
+# EC2's own roles, which start a Spot fleet's instances and create their volumes.
 _SPOT_ROLES = (
     "spotfleet.amazonaws.com/AWSServiceRoleForEC2SpotFleet",
     "spot.amazonaws.com/AWSServiceRoleForEC2Spot",
@@ -72,21 +72,21 @@ class AccessControl:
         return None
 
     def hides(self, environ: Mapping[str, Any], body: bytes) -> Denied | None:
-        """Return the denial of a list, without which S3 does not say that an object is missing."""
+        """Return the denial of ListBucket, if any; S3 then hides that an object is missing."""
         bucket = str(environ.get("PATH_INFO", "")).lstrip("/").partition("/")[0]
         one = ApiCall(action="s3:ListBucket", resource=f"arn:aws:s3:::{bucket}")
         return self.check(self.sessions.find(environ, body), one)
 
     def check(self, caller: Caller, one: ApiCall) -> Denied | None:
         """Rule on one action, and keep the evidence."""
-        if one.action == "sts:GetCallerIdentity":  # which nobody can be denied
+        if one.action == "sts:GetCallerIdentity":  # it cannot be denied
             return None
         ruling = self._rule(caller, one)
         self.evidence.record(caller, one, ruling)
         return None if ruling.allowed else Denied(caller, one, ruling.why)
 
     def expect(self, service: str, source_arn: str, action: str, resource: str) -> None:
-        """Raise PermissionError unless a service may do this for one of the account's resources."""
+        """Raise PermissionError unless a service may do this for the account's `source_arn`."""
         caller = self.sessions.service(service, source_arn)
         denied = self.check(caller, ApiCall(action=action, resource=resource))
         if denied is not None:
@@ -100,7 +100,7 @@ class AccessControl:
         return self.sessions.begin(role_arn, name, keys or {})
 
     def allows(self, session: AssumedRole, one: ApiCall) -> bool:
-        """Whether a session may do this."""
+        """Whether a session may make this call."""
         return self.check(self.sessions.by_key(session.access_key_id), one) is None
 
     def may_encrypt_volumes(self, key: str) -> bool:
@@ -119,7 +119,7 @@ class AccessControl:
         return all(self.check(role, one) is None for role in roles for one in wanted)
 
     def role_of_profile(self, profile: str) -> str:
-        """Return the ARN of the role that instances with a profile, by its name or ARN, have."""
+        """Return the ARN of an instance profile's role, given the profile's name or ARN."""
         found = self._iam.instance_profiles.values()
         return str(next(each.roles[0].arn for each in found if profile in (each.name, each.arn)))
 
@@ -136,7 +136,7 @@ class AccessControl:
         every = [read_policy("root", IDENTITY, _ALL)] if caller.kind == "Account" else []
         boundaries = [each.permissions_boundary_arn for each in roles]
         resource = [read(key, text) for key, text in self._resource(one)]
-        # A key always has a policy; without one there is no such key, which KMS says itself.
+        # A key always has a policy; if none is found, the key does not exist, and KMS says so.
         needs_resource = one.action.startswith("sts:AssumeRole") or (
             one.action.startswith("kms:") and bool(resource)
         )
@@ -166,7 +166,7 @@ class AccessControl:
         return own
 
     def _role(self, arn: str) -> list[Any]:
-        """Return a role, or none where it is deleted."""
+        """Return a list with the role, empty if it is deleted."""
         with suppress(NotFoundException):
             return [self._iam.get_role(arn.rpartition("/")[2])] if arn else []
         return []
@@ -179,7 +179,7 @@ class AccessControl:
                 yield ("identity", role.name, arn.rpartition("/")[2]), self._managed(arn)
 
     def _policies_of(self, resource: StackResource) -> Iterator[tuple[Key, str]]:
-        """Yield the policies of a stack's resource."""
+        """Yield the policies that belong to a stack's resource."""
         if resource.type == "AWS::IAM::Role":
             yield from self._identity(self._role(f"role/{resource.physical_id}"))
         if form := WORDS["with_policies"].get(resource.type):
@@ -191,7 +191,7 @@ class AccessControl:
         return next(str(each.document) for each in versions if each.is_default)
 
     def _resource(self, one: ApiCall) -> Iterator[tuple[Key, str]]:
-        """Yield the policies of the resource itself."""
+        """Yield the resource's own policies."""
         service, name = _service_and_name(one.resource)
         here, last = (self.account, self.region), name.rpartition("/")[2]
         found: Any = None
@@ -225,7 +225,7 @@ class AccessControl:
                 yield ("permissions", function), json.dumps({"Statement": found})
 
     def _of_key(self, one: ApiCall) -> Iterator[ApiCall]:
-        """Yield what S3 asks of the bucket's own key in the caller's name."""
+        """Yield the call that S3 makes to the bucket's own KMS key in the caller's name."""
         action = WORDS["s3_key"].get(one.action)
         bucket = self._s3.buckets.get(_service_and_name(one.resource)[1].partition("/")[0])
         if action and bucket is not None and bucket.encryption:
@@ -237,7 +237,7 @@ class AccessControl:
 
 
 def _granted(grant: Any) -> dict[str, Any]:
-    """Return a grant of KMS as the statement of a policy that it amounts to."""
+    """Return a KMS grant as the policy statement that it amounts to."""
     actions = [f"kms:{name}" for name in grant.operations]
     who = {"AWS": grant.grantee_principal}
     return {"Effect": "Allow", "Principal": who, "Action": actions, "Resource": "*"}

@@ -1,7 +1,7 @@
 """Conditions of a policy statement: AWS's operators, over the keys of a request.
 
-A key that the embedded AWS cannot fill in, or an operator that it does not have, raises
-UnknownCondition: a missing value would otherwise pass for one that AWS did not send.
+A key that the embedded AWS cannot fill in, or an operator that it lacks, raises UnknownCondition:
+otherwise a missing value would be taken for one that AWS does not send.
 """
 
 import contextlib
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-# Of a request, by lower-case name; a key with several values has a tuple.
+# A request's condition keys, by lower-case name; a key with several values has a tuple.
 Keys = Mapping[str, str | tuple[str, ...]]
 Compare = Callable[[str, str, Keys], bool]
 WORDS = tomllib.loads(Path(__file__).with_name("words.toml").read_text(encoding="utf-8"))
@@ -33,7 +33,7 @@ class Unresolved(Exception):
 
 
 def matches(value: str, pattern: str, keys: Keys) -> bool:
-    """Whether a value has a pattern of * and ?; what replaces its policy variables is literal."""
+    """Whether a value matches a pattern of * and ?; its policy variables' values are literal."""
     text = pattern.replace("[", "[[]")
     if "${" in text:
         text = _VARIABLE.sub(lambda found: glob.escape(_value_of(found[1], keys)), text)
@@ -58,7 +58,7 @@ def _value_of(variable: str, keys: Keys) -> str:
 
 @functools.cache
 def check_known(key: str) -> None:
-    """Raise UnknownCondition unless requests can have the key."""
+    """Raise UnknownCondition unless requests here can have the key."""
     family = re.match(r"[a-z0-9]+:(?:[a-z]+/|x-amz-)", key.lower())
     if not {key.lower(), family and family.group()} & _KNOWN:
         raise UnknownCondition(f"condition key {key}")
@@ -73,7 +73,7 @@ class Condition:
     values: tuple[str, ...]
 
     def holds(self, keys: Keys) -> bool:
-        """Whether it holds for a request."""
+        """Whether it holds for a request with these keys."""
         check_known(self.key)
         found = keys.get(self.key.lower())
         actual = () if found is None else (found,) if isinstance(found, str) else found
@@ -89,7 +89,7 @@ class Condition:
 
 
 def as_list(value: Any) -> list[Any]:
-    """Return what JSON policies write as one item or a list of them."""
+    """Return a list, also for a single item: JSON policies have either."""
     return value if isinstance(value, list) else [value]
 
 
@@ -111,7 +111,7 @@ def _equals(actual: str, wanted: str, keys: Keys) -> bool:
 
 
 def _arn_like(actual: str, pattern: str, keys: Keys) -> bool:
-    # Its first five colons part an ARN, those of variables excepted.
+    # An ARN is split at its first five colons, not counting those in variables.
     parts, wanted = actual.split(":", 5), re.split(r":(?![^{]*\})", pattern, maxsplit=5)
     return len(parts) == len(wanted) == 6 and all(
         matches(part, each, keys) for part, each in zip(parts, wanted, strict=True)
@@ -120,7 +120,7 @@ def _arn_like(actual: str, pattern: str, keys: Keys) -> bool:
 
 def _numeric(holds: Callable[[float, float], bool]) -> Compare:
     def compare(actual: str, wanted: str, keys: Keys) -> bool:
-        with contextlib.suppress(ValueError):  # what is no number
+        with contextlib.suppress(ValueError):  # not a number
             return holds(float(actual), float(wanted))
         return False
 

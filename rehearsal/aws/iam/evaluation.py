@@ -1,8 +1,8 @@
-"""Whether policies allow a call, by AWS's evaluation logic; a pure function of its arguments.
+"""AWS's policy evaluation logic: whether policies allow a call, as a pure function.
 
-Explicit denies first, then what a resource's policy grants, then identity policies within the
-permissions boundary; all in one account. A Deny with a condition that we cannot evaluate denies,
-an Allow with one allows nothing, and the ruling says its name.
+Explicit denies come first, then the grants of a resource's policy, then identity policies within
+the permissions boundary; all in one account. If a condition cannot be evaluated here, a Deny
+denies, an Allow allows nothing, and the ruling names the condition.
 https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_policies_evaluation-logic.html
 """
 
@@ -23,13 +23,13 @@ from rehearsal.aws.iam.conditions import (
 
 IDENTITY, BOUNDARY = "identity-based policy", "permissions boundary"
 RESOURCE = "resource-based policy"
-# How a statement's Principal names a caller: itself, with everybody, by its role or its account.
+# How a Principal names a caller: by its own ARN, as everybody, by its role or by its account.
 ITSELF, EVERYBODY, ROLE, ACCOUNT = 4, 3, 2, 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Caller:
-    """Who calls: the root user, an IAM user, a role session, a service, a token, or nobody.
+    """A caller: the root user, an IAM user, a role session, a service, a token, or anonymous.
 
     `kind` is AWS's aws:PrincipalType, Service or Federated; `role` is a session's role ARN.
     """
@@ -52,7 +52,7 @@ class ApiCall:
 
 @dataclass(frozen=True, eq=False, kw_only=True, slots=True)
 class Statement:
-    """One statement; `policy` says where it stands, `name` is its Sid or its number."""
+    """One statement; `policy` says where it is, `name` is its Sid or its number."""
 
     policy: str
     name: str
@@ -68,14 +68,14 @@ class Statement:
         return as_list(self.document.get("Action", self.document.get("NotAction")))
 
     def covers_action(self, action: str) -> bool:
-        """Whether its Action, or NotAction, means this one; IAM ignores upper and lower case."""
+        """Whether its Action or NotAction covers this one; IAM ignores case."""
         found = any(matches(action.lower(), each.lower(), {}) for each in self.actions)
         return found != ("NotAction" in self.document)
 
     def covers(self, call: ApiCall) -> bool:
-        """Whether its Resource means the call's, and its conditions hold."""
+        """Whether its Resource covers the call's, and its conditions hold."""
         is_not = "NotResource" in self.document
-        # A trust policy has no resource: it is the role's own.
+        # A trust policy names no resource, as it belongs to its role.
         patterns = as_list(self.document.get("NotResource", self.document.get("Resource", "*")))
         if any(_is_resource(each, call, is_not) for each in patterns) == is_not:
             return False
@@ -91,14 +91,14 @@ class Statement:
         listed = self.document["NotPrincipal"]
         if self.allows or caller.kind != "AssumedRole" or listed == "*":
             return 0 if _naming(listed, caller) else ITSELF
-        # A Deny excepts a session only with its role and its account.
+        # A Deny exempts a session only if it also lists the role and the account.
         account = _naming(listed, Caller(arn="", kind="User", account=caller.account))
         names = as_list(listed.get("AWS", []))
         return 0 if account and {caller.arn, caller.role} <= set(names) else ITSELF
 
 
 def _is_resource(pattern: str, call: ApiCall, unresolved: bool) -> bool:
-    """Whether a pattern means the call's resource; `unresolved` if a variable has no value."""
+    """Whether a pattern matches the call's resource; `unresolved` if a variable has no value."""
     try:
         return matches(call.resource, pattern, call.keys)
     except Unresolved:
@@ -120,24 +120,24 @@ def _naming(element: Any, caller: Caller) -> int:
 
 
 class PolicyDocument(NamedTuple):
-    """A policy's statements; `kind` is what AWS's messages call such a policy."""
+    """A policy's statements; `kind` is the term for such a policy in AWS's messages."""
 
     kind: str
     statements: tuple[Statement, ...]
 
     @functools.lru_cache(maxsize=4096)  # noqa: B019
     def about(self, action: str) -> tuple[Statement, ...]:
-        """Return the statements about an action, remembered."""
+        """Return the statements about an action; cached."""
         return tuple(each for each in self.statements if each.covers_action(action))
 
 
 @functools.lru_cache(maxsize=4096)
 def read_policy(name: str, kind: str, text: str) -> PolicyDocument:
-    """Read a policy document once; `name` says where it stands."""
+    """Read a policy document, once; `name` says where it is."""
     found = []
     for number, each in enumerate(as_list(json.loads(text)["Statement"]), 1):
         conditions = tuple(
-            # A JSON true is the text true.
+            # A JSON true counts as the text "true".
             Condition(
                 operator=operator,
                 key=key,
@@ -153,7 +153,7 @@ def read_policy(name: str, kind: str, text: str) -> PolicyDocument:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ruling:
-    """Whether a call is allowed, by which statements, or why not in AWS's words."""
+    """Whether a call is allowed, and by which statements, or why not, in AWS's words."""
 
     allowed: bool
     statements: tuple[Statement, ...] = ()
@@ -169,9 +169,9 @@ def evaluate(
     resource: Sequence[PolicyDocument] = (),
     needs_resource: bool = False,
 ) -> Ruling:
-    """Return what the policies say of a call; a boundary of () is none.
+    """Return the policies' ruling on a call; a boundary of () means no boundary.
 
-    `needs_resource`: without its resource's policy nobody may, as with KMS keys and roles.
+    `needs_resource`: the resource's policy must allow it, too, as with KMS keys and roles.
     """
     unknown: list[str] = []
     for document, statement, _ in _applying(
@@ -190,7 +190,7 @@ def evaluate(
         lacking = RESOURCE
     elif has_policies and strength <= ACCOUNT and not own:
         lacking = IDENTITY
-    # What a resource's policy grants to more than a role or an account has no boundary.
+    # The boundary does not limit what a resource's policy grants to everybody or to the caller.
     elif boundary and strength < EVERYBODY and not any(_applying(caller, call, boundary, unknown)):
         lacking = BOUNDARY
     if lacking:
@@ -202,7 +202,7 @@ def evaluate(
 def _applying(
     caller: Caller, call: ApiCall, documents: Iterable[PolicyDocument], unknown: list[str]
 ) -> Iterator[tuple[PolicyDocument, Statement, int]]:
-    """Yield the statements that apply, and how each names the caller."""
+    """Yield the statements that apply, with how each names the caller."""
     for document in documents:
         for statement in document.about(call.action):
             how = statement.names(caller) if document.kind == RESOURCE else ITSELF

@@ -1,4 +1,4 @@
-"""Which statements calls have used, and which calls were denied: least privilege, by evidence."""
+"""Evidence for least privilege: which statements calls have used, and which calls were denied."""
 
 import re
 import threading
@@ -19,15 +19,15 @@ from rehearsal.aws.iam.evaluation import (
     read_policy,
 )
 
-# The account's own set-up, which is CDK's.
+# The stack of `cdk bootstrap`.
 _NOT_OURS = "CDKToolkit"
-# Where a policy is found: what kind it is, whose, and its name where there may be several.
+# Where a policy is: its kind, its owner, and its name if the owner may have several.
 Key = tuple[str, ...]
 
 
 @dataclass(kw_only=True, slots=True)
 class Evidence:
-    """What was called so far; thread-safe."""
+    """The calls so far, with their rulings; thread-safe."""
 
     stacks: Callable[[], Iterable[Stack]]
     policies_of: Callable[[StackResource], Iterable[tuple[Key, str]]]
@@ -37,7 +37,7 @@ class Evidence:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def record(self, caller: Caller, call: ApiCall, ruling: Ruling) -> None:
-        """Keep one call's ruling."""
+        """Record one call's ruling."""
         with self._lock:
             for statement in ruling.statements:
                 self._used.setdefault(statement, Counter())[call.action] += 1
@@ -46,10 +46,10 @@ class Evidence:
                 self._denied[who, call.action, call.resource, ruling.why] += 1
 
     def read(self, key: Key, text: str) -> PolicyDocument:
-        """Return a policy's document, whose statements know their place in our stacks."""
+        """Return a policy's document, whose statements say where in our stacks they are."""
         if key not in self._places:
             path = next((path for path, each in self.resources() if each.physical_id == key[1]), "")
-            # Of a generated name, without CDK's hash.
+            # Drop CDK's hash from a generated name.
             more = [re.sub("[0-9A-F]{8}$", "", name) for name in key[2:]] or [key[0]]
             self._places[key] = f"{path} {more[0]}" if path else ""
         return read_policy(self._places[key], IDENTITY if key[0] == "identity" else RESOURCE, text)
@@ -75,13 +75,13 @@ class Evidence:
         return {"statements": [rows[key] for key in sorted(rows)], "denied": denied}
 
     def forget(self) -> None:
-        """Begin again, as for the next drill."""
+        """Forget everything, before the next drill."""
         with self._lock:
             self._used.clear()
             self._denied.clear()
 
     def resources(self) -> Iterator[tuple[str, StackResource]]:
-        """Yield the resources of the stacks with their paths in the CDK app, or logical ids."""
+        """Yield the stacks' resources with their paths in the CDK app, or their logical ids."""
         for stack in list(self.stacks()):
             for resource in list(stack.resources.values()) if stack.deleted is None else ():
                 path = (resource.metadata or {}).get("aws:cdk:path", "")

@@ -1,6 +1,6 @@
-"""A request in IAM's words (words.toml): its actions, their resources, its condition keys.
+"""A request in IAM's terms (words.toml): its actions, their resources, its condition keys.
 
-Of an action whose resource words.toml does not name it is *, which only a Resource of * matches.
+If words.toml does not name an action's resource, it is *, which only a Resource of * matches.
 """
 
 import gzip
@@ -45,7 +45,7 @@ def asked(
 def read_call(
     service: str, environ: Mapping[str, Any], body: bytes
 ) -> tuple[str, Mapping[str, Any]]:
-    """Return the operation of a request, not to S3, and its parameters as they were sent."""
+    """Return the operation of a request (not to S3), and its parameters as they were sent."""
     if environ.get("HTTP_CONTENT_ENCODING") == "gzip":
         body = gzip.decompress(body)
     if target := str(environ.get("HTTP_X_AMZ_TARGET", "")).rpartition(".")[2]:

@@ -1,7 +1,7 @@
-"""Who calls: the root user, role sessions, services, web identities, nobody.
+"""The callers: the root user, role sessions, services, web identities, anonymous ones.
 
-Sessions are moto's, from the same STS that answers AssumeRole. An access key that nobody issued is
-the root user's: what the CDK CLI and the tests sign with.
+Sessions are moto's, from the same STS that answers AssumeRole. An access key that was never issued
+is the root user's: the CDK CLI and the tests sign with such keys.
 """
 
 import base64
@@ -17,9 +17,9 @@ from moto.sts.models import AssumedRole, sts_backends
 from rehearsal.aws.iam.conditions import Keys
 from rehearsal.aws.iam.evaluation import Caller
 
-# Only an instance's requests have it.
+# A condition key that only instances' requests have.
 INSTANCE_KEY = "ec2:sourceinstancearn"
-# What Lambda adds to those of a function, by which its calls are told from the machines.
+# Lambda adds this one to a function's requests, which distinguishes them from the machines'.
 FUNCTION_KEY = "lambda:sourcefunctionarn"
 NOBODY = Caller(arn="*", kind="Anonymous")
 
@@ -35,13 +35,13 @@ class Sessions:
         self._known: dict[str, Caller] = {}
 
     def find(self, environ: Mapping[str, Any], body: bytes) -> Caller:
-        """Return who signed a request."""
+        """Return the caller that signed a request."""
         given = f"{environ.get('HTTP_AUTHORIZATION', '')}&{environ.get('QUERY_STRING', '')}"
         found = re.search(r"Credential=([^/%]+)", given)
         return self.by_key(found.group(1)) if found else self._unsigned(body)
 
     def by_key(self, key: str) -> Caller:
-        """Return whose an access key is."""
+        """Return the caller to whom an access key belongs."""
         if key not in self._known:
             session = self._sts.get_assumed_role_from_access_key(key)
             self._known[key] = self._root if session is None else self._of(session, {})

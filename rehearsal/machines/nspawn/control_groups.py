@@ -1,6 +1,6 @@
-"""The control group of everything in a machine: its processes, its end, its memory.
+"""Control groups, one per machine: to list its processes, kill them and limit their memory.
 
-Each lies below one of the rehearsal's own, so that whoever cleans up need know no machine.
+Each is below the rehearsal's own group, so that a clean-up need not know the machines.
 """
 
 import os
@@ -19,7 +19,7 @@ _MIB = 2**20
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ControlGroup:
-    """One machine's; `memory_mib` limits what all its processes have together."""
+    """One machine's control group; `memory_mib` limits the memory of all its processes together."""
 
     machine: str
     memory_mib: int | None = None
@@ -35,7 +35,7 @@ class ControlGroup:
         return version_2() / self.name
 
     def make(self) -> list[Path]:
-        """Make it; return the folders that the machine's first process must join."""
+        """Create it; return the folders that the machine's first process must join."""
         self.folder.mkdir(parents=True)
         if self.memory_mib is None:
             return [self.folder]
@@ -55,29 +55,29 @@ class ControlGroup:
         return [self.folder]
 
     def processes(self) -> list[int]:
-        """Return the ids of what runs in it."""
+        """Return the ids of the processes in it."""
         return _processes_in(self.folder)
 
     def kill(self) -> int:
-        """Kill everything in it at once; return how many processes that were."""
+        """Kill everything in it at once; return how many processes there were."""
         count = len(self.processes())
         (self.folder / "cgroup.kill").write_text("1")
         return count
 
     def remove(self) -> None:
-        """Remove it, and what systemd-nspawn has made of its name in other hierarchies."""
+        """Remove it, and the groups of this name that systemd-nspawn made in other hierarchies."""
         _remove(self.name)
 
 
 def all_processes() -> list[int]:
-    """Return the ids of what runs in all machines of this rehearsal."""
+    """Return the ids of the processes in all machines of this rehearsal."""
     return _processes_in(version_2() / rehearsal_group())
 
 
 def _processes_in(group: Path) -> list[int]:
     found = []
     for folder, _, _ in os.walk(group):
-        with suppress(OSError):  # a service of the machine that has just ended
+        with suppress(OSError):  # a service whose group is just gone
             found += [int(word) for word in Path(folder, "cgroup.procs").read_text().split()]
     return found
 
@@ -100,13 +100,13 @@ def are_possible() -> bool:
 
 
 def rehearsal_group() -> str:
-    """Return the name that all groups of this rehearsal's machines lie below."""
-    # No two process namespaces have the same number at a time.
+    """Return the name of the group that contains all groups of this rehearsal's machines."""
+    # No two process namespaces have the same number at the same time.
     return f"rehearsal-{Path('/proc/self/ns/pid').stat().st_ino}"
 
 
 def remove_groups(name: str) -> None:
-    """Remove a rehearsal's groups and end what may still run in them."""
+    """Kill whatever still runs in a rehearsal's groups, and remove them."""
     with suppress(FileNotFoundError):
         (version_2() / name / "cgroup.kill").write_text("1")
     _remove(name)
@@ -122,7 +122,7 @@ def _remove(name: str) -> None:
                 for folder in (*sorted(folders, reverse=True), top):
                     folder.rmdir()
             except OSError:
-                # What was killed is still ending.
+                # Killed processes are still exiting.
                 if time.monotonic() > give_up_at:
                     raise
                 time.sleep(0.02)

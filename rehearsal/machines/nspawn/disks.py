@@ -1,6 +1,6 @@
-"""The disks of an nspawn machine: loop devices under NVMe names, which /etc/disks.json describes.
+"""The disks of an nspawn machine: loop devices under NVMe names, described in /etc/disks.json.
 
-The machine's own systemd-tmpfiles makes their device files, at each boot as udev would.
+The machine's own systemd-tmpfiles creates their device files at each boot, as udev would.
 """
 
 import errno
@@ -18,7 +18,7 @@ from rehearsal.machines.quirks import EBS, KEPT, KEPT_TEXT, PARTITION_TABLE, Vol
 INSTANCE_STORE = "Amazon EC2 NVMe Instance Storage"
 INSTANCE_STORE_MIB = 512
 LOOP_MAJOR = 7
-PARTITIONS_AT = 446  # of a master boot record
+PARTITIONS_AT = 446  # in a master boot record
 DESCRIPTION, DEVICE_FILES = "etc/disks.json", "etc/tmpfiles.d/disks.conf"
 _MIB = 2**20
 # linux/loop.h
@@ -40,17 +40,17 @@ _ROOT_DISK = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NvmeDisk:
-    """One disk other than the root disk; its kernel name does not tell what it is."""
+    """One disk other than the root disk; its kernel name does not tell what it holds."""
 
     name: str
     model: str
     serial: str
-    device_name: str  # under which EC2 attached it; none for an instance store
+    device_name: str  # under which EC2 attached it; empty for an instance store
     volume: Volume
 
 
 def disks_of(volumes: Sequence[Volume]) -> list[NvmeDisk]:
-    """Return a machine's disks: to trust kernel names is to format the instance store."""
+    """Return a machine's disks; whoever trusts kernel names formats the instance store."""
     store = NvmeDisk(
         name="/dev/nvme1n1",
         model=INSTANCE_STORE,
@@ -74,7 +74,7 @@ def disks_of(volumes: Sequence[Volume]) -> list[NvmeDisk]:
 
 
 class LoopDevice:
-    """A file as a block device; the kernel detaches it once nobody has it open or mounted."""
+    """A file as a block device, which the kernel detaches once it is neither open nor mounted."""
 
     def __init__(self, file: Path) -> None:
         control = os.open("/dev/loop-control", os.O_RDWR)
@@ -90,7 +90,7 @@ class LoopDevice:
                     os.close(self._device)
                     if error.errno != errno.EBUSY:
                         raise
-                    # Another process was faster.
+                    # Another process took the device first.
         finally:
             os.close(backing)
             os.close(control)
@@ -101,7 +101,7 @@ class LoopDevice:
         return Path(f"/dev/loop{self.number}")
 
     def close(self) -> None:
-        """Close it here: it is detached once it is mounted nowhere."""
+        """Close it; the kernel detaches it once it is no longer mounted anywhere."""
         os.close(self._device)
 
 
@@ -121,7 +121,7 @@ class Disks:
     _loops: dict[str, LoopDevice] = field(default_factory=dict)
 
     def make(self) -> None:
-        """Make the files, with what is on the volumes."""
+        """Create the files, with the volumes' content."""
         for disk in self.disks:
             file = self._file(disk)
             with file.open("wb") as opened:
@@ -129,7 +129,7 @@ class Disks:
             _fill(file, disk.volume.content)
 
     def attach(self, root: Path, seconds: float) -> None:
-        """Attach the disks present this long after power-on; the machine makes their files."""
+        """Attach the disks present this long after power-on; the machine creates device files."""
         for disk in self.disks:
             if disk.volume.late_seconds <= seconds and disk.name not in self._loops:
                 self._loops[disk.name] = LoopDevice(self._file(disk))
@@ -150,7 +150,7 @@ class Disks:
         _write(root / DESCRIPTION, json.dumps(rows))
 
     def delete(self) -> None:
-        """Detach and delete all of them, as EC2 does with those of a terminated instance."""
+        """Detach and delete all disks, as EC2 does after an instance's termination."""
         for loop in self._loops.values():
             loop.close()
         self._loops.clear()
@@ -162,7 +162,7 @@ class Disks:
 
 
 def _write(path: Path, text: str) -> None:
-    """Replace a running machine's file in one step: it must never read half of it."""
+    """Replace a running machine's file atomically, so that the machine never reads half of it."""
     new = path.with_name(f"{path.name}.new")
     new.parent.mkdir(parents=True, exist_ok=True)
     new.write_text(text)
@@ -173,7 +173,7 @@ def _fill(file: Path, content: str) -> None:
     if content == PARTITION_TABLE:
         with file.open("r+b") as disk:
             disk.seek(PARTITIONS_AT)
-            # One partition of Linux's kind, from the first MiB on, and the mark of a table.
+            # One partition of type Linux, from the first MiB on, and the table's signature.
             disk.write(struct.pack("<4xB3xII48x2s", 0x83, 2048, 8192, b"\x55\xaa"))
     elif content:
         options = {"xfs": ["-q"], "ext4": ["-q", "-F"]}[content]

@@ -22,25 +22,25 @@ from rehearsal.machines.nspawn.network import CARD, Card, MachineNetwork
 from rehearsal.machines.quirks import lend_environment
 
 IMAGE_FILES = Path(__file__).parent / "image"
-# systemd in a container takes this as the power button.
+# systemd in a container treats this signal like the power button.
 POWER_OFF = signal.SIGRTMIN + 4
 POWER_ON = Path(__file__).parent / "power_on.sh"
 AGENT = "opt/aws/amazon-cloudwatch-agent/bin/amazon-cloudwatch-agent-ctl"
-# By this cloud-init knows EC2 in a container, which reads no DMI data.
+# By this prefix cloud-init recognizes EC2 in a container, which has no DMI data.
 UUID = "ec2a1b2c-3d4e-5f60-7182-93a4b5c6d7e8"
-# After which a program of the rehearsal is killed.
+# The time after which a program run by the rehearsal is killed.
 EXECUTE_LIMIT = ("--property=RuntimeMaxSec=60",)
-# Where systemd's services look for programs, those of quirks first.
+# Where systemd's services look for programs, with those of quirks first.
 PROGRAMS = "usr/local/sbin"
 PATH = ("usr/local/bin", "usr/sbin", "usr/bin")
-# What the machine has as its PCI bus; without devices/ it counts as a machine without a bus.
+# The machine's PCI bus; without devices/, it counts as a machine without a bus.
 PCI, PCI_FILES = "sys/bus/pci/", "etc/rehearsal/pci/"
-# Created at each boot, over what the disk holds.
+# Folders that are mounted at each boot, which hides their files on disk.
 MADE_AT_BOOT = ("dev/", "proc/", "run/", "sys/", "tmp/")
 
 
 def place_of(name: str) -> str:
-    """Return where on its disk a file must be that the machine is to see under this name."""
+    """Return the path on the machine's disk of a file that it is to see under this name."""
     path = name.lstrip("/")
     if path.startswith(PCI):
         return PCI_FILES + path.removeprefix(PCI)
@@ -53,10 +53,10 @@ def place_of(name: str) -> str:
 
 
 def interpreter_files(environment: Path, base: Path = Path(sys.base_prefix)) -> list[Path]:
-    """Return what a machine needs of an environment's Python: program, library and modules.
+    """Return the parts of an environment's Python that a machine needs: program, library, modules.
 
-    Each name that leads to the program counts. Never all of `base`, which may be /usr or
-    /usr/local: the machine has its own.
+    All links on the way to the program are included. Never return all of `base`, which may be /usr
+    or /usr/local: the machine has its own.
     """
     programs = []
     link = environment / "bin/python"
@@ -70,7 +70,7 @@ def interpreter_files(environment: Path, base: Path = Path(sys.base_prefix)) -> 
 
 @dataclass(kw_only=True)
 class NspawnMachine(RehearsedMachine):
-    """One machine as an overlay over the root image, and a file for each disk."""
+    """One machine: an overlay over the root image, and a file for each disk."""
 
     image: Path
     network: MachineNetwork
@@ -81,12 +81,12 @@ class NspawnMachine(RehearsedMachine):
 
     @property
     def root(self) -> Path:
-        """The machine's / as the host sees it."""
+        """The path of the machine's / on the host."""
         return self.folder.resolve() / "root"
 
     @property
     def _lent(self) -> Path:
-        """An environment without what the image lacks."""
+        """A copy of the environment without the packages that the machine lacks."""
         return self.folder.resolve() / "pytorch"
 
     @property
@@ -143,18 +143,18 @@ class NspawnMachine(RehearsedMachine):
         if self.is_off:
             return
         self._disks.attach(self.root, seconds)
-        # Before its systemd runs, it is too early: that makes the device files by itself.
+        # This fails before systemd runs, which then creates the device files by itself.
         with suppress(CommandFailed):
             self.execute("systemd-tmpfiles", "--create", f"/{DEVICE_FILES}")
         self._disks.describe(self.root)
 
     def kill(self) -> int:
-        """Cut the power and delete the disks, but for /; return how many processes that ended."""
+        """Cut the power and delete the disks except /; return how many processes that killed."""
         if self._nspawn is None:
             return 0
         for timer in self._late:
             timer.cancel()
-        # What starts the machine may be about to join its group: it is to start none any more.
+        # Stop the starting program first: it may be about to join the group, and must not boot.
         self._nspawn.kill()
         self._nspawn.wait()
         count = self.group.kill()
@@ -162,13 +162,13 @@ class NspawnMachine(RehearsedMachine):
         return count
 
     def shut_down(self) -> None:
-        """Begin to shut down, as EC2 does by the power button; do not wait."""
+        """Begin to shut down without waiting; EC2 presses the power button."""
         if self._nspawn is not None and not self.is_off:
-            with suppress(CommandFailed):  # so early, nothing listens to the button
+            with suppress(CommandFailed):  # too early: nothing listens to the button yet
                 os.kill(self._first_process(), POWER_OFF)
 
     def reboot(self) -> None:
-        """Begin to reboot, as EC2 does by Ctrl-Alt-Del; do not wait. The disks stay."""
+        """Begin to reboot without waiting; EC2 sends Ctrl-Alt-Del. The disks stay."""
         os.kill(self._first_process(), signal.SIGINT)
 
     def remove(self) -> None:
@@ -183,9 +183,9 @@ class NspawnMachine(RehearsedMachine):
         assert self._nspawn is not None, "execute needs a machine that is on"
         leader = self._first_process()
         spaces = ("--uts", "--ipc", "--net", "--pid", "--cgroup", "--mount")
-        # As a service of the machine: it has its environment and its control group.
+        # As a service of the machine, it gets the machine's environment and control group.
         service = ("systemd-run", "--quiet", "--pipe", "--wait", "--collect", *EXECUTE_LIMIT, "--")
-        # systemd would put variables of its own into the words.
+        # systemd would expand variables in the words.
         words = [word.replace("$", "$$") for word in command]
         return run("nsenter", f"--target={leader}", *spaces, *service, *words)
 
@@ -195,7 +195,7 @@ class NspawnMachine(RehearsedMachine):
         pid = self._nspawn.pid
         for _ in range(2):
             found = []
-            with suppress(OSError):  # it has just ended
+            with suppress(OSError):  # the process has just ended
                 found = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
             if not found:
                 raise CommandFailed(f"{self.instance_id} is not up: its systemd does not run")
@@ -203,7 +203,7 @@ class NspawnMachine(RehearsedMachine):
         return pid
 
     def log_lines(self) -> Sequence[str]:
-        """Return the lines so far; raise if systemd-nspawn itself has failed."""
+        """Return the log lines so far; raise if systemd-nspawn itself has failed."""
         if self._nspawn is not None and self._nspawn.poll():
             said = (self.folder / "console.log").read_text(errors="replace").strip().splitlines()
             last = said[-1] if said else "no output"
@@ -220,12 +220,12 @@ class NspawnMachine(RehearsedMachine):
             *("--console=pipe", "--link-journal=no", "--resolv-conf=off", "--timezone=off"),
             *("--capability=all", f"--network-interface={CARD}"),
             f"--bind-ro={self.folder.resolve()}/hypervisor-uuid:/sys/hypervisor/uuid",
-            # Programs of a virtual environment name its interpreter by its own path.
+            # A virtual environment's programs name the interpreter by its absolute path.
             *(f"--bind-ro={path}" for path in (PYTORCH, *interpreter_files(PYTORCH))),
             f"--bind-ro={self._lent if self.quirks.lacks else PYTORCH}:{pytorch}",
             *(
                 f"--bind-ro={self.network.authorities.resolve()}:{place / authorities}"
-                # What is lent are links into the environment.
+                # A lent environment consists of links into PYTORCH.
                 for place in ((PYTORCH,) if self.quirks.lacks else (PYTORCH, pytorch))
             ),
         ]
@@ -245,7 +245,7 @@ class NspawnMachine(RehearsedMachine):
         self._disks.make()
 
     def _furnish_quirks(self) -> None:
-        """Programs come first in the PATH of every service; the environment is systemd's own."""
+        """Write the quirks: programs first in every service's PATH, the environment for systemd."""
         if self.quirks.lacks:
             lend_environment(PYTORCH, self._lent, self.quirks.lacks)
         self.quirks.write_programs(self.root / PROGRAMS, self._real_program)

@@ -1,7 +1,7 @@
-"""Network, mount and process namespaces of a rehearsal's own, which end with it.
+"""The network, mount and process namespaces of a rehearsal, which end with it.
 
-Everything that a rehearsal with nspawn machines starts lives in them: machines, DHCP server, their
-network and their mounts are gone once its first process is, however it ends.
+Everything that a rehearsal with nspawn machines starts lives in them: machines, DHCP server,
+network and mounts are gone once its first process is, however that ends.
 """
 
 import ctypes
@@ -19,7 +19,7 @@ from rehearsal.machines.nspawn.control_groups import (
     version_2,
 )
 
-# What the host must have, and the Debian package that has it.
+# Programs that the host must have, and the Debian package of each.
 PROGRAMS = {
     "systemd-nspawn": "systemd-container",
     "mmdebstrap": "mmdebstrap",
@@ -34,13 +34,13 @@ PR_SET_PDEATHSIG = 1
 
 
 class NotPossible(ValueError):
-    """This host cannot run nspawn machines; the message says what is missing."""
+    """A host that cannot run nspawn machines; the message says what is missing."""
 
 
 def check_host() -> None:
     """Refuse a host that cannot run nspawn machines."""
     if platform.system() != "Linux":
-        raise NotPossible(f"nspawn machines need Linux, and this is {platform.system()}")
+        raise NotPossible(f"nspawn machines need Linux, but this is {platform.system()}")
     if os.geteuid() != 0:
         raise NotPossible("nspawn machines need root: use sudo, or machines of kind process")
     missing = sorted({package for name, package in PROGRAMS.items() if not shutil.which(name)})
@@ -51,15 +51,15 @@ def check_host() -> None:
         )
     if not are_possible():
         raise NotPossible(
-            "nspawn machines need control groups of version 2 with cgroup.kill (Linux 5.14), and "
-            f"below {version_2()} none can be made"
+            "nspawn machines need control groups of version 2 with cgroup.kill (Linux 5.14), but "
+            f"none can be created below {version_2()}"
         )
 
 
 def enter_namespaces() -> None:
-    """Go on in a child process, in namespaces of our own; this process waits and exits as it does.
+    """Continue in a child process with its own namespaces; this process waits and exits like it.
 
-    Call it before any thread starts.
+    Call this before any thread starts.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     sweeper, tell = _start_sweeper()
@@ -75,7 +75,7 @@ def enter_namespaces() -> None:
         _, swept = os.waitpid(sweeper, 0)
         sys.exit(status or os.waitstatus_to_exitcode(swept))
     libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    # The number is ours: a group of this name is of a rehearsal whose sweeper was killed.
+    # The number in the name is ours: such a group is left from a rehearsal whose sweeper died.
     remove_groups(rehearsal_group())
     os.write(tell, rehearsal_group().encode())
     os.close(tell)
@@ -87,8 +87,8 @@ def enter_namespaces() -> None:
 def _start_sweeper() -> tuple[int, int]:
     """Start a process that removes the control groups when this process is gone, even by SIGKILL.
 
-    Namespaces end by themselves, groups do not. Return its id and the pipe that is to tell it their
-    name; it begins once nobody has the pipe open.
+    Namespaces end by themselves, groups do not. Return its id and the pipe by which to tell it the
+    groups' name; it begins once the pipe is closed everywhere.
     """
     reader, writer = os.pipe()
     sweeper = os.fork()
@@ -96,7 +96,7 @@ def _start_sweeper() -> tuple[int, int]:
         os.close(reader)
         return sweeper, writer
     os.setsid()
-    # What is meant for the rehearsal, as by `pkill -f rehearsal`, would end its sweeper too.
+    # Signals meant for the rehearsal, as from `pkill -f rehearsal`, must not end its sweeper.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     os.close(writer)

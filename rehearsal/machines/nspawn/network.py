@@ -1,6 +1,6 @@
 """The network of nspawn machines: addresses by DHCP, metadata at its address, AWS under its names.
 
-It lies in the rehearsal's own network namespace (namespaces.py) and ends with it.
+It is in the rehearsal's own network namespace (namespaces.py) and ends with it.
 """
 
 import re
@@ -21,14 +21,14 @@ GATEWAY = "10.77.0.1"
 PREFIX_BITS = 16
 BRIDGE = "region"
 CARD = "ens5"
-# Where `ip netns` has its names.
+# Where `ip netns` keeps its names.
 NETWORK_NAMESPACES = Path("/run/netns")
 MAX_MACHINES = 250
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Card:
-    """One machine's network card: its number decides its addresses."""
+    """One machine's network card, whose addresses follow from its number."""
 
     number: int
 
@@ -44,7 +44,7 @@ class Card:
 
     @property
     def host_end(self) -> str:
-        """The name of the end that is in the bridge."""
+        """The name of the end that is attached to the bridge."""
         return f"card{self.number}"
 
     @property
@@ -53,7 +53,7 @@ class Card:
         return NETWORK_NAMESPACES / f"machine{self.number}"
 
     def metadata(self) -> dict[str, str]:
-        """The metadata's description of the network, which cloud-init reads."""
+        """Return the network's description in the metadata, which cloud-init reads."""
         about = f"network/interfaces/macs/{self.mac}"
         return {
             "mac": self.mac,
@@ -67,7 +67,7 @@ class Card:
 
 
 class _Handler(MetadataHandler):
-    """Answers each machine with its own metadata, known by its address."""
+    """Answers each machine, identified by its address, with its own metadata."""
 
     network: "MachineNetwork"
 
@@ -88,7 +88,7 @@ class _QuietHandler(WSGIRequestHandler):
 
 
 class BucketInPath:
-    """Moves the bucket from the host's name into the path: the embedded AWS looks for it there."""
+    """Moves the bucket from the host name into the path, where the embedded AWS expects it."""
 
     def __init__(self, application: Any) -> None:
         self._application = application
@@ -114,7 +114,7 @@ class MachineNetwork:
 
     @property
     def authorities(self) -> Path:
-        """The certificate authority that a machine trusts: the network's own."""
+        """The network's own certificate authority, which machines trust."""
         return self.folder / "authorities.pem"
 
     def __enter__(self) -> Self:
@@ -139,7 +139,7 @@ class MachineNetwork:
         run("ip", "link", "delete", BRIDGE)
 
     def serve_aws(self, application: Any, region: str) -> None:
-        """Be *.amazonaws.com for the machines, with a certificate that they trust."""
+        """Serve *.amazonaws.com to the machines, with a certificate that they trust."""
         key, certificate = self.folder / "key.pem", self.folder / "certificate.pem"
         bases = ("amazonaws.com", f"{region}.amazonaws.com", "s3.amazonaws.com")
         names = [*bases, f"s3.{region}.amazonaws.com"]
@@ -150,7 +150,7 @@ class MachineNetwork:
             *("-keyout", key, "-out", certificate, "-subj", "/CN=rehearsal"),
             *("-addext", f"subjectAltName={alternatives}"),
         )
-        # Nothing else: machines connect only here, and SDKs parse every one for each connection.
+        # Just this one: machines connect only here, and SDKs parse the whole file per connection.
         self.authorities.write_text(certificate.read_text())
         server = make_server(
             GATEWAY,
@@ -160,13 +160,13 @@ class MachineNetwork:
             request_handler=_QuietHandler,
             ssl_context=(str(certificate), str(key)),
         )
-        # Each connection shakes hands in its own thread: one that stops midway delays no other.
+        # Handshakes happen in each connection's thread, so that a stalled one delays no other.
         listener: Any = server.socket
         listener.do_handshake_on_connect = False
         self._serve(server)
 
     def attach(self, metadata: MetadataServer) -> Card:
-        """Make a machine's card, and answer it with its metadata."""
+        """Create a machine's card and serve it its metadata."""
         card = self.admit(metadata)
         run("ip", "netns", "add", card.namespace.name)
         ends = ("type", "veth", "peer", "name", CARD, "netns", card.namespace.name)
@@ -176,7 +176,7 @@ class MachineNetwork:
         return card
 
     def admit(self, metadata: MetadataServer) -> Card:
-        """Answer one more machine, with its metadata; its card is yet to be made."""
+        """Serve one more machine its metadata; its card is yet to be created."""
         self._count += 1
         if self._count > MAX_MACHINES:
             raise ValueError(f"a rehearsal has addresses for {MAX_MACHINES} machines")
@@ -185,10 +185,10 @@ class MachineNetwork:
         return card
 
     def detach(self, card: Card) -> None:
-        """Take the card away."""
+        """Remove a machine's card."""
         self.metadata.pop(card.address, None)
         run("ip", "netns", "delete", card.namespace.name)
-        # It goes with the machine's own namespace, perhaps in a moment.
+        # The machine's namespace takes it along when it ends, which may still be in progress.
         command = ["ip", "link", "delete", card.host_end]
         subprocess.run(command, capture_output=True, check=False)
 
@@ -215,7 +215,7 @@ class MachineNetwork:
 
 
 def _make_folders() -> None:
-    """Make the folders that nspawn and `ip netns` need in a /run that is not the host's."""
+    """Create a separate /run with the folders that nspawn and `ip netns` need."""
     run("mount", "-t", "tmpfs", "tmpfs", "/run")
     for folder in (Path("/run/systemd/nspawn"), Path("/run/udev/data"), NETWORK_NAMESPACES):
         folder.mkdir(parents=True)

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Runs one machine, again after each reboot, in a network namespace of its own that has its card.
+# Runs one machine, and again after each reboot, in its own network namespace, which has its card.
 # Usage: power_on.sh CARD FOLDER GROUP... -- NSPAWN...; FOLDER is empty, GROUPs are control groups.
 set -o errexit -o nounset
 
@@ -18,7 +18,7 @@ umount --lazy "$folder"
 reboot=133
 status=$reboot
 while [ $status -eq $reboot ]; do
-    # nspawn takes a card only if udev, which does not run here, has seen it.
+    # nspawn accepts a card only if udev, which does not run here, has seen it.
     echo I:1 >"/run/udev/data/n$(cat "/sys/class/net/$card/ifindex")"
     status=0
     "$@" || status=$?

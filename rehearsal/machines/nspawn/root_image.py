@@ -11,7 +11,7 @@ from pathlib import Path
 from rehearsal.machines.commands import CommandFailed, run
 from rehearsal.machines.nspawn.namespaces import NotPossible
 
-# What the Deep Learning AMI's Ubuntu has of what boot touches; Python and its packages are bound.
+# The packages of the Deep Learning AMI's Ubuntu that a boot uses; torch's Python is bind-mounted.
 PACKAGES = (
     "systemd", "systemd-sysv", "systemd-resolved", "udev", "dbus", "cloud-init",
     "isc-dhcp-client", "python3", "ca-certificates", "curl", "iproute2", "e2fsprogs", "xfsprogs",
@@ -19,16 +19,16 @@ PACKAGES = (
 )  # fmt: skip
 UNITS = ("systemd-networkd.service", "systemd-resolved.service")
 VARIABLE, DEFAULT = "REHEARSAL_IMAGE", "bookworm"
-# By which Ubuntu's packages are verified: the host's, or of this package, itself known by its hash.
+# The keyring that verifies Ubuntu's packages: the host's, or that of this package, pinned by hash.
 UBUNTU_KEYRING = Path("usr/share/keyrings/ubuntu-archive-keyring.gpg")
 _KEYRING_PACKAGE = "pool/main/u/ubuntu-keyring/ubuntu-keyring_2023.11.28.1_all.deb"
 _KEYRING_SHA256 = "36de43b15853ccae0028e9a767613770c704833f82586f28eb262f0311adb8a8"
 
 
 def root_image(say: Callable[[str], None]) -> Path:
-    """Return the folder of the root image; builds it if this host has none yet.
+    """Return the folder of the root image; build it if this host does not have it yet.
 
-    The variable REHEARSAL_IMAGE names another suite, and where its packages come from.
+    The variable REHEARSAL_IMAGE sets another suite, and a mirror for its packages.
     """
     suite, mirror = read_source(os.environ.get(VARIABLE, DEFAULT))
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rehearsal"
@@ -41,7 +41,7 @@ def root_image(say: Callable[[str], None]) -> Path:
     new.mkdir(parents=True)
     try:
         _build(new, suite, mirror)
-        # Another rehearsal may have been faster.
+        # Another rehearsal may have built it first.
         if not image.exists():
             new.rename(image)
     finally:
@@ -50,11 +50,11 @@ def root_image(say: Callable[[str], None]) -> Path:
 
 
 def read_source(text: str) -> tuple[str, list[str]]:
-    """Read SUITE, or SUITE MIRROR."""
+    """Parse SUITE or SUITE MIRROR."""
     suite, *mirror = text.split() or [""]
     if not suite or len(mirror) > 1:
         raise ValueError(
-            f"{VARIABLE} is {text!r}; set it to a suite, or to a suite and its mirror: "
+            f"{VARIABLE} is {text!r}; set it to a suite, or to a suite and a mirror, like "
             "'noble http://archive.ubuntu.com/ubuntu'"
         )
     return suite, mirror
@@ -80,20 +80,20 @@ def _sources(folder: Path, suite: str, mirror: Sequence[str], keys: Path) -> lis
     """Return mmdebstrap's suite, folder and sources; `keys` is where a keyring may be put."""
     if not mirror or "ubuntu" not in mirror[0]:
         return [suite, folder, *mirror]
-    # Half of what a machine needs is not in Ubuntu's main.
+    # Half of the packages that a machine needs are not in Ubuntu's main.
     sources: list[str | Path] = [suite, folder, f"deb {mirror[0]} {suite} main universe"]
     if (Path("/") / UBUNTU_KEYRING).exists():
         return sources
     with urllib.request.urlopen(f"{mirror[0]}/{_KEYRING_PACKAGE}", timeout=60) as answer:
         package = answer.read()
     if (found := hashlib.sha256(package).hexdigest()) != _KEYRING_SHA256:
-        raise OSError(f"{_KEYRING_PACKAGE} there has the SHA-256 {found}, not {_KEYRING_SHA256}")
+        raise OSError(f"SHA-256 of {_KEYRING_PACKAGE} there is {found}, not {_KEYRING_SHA256}")
     (keys / "keyring.deb").write_bytes(package)
     run("dpkg-deb", "--extract", keys / "keyring.deb", keys)
     return [f"--keyring={keys / UBUNTU_KEYRING}", *sources]
 
 
 def _reason(error: Exception) -> str:
-    """Return the line in which mmdebstrap or apt gives the reason."""
+    """Return the line in which mmdebstrap or apt states the reason."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return next((line for line in lines if line.startswith("E: ")), lines[-1]).removeprefix("E: ")

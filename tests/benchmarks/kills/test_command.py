@@ -74,7 +74,7 @@ def test_what_is_there_is_not_played_again_and_more_kills_go_on_from_it(
     (line,) = measure(given(tmp_path, ways=["alone"], kills=3, rows=["habits"]))
     assert line["kills"] == 9 and line["bits equal"] == "9 of 9"
     assert played[:2] == [("kill", 1, [1, 2]), ("kill", 2, [2])]
-    with pytest.raises(ValueError, match="has seed 0; give another --out"):
+    with pytest.raises(ValueError, match="has seed 0; use another --out"):
         measure(given(tmp_path, seed=1))
     assert measure(given(tmp_path / "none", hours=0.0)) == []
 
@@ -106,4 +106,4 @@ def test_a_row_that_does_not_run_here_is_left_out(
     script.write_text("raise SystemExit(3)")
     monkeypatch.setattr(command, "ROWS", [Row(name="fails", files=[script], arguments=())])
     assert measure(given(tmp_path)) == [] and is_damaged([])
-    assert "fails is left out: it ends with exit code 3 uninterrupted" in capsys.readouterr().err
+    assert "fails is skipped: it ends with exit code 3 uninterrupted" in capsys.readouterr().err

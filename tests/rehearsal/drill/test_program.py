@@ -61,7 +61,7 @@ def test_fails_on_a_folder_that_lacks_what_the_demo_needs(tmp_path: Path) -> Non
     with pytest.raises(ValueError, match=r"mine has no program\.json; write it, with at least"):
         RehearsedProgram.from_folder(folder, None)
     (folder / "program.json").write_text('{"command": "python train.py"}')
-    with pytest.raises(ValueError, match=r"no data found for .*mine; name its folder \(--data"):
+    with pytest.raises(ValueError, match=r"no data found for .*mine; pass their folder \(--data"):
         RehearsedProgram.from_folder(folder, None)
     with pytest.raises(ValueError, match="nothing is not a folder; --data takes the folder of"):
         RehearsedProgram.from_folder(folder, tmp_path / "nothing")
@@ -76,7 +76,7 @@ def test_fails_on_a_folder_that_lacks_what_the_demo_needs(tmp_path: Path) -> Non
         ({"attempts": 3}, "3 attempts for 1 interruptions: one failed"),
         (
             {"final_files": {}},
-            "the run left nothing in its model folder, the uninterrupted one model/",
+            "the run left nothing in its model folder, but the uninterrupted one model/",
         ),
         ({"interruptions": 0, "attempts": 1}, "0 interruptions happened, not 1"),
         ({"processes_left": 2}, "2 processes were left behind"),
@@ -97,7 +97,7 @@ def test_a_program_may_end_within_its_last_notice() -> None:
 def test_the_receipt_says_honestly_whether_the_result_is_the_same() -> None:
     assert ("equal bit for bit", "yes") in receipt_rows(GOOD)
     rows = dict(receipt_rows({**GOOD, "uninterrupted_final_files": {"model/model.pth": "bb"}}))
-    assert rows["equal bit for bit"].startswith("no: this program goes on otherwise")
+    assert rows["equal bit for bit"].startswith("no: this program's result depends")
     assert rows["steps"] == "100 in the run, 12 of them done again"
     # What its metrics do not name is not made up.
     assert dict(receipt_rows({**GOOD, "steps_redone": None}))["steps"] == "100 in the run"

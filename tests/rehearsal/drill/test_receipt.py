@@ -73,7 +73,7 @@ def test_a_good_receipt_has_no_fault() -> None:
         ({"guard_invocations": 0}, "the Guard never ran"),
         (
             {"guard_errors": ["TimeoutError: boom"]},
-            "the Guard failed at 1 events, each of them tried 3 times: TimeoutError: boom",
+            "the Guard failed on 1 events, each of them tried 3 times: TimeoutError: boom",
         ),
         ({"lineage_problems": ["a sample twice"]}, "a sample twice"),
     ],
@@ -104,7 +104,7 @@ def test_the_table_shows_both_hashes_and_the_verdict_but_not_the_key() -> None:
 def test_a_guard_that_was_tried_again_broke_no_promise() -> None:
     once = {**GOOD, "guard_retries": 1}
     assert find_faults(once, 1) == [], "Lambda tries again, too"
-    assert "1 of them again after an error" in shown(once)
+    assert "1 of them retries after an error" in shown(once)
     assert "Every promise was kept" in shown(once).splitlines()[2]
 
 
@@ -146,8 +146,8 @@ def test_equal_bits_are_called_no_proof_of_an_order_that_cannot_differ() -> None
     assert "of the samples' order" not in verdict(GOOD | {"samples_have_order": True}, [])
     said = verdict(GOOD | {"samples_have_order": False}, [])
     assert said.endswith(
-        "Each step saw the whole dataset, so they prove nothing of the samples' order: "
-        "more data than a batch do."
+        "Each step saw the entire dataset, so this proves nothing about the order of samples: "
+        "use more data than one batch."
     )
 
 

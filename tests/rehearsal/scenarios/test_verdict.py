@@ -90,7 +90,7 @@ def test_a_clear_failure_event_with_nothing_left_is_as_written() -> None:
         ({"alive": ["i-9"]}, "still running: i-9"),
         ({"processes_left": 2}, "2 processes were left behind"),
         ({"guard_errors": ["boom"]}, "the Guard failed: boom"),
-        ({"plan": [Action(do="kill", at="head:9")]}, "never came to: kill at head:9"),
+        ({"plan": [Action(do="kill", at="head:9")]}, "never happened: kill at head:9"),
         ({"lives": [life(), life()]}, "2 machines booted, not 1"),
         ({"lives": [life(market="on-demand")]}, "the machines' markets were on-demand"),
     ],
@@ -116,13 +116,13 @@ def test_fails_attempts_with_other_ranks() -> None:
 def test_fails_a_run_that_ends_after_its_deadline() -> None:
     assert faults_of(finished(), replace(EQUAL, within_hours=2.5 / 3600), deployed=-1.0) == []
     (fault,) = faults_of(finished(), replace(EQUAL, within_hours=1.5 / 3600), deployed=-1.0)
-    assert fault == "it took 0.0006 hours"
+    assert fault == "it took 0.0006 hours, too long"
 
 
 def test_fails_a_run_that_stopped_without_a_word() -> None:
     silent = {"name": "boot-fetch", "status": "ok", "message": "bundle fetched"}
     (fault,) = faults_of(failed(silent), FAILURE)
-    assert fault == "no event says that anything failed, and why"
+    assert fault == "no event says that anything failed, or why"
 
 
 def test_fails_a_run_that_should_not_have_finished_and_an_event_that_is_missing() -> None:

@@ -1,13 +1,13 @@
-"""What the trainer uses of safetensors, by its own layout: for a GPU machine without the package.
+"""The part of safetensors that the trainer uses, for a GPU machine without the package.
 
-benchmarks/gpu/table.py and tests/conftest.py put this folder on the path where there is no other.
+benchmarks/gpu/table.py and tests/conftest.py add this folder to the path if it is not installed.
 """
 
 import json
 from pathlib import Path
 from typing import Any
 
-# Not torch itself: the submodule of that name takes its place here.
+# Names only: in this package, `torch` is the submodule.
 from torch import Tensor, frombuffer, uint8
 
 from training.save.layout import header_bytes, parse_header
@@ -17,7 +17,7 @@ SafetensorError = ValueError
 
 
 class safe_open:
-    """A file, read as a whole."""
+    """A file, which is read entirely."""
 
     def __init__(self, path: Path | str, framework: str) -> None:
         data = bytearray(Path(path).read_bytes())
@@ -33,13 +33,13 @@ class safe_open:
     def __exit__(self, *_: object) -> None: ...
 
     def metadata(self) -> Any:
-        """What the file says beside its tensors."""
+        """Return the file's metadata."""
         return self._about
 
     def keys(self) -> list[str]:
-        """The tensors' names."""
+        """Return the tensors' names."""
         return list(self._tensors)
 
     def get_tensor(self, name: str) -> Tensor:
-        """One of them."""
+        """Return one tensor."""
         return self._tensors[name]

@@ -11,7 +11,7 @@ from training.save.layout import lay_out
 
 
 def load_file(path: Path | str) -> dict[str, Tensor]:
-    """All tensors of a file."""
+    """Return all tensors of a file."""
     with safe_open(path, framework="pt") as file:
         return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
 
@@ -19,7 +19,7 @@ def load_file(path: Path | str) -> dict[str, Tensor]:
 def save_file(
     tensors: Mapping[str, Tensor], path: Path | str, metadata: Mapping[str, str] | None = None
 ) -> None:
-    """Write a file of these tensors."""
+    """Write these tensors to a file."""
     layout = lay_out(tensors, metadata)
     with Path(path).open("wb") as file:
         file.write(layout.header)

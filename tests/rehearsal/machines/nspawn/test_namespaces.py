@@ -35,7 +35,7 @@ os._exit(7)
 @pytest.mark.parametrize(
     ("system", "user", "which", "says"),
     [
-        ("Darwin", 0, shutil.which, "nspawn machines need Linux, and this is Darwin"),
+        ("Darwin", 0, shutil.which, "nspawn machines need Linux, but this is Darwin"),
         ("Linux", 1000, shutil.which, "nspawn machines need root"),
         ("Linux", 0, lambda _: None, "apt-get install dnsmasq-base iproute2 mmdebstrap openssl"),
     ],
