@@ -74,12 +74,12 @@ TEMPLATE, CLOCK = "AWS::EC2::LaunchTemplate", "ScheduleExpression"
         (
             with_property(TEMPLATE, "LaunchTemplateData.MetadataOptions.HttpTokens", "optional"),
             "imdsv1",
-            "answers IMDSv1",
+            "open to IMDSv1",
         ),
         (
             with_property(TEMPLATE, "LaunchTemplateData.MetadataOptions", {}),
             "imdsv1",
-            "answers IMDSv1",
+            "open to IMDSv1",
         ),
     ],
 )
@@ -131,7 +131,7 @@ def test_fails_for_a_public_bucket_and_says_where_s3_refuses_it(base: Side) -> N
     assert [review.exit_code("data-loss", each) for each in ([], ["public"])] == [1, 0]
     both = edited(public, open_bucket, "DatasetStack")
     opened, found = judge(base, both, []).weakened
-    assert opened.what.startswith("BlockPublicAcls, BlockPublicPolicy, ")
+    assert opened.what.startswith("the bucket loses BlockPublicAcls, ")
     assert "refuse" not in found.what
 
 

@@ -100,7 +100,7 @@ def limited(side: Side, **variables: str) -> Side:
         ({"MAX_USD": "5"}, {"MAX_USD": "0"}, "**A limit is removed**: the Guard no longer stops"),
         ({"MAX_USD": "0"}, {"MAX_USD": "5"}, "stops the run at $5 now; there was no such limit."),
         ({}, {"MAX_WAIT_HOURS": "0.5"}, "at 0.5 hours without a machine, no longer 24"),
-        ({}, {"DEADLINE_HOURS": "8"}, "**The run gets a deadline, 8 hours after its start**: wh"),
+        ({}, {"DEADLINE_HOURS": "8"}, "**The run gets a deadline, 8 hours after its start**: if"),
         (
             {"DEADLINE_HOURS": "8"},
             {"DEADLINE_HOURS": "9"},

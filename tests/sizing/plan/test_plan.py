@@ -297,7 +297,7 @@ def test_the_instance_store_is_read_at_the_least_rate_that_aws_publishes(tmp_pat
     # Nothing is published of this one: it counts as the volume.
     g6 = plan(tmp_path, size="g6.xlarge", **disk).inputs.volume
     assert g6 == plan(tmp_path, size="g6.xlarge").inputs.volume
-    with pytest.raises(ValueError, match="data_on is 'ssd'; give ebs or nvme"):
+    with pytest.raises(ValueError, match="data_on is 'ssd'; use ebs or nvme"):
         Request(workload="trajectory", recipe="full", size="g5.xlarge", data_on="ssd")
 
 
