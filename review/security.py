@@ -74,7 +74,7 @@ _PROTECTING = ("AWS::EC2::FlowLog", "AWS::S3::BucketPolicy", "AWS::SNS::TopicPol
 
 @dataclass(frozen=True, kw_only=True, slots=True, order=True)
 class Permission:
-    """One action on one resource for one principal, spelled for people."""
+    """One action on one resource for one principal, in readable form."""
 
     effect: str
     principal: str

@@ -1,6 +1,6 @@
 """NetworkStack: the outbound-only network of all training stacks of an account and region.
 
-An account has five VPCs in a region unless it asks for more. With -c vpc= it is not created.
+An account has five VPCs per region unless it requests more. With -c vpc= there is no NetworkStack.
 """
 
 from collections.abc import Sequence

@@ -201,7 +201,7 @@ def prediction(plan: dict[str, Any] | None) -> str:
 
 
 def epoch_seconds(plan: dict[str, Any] | None) -> float | None:
-    """Seconds of the main stage's epoch, or of the stage if it ends, and commits, within one."""
+    """Return the seconds of the main stage's epoch, or of the stage if it ends within one."""
     if plan is None:
         return None
     longest = max(stage["seconds"] for stage in plan["stages"])
@@ -209,7 +209,7 @@ def epoch_seconds(plan: dict[str, Any] | None) -> float | None:
 
 
 def least_busy_percent(plan: dict[str, Any] | None) -> float | None:
-    """The least that the GPU is busy in a healthy run (p10 of similar runs).
+    """Return the lowest percent that the GPU is busy in a healthy run (p10 of similar runs).
 
     A run bound by kernel launches or by data leaves it idle most of the time.
     """

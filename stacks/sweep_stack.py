@@ -140,7 +140,7 @@ class SweepStack(Stack):
 
         Batch publishes no metrics of a queue; EventBridge counts a rule's events instead.
         """
-        # What `runs stop` ends has failed for Batch, too, but nobody needs to look.
+        # Jobs ended by `runs stop` count as failed for Batch, too, but need no attention.
         failed = {"status": ["FAILED"], "isTerminated": [False, {"exists": False}]}
         self._alarm(
             ("Failed", "Batch Service Job State Change", failed),
@@ -159,7 +159,7 @@ class SweepStack(Stack):
             name="QueueStands",
             least=1,
             says="The first job of the queue cannot start, so none behind it does: SageMaker has "
-            "no capacity of that size, or the job asks for more instances than sweep.instances; "
+            "no capacity of that size, or the job requests more instances than sweep.instances; "
             "its statusReason says which. After a day Batch ends that job.",
         )
 

@@ -92,7 +92,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def asked_of_aws(arguments: argparse.Namespace, sizes: list[str]) -> PriceBook:
-    """Return the prices, with AWS's answers refreshed if asked for."""
+    """Return the prices, with AWS's answers refreshed if requested."""
     if not arguments.refresh:
         return price_book(arguments)
     # Slow to import, and only needed here.
@@ -135,7 +135,7 @@ def _plain(value: Any) -> Any:
 
 
 def select(arguments: argparse.Namespace) -> list[InstanceType]:
-    """Return the sizes asked for; a ValueError if none match."""
+    """Return the requested sizes; a ValueError if none match."""
     found = [catalogue.find(size) for size in arguments.sizes]
     found = found or list(catalogue.instances().values())
     if arguments.family:

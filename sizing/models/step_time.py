@@ -86,7 +86,7 @@ class StepEstimate:
 
     @property
     def bound_by(self) -> str:
-        """What takes most of the step."""
+        """The part that takes most of the step."""
         if self.launches > self.compute + self.traffic:
             return "kernel launches"
         parts = {
@@ -136,7 +136,7 @@ def roofline(
     interval, basis = found.intervals[step.kind], found.basis(gpu.name)
     launch = launch or launch_of(gpu, found)
     if scale != 1:
-        interval, basis = ErrorRange(low=1.0, high=1.0, runs=1), "a run of this on this GPU"
+        interval, basis = ErrorRange(low=1.0, high=1.0, runs=1), "this workload, run on this GPU"
     if scale != 1 or constants.launch_factor != 1:
         launch = Launch(
             low=launch.likely, likely=launch.likely, high=launch.likely, hosts="its own"

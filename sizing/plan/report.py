@@ -273,7 +273,7 @@ def _alternates(plan: Plan) -> str:
     if not all(prices):
         return f"{', '.join(sizes)}; not all have a known price in {plan.request.prices.region}"
     dearest = max(price.usd_per_hour for price in prices if price)
-    return f"{', '.join(sizes)}; the dearest ${dearest:.3f} an hour on demand"
+    return f"{', '.join(sizes)}; the dearest costs ${dearest:.3f} an hour on demand"
 
 
 def _on_demand(plan: Plan) -> str:

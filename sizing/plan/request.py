@@ -110,7 +110,7 @@ class Request:
         return math.ceil(self.runs / (instance.num_gpus // self.gpus))
 
     def volume_mb_per_second(self, instance: InstanceType) -> float:
-        """The volume's throughput: as set, else what the size sustains, at least gp3's minimum."""
+        """Return the volume's throughput: as set, else what the size sustains, at least gp3's."""
         if self.volume_mib_per_second:
             return self.volume_mib_per_second * MB_PER_MIB
         most = min(instance.ebs_baseline_mb_per_second, _GP3_MAX_MIB_PER_SECOND * MB_PER_MIB)

@@ -149,11 +149,11 @@ class Ledger:
                 self.attempts[instance_id].is_taken_back = True
 
     def billed_hours(self) -> float:
-        """Hours from launch to end, over all attempts."""
+        """Return the hours from launch to end, over all attempts."""
         return sum(each.hours for each in self.attempts.values())
 
     def billed_usd(self) -> float:
-        """Dollars billed for these hours."""
+        """Return the dollars billed for these hours."""
         return sum(each.usd for each in self.attempts.values())
 
     def barren_attempts(self) -> dict[str, MachineAttempt]:

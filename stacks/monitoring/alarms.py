@@ -29,12 +29,12 @@ _STANDS_STILL = (
 _PROGRAM_STANDS_STILL = (
     "While the GPU is busy, the program has said nothing of its steps for 45 minutes, and three "
     "times longer than ever before: most likely a collective or a kernel hangs. Nothing restarts "
-    "it: terminate the instance, and the next one goes on from the last snapshot."
+    "it: terminate the instance, and the next one resumes from the last snapshot."
 )
 _COMMITS = "Look for save errors in the training log, set a shorter train.checkpoint_interval"
 _SAVES = (
     "Look in the training log for whether the program saves, and whether its checkpoint folder "
-    "was ever quiet or a commit asked for; let it save more often"
+    "was ever quiet or a commit requested; let it save more often"
 )
 
 
@@ -233,7 +233,7 @@ def _fleet_alarms(metrics: RunMetrics) -> list[AlarmPlan]:
             points=2,
             periods=3,
             says="Part of the Guard's work failed in two of the last three periods of ten "
-            "minutes, so what it guards may go on: max_hours, max_usd, max_wait_hours, the "
+            "minutes, so what it guards may continue: max_hours, max_usd, max_wait_hours, the "
             "deadline, silence, a finished run. Its log group names the calls that failed.",
             missing="Lambda reports errors only when the function is called; GuardSilent watches "
             "whether it is called at all.",

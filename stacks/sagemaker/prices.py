@@ -1,4 +1,4 @@
-"""Prices of SageMaker training instances, as far as they are known: no price list is at hand.
+"""Prices of SageMaker training instances, where known: no price list is available here.
 
 The figures are us-east-1's on demand, from public code and listings (ml.g5.2xlarge: a repository's
 test against the Pricing API of 2026-07-02); copies of the list disagree. Check with AWS first.

@@ -82,7 +82,7 @@ class QueuedSweep:
 
     arguments: Sequence[str]  # of `python -m stacks.sagemaker sweep`
     usd_per_hour: float | None  # of all instances of a job
-    max_usd: float | None  # of the whole sweep
+    max_usd: float | None  # of the entire sweep
     usd_of_job: float | None  # what one may cost at most, with every attempt
     jobs: dict[str, list[str]] = field(default_factory=dict)
 
