@@ -35,7 +35,7 @@ def fleet_arn(stack: Stack, name: str = "*") -> str:
 
 
 def may_modify_fleet_of(stack: Stack, *, run_id: str = "") -> iam.PolicyStatement:
-    """Allow setting the capacity of this stack's fleet only; with a run id, of its fleet to zero.
+    """Allow setting this stack's fleet's capacity only; with `run_id`, only that run's, to zero.
 
     By tag: a policy that named the fleet would be a cycle, because the fleet needs the role. While
     a deploy replaces the fleet, the old run's machine reads the new fleet's id from the parameter.

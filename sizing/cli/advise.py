@@ -80,7 +80,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--hours-per-week", type=float, metavar="N", help="show dollars a week, month and year"
     )
     parser.add_argument(
-        "--growth", type=float, metavar="PERCENT", help="of samples, a month: what to use then"
+        "--growth", type=float, metavar="PERCENT", help="sizes for this monthly growth of samples"
     )
     parser.add_argument(
         "--markdown", action="store_true", help="a page with date, verdict and chart"

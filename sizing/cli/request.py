@@ -46,7 +46,7 @@ _OPTIONS: tuple[tuple[str, type, Any, str], ...] = (
     ),
     (
         *("--deadline-hours", float, None),
-        "on-demand capacity where Spot is too slow: its cost (default: Spot only)",
+        "end within N hours, on demand where Spot is too slow (default: Spot only)",
     ),
     ("--notice", float, None, "seconds of notice (default: 120)"),
 )

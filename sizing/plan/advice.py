@@ -140,7 +140,7 @@ def rank(
     if asked.market is not None:
         found = [each for each in found if each.outcomes is None or each.is_in(asked.market)]
     if fits and cap is not None and not any(each.outcomes for each in found):
-        raise ValueError(f"no size costs at most ${cap:g} an hour; raise it")
+        raise ValueError(f"no size costs at most ${cap:g} an hour; raise the limit")
     if not found:
         raise ValueError(f"no size keeps the limits with --market {asked.market}; use another")
     return sorted(found, key=lambda each: (*each.order, each.plan.usd_on_demand))

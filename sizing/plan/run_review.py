@@ -110,7 +110,7 @@ def compare(run: FinishedRun, plan: Plan) -> list[Compared]:
 def _step_constants(measured: float, plan: Plan) -> dict[str, float]:
     """Return the constant that makes the plan's main step as long as the measured one.
 
-    A bound by kernel launches comes from the host and holds on other GPUs too; the rest does not.
+    Launches come from the host, so their constant holds on other GPUs too; the rest does not.
     """
     step, used = plan.work.main.step, plan.inputs.constants
     launches = measured - step.optimizer

@@ -15,7 +15,7 @@ SPOT, ON_DEMAND = "spot", "on-demand"
 FLEET_TAG = "aws:ec2spot:fleet-request-id"
 # EC2's API reference, StateReason: Spot took the instance back, whatever it was doing.
 TAKEN_BACK = frozenset(["Server.SpotInstanceTermination", "Server.SpotInstanceShutdown"])
-# EC2's error codes for conditions that will have passed at a later call.
+# EC2's error codes for conditions that will have passed some minutes later.
 PASSING = frozenset(["FleetNotInModifiableState", "InvalidSpotFleetRequestId.NotFound"])
 
 

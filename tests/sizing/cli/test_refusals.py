@@ -71,7 +71,7 @@ PLANS_AND_MODELS: list[tuple[list[str], str]] = [
     (["plan"], "use either a workload or --run"),
     (["plan", "trajectory", "--run", "out"], "use either a workload or --run"),
     (["plan", "trajectory"], "add --size"),
-    (["plan", "trajectory", "--calibrate"], "--calibrate is for --run"),
+    (["plan", "trajectory", "--calibrate"], "--calibrate needs --run"),
     (["plan", "--run", "nowhere"], "nowhere does not exist"),
 ]
 SELECT: list[tuple[list[str], str]] = [
