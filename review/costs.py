@@ -1,7 +1,7 @@
-"""What each side costs: an hour of training, an idle month, and the run that sizing predicts.
+"""The costs of each side: an hour of training, an idle month, and the run that sizing predicts.
 
-Prices are sizing's (list prices of us-east-1); what a template does not show - storage in S3, log
-volume, custom metrics while an instance runs, data transfer - is left out, and the comment says so.
+Prices are sizing's (list prices of us-east-1). Costs that a template does not show (S3 storage, log
+volume, custom metrics while an instance runs, transfer) are left out, as the comment states.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""What a deploy does to a run in progress, and to its next machine.
+"""The effects of a deploy on a run in progress, and on its next machine.
 
 One fleet is one run; the run follows the config.json of its first attempt. AWS's documents disagree
 on whether a new version of the launch template replaces the fleet (docs/deploy.md).

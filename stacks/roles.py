@@ -50,7 +50,7 @@ def may_terminate_itself(stack: Stack) -> iam.PolicyStatement:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunData:
-    """Where a run reads and writes, and the customer-managed key of its data, if any."""
+    """The places where a run reads and writes, and its customer-managed key, if any."""
 
     key: kms.IKey | None
     dataset_bucket: s3.IBucket
@@ -115,7 +115,7 @@ def named_buckets(
 
 
 class InstanceRole(Construct):
-    """What a training instance may do: read its dataset and bundle, write its own run.
+    """The role of a training instance: read its dataset and bundle, write its own run.
 
     Each run has a role of its own: a role changed in place would take away the old run's
     permissions before its fleet and machine have ended.

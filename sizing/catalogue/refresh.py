@@ -27,7 +27,7 @@ LEAST_FOR_SCORES = 3
 
 @dataclass(kw_only=True, slots=True)
 class Refreshed:
-    """What AWS answered: each figure with the time of the answer, {"value", "at"}."""
+    """AWS's answers: each figure with the time of the answer, {"value", "at"}."""
 
     region: str = PRICE_REGION
     on_demand: dict[str, dict[str, Any]] = field(default_factory=dict)

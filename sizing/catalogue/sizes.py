@@ -82,7 +82,7 @@ class InstanceType:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Family:
-    """What a family of sizes is for: `fit` holds train, serve, prepare, experiment or graphics."""
+    """The purpose of a family of sizes: `fit` has train, serve, prepare, experiment or graphics."""
 
     name: str
     kind: Literal["gpu", "gpu-slice", "gpu-amd", "chip", "cpu", "burstable"]

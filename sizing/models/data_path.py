@@ -18,7 +18,7 @@ _TRAINER_VCPUS = 1
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DataFacts:
-    """What a workload reads: a sample's bytes in S3 and per epoch, and CPU seconds to load it."""
+    """A workload's reads: a sample's bytes in S3 and per epoch, and CPU seconds to load it."""
 
     dataset_bytes_per_sample: float
     epoch_bytes_per_sample: float

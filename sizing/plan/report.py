@@ -181,7 +181,7 @@ def summary(plan: Plan) -> list[tuple[str, str]]:
         (
             "work",
             f"{duration(plan.work.seconds)}; {duration(plan.work.seconds_low)} to "
-            f"{duration(plan.work.seconds_high)} as like runs (p10 to p90)",
+            f"{duration(plan.work.seconds_high)} for similar runs (p10 to p90)",
         ),
         ("on demand", _on_demand(plan)),
         (
@@ -307,7 +307,7 @@ def one_line(plan: Plan) -> str:
     return (
         f"plan: {request.workload}/{request.recipe} on {request.size} takes "
         f"{costs}, ${plan.usd_on_demand:.2f} on demand; its work {duration(work.seconds_low)} to "
-        f"{duration(work.seconds_high)} as like runs; {work.memory.need:,.0f} of "
+        f"{duration(work.seconds_high)} for similar runs; {work.memory.need:,.0f} of "
         f"{plan.inputs.instance.gpu_memory_mib:,} MiB GPU memory; bound by {work.main.bound_by}; "
         f"a checkpoint takes {plan.notice.total:.0f} of {plan.notice.budget:.0f} s of the notice "
         f"(modelled, prices of {request.prices.region}; details: STACK.plan.json)"

@@ -19,7 +19,7 @@ FORMAT = 2
 
 @dataclass(kw_only=True, slots=True)
 class MachineAttempt:
-    """What the Guard saw of one instance of the run."""
+    """The Guard's observations of one instance of the run."""
 
     launched: float
     seen: float

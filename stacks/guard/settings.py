@@ -95,7 +95,7 @@ class GuardSettings:
 
     @property
     def run_uri(self) -> str:
-        """Where the run's objects are."""
+        """The S3 URI of the run's objects."""
         return f"s3://{self.run_bucket}/{self.run_prefix}"
 
     def usd_per_hour(self, size: str, market: str) -> float:

@@ -78,7 +78,7 @@ class AlarmSettings:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReviewAccess:
-    """What ReviewStack lets a repository's pull requests do; both or neither."""
+    """ReviewStack's access for a repository's pull requests; set both or neither."""
 
     oidc_provider: str = _about(
         "ARN of the account's provider for GitHub's tokens",

@@ -21,7 +21,7 @@ from contract.keys import HEAD, SWEEP
 from contract.sweep import Sweep, SweepRun
 from stacks.sagemaker.request import refused_by_model
 
-# With the pauses between them about two minutes; boto3's own 5 are over in seconds.
+# With the pauses in between, about two minutes; boto3's own 5 are over in seconds.
 _MAX_ATTEMPTS = 10
 _OVER = ("SUCCEEDED", "FAILED")
 # A job that is told to end at its limit has this long to save.

@@ -96,7 +96,7 @@ def test_the_hours_have_the_range_of_their_steps(tmp_path: Path) -> None:
     assert found.hours_low < found.hours_on_demand < found.hours_high
     shown = to_json(found, check_plan(found))
     assert shown["hours_on_demand_p10"] == pytest.approx(found.hours_low, rel=1e-4)
-    assert "as like runs" in one_line(found)
+    assert "for similar runs" in one_line(found)
 
 
 def test_the_forecast_holds_the_range_of_the_steps(tmp_path: Path) -> None:
