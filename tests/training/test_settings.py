@@ -54,13 +54,13 @@ def test_a_stage_has_so_many_steps_and_evaluations(
         ({"ema_decay": 1.0}, "ema_decay is 1.0; give None or a number in"),
         (
             {"ema_buffers": True},
-            "or ema_buffers without an average; give ema_decay",
+            "or ema_buffers without an average; set ema_decay",
         ),
         ({"ema_decay": 0.9, "ema_every_steps": 0}, "ema_every_steps is 0; give at least 1"),
         ({"optimizer_in_backward": True}, "with global_batch 8 and micro_batch 4: the first"),
         (
             {"optimizer_in_backward": True, "micro_batch": 8, "clip_norm": 1.0},
-            "optimizer_in_backward with clip_norm 1.0: the norm is known when all gradients are",
+            "optimizer_in_backward with clip_norm 1.0: the norm is known only once all gradients",
         ),
         (
             {"optimizer_in_backward": True, "micro_batch": 8, "precision": "float16"},

@@ -62,7 +62,7 @@ def test_folders_may_be_links_but_not_to_what_they_are_in(tmp_path: Path) -> Non
     (own / "dogs").symlink_to(kept)
     assert rows(open_source(own, tmp_path)) == EXPECTED
     (kept / "all").symlink_to(own)
-    with pytest.raises(UserError, match="dogs/all is a link to a folder that it is in"):
+    with pytest.raises(UserError, match="dogs/all is a link to a folder that contains it"):
         open_source(own, tmp_path)
 
 
@@ -162,5 +162,5 @@ def test_files_are_copied_into_splits_the_same_for_the_same_seed(tmp_path: Path)
 def test_fails_for_two_files_of_a_class_with_one_name(tmp_path: Path) -> None:
     names = ("train/cats/1.png", "train/cats/more/1.png")
     files = open_source(fill(tmp_path / "own", names), tmp_path)
-    with pytest.raises(UserError, match=r"more/1\.png has the name of another file of its class"):
+    with pytest.raises(UserError, match=r"more/1\.png has the same name as a file of its class"):
         copy_in_splits(files, tmp_path / "out", 0, lambda done, total: None)
