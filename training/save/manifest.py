@@ -57,7 +57,7 @@ class Extents(tuple[tuple[int, int], ...]):
         return sum(count for _, count in self)
 
     def places(self, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
-        """Yield (position in the file, first, last) for spans of the data from `start` to `stop`."""
+        """Yield (position in the file, first, last) of the data's spans from `start` to `stop`."""
         first = 0
         for at, count in self:
             begin, end = max(start, first), min(stop, first + count)

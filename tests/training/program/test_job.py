@@ -339,7 +339,7 @@ def test_what_only_the_program_can_read_is_refused_with_a_way_out(
     assert main(["evaluate", f"--run-uri={run.uri}", f"--dataset-uri={tmp_path}"]) == 2
     assert main(["check", "program"]) == 2
     said = capfd.readouterr().err
-    assert said.count(f"lies in {run.uri}/final/model/") == 1
+    assert said.count(f"is in {run.uri}/final/model/") == 1
     assert "'program' is not a workload" in said
 
 
