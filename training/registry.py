@@ -208,7 +208,7 @@ def _parse_value(name: str, text: str, kind: Any) -> Any:
         elif option is str:
             return text
     readable = getattr(kind, "__name__", str(kind))
-    raise UserError(f"the override {name}={text!r} is not a valid {readable}; give another value")
+    raise UserError(f"the override {name}={text!r} is not a valid {readable}; use another value")
 
 
 def _is_union(kind: Any) -> bool:

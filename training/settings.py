@@ -34,22 +34,22 @@ def check_fields(
     for least, names in at_least.items():
         for name in names:
             if (value := getattr(config, name)) not in (None, "auto") and value < least:
-                raise ValueError(f"{name} is {value}; give at least {least}")
+                raise ValueError(f"{name} is {value}; use at least {least}")
     for name in above_0:
         if (value := getattr(config, name)) <= 0:
-            raise ValueError(f"{name} is {value}; give more than 0")
+            raise ValueError(f"{name} is {value}; use more than 0")
     for name in shares:
         if not 0.0 <= (value := getattr(config, name)) <= 1.0:
-            raise ValueError(f"{name} is {value}; give a share from 0 to 1")
+            raise ValueError(f"{name} is {value}; use a share from 0 to 1")
     for name in below_1:
         if not 0.0 <= (value := getattr(config, name)) < 1.0:
-            raise ValueError(f"{name} is {value}; give at least 0 and less than 1")
+            raise ValueError(f"{name} is {value}; use at least 0 and less than 1")
 
 
 def check_choice(name: str, value: Any, known: Iterable[str], other: str = "") -> None:
     """Refuse a value that is not one of the known ones; `other` says what else is accepted."""
     if value not in (known := tuple(known)):
-        raise ValueError(f"{name} is {value!r}; give {other}one of {', '.join(known)}")
+        raise ValueError(f"{name} is {value!r}; use {other}one of {', '.join(known)}")
 
 
 Precision: TypeAlias = Literal["float32", "bfloat16", "float16"]
@@ -75,14 +75,14 @@ class Milestones:
 
     def __post_init__(self) -> None:
         if not self.factor > 0:
-            raise ValueError(f"the milestones' factor is {self.factor}; give a positive number")
+            raise ValueError(f"the milestones' factor is {self.factor}; use a positive number")
         at = self.epochs or self.steps
         if not at or (self.epochs and self.steps):
             raise ValueError(
-                f"milestones at epochs {self.epochs} and steps {self.steps}; give one of the two"
+                f"milestones at epochs {self.epochs} and steps {self.steps}; use one of the two"
             )
         if min(at) < 1 or list(at) != sorted(set(at)):
-            raise ValueError(f"milestones at {at}; give increasing numbers from 1")
+            raise ValueError(f"milestones at {at}; use increasing numbers from 1")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -165,7 +165,7 @@ class Settings:
             one, other = (getattr(self, name) for name in names)
             if one is not None and other is not None:
                 raise ValueError(
-                    f"{names[0]} is {one} and {names[1]} is {other}; give one of the two"
+                    f"{names[0]} is {one} and {names[1]} is {other}; use one of the two"
                 )
         batches = ("global_batch", "micro_batch", "eval_batch")
         check_fields(
@@ -181,9 +181,9 @@ class Settings:
                 f"{self.micro_batch}; change one of them"
             )
         if self.clip_norm is not None and self.clip_norm <= 0:
-            raise ValueError(f"clip_norm is {self.clip_norm}; give a positive norm or None")
+            raise ValueError(f"clip_norm is {self.clip_norm}; use a positive norm or None")
         if self.ema_decay is not None and not 0.0 < self.ema_decay < 1.0:
-            raise ValueError(f"ema_decay is {self.ema_decay}; give None or a number in (0, 1)")
+            raise ValueError(f"ema_decay is {self.ema_decay}; use None or a number in (0, 1)")
 
     def _check_in_backward(self) -> None:
         """Refuse conflicting settings; several ranks are refused where their number is known."""
@@ -191,7 +191,7 @@ class Settings:
             raise ValueError(
                 f"optimizer_in_backward with global_batch {self.global_batch} and micro_batch "
                 f"{self.micro_batch}: the first backward would update before the gradients are "
-                "accumulated; give a micro_batch of the global_batch"
+                "accumulated; set micro_batch to global_batch"
             )
         if self.clip_norm is not None:
             raise ValueError(
@@ -209,7 +209,7 @@ class Settings:
         if self.drop_last and num_samples < self.global_batch:
             raise UserError(
                 f"drop_last with {num_samples} training samples leaves no step of "
-                f"{self.global_batch}; give a smaller global_batch, or drop_last=False"
+                f"{self.global_batch}; use a smaller global_batch, or drop_last=False"
             )
         whole = num_samples // self.global_batch
         return whole if self.drop_last else math.ceil(num_samples / self.global_batch)
@@ -219,7 +219,7 @@ class Settings:
         if self.steps is not None:
             return self.steps
         if self.epochs is None:
-            raise UserError("epochs is None and steps is None; give one of the two")
+            raise UserError("epochs is None and steps is None; set one of the two")
         return self.epochs * self.steps_per_epoch(num_samples)
 
     def steps_per_evaluation(self, num_samples: int) -> int:

@@ -84,7 +84,7 @@ def open_source(source: Path, scratch: Path) -> list[SourceFile]:
     source of one file.
     """
     if not source.exists():
-        raise UserError(f"{source} does not exist; give a folder, a file or an archive")
+        raise UserError(f"{source} does not exist; name a folder, a file or an archive")
     if source.is_file() and _is_archive(source):
         source = open_folder(source, scratch)
     elif source.is_file() and source.suffix != ".csv":
@@ -113,7 +113,7 @@ def open_folder(source: Path, scratch: Path) -> Path:
         return source
     if not source.is_file() or not _is_archive(source):
         what = "is not an archive" if source.exists() else "does not exist"
-        raise UserError(f"{source} {what}; give a folder, a zip or a tar archive")
+        raise UserError(f"{source} {what}; name a folder, a zip or a tar archive")
     unpacked = scratch / "unpacked"
     unpacked.mkdir(parents=True)
     _unpack(source, unpacked)
@@ -217,7 +217,7 @@ def _of_table(table: Path) -> Iterator[SourceFile]:
                 raise UserError(f"{where}: {name} has no class; name one")
             split = _ALSO_CALLED.get(split, split)
             if split and split not in _SPLITS:
-                raise UserError(f"{where}: split is {split!r}; give one of {', '.join(_SPLITS)}")
+                raise UserError(f"{where}: split is {split!r}; use one of {', '.join(_SPLITS)}")
             yield SourceFile(name=name, folder=table.parent, label=label, split=split or None)
 
 

@@ -96,11 +96,11 @@ def test_a_table_alone_or_in_a_folder_or_an_archive(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("table", "message"),
     [
-        ("name,label\na,b\n", "has no column 'file'; its first line names the columns"),
+        ("name,label\na,b\n", "has no column 'file'; its first line must name"),
         ("", "has no column 'file'"),
         ("file,class\na/3.npy,cats\n", r"line 2: the file .*a/3\.npy"),
         ("file,class\na/1.npy\n", r"line 2: a/1\.npy has no class"),
-        ("file,class,split\na/1.npy,cats,dev\n", "line 2: split is 'dev'; give one of train, "),
+        ("file,class,split\na/1.npy,cats,dev\n", "line 2: split is 'dev'; use one of train, "),
         ("file,class,split\na/1.npy,cats,train\na/2.npy,cats,\n", r"a/2\.npy has no split, but "),
     ],
 )
@@ -121,7 +121,7 @@ def test_fails_for_a_table_in_another_encoding_than_utf_8(tmp_path: Path, conten
 
 
 def test_fails_for_what_is_no_source(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="does not exist; give a folder, a file or an archive"):
+    with pytest.raises(UserError, match="does not exist; name a folder, a file or an archive"):
         open_source(tmp_path / "none", tmp_path)
     (tmp_path / "clips.zip").write_text("")
     with pytest.raises(UserError, match=r"clips\.zip is not a zip archive, despite its name"):

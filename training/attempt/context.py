@@ -76,7 +76,7 @@ class RankEnvironment:
         gpus = torch.cuda.device_count()
         if num_processes and 0 < gpus < num_processes:
             said = f"{num_processes} ranks need a GPU each, and this machine has {gpus}"
-            raise UserError(f"{said}; give --num-processes {gpus}")
+            raise UserError(f"{said}; pass --num-processes {gpus}")
         return self.num_hosts * (num_processes or gpus or self.cpu_ranks)
 
 
@@ -292,7 +292,7 @@ class _Consensus:
             self._divergence = self._divergence or error.divergence
 
     def refuse_diverged(self) -> None:
-        """Raise DivergedError if one was noted: later states may look good but must not be saved."""
+        """Raise DivergedError if one was noted: no state after it may be saved, however good."""
         if self._divergence is not None:
             raise DivergedError(self._divergence)
 

@@ -202,7 +202,7 @@ class Saves:
         return 0.0, 0.0
 
     def commit(self, notice: Notice) -> float | None:
-        """Save and keep the lease; return the seconds of a last save, or None if none can follow."""
+        """Save, keep the lease; return the seconds of a last save, or None if none can follow."""
         return 0.0
 
     def end(self, notice: Notice) -> None:

@@ -175,8 +175,8 @@ def parse_hosts(text: str) -> Hosts | None:
     names = (first, *others)
     if own not in names or len(set(names)) < len(names) or not (port or "1").isdecimal():
         raise UserError(
-            f"{text!r} is not a list of hosts; give this machine's name and then all names, each "
-            "once, as in b@a,b"
+            f"{text!r} is not a list of hosts; pass this machine's name and then all, each once, "
+            "as in b@a,b"
         )
     return Hosts(names=names, own=own, port=int(port or PORT)) if others else None
 

@@ -296,7 +296,7 @@ class Supervisor:
     def take_lease(
         self, store: Store, run_id: str, writer: str, ttl_seconds: float
     ) -> Lease | Head:
-        """Take over the run and hold it, waiting for its holder; return its head if it has ended."""
+        """Take over the run and hold it, after any holder; return its head if it has ended."""
 
         def waiting(holder: str) -> None:
             line = "[lease] held by %s; taking over if it shows no heartbeat for %g s"

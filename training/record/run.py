@@ -189,7 +189,7 @@ def find_checkpoint(run: OpenRun, text: str) -> CheckpointEntry:
         found = [entry for entry in entries if entry.name.startswith(text)]
     if len(found) != 1:
         many = f"has {len(found)} checkpoints" if found else "has no checkpoint"
-        raise UserError(f"the run {run.store.uri} {many} {text!r}; give one of: {choices(run)}")
+        raise UserError(f"the run {run.store.uri} {many} {text!r}; use one of: {choices(run)}")
     return found[0]
 
 

@@ -60,7 +60,7 @@ def read_manifest(store: Store, entry: CheckpointEntry) -> FolderManifest:
 def export_snapshot(store: Store, entry: CheckpointEntry, out: Path) -> FolderManifest:
     """Write a snapshot's files into `out`, a new or empty folder."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise UserError(f"{out} exists and is not empty; give a new folder")
+        raise UserError(f"{out} exists and is not empty; use a new folder")
     try:
         manifest = read_manifest(store, entry)
         fill(store, manifest, out)

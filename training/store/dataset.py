@@ -121,7 +121,7 @@ def sync_dataset(
         return _synced(files, [], began)
     if not (out / MANIFEST).exists() and not (out / ARRIVING).exists():
         for path in (out / each["name"] for each in files if (out / each["name"]).is_file()):
-            raise UserError(f"{path} was not synced, and would be replaced; give a new folder")
+            raise UserError(f"{path} was not synced, and would be replaced; use a new folder")
     # Also before the lock: whoever sees the lock held finds this manifest, not an older one.
     write_whole(out / ARRIVING, found.data)
     with syncing(out):
@@ -185,7 +185,7 @@ def stored_source(uri: str) -> list[_StoredFile]:
         for name, label, split in places_of(sorted(sizes))
     ]
     if not found:
-        raise UserError(f"{uri} has no files; give a prefix that has some")
+        raise UserError(f"{uri} has no files; use a prefix that has some")
     return found
 
 

@@ -130,7 +130,7 @@ class FolderStore:
 
     def __init__(self, root: Path) -> None:
         if root.exists() and not root.is_dir():
-            raise UserError(f"{root} is a file; give a folder")
+            raise UserError(f"{root} is a file; name a folder")
         self._root = root.absolute()
 
     @property

@@ -382,8 +382,8 @@ def test_a_snapshot_is_exported_into_a_new_folder(
     steps = {path.read_text() for path in out.rglob("*") if path.is_file()}
     assert len(steps) == 1, "both files of the pair are of one step"
     assert main(export) == 2
-    assert "is not empty; give a new folder" in capfd.readouterr().err
+    assert "is not empty; use a new folder" in capfd.readouterr().err
     assert main([*export[:-1], f"--out={tmp_path / 'newest'}", "--checkpoint=99"]) == 2
-    assert "give one of: newest" in capfd.readouterr().err
+    assert "use one of: newest" in capfd.readouterr().err
     assert main([*export[:-1], f"--out={run.source / 'train.py/below'}"]) == 2
     assert "below: Not a directory; give another path" in capfd.readouterr().err

@@ -134,7 +134,7 @@ def test_a_request_is_dropped_if_the_program_wrote_on_without_waiting(
     wait_until(lambda: not machine.mirror.commit_file.exists(), machine.mirror)
     assert not machine.end(exit_code=1)
     assert entries(store) == ()
-    assert "wait until that file is gone" in caplog.text
+    assert "wait until it is gone" in caplog.text
 
 
 @pytest.mark.parametrize("exit_code", [1, -9])
