@@ -267,7 +267,7 @@ class _Consensus:
         """Return the result at the boundary; LeaseLostError or GoBackError if a rank needs it."""
         must_stop, is_lost, has_diverged, rebalance, *weights = self._world.end_sum()
         if self._world.size == 1:
-            # There was nobody to ask ahead: what came in the meantime counts too.
+            # No other rank was asked ahead: what came in the meantime counts too.
             must_stop = self._supervisor.extra_time.must_stop
             has_diverged = self._divergence is not None
             if self._lease is not None:

@@ -166,7 +166,7 @@ class Lease:
         self.delete_if_lost()
 
     def delete_if_lost(self) -> None:
-        """Delete what was abandoned if the lease is lost: no later take-over may come to sweep it.
+        """Delete what was abandoned if the lease is lost: there may be no take-over to sweep it.
 
         A save may fail because a successor has swept it, before anything says so. What the head
         names stays: the commit may have succeeded, its answer lost, and a successor resumed from

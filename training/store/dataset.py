@@ -109,8 +109,8 @@ def sync_dataset(
 ) -> _SyncResult:
     """Fetch missing and damaged files into `out`, verify all, and write the manifest last.
 
-    From the call of `begun` on, whoever opens the folder can use each file as soon as it is
-    verified, and ask for what to fetch first (`LocalDataset.expect`).
+    Once `begun` is called, whoever opens the folder can use each file as soon as it is verified,
+    and can ask for files to be fetched first (`LocalDataset.expect`).
     """
     began = time.monotonic()
     found = read_manifest(store)
