@@ -339,7 +339,7 @@ def test_what_only_the_program_can_read_is_refused_with_a_way_out(
     assert main(["evaluate", f"--run-uri={run.uri}", f"--dataset-uri={tmp_path}"]) == 2
     assert main(["check", "program"]) == 2
     said = capfd.readouterr().err
-    assert said.count(f"lies in {run.uri}/final/model/") == 1
+    assert said.count(f"is in {run.uri}/final/model/") == 1
     assert "'program' is not a workload" in said
 
 
@@ -382,8 +382,8 @@ def test_a_snapshot_is_exported_into_a_new_folder(
     steps = {path.read_text() for path in out.rglob("*") if path.is_file()}
     assert len(steps) == 1, "both files of the pair are of one step"
     assert main(export) == 2
-    assert "is not empty; give a new folder" in capfd.readouterr().err
+    assert "is not empty; use a new folder" in capfd.readouterr().err
     assert main([*export[:-1], f"--out={tmp_path / 'newest'}", "--checkpoint=99"]) == 2
-    assert "give one of: newest" in capfd.readouterr().err
+    assert "use one of: newest" in capfd.readouterr().err
     assert main([*export[:-1], f"--out={run.source / 'train.py/below'}"]) == 2
     assert "below: Not a directory; give another path" in capfd.readouterr().err

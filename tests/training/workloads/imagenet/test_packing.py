@@ -217,7 +217,7 @@ def test_images_come_from_a_bucket(
     assert main(command(f"{bucket_uri}/photos", tmp_path / "b/out")) == 0
     assert content(tmp_path / "a/out") == content(tmp_path / "b/out")
     assert main(command(f"{bucket_uri}/nothing", tmp_path / "c/out")) == 2
-    assert "/nothing has no files; give a prefix that has some" in capsys.readouterr().err
+    assert "/nothing has no files; use a prefix that has some" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("kind", ["devkit", "kaggle", "csv"])
