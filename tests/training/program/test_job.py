@@ -386,4 +386,4 @@ def test_a_snapshot_is_exported_into_a_new_folder(
     assert main([*export[:-1], f"--out={tmp_path / 'newest'}", "--checkpoint=99"]) == 2
     assert "give one of: newest" in capfd.readouterr().err
     assert main([*export[:-1], f"--out={run.source / 'train.py/below'}"]) == 2
-    assert "below: Not a directory; give another path" in capfd.readouterr().err
+    assert "below: Not a directory; use another path" in capfd.readouterr().err
