@@ -158,7 +158,7 @@ def test_a_program_killed_by_a_signal_is_said_to_be(
 ) -> None:
     run.write("import os; os.kill(os.getpid(), 9)")
     assert run.attempt() == 1
-    assert "ended with signal 9 (the kernel kills so where memory" in capfd.readouterr().err
+    assert "ended with signal 9 (the kernel does this when memory" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(
