@@ -90,7 +90,7 @@ def _say_what_is_there(
     named = "".join(f" {name}={text}" for name, text in sorted(overrides.items()))
     _log.info("[ok] torch %s on %s", torch.__version__, device)
     _log.info("[ok] dataset %s: %s", dataset.manifest["name"], facts_of(dataset.meta))
-    _log.info("[ok] %s, recipe %s:%s", resolved.workload.name, options.recipe, named or " as it is")
+    _log.info("[ok] %s, recipe %s:%s", resolved.workload.name, options.recipe, named or " unchanged")
 
 
 def _refuse_other_workload(
@@ -324,7 +324,7 @@ def _naming_the_lost(lost: "queue.SimpleQueue[str]") -> Iterator[None]:
 
 @contextlib.contextmanager
 def _leaving(world: World) -> Iterator[None]:
-    """Where all ranks end alike, let the others wait for rank 0: torchrun ends all with one."""
+    """Let the other ranks wait for rank 0 where all end alike: torchrun ends all with one."""
     try:
         yield
     except InterruptedRunError:

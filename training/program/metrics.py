@@ -208,7 +208,7 @@ class _TrainerPrints:
         return rows
 
     def _completed(self, step: int, num_steps: int) -> list[MetricRow]:
-        # Where a learning rate is printed, only the training's bar is open; evaluations have their own.
+        # Where a learning rate is printed, only the training's bar is open, not an evaluation's.
         if any(row.name == "learning_rate" for row in self._waiting):
             self._num_steps = num_steps
         if num_steps != self._num_steps:

@@ -42,7 +42,7 @@ class Experiment:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AttemptResult:
-    """How one attempt ended, and whether and where a kill hit it."""
+    """The end of one attempt, and whether and where a kill hit it."""
 
     code: int  # an exit code, or minus the signal's number
     kill: Kill | None  # the one that hit it

@@ -87,7 +87,7 @@ class _Attempt:
         return before is not None and now is not None and before.difference(now) is not None
 
     def obstacle(self) -> str | None:
-        """What keeps its folder from being snapshotted, as a clause."""
+        """Return what keeps its folder from being snapshotted, as a clause."""
         self.is_saving()
         if (listing := self._quiet.listing) is None or listing.is_empty:
             return "it had saved nothing by then"

@@ -352,7 +352,7 @@ def _lost_a_rank(attempt: AttemptResult) -> bool:
 
 
 def _ended_by(attempt: AttemptResult) -> str:
-    """What ended an attempt after a dated notice."""
+    """Return what ended an attempt after a dated notice."""
     return attempt.follow_up[-1].name if attempt.follow_up else "itself"
 
 
