@@ -90,7 +90,7 @@ def _say_what_is_there(
     named = "".join(f" {name}={text}" for name, text in sorted(overrides.items()))
     _log.info("[ok] torch %s on %s", torch.__version__, device)
     _log.info("[ok] dataset %s: %s", dataset.manifest["name"], facts_of(dataset.meta))
-    _log.info("[ok] %s, recipe %s:%s", resolved.workload.name, options.recipe, named or " unchanged")
+    _log.info("[ok] %s, recipe %s:%s", resolved.workload.name, options.recipe, named or " as it is")
 
 
 def _refuse_other_workload(

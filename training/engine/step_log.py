@@ -95,7 +95,7 @@ class _StageTimes:
 
 
 def bottleneck(times: _StageTimes, device: str) -> _Bound | None:
-    """Return what bounds the steps on a device ("cuda" or "cpu"); None before there are two steps."""
+    """Return what bounds steps on a device ("cuda" or "cpu"); None before there are two steps."""
     if not times.seconds:
         return None
     parts = times.by_part
