@@ -40,7 +40,7 @@ def test_fails_below_a_file_for_another_library_and_for_scratch(
     assert capsys.readouterr().err == f"error: {file} is a file; name a folder\n"
     evaluate = ["evaluate", f"--run-uri={whole.uri}", f"--dataset-uri={whole.dataset}"]
     assert main([*evaluate, f"--scratch={below}"]) == 2
-    assert f"cannot write to {below}: Not a directory; give" in capsys.readouterr().err
+    assert f"cannot write to {below}: Not a directory; use" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", ["measure", "count"])
