@@ -114,6 +114,8 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 def measure(given: argparse.Namespace) -> list[dict[str, Any]]:
     """One row a walk: files, functions, and the files' names."""
     if given.tree:
+        if not (given.tree / ".git").exists():
+            raise ValueError(f"--tree is {given.tree}, no checkout of git; give its folder")
         return house.measure(given.tree)
     with tempfile.TemporaryDirectory(prefix="walks-") as folder, redirect_stdout(sys.stderr):
         main: Callable[[list[str]], int] = __import__(MAIN, fromlist=["main"]).main

@@ -107,6 +107,20 @@ def parse_positive_count(text: str) -> int:
     return number
 
 
+def parse_writer(text: str) -> str:
+    """Read a machine's name, which is part of the keys of its events."""
+    if not re.fullmatch(r"[^/\s]{1,100}", text):
+        raise UserError(f"{text!r} is no name; use 1 to 100 characters without spaces and /")
+    return text
+
+
+def parse_place(text: str) -> str:
+    """Read a folder's name or an address; as a path, an empty one would be the current folder."""
+    if not text:
+        raise UserError("it is empty; name a folder, of which . is the current one")
+    return text
+
+
 def argument_type(read: Callable[[str], _Value]) -> Callable[[str], _Value]:
     """Let argparse say what a reader says of a wrong value."""
 

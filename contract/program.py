@@ -94,6 +94,7 @@ class Program:
         """Read what `to_json` returned, or what a person wrote; only `command` must be there."""
         try:
             record = json.loads(text)
+            json.dumps(record, ensure_ascii=False).encode()  # half of a pair, \ud800, is no text
         except ValueError as error:
             raise UserError(f"{name} is not JSON ({error}); correct it") from error
         if not isinstance(record, dict):

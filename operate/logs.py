@@ -4,13 +4,12 @@ Events have times, all else an order: it comes between its generation's take-ove
 """
 
 import gzip
-import json
 from collections.abc import Iterator, Mapping
 from itertools import chain
 from typing import Any
 
 from contract.keys import EVENTS, LOGS
-from training.record.history import metrics_reader
+from training.record.history import metrics_reader, read_event
 from training.store.protocol import Store, get_each
 
 # Of steps, one line in so many seconds of training.
@@ -79,8 +78,7 @@ class RunLog:
         keys = sorted(self._store.sizes(EVENTS).keys() - self._seen)
         self._seen.update(keys)
         for found in get_each(self._store, keys):
-            event = json.loads(found.data) if found else {}
-            if event.keys() >= {"time", "instance_id", "name"}:
+            if found and (event := read_event(found.data)):
                 yield event
 
     def _new_prints(self, is_last: bool) -> Iterator[Entry]:

@@ -1,6 +1,5 @@
 """What a run does now, what it has cost and will, and what it waits for. It only reads."""
 
-import json
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,6 +17,7 @@ from stacks.guard import fleet
 from stacks.guard.fleet import SPOT, StackInstance
 from stacks.guard.ledger import Ledger
 from training.record.head import Head
+from training.record.history import read_event
 from training.record.run import RunConfig, read_run_config
 from training.report.progress import duration
 from training.store.folder import open_store
@@ -151,7 +151,7 @@ def _waits_for(sight: Sight, keys: Sequence[str]) -> str | None:
     ends = ("-to-zero.json", "-stopped.json") if state == "stopped" else (".json",)
     key = next((key for key in reversed(keys) if key.endswith(ends)), None)
     found = run.store.get(key) if key else None
-    event = json.loads(found.data) if found else {}
+    event = (read_event(found.data) if found else None) or {}
     said = ": ".join(str(event[name]) for name in ("name", "message") if event.get(name))
     waiting = duration(sight.now - (sight.ledger.waiting or sight.now))
     return {

@@ -148,6 +148,10 @@ def _what_trains(
     arguments: argparse.Namespace,
 ) -> tuple[RehearsedWorkload | RehearsedProgram, Sequence[str]]:
     """What is trained, and how it is interrupted unless told otherwise."""
+    if not catalogue.find(arguments.size).is_trainable:
+        raise ValueError(
+            f"--size is {arguments.size}, on which no stack trains; the smallest is g4dn.xlarge"
+        )
     if arguments.hosts > 1:
         if arguments.program is not None or arguments.machine == NSPAWN:
             raise ValueError(
@@ -190,15 +194,12 @@ def _workload(arguments: argparse.Namespace) -> tuple[RehearsedWorkload, Sequenc
         raise ValueError(
             f"--data is {arguments.data}, and {name} rehearses on data that it makes; leave it out"
         )
-    defaults = DEFAULTS.get(name)
-    if source is not None or defaults is None or arguments.interrupt:
-        overrides = arguments.overrides.split()
-        source = source and source.resolve()
-        described = describe(name, arguments.recipe, overrides, source=source)
-        check_stages(arguments.interrupt or (), tuple(described.stages))
-        defaults = defaults or own_defaults(described)
-        if source is not None and (arguments.data or not described.makes_data):
-            data = find_data(source, arguments.data)
+    source = source and source.resolve()
+    described = describe(name, arguments.recipe, arguments.overrides.split(), source=source)
+    check_stages(arguments.interrupt or (), tuple(described.stages))
+    defaults = DEFAULTS.get(name) or own_defaults(described)
+    if source is not None and (arguments.data or not described.makes_data):
+        data = find_data(source, arguments.data)
     workload = RehearsedWorkload(
         name=name,
         recipe=arguments.recipe,

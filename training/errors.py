@@ -75,6 +75,8 @@ class GoBackError(RuntimeError):
 def name_known(given: str, known: Iterable[str]) -> str:
     """The end of a sentence about an unknown name: the closest match, and all known names."""
     names = list(known)
+    if not names:
+        return "none is known; add it"
     close = difflib.get_close_matches(given, names, n=1)
     meant = f"did you mean {close[0]!r}? " if close else ""
     return f"{meant}known are {', '.join(names)}"

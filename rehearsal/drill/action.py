@@ -69,6 +69,8 @@ class Action:
                 raise ValueError(f"do = {self.do!r} takes no {name}; that is for {deeds[0]}")
             if not is_given and _NEEDED.get(self.do) == name:
                 raise ValueError(f"do = {self.do!r} needs {name}")
+        if self.do == "notice" and (self.seconds or 0) < 0:
+            raise ValueError(f"the notice's seconds are {self.seconds}; give at least 0")
 
     def __str__(self) -> str:
         return f"{self.do}:{self.at}"

@@ -1,5 +1,6 @@
 """The format of a drill: docs/rehearsal.md describes it; an unknown or missing name is refused."""
 
+import math
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -186,6 +187,7 @@ _TABLES: Mapping[type, str] = {
 }
 # A list of tables is written by the name of one.
 _LISTS = {"machine": "machines", "action": "actions", "fault": "faults"}
+_SIGNED = "seconds of [[action]]"  # a clock may be behind
 _FAILING_FETCH = """case "$*" in
 *bundle.zip) echo "fatal error: rehearsed" >&2; exit 1 ;;
 esac
@@ -197,6 +199,13 @@ _FAILING_STEP = """case " $* " in
 esac
 exec "$real" "$@"
 """
+
+
+def _boot_steps() -> list[str]:
+    """Where a boot can fail."""
+    script = (FOLDER.parents[1] / "userdata/bootstrap.sh").read_text(encoding="utf-8")
+    step = r"^ *(?:step|python3 -m userdata\.run_step) ([a-z-]+)"
+    return [FETCH, *re.findall(step, script, re.MULTILINE)]
 
 
 def _build(kind: type[_Made], table: Mapping[str, Any], folder: Path) -> _Made:
@@ -224,6 +233,8 @@ def _read(kind: Any, value: Any, name: str, folder: Path) -> Any:
     if type(value) not in taken:
         names = " or ".join(each.__name__ for each in taken)
         raise ValueError(f"{name} is {value!r}; give: {names}")
+    if origin in (int, float) and not (math.isfinite(value) and (value >= 0 or name == _SIGNED)):
+        raise ValueError(f"{name} is {value}; give a finite number, at least 0")
     if is_dataclass(kind):
         return _build(cast(Any, kind), value, folder)
     if origin is tuple:
@@ -240,6 +251,8 @@ def _by_field(kind: type, table: Mapping[str, Any], folder: Path) -> dict[str, A
             _read(Mapping, given.pop("programs", {}), "programs of [[machine]]", folder)
         )
         step = given.pop("fails_at", None)
+        if step is not None:
+            check_choice("fails_at", step, _boot_steps())
         if step == FETCH:
             programs["aws"] = _FAILING_FETCH
         elif step is not None:
@@ -250,7 +263,9 @@ def _by_field(kind: type, table: Mapping[str, Any], folder: Path) -> dict[str, A
     elif kind is Course and "trace" in given:
         if "hour_seconds" not in given:
             raise ValueError("capacity has a trace; give hour_seconds, too")
-        steps = trace_steps(folder / given.pop("trace"), hour_seconds=given.pop("hour_seconds"))
+        hour = _read(float, given.pop("hour_seconds"), "hour_seconds of capacity", folder)
+        trace = _read(str, given.pop("trace"), "trace of capacity", folder)
+        steps = trace_steps(folder / trace, hour_seconds=hour)
         given["steps"] = [list(step) for step in steps]
     elif kind is Scenario:
         given.setdefault("expect", {})

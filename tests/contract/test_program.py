@@ -80,6 +80,8 @@ def test_fails_with_one_sentence(wrong: dict[str, Any], sentence: str) -> None:
     [
         ("{", "is not JSON"),
         ("[]", "is not a JSON object"),
+        (r'{"command": "x \ud800"}', r"is not JSON ('utf-8' codec can't encode character '\ud800'"),
+        (r'{"command": "x", "hyperparameters": {"a": ["\ud800"]}}', "surrogates not allowed"),
         ("{}", 'has no "command"'),
         ('{"command": "x", "format": 9}', "has format 9"),
         ('{"command": "x", "comand": "y"}', "'comand', which is unknown"),

@@ -27,6 +27,7 @@ from stacks.guard.ledger import Ledger
 from stacks.guard.settings import client
 from training.cli.main import main as training
 from training.record.head import mark_failed, read_head
+from training.record.metrics import Events
 from training.store.folder import FolderStore
 
 REPOSITORY = Path(__file__).parents[2]
@@ -131,6 +132,31 @@ def test_a_run_that_cannot_be_read_hides_no_other_one(
     assert f"[warning] {tmp_path / 'damaged' / name} is damaged or was edited (" in found.err
     assert main(["status", str(tmp_path / "damaged")]) == 2
     assert f"error: {tmp_path / 'damaged' / name} is damaged" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        *("{", "[]", '"text"', "null", '{"name": "boot"}'),
+        '{"time": 1, "instance_id": "i-1", "name": "boot"}',
+        '{"time": "2026-01-01T00:00:00Z", "instance_id": "i-1", "name": []}',
+        '{"time": "2026-01-01T00:00:00Z", "instance_id": "i-1", "name": "committed", "step": "9"}',
+        '{"time": "2026-01-01T00:00:00Z", "instance_id": "i-1", "name": "take-over"}',
+    ],
+)
+def test_a_damaged_event_is_passed_over(
+    stopped: Path, tmp_path: Path, damaged: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("head.json", "config.json"):
+        (tmp_path / name).write_bytes((stopped / name).read_bytes())
+    store = FolderStore(tmp_path)
+    Events(store, "i-1").emit("take-over", generation=1)
+    store.put("events/29991231T235959.000000Z-i-1-boot.json", damaged.encode())
+    assert main(["logs", str(tmp_path)]) == 0
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.split()[2:] == ["i-1", "take-over"]
+    assert main(["status", str(tmp_path)]) == 0
+    assert "interrupted" in capsys.readouterr().out
 
 
 def test_a_failed_run_is_taken_back(stopped: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,6 +5,7 @@
 
 import argparse
 import json
+import logging
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -110,6 +111,8 @@ def _maker(
     )
     from training.preflight.standalone import load_function
 
+    # torch would print a traceback before what is said here in one sentence.
+    logging.getLogger("torch._subclasses.fake_tensor").disabled = True
     counting: AbstractContextManager[None] = nullcontext()
     make: Callable[[int], tuple[Any, ...]]
     if ":" in options.target:

@@ -5,16 +5,15 @@ The first two, which import torch, are in make_dataset.py.
 
 import argparse
 import json
-import socket
 import sys
 from contextlib import redirect_stdout
 from pathlib import Path
 
-from contract.grammar import argument_type, parse_seconds
+from contract.grammar import argument_type, parse_place, parse_seconds
 from contract.keys import MANIFEST
 from contract.program import WORKLOAD as PROGRAM
 from training.cli.make_dataset import URI, add_import, add_make, send
-from training.cli.run import checked_folder
+from training.cli.run import add_writer, checked_folder
 from training.errors import EXIT_FINISHED, EXIT_NO_MANIFEST, UserError
 from training.record.metrics import Events
 from training.report.progress import FileProgressBar, ProgressBar, table
@@ -34,7 +33,7 @@ def add_data(parser: argparse.ArgumentParser) -> None:
         "Verify a folder's files against its manifest. With --workload, also check their content, "
         "before or after an import: exit code 2 if training would break."
     )
-    check.add_argument("folder", type=Path)
+    check.add_argument("folder", type=_folder)
     check.add_argument("--workload", help="check what is in the files, as this workload reads it")
     check.add_argument("--json", action="store_true", help="print what was found as JSON")
     check.set_defaults(act=_check)
@@ -43,7 +42,7 @@ def add_data(parser: argparse.ArgumentParser) -> None:
         "Upload a folder, the manifest last. A folder without a manifest is taken as a program's: "
         "its manifest lists all files in it, and is written again at each upload."
     )
-    upload.add_argument("folder", type=Path)
+    upload.add_argument("folder", type=_folder)
     upload.add_argument("--dataset-uri", required=True, help=URI)
     upload.set_defaults(act=_upload)
     sync = commands.add_parser("sync", help="fetch what is missing and verify everything")
@@ -59,8 +58,12 @@ def add_data(parser: argparse.ArgumentParser) -> None:
         "--begun-file", type=Path, help="create this file once a trainer can open the folder"
     )
     sync.add_argument("--run-uri", help="write events dataset-missing and dataset-synced there")
-    sync.add_argument("--writer", default=socket.gethostname(), help="writer of these events")
+    add_writer(sync, "writer of these events")
     sync.set_defaults(act=_sync)
+
+
+def _folder(text: str) -> Path:
+    return Path(argument_type(parse_place)(text))
 
 
 def _check(options: argparse.Namespace) -> int:

@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from contract.grammar import argument_type, parse_place
 from contract.keys import MANIFEST
 from training.cli.run import add_override, checked_folder, positive_int
 from training.dataset_output import FolderOutput, Output, clean_up
@@ -59,7 +60,8 @@ def add_import(bring: argparse.ArgumentParser) -> None:
         "in COCO's format (COCO, Roboflow, CVAT, Label Studio), or in that of YOLO, Pascal VOC, "
         "LabelMe or KITTI."
     )
-    bring.add_argument("source", help="a folder, file, CSV file, zip or tar archive; s3://...")
+    what = "a folder, file, CSV file, zip or tar archive; s3://..."
+    bring.add_argument("source", type=argument_type(parse_place), help=what)
     bring.add_argument("--workload", required=True)
     bring.add_argument("--out", type=Path, help="an empty or new folder")
     bring.add_argument("--seed", type=int, default=0, help="decides the splits if you specify none")

@@ -6,13 +6,12 @@ changes.
 
 import argparse
 import json
-import socket
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from contract.keys import ADAPTATION, CONFIG, HEAD, RECEIPT
-from training.cli.run import RUN_URI, add_override, count, positive
+from training.cli.run import RUN_URI, add_override, add_writer, count, positive
 from training.errors import EXIT_FINISHED, UserError
 from training.record.head import (
     CheckpointEntry,
@@ -143,7 +142,7 @@ def add_reopen(parser: argparse.ArgumentParser) -> None:
     start.add_argument("--from-scratch", action="store_true", help="resume from no checkpoint")
     add_override(parser, "what to change; pass it to the next `run`, too, or to the stack")
     add("--reason", default="", metavar="TEXT", help="why, for the run's events")
-    add("--writer", default=socket.gethostname(), help="who says so, for the run's events")
+    add_writer(parser, "who says so, for the run's events")
     add(
         "--lease-ttl-seconds",
         type=positive,

@@ -21,6 +21,7 @@ from contract.grammar import (
     parse_count,
     parse_positive,
     parse_positive_count,
+    parse_writer,
 )
 from contract.notice import MAX_SECONDS
 from contract.source import source_sha256
@@ -204,7 +205,7 @@ def _add_records(parser: argparse.ArgumentParser) -> None:
         "(default: usd_spot_per_hour of --prediction, if given)",
     )
     add("--metrics-file", type=Path, help="also append the metrics to this local file")
-    add("--writer", default=socket.gethostname(), help="this machine's name (an instance id)")
+    add_writer(parser, "this machine's name (an instance id)")
     add("--bundle-uri", help="the code bundle, for config.json")
     add(
         "--prediction",
@@ -218,6 +219,12 @@ def _add_records(parser: argparse.ArgumentParser) -> None:
 def add_override(parser: argparse.ArgumentParser, text: str) -> None:
     """Add --override; `text` is its help."""
     parser.add_argument("--override", action="append", default=[], metavar="NAME=VALUE", help=text)
+
+
+def add_writer(parser: argparse.ArgumentParser, text: str) -> None:
+    """Add --writer; `text` says who that is."""
+    name = socket.gethostname()
+    parser.add_argument("--writer", type=argument_type(parse_writer), default=name, help=text)
 
 
 RUN_URI = "s3://bucket/runs/<run id>, or a folder"
@@ -271,7 +278,7 @@ def add_fail(parser: argparse.ArgumentParser) -> None:
     """Add the options of `fail`."""
     parser.add_argument("--run-uri", required=True, help=RUN_URI)
     parser.add_argument("--reason", required=True, help="one sentence, kept in head.json")
-    parser.add_argument("--writer", default=socket.gethostname(), help="who says so")
+    add_writer(parser, "who says so")
     parser.set_defaults(act=_fail)
 
 

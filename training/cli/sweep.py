@@ -60,7 +60,7 @@ def add_sweep(parser: argparse.ArgumentParser) -> None:
     add_override(parser, "for every run")
     add("--parallel", type=positive_int, default=1, help="runs at once (default: %(default)s)")
     add("--memory-limit-mib", type=int, help="of each run, as for `run` (default: its GPU's share)")
-    add("--logs", type=Path, default=Path("sweep-logs"), help="default: %(default)s")
+    add("--logs", type=Path, help="default: sweep-logs/ and the last part of --runs-uri")
     add("--json", action="store_true", help="print the table as JSON")
     parser.set_defaults(act=_sweep)
 
@@ -80,6 +80,8 @@ class _SweepRun:
 
 def _sweep(options: argparse.Namespace) -> int:
     asked = _asked(options)
+    # Sweeps over the same values have runs of the same names.
+    options.logs = options.logs or Path("sweep-logs", Path(options.runs_uri).name)
     if options.write_only:
         runs = _kept(options, asked)
         print(f"[ok] {options.runs_uri.rstrip('/')}/{SWEEP} has {len(runs)} runs")

@@ -27,6 +27,8 @@ from training.store.protocol import Store
 from training.workload import Inputs, Prepare, Samples, Settings, Start, Train, Workload
 
 _Stages: TypeAlias = Callable[[Any], Sequence[Prepare | Train]]
+# No instance type has as many vCPUs; torch ends the process where threads cannot be started.
+_MOST_THREADS = 1024
 
 
 def _forwarded(name: str) -> property:
@@ -236,8 +238,9 @@ def resolve_workload(options: RunOptions, workload: Workload[Any]) -> ResolvedWo
 def checked_stages(workload: Workload[Any], config: Any) -> Sequence[Prepare | Train]:
     """Return the stages of a config; a UserError says what is wrong with them."""
     try:
-        if config.num_threads < 1:
-            raise ValueError(f"num_threads is {config.num_threads}; give at least 1")
+        if not 1 <= config.num_threads <= _MOST_THREADS:
+            given = f"num_threads is {config.num_threads}"
+            raise ValueError(f"{given}; give at least 1, at most {_MOST_THREADS}")
         stages = workload.stages(config)
         for stage in stages:
             if isinstance(stage, Train):

@@ -101,25 +101,42 @@ def _place_of(error: BaseException) -> str:
     return f"{Path(frame.filename).name}, line {frame.lineno}: {frame.line}"
 
 
+@contextmanager
+def _refusing_errors(target: str) -> Iterator[None]:
+    """Turn whatever a function of one's own, or its model, raises into one sentence."""
+    try:
+        yield
+    except (UserError, *_READS):
+        raise
+    except Exception as error:  # the function's own code: it may raise anything
+        said = (str(error).strip().splitlines() or ["no message"])[0]
+        raise UserError(
+            f"model {target!r} raised {type(error).__name__}: {said} ({_place_of(error)}); "
+            "correct it"
+        ) from error
+
+
 def load_function(target: str) -> _Make:
     """Import `package.module:function`; it takes the number of samples, or nothing at all."""
     module_name, _, name = target.partition(":")
     if not name:
         raise UserError(f"model {target!r} cannot be found; write package.module:function")
-    try:
-        module = import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
-            raise
-        raise UserError(f"model {target!r}: no module is named {error.name!r}") from error
+    with _refusing_errors(target):
+        try:
+            module = import_module(module_name)
+        except ModuleNotFoundError as error:
+            if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+                raise
+            raise UserError(f"model {target!r}: no module is named {error.name!r}") from error
     function = getattr(module, name, None)
     if not callable(function):
         there = [n for n, value in vars(module).items() if inspect.isfunction(value)]
         raise UserError(f"model {target!r}: no function {name!r}; {name_known(name, there)}")
     parameters = inspect.signature(function).parameters.values()
+    refusing = _refusing_errors(target)
     if any(p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD for p in parameters):
-        return lambda size: _checked(target, function(size))
-    return lambda size: _resized(_checked(target, function()), size)
+        return refusing(lambda size: _checked(target, function(size)))
+    return refusing(lambda size: _resized(_checked(target, function()), size))
 
 
 def _checked(target: str, given: Any) -> tuple[Any, ...]:
@@ -211,7 +228,7 @@ class ModelStage(Train):
 
     def loss(self, m: nn.Module, b: Batch, step: int, num_steps: int) -> Loss:
         """Return the function's loss, else the model's own, else one that stands in for it."""
-        with refusing_reads(self.name, "its step reads data", _REMEDY):
+        with _refusing_errors(self.name), refusing_reads(self.name, "its step reads data", _REMEDY):
             if self._own_loss is not None:
                 return Loss(total=self._own_loss(m, b))
             total, self.loss_is = _loss_of(_call(m, b))

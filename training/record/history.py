@@ -24,6 +24,7 @@ _log = logging.getLogger(__name__)
 _ENDINGS = ("finished", "failed", "released", "diverged")
 _INTEGERS = ("step", "stage_step", "generation", "stage")
 _NUMBERS = ("loss", "seconds", "gradient_norm")
+_EVENT_INTEGERS = {"generation", "step", "gained_steps"}
 _NAN = float("nan")
 
 
@@ -207,19 +208,25 @@ def metrics_reader(store: Store) -> LineReader:
     return LineReader(lambda: store.sizes(METRICS), read)
 
 
+def read_event(data: bytes) -> Line | None:
+    """An event that has what its readers take for granted; None for a damaged one."""
+    try:
+        event = json.loads(data)
+        is_whole = _time(event).tzinfo and all(event[name] for name in ("name", "instance_id"))
+        needed = ["generation"] if event["name"] == "take-over" else []
+        integers = [event[name] for name in (*needed, *_EVENT_INTEGERS & event.keys())]
+    except (ValueError, KeyError, TypeError):
+        return None
+    is_typed = type(event["name"]) is str and all(type(each) is int for each in integers)
+    return event if is_whole and is_typed else None
+
+
 def _events(store: Store, passed_over: list[str]) -> Iterator[Line]:
     keys = sorted(store.sizes(EVENTS))
     for key, found in zip(keys, get_each(store, keys), strict=True):
         if found is None:
             continue
-        try:
-            event = json.loads(found.data)
-            # What `_attempts` takes for granted.
-            is_whole = _time(event).tzinfo and all(event[name] for name in ("name", "instance_id"))
-            began = event["name"] == "take-over"
-            if not is_whole or (began and type(event["generation"]) is not int):
-                raise ValueError("not an event")
-        except (ValueError, KeyError, TypeError):
+        if (event := read_event(found.data)) is None:
             passed_over.append(f"{key}: damaged")
         else:
             yield event

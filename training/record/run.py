@@ -8,6 +8,7 @@ that boots into a finished run says so at once.
 
 import json
 import logging
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
@@ -71,6 +72,9 @@ def parse_prediction(text: str) -> dict[str, float | str] | None:
             found[name] = float(value)
         except ValueError:
             found[name] = value
+        else:
+            if not 0 <= float(value) < math.inf:
+                raise UserError(f"the prediction {word!r} is no amount; give a number from 0")
     return found or None
 
 

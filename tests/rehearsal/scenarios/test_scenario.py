@@ -178,6 +178,24 @@ def test_an_action_waits_for_its_moment(at: str, seen: Seen, due: bool) -> None:
             LEAST + '[[capacity]]\ntrace = "a.json"\n',
             "capacity has a trace; give hour_seconds, too",
         ),
+        (
+            LEAST + '[[capacity]]\ntrace = "trace.json"\nhour_seconds = "soon"\n',
+            "hour_seconds of capacity is 'soon'; give: int or float",
+        ),
+        (LEAST + '[[machine]]\nfails_at = "boot"\n', "is 'boot'; give one of: fetch, run-env, run"),
+        ("timeout_seconds = -1\n" + LEAST, "timeout_seconds of a drill is -1; give a finite numb"),
+        ("timeout_seconds = inf\n" + LEAST, "timeout_seconds of a drill is inf; give a finite nu"),
+        (LEAST + "within_hours = nan\n", r"within_hours of \[expect\] is nan; give a finite"),
+        (LEAST + "[[capacity]]\nsteps = [[nan, 1]]\n", "steps of capacity is nan; give a finite"),
+        (LEAST + "[[machine]]\ndisks = [{late_seconds = -1}]\n", "late_seconds of disks is -1; g"),
+        (
+            LEAST + '[[action]]\nat = "head:1"\ndo = "notice"\nseconds = -1\n',
+            "the notice's seconds are -1; give at least 0",
+        ),
+        (
+            LEAST + '[[action]]\nat = "head:1"\ndo = "clock"\nseconds = nan\n',
+            r"seconds of \[\[action\]\] is nan; give a finite number",
+        ),
     ],
 )
 def test_fails_a_file_that_says_it_wrong(text: str, said: str, tmp_path: Path) -> None:

@@ -49,3 +49,14 @@ def test_fails_for_a_zero_which_is_no_default(
         with pytest.raises(SystemExit, match="2"):
             main(["count", f"{MODELS}:linear", f"{option}={number}"])
         assert f"argument {option}: {says}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [("raises", "KeyError: 'width' (models_to_count.py, line"), ("misfit", "RuntimeError: a and")],
+)
+def test_fails_in_one_sentence_for_a_function_that_raises(name: str, says: str) -> None:
+    done = command(["count", f"{MODELS}:{name}"])
+    (said,) = done.err.splitlines()
+    assert said.startswith(f"error: model '{MODELS}:{name}' raised {says}")
+    assert done.code == 2

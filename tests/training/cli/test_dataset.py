@@ -66,3 +66,13 @@ def test_fails_for_an_address_that_is_none_and_leaves_the_folder_as_it_was(
     assert main(["data", "upload", str(tmp_path), "--dataset-uri", "s4://bucket/x"]) == 2
     assert "s4://bucket/x" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["a.csv"]
+
+
+@pytest.mark.parametrize("command", ["import", "check", "upload"])
+def test_fails_for_an_empty_name_which_is_not_the_current_folder(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["data", command, "", "--workload=imagenet", "--dataset-uri=bucket"])
+    *_, said = capsys.readouterr().err.splitlines()
+    assert said.endswith(": it is empty; name a folder, of which . is the current one")

@@ -68,11 +68,13 @@ def test_without_a_measurement_it_says_why(own: str, capsys: pytest.CaptureFixtu
         (["moon:MOONS"], "workload 'moon:MOONS': module 'moon' was not found; check its name"),
         (["./moons.py:MOONS"], "module './moons.py' is a path; write moons:MOONS, in its"),
         (["moons:MOON"], "workload 'moons:MOON': module moons has no 'MOON'; did you mean 'MOONS'"),
+        (["keyword:MOONS"], "module keyword has no 'MOONS'; none is known; add it"),
         (["moons:Moons"], "workload 'moons:Moons' is a class; name an object: MOONS = Moons()"),
         (["moons:NUMBER"], "workload 'moons:NUMBER' is an instance of int; let that class"),
         (["moons:MOONS", "--recipe=smal"], "workload 'moons' has no recipe 'smal'; did you mean"),
         (["moons:MOONS", "--override=widht=3"], "has no field 'widht'; did you mean 'width'"),
         (["moons:MOONS", "--override=num_threads=0"], "num_threads is 0; give at least 1"),
+        (["moons:MOONS", "--override=num_threads=1025"], "is 1025; give at least 1, at most 1024"),
     ],
 )
 def test_fails_with_one_sentence(

@@ -46,3 +46,13 @@ def reads() -> tuple[nn.Module, Tensor, Any]:
 def nothing() -> str:
     """Not what is asked for."""
     return "a model"
+
+
+def raises() -> None:
+    """Code that cannot work."""
+    raise KeyError("width")
+
+
+def misfit() -> tuple[nn.Module, Tensor]:
+    """A model that its own batch does not fit."""
+    return nn.Linear(6, 3), torch.zeros(4, 5)

@@ -289,16 +289,22 @@ def test_fails_before_anything_is_written_where_there_is_no_room(
 
 @pytest.mark.usefixtures("forked_sweep")
 def test_a_sweep_ends_with_a_table(
-    dataset: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    dataset: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
+    monkeypatch.chdir(tmp_path)
     command = ["sweep", f"--workload={WORKLOAD}", "--recipe=quick", f"--dataset-uri={dataset}"]
-    command += [f"--runs-uri={tmp_path / 'runs'}", f"--logs={tmp_path / 'logs'}", "--parallel=2"]
+    command += [f"--runs-uri={tmp_path / 'runs'}", "--parallel=2"]
     command += ["--vary=learning_rate=0.01,0.1"]
     assert main([*command, "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)
     assert [row["run"] for row in rows] == ["learning_rate-0.01", "learning_rate-0.1"]
     assert [row["state"] for row in rows] == ["finished", "finished"]
     assert rows[0]["metrics"] != rows[1]["metrics"]
+    logs = sorted(path.name for path in Path("sweep-logs", "runs").iterdir())
+    assert logs == ["learning_rate-0.01.log", "learning_rate-0.1.log"]
     assert main(command) == 0
     table = capsys.readouterr().out.splitlines()
     assert len(table) == 3
