@@ -103,7 +103,7 @@ def _place_of(error: BaseException) -> str:
 
 @contextmanager
 def _refusing_errors(target: str) -> Iterator[None]:
-    """Turn whatever a function of one's own, or its model, raises into one sentence."""
+    """Turn whatever the user's function, or its model, raises into one sentence."""
     try:
         yield
     except (UserError, *_READS):
