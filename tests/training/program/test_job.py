@@ -170,7 +170,7 @@ def test_a_program_killed_by_a_signal_is_said_to_be(
         ("python -u trian.py", "the script 'trian.py' is not in the source folder"),
         ("torchrun --nproc-per-node=2 trian.py", "the script 'trian.py' is not in the source"),
         ("bash /no/such/run.sh", "the script '/no/such/run.sh' is not in the source folder"),
-        ("python train.py $SM_CHANNEL_TRIAN", "$SM_CHANNEL_TRIAN, which is not part of the container"),
+        ("python train.py $SM_CHANNEL_TRIAN", "$SM_CHANNEL_TRIAN, which is not part"),
         ("python train.py && echo", "write: bash -c"),
     ],
 )
