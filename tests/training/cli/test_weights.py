@@ -120,7 +120,7 @@ def test_weights_come_from_a_file_too(whole: Run, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["evaluate", "--stage=third"], "has no Train stage 'third'; give one of first, second"),
+        (["evaluate", "--stage=third"], "has no Train stage 'third'; pass one of first, second"),
         (["evaluate", "--stage=first"], "do not fit the model of stage 'first': 0.weight is 8x6"),
         (["evaluate", "--checkpoint=99"], "has no checkpoint '99'; use one of: newest, "),
         (["evaluate", "--run-uri=no/such/run"], "no run found at"),

@@ -176,7 +176,7 @@ def test_fails_when_the_weights_have_changed_since(
         (["--extend-to=5epochs"], "--extend-to needs --init-from"),
         (
             ["--init-from={whole}", "--extend-to=3epochs"],
-            "has already trained stage 'second' for 12 steps, 3 whole epochs; give more",
+            "has already trained stage 'second' for 12 steps, 3 whole epochs; pass more",
         ),
         (["--init-from={whole}", "--extend-to=forever"], "write 8epochs or 4000steps"),
         (["--init-from={whole}", "--extend-to=5epochs", CONSTANT], "with the overrides (none)"),

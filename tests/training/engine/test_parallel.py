@@ -54,7 +54,7 @@ def refuse(model: nn.Module, choose: Callable[[Any], Sequence[nn.Module]], words
 
 
 def test_fails_where_a_block_is_no_part_of_the_model(tmp_path: Path) -> None:
-    words = "`sharded_modules` gave a Linear that is not part of its model"
+    words = "`sharded_modules` returned a Linear that is not part of its model"
     on_ranks(2, tmp_path, refuse(Tied(), lambda m: [nn.Linear(4, 4)], words))
 
 

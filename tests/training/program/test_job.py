@@ -158,7 +158,7 @@ def test_a_program_killed_by_a_signal_is_said_to_be(
 ) -> None:
     run.write("import os; os.kill(os.getpid(), 9)")
     assert run.attempt() == 1
-    assert "ended with signal 9 (the kernel kills so where memory" in capfd.readouterr().err
+    assert "ended with signal 9 (the kernel does this when memory" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -170,7 +170,7 @@ def test_a_program_killed_by_a_signal_is_said_to_be(
         ("python -u trian.py", "the script 'trian.py' is not in the source folder"),
         ("torchrun --nproc-per-node=2 trian.py", "the script 'trian.py' is not in the source"),
         ("bash /no/such/run.sh", "the script '/no/such/run.sh' is not in the source folder"),
-        ("python train.py $SM_CHANNEL_TRIAN", "$SM_CHANNEL_TRIAN, which the container contract"),
+        ("python train.py $SM_CHANNEL_TRIAN", "$SM_CHANNEL_TRIAN, which is not part"),
         ("python train.py && echo", "write: bash -c"),
     ],
 )
@@ -386,4 +386,4 @@ def test_a_snapshot_is_exported_into_a_new_folder(
     assert main([*export[:-1], f"--out={tmp_path / 'newest'}", "--checkpoint=99"]) == 2
     assert "use one of: newest" in capfd.readouterr().err
     assert main([*export[:-1], f"--out={run.source / 'train.py/below'}"]) == 2
-    assert "below: Not a directory; give another path" in capfd.readouterr().err
+    assert "below: Not a directory; use another path" in capfd.readouterr().err

@@ -182,7 +182,7 @@ def test_a_disk_that_is_full_is_named_and_the_import_goes_on_later(
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     said = capsys.readouterr().err
-    assert f"{out} cannot be written: File too large; give the same command again" in said
+    assert f"{out} cannot be written: File too large; run the same command again" in said
     assert main(command(source, out)) == 0
     assert main(["data", "check", str(out)]) == 0
 
@@ -204,7 +204,7 @@ def test_a_folder_is_packed_straight_into_a_store(
     assert set(store.sizes("")) == set(whole)
     assert all(store.get(name).data == kept for name, kept in whole.items())  # type: ignore[union-attr]
     assert main(straight) == 2
-    assert "is not empty: it has manifest.json; give a new prefix" in capsys.readouterr().err
+    assert "is not empty: it has manifest.json; use a new prefix" in capsys.readouterr().err
 
 
 def test_images_come_from_a_bucket(
