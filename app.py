@@ -4,7 +4,7 @@ import os
 import sys
 from pathlib import Path
 
-# jsii starts the first `node` of PATH; the virtual environment brings its own, activated or not.
+# jsii starts the first `node` on PATH; the virtual environment has its own, activated or not.
 _NODE = Path(sys.executable).with_name("node")
 if _NODE.exists():
     os.environ.setdefault("JSII_NODE", str(_NODE))
@@ -31,7 +31,7 @@ def build(
     env: Environment | None = None,
     region: str | None = None,
 ) -> TrainingStack:
-    """Add the stacks that `app`'s context asks for; a user's mistake is a ValueError.
+    """Add the stacks that `app`'s context requests; a user's mistake is a ValueError.
 
     Without `env`, they are for whichever account and region the CLI deploys to, at the prices of
     `region`.
@@ -42,7 +42,7 @@ def build(
     dataset_bucket_name, run_bucket_name = parameters.dataset_bucket, parameters.run_bucket
     key_arn = parameters.kms
     shared: list[Stack] = []
-    # CloudFormation deploys no empty stack: with both buckets adopted there is no DatasetStack.
+    # CloudFormation refuses empty stacks: with both buckets adopted, DatasetStack is left out.
     if not (dataset_bucket_name and run_bucket_name):
         dataset_stack = DatasetStack(app, "DatasetStack", parameters=parameters, env=env)
         dataset_bucket_name = dataset_stack.dataset_bucket_name
@@ -97,7 +97,7 @@ def build(
 
 
 def main() -> int:
-    """Synthesize; a user's mistake is one sentence and exit code 2."""
+    """Synthesize; on a user's mistake, print one sentence and return exit code 2."""
     app = App()
     try:
         build(app, WHEELS, region=os.environ.get("CDK_DEFAULT_REGION"))

@@ -1,4 +1,4 @@
-"""Make the examples' data: sequences of numbers, each of which follows from the first two.
+"""Make the examples' data: sequences of numbers that follow from their first two.
 
 Run: python examples/make_data.py OUT [--count 16384] [--seed 0]
 """

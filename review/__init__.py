@@ -1,5 +1,5 @@
-"""What a change of the code does to what is deployed: to data, to a run, to permissions, to cost.
+"""The review of what a code change does to deployed data, to a run, to permissions and to cost.
 
-Pure functions over two synthesized assemblies; it deploys nothing. It may use sizing/ (prices) and
+Pure functions over two synthesized assemblies; nothing is deployed. May use sizing/ (prices) and
 cloudformation/ (schemas, references). Run it: python -m review main
 """

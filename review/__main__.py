@@ -1,8 +1,8 @@
-"""`python -m review main`: review the working tree against the commit where it left main.
+"""`python -m review main`: review the working tree against the commit where it branched off main.
 
-Run it in a CDK app's folder: this one's, or that of another app that imports these stacks.
-Exit code 1 on data loss, or on a protection that goes and is not accepted; 2 if there is nothing to
-compare, 0 otherwise.
+Run it in the folder of a CDK app: this one, or another app that imports these stacks.
+The exit code is 1 on data loss or on the loss of a protection that is not accepted, 2 if there is
+nothing to compare, 0 otherwise.
 """
 
 import argparse
@@ -49,14 +49,14 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--fail-on",
         choices=("data-loss", "destructive", "never"),
         default="data-loss",
-        help="what makes the exit code 1; destructive: any replacement or removal",
+        help="what sets exit code 1; destructive: any replacement or removal",
     )
     parser.add_argument(
         "--accept",
         action="append",
         choices=PROTECTIONS,
         default=[],
-        help="a protection that may go: alarms, the Guard, IMDSv2 alone, closed buckets",
+        help="a protection that may be lost: alarms, the Guard, IMDSv2 only, closed buckets",
     )
     parser.add_argument("--json", action="store_true", help="print facts as JSON, not the comment")
     parser.add_argument("--output", type=Path, help="also write the comment to this file")
@@ -68,11 +68,11 @@ def main(arguments: Sequence[str] | None = None, repository: Path | None = None)
     repository = repository or Path.cwd()
     options = parse_arguments(arguments)
     try:
-        if options.output is not None:  # known before anything is synthesized
+        if options.output is not None:  # fails before anything is synthesized
             options.output.parent.mkdir(parents=True, exist_ok=True)
             options.output.open("a").close()
     except OSError as error:
-        why = f"--output {options.output} cannot be written ({error.strerror}); give another file"
+        why = f"--output {options.output} cannot be written ({error.strerror}); name another file"
         print(f"review: {why}", file=sys.stderr)
         return 2
     try:

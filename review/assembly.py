@@ -46,7 +46,7 @@ class StackSide:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Side:
-    """All stacks of one side: of a cloud assembly, or as they are deployed."""
+    """All stacks of one side: those of a cloud assembly, or the deployed ones."""
 
     name: str
     stacks: Mapping[str, StackSide]
@@ -124,7 +124,7 @@ def run_cdk_diff(
 def base_checkout(repository: Path, commit: str) -> Iterator[Path]:
     """Check `commit` out in a temporary folder, which is deleted afterwards.
 
-    Returns the folder there that `repository`, a repository or a folder of one, is here.
+    Yield the folder there that corresponds to `repository`, a repository or a folder inside one.
     """
     with tempfile.TemporaryDirectory(prefix="review-") as folder:
         worktree = Path(folder) / "base"
@@ -155,12 +155,12 @@ def _require_app(folder: Path, name: str) -> None:
 
 
 def merge_base(repository: Path, revision: str) -> str:
-    """Return the commit where the branch left `revision`: later ones there are not its changes."""
+    """Return the commit where the branch left `revision`; later commits there are not reviewed."""
     if _run(
         ["git", "rev-parse", "--verify", "-q", f"{revision}^{{commit}}"], repository
     ).returncode:
         raise CannotReview(
-            f"base {revision!r} is not a commit of this repository; give a branch, tag or commit "
+            f"base {revision!r} is not a commit of this repository; use a branch, tag or commit "
             "(a shallow clone may lack it: git fetch --unshallow)"
         )
     return _git(repository, "merge-base", revision, "HEAD")

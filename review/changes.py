@@ -1,4 +1,4 @@
-"""What CloudFormation would add, change, replace and remove, by AWS's resource schemas."""
+"""The resources CloudFormation would add, change, replace or remove, by AWS's resource schemas."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,13 +16,13 @@ _EMPTY = StackSide(template={})
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Objection:
-    """What a deploy would lose or CloudFormation would refuse, and what to do instead."""
+    """One thing a deploy would lose or CloudFormation would refuse, and what to do instead."""
 
     stack: str
     path: str
     what: str
     instead: str
-    accept: str = ""  # the name by which it is accepted, if it can be
+    accept: str = ""  # the name that accepts it, if it can be accepted
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,7 +47,7 @@ class Change:
         return (self.new or {}).get("Properties") or {}
 
     def objection(self, what: str, instead: str, accept: str = "") -> Objection:
-        """Return what speaks against this change."""
+        """Return an objection to this change."""
         return Objection(
             stack=self.stack, path=self.path, what=what, instead=instead, accept=accept
         )
@@ -109,7 +109,7 @@ def _same(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
 
 
 def _replacements(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, str]:
-    """Return by logical id why each replaced resource is replaced."""
+    """Return the reason for each replacement, by logical id."""
     why = {}
     for name in old.keys() & new.keys():
         if old[name]["Type"] != new[name]["Type"]:
@@ -124,7 +124,7 @@ def _replacements(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, s
             named, type_ = ", ".join(".".join(path) for path in paths), new[name]["Type"]
             is_disputed = set(paths) <= set(schema.DISPUTED.get(type_, ()))
             why[name] = named + (f" changes{_DISPUTED}" if is_disputed else " cannot be updated")
-    # A launch template that changes gets another version, which its fleet names.
+    # A changed launch template gets a new version, which its fleet names.
     versions = {
         name: ""
         for name in old.keys() & new.keys()

@@ -43,7 +43,7 @@ def _top(review: Review) -> Iterable[str]:
     yield from (f"- {note}" for note in review.notes)
     for head, found in (
         ("Data loss", review.losses),
-        ("Protection that goes", review.weakened),
+        ("Protections lost", review.weakened),
         ("A deploy would fail", review.refusals),
     ):
         if found:
@@ -86,7 +86,7 @@ def _summary(review: Review) -> str:
         return "**Nothing changes**: both sides synthesize to the same resources."
     widens = sum(each.effect == "widens" for each in review.security)
     counted = {
-        "added": "added", "changed": "changed in place", "may be replaced": "perhaps replaced",
+        "added": "added", "changed": "changed in place", "may be replaced": "possibly replaced",
         "replaced": "replaced", "removed": "removed",
     }  # fmt: skip
     parts = [
@@ -96,7 +96,7 @@ def _summary(review: Review) -> str:
     ]
     verdict = f"**Data loss: {len(review.losses)}.** " if review.losses else "No data loss. "
     security = f" Permissions and protections changed: {len(review.security)}; widened: {widens}."
-    weakened = f" **Protection that goes: {len(review.weakened)}.**" if review.weakened else ""
+    weakened = f" **Protections lost: {len(review.weakened)}.**" if review.weakened else ""
     refused = f" **A deploy would fail: {len(review.refusals)}.**" if review.refusals else ""
     summary = f"{verdict}Resources: {', '.join(parts)}.{security if review.security else ''}"
     return summary + weakened + refused

@@ -1,7 +1,7 @@
-"""What each side costs: an hour of training, an idle month, and the run that sizing predicts.
+"""The costs of each side: an hour of training, an idle month, and the run that sizing predicts.
 
-Prices are sizing's (list prices of us-east-1); what a template does not show - storage in S3, log
-volume, custom metrics while an instance runs, data transfer - is left out, and the comment says so.
+Prices are sizing's (list prices of us-east-1). Costs that a template does not show (S3 storage, log
+volume, custom metrics while an instance runs, transfer) are left out, as the comment states.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -144,7 +144,7 @@ class _Hour:
         ]
         sizes = [str(each.get("InstanceType")) for each in overrides]
         disks = [each["Ebs"] for each in data.get("BlockDeviceMappings") or [] if "Ebs" in each]
-        # Our own subnets give addresses; those of an existing network, named by their ids, none.
+        # Our own subnets assign public addresses; existing ones, given by id, count as private.
         is_public = any(not isinstance(each.get("SubnetId", ""), str) for each in overrides)
         return cls(
             size=str(data.get("InstanceType", "-")),
@@ -160,7 +160,7 @@ class _Hour:
         )
 
     def dearest(self, find: Callable[[str], catalogue.Price]) -> float | None:
-        """The price of an hour of the dearest size that the fleet may launch."""
+        """Return the hourly price of the most expensive size that the fleet may launch."""
         known = [find(size).usd_per_hour for size in self.sizes if size in catalogue.instances()]
         return max(known, default=None)
 
@@ -201,7 +201,7 @@ def _hour_rows(old: _Hour | None, new: _Hour | None) -> list[CostRow]:
     rows += [
         _money_row("volumes, $/h", *both(lambda hour: hour.volumes_usd)),
         _money_row(
-            f"loading the root volume ({service_prices.IMAGE_GIB} GiB), $ a machine that boots",
+            f"loading the root volume ({service_prices.IMAGE_GIB} GiB), $ per machine booted",
             *both(lambda hour: hour.initialization_usd),
         ),
         _money_row("public IPv4, $/h", *both(lambda hour: hour.address_usd)),

@@ -1,6 +1,6 @@
-"""What speaks against a deploy: data that it would lose, and what CloudFormation would refuse.
+"""Objections to a deploy: data that it would lose, and what CloudFormation would refuse.
 
-Also what leaves data outside any stack, and deploys of a valid template that would fail half-way.
+Also changes that leave data outside any stack, and valid templates that would fail halfway.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,7 +12,7 @@ from review.assembly import Side
 from review.changes import Change, Objection
 from review.spelling import path_of, spell
 
-# Resources with content that cannot be created again.
+# Resources whose content cannot be recreated.
 STATEFUL = {
     "AWS::S3::Bucket": "bucket",
     "AWS::KMS::Key": "key",
@@ -29,7 +29,7 @@ _ADOPTED_BY = {"DatasetBucket": "dataset_bucket", "RunBucket": "run_bucket"}
 
 
 def find_losses(base: Side, head: Side, changes: Sequence[Change]) -> list[Objection]:
-    """List every loss of a deploy of head over base."""
+    """List everything that deploying head over base would lose."""
     losses = [loss for change in changes for loss in _losses_of(change)]
     losses += _renamed_stacks(base, head)
     for name, stack in head.stacks.items():
@@ -74,7 +74,7 @@ def _losses_of(change: Change) -> Iterator[Objection]:
         attribute = "DeletionPolicy" if change.action == "removed" else "UpdateReplacePolicy"
         policy = _policy(change.old, attribute)
         if kind == "log group" and policy == "Delete":
-            return  # Its own stack says that it is not needed afterwards.
+            return  # Its stack declares that it may be deleted.
         yield change.objection(*_gone(change, kind, policy))
         return
     for attribute in ("DeletionPolicy", "UpdateReplacePolicy"):
@@ -97,7 +97,7 @@ def _gone(change: Change, kind: str, policy: str) -> tuple[str, str]:
     option = next((name for part, name in _ADOPTED_BY.items() if part in change.path), None)
     if policy == "Delete":
         return (
-            f"the {kind} {verb} and deleted with its content",
+            f"the {kind} {verb} and deleted along with its content",
             "keep its id and its properties, or set removal_policy=RETAIN in an earlier deploy",
         )
     new = ", and a new, empty one takes its place" if change.action == "replaced" else ""
@@ -147,7 +147,7 @@ def _policy(resource: Mapping[str, Any], attribute: str) -> str:
 
 
 def find_refusals(base: Side, head: Side, changes: Sequence[Change]) -> list[Objection]:
-    """List what would make a deploy of head over base fail."""
+    """List everything that would make deploying head over base fail."""
     return [
         *(refusal for change in changes for refusal in _refusals_of(change)),
         *_names_taken(changes),
@@ -161,7 +161,7 @@ def _refusals_of(change: Change) -> Iterator[Objection]:
     if change.old["Type"] != change.type:
         yield change.objection(
             what=f"a resource cannot become another type ({change.old['Type']} → {change.type})",
-            instead="give it another id",
+            instead="use another id",
         )
     name = schema.custom_name(change.type, change.new_properties)
     if name and name == schema.custom_name(change.type, change.old_properties):

@@ -1,6 +1,6 @@
-"""What watches and protects a run, and goes: alarms, the Guard, its clock, IMDSv2, closed buckets.
+"""The protections a deploy would remove: alarms, the Guard, its clock, IMDSv2, closed buckets.
 
-Each has a name; what is not accepted by it (--accept NAME) makes the review fail.
+Each has a name; one that is not accepted by name (--accept NAME) makes the review fail.
 """
 
 import json
@@ -15,13 +15,13 @@ from review.security import permissions, sentences
 from review.spelling import spell
 
 PROTECTIONS = ("alarms", "guard", "imdsv1", "public")
-# The name, the words, and the property without which it does nothing.
+# The name for --accept, the wording, and the property without which it does nothing.
 _WATCHERS = {
     "AWS::CloudWatch::Alarm": ("alarms", "the alarm", "AlarmActions"),
     "AWS::Events::Rule": ("guard", "the clock that calls the Guard", "Targets"),
     "AWS::Lambda::Function": ("guard", "the function that stops a run", "Code"),
 }
-# With a fixed value of one of these, S3 does not call a statement public: docs.aws.amazon.com/
+# S3 does not call a statement public if it fixes the value of one of these: docs.aws.amazon.com/
 # AmazonS3/latest/userguide/access-control-block-public-access.html, "The meaning of public".
 _NARROWING = re.compile(
     "aws:(PrincipalOrgID|PrincipalOrgPaths|PrincipalArn|PrincipalAccount|SourceIp|SourceArn|"
@@ -43,7 +43,7 @@ def _idle(change: Change, changes: Sequence[Change]) -> Iterator[Objection]:
     if not _works(acts, old) or (acts == "Targets" and "ScheduleExpression" not in old):
         return
     how = f"has no {acts}" if new and not new.get(acts) else "is disabled" if new else "is removed"
-    # Under another logical id the same handler, or the same properties, do the same.
+    # The same handler, or the same properties, may do the job under another logical id.
     same = ["Handler"] if "Handler" in old else [key for key in old if "Description" not in key]
     if not _works(acts, new) and not any(
         each.action == "added"
@@ -51,7 +51,7 @@ def _idle(change: Change, changes: Sequence[Change]) -> Iterator[Objection]:
         and all(old[key] == each.new_properties.get(key) for key in same)
         for each in changes
     ):
-        yield change.objection(f"{what} {how}", "keep it: a run may burn money unseen", name)
+        yield change.objection(f"{what} {how}", "keep it: a run may burn money unnoticed", name)
 
 
 def _works(acts: str, properties: Mapping[str, Any]) -> bool:
@@ -63,12 +63,12 @@ def _works(acts: str, properties: Mapping[str, Any]) -> bool:
 
 
 def _open(change: Change, head: Side) -> Iterator[Objection]:
-    """Find credentials that a plain request gets, and buckets that are anybody's."""
+    """Find credentials that a plain request can get, and buckets open to anyone."""
     old, new = change.old_properties, change.new_properties
     if change.type == "AWS::EC2::LaunchTemplate" and new and not _wants_token(new):
         if not old or _wants_token(old):
             yield change.objection(
-                "the instances' metadata, with their credentials, answers IMDSv1",
+                "the instance metadata, credentials included, is open to IMDSv1",
                 "keep HttpTokens: required",
                 "imdsv1",
             )
@@ -76,14 +76,14 @@ def _open(change: Change, head: Side) -> Iterator[Objection]:
         before, after = ((each.get(_BLOCKS) or {}) for each in (old, new))
         gone = [name for name, value in before.items() if value is True and not after.get(name)]
         if gone:
-            yield change.objection(f"{', '.join(gone)} of the bucket goes", "keep it", "public")
+            yield change.objection(f"the bucket loses {', '.join(gone)}", "keep it", "public")
     elif change.type == "AWS::S3::BucketPolicy" and new:
         public = permissions(_public(new)) - permissions(_public(old))
         for sentence in sentences(public):
-            what = f"the bucket is anybody's: {sentence}"
+            what = f"the bucket is open to anyone: {sentence}"
             if _blocks_policies(change, head):
                 what += " (S3 will refuse it: the bucket blocks public policies)"
-            yield change.objection(what, "name who may", "public")
+            yield change.objection(what, "name who may use it", "public")
 
 
 def _wants_token(template: Mapping[str, Any]) -> bool:
@@ -92,7 +92,7 @@ def _wants_token(template: Mapping[str, Any]) -> bool:
 
 
 def _public(policy: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the document with those statements only that S3 calls public."""
+    """Return the document with only the statements that S3 calls public."""
     document = policy.get("PolicyDocument") or {}
     statements = document.get("Statement") or []
     listed = statements if isinstance(statements, list) else [statements]

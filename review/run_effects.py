@@ -1,7 +1,7 @@
-"""What a deploy does to a run in progress, and to its next machine.
+"""The effects of a deploy on a run in progress, and on its next machine.
 
-One fleet is one run; the run follows the config.json of its first attempt. Whether a new version of
-the launch template replaces the fleet, AWS's documents disagree (docs/deploy.md).
+One fleet is one run; the run follows the config.json of its first attempt. AWS's documents disagree
+on whether a new version of the launch template replaces the fleet (docs/deploy.md).
 """
 
 import re
@@ -18,7 +18,7 @@ from sizing import catalogue
 _FIXED_BY_THE_RUN: tuple[Name, ...] = ("WORKLOAD", "RECIPE", "OVERRIDES")
 # Resources in use by a running instance: CloudFormation cannot delete the old one.
 _HELD = ("AWS::EC2::Subnet", "AWS::EC2::VPC", "AWS::EC2::SecurityGroup")
-# The Guard's variables with a limit, and how a limit reads. In all but the first, 0 is none.
+# The Guard's limits and how each is worded. In all but the first, 0 means no limit.
 _SPELLED = {
     "MAX_BILLED_HOURS": "{} billed hours",
     "MAX_USD": "${}",
@@ -87,9 +87,9 @@ def _fleet_effects(
         )
     elif fleet.action == "replaced" and is_new_run:
         yield (
-            f"**A new run starts, and the deploy ends {old.get('RUN_ID')}** if that still trains: "
+            f"**A new run starts, and the deploy ends {old.get('RUN_ID')}** if it still trains: "
             f"{new.get('RUN_ID')} gets a new fleet, then the old one's instance is {_SHUT_DOWN}. "
-            f"To let it train on, deploy with -c run_id={old.get('RUN_ID')}; later, the same "
+            f"To let it train on, deploy with -c run_id={old.get('RUN_ID')}; later, that also "
             "resumes it from its last commit."
         )
     elif fleet.action in ("replaced", "may be replaced"):
@@ -221,7 +221,7 @@ def _limit_effects(change: Change) -> Iterator[str]:
             continue
         was, text = spelling.format(before), f"The Guard stops the run at {spelling.format(after)}"
         if after == _NONE:
-            yield f"**A limit goes**: the Guard no longer stops the run at {was}."
+            yield f"**A limit is removed**: the Guard no longer stops the run at {was}."
         elif before == _NONE:
             yield f"{text} now; there was no such limit. What the run has used so far counts."
         elif float(after) < float(before):
@@ -248,13 +248,13 @@ def _deadline_effects(before: str, after: str) -> Iterator[str]:
         return
     if after == _NONE:
         yield (
-            f"**The deadline of {before} hours goes**: the Guard asks for what the template has. "
-            "An on-demand instance that it bought trains until Spot is there, and ends then."
+            f"**The deadline of {before} hours is removed**: the Guard requests what the template "
+            "specifies. An on-demand instance that it bought trains until Spot takes over."
         )
     elif before == _NONE:
         yield (
-            f"**The run gets a deadline, {after} hours after its start**: where Spot puts it in "
-            "danger, the Guard buys an on-demand instance. Moving to it is a notice to the "
+            f"**The run gets a deadline, {after} hours after its start**: if Spot puts it in "
+            "danger, the Guard buys an on-demand instance. The move comes as a notice to the "
             "trainer, which saves and resumes there."
         )
     else:

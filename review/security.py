@@ -1,6 +1,6 @@
-"""Who may do more or less than before: statements, network rules, encryption, metadata access.
+"""Changes to who may do what: statements, network rules, encryption, metadata access.
 
-Policy documents are compared as sets of permissions, with one name for every run and all code.
+Policy documents are compared as sets of permissions, with run ids and code hashes neutralized.
 """
 
 import json
@@ -74,7 +74,7 @@ _PROTECTING = ("AWS::EC2::FlowLog", "AWS::S3::BucketPolicy", "AWS::SNS::TopicPol
 
 @dataclass(frozen=True, kw_only=True, slots=True, order=True)
 class Permission:
-    """One action on one resource for one principal, spelled for people."""
+    """One action on one resource for one principal, in readable form."""
 
     effect: str
     principal: str
@@ -84,13 +84,13 @@ class Permission:
 
 
 def permissions(document: Any) -> set[Permission]:
-    """Split a document, also one given as JSON text, into single permissions."""
+    """Split a document, or its JSON text, into single permissions."""
     if isinstance(document, str):
         document = json.loads(document)
     if not isinstance(document, Mapping):
         return set()
     if "Statement" not in document:
-        # Built with an intrinsic function: the whole is one permission.
+        # A document built with an intrinsic function counts as one permission.
         return {Permission(effect="Allow", principal="", condition="", resource="",
                            action=spell(document))}  # fmt: skip
     return {
@@ -133,7 +133,7 @@ def _either(statement: Mapping[str, Any], name: str, inverse: str, negation: str
 
 
 def sentences(found: Iterable[Permission]) -> list[str]:
-    """Describe permissions in few sentences, grouping those that share everything else."""
+    """Describe permissions in a few sentences, merging those that differ in one respect."""
     actions: dict[tuple[str, str, str, str], list[str]] = {}
     for each in sorted(found):
         key = (each.effect, each.principal, each.condition, each.resource)
@@ -180,7 +180,7 @@ def find_security_changes(
     for name in {each.stack for each in changes}:
         templates = [each.stacks[name].template for each in (base, head) if name in each.stacks]
         ids = [read_run_env(each).get("RUN_ID", "") for each in templates]
-        # Of one run nothing is to be hidden.
+        # If the run id stays the same, it is not neutralized.
         runs[name] = ids if all(ids) and len({*ids}) == 2 else ["", ""]
     found = [item for change in _renamed(changes, runs) for item in _of(change)]
     order = {"widens": 0, "changes": 1, "narrows": 2}
@@ -188,7 +188,7 @@ def find_security_changes(
 
 
 def _renamed(changes: Sequence[Change], runs: Mapping[str, list[str]]) -> Iterator[Change]:
-    """Yield the changes with neutral names: a run's resources are those of the run before."""
+    """Yield the changes with neutral names, which match a run's resources to the last run's."""
 
     def place(change: Change) -> tuple[str, str, str]:
         run_id = runs[change.stack][change.action == "added"]

@@ -1,4 +1,4 @@
-"""A template's values as text for people: intrinsic functions in short form."""
+"""A template's values as readable text: intrinsic functions in short form."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""The review of one change, from two sides and the CLI's diffs, and what makes it fail."""
+"""The review of one change, built from two sides and the CLI's diffs, and when it fails."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -35,12 +35,12 @@ class Review:
 
     @property
     def destructive(self) -> list[Change]:
-        """The changes that replace or remove a resource, or may."""
+        """The changes that replace or remove a resource, or may do so."""
         kept = ("added", "changed")
         return [change for change in self.changes if change.action not in kept]
 
     def exit_code(self, fail_on: FailOn, accepted: Sequence[str] = ()) -> int:
-        """Return 1 if the change does what `fail_on` names, or weakens what nobody accepted."""
+        """Return 1 if the change does what `fail_on` names or loses an unaccepted protection."""
         if fail_on == "never":
             return 0
         weakened = [each for each in self.weakened if each.accept not in accepted]
@@ -94,7 +94,7 @@ def judge(base: Side, head: Side, diffs: Sequence[CdkDiff]) -> Review:
 
 
 def _with_cli_replacements(changes: Sequence[Change], diffs: Sequence[CdkDiff]) -> list[Change]:
-    """Mark as replaced what the CLI, but not the schemas, says is replaced."""
+    """Mark resources as replaced where the CLI says so but the schemas do not."""
     words = {(diff.stack, name): word for diff in diffs for name, word in diff.destructive.items()}
     return [
         dataclasses.replace(change, action="replaced", why=f"the CDK CLI says: {word}")

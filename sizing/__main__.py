@@ -45,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     chosen = make_parser().parse_args(arguments)
     try:
         return int(chosen.run(chosen))
-    except BrokenPipeError:  # `| head` closed the pipe; what is still to be flushed is dropped.
+    except BrokenPipeError:  # `| head` closed the pipe; drop what is still unflushed.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except (ValueError, OSError) as error:

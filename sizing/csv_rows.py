@@ -14,7 +14,7 @@ def read_rows(
 ) -> list[RowType]:
     """Read every row, each value by the type of its field; `derived` computes fields from a row.
 
-    An empty number is 0, or None where the field may be; a set of words is separated by bars.
+    An empty number is 0, or None if the field may be None; a set of words is separated by bars.
     """
     types = get_type_hints(row_type)
     names = [field.name for field in fields(row_type)]  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""What a figure of a plan rests on, and how precise it is."""
+"""The basis of a plan's figure, and its precision."""
 
 from typing import Literal, TypeAlias
 
@@ -8,7 +8,7 @@ Basis: TypeAlias = Literal["measured", "published", "modelled", "from memory", "
 
 
 def rounded(value: float) -> float | int:
-    """Return five significant digits: no model here is more precise."""
+    """Round to five significant digits: no model here is more precise."""
     if value == int(value) and abs(value) >= 10_000:
         return int(value)
     return float(f"{value:.5g}")

@@ -1,4 +1,4 @@
-"""What an error message suggests in place of an unknown name."""
+"""The suggestion that an error message makes in place of an unknown name."""
 
 from collections.abc import Iterable
 from difflib import get_close_matches

@@ -1,1 +1,1 @@
-"""What is provisioned: DatasetStack (kept), NetworkStack, one TrainingStack a run, ReviewStack."""
+"""The stacks: DatasetStack (kept), NetworkStack, a TrainingStack per run, and optional ones."""

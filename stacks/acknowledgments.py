@@ -1,4 +1,4 @@
-"""Acknowledged cdk-nag findings: each by its exact text, with the reason why it is wanted."""
+"""Acknowledged cdk-nag findings: each by its exact text, with the reason for accepting it."""
 
 import re
 from collections.abc import Mapping
@@ -29,7 +29,7 @@ def resource(scope: Construct, service: str, name: str, **more: str) -> str:
 
 
 def _spelled(value: Any) -> str:
-    """Return a resolved value in cdk-nag's words, which has references in angle brackets."""
+    """Return a resolved value as cdk-nag writes it, with references in angle brackets."""
     if isinstance(value, str):
         return re.sub(r"\$\{([^}]+)\}", r"<\1>", value)
     ((kind, of),) = value.items()
@@ -55,5 +55,5 @@ def publish_reasons(key: kms.IKey | None) -> dict[str, str]:
 
 
 def any_instance(scope: Construct) -> str:
-    """Return the finding of all instances."""
+    """Return cdk-nag's finding for all instances."""
     return resource(scope, "ec2", "instance/*")

@@ -1,8 +1,8 @@
 """The code bundle: the folders that run on an instance, as one zip that it fetches at boot.
 
-With the wheels that an image may lack, so that no boot needs a package index. `make setup` leaves
-them in the virtual environment; only those that the machine's and the workload's requirements pin
-are taken.
+It includes the wheels that an image may lack, so that no boot needs a package index. `make setup`
+leaves them in the virtual environment; only those that the machine's and the workload's
+requirements pin are taken.
 """
 
 import glob
@@ -18,7 +18,7 @@ from aws_cdk import aws_s3_assets as s3_assets
 from constructs import Construct
 
 FOLDERS = ("contract", "training", "userdata")
-# What does not run on an instance.
+# Files that do not run on an instance.
 EXCLUDED = shutil.ignore_patterns("__pycache__", "*.pyc", "tests", ".*", "*.md")
 EXCLUDED_FOLDERS = ("training/proof",)
 REQUIREMENTS = "userdata/requirements.txt"
@@ -26,10 +26,10 @@ WHEELS = "userdata/wheels"
 
 
 class CodeBundle(s3_assets.Asset):
-    """These folders of `root` as an asset, whose hash depends on their content alone.
+    """An asset of these folders of `root`, whose hash depends on their content alone.
 
-    With `wheels`, a folder, also the pinned packages, those of `workload` included;
-    `packages_without_wheel` are not in it. What else belongs in its folder, `add` writes there.
+    With the folder `wheels` it includes the pinned packages, also those of `workload`, but not
+    `packages_without_wheel`. `add` writes anything else into the asset's folder.
     """
 
     packages_without_wheel: list[str]
@@ -60,7 +60,7 @@ class CodeBundle(s3_assets.Asset):
 
 
 def _pinned_wheels(requirements: Sequence[Path], folder: Path) -> dict[str, list[Path]]:
-    """Return each pinned package's wheels in `folder`: by hash, whatever their names say."""
+    """Return each pinned package's wheels in `folder`, matched by hash and not by name."""
     hashed = {
         hashlib.sha256(path.read_bytes()).hexdigest(): path for path in sorted(folder.glob("*.whl"))
     }

@@ -23,8 +23,8 @@ _NO_ACCESS_LOGS = (
     "them; -c access_logs=true keeps them where an audit requires them."
 )
 ACCESS_LOGS_KEPT = Duration.days(90)
-# In the run bucket, beside runs/: derived data that runs share. Each run keeps a copy of what it
-# reads, so expiry costs no more than making the data again when a later run needs it.
+# In the run bucket, next to runs/: derived data that runs share. Each run keeps a copy of what it
+# reads, so expired data only has to be made again if a later run needs it.
 SHARED_ARTIFACTS_KEPT = Duration.days(90)
 
 

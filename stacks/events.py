@@ -1,5 +1,5 @@
-"""Event routing: the fleet's to a log group and the Guard, its faults to people; instances' to the
-Guard. Nobody gets a mail about what needs nobody: interruptions, replacements, changes of state."""
+"""Event routing: fleet events go to a log group and the Guard, fleet faults to people, instance
+events to the Guard. No mail is sent about interruptions, replacements and state changes."""
 
 from aws_cdk import Annotations, RemovalPolicy, Stack
 from aws_cdk import aws_events as events
@@ -14,8 +14,8 @@ from constructs import Construct
 
 from stacks.fleet import ERROR_EVENT, EVENT_SOURCE, FAULTS
 
-# These carry an instance id but no tag and no fleet id. So the rule matches those of the whole
-# account, and the Guard passes over the ones of foreign instances.
+# These carry an instance id but no tag and no fleet id, so the rule matches the entire account's
+# events, and the Guard ignores those of other instances.
 INSTANCE_EVENTS = (
     "EC2 Spot Instance Interruption Warning",
     "EC2 Instance Rebalance Recommendation",
@@ -37,8 +37,8 @@ class TrainingTopic(Construct):
         if not email:
             Annotations.of(self).add_warning_v2(
                 "notifications:email",
-                "alarm.email is empty: nobody gets a mail when an alarm fires, or when the Guard "
-                "stops the run or may not; give -c alarm.email=you@example.org",
+                "alarm.email is empty: no mail is sent when an alarm fires, or when the Guard "
+                "stops the run or is not allowed to; set -c alarm.email=you@example.org",
             )
         else:
             # Nothing arrives until the recipient follows the link in AWS's confirmation e-mail.
@@ -117,8 +117,8 @@ class FleetEvents(Construct):
             removal_policy=RemovalPolicy.DESTROY,
         )
         arn = stack.format_arn(service="logs", resource=f"log-group:{name}")
-        # The group's own policy: of those that name groups at will a region has ten, and no more on
-        # request. By hand, as the rule, because CDK's target makes it by a custom resource.
+        # The group's own policy: a region has only ten policies that may name any group, a fixed
+        # limit. Written by hand, like the rule, because CDK's target uses a custom resource.
         resource = log_group.node.default_child
         assert isinstance(resource, logs.CfnLogGroup)
         resource.resource_policy_document = _may_write_to(f"{arn}:*")

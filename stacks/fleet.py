@@ -1,7 +1,7 @@
 """The Spot fleet, its role, who may do what with it, and what AWS calls its events and metrics.
 
-Everything in the templates that depends on which kind of fleet it is; of the Guard's calls and
-commands, guard/fleet.py.
+Everything in the templates that depends on the kind of fleet; guard/fleet.py has the Guard's calls
+and commands.
 """
 
 from collections.abc import Sequence
@@ -19,9 +19,9 @@ RESOURCE = "spot-fleet-request"
 DESCRIBE = "ec2:DescribeSpotFleetRequests"
 EVENT_SOURCE, ERROR_EVENT = "aws.ec2spotfleet", "EC2 Spot Fleet Error"
 METRIC_NAMESPACE, METRIC_DIMENSION = "AWS/EC2Spot", "FleetRequestId"
-# The errors that only a person can mend: rights, quota, configuration. The fourth that EC2 knows,
-# allLaunchSpecsTemporarilyBlacklisted, comes again and again while there is no capacity, which the
-# alarm FleetBelowTarget tells once.
+# The errors that only a person can fix: permissions, quota, configuration. EC2's fourth,
+# allLaunchSpecsTemporarilyBlacklisted, repeats while there is no capacity, which the alarm
+# FleetBelowTarget reports once.
 FAULTS = (
     "iamFleetRoleInvalid",
     "spotFleetRequestConfigurationInvalid",
@@ -35,13 +35,13 @@ def fleet_arn(stack: Stack, name: str = "*") -> str:
 
 
 def may_modify_fleet_of(stack: Stack, *, run_id: str = "") -> iam.PolicyStatement:
-    """Allow setting the capacity of this stack's fleet only; a run's own, to nothing but zero.
+    """Allow setting this stack's fleet's capacity only; with `run_id`, only that run's, to zero.
 
     By tag: a policy that named the fleet would be a cycle, because the fleet needs the role. While
-    a deploy replaces the fleet, the old run's machine finds the new run's under the same parameter.
+    a deploy replaces the fleet, the old run's machine reads the new fleet's id from the parameter.
     """
     # IfExists: the reference lists these keys for the call, but nothing public shows that EC2 sets
-    # them. Where it does not, the condition must not stand between a finished run and zero.
+    # them. If it does not, the condition must not keep a finished run from going to zero.
     zero = {f"ec2:Attribute/{name}": "0" for name in ("TargetCapacity", "OnDemandTargetCapacity")}
     return iam.PolicyStatement(
         sid="ModifyOwnFleet",
@@ -58,7 +58,7 @@ def may_modify_fleet_of(stack: Stack, *, run_id: str = "") -> iam.PolicyStatemen
 
 
 def may_cancel_fleet_of(stack: Stack) -> iam.PolicyStatement:
-    """Allow cancelling this stack's fleet only: the Guard's way where it may not be modified."""
+    """Allow cancelling only this stack's fleet: the Guard's fallback if modifying it is denied."""
     return iam.PolicyStatement(
         sid="CancelOwnFleet",
         actions=["ec2:CancelSpotFleetRequests"],
@@ -68,13 +68,13 @@ def may_cancel_fleet_of(stack: Stack) -> iam.PolicyStatement:
 
 
 def own_fleet_reasons(scope: Construct) -> dict[str, str]:
-    """Return cdk-nag's finding of these two statements, with the reason."""
+    """Return cdk-nag's finding for these two statements, with the reason."""
     reason = "Limited by the tag Stack; naming the fleet would be a cycle, as it needs the role."
     return {nag.resource(scope, "ec2", f"{RESOURCE}/*"): reason}
 
 
 class FleetRole(Construct):
-    """What EC2 may do for the Spot fleet: start, tag and terminate its instances."""
+    """The role with which EC2 starts, tags and terminates the Spot fleet's instances."""
 
     role: iam.Role
 
@@ -107,9 +107,9 @@ class TrainingFleet(Construct):
     """A fleet that keeps one instance running until its capacity is set to zero.
 
     AWS calls the Spot fleet API legacy; whether a new launch template version updates it in place
-    is disputed (docs/deploy.md). It has no ValidUntil: that is a date, so it would be another at
-    each synthesis, and another date replaces the fleet and with it the machine of the run. The
-    Guard ends a run by hours, dollars and waiting instead.
+    is disputed (docs/deploy.md). It has no ValidUntil: that date would differ at each synthesis,
+    and a new date replaces the fleet and with it the run's machine. The Guard ends a run by hours,
+    dollars and waiting instead.
     """
 
     fleet_id: str

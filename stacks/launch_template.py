@@ -60,13 +60,13 @@ class TrainingLaunchTemplate(Construct):
     def _group_of(self, run_id: str, vpc_id: str, role: IDependable) -> ec2.SecurityGroup:
         """Create the run's security group, which is deleted before its role.
 
-        EC2 deletes no group while an instance is in it, and CloudFormation waits for that: so a
-        machine that a deploy or a destroy shuts down can still save.
+        EC2 does not delete a group while an instance is in it, and CloudFormation waits for that,
+        so a machine that a deploy or a destroy shuts down can still save.
         """
         group = ec2.SecurityGroup(
             Construct(self, run_id),
             "Group",
-            # Of the zones nothing is asked here.
+            # The zones do not matter here.
             vpc=ec2.Vpc.from_vpc_attributes(self, "Vpc", vpc_id=vpc_id, availability_zones=[""]),
             description="Training instances: outbound only, reached through Session Manager",
             allow_all_outbound=True,

@@ -1,6 +1,6 @@
 """NetworkStack: the outbound-only network of all training stacks of an account and region.
 
-An account has five VPCs in a region unless it asks for more. With -c vpc= there is no such stack.
+An account has five VPCs per region unless it requests more. With -c vpc= there is no NetworkStack.
 """
 
 from collections.abc import Sequence
@@ -37,7 +37,7 @@ class Network(Construct):
                     name="Public", subnet_type=ec2.SubnetType.PUBLIC, map_public_ip_on_launch=True
                 )
             ],
-            # CDK would do it by a custom resource; nothing here uses the default group.
+            # CDK would use a custom resource for it; nothing here uses the default group.
             restrict_default_security_group=False,
         )
         self.vpc.add_gateway_endpoint("S3", service=ec2.GatewayVpcEndpointAwsService.S3)
@@ -55,14 +55,14 @@ class Network(Construct):
 
 
 class NetworkStack(Stack):
-    """Exports its VPC and subnets, always: so no training stack's change is locked by another."""
+    """Always exports its VPC and subnets, so that no training stack locks another's changes."""
 
     vpc_id: str
     subnet_ids: list[str]
 
     @property
     def availability_zones(self) -> list[str]:
-        """CloudFormation's, in any account: for a concrete one, CDK would ask AWS at synth."""
+        """CloudFormation's choice: for a concrete account, CDK would ask AWS at synth."""
         return [Fn.select(index, Fn.get_azs()) for index in range(NUM_ZONES_BY_DEFAULT)]
 
     def __init__(

@@ -19,8 +19,8 @@ PAGE = ROOT / "docs" / "architecture.md"
 INTRODUCTION = """# Architecture
 
 What `cdk.json`'s defaults provision, generated from the templates by `python -m stacks.picture`.
-A box is a construct; an arrow points from the user to the used. What is found "by name" at run time
-would be a cycle in the template.
+A box is a construct; an arrow points from the user to the used. "by name" is a lookup at run time,
+because a reference would be a cycle in the template.
 """
 # What each construct is for; a test fails for one without a caption.
 CAPTIONS = {
@@ -60,7 +60,7 @@ def construct_of(resource: Resource) -> tuple[str, str]:
 
 
 def read_ties(resources: Mapping[str, Resource]) -> dict[tuple[str, str], str]:
-    """Return what ties each using construct to each used one, as the templates say it."""
+    """Return what ties each using construct to each used one, according to the templates."""
     ties: dict[tuple[str, str], str] = {}
     for resource in resources.values():
         user = construct_of(resource)[1]
@@ -134,7 +134,7 @@ def main(arguments: Sequence[str]) -> int:
                 return status
         resources = read_resources(assembly)
         if not resources:
-            print(f"{assembly} has no templates; give a folder of cdk synth", file=sys.stderr)
+            print(f"{assembly} has no templates; use the folder of cdk synth", file=sys.stderr)
             return 2
         PAGE.write_text(draw(resources), encoding="utf-8")
     print(PAGE.relative_to(ROOT))

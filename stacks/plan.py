@@ -27,8 +27,8 @@ _PREDICTED = (
     *("usd_spot_per_hour", "gpu_memory_mib", "interruptions", "restart_seconds"),
 )
 _KNOWN = (
-    "known is what an hour costs (Sizes) and when the run is stopped (Limits), which max_hours and "
-    "max_usd change"
+    "known are the price of an hour (Sizes) and when the run is stopped (Limits), which max_hours "
+    "and max_usd change"
 )
 # Problems that only interruptions cause: accepted when no Spot instance is used.
 _SPOT_PROBLEMS = ("spot", "notice")
@@ -99,7 +99,7 @@ def annotate(stack: Stack, parameters: StackParameters) -> dict[str, Any] | None
 
 
 def _judge(plan: Plan, parameters: StackParameters) -> Findings:
-    """Return what speaks against a plan; ValueError if that refuses it."""
+    """Return the findings against a plan; ValueError if they refuse it."""
     idle = plan.inputs.instance.num_gpus - plan.request.gpus
     if parameters.mix_gpu_counts and idle:
         raise ValueError(
@@ -117,7 +117,7 @@ def _judge(plan: Plan, parameters: StackParameters) -> Findings:
 
 
 def _annotate_program(notes: Annotations, p: StackParameters) -> None:
-    """Say what is not known of a program before it runs, and what is; refuse a deadline."""
+    """Annotate what is known of a program before it runs and what is not; refuse a deadline."""
     if p.deadline_hours:
         raise ValueError(
             f"deadline_hours is {p.deadline_hours:g}, but how long a program takes is not known; "
@@ -142,13 +142,13 @@ def limits(p: StackParameters) -> str:
 
 
 def _unknown_prices(p: StackParameters, book: PriceBook) -> list[str]:
-    """Warn where no price of the region is known: the limit in dollars then holds only roughly."""
+    """Warn if a price is not known in the region: the limit in dollars then holds only roughly."""
     assumed = [size for size in p.sizes if book.require(size)[0].basis == "assumed"]
     if not assumed:
         return []
     return [
         f"no price of {', '.join(assumed)} in {book.region} is known: the plan, max_usd and the "
-        f"Guard count with {book.require(assumed[0])[0].source}; set max_usd by the real price"
+        f"Guard use {book.require(assumed[0])[0].source}; set max_usd by the real price"
     ]
 
 
@@ -163,7 +163,7 @@ def root_volume(p: StackParameters) -> str:
 
 
 def offered(p: StackParameters, book: PriceBook) -> str:
-    """Say which sizes the fleet may start, and what the dearest costs."""
+    """Say which sizes the fleet may start, and what the most expensive one costs."""
     usd = {size: book.require(size)[0].usd_per_hour for size in p.sizes}
     dearest = max(usd, key=lambda size: usd[size])
     _, spot = book.require(dearest)
@@ -201,7 +201,7 @@ def prediction(plan: dict[str, Any] | None) -> str:
 
 
 def epoch_seconds(plan: dict[str, Any] | None) -> float | None:
-    """Seconds of the main stage's epoch, or of the stage if it ends within one: it then commits."""
+    """Return the seconds of the main stage's epoch, or of the stage if it ends within one."""
     if plan is None:
         return None
     longest = max(stage["seconds"] for stage in plan["stages"])
@@ -209,9 +209,9 @@ def epoch_seconds(plan: dict[str, Any] | None) -> float | None:
 
 
 def least_busy_percent(plan: dict[str, Any] | None) -> float | None:
-    """How busy the GPU is at least (p10 of like runs) while the run is healthy.
+    """Return the lowest percent that the GPU is busy in a healthy run (p10 of similar runs).
 
-    A run bound by kernel launches or by data keeps it idle for most of the time.
+    A run bound by kernel launches or by data leaves it idle most of the time.
     """
     return None if plan is None else float(plan["gpu_busy_percent"][0])
 

@@ -1,4 +1,4 @@
-"""A source folder in the code bundle: of a program, which says what it is, or of a workload."""
+"""The source folder in the code bundle: a workload's, or a program's with its description."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from stacks.parameters import StackParameters
 from stacks.parameters.checks import refuse_unless
 from stacks.parameters.programs import program_of
 
-# Of the bundle, beside the source: what the boot installs.
+# In the bundle, next to the source: what the boot installs.
 REQUIREMENTS_FILE = "program/requirements.txt"
 
 
@@ -20,7 +20,7 @@ def write_source(parameters: StackParameters, bundle: Path) -> None:
     if parameters.program:
         program = program_of(parameters)
         requirements = program.requirements
-        # Where nothing lies in it, git has no folder.
+        # Git does not keep an empty folder.
         (target / program.working_folder).mkdir(parents=True, exist_ok=True)
         (bundle / PROGRAM_FILE).write_text(program.to_json(), encoding="utf-8")
     name = Path(requirements)
@@ -29,9 +29,9 @@ def write_source(parameters: StackParameters, bundle: Path) -> None:
     refuse_unless(
         name in paths,
         f"requirements is {requirements!r}, which git ignores or which lies outside of "
-        f"{parameters.source!r}: no machine would have it; take it out of .gitignore, or, of a "
+        f"{parameters.source!r}: no machine would have it; take it out of .gitignore or, for a "
         'program, write "" to install nothing',
     )
-    # pip finds what it includes next to it.
+    # pip resolves its includes relative to the file.
     text = f"-r {Path(SOURCE_FOLDER).name}/{name.as_posix()}\n"
     (bundle / REQUIREMENTS_FILE).write_text(text, encoding="utf-8")

@@ -1,4 +1,4 @@
-"""ReviewStack: the role with which a pull request's review reads the deployed templates.
+"""ReviewStack: the role that lets a pull request's review read the deployed templates.
 
     npx cdk deploy ReviewStack -c review.repository=OWNER@ID/NAME@ID -c review.oidc_provider=ARN
 
@@ -24,7 +24,7 @@ def subjects(repository: str) -> list[str]:
 
     Repositories made, renamed or moved since 15 July 2026 have ids in their subject, older ones
     only after opting in (https://github.blog/changelog/2026-04-23-immutable-subject-claims-for-
-    github-actions-oidc-tokens). So nobody who takes over a name gets the subject without ids.
+    github-actions-oidc-tokens), so whoever takes over a name does not get the one without ids.
     Pull requests only: no branch, tag or environment; those from forks get no token.
     """
     names = re.sub(r"@\d+", "", repository)

@@ -30,7 +30,7 @@ SESSION_MANAGER = [
 def may_terminate_itself(stack: Stack) -> iam.PolicyStatement:
     """Allow an instance of this stack to terminate itself, and no other.
 
-    The key is the instance that asks, the variable the one it asks for. The often seen condition
+    The key is the calling instance, the variable the one to be terminated. The common condition
     `aws:ARN = ${ec2:SourceInstanceARN}` never matches: no key has that name.
     """
 
@@ -50,7 +50,7 @@ def may_terminate_itself(stack: Stack) -> iam.PolicyStatement:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunData:
-    """Where a run reads and writes, and the customer-managed key of its data, if any."""
+    """The places where a run reads and writes, and its customer-managed key, if any."""
 
     key: kms.IKey | None
     dataset_bucket: s3.IBucket
@@ -67,7 +67,7 @@ class RunData:
         return f"s3://{self.run_bucket.bucket_name}/{self.run_prefix}"
 
     def statements(self, bundle: s3_assets.Asset) -> list[iam.PolicyStatement]:
-        """Return what an instance may do with its dataset, its run's prefix and its code bundle.
+        """Return an instance's permissions on its dataset, its run's prefix and its code bundle.
 
         Not grant_read, grant_put and grant_delete: these include versions of objects, which are
         the safety net, and tags, legal holds and the buckets' settings.
@@ -83,7 +83,7 @@ class RunData:
             allow("Read", ["s3:GetObject"], [dataset, own, shared, code]),
             allow("WriteOwnRun", write, [own]),
             allow("DeleteOwnCheckpoints", ["s3:DeleteObject"], [own]),
-            # What limits a run is not its own to write.
+            # A run must not write its own limits.
             iam.PolicyStatement(
                 sid="LeaveLedgerToGuard",
                 effect=iam.Effect.DENY,
@@ -101,7 +101,7 @@ class RunData:
 def named_buckets(
     scope: Construct, dataset_bucket_name: str, run_bucket_name: str, key_arn: str
 ) -> tuple[kms.IKey | None, s3.IBucket, s3.IBucket]:
-    """Key, dataset bucket and run bucket, whether DatasetStack exports them or the user gave them.
+    """Return key, dataset bucket and run bucket, exported by DatasetStack or named by the user.
 
     The buckets know the key, so that every grant on a bucket includes its key.
     """
@@ -115,10 +115,10 @@ def named_buckets(
 
 
 class InstanceRole(Construct):
-    """What a training instance may do: read its dataset and bundle, write its own run.
+    """The role of a training instance: read its dataset and bundle, write its own run.
 
-    Each run has a role of its own: changed in place, a role would take the old run's machine its
-    rights before the old fleet, and with it the machine, is ended.
+    Each run has a role of its own: a role changed in place would take away the old run's
+    permissions before its fleet and machine have ended.
     """
 
     role: iam.Role
@@ -150,7 +150,7 @@ class InstanceRole(Construct):
             may_modify_fleet_of(stack, run_id=run_id),
             may_terminate_itself(stack),
             _may_publish_metrics_of(stack),
-            # In place of SSH. The managed policy would read every parameter of the account, too.
+            # Instead of SSH. The managed policy would let it read every parameter of the account.
             allow("SessionManager", SESSION_MANAGER, ["*"]),
         ):
             self.role.add_to_policy(statement)
@@ -174,7 +174,7 @@ class InstanceRole(Construct):
 
 
 def may_use_key_of(bucket: s3.IBucket, role: iam.Role) -> None:
-    """Allow what S3 asks of a bucket's own key, if any: for reads, writes and parts of uploads."""
+    """Allow S3's calls to a bucket's own key, if any: for reads, writes and parts of uploads."""
     if bucket.encryption_key is not None:
         bucket.encryption_key.grant(role, "kms:Decrypt", "kms:GenerateDataKey")
 

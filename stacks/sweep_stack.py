@@ -29,19 +29,19 @@ from stacks.roles import allow, may_use_key_of, named_buckets
 JOB_TYPE = "SAGEMAKER_TRAINING"
 # The group of all training jobs' logs, and the namespace of their metrics.
 _SAGEMAKER = "/aws/sagemaker/TrainingJobs"
-# So long a job may be first in the queue and not start, most seconds that Batch allows, as all
-# behind it wait. Batch acts only where it finds a reason, of which it knows these: no text of ours.
+# How long the first job of the queue may fail to start, while all behind it wait: the longest that
+# Batch allows. Batch acts only for one of its own reasons, which are these.
 _FIRST_FOR_SECONDS = 86_400
 _REASONS = (
     "CAPACITY:INSUFFICIENT_INSTANCE_CAPACITY",
     "MISCONFIGURATION:SERVICE_ENVIRONMENT_MAX_RESOURCE",
 )
-# So many in an hour are one mistake in all of them, not bad luck.
+# This many failures in an hour are one mistake in all of them, not bad luck.
 _FAILURES = 3
 
 
 class SweepStack(Stack):
-    """A queue with its limit and shares, what its jobs may do, and who hears of its faults."""
+    """A queue with its limit and shares, its jobs' permissions, and who is told of its faults."""
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class SweepStack(Stack):
             CfnOutput(self, name, value=value)
 
     def _queue(self, sweep: SweepQueue) -> batch.CfnJobQueue:
-        """First in, first out; with shares, each share's jobs in order, and the shares in turn."""
+        """Create the queue: first in, first out; with shares, in order in each, shares in turn."""
         environment = batch.CfnServiceEnvironment(
             self,
             "Environment",
@@ -136,11 +136,11 @@ class SweepStack(Stack):
         )
 
     def _watch(self, queue_arn: str, topic: sns.ITopic) -> None:
-        """Mail for each event that needs a person; alarms where they become many, or stay.
+        """Mail each event that needs a person; raise an alarm if they become many, or persist.
 
-        Batch publishes no metric of a queue: EventBridge's own count of a rule's events is one.
+        Batch publishes no metrics of a queue; EventBridge counts a rule's events instead.
         """
-        # What `runs stop` ends has failed for Batch, too, but nobody needs to look.
+        # Jobs ended by `runs stop` count as failed for Batch, too, but need no attention.
         failed = {"status": ["FAILED"], "isTerminated": [False, {"exists": False}]}
         self._alarm(
             ("Failed", "Batch Service Job State Change", failed),
@@ -159,7 +159,7 @@ class SweepStack(Stack):
             name="QueueStands",
             least=1,
             says="The first job of the queue cannot start, so none behind it does: SageMaker has "
-            "no capacity of that size, or the job asks for more instances than sweep.instances; "
+            "no capacity of that size, or the job requests more instances than sweep.instances; "
             "its statusReason says which. After a day Batch ends that job.",
         )
 
@@ -173,7 +173,7 @@ class SweepStack(Stack):
         least: int,
         says: str,
     ) -> None:
-        """A rule (its id, its events, what else their detail says), and an alarm on their count."""
+        """Create a rule (its id, events, further detail to match), and an alarm on their count."""
         rule_id, detail_type, detail = rule
         made = events.Rule(
             self,
@@ -206,10 +206,10 @@ class SweepStack(Stack):
 
 
 class SweepJobRole(Construct):
-    """What a sweep's job may do: read datasets, write below sweeps/, start from its own image.
+    """The role of a sweep's jobs: read datasets, write below sweeps/, start from its own image.
 
     https://docs.aws.amazon.com/sagemaker/latest/dg/sagemaker-roles.html lists what SageMaker does
-    in its name.
+    with it.
     """
 
     role: iam.Role

@@ -1,4 +1,4 @@
-"""TrainingStack: one run's fleet and everything around it. Disposable: S3 has all that is kept."""
+"""TrainingStack: one run's fleet and everything around it. Disposable: S3 keeps what matters."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -138,7 +138,7 @@ class TrainingStack(Stack):
                 f"the bundle lacks wheels of {', '.join(bundle.packages_without_wheel)}: if the "
                 "image lacks them too, each boot needs a package index; `make setup` fetches them",
             )
-        # Not in the launch template: new code then makes no version of it, and the fleet stays.
+        # Not in the launch template: new code then makes no new version of it, and the fleet stays.
         bundle_parameter = ssm.StringParameter(
             bundle,
             "Uri",
@@ -188,7 +188,7 @@ class TrainingStack(Stack):
     ) -> TrainingFleet:
         """Create the fleet, after everything that its instances and the Guard need."""
         fleet_role = FleetRole(self, "FleetRole")
-        # A cancelled fleet ends its instances in this role's name: it goes after them, as theirs.
+        # A cancelled fleet ends its instances with this role, which must be deleted after them.
         template.group.node.add_dependency(fleet_role)
         fleet = TrainingFleet(
             self,

@@ -17,7 +17,7 @@ TOKEN_ALLOWANCE_BYTES = 512
 DATA_MOUNT = "/data"
 # The name in the block device mapping, which the volume repeats in its NVMe identify data.
 DATA_DEVICE_NAME = "/dev/sdf"
-# Beside the fleet's: userdata/first_boot.sh reads it and adds BUNDLE_URI.
+# Next to the fleet's: userdata/first_boot.sh reads it and adds BUNDLE_URI.
 BUNDLE_PARAMETER = "bundle-uri"
 _END = "END_OF_RUN_ENV"
 
@@ -32,7 +32,7 @@ def run_env(
     region: str,
     fleet_parameter: str,
 ) -> dict[Name, str]:
-    """Return run.env's variables but BUNDLE_URI; the values may be CDK tokens."""
+    """Return run.env's variables except BUNDLE_URI; the values may be CDK tokens."""
     return {
         "RUN_ID": parameters.run_id,
         "WORKLOAD": parameters.workload,
@@ -44,7 +44,7 @@ def run_env(
         "DATA_MOUNT": DATA_MOUNT,
         "DATA_ON": parameters.data_on,
         "DATA_DEVICE_NAME": DATA_DEVICE_NAME,
-        # Every size of the fleet has as many, or more.
+        # Every size of the fleet has at least this many.
         "NUM_GPUS": str(min(catalogue.find(size).num_gpus for size in parameters.sizes)),
         "TRAINER_OPTIONS": f'"{write_words(parameters.train)}"',
         "NOTICE_BUDGET_SECONDS": str(parameters.notice_budget_seconds),
@@ -61,7 +61,7 @@ def render(environment: Mapping[Name, str], first_boot: str) -> str:
     size = len(script.encode()) + TOKEN_ALLOWANCE_BYTES
     if size > MAX_BYTES:
         raise ValueError(
-            f"the user data may have {size} bytes and EC2 takes {MAX_BYTES}; shorten the overrides "
+            f"the user data may have {size} bytes; EC2 takes {MAX_BYTES}: shorten the overrides "
             "or userdata/first_boot.sh"
         )
     return script

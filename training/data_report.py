@@ -1,4 +1,4 @@
-"""What a workload's check of a dataset has found: refusals and warnings, and tables of facts.
+"""The findings of a workload's dataset check: refusals, warnings and tables of facts.
 
 Imports no torch.
 """
@@ -12,7 +12,7 @@ from training.errors import UserError
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DataFinding:
-    """One kind of fault: how often, and a sentence with an example and with what to do."""
+    """One kind of fault: its count, and a sentence with an example and what to do."""
 
     rule: str
     is_refused: bool
@@ -22,23 +22,23 @@ class DataFinding:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DataReport:
-    """All findings, and tables by title: rows of the same columns each."""
+    """All findings, and tables by title; the rows of a table have the same columns."""
 
     findings: Sequence[DataFinding]
     tables: Mapping[str, Sequence[Mapping[str, Any]]]
 
     @property
     def refusals(self) -> list[DataFinding]:
-        """What would break training."""
+        """Findings that would break training."""
         return [finding for finding in self.findings if finding.is_refused]
 
     @property
     def warnings(self) -> list[DataFinding]:
-        """What somebody should know, and training can do with."""
+        """Findings that users should know of but training can cope with."""
         return [finding for finding in self.findings if not finding.is_refused]
 
     def refuse(self) -> None:
-        """Raise UserError if training would break: the first faults, and how many more."""
+        """Raise UserError if training would break; name the first faults and count the rest."""
         if refusals := self.refusals:
             named = "; ".join(finding.message for finding in refusals[:3])
             more = (
@@ -47,7 +47,7 @@ class DataReport:
             raise UserError(f"the dataset cannot be trained on: {named}{more}")
 
     def as_json(self) -> dict[str, Any]:
-        """The report for programs."""
+        """Return the report as JSON, for programs."""
         return {
             "is_refused": bool(self.refusals),
             "refused": [asdict(finding) for finding in self.refusals],

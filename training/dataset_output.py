@@ -1,6 +1,6 @@
-"""Where a workload puts a dataset's files as it finishes them: a folder here, or a store.
+"""Where a workload puts a dataset's files as it finishes them: a local folder or a store.
 
-Imports no torch: each process that packs has one.
+Imports no torch, since every packing process imports this module.
 """
 
 import fcntl
@@ -15,14 +15,14 @@ from typing import Any, Protocol
 from training.errors import UserError
 from training.sources import UNFINISHED
 
-# Below it an unfinished dataset keeps what is known of its finished files.
+# The prefix of an unfinished dataset's records about its finished files.
 RECORDS = ".packed/"
 _WORKING = ".working"
 _LOCK = "lock"
 
 
 class Output(Protocol):
-    """A new dataset. Names are relative, with slashes; other processes can be sent one.
+    """A new dataset, which can be sent to other processes. Names are relative, with slashes.
 
     A named file is complete: a writer that is killed leaves nothing under its name.
     """
@@ -32,34 +32,34 @@ class Output(Protocol):
         """The folder or URI, for messages."""
 
     def working_folder(self) -> AbstractContextManager[Path]:
-        """An empty local folder for what is unfinished, which no other import uses meanwhile."""
+        """Return an empty local folder for unfinished files, locked against other imports."""
 
     def sizes(self) -> Mapping[str, int]:
-        """Bytes of every file that is there."""
+        """Return the bytes of every file that exists, by name."""
 
     def read(self, name: str) -> bytes | None:
-        """A file's content; None if there is none."""
+        """Return a file's content, or None if it does not exist."""
 
     def write(self, name: str, content: bytes) -> None:
         """Write a small file."""
 
     def place(self, name: str, path: Path) -> None:
-        """Move a finished file of the working folder to its place."""
+        """Move a finished file from the working folder to its place."""
 
     def delete(self, names: Iterable[str]) -> None:
-        """Delete files, as far as they are there."""
+        """Delete these files, ignoring any that do not exist."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FinishedFiles:
-    """What the manifest says of a dataset whose files are in their places."""
+    """What the manifest says of a dataset whose files are in place."""
 
     meta: Mapping[str, Any]
     files: Sequence[Mapping[str, Any]]  # name, bytes, sha256
 
 
 def clean_up(output: Output) -> None:
-    """Delete what only an unfinished dataset needs; the sign that it is unfinished goes last."""
+    """Delete what only an unfinished dataset needs, and last the file that marks it as such."""
     output.delete([name for name in output.sizes() if name.startswith(RECORDS)])
     output.delete([UNFINISHED])
 
@@ -92,7 +92,7 @@ class FolderOutput:
         self.place(name, part)
 
     def place(self, name: str, path: Path) -> None:
-        # Else a machine that fails could have the name without the bytes.
+        # Otherwise a machine that fails could keep the name without the bytes.
         with path.open("rb") as file:
             os.fsync(file.fileno())
         path.replace(self._folder / name)
@@ -106,9 +106,9 @@ class FolderOutput:
 
 @contextmanager
 def locked_folder(folder: Path) -> Iterator[Path]:
-    """A new empty folder, deleted at the end; UserError while another process has it.
+    """Yield an empty folder and delete it at the end; UserError while another process has it.
 
-    What one that was killed has left in it is deleted at the beginning.
+    What a killed process has left in it is deleted first.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / _LOCK).open("w") as lock:
@@ -116,7 +116,7 @@ def locked_folder(folder: Path) -> Iterator[Path]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise UserError(
-                f"another import is at work in {folder.parent}; wait for its end, or stop it"
+                f"another import is running in {folder.parent}; wait for it to end, or stop it"
             ) from error
         for path in folder.iterdir():
             if path.name != _LOCK:

@@ -1,4 +1,4 @@
-"""The ways to end without a result that are nobody's bug, and the contract's exit codes."""
+"""The expected ways to end without a result, which are not bugs, and the contract's exit codes."""
 
 import difflib
 import errno
@@ -17,47 +17,47 @@ from contract.errors import EXIT_STORE as EXIT_STORE
 from contract.errors import EXIT_USER as EXIT_USER
 from contract.errors import UserError as UserError
 
-# Whatever this machine was doing, another one has room.
+# Errors that say this machine's disk is full; another machine may have room.
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class AttemptEndedError(RuntimeError):
-    """An end that is expected: one sentence with the reason, and the process's exit code.
+    """An expected end: one sentence with the reason, and the process's exit code.
 
-    By itself as after a crash: a restart may help, here or on another machine.
+    The base class has the exit code of a crash: a restart may help, here or on another machine.
     """
 
     exit_code = EXIT_FAILED
 
 
 class InterruptedRunError(AttemptEndedError):
-    """The attempt stops: raised only at step boundaries, between evaluation batches or shards."""
+    """The attempt stops; raised only at step boundaries, between evaluation batches or shards."""
 
     exit_code = EXIT_INTERRUPTED
 
 
 class MachineError(AttemptEndedError):
-    """This machine cannot go on, and another one may."""
+    """This machine cannot go on, but another one may."""
 
     exit_code = EXIT_MACHINE
 
 
 class RunFailedError(AttemptEndedError):
-    """The run cannot continue and a restart would not help."""
+    """The run cannot continue, and a restart would not help."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Divergence:
-    """What is not finite, and the step that left it so."""
+    """A value that is not finite, and the step that produced it."""
 
     step: int  # of the run
-    message: str  # one clause, which names stage and step
+    message: str  # one clause that names the stage and step
     loss: float | None = None
     gradient_norm: float | None = None
 
 
 class DivergedError(RunFailedError):
-    """This rank has found a divergence; the ranks go back to the last commit together."""
+    """This rank found a divergence; all ranks go back to the last commit together."""
 
     def __init__(self, divergence: Divergence) -> None:
         super().__init__(f"{divergence.message}; nothing was published")
@@ -65,7 +65,7 @@ class DivergedError(RunFailedError):
 
 
 class GoBackError(RuntimeError):
-    """Raised on all ranks alike, after a divergence that at least rank 0 knows."""
+    """Raised on every rank after a divergence that at least rank 0 knows of."""
 
     def __init__(self, divergence: Divergence | None) -> None:
         super().__init__("training diverged")
@@ -73,7 +73,7 @@ class GoBackError(RuntimeError):
 
 
 def name_known(given: str, known: Iterable[str]) -> str:
-    """The end of a sentence about an unknown name: the closest match, and all known names."""
+    """Return the end of a sentence on an unknown name: the closest match, and all known names."""
     names = list(known)
     if not names:
         return "none is known; add it"
@@ -96,8 +96,8 @@ def exit_code_of(act: Callable[[], int]) -> int:
         if error.errno not in _FULL:
             raise
         name = error.filename2 or error.filename
-        what = f"the disk is full, {name} cannot be written" if name else "the disk is full"
-        return _report(f"{what}; free some of it, or use a larger one", EXIT_MACHINE)
+        what = f"the disk is full: cannot write {name}" if name else "the disk is full"
+        return _report(f"{what}; free some space, or use a larger disk", EXIT_MACHINE)
     except KeyboardInterrupt:
         # Only in commands that do not train: a trainer handles signals in its own thread.
         return _report("stopped by Ctrl-C before it finished; run it again", EXIT_STOPPED)

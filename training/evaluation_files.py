@@ -1,4 +1,4 @@
-"""What an evaluation leaves for people, as the report shows it: tables, and sheets of pictures."""
+"""Files that an evaluation writes for people and the report shows: tables, sheets of pictures."""
 
 import csv
 from collections.abc import Iterable, Sequence
@@ -12,7 +12,7 @@ _LINE = 16  # pixels
 
 
 def write_table(path: Path, names: Sequence[str], rows: Iterable[Iterable[Any]]) -> None:
-    """Write a CSV; of a number that is none (None) nothing."""
+    """Write a CSV; None becomes an empty cell."""
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow(names)
@@ -20,7 +20,7 @@ def write_table(path: Path, names: Sequence[str], rows: Iterable[Iterable[Any]])
 
 
 class Captioned(NamedTuple):
-    """A picture (height, width, 3) in uint8, and what stands above it."""
+    """A picture (height, width, 3) in uint8, and the caption above it."""
 
     pixels: NDArray[Any]
     caption: str = ""
@@ -30,7 +30,7 @@ class Captioned(NamedTuple):
 def write_sheet(path: Path, heading: str, pictures: Sequence[Captioned], num_columns: int) -> None:
     """Write the pictures in rows, in the format that the suffix names.
 
-    With Pillow: matplotlib takes ten times as long, at the end of every stage.
+    Uses Pillow: matplotlib would take ten times as long at the end of every stage.
     """
     from PIL import Image, ImageDraw, ImageFont
 
@@ -50,7 +50,7 @@ def write_sheet(path: Path, heading: str, pictures: Sequence[Captioned], num_col
 
 
 def write_moving(path: Path, rows: Sequence[NDArray[Any]], milliseconds: int) -> None:
-    """Write clips, each row (clips, frames, height, width, 3) in uint8, as a picture that moves."""
+    """Write clips, each row (clips, frames, height, width, 3) in uint8, as one animation."""
     from PIL import Image
 
     sheet = np.concatenate([np.concatenate(list(row), axis=2) for row in rows], axis=1)

@@ -1,4 +1,4 @@
-"""The numerics key: all besides the seed that changes the bits of a result, code included."""
+"""The numerics key: all that changes the bits of a result besides the seed, code included."""
 
 import hashlib
 import os
@@ -18,11 +18,11 @@ def configure(*, num_threads: int, deterministic: bool, local_rank: int = 0) -> 
     """Set threads and determinism before any work; return this process's device."""
     torch.set_num_threads(num_threads)
     torch.use_deterministic_algorithms(deterministic)
-    # It makes a read of memory that nothing was written to repeatable, at the price of filling all
-    # memory twice. `check` and `torture` find such a read: two equal runs would differ.
+    # Filling would make reads of uninitialized memory repeatable, at the price of writing all
+    # memory twice. `check` and `torture` find such reads: two equal runs would differ.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     if deterministic:
-        # cuBLAS reads it with its first handle; without it torch refuses matrix products.
+        # cuBLAS reads it with its first handle; without it, torch refuses matrix products.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         # Otherwise Inductor chooses kernels by timing them.
         os.environ.setdefault("TORCHINDUCTOR_DETERMINISTIC", "1")
@@ -34,7 +34,7 @@ def configure(*, num_threads: int, deterministic: bool, local_rank: int = 0) -> 
 
 
 def device_of(local_rank: int) -> torch.device:
-    """The GPU of a rank of this machine, or the CPU; starts nothing on it."""
+    """Return the GPU of a local rank, or the CPU, without initializing it."""
     if not torch.cuda.is_available():
         return torch.device("cpu")
     return torch.device("cuda", local_rank)
@@ -48,7 +48,7 @@ def numerics_key(
     stages: Mapping[str, Mapping[str, Any]],
     code: str,
 ) -> dict[str, Any]:
-    """The key as JSON; equal keys mean equal bits (on a GPU: if `deterministic` is true).
+    """Return the key as JSON; equal keys mean equal bits (on a GPU, if `deterministic` is true).
 
     `world` is the number of ranks, or None where no sum depends on it.
     """
@@ -76,10 +76,10 @@ def numerics_key(
 
 
 def _float32_precision(device: torch.device) -> dict[str, str]:
-    """What float32 is computed in: TF32 for one. "none" stands for torch's own choice.
+    """Return the precision that float32 is computed in, such as TF32; "none" is torch's choice.
 
-    Read by the names of torch 2.9 on, which know what was set by the older `allow_tf32` as well;
-    reading that one warns, or fails where the newer names were used.
+    Reads the names that torch has from 2.9 on, which also reflect the older `allow_tf32`; reading
+    the older one warns, or fails where the newer names were used.
     """
     backends: Any = torch.backends
     layers = backends.cudnn if device.type == "cuda" else backends.mkldnn
@@ -104,12 +104,12 @@ def _driver_version() -> str:
 def code_fingerprint(module: str, *engine: str) -> str:
     """Hash the code of a workload or stage defined in `module`, and what it may use of training/.
 
-    That is its own package or module, and the modules directly in training/: a workload imports
-    nothing else. `engine` adds files and folders of training/ that decide about its results.
+    Covers its own package or module, and the modules directly in training/: a workload imports
+    nothing else. `engine` adds files and folders of training/ that affect its results.
     """
     digest = hashlib.sha256()
     for path in _sources(module, engine):
-        # Not the whole path: another machine may have the same code elsewhere.
+        # Not the full path: another machine may have the same code elsewhere.
         digest.update(path.name.encode())
         digest.update(path.read_bytes())
     return digest.hexdigest()
@@ -129,7 +129,7 @@ def _sources_in(path: Path) -> list[Path]:
 
 
 def _root(module: str) -> Path:
-    """The folder of a package (also of one without __init__.py), or the file of a module."""
+    """Return the folder of a package (even without __init__.py), or the file of a module."""
     spec = sys.modules[module].__spec__
     assert spec is not None
     if spec.submodule_search_locations:

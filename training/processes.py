@@ -1,6 +1,6 @@
-"""Calls a function in other processes, a few calls ahead; they end with the one that began.
+"""Calls a function in worker processes, a few calls ahead; they end with their parent.
 
-Imports no torch: each process would have to wait for it.
+Imports no torch, which every process would have to wait for.
 """
 
 import multiprocessing
@@ -24,7 +24,7 @@ _Result = TypeVar("_Result")
 def in_processes(
     act: Callable[[_Task], _Result], tasks: Sequence[_Task], num: int | None = None
 ) -> Iterator[tuple[_Task, _Result]]:
-    """Call `act` for each task, by default on all cores; yield each when done, in any order."""
+    """Call `act` for each task, by default on all cores; yield results as they come, unordered."""
     num = min(num or os.cpu_count() or 1, len(tasks))
     if num < 2:
         for task in tasks:
@@ -32,7 +32,7 @@ def in_processes(
         return
     waiting = iter(tasks)
     with _processes(num) as pool:
-        # One ahead of each process: all of them at once would be pickled at once.
+        # One task ahead per process: submitting all of them would pickle all of them at once.
         running: dict[Future[_Result], _Task] = {}
         while True:
             for task in islice(waiting, 2 * num - len(running)):
@@ -52,11 +52,11 @@ def _processes(num: int) -> Iterator[ProcessPoolExecutor]:
         yield pool
     except BrokenProcessPool as error:
         raise UserError(
-            "a worker process was killed, probably because memory ran out; give the same command "
+            "a worker process was killed, probably because memory ran out; run the same command "
             "again"
         ) from error
     finally:
-        # After an error the tasks not yet begun are left alone.
+        # After an error, tasks that have not begun are dropped.
         pool.shutdown(cancel_futures=True)
 
 

@@ -44,8 +44,8 @@ def shuffled(length: int, epoch: int, seed: int) -> Tensor:
 def seed_torch(device: torch.device, *parts: int | str) -> None:
     """Seed the generators that a stage's code draws from: the CPU's and the device's.
 
-    Not torch.manual_seed: where CUDA is not in use it formats the whole Python stack at every
-    call: 79 microseconds here, 143 from deeper stacks, against 2.6 (training/LOG.md).
+    Avoids torch.manual_seed, which formats the entire Python stack at every call where CUDA is not
+    in use: 79 microseconds here, 143 from deeper stacks, against 2.6 (training/LOG.md).
     """
     seed = derive_seed(*parts)
     torch.default_generator.manual_seed(seed)
@@ -55,9 +55,9 @@ def seed_torch(device: torch.device, *parts: int | str) -> None:
 
 @contextmanager
 def drawing_from(rng: torch.Generator) -> Iterator[None]:
-    """Let code that draws from the generators of torch (CPU), numpy and `random` draw from `rng`.
+    """Make code that draws from the generators of torch (CPU), numpy and `random` use `rng`.
 
-    Such as torchvision's transforms, in `Samples.get`. Afterwards they are as they were before.
+    For example torchvision's transforms in `Samples.get`. The generators are restored afterwards.
     """
     seed = int(torch.randint(2**63 - 1, (), generator=rng))
     before = torch.default_generator.get_state(), np.random.get_state(), random.getstate()

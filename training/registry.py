@@ -25,7 +25,7 @@ WORKLOADS: dict[str, str] = {
 }
 
 
-# Known without torch, so that a typing mistake is answered at once.
+# Listed here so that a typo is reported at once, without importing torch.
 _RECIPES: dict[str, tuple[str, ...]] = {
     "detection": ("coco_12", "full", "laptop"),
     "growth": ("full", "laptop", "literal"),
@@ -35,7 +35,7 @@ _RECIPES: dict[str, tuple[str, ...]] = {
 
 
 def check_recipe(workload: str | None, recipe: str | None) -> None:
-    """UserError for an unknown workload, or an unknown recipe of a known one."""
+    """Raise UserError for an unknown workload, or an unknown recipe of a known one."""
     if workload and workload != PROGRAM:
         _path(workload)
     known = _RECIPES.get(workload or "", ())
@@ -56,8 +56,8 @@ def load_workload(name: str) -> "Workload[Any]":
     if "/" in module_name or module_name.startswith(".") or module_name.endswith(".py"):
         stem = module_name.rpartition("/")[2].removesuffix(".py")
         raise UserError(
-            f"workload {name!r}: module {module_name!r} is a path; write {stem}:{attribute}, in "
-            "its folder or with that as the source"
+            f"workload {name!r}: module {module_name!r} is a path; write {stem}:{attribute}, and "
+            "run in its folder or pass that folder as the source"
         )
     try:
         module = importlib.import_module(module_name)
@@ -90,7 +90,7 @@ def load_workload(name: str) -> "Workload[Any]":
 
 
 def module_of(name: str) -> str:
-    """The module that defines the workload `name`."""
+    """Return the module that defines the workload `name`."""
     return _path(name).partition(":")[0]
 
 
@@ -99,13 +99,13 @@ def _path(name: str) -> str:
     if not path.partition(":")[2]:
         raise UserError(
             f"unknown workload {name!r}; {name_known(name, sorted(WORKLOADS))}, "
-            "or give your own as package.module:NAME"
+            "or name your own as package.module:NAME"
         )
     return path
 
 
 def parse_overrides(pairs: Sequence[str], what: str = "the override") -> dict[str, str]:
-    """Read `name=value` pairs; each name may occur once. `what` they are, for messages."""
+    """Parse `name=value` pairs, each name at most once; messages call them `what`."""
     overrides: dict[str, str] = {}
     for pair in pairs:
         name, separator, value = pair.partition("=")
@@ -118,7 +118,7 @@ def parse_overrides(pairs: Sequence[str], what: str = "the override") -> dict[st
 
 
 def resolve_config(workload: "Workload[Any]", recipe: str, overrides: Mapping[str, str]) -> Any:
-    """The recipe's config with overrides applied by field name."""
+    """Return the recipe's config with overrides applied by field name."""
     if recipe not in workload.recipes:
         raise UserError(
             f"workload {workload.name!r} has no recipe {recipe!r}; "
@@ -133,13 +133,13 @@ def resolve_config(workload: "Workload[Any]", recipe: str, overrides: Mapping[st
 def fitted(
     workload: "Workload[Any]", recipe: str, overrides: Mapping[str, str], meta: Mapping[str, Any]
 ) -> dict[str, str]:
-    """What a dataset decides of a config, but for what was asked for."""
+    """Return the overrides that a dataset needs, except for fields that the user overrides."""
     found = workload.fitted(resolve_config(workload, recipe, overrides), meta)
     return {name: text for name, text in found.items() if name not in overrides}
 
 
 def dataset_refusals(stages: "Sequence[Prepare | Train]", meta: Mapping[str, Any]) -> list[str]:
-    """All that keeps stages from training on a dataset."""
+    """Return every reason why the stages cannot train on a dataset."""
     from training.workload import Train
 
     trained = [stage for stage in stages if isinstance(stage, Train)]
@@ -147,7 +147,7 @@ def dataset_refusals(stages: "Sequence[Prepare | Train]", meta: Mapping[str, Any
 
 
 def with_overrides(config: Any, overrides: Mapping[str, str], what: str) -> Any:
-    """A dataclass with fields overridden by name; `what` it is, for messages."""
+    """Return the dataclass with fields overridden by name; messages call it `what`."""
     places = field_places(config)
     names = {".".join(place): name for name, place in places.items()}
     values = {}
@@ -167,7 +167,7 @@ def with_overrides(config: Any, overrides: Mapping[str, str], what: str) -> Any:
 def _refuse_without_effect(
     workload: "Workload[Any]", config: Any, overrides: Mapping[str, str]
 ) -> None:
-    """Refuse to override a setting that every stage sets itself, whatever the config has."""
+    """Refuse to override a setting that every stage sets itself, whatever the config says."""
     from training.workload import Train
 
     places = field_places(config)
@@ -177,7 +177,7 @@ def _refuse_without_effect(
         stages = workload.stages(config) if nested else ()
         settings = [stage.settings for stage in stages if isinstance(stage, Train)]
     except ValueError:
-        return  # refused with the stages
+        return  # reported when the stages are built
     for name, (outer, last) in nested.items():
         value = getattr(getattr(config, outer), last)
         if not any(getattr(each, last) == value for each in settings):
@@ -208,7 +208,7 @@ def _parse_value(name: str, text: str, kind: Any) -> Any:
         elif option is str:
             return text
     readable = getattr(kind, "__name__", str(kind))
-    raise UserError(f"the override {name}={text!r} is not a valid {readable}; give another value")
+    raise UserError(f"the override {name}={text!r} is not a valid {readable}; use another value")
 
 
 def _is_union(kind: Any) -> bool:

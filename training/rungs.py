@@ -1,7 +1,7 @@
 """Rungs that many workloads share: ways to use less memory, cheapest first.
 
 A rung's name starts with its kind, and a workload's rungs come in the order of KINDS: the first
-ones cost no accuracy and little time, the last ones change the numbers, or are offered only.
+ones cost no accuracy and little time; the last ones change the numbers, or are only offered.
 """
 
 from collections.abc import Sequence
@@ -14,12 +14,12 @@ KINDS = ("optimizer", "activations", "micro-batch", "autocast", "offered")
 
 
 def rung(name: str, *, override: str = "", **values: Any) -> Rung:
-    """A rung that gives fields of the config these values."""
+    """Return a rung that sets fields of the config to these values."""
     return Rung(name=name, apply=lambda c: changed(c, **values), override=override)
 
 
 def micro_batch_rungs(c: Any, least: int = 1) -> Sequence[Rung]:
-    """Halve `micro_batch`, to no less; the global batch stays, so gradients are accumulated."""
+    """Halve `micro_batch`, down to `least`; the global batch stays, so gradients accumulate."""
     sizes = []
     size = c.settings.micro_batch
     while size % 2 == 0 and size >= 2 * least:
@@ -35,6 +35,6 @@ def autocast_rungs(c: Any) -> Sequence[Rung]:
 
 
 def offered_rung(**values: Any) -> Rung:
-    """A rung that changes what is learned: these fields, which the user may override."""
+    """Return a rung that changes what is learned: a field that only the user may override."""
     ((name, value),) = values.items()
     return rung(f"offered {name}={value}", override=f"{name}={value}", **values)

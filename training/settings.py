@@ -1,7 +1,7 @@
 """How a Train stage is trained: its length, batches, learning-rate schedule, precision, average.
 
-Everything that does not fit together is refused here, in one sentence each. A config has them in a
-field, `settings`, and whoever names a field of the config names theirs in the same way.
+Settings that do not fit together are refused here, each with one sentence. A config has them in a
+field, `settings`, and their fields are named as if they were the config's own.
 """
 
 import math
@@ -24,9 +24,9 @@ def check_fields(
     shares: Sequence[str] = (),
     below_1: Sequence[str] = (),
 ) -> None:
-    """Refuse a value that a field cannot have; a Literal type says what its field takes.
+    """Refuse values that a field cannot have; a Literal type says what its field accepts.
 
-    `at_least`: the least value -> the fields that it holds for, where they have a number.
+    `at_least`: a minimum -> the fields that it applies to where they hold a number.
     """
     for name, kind in get_type_hints(type(config)).items():
         if get_origin(kind) is Literal:
@@ -34,32 +34,32 @@ def check_fields(
     for least, names in at_least.items():
         for name in names:
             if (value := getattr(config, name)) not in (None, "auto") and value < least:
-                raise ValueError(f"{name} is {value}; give at least {least}")
+                raise ValueError(f"{name} is {value}; use at least {least}")
     for name in above_0:
         if (value := getattr(config, name)) <= 0:
-            raise ValueError(f"{name} is {value}; give more than 0")
+            raise ValueError(f"{name} is {value}; use more than 0")
     for name in shares:
         if not 0.0 <= (value := getattr(config, name)) <= 1.0:
-            raise ValueError(f"{name} is {value}; give a share from 0 to 1")
+            raise ValueError(f"{name} is {value}; use a share from 0 to 1")
     for name in below_1:
         if not 0.0 <= (value := getattr(config, name)) < 1.0:
-            raise ValueError(f"{name} is {value}; give at least 0 and less than 1")
+            raise ValueError(f"{name} is {value}; use at least 0 and less than 1")
 
 
 def check_choice(name: str, value: Any, known: Iterable[str], other: str = "") -> None:
     """Refuse a value that is not one of the known ones; `other` says what else is accepted."""
     if value not in (known := tuple(known)):
-        raise ValueError(f"{name} is {value!r}; give {other}one of {', '.join(known)}")
+        raise ValueError(f"{name} is {value!r}; use {other}one of {', '.join(known)}")
 
 
 Precision: TypeAlias = Literal["float32", "bfloat16", "float16"]
 _Schedule: TypeAlias = Literal["constant", "cosine", "linear"]
 _Sharding: TypeAlias = Literal["none", "full"]
 _Reduction: TypeAlias = Literal["tree", "ring"]
-# "auto": as many processes as this machine's vCPUs leave to each rank.
+# "auto": as many processes per rank as this machine's vCPUs allow.
 LoaderWorkers: TypeAlias = int | Literal["auto"]
 _CompileMode: TypeAlias = Literal["default", "reduce-overhead", "max-autotune-no-cudagraphs"]
-# (step, num_steps) -> factor, as a function of nothing else: `step` counts within the stage from 0.
+# (step, num_steps) -> factor, a pure function; `step` counts from 0 within the stage.
 _ScheduleFunction: TypeAlias = Callable[[int, int], float]
 
 _T = TypeVar("_T")
@@ -75,51 +75,51 @@ class Milestones:
 
     def __post_init__(self) -> None:
         if not self.factor > 0:
-            raise ValueError(f"the milestones' factor is {self.factor}; give a positive number")
+            raise ValueError(f"the milestones' factor is {self.factor}; use a positive number")
         at = self.epochs or self.steps
         if not at or (self.epochs and self.steps):
             raise ValueError(
-                f"milestones at epochs {self.epochs} and steps {self.steps}; give one of the two"
+                f"milestones at epochs {self.epochs} and steps {self.steps}; use one of the two"
             )
         if min(at) < 1 or list(at) != sorted(set(at)):
-            raise ValueError(f"milestones at {at}; give increasing numbers from 1")
+            raise ValueError(f"milestones at {at}; use increasing numbers from 1")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Settings:
     """How to train a Train stage. Learning rate and weight decay belong to the stage's optimizer.
 
-    A stage takes `epochs` epochs, or `steps` steps, after which it may end in mid-epoch. A step
+    A stage lasts `epochs` epochs, or `steps` steps, in which case it may end in mid-epoch. A step
     takes `global_batch` samples over all ranks, in micro-batches of `micro_batch`; the last step of
-    an epoch takes the remainder, so every sample is seen exactly once per epoch. With `drop_last`
-    the remainder, another one in every epoch, is not seen instead. A step whose batches weigh 0,
+    an epoch takes the remainder, so every sample is seen exactly once per epoch. With `drop_last`,
+    the remainder, which differs in every epoch, is skipped instead. A step whose batches weigh 0,
     such as images without objects, is a step like any other (`Loss`).
 
     The schedule multiplies each parameter group's own learning rate: up linearly over
     `warmup_steps`, and by one of these: constant; along half a cosine, or linearly, from the end of
     the warmup down to `final_lr_fraction` at the stage's last step; `Milestones`; or any function
-    (step, num_steps) -> factor. Such a function is code, like the loss: it depends on its arguments
-    and the config alone.
+    (step, num_steps) -> factor. Such a function is code, like the loss: it must depend only on its
+    arguments and the config.
 
     Evaluation runs on split "validation" every `evaluate_every_epochs` epochs or
     `evaluate_every_steps` steps of the stage (0: only at the end; neither: every epoch) and always
     at the end of the stage; the checkpoint with the best `best_metric` is kept.
 
-    With `ema_decay` an exponential moving average of the parameters, updated after every
-    `ema_every_steps` steps, is what is evaluated and what the stage passes on to the next stage and
-    to final/; `ema_buffers` averages the model's floating-point buffers, such as BatchNorm's
-    statistics, as well. `optimizer_in_backward` updates each parameter, and frees its gradient, as
-    soon as backward has computed it: for optimizers that treat every parameter by itself.
-    Gradients are summed in one order, whatever the number of ranks, of which there may then be 1,
-    2, 4 or 8 (`reduction` "tree"); "ring" leaves the order, and the number, to NCCL or gloo: then
+    With `ema_decay`, an exponential moving average of the parameters, updated after every
+    `ema_every_steps` steps, is evaluated and passed on to the next stage and to final/;
+    `ema_buffers` averages the model's floating-point buffers, such as BatchNorm's statistics, as
+    well. `optimizer_in_backward` updates each parameter, and frees its gradient, as soon as
+    backward has computed it: for optimizers that treat every parameter by itself.
+    Gradients are summed in the same order on 1, 2, 4 or 8 ranks, the only numbers allowed
+    (`reduction` "tree"); "ring" allows any number and leaves the order to NCCL or gloo, so that
     another number of ranks gives other bits.
-    With `sharding` "full" each of several ranks keeps a share of parameters, gradients and
-    optimizer state (FSDP2), in the blocks that the stage names (`Train.sharded_modules`) or all in
-    one; a single process shards nothing. `loader_workers` processes make batches ahead of the step,
-    with "auto" as many as the machine's vCPUs leave; batches do not depend on their number, so
+    With `sharding` "full", each of several ranks keeps a share of parameters, gradients and
+    optimizer state (FSDP2), in the blocks that the stage names (`Train.sharded_modules`) or as one
+    block; a single process shards nothing. `loader_workers` processes make batches ahead of the
+    step ("auto": as many as the machine's vCPUs allow); batches do not depend on their number, so
     another attempt may change it.
 
-    A config's settings may leave the length out, if its stages fill it in, each with its own.
+    A config's settings may omit the length if each of its stages fills in its own.
     """
 
     epochs: int | None = None
@@ -155,7 +155,7 @@ class Settings:
                 "schedule", self.schedule, get_args(_Schedule), "Milestones, a function or "
             )
         if self.ema_decay is None and (self.ema_every_steps != 1 or self.ema_buffers):
-            raise ValueError("ema_every_steps or ema_buffers without an average; give ema_decay")
+            raise ValueError("ema_every_steps or ema_buffers without an average; set ema_decay")
         if self.optimizer_in_backward:
             self._check_in_backward()
 
@@ -165,7 +165,7 @@ class Settings:
             one, other = (getattr(self, name) for name in names)
             if one is not None and other is not None:
                 raise ValueError(
-                    f"{names[0]} is {one} and {names[1]} is {other}; give one of the two"
+                    f"{names[0]} is {one} and {names[1]} is {other}; use one of the two"
                 )
         batches = ("global_batch", "micro_batch", "eval_batch")
         check_fields(
@@ -181,65 +181,65 @@ class Settings:
                 f"{self.micro_batch}; change one of them"
             )
         if self.clip_norm is not None and self.clip_norm <= 0:
-            raise ValueError(f"clip_norm is {self.clip_norm}; give a positive norm or None")
+            raise ValueError(f"clip_norm is {self.clip_norm}; use a positive norm or None")
         if self.ema_decay is not None and not 0.0 < self.ema_decay < 1.0:
-            raise ValueError(f"ema_decay is {self.ema_decay}; give None or a number in (0, 1)")
+            raise ValueError(f"ema_decay is {self.ema_decay}; use None or a number in (0, 1)")
 
     def _check_in_backward(self) -> None:
-        """More than one rank is refused where their number is known."""
+        """Refuse conflicting settings; several ranks are refused where their number is known."""
         if self.global_batch > self.micro_batch:
             raise ValueError(
                 f"optimizer_in_backward with global_batch {self.global_batch} and micro_batch "
                 f"{self.micro_batch}: the first backward would update before the gradients are "
-                "accumulated; give a micro_batch of the global_batch"
+                "accumulated; set micro_batch to global_batch"
             )
         if self.clip_norm is not None:
             raise ValueError(
-                f"optimizer_in_backward with clip_norm {self.clip_norm}: the norm is known when "
-                "all gradients are, and by then they are used; give clip_norm=None"
+                f"optimizer_in_backward with clip_norm {self.clip_norm}: the norm is known only "
+                "once all gradients are, when they have been used already; set clip_norm=None"
             )
         if self.precision == "float16":
             raise ValueError(
                 "optimizer_in_backward with precision 'float16': whether a step is skipped is "
-                "known when all its gradients are; give 'bfloat16' or 'float32'"
+                "known only once all its gradients are; use 'bfloat16' or 'float32'"
             )
 
     def steps_per_epoch(self, num_samples: int) -> int:
-        """The steps of a whole epoch over that many training samples, at least one."""
+        """Return the steps of a full epoch over that many training samples, at least one."""
         if self.drop_last and num_samples < self.global_batch:
             raise UserError(
                 f"drop_last with {num_samples} training samples leaves no step of "
-                f"{self.global_batch}; give a smaller global_batch, or drop_last=False"
+                f"{self.global_batch}; use a smaller global_batch, or drop_last=False"
             )
         whole = num_samples // self.global_batch
         return whole if self.drop_last else math.ceil(num_samples / self.global_batch)
 
     def num_steps(self, num_samples: int) -> int:
-        """The stage's length in steps."""
+        """Return the stage's length in steps."""
         if self.steps is not None:
             return self.steps
         if self.epochs is None:
-            raise UserError("epochs is None and steps is None; give one of the two")
+            raise UserError("epochs is None and steps is None; set one of the two")
         return self.epochs * self.steps_per_epoch(num_samples)
 
     def steps_per_evaluation(self, num_samples: int) -> int:
-        """Steps from one evaluation to the next; 0: only at the end."""
+        """Return the steps from one evaluation to the next; 0 means only at the end."""
         if self.evaluate_every_steps is not None:
             return self.evaluate_every_steps
         epochs = 1 if self.evaluate_every_epochs is None else self.evaluate_every_epochs
         return epochs * self.steps_per_epoch(num_samples)
 
     def num_evaluations(self, num_samples: int) -> int:
-        """The stage's number of evaluations, that at its end included."""
+        """Return the stage's number of evaluations, including the one at its end."""
         every = self.steps_per_evaluation(num_samples)
         return math.ceil(self.num_steps(num_samples) / every) if every else 1
 
 
 def field_places(config: Any) -> dict[str, tuple[str, ...]]:
-    """The name of each field of a config -> where it is: that of `Settings` in one, by their names.
+    """Map each field name of a config to its place, nested `Settings` included.
 
-    A name that several have is that of the config's own field; the others have their place in front
-    (`settings.steps`), as all may have.
+    A name that occurs more than once stands for the config's own field; the others are named by
+    their full place (`settings.steps`), which overrides accept for every field.
     """
     places: list[tuple[str, ...]] = []
     for field in fields(config):
@@ -251,7 +251,7 @@ def field_places(config: Any) -> dict[str, tuple[str, ...]]:
 
 
 def changed(config: _T, **values: Any) -> _T:
-    """The config with fields replaced, by the names of `field_places`."""
+    """Return the config with fields replaced, by the names of `field_places`."""
     places, inner, own = field_places(config), dict[str, dict[str, Any]](), dict[str, Any]()
     for name, value in values.items():
         *outer, last = places[name]
@@ -262,7 +262,7 @@ def changed(config: _T, **values: Any) -> _T:
 
 
 def recorded(config: Any) -> dict[str, Any]:
-    """Every field's value by name, as config.json keeps them."""
+    """Return every field's value by name, as config.json keeps them."""
     found = {}
     for name, place in field_places(config).items():
         value = config
@@ -275,7 +275,7 @@ def recorded(config: Any) -> dict[str, Any]:
 
 
 def schedule_factor(settings: Settings, step: int, num_steps: int, steps_per_epoch: int) -> float:
-    """The factor at `step` (from 0) of `num_steps`; the warmup multiplies the schedule's own."""
+    """Return the factor at `step` (from 0) of `num_steps`; the warmup multiplies the schedule."""
     warmup, schedule = settings.warmup_steps, settings.schedule
     rising = (step + 1) / warmup if step < warmup else 1.0
     if schedule == "constant":

@@ -1,4 +1,4 @@
-"""What users bring to `data import`: files, with a class each or without, and perhaps with splits.
+"""The files that users bring to `data import`, with or without classes and splits.
 
 Imports no torch.
 """
@@ -19,18 +19,18 @@ from typing import Any, Protocol
 
 from training.errors import UserError
 
-# A workload that can go on with an interrupted import keeps its position in this file of the new
-# dataset, as JSON with the key "workload". Once there is a manifest, it is deleted.
+# A workload that can resume an interrupted import keeps its position in this file of the new
+# dataset, as JSON with the key "workload". The file is deleted once there is a manifest.
 UNFINISHED = ".unfinished.json"
 _SPLITS = ("train", "validation", "test")
 _ALSO_CALLED = {"training": "train", "val": "validation", "valid": "validation"}
 _TAR = (".tar", ".tgz", ".tar.gz", ".tar.bz2", ".tar.xz")
-# The columns of a CSV, each with what it may be called as well.
+# The columns of a CSV, each with its alternative name.
 _COLUMNS = (("file", "path"), ("class", "label"))
 
 
 class Brought(Protocol):
-    """One file that a user brings, wherever it lies; another process can read it too."""
+    """One file that a user brings, wherever it is stored; another process can read it too."""
 
     @property
     def name(self) -> str:
@@ -38,11 +38,11 @@ class Brought(Protocol):
 
     @property
     def label(self) -> str | None:
-        """The name of its class; None: it is in no folder of a class."""
+        """The name of its class; None if it is not in a class's folder."""
 
     @property
     def split(self) -> str | None:
-        """One of SPLITS; None: the workload divides."""
+        """train, validation or test; None if the workload decides."""
 
     @property
     def num_bytes(self) -> int:
@@ -57,14 +57,14 @@ class SourceFile:
     """One file that a user brings, on this machine."""
 
     name: str
-    # Of the source, so that a million files share it.
+    # The source's folder, which a million files can share.
     folder: Path
     label: str | None
     split: str | None
 
     @property
     def path(self) -> Path:
-        """Where it is."""
+        """Its path on this machine."""
         return self.folder / self.name
 
     @property
@@ -76,15 +76,15 @@ class SourceFile:
 
 
 def open_source(source: Path, scratch: Path) -> list[SourceFile]:
-    """The files of a source, sorted by name; an archive is unpacked into `scratch` first.
+    """Return the files of a source, sorted by name; an archive is unpacked into `scratch` first.
 
-    A folder (or the inside of an archive) is FILE or CLASS/FILE, or below folders of the splits
-    train, validation (or val) and test, or it has a single CSV. A CSV has the columns file, class
-    (or path, label) and, if wanted, split; its paths are relative to its own folder. Any other file
-    is the only one.
+    A folder (or archive) contains FILE or CLASS/FILE, perhaps below folders of the splits train,
+    validation (or val) and test, or a single CSV. A CSV has the columns file, class (or path,
+    label) and, optionally, split; its paths are relative to its own folder. Any other file is a
+    source of one file.
     """
     if not source.exists():
-        raise UserError(f"{source} does not exist; give a folder, a file or an archive")
+        raise UserError(f"{source} does not exist; name a folder, a file or an archive")
     if source.is_file() and _is_archive(source):
         source = open_folder(source, scratch)
     elif source.is_file() and source.suffix != ".csv":
@@ -108,12 +108,12 @@ def open_source(source: Path, scratch: Path) -> list[SourceFile]:
 
 
 def open_folder(source: Path, scratch: Path) -> Path:
-    """A source as a folder; an archive is unpacked into `scratch` first."""
+    """Return a source as a folder; an archive is unpacked into `scratch` first."""
     if source.is_dir():
         return source
     if not source.is_file() or not _is_archive(source):
         what = "is not an archive" if source.exists() else "does not exist"
-        raise UserError(f"{source} {what}; give a folder, a zip or a tar archive")
+        raise UserError(f"{source} {what}; name a folder, a zip or a tar archive")
     unpacked = scratch / "unpacked"
     unpacked.mkdir(parents=True)
     _unpack(source, unpacked)
@@ -121,7 +121,7 @@ def open_folder(source: Path, scratch: Path) -> Path:
 
 
 def class_names(files: Iterable[Brought]) -> list[str]:
-    """The names of all classes, sorted; UserError if a file has none."""
+    """Return the names of all classes, sorted; UserError if a file has none."""
     for file in files:
         if file.label is None:
             wanted = "CLASS/FILE" if file.split is None else "SPLIT/CLASS/FILE"
@@ -146,7 +146,7 @@ def copy_in_splits(
         split = file.split or ("validation" if file.name in held_out else "train")
         target = Path(out, split, str(file.label), Path(file.name).name)
         if target.exists():
-            raise UserError(f"{file.name} has the name of another file of its class; rename it")
+            raise UserError(f"{file.name} has the same name as a file of its class; rename it")
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(file.path, target)
         counts[split] += 1
@@ -155,9 +155,9 @@ def copy_in_splits(
 
 
 def places_of(names: Iterable[str]) -> Iterator[tuple[str, str | None, str | None]]:
-    """Name, class and split of files that are FILE or CLASS/FILE, perhaps below folders of splits.
+    """Yield name, class and split of files: FILE or CLASS/FILE, perhaps below folders of splits.
 
-    Hidden ones, and those in hidden folders, are left out.
+    Skips hidden files and those in hidden folders.
     """
     visible = [name for name in names if not name.startswith(".") and "/." not in name]
     folders = {name.partition("/")[0] for name in visible if "/" in name}
@@ -181,16 +181,16 @@ def _of_folder(root: Path) -> Iterator[SourceFile]:
 
 
 def _walk(root: Path) -> Iterator[tuple[str, list[str]]]:
-    """Each visible folder and its files; it may be a link, but not to one that it is in."""
+    """Yield each visible folder and its files; follow links, but refuse one to a parent folder."""
     for folder, folders, names in os.walk(root, followlinks=True):
-        # A class that somebody meant to fill would be one less in the model.
+        # The model would lack the class of a folder that was left empty by mistake.
         if not folders and not names and Path(folder) != root:
             raise UserError(f"{folder} is empty; add files, or delete it")
         folders[:] = [name for name in folders if not name.startswith(".")]
         for name in folders:
             path = Path(folder, name)
             if path.is_symlink() and path.resolve() in [up.resolve() for up in path.parents]:
-                raise UserError(f"{path} is a link to a folder that it is in; delete it")
+                raise UserError(f"{path} is a link to a folder that contains it; delete it")
         yield folder, names
 
 
@@ -202,8 +202,8 @@ def _of_table(table: Path) -> Iterator[SourceFile]:
         if "" in columns:
             missing = _COLUMNS[columns.index("")][0]
             raise UserError(
-                f"{table} has no column {missing!r}; its first line names the columns file, "
-                "class (or path, label) and, if wanted, split"
+                f"{table} has no column {missing!r}; its first line must name the columns file, "
+                "class (or path, label) and, optionally, split"
             )
         for row in rows:
             where = f"{table}, line {rows.line_num}"
@@ -217,7 +217,7 @@ def _of_table(table: Path) -> Iterator[SourceFile]:
                 raise UserError(f"{where}: {name} has no class; name one")
             split = _ALSO_CALLED.get(split, split)
             if split and split not in _SPLITS:
-                raise UserError(f"{where}: split is {split!r}; give one of {', '.join(_SPLITS)}")
+                raise UserError(f"{where}: split is {split!r}; use one of {', '.join(_SPLITS)}")
             yield SourceFile(name=name, folder=table.parent, label=label, split=split or None)
 
 
@@ -226,7 +226,7 @@ def _is_archive(path: Path) -> bool:
 
 
 def _unpack(archive: Path, out: Path) -> None:
-    """Unpack a zip or tar archive within `out`; UserError for one that is torn."""
+    """Unpack a zip or tar archive within `out`; UserError if it is damaged."""
     try:
         if zipfile.is_zipfile(archive):
             with zipfile.ZipFile(archive) as opened:

@@ -1,4 +1,4 @@
-"""Stacks samples that have the same shapes: a `collate` that loader workers share out row by row.
+"""Stacks samples of equal shapes: a `collate` that loader workers divide among them by rows.
 
 It converts and pads nothing: samples that differ in structure, shape or type are refused.
 """
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from training.errors import UserError
 
-# As torch aligns its own memory: no kernel takes another path for a batch that a worker made.
+# Torch's own alignment, so that no kernel takes another path for a batch that a worker made.
 ALIGNMENT = 64
 
 
@@ -43,23 +43,23 @@ _Structure: TypeAlias = _Branch | None
 
 @dataclass(frozen=True, slots=True)
 class ItemLayout:
-    """What the samples of one batch have in common, and where their values stand in memory."""
+    """The structure that a batch's samples share, and where their values are in memory."""
 
     structure: _Structure
     leaves: tuple[tuple[torch.dtype, torch.Size], ...]
 
     @classmethod
     def of(cls, item: Any) -> "ItemLayout":
-        """The layout of a batch of samples like this one."""
+        """Return the layout of a batch of samples like this one."""
         values, structure = _flattened(item)
         return cls(structure, tuple((value.dtype, value.shape) for value in values))
 
     def num_bytes(self, count: int) -> int:
-        """Memory of a batch of `count` samples."""
+        """Return the memory that a batch of `count` samples takes."""
         return max((end for _, end in self._places(count)), default=0)
 
     def columns(self, memory: Tensor, count: int) -> list[Tensor]:
-        """The tensors of a batch, as views of `memory`."""
+        """Return the tensors of a batch, as views of `memory`."""
         return [
             memory[first:end].view(dtype).view(count, *shape)
             for (first, end), (dtype, shape) in zip(self._places(count), self.leaves, strict=True)
@@ -76,7 +76,7 @@ class ItemLayout:
                 column[row].copy_(value)
 
     def batch(self, columns: Sequence[Tensor]) -> Any:
-        """The batch in the structure of its samples."""
+        """Return the batch in the structure of its samples."""
         return _built(self.structure, iter(columns))
 
     def _places(self, count: int) -> Iterator[tuple[int, int]]:
@@ -92,7 +92,7 @@ class ItemLayout:
 
 
 def differing(one: ItemLayout, other: ItemLayout) -> UserError:
-    """The refusal of samples that do not fit into one batch."""
+    """Return the error for samples that do not fit into one batch."""
     return UserError(
         f"samples of one batch cannot be stacked: one is {one}, another {other}; let `get` return "
         "equal shapes and types, or write a `collate` that pads"

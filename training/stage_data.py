@@ -1,4 +1,4 @@
-"""What the loop gives a workload's stages, what they return, and how others' models are read.
+"""What the loop passes to a workload's stages, what they return, and how others' models are read.
 
 Import these names from training/workload.py, where the base classes are. Immutable.
 """
@@ -19,7 +19,7 @@ from training.errors import UserError
 Batch: TypeAlias = Any
 # Indices of samples. A list of a million takes 16 times the memory of a tensor while it is read.
 Order: TypeAlias = Tensor | NDArray[np.int64] | Sequence[int]
-# done, total: called during long work of a workload, a few times per second at most.
+# (done, total): called during a workload's long work, a few times per second at most.
 Progress: TypeAlias = Callable[[int, int], None]
 
 
@@ -53,17 +53,17 @@ class Dataset(Protocol):
 
     @property
     def folder(self) -> Path:
-        """The folder with the manifest's files: all of them, so it waits for a sync to end."""
+        """The folder with all of the manifest's files; waits for a sync to end."""
 
     def file(self, name: str) -> Path:
-        """One file of the manifest; waits only until the sync has fetched and verified it."""
+        """Return one file of the manifest as soon as a sync has fetched and verified it."""
 
     def expect(self, names: Sequence[str]) -> None:
-        """Let a sync that is filling the folder fetch these files first, in this order."""
+        """Tell a sync that is filling the folder to fetch these files first, in this order."""
 
     @property
     def manifest(self) -> Mapping[str, Any]:
-        """The whole manifest: format, workload, name, files [{name, bytes, sha256}], meta."""
+        """The full manifest: format, workload, name, files [{name, bytes, sha256}], meta."""
 
     @property
     def meta(self) -> Mapping[str, Any]:
@@ -75,13 +75,13 @@ class Dataset(Protocol):
 
 
 class PriorTensors(Mapping[str, Tensor]):
-    """A state_dict that whoever uses it does not keep in memory: it can be released."""
+    """A state_dict that can be released, which frees its memory whoever still refers to it."""
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
         self._tensors: Mapping[str, Tensor] | None = tensors
 
     def release(self) -> None:
-        """Free the tensors; to read them from here on is a mistake of the workload."""
+        """Free the tensors; reading them from now on is the workload's mistake."""
         self._tensors = None
 
     def __getitem__(self, name: str) -> Tensor:
@@ -97,7 +97,7 @@ class PriorTensors(Mapping[str, Tensor]):
     def _there(self) -> Mapping[str, Tensor]:
         if self._tensors is None:
             raise UserError(
-                "a stage reads the tensors of `prior` after its start, when their memory is free; "
+                "a stage reads the tensors of `prior` after its start, when they have been freed; "
                 "let `start` put what is needed into the model, or a Prepare stage into shards"
             )
         return self._tensors
@@ -107,9 +107,9 @@ class PriorTensors(Mapping[str, Tensor]):
 class Prior:
     """The committed result of the last Train stage, read from the store (never from memory).
 
-    Its tensors are there for a Prepare stage, and for a Train stage until it has started: then
-    their memory is freed. `optimizer()` reads the state of its optimizer, which nobody else holds:
-    as large as the model once or twice.
+    A Prepare stage can use its tensors throughout, a Train stage until it has started: then their
+    memory is freed. `optimizer()` reads the state of its optimizer, which is not kept in memory
+    otherwise: once or twice the size of the model.
     """
 
     stage: str
@@ -121,13 +121,13 @@ class Prior:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Inputs:
-    """What a stage may read; it must not change any of it.
+    """What a stage may read but must not change.
 
-    `artifact(name)` gives the published shards of the Prepare stage called `name`, in shard order:
+    `artifact(name)` returns the published shards of the Prepare stage `name`, in shard order:
     one mapping of tensors per shard, memory mapped from safetensors files in the local cache (copy
     what you compute on in place; stacking or indexing with a list copies). `prior` is None before
     the end of the first Train stage. `rank` counts the `world` processes from 0. In `start`,
-    `is_given_weights` says that those of --init-from will replace what it leaves in the model.
+    `is_given_weights` says that --init-from's weights will replace what it leaves in the model.
     """
 
     config: Any
@@ -138,12 +138,12 @@ class Inputs:
     rank: int
     world: int
     seed: int
-    scratch: Path  # local, may be empty in every attempt: downloads, caches
+    scratch: Path  # local, for downloads and caches; may be empty in every attempt
     is_given_weights: bool = False
 
 
 def release_prior(inputs: Inputs) -> None:
-    """Free the tensors of the stage before, wherever these inputs are held."""
+    """Free the previous stage's tensors, wherever these inputs are held."""
     if inputs.prior is not None and isinstance(inputs.prior.model, PriorTensors):
         inputs.prior.model.release()
 
@@ -152,9 +152,9 @@ def release_prior(inputs: Inputs) -> None:
 class Start:
     """The result of `Train.start`: failed checks as sentences (they stop the run), and facts.
 
-    With `optimizer` the stage's optimizer starts from that state, which may be made from that of
-    `i.prior.optimizer()`; parameters that it does not name start without. Refused if the model is
-    sharded over ranks.
+    With `optimizer`, the stage's optimizer starts from that state, which may be derived from
+    `i.prior.optimizer()`; parameters that it does not name start without any. Refused if the model
+    is sharded over ranks.
     """
 
     failures: Sequence[str] = ()
@@ -196,10 +196,10 @@ class Probe:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rung:
-    """One step of the out-of-memory ladder: a config -> one that needs less memory.
+    """One step of the out-of-memory ladder: turns a config into one that needs less memory.
 
-    One that changes what is learned, such as the model's width, is not taken but offered: with
-    `override` as NAME=VALUE. Those come last.
+    A rung that changes what is learned, such as the model's width, is not taken but offered, with
+    `override` as NAME=VALUE. Such rungs come last.
     """
 
     name: str
@@ -212,14 +212,14 @@ Writer: TypeAlias = Callable[[nn.Module, Path], None]
 
 
 class Interchange:
-    """What a Train stage knows of other libraries; by default nothing."""
+    """What a Train stage knows about other libraries; nothing by default."""
 
     def from_foreign(
         self, m: nn.Module, tensors: Mapping[str, Tensor]
     ) -> Mapping[str, Tensor] | None:
-        """The tensors of another library (`--init-from`) as the state of `m`; None: not of one."""
+        """Return another library's tensors (`--init-from`) as the state of `m`; None if unknown."""
         return None
 
     def formats(self) -> Mapping[str, Writer]:
-        """The forms in which others read the model (`export --format`)."""
+        """Return the formats in which other libraries read the model (`export --format`)."""
         return {}

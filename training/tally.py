@@ -1,8 +1,8 @@
-"""What making samples takes, by its parts, and what is counted in it. Standard library only.
+"""The time that making samples takes, by part, and counts of events. Standard library only.
 
-A workload's samples say `with timed("read"):` around their reads and `count("replaced")` where
-something happens; loader workers send the sums along with each batch. In `timed` inside of another
-the time belongs to the inner one alone.
+A workload's samples wrap their reads in `with timed("read"):` and call `count("replaced")` where
+something happens; loader workers send the sums along with each batch. The time of a nested `timed`
+counts only for the inner one.
 """
 
 import threading
@@ -10,8 +10,8 @@ import time
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
-# Waiting for a sync to fetch a file; reading from the disk; decoding; and the loader's own: what is
-# left of making a batch, such as augmenting and stacking.
+# Waiting for a sync to fetch a file; reading from the disk; decoding; and the loader's own part:
+# the rest of making a batch, such as augmenting and stacking.
 _Part: TypeAlias = Literal["sync", "read", "decode", "make"]
 
 
@@ -23,7 +23,7 @@ class Tally:
     counts: dict[str, int] = field(default_factory=dict)
 
     def add(self, other: "Tally") -> None:
-        """Add another one up."""
+        """Add another tally to this one."""
         for part, seconds in other.seconds.items():
             self.seconds[part] = self.seconds.get(part, 0.0) + seconds
         for name, number in other.counts.items():
@@ -31,7 +31,7 @@ class Tally:
 
 
 class _Open(threading.local):
-    """The seconds of what is inside each open `timed` of this thread, the outermost first."""
+    """The seconds spent in `timed` blocks inside each open one of this thread, outermost first."""
 
     def __init__(self) -> None:
         self.inner: list[float] = []
@@ -43,7 +43,7 @@ _tally = Tally()
 
 
 class _Timed:
-    """Not contextlib's, which writes to the errors that pass through: some are frozen."""
+    """A context manager; contextlib's would write to errors that pass through, some frozen."""
 
     __slots__ = ("_began", "_part")
 
@@ -65,7 +65,7 @@ class _Timed:
 
 
 def timed(part: _Part) -> _Timed:
-    """Add the seconds inside, less those of a `timed` in it, to a part."""
+    """Add the seconds spent inside, less those of nested `timed` blocks, to a part."""
     return _Timed(part)
 
 
@@ -76,7 +76,7 @@ def count(name: str, number: int = 1) -> None:
 
 
 def taken() -> Tally:
-    """This process's sums since the last call, which begin anew."""
+    """Return this process's sums since the last call, and reset them."""
     global _tally
     with _lock:
         tally, _tally = _tally, Tally()

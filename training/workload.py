@@ -1,7 +1,7 @@
 """The base classes of every workload, its stages and samples.
 
-A workload is a list of stages. The loop owns all state that changes (model, optimizer, step,
-cursor) and alone saves it; a workload and its stages hold none. Subclass `Workload`, `Train`,
+A workload is a list of stages. Only the loop owns and saves mutable state (model, optimizer, step,
+cursor); a workload and its stages hold none. Subclass `Workload`, `Train`,
 `Prepare` and `Samples`: what is not required has a default, and a command that needs a method
 without one says which, and why. The slowest import here is torch.
 """
@@ -46,9 +46,9 @@ C = TypeVar("C", bound=Config)
 
 
 class Samples:
-    """An indexed set of samples. A sample depends on nothing but (seed, epoch, index).
+    """An indexed set of samples. A sample depends only on (seed, epoch, index).
 
-    Epochs count from 0 within the stage; samples that are evaluated have the epoch -1.
+    Epochs count from 0 within the stage; evaluated samples have the epoch -1.
     """
 
     REQUIRED = ("__len__", "get")
@@ -70,13 +70,13 @@ class Samples:
         return stack(items)
 
     def order(self, epoch: int, seed: int) -> Order:
-        """Every index exactly once."""
+        """Return every index exactly once."""
         return shuffled(len(self), epoch, seed)
 
     def files(self, indices: Order) -> Sequence[str]:
-        """The dataset's files in which these samples lie, in the order in which they are needed.
+        """Return the dataset's files that hold these samples, in the order of their use.
 
-        A sync fetches those first; others once somebody waits for them.
+        A sync fetches these first, and others once something waits for them.
         """
         return ()
 
@@ -84,7 +84,7 @@ class Samples:
 class DatasetSamples(Samples):
     """The items of a map-style dataset, such as torchvision's, as samples.
 
-    What it draws from torch, numpy and `random`, in a random transform, follows from `rng`.
+    What a random transform draws from torch, numpy and `random` follows from `rng`.
     """
 
     def __init__(self, dataset: Any) -> None:
@@ -118,7 +118,7 @@ class Prepare:
         def is_shareable(self) -> bool:
             """Whether other runs may reuse this stage's shards (`run --artifacts-uri`, `sweep`).
 
-            Its `key` must then cover all that `make` depends on: every config field that it reads,
+            Its `key` must then cover all that `make` depends on: every config field it reads,
             and the seed if it draws random numbers. The engine adds code, packages, device and
             threads.
             """
@@ -135,7 +135,7 @@ class Prepare:
         raise NotImplementedError
 
     def probe(self) -> Probe:
-        """The stage's device work on one batch, which `measure` measures without data."""
+        """Return the stage's device work on one batch, for `measure` to run without data."""
         raise NotImplementedError
 
 
@@ -180,7 +180,7 @@ class Train(Interchange):
         return float(next(len(leaf) for leaf in tree_leaves(b) if isinstance(leaf, Tensor)))
 
     def refusals(self, meta: Mapping[str, Any]) -> Sequence[str]:
-        """Why it cannot train on a dataset with this `meta`, in sentences; asked before a run."""
+        """Return reasons not to train on a dataset with this `meta`, asked for before a run."""
         return ()
 
     def start(self, m: nn.Module, i: Inputs) -> Start:
@@ -207,43 +207,43 @@ class Train(Interchange):
         return {name: value / count for name, (value, count) in totals.items() if count}
 
     def show(self, m: nn.Module, i: Inputs, parts: Sequence[Partial], out: Path) -> None:
-        """Show at the stage's end what it has learned: write pictures, text, tables into `out`.
+        """Show what the stage has learned, at its end: write pictures, text, tables into `out`.
 
         The files go to evaluation/ with those of the last evaluation, whose `parts` these are; the
-        report has pictures, .txt and .md as they are, and .csv as tables. `m` is as in an
+        report shows pictures, .txt and .md as they are, and .csv as tables. `m` is as in an
         evaluation: in eval mode, without gradients, with the moving average if there is one. torch
-        is seeded. Rank 0 is asked alone, unless ranks share the model: then all act together, and
-        rank 0's files are kept. What is interrupted in it is done again.
+        is seeded. Called on rank 0 alone, unless ranks share the model: then on all together, and
+        rank 0's files are kept. If it is interrupted, it is called again.
         """
 
     def sharded_modules(self, m: nn.Module) -> Sequence[nn.Module]:
-        """The blocks of the model to gather and free one at a time, if ranks share it.
+        """Return the blocks of the model to gather and free one at a time, if ranks share it.
 
-        With `compile_mode`, also those to compile one by one: blocks that are alike share code.
-        Modules inside `m` that its forward calls in the same order on every rank. Outside a block's
-        own forward its parameters are slices: the loss must not read them. By default the model is
-        one block: the simplest choice, which saves the least memory.
+        With `compile_mode`, also those to compile one by one: identical blocks share code. They
+        must be modules inside `m` that its forward calls in the same order on every rank. Outside a
+        block's own forward its parameters are slices, which the loss must not read. By default the
+        model is one block: the simplest choice, which saves the least memory.
         """
         return ()
 
     def numerics(
         self, m: nn.Module, i: Inputs, started_with: Mapping[str, str]
     ) -> Mapping[str, str]:
-        """Choose by machine what changes the bits, such as a kernel: return what -> which.
+        """Choose what changes the bits, such as a kernel, for this machine: return what -> which.
 
-        `m` is to compute with the choice. What is chosen at the stage's start is committed with it,
-        as a part of the numerics key; another choice later is recorded like a change of GPU model.
+        `m` must compute with the choice. The choice at the stage's start is committed with it, as
+        part of the numerics key; another choice later is recorded like a change of GPU model.
         Called in every attempt right after `model`. `started_with` is the choice at the stage's
-        start, empty there: keep it where this machine can. Other ranks are given rank 0's choice.
+        start, empty at the start itself: keep it if this machine can. Other ranks get rank 0's.
         """
         return {}
 
     def shape_key(self, b: Batch) -> Hashable:
-        """What compiled code depends on, with `compile_mode`: a bucket of the images' size.
+        """Return what compiled code depends on, such as the images' size bucket (`compile_mode`).
 
-        The first step with another key is long work, which a copy of the state is staged for and
-        which is not begun after a notice. By default the shapes of all tensors. Uncompiled, every
-        shape is as good as another.
+        The first step with a new key is long work: a copy of the state is staged before it, and it
+        is not begun after a notice. By default the shapes of all tensors. Without compilation, the
+        shape does not matter.
         """
         return tuple(leaf.shape for leaf in tree_leaves(b) if isinstance(leaf, Tensor))
 
@@ -252,19 +252,19 @@ class Train(Interchange):
         raise NotImplementedError
 
     def result_list(self, prediction: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
-        """What one of `predict`'s mappings adds to a JSON list, if their file is no lines."""
+        """Return what one of `predict`'s mappings adds to a JSON list, if lines are not used."""
         raise NotImplementedError
 
     def draw(self, m: nn.Module, i: Inputs, images: Sequence[Path], out: Path) -> None:
-        """Draw what is found in images of no dataset, as files in `out` (`predict --images`)."""
+        """Draw what is found in images outside a dataset into `out` (`predict --images`)."""
         raise NotImplementedError
 
     def example(self, size: int) -> Batch:
         """A batch of `size` samples, each of the largest size (`measure`, the ladder).
 
-        In the form `collate` returns. The step tried on it is the stage's last: what grows with the
-        steps, such as a resolution, is largest there. `model` must then read the config only: no
-        dataset, no artifacts, no `prior`.
+        In the form that `collate` returns. The step tried on it is the stage's last, where anything
+        that grows with the steps, such as a resolution, is largest. `model` must then read only the
+        config: no dataset, no artifacts, no `prior`.
         """
         raise NotImplementedError
 
@@ -272,25 +272,25 @@ class Train(Interchange):
         """A batch of the average size, if batches differ in size (`measure`).
 
         Memory must hold the largest batch; hours and dollars follow from the usual one. By default
-        all are as `example`.
+        the same as `example`.
         """
         return self.example(size)
 
     def work(self, epoch: int) -> tuple[str, float]:
-        """What a sample is like in an epoch, and its FLOPs and bytes as a share of the example's.
+        """Describe an epoch's samples, with their FLOPs and bytes as a share of the example's.
 
-        For work that changes with the epochs, such as images of a resolution that grows: a plan
-        adds up the epochs' times. Epoch -1: of samples that are evaluated.
+        For work that changes with the epochs, such as images of growing resolution: a plan adds up
+        the epochs' times. Epoch -1 stands for evaluated samples.
         """
         raise NotImplementedError
 
     def surrogate(self, m: nn.Module, b: Batch) -> Loss:
-        """A loss of the memory and FLOPs of `loss` on the batch of `example`, by shapes alone.
+        """Return a loss with the memory and FLOPs of `loss` on `example`'s batch, by shapes alone.
 
-        For a loss that reads data, as there is none when it is measured (`measure`): that computes
-        on the host (`.numpy()`, a matcher), or whose shapes depend on values (`bincount`, boolean
-        masks, an MoE that drops nothing). For instance with the matches, or the tokens per expert,
-        that take the most memory. Runs, and the trials of the ladder, make the real step.
+        For a loss that reads values, which do not exist in `measure`: one that computes on the host
+        (`.numpy()`, a matcher), or whose shapes depend on values (`bincount`, boolean masks, an MoE
+        that drops nothing). Assume, for instance, the matches or the tokens per expert that take
+        the most memory. Runs, and the trials of the ladder, make the real step.
         """
         raise NotImplementedError
 
@@ -313,7 +313,7 @@ class Workload(Generic[C]):
 
         @property
         def placement_fields(self) -> frozenset[str]:
-            """Config fields that another attempt may change, besides `loader_workers`: paths."""
+            """Config fields (paths) that another attempt may change, besides `loader_workers`."""
 
         @property
         def nominal_samples(self) -> Mapping[str, Mapping[str, int]]:
@@ -321,9 +321,9 @@ class Workload(Generic[C]):
 
         @property
         def data_options(self) -> Any:
-            """The defaults of ways to make datasets (`data make | import --override`).
+            """The default options for making datasets (`data make | import --override`).
 
-            A frozen dataclass with fields like a config's; None: there is one way.
+            A frozen dataclass with fields like a config's; None if there are no options.
             """
 
     else:
@@ -336,7 +336,7 @@ class Workload(Generic[C]):
         raise NotImplementedError
 
     def fitted(self, c: C, meta: Mapping[str, Any]) -> Mapping[str, str]:
-        """Overrides that a dataset with this `meta` needs; those that a run gives go before."""
+        """Return overrides that a dataset with this `meta` needs; a run's own take precedence."""
         return {}
 
     def rungs(self, c: C) -> Sequence[Rung]:
@@ -350,39 +350,39 @@ class Workload(Generic[C]):
         raise NotImplementedError
 
     def with_data_options(self, options: Any) -> "Workload[C]":
-        """The workload that makes and imports datasets with these options, if a dataclass."""
+        """Return the workload with other options for its datasets; it must be a dataclass."""
         return replace(self, data_options=options)  # type: ignore[type-var]
 
     def import_dataset(
         self, files: Sequence[SourceFile], out: Path, seed: int, progress: Progress
     ) -> Mapping[str, Any]:
-        """Make a dataset of files that users bring, in the empty folder `out` (`data import`).
+        """Make a dataset from files that users bring, in the empty folder `out` (`data import`).
 
         Returns the manifest's `meta`, which should name the classes and the shape of what a model
         sees. A workload that leaves its position in the file `training.sources.UNFINISHED` is
-        called again with a folder that was interrupted. By default SPLIT/CLASS/FILE, as they are.
+        called again with an interrupted folder. By default copies files to SPLIT/CLASS/FILE.
         """
         return copy_in_splits(files, out, seed, progress)
 
     def import_folder(
         self, folder: Path, out: Path, seed: int, progress: Progress
     ) -> Mapping[str, Any]:
-        """As `import_dataset`, of a folder with a layout of its own or what is in the archive."""
+        """Like `import_dataset`, from a folder (or unpacked archive) with a layout of its own."""
         raise NotImplementedError
 
     def pack_dataset(
         self, files: Sequence[Brought], output: Output, seed: int, progress: Progress
     ) -> FinishedFiles:
-        """As `import_dataset`, but file by file; return what the manifest says of them.
+        """Like `import_dataset`, but file by file; return what the manifest says of the files.
 
-        So the files may come from a store, the dataset may go to one while it is made, and an
-        import that was interrupted goes on: `training.sources.UNFINISHED` in the output says what
-        was begun. `progress` is called first with what was finished before.
+        This lets the files come from a store, the dataset go to one while it is made, and an
+        interrupted import resume: `training.sources.UNFINISHED` in the output says what was begun.
+        `progress` is called first with what was finished before.
         """
         raise NotImplementedError
 
     def check_data(self, folder: Path, progress: Progress) -> DataReport:
-        """Everything that is wrong with a dataset, or with a folder to be imported as one.
+        """Report everything wrong with a dataset, or with a folder to be imported as one.
 
         For `data check --workload`.
         """

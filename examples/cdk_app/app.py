@@ -1,4 +1,4 @@
-"""A CDK app of another team: a training stack in its own network, with its own tags and account."""
+"""Another team's CDK app: a training stack in its own network, with its own tags and account."""
 
 from aws_cdk import App, Environment, Stack, Tags
 from aws_cdk import aws_ec2 as ec2

@@ -55,7 +55,7 @@ def main() -> None:
             logging_steps=10,
             report_to="none",
             disable_tqdm=True,
-            # Saves at SIGTERM, which is what a notice is to a program.
+            # Saves at SIGTERM, which a program receives at a notice.
             enable_jit_checkpoint=True,
         ),
         train_dataset=Sequences(args.train),

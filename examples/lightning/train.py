@@ -1,4 +1,4 @@
-"""Train a small network with Lightning, which saves by itself and at SIGTERM."""
+"""Train a small network with Lightning, which saves on its own schedule and at SIGTERM."""
 
 import argparse
 import csv

@@ -106,7 +106,7 @@ full = _after_an_hour("the data volume fills up", disk_percent=93)
 
 
 def uncommitted(stream: Stream) -> None:
-    """continues training, but no commit succeeds"""
+    """training continues, but no commit succeeds"""
     stream.boot()
     stream.train(HOUR)
     stream.commit_every = 0
@@ -124,7 +124,7 @@ def unsaved(stream: Stream) -> None:
 
 
 def throttled(stream: Stream) -> None:
-    """reads more than EBS sustains"""
+    """training reads more than EBS sustains"""
     stream.boot()
     with stream.changed(exceeded_percent=80, utilization=0.65 * stream.readings.utilization):
         stream.train(2 * HOUR, steps=5)

@@ -32,7 +32,7 @@ class Gpu:
     source: str
 
     def peak_flops(self, precision: str) -> float:
-        """The highest FLOP/s that matrix products of `precision` reach."""
+        """Return the highest FLOP/s that matrix products of `precision` reach."""
         if precision == "bfloat16" and not self.has_bfloat16:
             return self.fp32_tflops * 1e12
         if precision in _HALF:
@@ -46,7 +46,7 @@ class Gpu:
         )
 
     def relative_speed(self, other: "Gpu", precision: str = "float16") -> float:
-        """Its speed relative to another's: the lower ratio of bandwidth and of peak."""
+        """Return its speed relative to another's: the lower ratio of bandwidth and of peak."""
         return min(
             self.bandwidth_gb_per_second / other.bandwidth_gb_per_second,
             self.peak_flops(precision) / other.peak_flops(precision),

@@ -1,7 +1,7 @@
-"""What an hour of an instance costs where AWS was not asked: list prices and a Spot snapshot.
+"""Hourly instance prices where AWS was not asked: list prices and a Spot snapshot.
 
-Spot differs by zone: without a zone the highest of the region counts, because a prediction that
-errs should err upwards. What the snapshot does not have is modelled, and says so.
+Spot prices differ by zone: without a zone the region's highest counts, because a prediction that
+errs should err upwards. Prices that the snapshot lacks are modelled and marked so.
 """
 
 from collections.abc import Iterable
@@ -23,14 +23,14 @@ STALE_DAYS = {"refreshed": 7, "snapshot": 30, "modelled": 30, "assumed": 30, "li
 
 
 class UnknownPriceError(ValueError):
-    """A size whose price in a region nobody has told the catalogue."""
+    """The catalogue has no price of this size in this region."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Price:
-    """Dollars for one hour of one instance, with their basis, and the day they are of.
+    """Dollars for one hour of one instance, with their basis and date.
 
-    `assumed`: nobody has told the catalogue what this family costs in the region.
+    `assumed`: the catalogue has no price of this family in the region.
     """
 
     usd_per_hour: float
@@ -41,12 +41,12 @@ class Price:
 
 @cache
 def hourly_price(size: str, region: str = PRICE_REGION, *, assume: bool = False) -> Price:
-    """Return the on-demand price (Linux); a ValueError where none is known.
+    """Return the on-demand price (Linux); a ValueError if none is known.
 
-    us-east-1: the list price, or the snapshot's where that is newer. Elsewhere the snapshot's, or,
-    where it has only others of the family, us-east-1's times what those cost there compared with
-    us-east-1. With `assume`, where none is known either: times the most that any region charges, as
-    a budget should err upwards.
+    us-east-1: the list price, or the snapshot's if that is newer. Elsewhere the snapshot's, or, if
+    it has only others of the family, us-east-1's price times those sizes' ratio to us-east-1. With
+    `assume`, if none of these is known: times the highest ratio of any region, because a budget
+    should err upwards.
     """
     instance = find(size)
     here = instance.on_demand_usd_per_hour
@@ -92,7 +92,7 @@ def hourly_price(size: str, region: str = PRICE_REGION, *, assume: bool = False)
 def spot_price(
     size: str, region: str = PRICE_REGION, zone: str | None = None, *, assume: bool = False
 ) -> Price:
-    """Return the assumed Spot price: the snapshot's where it has one, else modelled."""
+    """Return the assumed Spot price: the snapshot's if it has one, else modelled."""
     seen = snapshot()
     if not assume:
         _check_region(region, seen)
@@ -161,7 +161,7 @@ def _check_zone(zone: str | None, region: str, seen: PriceSnapshot) -> None:
 
 
 def age_note(prices: Iterable[Price | None], today: date | None = None) -> str:
-    """Return one sentence: how old the prices are today, and what to do where that is too old."""
+    """Return one sentence: how old the prices are today, and what to do if that is too old."""
     today = today or datetime.now(UTC).date()
     oldest: dict[str, date] = {}
     is_old = False

@@ -1,7 +1,7 @@
 """Today's list prices, Spot prices, placement scores and quotas from AWS, in a dated cache file.
 
 Needs credentials and a network, so only `python -m sizing catalogue --refresh` calls AWS. Each
-question is asked separately: what the account may not ask is reported, the other answers are kept.
+call is made separately: those that the account may not make are reported, other answers are kept.
 """
 
 import json
@@ -27,7 +27,7 @@ LEAST_FOR_SCORES = 3
 
 @dataclass(kw_only=True, slots=True)
 class Refreshed:
-    """What AWS answered: each figure with the time of the answer, {"value", "at"}."""
+    """AWS's answers: each figure with the time of the answer, {"value", "at"}."""
 
     region: str = PRICE_REGION
     on_demand: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -43,7 +43,7 @@ def cache_file(region: str = PRICE_REGION) -> Path:
 
 
 def load(region: str = PRICE_REGION) -> Refreshed | None:
-    """Read a region's cache file; None if it is missing, a ValueError if it is not one."""
+    """Read a region's cache file; None if it is missing, a ValueError if it is not a cache."""
     path = cache_file(region)
     if not path.exists():
         return None
@@ -71,10 +71,10 @@ def save(refreshed: Refreshed) -> None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PriceBook:
-    """Which prices count: as given, else AWS's answers, else the catalogue's.
+    """The prices that count: given ones, else AWS's answers, else the catalogue's.
 
-    `given` has Spot dollars by size, or for every size under "". Without a zone the dearest counts.
-    `assumes`: what the catalogue does not know of the region is assumed, and says so.
+    `given` has Spot dollars by size, or for every size under "". Without a zone the most expensive
+    counts. `assumes`: prices that the catalogue lacks in the region are assumed and marked so.
     """
 
     region: str = PRICE_REGION
@@ -84,7 +84,7 @@ class PriceBook:
     answers: Refreshed | None = field(default=None, hash=False)
 
     def find(self, size: str) -> tuple[Price | None, Price | None]:
-        """Return the on-demand and the Spot price of a size; None where nobody knows one."""
+        """Return the on-demand and the Spot price of a size; None for one that is not known."""
         return _known(self._on_demand, size), _known(self._spot, size)
 
     def require(self, size: str) -> tuple[Price, Price]:

@@ -1,4 +1,4 @@
-"""What AWS charges besides the instance (volumes, addresses, alarms, keys): us-east-1 list prices.
+"""AWS's charges besides the instance (volumes, addresses, alarms, keys): us-east-1 list prices.
 
 Each figure has its source: public pages, read in 2026-11. None was checked against a bill.
 """

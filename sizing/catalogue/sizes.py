@@ -17,7 +17,7 @@ from sizing.csv_rows import read_rows
 CATALOGUE_FILE = Path(__file__).with_name("instances.csv")
 FAMILIES_FILE = Path(__file__).with_name("families.csv")
 MAX_ALTERNATES = 4
-# An alternate may cost this many times the size that was asked for.
+# An alternate may cost this many times the requested size.
 ALTERNATES_PRICE_FACTOR = 2.0
 
 # Instances that the release note of the PyTorch 2.12 Deep Learning AMI (Ubuntu 24.04, 2026-08-22)
@@ -61,7 +61,7 @@ class InstanceType:
 
     @property
     def kind(self) -> str:
-        """What its family is: gpu, chip, cpu, burstable, ..."""
+        """The kind of its family: gpu, chip, cpu, burstable, ..."""
         return families()[self.family].kind
 
     @property
@@ -76,13 +76,13 @@ class InstanceType:
 
     @property
     def instance_store_gib(self) -> int:
-        """What its own disks hold, in the units of a volume."""
+        """The capacity of its own disks, in the units of a volume."""
         return int(self.instance_store_gb * 1e9 / 2**30)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Family:
-    """What a family of sizes is for: `fit` holds train, serve, prepare, experiment or graphics."""
+    """The purpose of a family of sizes: `fit` has train, serve, prepare, experiment or graphics."""
 
     name: str
     kind: Literal["gpu", "gpu-slice", "gpu-amd", "chip", "cpu", "burstable"]
@@ -92,7 +92,7 @@ class Family:
 
 
 def _all_cards_gbps(label: str) -> float:
-    """The rate in a label such as "200 Gigabit" or "4x 100 Gigabit"; 0 without one.
+    """Return the rate in a label such as "200 Gigabit" or "4x 100 Gigabit"; 0 without one.
 
     Sizes with several network cards have a rate for each card and none for the size; their
     networks do not burst, and only the label has the right number of cards.
@@ -146,8 +146,8 @@ def alternates(
 ) -> tuple[InstanceType, ...]:
     """Return the 0 to 4 cheapest other sizes with the same GPUs and at least the memory.
 
-    None costs more than `price_factor` times the size itself, on demand: the fleet starts whatever
-    Spot pool has machines, and a pool's price says little about the next hour's.
+    None costs more than `price_factor` times the size itself, on demand: the fleet starts any Spot
+    pool that has machines, and a pool's price says little about the next hour's.
 
     On these sizes a run stays the same bit for bit. `mix_gpus` gives that up for more pools: any
     model with at least the memory. `mix_gpu_counts` keeps it: up to 4 sizes of each of RANKS,

@@ -22,7 +22,7 @@ _ZONE_ID = re.compile(r"[a-z]+\d+-az\d+")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Offer:
-    """What a size costs in a region: on demand, and on Spot in each zone (by its id, use1-az1)."""
+    """A size's prices in a region: on demand, and on Spot in each zone (by its id, use1-az1)."""
 
     on_demand_usd_per_hour: float
     spot_usd_per_hour: Mapping[str, float]
@@ -30,7 +30,7 @@ class Offer:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PriceSnapshot:
-    """All offers of one day, by size and region, and where they are from."""
+    """All offers of one day, by size and region, with their source."""
 
     day: date
     source: str
@@ -38,7 +38,7 @@ class PriceSnapshot:
 
     @property
     def regions(self) -> tuple[str, ...]:
-        """The regions that it has prices of."""
+        """The regions that it has prices for."""
         return tuple(sorted({region for _, region in self.offers}))
 
 
@@ -49,7 +49,7 @@ def snapshot() -> PriceSnapshot:
 
 
 def read(path: Path) -> PriceSnapshot:
-    """Read a file that `write` wrote."""
+    """Read a file written by `write`."""
     with path.open(newline="", encoding="utf-8") as lines:
         day, source = next(lines).removeprefix("# ").rstrip("\n").split(": ", 1)
         offers = {
@@ -89,7 +89,7 @@ def import_skypilot(path: Path, *, day: date, source: str) -> PriceSnapshot:
             )
         offers = _offers(rows, path)
     if not offers:
-        raise ValueError(f"{path} has no price of any size of the catalogue")
+        raise ValueError(f"{path} has no price of any size in the catalogue")
     return PriceSnapshot(day=day, source=source, offers=offers)
 
 

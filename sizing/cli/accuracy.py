@@ -3,7 +3,7 @@
 python -m sizing accuracy              a summary, then what is missed; --json has every row
 python -m sizing accuracy --markdown   the table of docs/sizing.md
 
-A row is predicted by a fit that has not seen its model; misses stay in the table.
+Each row is predicted by a fit that has not seen its model; misses stay in the table.
 `python -m benchmarks evidence --fit` fits.
 """
 
@@ -21,7 +21,7 @@ from sizing.evidence.truths import Truth, predictable, truths
 from sizing.models.constants import Constants
 
 HELP = "predictions against published runs, misses included"
-# What a run says of the batch that fits, if the memory model were 10 % lower or higher.
+# The largest batch that fits is also predicted with memory 10 % lower and 10 % higher.
 _SCALES = (0.9, 1.1)
 THROUGHPUT_LIMIT, MEMORY_LIMIT, RANKING_LIMIT = 0.30, 0.15, 0.90
 
@@ -46,7 +46,7 @@ class CheckedTruth:
 
 
 def throughput_rows(left_out: str = "model") -> list[CheckedTruth]:
-    """Return every throughput row with its prediction by a fit without its like."""
+    """Return every throughput row with its prediction by a fit without similar rows."""
     return [
         CheckedTruth(truth=truth, ratio=ratio)
         for truth, ratio in zip(predictable("throughput"), fit.without(left_out), strict=True)
@@ -54,9 +54,9 @@ def throughput_rows(left_out: str = "model") -> list[CheckedTruth]:
 
 
 def memory_rows(*, with_workspace: bool = True) -> list[CheckedTruth]:
-    """Return every row of max_memory_allocated with its prediction, its lab left out.
+    """Return every row of max_memory_allocated with its prediction, without its lab's rows.
 
-    Without the workspace it is what tensors alone need.
+    Without the workspace, the prediction is what tensors alone need.
     """
     return [
         CheckedTruth(
@@ -86,7 +86,7 @@ def all_rows() -> list[CheckedTruth]:
 
 
 def ladder() -> list[Truth]:
-    """Return the rows whose batch is the largest that fitted: they say what memory was needed."""
+    """Return the rows whose batch is the largest that fitted, which shows the memory needed."""
     return [truth for truth in predictable("throughput") if truth.is_on_the_ladder]
 
 
@@ -144,7 +144,7 @@ def _shown(row: CheckedTruth) -> dict[str, Any]:
 
 
 def summary() -> list[dict[str, Any]]:
-    """Return one line for each promise: rows, how many hold, the median error."""
+    """Return one line per promise: rows, how many hold, the median error."""
     by_model = throughput_rows()
     first = [row for row in by_model if row.truth.role == "held out"]
     limit = f"throughput within {THROUGHPUT_LIMIT:.0%}"

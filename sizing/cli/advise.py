@@ -48,7 +48,7 @@ from sizing.plan.triggers import Fired, as_given, fire, load_rules
 HELP = "which size to use and why; triggers with their evidence"
 DEFAULT_SIZE = "g5.2xlarge"
 _BUDGETED = 4
-# So many sizes are compared in all regions.
+# How many sizes are compared in all regions.
 _SEARCHED = 6
 WEEKS_A_YEAR = 52
 
@@ -64,7 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--explain",
         action="store_true",
-        help="also memory, epoch, notice and warnings of each",
+        help="also show memory, epoch, notice and warnings of each",
     )
     parser.add_argument(
         "--given",
@@ -80,16 +80,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--hours-per-week", type=float, metavar="N", help="show dollars a week, month and year"
     )
     parser.add_argument(
-        "--growth", type=float, metavar="PERCENT", help="of the samples a month: what to use then"
+        "--growth", type=float, metavar="PERCENT", help="sizes for this monthly growth of samples"
     )
     parser.add_argument(
         "--markdown", action="store_true", help="a page with date, verdict and chart"
     )
     add_request_arguments(parser)
     parser.set_defaults(gpus=None)  # searched
-    parser.add_argument("--max-usd", type=float, metavar="N", help="dollars of the instances")
+    parser.add_argument("--max-usd", type=float, metavar="N", help="most dollars for the instances")
     parser.add_argument(
-        "--max-usd-per-hour", type=float, metavar="N", help="what an hour may cost in its market"
+        "--max-usd-per-hour", type=float, metavar="N", help="most dollars an hour in its market"
     )
     parser.add_argument(
         "--market",
@@ -102,7 +102,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=("usd", "hours"),
         default="usd",
         metavar="NAME",
-        help="usd or hours: what is least within the limits (default: %(default)s)",
+        help="what to minimize: usd or hours (default: %(default)s)",
     )
 
 
@@ -111,14 +111,14 @@ def run(arguments: argparse.Namespace) -> int:
     given, origin = _given(arguments.given), "given"
     hours = arguments.hours_per_week
     if hours is not None and not 0 < hours <= 168:
-        raise ValueError(f"hours per week are {hours:g}; give more than 0, at most 168")
+        raise ValueError(f"hours per week are {hours:g}; use more than 0, at most 168")
     for name in ("deadline_hours", "max_usd", "max_usd_per_hour"):
         limit = getattr(arguments, name)
         if limit is not None and not 0 < limit < 1e9:
             option = "--" + name.replace("_", "-")
-            raise ValueError(f"{option} is {limit:g}; give a number above 0, below 1e9")
+            raise ValueError(f"{option} is {limit:g}; use a number above 0, below 1e9")
     if arguments.market == "fallback" and arguments.deadline_hours is None:
-        raise ValueError("--market fallback buys on demand for a deadline; give --deadline-hours")
+        raise ValueError("--market fallback buys on demand for a deadline; add --deadline-hours")
     anywhere = arguments.region == "any"
     arguments.region = PRICE_REGION if anywhere else arguments.region
     gpus, there = arguments.gpus, catalogue.find(arguments.size).num_gpus
@@ -155,11 +155,11 @@ def _horizons(
     names: list[str] | None,
     wanted: Wanted,
 ) -> list[dict[str, Any]]:
-    """Return what to use now, in three and in six months, if the data grow so much each month."""
+    """Return what to use now, in three and in six months, if data grows this much a month."""
     if growth is None:
         return []
     if not -50 <= growth <= 1000:
-        raise ValueError(f"growth is {growth:g} % a month; give -50 to 1000")
+        raise ValueError(f"growth is {growth:g} % a month; use -50 to 1000")
     now = plan(asked)
     rows = []
     for months in (0, 3, 6):
@@ -202,7 +202,7 @@ def _show(
         markdown=arguments.markdown,
     )
     size, spot = current.request.size, spot_verdict(current)
-    # A buyer's limits ask nothing about the size in use.
+    # Limits concern the size to choose, not the size in use.
     is_asked = arguments.markdown or arguments.given or not found[0].wanted.is_limited
     if is_asked:
         display([], notes=["", *_triggers(fired, size)])
@@ -217,7 +217,7 @@ def _show(
 
 
 def _chart(found: list[PlannedSize]) -> str:
-    """Draw the first sizes' dollars, p50 as bars and p90 as a line, as Mermaid has it."""
+    """Draw the first sizes' dollars in Mermaid, p50 as bars and p90 as a line."""
     drawn = [each for each in first_of_each(found) if each.outcomes]
     names = ", ".join(f'"{each.plan.request.size} x {each.plan.request.gpus}"' for each in drawn)
     p50, p90 = (
@@ -270,7 +270,7 @@ def _document(
 
 
 def _triggers(fired: list[Fired], size: str) -> list[str]:
-    """Return a paragraph for each trigger; what Spot is worth is said at the end."""
+    """Return a paragraph for each trigger, and at the end what Spot is worth."""
     if not fired:
         return [f"no trigger fires on {size}"]
     found = [f"triggers that fire on {size}:"]
@@ -303,7 +303,7 @@ def way_rows(plan: Plan) -> list[dict[str, Any]]:
 def budget_rows(
     current: Plan, found: list[PlannedSize], hours_per_week: float | None
 ) -> list[dict[str, Any]]:
-    """Return what the size in use and the first candidates cost at so many hours a week."""
+    """Return what the size in use and the first candidates cost at these hours a week."""
     if hours_per_week is None:
         return []
     plans = [current, *(each.plan for each in found[:_BUDGETED] if each.findings.fits)]
@@ -349,7 +349,7 @@ def _given(pairs: list[str]) -> dict[str, float]:
         most = 100 if name.endswith("_percent") else 1e12
         if not 0 <= found[name] <= most:
             raise ValueError(
-                f"--given {pair!r} is out of range; give a number from 0"
+                f"--given {pair!r} is out of range; use a number from 0"
                 + (" to 100" if most == 100 else "")
             )
     return found

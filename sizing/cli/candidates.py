@@ -35,7 +35,7 @@ def sizes(text: str) -> list[str]:
 
 
 def candidate_row(candidate: PlannedSize) -> dict[str, Any]:
-    """Return a size as JSON; null where it cannot work."""
+    """Return a size as JSON, with null where it cannot work."""
     plan, outcomes = candidate.plan, candidate.outcomes
     return {
         "size": plan.request.size,
@@ -57,7 +57,7 @@ def candidate_row(candidate: PlannedSize) -> dict[str, Any]:
 def show_candidates(
     found: Sequence[PlannedSize], *, title: str, explain: bool = False, markdown: bool = False
 ) -> None:
-    """Show the first sizes, what keeps some from working, what is not known, and which to use."""
+    """Show the first sizes, why some cannot work, what is not known, and which to use."""
     shown, cheapest = first_of_each(found), best(found)
     notes = [
         *(
@@ -89,12 +89,12 @@ def show_candidates(
 
 
 def verdict(found: Sequence[PlannedSize]) -> list[str]:
-    """Say what to use and the next best, or what would have to change for anything to fit."""
+    """Say what to use and the next best, or what must change for anything to fit."""
     shown = first_of_each(found)
     first, wanted = shown[0], shown[0].wanted
     if not first.keeps:
         return [
-            f"nothing keeps the limits in {wanted.chance:.0%} of the runs; what would:",
+            f"nothing keeps the limits in {wanted.chance:.0%} of the runs; what would keep them:",
             *(f"- {change}" for change in changes(list(found))),
         ]
     within = f", within the limits in {first.chance:.0%} of the runs" if wanted.is_limited else ""
@@ -147,7 +147,7 @@ def _explained(plan: Plan) -> dict[str, Any]:
 
 
 def _unseen(shown: Sequence[PlannedSize]) -> list[str]:
-    """Say on which GPUs nobody has published a run, unless a run here is known."""
+    """Say which GPUs have no published run, unless a run of ours is known."""
     names = dict.fromkeys(
         each.plan.inputs.gpu.name for each in shown if not each.plan.inputs.calibrated_by
     )

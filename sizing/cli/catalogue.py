@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     parser.add_argument("sizes", nargs="*", metavar="SIZE", help="default: all that match")
     parser.add_argument(
-        "--families", action="store_true", help="instead of sizes: families, their use and cost"
+        "--families", action="store_true", help="list families with their use and cost instead"
     )
     parser.add_argument("--family", help="only this family, such as g5")
     parser.add_argument("--gpu", help="only sizes whose accelerator name contains this")
@@ -53,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--import-snapshot",
         type=Path,
         metavar="FILE",
-        help="take all prices from SkyPilot's catalogs/v8/aws/vms.csv, for everyone: commit them",
+        help="take all prices from SkyPilot's catalogs/v8/aws/vms.csv; to be committed",
     )
     parser.add_argument("--date", metavar="DAY", help="the day of --import-snapshot's prices")
 
@@ -92,7 +92,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def asked_of_aws(arguments: argparse.Namespace, sizes: list[str]) -> PriceBook:
-    """Return the prices, with AWS's answers refreshed if asked for."""
+    """Return the prices, with AWS's answers refreshed if requested."""
     if not arguments.refresh:
         return price_book(arguments)
     # Slow to import, and only needed here.
@@ -110,7 +110,7 @@ def asked_of_aws(arguments: argparse.Namespace, sizes: list[str]) -> PriceBook:
 
 
 def import_snapshot(arguments: argparse.Namespace) -> int:
-    """Replace the catalogue's snapshot by the prices of SkyPilot's file."""
+    """Replace the catalogue's snapshot with the prices of SkyPilot's file."""
     if arguments.date is None:
         raise ValueError("--import-snapshot needs --date, the day of the file's prices")
     try:
@@ -135,7 +135,7 @@ def _plain(value: Any) -> Any:
 
 
 def select(arguments: argparse.Namespace) -> list[InstanceType]:
-    """Return the sizes asked for; a ValueError if none match."""
+    """Return the requested sizes; a ValueError if none match."""
     found = [catalogue.find(size) for size in arguments.sizes]
     found = found or list(catalogue.instances().values())
     if arguments.family:
@@ -150,7 +150,7 @@ def select(arguments: argparse.Namespace) -> list[InstanceType]:
     if arguments.fit:
         found = [e for e in found if arguments.fit in catalogue.families()[e.family].fit]
     if not found:
-        raise ValueError("no size matches all of these options: leave one out")
+        raise ValueError("no size matches all of these options; leave one out")
     return found
 
 
@@ -228,7 +228,7 @@ def _price(market: str, price: Price | None) -> dict[str, Any]:
 def notes(
     chosen: list[InstanceType], costs: Mapping[str, Costs], answers: Refreshed | None, region: str
 ) -> list[str]:
-    """Return where the figures of the table are from, and what they mean."""
+    """Return the sources and the meaning of the table's figures."""
     lines = [
         f"{len(chosen)} sizes. Linux, {region}. `A-B`: baseline, and burst while credits last"
         " (EBS: 30 minutes in 24 hours).",

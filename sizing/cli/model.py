@@ -1,8 +1,8 @@
-"""Price any model, without a workload: its step is counted on fake tensors, as a workload's is.
+"""Price any model without a workload: its step is counted on fake tensors, like a workload's.
 
-package.module:function returns (model, batch) or (model, batch, loss), for the number of samples in
-the batch if it takes one. Any architecture of the transformers library is built by it, from a
-CONFIG.json or by its name on the Hugging Face Hub, of which only the config is read. Without
+package.module:function returns (model, batch) or (model, batch, loss); its argument, if it takes
+one, is the batch size. Any architecture of the transformers library can be built, from a
+CONFIG.json or by its name on the Hugging Face Hub, from which only the config is read. Without
 --size every size is ranked.
 
 python -m sizing model my.module:detector --batch 16 --samples 118287 --epochs 12
@@ -29,19 +29,19 @@ from sizing.plan.checks import check_plan
 from sizing.plan.report import to_json
 
 HELP = "any model, or a transformer's config.json: counted, then priced"
-# How it is trained: what `python -m training count` is told. A flag has no type.
+# How it is trained: options of `python -m training count`. A flag has no type.
 _TRAINED: tuple[tuple[str, type | None, str], ...] = (
     ("--precision", str, "float32, bfloat16 or float16 (default: bfloat16)"),
-    ("--pure", None, "bfloat16 of parameters, gradients and state, too"),
+    ("--pure", None, "parameters, gradients and state in bfloat16, too"),
     ("--optimizer", str, "adamw, sgd or adamw-8bit (default: adamw)"),
     ("--lora", int, "train adapters of this rank; half precision freezes the rest in it"),
     ("--four-bit", None, "with --lora: the frozen matrices in four bits (QLoRA)"),
-    ("--tokens", int, "of a sample, for transformers (default: 512 or all positions)"),
-    ("--attention", str, "of transformers: eager, or sdpa (default: fused)"),
+    ("--tokens", int, "sample length for transformers (default: 512 or all positions)"),
+    ("--attention", str, "for transformers: eager, or sdpa (default: fused)"),
     (
         "--recompute",
         None,
-        "of transformers: activation checkpointing, each block again in backward",
+        "for transformers: activation checkpointing, recomputing each block in backward",
     ),
 )
 
@@ -53,17 +53,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--size", help="instance type, such as g5.2xlarge (default: rank all)")
     parser.add_argument("--sizes", help="rank these, separated by commas, or a family")
-    parser.add_argument("--steps", type=int, help="instead of --samples and --epochs")
+    parser.add_argument("--steps", type=int, help="replaces --samples and --epochs")
     for name, kind, text in _TRAINED:
         if kind is None:
             parser.add_argument(name, action="store_true", help=text)
         else:
             metavar = "N" if kind is int else "NAME"
             parser.add_argument(name, type=kind, metavar=metavar, help=text)
-    parser.add_argument("--keep", type=Path, metavar="FILE", help="keep what was counted")
+    parser.add_argument("--keep", type=Path, metavar="FILE", help="save the counts to FILE")
     add_request_arguments(parser)
     parser.add_argument(
-        "--explain", action="store_true", help="with --size: also every figure's basis"
+        "--explain", action="store_true", help="with --size: also show every figure's basis"
     )
 
 
@@ -81,7 +81,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _check(arguments: argparse.Namespace) -> None:
-    """Refuse what cannot be planned before anything is counted: a large model takes minutes."""
+    """Refuse what cannot be planned before counting, which takes minutes for a large model."""
     asked = request(arguments, arguments.size or DEFAULT_SIZE)
     if arguments.size:
         asked.find_instance()
@@ -94,11 +94,11 @@ def _set_length(arguments: argparse.Namespace) -> None:
     for name in ("steps", "batch", "gpus"):
         value = getattr(arguments, name)
         if value is not None and value < 1:
-            raise ValueError(f"{name} is {value}; give at least 1")
+            raise ValueError(f"{name} is {value}; use at least 1")
     arguments.batch = arguments.batch or 8
     given = (arguments.samples, arguments.epochs)
     if arguments.steps is not None and given != (None, None):
-        raise ValueError("--steps contradicts --samples and --epochs; give one of the two")
+        raise ValueError("--steps contradicts --samples and --epochs; use one of the two")
     if arguments.samples is None and arguments.epochs is not None:
         raise ValueError("--epochs needs --samples: how many samples an epoch has")
     if arguments.samples is None:
@@ -107,7 +107,7 @@ def _set_length(arguments: argparse.Namespace) -> None:
 
 
 def count(arguments: argparse.Namespace) -> None:
-    """Have the trainer count the model; what it refuses is a ValueError with its sentence."""
+    """Have the trainer count the model; its refusal becomes a ValueError with its message."""
     target = arguments.workload
     per_gpu = max(1, arguments.batch // arguments.gpus)
     asked = {

@@ -1,10 +1,10 @@
-"""Plan a run on one size: does it fit, how long does it take, what does it cost, what is tight.
+"""Plan a run on one size: whether it fits, how long it takes, what it costs, what is tight.
 
 python -m sizing plan trajectory --recipe full --size g5.2xlarge
 python -m sizing plan trajectory --recipe full --size g5.xlarge --micro-batch 8 --json
 python -m sizing plan trajectory --recipe full --size g5.2xlarge --runs 4 --unshared-gib 7.3
 
-A finished run against its plan; --calibrate corrects later plans.
+Compare a finished run with its plan; --calibrate corrects later plans.
 
 python -m sizing plan --run runs/run-1 --size g5.2xlarge
 python -m sizing plan --run runs/run-1 --size g5.2xlarge --calibrate
@@ -37,26 +37,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("workload", nargs="?", help="as in `python -m training run --workload`")
     parser.add_argument("--recipe", default="full", help="default: %(default)s")
     parser.add_argument("--size", help="instance type, such as g5.2xlarge (--run: as planned)")
-    parser.add_argument("--run", dest="folder", type=Path, help="instead: a finished run, reviewed")
+    parser.add_argument("--run", dest="folder", type=Path, help="review this finished run instead")
     parser.add_argument(
-        "--calibrate", action="store_true", help="--run: save its constants for later plans"
+        "--calibrate", action="store_true", help="with --run: save its constants for later plans"
     )
     add_request_arguments(parser)
     parser.add_argument(
-        "--explain", action="store_true", help="also GPU memory by part, and every figure's basis"
+        "--explain", action="store_true", help="show GPU memory by part, and every figure's basis"
     )
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the plan; the exit code is 1 if it cannot work. Or review a finished run."""
     if bool(arguments.workload) == bool(arguments.folder):
-        raise ValueError("give either a workload or --run, such as `plan trajectory`")
+        raise ValueError("use either a workload or --run, such as `plan trajectory`")
     if arguments.folder:
         return _review(arguments)
     if arguments.calibrate:
-        raise ValueError("--calibrate is for --run: only a finished run has what to learn from")
+        raise ValueError("--calibrate needs --run: only a finished run has constants to learn")
     if arguments.size is None:
-        raise ValueError("give --size, such as g5.2xlarge")
+        raise ValueError("add --size, such as g5.2xlarge")
     plan = planner(arguments)(request(arguments, arguments.size))
     findings = check_plan(plan)
     if arguments.json:
@@ -67,12 +67,12 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _review(arguments: argparse.Namespace) -> int:
-    """Print predicted and actual; the plan is made with the run's own options."""
+    """Print predicted and actual figures; the plan is made with the run's own options."""
     finished = read_run(arguments.folder)
     size = arguments.size or finished.size
     if size is None:
         raise ValueError(
-            f"the receipt of {finished.run_id} does not say what it ran on; give --size"
+            f"the receipt of {finished.run_id} does not say what it ran on; add --size"
         )
     arguments.workload, arguments.recipe = finished.workload, finished.recipe
     plan = planner(arguments)(request_of(finished, request(arguments, size)))
@@ -136,9 +136,9 @@ def _calibrated(entry: Entry) -> str:
 
 
 def show_plan(plan: Plan, findings: Findings, *, explain: bool = False) -> None:
-    """Show the result on one screen: what people want to know, and where the time goes.
+    """Show the result on one screen: the main figures, and where the time goes.
 
-    `explain`: also GPU memory by part, and every figure that decides with its basis.
+    `explain` adds GPU memory by part and the basis of every decisive figure.
     """
     asked = plan.request
     verdict = "cannot work" if findings.problems else "fits"
@@ -163,7 +163,7 @@ def show_plan(plan: Plan, findings: Findings, *, explain: bool = False) -> None:
 
 
 def _stage_rows(stage: StagePlan, total: float) -> Iterator[dict[str, Any]]:
-    """A row for each phase of a stage, and for its evaluations where the phases have names."""
+    """Yield a row for each phase of a stage, and for its evaluations if the phases have names."""
     parts: list[tuple[str, str, float, str]] = [
         (phase.phase.name, f"{phase.phase.epochs:g}", phase.seconds, phase.bound_by)
         for phase in stage.phases

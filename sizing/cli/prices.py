@@ -1,4 +1,4 @@
-"""The options that say which prices count, the same for every command."""
+"""The options that select prices, the same for every command."""
 
 import argparse
 
@@ -20,12 +20,12 @@ def add_price_arguments(parser: argparse.ArgumentParser | argparse._ArgumentGrou
         action="append",
         default=[],
         metavar="[SIZE=]N",
-        help="what an hour on Spot costs you, instead of any known price",
+        help="your Spot price of an hour, instead of any known one",
     )
 
 
 def price_book(arguments: argparse.Namespace) -> PriceBook:
-    """Return the prices that the options name, with AWS's answers where they are saved."""
+    """Return the prices that the options select, with AWS's saved answers if there are any."""
     return PriceBook(
         region=arguments.region,
         zone=arguments.zone,
@@ -35,7 +35,7 @@ def price_book(arguments: argparse.Namespace) -> PriceBook:
 
 
 def _given_usd_per_hour(arguments: argparse.Namespace) -> dict[str, float]:
-    """Return what --usd-per-hour says by size, or of all under ""; the last one counts."""
+    """Return the prices of --usd-per-hour by size, or under "" for all; the last one counts."""
     found: dict[str, float] = {}
     for text in arguments.usd_per_hour:
         name, equals, number = text.rpartition("=")

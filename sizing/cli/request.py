@@ -1,4 +1,4 @@
-"""The options that a plan depends on, the same for plan, advise and model, and what they ask."""
+"""The options that a plan depends on, shared by plan, advise and model, and their request."""
 
 import argparse
 from collections.abc import Callable, Iterable
@@ -18,11 +18,11 @@ from sizing.spot.traces import load_trace
 
 _OPTIONS: tuple[tuple[str, type, Any, str], ...] = (
     ("--micro-batch", int, None, "default: the recipe's"),
-    ("--batch", int, None, "samples of a step (default: the recipe's)"),
-    ("--samples", int, None, "of the dataset (default: the recipe's)"),
-    ("--epochs", float, None, "of every stage (default: the recipe's)"),
+    ("--batch", int, None, "samples per step (default: the recipe's)"),
+    ("--samples", int, None, "samples in the dataset (default: the recipe's)"),
+    ("--epochs", float, None, "epochs of every stage (default: the recipe's)"),
     ("--gpus", int, 1, "GPUs of one run, which share its batch (default: 1; advise: any)"),
-    ("--hosts", int, 1, "machines that train one run together, with as many GPUs each"),
+    ("--hosts", int, 1, "machines that train one run together, each with --gpus GPUs"),
     ("--runs", int, 1, "equal runs side by side, spread over the size's GPUs (default: 1)"),
     (
         *("--footprints", Path, FOOTPRINTS_FILE),
@@ -30,7 +30,7 @@ _OPTIONS: tuple[tuple[str, type, Any, str], ...] = (
     ),
     (
         *("--unshared-gib", float, 0.0),
-        "data that each run holds itself; 0: memory-mapped and shared (default)",
+        "data that each run holds in memory; 0: memory-mapped and shared (default)",
     ),
     ("--volume-gib", int, None, "default: 200, or the instance store's"),
     ("--dataset-gib", float, None, "default: the workload's data"),
@@ -46,11 +46,11 @@ _OPTIONS: tuple[tuple[str, type, Any, str], ...] = (
     ),
     (
         *("--deadline-hours", float, None),
-        "on demand where Spot is not enough: what that costs (default: Spot only)",
+        "end within N hours, on demand where Spot is too slow (default: Spot only)",
     ),
     ("--notice", float, None, "seconds of notice (default: 120)"),
 )
-# The fields of a request that are called otherwise than their options.
+# The fields of a request whose names differ from their options'.
 _FIELDS = {
     "--interval": "checkpoint_interval",
     "--rate": "rate_per_hour",
@@ -84,7 +84,7 @@ def add_request_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def request(arguments: argparse.Namespace, size: str) -> Request:
-    """Return the request that the options describe: each is called as its field, or read here."""
+    """Return the request that the options describe: each is named like its field, or read here."""
     names = {field.name for field in fields(Request)}
     read = {
         "size": size,
@@ -97,7 +97,7 @@ def request(arguments: argparse.Namespace, size: str) -> Request:
 
 
 def planner(arguments: argparse.Namespace) -> Callable[[Request], Plan]:
-    """Return what plans a request by the options' footprints."""
+    """Return a function that plans a request with the options' footprints."""
     return partial(make_plan, footprints_file=arguments.footprints)
 
 

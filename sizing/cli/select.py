@@ -11,8 +11,8 @@ Example: BERT for sentiment analysis, 1,000 requests per minute within 200 ms:
 
 If you measured a throughput, --throughput c5.xlarge=55 replaces the published one.
 
-A cheaper size for an endpoint, from the share of its GPU or CPUs that it uses. The candidates would
-be at most 70 % busy, modelled by memory bandwidth and half-precision peak, or by vCPUs: measure.
+Find a cheaper size for an endpoint from the share of its GPU or CPUs in use. Candidates would be at
+most 70 % busy, modelled by memory bandwidth and half-precision peak, or by vCPUs; measure them.
 
   python -m sizing select --instead-of p3.2xlarge --gpu-percent 10
   python -m sizing select --instead-of g5.12xlarge --gpu-percent 15 --gpu-memory-mib 9000
@@ -43,21 +43,21 @@ _MOVES = 8
 _INSTEAD = "instead-of"
 _SERVE, _FIT = ("serve-online", "serve-batch"), ("train", "tune")
 _WORK = ("experiment", "prepare")
-# What each option is, and the phases that it is for.
+# The type, help and phases of each option.
 _OPTIONS: Mapping[str, tuple[type, str, tuple[str, ...]]] = {
     "model": (str, f"published throughputs exist for {', '.join(models())}", _SERVE),
     "throughput": (list, "measured", _SERVE),
-    "latency": (list, "of one inference", ("serve-online",)),
+    "latency": (list, "latency of one inference", ("serve-online",)),
     "requests_per_minute": (float, "serve-online: the demand", ("serve-online",)),
-    "latency_ms": (float, "serve-online: for 95 %% of requests", ("serve-online",)),
+    "latency_ms": (float, "serve-online: latency goal for 95 %% of requests", ("serve-online",)),
     "min_instances": (int, "serve-online: at least this many (default: 1)", ("serve-online",)),
     "gpu_percent": (float, "instead-of: GPU utilization", (_INSTEAD,)),
     "gpu_memory_mib": (
-        *(int, "train, tune: as plan shows it; instead-of: in use"),
+        *(int, "train, tune: the need that plan shows; instead-of: in use"),
         (*_FIT, _INSTEAD),
     ),
     "memory_gib": (
-        *(float, "host memory, at least; instead-of: in use, without a GPU"),
+        *(float, "least host memory; instead-of: in use, without a GPU"),
         (*_FIT, *_WORK, _INSTEAD),
     ),
     "vcpus": (int, "at least this many", (*_FIT, *_WORK)),
@@ -75,7 +75,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     question = parser.add_mutually_exclusive_group(required=True)
     question.add_argument("--phase", choices=PHASES, metavar="PHASE", help=", ".join(PHASES))
-    question.add_argument("--instead-of", metavar="SIZE", help="the size that serves now")
+    question.add_argument("--instead-of", metavar="SIZE", help="the size that is serving now")
     for name, (kind, text, _) in _OPTIONS.items():
         option = "--" + name.replace("_", "-")
         if kind is bool:
@@ -108,7 +108,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _rightsize(arguments: argparse.Namespace) -> int:
-    """Print the sizes that would carry the load for less."""
+    """Print the sizes that would handle the load for less."""
     _given(arguments, _INSTEAD)
     instance, prices = catalogue.find(arguments.instead_of), price_book(arguments).find
     percent, memory_mib = _in_use(arguments, instance)
@@ -132,18 +132,18 @@ def _in_use(arguments: argparse.Namespace, instance: InstanceType) -> tuple[floa
     percent = arguments.gpu_percent if has_gpu else arguments.cpu_percent
     if percent is None:
         option = "--gpu-percent" if has_gpu else "--cpu-percent"
-        raise ValueError(f"give {option}: the share of {instance.size} that is in use")
+        raise ValueError(f"add {option}: the share of {instance.size} that is in use")
     if has_gpu:
         return percent, arguments.gpu_memory_mib
     if arguments.gpu_memory_mib is not None:
-        raise ValueError(f"{instance.size} has no GPU: give --memory-gib")
+        raise ValueError(f"{instance.size} has no GPU: add --memory-gib")
     return percent, arguments.memory_gib and arguments.memory_gib * 1024
 
 
 def _given(arguments: argparse.Namespace, phase: str) -> dict[str, Any]:
-    """Return the options that were given; a ValueError if they are not for this phase."""
+    """Return the options in use; a ValueError if they are not for this phase."""
     given = {name: getattr(arguments, name) for name in _OPTIONS}
-    # A zero was given, and is refused below.
+    # Keep a zero: it is refused below.
     given = {k: v for k, v in given.items() if v is not None and v is not False and v != []}
     for name, value in given.items():
         option = "--" + name.replace("_", "-")
@@ -176,7 +176,7 @@ def _check_serving(arguments: argparse.Namespace, throughputs: dict[str, Through
         )
     if arguments.model is not None and arguments.model not in models():
         raise ValueError(
-            f"no published throughput of {arguments.model!r}; give --throughput SIZE=N "
+            f"no published throughput of {arguments.model!r}; add --throughput SIZE=N "
             f"({suggest(arguments.model, models(), cutoff=0.3)})"
         )
     if arguments.phase == "serve-online" and None in (
@@ -200,7 +200,7 @@ def _own(throughputs: list[str], latencies: list[str]) -> dict[str, Throughput]:
             source="the command line",
         )
     for size in times:
-        raise ValueError(f"--latency {size} needs --throughput {size}=N: give both")
+        raise ValueError(f"--latency {size} needs --throughput {size}=N: use both")
     return own
 
 

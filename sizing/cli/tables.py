@@ -1,7 +1,7 @@
 """Tables, Markdown and JSON for every command: numbers to the right, notes below, one envelope.
 
-A row has the same keys in both: in JSON a key is a name with its unit (`usd_per_hour`), in a table
-it becomes a heading (`$/h`).
+Rows have the same keys everywhere: in JSON a key is a name with its unit (`usd_per_hour`), in a
+table it becomes a heading (`$/h`).
 """
 
 import json
@@ -14,7 +14,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-# Where the output is not a terminal: what a log, a pull request or a page shows without scrolling.
+# Width if the output is not a terminal: fits a log, a pull request or a page without scrolling.
 PLAIN_WIDTH = 100
 _SHORTEST_TEXT = 4
 _WORDS = {
@@ -65,7 +65,7 @@ def show(
 
 
 def markdown_table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return the rows as a Markdown table; nothing without any."""
+    """Return the rows as a Markdown table, or nothing without rows."""
     if not rows:
         return ""
     lines = [[heading(name) for name in rows[0]], ["---"] * len(rows[0])]
@@ -74,12 +74,12 @@ def markdown_table(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _widths(columns: Sequence[Sequence[str]], numeric: Sequence[bool], available: int) -> list[int]:
-    """Return the columns' widths: text gives way, first between its words, then within them."""
+    """Return the columns' widths: text is folded, first between words, then within them."""
     widths = [max(len(text) for text in column) for column in columns]
     words = [
         max(len(word) for text in column for word in (*text.split(), "")) for column in columns
     ]
-    # Beside each column its padding and the line to the next; a line at both ends.
+    # Each column has padding and a line to the next; there is a line at both ends.
     most = available - 2 * len(columns) - 1
     for floors in (words, [_SHORTEST_TEXT] * len(columns)):
         # A number may fold its heading, never itself.
@@ -125,7 +125,7 @@ def cell(value: object) -> str:
 def print_json(command: str, document: Mapping[str, Any]) -> None:
     """Print the one JSON document of a command, with the version of its format and its name.
 
-    What no number can say (infinite hours) is null: JSON knows neither infinity nor NaN.
+    Infinite hours and the like become null: JSON has neither infinity nor NaN.
     """
     envelope = {"format": 1, "command": command, **document}
     print(json.dumps(_finite(envelope), indent=2, allow_nan=False))

@@ -48,7 +48,7 @@ class Rows:
 
 
 def rows_of(truths: Sequence[Truth]) -> Rows:
-    """Return runs as arrays; a model that ran often weighs less each time."""
+    """Return runs as arrays; a model with many runs weighs less in each."""
     often = Counter(truth.model for truth in truths)
     steps = [(truth, step_of(truth), gpu_of(truth)) for truth in truths]
     weights = _array(often[truth.model] ** -0.5 for truth in truths)
@@ -105,9 +105,9 @@ def fit(rows: Rows) -> Values:
 
 @cache
 def without(what: str) -> tuple[float, ...]:
-    """Return measured / predicted seconds of each throughput row, from a fit without its like.
+    """Return measured / predicted seconds of each throughput row, from a fit without similar rows.
 
-    `what` is left out with it: `model`, `chip`, `lab`, `code`, or `model and chip`.
+    `what` says which rows are left out: `model`, `chip`, `lab`, `code`, or `model and chip`.
     """
     truths = predictable("throughput")
     rows = rows_of(truths)
@@ -131,12 +131,12 @@ LIKE: Mapping[str, Callable[[Truth], tuple[str, ...]]] = {
 
 
 def is_like(what: str, truth: Truth, group: tuple[str, ...]) -> bool:
-    """Whether a row is of the group's model, or chip, ...: of any of them, where there are two."""
+    """Whether a row shares the group's model, chip, ...; for two criteria, either of them."""
     return any(own == of_group for own, of_group in zip(LIKE[what](truth), group, strict=True))
 
 
 def interval(ratios: Sequence[float]) -> ErrorRange:
-    """Return p10 and p90 of measured / predicted, a little outside where there are few runs."""
+    """Return p10 and p90 of measured / predicted, slightly wider if there are few runs."""
     ordered = sorted(ratios)
     last = len(ordered) - 1
     low = max(0, math.floor(0.1 * (last + 2)) - 1)
@@ -149,10 +149,10 @@ UNLIKE = ("lab", "model and chip")
 
 
 def expected(kind: str, unlike: tuple[str, tuple[str, ...]] | None = None) -> ErrorRange:
-    """Return the outermost p10 and p90 of any lab's runs of a kind, of those `unlike` a group.
+    """Return the outermost p10 and p90 of any lab's runs of a kind, among those `unlike` a group.
 
-    Each is predicted by a fit without its lab, and by one without its model and chip. Of a kind
-    that only one run is of, all kinds.
+    Each is predicted by a fit without its lab, and by one without its model and chip. For a kind
+    with only one run, all kinds count.
     """
     found: list[ErrorRange] = []
     for what in UNLIKE:
@@ -172,9 +172,9 @@ def expected(kind: str, unlike: tuple[str, tuple[str, ...]] | None = None) -> Er
 
 
 def covered(what: str) -> tuple[int, int]:
-    """Return how many runs lie in what those unlike them let expect, and of how many.
+    """Return how many runs lie within the interval of runs unlike them, and out of how many.
 
-    `what` was left out of the fit, and of the runs that make the interval.
+    `what` was left out of the fit and of the runs that form the interval.
     """
     groups: dict[tuple[str, tuple[str, ...]], list[float]] = {}
     for truth, ratio in zip(predictable("throughput"), without(what), strict=True):

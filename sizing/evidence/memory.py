@@ -1,4 +1,4 @@
-"""GPU memory against what others measured: torch.cuda.max_memory_allocated, like with like."""
+"""GPU memory compared with others' measurements of torch.cuda.max_memory_allocated."""
 
 from sizing.evidence.truths import OPTIMIZER_BYTES, Truth, counts, gpu_of, predictable
 from sizing.models.constants import MIB, Constants
@@ -6,12 +6,12 @@ from sizing.models.fitted import fitted
 
 # The batch sizes that timm's benchmark tries, downwards, until one fits.
 LADDER = (512, 384, 256, 192, 128, 96, 64)
-# Their code of 2019 kept more of a frozen batch norm, and how much more is not known.
+# Their code of 2019 kept more of a frozen batch norm; how much more is not known.
 _OF_OTHER_CODE = ("torchvision",)
 
 
 def counted_bytes(truth: Truth, batch: int) -> float:
-    """Return what tensors need at the peak: parameters to activations and temporaries."""
+    """Return the bytes of all tensors at the peak, from parameters to temporaries."""
     count = counts()[truth.model]
     own = count[truth.counted_as]
     parameters = float(count["parameters"])
@@ -25,7 +25,7 @@ def counted_bytes(truth: Truth, batch: int) -> float:
 
 
 def missing_bytes(truth: Truth) -> float:
-    """Return what was measured beyond what tensors need: the libraries' workspaces."""
+    """Return the bytes measured beyond the tensors' need: the libraries' workspaces."""
     return truth.measured * 1e9 - counted_bytes(truth, truth.batch)
 
 

@@ -44,8 +44,8 @@ CHIPS: Mapping[str, str] = {
 class Truth:
     """One published measurement.
 
-    `role` says what it was for the first fit of this project: `calibrates`, `held out`, `added`
-    since, or `not predictable`. `lab` measured it; `host` is known where launches were measured.
+    `role` is its part in the first fit of this project: `calibrates`, `held out`, `added` since, or
+    `not predictable`. `lab` measured it; `host` is known where launches were measured.
     """
 
     name: str
@@ -72,7 +72,7 @@ class Truth:
 
     @property
     def chip(self) -> str:
-        """What its GPU is made of: one chip is sold under several names."""
+        """The chip of its GPU: one chip is sold under several names."""
         return CHIPS.get(self.gpu, self.gpu)
 
     @property
@@ -82,7 +82,7 @@ class Truth:
 
     @property
     def counted_as(self) -> str:
-        """The precision that its model was counted in: tf32 keeps what float32 keeps."""
+        """The precision that its model was counted in: tf32 keeps the same tensors as float32."""
         return "float32" if self.precision == "tf32" else self.precision
 
 
@@ -100,7 +100,7 @@ def predictable(kind: str) -> tuple[Truth, ...]:
 
 @cache
 def counts() -> Mapping[str, Mapping[str, Any]]:
-    """Return what was counted of the published models, by model."""
+    """Return the counts of the published models, by model."""
     found: Mapping[str, Mapping[str, Any]] = json.loads(MODELS_FILE.read_text(encoding="utf-8"))[
         "models"
     ]
@@ -113,7 +113,7 @@ def gpu_of(truth: Truth) -> Gpu:
 
 
 def step_of(truth: Truth) -> Step:
-    """Return what a step of the run computes and moves."""
+    """Return the computation and memory traffic of a step of the run."""
     count = counts()[truth.model]
     return Step(
         samples=truth.batch,

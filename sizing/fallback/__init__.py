@@ -1,5 +1,5 @@
-"""Spot or on demand, by a deadline: the decision that the Guard takes and plans replay.
+"""Spot or on demand, by a deadline: the decision that the Guard makes and plans replay.
 
-Plain standard library, because it runs in the Guard's Lambda. It promises that no decision puts the
-deadline at risk while on-demand capacity exists, and uses no other room of sizing.
+Standard library only, because it runs in the Guard's Lambda. Promises that no decision puts the
+deadline at risk while on-demand capacity exists. Uses no other room of sizing.
 """

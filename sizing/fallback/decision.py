@@ -1,11 +1,11 @@
-"""The decision: on demand if the deadline is in danger, else the market of least expected cost."""
+"""The decision: on demand if the deadline is in danger, else the market expected to be cheapest."""
 
 from collections.abc import Mapping
 
 from sizing.fallback.lookahead import expected_hours
 from sizing.fallback.situation import Decision, Market, Situation, SpotHistory
 
-# What a market must save to be preferred to staying on demand: less is an error of rounding.
+# What a market must save to be preferred to staying on demand: less is a rounding error.
 LEAST_GAIN_HOURS = 1e-6
 
 
@@ -26,7 +26,7 @@ def decide(situation: Situation, history: SpotHistory) -> Decision:
         )
         return Decision(market="on-demand", reason=reason, figures=figures)
     if situation.place == "spot":
-        # Leaving a machine that trains never pays.
+        # Leaving a machine that is training never pays.
         return Decision(market="spot", reason="it trains, and no deadline is near", figures=figures)
     hours = expected_hours(situation, history)
     usd = {market: each * situation.on_demand_per_hour for market, each in hours.items()}
@@ -40,10 +40,10 @@ def decide(situation: Situation, history: SpotHistory) -> Decision:
 
 
 def _cheapest(hours: Mapping[Market, float]) -> Market:
-    """Return the market of least cost; on demand if no other gains anything.
+    """Return the cheapest market; on demand if no other gains anything.
 
-    A bridge asks for Spot. Where no return would pay any more, each Spot machine that came would be
-    sent away, and asked for again.
+    A bridge requests Spot. If returning no longer paid, each Spot machine that came would be sent
+    away and requested again.
     """
     best = min(hours, key=lambda market: hours[market])
     return best if hours[best] < hours["on-demand"] - LEAST_GAIN_HOURS else "on-demand"

@@ -1,7 +1,7 @@
 """Expected cost of each market until the deadline: a dynamic program over Spot's two states.
 
-Spot comes and goes at the rates seen so far. Steps in time, and at each step a row over the work
-left, in steps. Lists, not arrays: it runs where numpy is not.
+Spot comes and goes at the rates seen so far. Time is divided into steps, each with a row over the
+work left, in steps. Lists, not arrays: it runs where numpy is not installed.
 """
 
 import itertools
@@ -15,7 +15,7 @@ from sizing.fallback.situation import Market, Situation, SpotHistory
 # cost by less than a tenth of a point, coarse enough that a table serves many decisions.
 NUM_STEPS = 240
 RATES_PER_OCTAVE = 2
-# Work that is late costs this many times the price on demand.
+# Late work costs this many times the on-demand price.
 LATE = 20.0
 
 Row = list[float]
@@ -25,9 +25,9 @@ Pair = tuple[Row, Row]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Values:
-    """At one step, by work left: what it costs from here to wait, to run on demand, to ride Spot.
+    """The costs from one step on, by work left: of waiting, running on demand, or on Spot.
 
-    In hours on demand.
+    In on-demand hours.
     """
 
     wait: Pair
@@ -39,7 +39,7 @@ Table = tuple[Values, ...]
 
 
 def expected_hours(situation: Situation, history: SpotHistory) -> dict[Market, float]:
-    """Return what each market is expected to cost from now on, in on-demand hours."""
+    """Return each market's expected cost from now on, in on-demand hours."""
     step = situation.deadline / NUM_STEPS
     change = situation.change / step
     at_risk = (situation.until_next + situation.interval) / step
@@ -52,7 +52,7 @@ def expected_hours(situation: Situation, history: SpotHistory) -> dict[Market, f
         reserve=math.ceil(at_risk + change),
         return_reserve=math.ceil(at_risk + 2 * change),
         # Rounded, so that a table serves for many lengths of the interval between commits.
-        # More than all the time there is cannot be left: that is danger, which asks no table.
+        # No more work than the time there is: beyond that is danger, which needs no table.
         units=min(8 * math.ceil(situation.work / step / 8), NUM_STEPS),
     )
     values = table[min(int(max(0.0, situation.now) / step), NUM_STEPS - 1)]
@@ -95,8 +95,8 @@ def make_table(
     """Return the expected costs to the deadline, from its last step back to the first.
 
     `loss` and `arrival` are rates as powers of two, `share` is the Spot price's share of the price
-    on demand, a restart adds `change` steps of work. Who is idle or on Spot with less slack than
-    `reserve` steps is in danger, who is on demand may try Spot again with `return_reserve`.
+    on demand, a restart adds `change` steps of work. A job that is idle or on Spot with less slack
+    than `reserve` steps is in danger; one on demand may try Spot again with `return_reserve`.
     """
     lost = -math.expm1(-(2 ** (loss / RATES_PER_OCTAVE)) * step_hours)
     won = -math.expm1(-(2 ** (arrival / RATES_PER_OCTAVE)) * step_hours)

@@ -1,4 +1,4 @@
-"""What is known when a market is chosen: the job, what Spot did so far, and the choice.
+"""The facts for choosing a market: the job, Spot's history so far, and the choice.
 
 Times are seconds since the job began.
 """
@@ -6,8 +6,8 @@ Times are seconds since the job began.
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-# spot: only Spot is asked for, and nothing runs until it comes; bridge: an on-demand machine trains
-# while Spot is asked for; on-demand: an on-demand machine trains, and Spot is not asked for.
+# spot: only Spot is requested, and nothing runs until it comes; bridge: an on-demand machine trains
+# while Spot is requested; on-demand: an on-demand machine trains, and Spot is not requested.
 Market = Literal["spot", "bridge", "on-demand"]
 Place = Literal["none", "spot", "on-demand"]
 
@@ -15,21 +15,21 @@ Place = Literal["none", "spot", "on-demand"]
 PRIOR_LIFE_HOURS = 2.6
 PRIOR_WAIT_HOURS = 1.66
 PRIOR_WEIGHT = 2.0
-# What Spot did this long ago counts half.
+# Spot's behaviour this long ago counts half.
 HALF_LIFE_HOURS = 24.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Situation:
-    """What a policy knows: nothing of the future.
+    """Everything a policy knows, which is nothing about the future.
 
-    left            seconds of work that remain, as the trainer stands
-    committed_left  the same, if everything after the last commit were lost now
+    left            seconds of work that remain for the trainer now
+    committed_left  the same if everything after the last commit were lost now
     place           where the trainer runs
-    spot_machine    the name of the live Spot machine, also of one that waits while another trains
+    spot_machine    the name of the live Spot machine, even if it waits while another trains
     restart         seconds from a request for a machine to its first step
     save            seconds of a commit
-    interval        the most work that is done between two commits, in seconds
+    interval        the most work between two commits, in seconds
     until_next      the longest time to the next decision
     """
 
@@ -50,12 +50,12 @@ class Situation:
 
     @property
     def change(self) -> float:
-        """Seconds that going to another machine costs: the paper's changeover delay d."""
+        """Seconds that moving to another machine costs: the paper's changeover delay d."""
         return self.restart + self.save
 
     @property
     def slack(self) -> float:
-        """Seconds that may pass without any progress, whatever is lost of what is not committed."""
+        """Seconds that may pass without any progress, even if all uncommitted work is lost."""
         left = self.left if self.place == "on-demand" else self.committed_left
         return self.deadline - self.now - left
 
@@ -63,9 +63,9 @@ class Situation:
     def least_slack(self) -> float:
         """The slack below which the job belongs on demand, for good.
 
-        Until the next decision all time may be wasted, and then a machine must still be started.
-        Trying Spot from an on-demand machine costs one change more, and what is done there before
-        its first commit may be lost.
+        All time until the next decision may be wasted, and then a machine must still be started.
+        Trying Spot from an on-demand machine costs one more change, and work done there before its
+        first commit may be lost.
         """
         least = self.until_next + self.change
         return least + self.change + self.interval if self.place == "on-demand" else least
@@ -94,9 +94,9 @@ class SpotHistory:
     down_hours: float = 0.0
     arrivals: float = 0.0
     seconds: float = 0.0
-    # The Spot machine seen then; None: there was none, although it was asked for.
+    # The Spot machine seen then; None: there was none, although one was requested.
     machine: str | None = None
-    # Nothing is learned from a time in which Spot was not asked for.
+    # Time in which Spot was not requested teaches nothing.
     was_asked: bool = False
 
     @property
@@ -106,7 +106,7 @@ class SpotHistory:
 
     @property
     def arrivals_per_hour(self) -> float:
-        """Machines that come per hour without one, prior included."""
+        """Arrivals per hour without a machine, prior included."""
         return (self.arrivals + PRIOR_WEIGHT) / (self.down_hours + PRIOR_WEIGHT * PRIOR_WAIT_HOURS)
 
 

@@ -1,7 +1,7 @@
 """Burstable CPUs: credits earned and spent, and what a day of work costs.
 
-AWS: one credit is one vCPU at 100 % for one minute. A T3 earns a fixed number an hour; what it
-spends beyond that costs $0.05 per vCPU hour (unlimited mode, T3's default).
+AWS: one credit is one vCPU at 100 % for one minute. A T3 earns a fixed number per hour; any excess
+costs $0.05 per vCPU hour (unlimited mode, T3's default).
 """
 
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ FROM_MEMORY = frozenset({"t3.xlarge", "t3.2xlarge"})
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Day:
-    """A day of work on a burstable size: credits of the hours it is on, and dollars."""
+    """A day of work on a burstable size: credits for the hours it is on, and dollars."""
 
     baseline_percent: float
     earned: float
@@ -34,7 +34,7 @@ class Day:
 
     @property
     def surplus(self) -> float:
-        """Credits spent beyond those earned; they are paid for."""
+        """Credits spent beyond those earned, which are billed."""
         return max(0.0, self.spent - self.earned)
 
 
@@ -44,7 +44,7 @@ def baseline_percent(size: str) -> float:
 
 
 def day_of_work(size: str, *, cpu_percent: float, hours: float, usd_per_hour: float) -> Day:
-    """Return the cost of `hours` a day at `cpu_percent` of all vCPUs; stopped, it earns none."""
+    """Return the cost of `hours` a day at `cpu_percent` of all vCPUs; off, it earns no credits."""
     vcpus, rate = catalogue.find(size).vcpus, CREDITS_PER_HOUR[size]
     spent, earned = vcpus * cpu_percent / 100 * 60 * hours, rate * hours
     surplus_hours = max(0.0, spent - earned) / 60

@@ -1,8 +1,8 @@
 """Calibration: constants measured by finished runs, which later plans use.
 
-`python -m sizing plan --run RUN --calibrate` adds an entry to sizing/calibration.json. Of it,
-launches count for its workload and recipe on any GPU, because the host makes them; other times and
-memory on its own GPU; restarts on its own size.
+`python -m sizing plan --run RUN --calibrate` adds an entry to sizing/calibration.json. Its launches
+count for its workload and recipe on any GPU, because the host makes them; its other times and
+memory only on its own GPU; its restarts only on its own size.
 """
 
 import json

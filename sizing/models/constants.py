@@ -1,6 +1,6 @@
-"""The constants that are not fitted, with their sources; a calibration may replace any of them.
+"""The constants that are not fitted, with their sources; calibration may replace any of them.
 
-Those that are fitted to published runs are in fitted.json (`python -m benchmarks evidence --fit`).
+Those fitted to published runs are in fitted.json (`python -m benchmarks evidence --fit`).
 """
 
 import dataclasses
@@ -15,9 +15,9 @@ MIB = 2**20
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Constants:
-    """The constants, in the units of their names, each below its basis and source."""
+    """The constants in the units of their names, each with its basis and source above it."""
 
-    # From memory: the CUDA context and the libraries' code, outside of what PyTorch allocates: 0.5
+    # From memory: the CUDA context and the libraries' code, outside PyTorch's allocations: 0.5
     # to 1 GiB.
     context_mib: float = 700.0
     # From memory: the caching allocator's fragmentation, a share of live memory.
@@ -62,7 +62,7 @@ class Constants:
     def __post_init__(self) -> None:
         for name, value in dataclasses.asdict(self).items():
             if not 0 <= value < 1e9:
-                raise ValueError(f"constant {name} is {value}; give a number from 0")
+                raise ValueError(f"constant {name} is {value}; use a number from 0")
 
     def replaced(self, values: Mapping[str, float]) -> "Constants":
         """Return these constants with some replaced by name; an unknown name is a ValueError."""

@@ -1,6 +1,6 @@
 """The data path, S3 -> volume -> loader -> GPU, at *baseline* rates and their burst windows.
 
-A burst spends a bucket of credits that is full at launch; what takes longer runs at baseline.
+A burst spends a bucket of credits that is full at launch; longer transfers run at baseline.
 """
 
 from collections.abc import Mapping
@@ -18,22 +18,22 @@ _TRAINER_VCPUS = 1
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DataFacts:
-    """What a workload reads: a sample's bytes in S3 and per epoch, and CPU seconds to load it."""
+    """A workload's reads: a sample's bytes in S3 and per epoch, and CPU seconds to load it."""
 
     dataset_bytes_per_sample: float
     epoch_bytes_per_sample: float
     loader_cpu_seconds: float
     basis: Basis
     source: str
-    # Of images: how the loader's time changes with their pixels, around the usual ones.
+    # For images: how the loader's time changes with their pixels, around the usual number.
     usual_pixels: float = 0.0
     cpu_seconds_per_megapixel: float = 0.0
 
     @property
     def loader_range(self) -> tuple[float, float]:
-        """p10 and p90 of the loader's time as shares of it, both from memory.
+        """Return p10 and p90 of the loader's time relative to it, both from memory.
 
-        Measured: on one CPU, of which others differ. Else half to one and a half times as long.
+        A measured time is of one CPU, and others differ; an unmeasured one may be off by half.
         """
         return (0.7, 1.4) if self.basis == "measured" else (0.5, 1.5)
 
@@ -47,7 +47,7 @@ DATA: Mapping[str, DataFacts] = {
         source="a clip is 32x64x64x3 bytes, its features 32x64x128 float16; get and collate of 16 "
         "clips of 16 frames took 92 microseconds a clip on one core (Intel Xeon, 2026-11-26)",
     ),
-    # 290 decoded a second, of 0.2 megapixels each, is what the source's estimate starts from.
+    # The source's estimate starts from 290 decoded a second, of 0.2 megapixels each.
     "imagenet": DataFacts(
         dataset_bytes_per_sample=110_000,
         epoch_bytes_per_sample=110_000,
@@ -74,7 +74,7 @@ DATA: Mapping[str, DataFacts] = {
         source="COCO 2017: 118,287 images in 18 GB; decode and resize to 800 px about 30 ms",
     ),
 }
-# Recipes whose samples have other bytes than their workload's: one cell of 512 features a frame,
+# Recipes whose samples differ in bytes from their workload's: one cell of 512 features a frame,
 # 32 x 1 x 512 float16.
 EPOCH_BYTES_PER_SAMPLE: Mapping[tuple[str, str], float] = {("trajectory", "reference"): 32_768}
 
@@ -107,7 +107,7 @@ def volume_rate(instance: InstanceType, gp3_mb_per_second: float, constants: Con
     )
 
 
-# Random reads of 4 KiB a second of the size's instance store: AWS's specifications of accelerated
+# Random 4 KiB reads per second of the size's instance store: AWS's specifications of accelerated
 # computing instances, read 2026-11-21. AWS publishes no MB/s.
 INSTANCE_STORE_READ_IOPS: Mapping[str, int] = {
     "g5.xlarge": 40_625,
@@ -122,9 +122,9 @@ INSTANCE_STORE_READ_IOPS: Mapping[str, int] = {
 
 
 def instance_store_rate(instance: InstanceType) -> Rate | None:
-    """Return the least rate of the size's instance store; None where nothing is published.
+    """Return the lowest rate of the size's instance store; None if nothing is published.
 
-    That of random 4 KiB reads: a dataset's larger ones are no slower. It does not burst.
+    It is that of random 4 KiB reads: a dataset's larger ones are no slower. It does not burst.
     """
     reads = INSTANCE_STORE_READ_IOPS.get(instance.size)
     if reads is None:
@@ -158,9 +158,9 @@ def epoch_data(
     epoch_bytes: float,
     runs: int,
 ) -> dict[str, float]:
-    """Return the least seconds that an epoch's data takes, by what it waits for.
+    """Return the shortest time that an epoch's data takes, by what it waits for.
 
-    They are those of each of `runs` equal runs on one machine.
+    The seconds are for each of `runs` equal runs on one machine.
 
     Data that fits the page cache is read once and costs later epochs nothing; the runs share it.
     """
@@ -168,6 +168,6 @@ def epoch_data(
     is_cached = epoch_bytes <= cache_bytes
     return {
         "loader CPU": samples * facts.loader_cpu_seconds / vcpus,
-        # An epoch after the burst: only the baseline lasts for all of the run.
+        # An epoch after the burst: only the baseline lasts for the entire run.
         "disk": 0.0 if is_cached else epoch_bytes * runs / 1e6 / volume.baseline,
     }

@@ -1,6 +1,6 @@
-"""The constants that are fitted to published runs, with how far off like runs were.
+"""The constants fitted to published runs, with the errors for similar runs.
 
-`python -m benchmarks evidence --fit` writes fitted.json next to this file; nobody edits it by hand.
+`python -m benchmarks evidence --fit` writes fitted.json next to this file; do not edit it by hand.
 """
 
 import json
@@ -15,7 +15,7 @@ _RANGE = "the range is of labs, models and chips that a fit had not seen"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ErrorRange:
-    """Measured time / predicted time of like runs: p10 and p90, and of how many runs."""
+    """Measured time / predicted time of similar runs: p10, p90 and the number of runs."""
 
     low: float
     high: float
@@ -24,7 +24,7 @@ class ErrorRange:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Launch:
-    """Seconds of one kernel launch on a GPU's host: p10, median and p90; and from which hosts."""
+    """Seconds of one kernel launch on a GPU's host: p10, median, p90 and the hosts measured."""
 
     low: float
     likely: float
@@ -34,9 +34,9 @@ class Launch:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fitted:
-    """What the fit found.
+    """The results of the fit.
 
-    `time_factors`: by precision, how many times longer than at peak matrix products take.
+    `time_factors`: by precision, the time of matrix products relative to that at peak.
     `traffic_passes`: how often each kept byte crosses the memory bus in a step.
     `exponents`: by feature of sizing/models/step_time.py. `runs`: published runs by GPU.
     """
@@ -50,7 +50,7 @@ class Fitted:
     workspace_mib: float
 
     def basis(self, gpu: str) -> str:
-        """Say whose runs the range of a step is from."""
+        """Say which runs the range of a step is from."""
         count = self.runs.get(gpu, 0)
         return f"{count or 'no'} published run{'s' if count > 1 else ''} on {gpu}: {_RANGE}"
 

@@ -1,4 +1,4 @@
-"""Footprints: what one step of a stage needs, as counted by `python -m training measure`.
+"""Footprints: the needs of one step of a stage, as counted by `python -m training measure`.
 
 Reads sizing/footprints.json. Between two counted micro-batches it interpolates, beyond them it
 extrapolates from the last two; both say "modelled". Others are refused with the command to run.
@@ -20,7 +20,7 @@ FOOTPRINTS_FILE = Path(__file__).parent.parent / "footprints.json"
 MEASURE = "python -m training measure"
 # Up to this many times the largest counted micro-batch, extrapolating is still sound.
 _MOST_EXTENSION = 16
-# What grows with the micro-batch; "usual" where batches differ in size.
+# Fields that grow with the micro-batch; "usual" applies where batches differ in size.
 _BYTES = (
     *("peak_bytes", "backward_peak_bytes", "usual_peak_bytes"),
     *("peak_activation_bytes", "output_bytes"),
@@ -29,12 +29,12 @@ FORMAT = 2
 
 
 class NotMeasuredError(ValueError):
-    """A workload or recipe has no footprints: nothing can be predicted about it yet."""
+    """A workload or recipe has no footprints, so nothing can be predicted about it yet."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Phase:
-    """Epochs of a stage whose samples take `work` times that of a counted one: a resolution."""
+    """Epochs of a stage whose samples take `work` times a counted one's, as at one resolution."""
 
     name: str
     epochs: float
@@ -59,10 +59,10 @@ class Footprint:
     parameter_bytes: int
     gradient_bytes: int = 0
     optimizer_bytes: int = 0
-    gathered_bytes: int = 0  # parameters whole at once where GPUs share them
+    gathered_bytes: int = 0  # parameters gathered at once where GPUs share them
     peak_bytes: int
-    backward_peak_bytes: int | None = None  # without what the optimizer needs
-    usual_peak_bytes: int | None = None  # where batches differ: of one of the average size
+    backward_peak_bytes: int | None = None  # without the optimizer's need
+    usual_peak_bytes: int | None = None  # where batches differ: the peak of an average one
     activation_bytes: int
     output_bytes: int = 0
     checkpoint_bytes: int = 0
@@ -74,10 +74,10 @@ class Footprint:
     channels_last: bool
     basis: Basis
     source: str
-    # What differs between the epochs; without phases all are like the counted step.
+    # The differences between epochs; without phases all are like the counted step.
     phases: tuple[Phase, ...] = ()
     evaluation_work: float = 1.0
-    exchanged_bytes: float | None = None  # with every micro-batch; None: gradients, with a step
+    exchanged_bytes: float | None = None  # per micro-batch; None: gradients, once a step
 
     @property
     def all_phases(self) -> tuple[Phase, ...]:
@@ -96,13 +96,13 @@ class Footprint:
     def sharded(self, gpus: int) -> "Footprint":
         """Return it with parameters, gradients and optimizer spread over `gpus`, as FSDP does."""
         less = 1 - 1 / gpus
-        # Of the block at work and the next one the parameters are whole.
+        # The block at work and the next one have all their parameters gathered.
         whole = min(self.gathered_bytes, self.parameter_bytes)
         is_summed = self.global_batch > self.micro_batch
         fixed = self.optimizer_bytes + is_summed * self.gradient_bytes
         gone = less * (self.parameter_bytes - whole + fixed) + self.aside_bytes
         largest, usual = self.backward_peak_bytes or self.peak_bytes, self.usual_peak_bytes
-        # While the optimizer works, nothing is whole.
+        # While the optimizer works, nothing is gathered.
         peak = round(max(largest - gone, self.peak_bytes / gpus))
         return replace(
             self,
@@ -117,7 +117,7 @@ class Footprint:
 
     @property
     def largest_over_usual(self) -> float:
-        """How much larger than usual the largest batch is, by what a step holds of it."""
+        """The ratio of the largest batch to the usual one, by the memory that a step holds."""
         if self.usual_peak_bytes is None:
             return 1.0
         fixed = self.parameter_bytes + self.optimizer_bytes
@@ -178,7 +178,7 @@ def stages(
     return tuple(
         _stage(
             of_stage,
-            # A stage with a batch of its own (another than the last stage's) keeps it.
+            # A stage with a batch of its own (not the last stage's) keeps it.
             micro_batch if of_stage[0].get("recipe_micro_batch") == trained[-1] else None,
         )
         for of_stage in (_of_batch(rows, name, batch) for name in names)
@@ -186,7 +186,7 @@ def stages(
 
 
 def usable_gpus(stages: Sequence[Footprint], there: int) -> int:
-    """How many of a machine's GPUs train: the trainer starts no rank without a micro-batch."""
+    """Return how many of a machine's GPUs train: a rank without a micro-batch is not started."""
     trained = [stage for stage in stages if stage.kind == "train"]
 
     def are_busy(count: int) -> bool:
@@ -204,7 +204,7 @@ def _unknown(what: str, name: str, known: Sequence[str], workload: str, recipe: 
 
 
 def _of_batch(rows: list[dict[str, Any]], stage: str, batch: int | None) -> list[dict[str, Any]]:
-    """The rows of a stage, their global batch replaced by a given one."""
+    """Return the rows of a stage, with the global batch replaced by a given one."""
     found = [row for row in rows if row["stage"] == stage]
     if batch is None or found[0]["kind"] == "prepare":
         return found
@@ -250,7 +250,7 @@ def _between(rows: list[dict[str, Any]], wanted: int) -> dict[str, Any]:
 def _footprint(row: Mapping[str, Any], rows: list[dict[str, Any]]) -> Footprint:
     micro_batch, samples = int(row["micro_batch"]), int(row["samples_per_epoch"])
     prepares, is_modelled = row["kind"] == "prepare", "modelled" in row
-    # What is called in the file as here; the rest is computed from it.
+    # Fields with the same name in the file; the rest is computed from them.
     known = {field.name: row[field.name] for field in fields(Footprint) if field.name in row}
     computed = {
         "evaluations": 0 if prepares else row["evaluations"],
@@ -274,7 +274,7 @@ def _activation_bytes(row: Mapping[str, Any]) -> int:
 
 
 def _kept_bytes_per_sample(rows: list[dict[str, Any]]) -> float:
-    """Return what backward reads of each further sample; copies of weights do not grow."""
+    """Return the bytes backward reads per further sample; copies of weights do not grow."""
     low, high = rows[0], rows[-1]
     name = "usual_kept_bytes" if "usual_kept_bytes" in low else "kept_bytes"
     if len(rows) < 2:

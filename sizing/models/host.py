@@ -14,10 +14,10 @@ from sizing.models.footprints import Footprint
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StartMemory:
-    """GiB that the largest stage holds on the host until its model is on the GPU.
+    """GiB held on the host by the largest stage until its model is on the GPU.
 
-    resume: the model as it is built, and the checkpoint that was read for it;
-    grow: that model, and the model and optimizer of the stage before, which it may start from.
+    resume: the model under construction, and the checkpoint read for it;
+    grow: that model, and the previous stage's model and optimizer, which it may start from.
     """
 
     resume: float = 0.0
@@ -29,12 +29,12 @@ class StartMemory:
         return max(self.resume, self.grow)
 
     def sentence(self) -> str:
-        """Return what takes it."""
+        """Return what takes the memory, as text."""
         return f"{self.resume:.1f} to resume, {self.grow:.1f} to start from the stage before"
 
 
 def start_memory(footprints: Sequence[Footprint]) -> StartMemory:
-    """Return what the Train stages of a run hold while they start, the largest of each."""
+    """Return the memory that a run's Train stages hold while they start, the largest of each."""
     trained = [each for each in footprints if each.kind == "train"]
     resume = [each.parameter_bytes + each.checkpoint_bytes for each in trained]
     grow = [
@@ -46,9 +46,9 @@ def start_memory(footprints: Sequence[Footprint]) -> StartMemory:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HostMemory:
-    """GiB on the host; `transient` is the extra memory that loading the data takes meanwhile.
+    """GiB on the host; `transient` is the extra memory that is taken while the data is loading.
 
-    `starting` is what a stage's start takes, when no data is being loaded.
+    `starting` is the memory of a stage's start, when no data is being loaded.
     """
 
     runs: int
@@ -109,10 +109,10 @@ def host_memory(
 ) -> HostMemory:
     """Return the host memory of `runs` equal runs.
 
-    data_bytes_each: what each process holds itself (0 where the data is memory-mapped), and once
-    more while loading (a list of samples and their stack). At best the runs load at different
+    data_bytes_each: the bytes that each process holds itself (0 if the data is memory-mapped), and
+    again while loading (a list of samples and their stack). At best the runs load at different
     moments, so one transient is counted: a lower bound;
-    starting: what a stage's start takes, likewise counted once.
+    starting: the memory of a stage's start, likewise counted once.
     """
     return HostMemory(
         runs=runs,

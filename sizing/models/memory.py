@@ -1,4 +1,4 @@
-"""GPU memory of a stage: the peak of its step's tensors, plus what no tensor accounts for.
+"""GPU memory of a stage: the peak of its step's tensors, plus memory outside tensors.
 
 allocated = (peak of the counted step + workspace) * memory_factor
 need = allocated * (1 + fragmentation) + context
@@ -10,7 +10,7 @@ from sizing.models.constants import MIB, Constants
 from sizing.models.fitted import fitted
 from sizing.models.footprints import Footprint
 
-# What adds up to `GpuMemory.need`.
+# The parts that add up to `GpuMemory.need`.
 MEMORY_PARTS = (
     *("parameters", "gradients", "optimizer", "activations"),
     *("workspace", "fragmentation", "context"),
@@ -29,8 +29,8 @@ class GpuMemory:
     workspace: float
     fragmentation: float
     context: float
-    logits: float  # a part of the activations: what the model returns
-    usual_need: float | None  # where batches differ in size: that of an average one
+    logits: float  # the part of the activations that the model returns
+    usual_need: float | None  # where batches differ in size: the need of an average one
 
     @property
     def allocated(self) -> float:
@@ -48,10 +48,10 @@ def gpu_memory(footprint: Footprint, constants: Constants) -> GpuMemory:
     """Return the memory that `footprint` needs on a GPU."""
     scale = constants.memory_factor / MIB
     fixed = footprint.parameter_bytes + footprint.optimizer_bytes
-    # The peak may be in forward, before there are gradients; then it does not include them.
+    # The peak may be in forward, before gradients exist; then it does not include them.
     rest = max(0, footprint.peak_bytes - fixed)
     gradients = min(footprint.gradient_bytes, max(0, rest - footprint.activation_bytes))
-    # cuDNN's, of which one number for all is known; products need little.
+    # cuDNN's workspace, for which one number is known; matrix products need little.
     workspace = fitted().workspace_mib * footprint.convolution_share * constants.memory_factor
     allocated = footprint.peak_bytes * scale + workspace
     return GpuMemory(

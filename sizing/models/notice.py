@@ -14,7 +14,7 @@ from sizing.models.data_path import network_rate
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NoticeFit:
-    """Seconds from a notice to the commit, part by part, and the seconds available."""
+    """The seconds from a notice to the commit, part by part, and those available."""
 
     detection: float
     step: float
@@ -58,7 +58,7 @@ def notice_fit(
     constants: Constants,
     notice_seconds: float | None = None,
 ) -> NoticeFit:
-    """Return whether a checkpoint of this size reaches S3 within the notice on this size."""
+    """Return how a checkpoint of this many bytes fits the notice on this instance type."""
     notice = constants.notice_seconds if notice_seconds is None else notice_seconds
     network = network_rate(instance, constants).baseline * constants.upload_share
     gigabytes = checkpoint_bytes / 1e9

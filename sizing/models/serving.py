@@ -1,4 +1,4 @@
-"""What serving a model costs at the actual demand: instances, waiting times, dollars per million.
+"""The cost of serving a model at the actual demand: instances, waits, dollars per million.
 
 Throughputs are published with their source, scaled (and marked as such), or the user's own.
 """
@@ -40,7 +40,7 @@ class Throughput:
 
     @property
     def service_ms(self) -> float:
-        """Milliseconds of one inference; where not published, what one at a time would take."""
+        """Milliseconds of one inference; if not published, the time of one request at a time."""
         return 1000 / self.per_second if self.latency_ms is None else self.latency_ms
 
 
@@ -62,7 +62,7 @@ def _published() -> list[Throughput]:
 
 @cache
 def published(model: str, use: Use) -> tuple[Throughput, ...]:
-    """Return published throughputs of a model, and those of sizes like the published ones."""
+    """Return published throughputs of a model, and those scaled to similar sizes."""
     found = [each for each in _published() if each.model == model and use in each.use]
     known = {each.size for each in found}
     return (*found, *(each for each in _scaled(found) if each.size not in known))
@@ -75,7 +75,7 @@ def models() -> tuple[str, ...]:
 
 
 def _scaled(found: Sequence[Throughput]) -> list[Throughput]:
-    """Scale to sizes that are like a published one: modelled, not measured."""
+    """Scale to sizes that are similar to a published one: modelled, not measured."""
     others = catalogue.instances().values()
     return [
         scaled
@@ -99,7 +99,7 @@ def _on_cpu(found: Sequence[Throughput], other: InstanceType) -> Throughput | No
 
 
 def _on_gpu(found: Sequence[Throughput], other: InstanceType) -> Throughput | None:
-    """Scale to a single GPU: one that was published, else the lowest of what others give."""
+    """Scale to a single GPU: from the same GPU if published, else the lowest of all others."""
     if other.family not in _SERVING_GPUS or other.num_gpus != 1:
         return None
     best: dict[str, Throughput] = {}
@@ -118,7 +118,7 @@ def _rate(throughput: Throughput | None) -> float:
 
 
 def _by_roofs(base: Throughput, other: InstanceType) -> Throughput:
-    """Scale by the lower of tensor rate and bandwidth: more of one is worth nothing alone."""
+    """Scale by the lower of tensor rate and bandwidth: more of only one is worth nothing."""
     instance = catalogue.find(base.size)
     one, two = (find_gpu(each.gpu, each.gpu_memory_mib) for each in (instance, other))
     return _times(base, other, two.relative_speed(one), "the lower of tensor rate and bandwidth")
@@ -137,7 +137,7 @@ def _times(base: Throughput, other: InstanceType, share: float, why: str) -> Thr
 
 
 def wait_ms(*, per_second: float, demand_per_second: float) -> float:
-    """Return the wait before service that 95 % of the requests do not exceed.
+    """Return the wait before service that 95 % of requests do not exceed.
 
     One queue, random requests (Poisson), constant service time: M/D/1, with its exact exponential
     tail P(W > t) = K exp(-theta t), where theta solves demand (exp(theta S) - 1) = theta.

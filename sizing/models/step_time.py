@@ -4,8 +4,8 @@ work = (FLOPs / peak * factor + passes * kept bytes / bandwidth) * exp(sum of ex
 step = n * max(work, kernels * launch) + optimizer bytes / bandwidth, for n micro-batches
 
 FLOPs and bytes are counted, peaks are in sizing/catalogue/gpus.csv, the rest is fitted to published
-runs (sizing/models/fitted.json). The range of the work is p10 to p90 of runs like it, that of the
-launches the published hosts like the GPU's.
+runs (sizing/models/fitted.json). The range of the work is p10 to p90 of similar runs, that of the
+launches is from published hosts like the GPU's.
 """
 
 import math
@@ -24,7 +24,7 @@ _HALF = ("float16", "bfloat16")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Step:
-    """What a step computes and moves, as counted: `samples` samples in one optimizer step."""
+    """The counted computation and traffic of an optimizer step over `samples` samples."""
 
     samples: float
     flops_per_sample: float
@@ -37,7 +37,7 @@ class Step:
 
     @property
     def kind(self) -> str:
-        """What runs like it are: their errors are alike."""
+        """The kind of similar runs, whose errors are alike."""
         if self.grouped_share >= 0.1:
             return "grouped convolutions"
         return "convolutions" if self.convolution_share >= 0.5 else "other"
@@ -45,7 +45,7 @@ class Step:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepEstimate:
-    """Seconds of one optimizer step by what they are spent on, and the range of two of them.
+    """Seconds of one optimizer step by what they are spent on, with ranges for two of them.
 
     `work_low` and `work_high` multiply compute and traffic, `launches_low` and `launches_high` the
     launches; `basis` says which published runs the range is from.
@@ -66,27 +66,27 @@ class StepEstimate:
         return max(gpu, self.launches * launches) + self.optimizer
 
     def busy(self, work: float) -> float:
-        """Return the seconds that the GPU works, if its work takes `work` times as long."""
+        """Return the seconds that the GPU is busy if its work takes `work` times as long."""
         return (self.compute + self.traffic) * work + self.optimizer
 
     @property
     def seconds(self) -> float:
-        """Seconds of the step: launches hide behind the GPU's work, or it behind them."""
+        """Seconds of the step: launches overlap with the GPU's work, and the longer one counts."""
         return self._seconds(1.0, 1.0)
 
     @property
     def seconds_low(self) -> float:
-        """The step if work and launches are as fast as one in ten like runs (p10)."""
+        """The step's seconds if work and launches are as fast as similar runs' p10."""
         return self._seconds(self.work_low, self.launches_low)
 
     @property
     def seconds_high(self) -> float:
-        """The step if work and launches are as slow as one in ten like runs (p90)."""
+        """The step's seconds if work and launches are as slow as similar runs' p90."""
         return self._seconds(self.work_high, self.launches_high)
 
     @property
     def bound_by(self) -> str:
-        """What takes most of the step."""
+        """The part that takes most of the step."""
         if self.launches > self.compute + self.traffic:
             return "kernel launches"
         parts = {
@@ -98,9 +98,9 @@ class StepEstimate:
 
 
 def features(step: Step, gpu: Gpu) -> Mapping[str, float]:
-    """Return what makes steps of equal FLOPs and bytes run at other speeds, each from 0 to about 1.
+    """Return what makes steps of equal FLOPs and bytes differ in speed, each from 0 to about 1.
 
-    cuDNN's half kernels want channels last; its kernels for groups do not.
+    cuDNN's half kernels prefer channels last; its kernels for groups do not.
     """
     half = step.precision in _HALF
     bandwidth = math.log(gpu.bandwidth_gb_per_second / 1000)
@@ -136,7 +136,7 @@ def roofline(
     interval, basis = found.intervals[step.kind], found.basis(gpu.name)
     launch = launch or launch_of(gpu, found)
     if scale != 1:
-        interval, basis = ErrorRange(low=1.0, high=1.0, runs=1), "a run of this on this GPU"
+        interval, basis = ErrorRange(low=1.0, high=1.0, runs=1), "this workload, run on this GPU"
     if scale != 1 or constants.launch_factor != 1:
         launch = Launch(
             low=launch.likely, likely=launch.likely, high=launch.likely, hosts="its own"
@@ -174,8 +174,8 @@ def step_time(
     """Return the time of a stage's optimizer step, its global batch shared by `world` GPUs."""
     prepares = footprint.kind == "prepare"
     samples = footprint.micro_batch if prepares else footprint.global_batch / world
-    # Reads gradients; reads and writes state and the parameters that are trained, as large as their
-    # gradients. Where these are gone when they have been used, all parameters are.
+    # Reads gradients; reads and writes state and the trained parameters, as large as their
+    # gradients. If  gradients are freed as soon as they are used, all parameters are trained.
     trained = footprint.gradient_bytes or footprint.parameter_bytes
     state = 2 * (trained + footprint.optimizer_bytes) + footprint.gradient_bytes
     kept = footprint.kept_bytes_per_sample

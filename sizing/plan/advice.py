@@ -1,7 +1,7 @@
 """Advice: every size, GPU count and market that could train the workload, with its chance.
 
-A deadline, a budget, GPUs, a market and a region are limits where they are given, and searched
-where they are not; what keeps the limits with the chance asked for is ranked by the objective.
+A deadline, a budget, GPUs, a market and a region are limits if they are set, and searched if not;
+candidates that keep the limits with the requested chance are ranked by the objective.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,16 +18,16 @@ from sizing.plan.outcomes import Market, Outcomes, on_demand, on_spot
 from sizing.plan.plan import Plan, make_plan
 from sizing.plan.request import Request
 
-# A resource used less than this share is overprovisioned, as AWS Compute Optimizer calls it.
+# A resource used less than this is overprovisioned, in AWS Compute Optimizer's terms.
 _LITTLE = 0.25
 _MARKETS = {"spot": "on Spot", "fallback": "on Spot with fallback", "on-demand": "on demand"}
-# A forecast with the fallback takes seconds: only so many are made, those first that may win.
+# A forecast with the fallback takes seconds: only this many are made, of the most promising.
 _MOST_FALLBACKS = 3
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Wanted:
-    """What a buyer asks: None is searched or unlimited. `chance` is that of keeping the limits."""
+    """A buyer's wishes: None is searched or unlimited. `chance` is that of keeping the limits."""
 
     hours: float | None = None
     usd: float | None = None
@@ -39,7 +39,7 @@ class Wanted:
 
     @property
     def is_limited(self) -> bool:
-        """Whether hours or dollars are."""
+        """Whether hours or dollars are limited."""
         return self.hours is not None or self.usd is not None
 
 
@@ -55,12 +55,12 @@ class PlannedSize:
 
     @property
     def usd(self) -> float:
-        """Dollars of the run (p50); infinite where it cannot work."""
+        """Dollars of the run (p50); infinite if it cannot work."""
         return self.outcomes.usd_at(0.5) if self.outcomes else float("inf")
 
     @property
     def usd_per_hour(self) -> float:
-        """Dollars of an hour of all hosts in its market; on Spot with a fallback, Spot's."""
+        """Dollars per hour of all hosts in its market; on Spot with a fallback, Spot's."""
         on_demand, spot = self.plan.inputs.price, self.plan.inputs.spot_price
         return (on_demand if self.is_in("on-demand") else spot).usd_per_hour
 
@@ -71,25 +71,25 @@ class PlannedSize:
 
     @property
     def chance(self) -> float:
-        """The chance that the run keeps the limits; 0 where it cannot work."""
+        """The chance that the run keeps the limits; 0 if it cannot work."""
         if self.outcomes is None:
             return 0.0
         return self.outcomes.chance(hours=self.wanted.hours, usd=self.wanted.usd)
 
     @property
     def keeps(self) -> bool:
-        """Whether the limits are kept with the chance asked for."""
+        """Whether the limits are kept with the requested chance."""
         return self.outcomes is not None and self.chance >= self.wanted.chance
 
     @property
     def order(self) -> tuple[bool, float, float]:
-        """By the objective; what does not keep the limits comes last, the likelier first."""
+        """Sort by the objective; those that miss the limits come last, the likelier first."""
         by = self.usd if self.wanted.objective == "usd" else self.hours
         return (not self.keeps, 0.0 if self.keeps else -self.chance, by)
 
     @property
     def name(self) -> str:
-        """What is bought, for people."""
+        """What is bought, in readable words."""
         gpus, there = self.plan.request.gpus, self.plan.inputs.instance.num_gpus
         which = f"all {there}" if gpus == there else f"{gpus} of {there}"
         used = f" with {which} GPUs" if there > 1 else ""
@@ -99,7 +99,7 @@ class PlannedSize:
         return f"{self.plan.request.size}{used} {market}{where}"
 
     def is_in(self, market: Market) -> bool:
-        """Whether these are outcomes of a market."""
+        """Whether its outcomes are those of `market`."""
         return self.outcomes is not None and self.outcomes.market == market
 
 
@@ -111,9 +111,9 @@ def rank(
     wanted: Wanted | None = None,
     most_fallbacks: int = _MOST_FALLBACKS,
 ) -> list[PlannedSize]:
-    """Return what can be bought, the best first; what cannot work comes last, with the reason.
+    """Return what can be bought, best first; what cannot work comes last, with the reason.
 
-    Without `wanted`, Spot alone with the request's GPUs.
+    Without `wanted`, consider Spot alone with the request's GPUs.
     """
     asked = wanted or Wanted(gpus=request.gpus, market="spot")
     least = asked.gpus or 1
@@ -140,14 +140,14 @@ def rank(
     if asked.market is not None:
         found = [each for each in found if each.outcomes is None or each.is_in(asked.market)]
     if fits and cap is not None and not any(each.outcomes for each in found):
-        raise ValueError(f"no size costs at most ${cap:g} an hour; give more")
+        raise ValueError(f"no size costs at most ${cap:g} an hour; raise the limit")
     if not found:
-        raise ValueError(f"no size keeps the limits with --market {asked.market}; give another")
+        raise ValueError(f"no size keeps the limits with --market {asked.market}; use another")
     return sorted(found, key=lambda each: (*each.order, each.plan.usd_on_demand))
 
 
 def _markets(plan: Plan, wanted: Wanted) -> list[PlannedSize]:
-    """Return the plan on Spot and on demand, or once without outcomes where it cannot work."""
+    """Return the plan on Spot and on demand, or once without outcomes if it cannot work."""
     findings, why = check_plan(plan), reasons(plan)
     every = [on_spot(plan), on_demand(plan)] if findings.fits else [None]
     return [
@@ -157,7 +157,7 @@ def _markets(plan: Plan, wanted: Wanted) -> list[PlannedSize]:
 
 
 def _with_fallback(found: list[PlannedSize], wanted: Wanted, most: int) -> list[PlannedSize]:
-    """Return the plans with the fallback that may be better than all that keeps the limits."""
+    """Return the plans with the fallback that may beat every plan that keeps the limits."""
     is_free = wanted.market is None
     best_usd = min((each.usd for each in found if is_free and each.keeps), default=float("inf"))
     # On demand it must end in time, and it costs no less than on Spot alone.
@@ -177,7 +177,7 @@ def _with_fallback(found: list[PlannedSize], wanted: Wanted, most: int) -> list[
 
 
 def reasons(plan: Plan) -> tuple[str, ...]:
-    """Return reason codes as AWS Compute Optimizer has them: {Resource}{Over,Under}provisioned."""
+    """Return AWS Compute Optimizer's reason codes: {Resource}{Over,Under}provisioned."""
     memory = plan.gpu_memory_need / plan.inputs.instance.gpu_memory_mib
     host = plan.host.need / plan.inputs.instance.memory_gib
     found = [
@@ -208,7 +208,7 @@ def _code(resource: str, share: float) -> list[str]:
 
 
 def best(ranked: Sequence[PlannedSize]) -> PlannedSize:
-    """Return the first; a ValueError where nothing can run it."""
+    """Return the first; a ValueError if nothing can run it."""
     if ranked[0].outcomes is None:
         problems = "; ".join(ranked[0].findings.problems.values())
         raise ValueError(f"no size can run this: {problems}")
@@ -216,7 +216,7 @@ def best(ranked: Sequence[PlannedSize]) -> PlannedSize:
 
 
 def changes(ranked: Sequence[PlannedSize]) -> list[str]:
-    """Say which single limit would have to give for something to keep the others."""
+    """Say which single limit to relax so that something keeps the others."""
     wanted, able = ranked[0].wanted, [each for each in ranked if each.outcomes]
     found = []
     limits: dict[Literal["hours", "usd"], str] = {"hours": "deadline_hours", "usd": "max_usd"}

@@ -1,4 +1,4 @@
-"""What speaks against a plan: problems refuse it and name the smallest fix, warnings do not."""
+"""The findings against a plan: problems refuse it and name the smallest fix, warnings do not."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -14,7 +14,7 @@ from sizing.plan.plan import Plan
 
 # Above this share of a limit a plan is called tight.
 TIGHT = 0.85
-# A Spot price is not a promise: only a cost that is higher by more than this is refused.
+# A Spot price is not a promise: only a cost higher by more than this factor is refused.
 EVEN = 1.05
 # Bytes needed on the volume per byte of dataset: file system and checkpoints in progress.
 VOLUME_PER_DATASET = 1.1
@@ -22,7 +22,7 @@ VOLUME_PER_DATASET = 1.1
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Findings:
-    """What speaks against a plan: `problems` refuse it, `warnings` say where it is tight."""
+    """The findings against a plan: `problems` refuse it, `warnings` say where it is tight."""
 
     problems: dict[str, str]
     warnings: tuple[str, ...]
@@ -45,7 +45,7 @@ class Findings:
 
 
 def check_plan(plan: Plan) -> Findings:
-    """Return what speaks against a finished plan."""
+    """Return the findings against a complete plan."""
     warnings = (
         *_resource_warnings(plan),
         *_spot_warnings(plan),
@@ -56,7 +56,7 @@ def check_plan(plan: Plan) -> Findings:
 
 
 def find_problems(plan: Plan) -> dict[str, str]:
-    """Return the problems by name: what, the figures, and the smallest change that passes."""
+    """Return the problems by name, each with its figures and the smallest change that passes."""
     found = {name: find(plan) for name, find in PROBLEMS.items()}
     return {name: message for name, message in found.items() if message}
 
@@ -199,7 +199,7 @@ def _deadline(plan: Plan) -> str | None:
     if limit is None or limit >= need:
         return None
     return (
-        f"deadline_hours is {limit:g}, but on demand alone the run takes {need:.2f} hours; give "
+        f"deadline_hours is {limit:g}, but on demand alone the run takes {need:.2f} hours; use "
         f"deadline_hours={_up(need)} or more, or a faster size"
     )
 
@@ -209,18 +209,18 @@ def _budget(plan: Plan) -> str | None:
     if request.max_hours is not None and request.max_hours < plan.hours_on_demand:
         return (
             f"max_hours is {request.max_hours:g}, but the run takes {plan.hours_on_demand:.2f} "
-            f"hours without an interruption; give max_hours={_up(plan.hours_on_demand)} or more"
+            f"hours without an interruption; use max_hours={_up(plan.hours_on_demand)} or more"
         )
     usd = plan.usd_on_demand if spot is None or request.on_demand else spot.usd_p50
     if request.max_usd is None or request.max_usd >= usd:
         return None
     return (
-        f"max_usd is {request.max_usd:g}, but half of all runs cost ${usd:.2f} or more; give "
+        f"max_usd is {request.max_usd:g}, but half of all runs cost ${usd:.2f} or more; use "
         f"max_usd={_up(usd)} or more, or a cheaper size"
     )
 
 
-# What may refuse a plan, by the name that `accept` takes.
+# The checks that may refuse a plan, by the name that `accept` takes.
 PROBLEMS: Mapping[str, Callable[[Plan], str | None]] = {
     "memory": _memory,
     "host": _host,
@@ -233,12 +233,12 @@ PROBLEMS: Mapping[str, Callable[[Plan], str | None]] = {
 
 
 def _up(value: float) -> str:
-    """Return a value rounded up to two digits after the point, as few as it needs."""
+    """Return a value rounded up to at most two decimal places."""
     return f"{math.ceil(value * 100) / 100:g}"
 
 
 def _faster_data(plan: Plan) -> str:
-    """What speeds a stage up that waits for its data; smaller images only of large ones."""
+    """Return what speeds up a stage that waits for data; smaller images only if they are large."""
     inputs, request = plan.inputs, plan.request
     ways = ["a larger size of the family"]
     store = inputs.instance.instance_store_gb

@@ -1,4 +1,4 @@
-"""What a dataset's own manifest says about its samples, in place of what is usual."""
+"""The facts in a dataset's own manifest about its samples, in place of the usual ones."""
 
 import json
 from dataclasses import dataclass, replace
@@ -11,7 +11,7 @@ from sizing.models.data_path import DataFacts
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DatasetFacts:
-    """A dataset; None or "": its manifest does not say. Bytes and pixels: means of its images."""
+    """A dataset; None or "" if its manifest does not say. Bytes and pixels: means of its images."""
 
     name: str
     num_bytes: int
@@ -27,7 +27,7 @@ class DatasetFacts:
         return self.num_bytes / GIB
 
     def applied(self, facts: DataFacts | None) -> DataFacts | None:
-        """The usual facts of the workload with this dataset's bytes and pixels in them."""
+        """Return the workload's usual facts with this dataset's bytes and pixels in them."""
         if facts is None or self.sample_bytes is None:
             return facts
         seconds = facts.loader_cpu_seconds
@@ -60,11 +60,11 @@ def read_manifest(path: Path) -> DatasetFacts:
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(
-            f"{path} is not a dataset manifest ({error}); give the manifest.json that "
+            f"{path} is not a dataset manifest ({error}); use the manifest.json that "
             "`python -m training data import`, `make` or `upload` wrote"
         ) from error
 
 
 def _count(split: Any) -> int | None:
-    """The samples of a split, where the workload counts them."""
+    """Return the number of samples of a split if the workload counts them."""
     return split if isinstance(split, int) and split > 0 else None

@@ -1,4 +1,4 @@
-"""What a run with a deadline will cost: the Guard's decision on modelled interruptions.
+"""The cost of a run with a deadline: the Guard's decisions on modelled interruptions.
 
 The worlds are those of sizing/spot/pattern.py: bursty lives and waits, pools of unknown quality.
 """
@@ -21,13 +21,13 @@ from sizing.spot.traces import SpotLife
 NUM_SAMPLES = 40
 _SEED = 20261122
 _STRIDE = 7
-# A course begins so many mean lives and waits before the run, so that it may start anywhen.
+# A course begins this many mean lives and waits before the run, which may start at any moment.
 _BEFORE = 3.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WithFallback:
-    """Expected dollars of the instances with the fallback, and how much of it is on demand.
+    """Expected dollars of the instances with the fallback, and the part that is on demand.
 
     `in_time_share`: the runs that end by the deadline; the others' work is longer than planned.
     """
@@ -36,7 +36,7 @@ class WithFallback:
     usd_mean: float
     usd_p90: float
     hours_p90: float
-    # Of the paid hours, and of the runs.
+    # Shares of the paid hours, and of the runs.
     on_demand_share: float
     fallback_share: float
     in_time_share: float
@@ -44,7 +44,7 @@ class WithFallback:
 
 
 def sentence(forecast: WithFallback) -> str:
-    """Return the forecast for people."""
+    """Return the forecast as a sentence."""
     return (
         f"${forecast.usd_mean:.2f} on average, ${forecast.usd_p90:.2f} (p90), "
         f"{forecast.on_demand_share:.0%} of the hours on demand; {forecast.fallback_share:.0%} of "
@@ -53,7 +53,7 @@ def sentence(forecast: WithFallback) -> str:
     )
 
 
-@lru_cache(maxsize=4)  # it is asked for by the sentence and by the JSON of one plan
+@lru_cache(maxsize=4)  # both the sentence and the JSON of a plan need it
 def with_fallback(plan: Plan) -> WithFallback | None:
     """Return the forecast of a run with a deadline; None without one."""
     deadline, spot = plan.request.deadline_hours, plan.spot
@@ -61,7 +61,7 @@ def with_fallback(plan: Plan) -> WithFallback | None:
         return None
     inputs = plan.inputs
     prices = Prices(spot=inputs.spot_price.usd_per_hour, on_demand=inputs.price.usd_per_hour)
-    # The works in an order of their own: a bad pool says nothing of how fast the GPU is.
+    # Taken in strides below: a bad pool says nothing about the GPU's speed.
     works = [max(1.0, float(work)) for work in works_of(plan)]
     jobs = [
         ReplayJob(
@@ -107,7 +107,7 @@ def _outcome(plan: Plan, job: ReplayJob, prices: Prices, sample: int) -> ReplayO
 
 
 def _lives(plan: Plan, luck: random.Random, sample: int, *, horizon: float) -> list[SpotLife]:
-    """Draw one course of Spot: how bad its pools are by the sample, the rest by luck."""
+    """Draw one course of Spot: `sample` decides how bad its pools are, luck the rest."""
     taken = plan.inputs.interruptions
     pattern = SEEN_IN_FLEETS if plan.request.pools > 1 else SEEN
     bad = unseen_zone((sample + 0.5) / NUM_SAMPLES)

@@ -19,7 +19,7 @@ from contract.program import WORKLOAD
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FinishedRun:
-    """What happened, as far as the files say; None where they do not."""
+    """The outcome of a run, as far as its files tell; None where they do not."""
 
     run_id: str
     workload: str
@@ -92,7 +92,7 @@ def read_run(path: Path) -> FinishedRun:
 
 
 def _ranks(receipt: Mapping[str, Any]) -> int:
-    """How many trained at the end; receipts of older versions have it in the numerics key."""
+    """Return how many ranks trained at the end; older receipts have it in the numerics key."""
     machines = receipt.get("machines") or [receipt.get("numerics_key") or {}]
     return int(machines[-1].get("ranks") or machines[-1].get("world") or 1)
 
@@ -105,9 +105,7 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise ValueError(
-            f"{path} does not exist; give a run's folder or its receipt.json"
-        ) from None
+        raise ValueError(f"{path} does not exist; use a run's folder or its receipt.json") from None
     except json.JSONDecodeError as error:
         raise ValueError(f"{path} is not JSON: {error}") from error
     if not isinstance(found, dict):
@@ -117,7 +115,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 @dataclass(kw_only=True, slots=True)
 class _Lines:
-    """What the metrics lines of all attempts say; of long runs only numbers are kept."""
+    """The content of all attempts' metrics lines, kept as plain numbers for long runs."""
 
     step_seconds: dict[str, "array[float]"] = field(default_factory=dict)  # by stage
     waits: "array[float]" = field(default_factory=lambda: array("d"))
@@ -137,7 +135,7 @@ class _Lines:
 
 
 def _metrics(folder: Path) -> _Lines:
-    """Read all lines of all attempts but damaged ones."""
+    """Read all lines of all attempts except damaged ones."""
 
     def names() -> list[str]:
         return [f"{METRICS}{path.name}" for path in (folder / METRICS).glob("*")]
@@ -156,12 +154,12 @@ def _content(path: Path) -> bytes | None:
 
 
 def seen_restarts(folder: Path) -> dict[str, float]:
-    """Return medians over the run's machines, by the constant that they measure.
+    """Return medians over the run's machines, by the constant they measure.
 
     user_data_seconds   user data, without the dataset's sync
-    first_step_seconds   from there until a replacement has resumed
+    first_step_seconds   from its end until a replacement has resumed
 
-    Damaged events are passed over; a run without events (or a laptop's) teaches nothing.
+    Damaged events are ignored; a run without events, or on a laptop, teaches nothing.
     """
     by_machine: dict[str, dict[str, Mapping[str, Any]]] = {}
     for event in _events(folder):

@@ -1,4 +1,4 @@
-"""Everything that a plan starts from: the request, and what is known of its size and workload."""
+"""Everything that a plan starts from: the request, and the facts on its size and workload."""
 
 import math
 from dataclasses import dataclass, replace
@@ -25,7 +25,7 @@ from sizing.spot.interruptions import Interruptions, interruptions, interruption
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlanInputs:
-    """A request with all that was looked up for it; nothing here is predicted yet."""
+    """A request with everything looked up for it; nothing here is predicted yet."""
 
     request: Request
     instance: InstanceType
@@ -54,7 +54,7 @@ class PlanInputs:
 
     @property
     def artifact_bytes(self) -> float:
-        """What a replacement fetches besides its checkpoint: derived data of Prepare stages."""
+        """Bytes a replacement fetches besides its checkpoint: derived data of Prepare stages."""
         prepared = [each.samples_per_epoch for each in self.footprints if each.kind == "prepare"]
         return sum(prepared) * self.facts.epoch_bytes_per_sample if self.facts else 0.0
 
@@ -92,12 +92,12 @@ def look_up(
     if facts is not None and epoch_bytes is not None:
         facts = replace(facts, epoch_bytes_per_sample=epoch_bytes)
     if (dataset := request.dataset) is not None:
-        # Workloads and programs of one's own may be planned with any dataset.
+        # A user's own workloads and programs may be planned with any dataset.
         both = {request.workload, dataset.workload}
         if len(both) == 2 and both <= DATA.keys():
             raise ValueError(
                 f"{dataset.name!r} is a dataset of workload {dataset.workload}, not of "
-                f"{request.workload}; give the manifest of a dataset of {request.workload}"
+                f"{request.workload}; use the manifest of a dataset of {request.workload}"
             )
         facts = dataset.applied(facts)
     price, spot_price = request.prices.require(request.size)
@@ -120,16 +120,16 @@ def look_up(
 
 
 def _data_rate(request: Request, instance: InstanceType, constants: Constants) -> Rate:
-    """Of what is mounted for data; an instance store without published figures counts as EBS."""
+    """Return the data mount's rate; an instance store without published figures counts as EBS."""
     if request.data_on == "nvme" and (rate := instance_store_rate(instance)) is not None:
         return rate
     return volume_rate(instance, request.volume_mb_per_second(instance), constants)
 
 
 def _as_asked(stages: tuple[Footprint, ...], request: Request) -> tuple[Footprint, ...]:
-    """The stages with as many samples and epochs as the request gives; counts do not change.
+    """Return the stages with the request's samples and epochs; their counts do not change.
 
-    `samples` counts all of the dataset: every stage's share of it stays.
+    `samples` counts the entire dataset: every stage keeps its share of it.
     """
     samples = request.samples or (request.dataset and request.dataset.train_samples)
     if samples is None and request.epochs is None:
@@ -161,7 +161,7 @@ def _scaled(stage: Footprint, share: float, epochs: float | None) -> Footprint:
 
 
 def _given_data(request: Request, stages: tuple[Footprint, ...]) -> DataFacts | None:
-    """Of a model without a workload: the given dataset, read once an epoch; its loader is free."""
+    """Return a model's facts without a workload: data read once an epoch, with a free loader."""
     if not request.dataset_gib:
         return None
     samples = max(stage.samples_per_epoch + stage.validation_samples for stage in stages)
@@ -187,10 +187,10 @@ def _dataset_bytes(
 
 
 def _interruptions(request: Request) -> Interruptions:
-    """From the trace where there is one; else published, the rate replaced by a given one.
+    """Return those of the trace if there is one, else published ones with any rate that was set.
 
-    Each machine's loss ends a run of several: N are taken N times as often. That all of them must
-    be there at once makes no wait longer here, because nobody has published by how much.
+    The loss of one machine interrupts a run of several: N are lost N times as often. Waiting for
+    all of them at once is not counted as longer, because by how much has not been published.
     """
     if request.trace is not None:
         return interruptions_of(request.trace)

@@ -1,7 +1,7 @@
-"""How a run may end in a market: equally likely hours and dollars, with the work's own range.
+"""The outcomes of a run in a market: equally likely hours and dollars, with the work's range.
 
-On Spot alone, on demand, or on Spot with the Guard's fallback to on demand at a deadline. One run
-has one work: all three have the same range of it, so that their quantiles may be compared.
+On Spot alone, on demand, or on Spot with the Guard's fallback to on demand at a deadline. All three
+have the same range of work, so that their quantiles can be compared.
 """
 
 from dataclasses import dataclass
@@ -34,14 +34,14 @@ class Outcomes:
         return float(np.quantile(self.usd, share, method="hazen"))
 
     def chance(self, *, hours: float | None, usd: float | None) -> float:
-        """Return the share of the runs that keep both limits; None is no limit."""
+        """Return the share of the runs that keep both limits; None means no limit."""
         in_time = self.hours <= (np.inf if hours is None else hours)
         return float((in_time & (self.usd <= (np.inf if usd is None else usd))).mean())
 
     def least(
         self, name: Literal["hours", "usd"], *, share: float, below: float | None
     ) -> float | None:
-        """Return the limit of `name` that `share` of runs keep, the other limit being `below`."""
+        """Return the limit of `name` that `share` of runs keep, with `below` as the other limit."""
         found, other = (self.hours, self.usd) if name == "hours" else (self.usd, self.hours)
         kept = np.sort(found if below is None else found[other <= below])
         wanted = int(np.ceil(round(share * len(found), 6)))
@@ -55,7 +55,7 @@ def works_of(plan: Plan) -> Array:
 
 
 def on_spot(plan: Plan) -> Outcomes | None:
-    """Return the outcomes on Spot alone; None where the run would never end."""
+    """Return the outcomes on Spot alone; None if the run would never end."""
     if plan.spot is None:
         return None
     usd = plan.spot.machine_hours * plan.inputs.spot_price.usd_per_hour

@@ -1,6 +1,6 @@
-"""The plan of a run on one size: does it fit, how many hours and dollars, does it meet the notice.
+"""The plan of a run on one size: does it fit, its hours and dollars, does it meet the notice.
 
-Composes the models; no formula of its own but the sum over stages. `python -m sizing plan` prints
+Composes the models; its only own formula is the sum over stages. `python -m sizing plan` prints
 it, cdk synth annotates it, `plan --run` compares a receipt with it; plan/checks.py judges it.
 """
 
@@ -27,7 +27,7 @@ from sizing.spot.simulation import SpotRun
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
-    """All that is predicted; `spot` is None where the run would never end on Spot."""
+    """All predictions; `spot` is None if the run would never end on Spot."""
 
     inputs: PlanInputs
     host: HostMemory
@@ -59,19 +59,19 @@ class Plan:
 
     @property
     def interruption_seconds(self) -> float:
-        """Seconds that an interruption costs: the restart, and what was not saved."""
+        """Seconds that an interruption costs: the restart, and any unsaved work."""
         lost = 0.0 if self.spot is None else self.spot.interval_seconds / 2
         return self.restart.seconds + (0.0 if self.notice.fits else lost)
 
     @property
     def usd_of_interruption(self) -> float:
-        """Dollars on Spot of those seconds, and of loading the replacement's root volume."""
+        """Dollars of those seconds on Spot, and of loading the replacement's root volume."""
         hours = self.interruption_seconds / 3600
         return hours * self.inputs.spot_price.usd_per_hour + self.usd_of_initialization
 
     @property
     def usd_of_initialization(self) -> float:
-        """Dollars of loading the root volume of each host at the rate asked for."""
+        """Dollars of loading the root volume of each host at the requested rate."""
         rate = self.request.root_initialization_mib_per_second
         return initialization_usd(rate) * self.request.hosts
 
@@ -88,12 +88,12 @@ class Plan:
 
     @property
     def hours_low(self) -> float:
-        """Those hours if every step is as fast as p10 of the published runs like it."""
+        """Those hours if every step is as fast as the p10 of similar published runs."""
         return (self.work.seconds_low + self.restart.seconds) / 3600
 
     @property
     def hours_high(self) -> float:
-        """Those hours if every step is as slow as p90 of the published runs like it."""
+        """Those hours if every step is as slow as the p90 of similar published runs."""
         return (self.work.seconds_high + self.restart.seconds) / 3600
 
     @property
@@ -154,7 +154,7 @@ def make_plan(
 def _forecast(
     inputs: PlanInputs, host: HostMemory, work: PlannedWork, notice: NoticeFit, replacement: Restart
 ) -> SpotForecast | None:
-    """Hours and dollars on Spot; None where the run would never end."""
+    """Return hours and dollars on Spot; None if the run would never end."""
     request, taken = inputs.request, inputs.interruptions
     # The copy keeps the GPU waiting; hash and upload continue during training.
     waits = notice.copy + 0.1 if host.can_hold(inputs.checkpoint_bytes) else notice.save
@@ -186,7 +186,7 @@ def _forecast(
 
 
 def _idle_seconds(request: Request, notice: NoticeFit) -> float:
-    """Seconds of a notice in which the trainer does not train."""
+    """Return the seconds of a notice during which the trainer does not train."""
     if not request.trains_on_at_notice:
         return notice.budget
     return idle_seconds(
@@ -195,7 +195,7 @@ def _idle_seconds(request: Request, notice: NoticeFit) -> float:
 
 
 def interval_seconds(text: str, main: StagePlan) -> float | None:
-    """The checkpoint interval in seconds of the main stage; None for `auto`."""
+    """Return the checkpoint interval in seconds of the main stage; None for `auto`."""
     interval = parse_interval(text)
     if interval.unit == "auto":
         return None

@@ -15,12 +15,12 @@ from sizing.plan.spot_verdict import spot_verdict
 from sizing.plan.work import StagePlan
 from sizing.spot.forecast import SpotForecast
 
-# Loader and disk are worth a line from this share of the slowest part's time on.
+# Loader and disk are worth a line above this share of the slowest part's time.
 _NEAR = 0.25
 
 
 def to_json(plan: Plan, findings: Findings) -> dict[str, Any]:
-    """Return the plan as plain JSON; null where the run would never end on Spot."""
+    """Return the plan as plain JSON, with null if the run would never end on Spot."""
     spot = plan.spot
     seconds = {
         "epoch_seconds": plan.work.main.epoch_seconds,
@@ -72,7 +72,7 @@ def _spot(spot: SpotForecast | None, *names: str) -> dict[str, float | None]:
 
 
 def _with_fallback(plan: Plan) -> dict[str, Any] | None:
-    """Return what the run costs with a deadline; null without one."""
+    """Return the cost of the run with a deadline; null without one."""
     fallback = with_fallback(plan)
     if fallback is None:
         return None
@@ -111,7 +111,7 @@ def _stage(stage: StagePlan) -> dict[str, Any]:
 
 
 def figures(plan: Plan) -> dict[str, dict[str, Any]]:
-    """Return the figures that decide, each with its basis and source."""
+    """Return the decisive figures, each with its basis and source."""
     inputs, main, restart = plan.inputs, plan.work.main, plan.restart
     precision, taken = main.footprint.precision, inputs.interruptions
     step: tuple[Basis, str] = ("modelled", main.step.basis)
@@ -152,7 +152,7 @@ def _price(price: Price) -> tuple[float, str, Basis, str]:
 
 
 def _usual(plan: Plan) -> str:
-    """Where batches differ in size: what the average one needs, before what the largest needs."""
+    """Return the need of an average batch, for use before the largest one's, if sizes differ."""
     usual = plan.work.memory.usual_need
     if usual is None:
         return ""
@@ -161,7 +161,7 @@ def _usual(plan: Plan) -> str:
 
 
 def summary(plan: Plan) -> list[tuple[str, str]]:
-    """Return what people want to know, one line each."""
+    """Return the main figures, one line each."""
     spot, verdict = plan.spot, spot_verdict(plan)
     least, busy, most = plan.work.busy_percent
     return [
@@ -181,7 +181,7 @@ def summary(plan: Plan) -> list[tuple[str, str]]:
         (
             "work",
             f"{duration(plan.work.seconds)}; {duration(plan.work.seconds_low)} to "
-            f"{duration(plan.work.seconds_high)} as like runs (p10 to p90)",
+            f"{duration(plan.work.seconds_high)} for similar runs (p10 to p90)",
         ),
         ("on demand", _on_demand(plan)),
         (
@@ -211,7 +211,7 @@ def summary(plan: Plan) -> list[tuple[str, str]]:
 
 
 def _initialization(plan: Plan) -> list[tuple[str, str]]:
-    """Say what loading the root volumes costs, where a rate is asked for."""
+    """Say what loading the root volumes costs, if a rate is requested."""
     rate = plan.request.root_initialization_mib_per_second
     if not rate:
         return []
@@ -226,7 +226,7 @@ def _initialization(plan: Plan) -> list[tuple[str, str]]:
 
 
 def _rates(plan: Plan) -> list[tuple[str, str]]:
-    """Say how many samples a second each part of the data path could bring, the slowest first."""
+    """Say how many samples a second each part of the data path can deliver, slowest first."""
     main = plan.work.main
     phase = max(main.phases, key=lambda each: each.seconds)
     slowest = max(seconds for _, seconds in phase.waits)
@@ -252,7 +252,7 @@ def _epoch(main: StagePlan) -> str:
 
 
 def _host(plan: Plan) -> list[tuple[str, str]]:
-    """Say what the host must hold where a stage's start takes memory worth a line."""
+    """Say what the host must hold, if a stage's start takes memory worth a line."""
     host = plan.host
     if host.starting.most < 0.1:
         return []
@@ -265,7 +265,7 @@ def _host(plan: Plan) -> list[tuple[str, str]]:
 
 
 def _alternates(plan: Plan) -> str:
-    """Name the sizes that the stack's fleet may start as well, with the dearest one's price."""
+    """Name the other sizes that the stack's fleet may start, with the highest price."""
     sizes = [other.size for other in catalogue.alternates(plan.request.size)]
     if not sizes:
         return "none"
@@ -273,7 +273,7 @@ def _alternates(plan: Plan) -> str:
     if not all(prices):
         return f"{', '.join(sizes)}; not all have a known price in {plan.request.prices.region}"
     dearest = max(price.usd_per_hour for price in prices if price)
-    return f"{', '.join(sizes)}; the dearest ${dearest:.3f} an hour on demand"
+    return f"{', '.join(sizes)}; the dearest costs ${dearest:.3f} an hour on demand"
 
 
 def _on_demand(plan: Plan) -> str:
@@ -286,7 +286,7 @@ def _on_demand(plan: Plan) -> str:
 
 
 def _first_machine(spot: SpotForecast) -> str:
-    """Say what makes a short run's p90 long: the chance of no machine at its start."""
+    """Say what makes a short run's p90 long: the chance that no machine is free at its start."""
     if spot.first_wait_hours is None:
         return "comes at once"
     return (
@@ -307,7 +307,7 @@ def one_line(plan: Plan) -> str:
     return (
         f"plan: {request.workload}/{request.recipe} on {request.size} takes "
         f"{costs}, ${plan.usd_on_demand:.2f} on demand; its work {duration(work.seconds_low)} to "
-        f"{duration(work.seconds_high)} as like runs; {work.memory.need:,.0f} of "
+        f"{duration(work.seconds_high)} for similar runs; {work.memory.need:,.0f} of "
         f"{plan.inputs.instance.gpu_memory_mib:,} MiB GPU memory; bound by {work.main.bound_by}; "
         f"a checkpoint takes {plan.notice.total:.0f} of {plan.notice.budget:.0f} s of the notice "
         f"(modelled, prices of {request.prices.region}; details: STACK.plan.json)"

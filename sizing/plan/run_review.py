@@ -11,11 +11,11 @@ from sizing.plan.finished_run import FinishedRun
 from sizing.plan.plan import Plan
 from sizing.plan.request import Request
 
-# Beyond these shares a constant should be corrected; the limits of `python -m sizing accuracy`.
+# Beyond these errors a constant should be corrected; the limits of `python -m sizing accuracy`.
 _TIME_LIMIT, _MEMORY_LIMIT = 0.30, 0.15
 
 
-# By quantity its unit, the limit, and the constant that explains a difference.
+# For each quantity its unit, the limit, and the constant that explains a difference.
 _QUANTITIES: Mapping[str, tuple[str, float, str]] = {
     "hours from the first attempt": ("h", _TIME_LIMIT, "time_factor or launch_seconds"),
     "dollars (Spot)": (
@@ -55,33 +55,33 @@ class Compared:
         return "as predicted" if abs(self.ratio - 1) <= self.limit else f"correct {self.correct}"
 
 
-# The only override that a plan knows.
+# The only override that a plan covers.
 _MICRO_BATCH = "micro_batch"
 
 
 def request_of(run: FinishedRun, asked: Request) -> Request:
-    """Return what would predict the run today: as asked, but with its GPUs and micro-batch."""
+    """Return the request that predicts the run today: `asked`, with its GPUs and micro-batch."""
     micro_batch = run.overrides.get(_MICRO_BATCH, "")
     own = int(micro_batch) if micro_batch.isdecimal() else asked.micro_batch
     return replace(asked, gpus=run.world, micro_batch=own)
 
 
 def unplanned(run: FinishedRun) -> list[str]:
-    """Return the run's overrides that no plan knows, in whose effect the two may differ."""
+    """Return the run's overrides that no plan covers, whose effect may make the two differ."""
     return sorted(set(run.overrides) - {_MICRO_BATCH})
 
 
 def compare(run: FinishedRun, plan: Plan) -> list[Compared]:
-    """Compare every quantity that both know; config.json's prediction precedes today's plan."""
+    """Compare every quantity known to both; config.json's prediction precedes today's plan."""
     spot = plan.spot
     then = run.prediction
     hours = then.get("hours_p50", spot.hours_p50 if spot else None)
     if hours is not None:
-        # A prediction begins when a machine is asked for, a receipt with its first attempt.
+        # A prediction begins when a machine is requested, a receipt with its first attempt.
         start = plan.restart
         hours = max(0.0, hours - (start.launch + start.user_data + start.sync) / 3600)
     usd = then.get("usd_spot_p50", spot.usd_p50 if spot else None)
-    # Waits between machines included.
+    # Waits between machines are included.
     at_spot_price = run.seconds / 3600 * plan.inputs.spot_price.usd_per_hour
     memory, peak = then.get("gpu_memory_mib", plan.work.memory.need), None
     if run.peak_gpu_bytes:
@@ -110,7 +110,7 @@ def compare(run: FinishedRun, plan: Plan) -> list[Compared]:
 def _step_constants(measured: float, plan: Plan) -> dict[str, float]:
     """Return the constant that makes the plan's main step as long as the measured one.
 
-    What kernel launches bind is the host's doing: it holds on other GPUs too. The rest does not.
+    Launches come from the host, so their constant holds on other GPUs too; the rest does not.
     """
     step, used = plan.work.main.step, plan.inputs.constants
     launches = measured - step.optimizer
@@ -120,7 +120,7 @@ def _step_constants(measured: float, plan: Plan) -> dict[str, float]:
 
 
 def calibration(run: FinishedRun, plan: Plan) -> Entry:
-    """Return the constants that would have made today's plan right.
+    """Return the constants that would have made today's plan correct.
 
     A ValueError if the run says nothing about the size's GPU: another device, or no metrics.
     """
@@ -128,13 +128,13 @@ def calibration(run: FinishedRun, plan: Plan) -> Entry:
     if name not in run.device and gpu not in run.device:
         raise ValueError(
             f"the run {run.run_id} was on {run.device!r}, not on the {gpu} of {plan.request.size}, "
-            "and cannot calibrate it; give the --size that it ran on"
+            "and cannot calibrate it; use the --size that it ran on"
         )
     main = plan.work.main.footprint.stage
     if main not in run.step_seconds:
         raise ValueError(
             f"the run {run.run_id} has no metrics of stage {main!r} next to its receipt; "
-            "give the run's folder, not the receipt alone"
+            "use the run's folder, not the receipt alone"
         )
     constants = {**_step_constants(run.step_seconds[main], plan), **run.restarts}
     if run.peak_gpu_bytes:

@@ -17,7 +17,7 @@ from sizing.plan.request import Request
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Way:
-    """Hours until the last run ends and dollars of them all, on demand; `problem` if it cannot."""
+    """Hours until the last run ends and dollars for all, on demand; `problem` if impossible."""
 
     what: str
     size: str
@@ -27,7 +27,7 @@ class Way:
 
 
 def ways(plan: Plan, runs: int) -> list[Way]:
-    """Return the ways to do `runs` runs like the plan's, in the order of the docstring."""
+    """Return the ways to do `runs` runs like the plan's, in the order of the module's docstring."""
     one = _like(plan, runs=1)
     hours = (runs * one.work.seconds + one.restart.seconds) / 3600
     after = Way(
@@ -67,13 +67,13 @@ def _way(what: str, plan: Plan) -> Way:
 
 
 def _problem_of(plan: Plan) -> str | None:
-    """Why the plan cannot work, Spot aside; None if it can."""
+    """Return why the plan cannot work, Spot aside; None if it can."""
     found = {name: text for name, text in find_problems(plan).items() if name != "spot"}
     return next(iter(found.values()), None)
 
 
 def _size_with_gpus(plan: Plan, gpus: int) -> str | None:
-    """The cheapest size that has as many of the plan's GPUs, if it is another one."""
+    """Return the cheapest size with this many of the plan's GPUs, if it is a different one."""
     instance = plan.inputs.instance
     if instance.num_gpus >= gpus:
         return None
@@ -92,7 +92,7 @@ def machines(request: Request) -> str:
 
 
 def one_or_several(plan: Plan) -> str:
-    """Say in one sentence which of the ways that work costs least and which ends first, on Spot."""
+    """Say in one sentence which workable way costs least and which ends first, on Spot."""
     request = plan.request
     plans = [plan, *(_like(plan, hosts=n) for n in reversed(RANKS) if n < request.hosts)]
     if larger := _size_with_gpus(plan, request.ranks):

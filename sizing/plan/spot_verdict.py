@@ -13,14 +13,14 @@ _MANY = 0.5
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SpotVerdict:
-    """`suits` is "with care" where only a reason that can be fixed speaks against it."""
+    """`suits` is "with care" if only reasons that can be fixed speak against it."""
 
     suits: Literal["yes", "with care", "no"]
     reasons: tuple[str, ...]
 
 
 def saving_percent(plan: Plan) -> float:
-    """Percent of the on-demand dollars that Spot saves (p50, the same work on both)."""
+    """Return the percent of on-demand dollars that Spot saves (p50, the same work on both)."""
     if plan.spot is None or not plan.usd_on_demand:
         return 0.0
     return 100 * (1 - (plan.spot.usd_of_p50_work) / plan.usd_on_demand)

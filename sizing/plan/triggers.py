@@ -1,4 +1,4 @@
-"""Triggers for another size, as rules: which fired, on what evidence, and would the advice help?
+"""Triggers for another size, as rules: which fired, their evidence, whether the advice would help.
 
 The thresholds are in rules.json next to this file. Each rule that fires is checked against the
 models, because several common rules name the wrong remedy.
@@ -26,11 +26,11 @@ _COPIES = 4
 def _dataset(plan: Plan, samples: float) -> str:
     facts = plan.inputs.facts
     if facts is None:
-        return "unknown: no byte of its data is known; give --dataset-gib"
+        return "unknown: the size of its data is not known; add --dataset-gib"
     gib = samples * facts.epoch_bytes_per_sample / GIB
     cache = plan.host.cache_bytes / GIB
     cached = gib <= cache
-    # The plan has as many samples where they were given.
+    # The plan already has this many samples if they were given.
     hours = plan.work.seconds / 3600 * samples / _samples(plan)
     return (
         f"{'no' if cached else 'yes'}: bytes decide, not samples; {gib:.1f} GiB an epoch "
@@ -121,7 +121,7 @@ def _gpu_memory(plan: Plan, percent: float) -> str:
 
 
 def _gpu_utilization(plan: Plan, percent: float) -> str:
-    """A slower GPU is enough if the busy share of this one's bandwidth and peak fits it."""
+    """Judge a slower GPU: it is enough if this one's busy share of bandwidth and peak fits it."""
     now, precision = plan.inputs.gpu, plan.work.main.footprint.precision
     for other, _ in plan.request.prices.trainable():
         gpu = find_gpu(other.gpu, other.gpu_memory_mib)
@@ -186,7 +186,7 @@ def _samples(plan: Plan) -> float:
     return float(max(stage.footprint.samples_per_epoch for stage in plan.work.stages))
 
 
-# What a plan says of each signal (None: only the user or a finished run knows it), and the verdict.
+# A plan's value of each signal (None: only the user or a finished run knows it), and the verdict.
 SIGNALS: Mapping[str, tuple[Callable[[Plan], float] | None, Callable[[Plan, float], str]]] = {
     "dataset_samples": (_samples, _dataset),
     "dataset_gib": (lambda plan: plan.inputs.dataset_bytes / GIB, _preparing),
@@ -212,7 +212,7 @@ SIGNALS: Mapping[str, tuple[Callable[[Plan], float] | None, Callable[[Plan, floa
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rule:
-    """Fires when its signal is at least (or at most) a threshold."""
+    """A rule that fires when its signal is at least (or at most) a threshold."""
 
     name: str
     signal: str
@@ -229,7 +229,7 @@ class Rule:
 
     @property
     def condition(self) -> str:
-        """The rule's condition for people."""
+        """The rule's condition in readable form."""
         if self.at_least is not None:
             return f"{self.signal} >= {self.at_least:g}"
         return f"{self.signal} <= {self.at_most:g}"
@@ -257,7 +257,7 @@ def signals(plan: Plan) -> dict[str, float]:
 
 
 def as_given(request: Request, given: Mapping[str, float]) -> Request:
-    """Return the request with what the given signals change, so that all of the advice follows."""
+    """Return the request changed by the given signals, so that all advice follows from them."""
     for name in given:
         if name not in SIGNALS:
             raise ValueError(f"signal {name!r} is unknown; {suggest(name, SIGNALS)}")
@@ -275,7 +275,7 @@ def as_given(request: Request, given: Mapping[str, float]) -> Request:
 
 def _count(given: Mapping[str, float], name: str) -> int:
     if given[name] < 1 or given[name] != int(given[name]):
-        raise ValueError(f"{name} is {given[name]:g}; give a whole number from 1")
+        raise ValueError(f"{name} is {given[name]:g}; use a whole number from 1")
     return int(given[name])
 
 

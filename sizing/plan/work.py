@@ -1,4 +1,4 @@
-"""The work of a run: each stage's time and memory, with no interruption and no start."""
+"""The work of a run: each stage's time and memory, without interruptions and starts."""
 
 import math
 from dataclasses import dataclass, replace
@@ -11,10 +11,10 @@ from sizing.models.step_time import StepEstimate, step_time
 from sizing.plan.inputs import PlanInputs
 
 # Bus bandwidth of an all-reduce of 8 GPUs. PCIe (g4dn, g5, g6): from memory. A100, one p4d:
-# NVIDIA/nccl#527; H100: the GTC talk in NVIDIA/nccl#1374, taken for the later ones, too.
+# NVIDIA/nccl#527; H100: the GTC talk in NVIDIA/nccl#1374, also used for later ones.
 _PCIE_GB_PER_SECOND = 10.0
 _NVLINK_GB_PER_SECOND = {"A100": 230.0, "H100": 480.0, "H200": 480.0, "B200": 480.0, "B300": 480.0}
-# Ranks exchange gradients in backward, two thirds of a step, but for the last bucket (25 MB).
+# Ranks exchange gradients in backward, two thirds of a step, except the last bucket (25 MB).
 _BACKWARD, _BUCKET_BYTES = 2 / 3, 25 * 2**20
 
 
@@ -22,7 +22,7 @@ _BACKWARD, _BUCKET_BYTES = 2 / 3, 25 * 2**20
 class PhasePlan:
     """Epochs of a stage whose samples take equal work; `waits`: an epoch, by what it waits for.
 
-    `loader_range`: p10 and p90 of the loader's share of that, beside the step's own.
+    `loader_range`: p10 and p90 of the loader's share of that, in addition to the step's own.
     """
 
     phase: Phase
@@ -51,7 +51,7 @@ class PhasePlan:
         return self._seconds(self.step.seconds_high, self.loader_range[1])
 
     def busy(self, work: float) -> tuple[float, float]:
-        """Return how many seconds the GPU works, of how many, if its work takes `work` as long."""
+        """Return the GPU's busy seconds and all seconds if its work takes `work` times as long."""
         (_, all_steps), *others = self.waits
         num_steps = all_steps / self.step.seconds
         works = num_steps * self.step.busy(work)
@@ -68,7 +68,7 @@ class PhasePlan:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StagePlan:
-    """One stage: its time by what takes it, and its memory. `step` is the largest one."""
+    """One stage: its time by what takes it, and its memory. `step` is the largest step."""
 
     footprint: Footprint
     step: StepEstimate
@@ -84,7 +84,7 @@ class StagePlan:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlannedWork:
-    """All stages, and the ones that decide."""
+    """All stages, and the decisive ones."""
 
     stages: tuple[StagePlan, ...]
 
@@ -105,17 +105,17 @@ class PlannedWork:
 
     @property
     def seconds_low(self) -> float:
-        """The seconds if every step is as fast as its range allows (p10 of like runs)."""
+        """The seconds if every step is as fast as its range allows (p10 of similar runs)."""
         return sum(stage.seconds_low for stage in self.stages)
 
     @property
     def seconds_high(self) -> float:
-        """The seconds if every step is as slow as its range allows (p90 of like runs)."""
+        """The seconds if every step is as slow as its range allows (p90 of similar runs)."""
         return sum(stage.seconds_high for stage in self.stages)
 
     @property
     def busy_percent(self) -> tuple[float, float, float]:
-        """How much of its steps' time the GPU works: p10, p50 and p90 of its work."""
+        """The percent of its steps' time that the GPU is busy: p10, p50 and p90 of its work."""
         step = self.main.step
         found = []
         for work in (step.work_low, 1.0, step.work_high):
@@ -125,7 +125,7 @@ class PlannedWork:
 
     @property
     def longest_step_seconds(self) -> float:
-        """Seconds of the longest optimizer step of any stage: of its largest batch."""
+        """Seconds of the longest optimizer step of any stage, for its largest batch."""
         return max(stage.step.seconds * stage.footprint.largest_over_usual for stage in self.stages)
 
 
@@ -135,22 +135,22 @@ def plan_work(inputs: PlanInputs, host: HostMemory) -> PlannedWork:
 
 
 def share_gpu(step: StepEstimate, *, runs_per_gpu: int, runs_per_vcpu: float) -> StepEstimate:
-    """Return a step of each of several equal runs on one GPU.
+    """Return one run's step when several equal runs share a GPU.
 
-    Their work on the GPU adds up. Their launches do not: each run launches from a CPU of its own,
-    and while one of them launches, the GPU works for another.
+    Their work on the GPU adds up. Their launches do not: each run launches from its own CPU, and
+    while one of them launches, the GPU works for another.
     """
     return replace(
         step,
         compute=step.compute * runs_per_gpu,
-        # The others' optimizers; one's own follows its own launches.
+        # The others' optimizers; the run's own follows its own launches.
         traffic=step.traffic * runs_per_gpu + step.optimizer * (runs_per_gpu - 1),
         launches=step.launches * max(1.0, runs_per_vcpu),
     )
 
 
 def _stage(footprint: Footprint, inputs: PlanInputs, host: HostMemory) -> StagePlan:
-    """One stage's time: that of its phases and evaluations."""
+    """Return one stage's time, the sum over its phases and evaluations."""
     runs_per_gpu = inputs.request.runs_per_gpu(inputs.instance)
     step = _step(footprint, 1.0, inputs)
     # Forward is a third of a step's work.
@@ -160,7 +160,7 @@ def _stage(footprint: Footprint, inputs: PlanInputs, host: HostMemory) -> StageP
     loader_range = inputs.facts.loader_range if inputs.facts else (1.0, 1.0)
 
     def evaluation(work: float, loader: float) -> float:
-        """Evaluated samples come through the same loader and disk as trained ones."""
+        """Return an evaluation's seconds; its samples come through the same loader and disk."""
         shares = {"loader CPU": loader}
         waits = [shares.get(name, 1.0) * seconds for name, seconds in data]
         on_gpu = images * footprint.evaluation_work * a_sample * work
@@ -193,7 +193,7 @@ def _stage(footprint: Footprint, inputs: PlanInputs, host: HostMemory) -> StageP
 
 
 def _step(footprint: Footprint, work: float, inputs: PlanInputs) -> StepEstimate:
-    """A step whose samples take `work` times that of the counted ones, with its exchange."""
+    """Return a step whose samples take `work` times the counted ones', with its exchange."""
     ranks = inputs.request.ranks
     lighter = replace(
         footprint,
@@ -207,10 +207,10 @@ def _step(footprint: Footprint, work: float, inputs: PlanInputs) -> StepEstimate
 
 
 def _exposed_exchange(footprint: Footprint, inputs: PlanInputs, step: StepEstimate) -> float:
-    """Seconds of the exchange between GPUs that the work meanwhile does not hide.
+    """Return the seconds of the exchange between GPUs that concurrent work does not hide.
 
-    Of gradients, while backward of the last micro-batch goes on; where GPUs share the model, with
-    all of each micro-batch.
+    Gradients are exchanged during the last micro-batch's backward; where GPUs share the model, the
+    exchange runs during all of each micro-batch.
     """
     a_byte, bytes_each = _exchange_seconds_a_byte(inputs), footprint.exchanged_bytes
     micro_batches = math.ceil(footprint.global_batch / inputs.request.ranks / footprint.micro_batch)
@@ -223,9 +223,9 @@ def _exposed_exchange(footprint: Footprint, inputs: PlanInputs, step: StepEstima
 
 
 def _exchange_seconds_a_byte(inputs: PlanInputs) -> float:
-    """Seconds that all ranks take to add up a byte of each: within a host, then over the network.
+    """Return the seconds of all ranks to add up a byte of each: within a host, then between hosts.
 
-    The GPUs of a host share what its network sends: each has a part of the sum.
+    The GPUs of a host divide the network traffic: each has a part of the sum.
     """
     gpus, hosts = inputs.request.gpus, inputs.request.hosts
     links = (usual for name, usual in _NVLINK_GB_PER_SECOND.items() if name in inputs.gpu.name)
@@ -236,7 +236,7 @@ def _exchange_seconds_a_byte(inputs: PlanInputs) -> float:
     if not gbps:
         raise ValueError(
             f"the baseline network of {inputs.request.size} is not in the catalogue, so hosts of "
-            "it cannot be planned; give another size"
+            "it cannot be planned; use another size"
         )
     return within + 2 * (hosts - 1) / hosts / (gbps * 125e6)
 
@@ -244,7 +244,7 @@ def _exchange_seconds_a_byte(inputs: PlanInputs) -> float:
 def _epoch_data(
     footprint: Footprint, inputs: PlanInputs, host: HostMemory
 ) -> tuple[tuple[str, float], ...]:
-    """The seconds that an epoch's data takes, by what it waits for."""
+    """Return the seconds that an epoch's data takes, by what it waits for."""
     facts = inputs.facts
     if facts is None:
         return ()

@@ -1,4 +1,4 @@
-"""What each family of sizes is for, and how much an hour of it costs, in words and dollars."""
+"""The purpose of each family of sizes and its hourly cost, in words and dollars."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ _HIGHEST = "Very High"
 def family_rows() -> list[dict[str, Any]]:
     """Return all families, cheapest first; those without a price come last.
 
-    Dollars are those of the cheapest and the dearest size, in us-east-1.
+    Dollars are those of the cheapest and the most expensive size, in us-east-1.
     """
     found = [_row(family) for family in catalogue.families().values()]
     return sorted(

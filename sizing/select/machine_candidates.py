@@ -1,4 +1,4 @@
-"""Sizes to train and to work on: GPUs that fit; CPUs by the cost of a day, credits included."""
+"""Sizes for training and for work: GPUs that fit; CPUs by the cost of a day, with credits."""
 
 from sizing import catalogue
 from sizing.catalogue import InstanceType, Price
@@ -34,7 +34,7 @@ def training_candidates(
                     "memory_gib": instance.memory_gib,
                 },
                 reasons=(
-                    fits if wanted else "any GPU memory; give --gpu-memory-mib to filter",
+                    fits if wanted else "any GPU memory; add --gpu-memory-mib to filter",
                     "for runs side by side use several GPUs or instances: one run each"
                     if requirements.phase == "tune"
                     else "checkpoints survive interruptions, so Spot",

@@ -1,4 +1,4 @@
-"""Which size suits a phase of a model's life: candidates by dollars, with reasons.
+"""The ranking of sizes for a phase of a model's life: candidates by dollars, with reasons.
 
 Where the answer differs from common advice, it says so.
 """

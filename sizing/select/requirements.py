@@ -1,4 +1,4 @@
-"""What a selection is asked for, what it answers, and the families that are no longer supported."""
+"""A selection's requirements and results, and the families that are no longer supported."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -11,7 +11,7 @@ Phase = Literal["experiment", "prepare", "train", "tune", "serve-batch", "serve-
 PHASES: tuple[Phase, ...] = get_args(Phase)
 Prices = Callable[[str], tuple[Price | None, Price | None]]
 
-# AWS's page on Inf1, of the Neuron SDK: "Inf1 instances are no longer supported".
+# AWS's page on Inf1 in the Neuron SDK: "Inf1 instances are no longer supported".
 UNSUPPORTED = {
     "inf1": "the Neuron SDK no longer supports Inf1",
     "p3": "p3 is absent from the EC2 API's data since 2026",
@@ -20,7 +20,7 @@ UNSUPPORTED = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Requirements:
-    """What the size is for and must offer; None where nothing was said."""
+    """The purpose of the size and what it must offer; None for no requirement."""
 
     phase: Phase
     model: str | None = None

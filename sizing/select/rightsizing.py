@@ -1,7 +1,7 @@
 """A smaller size for an endpoint that uses little of its own, from the share that it uses.
 
-The other size must have the speed in use at a target share of its own: for a GPU both its memory
-bandwidth and its half-precision peak, for CPUs its vCPUs. Modelled: a throughput that was measured
+The other size must deliver the speed in use at a target share of its own: for a GPU both its memory
+bandwidth and its half-precision peak, for CPUs its vCPUs. This is modelled: a measured throughput
 (`select --throughput`) is better.
 """
 
@@ -19,7 +19,7 @@ TARGET_PERCENT = 70.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Move:
-    """A size that would carry the same load, what it would use, and what it saves."""
+    """A size that would handle the same load, with its utilization and saving."""
 
     size: str
     usd_per_hour: float
@@ -29,9 +29,9 @@ class Move:
 
 
 def busy_percent(now: str, percent: float, other: str) -> float:
-    """Return what share of `other` the load would use that uses `percent` of `now`."""
+    """Return the percent of `other` needed by a load that uses `percent` of `now`."""
     if not 0 < percent <= 100:
-        raise ValueError(f"the share in use is {percent:g} %; give more than 0, at most 100")
+        raise ValueError(f"the share in use is {percent:g} %; use more than 0, at most 100")
     one, two = catalogue.find(now), catalogue.find(other)
     if not one.num_gpus:
         return percent * one.vcpus / two.vcpus
@@ -42,9 +42,9 @@ def busy_percent(now: str, percent: float, other: str) -> float:
 def rightsize(
     now: str, percent: float, prices: Prices, *, memory_mib: float | None = None
 ) -> list[Move]:
-    """Return the sizes that carry the load for less, cheapest first.
+    """Return the sizes that handle the load for less, cheapest first.
 
-    memory_mib: memory in use, of a GPU or of a host without one; by default what the size has.
+    memory_mib: memory in use, on a GPU or a host without one; by default all that the size has.
     """
     instance = catalogue.find(now)
     price, _ = prices(now)
@@ -74,7 +74,7 @@ def rightsize(
 
 
 def _most_percent(instance: InstanceType) -> float:
-    """The share of a size that may be in use: of a burstable one what its credits sustain."""
+    """Return the percent of a size that may be in use; if burstable, what its credits sustain."""
     if instance.kind != "burstable":
         return TARGET_PERCENT
     return min(TARGET_PERCENT, baseline_percent(instance.size))

@@ -11,7 +11,7 @@ from sizing.select.requirements import UNSUPPORTED, Candidate, Prices, Requireme
 def serving_candidates(
     requirements: Requirements, prices: Prices, left_out: dict[str, str]
 ) -> list[Candidate]:
-    """Return the sizes with a known throughput, given or published."""
+    """Return the sizes with a known throughput, the user's own or published."""
     is_online = requirements.phase == "serve-online"
     known = (
         published(requirements.model, "online" if is_online else "batch")

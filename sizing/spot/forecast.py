@@ -1,7 +1,7 @@
-"""Hours and dollars of a run on Spot, as a distribution: a small simulation with a fixed seed.
+"""The distribution of a run's hours and dollars on Spot: a small simulation with a fixed seed.
 
-Machine lives are as in public traces: many short, a few long, in pools that differ. Modelled:
-docs/spot.md compares it with traces left out, `plan --run` with finished runs.
+Machine lives are as in public traces: many short, a few long, in pools that differ. docs/spot.md
+compares this model with traces left out of it, `plan --run` with finished runs.
 A trace replaces the model: the run is then replayed from many starts in it.
 """
 
@@ -27,11 +27,11 @@ class SpotForecast:
     """Hours of a run on Spot: `hours` by the clock, `machine_hours` paid for. All modelled.
 
     `goodput` is useful seconds per paid second, `interruptions` their mean number in the middle
-    80 % of runs: the worst pools interrupt a run dozens of times.
-    `no_machine_share` is the chance that no machine comes at once, `first_wait_hours` half of these
-    waits at most (None: there is always one).
-    `usd_of_p50_work` is the p50 of runs whose work is the p50: to compare with on demand.
-    `hours` and `machine_hours` are the equally likely samples that the quantiles are of.
+    80 % of the runs: the worst pools interrupt a run dozens of times.
+    `no_machine_share` is the chance that no machine comes at once, `first_wait_hours` the median of
+    these waits (None: there is always one).
+    `usd_of_p50_work` is the p50 of runs whose work is the p50, to compare with on demand.
+    `hours` and `machine_hours` are the equally likely samples behind the quantiles.
     """
 
     hours_p50: float
@@ -65,7 +65,7 @@ def forecast(
     first = simulation.first_waits(run) if trace is None else np.array(_first_waits(trace))
     machine_p50, machine_p90 = _quantile_hours(machine)
     hours_p50, hours_p90 = _quantile_hours(clock)
-    # As if the work had no range: the samples of the middle work.
+    # The samples of the middle work, as if the work had no range.
     if trace is None:
         of_middle = machine.reshape(len(run.works), -1)[len(run.works) // 2]
     else:
@@ -119,7 +119,7 @@ def _samples(run: SpotRun, trace: Trace | None) -> tuple[Array, Array, float]:
 def _replay_on_trace(
     trace: Trace, jobs: list[ReplayJob], notice_arrives: float
 ) -> list[ReplayOutcome]:
-    """Return one finished job for each start, of one of `jobs` after the other.
+    """Return one finished job for each start, cycling through `jobs`.
 
     A run that never ends is a ValueError.
     """
@@ -145,7 +145,7 @@ def _replay_on_trace(
 
 
 def _first_waits(trace: Trace) -> list[float]:
-    """Return the seconds from each start until there is a machine, the trace being repeated."""
+    """Return the seconds from each start until there is a machine, repeating the trace."""
     begins = [index * trace.seconds / NUM_STARTS for index in range(NUM_STARTS)]
     again = trace.seconds + trace.lives[0].start
     return [
@@ -167,7 +167,7 @@ def _from_start(
         for life in trace.lives
         if life.end + lap * trace.seconds > begin
     ]
-    # Which losses a notice precedes is the same for the same start.
+    # The same start has notices before the same losses.
     luck = random.Random(len(lives))
     return Replay(
         lives=lives,

@@ -1,6 +1,6 @@
-"""How often EC2 interrupts a Spot machine and how long the next one takes to come, with sources.
+"""The rate of Spot interruptions and the wait for the next machine, with sources.
 
-Nobody publishes these figures for today's sizes. The ones here were computed from public traces
+These figures are not published for today's sizes. The ones here were computed from public traces
 (benchmarks/spot/settings.py at aaa67d00) and from AWS's monthly buckets.
 """
 
@@ -17,12 +17,12 @@ TRACES = (
 )
 ADVISOR = "AWS Spot Instance Advisor, us-east-1, snapshot of 2025-07-28 (alexei-led/spotinfo)"
 
-# Losses per machine hour and hours until the next machine, of the median zone (and fleet), because
+# Losses per machine hour and hours until the next machine, for the median zone (and fleet), because
 # pools differ by factors.
 # Five traces, each as one zone: 641 losses in 2,172 machine hours, 0.16 to 1.39 an hour by zone.
 _ONE_POOL = (0.39, 1.66)
-# The fleets of two and of three that zones of one time make, each taking the first free zone: waits
-# of 0.43 to 1.17 h, 0.61 in the middle. They lose only 0.09 to 0.35 machines an hour, but they span
+# Fleets of two and three zones traced at the same time, each taking the first free zone: waits of
+# 0.43 to 1.17 h, median 0.61. They lose only 0.09 to 0.35 machines an hour, but they span
 # regions: fleets of one region, on traces that this project does not have, lost 0.39, as zones do.
 # Pools shorten waits, not lives.
 _SEVERAL_POOLS = (0.39, 0.61)
@@ -65,8 +65,8 @@ def interruptions(*, pools: int = 2) -> Interruptions:
     """Return the interruptions to plan with in a fleet of `pools` zone-and-size pools.
 
     The cautious reading: a field report of 2026-08-29 (lives of 21 minutes to 19 hours on one GPU
-    size) is of the same order. AWS's monthly share, as the hazard of machines that run all month,
-    is 200 to 2,000 times lower: a bound, not a plan.
+    size) is of the same order. AWS's monthly share, read as the hazard of machines that run all
+    month, is 200 to 2,000 times lower: a bound, not a plan.
     """
     if pools < 1:
         raise ValueError(f"a fleet has at least one pool (zone and size), got {pools}")

@@ -1,7 +1,7 @@
 """The pattern of interruptions at a given rate: bursty lives and waits, pools of unknown quality.
 
-Random numbers are drawn once for each pattern, with a fixed seed: the same question has the same
-answer.
+Random numbers are drawn once for each pattern with a fixed seed, so that the same question has the
+same answer.
 """
 
 import math
@@ -12,16 +12,16 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import NDArray
 
-# Samples: how bad the pools are, in equal steps of probability, times random draws in each.
+# Samples: levels of pool quality in equal steps of probability, times random draws in each.
 NUM_LEVELS, NUM_LUCKS = 20, 12
-# Machines simulated in a row: as few as suffice; longer runs are extrapolated.
+# Machines simulated in a row: as few as are enough; longer runs are extrapolated.
 MACHINES = (8, 24, 72)
 
 # AWS: two minutes, "best effort". No figure is published; one in twenty missing is our assumption.
 NOTICE_SECONDS, NOTICE_ARRIVES = 120.0, 0.95
-# Less often than this, in interruptions per hour, is never.
+# A rate below this, in interruptions per hour, counts as never.
 NEVER = 1e-9
-# So many zones say how much zones differ: few leave the tails unknown.
+# The number of zones behind the spread between zones: few leave the tails unknown.
 ZONES_SEEN = 30
 
 Array = NDArray[np.float64]
@@ -29,9 +29,9 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pattern:
-    """How interruptions come, at a given rate.
+    """The pattern of interruptions at a given rate.
 
-    life_shape, wait_shape   Weibull shapes: 1 is Poisson, less is many short and a few long
+    life_shape, wait_shape   Weibull shapes: 1 is Poisson, less means many short and a few long
     rate_spread, wait_spread   standard deviation of the logarithm between pools, because the
         quality of a run's pool is unknown until it runs there; bad pools are bad in both
     starts_anywhen   the run starts at any moment, perhaps with no machine available
@@ -50,10 +50,10 @@ POISSON = Pattern(
 # From the five traces of sizing/spot/interruptions.py: shapes of lives 0.46 to 0.69; of waits 0.45
 # to 0.78 by their moments, which come out 0.05 too high in samples of 40 to 250. Standard deviation
 # of the logarithms between zones 0.93 (rate) and 0.68 (wait). Other GPUs and years than those
-# traced add 0.6 to the rate's (assumed): sqrt(0.93^2 + 0.6^2) = 1.1. Seen are these five and 25
-# that this project does not have: their middle rate is 0.386, their p90 of 24 h of work 127 h.
-# The share of the waits' spread that goes with the rate: the five say 0.87 (anything from -0.06 to
-# 0.99 in 95 % of such fives), 0.6 is the most with which the 127 h are not far exceeded.
+# traced add 0.6 to the rate's (assumed): sqrt(0.93^2 + 0.6^2) = 1.1. ZONES_SEEN are these five and
+# 25 that this project does not have: median rate 0.386, p90 of 24 h of work 127 h.
+# The share of the waits' spread that goes with the rate: the five zones say 0.87 (-0.06 to 0.99 in
+# 95 % of such fives); 0.6 is the most that does not far exceed the 127 h.
 WAITS_WITH_RATE = 0.6
 SEEN = Pattern(
     life_shape=0.55,
@@ -63,8 +63,8 @@ SEEN = Pattern(
     starts_anywhen=True,
 )
 # The pools of one region may be out together: in its worst tenth a fleet waits as one zone does,
-# 0.61 e^(1.15 t) = 1.66 e^(0.41 t) where t is 1.33. It was 0.4, from five fleets that overlap: of
-# three others 77 to 85 % of the jobs' hours stayed below that p90.
+# 0.61 e^(1.15 t) = 1.66 e^(0.41 t) where t is 1.33. It was 0.4, from five overlapping fleets: in
+# three  others, 77 to 85 % of the jobs' hours stayed below that p90.
 SEEN_IN_FLEETS = replace(SEEN, wait_spread=1.15)
 
 
@@ -85,12 +85,12 @@ class Draws:
 
 @cache
 def draws_of(pattern: Pattern) -> Draws:
-    """Draw once for each pattern, with a fixed seed."""
+    """Draw random numbers once for each pattern, with a fixed seed."""
     generator = np.random.default_rng(20261121)
     shape = (NUM_LEVELS, NUM_LUCKS, MACHINES[-1])
 
     # In equal steps of probability over the samples of a level, in random order for each machine:
-    # a level's mean is then hardly left to luck, and long runs extrapolate it.
+    # this keeps luck out of a level's mean, from which long runs are extrapolated.
     steps = np.broadcast_to(np.arange(NUM_LUCKS)[:, None], shape)
 
     def weibull(k: float) -> Array:
@@ -98,7 +98,7 @@ def draws_of(pattern: Pattern) -> Draws:
         return np.asarray((-np.log1p(-share)) ** (1 / k) / math.gamma(1 + 1 / k))
 
     def rest(k: float) -> Array:
-        # A random moment falls into long ones more often, and anywhere in them.
+        # A random moment falls more often into a long one, and anywhere in it.
         met = generator.gamma(1 + 1 / k, size=shape[:2]) ** (1 / k) / math.gamma(1 + 1 / k)
         return np.asarray(met * generator.random(shape[:2]))
 
@@ -118,10 +118,10 @@ def draws_of(pattern: Pattern) -> Draws:
 
 
 def unseen_zone(share: float) -> float:
-    """Return where `share` of the zones that were not seen lie, in standard deviations of the seen.
+    """Return the quantile `share` of unseen zones, in standard deviations of the seen ones.
 
-    Student's t with a degree of freedom less than zones, by its expansion around the normal
-    (Abramowitz and Stegun, 26.7.5), because the mean of the seen is uncertain too.
+    Student's t with one degree of freedom less than zones, by its expansion around the normal
+    (Abramowitz and Stegun, 26.7.5), because the mean of the seen zones is uncertain too.
     """
     z, nu = NormalDist().inv_cdf(share), ZONES_SEEN - 1
     quantile = z + (z**3 + z) / (4 * nu) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * nu**2)

@@ -1,8 +1,7 @@
 """One job replayed on the lives of Spot machines: on Spot alone, or with a deadline on a fleet.
 
-Spot is asked for by the fleet itself, at once; the Guard's decision, where there is one, falls only
-at ticks, and when an event of a machine wakes it. Two machines may run for a while, and both are
-paid for.
+The fleet itself requests Spot, at once; the Guard, if there is one, decides only at ticks and when
+an event of a machine wakes it. Two machines may run for a while, and both are paid for.
 """
 
 import math
@@ -15,18 +14,18 @@ from sizing.fallback.situation import Market, Place, Situation, SpotHistory, obs
 from sizing.spot.pattern import NOTICE_SECONDS
 from sizing.spot.traces import SpotLife
 
-# A schedule of one minute fires somewhere in its minute.
+# A schedule of one minute fires at any moment of its minute.
 _JITTER_SECONDS = 60.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReplayJob:
-    """Useful seconds to do, the deadline from its start (it may be infinite), and overheads.
+    """Useful seconds to do, the deadline from its start (possibly infinite), and overheads.
 
-    `checkpoint` is what a periodic save, every `interval` useful seconds, keeps the GPU waiting,
-    `save` a commit when it moves. `notice_idle` is how much of the notice is not trained in: all of
-    it if the trainer stops at the notice, else the seconds reserved for saves; None: notices are
-    ignored.
+    `checkpoint` is how long a periodic save, every `interval` useful seconds, blocks the GPU,
+    `save` the time of a commit before a move. `notice_idle` is the part of the notice without
+    training: all of it if the trainer stops at the notice, else the seconds reserved for saves;
+    None: notices are ignored.
     """
 
     work: float
@@ -48,7 +47,7 @@ class Prices:
 
 @dataclass(slots=True)
 class ReplayOutcome:
-    """What a job cost: paid seconds by market, seconds by the clock, and what was done."""
+    """The outcome of a job: paid seconds by market, seconds by the clock, and the work done."""
 
     spot: float = 0.0
     on_demand: float = 0.0
@@ -62,13 +61,13 @@ class ReplayOutcome:
         return (self.spot * prices.spot + self.on_demand * prices.on_demand) / 3600
 
     def is_done_by(self, hours: float) -> bool:
-        """Whether the job was done in so many hours, to the second."""
+        """Return whether the job was done within `hours`, to the second."""
         return self.is_done and self.seconds <= hours * 3600 + 1
 
 
 @dataclass(slots=True)
 class ReplayedMachine:
-    """A machine that is paid for; it trains from `trains` on, if it does."""
+    """A machine that is paid for; it trains from `trains` on, if at all."""
 
     place: Place
     launched: float
@@ -79,14 +78,14 @@ class ReplayedMachine:
     base: float = 0.0
 
     def trained(self, now: float, job: ReplayJob) -> float:
-        """Seconds of work done here by now."""
+        """Return the seconds of work done here by `now`."""
         seconds = max(0.0, min(now, self.stops) - self.trains)
         period = job.interval + job.checkpoint
         whole = math.floor(seconds / period)
         return whole * job.interval + min(seconds - whole * period, job.interval)
 
     def done_at(self, job: ReplayJob) -> float:
-        """When the job is done here if nothing happens before."""
+        """Return when the job is done here if nothing happens before that."""
         left = job.work - self.base
         saves = max(0, math.ceil(left / job.interval) - 1)
         time = self.trains + left + saves * job.checkpoint
@@ -97,10 +96,10 @@ class ReplayedMachine:
 class Replay:
     """A job from second 0 until it is done or the horizon is reached.
 
-    At most one machine of each market is up, one of them trains. `has_notice` says which lives end
-    with one. With a `fallback`, the prices that it goes by, the Guard decides where the job runs,
-    every `tick` seconds and at `wakes` of the machines' events: EventBridge delivers an event
-    within seconds, but promises nothing. Without, it runs on Spot alone.
+    At most one machine of each market is up, and one of them trains. `has_notice` says which lives
+    end with a notice. With `fallback`, the prices for its decisions, the Guard decides where the
+    job runs, every `tick` seconds and at a share `wakes` of machine events: EventBridge delivers
+    events within seconds, but promises nothing. Without it, the job runs on Spot alone.
     """
 
     lives: Sequence[SpotLife]
@@ -124,7 +123,7 @@ class Replay:
     outcome: ReplayOutcome = field(default_factory=ReplayOutcome, init=False)
 
     def run(self) -> ReplayOutcome:
-        """Go from event to event."""
+        """Step from event to event until the end."""
         self.luck = random.Random(len(self.lives))
         self.next_tick = math.inf if self.fallback is None else 0.0
         while self.now < self.horizon and not self.outcome.is_done:
@@ -149,7 +148,7 @@ class Replay:
         return self.outcome
 
     def _next_start(self) -> float:
-        """When the fleet's request for Spot is next answered."""
+        """Return when the fleet's request for Spot is next fulfilled."""
         if not self.asks or self.spot is not None:
             return math.inf
         self._skip_past()
@@ -160,7 +159,7 @@ class Replay:
             self.index += 1
 
     def _start_spot(self) -> None:
-        """Start the Spot machine that the fleet asks for, if one is available now."""
+        """Start the Spot machine that the fleet requests, if one is available now."""
         if self._next_start() > self.now:
             return
         life, idle = self.lives[self.index], self.job.notice_idle
@@ -186,14 +185,14 @@ class Replay:
         self._end(machine)
         self.outcome.losses += 1
         if self.trainer is machine:
-            # A trainer that stops before its machine is gone had a notice, and saved.
+            # A trainer that stops before its machine is gone had a notice and saved.
             self._stop_training(machine, is_kept=machine.stops < machine.gone)
             if self.demand is not None:
                 self._hand_over(self.demand)
         self._wake()
 
     def _stop_training(self, machine: ReplayedMachine, *, is_kept: bool) -> None:
-        """Count the trainer's work; what was not saved is lost unless `is_kept`."""
+        """Count the trainer's work; unsaved work is lost unless `is_kept`."""
         kept = machine.trained(self.now, self.job)
         if not is_kept:
             kept = min(math.floor(kept / self.job.interval) * self.job.interval, kept)
@@ -206,7 +205,7 @@ class Replay:
             self.next_tick = self.now
 
     def _end(self, machine: ReplayedMachine | None) -> None:
-        """Pay for a machine that ends now."""
+        """Bill a machine that ends now."""
         if machine is None:
             return
         seconds = max(0.0, self.now - machine.launched)
@@ -216,7 +215,7 @@ class Replay:
             self.outcome.on_demand += seconds
 
     def _decide(self, prices: Prices) -> Market:
-        """Learn what Spot did since the last decision, and decide as the Guard does."""
+        """Observe Spot since the last decision, and decide as the Guard does."""
         trainer, job = self.trainer, self.job
         done = trainer.trained(self.now, job) if trainer else 0.0
         whole = done // job.interval * job.interval
@@ -261,7 +260,7 @@ class Replay:
             self._hand_over(self.demand)
 
     def _leave_demand(self) -> None:
-        """Terminate the on-demand machine: it commits, and Spot goes on, now or when it comes."""
+        """Terminate the on-demand machine: it commits, and Spot continues, now or when it comes."""
         machine, self.demand = self.demand, None
         if machine is None:
             return
@@ -275,7 +274,7 @@ class Replay:
             self._hand_over(self.spot, released=self.now + saving)
 
     def _hold(self) -> None:
-        """Ask for no more Spot; a Spot machine that trains does so until its notice ends."""
+        """Stop requesting Spot; a Spot machine that is training continues until its notice ends."""
         self.asks = False
         if self.demand is None:
             self._start_demand()

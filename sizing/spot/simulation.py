@@ -1,4 +1,4 @@
-"""A run simulated on the machines of pools unseen: every sample's machine and clock seconds.
+"""A run simulated on machines of unknown pools: machine and clock seconds of every sample.
 
 The work may be uncertain too: each of its steps of probability meets the same machines.
 """
@@ -24,7 +24,7 @@ from sizing.spot.pattern import (
 )
 
 MOST_MACHINES = 200_000
-# Equal steps of probability of the work; p10, p50 and p90 are the middles of three of them.
+# Equal steps of probability of the work; p10, p50 and p90 are the midpoints of three of them.
 NUM_WORKS = 15
 
 
@@ -33,12 +33,11 @@ class SpotRun:
     """A run on Spot and what interrupts it; times in seconds.
 
     work_range   p10 and p90 of the work, which adds uncertainty to that of the interruptions
-    restart_seconds   boot, sync and resume of a machine, also of the first
-    checkpoint_seconds   what one periodic save keeps the GPU waiting, every interval_seconds of
-        training
+    restart_seconds   boot, sync and resume of a machine, including the first
+    checkpoint_seconds   GPU time that a periodic save costs, every interval_seconds of training
     notice_saves   the share of interruptions with a notice that is long enough to save
-    notice_seconds   this much of such a notice is not trained in (contract.notice.idle_seconds),
-        but paid for
+    notice_seconds   the part of such a notice without training (contract.notice.idle_seconds),
+        which is paid for
     wait_seconds   mean wait for a replacement: clock hours, but not machine hours
     pattern   how bursty and how uncertain: as in public traces, or POISSON
     """
@@ -65,13 +64,13 @@ class SpotRun:
 
     @property
     def works(self) -> Array:
-        """The seconds of work in equal steps of probability: log-normal on each side of p50."""
+        """The seconds of work in equal steps of probability, log-normal on each side of p50."""
         low, high = self.work_range or (self.work_seconds, self.work_seconds)
         return work_steps(low, self.work_seconds, high)
 
 
 def work_steps(low: float, middle: float, high: float) -> Array:
-    """Return p10, p50 and p90 of a work as equal steps of probability, log-normal on each side."""
+    """Spread p10, p50 and p90 of a work over equal steps of probability, log-normal each side."""
     if low == middle == high:
         return np.array([middle])
     spread = NormalDist().inv_cdf(0.9)
@@ -135,7 +134,7 @@ def simulate(run: SpotRun) -> tuple[Array, Array, float]:
     if run.rate_per_hour < NEVER:
         saves = np.maximum(np.ceil(works / run.interval_seconds) - 1, 0)
         once = run.restart_seconds + works + saves * run.checkpoint_seconds
-        # Many of each: a quantile is then one of them, not between two.
+        # Repeat each, so that a quantile is one of them and not between two.
         once = np.repeat(once, NUM_LEVELS * NUM_LUCKS)
         return once, once, 0.0
     # Most runs need few machines: try a few first.
@@ -154,7 +153,7 @@ def simulate(run: SpotRun) -> tuple[Array, Array, float]:
     parts = np.maximum(1.0, 4 * machines / columns)[:, :, None]
     part = works[:, None, None] / parts
     left = part[:, :, :, None] - (np.cumsum(gains, axis=2) - gains)
-    # What the rest takes on this machine, saves included; the end needs none.
+    # The rest's seconds on this machine, saves included; the end needs none.
     needed = left + np.maximum(np.ceil(left / run.interval_seconds) - 1, 0) * run.checkpoint_seconds
     ends = (needed <= trained) & (left > 0)
     last = np.where(ends.any(axis=3), ends.argmax(axis=3), columns - 1)
@@ -183,7 +182,7 @@ def _check_it_ends(run: SpotRun, machines: Array, per_machine: Array) -> None:
 
 
 def _middle_mean(values: Array) -> float:
-    """Return the mean without the lowest and the highest tenth."""
+    """Return the mean without the lowest and highest tenths."""
     cut = values.size // 10
     return float(np.sort(values, axis=None)[cut : values.size - cut].mean())
 

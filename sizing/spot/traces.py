@@ -14,7 +14,7 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SpotLife:
-    """One machine, from the second it can start until it is gone."""
+    """One machine, from the second when it can start until it is gone."""
 
     start: float
     end: float
@@ -22,7 +22,7 @@ class SpotLife:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Trace:
-    """When a machine is available in one pool."""
+    """The times when a machine is available in one pool."""
 
     name: str
     seconds: float
@@ -39,7 +39,7 @@ def load_trace(path: Path) -> Trace:
 
 
 def _lives(counts: Sequence[float], gap: float) -> Iterator[SpotLife]:
-    """A life is a run of ticks with a machine."""
+    """Yield the lives; a life is a series of ticks with a machine."""
     end = 0
     for has_machine, ticks in groupby(count > 0 for count in counts):
         start, end = end, end + len(list(ticks))
@@ -65,7 +65,7 @@ def read_counts(path: Path) -> tuple[float, list[float]]:
         raise ValueError(f"trace {path} does not exist") from None
     except (ValueError, KeyError, TypeError):
         raise ValueError(
-            f"{path} is not a trace: give JSON with metadata.gap_seconds and a list called data"
+            f"{path} is not a trace: use JSON with metadata.gap_seconds and a list called data"
         ) from None
     if not isinstance(gap, int | float) or not 0 < gap < 1e6:
         raise ValueError(f"{path}: gap_seconds must be above 0 and below 1e6, got {gap!r}")

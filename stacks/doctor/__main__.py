@@ -1,7 +1,7 @@
 """`python -m stacks.doctor`: each line is ok, a warning or a problem, with its fix.
 
-Exit code 1 if there is a problem, 2 for an invalid context. It only reads; what it asks of EC2 for
-a fleet is a dry run.
+The exit code is 1 if there is a problem, 2 for an invalid context. It only reads; its request for a
+fleet is a dry run.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""What a deploy would meet, what a check finds there, and refused calls as findings."""
+"""The target of a deploy, what a check finds there, and refused calls as findings."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -24,7 +24,7 @@ class Diagnosis:
     state: State
     what: str
     fix: str = ""
-    check: str = ""  # the name of the check that it comes from, unless it says otherwise
+    check: str = ""  # the check's own name, unless set
 
 
 ok = partial(Diagnosis, state="ok")
@@ -44,7 +44,7 @@ class DeployTarget:
 
     @property
     def stacks(self) -> tuple[str, ...]:
-        """The names of the stacks that a deploy brings."""
+        """The names of the stacks that a deploy creates."""
         network = () if self.parameters.vpc else (NETWORK,)
         return (DATASET, *network, self.parameters.stack_name)
 
@@ -65,7 +65,7 @@ class DeployTarget:
         return self._stacks[name]
 
     def output(self, stack: str, name: str) -> str | None:
-        """Return an output of a deployed stack; None if there is none."""
+        """Return an output of a deployed stack; None if it does not exist."""
         outputs = (self.stack(stack) or {}).get("Outputs") or []
         return next(
             (str(each["OutputValue"]) for each in outputs if each["OutputKey"] == name), None
@@ -76,7 +76,7 @@ Check = Callable[[DeployTarget], Iterator[Diagnosis]]
 
 
 def connect(profile: str | None = None) -> tuple[Callable[[str], Any], str]:
-    """Return a maker of clients that time out soon, and the region."""
+    """Return a factory of clients with short timeouts, and the region."""
     # boto3 reads only AWS_DEFAULT_REGION; the CDK CLI prefers AWS_REGION.
     region = os.environ.get("AWS_REGION")
     session = boto3.session.Session(profile_name=profile, region_name=region)

@@ -63,7 +63,7 @@ def size_is_offered(target: DeployTarget) -> Iterator[Diagnosis]:
         what += f"; not offered in {', '.join(useless)}"
         yield warning(what=what, fix=f"{target.deploy()} {better}")
     elif is_too_few:
-        what += "; Spot finds more in all of them, and later the training stacks must go first"
+        what += "; Spot finds more in all of them; a later change must delete training stacks first"
         yield warning(what=what, fix=f"{target.deploy()} {better}")
     else:
         yield ok(what=what)
@@ -94,7 +94,7 @@ def _quota(target: DeployTarget, code: str, capacity: int) -> Diagnosis:
     needed = p.instance.vcpus * capacity
     used = _vcpus_in_use(target, code)
     what = f"{code} is {value:g} vCPUs; {capacity} x {p.size} needs {needed}"
-    what += f", and other machines of the account have {used}" if used else ""
+    what += f", and other machines of the account use {used}" if used else ""
     # While a fleet is replaced, both the old and the new one run.
     fix = _increase(target, code, used + 2 * needed)
     if value < needed:
@@ -109,7 +109,7 @@ def _quota(target: DeployTarget, code: str, capacity: int) -> Diagnosis:
 
 
 def _alternates_quota(target: DeployTarget, code: str, capacity: int) -> Iterator[Diagnosis]:
-    """Warn where alternates under another quota than the size's, as P beside G, do not fit."""
+    """Warn of alternates that exceed a quota other than the size's, such as P's for a G size."""
     value = _quota_value(target, code)
     if too_large := _too_large(target, code, capacity, value):
         vcpus = max(catalogue.find(size).vcpus for size in too_large) * capacity
@@ -120,7 +120,7 @@ def _alternates_quota(target: DeployTarget, code: str, capacity: int) -> Iterato
 
 
 def _too_large(target: DeployTarget, code: str, capacity: int, value: float) -> list[str]:
-    """The sizes that the quota counts and that it is too low for."""
+    """Return the sizes that count against the quota and exceed it."""
     sizes = map(catalogue.find, target.parameters.sizes)
     return [s.size for s in sizes if s.quota_code == code and s.vcpus * capacity > value]
 
@@ -218,10 +218,10 @@ def image_resolves(target: DeployTarget) -> Iterator[Diagnosis]:
 
 
 def _cannot_boot(image: dict[str, Any]) -> str | None:
-    """Return why an image that exists would fail at boot; its parameter's name may not tell."""
+    """Return why an existing image would fail at boot; its parameter's name may not show it."""
     root = image.get("RootDeviceName")
     if root != ROOT_DEVICE_NAME:
-        return f"its root device is {root}, and the launch template's {ROOT_DEVICE_NAME}"
+        return f"its root device is {root}, but the launch template's is {ROOT_DEVICE_NAME}"
     release = re.search(r"Ubuntu (\d+\.\d+)", image.get("Name", ""))
     if release and float(release[1]) < MIN_UBUNTU:
         return f"the Python of Ubuntu {release[1]} is too old; {MIN_UBUNTU} or newer is needed"
@@ -238,9 +238,9 @@ def _list_images(target: DeployTarget) -> str:
 
 
 def fleet_may_be_requested(target: DeployTarget) -> Iterator[Diagnosis]:
-    """Check by a dry run that no policy of the organization denies what creates the fleet."""
+    """Check by a dry run that no policy of the organization denies creating the fleet."""
     number = target.client("sts").get_caller_identity()["Account"]
-    image = "ami-0123456789abcdef0"  # a dry run looks at permissions only
+    image = "ami-0123456789abcdef0"  # a dry run checks only permissions
     config = {
         "IamFleetRole": f"arn:aws:iam::{number}:role/aws-ec2-spot-fleet-tagging-role",
         "TargetCapacity": 1,

@@ -16,7 +16,7 @@ from stacks.parameters.context import CDK_JSON
 _BOOTSTRAP_VERSION = 6
 _QUALIFIER = "@aws-cdk/core:bootstrapQualifier"
 _DEFAULT_QUALIFIER = "hnb659fds"
-# The most that it suggests to draw; of trajectory, 900 clips take 11 s of CPU.
+# The most samples that it suggests drawing; 900 clips of trajectory take 11 s of CPU.
 _DRAWN_SAMPLES = 20_000
 _GRANTED = (
     "Encrypt Decrypt ReEncryptFrom ReEncryptTo GenerateDataKey GenerateDataKeyWithoutPlaintext "
@@ -66,7 +66,7 @@ def stacks_can_be_deployed(target: DeployTarget) -> Iterator[Diagnosis]:
 
 
 def no_other_run_ends(target: DeployTarget) -> Iterator[Diagnosis]:
-    """Check that the deploy does not end another run than the one it is for, unfinished."""
+    """Check that the deploy does not end a different run that is unfinished."""
     uri, p = target.output(target.parameters.stack_name, "RunUri"), target.parameters
     if uri is None or uri.endswith(f"/{p.run_id}"):
         return
@@ -82,7 +82,7 @@ def no_other_run_ends(target: DeployTarget) -> Iterator[Diagnosis]:
         yield ok(what=f"{name}, which is deployed, is {state}; the deploy starts {p.run_id}")
     else:
         yield warning(
-            what=f"the deploy starts {p.run_id} and ends {name}, which is {state}: a machine of it "
+            what=f"the deploy starts {p.run_id} and ends {name}, which is {state}: its machine "
             "saves and shuts down, and the run resumes when it is deployed again",
             fix=f"{target.deploy()} -c run_id={name}   # to leave it alone, or to resume it",
         )
@@ -131,7 +131,7 @@ def dataset_is_uploaded(target: DeployTarget) -> Iterator[Diagnosis]:
 
 
 def _fill(target: DeployTarget, uri: str) -> str:
-    """The one command that fills the bucket: drawn data, if that takes minutes, or one's own."""
+    """Return the command that fills the bucket: drawn data if that takes minutes, else your own."""
     p, does = target.parameters, "upload DIR"
     if not p.program and not p.source:
         known = describe(p.workload, p.recipe, p.overrides)
@@ -176,7 +176,7 @@ def alarm_email_is_confirmed(target: DeployTarget) -> Iterator[Diagnosis]:
 
 
 def key_can_be_used(target: DeployTarget) -> Iterator[Diagnosis]:
-    """Check that a given key lets Spot create volumes and alarms publish."""
+    """Check that an existing key lets Spot create volumes and alarms publish."""
     arn = target.parameters.kms
     if not arn.startswith("arn:"):
         return

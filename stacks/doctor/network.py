@@ -8,8 +8,8 @@ from stacks.network import NUM_ZONES_BY_DEFAULT
 
 # VPCs per region; five unless raised.
 _VPC_QUOTA = "L-F678F1CE"
-# What machines call besides S3: to stop their fleet, for metrics, to find it, for their shell.
-# Not logs, because theirs are in S3; not ec2messages, which the agent needs no more (3.3.40.0).
+# Services machines call besides S3: to stop their fleet, send metrics, find it, open a shell.
+# Not logs, which are in S3; not ec2messages, which the agent no longer needs (3.3.40.0).
 INTERFACES = ("ec2", "monitoring", "ssm", "ssmmessages")
 
 
@@ -22,7 +22,7 @@ def zones_of_subnets(target: DeployTarget, available: Sequence[str]) -> list[str
 
 
 def network_can_be_used(target: DeployTarget) -> Iterator[Diagnosis]:
-    """Check the VPC that is given, else that there is room for NetworkStack's."""
+    """Check the existing VPC if one is named, else that there is room for NetworkStack's."""
     if target.parameters.vpc:
         yield from _existing(target)
     elif not target.stack(NETWORK):
@@ -41,7 +41,7 @@ def _vpc_quota(target: DeployTarget) -> Diagnosis:
         f"aws service-quotas request-service-quota-increase --service-code vpc --quota-code "
         f"{_VPC_QUOTA} --desired-value {number + 2} --region {target.region}"
     )
-    return problem(what=f"{what}; -c vpc= takes one of them", fix=fix)
+    return problem(what=f"{what}; -c vpc= uses one of them", fix=fix)
 
 
 def _subnets(target: DeployTarget) -> list[dict[str, Any]]:
@@ -64,7 +64,7 @@ def _existing(target: DeployTarget) -> Iterator[Diagnosis]:
     public = [each["SubnetId"] for each in subnets if each["MapPublicIpOnLaunch"]]
     for subnet in public:
         yield warning(
-            what=f"{subnet} gives its machines public addresses, which max_usd does not count",
+            what=f"{subnet} assigns public addresses, which max_usd does not count",
             fix=f"aws ec2 modify-subnet-attribute --subnet-id {subnet} "
             f"--no-map-public-ip-on-launch --region {target.region}",
         )
@@ -98,7 +98,7 @@ def _route_tables(target: DeployTarget) -> dict[str, dict[str, Any]]:
 
 
 def _leads_out(table: Mapping[str, Any]) -> bool:
-    """Whether machines without a public address reach the internet: by NAT, or another network."""
+    """Whether machines without a public address reach the internet, by NAT or another network."""
     return any(
         route.get("DestinationCidrBlock") == "0.0.0.0/0"
         and route.get("State") != "blackhole"
@@ -110,7 +110,7 @@ def _leads_out(table: Mapping[str, Any]) -> bool:
 def _missing_endpoints(
     target: DeployTarget, tables: Mapping[str, Mapping[str, Any]], closed: Sequence[str]
 ) -> Iterator[Diagnosis]:
-    """Yield what the VPC lacks: S3's always, because NAT costs by the GB; others where closed."""
+    """Yield missing endpoints: S3's always, as NAT charges by the GB; others for closed subnets."""
     vpc = target.parameters.vpc
     of_vpc = {"Name": "vpc-id", "Values": [vpc]}
     found = target.client("ec2").describe_vpc_endpoints(Filters=[of_vpc])["VpcEndpoints"]

@@ -27,14 +27,14 @@ from stacks.parameters import StackParameters
 from stacks.plan import price_book
 from stacks.roles import allow, may_use_key_of
 
-# A deadline is met with what the Guard knows at a call: every minute between calls is reserved.
+# With a deadline, the Guard reserves the time until its next call, so it is called more often.
 PERIOD_WITH_DEADLINE = Duration.minutes(2)
 # A schedule fires within the minute, and a call takes a moment.
 LATE_SECONDS = 60
-# The plan's restart is modelled: the time to reach a deadline is reckoned with this many of it.
+# The plan's restart time is modelled, so a deadline allows this multiple of it.
 RESTART_MARGIN = 1.5
 ROOT = Path(__file__).parents[2]
-# Like a .gitignore: first everything, then back in what the function imports.
+# Like a .gitignore: exclude everything, then re-include what the function imports.
 EXCLUDED = (
     "/*",
     "!/contract",
@@ -103,7 +103,7 @@ class Guard(Construct):
                 "RUN_PREFIX": run_prefix,
                 "TOPIC_ARN": topic.topic_arn,
                 "MAX_BILLED_HOURS": f"{parameters.max_hours:g}",
-                # In these three, 0 is no limit.
+                # In these three, 0 means no limit.
                 "MAX_USD": f"{parameters.max_usd:g}",
                 "MAX_WAIT_HOURS": f"{parameters.max_wait_hours:g}",
                 "DEADLINE_HOURS": f"{parameters.deadline_hours:g}",
@@ -199,9 +199,9 @@ class Guard(Construct):
         }
 
     def _storage_usd_per_hour(self, parameters: StackParameters) -> float:
-        """Return what a machine's volumes cost, and its public address, if it has one.
+        """Return the hourly cost of a machine's volumes and of its public address, if any.
 
-        Volumes elsewhere cost as much more than in us-east-1 as the instance does (modelled).
+        Outside us-east-1, volume prices are scaled like the instance's price (modelled).
         """
         data, here = parameters.data_volume, parameters.instance.on_demand_usd_per_hour
         volumes = service_prices.gp3_usd_per_hour(parameters.root_volume.gib, 0, 0)
@@ -213,7 +213,7 @@ class Guard(Construct):
 
 
 def _forecast(plan: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """Return what the decision between Spot and on demand needs of the plan (see settings.py)."""
+    """Return the plan's figures for choosing between Spot and on demand (see settings.py)."""
     if plan is None:
         return None
     return {
@@ -229,6 +229,6 @@ def _forecast(plan: Mapping[str, Any] | None) -> dict[str, Any] | None:
 
 
 def _slowness(stage: Mapping[str, Any]) -> float:
-    """Return how much longer a stage takes with steps as slow as p90 of runs like it."""
+    """Return how many times longer a stage takes if its steps are as slow as similar runs' p90."""
     slow, usual = stage["step_seconds_p90"], stage["step_seconds"]
     return max(1.0, slow / usual) if slow and usual else 1.0

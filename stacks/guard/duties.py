@@ -1,4 +1,4 @@
-"""What the Guard does at every call: stop a run that no longer pays, end what runs for nothing."""
+"""The Guard's duties at every call: stop a run that no longer pays, end what runs for nothing."""
 
 import math
 from collections.abc import Sequence
@@ -11,15 +11,15 @@ from stacks.guard.ledger import Ledger, Note
 from stacks.guard.reasons import DONE_STATES, Reason, reason_to_stop
 from stacks.guard.tick import CALL_SECONDS, Tick
 
-# The key of that note: told once, until a stop succeeds.
+# The key of the note about a refused stop: sent once, until a stop succeeds.
 REFUSED = "stop refused"
 MEND = "Fix the permissions of the Guard's role: a policy of the account may deny it the call."
 
 
 def stop(tick: Tick) -> None:
-    """Send the fleet to zero if there is a reason; tell that a run is over, whoever stopped it."""
+    """Send the fleet to zero if there is a reason; report a run as over, whoever stopped it."""
     reason = None
-    if tick.is_headless:  # its trainer has lost the lease, and the next one refuses to begin
+    if tick.is_headless:  # its trainer has lost the lease, and the next one refuses to start
         reason = Reason(
             sentence=f"{HEAD} is missing, though the run has begun",
             advice="Restore its last version by deleting its delete marker: aws s3api "
@@ -31,25 +31,25 @@ def stop(tick: Tick) -> None:
     )
     if reason is None and tick.is_lost:
         reason = Reason(
-            sentence=f"{GUARD} is damaged, and nobody knows what the run has spent",
+            sentence=f"{GUARD} is damaged, so what the run has spent is unknown",
             advice="Restore an older version of it, or delete all of them to count from zero.",
         )
     if reason is None:
         return
     is_over = (tick.head or {}).get("state") in DONE_STATES
-    # A capacity that could not be read is no reason to let the fleet be.
+    # A capacity that could not be read is not a reason to spare the fleet.
     if tick.fleet_id and tick.capacity.get(tick.fleet_id) != 0:
         _stop_fleet(tick, tick.fleet_id, reason, is_over=is_over)
-    elif is_over and tick.is_kept:  # without its ledger, each call would tell it again
+    elif is_over and tick.is_kept:  # without its ledger, each call would report it again
         _tell_stop(tick, reason, is_over=True, ways=["mail"])
 
 
 def _stop_fleet(tick: Tick, fleet_id: str, reason: Reason, *, is_over: bool) -> None:
-    """Send the fleet to zero; if EC2 refuses, cancel it; if that too, end its instances."""
+    """Send the fleet to zero; if EC2 refuses, cancel it; if that fails too, end its instances."""
     refused: list[str] = []
     for action, call in (("to-zero", fleet.send_to_zero), ("cancel", fleet.cancel)):
         refusal = tick.known("fleet to zero", partial(fleet.refusal_of, call, fleet_id))
-        if refusal is None:  # what passes: the next call tries again
+        if refusal is None:  # a passing error: the next call tries again
             return
         if not refusal:
             tick.done.append((action, reason.sentence))
@@ -59,12 +59,12 @@ def _stop_fleet(tick: Tick, fleet_id: str, reason: Reason, *, is_over: bool) -> 
             return
         refused.append(refusal)
     tick.failed.append(f"fleet to zero: {'; '.join(refused)}")
-    # Nothing is bought for a run that is to stop.
+    # Buy nothing for a run that is to stop.
     tick.capacity.pop(fleet_id, None)
     for instance in tick.live():
         if tick.fleet_of(instance) == fleet_id:
-            _end(tick, instance, f"its fleet may not be ended, though {reason.sentence}")
-    if tick.is_kept:  # without its ledger, each call would tell it again
+            _end(tick, instance, f"its fleet could not be ended, though {reason.sentence}")
+    if tick.is_kept:  # without its ledger, each call would report it again
         _tell_refusal(tick, fleet_id, reason, refused)
 
 
@@ -80,11 +80,11 @@ def _tell_refusal(tick: Tick, fleet_id: str, reason: Reason, refused: list[str])
             key=REFUSED,
             time=tick.now,
             name="stop-refused",
-            headline=f"The fleet may not be ended, its machines are: {reason.sentence}",
+            headline=f"The fleet could not be ended, its machines were: {reason.sentence}",
             lines=[
                 *refused,
                 MEND,
-                "It goes on starting machines, and the Guard goes on ending them. End it: aws ec2 "
+                "It keeps starting machines, and the Guard keeps ending them. End it: aws ec2 "
                 "cancel-spot-fleet-requests --terminate-instances --spot-fleet-request-ids "
                 f"{fleet_id}",
                 *reason.said,
@@ -101,21 +101,21 @@ def _resume(tick: Tick, *, is_cancelled: bool) -> str:
     if is_cancelled:
         stack = tick.settings.stack_name
         return (
-            f"A cancelled fleet stays so: npx cdk destroy {stack}, then deploy it again, and the "
-            "run goes on from its last commit."
+            f"A cancelled fleet stays cancelled: npx cdk destroy {stack}, then deploy it again, "
+            "and the run continues from its last commit."
         )
-    # A deploy does not raise it: CloudFormation compares templates.
-    return f"Then go on from the last commit: runs resume {tick.settings.run_id}"
+    # A deploy would not raise the capacity: CloudFormation sees no change between templates.
+    return f"Then continue from the last commit: runs resume {tick.settings.run_id}"
 
 
 def _tell_stop(
     tick: Tick, reason: Reason, *, is_over: bool, ways: list[str], refused: Sequence[str] = ()
 ) -> None:
-    # A run that is over is told once, the rest at each stop.
+    # The end of a run is reported once, anything else at each stop.
     nonce = (tick.head or {}).get("nonce", "")
     is_finished = (tick.head or {}).get("state") == "finished"
     resume = [] if is_finished else [_resume(tick, is_cancelled=bool(refused))]
-    how = "Fleet cancelled, as it may not be sent to zero" if refused else "Fleet to zero"
+    how = "Fleet cancelled, as it could not be sent to zero" if refused else "Fleet to zero"
     headline = f"{how}: {reason.sentence}" if "event" in ways else reason.sentence
     tick.note(
         Note(
@@ -137,7 +137,7 @@ def _tell_stop(
 
 
 def end_instances(tick: Tick) -> None:
-    """Terminate instances whose fleet does not want them, and machines that could not end."""
+    """Terminate instances that their fleet does not want and machines that failed to end."""
     for instance in tick.live():
         why = _why_end(tick, instance)
         if why is not None and _end(tick, instance, why):
@@ -152,11 +152,11 @@ def _end(tick: Tick, instance: StackInstance, why: str) -> bool:
 
 
 def _why_end(tick: Tick, instance: StackInstance) -> str | None:
-    """Return why an instance is ended, once it has had the time to end by itself."""
+    """Return why to end an instance that has had time to end by itself, else None."""
     fleet_id, notice, now = tick.fleet_of(instance), tick.settings.notice_seconds, tick.now
     since = tick.ledger.at_zero.get(fleet_id, now)
-    # Spot instances get a notice when their fleet's capacity decreases, and as much time again.
-    # On-demand instances get none, and would run on.
+    # Spot instances get a notice when their fleet's capacity decreases, and as much time again
+    # here. On-demand instances get none and would keep running.
     if tick.capacity.get(fleet_id) == 0 and now - since > 2 * notice:
         return f"its fleet ({fleet_id or 'gone'}) has been at zero for {now - since:.0f} s"
     since = tick.ledger.unwanted.get(instance.id, now)
@@ -164,7 +164,7 @@ def _why_end(tick: Tick, instance: StackInstance) -> str | None:
         return f"its fleet has had Spot capacity in its place for {now - since:.0f} s"
     attempt = tick.ledger.attempts.get(instance.id)
     if attempt and attempt.failed and now - attempt.failed > notice:
-        return f"it failed {now - attempt.failed:.0f} s ago and still runs: {attempt.said}"
+        return f"it failed {now - attempt.failed:.0f} s ago and is still running: {attempt.said}"
     return None
 
 
@@ -176,7 +176,7 @@ def _tell_end(tick: Tick, instance: StackInstance, why: str) -> None:
             name="terminated",
             about=instance.id,
             headline=f"Terminated {instance}: {why}",
-            lines=["It should have ended by itself; its events and its log may say why not."],
+            lines=["It should have ended by itself; its events and log may say why it did not."],
             fields={"message": why, "run_id": instance.run_id},
             ways=["event", "mail"],
         ),

@@ -15,12 +15,12 @@ SPOT, ON_DEMAND = "spot", "on-demand"
 FLEET_TAG = "aws:ec2spot:fleet-request-id"
 # EC2's API reference, StateReason: Spot took the instance back, whatever it was doing.
 TAKEN_BACK = frozenset(["Server.SpotInstanceTermination", "Server.SpotInstanceShutdown"])
-# EC2's error codes of what another call, in some minutes, finds otherwise.
+# EC2's error codes for conditions that will have passed some minutes later.
 PASSING = frozenset(["FleetNotInModifiableState", "InvalidSpotFleetRequestId.NotFound"])
 
 
 class NotCancelledError(RuntimeError):
-    """EC2 took the call, but did not cancel the fleet."""
+    """EC2 accepted the call but did not cancel the fleet."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,7 +34,7 @@ class StackInstance:
     market: str
     launched: float
     is_live: bool
-    is_running: bool = False  # not only asked for
+    is_running: bool = False  # not just requested
     is_taken_back: bool = False
     zone: str = ""
     ended_by: str = ""  # why it ended, in EC2's words
@@ -70,7 +70,7 @@ def _instance(described: dict[str, Any]) -> StackInstance:
 
 
 def spot_prices(instances: Iterable[StackInstance]) -> dict[tuple[str, str], float]:
-    """Return dollars per hour now, by size and zone, of the sizes that run on Spot."""
+    """Return current dollars per hour, by size and zone, of the sizes that run on Spot."""
     sizes = sorted({each.size for each in instances if each.is_live and each.market == SPOT})
     if not sizes:
         return {}
@@ -123,12 +123,12 @@ def read_capacity(fleet_id: str) -> tuple[int, int]:
 
 
 def send_to_zero(fleet_id: str) -> None:
-    """Ask the fleet for no instance, on Spot or on demand."""
+    """Set the fleet's capacity to zero, on Spot and on demand."""
     set_capacity(fleet_id, 0, 0)
 
 
 def set_capacity(fleet_id: str, capacity: int, on_demand: int) -> None:
-    """Ask for so many instances, and for so many of them on demand."""
+    """Request `capacity` instances, `on_demand` of them on demand."""
     client("ec2").modify_spot_fleet_request(
         SpotFleetRequestId=fleet_id, TargetCapacity=capacity, OnDemandTargetCapacity=on_demand
     )
@@ -144,7 +144,7 @@ def cancel(fleet_id: str) -> None:
 
 
 def refusal_of(call: Callable[[str], None], fleet_id: str) -> str:
-    """Make a call; return EC2's words if it refuses, empty if it obeys. What may pass is raised."""
+    """Make a call; return EC2's refusal, empty without one. Errors that may pass are raised."""
     try:
         call(fleet_id)
     except NotCancelledError as error:

@@ -17,7 +17,7 @@ from stacks.guard.records import read_ledger
 from stacks.guard.settings import GuardSettings
 from stacks.guard.tick import Tick
 
-# In this order; each is tried, whatever became of those before it.
+# In this order; each is tried, whatever happened to those before it.
 DUTIES = (duties.stop, choose_market, duties.end_instances, Tick.tell)
 
 
@@ -34,11 +34,11 @@ def handler(event: dict[str, Any], context: object) -> dict[str, str]:
 
 
 def respond(settings: GuardSettings, event: dict[str, Any], now: float) -> dict[str, str]:
-    """Look, do every duty, report what failed; an event of a foreign instance is passed over."""
+    """Look, do every duty, report failures; an event of another stack's instance is ignored."""
     tick = Tick(settings=settings, now=now)
     if event.get("source") == "aws.ec2":
         instance_id = event["detail"]["instance-id"]
-        # The rule matches the whole account's. One that cannot be told apart counts as ours.
+        # The rule matches the account's events. One that cannot be attributed counts as ours.
         if tick.known("whose event", lambda: _is_ours(settings, instance_id)) is False:
             return {"action": "none", "reason": f"{instance_id} is not an instance of this stack"}
     tick.look()

@@ -1,4 +1,4 @@
-"""The Guard's ledger: what must outlive an instance and a call (billed hours, attempts, words).
+"""The Guard's ledger: what must outlive an instance and a call (billed hours, attempts, notes).
 
 Pure: stacks/guard/records.py keeps it as <run>/guard.json. Times are seconds since 1970.
 """
@@ -19,7 +19,7 @@ FORMAT = 2
 
 @dataclass(kw_only=True, slots=True)
 class MachineAttempt:
-    """What the Guard saw of one instance of the run."""
+    """The Guard's observations of one instance of the run."""
 
     launched: float
     seen: float
@@ -32,16 +32,16 @@ class MachineAttempt:
     # Its newest event machine-failed: when, and what it said.
     failed: float = 0.0
     said: str = ""
-    # By Spot, or by the Guard for a machine of the other market: nothing that it did.
+    # By Spot, or by the Guard for a machine of the other market: not its own fault.
     is_taken_back: bool = False
 
     @property
     def hours(self) -> float:
-        """From launch to end."""
+        """Hours from launch to end."""
         return max(0.0, self.seen - self.launched) / 3600
 
     def bill(self, now: float, usd_per_hour: float) -> None:
-        """Count the time since it was last seen at this price."""
+        """Bill the time since it was last seen at this price."""
         self.usd_per_hour = usd_per_hour
         self.usd += max(0.0, now - self.seen) / 3600 * usd_per_hour
         self.seen = max(self.seen, now)
@@ -49,7 +49,7 @@ class MachineAttempt:
 
 @dataclass(kw_only=True, slots=True)
 class Note:
-    """Something to tell as an event of the run, a mail, or both: `ways` are those still to go."""
+    """A message to send as an event of the run, a mail or both; `ways` are those still to send."""
 
     key: str
     time: float
@@ -70,17 +70,17 @@ class Ledger:
     stopped: float = 0.0
     # The newest commit so far: `reopen --from-checkpoint` leaves only older ones in the head.
     committed: float = 0.0
-    # When the head was last there: a machine that is older held the lease of one that is not.
+    # When the head was last seen: a machine launched before that had a head to lose.
     head_seen: float = 0.0
-    # Since when the fleet has wanted an instance and had none; 0 while that is not so.
+    # Since when the fleet has wanted an instance and had none; otherwise 0.
     waiting: float = 0.0
     # Since when each fleet has not been above zero.
     at_zero: dict[str, float] = field(default_factory=dict)
-    # Since when an on-demand instance has not been wanted any more.
+    # Since when each on-demand instance has been unwanted.
     unwanted: dict[str, float] = field(default_factory=dict)
     # Until when the run's events have been read.
     events_read: float = 0.0
-    # What was done once, and when: of two calls at the same time, one finds it here.
+    # What was done once, and when: the later of two concurrent calls finds it here.
     done: dict[str, float] = field(default_factory=dict)
     notes: list[Note] = field(default_factory=list)
     # What the market decision keeps between calls.
@@ -95,8 +95,8 @@ class Ledger:
     ) -> None:
         """Bring the attempts up to date with what EC2 says about the run's instances.
 
-        `spot_prices` are those of now, by size and zone; one that is not known counts as the list
-        price on demand, which Spot never exceeds.
+        `spot_prices` are the current ones by size and zone; an unknown one counts as the on-demand
+        list price, which Spot never exceeds.
         """
         found = {instance.id: instance for instance in instances}
         for instance in found.values():
@@ -108,7 +108,7 @@ class Ledger:
                 known.said = f"no event machine-failed; EC2 says: {instance.ended_by}"
         for instance_id, attempt in self.attempts.items():
             one = found.get(instance_id)
-            if not attempt.usd_per_hour and attempt.hours:  # format 1 knew no price
+            if not attempt.usd_per_hour and attempt.hours:  # format 1 had no prices
                 attempt.usd = attempt.hours * settings.usd_per_hour(attempt.size, ON_DEMAND)
             # The end counts from when it is first seen, at most one schedule interval too late.
             if attempt.is_live:
@@ -119,7 +119,7 @@ class Ledger:
             attempt.is_live = one is not None and one.is_live
 
     def observe_fleets(self, capacity: Mapping[str, int], own: str | None, now: float) -> None:
-        """Note since when fleets are at zero, and since when the run waits for an instance."""
+        """Note since when fleets have been at zero and the run has waited for an instance."""
         self.at_zero = {
             fleet_id: self.at_zero.get(fleet_id, now)
             for fleet_id in {*self.at_zero, *capacity}
@@ -135,7 +135,7 @@ class Ledger:
         self.waiting = max(ends) if self.waiting and ends else self.waiting or now
 
     def hear(self, failures: Iterable[tuple[str, float, str]], now: float) -> None:
-        """Keep the newest words of machines that failed, from events read until now."""
+        """Keep the newest message of each failed machine, from events read until now."""
         self.events_read = now
         for instance_id, when, said in failures:
             attempt = self.attempts.get(instance_id)
@@ -149,11 +149,11 @@ class Ledger:
                 self.attempts[instance_id].is_taken_back = True
 
     def billed_hours(self) -> float:
-        """Hours from launch to end, over all attempts."""
+        """Return the hours from launch to end, over all attempts."""
         return sum(each.hours for each in self.attempts.values())
 
     def billed_usd(self) -> float:
-        """Dollars of these hours."""
+        """Return the dollars billed for these hours."""
         return sum(each.usd for each in self.attempts.values())
 
     def barren_attempts(self) -> dict[str, MachineAttempt]:
@@ -166,7 +166,7 @@ class Ledger:
         }
 
     def is_barren_on_spot(self, settings: GuardSettings) -> bool:
-        """Return whether a run with a deadline tries on demand: Spot was barren, not for ever."""
+        """Return whether a run with a deadline should try on demand after barren Spot attempts."""
         barren, most = self.barren_attempts().values(), settings.max_barren_attempts
         is_spot = all(each.market == SPOT for each in barren)
         return settings.deadline_hours > 0 and is_spot and most <= len(barren) < 2 * most
@@ -192,12 +192,12 @@ class Ledger:
 
     @property
     def usd_per_hour(self) -> float:
-        """What its live instances cost at the last call."""
+        """The hourly cost of its live instances at the last call."""
         return sum(each.usd_per_hour for each in self.attempts.values() if each.is_live)
 
     @classmethod
     def from_json(cls, data: bytes) -> "Ledger":
-        """Read guard.json of this or an older format; names of a newer one are passed over.
+        """Read guard.json of this or an older format; names of a newer one are ignored.
 
         ValueError for anything else.
         """

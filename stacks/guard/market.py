@@ -1,7 +1,7 @@
-"""Spot or on demand: what the fleet asks for, decided at each call of a run with a deadline.
+"""Spot or on demand: what the fleet requests, decided at each call of a run with a deadline.
 
-The decision is sizing/fallback's, which plans replay; here it is given the run's facts and
-carried out. A trainer that is moved gets a notice or an orderly shutdown, and saves.
+sizing/fallback decides, from the run's facts, and plans replay its decisions; this module carries
+them out. A trainer that is moved gets a notice or an orderly shutdown, and saves.
 """
 
 from collections.abc import Mapping
@@ -34,9 +34,9 @@ class WorkLeft:
 
 
 def choose_market(tick: Tick) -> None:
-    """Choose what the fleet asks for, and ask for it; without a deadline it is the template's."""
+    """Choose and request the fleet's capacity; without a deadline, keep the template's."""
     settings, fleet_id = tick.settings, tick.fleet_id
-    # What could not be read changes nothing; nor does a fleet at zero, also by this call's doing.
+    # Change nothing if facts could not be read or the fleet is at zero, even by this very call.
     if tick.instances is None or tick.head is None or not tick.is_kept:
         return
     if not fleet_id or not tick.capacity.get(fleet_id):
@@ -62,7 +62,7 @@ def choose_market(tick: Tick) -> None:
 def work_left(head: Mapping[str, Any], forecast: Forecast) -> WorkLeft:
     """Return the work left by the newest commit: its stage as measured, the others as planned.
 
-    A deadline is kept at p90: nothing is measured of a stage that has not begun.
+    Later stages, of which nothing is measured, count at p90 to keep the deadline.
     """
     planned = {**forecast.stages, **forecast.slow_stages}
     everything = sum(planned.values())
@@ -71,7 +71,7 @@ def work_left(head: Mapping[str, Any], forecast: Forecast) -> WorkLeft:
     newest, names = head["checkpoints"][-1], list(planned)
     stage, measured = newest["stage"], newest.get("seconds_left")
     if stage not in names:
-        # Nobody knows which stages are still to come.
+        # Which stages are still to come is unknown.
         return WorkLeft(left=everything, basis=f"planned, the plan has no stage {stage!r}")
     later = sum(planned[name] for name in names[names.index(stage) + 1 :])
     if measured is None:
@@ -83,7 +83,7 @@ def work_left(head: Mapping[str, Any], forecast: Forecast) -> WorkLeft:
 def _situation(
     tick: Tick, machines: list[StackInstance], work: WorkLeft, *, began: float, asks: bool
 ) -> Situation:
-    """Return what is known now; times count from the run's begin."""
+    """Return what is known now; times count from the run's start."""
     settings, forecast = tick.settings, tick.settings.forecast
     assert forecast is not None
     spot = [each for each in machines if each.market == SPOT and each.is_running]
@@ -109,7 +109,7 @@ def _situation(
 
 
 def _trained(tick: Tick, machines: list[StackInstance], forecast: Forecast) -> float:
-    """Return the seconds probably trained since the last commit: at most what one commit holds."""
+    """Return the seconds probably trained since the last commit: at most one commit's worth."""
     if not machines:
         return 0.0
     start = min(each.launched for each in machines) + forecast.restart_seconds
@@ -130,7 +130,7 @@ def _keep(
     decision: Decision,
     work: WorkLeft,
 ) -> None:
-    """Keep what the next call needs, and tell a change; of two calls at once, the first tells."""
+    """Keep what the next call needs and report a change; only one of concurrent calls reports."""
     kept = ledger.market
     if kept.get("evidence", {}).get("seconds", -1.0) >= situation.now:
         return
@@ -163,17 +163,17 @@ def _note(now: float, move: int, message: str, figures: dict[str, Any]) -> Note:
 def _carry_out(
     tick: Tick, fleet_id: str, machines: list[StackInstance], decision: Decision
 ) -> None:
-    """Set what the fleet asks for, and end on-demand machines when Spot is chosen.
+    """Set the fleet's capacity, and end on-demand machines when Spot is chosen.
 
     A decrease of the capacity ends Spot machines only; it leaves on-demand ones alone.
     """
     demand = [each for each in machines if each.market == ON_DEMAND]
     is_there = any(each.is_running for each in demand)
-    # A bridge's machine is not asked for any more once it runs: it stays, and Spot joins it.
+    # A bridge's machine is no longer requested once it runs: it stays, and Spot joins it.
     on_demand = int(
         decision.market == "on-demand" or (decision.market == "bridge" and not is_there)
     )
-    # EC2 may have none on demand: until one runs, Spot trains on, or is asked for as well.
+    # EC2 may have none on demand: until one runs, Spot keeps training or is requested as well.
     spot = int(decision.market != "on-demand" or not is_there)
     ended = SPOT if not spot else ON_DEMAND if decision.market == "spot" else None
     if leaving := [each.id for each in machines if each.market == ended]:
@@ -189,11 +189,11 @@ def _carry_out(
 def _take_back(tick: Tick, fleet_id: str) -> None:
     """Undo the Guard's own choice once a deploy has dropped the deadline.
 
-    What runs on demand trains until Spot is there, and is ended then (see Tick.unwanted).
+    An on-demand machine trains until Spot is there, and then ends (see Tick.unwanted).
     """
     if tick.ledger.market.get("market", "spot") == "spot":
         return
-    message = "as the template has it: the run has no deadline any more"
+    message = "as the template has it: the run no longer has a deadline"
     if _ask_for(tick, fleet_id, 1, tick.settings.on_demand_base, message):
         tick.update(lambda ledger: _forget(ledger, tick.now, message))
 
@@ -206,7 +206,7 @@ def _forget(ledger: Ledger, now: float, message: str) -> None:
 
 
 def _ask_for(tick: Tick, fleet_id: str, capacity: int, on_demand: int, why: str) -> bool:
-    """Return whether the fleet asks for so much, now or already."""
+    """Request this capacity unless it is already set; return whether it is set now."""
     if (tick.capacity[fleet_id], tick.on_demand[fleet_id]) == (capacity, on_demand):
         return True
     call = partial(fleet.set_capacity, fleet_id, capacity, on_demand)

@@ -1,4 +1,4 @@
-"""When a run no longer pays, and what to do then. Pure functions of what is known."""
+"""The reasons to stop a run, each with advice: pure functions of what is known."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,18 +8,18 @@ from stacks.guard.ledger import Ledger, MachineAttempt
 from stacks.guard.settings import GuardSettings
 
 DONE_STATES = frozenset(["finished", "failed"])
-# What a machine said may be long; the event in S3 has all of it.
+# A machine's message may be long; the event in S3 has all of it.
 MAX_SAID_CHARACTERS = 500
-# What EC2 says where it may not use the key of a volume (stacks/data_key.py).
+# What EC2 says if it may not use a volume's key (stacks/data_key.py).
 EBS_KEY = (
     "Client.InternalError: EC2's two Spot roles may not use the key of the volumes, perhaps the "
-    "account's default EBS key; docs/security.md has what it must grant."
+    "account's default EBS key; docs/security.md lists what it must grant."
 )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reason:
-    """Why a run is stopped, in one sentence, and what whoever reads it may do."""
+    """Why a run is stopped, in one sentence, and what the reader can do about it."""
 
     sentence: str
     advice: str
@@ -62,7 +62,7 @@ def _too_dear(settings: GuardSettings, ledger: Ledger) -> Reason | None:
             sentence=f"{hours:.1f} hours billed; max_hours is {settings.max_billed_hours:g}",
             advice="First deploy with a larger max_hours.",
         )
-    # What is stopped at the next call still runs until then, and gets a notice, perhaps twice.
+    # A run stopped at the next call keeps running until then and for a notice, perhaps two.
     seconds = settings.call_every_seconds + 2 * settings.notice_seconds
     ahead = ledger.usd_per_hour * seconds / 3600
     if settings.max_usd and usd + ahead > settings.max_usd:
@@ -78,7 +78,7 @@ def _barren(settings: GuardSettings, ledger: Ledger) -> Reason | None:
     barren = ledger.barren_attempts()
     if len(barren) < settings.max_barren_attempts or ledger.is_barren_on_spot(settings):
         return None
-    # What several say stands once.
+    # A message that several machines share is listed once.
     said: dict[str, list[str]] = {}
     for name, each in barren.items():
         words = each.said[:MAX_SAID_CHARACTERS] or "no event machine-failed"
@@ -113,14 +113,14 @@ def _silent(
         return None
     return Reason(
         sentence=f"no heartbeat for {silence:.0f} s while an instance runs",
-        advice="The run's events and its logs say how far it came.",
+        advice="The run's events and its logs say how far it got.",
     )
 
 
 def _waits(
     settings: GuardSettings, ledger: Ledger, head_written: float, now: float
 ) -> Reason | None:
-    # A heartbeat without an instance: one runs that lost its tags.
+    # A heartbeat without an instance comes from one that has lost its tags.
     since = max(ledger.waiting, head_written) if ledger.waiting else now
     hours = (now - since) / 3600
     if not settings.max_wait_hours or hours <= settings.max_wait_hours:

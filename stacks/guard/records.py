@@ -1,4 +1,4 @@
-"""What the Guard reads of a run in S3, its ledger, and what it tells: events and e-mails."""
+"""A run's objects in S3 as the Guard reads them, its ledger, and what it sends: events, mails."""
 
 import json
 import re
@@ -26,11 +26,11 @@ EVENT_DELAY_SECONDS = 3600.0
 
 
 class LedgerBusyError(RuntimeError):
-    """Others changed guard.json between each of our reads and writes."""
+    """Other writers changed guard.json between each of our reads and writes."""
 
 
 class LedgerLostError(RuntimeError):
-    """No version of guard.json can be read: nobody knows what the run has spent."""
+    """No version of guard.json can be read, so what the run has spent is unknown."""
 
 
 def read_head(settings: GuardSettings) -> tuple[dict[str, Any], float]:
@@ -63,7 +63,7 @@ def has_checkpoints(settings: GuardSettings) -> bool:
 
 
 def machine_failures(settings: GuardSettings, since: float) -> Iterator[tuple[str, float, str]]:
-    """Yield instance id, time and words of each machine's newest failure among events since."""
+    """Yield id, time and message of each machine's newest failure among events since `since`."""
     prefix = f"{settings.run_prefix}/{EVENTS}"
     pages = (
         client("s3")
@@ -89,8 +89,8 @@ def machine_failures(settings: GuardSettings, since: float) -> Iterator[tuple[st
 def read_ledger(settings: GuardSettings) -> tuple[Ledger, str | None]:
     """Return guard.json and its ETag; an empty ledger and None before the first write.
 
-    Where it was deleted or damaged, its newest version that can be read counts: LedgerLostError if
-    none can.
+    If it was deleted or damaged, its newest readable version counts; LedgerLostError if there is
+    none.
     """
     found = _get(settings, GUARD)
     etag = None if found is None else str(found["ETag"])
@@ -109,7 +109,7 @@ def read_ledger(settings: GuardSettings) -> tuple[Ledger, str | None]:
 
 
 def update_ledger(settings: GuardSettings, change: Callable[[Ledger], None]) -> Ledger:
-    """Change guard.json and return it; a writer that loses to another starts again."""
+    """Change guard.json and return it; a writer that loses to another starts over."""
     for _ in range(MAX_WRITE_ATTEMPTS):
         ledger, etag = read_ledger(settings)
         before = ledger.to_json()
@@ -146,15 +146,15 @@ def publish(settings: GuardSettings, note: Note) -> None:
     """Send a note to the topic's subscribers."""
     client("sns").publish(
         TopicArn=settings.topic_arn,
-        # SNS takes less than 100 characters and no control characters, such as a progress bar's,
-        # which a machine's last words may be; the message has the whole headline.
+        # SNS takes fewer than 100 characters and no control characters, which a machine's last
+        # message may have (a progress bar's); the mail's text has the complete headline.
         Subject=re.sub(r"[^ -~]", "?", f"{settings.stack_name}: {note.headline}")[:99],
         Message="\n".join([note.headline, "", *note.lines, "", f"Run: {settings.run_uri}"]),
     )
 
 
 def _versions(settings: GuardSettings, name: str) -> list[str]:
-    """The ids of an object's versions, the newest first."""
+    """Return the ids of an object's versions, newest first."""
     key = f"{settings.run_prefix}/{name}"
     found = client("s3").list_object_versions(Bucket=settings.run_bucket, Prefix=key)
     return [each["VersionId"] for each in found.get("Versions", []) if each["Key"] == key]

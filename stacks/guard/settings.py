@@ -1,4 +1,4 @@
-"""What the Guard's function is given: the construct's decisions, and clients of AWS services."""
+"""The inputs of the Guard's function: the construct's decisions, and clients of AWS services."""
 
 import json
 from collections.abc import Mapping
@@ -23,24 +23,24 @@ def client(service: str) -> Any:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Forecast:
-    """What the plan says of the run: used until the trainer has measured it."""
+    """The plan's figures for the run, used until the trainer has measured them."""
 
     stages: Mapping[str, float]  # seconds of each, in order
     restart_seconds: float  # from a request for a machine to its first step
     save_seconds: float  # a commit
     interval_seconds: float  # the most work between two commits
-    # Of each stage if its steps are as slow as p90 of runs like it.
+    # Seconds of each stage if its steps are as slow as similar runs' p90.
     slow_stages: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def seconds(self) -> float:
-        """All stages."""
+        """Seconds of all stages."""
         return sum(self.stages.values())
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GuardSettings:
-    """The construct's decisions, as the function's environment gives them; 0 is no limit."""
+    """The construct's decisions, read from the function's environment; 0 means no limit."""
 
     stack_name: str
     fleet_parameter: str
@@ -52,11 +52,11 @@ class GuardSettings:
     max_wait_hours: float = 0.0
     heartbeat_timeout_seconds: float
     max_barren_attempts: int
-    # The time that a notice leaves: what a machine gets to save before the Guard ends it.
+    # The time that a notice leaves a machine to save before the Guard ends it.
     notice_seconds: float
-    # The template's part of the fleet's instance on demand: 0 or 1.
+    # How many of the fleet's one instance the template has on demand: 0 or 1.
     on_demand_base: int = 0
-    # From the run's first instance on; 0: the fleet stays as the template has it.
+    # Counted from the run's first instance; 0: the fleet stays as the template has it.
     deadline_hours: float = 0.0
     # The longest time from one call to the next.
     call_every_seconds: float = 660.0
@@ -95,11 +95,11 @@ class GuardSettings:
 
     @property
     def run_uri(self) -> str:
-        """Where the run's objects are."""
+        """The S3 URI of the run's objects."""
         return f"s3://{self.run_bucket}/{self.run_prefix}"
 
     def usd_per_hour(self, size: str, market: str) -> float:
-        """Return the price of a size; of the stack's own where its price is not given."""
+        """Return the price of a size, or of the stack's own size if that is not known."""
         known = self.prices.get(size) or next(iter(self.prices.values()), {})
         return known.get(market, 0.0)
 

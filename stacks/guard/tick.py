@@ -1,6 +1,6 @@
 """One call of the Guard: what it knows, what it did, what failed.
 
-Everything is tried on its own: a call that fails leaves its fact unknown and stops nothing else.
+Everything is tried independently: a failed call leaves its fact unknown and stops nothing else.
 """
 
 from collections.abc import Callable
@@ -13,14 +13,14 @@ from stacks.guard.ledger import Ledger, Note
 from stacks.guard.reasons import DONE_STATES
 from stacks.guard.settings import GuardSettings
 
-# The longest that a call takes (the function's timeout): until then it tells its own notes.
+# The longest that a call takes (the function's timeout): until then it sends its own notes.
 CALL_SECONDS = 180.0
 T = TypeVar("T")
 
 
 @dataclass(kw_only=True, slots=True)
 class Tick:
-    """What one call knows. None, and a fleet that `capacity` lacks, could not be read."""
+    """What one call knows. None, or a fleet missing from `capacity`, could not be read."""
 
     settings: GuardSettings
     now: float
@@ -30,7 +30,7 @@ class Tick:
     on_demand: dict[str, int] = field(default_factory=dict)  # the part of it on demand
     head: dict[str, Any] | None = None
     head_written: float = 0.0
-    is_headless: bool = False  # the run has begun, and its head is not there
+    is_headless: bool = False  # the run has begun, but its head is missing
     ledger: Ledger = field(default_factory=Ledger)
     is_kept: bool = True  # whether guard.json took every change of this call
     is_lost: bool = False  # no version of guard.json can be read
@@ -41,7 +41,7 @@ class Tick:
         """Return what a call returns; if it fails, None, and its error is reported at the end."""
         try:
             return call()
-        # Also what a damaged document makes of us: a Guard that raises here would guard nothing.
+        # Errors from damaged documents too: a Guard that raises here would guard nothing.
         except Exception as error:
             self.failed.append(f"{what}: {type(error).__name__}: {error}")
             return None
@@ -64,7 +64,7 @@ class Tick:
         for fleet_id in {self.fleet_of(each) for each in self.live()} | {self.fleet_id or ""}:
             self._look_at_fleet(fleet_id)
         if self.fleet_id is None:
-            # The run's instances know, too.
+            # The run's instances name their fleets, too.
             wanted = [each.fleet_id for each in own if self.capacity.get(each.fleet_id)]
             self.fleet_id = wanted[0] if wanted else None
         found = self.known("head", lambda: records.read_head(settings))
@@ -85,7 +85,7 @@ class Tick:
         return instance.fleet_id or self.fleet_id or ""
 
     def unwanted(self) -> list[str]:
-        """Return on-demand instances above their fleet's part, where Spot has the rest.
+        """Return on-demand instances beyond their fleet's share whose place Spot has taken.
 
         A decrease ends Spot instances only: the other machine would wait for the run's lease.
         """
@@ -99,7 +99,7 @@ class Tick:
         return [each.id for each in found]
 
     def update(self, change: Callable[[Ledger], None]) -> None:
-        """Change the ledger; if guard.json cannot be written, only what this call knows of it."""
+        """Change the ledger; if guard.json cannot be written, change only this call's copy."""
         kept = self.known("ledger", lambda: records.update_ledger(self.settings, change))
         if kept is not None:
             self.ledger = kept
@@ -117,7 +117,7 @@ class Tick:
             raise
 
     def note(self, note: Note, *, again_after: float) -> None:
-        """Keep something to tell, once: of two calls at the same time, one claims its key."""
+        """Keep a note to send once: only one of two concurrent calls claims its key."""
 
         def keep(ledger: Ledger) -> None:
             if ledger.claim(note.key, self.now, again_after=again_after):
@@ -126,7 +126,7 @@ class Tick:
         self.update(keep)
 
     def tell(self) -> None:
-        """Tell the notes of this call, and those that another could not tell."""
+        """Send the notes of this call, and those that another could not send."""
         left = {}
         for note in self.ledger.notes:
             if note.time == self.now or self.now - note.time > CALL_SECONDS:
@@ -167,7 +167,7 @@ class Tick:
             ledger.committed = max(committed, ledger.committed)
             ledger.head_seen = self.now if head else ledger.head_seen
             if head.get("state") in DONE_STATES and ledger.barren_attempts():
-                ledger.stopped = self.now  # a run that is taken back begins a new series
+                ledger.stopped = self.now  # a reopened run begins a new series
 
         self.update(observe)
         since = max(self.ledger.events_read - records.EVENT_DELAY_SECONDS, 0.0)

@@ -29,12 +29,12 @@ _STANDS_STILL = (
 _PROGRAM_STANDS_STILL = (
     "While the GPU is busy, the program has said nothing of its steps for 45 minutes, and three "
     "times longer than ever before: most likely a collective or a kernel hangs. Nothing restarts "
-    "it: terminate the instance, and the next one goes on from the last snapshot."
+    "it: terminate the instance, and the next one resumes from the last snapshot."
 )
-_COMMITS = "Look for save errors in the training log, give a shorter train.checkpoint_interval"
+_COMMITS = "Look for save errors in the training log, set a shorter train.checkpoint_interval"
 _SAVES = (
     "Look in the training log for whether the program saves, and whether its checkpoint folder "
-    "was ever quiet or a commit asked for; let it save more often"
+    "was ever quiet or a commit requested; let it save more often"
 )
 
 
@@ -77,7 +77,7 @@ class TrainingAlarms(Construct):
                 "alarms:commit",
                 f"healthy commits are up to {interval:.0f} s apart (train.checkpoint_interval "
                 f"{interval_text}), so the alarm CommitTooOld at "
-                f"{parameters.alarm.commit_seconds} s would fire without a fault; give "
+                f"{parameters.alarm.commit_seconds} s would fire without a fault; set "
                 f"alarm.commit_seconds={math.ceil(1.5 * interval)} or a shorter interval",
             )
         plans = [
@@ -175,7 +175,7 @@ def _training_alarms(p: StackParameters, metrics: RunMetrics) -> list[AlarmPlan]
             threshold=p.alarm.commit_seconds,
             periods=2,
             says=f"The last commit is older than {minutes:g} minutes while training runs: losing "
-            f"the machine would lose that much work. {_SAVES if p.program else _COMMITS}, or give "
+            f"the machine would lose that much work. {_SAVES if p.program else _COMMITS}, or set "
             "a larger alarm.commit_seconds.",
         ),
         AlarmPlan(
@@ -208,8 +208,8 @@ def _machine_alarms(p: StackParameters, metrics: RunMetrics) -> list[AlarmPlan]:
             threshold=50,
             periods=6,
             says="For half an hour, EBS demand exceeded the limits of the size or the volume at "
-            "least half of the time. Give more data_volume.mib_per_second if the size can use it "
-            "(make parameters), otherwise a larger size.",
+            "least half of the time. Set a higher data_volume.mib_per_second if the size can use "
+            "it (make parameters), otherwise a larger size.",
         ),
     ]
 
@@ -232,11 +232,11 @@ def _fleet_alarms(metrics: RunMetrics) -> list[AlarmPlan]:
             threshold=1,
             points=2,
             periods=3,
-            says="A part of the Guard's work failed in two of the last three periods of ten "
-            "minutes, so what it guards may go on: max_hours, max_usd, max_wait_hours, the "
+            says="Part of the Guard's work failed in two of the last three periods of ten "
+            "minutes, so what it guards may continue: max_hours, max_usd, max_wait_hours, the "
             "deadline, silence, a finished run. Its log group names the calls that failed.",
-            missing="Lambda reports errors only when the function is called; that it is called at "
-            "all is what GuardSilent watches.",
+            missing="Lambda reports errors only when the function is called; GuardSilent watches "
+            "whether it is called at all.",
         ),
         AlarmPlan(
             construct_id="GuardSilent",
@@ -248,9 +248,9 @@ def _fleet_alarms(metrics: RunMetrics) -> list[AlarmPlan]:
             "is finished, failed, silent or over max_hours, max_usd or max_wait_hours, and nothing "
             "keeps its deadline. Look at the clock's rule (disabled?) and at the function "
             "(throttled, deleted?); until it runs, stop the fleet yourself.",
-            missing="Missing data is the fault: nothing is reported of a clock that stands still "
-            "and of a function that nobody calls. Right after the first deploy the alarm may go "
-            "off once, until the first call.",
+            missing="Missing data is the fault: a clock that has stopped and a function that is "
+            "never called report nothing. Right after the first deploy the alarm may go off "
+            "once, until the first call.",
             is_missing_bad=True,
         ),
     ]

@@ -25,7 +25,7 @@ from stacks.parameters.decisions import DECISIONS, PLANNED, check_limits, plan_s
 from stacks.parameters.fields import GROUPS, OPEN_GROUPS, ParameterFields
 from stacks.parameters.programs import check_program, workload_of_program
 
-# Of everything but limits, which a plan of checked parameters decides.
+# Checks of everything but limits, which a plan of checked parameters decides.
 CHECKS = (
     account.check_name,
     checks.check_names,
@@ -77,7 +77,7 @@ class StackParameters(ParameterFields):
         planned = [name for name in PLANNED if values[name] in LEFT_OPEN]
         values |= dict.fromkeys(planned, 0)
         parameters = cls(**_nested(values), region=region, plans=(), why_unplanned="")
-        # Before a plan is asked for: it would refuse in other words.
+        # Before planning, which would refuse with a different message.
         for check in CHECKS:
             check(parameters)
         try:

@@ -1,4 +1,4 @@
-"""Checks of what a stack has in its account with others: its name, its network and its tags."""
+"""Checks of what a stack shares with others in its account: its name, network and tags."""
 
 import re
 
@@ -14,14 +14,14 @@ _TAG_KEY = re.compile(r"[A-Za-z0-9_.:=+@-]{1,128}")
 _TAG_VALUE = re.compile(r"[\w .:/=+@-]{0,256}")
 _SHARE = re.compile(r"[A-Za-z0-9]{1,255}=\d{1,5}(\.\d+)?")
 _REPOSITORY = re.compile(r"[a-z0-9]+([._/-][a-z0-9]+)*")
-# Permissions, metrics and the Guard go by the first two.
+# Permissions, metrics and the Guard rely on the first two.
 OUR_TAGS = ("Stack", "RunId", "Name")
-# Of one resource; what AWS adds itself (aws:) does not count.
+# The limit per resource; what AWS adds itself (aws:) does not count.
 _MAX_TAGS = 50 - len(OUR_TAGS)
 
 
 def check_name(p: ParameterFields) -> None:
-    """Refuse a name that a stack could not have."""
+    """Refuse a name that a stack cannot have."""
     if p.name:
         check_match("name", p.name, _STACK, "use a letter, then letters, digits and - (40)")
 
@@ -48,7 +48,7 @@ def check_network(p: ParameterFields) -> None:
         return
     refuse_unless(
         p.vpc,
-        f"subnets are {', '.join(p.subnets)}, but of which VPC? add vpc=vpc-..., or drop them",
+        f"subnets are {', '.join(p.subnets)}, but vpc is empty; add vpc=vpc-..., or drop them",
     )
     refuse_unless(
         p.subnets, f"vpc is {p.vpc!r} without subnets; add subnets=subnet-..., its private ones"
@@ -66,14 +66,14 @@ def check_network(p: ParameterFields) -> None:
 
 
 def check_tags(p: ParameterFields) -> None:
-    """Refuse tags that EC2, S3 or IAM would refuse in mid-deploy, and the stack's own."""
+    """Refuse tags that EC2, S3 or IAM would refuse mid-deploy, and the stack's own."""
     for key, value in p.tags.items():
         refuse_unless(
             not key.lower().startswith("aws:"), f"tags.{key} begins with aws:, which AWS reserves"
         )
         refuse_unless(
             key not in OUR_TAGS,
-            f"tags.{key} is the stack's own, by which its permissions go; use another key",
+            f"tags.{key} is the stack's own, on which its permissions rely; use another key",
         )
         advice = "use 1 to 128 letters, digits and _ . : = + @ -"
         refuse_unless(_TAG_KEY.fullmatch(key), f"the tag's key is {key!r}; {advice}")

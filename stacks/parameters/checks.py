@@ -41,14 +41,14 @@ _AMI = re.compile(r"ami-[0-9a-f]{8,17}|(/[A-Za-z0-9_.-]+)+")
 _EMAIL = re.compile(r"[^@\s,;]+@[^@\s,;.]+(\.[^@\s,;.]+)+")
 # Volume size per dataset size: the rest is for the file system and staged checkpoints.
 VOLUME_PER_DATASET = 1.1
-# Overrides by which results depend on the number of ranks.
+# Overrides that make results depend on the number of ranks.
 _BY_RANKS = ("reduction=ring", "sharding=full")
 # The user data is limited to 16,384 bytes in all; this is what the other values leave.
 _MAX_OVERRIDES_CHARACTERS = 2000
 
 
 def refuse_unless(is_fine: object, message: str) -> None:
-    """Raise the message as a user's mistake unless all is fine."""
+    """Raise `message` as a user's mistake unless `is_fine`."""
     if not is_fine:
         raise ValueError(message)
 
@@ -77,8 +77,8 @@ def check_names(p: ParameterFields) -> None:
     if is_own(p.workload):
         refuse_unless(
             p.source,
-            f"workload is {p.workload!r}, whose code no machine has; add source=FOLDER, the folder "
-            "of its module",
+            f"workload is {p.workload!r}, whose code is on no machine; add source=FOLDER, the "
+            "folder of its module",
         )
     elif not p.program:
         check_workload(p.workload, p.recipe)
@@ -127,7 +127,7 @@ def check_workload(workload: str, recipe: str) -> None:
 
 
 def check_by_trainer(p: ParameterFields) -> None:
-    """Refuse what the trainer refuses: a workload of one's own, overrides that it or data lack.
+    """Refuse what the trainer refuses: a bad workload of the user's own, overrides, or data.
 
     A known workload's overrides are left to the trainer where the app's environment has no torch.
     """
@@ -137,7 +137,7 @@ def check_by_trainer(p: ParameterFields) -> None:
 
 
 def _check_image(name: str) -> None:
-    """Refuse the Deep Learning AMIs that could not boot, as far as their names tell."""
+    """Refuse the Deep Learning AMIs that could not boot, as far as their names show it."""
     refuse_unless(
         "amazon-linux" not in name,
         f"pytorch_ami_parameter is {name!r}; the root device of Amazon Linux is not "

@@ -14,7 +14,7 @@ from stacks.parameters.fields import GROUPS, KINDS, OPEN_GROUPS
 CDK_JSON = (Path(__file__).parents[1] / "cdk.json").resolve()
 # cdk.json's values of parameters that decisions.py decides.
 LEFT_OPEN = ("by-name", "by-size", "by-workload", "by-manifest", "by-plan")
-# What a name was, and what it is now.
+# Former names of parameters, and their current ones.
 _OLDER_NAMES = {
     "checkpoints_kept": "train.keep",
     "root_initialization_mib_per_second": "root_volume.initialization_mib_per_second",
@@ -22,7 +22,7 @@ _OLDER_NAMES = {
     **{name.replace(".", "_"): name for name in KINDS if "." in name},
     **{name.partition(".")[2]: name for name in KINDS if name.startswith("guard.")},
 }
-# What was a parameter and stands in program.json alone.
+# Former parameters that are now only in program.json.
 _OF_PROGRAMS = {
     "hyperparameter": "hyperparameters",
     "env": "environment",
@@ -41,7 +41,7 @@ def defaults() -> dict[str, object]:
 def flatten(context: Mapping[str, object]) -> dict[str, object]:
     """Return a CDK context by the names that `-c` takes, without CDK's own keys.
 
-    {"alarm": {"email": ...}} becomes alarm.email, which an alarm.email of its own overrides.
+    {"alarm": {"email": ...}} becomes alarm.email, which a separate alarm.email overrides.
     """
     # Feature flags start with @, lookups and CLI switches contain a colon, as a tag's key may.
     own = {
@@ -70,7 +70,7 @@ def refuse_unknown_names(given: Mapping[str, object]) -> None:
             raise ValueError(f"{name} is {what}: -c {now}={value}")
         if (first := name.partition(".")[0]) in _OF_PROGRAMS:
             raise ValueError(
-                f"{name} is a program's: write it into its {Path(PROGRAM_FILE).name}, as part of "
+                f"{name} is for programs: write it into its {Path(PROGRAM_FILE).name}, as part of "
                 f'"{_OF_PROGRAMS[first]}" (docs/your-script.md)'
             )
         near = difflib.get_close_matches(name, known, n=1)
@@ -95,7 +95,7 @@ def parse_int(name: str, value: object) -> int:
 
 def parse_text(name: str, value: object) -> str:
     """Read a string without surrounding white space."""
-    # What cdk.json has as a number is a text to the trainer, and in a tag.
+    # A number in cdk.json is text to the trainer, and in a tag.
     if name.partition(".")[0] in OPEN_GROUPS and not isinstance(value, str):
         value = json.dumps(value)
     if not isinstance(value, str):

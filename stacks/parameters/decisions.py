@@ -27,23 +27,23 @@ Values = Mapping[str, object]
 BYTES_PER_MIB = 2**20
 BYTES_PER_GIB = 2**30
 # A plan that errs by this factor still lets the run finish; a run that takes longer hangs or is not
-# the run that was planned. Nothing is lost: with a higher limit it goes on.
+# the run that was planned. Nothing is lost: with a higher limit it continues.
 PLAN_FACTOR = 3
 # A shorter limit would end a run that only waits for its dataset or tries a second machine.
 LEAST_HOURS = 4
 HOURS_WITHOUT_PLAN = 72
 MAX_HOURS = 8760
-# The only override that footprints cover; what others change, only a measurement shows.
+# The only override that footprints cover; only a measurement shows what others change.
 MICRO_BATCH = "micro_batch"
 
 
 def run_id(_: InstanceType, values: Values) -> object:
-    """run-1; with a name, that and -1: no two stacks begin with one run"""
+    """run-1, or NAME-1 if name is NAME: no two stacks start with the same run"""
     return f"{values['name'] or 'run'}-1"
 
 
 def dataset(_: InstanceType, values: Values) -> object:
-    """the workload's name; that of a source folder, where there is one"""
+    """the workload's name, or the source folder's if there is one"""
     if values["source"]:
         return Path(str(values["source"])).resolve().name
     return values["workload"]
@@ -95,7 +95,7 @@ def plan_sizes(p: ParameterFields, region: str = PRICE_REGION) -> tuple[Plan, ..
 
 
 def plan_run(p: ParameterFields, size: str, region: str) -> Plan:
-    """Return the run's plan on one size, at a region's prices; NotMeasuredError without one."""
+    """Return the run's plan on one size, at a region's prices; NotMeasuredError if it has none."""
     overrides = dict(text.split("=", 1) for text in p.overrides)
     text = overrides.get(MICRO_BATCH, "")
     micro_batch = int(text) if text.isdecimal() else None
@@ -131,7 +131,7 @@ def plan_run(p: ParameterFields, size: str, region: str) -> Plan:
 
 
 def with_limits(plan: Plan, p: ParameterFields) -> Plan:
-    """Return the plan with the limits by which it is judged: none where it is of another run."""
+    """Return the plan with the limits it is judged by, or none if it is for another run."""
     if not is_covered(p):
         return plan
     request = replace(
@@ -146,13 +146,13 @@ def with_limits(plan: Plan, p: ParameterFields) -> Plan:
 def is_covered(p: ParameterFields) -> bool:
     """Whether a plan covers the length of this run: overrides and other data may change it."""
     if is_own(p.workload):
-        return True  # measured as it is, with the samples that it says it is made for
+        return True  # measured as it is, with the number of samples that it declares
     names = {text.split("=")[0] for text in p.overrides}
     return names <= {MICRO_BATCH} and p.dataset == p.workload and not p.program
 
 
 def max_hours(p: ParameterFields, plans: Sequence[Plan], _: str) -> float:
-    """three times the plan's p90 of machine hours, at least 4; 72 without a plan of this run"""
+    """three times the plan's p90 of machine hours, at least 4; 72 without a plan for this run"""
     if not plans or not is_covered(p):
         return HOURS_WITHOUT_PLAN
     return max(_most_hours(p, plan) for plan in plans)
@@ -168,7 +168,7 @@ def max_usd(p: ParameterFields, plans: Sequence[Plan], region: str) -> float:
     """max_hours at the size's on-demand list price"""
     hours = {p.size: p.max_hours}
     if p.mix_gpu_counts and is_covered(p):
-        # A machine with eight GPUs costs more an hour, and needs fewer.
+        # A machine with eight GPUs costs more per hour and needs fewer hours.
         hours |= {plan.request.size: min(p.max_hours, _most_hours(p, plan)) for plan in plans}
     prices = {size: hourly_price(size, region, assume=True).usd_per_hour for size in hours}
     return math.ceil(max(hours[size] * prices[size] for size in hours))

@@ -20,7 +20,7 @@ GP3_MAX_GIB = 65_536
 MIN_ROOT_GIB = 100
 # Only the options that differ from the trainer's defaults.
 TrainerOptions: TypeAlias = Mapping[str, str]
-# The groups whose names are open: of train the contract knows them, of tags their owner.
+# The groups whose names are open: the contract has those of train, the user those of tags.
 OPEN_GROUPS = ("train", "tags")
 
 
@@ -65,20 +65,20 @@ class GuardPatience:
 class AlarmSettings:
     """When the alarms fire, and whom they reach."""
 
-    email: str = _about("who gets the alarms; empty: nobody", "you@example.org")
+    email: str = _about("who gets the alarms; empty: no one", "you@example.org")
     gpu_utilization_percent: float = _about(
-        "GpuUtilizationLow fires below it, or below half of the plan's least where that is lower",
+        "GpuUtilizationLow fires below it, or below half of the plan's minimum if that is lower",
         "40",
     )
-    gpu_memory_percent: float = _about("GpuMemoryNearlyFull fires from it on", "98")
-    gpu_celsius: float = _about("GpuHot fires from it on", "90", 40, 110)
-    disk_percent: float = _about("DiskNearlyFull fires from it on", "80")
+    gpu_memory_percent: float = _about("GpuMemoryNearlyFull fires from here up", "98")
+    gpu_celsius: float = _about("GpuHot fires from here up", "90", 40, 110)
+    disk_percent: float = _about("DiskNearlyFull fires from here up", "80")
     commit_seconds: int = _about("CommitTooOld fires when the last commit is this old", "14400")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReviewAccess:
-    """What ReviewStack lets a repository's pull requests do; both or neither."""
+    """ReviewStack's access for a repository's pull requests; set both or neither."""
 
     oidc_provider: str = _about(
         "ARN of the account's provider for GitHub's tokens",
@@ -109,12 +109,12 @@ class SweepQueue:
 class ParameterFields:
     """All parameters of a deployment, unchecked: build StackParameters instead."""
 
-    name: str = _about("names the stack, so that several stand side by side", "vision")
+    name: str = _about("names the stack, so that several can exist side by side", "vision")
     size: str = _about("instance size", "g5.xlarge")
     workload: str = _about(
         "what is trained: a known workload, or your own as package.module:NAME", "growth"
     )
-    recipe: str = _about("which config of the workload", "laptop")
+    recipe: str = _about("which configuration of the workload", "laptop")
     overrides: tuple[str, ...] = _about("fields of the recipe to change", "epochs=20 width=128")
     train: TrainerOptions
     program: str = _about(
@@ -128,7 +128,7 @@ class ParameterFields:
     dataset_manifest: str = _about(
         "the dataset's manifest.json, for the plan", "data/manifest.json"
     )
-    dataset_gib: float = _about("how large the dataset is", "150", 0)
+    dataset_gib: float = _about("the dataset's size", "150", 0)
     dataset_bucket: str = _about("an existing bucket to adopt; empty: a new one", "my-data")
     run_bucket: str = _about("an existing bucket to adopt; empty: a new one", "my-runs")
     versions_kept_days: int = _about(
@@ -150,8 +150,8 @@ class ParameterFields:
     data_volume: DataVolume
     mix_gpus: bool = _about("whether sizes with other GPUs may be started too", "true")
     mix_gpu_counts: bool = _about(
-        "whether sizes with 1, 2, 4 or 8 of the same GPUs may be, on which a run goes on bit for "
-        "bit",
+        "whether sizes with 1, 2, 4 or 8 of the same GPUs may be started; a run continues on them "
+        "bit for bit",
         "true",
     )
     alternates_price_factor: float = _about(
@@ -187,7 +187,7 @@ class ParameterFields:
 
     @property
     def data_gib(self) -> int:
-        """What the data mount holds on every size of the fleet."""
+        """GiB that the data mount holds on every size of the fleet."""
         if self.data_on == "ebs":
             return self.data_volume.gib
         return min(catalogue.find(size).instance_store_gib for size in self.sizes)
@@ -204,11 +204,11 @@ class ParameterFields:
         return (self.size, *(other.size for other in others))
 
     def trainer_option(self, name: str) -> str:
-        """A trainer option as given, else the trainer's default."""
+        """Return a trainer option as given, else the trainer's default."""
         return self.train.get(name, OPTIONS[name].default or "")
 
     def flat(self) -> dict[str, Any]:
-        """Each value by the name that `-c` takes; of the open groups what is given."""
+        """Return each value by the name that `-c` takes; of open groups, only what is given."""
         values: dict[str, Any] = {}
         for name in KINDS:
             first, _, rest = name.partition(".")
@@ -231,7 +231,7 @@ class ParameterKind:
 
     @property
     def range(self) -> str:
-        """What may be given, where that does not depend on other parameters; else empty."""
+        """The allowed values if they do not depend on other parameters, else empty."""
         if self.least == -inf:
             return ""
         return f"{self.least:g} to {self.most:g}" if self.most < inf else f"{self.least:g} or more"
@@ -246,7 +246,7 @@ def _kinds() -> Iterator[tuple[str, ParameterKind]]:
                 yield name, ParameterKind(type=one.type, **one.metadata)
 
 
-# By the name that `-c` takes: alarm.email. The trainer's options stand in the contract.
+# By the name that `-c` takes: alarm.email. The trainer's options are in the contract.
 KINDS: Mapping[str, ParameterKind] = dict(_kinds())
 GROUPS: Mapping[str, Any] = {
     each.name: each.type for each in fields(ParameterFields) if is_dataclass(each.type)

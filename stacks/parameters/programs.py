@@ -1,4 +1,4 @@
-"""A program that is not a workload: its program.json, and what of a stack it has no use for.
+"""A program that is not a workload: its program.json, and parameters that do not apply to it.
 
 program.json alone says what differs from the defaults of contract/program.py, which checks it.
 """
@@ -26,13 +26,13 @@ _OF_WORKLOADS = {
 
 
 def workload_of_program(values: Mapping[str, object]) -> dict[str, object]:
-    """Return the values with the workload that runs programs, where one is given."""
+    """Return the values, with the workload that runs programs if a program is given."""
     usual = defaults()
     program, source = str(values["program"]).strip(), str(values["source"])
     if not program:
         refuse_unless(
             not source or is_own(str(values["workload"])),
-            f"source is {source!r}, which a program or a workload of your own has; add "
+            f"source is {source!r}, which is for a program or a workload of your own; add "
             "program=COMMAND or workload=package.module:NAME",
         )
         return dict(values)
@@ -74,7 +74,7 @@ def check_program(p: ParameterFields) -> None:
     """Refuse a program that the contract refuses, or that has no source folder."""
     if not p.program:
         return
-    refuse_unless(p.source, f"program is {p.program!r}; add source=FOLDER, which has its files")
+    refuse_unless(p.source, f"program is {p.program!r}; add source=FOLDER, the folder of its files")
     program = program_of(p)
     folder = Path(p.source, program.working_folder)
     refuse_unless(
@@ -91,6 +91,6 @@ def check_program(p: ParameterFields) -> None:
     requirements = program.requirements
     refuse_unless(
         requirements in ("", USUAL_REQUIREMENTS) or Path(p.source, requirements).is_file(),
-        f"requirements is {requirements!r}, which is not a file in {p.source!r}; name a file of "
-        'it, or write "" to install nothing',
+        f"requirements is {requirements!r}, which is not a file in {p.source!r}; name a file "
+        'in it, or write "" to install nothing',
     )

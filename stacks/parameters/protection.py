@@ -1,4 +1,4 @@
-"""Checks of what protects data - keys, logs, versions - and of whom a review's role trusts."""
+"""Checks of what protects data (keys, logs, versions) and of whom a review's role trusts."""
 
 import re
 

@@ -1,7 +1,7 @@
-"""What is known of workloads, which stacks never imports: without it, a mistake would only fail on
-the first instance, after the deploy.
+"""Facts about workloads, which stacks never imports: without them, a mistake would only fail on the
+first instance, after the deploy.
 
-Names and recipes of the registered ones are read from training's source. One of a user's own is
+Names and recipes of the registered ones are read from training's source. A user's own workload is
 imported by the trainer, in another process, which also measures it.
 """
 
@@ -42,7 +42,7 @@ def recipes(workload: str) -> tuple[str, ...]:
 
 
 def is_own(workload: str) -> bool:
-    """Whether it is a workload of a user's own: package.module:NAME."""
+    """Whether it is a user's own workload: package.module:NAME."""
     return ":" in workload
 
 
@@ -50,7 +50,7 @@ def is_own(workload: str) -> bool:
 def described(
     workload: str, recipe: str, overrides: tuple[str, ...], source: str, manifest: str
 ) -> WorkloadDescription:
-    """A workload as the trainer sees it, one's own measured; a UserError says what is wrong."""
+    """Return a workload as the trainer sees it, a user's own measured; UserError if it is bad."""
     return describe(
         workload,
         recipe,
@@ -62,7 +62,7 @@ def described(
 
 
 def footprints_of(own: WorkloadDescription) -> Path:
-    """A file with its footprints, until this process ends; NotMeasuredError without any."""
+    """Return a file with its footprints, kept until this process ends; else NotMeasuredError."""
     if not own.footprints:
         raise NotMeasuredError(own.why_unmeasured or "none of its stages could be measured")
     text = json.dumps({"format": FORMAT, "footprints": own.footprints})

@@ -1,8 +1,8 @@
 """`python -m stacks.sagemaker submit | sweep`: runs as SageMaker training jobs.
 
 `submit` creates the job of one run; `sweep` hands those of a sweep.json to a queue of AWS Batch.
-With --dry-run they print the requests and change nothing. Exit code 2: a request would be refused,
-and why.
+With --dry-run they print the requests and change nothing. The exit code is 2 if a request would be
+refused; the message says why.
 """
 
 import argparse
@@ -40,7 +40,7 @@ SPLITS = ("train", "validation", "test")
 
 
 def main(arguments: Sequence[str], client: Callable[[str], Any] = patient_client) -> int:
-    """Print the requests, or send them; `client` makes the client of a service."""
+    """Print the requests or send them; `client` makes the client of a service."""
     options = _parse(arguments)
     try:
         code: int = options.act(options, client)
@@ -64,12 +64,12 @@ def _submit(options: argparse.Namespace, client: Callable[[str], Any]) -> int:
         return 1
     name = request["TrainingJobName"]
     print(f"[ok] {job['TrainingJobArn']} trains {options.run_uri}")
-    print(f"to stop it, saved: aws sagemaker stop-training-job --training-job-name {name}")
+    print(f"to save and stop it: aws sagemaker stop-training-job --training-job-name {name}")
     return 0
 
 
 def _sweep(options: argparse.Namespace, client: Callable[[str], Any]) -> int:
-    """Queue a job for each run of the sweep that has not finished and has no job now."""
+    """Queue a job for each run of the sweep that has not finished and has no current job."""
     try:
         sweep, unfinished = read_sweep(options.runs_uri, options.sweep_file, client)
         kept, states = _queued(options, client)
@@ -84,7 +84,7 @@ def _sweep(options: argparse.Namespace, client: Callable[[str], Any]) -> int:
             continue
         options.run_uri = f"{options.runs_uri.rstrip('/')}/{run.name}"
         options.hyperparameter = [*given, *run.overrides]
-        # Long names are cut, and must differ.
+        # Long names are truncated, but must still differ.
         options.job_name = job_name(options.run_uri, f"{number}-{now}")
         jobs[run.name] = service_job(training_job(_settings(options)), options)
     note = price_note(options.instance_type, options.max_hours, options.instances)
@@ -99,8 +99,8 @@ def _sweep(options: argparse.Namespace, client: Callable[[str], Any]) -> int:
         return 1
     if rest := len(jobs) - len(affordable):
         print(
-            f"{rest} runs are not queued: a run is queued only while what the sweep has cost and "
-            f"what its queued runs may still cost at most, ${kept.usd_of_job:.2f} each, stay "
+            f"{rest} runs are not queued: a run is queued only while the sweep's cost so far and "
+            f"the most that its queued runs may still cost, ${kept.usd_of_job:.2f} each, stay "
             f"within --max-usd {kept.max_usd:g}; once some have ended, queue the rest with "
             f"`runs resume {options.runs_uri}`",
             file=sys.stderr,
@@ -117,20 +117,20 @@ def _sweep(options: argparse.Namespace, client: Callable[[str], Any]) -> int:
 def _queued(
     options: argparse.Namespace, client: Callable[[str], Any]
 ) -> tuple[QueuedSweep, dict[str, list[JobState]]]:
-    """What was queued before, with what is asked for now, and those jobs now."""
+    """Return what was queued before, updated by the options, and the jobs' current states."""
     usd = options.usd_per_hour or ON_DEMAND_USD_PER_HOUR.get(options.instance_type)
     if options.max_usd is not None and usd is None:
         raise ValueError(
             f"--max-usd is {options.max_usd:g}, but the price of {options.instance_type} is not "
-            "known here; add --usd-per-hour, of one instance on demand"
+            "known here; add --usd-per-hour, for one instance on demand"
         )
     hourly = None if usd is None else usd * options.instances
     of_job = None if hourly is None else most_usd(hourly, options.max_hours, options.attempts)
     if options.max_usd is not None and of_job is not None and of_job > options.max_usd + 1e-9:
         raise ValueError(
             f"--max-usd is {options.max_usd:g}, but one run may cost ${of_job:.2f} "
-            f"({options.attempts} attempts of {options.max_hours:g} h); give fewer --attempts, "
-            "lower --max-hours, or more dollars"
+            f"({options.attempts} attempts of {options.max_hours:g} h); use fewer --attempts, "
+            "a lower --max-hours, or more dollars"
         )
     before: Mapping[str, list[str]] = {}
     if options.sweep_file is None:
@@ -156,7 +156,7 @@ def _submit_all(
     options: argparse.Namespace,
     client: Callable[[str], Any],
 ) -> bool:
-    """Queue them in order, and write down what was queued; whether all were."""
+    """Queue the jobs in order and record them in jobs.json; return whether all were queued."""
     batch = client("batch")
     try:
         for number, (name, job) in enumerate(jobs.items()):
@@ -201,13 +201,13 @@ def _settings(options: argparse.Namespace) -> JobSettings:
     own = {"workload": options.workload, "recipe": options.recipe}
     for name in (*own, "run-uri", "dataset-uri"):
         if name in pairs:
-            raise ValueError(f"--hyperparameter {name}=... is an option of its own: give --{name}")
+            raise ValueError(f"--hyperparameter {name}=... is an option of its own: use --{name}")
     hyperparameters = {n: v for n, v in pairs.items() if n in SAGEMAKER_OPTIONS}
     for name, value in hyperparameters.items():
         if (option := name.replace("-", "_")) in OPTIONS:
             check_option(option, value)
     recipe = {recipe_field(n): v for n, v in pairs.items() if n not in SAGEMAKER_OPTIONS}
-    if recipe and options.workload in known:  # one's own is in the image
+    if recipe and options.workload in known:  # the user's own is in the image
         describe(options.workload, options.recipe, [f"{n}={v}" for n, v in recipe.items()])
     parsed = {
         "job_name": options.job_name or job_name(options.run_uri, _now()),
@@ -222,13 +222,13 @@ def _settings(options: argparse.Namespace) -> JobSettings:
 
 
 def _channels(options: argparse.Namespace) -> dict[str, str]:
-    """Channels with files of one's own, as the entry point understands them."""
+    """Return the channels with the user's own files, as the entry point understands them."""
     channels = _pairs("--channel", options.channel)
     if bool(options.dataset_uri) == bool(channels):
-        raise ValueError("give either --dataset-uri, or --channel train=... and validation=...")
+        raise ValueError("use either --dataset-uri, or --channel train=... and validation=...")
     if channels and not {"train", "validation"} <= channels.keys() <= {*SPLITS}:
         raise ValueError(
-            f"the channels are {', '.join(channels)}; give train and validation, test if wanted"
+            f"the channels are {', '.join(channels)}; use train and validation, and test if wanted"
         )
     return channels
 
@@ -256,36 +256,36 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     add = sweep.add_argument
     add("--runs-uri", required=True, help="s3://bucket/prefix with sweep.json and the runs")
     add("--sweep-file", type=Path, help="a copy of sweep.json; then no run counts as finished")
-    add("--queue", required=True, help="of AWS Batch, of the type SAGEMAKER_TRAINING")
-    add("--attempts", type=_count, default=3, help="of each job, 1 to 10: %(default)s")
-    add("--priority", type=int, help="within the queue, or within the share")
-    add("--share", default="", help="of a queue with fair share")
-    add("--max-usd", type=_positive, help="that the whole sweep may cost; default: no limit")
-    add("--usd-per-hour", type=_positive, help="of one instance; default: as known here")
+    add("--queue", required=True, help="an AWS Batch queue of type SAGEMAKER_TRAINING")
+    add("--attempts", type=_count, default=3, help="attempts per job, 1 to 10: %(default)s")
+    add("--priority", type=int, help="priority within the queue or the share")
+    add("--share", default="", help="share of a fair-share queue")
+    add("--max-usd", type=_positive, help="limit of the entire sweep; default: none")
+    add("--usd-per-hour", type=_positive, help="price of one instance; default: as known here")
     _add_job(sweep)
     options = parser.parse_args(arguments)
-    # What `runs resume` gives again.
+    # What `runs resume` passes again.
     options.arguments = [word for word in arguments if word != "--dry-run"]
     return options
 
 
 def _add_job(parser: argparse.ArgumentParser) -> None:
-    """Add what every job is asked for."""
+    """Add the options of every job."""
     add = parser.add_argument
-    add("--dataset-uri", default="", help="s3://bucket/prefix with a manifest; or give channels:")
-    add("--image", required=True, help="of stacks/sagemaker/Dockerfile, in ECR")
+    add("--dataset-uri", default="", help="s3://bucket/prefix with a manifest; or use --channel")
+    add("--image", required=True, help="image of stacks/sagemaker/Dockerfile, in ECR")
     add("--role", required=True, help="ARN of the role that the container gets")
     add("--instance-type", required=True, metavar="ml.g5.2xlarge")
-    add("--instances", type=_count, default=1, help="that train together, as one run: %(default)s")
-    add("--max-hours", type=_positive, default=24.0, help="that it may run: %(default)s")
+    add("--instances", type=_count, default=1, help="instances that train the run: %(default)s")
+    add("--max-hours", type=_positive, default=24.0, help="time limit of a job: %(default)s")
     add("--spot", action="store_true", help="managed Spot training")
-    add("--max-wait-hours", type=_positive, help="with waiting for Spot: twice --max-hours")
-    add("--volume-gib", type=int, default=200, help="where it has no own disks: %(default)s")
+    add("--max-wait-hours", type=_positive, help="with waiting for Spot; default: 2 x --max-hours")
+    add("--volume-gib", type=int, default=200, help="for a size without disks: %(default)s")
     more: dict[str, Any] = {"action": "append", "default": [], "metavar": "NAME=VALUE"}
     add("--hyperparameter", help="a field of the recipe, or an option of training run", **more)
     add("--channel", help="train, validation or test: s3://... of files for `data import`", **more)
     add("--metric", help="name and regular expression, besides the loss and the like", **more)
-    add("--subnet", action="append", default=[], help="of a VPC that reaches S3")
+    add("--subnet", action="append", default=[], help="a subnet of a VPC that reaches S3")
     add("--security-group", action="append", default=[])
     add("--kms-key", default="", help="for the job's own output")
     add("--dry-run", action="store_true", help="print what would be sent, and send nothing")

@@ -1,7 +1,7 @@
-"""What a SageMaker training instance costs, where it is known: no price list of it is at hand.
+"""Prices of SageMaker training instances, where known: no price list is available here.
 
 The figures are us-east-1's on demand, from public code and listings (ml.g5.2xlarge: a repository's
-test against the Pricing API of 2026-07-02); copies of the list disagree. Ask AWS before you rely.
+test against the Pricing API of 2026-07-02); copies of the list disagree. Check with AWS first.
 """
 
 from sizing import catalogue
@@ -10,7 +10,7 @@ ON_DEMAND_USD_PER_HOUR = {"ml.g5.xlarge": 1.408, "ml.g5.2xlarge": 1.515, "ml.g5.
 
 
 def price_note(instance_type: str, hours: float, instances: int = 1) -> str:
-    """One sentence about the cost of at most `hours`; it says so where nothing is known."""
+    """Return one sentence about the cost of at most `hours`, or that it is not known."""
     size = instance_type.removeprefix("ml.")
     instance = catalogue.instances().get(size)
     ec2 = instance.on_demand_usd_per_hour if instance else None
@@ -31,7 +31,7 @@ def price_note(instance_type: str, hours: float, instances: int = 1) -> str:
 
 
 def _range() -> tuple[float, float]:
-    """How much more than EC2's the known prices are."""
+    """Return the lowest and the highest ratio of known prices to EC2's."""
     sizes = catalogue.instances()
     ratios = [
         usd / price

@@ -1,4 +1,4 @@
-"""The CreateTrainingJob request of one run, and what its service would refuse of it.
+"""The CreateTrainingJob request of one run, and what the service would refuse in it.
 
 Checked against the service model that comes with botocore, patterns and lists of names included,
 which botocore's own validation leaves to the service.
@@ -19,7 +19,7 @@ from sizing import catalogue
 # Stopping conditions reach up to 28 days; an account's quota may be 5.
 _MAX_SECONDS = 28 * 24 * 3600
 _JOB_NAME_LENGTH = 63
-# What SageMaker finds in the log of our trainer; its charts have no steps, only times.
+# What SageMaker extracts from our trainer's log; its charts have no steps, only times.
 # tests/training/cli/test_sagemaker.py holds these against lines that the trainer prints.
 METRIC_DEFINITIONS = {
     "loss": r" loss ([-+.\de]+|nan|inf) lr ",
@@ -32,7 +32,7 @@ METRIC_DEFINITIONS = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JobSettings:
-    """What a person decides about a job; the names are those of the command line."""
+    """The user's decisions about a job; the names are those of the command line."""
 
     job_name: str
     image: str
@@ -53,7 +53,7 @@ class JobSettings:
 
 
 def training_job(settings: JobSettings) -> dict[str, Any]:
-    """The request; ValueError with every reason for which the service would refuse it.
+    """Return the request; ValueError with every reason why the service would refuse it.
 
     Without CheckpointConfig: SageMaker's copy of a folder would write into the run's prefix without
     conditions. The run's own checkpoints are what a restarted job resumes from.
@@ -102,25 +102,25 @@ def training_job(settings: JobSettings) -> dict[str, Any]:
 
 
 def _channel(name: str, uri: str) -> dict[str, Any]:
-    """Files of one's own, which the container finds below input/data/NAME."""
+    """Return a channel of the user's own files, which the container finds below input/data/NAME."""
     source = {"S3DataType": "S3Prefix", "S3Uri": uri, "S3DataDistributionType": "FullyReplicated"}
     return {"ChannelName": name, "InputMode": "File", "DataSource": {"S3DataSource": source}}
 
 
 def job_name(run_uri: str, now: str) -> str:
-    """A name from the run's id and the time: no two jobs of an account may have the same."""
+    """Return a name from the run's id and the time, as it must be unique in the account."""
     run_id = re.sub(r"[^a-zA-Z0-9]+", "-", run_uri.rstrip("/").rpartition("/")[2])
     return f"{run_id[: _JOB_NAME_LENGTH - len(now) - 1].strip('-')}-{now}"
 
 
 def _instance_store_gb(instance_type: str) -> int:
-    """Its own disks, which SageMaker then uses in place of a volume; 0 for an unknown type."""
+    """Return GB of its own disks, which SageMaker uses in place of a volume; 0 if unknown."""
     found = catalogue.instances().get(instance_type.removeprefix("ml."))
     return found.instance_store_gb if found else 0
 
 
 def _refused_by_rules(request: Mapping[str, Any]) -> Iterator[str]:
-    """What only the documentation says, not the model."""
+    """Yield refusals that only the documentation states, not the model."""
     stopping = request["StoppingCondition"]
     runtime = stopping["MaxRuntimeInSeconds"]
     wait = stopping.get("MaxWaitTimeInSeconds")
@@ -128,7 +128,7 @@ def _refused_by_rules(request: Mapping[str, Any]) -> Iterator[str]:
         yield f"--max-hours is {runtime / 3600:g}, but a job runs for at most 672 (28 days)"
     if wait is not None and wait < runtime:
         yield (
-            f"--max-wait-hours is {wait / 3600:g}, but it includes the run itself: give at least "
+            f"--max-wait-hours is {wait / 3600:g}, but it includes the run itself: use at least "
             f"--max-hours, {runtime / 3600:g}"
         )
     given = request["HyperParameters"]
@@ -153,7 +153,7 @@ def _refused_by_rules(request: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _refused_for_ranks(settings: JobSettings) -> Iterator[str]:
-    """Several instances whose ranks would not give the bits of one, and a size without GPUs."""
+    """Yield a refusal of rank counts that would change the result, or of a size without GPUs."""
     size = catalogue.instances().get(settings.instance_type.removeprefix("ml."))
     given = settings.hyperparameters
     each = given.get("num-processes", "auto")
@@ -164,13 +164,13 @@ def _refused_for_ranks(settings: JobSettings) -> Iterator[str]:
     if ranks not in RANKS:
         yield (
             f"--instances {settings.instances} with {num_each} processes each are {ranks} ranks, "
-            "and only 1, 2, 4 or 8 give the result of one; choose others, or set --hyperparameter "
-            "num-processes=N, N for each instance"
+            "and only 1, 2, 4 or 8 give the result of one; choose other numbers, or set "
+            "--hyperparameter num-processes=N, N for each instance"
         )
 
 
 def refused_by_model(service: str, operation: str, request: Mapping[str, Any]) -> Iterator[str]:
-    """What the model of a service that comes with botocore says of a request."""
+    """Yield what botocore's model of a service objects to in a request."""
     return _refused(_input_shape(service, operation), request, "")
 
 
@@ -183,7 +183,7 @@ def _input_shape(service: str, operation: str) -> Shape:
 
 
 def _refused(shape: Any, value: Any, where: str) -> Iterator[str]:
-    """Every place where a value does not have the shape that the service model gives it."""
+    """Yield every place where a value does not have the service model's shape."""
     yield from _out_of_bounds(shape, value, where)
     if shape.type_name == "structure":
         for name in sorted(set(shape.required_members) - set(value)):
@@ -200,7 +200,7 @@ def _refused(shape: Any, value: Any, where: str) -> Iterator[str]:
 
 
 def _out_of_bounds(shape: Any, value: Any, where: str) -> Iterator[str]:
-    """A length, a number or a text beyond what the service model names."""
+    """Yield lengths, numbers and texts outside the service model's limits."""
     limits = shape.metadata
     if isinstance(value, str | list) or shape.type_name == "map":
         size, what = len(value), "the length of "

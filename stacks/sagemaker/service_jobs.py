@@ -1,7 +1,7 @@
 """The runs of a sweep as service jobs of an AWS Batch queue, which starts SageMaker's jobs.
 
 https://docs.aws.amazon.com/batch/latest/userguide/service-jobs.html says what a queue does;
-SweepStack makes one. jobs.json, beside the runs, says which jobs were queued for them.
+SweepStack makes one. jobs.json, next to the runs, says which jobs were queued for them.
 """
 
 import argparse
@@ -21,24 +21,24 @@ from contract.keys import HEAD, SWEEP
 from contract.sweep import Sweep, SweepRun
 from stacks.sagemaker.request import refused_by_model
 
-# With the pauses between them about two minutes; boto3's own 5 are over in seconds.
+# With the pauses in between, about two minutes; boto3's own 5 are over in seconds.
 _MAX_ATTEMPTS = 10
 _OVER = ("SUCCEEDED", "FAILED")
-# A job that is told to end at its limit has these seconds to save in.
+# A job that is told to end at its limit has this long to save.
 _NOTICE_SECONDS = 120
 
 
 def patient_client(service: str) -> Any:
-    """A client that waits where AWS asks for fewer requests a second."""
+    """Return a client that backs off when AWS throttles it."""
     retries = {"mode": "standard", "total_max_attempts": _MAX_ATTEMPTS}
     return boto3.client(service, config=Config(retries=retries))
 
 
 class SweepObjects:
-    """The objects beside a sweep's runs in S3."""
+    """The objects next to a sweep's runs in S3."""
 
     def __init__(self, runs_uri: str, client: Callable[[str], Any]) -> None:
-        """ValueError unless `runs_uri` is s3://bucket/prefix."""
+        """Raise ValueError unless `runs_uri` is s3://bucket/prefix."""
         self._bucket, _, self._prefix = runs_uri.removeprefix("s3://").rstrip("/").partition("/")
         if not runs_uri.startswith("s3://") or not self._prefix:
             raise ValueError(
@@ -47,7 +47,7 @@ class SweepObjects:
         self._s3 = client("s3")
 
     def read(self, key: str) -> bytes | None:
-        """An object's content; None where there is none."""
+        """Return an object's content; None if it does not exist."""
         try:
             answer = self._s3.get_object(Bucket=self._bucket, Key=f"{self._prefix}/{key}")
         except ClientError as error:
@@ -58,13 +58,13 @@ class SweepObjects:
         return body
 
     def write(self, key: str, data: bytes) -> None:
-        """Write an object whole."""
+        """Write an entire object."""
         self._s3.put_object(Bucket=self._bucket, Key=f"{self._prefix}/{key}", Body=data)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JobState:
-    """One service job now."""
+    """The current state of one service job."""
 
     status: str  # Batch's word; "gone" once Batch has forgotten it
     reason: str
@@ -78,21 +78,21 @@ class JobState:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class QueuedSweep:
-    """What was queued of a sweep: how it was asked for, and the jobs of each run, newest last."""
+    """A sweep's queue: the options that it was queued with, and each run's jobs, newest last."""
 
     arguments: Sequence[str]  # of `python -m stacks.sagemaker sweep`
     usd_per_hour: float | None  # of all instances of a job
-    max_usd: float | None  # of the whole sweep
+    max_usd: float | None  # of the entire sweep
     usd_of_job: float | None  # what one may cost at most, with every attempt
     jobs: dict[str, list[str]] = field(default_factory=dict)
 
     def to_bytes(self) -> bytes:
-        """The file jobs.json."""
+        """Return the content of jobs.json."""
         return json.dumps({"format": 1, **asdict(self)}, indent=1).encode()
 
     @classmethod
     def from_bytes(cls, data: bytes, where: str) -> "QueuedSweep":
-        """Read the file; UserError if it is none."""
+        """Read the file; UserError if it is not jobs.json."""
         try:
             record = json.loads(data)
             if record.pop("format") != 1:
@@ -102,7 +102,7 @@ class QueuedSweep:
             raise UserError(f"{where} does not say which jobs were queued ({error})") from error
 
     def look(self, client: Callable[[str], Any] = patient_client) -> dict[str, list[JobState]]:
-        """Every job now, by run."""
+        """Return the current state of every job, by run."""
         batch, sagemaker = client("batch"), client("sagemaker")
         return {
             run: [self._job(each, batch, sagemaker) for each in ids]
@@ -127,14 +127,14 @@ class QueuedSweep:
         )
 
     def reserved(self, states: Mapping[str, Sequence[JobState]]) -> float:
-        """Dollars that are spent, and that queued and running jobs may still cost at most."""
+        """Return the dollars spent plus the most that queued and running jobs may still cost."""
         of_job = self.usd_of_job or 0.0
         every = [each for jobs in states.values() for each in jobs]
         return sum((each.usd or 0.0) if each.is_over else of_job for each in every)
 
 
 def _billed_seconds(arn: str, sagemaker: Any) -> float:
-    """What SageMaker bills of a training job; of one that runs, the time since it began."""
+    """Return a training job's billed seconds, or those since its start while it runs."""
     try:
         found = sagemaker.describe_training_job(TrainingJobName=arn.rpartition("/")[2])
     except ClientError as error:
@@ -149,14 +149,14 @@ def _billed_seconds(arn: str, sagemaker: Any) -> float:
 
 
 def most_usd(usd_per_hour: float, hours: float, attempts: int) -> float:
-    """What a job may cost at most: each attempt its whole time, and its notice."""
+    """Return the most a job may cost: every attempt for its full time, with its notice."""
     return attempts * usd_per_hour * (hours + _NOTICE_SECONDS / 3600)
 
 
 def read_sweep(
     runs_uri: str, file: Path | None, client: Callable[[str], Any]
 ) -> tuple[Sweep, Sequence[SweepRun]]:
-    """The sweep, and its runs that have not finished; ValueError where there is none."""
+    """Return the sweep and its unfinished runs; ValueError if there is no sweep."""
     if file is not None:
         sweep = Sweep.from_bytes(file.read_bytes(), str(file))
         return sweep, sweep.runs
@@ -172,7 +172,7 @@ def read_sweep(
 
 
 def service_job(request: Mapping[str, Any], options: argparse.Namespace) -> dict[str, Any]:
-    """The SubmitServiceJob request of one training job; ValueError for what would be refused."""
+    """Return one job's SubmitServiceJob request; ValueError for what would be refused."""
     job: dict[str, Any] = {
         "jobName": request["TrainingJobName"],
         "jobQueue": options.queue,

@@ -74,12 +74,12 @@ TEMPLATE, CLOCK = "AWS::EC2::LaunchTemplate", "ScheduleExpression"
         (
             with_property(TEMPLATE, "LaunchTemplateData.MetadataOptions.HttpTokens", "optional"),
             "imdsv1",
-            "answers IMDSv1",
+            "open to IMDSv1",
         ),
         (
             with_property(TEMPLATE, "LaunchTemplateData.MetadataOptions", {}),
             "imdsv1",
-            "answers IMDSv1",
+            "open to IMDSv1",
         ),
     ],
 )
@@ -93,7 +93,7 @@ def test_fails_for_a_protection_that_goes_unless_it_is_accepted(
     assert review.exit_code("data-loss", ["public"]) == 1
     assert review.exit_code("data-loss", [accept]) == 0
     comment = write_comment(review)
-    assert "### Protection that goes" in comment
+    assert "### Protections lost" in comment
     assert f"To accept it: `--accept {accept}`" in comment
     # What comes back, or was never there, is no loss.
     assert judge(edited(base, edit), base, []).weakened == []
@@ -126,12 +126,12 @@ def test_fails_for_a_public_bucket_and_says_where_s3_refuses_it(base: Side) -> N
     public = edited(base, add_statement(), "DatasetStack")
     review = judge(base, public, [])
     (found,) = review.weakened
-    assert found.what.startswith("the bucket is anybody's: Allow to * s3:GetObject on *")
+    assert found.what.startswith("the bucket is open to anyone: Allow to * s3:GetObject on *")
     assert "S3 will refuse it: the bucket blocks public policies" in found.what
     assert [review.exit_code("data-loss", each) for each in ([], ["public"])] == [1, 0]
     both = edited(public, open_bucket, "DatasetStack")
     opened, found = judge(base, both, []).weakened
-    assert opened.what.startswith("BlockPublicAcls, BlockPublicPolicy, ")
+    assert opened.what.startswith("the bucket loses BlockPublicAcls, ")
     assert "refuse" not in found.what
 
 

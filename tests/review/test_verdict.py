@@ -59,7 +59,7 @@ def test_a_size_shows_overrides_throughput_and_cost_and_replaces_nothing(
 def test_a_rate_for_the_root_volume_shows_what_each_machine_pays(review_of: Reviewer) -> None:
     review = review_of(**{"root_volume.initialization_mib_per_second": "300"})
     assert [each.action for each in review.destructive] == ["may be replaced"]
-    row = "loading the root volume (45 GiB), $ a machine that boots"
+    row = "loading the root volume (45 GiB), $ per machine booted"
     assert cost(review, row) == ("0.0000", "0.1620")
     (volumes,) = [each.after for each in review.costs if each.name == "volumes"]
     assert volumes.startswith("100 GiB gp3 (loaded at 300 MiB/s) + 200 GiB")
@@ -97,16 +97,16 @@ def limited(side: Side, **variables: str) -> Side:
             "**The Guard stops the run at 2 billed hours, no longer 4 billed hours**: a run that "
             "has used more goes to zero within ten minutes. It saves",
         ),
-        ({"MAX_USD": "5"}, {"MAX_USD": "0"}, "**A limit goes**: the Guard no longer stops the run"),
+        ({"MAX_USD": "5"}, {"MAX_USD": "0"}, "**A limit is removed**: the Guard no longer stops"),
         ({"MAX_USD": "0"}, {"MAX_USD": "5"}, "stops the run at $5 now; there was no such limit."),
         ({}, {"MAX_WAIT_HOURS": "0.5"}, "at 0.5 hours without a machine, no longer 24"),
-        ({}, {"DEADLINE_HOURS": "8"}, "**The run gets a deadline, 8 hours after its start**: wh"),
+        ({}, {"DEADLINE_HOURS": "8"}, "**The run gets a deadline, 8 hours after its start**: if"),
         (
             {"DEADLINE_HOURS": "8"},
             {"DEADLINE_HOURS": "9"},
             "The deadline moves from 8 to 9 hours after the run's start",
         ),
-        ({"DEADLINE_HOURS": "8"}, {"DEADLINE_HOURS": "0"}, "**The deadline of 8 hours goes**"),
+        ({"DEADLINE_HOURS": "8"}, {"DEADLINE_HOURS": "0"}, "**The deadline of 8 hours is removed"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, dict) else "",
 )
@@ -239,7 +239,7 @@ def test_a_new_run_id_is_a_new_run_and_no_loss(review_of: Reviewer) -> None:
     assert review.exit_code("data-loss") == 0
     assert review.exit_code("destructive") == 1
     assert review.run_effects[0].startswith(
-        "**A new run starts, and the deploy ends run-1** if that still trains: run-2 gets"
+        "**A new run starts, and the deploy ends run-1** if it still trains: run-2 gets"
     )
     assert "To let it train on, deploy with -c run_id=run-1" in review.run_effects[0]
     # Its role goes, but not under a trainer.

@@ -187,7 +187,7 @@ def test_fails_on_what_cannot_work_with_the_change_that_would_pass(stack: Stack)
     [
         (
             {"deadline_hours": "0.05"},
-            r"deadline_hours is 0\.05, but on demand alone the run takes 0\.\d+ hours; give "
+            r"deadline_hours is 0\.05, but on demand alone the run takes 0\.\d+ hours; use "
             r"deadline_hours=0\.\d+ or more, or a faster size \(.*-c accept=deadline\)",
         ),
         (

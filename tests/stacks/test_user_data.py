@@ -90,5 +90,5 @@ def test_the_longest_values_fit(
 
 def test_fails_when_the_user_data_grows_too_long() -> None:
     environment = sample_run_env(StackParameters.for_size("g5.xlarge"))
-    with pytest.raises(ValueError, match=r"EC2 takes 16384; shorten"):
+    with pytest.raises(ValueError, match=r"EC2 takes 16384: shorten"):
         user_data.render(environment, "#" * 16_000)

@@ -90,5 +90,5 @@ def test_a_run_whose_code_was_edited_between_attempts_says_so(
     attempt = run.fork("--workload=edited_workload:EDITED")
     attempt.join()
     assert attempt.exitcode == 0
-    assert "[resume] the results may differ: another code than at first" in capfd.readouterr().out
+    assert "[resume] results may differ: the run began with another code" in capfd.readouterr().out
     assert run.json("receipt.json")["numerics_changed"] == ["code"]

@@ -49,8 +49,8 @@ def test_fails_for_an_override_that_every_stage_sets_itself() -> None:
     [
         (["epoch=5"], "no field 'epoch'; did you mean 'epochs'. known are seed, num_threads"),
         (["epochs=many"], "epochs='many' is not a valid int"),
-        (["learning_rate=nan"], "learning_rate='nan' is not a valid float; give another value"),
-        (["learning_rate=inf"], "learning_rate='inf' is not a valid float; give another value"),
+        (["learning_rate=nan"], "learning_rate='nan' is not a valid float; use another value"),
+        (["learning_rate=inf"], "learning_rate='inf' is not a valid float; use another value"),
         (["deterministic=1"], "is not a valid bool"),
         (["epochs"], "write name=value"),
         (["epochs=1", "epochs=2"], "given twice"),

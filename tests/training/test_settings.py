@@ -42,31 +42,31 @@ def test_a_stage_has_so_many_steps_and_evaluations(
     ("changes", "says"),
     [
         ({"micro_batch": 3}, "not a multiple of micro_batch 3"),
-        ({"epochs": 0}, "epochs is 0; give at least 1"),
-        ({"steps": 0}, "steps is 0; give at least 1"),
-        ({"epochs": 1, "steps": 9}, "epochs is 1 and steps is 9; give one of the two"),
+        ({"epochs": 0}, "epochs is 0; use at least 1"),
+        ({"steps": 0}, "steps is 0; use at least 1"),
+        ({"epochs": 1, "steps": 9}, "epochs is 1 and steps is 9; use one of the two"),
         (
             {"evaluate_every_epochs": 1, "evaluate_every_steps": 9},
-            "evaluate_every_epochs is 1 and evaluate_every_steps is 9; give one of the two",
+            "evaluate_every_epochs is 1 and evaluate_every_steps is 9; use one of the two",
         ),
-        ({"evaluate_every_steps": -1}, "evaluate_every_steps is -1; give at least 0"),
+        ({"evaluate_every_steps": -1}, "evaluate_every_steps is -1; use at least 0"),
         ({"clip_norm": 0.0}, "clip_norm is 0.0"),
-        ({"ema_decay": 1.0}, "ema_decay is 1.0; give None or a number in"),
+        ({"ema_decay": 1.0}, "ema_decay is 1.0; use None or a number in"),
         (
             {"ema_buffers": True},
-            "or ema_buffers without an average; give ema_decay",
+            "or ema_buffers without an average; set ema_decay",
         ),
-        ({"ema_decay": 0.9, "ema_every_steps": 0}, "ema_every_steps is 0; give at least 1"),
+        ({"ema_decay": 0.9, "ema_every_steps": 0}, "ema_every_steps is 0; use at least 1"),
         ({"optimizer_in_backward": True}, "with global_batch 8 and micro_batch 4: the first"),
         (
             {"optimizer_in_backward": True, "micro_batch": 8, "clip_norm": 1.0},
-            "optimizer_in_backward with clip_norm 1.0: the norm is known when all gradients are",
+            "optimizer_in_backward with clip_norm 1.0: the norm is known only once all gradients",
         ),
         (
             {"optimizer_in_backward": True, "micro_batch": 8, "precision": "float16"},
             "optimizer_in_backward with precision 'float16': whether a step is skipped",
         ),
-        ({"schedule": "step"}, "schedule is 'step'; give Milestones, a function or one of"),
+        ({"schedule": "step"}, "schedule is 'step'; use Milestones, a function or one of"),
     ],
 )
 def test_fails_for_settings_that_cannot_be(changes: dict[str, Any], says: str) -> None:
@@ -77,11 +77,11 @@ def test_fails_for_settings_that_cannot_be(changes: dict[str, Any], says: str) -
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ({"factor": 0.0, "steps": (1,)}, "factor is 0.0; give a positive number"),
-        ({"factor": 0.1}, r"at epochs \(\) and steps \(\); give one of the two"),
-        ({"factor": 0.1, "epochs": (3,), "steps": (1,)}, "give one of the two"),
-        ({"factor": 0.1, "epochs": (3, 2)}, r"milestones at \(3, 2\); give increasing numbers"),
-        ({"factor": 0.1, "steps": (0, 2)}, "give increasing numbers from 1"),
+        ({"factor": 0.0, "steps": (1,)}, "factor is 0.0; use a positive number"),
+        ({"factor": 0.1}, r"at epochs \(\) and steps \(\); use one of the two"),
+        ({"factor": 0.1, "epochs": (3,), "steps": (1,)}, "use one of the two"),
+        ({"factor": 0.1, "epochs": (3, 2)}, r"milestones at \(3, 2\); use increasing numbers"),
+        ({"factor": 0.1, "steps": (0, 2)}, "use increasing numbers from 1"),
     ],
 )
 def test_fails_for_milestones_that_cannot_be(given: dict[str, Any], says: str) -> None:
@@ -90,7 +90,7 @@ def test_fails_for_milestones_that_cannot_be(given: dict[str, Any], says: str) -
 
 
 def test_fails_for_a_stage_without_a_length() -> None:
-    with pytest.raises(UserError, match="epochs is None and steps is None; give one of the two"):
+    with pytest.raises(UserError, match="epochs is None and steps is None; set one of the two"):
         settings(epochs=None).num_steps(30)
 
 

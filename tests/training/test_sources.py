@@ -62,7 +62,7 @@ def test_folders_may_be_links_but_not_to_what_they_are_in(tmp_path: Path) -> Non
     (own / "dogs").symlink_to(kept)
     assert rows(open_source(own, tmp_path)) == EXPECTED
     (kept / "all").symlink_to(own)
-    with pytest.raises(UserError, match="dogs/all is a link to a folder that it is in"):
+    with pytest.raises(UserError, match="dogs/all is a link to a folder that contains it"):
         open_source(own, tmp_path)
 
 
@@ -96,11 +96,11 @@ def test_a_table_alone_or_in_a_folder_or_an_archive(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("table", "message"),
     [
-        ("name,label\na,b\n", "has no column 'file'; its first line names the columns"),
+        ("name,label\na,b\n", "has no column 'file'; its first line must name"),
         ("", "has no column 'file'"),
         ("file,class\na/3.npy,cats\n", r"line 2: the file .*a/3\.npy"),
         ("file,class\na/1.npy\n", r"line 2: a/1\.npy has no class"),
-        ("file,class,split\na/1.npy,cats,dev\n", "line 2: split is 'dev'; give one of train, "),
+        ("file,class,split\na/1.npy,cats,dev\n", "line 2: split is 'dev'; use one of train, "),
         ("file,class,split\na/1.npy,cats,train\na/2.npy,cats,\n", r"a/2\.npy has no split, but "),
     ],
 )
@@ -121,7 +121,7 @@ def test_fails_for_a_table_in_another_encoding_than_utf_8(tmp_path: Path, conten
 
 
 def test_fails_for_what_is_no_source(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="does not exist; give a folder, a file or an archive"):
+    with pytest.raises(UserError, match="does not exist; name a folder, a file or an archive"):
         open_source(tmp_path / "none", tmp_path)
     (tmp_path / "clips.zip").write_text("")
     with pytest.raises(UserError, match=r"clips\.zip is not a zip archive, despite its name"):
@@ -162,5 +162,5 @@ def test_files_are_copied_into_splits_the_same_for_the_same_seed(tmp_path: Path)
 def test_fails_for_two_files_of_a_class_with_one_name(tmp_path: Path) -> None:
     names = ("train/cats/1.png", "train/cats/more/1.png")
     files = open_source(fill(tmp_path / "own", names), tmp_path)
-    with pytest.raises(UserError, match=r"more/1\.png has the name of another file of its class"):
+    with pytest.raises(UserError, match=r"more/1\.png has the same name as a file of its class"):
         copy_in_splits(files, tmp_path / "out", 0, lambda done, total: None)

@@ -2,7 +2,7 @@
 
 A shard's name contains its SHA-256, so shards of an interrupted attempt are verified and reused,
 and writers of the same shard do not collide. The index, written last and once, lists the shards.
-Runs share what is derived under a key of everything that decides its bits. A run keeps its own copy
+Runs share derived data under a key of everything that decides its bits. A run keeps its own copy
 and never needs the shared one again, so shared shards may be deleted at any time; a run that cannot
 read or verify one makes it itself.
 """
@@ -38,10 +38,10 @@ _log = logging.getLogger(__name__)
 
 _SHARD = re.compile(r"(?P<shard>[0-9]{5})-(?P<sha256>[0-9a-f]{64})\.safetensors")
 # Parts of the numerics key that cannot change a shard: one process makes it, without a Train stage,
-# and its code is named by itself.
+# and its code is named separately.
 _IRRELEVANT_NUMERICS = ("world", "stages", "code")
-# The room that makes a shard, with the stage's own code. Charts, commands and the loop cannot reach
-# one: an edit there must not discard every run's derived data.
+# The package that makes a shard, with the stage's own code. Charts, commands and the loop cannot
+# affect one: an edit there must not discard every run's derived data.
 _MAKER = "artifacts"
 
 INDEX = "index.json"
@@ -124,7 +124,7 @@ def _fill(
 
 
 def open_artifact(store: Store, key: str, cache: Path) -> Sequence[Mapping[str, Tensor]]:
-    """The shards in order, memory mapped from verified files in the local cache."""
+    """Return the shards in order, memory mapped from verified files in the local cache."""
     prefix = artifact_prefix(key)
     found = store.get(prefix + INDEX)
     try:
@@ -169,7 +169,7 @@ def _shards_there(
 
 
 def _indexed(store: Store, prefix: str, num_shards: int) -> list[dict[str, Any]] | None:
-    """The entries of the index; None if it is missing or damaged."""
+    """Return the entries of the index; None if it is missing or damaged."""
     found = store.get(prefix + INDEX)
     if found is None:
         return None
@@ -184,7 +184,7 @@ def _indexed(store: Store, prefix: str, num_shards: int) -> list[dict[str, Any]]
 
 
 def _parse_index(data: bytes) -> list[dict[str, Any]]:
-    """The entries of an index; ValueError, KeyError or TypeError for one that was not written."""
+    """Parse the entries of an index; ValueError, KeyError or TypeError if it is damaged."""
     shards: list[dict[str, Any]] = json.loads(data)["shards"]
     for number, shard in enumerate(shards):
         match = _SHARD.fullmatch(shard["name"])
@@ -194,7 +194,7 @@ def _parse_index(data: bytes) -> list[dict[str, Any]]:
 
 
 def _listed(store: Store, prefix: str) -> Iterator[dict[str, Any]]:
-    """Entries for the shards of an artifact without an index, from the names of the keys."""
+    """Yield entries for the shards of an artifact without an index, from the names of its keys."""
     for key, size in sorted(store.sizes(prefix).items()):
         match = _SHARD.fullmatch(key.removeprefix(prefix))
         if match:
@@ -268,7 +268,7 @@ def _cached(store: Store, prefix: str, shard: Mapping[str, Any], folder: Path) -
 
 
 def _downloaded(store: Store, key: str, sha256: str, path: Path, reads: int) -> Path | None:
-    """Download a shard and place it; None if no reading of it matches its checksum."""
+    """Download a shard and place it; None if no download matches its checksum."""
     with UnfinishedFile(path) as unfinished:
         for _ in range(reads):
             store.get_file(key, unfinished.path)
@@ -313,7 +313,7 @@ class _SharedArtifacts:
         return None
 
     def sweep(self) -> None:
-        """Delete what runs that were killed have left unfinished."""
+        """Delete what killed runs have left unfinished."""
         if self._store is not None:
             try:
                 self._store.sweep(self._prefix)

@@ -1,9 +1,9 @@
 """One attempt of a run, by the process that holds its lease: from the lease to the receipt.
 
-It ends in one of five ways, which are the exit codes: finished, failed, interrupted and saved,
-lease lost, or refused because of a user's mistake. What is trained is a `_Job`: the stages of a
-workload (training/engine) or a program (training/program), over a dataset in a folder, or one that
-a sync from S3 fills meanwhile. Imports no torch.
+It ends in one of five ways, each with its exit code: finished, failed, interrupted and saved, lease
+lost, or refused because of a user's mistake. It trains a `_Job`: the stages of a workload
+(training/engine) or a program (training/program), over a dataset in a folder, which a sync from S3
+may still be filling. Imports no torch.
 """
 
 import contextlib
@@ -56,7 +56,7 @@ class AttemptOptions:
     usd_per_hour: float | None = None
 
     def run_config(self, **what: Any) -> RunConfig:
-        """What config.json says of the run, if this is its first attempt; `what` is the job's."""
+        """Return config.json's content if this is the first attempt; `what` is the job's part."""
         return RunConfig(
             run_id=self.run_id,
             bundle_uri=self.bundle_uri,
@@ -71,15 +71,15 @@ class _Job(Protocol):
     """What an attempt trains."""
 
     placement: frozenset[str]  # the fields of its config that may differ between attempts
-    ranks: int | None  # that train it in this attempt; None: its own business
+    ranks: int | None  # that train it in this attempt; None: the job decides
 
     def run_config(self) -> RunConfig:
-        """What config.json says of the run, if this is its first attempt."""
+        """Return config.json's content if this is the run's first attempt."""
 
     def train(self, run: "HeldRun") -> RunResult:
         """Restore the last commit, then sweep, and train to the end; any other end is raised.
 
-        Not before: a machine that cannot read what was committed deletes nothing.
+        Not earlier: a machine that cannot read what was committed must delete nothing.
         """
 
 
@@ -110,7 +110,7 @@ class HeldRun:
         return self.lease.head.generation
 
     def begin(self) -> None:
-        """Tell of the take-over, and keep the lease."""
+        """Report the take-over, and keep renewing the lease."""
         self._tell_take_over()
         self.lease.start_heartbeat()
 
@@ -144,7 +144,7 @@ class HeldRun:
             raise
         finally:
             self.supervisor.last_resort.stand_down()
-            # What ends the attempt is more telling than a release that did not work either.
+            # The error that ends the attempt is more telling than a release that fails too.
             with contextlib.suppress(LeaseLostError, StoreError):
                 self.lease.release()
             with contextlib.suppress(StoreError):
@@ -163,7 +163,7 @@ class HeldRun:
 def run_attempt(options: AttemptOptions, job: _Job, supervisor: Supervisor) -> int:
     """Train until the run or this attempt ends; return the exit code of a run that has ended.
 
-    The error that ends the attempt in any other way has its exit code from `exit_code_of`.
+    The error that ends the attempt in any other way gets its exit code from `exit_code_of`.
     """
     record = ensure_run_config(options.store, job.run_config(), job.placement)
     lease = supervisor.take_lease(
@@ -179,7 +179,7 @@ def run_attempt(options: AttemptOptions, job: _Job, supervisor: Supervisor) -> i
 
 
 def _report_ended(uri: str, head: Head) -> int:
-    """Print that a run has ended already; return the exit code."""
+    """Print that a run has already ended; return the exit code."""
     if head.state == "finished":
         _log.info("[ok] %s is finished: weights %s", uri, head.weights_sha256)
         return EXIT_FINISHED
@@ -188,7 +188,7 @@ def _report_ended(uri: str, head: Head) -> int:
 
 
 _POLL_SECONDS = 0.1
-# A machine's boot tries a sync that fails again within half of this (userdata/run_step.py).
+# A machine's boot retries a failed sync within half of this (userdata/run_step.py).
 _PATIENCE_SECONDS = 60.0
 # What takes no longer than this needs no progress bar.
 _QUIET_SECONDS = 3.0
@@ -196,10 +196,10 @@ _QUIET_SECONDS = 3.0
 
 @contextlib.contextmanager
 def opened_dataset(uri: str, scratch: Path, watchdog: Watchdog) -> Iterator[LocalDataset]:
-    """Open the dataset, each file verified or waited for.
+    """Open the dataset, with each file verified or waited for.
 
-    From S3 it is synced by another process, and opens as soon as that has begun: what needs a file
-    waits for it. A process, because a sync's checksums and connections would slow training down.
+    From S3 another process syncs it, because checksums and connections would slow training down. It
+    opens as soon as that has begun: whatever needs a file waits for it.
     """
     with contextlib.ExitStack() as stack:
         folder, patience_seconds = Path(uri), _PATIENCE_SECONDS
@@ -228,7 +228,7 @@ def opened_dataset(uri: str, scratch: Path, watchdog: Watchdog) -> Iterator[Loca
 @contextlib.contextmanager
 def _synced(uri: str, folder: Path, watchdog: Watchdog) -> Iterator[None]:
     """Start the sync into `folder`; stop it when the attempt ends."""
-    read_manifest(open_store(uri))  # what is missing or forbidden is said here
+    read_manifest(open_store(uri))  # reports here what is missing or forbidden
     command = [sys.executable, "-m", "training", "data", "sync"]
     # A session of its own: Ctrl-C is for the trainer, which saves and then stops the sync.
     sync = subprocess.Popen(

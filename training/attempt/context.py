@@ -1,8 +1,8 @@
 """Ranks: one process per GPU (gloo on the CPU) that train together, and what they decide together.
 
 Rank 0 leads: it alone holds the lease, commits, and writes metrics and events. Control messages use
-a gloo group of their own, and may be pickled: whoever could write into that group could as well
-write gradients. Nothing else is unpickled. A single process is a world of size 1.
+their own gloo group and may be pickled: whoever could write to that group could also write
+gradients. Nothing else is unpickled. A single process is a world of size 1.
 """
 
 import contextlib
@@ -32,7 +32,7 @@ from training.store.protocol import Store
 
 _T = TypeVar("_T")
 
-# A step's micro-batches, in as many contiguous shares (training/engine/reduction.py).
+# The number of contiguous shares of a step's micro-batches (training/engine/reduction.py).
 SHARES = 8
 
 # Rank 0 may wait for a lease, a dataset or an upload; the watchdog, not a timeout, detects hangs.
@@ -47,8 +47,8 @@ class RankEnvironment:
     world_size: int = 1
     local_rank: int = 0
     rendezvous: str = "env://"
-    cpu_ranks: int = 1  # of a machine without GPUs: a rehearsal's has as many as its size has GPUs
-    hosts: Hosts | None = None  # of which each has as many ranks
+    cpu_ranks: int = 1  # of a machine without GPUs; in a rehearsal, as many as its size has GPUs
+    hosts: Hosts | None = None  # each has the same number of ranks
 
     @classmethod
     def from_environment(
@@ -70,13 +70,13 @@ class RankEnvironment:
         return len(self.hosts.names) if self.hosts else 1
 
     def ranks(self, num_processes: int | None) -> int:
-        """Number of all ranks, given the requested number on each machine (None: one per GPU)."""
+        """Return the number of ranks, given the number wanted per machine (None: one per GPU)."""
         if self.world_size > 1:
             return self.world_size
         gpus = torch.cuda.device_count()
         if num_processes and 0 < gpus < num_processes:
             said = f"{num_processes} ranks need a GPU each, and this machine has {gpus}"
-            raise UserError(f"{said}; give --num-processes {gpus}")
+            raise UserError(f"{said}; pass --num-processes {gpus}")
         return self.num_hosts * (num_processes or gpus or self.cpu_ranks)
 
 
@@ -142,7 +142,7 @@ class World:
         return list(dist.batch_isend_irecv([there, back]))
 
     def any_of(self, flags: Sequence[bool]) -> list[bool]:
-        """Which of the flags are set on any rank."""
+        """Return which of the flags are set on any rank."""
         found = torch.tensor(flags, dtype=torch.uint8)
         if self.size > 1:
             dist.all_reduce(found, dist.ReduceOp.MAX, group=self._group)
@@ -193,7 +193,7 @@ class World:
             self._notes.set(key, text)
 
     def note(self, key: str) -> str | None:
-        """The note last posted under this key, or None; does not wait."""
+        """Return the note last posted under this key, or None; does not wait."""
         if self._notes is None or not self._notes.check([key]):
             return None
         text: str = self._notes.get(key).decode()
@@ -223,7 +223,7 @@ class World:
             dist.destroy_process_group()
 
 
-# As many numbers as a step has shares.
+# One number for each share of a step.
 _NO_WEIGHTS = (0.0,) * SHARES
 
 
@@ -251,9 +251,9 @@ class _Consensus:
         self._divergence: Divergence | None = None  # that this rank has found
 
     def begin_vote(self, weights: Sequence[float] = _NO_WEIGHTS) -> None:
-        """Ask the other ranks ahead of a step boundary, and tell them the weights of one's shares.
+        """Ask the other ranks ahead of a step boundary, and send the weights of this rank's shares.
 
-        Others have 0 there, so no order of the ranks changes the sums.
+        The others have 0 there, so the order of the ranks does not change the sums.
         """
         self._supervisor.watchdog.beat()
         is_lost = self._lease is not None and self._lease.lost.is_set()
@@ -264,10 +264,10 @@ class _Consensus:
         self._world.begin_sum([extra_time.must_stop, is_lost, has_diverged, rebalance, *weights])
 
     def end_vote(self) -> _Vote:
-        """The result at the boundary; LeaseLostError or GoBackError if a rank has reason for it."""
+        """Return the result at the boundary; LeaseLostError or GoBackError if a rank needs it."""
         must_stop, is_lost, has_diverged, rebalance, *weights = self._world.end_sum()
         if self._world.size == 1:
-            # Nobody had to be asked ahead: what came in the meantime counts too.
+            # No other rank was asked ahead: what came in the meantime counts too.
             must_stop = self._supervisor.extra_time.must_stop
             has_diverged = self._divergence is not None
             if self._lease is not None:
@@ -284,15 +284,15 @@ class _Consensus:
 
     @contextlib.contextmanager
     def noting_divergence(self) -> Iterator[None]:
-        """What is found in here, perhaps by this rank alone, ends training at the next vote."""
+        """Note a divergence found in here, perhaps by this rank alone, for the next vote."""
         try:
             yield
         except DivergedError as error:
-            # Not the error: its traceback holds the model. The first one is the telling one.
+            # Not the error: its traceback holds the model. The first divergence is the cause.
             self._divergence = self._divergence or error.divergence
 
     def refuse_diverged(self) -> None:
-        """DivergedError if one was noted: a state past it may look good, but is not to be saved."""
+        """Raise DivergedError if one was noted: no state after it may be saved, however good."""
         if self._divergence is not None:
             raise DivergedError(self._divergence)
 
@@ -312,7 +312,7 @@ class _Consensus:
             raise InterruptedRunError(self.take_notice().cause)
 
     def stop_unless_time_for(self, work: Work) -> None:
-        """As `stop_if_due`, but continue if `work`, which commits by itself, still fits."""
+        """Like `stop_if_due`, but continue if `work`, which commits by itself, still fits."""
         self.begin_vote()
         if self.end_vote().is_noticed:
             seconds = self._supervisor.long_work.measured_seconds(work)
@@ -323,7 +323,7 @@ class _Consensus:
         return all(self._world.gather(is_in_favor))
 
     def take_notice(self) -> Notice:
-        """The notice, for the main thread to answer in place of the last resort.
+        """Return the notice, for the main thread to answer in place of the last resort.
 
         The first call writes the event.
         """
@@ -367,7 +367,7 @@ class AttemptContext:
 
     @property
     def lease(self) -> Lease:
-        """The right of rank 0 to write the run's state."""
+        """Rank 0's right to write the run's state."""
         assert self.own_lease is not None, "only rank 0 holds the lease"
         return self.own_lease
 
@@ -377,7 +377,7 @@ class AttemptContext:
         return self.lease.head.generation
 
     def meter_text(self) -> str:
-        """GPU memory if there is a GPU, dollars if there is a price; starts with a comma."""
+        """Format GPU memory if there is a GPU, dollars if there is a price, after a comma."""
         parts = []
         if torch.cuda.is_available():
             parts.append(f"GPU memory peak {torch.cuda.max_memory_allocated() / 2**30:.2f} GiB")

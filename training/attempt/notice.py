@@ -1,6 +1,6 @@
 """Notices, shutdowns and rebalance recommendations, and what is done in a notice's extra time.
 
-Python's own signal handlers wait for the main thread (7 s late was measured during one long call
+Python's own signal handlers wait for the main thread (for 7 s, as measured during one long call
 into torch), so the handlers here do nothing and `signal.set_wakeup_fd` wakes a thread. Imports no
 torch.
 """
@@ -57,7 +57,7 @@ class Notice:
 
     @property
     def save_by(self) -> float:
-        """When each save must be over: what is left then belongs to the end of the process."""
+        """When each save must be over: the time after that is for ending the process."""
         return self.deadline - save_reserve(self.seconds)
 
     @property
@@ -66,7 +66,7 @@ class Notice:
         return self.deadline - exit_reserve(self.seconds)
 
     def last_save_at(self, save_seconds: float, work_seconds: float = 0.0) -> float:
-        """When work and the last save after it must begin, to be safely over in time."""
+        """Return when work and the last save after it must begin, to be over safely in time."""
         return self.deadline - last_save_needs(
             work_seconds=work_seconds, save_seconds=save_seconds, notice_seconds=self.seconds
         )
@@ -113,8 +113,8 @@ class Interruption:
     def tell(self, cause: _Cause) -> None:
         """Record a notice or shutdown; the first sets the deadline, a later one may shorten it.
 
-        A named time that has passed counts as none: this machine runs, so a clock or the file is
-        wrong, and the budget is the best guess.
+        A named time in the past is ignored: this machine runs, so a clock or the file is wrong, and
+        the budget is the best guess.
         """
         if cause == "shutdown":
             self.is_shutting_down = True
@@ -150,7 +150,7 @@ class Interruption:
         return self._noticed.wait(seconds)
 
     def take_rebalance(self) -> bool:
-        """Whether a rebalance was recommended since the last call."""
+        """Return whether a rebalance was recommended since the last call."""
         if self._rebalance.is_set():
             self._rebalance.clear()
             return True
@@ -173,7 +173,7 @@ def _do_nothing(number: int, frame: FrameType | None) -> None:
 
 
 def _seconds_in(notice_file: Path | None) -> float | None:
-    """Seconds until the time in the notice file; None if it has none."""
+    """Return the seconds until the time in the notice file; None if it has none."""
     if notice_file is None:
         return None
     try:
@@ -192,17 +192,17 @@ _CANDIDATE_POLL_SECONDS = 2.0
 
 
 class Saves:
-    """What can be saved at a boundary in a notice; all ranks call each method.
+    """What can be saved at a boundary during a notice; all ranks call each method.
 
-    Here nothing, for work that publishes by itself, such as shards.
+    This class saves nothing, for work that publishes by itself, such as shards.
     """
 
     def begin(self) -> tuple[float, float]:
-        """At the first boundary: seconds that a save now, and a last one later, will take."""
+        """At the first boundary, return the seconds that a save now and a last one later take."""
         return 0.0, 0.0
 
     def commit(self, notice: Notice) -> float | None:
-        """Save and keep the lease; seconds that the last save will take, None: there is none."""
+        """Save, keep the lease; return the seconds of a last save, or None if none can follow."""
         return 0.0
 
     def end(self, notice: Notice) -> None:
@@ -216,24 +216,24 @@ class _Ranks(Protocol):
         """Whether every rank is in favor."""
 
     def take_notice(self) -> Notice:
-        """The notice, for the main thread to answer in place of the last resort."""
+        """Return the notice, for the main thread to answer in place of the last resort."""
 
     def leave_to_last_resort(self, notice: Notice) -> None:
         """Have the last resort watch again: the main thread goes on with its work."""
 
 
 class ExtraTime:
-    """Whether training continues after a notice's first commit, which makes the state safe.
+    """Decides if training continues after a notice's first commit, which makes the state safe.
 
-    It does until a last save, at the cost of the first, would only just end before the machine
-    does. Each rank has its own, and they agree before they act.
+    It does until a last save, as costly as the first, would only just end before the machine does.
+    Each rank has its own, and they agree before they act.
     """
 
     def __init__(self, interruption: Interruption, policy: Policy) -> None:
         self._interruption = interruption
         self._policy = policy
         self._save_seconds: float | None = None
-        # Leaves the arithmetic to rank 0: this rank saves nothing, and may have no notice.
+        # Leave the arithmetic to rank 0: this rank saves nothing, and may have no notice.
         self.follows = False
         # On rank 0, whose extra time ends early if a candidate waits for the lease.
         self.held: tuple[Store, Lease] | None = None
@@ -253,16 +253,16 @@ class ExtraTime:
         return self._save_seconds is None or not self.would_allow(0.0, self._save_seconds)
 
     def close(self) -> None:
-        """The attempt ends."""
+        """Stop, because the attempt ends."""
         self._ended.set()
 
     def watch_candidates(self) -> None:
-        """On rank 0: have `is_lease_wanted` say, from here on, whether a candidate waits."""
+        """On rank 0, have `is_lease_wanted` say from now on whether a candidate is waiting."""
         threading.Thread(target=self._watch, name="candidates", daemon=True).start()
 
     def answer(self, ranks: _Ranks, work_seconds: float | None, saves: Saves) -> None:
-        """At a boundary in a notice: save what is due; InterruptedRunError, on all ranks alike,
-        unless the next work (None: of unknown duration) and the last save after it still fit.
+        """At a boundary during a notice, save what is due; InterruptedRunError on every rank unless
+        the next work (None: of unknown duration) and the last save after it still fit.
         """
         if self._save_seconds is not None:
             if ranks.all_agree(self.would_allow(work_seconds, self._save_seconds)):

@@ -1,13 +1,13 @@
 """The other ranks of an attempt: those of this machine, started from its first, and other hosts.
 
-Not torchrun: signals must reach the process that saves, torchrun turns exit code 75 into 1, and it
-kills a rank 0 that is still uploading 30 s after the first other rank has exited. If torchrun is
-used anyway, its variables are honoured.
+Does not use torchrun: signals must reach the process that saves, torchrun turns exit code 75 into
+1, and it kills a rank 0 that is still uploading 30 s after the first other rank has exited. If
+torchrun is used anyway, its variables are honoured.
 
-The first host leads: it listens, the others connect and say what they are about to train. These
-connections stay open during the attempt and carry one byte, at an orderly end: that one breaks is
-the news, unless that host has finished. The kernel probes them, so that no long call into C++ looks
-like a lost host; a host that hangs is found by rank 0's watchdog. Imports no torch.
+The first host leads: it listens, and the others connect and say what they are about to train. These
+connections stay open during the attempt and carry one byte, at an orderly end; one that breaks
+means a lost host, unless that host has finished. The kernel probes them, so that no long call into
+C++ looks like a lost host; rank 0's watchdog finds a host that hangs. Imports no torch.
 """
 
 import contextlib
@@ -31,15 +31,15 @@ from training.errors import AttemptEndedError, UserError
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 # How long another rank may take to notice that rank 0 has exited, before it is killed.
 _EXIT_SECONDS = 5.0
-# Beside 7777, which SageMaker's own toolkit takes for torch.
+# Next to 7777, which SageMaker's own toolkit uses for torch.
 PORT = 7778
 _POLL_SECONDS = 0.2
 _HELLO_SECONDS = 5.0
-# A machine that is gone, or cut off, answers no probe: it is lost 7 s after its last word.
+# A machine that is gone, or cut off, answers no probe: it is lost 7 s after its last answer.
 _PROBE_AFTER_SECONDS, _PROBE_EVERY_SECONDS, _MOST_PROBES = 2, 1, 5
 # How long a host may take to end by itself after another one has ended in order.
 _GRACE_SECONDS = 5.0
-LATE = "did not come within"  # what an attempt says that waited for hosts in vain
+LATE = "did not come within"  # in the message of an attempt that waited for hosts in vain
 _LEFT, _FINISHED = b"l", b"f"
 _MOST_LINE_BYTES = 65536
 
@@ -52,7 +52,7 @@ class RankProcess(Protocol):
         """The pipe whose closing tells the rank that its machine's first one has exited."""
 
     def wait(self, timeout: float | None = None) -> int:
-        """The exit code; subprocess.TimeoutExpired after `timeout` seconds. For any thread."""
+        """Return the exit code; TimeoutExpired after `timeout` seconds. For any thread."""
 
     def send_signal(self, sig: int) -> None:
         """Send a signal; no-op once the process has exited."""
@@ -119,17 +119,17 @@ class OtherRanks:
 
 
 def end_with_rank_0() -> None:
-    """In a rank started by rank 0: exit when rank 0 does, even during a call that hangs.
+    """In a rank started by rank 0, exit when rank 0 does, even during a call that hangs.
 
     A process that is stopped, or hangs with the interpreter's lock, runs no thread to see the pipe
-    close; Linux kills it, when the thread that started it, rank 0's main one, has ended.
+    close; Linux kills it when the thread that started it, rank 0's main one, has ended.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
     def wait() -> None:
-        # Not sys.stdin.buffer: a thread that reads from it holds its lock, and Python aborts where
-        # it cannot take that lock to close the stream at its end.
+        # Not sys.stdin.buffer: a thread that reads from it holds its lock, and Python aborts if it
+        # cannot take that lock to close the stream at exit.
         while os.read(sys.stdin.fileno(), 1):
             pass
         os._exit(1)  # nothing reads this exit code
@@ -147,7 +147,7 @@ def _variables(rank: int, local: int, num_ranks: int, rendezvous: str) -> Mappin
     }
 
 
-# Hears why a host is lost, and ends the attempt unless it ends by itself within these seconds.
+# Is told why a host is lost, and ends the attempt unless it ends by itself within these seconds.
 _Tell: TypeAlias = Callable[[str, float], None]
 
 
@@ -158,25 +158,25 @@ class Hosts:
     names: tuple[str, ...]
     own: str
     port: int = PORT  # on the first one
-    # As long as that toolkit waits until all names are known: other machines may still be starting.
+    # As long as SageMaker's toolkit waits for all names: other machines may still be starting.
     meeting_seconds: float = 15 * 60.0
 
     @property
     def number(self) -> int:
-        """This host's, from 0."""
+        """This host's number, from 0."""
         return self.names.index(self.own)
 
 
 def parse_hosts(text: str) -> Hosts | None:
-    """Parse OWN@FIRST:PORT,SECOND,...; None where one machine trains alone."""
+    """Parse OWN@FIRST:PORT,SECOND,...; None if one machine trains alone."""
     own, _, rest = text.partition("@")
     first, *others = rest.split(",")
     first, _, port = first.partition(":")
     names = (first, *others)
     if own not in names or len(set(names)) < len(names) or not (port or "1").isdecimal():
         raise UserError(
-            f"{text!r} names no hosts; give this machine's name and then all, each once, as in "
-            "b@a,b"
+            f"{text!r} is not a list of hosts; pass this machine's name and then all, each once, "
+            "as in b@a,b"
         )
     return Hosts(names=names, own=own, port=int(port or PORT)) if others else None
 
@@ -187,8 +187,8 @@ class _Meeting:
     def __init__(
         self, address: str, connections: Mapping[str, socket.socket], said: str = ""
     ) -> None:
-        self.address = address  # where the ranks meet, as torch.distributed has it
-        self.said = said  # the first host's word to all
+        self.address = address  # where the ranks meet, in torch.distributed's form
+        self.said = said  # the first host's message to all
         self._connections = connections
         self._is_over = False
 
@@ -225,9 +225,9 @@ class _Meeting:
 def meet(
     hosts: Hosts, facts: Mapping[str, Any], waiting: Callable[[], None], said: str = ""
 ) -> _Meeting:
-    """Wait for all hosts, calling `waiting` meanwhile; UserError where their facts differ.
+    """Wait for all hosts, calling `waiting` all the while; UserError if their facts differ.
 
-    What the first host says, all have in `_Meeting.said`.
+    What the first host says is in `_Meeting.said` on all of them.
     """
     end = time.monotonic() + hosts.meeting_seconds
     if hosts.number:
@@ -235,7 +235,7 @@ def meet(
     found: dict[str, socket.socket] = {}
     try:
         _gather(hosts, facts, waiting, end, found)
-        # Free a moment ago: the port of the meeting may still be in use by an earlier attempt.
+        # A free port: that of the meeting may still be in use by an earlier attempt.
         with socket.create_server(("", 0)) as free:
             address = f"tcp://{hosts.own}:{free.getsockname()[1]}"
         for connection in found.values():
@@ -254,7 +254,7 @@ def _gather(
     end: float,
     found: dict[str, socket.socket],
 ) -> None:
-    """Accept every other host into `found`; one that comes again had been started again."""
+    """Accept every other host into `found`; one that connects again was restarted."""
     with socket.create_server(("", hosts.port)) as server:
         server.settimeout(_POLL_SECONDS)
         while missing := [name for name in hosts.names[1:] if name not in found]:
@@ -270,7 +270,7 @@ def _gather(
                 said = _hear(connection)
                 name, theirs = str(said["host"]), said["facts"]
             except (OSError, ValueError, KeyError, TypeError):
-                connection.close()  # no host of ours
+                connection.close()  # not one of our hosts
                 continue
             if name in found:
                 found[name].close()
@@ -323,7 +323,7 @@ def _late(hosts: Hosts, missing: list[str]) -> AttemptEndedError:
 
 
 def _probe(connection: socket.socket) -> None:
-    """Let the kernel find out whether the other machine is there (Linux's names)."""
+    """Have the kernel check that the other machine is there (with Linux's option names)."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in (
         ("TCP_KEEPIDLE", _PROBE_AFTER_SECONDS),
@@ -339,7 +339,7 @@ def _say(connection: socket.socket, record: Mapping[str, Any]) -> None:
 
 
 def _hear(connection: socket.socket) -> dict[str, Any]:
-    """One line; not a byte more, which would be lost to the next reader."""
+    """Read one line and not a byte more, which would be lost to the next reader."""
     connection.settimeout(_HELLO_SECONDS)
     line = b""
     while not line.endswith(b"\n"):

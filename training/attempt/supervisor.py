@@ -1,8 +1,8 @@
 """Everything that may stop an attempt: notices, hangs, lost ranks; and the work that may be long.
 
 A long call into C++ (a compilation, a first step, a collective that hangs) lets no Python handler
-run; at the last moment of a notice the staged copy is committed and the process exits 75, and at a
-hang it exits 1, without waiting for that call. Imports no torch.
+run. At the last moment of a notice the staged copy is committed and the process exits with 75, and
+after a hang it exits with 1, without waiting for that call. Imports no torch.
 """
 
 import contextlib
@@ -117,7 +117,7 @@ def notify(address: str | None, message: str) -> None:
 
 Work: TypeAlias = Literal["step", "first step", "compilation", "evaluation", "shard", "model"]
 
-# Assumed before anything was measured in this process. A ResNet-18 took 33 s to compile on 2 cores;
+# Assumed until measured in this process. A ResNet-18 took 33 s to compile on 2 cores;
 # the end of an evaluation (COCO's matching, pictures) depends on the workload.
 _UNMEASURED_SECONDS: dict[Work, float] = {
     "step": 0.0,
@@ -185,7 +185,7 @@ class _StagedCopy(Protocol):
 
 
 class _LastResort:
-    """Watches one attempt. The first of it and the main thread to end the attempt does so alone."""
+    """Watches one attempt. Whichever of it and the main thread ends it first does so alone."""
 
     def __init__(self, interruption: Interruption) -> None:
         self._interruption = interruption
@@ -203,7 +203,7 @@ class _LastResort:
             self._main_ends.set()
 
     def watch_again(self, notice: Notice) -> None:
-        """Watch the main thread again, which trains on after a notice."""
+        """Watch the main thread again, which goes on training after a notice."""
         with self._lock:
             self._main_ends.clear()
         self._watch(notice)
@@ -216,7 +216,7 @@ class _LastResort:
         with self._lock:
             if self._main_ends.is_set():
                 return
-            # Not through logging: the main thread may hang with its lock.
+            # Not through logging: the main thread may hang while it holds its lock.
             print(f"[failed] {why}; this attempt ends, the last commit stays", file=sys.stderr)
             sys.stderr.flush()
             faulthandler.dump_traceback(file=_STDERR, all_threads=True)
@@ -296,7 +296,7 @@ class Supervisor:
     def take_lease(
         self, store: Store, run_id: str, writer: str, ttl_seconds: float
     ) -> Lease | Head:
-        """Take over the run and hold it, waiting for its holder; its head if it has ended."""
+        """Take over the run and hold it, after any holder; return its head if it has ended."""
 
         def waiting(holder: str) -> None:
             line = "[lease] held by %s; taking over if it shows no heartbeat for %g s"
@@ -320,9 +320,9 @@ class Supervisor:
             raise InterruptedRunError(notice.cause)
 
     def follow(self) -> None:
-        """In a rank above 0, which holds no lease: only end in time."""
+        """In a rank above 0, which holds no lease, only end in time."""
         self.last_resort.follows = self.extra_time.follows = True
-        # Rank 0 may be at work on its own for long, and its watchdog is for all.
+        # Rank 0 may work alone for a long time, and its watchdog covers all ranks.
         self.watchdog.close()
 
     def close(self) -> None:

@@ -27,22 +27,22 @@ def add_count(parser: argparse.ArgumentParser) -> None:
     )
     add("--batch", type=int, default=8, help="samples of a step, all GPUs together")
     add("--micro-batch", type=positive_int, help="samples at once on a GPU (default: all)")
-    add("--samples", type=positive_int, help="of an epoch (default: 1,000 steps)")
+    add("--samples", type=positive_int, help="samples of an epoch (default: those of 1,000 steps)")
     add("--epochs", type=int, default=1)
     add("--precision", choices=("float32", "bfloat16", "float16"), default="bfloat16")
-    add("--pure", action="store_true", help="bfloat16 of parameters and state, too")
+    add("--pure", action="store_true", help="parameters and state in bfloat16, too")
     add("--optimizer", choices=("adamw", "sgd", "adamw-8bit"), default="adamw")
     add(
         "--lora",
         type=positive_int,
         metavar="RANK",
-        help="train adapters alone; half precision freezes it",
+        help="train only adapters; the rest is frozen, in --precision",
     )
     add("--four-bit", action="store_true", help="with --lora: frozen matrices in 4 bits (QLoRA)")
-    add("--tokens", type=positive_int, help="of a sample, for transformers (default: 512)")
-    add("--attention", choices=("sdpa", "eager"), help="of transformers (default: fused)")
-    add("--recompute", action="store_true", help="of transformers: blocks again in backward")
-    add("--recipe", default="full", help="name of these settings in FILE")
+    add("--tokens", type=positive_int, help="tokens per sample, for transformers (default: 512)")
+    add("--attention", choices=("sdpa", "eager"), help="for transformers (default: fused)")
+    add("--recompute", action="store_true", help="for transformers: recompute blocks in backward")
+    add("--recipe", default="full", help="name of these settings in the file of --out")
     add("--out", type=Path, help="write the footprints to this file")
     parser.set_defaults(act=_count)
 
@@ -62,7 +62,7 @@ def _count(options: argparse.Namespace) -> int:
             global_batch=options.batch,
             micro_batch=micro_batch,
             eval_batch=micro_batch,
-            # Without autocast, what is in bfloat16 already is computed in it.
+            # Without autocast, what is already in bfloat16 is computed in it.
             precision="float32" if options.pure else options.precision,
         )
     except ValueError as error:
@@ -72,7 +72,7 @@ def _count(options: argparse.Namespace) -> int:
     make, counting = _maker(options)
     with counting:
         stage = ModelStage(options.target, make, settings, options.optimizer)
-        # Counting calls no more of a stage than this one has.
+        # Counting calls only those methods of a stage that this one has.
         rows = list(train_footprints(cast(Train, stage), SimpleNamespace(seed=0), samples, about))
     rows = [{**row, "stage": "model", "loss": stage.loss_is} for row in rows]
     for row in rows:
@@ -92,15 +92,15 @@ def _check(options: argparse.Namespace) -> None:
     if options.pure and options.precision != "bfloat16":
         raise UserError(f"--pure is bfloat16, not {options.precision}")
     if options.four_bit and not options.lora:
-        raise UserError("--four-bit freezes the model: give --lora RANK, too")
+        raise UserError("--four-bit freezes the model: add --lora RANK")
     if options.lora and options.pure:
-        raise UserError("--lora freezes the model in the precision already: leave out --pure")
+        raise UserError("--lora already freezes the model in that precision: leave out --pure")
 
 
 def _maker(
     options: argparse.Namespace,
 ) -> tuple[Callable[[int], tuple[Any, ...]], AbstractContextManager[None]]:
-    """What makes the model with a batch of a size, as it is trained, and how it is counted."""
+    """Return a function that makes model and batch for a batch size, and a context to count in."""
     import torch
 
     from training.preflight.borrowed import (

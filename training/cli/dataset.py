@@ -1,6 +1,6 @@
 """`python -m training data make | import | check | upload | sync`.
 
-The first two, which import torch, stand in make_dataset.py.
+The first two, which import torch, are in make_dataset.py.
 """
 
 import argparse
@@ -27,10 +27,10 @@ def add_data(parser: argparse.ArgumentParser) -> None:
     """Add the commands of `data`."""
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     add_make(commands.add_parser("make", help="make a workload's dataset in a new folder"))
-    add_import(commands.add_parser("import", help="make a workload's dataset of your own files"))
+    add_import(commands.add_parser("import", help="make a workload's dataset from your own files"))
     check = commands.add_parser("check", help="verify a folder against its manifest")
     check.description = (
-        "Verify a folder's files against its manifest. With --workload also check what is in them, "
+        "Verify a folder's files against its manifest. With --workload, also check their content, "
         "before or after an import: exit code 2 if training would break."
     )
     check.add_argument("folder", type=_folder)
@@ -39,8 +39,8 @@ def add_data(parser: argparse.ArgumentParser) -> None:
     check.set_defaults(act=_check)
     upload = commands.add_parser("upload", help="upload a folder, the manifest last")
     upload.description = (
-        "Upload a folder, the manifest last. A folder without a manifest is a program's: its "
-        "manifest is made of all files in it, and made again at each upload."
+        "Upload a folder, the manifest last. A folder without a manifest is taken as a program's: "
+        "its manifest lists all files in it, and is written again at each upload."
     )
     upload.add_argument("folder", type=_folder)
     upload.add_argument("--dataset-uri", required=True, help=URI)
@@ -55,7 +55,7 @@ def add_data(parser: argparse.ArgumentParser) -> None:
         help="how long to wait for a manifest; exit code 3 if none appears (default: %(default)s)",
     )
     sync.add_argument(
-        "--begun-file", type=Path, help="make this file once a trainer can open the folder"
+        "--begun-file", type=Path, help="create this file once a trainer can open the folder"
     )
     sync.add_argument("--run-uri", help="write events dataset-missing and dataset-synced there")
     add_writer(sync, "writer of these events")
@@ -70,7 +70,7 @@ def _check(options: argparse.Namespace) -> int:
     if options.workload:
         return _check_content(options.workload, options.folder, as_json=options.json)
     if options.json:
-        raise UserError("--json prints what was found in the files; give --workload as well")
+        raise UserError("--json prints what was found in the files; add --workload")
     dataset = open_dataset(options.folder, again=True)
     files = dataset.manifest["files"]
     size = sum(entry["bytes"] for entry in files) / 1e6
@@ -130,7 +130,7 @@ def _sync(options: argparse.Namespace) -> int:
 
 def _check_content(name: str, folder: Path, *, as_json: bool) -> int:
     """Print what the workload finds; UserError, exit code 2, if training would break."""
-    # Not above: they import torch, and a sync runs at boot.
+    # Not at the top: they import torch, and a sync runs at boot.
     from training.cli.make_dataset import show_next
     from training.registry import load_workload
     from training.workload import Workload, implements

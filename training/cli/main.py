@@ -17,7 +17,7 @@ _EXIT_CODES = """exit codes: 0 finished · 75 interrupted and saved · 76 lost t
 writer · 2 a mistake in what was asked for · 1 failed · 74 the store failed · 3 (data sync)
 no manifest came in time · 130 stopped by Ctrl-C"""
 
-# Command -> the file of this folder that adds its options, by the function add_<command>; its help.
+# Command -> the file of this folder whose add_<command> adds its options, and its help text.
 _COMMANDS = {
     "run": ("run", "train to the end, or resume where a run is"),
     "data": ("dataset", "make, check, upload and sync datasets"),
@@ -25,7 +25,7 @@ _COMMANDS = {
     "describe": ("measure", "what a workload is made of, as JSON"),
     "count": ("count", "what a step of any model needs, without a GPU or a workload"),
     "fail": ("run", "mark a run failed, whoever holds it"),
-    "reopen": ("reopen", "take back a failed run, or resume one from a chosen checkpoint"),
+    "reopen": ("reopen", "let a failed run continue, or resume one from a chosen checkpoint"),
     "export": ("weights", "weights of a run or checkpoint, as a safetensors file"),
     "evaluate": ("weights", "metrics of a run's weights on a split"),
     "predict": ("weights", "what a run's weights predict for each sample"),
@@ -53,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser(chosen: str) -> argparse.ArgumentParser:
-    """The parser of all commands, with the options of the one that was chosen."""
+    """Return the parser of all commands, with options only for the chosen one."""
     parser = argparse.ArgumentParser(
         prog="python -m training",
         description="Train a workload so that losing the machine loses nothing but time.",

@@ -1,7 +1,7 @@
-"""`python -m training data make | import`: a workload's dataset, drawn or of a user's own files.
+"""`python -m training data make | import`: a workload's dataset, generated or from your own files.
 
-An import into shards that was interrupted goes on with the same command. At its end, as of `data
-check`, it is said what follows for a run: overrides, the size and its dollars, the commands.
+The same command continues an interrupted import into shards. At its end, as after `data check`, it
+prints what follows for a run: overrides, the size and its dollars, the commands.
 """
 
 import argparse
@@ -52,22 +52,22 @@ def add_make(make: argparse.ArgumentParser) -> None:
 def add_import(bring: argparse.ArgumentParser) -> None:
     """Add the options of `data import`."""
     bring.description = (
-        "Make a workload's dataset of your own files: a folder, zip or tar archive with FILE or "
+        "Make a workload's dataset from your own files: a folder, zip or tar archive with FILE or "
         "CLASS/FILE, also below folders train, validation and test, a CSV with the columns file, "
         "class (or path, label) and, if wanted, split, or a single file; images also from "
-        "s3://bucket/prefix. Clips and images need classes, text needs none. An import of clips, "
-        "text or images that was interrupted goes on with the same command. A detector's "
-        "source is a folder in COCO's format (COCO, Roboflow, CVAT, Label Studio), or of YOLO, "
-        "Pascal VOC, LabelMe or KITTI."
+        "s3://bucket/prefix. Clips and images need classes, text needs none. The same command "
+        "continues an interrupted import of clips, text or images. A detector's source is a folder "
+        "in COCO's format (COCO, Roboflow, CVAT, Label Studio), or in that of YOLO, Pascal VOC, "
+        "LabelMe or KITTI."
     )
     what = "a folder, file, CSV file, zip or tar archive; s3://..."
     bring.add_argument("source", type=argument_type(parse_place), help=what)
     bring.add_argument("--workload", required=True)
     bring.add_argument("--out", type=Path, help="an empty or new folder")
-    bring.add_argument("--seed", type=int, default=0, help="decides the splits if you give none")
+    bring.add_argument("--seed", type=int, default=0, help="decides the splits if you specify none")
     bring.add_argument(
         "--dataset-uri",
-        help=f"also upload it to {URI}; of images without --out, as they are packed",
+        help=f"also upload it to {URI}; images without --out go there as they are packed",
     )
     _add_override(bring)
     bring.set_defaults(act=_import)
@@ -76,8 +76,8 @@ def add_import(bring: argparse.ArgumentParser) -> None:
 def _add_override(parser: argparse.ArgumentParser) -> None:
     add_override(
         parser,
-        "of clips: difficulty (make), sampling, lists, left_out_share; of text: tokenizer (a "
-        "file or folder), vocab_size, separator, held_out_of; of images: shorter_side, quality, "
+        "for clips: difficulty (make), sampling, lists, left_out_share; for text: tokenizer (a "
+        "file or folder), vocab_size, separator, held_out_of; for images: shorter_side, quality, "
         "left_out_share, validation_classes",
     )
 
@@ -108,7 +108,7 @@ def _import(options: argparse.Namespace) -> int:
         if implements(workload, Workload.pack_dataset):
             return _import_packed(options, workload.name, workload, Path(scratch))
         if options.out is None:
-            raise UserError(f"workload {workload.name!r} makes its dataset in a folder; give --out")
+            raise UserError(f"workload {workload.name!r} makes its dataset in a folder; add --out")
         _check_folder(options.out, workload.name)
         store = open_store(options.dataset_uri) if options.dataset_uri else None
         began = time.monotonic()
@@ -158,7 +158,7 @@ def _import_packed(
         except OSError as error:
             raise UserError(
                 f"{error.filename or output.where} cannot be written: {error.strerror or error}; "
-                "give the same command again once it can: what is finished stays"
+                "run the same command again once it can: finished parts stay"
             ) from error
         _print_made(made.files, began)
         splits = ", ".join(f"{split} {count:,}" for split, count in made.meta["splits"].items())
@@ -177,23 +177,23 @@ def _import_packed(
 
 
 def _output(options: argparse.Namespace, workload: str) -> Output:
-    """Where the dataset is made; UserError if it cannot be made there."""
+    """Return where to make the dataset; UserError if it cannot be made there."""
     if options.out is not None:
         _check_folder(options.out, workload)
         checked_folder(options.out)
         return FolderOutput(options.out.resolve())
     if not options.dataset_uri:
-        raise UserError("give --out for a folder, or --dataset-uri to pack straight into a store")
+        raise UserError("pass --out for a folder, or --dataset-uri to pack straight into a store")
     output = StoreOutput(uri=open_store(options.dataset_uri).uri)
     if (unfinished := output.read(UNFINISHED)) is not None:
         _check_unfinished(unfinished, output.where, workload)
     elif there := output.sizes():
-        raise UserError(f"{output.where} is not empty: it has {min(there)}; give a new prefix")
+        raise UserError(f"{output.where} is not empty: it has {min(there)}; use a new prefix")
     return output
 
 
 def _workload(options: argparse.Namespace) -> "Workload[Any]":
-    """The workload, with the options of its datasets."""
+    """Load the workload, with the options for its datasets."""
     from training.registry import load_workload, parse_overrides, with_overrides
 
     workload = load_workload(options.workload)
@@ -210,19 +210,19 @@ def _workload(options: argparse.Namespace) -> "Workload[Any]":
 
 
 def _check_folder(out: Path, workload: str) -> None:
-    """UserError unless the folder is new, or has this workload's unfinished dataset."""
+    """Raise UserError unless the folder is new or has this workload's unfinished dataset."""
     if out.exists() and not out.is_dir():
-        raise UserError(f"{out} is a file; give a new folder")
+        raise UserError(f"{out} is a file; use a new folder")
     if (out / UNFINISHED).is_file():
         _check_unfinished((out / UNFINISHED).read_bytes(), str(out), workload)
     elif out.exists() and any(path.name != f"{UNFINISHED}.part" for path in out.iterdir()):
-        raise UserError(f"{out} is not empty; give a new folder")
+        raise UserError(f"{out} is not empty; use a new folder")
 
 
 def _check_unfinished(record: bytes, where: str, workload: str) -> None:
-    """UserError unless an import of this workload was interrupted there."""
+    """Raise UserError unless an import of this workload was interrupted there."""
     if json.loads(record).get("workload") != workload:
-        raise UserError(f"{where} has an unfinished dataset of another workload; give a new folder")
+        raise UserError(f"{where} has an unfinished dataset of another workload; use a new folder")
     print(f"[ok] resuming the unfinished dataset in {where}")
 
 
@@ -268,7 +268,7 @@ def show_next(
     for recipe in dict.fromkeys((small, large)):
         found = fitted(workload, recipe, {}, meta)
         named = " ".join(f"{name}={text}" for name, text in found.items())
-        print(f"[data] recipe {recipe}, with what the dataset decides: {named or 'nothing else'}")
+        print(f"[data] recipe {recipe}, overrides from the dataset: {named or 'none'}")
         stages = workload.stages(resolve_config(workload, recipe, found))
         if wrong := dataset_refusals(stages, meta):
             print(f"[warning] recipe {recipe} would be refused: {'; also: '.join(wrong)}")
@@ -290,9 +290,9 @@ def show_next(
 
 
 def _advised(workload: str, recipe: str, manifest: Mapping[str, Any]) -> tuple[str, str]:
-    """The size that sizing takes for it, as context, and its figures; "" where it is unknown.
+    """Return the size that sizing picks, as CDK context, and its figures; "" if unknown.
 
-    Another process: the trainer stands alone, and on a machine sizing is not there.
+    In another process, as the trainer stands alone and instances do not have sizing.
     """
     with tempfile.TemporaryDirectory(prefix="advise-") as folder:
         path = Path(folder, "manifest.json")
@@ -319,14 +319,14 @@ def _whole_folder(path: Path) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        left = "the same command goes on with what was made of it"
+        left = "the same command continues from what was made"
         if not (path / UNFINISHED).exists():
             shutil.rmtree(path, ignore_errors=True)
-            left = "what was made of it is deleted again"
-        # Some libraries, such as safetensors, have an error of their own with the system's text.
+            left = "what was made has been deleted"
+        # Some libraries, such as safetensors, raise their own error with the system's text.
         if full := re.search("No space left on device|File too large|quota exceeded", str(error)):
             raise MachineError(
-                f"{path} cannot be written: {full[0]}; {left}: make room, or give a folder on "
+                f"{path} cannot be written: {full[0]}; {left}: make room, or pass a folder on "
                 "another disk with --out"
             ) from error
         raise

@@ -1,7 +1,7 @@
 """`python -m training measure | describe`: what each stage needs, and what a workload is made of.
 
 Writes sizing/footprints.json, which `sizing` reads: {"format", "torch", "command", "footprints"}.
-docs/sizing.md explains each key of a footprint; a stage has one for each of some micro-batches.
+docs/sizing.md explains each key of a footprint; a stage has one for each micro-batch counted.
 `describe` is how cdk synth and a rehearsal see workloads, which they do not import.
 """
 
@@ -23,14 +23,14 @@ from training.settings import changed
 
 _DEFAULT_OUT = Path("sizing/footprints.json")
 _COMMAND = "python -m training measure"
-# Around the recipe's micro-batch, so that sizing can interpolate and predict for other ones.
+# Around the recipe's micro-batch, so that sizing can interpolate and predict others.
 _FACTORS = (0.5, 1, 2, 4)
-# What a step's time follows from, besides the bytes that it keeps.
+# Figures that determine a step's time, besides the bytes that it keeps.
 _WORK = (
     *("kernels", "flops_per_sample"),
     *("convolution_share", "grouped_share", "channels_last_share"),
 )
-# What a test holds the recipe to, and no plan needs at other micro-batches.
+# Figures that a test checks for the recipe, and that no plan needs at other micro-batches.
 _OF_RECIPE = ("moved_bytes", "optimizer_kernels", "optimizer_moved_bytes")
 
 
@@ -38,7 +38,7 @@ def add_measure(parser: argparse.ArgumentParser) -> None:
     """Add the options of `measure`."""
     parser.add_argument("--workload", help="default: every known workload")
     parser.add_argument("--recipe", help="default: every recipe of the workload")
-    add_override(parser, "measure a changed recipe: printed, and kept only in another --out")
+    add_override(parser, "measure a changed recipe: printed, and written only to another --out")
     parser.add_argument(
         "--out", type=Path, default=_DEFAULT_OUT, help="the file to write (default: %(default)s)"
     )
@@ -80,9 +80,9 @@ def _measured(
 
 
 def _at_size(workload: Any, config: Any, stage: Any, size: int) -> Any | None:
-    """The stage as `--override micro_batch=size` has it; None if it cannot be trained so.
+    """Return the stage as with `--override micro_batch=size`; None if it cannot be trained so.
 
-    One that steps in backward may not while it accumulates: then its gradients stay.
+    One that steps in backward cannot while it accumulates, as its gradients then stay.
     """
     settings = stage.settings
     if not settings.optimizer_in_backward or size >= settings.global_batch:
@@ -127,7 +127,7 @@ def train_footprints(
 ) -> Iterator[dict[str, Any]]:
     """Yield a Train stage's footprints, around its own micro-batch.
 
-    `at_size` gives the stage with another micro-batch, if that changes more than the batch.
+    `at_size` returns the stage with another micro-batch, if that changes more than the batch.
     """
     from training.preflight.footprint import measure_evaluation, measure_step
 
@@ -167,7 +167,7 @@ def train_footprints(
 
 
 def _phases(stage: Any) -> dict[str, Any]:
-    """The epochs by the work of a sample, if it changes; as shares of what is counted."""
+    """Return the epochs by work per sample, if that changes, as shares of what is counted."""
     from training.workload import Train, implements
 
     num_epochs: int | None = stage.settings.epochs
@@ -182,7 +182,7 @@ def _phases(stage: Any) -> dict[str, Any]:
 
 
 def _usual(stage: Any, config: Any, size: int) -> dict[str, int | float]:
-    """What a stage with batches of several shapes takes on average: its work, and its memory."""
+    """Return the average work and memory of a stage whose batches have several shapes."""
     from training.preflight.footprint import measure_step
 
     usual = stage.usual(size)
@@ -247,14 +247,14 @@ def check_out(path: Path) -> None:
     """Check, before anything is measured, that footprints can be written to a file."""
     if not path.parent.is_dir():
         raise UserError(
-            f"the folder {path.parent} does not exist; create it, or give another --out"
+            f"the folder {path.parent} does not exist; create it, or pass another --out"
         )
     checked_file(path)
     _read(path)
 
 
 def _read(path: Path) -> Mapping[str, Any]:
-    """What the file has, which may not be there; UserError for a file of something else."""
+    """Read the file, which may not exist; UserError if it holds something else."""
     if not path.exists():
         return {"footprints": []}
     try:
@@ -263,14 +263,14 @@ def _read(path: Path) -> Mapping[str, Any]:
         return found
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise UserError(
-            f"{path} is no file of footprints ({error!r}); give another --out"
+            f"{path} is not a file of footprints ({error!r}); pass another --out"
         ) from error
 
 
 def write_footprints(
     path: Path, footprints: Sequence[Mapping[str, Any]], *, command: str = _COMMAND
 ) -> None:
-    """Write the file; recipes that were not measured now keep their footprints in it."""
+    """Write the file; recipes that were not measured this time keep their footprints in it."""
     import torch
 
     version = torch.__version__.partition("+")[0]
@@ -289,7 +289,7 @@ def write_footprints(
 
 
 def _difference(path: Path, footprints: Sequence[Mapping[str, Any]]) -> str | None:
-    """The first difference to the file, with the command that fixes it; None if there is none."""
+    """Return the first difference from the file, with the command that fixes it, if any."""
     if not path.exists():
         return f"{path} does not exist; write it with: {_COMMAND}"
     there = {_key(row): row for row in _read(path)["footprints"]}
@@ -309,7 +309,7 @@ def _key(row: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def _columns(row: Mapping[str, Any]) -> dict[str, Any]:
-    """What people read of a footprint."""
+    """Return the columns of a footprint that people read."""
     mark = "*" if row["micro_batch"] == row["recipe_micro_batch"] else ""
     return {
         **{name: row[name] for name in ("workload", "recipe", "stage")},
@@ -328,9 +328,9 @@ def add_describe(parser: argparse.ArgumentParser) -> None:
     add("workload", metavar="NAME", help="a known name, or your own as package.module:NAME")
     add("--recipe", help="default: the first")
     add_override(parser, "as for `run`")
-    add("--source", type=Path, metavar="FOLDER", help="the folder of your own's module")
-    add("--manifest", type=Path, metavar="FILE", help="of the dataset: refuse what does not fit it")
-    add("--measure", action="store_true", help="with its footprints, as `measure` counts them")
+    add("--source", type=Path, metavar="FOLDER", help="the folder of your own module")
+    add("--manifest", type=Path, metavar="FILE", help="the dataset's: refuse what does not fit it")
+    add("--measure", action="store_true", help="include its footprints, as `measure` counts them")
     parser.set_defaults(act=_describe)
 
 
@@ -377,7 +377,7 @@ def _meta(manifest: Path) -> Mapping[str, Any]:
 
 
 def _length(stage: Any, num_samples: int | None) -> int | None:
-    """A stage's shards, or its steps over that many samples; None if it takes others to tell."""
+    """Return a stage's shards, or its steps over that many samples; None if that is not enough."""
     from training.workload import Train
 
     if not isinstance(stage, Train):
@@ -390,7 +390,7 @@ def _length(stage: Any, num_samples: int | None) -> int | None:
 def _footprints(
     workload: str, recipe: str, overrides: Mapping[str, str]
 ) -> tuple[list[dict[str, Any]], str]:
-    """The footprints of all stages; without them, why it cannot be measured."""
+    """Return the footprints of all stages, or else why they cannot be measured."""
     try:
         return list(_measured(workload, recipe, overrides)), ""
     except UserError as error:

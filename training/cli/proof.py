@@ -20,17 +20,17 @@ _PROOF = "training.proof"
 def add_check(parser: argparse.ArgumentParser) -> None:
     """Add the options of `check`."""
     parser.description = (
-        "Say what is wrong with a workload's protocol; then run it small, once more, and "
-        "interrupted at the first step, in epochs, in evaluations and between stages, each "
-        "attempt in a process of its own, and compare. Exit code 1: it does not resume exactly. "
-        "A --program is run twice to its end and once with kills, and the three are compared."
+        "Report what is wrong with a workload's protocol; then run a small version twice without "
+        "interruptions and once interrupted at the first step, in epochs, in evaluations and "
+        "between stages, each attempt in its own process, and compare. Exit code 1: it does not "
+        "resume exactly. A --program runs twice to its end and once with kills, compared likewise."
     )
     add = parser.add_argument
     add(
         "name",
         nargs="?",
         metavar="NAME",
-        help="a known workload, or your own as package.module:NAME; or give --program",
+        help="a known workload, or your own as package.module:NAME; or pass --program",
     )
     add("--recipe", help="default: the first")
     add_override(parser, "as for `run`")
@@ -39,7 +39,7 @@ def add_check(parser: argparse.ArgumentParser) -> None:
     add(
         "--steps",
         type=positive_int,
-        help="at least this many in each Train stage, with kills (default: two epochs of four)",
+        help="at least this many steps per Train stage, with kills (default: two epochs of four)",
     )
     add("--checkpoint-interval", default="1epochs", help="as for `run` (default: %(default)s)")
     add("--num-processes", type=positive_int, default=1, help="ranks (default: 1)")
@@ -48,7 +48,7 @@ def add_check(parser: argparse.ArgumentParser) -> None:
         "--kills",
         type=positive_int,
         default=2,
-        help="of a program: how often to kill it on its way (default: %(default)s)",
+        help="of a program: how often to kill it before its end (default: %(default)s)",
     )
     run_program.add(parser)
     parser.set_defaults(act=_check)
@@ -102,12 +102,12 @@ def _check(options: argparse.Namespace) -> int:
     if run_program.is_program(options):
         return _command("check", "program", "check_program")(options)
     if options.name is None:
-        raise UserError("nothing to check: name a workload, or give --program and --source")
+        raise UserError("nothing to check: name a workload, or pass --program and --source")
     return _command("check")(options)
 
 
 def _command(name: str, file: str = "command", function: str = "") -> Callable[[Any], int]:
-    # Read when numpy is imported; its thread would be one too many for a process that forks.
+    # numpy reads these when imported; its thread would be one too many for a process that forks.
     os.environ.update(OPENBLAS_NUM_THREADS="1", OMP_NUM_THREADS="1", MKL_NUM_THREADS="1")
     # torch then counts GPUs without CUDA, which a fork of the process that called it cannot use.
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")

@@ -1,4 +1,4 @@
-"""`python -m training reopen`: take a failed run back, or resume one from a chosen checkpoint.
+"""`python -m training reopen`: let a failed run continue, or resume one from a chosen checkpoint.
 
 Refuses a finished run, and one whose writer shows a heartbeat. Imports no torch, unless the config
 changes.
@@ -59,7 +59,7 @@ def _reopen_run(
     """Release the run; with `step`, checkpoints after that one leave the head in the same write.
 
     `from_scratch` leaves all of them behind, and deletes none yet. A holder counts as gone once its
-    head has stood still for one TTL; `waiting(writer)` is called before that is awaited.
+    head has not changed for one TTL; `waiting(writer)` is called before that wait.
     """
     while True:
         etag, head = _without_a_writer(store, ttl_seconds, waiting)
@@ -77,7 +77,7 @@ def _reopen_run(
         try:
             write_head(store, released, etag)
         except PreconditionFailedError:
-            continue  # somebody else wrote in between: look again
+            continue  # another writer came first: look again
         return _Reopened(before=head, after=released)
 
 
@@ -108,7 +108,7 @@ def _without_a_writer(
 
 
 def _up_to(head: Head, step: int, uri: str) -> tuple[CheckpointEntry, ...]:
-    """The checkpoints up to the newest of that step."""
+    """Return the checkpoints up to the newest of that step."""
     places = [place for place, entry in enumerate(head.checkpoints) if entry.step == step]
     if not places:
         there = ", ".join(str(known) for known in dict.fromkeys(e.step for e in head.checkpoints))
@@ -125,13 +125,13 @@ def _up_to(head: Head, step: int, uri: str) -> tuple[CheckpointEntry, ...]:
 def add_reopen(parser: argparse.ArgumentParser) -> None:
     """Add the options of `reopen`."""
     parser.description = (
-        "Take a failed run back: the next `run` with the same options resumes it. With "
+        "Let a failed run continue: the next `run` with the same options resumes it. With "
         "--from-checkpoint it resumes from that checkpoint; later ones leave the head at once, and "
         "the next attempt deletes their files. With --from-scratch it begins at step 0, and the "
-        "checkpoints stay until it has more of its own than are kept. That choice belongs to this "
-        "command and not to `run`: a replacement machine runs the same `run` again, and would go "
-        "back again. A finished run, and one whose writer is alive, are refused. A failed run that "
-        "has no checkpoint may change its config by --override: it need not be begun again."
+        "old checkpoints stay until it has more new ones than are kept. This choice is not an "
+        "option of `run`, because a replacement machine repeats the same `run` and would go back "
+        "again. A finished run, and one whose writer is alive, are refused. A failed run that has "
+        "no checkpoint may change its config by --override instead of starting over."
     )
     add = parser.add_argument
     add("--run-uri", required=True, help=RUN_URI)
@@ -140,7 +140,7 @@ def add_reopen(parser: argparse.ArgumentParser) -> None:
         "--from-checkpoint", type=count, metavar="STEP", help="resume from this step's checkpoint"
     )
     start.add_argument("--from-scratch", action="store_true", help="resume from no checkpoint")
-    add_override(parser, "what is to be different; give it to the next `run`, too, or to the stack")
+    add_override(parser, "what to change; pass it to the next `run`, too, or to the stack")
     add("--reason", default="", metavar="TEXT", help="why, for the run's events")
     add_writer(parser, "who says so, for the run's events")
     add(
@@ -176,7 +176,7 @@ def _reopen(options: argparse.Namespace) -> int:
         "dropped": done.dropped,
         **({"overrides": overrides} if overrides else {}),
     }
-    store.delete([RECEIPT])  # of the failure: the run goes on
+    store.delete([RECEIPT])  # it is for the failure, and the run goes on
     Events(store, options.writer).emit(
         "reopened", "ok", reason=options.reason, failed_because=done.before.reason, **about
     )
@@ -190,9 +190,9 @@ def _reopen(options: argparse.Namespace) -> int:
 
 
 def _change_config(store: Store, pairs: Sequence[str]) -> str:
-    """Give a failed run without a checkpoint other overrides; returns all that it has.
+    """Change the overrides of a failed run without a checkpoint; return all of them.
 
-    Nobody trains it meanwhile: it is failed until it is reopened.
+    Nobody can train it at this time: it stays failed until it is reopened.
     """
     from training.engine.job import ResolvedWorkload, checked_stages
     from training.registry import load_workload, parse_overrides, resolve_config
@@ -202,7 +202,7 @@ def _change_config(store: Store, pairs: Sequence[str]) -> str:
     if head is None or record is None or head.state != "failed" or head.checkpoints:
         what = "has no config yet" if head is None or record is None else f"is {head.state}"
         if head is not None and head.checkpoints:
-            what = f"has {len(head.checkpoints)} checkpoints of its config"
+            what = f"has {len(head.checkpoints)} checkpoints with its config"
         raise UserError(
             f"{store.uri} {what}; only a failed run without a checkpoint can change its config: "
             "leave --override out, or start a new run"
@@ -226,7 +226,7 @@ def _change_config(store: Store, pairs: Sequence[str]) -> str:
             "deterministic": config.deterministic,
         },
     )
-    store.delete([ADAPTATION])  # of another config
+    store.delete([ADAPTATION])  # it is for another config
     store.put(CONFIG, new.to_bytes())
     return " ".join(f"{name}={text}" for name, text in sorted(overrides.items()))
 

@@ -16,8 +16,8 @@ def add_report(parser: argparse.ArgumentParser) -> None:
     """Add the options of `report`."""
     parser.description = (
         "Write a run's report.html: loss curves, evaluations, attempts, cost of interruptions. "
-        "Every run writes it at its end; this writes it at any time, and copies it to --out. Of a "
-        "sweep (its --runs-uri): curves over its runs, hyperparameters against result."
+        "Every run writes it at its end; this writes it at any time, and copies it to --out. For a "
+        "sweep (its --runs-uri): curves over its runs, hyperparameters against results."
     )
     parser.add_argument("--run-uri", required=True, help=RUN_URI)
     parser.add_argument("--out", type=Path, help="also write the page to this file")

@@ -1,7 +1,6 @@
 """`python -m training run | fail`, and the options' types and checks that commands share.
 
-It alone reads the environment. Imports no torch: a machine that boots into a finished run says so
-at once.
+Imports no torch, so a machine that boots into a finished run says so at once.
 """
 
 import argparse
@@ -44,31 +43,31 @@ if TYPE_CHECKING:
 
 
 def _refuse_missing(arguments: argparse.Namespace) -> None:
-    """UserError unless it is said what to train, and on what."""
+    """Raise UserError unless the options say what to train, and on what."""
     for name in ("workload", "recipe", "dataset_uri"):
         if getattr(arguments, name) is None:
             option = "--" + name.replace("_", "-")
             raise UserError(
-                f"{option} is missing; give --workload, --recipe and --dataset-uri, "
+                f"{option} is missing; pass --workload, --recipe and --dataset-uri, "
                 "or --program and --source for a program of your own"
             )
 
 
 def import_from(source: Path | None) -> None:
-    """Let this process, and those that it starts, import a workload of one's own from a folder."""
+    """Let this process, and those that it starts, import a user's own workload from a folder."""
     if source is None:
         return
     if not source.is_dir():
         raise UserError(f"the source folder {source} does not exist; check --source")
     folder = str(source.resolve())
-    # Not first: what is called `training` in the folder must not hide the trainer.
+    # Not first: anything called `training` in the folder must not hide the trainer.
     sys.path.insert(1, folder)
     others = filter(None, [os.environ.get("PYTHONPATH"), folder])
     os.environ["PYTHONPATH"] = os.pathsep.join(others)
 
 
 def _attempt_options(arguments: argparse.Namespace, store: Store, scratch: Path) -> dict[str, Any]:
-    """What every attempt is asked for (`AttemptOptions`), by name."""
+    """Return the options of every attempt (`AttemptOptions`), by name."""
     from training.attempt.attempt import AttemptOptions
 
     hosts, (newest, every) = arguments.hosts, arguments.keep
@@ -86,7 +85,7 @@ def _attempt_options(arguments: argparse.Namespace, store: Store, scratch: Path)
 def _parse(
     arguments: argparse.Namespace, store: Store, scratch: Path, environ: Mapping[str, str]
 ) -> "RunOptions":
-    """The options of one attempt: what argparse has read, by name, and what has a grammar."""
+    """Return the options of one attempt: argparse's values by name, and those with a grammar."""
     from training.attempt.context import RankEnvironment
     from training.engine.job import RunOptions
 
@@ -102,23 +101,23 @@ def _parse(
 
 
 def _by_name(arguments: argparse.Namespace, options: type[Any]) -> dict[str, Any]:
-    """What argparse has read for the fields of a dataclass."""
+    """Return argparse's values for the fields of a dataclass."""
     names = {field.name for field in fields(options)}
     return {name: value for name, value in vars(arguments).items() if name in names}
 
 
 def _add_what(parser: argparse.ArgumentParser) -> None:
-    """Add what is trained, on what, and where it is kept."""
+    """Add the options for what is trained, on what, and where it is kept."""
     add = parser.add_argument
     add("--workload", help="a known name, or your own as package.module:NAME")
     add("--recipe", help="a named config of the workload")
-    add_override(parser, "set one field of the config; may be given several times")
+    add_override(parser, "set one field of the config; may be repeated")
     add("--dataset-uri", help="a folder, or s3://bucket/prefix (synced first)")
     add("--run-uri", required=True, help="where the run is kept: s3://bucket/prefix, or a folder")
     add(
         "--artifacts-uri",
         metavar="URI",
-        help="a folder or prefix where runs share derived data, for those who may write there",
+        help="a folder or prefix where runs share derived data; they need write access",
     )
     add(
         "--init-from",
@@ -148,7 +147,7 @@ def _add_trainer_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_notice(parser: argparse.ArgumentParser) -> None:
-    """Add what the machine says of its end."""
+    """Add the options for how the machine announces its end."""
     add = parser.add_argument
     add(
         "--notice-budget-seconds",
@@ -160,7 +159,7 @@ def _add_notice(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_limits(parser: argparse.ArgumentParser) -> None:
-    """Add the limits on what the run takes of its machine."""
+    """Add the limits on what the run takes from its machine."""
     add = parser.add_argument
     add(
         "--memory-limit-mib",
@@ -184,20 +183,20 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
         type=_count_or_auto,
         metavar="N|auto",
         help="processes that train together on this machine: 1, 2, 4 or 8 (default: auto, one per "
-        "GPU, as far as a step's micro-batches go round)",
+        "GPU, as far as a step's micro-batches suffice)",
     )
     add(
         "--hosts",
         type=argument_type(parse_hosts),
         metavar="OWN@FIRST:PORT,SECOND,...",
-        help="machines that train together, each with as many processes, 1, 2, 4 or 8 in all: this "
-        "one's name, and all names; the first leads, the others reach it there (default port: "
-        f"{PORT})",
+        help="machines that train together, each with the same number of processes, 1, 2, 4 or 8 "
+        "in total: this one's name, then all names; the first leads, and the others connect to it "
+        f"at PORT (default: {PORT})",
     )
 
 
 def _add_records(parser: argparse.ArgumentParser) -> None:
-    """Add what is kept beside checkpoints, and what goes into the run's record."""
+    """Add what is kept besides checkpoints, and what goes into the run's record."""
     add = parser.add_argument
     add(
         "--usd-per-hour",
@@ -218,7 +217,7 @@ def _add_records(parser: argparse.ArgumentParser) -> None:
 
 
 def add_override(parser: argparse.ArgumentParser, text: str) -> None:
-    """Add --override; `text` says what of."""
+    """Add --override; `text` is its help."""
     parser.add_argument("--override", action="append", default=[], metavar="NAME=VALUE", help=text)
 
 
@@ -242,7 +241,7 @@ def _count_or_auto(text: str) -> int | None:
 def checked_file(path: Path) -> Path:
     """Check that a file can be written, creating its folder; UserError says why not."""
     if path.is_dir():
-        raise UserError(f"{path} is a folder; give the name of a file to write")
+        raise UserError(f"{path} is a folder; name a file to write")
     checked_folder(path.parent)
     return path
 
@@ -250,7 +249,7 @@ def checked_file(path: Path) -> Path:
 def checked_folder(path: Path) -> Path:
     """Check that a folder can be written to, creating it; UserError says why not."""
     if path.is_file():
-        raise UserError(f"{path} is a file; give a folder")
+        raise UserError(f"{path} is a file; name a folder")
     try:
         path.mkdir(parents=True, exist_ok=True)
         # Not os.access: root may write anywhere except on a read-only file system.
@@ -259,7 +258,7 @@ def checked_folder(path: Path) -> Path:
     except OSError as error:
         why = error.strerror or os.strerror(error.errno or 0)
         raise (MachineError if error.errno == errno.ENOSPC else UserError)(
-            f"cannot write to {path}: {why}; give another path"
+            f"cannot write to {path}: {why}; use another path"
         ) from error
     return path
 
@@ -311,19 +310,19 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _wait_without_spinning() -> None:
-    """Let threads that wait for others sleep: where cores are shared, they would take their time.
+    """Make waiting threads sleep: by spinning they would take time from threads on the same cores.
 
-    OpenMP reads it when torch is imported; loader workers and ranks inherit it; a user's own wins.
+    OpenMP reads this when torch is imported; workers and ranks inherit it; the user's own wins.
     """
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
 def _let_segments_grow() -> None:
-    """Set how torch allocates on a GPU, for this process, its ranks and trials; a user's own wins.
+    """Set torch's GPU allocator for this process, its ranks and trials; the user's own wins.
 
     With fixed segments, batches of several shapes leave gaps that no later tensor fits.
     """
-    # The second name is torch's older one, which it still reads, and first.
+    # The second is torch's older name, which it still reads, and before the first.
     if not os.environ.keys() & {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"}:
         os.environ["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
 
@@ -353,7 +352,7 @@ def _train(arguments: argparse.Namespace, supervisor: Supervisor, scratch: Path)
 
 
 def _reserved(request: "ResourceRequest", gpu_mib: Sequence[int]) -> AbstractContextManager[None]:
-    """This run's share of the machine, next to other runs; all its ranks hold one together."""
+    """Reserve this run's share of the machine, next to other runs; its ranks hold one together."""
     from training.preflight.admission import MachineCapacity, Reservations, default_reservations
 
     if os.environ.get("RANK", "0") != "0":

@@ -35,13 +35,13 @@ def add(parser: argparse.ArgumentParser) -> None:
         "a program of your own", "docs/container-contract.md says what it finds"
     ).add_argument
     add("--program", metavar="COMMAND", help="its command line, such as 'python train.py'")
-    add("--program-file", type=Path, metavar="FILE", help="a program.json that says all of it")
+    add("--program-file", type=Path, metavar="FILE", help="a program.json with all of these")
     add("--source", type=Path, metavar="FOLDER", help="its source folder, or a workload's")
     add("--hyperparameter", action="append", default=[], metavar="NAME=VALUE")
     add("--env", action="append", default=[], metavar="NAME=VALUE", help="environment variable")
     add("--channel", action="append", default=[], metavar="NAME", help="default: training")
     add("--working-folder", metavar="FOLDER", help="within the source folder (default: itself)")
-    add("--interpreter", default="", help="what python is (default: this one)")
+    add("--interpreter", default="", help="what `python` stands for (default: this one)")
     add("--notice-signal", choices=NOTICE_SIGNALS, help="at a notice (default: SIGTERM)")
     add(
         "--quiet-seconds",
@@ -53,19 +53,19 @@ def add(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="NAME=REGEX",
-        help="a metric definition as SageMaker's: the group in the expression is the number",
+        help="a metric definition as in SageMaker: the group in the expression is the number",
     )
-    add("--ml-root", type=Path, help="default: /opt/ml if there is one, else in --scratch")
+    add("--ml-root", type=Path, help="default: /opt/ml if it exists, else in --scratch")
     add("--instance-type", default="local", help="what SM_CURRENT_INSTANCE_TYPE says")
 
 
 def is_program(arguments: argparse.Namespace) -> bool:
-    """Whether a program is to be run, and no workload."""
+    """Whether a program is to be run rather than a workload."""
     return arguments.program is not None or arguments.program_file is not None
 
 
 def run(arguments: argparse.Namespace, supervisor: Supervisor, common: Mapping[str, Any]) -> int:
-    """Run one attempt of the program; `common` is what every attempt is asked for."""
+    """Run one attempt of the program; `common` has the options of every attempt."""
     program = _program(arguments)
     source = _source(arguments)
     store: Store = common["store"]
@@ -104,7 +104,7 @@ def _source(arguments: argparse.Namespace) -> Path:
 
 
 def _program(arguments: argparse.Namespace) -> Program:
-    """The program of --program-file, or of the options; UserError for what belongs to neither."""
+    """Return the program of --program-file, or of the options; refuse a workload's options."""
     for name, default in _OF_WORKLOADS.items():
         if getattr(arguments, name) != default:
             option = "--" + name.replace("_", "-")
@@ -126,7 +126,7 @@ def _program(arguments: argparse.Namespace) -> Program:
     if given:
         raise UserError(
             f"--program-file and {', '.join(sorted(given))} are both given; "
-            "write all of it into the file"
+            "put everything into the file"
         )
     try:
         return Program.from_json(path.read_text(), str(path))

@@ -41,7 +41,7 @@ from training.store.protocol import StoreError
 
 _CHANNELS = Path("input/data")
 _REQUIRED = ("workload", "recipe", "run-uri")
-# What SageMaker and its SDK add of their own.
+# Prefixes of what SageMaker and its SDK add.
 _FOREIGN = ("sagemaker_", "_tuning_")
 # SageMaker sends SIGTERM and ends the container 120 s later.
 _NOTICE_SECONDS = 120.0
@@ -57,9 +57,9 @@ class _SageMakerJob:
     notice_seconds: float
     model_folder: Path
     dataset: Path
-    leads: bool  # is the first host, which leaves the model
-    variables: Mapping[str, str]  # of the trainer, where the job's own do not name them
-    # Of `python -m training` before that: it makes the dataset of channels of files of your own.
+    leads: bool  # whether it is the first host, which leaves the model
+    variables: Mapping[str, str]  # for the trainer, unless the job sets them
+    # Of `python -m training` before that, to make the dataset from channels of the user's files.
     importing: tuple[str, ...] | None = None
 
     @property
@@ -112,26 +112,26 @@ def _read_job(root: Path, environ: Mapping[str, str]) -> _SageMakerJob:
 
 
 def _over_the_network(resources: Mapping[str, Any]) -> dict[str, str]:
-    """The interface that SageMaker names, for gloo and NCCL, which otherwise guess."""
+    """Return variables with the interface that SageMaker names: gloo and NCCL would guess it."""
     name = resources.get("network_interface_name")
     there = [found for _, found in socket.if_nameindex()]
     if name and name not in there:
         raise UserError(
-            f"the job's hosts are to meet over the interface {name!r}, and this one has "
+            f"the job's hosts are to meet over the interface {name!r}, but this one has "
             f"{', '.join(there)}; SageMaker writes resourceconfig.json: see the job"
         )
     return {"GLOO_SOCKET_IFNAME": name, "NCCL_SOCKET_IFNAME": name} if name else {}
 
 
 def _boot() -> str:
-    """The start of this boot's id, another one on each machine; "" where the system has none."""
+    """Return the start of this boot's id, which differs on each machine; "" if there is none."""
     with contextlib.suppress(OSError):
         return Path("/proc/sys/kernel/random/boot_id").read_text()[:8]
     return ""
 
 
 def _hyperparameters(root: Path) -> Iterator[tuple[str, str]]:
-    """The job's own; SageMaker's SDK encodes each value as JSON, the console does not."""
+    """Yield the job's own; SageMaker's SDK encodes each value as JSON, the console does not."""
     for name, value in _config(root, "hyperparameters").items():
         if name.startswith(_FOREIGN):
             continue
@@ -143,7 +143,7 @@ def _hyperparameters(root: Path) -> Iterator[tuple[str, str]]:
 
 
 def _are_splits(root: Path) -> bool:
-    """Whether the channels are splits of files that are no dataset of this project's yet."""
+    """Whether the channels are splits of files, not yet a dataset of this project."""
     channels = _config(root, "inputdataconfig")
     if not {"train", "validation"} <= channels.keys() <= {"train", "validation", "test"}:
         return False
@@ -186,14 +186,14 @@ def _config(root: Path, name: str) -> dict[str, Any]:
     return value
 
 
-# As of training.service: three failures in six hours are not a coincidence.
+# As in training.service: three failures in six hours are not a coincidence.
 _MAX_FAILURES, _WITHIN_SECONDS = 3, 6 * 3600.0
 _RESTART_SECONDS = 3.0
-# Not for ever: a process that outlives the trainer holds its standard error open.
+# Bounded, as a process that outlives the trainer holds its standard error open.
 _LAST_WORDS_SECONDS = 5.0
-# How far SageMaker's SIGKILL may be late.
+# How late SageMaker's SIGKILL may be.
 _LATE_SECONDS = 30.0
-# Begin a line of the trainer that says why it ends.
+# Prefixes of the trainer's lines that say why it ends.
 _REASONS = ("error: ", "[failed] ")
 _TRAINING = (sys.executable, "-m", "training")
 _EXIT_TERMINATED = 128 + signal.SIGTERM
@@ -225,7 +225,7 @@ def _act(arguments: argparse.Namespace) -> int:
         checked_folder(job.model_folder)
         return _train(job)
     except (UserError, StoreError) as error:
-        # The only place where SageMaker shows a reason.
+        # SageMaker shows a reason nowhere else.
         _write_failure(root / "output" / "failure", str(error))
         raise
 
@@ -248,17 +248,17 @@ def _train(job: _SageMakerJob) -> int:
 
 
 def _import(job: _SageMakerJob) -> tuple["_Trainer", int]:
-    """Make the dataset of files of one's own, which are checked before anything is trained."""
+    """Make the dataset from the user's own files, which are checked before anything is trained."""
     if job.importing is None or (job.dataset / MANIFEST).is_file():
         return _Trainer(_TRAINING), EXIT_FINISHED
-    # A container that was killed meanwhile may have left a part of it.
+    # A container that was killed may have left part of it.
     shutil.rmtree(job.dataset, ignore_errors=True)
     importer = _Trainer([*_TRAINING, *job.importing], max_failures=1)
     return importer, importer.run()
 
 
 def _reason_of_run(job: _SageMakerJob) -> str | None:
-    """Why the run has failed for good: a second attempt says so in its log only."""
+    """Return why the run has failed for good: a second attempt says so only in its log."""
     with contextlib.suppress(UserError, StoreError):
         head = read_head(open_store(job.run_uri))
         return head.reason if head is not None and head.state == "failed" else None
@@ -284,7 +284,7 @@ class _Trainer:
         self._said = self._reason = ""  # its last line, and its last that gives a reason
 
     def run(self) -> int:
-        """Train to an end; the exit code of the last attempt, 75 where SIGTERM came before it."""
+        """Train to an end; return the last attempt's exit code, or 75 if SIGTERM came before it."""
         before = signal.signal(signal.SIGTERM, self._tell)
         try:
             code = EXIT_INTERRUPTED
@@ -292,7 +292,7 @@ class _Trainer:
             while self.told_at is None:
                 code = self._attempt()
                 if code == EXIT_INTERRUPTED and self.told_at is None:
-                    print("[sagemaker] another host ends; waiting for all of them", flush=True)
+                    print("[sagemaker] another host is ending; waiting for all of them", flush=True)
                     continue
                 failed_at.append(time.monotonic())
                 is_crash = code in (EXIT_FAILED, EXIT_STORE) or code < 0
@@ -307,7 +307,7 @@ class _Trainer:
             signal.signal(signal.SIGTERM, before)
 
     def reason(self, code: int) -> str:
-        """Why it failed: what it said last, its own reason first, which stacks may follow."""
+        """Return why it failed: its own reason, which stacks may follow, else its last line."""
         said = self._reason or self._said
         how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
         return f"{said} ({how})" if said else f"the trainer ended with {how}"
@@ -356,7 +356,7 @@ def _leave_model(job: _SageMakerJob) -> int:
                     f"{store.uri} is finished, but its {FINAL} is gone; train again under another "
                     "run URI"
                 ) from None
-            # A machine lost right after the run had finished leaves it without a report.
+            # A machine lost right after the run finished leaves it without a report.
             print(f"[sagemaker] {store.uri} has no {key}", flush=True)
     print(f"[ok] {job.model_folder} has {Path(FINAL).name}", flush=True)
     return EXIT_FINISHED

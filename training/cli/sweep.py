@@ -1,8 +1,8 @@
 """`python -m training sweep`: one run for each combination of some overrides, a few at a time.
 
-The runs are written down first, in sweep.json beside them, which is never changed. Each is a
-process with a memory limit, and all share the mapped files of one dataset folder. More parallel
-runs than the machine can take are refused before the first one starts.
+The runs are recorded first, in sweep.json next to them, which is never changed. Each is a process
+with a memory limit, and all share the mapped files of one dataset folder. More parallel runs than
+the machine can take are refused before the first one starts.
 """
 
 import argparse
@@ -52,11 +52,11 @@ def add_sweep(parser: argparse.ArgumentParser) -> None:
         action="append",
         required=True,
         metavar="NAME=V1,V2,...",
-        help="values of one field of the config; several make a grid; --random takes 0.01..1, too",
+        help="values of one field of the config; several make a grid; with --random also 0.01..1",
     )
-    add("--random", type=positive_int, metavar="N", help="so many runs, drawn, in place of a grid")
-    add("--seed", type=count, default=0, help="of --random, kept (default: %(default)s)")
-    add("--write-only", action="store_true", help="write sweep.json, for others to train")
+    add("--random", type=positive_int, metavar="N", help="draw this many runs instead of a grid")
+    add("--seed", type=count, default=0, help="for --random, recorded (default: %(default)s)")
+    add("--write-only", action="store_true", help="only write sweep.json, for others to train")
     add_override(parser, "for every run")
     add("--parallel", type=positive_int, default=1, help="runs at once (default: %(default)s)")
     add("--memory-limit-mib", type=int, help="of each run, as for `run` (default: its GPU's share)")
@@ -111,14 +111,14 @@ def _asked(options: argparse.Namespace) -> Sweep:
     runs = drawn_runs(options.vary, options.override, options.random, options.seed)
     workload = load_workload(options.workload)
     for run in runs:
-        # Now, not by the last run after hours: invalid values are refused at once.
+        # Refuse invalid values now, not in the last run after hours.
         resolve_config(workload, options.recipe, parse_overrides(run.overrides))
     drawn = "grid" if options.random is None else f"{options.random} at random, seed {options.seed}"
     return Sweep(workload=options.workload, recipe=options.recipe, drawn=drawn, runs=runs)
 
 
 def _kept(options: argparse.Namespace, asked: Sweep) -> list[_SweepRun]:
-    """Its runs, written down beside them; UserError if another sweep is kept there."""
+    """Record the runs next to them, and return them; UserError if another sweep is kept there."""
     store = open_store(options.runs_uri)
     with suppress(PreconditionFailedError):
         store.put_if(SWEEP, asked.to_bytes(), None)
@@ -126,8 +126,8 @@ def _kept(options: argparse.Namespace, asked: Sweep) -> list[_SweepRun]:
     assert kept is not None
     if Sweep.from_bytes(kept.data, f"{store.uri}/{SWEEP}") != asked:
         raise UserError(
-            f"{store.uri} has another sweep, which stays as it was begun; give the same options, "
-            "or another --runs-uri"
+            f"{store.uri} has another sweep, which cannot be changed; pass the same options, or "
+            "another --runs-uri"
         )
     uri = options.runs_uri.rstrip("/")
     return [
@@ -237,7 +237,7 @@ def _row(one: _SweepRun) -> dict[str, Any]:
 
 
 def _columns(row: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
-    """What people read of a run: its state, and these metrics."""
+    """Return the columns of a run that people read: its state, and these metrics."""
     metrics = {name: row["metrics"].get(name) for name in names}
     return {
         **{name: "-" if row[name] is None else row[name] for name in ("run", "state", "steps")},

@@ -1,7 +1,7 @@
 """`python -m training tensorboard`: event files of a run's metrics, even while the run trains.
 
-They are made from the store, so that they show the lineage (a repeated step is shown once) and
-training needs no library for them.
+They are made from the store, so they show the lineage (a repeated step is shown once), and training
+needs no library for them.
 """
 
 import argparse
@@ -41,7 +41,7 @@ def add_tensorboard(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--run-uri", required=True, help=RUN_URI)
     parser.add_argument("--out", required=True, type=Path, help="the log folder")
-    parser.add_argument("--follow", action="store_true", help="keep up with a running run")
+    parser.add_argument("--follow", action="store_true", help="keep up with a run in progress")
     parser.add_argument(
         "--poll-seconds",
         type=positive,
@@ -141,7 +141,7 @@ class _Follower:
                 self._files.take_back(line["step"])
             elif not self._is_repeated(line):
                 if line["kind"] == "step" and line["generation"] >= max(self._resumed, default=0):
-                    # No-op but where an attempt repeats steps of its own.
+                    # No-op unless an attempt repeats steps of its own.
                     self._files.take_back(line["step"] - 1)
                 for tag, value, step in _values(line):
                     self._files.write(tag, value, step)

@@ -31,8 +31,8 @@ def add_export(parser: argparse.ArgumentParser) -> None:
     """Add the options of `export`."""
     parser.description = (
         "Write the weights of a finished run, or of one checkpoint of any run, to a safetensors "
-        "file with workload, recipe, config, stage, step and metrics in its metadata. Of a "
-        "program's run: write a snapshot of its checkpoint folder, the newest by default."
+        "file with workload, recipe, config, stage, step and metrics in its metadata. For a "
+        "program's run, write a snapshot of its checkpoint folder, the newest by default."
     )
     parser.add_argument("--run-uri", required=True, help=RUN_URI)
     parser.add_argument("--checkpoint", help=_CHECKPOINT)
@@ -41,7 +41,7 @@ def add_export(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--format",
-        help="of another library: torchvision, timm, torch.export, huggingface, as the workload "
+        help="another library's: torchvision, timm, torch.export or huggingface, if the workload "
         "has it, or dcp (torch.distributed.checkpoint)",
     )
     parser.add_argument("--json", action="store_true", help="print the metadata as JSON")
@@ -60,15 +60,15 @@ def add_evaluate(parser: argparse.ArgumentParser) -> None:
 def add_predict(parser: argparse.ArgumentParser) -> None:
     """Add the options of `predict`."""
     parser.description = (
-        "Write a run's predictions, one JSON line per sample of a split; a detector's as one list "
-        "in the format of COCO's results. With --images: pictures of what a detector finds in them."
+        "Write a run's predictions, one JSON line per sample of a split, or for a detector one "
+        "list in COCO's results format. With --images: pictures of what a detector finds in them."
     )
     _add_subject(parser)
     parser.add_argument(
         "--images",
         type=Path,
-        help="an image or a folder of images of your own, instead of a split: what is found in "
-        "them is drawn into the folder --out; the dataset tells the classes",
+        help="your own image or folder of images, instead of a split: pictures with what is found "
+        "go to the folder --out; the dataset names the classes",
     )
     parser.add_argument("--out", type=Path, help="the file to write (default: standard output)")
     parser.set_defaults(act=_predict)
@@ -116,7 +116,7 @@ def _export(options: argparse.Namespace) -> int:
 def _export_to(options: argparse.Namespace) -> int:
     """Write the model for another library."""
     if options.out.exists():
-        raise UserError(f"{options.out} exists; give a new file or folder")
+        raise UserError(f"{options.out} exists; use a new file or folder")
     checked_folder(options.out.parent)
     stage, model = _loaded_model(options.run_uri, options.checkpoint)
     formats = {**stage.formats(), "dcp": _write_dcp}
@@ -131,7 +131,7 @@ def _export_to(options: argparse.Namespace) -> int:
 
 
 def _loaded_model(uri: str, checkpoint: str | None) -> "tuple[Train, nn.Module]":
-    """The stage that a run's weights are of, and its model with them; no data is read."""
+    """Return the stage that a run's weights belong to, and its model with them; read no data."""
     from training.preflight.standalone import standalone_inputs
     from training.registry import load_workload, resolve_config
     from training.save.weights import load_weights, open_trained, read_weights
@@ -151,7 +151,7 @@ def _write_dcp(model: "nn.Module", out: Path) -> None:
     from torch.distributed.checkpoint.state_dict_saver import save
 
     with warnings.catch_warnings():
-        # That one process saves is meant.
+        # It warns that only one process saves, which is intended.
         warnings.simplefilter("ignore", UserWarning)
         save({"model": model.state_dict()}, checkpoint_id=out, no_dist=True)
 
@@ -206,7 +206,7 @@ def _predict(options: argparse.Namespace) -> int:
 
 
 def _draw(options: argparse.Namespace) -> int:
-    """Draw on images of the user's own."""
+    """Draw on the user's own images."""
     import torch
 
     from training.workload import Train, implements
@@ -215,14 +215,14 @@ def _draw(options: argparse.Namespace) -> int:
     images = [given] if given.is_file() else sorted(p for p in given.glob("*") if p.is_file())
     images = [path for path in images if not path.name.startswith(".")]
     if not images:
-        raise UserError(f"{given} has no files; give an image, or a folder of images")
+        raise UserError(f"{given} has no files; pass an image or a folder of images")
     if options.out is None:
-        raise UserError("--images needs --out, the folder for the pictures; give one")
+        raise UserError("--images needs --out, the folder for the pictures; add it")
     checked_folder(options.out)
     with _trained(options) as trained, torch.no_grad():
         if not implements(trained.stage, Train.draw):
             raise UserError(
-                f"stage {trained.stage.name!r} draws nothing on images; leave --images out"
+                f"stage {trained.stage.name!r} cannot draw on images; leave --images out"
             )
         trained.stage.draw(trained.model, trained.inputs, images, options.out)
     print(f"[ok] {options.out}: {len(images)} pictures")
@@ -261,7 +261,7 @@ def _write_predictions(trained: "TrainedStage", split: str, stream: TextIO) -> i
 
 @contextmanager
 def _trained(options: argparse.Namespace) -> "Iterator[TrainedStage]":
-    """The stage that the options name; progress goes to stderr, so that results can be piped."""
+    """Yield the stage that the options name; progress goes to stderr, so results can be piped."""
     from training.engine.evaluation import load_trained
     from training.save.weights import open_trained, read_weights
 

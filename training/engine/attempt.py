@@ -1,4 +1,4 @@
-"""What trains in an attempt of a workload: its ranks, its stages, and retries of a divergence.
+"""The training in one attempt of a workload: ranks, stages, and retries after a divergence.
 
 Rank 0 holds the run (training/attempt/attempt.py); the others follow it.
 """
@@ -44,9 +44,9 @@ from training.store.local_dataset import LocalDataset, facts_of
 
 _log = logging.getLogger(__name__)
 
-# The rooms of training/ whose code decides about the weights.
+# The rooms of training/ whose code affects the weights.
 _ROOMS = ("artifacts", "attempt", "engine", "save", "workloads/expansion")
-# A connection breaks a moment before its process has ended.
+# A connection breaks a moment before its process ends.
 _RANK_SECONDS = 1.0
 _LEASE_LOST = "lease-lost"  # the note of rank 0
 
@@ -72,7 +72,7 @@ def run_workload(options: RunOptions, resolved: ResolvedWorkload, supervisor: Su
             code=code_fingerprint(module_of(options.workload), *_ROOMS),
         )
         if options.source:
-            # The code's fingerprint knows one module of it; a shared shard may depend on any.
+            # The code fingerprint covers one of its modules; a shared shard may depend on any.
             key["source"] = source_sha256(options.source)
         world = World(environment, device)
         job = _WorkloadJob(options, resolved, dataset, world, key)
@@ -85,7 +85,7 @@ def run_workload(options: RunOptions, resolved: ResolvedWorkload, supervisor: Su
 def _say_what_is_there(
     options: RunOptions, resolved: ResolvedWorkload, dataset: LocalDataset, device: torch.device
 ) -> None:
-    """For the log of a machine that somebody watches from far away: torch, data, config."""
+    """Log torch, data and config, for whoever watches the machine from far away."""
     overrides = {**resolved.fitted, **options.overrides}
     named = "".join(f" {name}={text}" for name, text in sorted(overrides.items()))
     _log.info("[ok] torch %s on %s", torch.__version__, device)
@@ -126,7 +126,7 @@ class _WorkloadJob:
         self._profiler: StepProfiler | None = None
 
     def run_config(self) -> RunConfig:
-        """What config.json says of the run, if this is its first attempt."""
+        """Return what config.json says of the run, if this is its first attempt."""
         options, origin = self._options, self._resolved.origin
         source = {"source_sha256": self._key["source"]} if options.source else {}
         return options.run_config(
@@ -141,9 +141,9 @@ class _WorkloadJob:
         )
 
     def lead(self, supervisor: Supervisor) -> int:
-        """Rank 0: hold the run and train; the exit code of a run that has ended."""
+        """Rank 0: hold the run and train; return the exit code of a run that has ended."""
         code = run_attempt(self._options, self, supervisor)
-        if not self._has_begun:  # it had ended before, as the others now hear
+        if not self._has_begun:  # the run had already ended: tell the other ranks
             self._world.share((code, None))
         return code
 
@@ -160,7 +160,7 @@ class _WorkloadJob:
         return result
 
     def follow(self, supervisor: Supervisor) -> int:
-        """A rank above 0: trains along, and writes nothing but its shards of derived data."""
+        """Ranks above 0: train along, and write nothing but shards of derived data."""
         supervisor.follow()
         code, record = self._world.share((None, None))
         if code is not None:
@@ -175,7 +175,7 @@ class _WorkloadJob:
             self._profiler.close()
 
     def _context(self, supervisor: Supervisor, run: HeldRun | None) -> AttemptContext:
-        """What the stages see of the attempt; rank 0 alone writes what happens to the run."""
+        """Return the stages' view of the attempt; only rank 0 records what happens to the run."""
         options = self._options
         return AttemptContext(
             store=options.store,
@@ -210,7 +210,7 @@ class _WorkloadJob:
                 return StageSequence(context, self._resolved, self._dataset, record).run()
             except GoBackError as error:
                 divergence = error.divergence
-            # Here the error and its traceback are gone; with the cycles, so is the old model.
+            # The error and its traceback are gone by now; collecting cycles frees the old model.
             context.supervisor.last_resort.staged_copy = None
             gc.collect()
             if run is None:
@@ -226,7 +226,7 @@ class _WorkloadJob:
             self._begin_generation(run, divergence, count)
 
     def _begin_generation(self, run: HeldRun, divergence: Divergence, retry: int) -> None:
-        """Go back to the last commit; without the step that diverged if it may be left out."""
+        """Go back to the last commit, and skip the step that diverged if that is allowed."""
         skipped = run.lease.head.skipped_steps
         is_skipped = len(skipped) < self._options.nan_skips and divergence.step not in skipped
         if is_skipped:
@@ -251,7 +251,7 @@ class _WorkloadJob:
 
 
 def _in_vain(divergence: Divergence, num_retries: int) -> str:
-    tried = f"{num_retries} retries from the last commit came no further; " if num_retries else ""
+    tried = f"{num_retries} retries from the last commit got no further; " if num_retries else ""
     return (
         f"{divergence.message}; nothing was published; {tried}lower the learning rate, clip the "
         "gradients, or leave such steps out (--nan-skips)"
@@ -259,7 +259,7 @@ def _in_vain(divergence: Divergence, num_retries: int) -> str:
 
 
 def _text(value: float | None) -> str | None:
-    """A number that JSON may not have."""
+    """Return a number as text, since JSON has no NaN or infinity."""
     return None if value is None else str(value)
 
 
@@ -267,9 +267,9 @@ def _text(value: float | None) -> str | None:
 def _start_ranks(
     options: RunOptions, dataset: str, supervisor: Supervisor
 ) -> Iterator[RankEnvironment]:
-    """This process's rank; the first one of a machine starts those beside it, once all have met.
+    """Yield this process's rank; a machine's first rank starts its others once all hosts have met.
 
-    `dataset` is its fingerprint, which all hosts have to have.
+    `dataset` is the dataset's fingerprint, which must be the same on all hosts.
     """
     environment = options.environment
     num_ranks = environment.ranks(options.num_processes)
@@ -309,7 +309,7 @@ def _start_ranks(
 
 @contextlib.contextmanager
 def _naming_the_lost(lost: "queue.SimpleQueue[str]") -> Iterator[None]:
-    """The error of a collective names a connection; the rank or host behind it is more telling."""
+    """Name the lost rank or host where a collective's error names only a connection."""
     try:
         yield
     except RuntimeError as error:
@@ -324,7 +324,7 @@ def _naming_the_lost(lost: "queue.SimpleQueue[str]") -> Iterator[None]:
 
 @contextlib.contextmanager
 def _leaving(world: World) -> Iterator[None]:
-    """Where all ranks end alike, the others wait for rank 0: torchrun ends all when one has."""
+    """Let the other ranks wait for rank 0 where all end alike: torchrun ends all with one."""
     try:
         yield
     except InterruptedRunError:
@@ -346,5 +346,5 @@ def _leaving(world: World) -> Iterator[None]:
 
 
 def _is_collective(error: RuntimeError) -> bool:
-    """Whether this may be a collective's error, which names a connection and no reason."""
+    """Whether this may be a collective's error, which names a connection but no reason."""
     return type(error) is RuntimeError or isinstance(error, dist.DistError)

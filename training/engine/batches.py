@@ -1,8 +1,8 @@
-"""Which samples a step takes, and how they are distributed to the ranks in micro-batches.
+"""The samples of each step, and their distribution to the ranks in micro-batches.
 
 Global batch and micro-batch belong to the recipe: any number of ranks trains on the same
-micro-batches with the same noise. Made batches are trees of tensors: moved to a device, compared by
-shape.
+micro-batches with the same noise. Batches, which are trees of tensors, are also moved to a device
+and compared by shape here.
 """
 
 import math
@@ -20,13 +20,13 @@ from training.randomness import derive_seeds
 from training.stacking import stack
 from training.workload import Batch, Samples, Settings, Train, implements
 
-# Far more than torch compiles code for (256 variants of a function), and kilobytes.
+# Far more than torch compiles (256 variants of a function), and only kilobytes.
 _MOST_KEYS = 1024
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MicroBatch:
-    """The samples of one forward and backward."""
+    """The samples of one forward and backward pass."""
 
     number: int  # within its step, over all ranks: seeds the model's noise
     epoch: int
@@ -57,7 +57,7 @@ class BatchPlan:
         return step // self.steps_per_epoch
 
     def describe(self, steps: int) -> str:
-        """That many steps in words: whole epochs as such."""
+        """Describe a number of steps, in epochs if it is a multiple of one."""
         epochs, rest = divmod(steps, self.steps_per_epoch)
         return f"step {steps}" if rest else f"epoch {epochs}"
 
@@ -79,7 +79,7 @@ class BatchPlan:
         ]
 
     def num_micro_batches(self, step: int) -> int:
-        """Number of micro-batches of one step, over all ranks."""
+        """Return the number of micro-batches of one step, over all ranks."""
         return math.ceil(len(self.ids(step)) / self._micro_batch)
 
     def share(self, step: int, rank: int) -> list[MicroBatch]:
@@ -107,7 +107,7 @@ class BatchPlan:
 
 
 def own_micro_batches(num_micro: int, rank: int, size: int) -> range:
-    """The micro-batches of a rank, of a step with that many: whole shares, if it can have them."""
+    """Return a rank's micro-batches in a step of `num_micro`: whole shares if possible."""
     return range(rank * num_micro // size, (rank + 1) * num_micro // size)
 
 
@@ -118,11 +118,11 @@ class Maker:
         self._samples = samples
         self._seed = seed
         self._rng = torch.Generator()
-        # Then each row of a batch can be made on its own.
+        # If so, each row of a batch can be made on its own.
         self.stacks = samples.collate is stack or not implements(samples, Samples.collate)
 
     def batch(self, micro: MicroBatch) -> Batch:
-        """A whole micro-batch, made with one thread, as in a worker."""
+        """Make a complete micro-batch on one thread, as a worker does."""
         num_threads = torch.get_num_threads()
         if num_threads != 1:
             # The number of threads can change the bits of a sample.
@@ -134,12 +134,12 @@ class Maker:
                 torch.set_num_threads(num_threads)
 
     def items(self, epoch: int, ids: Sequence[int]) -> list[Any]:
-        """Samples of an epoch."""
+        """Make samples of an epoch."""
         derive = derive_seeds("sample", self._seed, epoch)
         return [self._get(index, epoch, derive(index)) for index in ids]
 
     def collate(self, items: Sequence[Any]) -> Batch:
-        """The workload's own way to combine samples."""
+        """Combine samples in the workload's own way."""
         return self._samples.collate(items)
 
     def _get(self, index: int, epoch: int, seed: int) -> Any:
@@ -172,14 +172,14 @@ def _mapped(batch: Batch, act: Callable[[Tensor], Tensor]) -> Batch:
 
 
 class CompiledShapes:
-    """The shapes of batches that a stage was trained on in this process: their code is there.
+    """The batch shapes that a stage was trained on in this process, for which code is compiled.
 
-    Without compilation all shapes are one, and only the first step differs from the others.
+    Without compilation all shapes count as one, and only the first step differs from the others.
     """
 
     def __init__(self, stage: Train) -> None:
         self._stage = stage
-        self._keys: dict[Hashable, None] = {}  # those used last come last
+        self._keys: dict[Hashable, None] = {}  # the least recently used first
 
     def have(self, batches: Iterable[Batch]) -> bool:
         """Whether a step on these batches compiles nothing."""

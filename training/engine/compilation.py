@@ -1,9 +1,9 @@
-"""torch.compile: of a stage's blocks, and what it has made, kept in the run's store.
+"""torch.compile for a stage's blocks, and the compiled code, kept in the run's store.
 
-A replacement need not make that again. It is code that torch unpickles and runs, as the run's
-bundle is run: only for a store that nobody else writes to. torch takes an entry only for the graph,
-settings and device that it was made for, so results are the same without it; what is damaged or
-another torch's is dropped with a line.
+A replacement need not compile it again. torch unpickles and runs this code, just as a machine runs
+the run's bundle: keep it only in a store that nobody else writes to. torch takes an entry only for
+the graph, settings and device that it was made for, so results are the same without it; damaged
+code and that of another torch are dropped with a warning.
 """
 
 import hashlib
@@ -25,22 +25,22 @@ from training.store.protocol import Store, StoreError
 from training.workload import Train
 
 _DIGEST_BYTES = hashlib.sha256().digest_size
-# Of batches of many shapes each new one compiles.
+# With batches of many shapes each new one compiles: store the code no more often than this.
 _LEAST_SECONDS = 60.0
 _log = logging.getLogger(__name__)
 
 
 def compile_blocks(stage: Train, model: nn.Module, mode: str) -> None:
     """Let torch compile each block that the stage names, or the whole model; equals share code."""
-    # Not dynamic: whether torch makes code for any size depends on what this process has compiled
-    # before, and so would the bits after an interruption. So would they if the ninth size of a
-    # batch ran uncompiled, as it does by default.
+    # Not dynamic: whether torch compiles code for all sizes depends on what this process compiled
+    # before, so the bits could differ after an interruption. They also could if the ninth size of
+    # a batch ran uncompiled, as it does by default.
     from torch._dynamo import config
 
     config.recompile_limit = config.accumulated_recompile_limit
     for block in named_blocks(stage, model) or [model]:
-        # As block.compile(), but from a function of ours: before torch 2.14 a module of one of
-        # torch's own classes, as an nn.Sequential, would stay uncompiled without a word.
+        # Like block.compile(), but through a function of ours: before torch 2.14 a module of one of
+        # torch's own classes, such as nn.Sequential, silently stayed uncompiled.
         block._compiled_call_impl = torch.compile(partial(_call, block), mode=mode, dynamic=False)
 
 
@@ -55,30 +55,30 @@ class CompileCache:
         facts = {"compiled": stage, "numerics": dict(numerics), "python": sys.version}
         self._store = store
         self._key = f"{artifact_prefix(artifact_key(facts))}compiled.bin"
-        self._has_more = False  # than is kept
+        self._has_more = False  # compiled code than is stored
         self._kept_at: float | None = None
         self._sending: threading.Thread | None = None
 
     def load(self) -> None:
-        """Give torch what an earlier attempt has kept, if it has."""
+        """Pass torch the code that an earlier attempt kept, if any."""
         began = time.monotonic()
         try:
             content = self._read()
             found = None if content is None else torch.compiler.load_cache_artifacts(content)
-        except Exception as error:  # torch's own too, such as of a full disk
-            _log.warning("[compile] the kept code is not used but made again: %s", error)
+        except Exception as error:  # torch's own too, such as on a full disk
+            _log.warning("[compile] cannot use the kept code, compiling again: %s", error)
             return
         if content is None:
             return
         if found is None:
-            _log.warning("[compile] the kept code is made again: torch cannot read it")
+            _log.warning("[compile] compiling again: torch cannot read the kept code")
             return
         count, seconds = sum(map(len, found.artifacts.values())), time.monotonic() - began
         line = "[compile] %d kept parts, %.1f MB, loaded in %.1f s"
         _log.info(line, count, len(content) / 1e6, seconds)
 
     def stepped(self, *, has_compiled: bool) -> None:
-        """After a step: keep what has been made, behind the training, once nothing new comes."""
+        """After a step, store new code in the background once nothing more compiles."""
         self._has_more = self._has_more or has_compiled
         if has_compiled or not self._has_more:
             return
@@ -88,7 +88,7 @@ class CompileCache:
         self._has_more, self._kept_at = False, time.monotonic()
         made = torch.compiler.save_cache_artifacts()
         if made is not None:
-            # A daemon: neither the stage's end nor the attempt's waits for it.
+            # A daemon: neither the end of the stage nor that of the attempt waits for it.
             self._sending = threading.Thread(
                 target=self._write, args=(made[0],), name="compile-cache", daemon=True
             )
@@ -107,4 +107,4 @@ class CompileCache:
         try:
             self._store.put(self._key, hashlib.sha256(content).digest() + content)
         except StoreError as error:
-            _log.warning("[compile] the code is not kept for replacements: %s", error)
+            _log.warning("[compile] the compiled code is not kept for replacements: %s", error)

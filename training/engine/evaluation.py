@@ -1,8 +1,8 @@
 """Evaluation of a stage in its run, and of a finished run's weights (`evaluate`, `predict`).
 
-Batches are split by rank, parts gathered in order and summarized once. A finished run's is not
-written to: derived data of its dataset is taken from it, that of another made in the scratch
-folder.
+Batches are split by rank, parts gathered in order and summarized once. A finished run is not
+written to: derived data is read from it if it trained on the same dataset, and otherwise made in
+the scratch folder.
 """
 
 import logging
@@ -53,10 +53,10 @@ def evaluate(
     *,
     is_last: bool,
 ) -> dict[str, float]:
-    """The metrics of split "validation"; raises between two batches if the attempt must stop.
+    """Return the metrics of split "validation"; raise between batches if the attempt must stop.
 
-    What an evaluation leaves for people is published under evaluation/; after the last one the
-    stage shows what it has learned.
+    Files for people are published under evaluation/; after the last evaluation the stage shows
+    what it has learned.
     """
     world = context.world
     samples = samples_of(stage, inputs, "validation")
@@ -122,7 +122,7 @@ def _of_all_ranks(context: AttemptContext, parts: Sequence[Partial]) -> list[Par
 
 
 def _empty_folder(context: AttemptContext, name: str) -> Path:
-    """Where this rank's files for people go; only rank 0's are kept."""
+    """Make an empty folder for this rank's files for people; only rank 0's are kept."""
     out = context.scratch / "evaluation" / f"rank-{context.world.rank}" / name
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
@@ -135,7 +135,7 @@ def _show(
     if not implements(stage, Train.show):
         return
     seed_torch(inputs.device, "show", inputs.seed, stage.name)
-    # Nothing is compiled for it: each length of a text that grows would have code of its own.
+    # Compile nothing here: each length of a growing text would get code of its own.
     uncompiled = torch.compiler.set_stance("force_eager")
     with uncompiled, torch.no_grad(), autocast(stage.settings.precision, inputs.device):
         model.use(lambda own: stage.show(own, inputs, parts, out))
@@ -203,7 +203,7 @@ def load_trained(
         raise UserError(
             f"the dataset {dataset.folder} was made for workload "
             f"{dataset.manifest['workload']!r}, but the run trained {workload.name!r}; "
-            "give a dataset of that workload"
+            "pass a dataset of that workload"
         )
     config = resolve_config(workload, record.recipe, record.all_overrides)
     device = configure(num_threads=config.num_threads, deterministic=config.deterministic)
@@ -211,7 +211,7 @@ def load_trained(
     names = [stage.name for stage in stages if isinstance(stage, Train)]
     if stage_name not in names:
         raise UserError(
-            f"the run has no Train stage {stage_name!r}; give one of {', '.join(names)}"
+            f"the run has no Train stage {stage_name!r}; pass one of {', '.join(names)}"
         )
     shards: dict[str, _Shards] = {}
     prior: Prior | None = None
@@ -240,7 +240,7 @@ def load_trained(
 
 
 def _derived(run: OpenRun, stage: Prepare, inputs: Inputs) -> _Shards:
-    """The shards of a Prepare stage: the run's own, or made here for another dataset."""
+    """Return the shards of a Prepare stage: the run's own, or new ones for another dataset."""
     key = stage.key(inputs)
     if run.store.get(artifact_prefix(key) + INDEX) is not None:
         return open_artifact(run.store, key, inputs.scratch / "artifacts")

@@ -1,10 +1,10 @@
-"""What an attempt of a workload is asked for (`RunOptions`), and what that means once resolved.
+"""The options of one attempt of a workload (`RunOptions`), and what they resolve to.
 
-On how many ranks, too: a number that would give other bits, or leave some idle, is refused.
+This includes the number of ranks: one that would change the bits or leave ranks idle is refused.
 
 A run may start from another run's weights, or its final state. That origin is recorded in
-config.json, so a replacement machine needs no options for it, and is applied by a proxy of the
-workload: the loop does not know of it.
+config.json, so a replacement machine needs no options for it, and a proxy of the workload applies
+it: the loop does not know about it.
 """
 
 import logging
@@ -36,11 +36,11 @@ def _forwarded(name: str) -> property:
 
 
 class _Proxy:
-    """Takes every member of the class that it is `of` from `inner`, and any other attribute."""
+    """Forwards to `inner` every member of the class that it is `of`, and any other attribute."""
 
     def __init_subclass__(cls, of: Any = None) -> None:
         super().__init_subclass__()
-        # Its own members too: those with defaults would hide what `inner` has.
+        # Members with defaults too, which would otherwise hide those of `inner`.
         for name in [] if of is None else [*dir(of), *of.REQUIRED]:
             if not name.startswith("_") and name != "REQUIRED":
                 setattr(cls, name, _forwarded(name))
@@ -71,7 +71,7 @@ class TrainProxy(_Proxy, Train, of=Train):
 
 
 class Restaged(WorkloadProxy):
-    """A workload with these stages, a function of the config as its own are."""
+    """A workload with other stages, which are a function of the config as its own are."""
 
     def __init__(self, inner: Workload[Any], stages: _Stages) -> None:
         super().__init__(inner)
@@ -91,19 +91,19 @@ class Origin:
     uri: str
     weights_sha256: str
     stage: str  # the stage that gets the weights, or is extended
-    # Of the extended stage in total, in one of the two; without both only weights are taken.
+    # The extended stage's total length, in one of the two; with neither, only weights are taken.
     epochs: int | None = None
     steps: int | None = None
     dataset: str | None = None  # its fingerprint: with another one, steps would differ
 
     @property
     def extends(self) -> bool:
-        """Whether it is a run's final state, to train on from, and not only its weights."""
+        """Whether this is a run's final state, to train on from, not only its weights."""
         return self.epochs is not None or self.steps is not None
 
 
 def origin_from_weights(uri: str, workload: Workload[Any], config: Any) -> Origin:
-    """Weights of a file or finished run, for the stage they came from or else the first one."""
+    """Return the origin for a file's or run's weights: the stage they came from, else the first."""
     weights = read_weights(uri)
     names = [stage.name for stage in workload.stages(config) if isinstance(stage, Train)]
     stage = weights.about.get("stage", "")
@@ -115,7 +115,7 @@ def origin_from_weights(uri: str, workload: Workload[Any], config: Any) -> Origi
 
 
 def with_origin(workload: Workload[Any], origin: Origin) -> Workload[Any]:
-    """The workload, whose stage of the origin trains from there."""
+    """Return the workload with the origin's stage training from there."""
     kind = _Extended if origin.extends else _FromWeights
 
     def stages(c: Any) -> Sequence[Prepare | Train]:
@@ -171,7 +171,7 @@ class _Extended(TrainProxy):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunOptions(AttemptOptions):
-    """What the command line decides about one attempt of a workload."""
+    """The command line's options for one attempt of a workload."""
 
     workload: str  # as given: a known name, or package.module:NAME
     source: Path | None = None  # the folder of that module: another one is another run
@@ -212,7 +212,7 @@ class ResolvedWorkload:
                 "micro_batch": stage.settings.micro_batch,
                 "precision": stage.settings.precision,
                 "compile": stage.settings.compile_mode,
-                # Not named where it is "none": older runs did not know it.
+                # Omitted where it is "none": older runs did not have it.
                 **({"sharding": how} if (how := stage.settings.sharding) != "none" else {}),
                 **({"reduction": "ring"} if stage.settings.reduction == "ring" else {}),
             }
@@ -222,13 +222,13 @@ class ResolvedWorkload:
 
 
 def depends_on_ranks(stages: Sequence[Prepare | Train]) -> bool:
-    """Whether another number of ranks gives other bits: where not all sum in one order."""
+    """Whether the number of ranks changes the bits, because it changes the order of sums."""
     trained = [stage.settings for stage in stages if isinstance(stage, Train)]
     return any(s.sharding != "none" or s.reduction != "tree" for s in trained)
 
 
 def resolve_workload(options: RunOptions, workload: Workload[Any]) -> ResolvedWorkload:
-    """A workload as it is: no weights to start from, no memory to adapt to."""
+    """Resolve a workload as it is: no weights to start from, no memory to adapt to."""
     config = resolve_config(workload, options.recipe, options.overrides)
     return ResolvedWorkload(
         workload=workload, config=config, stages=checked_stages(workload, config)
@@ -236,7 +236,7 @@ def resolve_workload(options: RunOptions, workload: Workload[Any]) -> ResolvedWo
 
 
 def checked_stages(workload: Workload[Any], config: Any) -> Sequence[Prepare | Train]:
-    """The stages of a config; UserError says what is wrong with them."""
+    """Return the stages of a config; a UserError says what is wrong with them."""
     try:
         if not 1 <= config.num_threads <= _MOST_THREADS:
             given = f"num_threads is {config.num_threads}"
@@ -257,10 +257,9 @@ def checked_stages(workload: Workload[Any], config: Any) -> Sequence[Prepare | T
 
 
 def usable_ranks(stages: Sequence[Prepare | Train], options: RunOptions) -> int:
-    """How many ranks train: as many as asked for, or on as many of the GPUs as the stages can use,
-    the same number on each host.
+    """Return the number of ranks: as asked for, or as many GPUs of each host as the stages can use.
 
-    Asked now, and not when a stage begins, after others have been trained.
+    Checked now, and not when a stage begins, after others have been trained.
     """
     asked = options.environment.ranks(options.num_processes)
     refused = _refusal(stages, asked)
@@ -276,7 +275,7 @@ def usable_ranks(stages: Sequence[Prepare | Train], options: RunOptions) -> int:
 
 
 def _refusal(stages: Sequence[Prepare | Train], num_ranks: int) -> str | None:
-    """Why a stage cannot have that many: it would give other bits, or leave ranks idle."""
+    """Return why a stage cannot use so many ranks: the bits would change, or ranks be idle."""
     for stage in stages:
         if num_ranks == 1 or not isinstance(stage, Train):
             continue
@@ -284,20 +283,20 @@ def _refusal(stages: Sequence[Prepare | Train], num_ranks: int) -> str | None:
         if settings.optimizer_in_backward:
             return (
                 f"stage {stage.name!r} has optimizer_in_backward: {num_ranks} processes would each "
-                "update with gradients of their own; give --num-processes 1, or overrides with "
-                "which its settings have optimizer_in_backward=False"
+                "update with gradients of their own; pass --num-processes 1, or overrides that set "
+                "optimizer_in_backward=False in its settings"
             )
         if num_ranks not in RANKS and settings.sharding == "none" and settings.reduction == "tree":
             return (
                 f"stage {stage.name!r} on {num_ranks} processes: only 1, 2, 4 or 8 sum gradients "
-                "in one order; give --num-processes one of these, or --override reduction=ring, "
+                "in one order; set --num-processes to one of these, or --override reduction=ring, "
                 "whose results depend on the number"
             )
         if settings.micro_batch > each:
             return (
                 f"stage {stage.name!r} on {num_ranks} processes: a step of {settings.global_batch} "
                 f"samples has {settings.global_batch // settings.micro_batch} micro-batches of "
-                f"{settings.micro_batch}, so some would have nothing to do; give fewer "
+                f"{settings.micro_batch}, so some would have nothing to do; use fewer "
                 f"--num-processes{f', or a micro_batch of at most {each}' if each else ''}"
             )
     return None

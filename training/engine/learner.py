@@ -47,7 +47,7 @@ _log = logging.getLogger(__name__)
 class _Scalars:
     """Sums numbers over all shares of a step, on the host, where they are read a step later.
 
-    `by_share` has those of this rank's shares, `num` each; `own` are the same on all ranks.
+    `by_share` has this rank's shares, `num` numbers each; `own` are the same on all ranks.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class _Scalars:
         for index, value in enumerate(values):
             if isinstance(value, Tensor):
                 self._sums[index].copy_(value.detach())
-        # Each number is that of one rank, and all others have 0: no order changes the sum.
+        # Each number comes from one rank, and all others add 0: no order changes the sum.
         self._work = world.sum_later(self._sums)
         if device.type == "cuda":
             if self._work is not None:
@@ -145,7 +145,7 @@ class Learner:
         self._optimizer = checked_optimizer(stage, stage.optimizer(self.model), self.model)
         for group in self._optimizer.param_groups:
             group.setdefault("initial_lr", float(group["lr"]))
-        # Whoever compiled or captured the optimizer holds these: they are changed in place.
+        # A compiled or captured optimizer holds these, so they are changed in place.
         self._rates = [group["lr"] for group in self._optimizer.param_groups]
         self._start_optimizer()
         if self._settings.optimizer_in_backward:
@@ -179,8 +179,8 @@ class Learner:
             tensors = snapshot.take("model")
             if problems := misfit(model, tensors):
                 raise UserError(
-                    f"the checkpoint is of another model of stage {stage.name!r}: {problems}; "
-                    "resume the run with the code that it began with, or start another run"
+                    f"the checkpoint does not fit the model of stage {stage.name!r}: {problems}; "
+                    "resume the run with the code that it began with, or start a new run"
                 )
             model.load_state_dict(tensors)
         if snapshot is None and self._world.size > 1:
@@ -192,7 +192,7 @@ class Learner:
         return model.train()
 
     def _choose(self, model: nn.Module, started_with: Mapping[str, str]) -> dict[str, str]:
-        """Rank 0 chooses, and the others after it."""
+        """Let rank 0 choose, and the other ranks follow it."""
 
         def choose(like: Mapping[str, str]) -> dict[str, str]:
             chosen = self._stage.numerics(model, self._inputs, like)
@@ -201,19 +201,19 @@ class Learner:
         first = self._world.share(choose(started_with) if self._world.leads else {})
         if first and self._world.leads:
             named = ", ".join(f"{what} {which}" for what, which in first.items())
-            _log.info("[ok] %s computes by: %s", self._stage.name, named)
+            _log.info("[ok] %s uses: %s", self._stage.name, named)
         if not self._world.leads:
             choose(first)
         return first
 
     def _start_optimizer(self) -> None:
-        """Give the optimizer the state that the stage starts it with, and keep no copy of it."""
+        """Load the state that the stage starts the optimizer with, and keep no copy of it."""
         state, self.start = self.start.optimizer, replace(self.start, optimizer={})
         if state and self.is_sharded:
             raise UserError(
-                f"stage {self._stage.name!r}: start gave a state to start the optimizer from, "
-                "which is whole, but the model is sharded over ranks; give sharding='none', or "
-                "let the optimizer start without state"
+                f"stage {self._stage.name!r}: start returned a complete optimizer state, but the "
+                "model is sharded over ranks; set sharding='none', or let the optimizer start "
+                "without state"
             )
         start_state(self._stage, self._optimizer, self.model, state)
 
@@ -290,7 +290,7 @@ class Learner:
                 with self._parallel.adding(place):
                     with autocast(self._settings.precision, self._inputs.device):
                         loss, mean, metrics = self._parallel.losses(batch, step, num_steps)
-                        # 0 / 0 is no number: what weighs nothing has no gradient either.
+                        # 0 / 0 is NaN: what weighs nothing has no gradient either.
                         loss = loss / weight if weight else loss * 0.0
                         if mean is not None:
                             loss = loss + mean / num_micro_batches
@@ -351,7 +351,7 @@ class Learner:
         try:
             with average:
                 if self.is_sharded:
-                    # Of the averages too: each rank has averaged buffers of its own.
+                    # With averages too: each rank has averaged its own buffers.
                     self._world.share_buffers(self.model)
                 try:
                     yield self._parallel

@@ -29,7 +29,7 @@ from training.tally import Tally, taken, timed
 from training.workload import Batch, Inputs, Samples, Settings
 
 _BATCHES_AHEAD_PER_WORKER = 2
-# Batches that are in use while others are made: more of them are copied.
+# Batches that may be in use while others are made; any more are copied.
 _BATCHES_IN_USE = 64
 _TASKS_PER_WORKER = 2  # of one stacked batch
 
@@ -66,7 +66,7 @@ class Loader:
         settings: Settings,
         inputs: Inputs,
     ) -> "Loader":
-        """The loader of a stage's samples, as its settings want it."""
+        """Return a loader for a stage's samples, as its settings ask for."""
         num = num_workers(
             settings.loader_workers,
             device=inputs.device,
@@ -90,7 +90,7 @@ class Loader:
         return batch
 
     def taken(self) -> Tally:
-        """What making the batches since the last call took; it begins anew."""
+        """Return the tally of making batches since the last call, and reset it."""
         made = Tally()
         made.add(self.tally)
         self.tally.seconds.clear()
@@ -106,10 +106,10 @@ class Loader:
 def num_workers(
     wanted: LoaderWorkers, *, device: torch.device, num_threads: int, num_ranks: int
 ) -> int:
-    """The number of worker processes of each rank; "auto": its vCPUs but those it trains with."""
+    """Return the worker processes per rank; "auto": its vCPUs minus those it trains with."""
     if wanted != "auto":
         return wanted
-    # Beside a GPU the trainer itself takes one, whatever `num_threads` is (sizing/models/).
+    # With a GPU the trainer itself takes one, whatever `num_threads` is (sizing/models/).
     own = num_threads if device.type == "cpu" else 1
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return max(0, (usable or 1) // num_ranks - own)
@@ -129,8 +129,8 @@ class _Ahead:
 class _Workers(Iterator[Batch]):
     """Forked processes and the batches that they make, a few ahead.
 
-    All work on one batch if its samples are stacked, else each on a batch of its own: what another
-    `collate` does is the workload's business, and does not belong in the trainer's thread.
+    All work on one batch if its samples are stacked, else each on a batch of its own: any other
+    `collate` is the workload's own code, which does not belong in the trainer's thread.
     """
 
     def __init__(
@@ -157,7 +157,7 @@ class _Workers(Iterator[Batch]):
         self._answers: list[Connection] = []
         self._processes: list[BaseProcess] = []
         self._selector = selectors.DefaultSelector()
-        # They do not end by themselves while this process lives, not even while it exits.
+        # Workers do not end by themselves while this process lives, not even while it exits.
         self._end = Finalize(self, _end, (self._processes,), exitpriority=0)
         self._ask()
         for _ in range(num):
@@ -167,7 +167,7 @@ class _Workers(Iterator[Batch]):
         try:
             return self._next()
         except BaseException:
-            # Whoever has the error may keep it, and with it this object, and never close it.
+            # Whoever catches the error may keep it, and with it this object, without closing it.
             self._end()
             raise
 
@@ -184,7 +184,7 @@ class _Workers(Iterator[Batch]):
         return batch
 
     def close(self) -> None:
-        """End the workers at once: they have nothing that could be lost."""
+        """End the workers at once: they hold nothing that could be lost."""
         self._end()
         self._selector.close()
         for connection in self._answers:
@@ -235,7 +235,7 @@ class _Workers(Iterator[Batch]):
         self._ahead.append(_Ahead(number, slot, size, len(firsts), []))
 
     def _receive(self) -> None:
-        """Wait for answers; a worker that has ended takes the attempt with it."""
+        """Wait for answers; a worker that has ended ends the attempt too."""
         for key, _ in self._selector.select():
             if not isinstance(key.fileobj, Connection):
                 raise _lost(key.data)

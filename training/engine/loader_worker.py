@@ -1,8 +1,8 @@
 """A worker process of the loader: it makes batches into memory that it shares with the trainer.
 
-Forked, so that it shares the trainer's memory maps; it leaves every signal to the trainer, and ends
-with it. The memory is one anonymous mapping in slots, used again when nothing refers to them: it
-needs no /dev/shm (64 MB in a container), and takes no more than was written.
+It is forked, so it shares the trainer's memory maps; it leaves every signal to the trainer and ends
+with it. The memory is one anonymous mapping in slots, each reused once nothing refers to it: it
+needs no /dev/shm (64 MB in a container) and takes only what was written.
 """
 
 import mmap
@@ -34,7 +34,7 @@ from training.tally import Tally, taken, timed
 from training.workload import Batch
 
 _SLOT_BYTES = 2**32
-# Without it Linux counts the whole mapping, not only what is written, as taken.
+# Without this flag Linux counts the entire mapping as taken, not only what is written.
 _MAP_NORESERVE = {"linux": 0x4000, "darwin": 0x40}.get(sys.platform, 0)
 _LOCKED_IN = 2**21  # bytes
 
@@ -51,12 +51,12 @@ class BatchMemory:
             self._mapping = mmap.mmap(-1, num_slots * _SLOT_BYTES, flags=flags)
         except OSError as error:
             raise UserError(
-                f"loader workers need {num_slots * _SLOT_BYTES >> 30} GiB of addresses, not "
+                f"loader workers need {num_slots * _SLOT_BYTES >> 30} GiB of address space, not "
                 f"memory, which this system refuses ({error.strerror}): lift `ulimit -v` or "
-                "vm.overcommit_memory=2, or give 0 loader_workers"
+                "vm.overcommit_memory=2, or set loader_workers to 0"
             ) from error
         self._device = device
-        # The last one freed is taken first: the fewer slots are used, the less memory.
+        # The last slot freed is taken first: the fewer are in use, the less memory they take.
         self._free = list(reversed(range(num_slots)))
         self._dropped: deque[int] = deque()  # by any thread that let go of a batch
         self._read_until: deque[tuple[torch.cuda.Event, list[int]]] = deque()
@@ -69,15 +69,15 @@ class BatchMemory:
         return np.frombuffer(self._mapping, np.uint8, count=_SLOT_BYTES, offset=offset)
 
     def take(self) -> int:
-        """A slot to write to; there must be one."""
+        """Take a free slot to write to; there must be one."""
         self._collect()
         return self._free.pop()
 
     def hand_out(self, slot: int, size: int) -> memoryview:
-        """The first `size` bytes of a slot, which is free again when nothing refers to them.
+        """Return the first `size` bytes of a slot, which is free again once nothing refers to them.
 
-        Tensors and arrays made of them refer to them, whoever keeps them. If others keep so many
-        that no slot is left, it is a copy.
+        Tensors and arrays made from them count, whoever keeps them. If so many are kept that no
+        slot is left, return a copy.
         """
         self._collect()
         array = self.view(slot)[:size]
@@ -145,7 +145,7 @@ def write(batch: Batch, memory: NDArray[np.uint8], first: int) -> list[_Place]:
 
 
 def read(memory: memoryview, places: Sequence[_Place]) -> Batch:
-    """The batch that `write` wrote, in the same memory."""
+    """Return the batch that `write` wrote, without copying it."""
     data, *buffers = (memory[first : first + size] for first, size in places)
     # Torch 2.12 warns of sparse tensors that it unpickles, unless these checks are off by name.
     with torch.sparse.check_sparse_tensor_invariants(enable=False):  # type: ignore[no-untyped-call]
@@ -157,8 +157,8 @@ def _refuse_too_large(size: int) -> None:
     if size > _SLOT_BYTES:
         raise UserError(
             f"a micro-batch of {size / 2**30:.1f} GiB is too large for loader workers, which make "
-            f"at most {_SLOT_BYTES / 2**30:.0f} GiB; take a smaller micro_batch, or 0 "
-            "loader_workers"
+            f"at most {_SLOT_BYTES / 2**30:.0f} GiB; use a smaller micro_batch, or set "
+            "loader_workers to 0"
         )
 
 
@@ -169,7 +169,7 @@ class _Pickler(pickle.Pickler):
         if type(obj) is not Tensor or not _is_plain(obj):
             return NotImplemented
         if not obj.numel():
-            # Else all that it is an empty view of would be pickled.
+            # Otherwise everything behind an empty view would be pickled.
             return _empty, (obj.dtype, tuple(obj.shape), obj.stride())
         span = 1 + sum((n - 1) * step for n, step in zip(obj.shape, obj.stride(), strict=True))
         values = obj.as_strided((span,), (1,)).view(torch.uint8).numpy()
@@ -205,7 +205,7 @@ _IDLE_MILLISECONDS = 1000
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """Rows `first` to `first + count` of a batch, whose ids stand at the beginning of its slot."""
+    """Rows `first` to `first + count` of a batch, whose ids are at the beginning of its slot."""
 
     number: int  # of the batch, counted from 0
     slot: int
@@ -215,23 +215,23 @@ class Task:
     batch_size: int
 
     def encode(self) -> bytes:
-        """Short enough that several processes can read from one pipe."""
+        """Encode the task, short enough for several processes to read from one pipe."""
         return _TASK.pack(*astuple(self))
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What became of a task."""
+    """The outcome of a task."""
 
     number: int
     layout: bytes = b""  # of the stacked samples, pickled
-    places: Sequence[_Place] = ()  # where the parts of a batch are that was made whole
+    places: Sequence[_Place] = ()  # of the parts of a batch that one worker made
     error: bytes = b""  # a pickled exception
     tally: Tally = field(default_factory=Tally)  # of making it
 
 
 def header_bytes(batch_size: int) -> int:
-    """The beginning of a slot, with the ids."""
+    """Return the size of a slot's beginning, which holds the ids."""
     return -(-8 * batch_size // _PAGE) * _PAGE
 
 
@@ -243,8 +243,8 @@ def work(
     trainer: int,
     of_the_trainer: Sequence[Connection],
 ) -> None:
-    """Do tasks until the trainer ends; it kills its workers when it needs them no more."""
-    # Else a worker could not find out that nobody reads any more.
+    """Do tasks until the trainer ends; it kills its workers when it no longer needs them."""
+    # Otherwise a worker could not tell that nobody reads its answers any more.
     for connection in of_the_trainer:
         connection.close()
     _leave_signals_to_the_trainer()
@@ -286,7 +286,7 @@ def _done(task: Task, maker: Maker, memory: BatchMemory) -> Answer:
 
 
 def _pickled(error: BaseException) -> bytes:
-    """The exception with its traceback, which is lost otherwise, as a note."""
+    """Pickle the exception with its traceback, otherwise lost, as a note."""
     text = "In a loader worker:\n" + "".join(traceback.format_exception(error))
     try:
         error.add_note(text)

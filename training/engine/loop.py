@@ -35,9 +35,9 @@ from training.workload import Batch, Inputs, Samples, Train, implements
 
 _log = logging.getLogger(__name__)
 
-# Of a whole step, and of its part without the other ranks, where there are any.
+# The times of a whole step, and of its part without the other ranks, if there are any.
 _DeviceTimes = tuple[DeviceTime, DeviceTime | None]
-# A rank that needs this many times what the usual one does slows all of them down.
+# A rank that takes this many times as long as the usual one slows all of them down.
 _SLOW = 1.25
 
 
@@ -109,7 +109,7 @@ class StageLoop:
         with self._context.consensus.noting_divergence():
             self._policy.save_stage_end(self._position)
         self._context.consensus.go_back_if_diverged()
-        # It and this loop hold each other, and with them the model until the next collection.
+        # A reference cycle with this loop, which would keep the model until the next collection.
         del self._policy
         return self._position
 
@@ -133,11 +133,11 @@ class StageLoop:
 
     @property
     def _epoch(self) -> int:
-        """The number of complete epochs, which is also the current one's, from 0."""
+        """The number of complete epochs, which is also the current epoch's number, from 0."""
         return self._plan.epoch(self._position.stage_step)
 
     def _fetch(self, step: int) -> "list[tuple[MicroBatch, Batch]]":
-        """This rank's batches of a step; none after the last."""
+        """Fetch this rank's batches of a step; none after the last."""
         batches: list[tuple[MicroBatch, Batch]] = []
         if step < self._plan.num_steps:
             share = self._plan.share(step, self._context.world.rank)
@@ -220,7 +220,7 @@ class StageLoop:
         self._context.consensus.go_back_if_diverged()
 
     def _answer_notice(self, work_seconds: float | None) -> None:
-        """Commit; the next work starts only if it ends in the time that is left."""
+        """Commit; the next work starts only if it fits into the remaining time."""
         self._read_together()
         self._policy.answer_notice(self._position, work_seconds)
         self._pace.skip()
@@ -245,7 +245,7 @@ class StageLoop:
         return is_due and self._position.evaluated_step != step
 
     def _evaluated(self, *, is_last: bool) -> dict[str, float]:
-        """The metrics; after a notice in the middle of it, the evaluation is repeated."""
+        """Return the metrics; repeat the evaluation if a notice interrupts it."""
         name = f"{self._stage.name}-{self._position.stage_step}"
         while True:
             self._protect("evaluation")
@@ -293,11 +293,11 @@ class StageLoop:
             return best
         if name not in metrics:
             raise RunFailedError(
-                f"stage {self._stage.name!r}: best_metric is {name!r}, the evaluation gave "
+                f"stage {self._stage.name!r}: best_metric is {name!r}, but the evaluation returned "
                 f"{', '.join(metrics)}; name one of these"
             )
         if not math.isfinite(metrics[name]):
-            line = "[%s] after epoch %d: %s is %s, which is never best"
+            line = "[%s] after epoch %d: %s is %s, which never counts as best"
             _log.warning(line, self._stage.name, self._epoch, name, metrics[name])
             return best
         sign = 1.0 if self._settings.best_mode == "max" else -1.0
@@ -322,26 +322,26 @@ class StageLoop:
 
 
 class _OwnTimes:
-    """What steps take each rank without waiting for others: the slowest one holds all of them up.
+    """Each rank's step times without waiting for the others: the slowest one holds up all.
 
-    Between two evaluations, data and arithmetic; those of a sharded stage wait for each other.
+    Covers data and arithmetic between two evaluations; ranks of a sharded stage still wait.
     """
 
     def __init__(self, context: AttemptContext) -> None:
         self._context = context
         self._seconds: list[float] = []
-        self._slow = self._named = -1  # the rank that was slow, and that was named, last
+        self._slow = self._named = -1  # the rank last found slow, and the one last named
 
     def add(self, time: StepTime, own: float) -> None:
         """Add a step's wait for data and its own work."""
         self._seconds.append(time.seconds * time.waited_share + own)
 
     def compare(self, position: Position) -> None:
-        """Name a rank that is slow twice running, once being chance; all ranks call it."""
+        """Name a rank that is slow twice in a row, as once is chance; all ranks call it."""
         world = self._context.world
         if world.size == 1:
             return
-        # The median: a first step compiles, and a step beside a commit may be long.
+        # The median, as a first step compiles and a step during a commit may be long.
         own, self._seconds = statistics.median(self._seconds or [0.0]), []
         of_rank = world.gather(round(own, 6))
         usual, slow = statistics.median_low(of_rank), of_rank.index(max(of_rank))
@@ -358,8 +358,8 @@ class _OwnTimes:
             return
         self._named = slow
         text = (
-            f"all ranks wait for {names[slow]}: a step takes it {of_rank[slow]:.3g} s of its "
-            f"own work and data, and the usual rank {usual:.3g} s"
+            f"all ranks wait for {names[slow]}: its own work and data take {of_rank[slow]:.3g} s a "
+            f"step, those of the usual rank {usual:.3g} s"
         )
         _log.warning("[slow] %s", text)
         self._context.events.emit("slow-rank", "info", message=text, **where)

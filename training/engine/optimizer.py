@@ -1,8 +1,8 @@
 """An optimizer's state by parameter name, and what goes with it: loss scale and moving average.
 
-torch numbers the parameters in the order of the optimizer's groups; a checkpoint has the names that
-belong to the numbers, so that another model's optimizer can start from the state. Its tensors keep
-their types, which are the optimizer's own business.
+torch numbers the parameters in the order of the optimizer's groups; a checkpoint records the names
+for these numbers, so another model's optimizer can start from the state. Its tensors keep their
+types, which are up to the optimizer.
 """
 
 import contextlib
@@ -26,8 +26,8 @@ from training.workload import OptimizerState, Train
 def create_optimizer_state(optimizer: Optimizer) -> None:
     """Make the optimizer create all state that a step creates, so that it can be filled in place.
 
-    It takes a step with zero gradients: which state there is, and how it is sharded, is its own
-    business. The values, and those of the weights, are to be overwritten.
+    It takes a step with zero gradients, as only the optimizer knows what state there is and how it
+    is sharded. The caller must overwrite the values, including those of the weights.
     """
     for group in optimizer.param_groups:
         for parameter in group["params"]:
@@ -40,8 +40,8 @@ def create_optimizer_state(optimizer: Optimizer) -> None:
 def load_optimizer_state(optimizer: Optimizer, saved: Mapping[str, Any]) -> None:
     """Load a state_dict; each tensor comes back in the type it was saved in, laid out as created.
 
-    A checkpoint's tensors are contiguous: beside gradients of channels-last convolutions they would
-    cost foreach its fast path. State of a parameter's shape takes the parameter's strides.
+    A checkpoint's tensors are contiguous: next to gradients of channels-last convolutions they
+    would cost foreach its fast path. State of a parameter's shape takes the parameter's strides.
 
     `Optimizer.load_state_dict` casts all but `step` to the parameter's type: moments in bfloat16
     would come back in float32, and moments in float32 of a bfloat16 parameter rounded.
@@ -62,7 +62,7 @@ def _laid_out(value: Any, parameter: Tensor) -> Any:
 
 
 def _uncast(loaded: Any, saved: Any) -> Any:
-    """What was loaded, where it was put, but with the saved tensors where a type has changed."""
+    """Return `loaded`, but with the saved tensors, on its device, where a type has changed."""
     if isinstance(saved, Tensor):
         return loaded if loaded.dtype == saved.dtype else saved.to(loaded.device)
     if isinstance(saved, dict):
@@ -105,7 +105,7 @@ def state_by_name(snapshot: CheckpointContent) -> OptimizerState:
 def start_state(
     stage: Train, optimizer: Optimizer, model: nn.Module, state: OptimizerState
 ) -> None:
-    """Give an optimizer without state this one, in memory of its own and on the right device."""
+    """Set the state of an optimizer without any, in its own memory and on the right device."""
     names = iter(parameter_names(optimizer, model))
     places = {
         name: (parameter, group)
@@ -115,8 +115,8 @@ def start_state(
     }
     if unknown := sorted(state.keys() - places.keys()):
         raise UserError(
-            f"stage {stage.name!r}: start gave an optimizer state for {unknown[0]!r}, which is not "
-            f"a parameter of its optimizer; name them as the model does: {', '.join(places)[:80]}"
+            f"stage {stage.name!r}: start returned an optimizer state for {unknown[0]!r}, which is "
+            f"not a parameter of its optimizer; use the model's names: {', '.join(places)[:80]}"
         )
     for name, own in state.items():
         parameter, group = places[name]
@@ -147,7 +147,7 @@ def step_in_backward(optimizer: Optimizer) -> None:
 
 
 def _step(optimizer: Optimizer | None, number: int, parameter: Tensor) -> None:
-    """Step the optimizer as if it had this parameter alone."""
+    """Step the optimizer as if it had only this parameter."""
     assert optimizer is not None
     groups = optimizer.param_groups
     group = groups[number]  # looked up here, as load_state_dict replaces the groups
@@ -183,7 +183,7 @@ class Scaling:
         """Clip gradients, step, adapt the scale.
 
         Return whether the step was skipped, and the norm of the gradients if they are clipped:
-        then it is known anyway, otherwise it would cost another pass over them.
+        clipping needs it anyway; otherwise it would cost another pass over them.
         """
         norm: Tensor | None = None
         if clip_norm is not None:

@@ -1,7 +1,7 @@
 """One stage's model on several ranks: a copy on each, or a share on each (FSDP2).
 
 A loss or an evaluation uses the model only inside one module's forward, so the parameters it sees
-are whole, wherever they are stored. Copies add up their gradients, while backward goes on, and
+are complete, wherever they are stored. Copies sum their gradients, while backward still runs, and
 BatchNorm's statistics.
 """
 
@@ -27,8 +27,8 @@ from training.workload import Batch, Settings, Train
 class _Gradients:
     """The gradients of a rank's whole model, on their way to all other ranks.
 
-    Buckets are sent in one order, each as soon as backward has made the gradients of it and of
-    those before it. A parameter without a gradient on one rank adds nothing there.
+    Buckets are sent in one order, each as soon as backward has computed its gradients and those of
+    the buckets before it. A parameter without a gradient on one rank adds nothing there.
     """
 
     def __init__(self, stage: Train, parameters: Sequence[Tensor], world: World) -> None:
@@ -52,13 +52,13 @@ class _Gradients:
         self._bucket_of = {n: k for k, bucket in enumerate(self._buckets) for n in bucket}
 
     def begin_step(self, model: nn.Module) -> None:
-        """Nothing is sent yet."""
+        """Start a step, of which nothing has been sent."""
         self._num_sent = 0
         self._buffers = _versions(model)
 
     @contextlib.contextmanager
     def sending(self, aside: Sequence[Sequence[Tensor | None]]) -> Iterator[None]:
-        """Send buckets in here, in the last backward; sums that were set aside are added first."""
+        """Send buckets in this context, the last backward, after adding the sums set aside."""
         self._waited_for = [set(bucket) for bucket in self._buckets]
         self._aside = aside
         try:
@@ -67,7 +67,7 @@ class _Gradients:
             self._aside = None
 
     def send_rest(self, aside: Sequence[Sequence[Tensor | None]]) -> None:
-        """Send what backward has not: a rank may have had none, or left parameters out."""
+        """Send what backward has not: a rank may have run none, or left out parameters."""
         while self._num_sent < len(self._buckets):
             self._send(aside)
 
@@ -80,18 +80,18 @@ class _Gradients:
                 parameter.grad = None
         if _versions(model) != self._buffers:
             raise RunFailedError(
-                f"stage {self._stage.name!r}: its forward changes a buffer that is none of "
-                "BatchNorm's statistics, which ranks cannot add up; train it with --num-processes 1"
+                f"stage {self._stage.name!r}: its forward changes a buffer other than BatchNorm's "
+                "statistics, which ranks cannot sum; train it with --num-processes 1"
             )
 
     def _ready(self, number: int) -> None:
-        """A gradient is there, after each backward."""
+        """Note a gradient after each backward, and send the buckets that are complete."""
         if self._aside is None:
             return
         if self._bucket_of[number] < self._num_sent:
             raise RunFailedError(
-                f"stage {self._stage.name!r}: one backward made a gradient twice, after ranks had "
-                "begun to add it up; give torch.utils.checkpoint use_reentrant=False"
+                f"stage {self._stage.name!r}: one backward computed a gradient twice, after ranks "
+                "had begun to sum it; pass use_reentrant=False to torch.utils.checkpoint"
             )
         self._waited_for[self._bucket_of[number]].discard(number)
         while self._num_sent < len(self._buckets) and not self._waited_for[self._num_sent]:
@@ -108,7 +108,7 @@ class _Gradients:
             if own is not None and own.layout != torch.strided:
                 raise RunFailedError(
                     f"stage {self._stage.name!r}: a gradient of shape {tuple(parameter.shape)} is "
-                    "sparse, which ranks do not add up; give nn.Embedding sparse=False"
+                    "sparse, which ranks cannot sum; pass sparse=False to nn.Embedding"
                 )
         summed = self.reduction.begin(self._layouts[self._num_sent], sums)
         for parameter, gradient in zip(parameters, summed, strict=True):
@@ -117,7 +117,7 @@ class _Gradients:
 
 
 def _versions(model: nn.Module) -> list[tuple[int, int]]:
-    """What changes when a buffer is replaced, or changed in place by anything but BatchNorm."""
+    """Return what changes when a buffer other than BatchNorm's is replaced or changed in place."""
     norms = {id(b) for m in model.modules() if isinstance(m, _NormBase) for b in m.buffers(False)}
     return [(id(b), b._version) for b in model.buffers() if id(b) not in norms]
 
@@ -140,7 +140,7 @@ class _NormStatistics:
         self._reduced: list[Tensor] = []
 
     def begin(self, *, is_alone: bool) -> None:
-        """Before a step; where its only micro-batch `is_alone`, that leaves what it leaves."""
+        """Prepare a step; where its only micro-batch `is_alone`, BatchNorm's own update stands."""
         norms = [] if is_alone else [norm for norm in self._norms if norm.training]
         named = [dict(norm.named_buffers(recurse=False)) for norm in norms]
         self._tensors = [own[name] for own in named for name in ("running_mean", "running_var")]
@@ -150,12 +150,12 @@ class _NormStatistics:
         self._sums = [None] * len(self._tensors)
 
     def set_aside(self) -> None:
-        """Begin a sum of its own."""
+        """Set the sum so far aside and begin a new one."""
         self._aside.append(self._sums)
         self._sums = [None] * len(self._tensors)
 
     def add(self, joins: int) -> None:
-        """After a micro-batch: add what it has made of the statistics, and take that back."""
+        """After a micro-batch, add the statistics it left to the sum, and restore those before."""
         if not self._tensors:
             self._aside.clear()
             return
@@ -165,7 +165,7 @@ class _NormStatistics:
             self._sums = add(self._aside.pop(), self._sums)
 
     def begin_reduction(self, reduction: Reduction) -> None:
-        """Add the ranks' sums up, bucket by bucket."""
+        """Begin to sum over the ranks, bucket by bucket."""
         self._reduced = self._tensors[:]
         for bucket in buckets(self._tensors):
             layout = BucketLayout([self._tensors[number] for number in bucket])
@@ -175,7 +175,7 @@ class _NormStatistics:
         self._sums = list(self._reduced)
 
     def end(self, num_micro_batches: int) -> None:
-        """Leave the mean over all micro-batches of the step."""
+        """Set the statistics to the mean over all micro-batches of the step."""
         sums = [tensor for tensor in self._sums if tensor is not None]
         if sums:
             torch._foreach_div_(sums, float(num_micro_batches))
@@ -204,7 +204,7 @@ def parallel(stage: Train, model: nn.Module, world: World) -> "Parallel":
 
 
 class _Work(nn.Module):
-    """Anything that is done with a model, such as its loss, as a module's forward."""
+    """Any work with a model, such as its loss, as a module's forward."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -215,7 +215,7 @@ class _Work(nn.Module):
 
 
 def _losses(stage: Train, batch: Batch, step: int, num_steps: int, model: nn.Module) -> Any:
-    """The stage's loss with its tensors in the open, where FSDP finds them."""
+    """Return the stage's loss as a tuple, in which FSDP finds the tensors."""
     loss = checked_loss(stage, stage.loss(model, batch, step, num_steps))
     return loss.total, loss.mean, loss.metrics
 
@@ -240,14 +240,14 @@ class Parallel:
         return act(self._model)
 
     def begin_step(self, num_micro_batches: int) -> None:
-        """Prepare a step, before its first micro-batch; all ranks together have that many."""
+        """Prepare a step before its first micro-batch; the number counts those of all ranks."""
 
     def adding(self, place: int) -> AbstractContextManager[None]:
         """Context for forward and backward of this rank's micro-batch at `place` of the step."""
         return contextlib.nullcontext()
 
     def end_step(self) -> None:
-        """After the last micro-batch: all ranks have the gradients of the whole step."""
+        """Finish a step after its last micro-batch: all ranks have its complete gradients."""
 
     def end_evaluation(self) -> None:
         """Free what an evaluation gathered, so that parameters may be changed or swapped."""
@@ -256,8 +256,8 @@ class Parallel:
 class _Whole(Parallel):
     """Every rank has the whole model, and its gradients are summed in the order of reduction.py.
 
-    So are the statistics that BatchNorm keeps: each micro-batch moves those of the step's
-    beginning, and the step leaves the mean of what they have become.
+    So are BatchNorm's running statistics: each micro-batch starts from those at the step's
+    beginning, and the step leaves the mean of the results.
     """
 
     def __init__(self, stage: Train, model: nn.Module, world: World) -> None:
@@ -288,7 +288,7 @@ class _Whole(Parallel):
                 parameter.grad = None
             self._statistics.set_aside()
         if self._ranks is not None and place == len(self._turns) - 1:
-            # What is left to join is joined as backward goes on, and sent.
+            # The sums still set aside are added, and sent, while backward runs.
             with self._ranks.sending(self._aside):
                 yield
         else:
@@ -312,7 +312,7 @@ class _Sharded(Parallel):
     """Every rank has a share of each parameter and of its optimizer state.
 
     A block's parameters are gathered for its forward and backward and freed afterwards; gradients
-    are reduced with every micro-batch, each rank keeping its share: whole ones are never kept.
+    are reduced with every micro-batch, each rank keeping its share: full gradients are never kept.
     """
 
     def __init__(self, stage: Train, model: nn.Module, world: World) -> None:
@@ -331,7 +331,7 @@ class _Sharded(Parallel):
         except (ValueError, NotImplementedError) as error:
             raise UserError(
                 f"stage {stage.name!r}: its model cannot be sharded: {error}; "
-                "give sharding='none', or change the model"
+                "set sharding='none', or change the model"
             ) from error
         if sorted(names_by_id(model).values()) != before:
             raise UserError(
@@ -358,7 +358,7 @@ def named_blocks(stage: Train, model: nn.Module) -> list[nn.Module]:
     order = {id(module): number for number, module in enumerate(model.modules())}
     if unknown := [type(module).__name__ for module in named if id(module) not in order]:
         raise UserError(
-            f"stage {stage.name!r}: `sharded_modules` gave a {unknown[0]} that is not part of "
+            f"stage {stage.name!r}: `sharded_modules` returned a {unknown[0]} that is not part of "
             "its model; return modules of the model that it is called with"
         )
     unique = {id(module): module for module in named}

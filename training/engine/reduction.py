@@ -1,8 +1,8 @@
 """Sums in one order, whatever the number of ranks: 1, 2, 4 and 8 of them give the same bits.
 
-A step's micro-batches are eight contiguous shares, some perhaps empty. Each share is summed in
+A step's micro-batches form eight contiguous shares, some perhaps empty. Each share is summed in
 order, and the eight by pairs, ((0 1) (2 3)) ((4 5) (6 7)): a rank sums its shares, then the ranks
-add up, each with the next one first. a + b is b + a, so whoever adds two sums gets the same.
+sum theirs, each with the next one first. As a + b is b + a, both ranks of a pair get the same.
 """
 
 import contextlib
@@ -21,23 +21,23 @@ from training.attempt.context import SHARES, World
 from training.engine.batches import own_micro_batches
 from training.stacking import ALIGNMENT
 
-# As DDP's: large enough for a network's speed, small enough to begin while backward goes on.
+# As in DDP: large enough for a network's speed, small enough to begin while backward runs.
 _BUCKET_BYTES = 25 * 2**20
 # Buckets on a GPU, each with memory for what it receives.
 _MOST_UNDER_WAY = 4
-# x + -0.0 is x, also where x is -0.0: what stands for a rank that has nothing to add.
+# Stands for a rank that has nothing to add: x + -0.0 is x, even where x is -0.0.
 _NOTHING = -0.0
 
 
 class Turn(NamedTuple):
-    """What is done around a micro-batch, whose gradients are added to those before it."""
+    """The work around a micro-batch, whose gradients are added to those before it."""
 
-    sets_aside: bool  # before it: the sum so far, as it begins a sum of its own
-    joins: int  # after it: sums that were set aside and are added now, the last one first
+    sets_aside: bool  # before it, the sum so far: the micro-batch begins a new sum
+    joins: int  # after it: the number of sums set aside that are added now, the last one first
 
 
 def share_of(number: int, num_micro: int) -> int:
-    """The share in which a micro-batch is."""
+    """Return the share that a micro-batch belongs to."""
     return ((number + 1) * SHARES - 1) // num_micro
 
 
@@ -63,7 +63,7 @@ def turns(num_micro: int, rank: int, size: int) -> list[Turn]:
 
 
 def _most_set_aside(num_micro: int) -> int:
-    """How many sums a single rank keeps at most besides the one that it adds to."""
+    """Return the most sums that a single rank keeps besides the one it adds to."""
     most = count = 0
     for turn in turns(num_micro, 0, 1):
         most = max(most, count := count + turn.sets_aside)
@@ -72,17 +72,17 @@ def _most_set_aside(num_micro: int) -> int:
 
 
 def sums_set_aside(model: nn.Module, num_micro: int) -> list[Tensor]:
-    """Memory as of the sums that wait while one rank computes a step's last micro-batch."""
+    """Allocate as much as the sums that wait while one rank computes a step's last micro-batch."""
     trained = [p for p in model.parameters() if p.requires_grad]
     count = _most_set_aside(num_micro)
     return [torch.empty(p.shape, dtype=p.dtype, device=p.device) for p in trained * count]
 
 
 def tree_sum(by_share: Sequence[float]) -> float:
-    """The sum of one number of each share, 0 where it has none."""
+    """Sum one number per share, 0 for an empty share, in the order of gradients."""
     while len(by_share) > 1:
         by_share = [a + b for a, b in zip(by_share[::2], by_share[1::2], strict=True)]
-    return by_share[0] + 0.0  # of two zeros, that without a sign
+    return by_share[0] + 0.0  # turns -0.0 into 0.0
 
 
 def add(left: list[Tensor | None], right: Sequence[Tensor | None]) -> list[Tensor | None]:
@@ -94,7 +94,7 @@ def add(left: list[Tensor | None], right: Sequence[Tensor | None]) -> list[Tenso
 
 
 def buckets(tensors: Sequence[Tensor]) -> list[list[int]]:
-    """The tensors' numbers, the last one first, as backward makes their gradients; by type."""
+    """Group the tensors' numbers by type, last first, as backward computes their gradients."""
     found: list[list[int]] = []
     open_buckets: dict[torch.dtype, tuple[list[int], int]] = {}
     for number in reversed(range(len(tensors))):
@@ -116,7 +116,7 @@ class BucketLayout:
         self._places: list[tuple[torch.Size, tuple[int, ...], int]] = []
         end = 0
         for tensor in like:
-            # Those of a gradient, which are in memory as their parameter is.
+            # The strides of a gradient, which is laid out as its parameter is.
             strides = torch.empty_like(tensor, device="meta").stride()
             self._places.append((tensor.size(), strides, end))
             end += math.ceil(tensor.nbytes / ALIGNMENT) * ALIGNMENT // size
@@ -126,9 +126,9 @@ class BucketLayout:
         self._kept: Tensor | None = None
 
     def packed(self, values: Sequence[Tensor | None]) -> tuple[Tensor, list[Tensor]]:
-        """The values in one piece of memory, and its parts; for None what adds nothing.
+        """Return the values in one piece of memory, and its parts; None becomes -0.0.
 
-        On the CPU it is that of the call before: fresh memory costs a page fault for every 4 KiB.
+        On the CPU each call reuses the memory: fresh memory costs a page fault for every 4 KiB.
         """
         flat = self._like.new_empty(self._numel) if self._kept is None else self._kept
         if flat.device.type == "cpu":
@@ -144,10 +144,10 @@ class BucketLayout:
 
 
 class Reduction:
-    """Adds tensors up over the ranks, bucket by bucket, while other work goes on.
+    """Sums tensors over the ranks, bucket by bucket, while other work goes on.
 
-    All ranks begin the same buckets in the same order. With `is_ring` the library's all_reduce adds
-    up, in an order that depends on the number of ranks.
+    All ranks begin the same buckets in the same order. With `is_ring` the library's all_reduce
+    sums, in an order that depends on the number of ranks.
     """
 
     def __init__(self, world: World, *, is_ring: bool) -> None:
@@ -165,7 +165,7 @@ class Reduction:
             self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def begin(self, layout: BucketLayout, values: Sequence[Tensor | None]) -> list[Tensor]:
-        """Begin to add up; the tensors that hold the sums after `end`, laid out as asked."""
+        """Begin to sum; return the tensors that hold the sums after `end`, laid out as asked."""
         flat, parts = layout.packed(values)
         way = self._ring(flat) if self._is_ring else self._tree(flat, self._tag)
         self._tag += 1
@@ -181,7 +181,7 @@ class Reduction:
         return parts
 
     def end(self) -> None:
-        """Wait until all that was begun is added up; on a GPU, what follows waits."""
+        """Wait for all sums that were begun; on a GPU, only the current stream waits."""
         for added in self._added:
             added.result()
         self._added.clear()
@@ -199,7 +199,7 @@ class Reduction:
             self._under_way.append(way)
 
     def _beside(self) -> AbstractContextManager[object]:
-        """On a GPU, in a stream of its own, after what was begun in the current one."""
+        """On a GPU, enter a separate stream, after what was begun in the current one."""
         if self._stream is None:
             return contextlib.nullcontext()
         self._stream.wait_stream(torch.cuda.current_stream())

@@ -1,7 +1,7 @@
 """Checks of what a stage's methods return against the protocol, where the loop uses it.
 
 A wrong result is refused in one sentence with the method's name; otherwise it would end in a
-traceback of torch or JSON far from the wrong line, or train nothing.
+traceback from torch or JSON far from the wrong line, or train nothing.
 """
 
 import dataclasses
@@ -41,7 +41,7 @@ def samples_of(stage: Train, i: Inputs, split: str) -> Samples:
 
 
 def _unlike(thing: Any, base: type[Any], what: str) -> Iterator[str]:
-    """How `thing` differs from `base`: what it lacks, or what the loop could not call."""
+    """Yield how `thing` differs from `base`: what it lacks, or what the loop could not call."""
     if not isinstance(thing, base):
         yield (
             f"{what} is of class {type(thing).__name__}, which does not subclass "
@@ -85,7 +85,7 @@ def checked_start(stage: Train, start: Any) -> Start:
 def checked_numerics(stage: Train, chosen: Any) -> dict[str, str]:
     """Check the result of `Train.numerics`, which is kept as JSON and compared."""
     if not isinstance(chosen, Mapping):
-        raise _wrong(stage, "numerics", chosen, "a mapping of what was chosen to which")
+        raise _wrong(stage, "numerics", chosen, "a mapping of what is chosen to the choice")
     for name, value in chosen.items():
         if not isinstance(name, str) or not isinstance(value, str):
             raise UserError(
@@ -105,7 +105,7 @@ def checked_optimizer(stage: Train, optimizer: Any, model: nn.Module) -> Optimiz
     if foreign or not given:
         what = f"{foreign} of {len(given)} are not the model's" if given else "none at all"
         raise UserError(
-            f"stage {stage.name!r}: the optimizer was given wrong parameters ({what}); give it "
+            f"stage {stage.name!r}: the optimizer was given the wrong parameters ({what}); pass it "
             "those of the model that optimizer(m) is called with: m.parameters()"
         )
     return optimizer
@@ -187,7 +187,7 @@ def checked_order(samples: Samples, epoch: int, seed: int, *, twice: bool) -> ND
 
 
 def _indices(samples: Samples, epoch: int, seed: int) -> NDArray[Any]:
-    """A copy: what `order` returned may be the workload's own, which it changes."""
+    """Return a copy: the array that `order` returned may be the workload's own, and change."""
     order: Any = samples.order(epoch, seed)
     return np.array(order.numpy(force=True) if isinstance(order, Tensor) else order)
 
@@ -217,7 +217,7 @@ _CONFIG_FIELDS = {"seed": int, "num_threads": int, "deterministic": bool}
 
 
 def problems(workload: Any) -> list[str]:
-    """Problems as sentences; empty if there are none."""
+    """Return the problems as sentences; empty if there are none."""
     if lacks := list(_unlike(workload, Workload, "the workload")):
         return lacks
     if not isinstance(workload.recipes, Mapping) or not workload.recipes:
@@ -228,7 +228,7 @@ def problems(workload: Any) -> list[str]:
     if not isinstance(workload.placement_fields, frozenset):
         found.append("placement_fields must be a frozenset of names of config fields")
     for recipe, make in workload.recipes.items():
-        # The next recipe mostly has the same problems.
+        # The next recipe usually has the same problems.
         found = found or [f"recipe {recipe!r}: {text}" for text in _recipe(workload, make)]
     return found
 

@@ -115,7 +115,7 @@ class StageSequence:
     def _train_stage(
         self, checkpointer: Checkpointer | None, stage: Train, before: Position | None
     ) -> Position:
-        """Train one stage from its start or from the snapshot, and hold nothing of it any more."""
+        """Train one stage from its start or from the snapshot, and keep nothing of it."""
         inputs = self._inputs(before)
         snapshot, self._snapshot = self._snapshot, None
         start = before if snapshot and before else self._begin(stage, before)
@@ -124,7 +124,7 @@ class StageSequence:
         loop = StageLoop(
             *(self._context, checkpointer, stage, inputs, start, snapshot), self._skipped_steps
         )
-        del snapshot  # what the loop needs of it, it has
+        del snapshot  # the loop has what it needs of it
         return loop.run()
 
     def _prepare(
@@ -163,7 +163,7 @@ class StageSequence:
             changed = self._changed(position.numerics_changed)
             if added := sorted({*changed} - {*position.numerics_changed}):
                 parts = ", ".join(added)
-                _log.warning("[resume] the results may differ: another %s than at first", parts)
+                _log.warning("[resume] results may differ: the run began with another %s", parts)
             position = replace(position, numerics_changed=changed)
         where: dict[str, Any] = {
             "step": position.step if position else 0,
@@ -293,7 +293,7 @@ class StageSequence:
 
 
 def _bottleneck(position: Position, device: str) -> dict[str, Any]:
-    """Where the stages' time went, and in a sentence what bound the one that took the most."""
+    """Return the stages' times, and a sentence on what bound the stage that took the most."""
     found = longest(position.times)
     said = sentence(*found, device) if found else None
     if said is None:
@@ -303,7 +303,7 @@ def _bottleneck(position: Position, device: str) -> dict[str, Any]:
 
 
 def _accuracies(position: Position) -> dict[str, float]:
-    """Each stage's, and the last one's, under names of their own."""
+    """Return each stage's accuracy, and the last one's, under names of their own."""
     found = {
         f"{stage}_accuracy": metrics["accuracy"]
         for stage, metrics in position.results.items()
@@ -315,7 +315,7 @@ def _accuracies(position: Position) -> dict[str, float]:
 
 
 def _read_optimizer(store: Store, end: CheckpointEntry) -> OptimizerState:
-    """Each rank that asks for it reads it, alone."""
+    """Read the optimizer's state; each rank that asks for it reads it alone."""
     with _explained():
         return state_by_name(read_checkpoint(store, end, {OPTIMIZER}))
 

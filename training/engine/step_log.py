@@ -1,7 +1,7 @@
-"""How long steps take, what is recorded of each, and what a stage's time went into: what bound it.
+"""The duration and record of each step, and a stage's bottleneck: what its time went into.
 
-A loader that keeps up has its batches ready: without waiting, data is not the bottleneck. What the
-trainer waits for, the work of the loader's processes tells.
+A loader that keeps up has its batches ready: without waiting, data is not the bottleneck. If the
+trainer waits, the work of the loader's processes tells what for.
 """
 
 import math
@@ -24,9 +24,9 @@ from training.workload import Train
 
 _Bound: TypeAlias = Literal["GPU", "CPU", "host", "decode", "make", "disk", "network"]
 
-# Waiting for data that costs less than this is nobody's bottleneck.
+# Waiting for data that costs less than this is not a bottleneck.
 _WAITED_SHARE = 0.05
-# Workers that do less have batches ready: steps are too short for what handing one over takes.
+# Workers less busy than this have batches ready: handing them over takes longer than a step.
 _BUSY_SHARE = 0.5
 _BOUND_OF: Mapping[str, _Bound] = {
     "sync": "network",
@@ -69,7 +69,7 @@ class _StageTimes:
     """
 
     samples: float = 0.0
-    seconds: float = 0.0  # of the steps; evaluations and commits are no part of it
+    seconds: float = 0.0  # of the steps, without evaluations and commits
     waited_seconds: float = 0.0  # of these, for data
     computed_seconds: float = 0.0  # of these, the device worked on steps
     first_waited_seconds: float = 0.0  # before the first step of each attempt
@@ -81,7 +81,7 @@ class _StageTimes:
 
     @property
     def starved_seconds(self) -> float:
-        """The device's, for data: on a GPU the trainer may wait while steps are computed."""
+        """Seconds the device waited for data: on a GPU the trainer may wait while it computes."""
         return min(self.waited_seconds, self.seconds - self.computed_seconds)
 
     @property
@@ -90,17 +90,17 @@ class _StageTimes:
         return {part: getattr(self, f"{part}_seconds") for part in _BOUND_OF}
 
     def to_json(self) -> dict[str, float]:
-        """Rounded to microseconds."""
+        """Return the fields, rounded to microseconds."""
         return {name: round(value, 6) for name, value in asdict(self).items()}
 
 
 def bottleneck(times: _StageTimes, device: str) -> _Bound | None:
-    """What bounds the steps on a device ("cuda" or "cpu"); None before there are two steps."""
+    """Return what bounds steps on a device ("cuda" or "cpu"); None before there are two steps."""
     if not times.seconds:
         return None
     parts = times.by_part
     is_loader_busy = sum(parts.values()) >= _BUSY_SHARE * times.loader_seconds
-    # A CPU that makes its batches itself does nothing meanwhile: the larger part bounds it.
+    # A CPU that makes its own batches computes no steps at that time: the larger part bounds it.
     is_by_turns = device == "cpu" and not times.loader_seconds
     least = times.computed_seconds if is_by_turns else _WAITED_SHARE * times.seconds
     if times.starved_seconds >= least and is_loader_busy:
@@ -111,25 +111,25 @@ def bottleneck(times: _StageTimes, device: str) -> _Bound | None:
 
 
 def sentence(stage: str, times: _StageTimes, device: str) -> str | None:
-    """The bottleneck with the figures that say so, and what would change it."""
+    """Return the bottleneck with the figures behind it, and what would change it."""
     bound = bottleneck(times, device)
     if bound is None:
         return None
     seconds = times.seconds
     text = (
-        f"stage {stage!r} is bound by {_WHAT[bound]}: of the time of its steps "
-        f"{times.computed_seconds / seconds:.0%} were computing and "
+        f"stage {stage!r} is bound by {_WHAT[bound]}: of its steps' time "
+        f"{times.computed_seconds / seconds:.0%} was computing and "
         f"{times.starved_seconds / seconds:.0%} waiting for data, at "
         f"{readable(times.samples / seconds)} samples/s. {_loader(times)}"
     )
     if times.first_waited_seconds >= max(1.0, 0.01 * seconds):
-        text += f" Before the first steps {times.first_waited_seconds:.0f} s were waited for data."
+        text += f" It waited {times.first_waited_seconds:.0f} s for data before the first steps."
     is_alone = not times.loader_seconds and times.starved_seconds >= _WAITED_SHARE * seconds
     return f"{text} {_ALONE if is_alone else _ADVICE[bound]}"
 
 
 def _loader(times: _StageTimes) -> str:
-    """What the loader did, and what it could do."""
+    """Say what the loader did, and what it could do."""
     parts = {part: seconds for part, seconds in times.by_part.items() if seconds}
     total = sum(parts.values())
     if not total:
@@ -153,7 +153,7 @@ def _loader(times: _StageTimes) -> str:
 
 
 def longest(times: Mapping[str, Mapping[str, Any]]) -> tuple[str, _StageTimes] | None:
-    """The stage that took the most time, of what `to_json` gave by stage."""
+    """Return the stage that took the most time, from the results of `to_json` by stage."""
     of_stage = {stage: _StageTimes(**numbers) for stage, numbers in times.items()}
     if not of_stage:
         return None
@@ -168,7 +168,7 @@ class StepTime(NamedTuple):
 
 
 class DeviceTime:
-    """How long the device works on what is launched inside of it."""
+    """Measures how long the device works on what is launched inside the context."""
 
     def __init__(self, device: torch.device) -> None:
         self._events = None
@@ -189,7 +189,7 @@ class DeviceTime:
 
     @property
     def seconds(self) -> float:
-        """Waits for the device if it has not ended."""
+        """The device's seconds; waits until it has ended."""
         if self._events is None:
             return self._seconds
         began, ended = self._events
@@ -209,7 +209,7 @@ class Pace:
         self.longest_seconds: float | None = None  # of recent steps, waiting for data included
 
     def next(self, wait_seconds: float) -> StepTime:
-        """The time of the step that has just ended, given the loader's total wait."""
+        """Return the time of the step that has just ended, given the loader's total wait."""
         now = time.monotonic()
         seconds = max(now - self._since, 1e-9)
         share = min(1.0, (wait_seconds - self._waited) / seconds)
@@ -221,7 +221,7 @@ class Pace:
         return StepTime(seconds, share)
 
     def seconds_for(self, num_steps: int) -> float | None:
-        """How long so many more steps will take here, with evaluations and commits as so far."""
+        """Estimate the time of `num_steps` more steps, with evaluations and commits as so far."""
         if self._first_ended is None or not self._num_steps:
             return None
         return (time.monotonic() - self._first_ended) / self._num_steps * num_steps
@@ -236,7 +236,7 @@ class Pace:
 
 
 class TimesSoFar:
-    """Adds up where the time of a stage's steps went, from what attempts before have left."""
+    """Adds up where the time of a stage's steps went, starting from earlier attempts' times."""
 
     def __init__(self, before: Mapping[str, float], num_workers: int) -> None:
         self._times = _StageTimes(**before)
@@ -261,7 +261,7 @@ class TimesSoFar:
             setattr(times, f"{part}_seconds", times.by_part[part] + seconds)
 
     def to_json(self) -> dict[str, float]:
-        """For a checkpoint's position, from which the next attempt goes on."""
+        """Return the times for a checkpoint's position, from which the next attempt goes on."""
         return self._times.to_json()
 
 
@@ -279,12 +279,12 @@ class StepLog:
     def record(
         self, position: Position, result: StepResult, time: StepTime, counts: Mapping[str, int]
     ) -> None:
-        """Record the step that ended at `position`; DivergedError if its numbers are no numbers.
+        """Record the step that ended at `position`; DivergedError if loss or norm is not finite.
 
         `counts` is what its samples counted while they were made.
         """
         loss, norm, metrics = result.read()
-        # Where the loss scaler skipped the step, an infinite norm is what it scales down for.
+        # Where the loss scaler skipped the step, an infinite norm is the reason it scales down.
         is_norm_bad = norm is not None and not math.isfinite(norm) and not result.is_skipped
         if not math.isfinite(loss) or is_norm_bad:
             message = f"stage {position.stage!r}, step {position.step}: the loss is {loss}"

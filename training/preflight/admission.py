@@ -1,4 +1,4 @@
-"""Memory of a machine: what several runs have reserved of it, and the limit of one process.
+"""A machine's memory: what several runs have reserved of it, and the limit of one process.
 
 Four runs once each read the same dataset into memory, 63 GB in total on a host with 32 GB, and the
 machine was unreachable for an hour. Each run, of any user, writes its reservation to a file under a
@@ -27,8 +27,8 @@ from training.save.process_tree import living_below
 _log = logging.getLogger(__name__)
 
 _MEBIBYTE = 2**20
-# A trainer's own memory beside its data: 0.6 GiB was measured on the CPU (training/LOG.md), and a
-# CUDA context has more on the host. Each loader process shares the trainer's by fork.
+# A trainer's own memory besides its data: 0.6 GiB measured on the CPU (training/LOG.md), and a CUDA
+# context takes more on the host. Each loader process shares the trainer's by fork.
 _PROCESS_MIB = 1024
 _LOADER_MIB = 256
 # The rest is for the system, the page cache of mapped data, and the unforeseen.
@@ -37,7 +37,7 @@ _USABLE_SHARE = 0.8
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ResourceRequest:
-    """What one run needs of a machine. `gpu_mib` None: all of a GPU's memory, if there is one."""
+    """What one run needs from a machine. `gpu_mib` None: all of a GPU's memory, if there is one."""
 
     run: str
     data_mib: int  # of data read into each process's own memory; mapped files are shared
@@ -58,7 +58,7 @@ class ResourceRequest:
         return self.num_processes * (self.threads + self.loader_workers)
 
     def arithmetic(self) -> str:
-        """How `host_mib` is computed, for people."""
+        """Show how `host_mib` is computed."""
         times = f"{self.num_processes} processes, each " if self.num_processes > 1 else ""
         return (
             f"{times}{_PROCESS_MIB} for the process + {self.loader_workers} x {_LOADER_MIB} "
@@ -69,12 +69,12 @@ class ResourceRequest:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MachineCapacity:
-    """What a machine has available; None if the system does not tell."""
+    """What a machine has available; None if the system does not report it."""
 
     free_host_mib: int | None
     vcpus: int
     gpu_mib: Sequence[int] = ()  # of each GPU
-    host_mib: int | None = None  # in all
+    host_mib: int | None = None  # in total
 
     @classmethod
     def here(cls, gpu_mib: Sequence[int] = ()) -> "MachineCapacity":
@@ -99,7 +99,7 @@ class _Reservation:
 def refuse_oversubscription(
     requests: Sequence[ResourceRequest], others: Sequence[_Reservation], machine: MachineCapacity
 ) -> None:
-    """Raise an error with the arithmetic if these runs together do not fit beside the others.
+    """Raise an error with the arithmetic if these runs together do not fit next to the others.
 
     MachineError if they would fit on this machine with all of its memory free, else UserError.
     """
@@ -125,7 +125,7 @@ def refuse_oversubscription(
 def too_many_threads(
     requests: Sequence[ResourceRequest], others: Sequence[_Reservation], machine: MachineCapacity
 ) -> str | None:
-    """A sentence if there are fewer vCPUs than threads, which only slows runs down; or None."""
+    """Return a warning if there are fewer vCPUs than threads, which only slows runs down."""
     all_requests = [*requests, *(other.request for other in others)]
     threads = sum(request.vcpus for request in all_requests)
     if threads <= machine.vcpus:
@@ -140,7 +140,7 @@ def _refuse_full_gpu(
     most = max(request.num_processes for request in requests)
     if most > len(machine.gpu_mib):
         raise UserError(
-            f"--num-processes is {most}, but this machine has {len(machine.gpu_mib)} GPU(s); give "
+            f"--num-processes is {most}, but this machine has {len(machine.gpu_mib)} GPU(s); use "
             "at most that many, or auto"
         )
     total = machine.gpu_mib[0]
@@ -162,9 +162,9 @@ class Reservations:
 
     @contextmanager
     def reserved(self, request: ResourceRequest, machine: MachineCapacity) -> Iterator[None]:
-        """Hold a reservation while the context is open; as `refuse_oversubscription` if none fits.
+        """Hold a reservation in this context; raise as `refuse_oversubscription` if none fits.
 
-        Where nothing can be reserved, the run goes on without one and says so.
+        If no reservation can be written, the run goes on without one and logs that.
         """
         name = f"{os.getpid()}-{secrets.token_hex(4)}"
         others: list[_Reservation] = []
@@ -174,7 +174,7 @@ class Reservations:
                 refuse_oversubscription([request], others, machine)
                 self._write(name, request)
         except OSError as error:
-            _log.warning(f"[room] other runs do not see what this one needs: {error}")
+            _log.warning(f"[room] other runs cannot see what this one needs: {error}")
         warning = too_many_threads([request], others, machine)
         if warning:
             _log.warning(f"[room] {warning}")
@@ -194,14 +194,14 @@ class Reservations:
             except (ValueError, KeyError, TypeError):
                 pid, started, request = 0, None, None
             if request is None or started is None or _started(pid) != started:
-                # Another user's is deleted by a later run of that user.
+                # Another user's file is deleted by a later run of that user.
                 with suppress(OSError):
                     path.unlink()
             elif pid != os.getpid():
                 yield _Reservation(request=request, used_mib=_used_mib(pid))
 
     def _write(self, name: str, request: ResourceRequest) -> None:
-        """Write this process's reservation, whole and readable for every user."""
+        """Write this process's reservation atomically, and readable by every user."""
         record = {"pid": os.getpid(), "began": _started(os.getpid()), "need": asdict(request)}
         part = self._folder / f".{name}.part"
         part.write_text(json.dumps(record))
@@ -211,11 +211,11 @@ class Reservations:
     @contextmanager
     def _locked(self) -> Iterator[None]:
         self._folder.mkdir(parents=True, exist_ok=True)
-        # The folder itself: a lock file could be opened by the user alone who made it.
+        # Lock the folder itself: only the user who made a lock file could open it.
         folder = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         try:
             if os.fstat(folder).st_uid == os.getuid():
-                # As /tmp: every user may add files and delete their own.
+                # Like /tmp: every user may add files and delete their own.
                 os.fchmod(folder, 0o1777)
             fcntl.flock(folder, fcntl.LOCK_EX)
             yield
@@ -224,7 +224,7 @@ class Reservations:
 
 
 def _parse(data: bytes) -> tuple[int, str | None, ResourceRequest]:
-    """Process, its start time and what it needs; ValueError, KeyError or TypeError if damaged."""
+    """Return process, start time and needs; ValueError, KeyError or TypeError if damaged."""
     record = json.loads(data)
     need = record["need"]
     numbers = [value for name, value in need.items() if name != "run" and value is not None]
@@ -253,7 +253,7 @@ def _used_mib(pid: int) -> int:
             return _kib(pid, "status", "RssAnon:", "RssShmem:") // 1024
         return 0
     for child in living_below(pid) - {pid}:
-        with suppress(OSError):  # it has ended meanwhile
+        with suppress(OSError):  # it has just ended
             used += _kib(child, "smaps_rollup", "Pss_Anon:", "Pss_Shmem:")
     return used // 1024
 
@@ -273,7 +273,7 @@ _MESSAGES = (
     "CUDA driver error: out of memory",
     "Cuda failure 2 'out of memory'",
     "Triton Error [CUDA]: out of memory",
-    # and its libraries, which allocate beside torch: cuBLAS, cuDNN 8 and 9, cuSOLVER, cuSPARSE.
+    # and its libraries, which allocate outside torch: cuBLAS, cuDNN 8 and 9, cuSOLVER, cuSPARSE.
     "_STATUS_ALLOC_FAILED",
     "_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
     "_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED",
@@ -292,11 +292,11 @@ def limit_memory(mib: int, device: torch.device) -> None:
         if mib * _MEBIBYTE > total:
             raise UserError(
                 f"--memory-limit-mib {mib} exceeds the device's memory; "
-                f"give at most {total // _MEBIBYTE}"
+                f"use at most {total // _MEBIBYTE}"
             )
         torch.cuda.set_per_process_memory_fraction(mib * _MEBIBYTE / total, device)
         return
-    # torch imports it with the first optimizer; the limit is not meant for code.
+    # torch imports this with the first optimizer, and the limit is not meant to cover code.
     importlib.import_module("torch._dynamo")
     # Private writable memory: files mapped for reading, such as datasets, do not count.
     used = data_bytes()

@@ -1,8 +1,8 @@
-"""Models of the transformers library, and what fine-tuning makes of any: only shapes and costs.
+"""Models of the transformers library, and fine-tuned variants of any model: only shapes and costs.
 
 A config.json, or its name on the Hugging Face Hub, is enough. The shapes and bytes of adapters, of
-matrices in four bits and of an optimizer with eight are peft's (LoRA, Hu et al. 2021) and those of
-bitsandbytes (QLoRA, Dettmers et al. 2023), neither of which is needed: nothing is trained.
+4-bit matrices and of an 8-bit optimizer are those of peft (LoRA, Hu et al. 2021) and bitsandbytes
+(QLoRA, Dettmers et al. 2023); neither is needed, as nothing is trained.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -17,7 +17,7 @@ from torch.utils.flop_counter import register_flop_formula
 
 from training.errors import UserError
 
-# Of an architecture that the config does not name: the first task that its family has.
+# Tried in this order for a config that names no architecture: the first that its family has.
 _TASKS = ("MASKED_LM", "SEQ_TO_SEQ_CAUSAL_LM", "CAUSAL_LM", "IMAGE_CLASSIFICATION")
 _DEFAULT_TOKENS = 512
 
@@ -25,8 +25,8 @@ _DEFAULT_TOKENS = 512
 class HuggingFace:
     """A config's model with a batch of any size: `tokens` each, or images as the config has them.
 
-    `attention`: eager, or fused as sdpa; by default fused where the library has it. `recomputes`:
-    each block again in backward.
+    `attention`: "eager", or "sdpa" for fused; by default fused where the library has it.
+    `recomputes`: each block is computed again in backward.
     """
 
     def __init__(
@@ -48,8 +48,8 @@ class HuggingFace:
         self._inputs = self._class.main_input_name
         if self._inputs not in ("input_ids", "pixel_values"):
             raise UserError(
-                f"{self._class.__name__} takes {self._inputs}, whose shape no config tells; give "
-                "package.module:function, which returns the model and a batch"
+                f"{self._class.__name__} takes {self._inputs}, whose shape is not in a config; "
+                "pass package.module:function, which returns the model and a batch"
             )
         if tokens and self._inputs == "pixel_values":
             raise UserError("--tokens is for text: an image's number of patches is in its config")
@@ -91,11 +91,11 @@ def _read(target: str) -> Any:
         from transformers import AutoConfig
     except ImportError as error:
         raise UserError(
-            f"{target}: {error}; a config is counted by the transformers library: "
+            f"{target}: {error}; counting a config needs the transformers library: "
             "pip install transformers"
         ) from None
     if target.endswith(".json") and not Path(target).is_file():
-        raise UserError(f"{target} does not exist; give a transformer's config.json")
+        raise UserError(f"{target} does not exist; pass a transformers config.json")
     try:
         return AutoConfig.from_pretrained(target)
     except (ValueError, TypeError, OSError, ArithmeticError, StrictDataclassError) as error:
@@ -104,7 +104,7 @@ def _read(target: str) -> Any:
 
 
 def _class_of(config: Any) -> Any:
-    """The class that the config names, else that of the first task of its family."""
+    """Return the class that the config names, else that of its family's first task."""
     import transformers
     from transformers.models.auto import modeling_auto
 
@@ -117,14 +117,14 @@ def _class_of(config: Any) -> Any:
         if found:
             return found
     raise UserError(
-        f"transformers has no model to train of model_type {config.model_type!r}; give "
+        f"transformers cannot train model_type {config.model_type!r}; pass "
         "package.module:function, which returns the model and a batch"
     )
 
 
 @contextmanager
 def balanced_experts() -> Iterator[None]:
-    """Let experts compute in one product that works in every precision, on fake tensors, too."""
+    """Make experts compute in one product that works in every precision and on fake tensors."""
     from transformers.integrations import moe
 
     # transformers 5.17 has no backward product of its own, 5.23 has.
@@ -144,13 +144,13 @@ def _grouped_flops(passes: int) -> Any:
     return flops
 
 
-# A scale of a byte for 64 values, whose own scales are negligible; of an 8-bit state, a float32 for
-# 256 values. Smaller parameters keep a state of float32.
+# A one-byte scale per 64 values, whose own scales are negligible; for an 8-bit state a float32 per
+# 256 values. Smaller parameters keep a float32 state.
 _OF_ONE_SCALE, _OF_ONE_STATE, _SMALLEST = 64, 256, 4096
 
 
 class _Product(torch.autograd.Function):
-    """A product with a packed matrix, which is unpacked for it, in forward and in backward."""
+    """A product with a packed matrix, which is unpacked for it in both forward and backward."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, packed: Tensor, shape: tuple[int, int]) -> Tensor:
@@ -165,7 +165,7 @@ class _Product(torch.autograd.Function):
 
 
 class _FourBit(nn.Module):
-    """A frozen matrix in four bits."""
+    """A frozen 4-bit matrix."""
 
     packed: Tensor
     scales: Tensor
@@ -183,7 +183,7 @@ class _FourBit(nn.Module):
 
 
 class _Adapter(nn.Module):
-    """A frozen matrix and two of low rank beside it, which alone are trained."""
+    """A frozen matrix and two low-rank ones next to it, which alone are trained."""
 
     def __init__(self, base: nn.Module, inside: int, out: int, rank: int) -> None:
         super().__init__()
@@ -202,9 +202,9 @@ class _Adapter(nn.Module):
 def adapted(
     make: Callable[[int], tuple[Any, ...]], *, rank: int, dtype: torch.dtype, four_bit: bool
 ) -> Callable[[int], tuple[Any, ...]]:
-    """Return what makes the model frozen in `dtype`, with an adapter at each matrix but the head's.
+    """Return `make` with the model frozen in `dtype` and an adapter at each matrix but the head's.
 
-    four_bit: the matrices themselves in four bits, where they are nn.Linear.
+    four_bit: pack the matrices that are nn.Linear into four bits, too.
     """
 
     def make_adapted(samples: int) -> tuple[Any, ...]:
@@ -235,7 +235,7 @@ def _cast(model: nn.Module, dtype: torch.dtype) -> None:
 
 
 def _shape_of(module: nn.Module) -> tuple[int, int] | None:
-    """Inputs and outputs of a matrix; GPT-2's Conv1D is one, transposed. None: it is none."""
+    """Return a matrix's inputs and outputs (GPT-2's Conv1D is one, transposed), or None."""
     if isinstance(module, nn.Linear):
         return module.in_features, module.out_features
     if type(module).__name__ == "Conv1D" and isinstance(module.weight, Tensor):
@@ -244,7 +244,7 @@ def _shape_of(module: nn.Module) -> tuple[int, int] | None:
 
 
 def in_bfloat16(make: Callable[[int], tuple[Any, ...]]) -> Callable[[int], tuple[Any, ...]]:
-    """Return what makes the model with parameters, gradients and inputs in bfloat16."""
+    """Return `make` with the model's parameters, gradients and inputs in bfloat16."""
     from torch.utils._pytree import tree_map_only
 
     def make_halved(samples: int) -> tuple[Any, ...]:
@@ -260,13 +260,13 @@ def in_bfloat16(make: Callable[[int], tuple[Any, ...]]) -> Callable[[int], tuple
 
 
 class AdamW8bit(torch.optim.Optimizer):
-    """AdamW's two states in eight bits, of parameters large enough; its kernel needs no more."""
+    """AdamW with 8-bit states for large enough parameters; its kernel needs no other memory."""
 
     def __init__(self, parameters: Any) -> None:
         super().__init__(parameters, {})
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """Make the state of each parameter, and change the parameter in place."""
+        """Create the state of each parameter, and change the parameter in place."""
         for group in self.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is None:

@@ -1,4 +1,4 @@
-"""What is watched while a step runs on fake tensors: live storages, kernels, bytes, what is kept.
+"""Observers of a step on fake tensors: live storages, kernels, bytes moved, tensors kept.
 
 Every storage is counted from its allocation until it is freed, in the allocator's blocks of 512
 bytes.
@@ -29,7 +29,7 @@ _WITHOUT_KERNEL = frozenset(
 class Convolutions(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts the FLOPs of convolutions, forward and backward: all, grouped, and channels last.
 
-    Depthwise ones are not grouped here: they have kernels of their own.
+    Depthwise ones do not count as grouped: they have kernels of their own.
     """
 
     def __init__(self) -> None:
@@ -48,7 +48,7 @@ class Convolutions(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def shares(self, total_flops: int) -> dict[str, float]:
         """Return the shares of a step's FLOPs, as a footprint has them."""
-        # torch counts the backward of groups wrongly, so that the total may be too small.
+        # torch miscounts the backward of grouped convolutions, so the total may be too small.
         total = max(total_flops, self.flops, 1)
         return {
             "convolution_share": round(self.flops / total, 3),
@@ -69,7 +69,7 @@ class Convolutions(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _starts_kernel(operation: Any) -> bool:
-    """Whether an operation starts a kernel: views and mere allocations start none."""
+    """Whether an operation starts a kernel: views and plain allocations do not."""
     name = operation.overloadpacket.__name__
     # transformers: the product of all experts; training: growth's fused optimizer.
     return (
@@ -77,7 +77,7 @@ def _starts_kernel(operation: Any) -> bool:
     )
 
 
-# Of torch's multi_tensor_apply: blocks of a launch, elements of a block, and the tensors of a
+# Limits of torch's multi_tensor_apply: blocks per launch, elements per block, and tensors per
 # launch by the number of lists.
 _BLOCKS, _BLOCK_ELEMENTS, _TENSORS = 320, 65_536, (110, 64, 48, 36, 30)
 _OVERWRITE = frozenset(["copy_", "fill_", "zero_", "normal_", "uniform_", "_foreach_copy_"])
@@ -86,7 +86,7 @@ _PICK = frozenset(["embedding", "gather", "index", "index_select"])
 
 @dataclass(slots=True)
 class _Work:
-    """What a device is told to do: kernels, and the bytes that these read and write."""
+    """The work of a device: kernels, and the bytes that they read and write."""
 
     kernels: int = 0
     moved_bytes: int = 0
@@ -114,7 +114,7 @@ class _Work:
 
 
 def _num_launches(name: str, given: Sequence[Any]) -> int:
-    """One, or as many as torch makes of lists of tensors."""
+    """Return 1, or the number of launches that torch makes for lists of tensors."""
     lists: list[list[Tensor]] = [value for value in given if isinstance(value, list) and value]
     if not lists or not name.startswith(("_foreach", "_fused")):
         return 1

@@ -1,4 +1,4 @@
-"""What one step of a stage needs, measured without needing it: the step runs on fake tensors.
+"""What one step of a stage needs, measured without having it: the step runs on fake tensors.
 
 Not counted: the CUDA context, fragmentation, cuDNN's workspaces. Autocast follows the CPU's
 lists, and attention with dropout uses the plain formula; sizing's margin covers the difference.
@@ -127,19 +127,19 @@ def measure_evaluation(stage: Train, config: Any, size: int) -> int:
 
 
 def measure_probe(name: str, probe: Probe) -> dict[str, Any]:
-    """Measure a Prepare stage's work on one batch; what it has of a `_StepFootprint`."""
+    """Measure a Prepare stage's work on one batch; return its part of a `_StepFootprint`."""
     with refusing_reads(name, "its probe reads data", "let shapes alone decide what it computes"):
         return _forward(probe.build, lambda m, batch: m(batch), probe.batch, probe.size)
 
 
 def _gathered_bytes(stage: Train, model: nn.Module) -> int:
-    """What is outside of the sharded blocks, one of these, and the next one."""
+    """Return the bytes outside the sharded blocks, plus those of one block and the next."""
     blocks = [_bytes(block.parameters()) for block in stage.sharded_modules(model)]
     return _bytes(model.parameters()) - sum(blocks) + 2 * max(blocks, default=0)
 
 
 def _kept_bytes(model: nn.Module, act: Callable[[], Any], flops: int) -> int:
-    """What backward reads; where a part of forward is recomputed, as often as it computes."""
+    """Return the bytes that backward reads, scaled up where part of forward is recomputed."""
     kept = KeptForBackward(model)
     # A checkpointed block keeps nothing that hooks could see: count it without checkpoints.
     plain = patch.object(torch.utils.checkpoint, "_checkpoint_hook", lambda frame: nullcontext())
@@ -176,7 +176,7 @@ class _Step:
             step_in_backward(optimizer)
 
     def run(self, num_micro: int, size: int) -> None:
-        """Gradients of `num_micro` equal micro-batches of `size`, then the optimizer.
+        """Compute gradients of `num_micro` equal micro-batches of `size`, then run the optimizer.
 
         While the last of them is computed, sums of the step's earlier ones wait to be added.
         """
@@ -229,7 +229,7 @@ def _forward(
     example: Batch,
     size: int,
 ) -> dict[str, Any]:
-    """Bytes and FLOPs of a forward pass without gradients."""
+    """Measure the bytes and FLOPs of a forward pass without gradients."""
     with FakeTensorMode() as fake, torch.no_grad():
         memory = LiveMemory()
         with memory:
@@ -256,8 +256,8 @@ def _fake(example: Batch, fake: FakeTensorMode, memory: LiveMemory) -> Batch:
 
 
 def _flops(act: Callable[[], Any]) -> tuple[int, dict[str, float]]:
-    """The FLOPs, and how many of them are convolutions."""
-    # The counter of torch 2.14 does not know the CPU's attention, which fake tensors take.
+    """Return the FLOPs, and the shares of convolutions in them."""
+    # The counter of torch 2.14 does not know the CPU's attention, which fake tensors use.
     aten = torch.ops.aten
     attention = {
         aten._scaled_dot_product_flash_attention_for_cpu: _attention_flops,
@@ -288,7 +288,7 @@ def _bytes(tensors: Iterable[Tensor]) -> int:
 
 
 def _loss(stage: Train, model: nn.Module, batch: Batch) -> Loss:
-    """The loss, or what stands for one that reads data."""
+    """Return the loss, or the stage's surrogate for one that reads data."""
     if implements(stage, Train.surrogate):
         return stage.surrogate(model, batch)
     return stage.loss(model, batch, *LAST_STEP)

@@ -1,8 +1,8 @@
 """The out-of-memory ladder: the workload's rungs, tried one after another at a run's start.
 
-Each trial is a new process, this module as a program, that makes real steps of every stage on the
-largest batch: JSON on standard input, one JSON line back. The result is written once to
-adaptation.json and binding for every attempt of the run, on any machine.
+Each trial is a new process, which runs this module as a program and makes real steps of every stage
+on the largest batch: JSON on standard input, one JSON line back. The result is written once, to
+adaptation.json, and binds every attempt of the run, on any machine.
 """
 
 import gc
@@ -52,7 +52,7 @@ class _Trial:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrialRequest:
-    """The command line's part of a run that a trial needs, passed to it as JSON."""
+    """The command-line options that a trial needs, passed to it as JSON."""
 
     workload: str
     recipe: str
@@ -63,7 +63,7 @@ class TrialRequest:
 def resolve_adaptation(
     store: Store, request: TrialRequest, workload: Workload[Any], config: Any, *, may_adapt: bool
 ) -> tuple[str, ...]:
-    """The rungs of this run: from its adaptation.json, or else from trials."""
+    """Return the rungs of this run: from its adaptation.json, or else from trials."""
     found = store.get(ADAPTATION)
     known = _parse(store, found, may_adapt=may_adapt) if found else None
     if known is None:
@@ -96,9 +96,9 @@ def _adaptation(request: TrialRequest, trials: Sequence[_Trial]) -> bytes:
 
 
 def _parse(store: Store, found: Stored, *, may_adapt: bool) -> tuple[str, ...] | None:
-    """The rungs; None if they are damaged, nothing was trained with them, and they may be measured.
+    """Return the rungs; None if they are damaged, unused so far, and may be measured again.
 
-    Once there is a checkpoint, other rungs than those it was trained with would change the run.
+    Once there is a checkpoint, rungs other than those it was trained with would change the run.
     """
     try:
         where = f"{store.uri}/{ADAPTATION}"
@@ -112,7 +112,7 @@ def _parse(store: Store, found: Stored, *, may_adapt: bool) -> tuple[str, ...] |
 
 
 def adapted(workload: Workload[Any], rungs: Sequence[str]) -> Workload[Any]:
-    """The workload with its stages made from the config with these rungs applied, in order."""
+    """Return the workload with stages made from the config with these rungs applied, in order."""
     if not rungs:
         return workload
     return Restaged(workload, lambda c: workload.stages(_apply_rungs(workload, c, rungs)))
@@ -134,7 +134,7 @@ def _apply_rungs(workload: Workload[Any], config: Any, names: Sequence[str]) -> 
 def _climb(request: TrialRequest, rungs: Sequence[Rung]) -> list[_Trial]:
     """Try the recipe itself, then add rung after rung until it fits.
 
-    What changes the model is tried too, so that the refusal can say what would fit.
+    Rungs that change what is learned are tried too, so that the refusal can say what would fit.
     """
     trials: list[_Trial] = []
     applied: tuple[str, ...] = ()
@@ -166,12 +166,12 @@ def _no_memory(request: TrialRequest, rungs: Sequence[Rung], offer: str) -> RunF
     taken = ", ".join(rung.name for rung in rungs if not rung.override)
     return RunFailedError(
         f"not enough memory for workload {request.workload!r}, recipe {request.recipe!r}, even "
-        f"with {taken or 'all rungs: it has none'}; {offer}use a size with more memory"
+        f"with {taken or 'all rungs (it has none)'}; {offer}use a size with more memory"
     )
 
 
 def _offer(overrides: Sequence[str]) -> str:
-    """What the user may decide: the last value of each field, as the trial that fits had it."""
+    """Offer the overrides that the user may choose: each field's last value in the trial."""
     last = dict(override.split("=", 1) for override in overrides)
     words = " ".join(f"--override {name}={value}" for name, value in last.items())
     return f"it fits with {words}, which changes what is learned: start a new run with that"
@@ -194,13 +194,13 @@ def _try(request: TrialRequest, rungs: tuple[str, ...]) -> _Trial:
 
 
 def explain(error: BaseException, workload: Workload[Any], config: Any) -> AttemptEndedError:
-    """The error with a remedy for running out of memory in mid-run, when rungs stay fixed."""
+    """Return the error with a remedy for running out of memory mid-run, when rungs are fixed."""
     rungs = workload.rungs(config)
     names = ", ".join(rung.name for rung in rungs if not rung.override) or "none"
     first = str(error).splitlines()[0][:160]
     return AttemptEndedError(
         f"memory ran out: {first}; a run's batches are fixed once it has started, so start a new "
-        f"run: without --no-adapt it tries these rungs ({names}); or give a smaller micro-batch "
+        f"run: without --no-adapt it tries these rungs ({names}); or set a smaller micro-batch "
         "with --override, or use a size with more memory"
     )
 
@@ -238,7 +238,7 @@ def main() -> int:
 
 
 def _refusal(before: Any, after: Any, config: Any) -> str:
-    """Why the last rung must not be applied; empty if it may."""
+    """Return why the last rung must not be applied; empty if it may be."""
     for old, new in zip(before, after, strict=True):
         if not isinstance(old, Train):
             continue
@@ -267,13 +267,13 @@ def _steps(stage: Train, config: Any, device: torch.device) -> None:
 def train_steps(
     stage: Train, config: Any, example: Batch, device: torch.device, num_micro: int
 ) -> Iterator[nn.Module]:
-    """Train on one micro-batch, and yield the model after each step of `num_micro` of it."""
+    """Train on one micro-batch, and yield the model after each step of `num_micro` copies of it."""
     settings = stage.settings
     weight = stage.weight(example)
     batch = tree_map_only(Tensor, lambda tensor: tensor.to(device), example)
     inputs = standalone_inputs(stage.name, config)
     model = stage.model(inputs)
-    # The kernels that an attempt takes on this device.
+    # Choose the kernels that an attempt would use on this device.
     stage.numerics(model, replace(inputs, device=device), {})
     model.to(device).train()
     _average = [p.detach().clone() for p in model.parameters() if settings.ema_decay is not None]
@@ -287,7 +287,7 @@ def train_steps(
         aside: list[Tensor] = []
         for number in range(num_micro):
             if number == num_micro - 1:
-                # What waits to be added, while the last micro-batch is computed.
+                # Sums that wait to be added while the last micro-batch is computed.
                 aside = sums_set_aside(model, num_of_step)
             with autocast(settings.precision, device):
                 loss = stage.loss(model, batch, *LAST_STEP)

@@ -1,7 +1,7 @@
-"""Everything that is checked before an attempt starts: workload, origin, memory, machine.
+"""The checks before an attempt starts: workload, origin, memory, machine.
 
-The answers are in the run (config.json, adaptation.json) from its first attempt on. `--extend-to`
-makes a new run of a finished one, because finished is final: its receipt was read, its fleet is
+Their results are in the run (config.json, adaptation.json) from its first attempt on. `--extend-to`
+makes a new run from a finished one, because finished is final: its receipt was read, its fleet is
 gone. The new run's head is created with copies of the old one's last checkpoints, and a normal
 resume does the rest. From there the learning rate follows the schedule of the longer training.
 """
@@ -52,7 +52,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Preflight:
-    """A job that has passed every check, and what it takes of its machine."""
+    """A job that has passed every check, and what it needs from its machine."""
 
     job: ResolvedWorkload
     request: ResourceRequest
@@ -117,7 +117,7 @@ def preflight(options: RunOptions) -> _Preflight:
     num_here = usable_ranks(job.stages, options) // options.environment.num_hosts
     if meta is not None:
         refuse_dataset(meta, job.stages)
-    if options.environment.world_size > 1:  # of which this machine may have a part
+    if options.environment.world_size > 1:  # this machine may have only a part of it
         num_here = options.num_processes or max(1, torch.cuda.device_count())
     request = resource_request(
         options.store.uri, workload, config, options.dataset_uri, limit, num_here
@@ -126,10 +126,9 @@ def preflight(options: RunOptions) -> _Preflight:
 
 
 def _meta(dataset_uri: str) -> Mapping[str, Any] | None:
-    """The `meta` of the dataset that a run begins with.
+    """Return the `meta` of the dataset that a run begins with.
 
-    None without a manifest, as of a sync that has just begun: then the stages refuse at their
-    start.
+    None without a manifest, as when a sync has just begun: then stages refuse as they start.
     """
     found = open_store(dataset_uri).get(MANIFEST)
     if found is None:
@@ -141,11 +140,11 @@ def _meta(dataset_uri: str) -> Mapping[str, Any] | None:
 def _fitted(
     workload: Workload[Any], options: RunOptions, meta: Mapping[str, Any] | None
 ) -> Mapping[str, str]:
-    """What the dataset decides of the config of a run that begins; says it."""
+    """Return the overrides that the dataset decides for a run that begins, and log them."""
     found = fitted(workload, options.recipe, options.overrides, meta) if meta is not None else {}
     if found:
         named = " ".join(f"{name}={text}" for name, text in found.items())
-        _log.info(f"[data] {named}: as the dataset has it; --override takes another")
+        _log.info(f"[data] {named}: decided by the dataset; --override changes it")
     return found
 
 
@@ -156,12 +155,11 @@ def refuse_dataset(meta: Mapping[str, Any], stages: Sequence[Prepare | Train]) -
 
 
 def _has_sharded_stage(workload: Workload[Any], config: Any, num_ranks: int) -> bool:
-    """Whether a stage is sharded; logs that memory is then not tried."""
+    """Whether a stage is sharded; if so, log that memory is not tested."""
     for stage in workload.stages(config):
         if isinstance(stage, Train) and is_sharded(stage.settings, num_ranks):
             _log.info(
-                "[memory] stage %r is sharded over %d ranks: whether memory suffices is not tried "
-                "at the start",
+                "[memory] stage %r is sharded over %d ranks: its memory is not tested at the start",
                 stage.name,
                 num_ranks,
             )
@@ -177,7 +175,7 @@ def resource_request(
     gpu_limit: int | None,
     num_processes: int = 1,
 ) -> ResourceRequest:
-    """What a run takes of its machine."""
+    """Return what a run needs from its machine."""
     data = 0
     if implements(workload, Workload.data_bytes_in_memory):
         found = open_store(dataset_uri).get(MANIFEST)
@@ -213,13 +211,13 @@ def gpu_mib() -> list[int]:
 def _resolve_origin(
     options: RunOptions, record: RunConfig | None, workload: Workload[Any], config: Any
 ) -> Origin | None:
-    """What the run starts from: as its config.json says, else as the options say now."""
+    """Return what the run starts from: what its config.json says, else what the options say."""
     store, asked = options.store, options.init_from and _place(options.init_from)
     if record is not None and record.origin:
         origin = Origin(**record.origin)
         if asked and asked != _place(origin.uri):
             raise UserError(
-                f"the run folder {store.uri} starts from {origin.uri}, not from {asked}; give "
+                f"the run folder {store.uri} starts from {origin.uri}, not from {asked}; use "
                 "another run URI, or the same --init-from"
             )
         return origin
@@ -246,18 +244,18 @@ def _resolve_origin(
 
 
 def _place(uri: str) -> str:
-    """A URI, which means the same from wherever the next attempt is started."""
+    """Return the URI in a form that is the same wherever the next attempt starts."""
     return (uri if "://" in uri else str(Path(uri).absolute())).rstrip("/")
 
 
 def _refuse_unfinished_copy(store: Store) -> None:
-    """Refuse to begin a run among copies: its config.json would keep the right command out."""
+    """Refuse to begin a run among copies: its config.json would block the right command."""
     head = read_head(store)
     is_begun = head is not None and head.generation > 0
     if not is_begun and store.folders(CHECKPOINTS):
         raise UserError(
             f"{store.uri} has checkpoints but no {CONFIG}: repeat the command with --extend-to "
-            f"if it was interrupted; otherwise restore the last version of {CONFIG}, or give "
+            f"if it was interrupted; otherwise restore the last version of {CONFIG}, or use "
             "another run URI"
         )
 
@@ -272,7 +270,7 @@ def _extended(run: OpenRun, text: str) -> Origin:
     if span.value <= (end.epoch if span.unit == "epochs" else steps):
         raise UserError(
             f"--extend-to {text}: the run {run.store.uri} has already trained stage {end.stage!r} "
-            f"for {steps} steps, {end.epoch} whole epochs; give more"
+            f"for {steps} steps, {end.epoch} whole epochs; pass more"
         )
     assert run.head.weights_sha256 is not None
     return Origin(
@@ -292,7 +290,7 @@ def _create_extended(run: OpenRun, store: Store, run_id: str, writer: str) -> No
         for entry in run.head.checkpoints:
             prefix = checkpoint_prefix(entry.name)
             if entry == end:
-                # Never their state: another machine may have begun this run, with its own there.
+                # Never their state: another machine may have begun this run and written its own.
                 _copy(run.store, store, prefix, Path(folder), without=prefix + STATE)
                 entries.append(_reopened(run.store, store, entry))
             elif entry.kind == "stage-end" and entry.stage != end.stage:
@@ -313,7 +311,7 @@ def _create_extended(run: OpenRun, store: Store, run_id: str, writer: str) -> No
     except PreconditionFailedError:
         _refuse_other_start(store, head, run.store.uri)
         return
-    # Copies for another extension, which was killed: no take-over would sweep them.
+    # Copies from another extension that was killed: no takeover would sweep them.
     for name in store.folders(CHECKPOINTS) - {entry.name for entry in entries}:
         store.delete_below(checkpoint_prefix(name))
     _log.info(f"[ok] {store.uri} starts from the end of {run.store.uri}, step {end.step}")
@@ -325,7 +323,7 @@ def _refuse_other_start(store: Store, mine: Head, origin: str) -> None:
     if theirs is None or (theirs.generation == 0 and theirs.checkpoints != mine.checkpoints):
         raise UserError(
             f"the run {store.uri} does not start from the end of {origin}; extend the run that it "
-            "was begun for, or give another run URI"
+            "was begun for, or use another run URI"
         )
 
 

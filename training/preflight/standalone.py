@@ -1,7 +1,7 @@
 """A stage without a run, to measure or to try: only shapes matter, and reads are refused.
 
 Also a model that belongs to no workload, as such a stage: `package.module:function` returns (model,
-batch) or (model, batch, loss), for no argument or for a number of samples. Nothing is trained:
+batch) or (model, batch, loss), given nothing or a number of samples. Nothing is trained:
 model and batch are built on fake tensors where that works.
 """
 
@@ -38,7 +38,7 @@ _REMEDY = "let shapes alone decide what model and loss compute"
 
 
 class _NoDataset:
-    """A placeholder for the dataset that explains on any access why there is none."""
+    """A placeholder for the dataset that explains on any access why it is missing."""
 
     def __init__(self, stage: str) -> None:
         self._stage = stage
@@ -69,7 +69,7 @@ def _refuse_data(stage: str) -> NoReturn:
     )
 
 
-# Of what leads from the line that reads to the error: torch, and the modes of this folder.
+# Frames between the line that reads and the error: torch, and the modes of this folder.
 _BETWEEN = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
 
 
@@ -86,13 +86,13 @@ def refusing_reads(stage: str, what: str, remedy: str) -> Iterator[None]:
         else:
             raise
         raise UserError(
-            f"stage {stage!r} cannot be measured: {what} ({operation} in {_place_of(error)}), and "
-            f"nothing but shapes is known here; {remedy}"
+            f"stage {stage!r} cannot be measured: {what} ({operation} in {_place_of(error)}), but "
+            f"only shapes are known here; {remedy}"
         ) from error
 
 
 def _place_of(error: BaseException) -> str:
-    """The innermost line of the workload, or of what it calls, that the error came through."""
+    """Return the innermost line of the workload, or of what it calls, in the error's traceback."""
     passed = traceback.extract_tb(error.__traceback__)
     frames = [frame for frame in passed if not frame.filename.startswith(_BETWEEN)]
     if not frames:
@@ -103,7 +103,7 @@ def _place_of(error: BaseException) -> str:
 
 @contextmanager
 def _refusing_errors(target: str) -> Iterator[None]:
-    """Turn whatever a function of one's own, or its model, raises into one sentence."""
+    """Turn whatever the user's function, or its model, raises into one sentence."""
     try:
         yield
     except (UserError, *_READS):
@@ -153,7 +153,7 @@ def _checked(target: str, given: Any) -> tuple[Any, ...]:
 
 
 def _resized(given: tuple[Any, ...], size: int) -> tuple[Any, ...]:
-    """The same with a batch of `size` samples: tensors as long as the first one are cut to it."""
+    """Return the same with `size` samples: tensors as long as the first one are resized to it."""
     tensors = [leaf for leaf in tree_leaves(given[1]) if isinstance(leaf, Tensor) and leaf.dim()]
     if not tensors:
         raise UserError("the example batch has no tensor whose first dimension counts samples")
@@ -198,7 +198,7 @@ class ModelStage(Train):
         return self._make(1)[0]  # type: ignore[no-any-return]
 
     def optimizer(self, m: nn.Module) -> torch.optim.Optimizer:
-        """AdamW, its lean relative, or SGD with momentum, over all that is trained."""
+        """Return AdamW, its 8-bit variant, or SGD with momentum, over all trained parameters."""
         trained = [p for p in m.parameters() if p.requires_grad]
         if not trained:
             raise UserError(f"model {self.name!r} has no parameter to train")
@@ -214,7 +214,7 @@ class ModelStage(Train):
         return max(lists, key=len, default=[])
 
     def weight(self, b: Batch) -> float:
-        """The loss is a mean already."""
+        """Return 1: the loss is already a mean."""
         return 1.0
 
     def example(self, size: int) -> Batch:
@@ -227,7 +227,7 @@ class ModelStage(Train):
         return tree_map_only(Tensor, lambda t: torch.zeros(t.shape, dtype=t.dtype), shapes)
 
     def loss(self, m: nn.Module, b: Batch, step: int, num_steps: int) -> Loss:
-        """The function's loss, else the model's own, else one that stands for it."""
+        """Return the function's loss, else the model's own, else one that stands in for it."""
         with _refusing_errors(self.name), refusing_reads(self.name, "its step reads data", _REMEDY):
             if self._own_loss is not None:
                 return Loss(total=self._own_loss(m, b))
@@ -236,7 +236,7 @@ class ModelStage(Train):
 
 
 def _with_empty_tensors(model: nn.Module) -> nn.Module:
-    """A copy whose tensors the current mode makes; tensors that modules share stay shared."""
+    """Return a copy with tensors that the current mode makes; shared tensors stay shared."""
     memo: dict[int, Any] = {}
     for module in model.modules():
         for value in (

@@ -1,7 +1,7 @@
 """Programs that know nothing of this project: run in SageMaker's container contract, and mirrored.
 
-Promises that a program finds what it finds there, and that none of its processes outlives the
-attempt. A program may import `commit` from here. Uses training/save, training/attempt,
+Promises that a program finds all that it would find there, and that none of its processes outlives
+the attempt. A program may import `commit` from here. Uses training/save, training/attempt,
 training/report, training/record and training/store. Imports no torch.
 """
 
@@ -13,10 +13,10 @@ _POLL_SECONDS = 0.02
 
 
 def commit() -> None:
-    """In a program: have the checkpoint folder committed as it is now; returns once that is safe
-    from later writes. Does nothing where the program is not mirrored, as on another machine.
+    """Have the checkpoint folder committed as it is now; return once later writes cannot harm that.
 
-    Of several ranks the first one asks, as another may call it while the first is still writing.
+    For programs; does nothing where the program is not mirrored, as on another machine. Only the
+    first of several ranks asks, as another may call it while the first is still writing.
     """
     name = os.environ.get("TRAINING_COMMIT_FILE")
     if not name:

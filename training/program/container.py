@@ -1,6 +1,6 @@
 """SageMaker's container contract: the folders below one root, their files, the SM_* variables.
 
-Held against the documented list by tests/training/program/test_container.py.
+tests/training/program/test_container.py compares them with the documented list.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ _NVIDIA_SMI_SECONDS = 30
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ContainerHost:
-    """What a program is told of its machine."""
+    """What a program is told about its machine."""
 
     num_gpus: int
     num_cpus: int
@@ -38,7 +38,7 @@ class ContainerHost:
 
     @classmethod
     def here(cls, instance_type: str = "local", hosts: Hosts | None = None) -> "ContainerHost":
-        """This machine, as SageMaker's toolkit counts: nvidia-smi's GPUs, usable CPUs."""
+        """Describe this machine as SageMaker's toolkit counts: nvidia-smi's GPUs, usable CPUs."""
         return cls(
             num_gpus=_num_gpus(),
             num_cpus=len(os.sched_getaffinity(0))
@@ -85,7 +85,7 @@ class Container:
         return self.root / "input" / "data" / name
 
     def prepare(self, program: Program, host: ContainerHost, dataset: Path | None) -> None:
-        """Make every folder as on a new machine, but for the checkpoints; write the config files.
+        """Make every folder except the checkpoints as on a new machine; write the config files.
 
         UserError if the dataset has no folder for a channel.
         """
@@ -184,7 +184,7 @@ class Container:
 
 
 def _channel_folders(channels: Sequence[str], dataset: Path) -> dict[str, Path]:
-    """Each channel's folder of a dataset: all of it for one channel, unless it has one so named."""
+    """Return each channel's folder; a lone channel without a folder gets the whole dataset."""
     if len(channels) == 1 and not (dataset / channels[0]).is_dir():
         return {channels[0]: dataset}
     for name in channels:
@@ -203,7 +203,7 @@ def _entry_point_of(words: Sequence[str]) -> str:
 
 
 def _decoded(hyperparameters: Mapping[str, str]) -> dict[str, Any]:
-    """Name -> value: what the text says as JSON, else the text, as the toolkit decodes them."""
+    """Decode values as the toolkit does: as JSON if the text is valid JSON, else as the text."""
     found: dict[str, Any] = {}
     for name, text in hyperparameters.items():
         try:
@@ -226,7 +226,7 @@ def command_arguments(hyperparameters: Mapping[str, str]) -> list[str]:
 
 
 def _encoded(hyperparameters: Mapping[str, str]) -> dict[str, str]:
-    """As SageMaker's SDK stores them: each value the JSON of what it is."""
+    """Encode values as SageMaker's SDK stores them: each as JSON."""
     return {
         name: json.dumps(text) if value == text else text
         for (name, text), value in zip(

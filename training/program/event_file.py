@@ -1,6 +1,6 @@
-"""Scalars of a TensorBoard event file that grows: TFRecord framing and protobuf, by hand.
+"""Reads scalars from a growing TensorBoard event file: TFRecord framing and protobuf, by hand.
 
-An instance has no tensorboard, whose own reader also keeps no place between two reads.
+Instances have no tensorboard, whose own reader also does not keep its place between reads.
 """
 
 import os
@@ -12,7 +12,7 @@ from typing import BinaryIO, TypeAlias
 
 # Larger ones are images, audio or histograms; they are passed over without being read.
 _MAX_RECORD_BYTES = 65536
-# One read: 0.3 s, as the checksums are computed in Python.
+# One read takes 0.3 s, as the checksums are computed in Python.
 _MAX_READ_BYTES = 1 << 20
 _HEADER = struct.Struct("<QI")  # the record's length and its checksum
 _CRC = struct.Struct("<I")
@@ -28,7 +28,7 @@ _Field: TypeAlias = tuple[int, int | bytes]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MetricRow:
-    """A metric's value; at which step, where the program said so."""
+    """A metric's value, and its step if the program named one."""
 
     name: str
     value: float  # may be NaN or infinite, as the program computed it
@@ -42,10 +42,10 @@ class EventFile:
         self._path = path
         self._offset = 0
         self.has_more = False  # the last read ended before the file did
-        self._is_damaged = False  # nothing behind a wrong length can be found
+        self._is_damaged = False  # nothing after a wrong length can be read
 
     def read(self) -> list[MetricRow]:
-        """The scalars of the records that are now complete."""
+        """Return the scalars of the records that are now complete."""
         rows: list[MetricRow] = []
         with self._path.open("rb") as file:
             size = file.seek(0, os.SEEK_END)
@@ -119,7 +119,7 @@ def _summary(summary: bytes) -> Iterator[tuple[str, float]]:
 
 
 def _scalar_of(tensor: bytes) -> float | None:
-    """The number of a TensorProto with one float or double: TensorFlow 2 writes scalars so."""
+    """Return the number of a TensorProto with one float or double, as in TensorFlow 2's scalars."""
     fields = dict(_fields(tensor))
     form = {1: "<f", 2: "<d"}.get(int(fields.get(1, 0)))
     if form is None:
@@ -132,7 +132,7 @@ def _scalar_of(tensor: bytes) -> float | None:
 
 
 def _fields(data: bytes) -> Iterator[_Field]:
-    """The fields of a protobuf message; IndexError or struct.error where it is none."""
+    """Yield the fields of a protobuf message; IndexError or struct.error if it is not one."""
     at = 0
     while at < len(data):
         key, at = _varint(data, at)

@@ -1,4 +1,4 @@
-"""What an attempt of a program trains: it is restored, started, mirrored and concluded."""
+"""One attempt of a program: restored, started, mirrored and concluded."""
 
 import contextlib
 import hashlib
@@ -38,7 +38,7 @@ _T = TypeVar("_T")
 
 
 def run_program(options: ProgramOptions, supervisor: Supervisor) -> int:
-    """Run the program until the run or this attempt ends; the exit code of a run that has ended."""
+    """Run the program until the run or this attempt ends; return the exit code of an ended run."""
     with (
         _opened_input(options.dataset_uri, options.scratch, supervisor.watchdog) as dataset,
         claimed(options.root, options.store.uri),
@@ -49,13 +49,13 @@ def run_program(options: ProgramOptions, supervisor: Supervisor) -> int:
         return run_attempt(options, job, supervisor)
 
 
-# The dataset of a program: its fingerprint, and what waits for a sync and gives the folder, whose
-# files become the program's channels; None: there is none.
+# A program's dataset: its fingerprint, and a function that waits for a sync and returns the folder
+# whose files become the program's channels, or None without a dataset.
 _InputData: TypeAlias = tuple[str, Callable[[], Path | None]]
 
 
 class _ProgramJob:
-    """A program in its container; no machine could start what cannot be started here."""
+    """A program in its container; refuses what no machine could start."""
 
     placement = PLACEMENT
     ranks: int | None = None
@@ -70,7 +70,7 @@ class _ProgramJob:
         self._command = build_command(options, self._host, channels, os.environ)
 
     def run_config(self) -> RunConfig:
-        """What config.json says of the run, if this is its first attempt."""
+        """Return what config.json says of the run, if this is its first attempt."""
         return self._options.run_config(
             workload=WORKLOAD,
             recipe=WORKLOAD,
@@ -93,11 +93,11 @@ class _ProgramJob:
                 with watch.log() as output, self._process(variables, output) as process:
                     watch.begin(process)
                     watch.until_end()
-                # Uploads may take minutes; those that are over before a notice's deadline count.
+                # Uploads may take minutes; those that end before a notice's deadline count.
                 return _beating(run, watch.conclude, until_notice=False)
 
     def follow(self, supervisor: Supervisor) -> int:
-        """On other hosts than the first: run the program on the same snapshot, and keep nothing."""
+        """On hosts after the first, run the program on the same snapshot, and keep nothing."""
         options = self._options
         with self._meeting(supervisor) as snapshot:
             supervisor.follow()
@@ -125,7 +125,7 @@ class _ProgramJob:
     def _meeting(
         self, supervisor: Supervisor, check: Callable[[], None] = lambda: None, snapshot: str = ""
     ) -> Iterator[str]:
-        """All hosts have met, on the first one's snapshot; one that is lost is a notice to all."""
+        """Meet all hosts on the first one's snapshot; the loss of one is a notice to all."""
         options = self._options
         if options.hosts is None:
             yield snapshot
@@ -158,7 +158,7 @@ class _ProgramJob:
 
 
 def _end_in_time(process: ProgramProcess, signal_name: str, notice: Notice) -> None:
-    """Tell a program whose files are not kept, if it listens, and give it the notice's time."""
+    """Signal a program whose files are not kept, if it listens, and allow it the notice's time."""
     if signal_name == "none" or not process.catches(number := signal.Signals[signal_name]):
         return
     process.signal(number)
@@ -178,7 +178,7 @@ def identity(options: ProgramOptions, source: str) -> dict[str, Any]:
 
 
 def _beating(run: HeldRun, act: Callable[[], _T], *, until_notice: bool = True) -> _T:
-    """Do work that may take long in a thread: the watchdog is told, a lost lease ends it."""
+    """Do long work in a thread, and keep telling the watchdog; a lost lease ends it."""
     results: queue.SimpleQueue[tuple[_T | None, BaseException | None]] = queue.SimpleQueue()
 
     def work() -> None:
@@ -216,10 +216,10 @@ def _opened_input(uri: str | None, scratch: Path, watchdog: Watchdog) -> Iterato
 
 
 def _fingerprint(folder: Path) -> str:
-    """Of a folder without a manifest: names and sizes, as no checksum is known."""
+    """Return the fingerprint of a folder without a manifest: names and sizes."""
     lines = []
     for below, _, names in os.walk(folder):
-        # A link to nothing is no file, as for an upload.
+        # A dangling link is not a file, as for an upload.
         for path in filter(Path.is_file, (Path(below, name) for name in names)):
             lines.append(f"{path.relative_to(folder).as_posix()} {path.stat().st_size}\n")
     if not lines:

@@ -2,9 +2,9 @@
 
     python -I -S keeper.py SOCKET_FD WORD...
 
-It starts the program in a session of its own, adopts what the program's processes leave behind, and
-kills all of them when the program has ended or its own parent has, however that came. It imports
-nothing of this project, so it starts in milliseconds; it writes only to its socket.
+It starts the program in its own session, adopts orphans of the program's processes, and kills
+all of them once the program or its own parent has ended, for whatever reason. It imports nothing of
+this project, so it starts in milliseconds; it writes only to its socket.
 """
 
 import contextlib
@@ -51,7 +51,7 @@ def _keep(parent: socket.socket, words: Sequence[str]) -> None:
                 break  # the parent has ended
             *orders, text = (text + received).split(b"\n")
             for order in orders:
-                # Not reaped since it was last looked at, so its number is not another's.
+                # The leader has not been reaped since the last look, so its id is still its own.
                 with contextlib.suppress(OSError):
                     os.kill(leader, int(order))
                     parent.sendall(b"sent 0\n")
@@ -74,7 +74,7 @@ def _start(words: Sequence[str]) -> int:
 
 
 def _reap(leader: int) -> int | None:
-    """Collect who has ended; the program's exit code (-N: signal N) if it was among them."""
+    """Reap what has ended; return the program's exit code (-N: signal N) if it was among them."""
     code = None
     with contextlib.suppress(ChildProcessError):
         while True:
@@ -87,7 +87,7 @@ def _reap(leader: int) -> int | None:
 
 
 def _kill_all(leader: int) -> int:
-    """Kill every process of the program and wait for their ends; the leader's exit code."""
+    """Kill every process of the program and wait for their ends; return the leader's exit code."""
     code, deadline = -signal.SIGKILL, time.monotonic() + _KILL_SECONDS
     while time.monotonic() < deadline:
         for pid in _descendants(leader):
@@ -104,7 +104,7 @@ def _kill_all(leader: int) -> int:
 
 
 def _descendants(leader: int) -> list[int]:
-    """All processes below this one; elsewhere than on Linux, the leader's group."""
+    """Return all processes below this one; outside Linux, the leader's group."""
     if not _IS_LINUX:
         with contextlib.suppress(OSError):
             os.killpg(leader, 0)

@@ -1,7 +1,7 @@
 """All that a program prints: on our standard output, in a local file, and in the store.
 
-S3 cannot append: a part is rewritten as it grows, a few hundred kilobytes at most, and then the
-next begins. Nothing is kept in memory but the current part and the last lines.
+S3 cannot append, so a part is rewritten as it grows, up to a few hundred kilobytes, and then the
+next begins. Only the current part and the last lines are kept in memory.
 """
 
 import contextlib
@@ -22,14 +22,14 @@ from training.store.protocol import Store, StoreError
 _log = logging.getLogger(__name__)
 
 _FIRST_SECONDS, _SEND_SECONDS = 2.0, 10.0
-# Between the last tries to send the end.
+# Pauses between the last attempts to send the end.
 _LAST_PAUSES = (0.2, 1.0)
 _PART_BYTES = 2 * 1024 * 1024  # before compression
 _READ_BYTES = 65536
-# A longer line, such as all of a tensor, is cut for those who read lines.
+# Longer lines, such as a printed tensor, are cut for those who read lines.
 _LINE_BYTES = 16384
 _TAIL_LINES = 50
-# A progress bar redraws its line: unless it goes to a terminal, one state in so long is enough.
+# A progress bar redraws its line: except on a terminal, one state in so many seconds is enough.
 _REDRAW_SECONDS = 5.0
 
 
@@ -39,7 +39,7 @@ class ProgramLog:
     def __init__(
         self, store: Store, writer: str, local: Path, read_line: Callable[[bytes], None]
     ) -> None:
-        """`writer` is <generation>-<nonce>; `read_line` gets each, in the thread that reads."""
+        """`writer` is <generation>-<nonce>; `read_line` gets each line, in the reading thread."""
         self.tail: deque[str] = deque(maxlen=_TAIL_LINES)
         self._read_line = read_line
         self._reader, self.output = os.pipe()
@@ -88,7 +88,7 @@ class ProgramLog:
                 data = data[written:]
         except OSError as error:
             self._is_full = True
-            _log.warning(f"[log] {self._local.name}: {error}; what comes now is shown, not kept")
+            _log.warning(f"[log] {self._local.name}: {error}; further output is shown, not kept")
 
     def _take_line(self, line: bytes, is_redrawn: bool) -> None:
         self._read_line(line)
@@ -139,7 +139,7 @@ class _LineSplitter:
             self._add(line)
 
     def end(self) -> None:
-        """Take what is left without an end."""
+        """Take what is left without a line end."""
         if self._rest:
             self._finish(is_redrawn=False)
 
@@ -192,7 +192,7 @@ def _log_key(writer: str, number: int) -> str:
 
 
 def _show(data: bytes) -> None:
-    """Print; whoever read it may be gone, or the disk full, which must not stop the program."""
+    """Print; the reader may be gone or the disk full, which must not stop the program."""
     stream = getattr(sys.stdout, "buffer", None)
     with contextlib.suppress(OSError):
         if stream is None:  # a test's or a notebook's

@@ -1,4 +1,4 @@
-"""What a program reports of itself: numbers in its log, in JSON lines and in its libraries' files.
+"""A program's reports about itself: numbers in its log, in JSON lines, in its libraries' files.
 
 Nothing here asks the program for anything. Whatever cannot be read is left out, never an error.
 """
@@ -17,21 +17,21 @@ from training.program.event_file import EventFile, MetricRow
 
 # Longer lines hold no metric: a regular expression over megabytes would stop the attempt.
 _MAX_LINE_BYTES = 4096
-# Rows that nobody fetched; older ones are dropped beyond it.
+# Rows kept until they are fetched; beyond this, older ones are dropped.
 _MAX_ROWS = 100_000
 # Looking for files may take this share of the time, however many there are.
 _SCAN_SHARE = 0.02
-# One read of a file; what is more comes with the next.
+# Bytes per read of a file; the rest comes with the next.
 _MAX_READ_BYTES = 1 << 20
-# By which a file that was written again is told, even if it is longer than the one before.
+# The head tells that a file was rewritten, even if it is longer than before.
 _HEAD_BYTES = 256
 _POSITIONS = ("step", "global_step", "epoch", "time")
 _STEP = "step"
 _NUMBER = r"[-+]?(?:\d+\.?\d*(?:[eE][-+]?\d+)?|\.\d+|nan|inf)"
-# {'loss': '0.6931', 'epoch': '0.5'}; before version 5 the numbers stood without quotes.
+# {'loss': '0.6931', 'epoch': '0.5'}; before version 5 the numbers were not quoted.
 _DICTIONARY = re.compile(r"\{'.*\}")
 _ENTRY = re.compile(rf"'([\w./@-]+)': '?({_NUMBER})'?(?=[,}}])")
-# Colors, and the cursor's way between two bars.
+# Colors, and the cursor's moves between two bars.
 _ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 # " 12%|█▏        | 6/50 [00:01<00:10,  4.20it/s]"; bars of other work begin with its name.
 _BAR = re.compile(r"\s*\d+%\|.*\|\s*(\d+)/(\d+) \[")
@@ -59,9 +59,9 @@ class MetricReader:
     ) -> None:
         """Definitions are SageMaker's: a name and a regular expression whose group is the value.
 
-        Without any, the prints of Hugging Face's Trainer, Lightning and nanoGPT are understood. The
-        definition named `step` says at which step the others of its line, and of those after it,
-        were measured.
+        Without any, it reads what Hugging Face's Trainer, Lightning and nanoGPT print. The
+        definition named `step` gives the step of the other metrics on its line and on those after
+        it.
         """
         self._log = _LogMetrics(definitions)
         self._folders = folders
@@ -83,7 +83,7 @@ class MetricReader:
             self._read_files()
 
     def poll(self, *, is_last: bool = False) -> list[MetricRow]:
-        """The rows since the last call, as read; `is_last` once the program has ended."""
+        """Return the rows since the last call, as read; `is_last` once the program has ended."""
         began = time.monotonic()
         from_files: list[MetricRow] = []
         if is_last or began >= self._next_scan:
@@ -128,13 +128,13 @@ class MetricReader:
                 for name in sorted(names):
                     if "tfevents" in name or name in ("metrics.jsonl", "metrics.csv"):
                         path = Path(where, name)
-                        # To open a pipe would wait for its writer.
+                        # Opening a pipe would wait for its writer.
                         if path.is_file():
                             yield path
 
 
 class _LogMetrics:
-    """Reads one line after the other and remembers at which step the program is."""
+    """Reads line by line, and remembers the step that the program is at."""
 
     def __init__(self, definitions: Sequence[tuple[str, str]]) -> None:
         self._definitions = [(name, re.compile(regex)) for name, regex in definitions]
@@ -162,14 +162,14 @@ class _LogMetrics:
         ]
 
     def finish(self) -> list[MetricRow]:
-        """What was waiting for a line that did not come."""
+        """Return what was waiting for a line that did not come."""
         return self._trainer.finish()
 
 
 class _TrainerPrints:
-    """A dictionary waits for the bar behind it, which has the step; without a bar it has none.
+    """Reads trainers' prints; a dictionary waits for the bar after it, which has the step, if any.
 
-    A bar of an epoch waits for the next step's: at first it is redrawn with the numbers before.
+    An epoch's bar waits for the next step's: at first it is redrawn with the previous numbers.
     """
 
     def __init__(self) -> None:
@@ -208,7 +208,7 @@ class _TrainerPrints:
         return rows
 
     def _completed(self, step: int, num_steps: int) -> list[MetricRow]:
-        # Only the training's bar is open where a learning rate is printed; an evaluation has one.
+        # Where a learning rate is printed, only the training's bar is open, not an evaluation's.
         if any(row.name == "learning_rate" for row in self._waiting):
             self._num_steps = num_steps
         if num_steps != self._num_steps:
@@ -235,7 +235,7 @@ def _opened(path: Path) -> "_TextFile | EventFile":
 
 
 class _TextFile:
-    """Reads the lines that a text file has gained; from its start if it was written again."""
+    """Reads the lines that a text file has gained; from the start if it was rewritten."""
 
     def __init__(self, path: Path) -> None:
         self.has_more = False
@@ -254,7 +254,7 @@ class _TextFile:
             data = file.read(_MAX_READ_BYTES)
         self.has_more = len(data) == _MAX_READ_BYTES
         complete = data.rfind(b"\n") + 1
-        # A line of that many bytes is none that a program prints metrics in.
+        # A line this long is not one that a program prints metrics in.
         self._offset += complete or (len(data) if self.has_more else 0)
         return list(self._rows(data[:complete].split(b"\n")[:-1], is_first))
 
@@ -277,7 +277,7 @@ class _JsonLines(_TextFile):
 
 
 class _LightningCsv(_TextFile):
-    """The CSVLogger's file, which it writes again with each column that is added."""
+    """The CSVLogger's file, which it rewrites for each column that is added."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
@@ -302,7 +302,7 @@ def _text(line: bytes) -> str:
 
 
 def _rows(record: Mapping[str, object]) -> Iterator[MetricRow]:
-    """Each number of a record; where it has a step, as measured there."""
+    """Yield each number of a record, at the record's step if it has one."""
     values = {name: _number(value) for name, value in record.items()}
     step = next((values[name] for name in _POSITIONS[:2] if values.get(name) is not None), None)
     for name, value in values.items():

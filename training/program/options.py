@@ -1,4 +1,4 @@
-"""What an attempt of a program is asked for (`ProgramOptions`), and the command that it starts."""
+"""The options of one attempt of a program (`ProgramOptions`), and the command that it starts."""
 
 import os
 import re
@@ -17,10 +17,10 @@ from training.errors import UserError
 from training.program.container import Container, ContainerHost, command_arguments
 from training.program.process import resolve_command
 
-# In which `from training.program import commit` is found.
+# Where `from training.program import commit` is found.
 _BUNDLE_FOLDER = str(Path(training.__file__).parent.parent)
 _SM_VARIABLE = re.compile(r"\$(?:\{(SM_[^}]*)\}|(SM_\w+))")
-# This process's own: its service's, its launcher's, and the stack's decisions for it.
+# Variables for this process alone: its service's, its launcher's, and the stack's decisions.
 _OWN = re.compile(
     r"(TRAINING|SM|LISTEN|SYSTEMD)_.*|NOTIFY_SOCKET|WATCHDOG_(PID|USEC)|INVOCATION_ID|"
     r"JOURNAL_STREAM|PYTHON(PATH|HOME|STARTUP)|RANK|LOCAL_RANK|WORLD_SIZE|INSTANCE_ID"
@@ -29,7 +29,7 @@ _OWN = re.compile(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProgramOptions(AttemptOptions):
-    """What the command line decides about one attempt of a program."""
+    """The command line's options for one attempt of a program."""
 
     program: Program
     source: Path
@@ -46,13 +46,13 @@ class ProgramOptions(AttemptOptions):
 
     @property
     def notice_file(self) -> Path:
-        """What tells the program of a notice."""
+        """The file that tells the program of a notice."""
         return self.root / "notice.json"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Command:
-    """What is started: words, folder, environment."""
+    """The command to start: words, folder, environment."""
 
     words: tuple[str, ...]
     folder: Path
@@ -65,7 +65,7 @@ def build_command(
     channels: tuple[str, ...],
     environ: Mapping[str, str],
 ) -> _Command:
-    """The program's command, checked."""
+    """Build the program's command, and check it."""
     program, container = options.program, options.container
     interpreter = _interpreter(options.interpreter or program.interpreter)
     contract = container.variables(program, host, options.run_id, channels)
@@ -77,7 +77,7 @@ def build_command(
         **program.environment,
         **contract,
         "TRAINING_NOTICE_FILE": str(options.notice_file),
-        # Last: what the program brings is found first.
+        # Ours comes last: what the program brings is found first.
         "PYTHONPATH": os.pathsep.join(
             filter(None, [program.environment.get("PYTHONPATH", ""), _BUNDLE_FOLDER])
         ),
@@ -100,13 +100,13 @@ def _is_own(name: str) -> bool:
 
 
 def _expanded(word: str, contract: Mapping[str, str]) -> str:
-    """The word with the values of SM_ variables; any other dollar stands as it is."""
+    """Replace SM_ variables by their values; any other dollar sign stays."""
 
     def value(match: re.Match[str]) -> str:
         name = match[1] or match[2]
         if name not in contract:
             raise UserError(
-                f"the program has ${name}, which the container contract does not have; "
+                f"the command uses ${name}, which is not part of the container contract; "
                 "docs/container-contract.md lists its variables"
             )
         return contract[name]
@@ -115,7 +115,7 @@ def _expanded(word: str, contract: Mapping[str, str]) -> str:
 
 
 def _interpreter(given: str) -> str:
-    """An absolute path to Python."""
+    """Return an absolute path to Python."""
     if not given:
         return sys.executable
     found = shutil.which(given)

@@ -1,4 +1,4 @@
-"""A program's processes: started, told, stopped and ended together. Imports no torch."""
+"""A program's processes: started, signalled, stopped and ended together. Imports no torch."""
 
 import contextlib
 import errno
@@ -45,7 +45,7 @@ class ProgramProcess:
         self.pid = self._started(words)
 
     def wait(self, seconds: float) -> int | None:
-        """Wait for the end of all its processes, up to `seconds`; the exit code, or None."""
+        """Wait up to `seconds` for all its processes to end; return the exit code, or None."""
         if self.exit_code is None and select.select([self._parent], [], [], seconds)[0]:
             word, number = self._read()
             if word != "sent":
@@ -54,7 +54,7 @@ class ProgramProcess:
         return self.exit_code
 
     def catches(self, number: int) -> bool | None:
-        """Whether its first process handles the signal, or ignores it; None: this is unknown."""
+        """Whether its first process handles or ignores the signal; None if that is unknown."""
         try:
             text = Path(f"/proc/{self.pid}/status").read_text()
         except OSError:
@@ -70,7 +70,7 @@ class ProgramProcess:
         self.wait(_SIGNAL_SECONDS)
 
     def close(self) -> None:
-        """End every process, at once, and wait for that."""
+        """End every process at once, and wait for that."""
         with contextlib.suppress(OSError):
             self._parent.shutdown(socket.SHUT_WR)  # the keeper kills them
         self._keeper.wait()
@@ -106,7 +106,7 @@ class ProgramProcess:
 
 
 def resolve_command(words: Sequence[str], folder: Path, path: str) -> None:
-    """UserError, before anything is started, if the folder or the command cannot be used."""
+    """Raise UserError, before anything is started, if folder or command cannot be used."""
     if not folder.is_dir():
         raise UserError(f"the working folder {folder.name!r} is not in the source folder; check it")
     word = words[0]
@@ -121,8 +121,8 @@ def resolve_command(words: Sequence[str], folder: Path, path: str) -> None:
             )
     elif shutil.which(word, path=path) is None:
         raise UserError(
-            f"the program {word!r} is not found on this machine; check the command, or add what "
-            "brings it to requirements.txt"
+            f"the program {word!r} is not found on this machine; check the command, or add the "
+            "package that has it to requirements.txt"
         )
     script = _script_of(words)
     if script is not None and not (folder / script).is_file():
@@ -130,7 +130,7 @@ def resolve_command(words: Sequence[str], folder: Path, path: str) -> None:
 
 
 def _script_of(words: Sequence[str]) -> str | None:
-    """The file that a launcher is to run, as far as that is certain."""
+    """Return the file that a launcher is to run, if that is certain."""
     if not _LAUNCHER.fullmatch(Path(words[0]).name):
         return None
     for word in words[1:]:

@@ -1,4 +1,4 @@
-"""What a program reports, as lines of the run's metrics; and what a loss would cost right now."""
+"""A program's reports as lines of the run's metrics, and the current cost of a loss."""
 
 import math
 import time
@@ -26,9 +26,9 @@ class ReportedProgress:
         self.first_step: int | None = None
         self._metrics = metrics
         self._began = self._stepped = time.monotonic()
-        self._safe = self._began  # what was done until then, another machine would have
+        self._safe = self._began  # another machine would have what was done until then
         self._told = self._began
-        self._stopped = math.inf  # when the program had ended
+        self._stopped = math.inf  # when the program ended
 
     def resume(self, step: int, snapshot: str | None) -> None:
         """Begin where the restored snapshot was taken."""
@@ -36,14 +36,14 @@ class ReportedProgress:
         self._metrics.write("resume", stage=WORKLOAD, step=step, checkpoint=snapshot)
 
     def begin(self) -> None:
-        """The program starts now."""
+        """Start the clocks, as the program starts now."""
         self._began = self._stepped = self._safe = self._told = time.monotonic()
 
     @property
     def unsaved_seconds(self) -> float:
-        """What a loss of the machine costs: the time since what the last snapshot holds.
+        """What losing the machine costs: the time since the last snapshot's content was written.
 
-        It ends with the program: the seconds of its leaving count, as nobody knows what it did.
+        It ends with the program: the seconds it took to exit count, as they may have done work.
         """
         return max(0.0, min(time.monotonic(), self._stopped) - self._safe)
 
@@ -64,12 +64,12 @@ class ReportedProgress:
             self._metrics.write("metrics", stage=WORKLOAD, step=self.step, at=step, values=values)
 
     def committed(self, age_seconds: float) -> None:
-        """A snapshot is safe; what it holds was written `age_seconds` ago."""
+        """Note a safe snapshot, whose content was written `age_seconds` ago."""
         self.num_snapshots += 1
         self._safe = max(self._safe, time.monotonic() - max(0.0, age_seconds))
 
     def end(self, exit_code: int, unsaved_seconds: float) -> None:
-        """The program has ended, and this much of its work is not saved."""
+        """Record that the program has ended, and how much of its work is not saved."""
         self._metrics.write(
             "ended",
             stage=WORKLOAD,
@@ -80,15 +80,15 @@ class ReportedProgress:
         )
 
     def stopped(self) -> None:
-        """The program has just ended, or must now."""
+        """Stop the clock of unsaved work: the program has just ended, or must now."""
         self._stopped = time.monotonic()
 
     def notice(self) -> None:
-        """A notice came at this step."""
+        """Record that a notice came at this step."""
         self._metrics.write("notice", stage=WORKLOAD, step=self.step)
 
     def tell(self) -> None:
-        """Every few seconds, write what a loss would cost: for the receipt, if it comes."""
+        """Every few seconds, record what a loss would cost: for the receipt, if it comes."""
         now = time.monotonic()
         if now - self._told >= _RUNNING_SECONDS:
             self._told = now

@@ -1,4 +1,4 @@
-"""Watches a program from its start to its end: metrics, snapshots, notices, and what came of it."""
+"""Watches a program from its start to its end: metrics, snapshots, notices and the outcome."""
 
 import contextlib
 import hashlib
@@ -34,8 +34,8 @@ from training.store.verified import sha256_of
 
 _log = logging.getLogger(__name__)
 
-# Without a snapshot for so long, the run is warned of what a loss costs: where nothing was written,
-# and where something was that is never quiet.
+# After this long without a snapshot, warn of what a loss costs: where nothing was written, and
+# where something was that is never quiet.
 _NO_SNAPSHOT_SECONDS = 600.0
 _NEVER_QUIET_SECONDS = 45.0
 _POLL_SECONDS = 0.2
@@ -44,7 +44,7 @@ _REASON_BYTES = 1024  # as SageMaker reads output/failure
 
 
 class ProgramWatch:
-    """One program of one attempt, and the mirror of its checkpoints; the main thread's share."""
+    """The main thread's share of one attempt: its program, and the mirror of its checkpoints."""
 
     def __init__(self, options: ProgramOptions, run: HeldRun) -> None:
         container = options.container
@@ -72,7 +72,7 @@ class ProgramWatch:
         )
         self.commit_file = self._mirror.commit_file
         self._warnings: list[str] = []
-        self._is_warned = False  # that there is no snapshot
+        self._is_warned = False  # about the missing snapshot
         self._log: ProgramLog | None = None
         self._process: ProgramProcess
         self._number = 0  # of the last snapshot
@@ -81,7 +81,7 @@ class ProgramWatch:
         self._notice: Notice | None = None
 
     def restore(self) -> str:
-        """Begin from the newest snapshot that holds, or from the start; its name, or ""."""
+        """Begin from the newest intact snapshot, or from the start; return its name, or ""."""
         restored, passed_over = self._mirror.restore()
         if restored is None:
             self._progress.resume(0, None)
@@ -103,8 +103,8 @@ class ProgramWatch:
 
     @contextlib.contextmanager
     def log(self) -> Iterator[int]:
-        """The log's descriptor for the program; at the end, what the program left is read."""
-        # Earlier attempts have reported what stands in files already.
+        """Yield the log's descriptor for the program; at the end, read what the program left."""
+        # Earlier attempts have reported what is already in files.
         self._reader.skip_history()
         head, options = self._run.lease.head, self._options
         writer = f"{head.generation:04d}-{head.nonce}"
@@ -118,7 +118,7 @@ class ProgramWatch:
             self._read_metrics(is_last=True)
 
     def begin(self, process: ProgramProcess) -> None:
-        """The program has been started."""
+        """Begin to watch the program, which has been started."""
         assert self._log is not None
         self._process = process
         self._mirror.start(process.pid)
@@ -141,7 +141,7 @@ class ProgramWatch:
         self._progress.stopped()
 
     def conclude(self) -> RunResult:
-        """Save what the program left; the result of a finished run, else an error."""
+        """Save what the program left; return the result of a finished run, else raise an error."""
         exit_code, notice, run = self._process.exit_code, self._notice, self._run
         assert exit_code is not None and self._log is not None
         self._mirror.final(
@@ -179,7 +179,7 @@ class ProgramWatch:
         self._mirror.close()
 
     def _note(self) -> Mapping[str, Any]:
-        """What is kept with a snapshot: the program's step.
+        """Return what is kept with a snapshot: the program's step.
 
         Called by the mirror's thread at a capture, whose commit waits for the metrics until then.
         """
@@ -193,7 +193,7 @@ class ProgramWatch:
         if not sums and not self._number:
             _log.warning(
                 "[program] it left nothing in SM_MODEL_DIR, SM_OUTPUT_DATA_DIR or "
-                "SM_CHECKPOINT_DIR; what it wrote elsewhere goes with this machine"
+                "SM_CHECKPOINT_DIR; what it wrote elsewhere is lost with this machine"
             )
         run.metrics.flush()
         history = read_history(run.store)
@@ -213,7 +213,7 @@ class ProgramWatch:
         )
 
     def _look(self) -> None:
-        """What is done a few times a second."""
+        """Do what is due a few times a second."""
         self._run.supervisor.watchdog.beat()
         self._run.lease.check()
         self._mirror.check()
@@ -243,7 +243,7 @@ class ProgramWatch:
         return round(self._progress.unsaved_seconds, 3)
 
     def _answer(self, notice: Notice) -> None:
-        """Tell the program, wait for it, and end it when its time is over."""
+        """Tell the program, wait for it, and end it when its time is up."""
         self._notice = notice
         number, why = self._signal_to_send()
         now = time.monotonic()
@@ -275,10 +275,10 @@ class ProgramWatch:
         self._wait_until(until)
 
     def _signal_to_send(self) -> tuple[signal.Signals | None, str]:
-        """The signal of a notice, or None and why.
+        """Return the signal of a notice, or None and why.
 
-        A program that does not handle it would only die of it: it goes on, mirrored, until just
-        before the last snapshot must begin, as one that wants no signal.
+        A program that does not handle it would only die of it. So it goes on, mirrored, until just
+        before the last snapshot must begin, like one that wants no signal.
         """
         name = self._options.program.notice_signal
         if name == "none":
@@ -289,7 +289,7 @@ class ProgramWatch:
         return number, ""
 
     def _wait_until(self, until: float) -> None:
-        """Wait for the program's end, but not while another machine could go on."""
+        """Wait for the program's end, but not once another machine could take over."""
         extra_time = self._run.supervisor.extra_time
         extra_time.watch_candidates()
         while (left := until - time.monotonic()) > 0 and not extra_time.is_lease_wanted:
@@ -300,7 +300,7 @@ class ProgramWatch:
             _log.info("[notice] out of time; stopping the program")
 
     def _warn_without_snapshot(self) -> None:
-        """Once: that a loss would now cost everything since the start."""
+        """Warn once that a loss would now cost everything since the start."""
         options, seconds = self._options, self._progress.seconds
         if self._is_warned or self._progress.num_snapshots:
             return
@@ -325,7 +325,7 @@ class ProgramWatch:
         _log.warning("[program] %s", text)
 
     def _warn_if_started_over(self) -> None:
-        """Once: that the program seems not to have read what it was given."""
+        """Warn once that the program seems not to have read the snapshot it was given."""
         at, (number, step) = self._progress.first_step, self._restored
         if at is None or 2 * at >= step:
             return
@@ -341,7 +341,7 @@ class ProgramWatch:
 
 
 def _write_notice(path: Path, notice: Notice) -> None:
-    """Write the file that tells the program; it is there complete or not at all."""
+    """Write the file that tells the program, atomically."""
     left = notice.seconds_left
     record = {"deadline": round(time.time() + left, 3), "seconds": round(left, 3)}
     write_whole(path, json.dumps(record).encode())
@@ -373,13 +373,13 @@ def _files(folders: Mapping[str, Path]) -> Iterator[tuple[str, Path]]:
         for below, _, names in os.walk(folder):
             for path in (Path(below, name) for name in names):
                 if path.is_file():
-                    # Neither keys nor reports may have a name that is no text.
+                    # Neither keys nor reports can hold a name that is not text.
                     name = os.fsencode(path.relative_to(folder)).decode(errors="backslashreplace")
                     yield f"{prefix}/{name}", path
 
 
 def _failure_reason(container: Container, exit_code: int, last_line: str) -> str:
-    """Why the program failed, in one line: output/failure if it wrote that, else its last words."""
+    """Return why the program failed, in one line: from output/failure, else its last line."""
     ended = f"exit code {exit_code}" if exit_code >= 0 else f"signal {-exit_code}"
     text = last_line
     try:
@@ -387,6 +387,6 @@ def _failure_reason(container: Container, exit_code: int, last_line: str) -> str
             text = stream.read(_REASON_BYTES).decode(errors="replace") or last_line
     except OSError:
         pass
-    hint = " (the kernel kills so where memory runs out)" if exit_code == -9 else ""
+    hint = " (the kernel does this when memory runs out)" if exit_code == -9 else ""
     said = " ".join(text.split())[:_REASON_BYTES]
     return f"the program ended with {ended}{hint}" + (f": {said}" if said else "")

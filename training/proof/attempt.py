@@ -38,7 +38,7 @@ EXIT_CRASHED = 70
 # streamed: as on a host without memory for a copy of the state.
 Saving: TypeAlias = Literal["staged", "streamed"]
 _POLL_SECONDS = 0.005
-# How long hosts wait for one that was killed before they met; nobody starts it again.
+# How long hosts wait for one that was killed before they met; it is not restarted.
 _MEETING_SECONDS = 8.0
 
 
@@ -56,11 +56,11 @@ class AttemptRequest:
     run_uri: str = ""
     folder: str = ""  # of this attempt: statuses, logs, scratch
     writer: str = ""
-    num_processes: int = 1  # ranks in all
-    num_hosts: int = 1  # of which each has as many
+    num_processes: int = 1  # ranks in total
+    num_hosts: int = 1  # each with the same number of ranks
     port: int = 0  # where several meet
     saving: Saving = "staged"
-    most_seconds: float | None = None  # then it counts as hung: it prints its stacks and exits
+    most_seconds: float | None = None  # after which it prints its stacks and exits, as hung
     is_short: bool = False  # few steps in each stage, at least `num_steps`
     num_steps: int | None = None
     kills: tuple[Kill, ...] = ()
@@ -73,7 +73,7 @@ class AttemptRequest:
         return self.num_processes // self.num_hosts
 
     def hosts(self, rank: int) -> Hosts | None:
-        """The hosts, as the first rank of one of them names them; None: one alone."""
+        """Return the hosts as the first rank of one of them names them; None for a single host."""
         if self.num_hosts == 1:
             return None
         names = ("127.0.0.1", *(f"host-{number}" for number in range(1, self.num_hosts)))
@@ -114,7 +114,7 @@ def _act(request: AttemptRequest, rank: int, start_rank: StartRank | None) -> in
 
 
 def _with_port(request: AttemptRequest) -> AttemptRequest:
-    """The request with a port that is free, if hosts are to meet."""
+    """Return the request, with a free port if hosts are to meet."""
     if request.num_hosts == 1:
         return request
     with socket.create_server(("", 0)) as free:
@@ -129,7 +129,7 @@ def fork(request: AttemptRequest) -> int:
         os.setpgid(0, 0)
         first = 0
         for other in range(request.num_here, request.num_processes, request.num_here):
-            if os.fork() == 0:  # another host, of the same process group
+            if os.fork() == 0:  # another host, in the same process group
                 first = other
                 break
         own = range(first + 1, first + request.num_here)
@@ -200,11 +200,11 @@ def _run(request: AttemptRequest, rank: int, start_rank: StartRank | None) -> in
 
 
 class _ForkedRanks:
-    """A host's other ranks, forked in its first one's process while that has one thread.
+    """A host's other ranks, forked from its first rank's process while that has one thread.
 
-    For the engine they replace ranks of its own launcher (training/attempt/ranks.py), but start
+    For the engine they replace the ranks of its own launcher (training/attempt/ranks.py), but start
     seconds sooner: a rank waits at its pipe for its environment, and exits when the pipe closes, as
-    the first one has exited then.
+    the first rank has then exited.
     """
 
     def __init__(self, ranks: Iterable[int], act: Callable[[int], int]) -> None:
@@ -239,7 +239,7 @@ class _ForkedRank:
         self._lock = threading.Lock()
 
     def wait(self, timeout: float | None = None) -> int:
-        """The exit code; TimeoutExpired after `timeout` seconds. For any thread."""
+        """Return the exit code; TimeoutExpired after `timeout` seconds. Any thread may call it."""
         began = time.monotonic()
         while (code := self._poll()) is None:
             if timeout is not None and time.monotonic() - began > timeout:
@@ -265,7 +265,7 @@ class _ForkedRank:
 
 
 def _place_of(request: AttemptRequest, rank: int) -> RankEnvironment | None:
-    """How this rank meets the others, once it is to start; None if its host's first has exited."""
+    """Return how this rank meets the others; None if its host's first rank has exited."""
     if rank % request.num_here == 0:
         return RankEnvironment.from_environment(os.environ, request.hosts(rank))
     place = RankEnvironment.from_environment(os.environ)
@@ -278,7 +278,7 @@ def _place_of(request: AttemptRequest, rank: int) -> RankEnvironment | None:
 
 
 def _read_place() -> dict[str, str]:
-    """In a forked rank: wait for the variables of `start`; empty if none will come."""
+    """In a forked rank, wait for the variables of `start`; return none if they will not come."""
     line = b""
     while not line.endswith(b"\n"):
         read = os.read(0, 1)  # not a byte more: the rest of the pipe is for `end_with_rank_0`

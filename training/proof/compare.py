@@ -1,6 +1,4 @@
-"""Compares a run with the uninterrupted one, a workload's or a program's, and its store with the
-promises.
-"""
+"""Compares a run with the uninterrupted one, a workload's or a program's; checks its store."""
 
 import math
 import secrets
@@ -67,7 +65,7 @@ def read_outcome(store: Store, scratch: Path) -> RunOutcome:
 
 
 def sample_problems(outcome: RunOutcome) -> list[str]:
-    """Missing steps, and epochs of a stage that had not each sample exactly once."""
+    """Return missing steps, and epochs of a stage without each sample exactly once."""
     return lineage_problems(outcome.steps)
 
 
@@ -96,7 +94,7 @@ def differences(ours: RunOutcome, reference: RunOutcome) -> list[str]:
 def broken_promises(store: Store, known: dict[str, bool]) -> list[str]:
     """Violations of what must hold after every attempt: all files that the head names are intact.
 
-    `known` caches which keys are.
+    `known` caches which keys are intact.
     """
     head = read_head(store)
     if head is None:
@@ -156,14 +154,14 @@ class ProgramRun:
     interruptions: Sequence[Mapping[str, Any]]
     seconds: float
     num_snapshots: int
-    snapshot_seconds: float | None = None  # until the first while the program ran; None: none
+    snapshot_seconds: float | None = None  # until the first taken while the program ran
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Difference:
     """Where two runs differ."""
 
-    steps: tuple[int, ...]  # with another loss; without files, a last one of one run too
+    steps: tuple[int, ...]  # whose losses differ; without files, also the end of the longer run
     missing: tuple[int, ...]  # with a loss in one run only: a machine may die before it reports one
     largest: float  # of the losses' differences
     files: tuple[str, ...]
@@ -175,7 +173,7 @@ class Difference:
 
 
 def losses_by_step(lines: Iterable[Line]) -> dict[int, float]:
-    """The loss of each step as the newest attempt that did it has first reported it."""
+    """Return each step's loss, as first reported by the newest attempt that did the step."""
     losses: dict[int, float] = {}
     generations: dict[int, int] = {}
     told = [line for line in lines if line["kind"] == "metrics" and line["at"] is not None]

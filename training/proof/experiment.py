@@ -42,7 +42,7 @@ class Experiment:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AttemptResult:
-    """How one attempt ended, and whether and where a kill hit it."""
+    """The end of one attempt, and whether and where a kill hit it."""
 
     code: int  # an exit code, or minus the signal's number
     kill: Kill | None  # the one that hit it
@@ -200,7 +200,7 @@ def refuse_started_cuda(workload: str) -> None:
         return
     pid = os.fork()
     if pid == 0:
-        # torch keeps no other account of a call that did not start all of CUDA.
+        # torch keeps no other record of a call that did not start all of CUDA.
         os._exit(int(torch.cuda._is_in_bad_fork()))
     if os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) != 0:
         raise UserError(
@@ -211,7 +211,7 @@ def refuse_started_cuda(workload: str) -> None:
 
 
 def made_dataset(given: str | None, workload: Workload[Any], count: int, folder: Path) -> Path:
-    """The folder that is given, or a new one, filled by the workload's own generator."""
+    """Return the given folder, or a new one filled by the workload's own generator."""
     if given is not None:
         open_dataset(Path(given))
         return Path(given)

@@ -1,6 +1,6 @@
-"""The kills of an attempt, and how they reach it: at a second, or at a point that it comes to.
+"""The kills of an attempt, and how they reach it: after some seconds, or at a point in its work.
 
-A point is before or after a phase of the attempt, so that windows of microseconds are hit on
+A point is before or after a phase of the attempt, so windows of microseconds can be hit on
 purpose. Each rank reports its phase to the parent in a small memory-mapped file, which survives the
 process that wrote it.
 """
@@ -55,8 +55,8 @@ _WORK = ("preparation", "step", "evaluation")
 class Kill:
     """One kill: after some seconds, or before or after a phase.
 
-    Of a phase: its nth occurrence in the attempt; in a `stage`, the first that the stage itself
-    counts as the nth or a later one.
+    A phase is counted by its occurrences in the attempt; in a `stage`, the kill comes at the first
+    one that the stage itself counts as the nth or later.
     """
 
     kind: Kind
@@ -66,7 +66,7 @@ class Kill:
     stage: str = ""
     occurrence: int = 1
     target_rank: int | None = 0  # the rank that is signalled; None: all of them
-    on_host: int = 0  # of a host: so many ranks, of which the target is the first
+    on_host: int = 0  # of a host: its number of ranks, the target being the first
     # The rank whose phases are counted; None: each, and the first one there signals itself.
     observed_rank: int | None = 0
     notice_seconds: float | None = None  # from the notice until the time that it names
@@ -117,7 +117,7 @@ class StatusFile:
         return int(_NUMBER.unpack_from(self._memory, 2 * _SLOT_BYTES)[0])
 
     def report_hit(self, number: int, phase: str) -> None:
-        """Record that the point of this kill was reached; an empty phase: nobody was there."""
+        """Record that the point of this kill was reached; an empty phase means nobody was there."""
         self.write(3, f"{number} {phase}" if phase else "")
 
     @property
@@ -155,7 +155,7 @@ def send(kill: Kill, statuses: Sequence[StatusFile]) -> bool:
 def send_signal(number: signal.Signals, kill: Kill, statuses: Sequence[StatusFile]) -> bool:
     """Send a signal to the kill's target; return whether it was there.
 
-    A host that is told to end is told by its first rank, one that is lost takes along all.
+    A host is told to end through its first rank; a host that is lost takes all its ranks along.
     """
     leader, first = statuses[0].pid, kill.target_rank
     if first is None:
@@ -189,7 +189,7 @@ def _write_notice(path: Path, seconds: float) -> None:
 
 
 class Injector:
-    """Writes a rank's status, and sends the attempt's first kill whose point the rank comes to."""
+    """Writes a rank's status, and sends the attempt's first kill whose point the rank reaches."""
 
     def __init__(
         self,
@@ -211,7 +211,7 @@ class Injector:
 
     @contextmanager
     def doing(self, phase: str, stage: str = "", number: int = 0) -> Iterator[None]:
-        """Context of one phase of the attempt; a stage says how it counts it, from 1."""
+        """Context of one phase of the attempt; `number` is the stage's own count of it, from 1."""
         slot = 0 if threading.current_thread() is threading.main_thread() else 1
         before = self.status.read(slot)
         self.status.write(slot, phase)
@@ -243,7 +243,7 @@ class Injector:
         if kill.observed_rank is None:
             kill = replace(kill, target_rank=self._rank)
         try:
-            # One attempt has one kill, though several ranks may come to its point.
+            # One attempt has one kill, though several ranks may reach its point.
             (self.status.folder / "hit").touch(exist_ok=False)
         except FileExistsError:
             return

@@ -1,4 +1,4 @@
-"""A program on a machine of its own: a process with a new root, lost when its moment has come."""
+"""A program on its own machine: a process with a new root, lost when its moment has come."""
 
 import json
 import os
@@ -54,7 +54,7 @@ def live(
 
 
 def recorded(metrics: Path) -> list[dict[str, Any]]:
-    """The lines that a run has written to its metrics file so far, but for a half-written one."""
+    """Return the lines that a run has written to its metrics file, except a half-written one."""
     text = metrics.read_text(errors="replace") if metrics.exists() else ""
     found = []
     for line in text.splitlines():

@@ -34,12 +34,12 @@ from training.workload import (
 _NUM_EPOCHS = 2
 _FULL_STEPS = 3
 _STEPS_PER_EPOCH = _FULL_STEPS + 1
-# Where a stage of steps ends: in the last epoch that one of epochs has.
+# A stage measured in steps ends here, in the last epoch of a stage measured in epochs.
 _MID_EPOCH = _NUM_EPOCHS * _STEPS_PER_EPOCH - 1
 
 
 def observed(workload: Workload[Any], injector: Injector) -> Workload[Any]:
-    """The workload, which reports the phases of its stages to the injector."""
+    """Return the workload, reporting the phases of its stages to the injector."""
 
     def proxy(stage: Prepare | Train) -> Prepare | Train:
         if isinstance(stage, Train):
@@ -50,9 +50,9 @@ def observed(workload: Workload[Any], injector: Injector) -> Workload[Any]:
 
 
 def shortened(workload: Workload[Any], num_steps: int | None = None) -> Workload[Any]:
-    """The workload, its stages shortened to two epochs each.
+    """Return the workload with its stages shortened to two epochs each.
 
-    One of steps gets all but the last step of them; all get what `num_steps` needs.
+    A stage measured in steps gets all but the last step of these; all get what `num_steps` needs.
     """
 
     def proxy(stage: Prepare | Train) -> Prepare | Train:
@@ -108,14 +108,14 @@ class _ShortenedTrain(TrainProxy):
         return replace(own, epochs=min(own.epochs or 1, _NUM_EPOCHS))
 
     def samples(self, i: Inputs, split: str) -> Samples:
-        # Checked here: behind a proxy nobody would see it.
+        # Checked here, as the loop's checks would see only the proxy.
         inner = samples_of(self._inner, i, split)
         count = min(len(inner), _num_samples(self.settings)) if split == "train" else len(inner)
         return _FewSamples(inner, count, f"stage {self.name!r}, split {split!r}")
 
 
 def _num_samples(settings: Settings) -> int:
-    """Samples for three whole steps and an odd one per epoch; no additional micro-batch of 1."""
+    """Return the samples for three full steps and an odd one per epoch, without a batch of one."""
     if settings.global_batch > settings.micro_batch:
         return _FULL_STEPS * settings.global_batch + settings.micro_batch
     return _FULL_STEPS * settings.global_batch + max(2, settings.global_batch // 2)
@@ -140,10 +140,10 @@ class _FewSamples(Samples):
             if not _equal(item, again):
                 raise UserError(
                     f"{self.what}: get({index}, rng) returns different samples for the same state "
-                    "of rng. What draws from the generators of torch, numpy or random, such as "
+                    "of rng. Code that draws from the generators of torch, numpy or random, like "
                     "torchvision's transforms, goes below `with drawing_from(rng):` (from "
-                    "training.workload import drawing_from), or the data set into a "
-                    "DatasetSamples of that module"
+                    "training.workload import drawing_from), or the dataset into a DatasetSamples "
+                    "of that module"
                 )
         return item
 
@@ -152,7 +152,7 @@ class _FewSamples(Samples):
         return order[order < self.count]
 
 
-# The methods themselves: the loop and the loader look whether the samples have their own.
+# The inner methods themselves: the loop and the loader check whether the samples have their own.
 setattr(_FewSamples, "collate", property(lambda few: few.inner.collate))  # noqa: B010
 setattr(_FewSamples, "files", property(lambda few: few.inner.files))  # noqa: B010
 

@@ -1,6 +1,6 @@
 """A faulty store: errors, lost and late responses, conflicts, truncated bodies, a full disk.
 
-It wraps any method of any store, so that the shipped code is what is tested.
+It wraps any method of any store, so the shipped code itself is tested.
 """
 
 import json
@@ -47,7 +47,7 @@ _FOLDERS = {
 
 
 def misbehaving(store: Store, injector: Injector, rate: float, seed: int) -> Store:
-    """The store with faults in a share `rate` of its operations."""
+    """Return the store with faults in a share `rate` of its operations."""
     return cast(Store, _FaultyStore(store, injector, rate, seed))
 
 

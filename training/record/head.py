@@ -40,9 +40,9 @@ class CheckpointEntry:
     kind: Kind
     files: tuple[FileEntry, ...]
     is_best: bool = False  # the best by its stage's best_metric when it was evaluated
-    # What its stage still needed by the pace of its writer, for the Guard; None: not known yet.
+    # What its stage still needed at its writer's pace, for the Guard; None: not known yet.
     seconds_left: float | None = None
-    # Taken as a program ended itself after a notice, or stood still: it may hold half of a save.
+    # Taken when a program ended after a notice, or was stopped: it may hold half of a save.
     is_tentative: bool = False
     failed_starts: int = 0  # programs that began with it, and failed before they left another
     is_left_behind: bool = False  # the run has started over: no attempt resumes from it
@@ -63,12 +63,12 @@ class CheckpointEntry:
 
 
 def checkpoint_name(step: int, generation: int) -> str:
-    """A unique name that sorts by step."""
+    """Return a unique name that sorts by step."""
     return f"{step:08d}-g{generation:04d}-{secrets.token_hex(8)}"
 
 
 def step_of(name: str) -> int:
-    """The step in a name that `checkpoint_name` made."""
+    """Return the step in a name that `checkpoint_name` made."""
     return int(name.partition("-")[0])
 
 
@@ -76,24 +76,24 @@ def step_of(name: str) -> int:
 class Retention:
     """What to keep; other checkpoints are deleted after they leave the head.
 
-    The newest and the furthest stay, every Nth, the best, and the stages' ends they need; one that
+    The newest and the furthest stay, every Nth, the best, and the stage ends they need; one that
     may hold half of a save never takes the place of one that does not. Those from before the run
-    started over stay until there are more of the new ones than are kept.
+    started over stay until there are more new ones than are kept.
     """
 
     newest: int = 3
     every: Span | None = None
 
     def kept(self, entries: Sequence[CheckpointEntry]) -> tuple[CheckpointEntry, ...]:
-        """The checkpoints to keep; both sequences are oldest first."""
+        """Return the checkpoints to keep; both sequences are oldest first."""
         left_behind = [entry for entry in entries if entry.is_left_behind]
         checkpoints = [entry for entry in entries if not entry.is_left_behind]
         # A stage's later best is better: it was compared with the earlier one.
         best = {entry.stage: entry for entry in checkpoints if entry.is_best}
         firm = [entry for entry in checkpoints if not entry.is_tentative]
         newest = [*firm[-self.newest :], *checkpoints[-self.newest :]]
-        # Its successor may have been passed over by a machine that could not read it, or be of a
-        # program that began again on a torn save without noticing.
+        # Newer ones may reach less far: a machine could not read the furthest and passed it over,
+        # or a program began again on a torn save without noticing.
         furthest = [*_furthest(firm), *_furthest(checkpoints)]
         chosen = [*newest, *furthest, *best.values(), *self._every(checkpoints)]
         names = {entry.name for entry in chosen}
@@ -119,7 +119,7 @@ class Retention:
 
 
 def _furthest(checkpoints: Sequence[CheckpointEntry]) -> Sequence[CheckpointEntry]:
-    """The last of those with the furthest step: a program's own, if it reports steps."""
+    """Return the last one with the furthest step: a program's own, if it reports steps."""
     steps = [(entry.program_step, entry) for entry in checkpoints]
     known = [(step, entry) for step, entry in steps if step is not None]
     reached = known or [(entry.step, entry) for entry in checkpoints]
@@ -155,7 +155,7 @@ def read_json_record(
 # Format 2 added part_bytes to files and is_best to checkpoints, format 3 seconds_left to them,
 # format 4 is_tentative and failed_starts, format 5 is_left_behind, unverified_by and program_step.
 _FORMAT = 5
-# Tries to mark a run failed beside a holder's heartbeats.
+# How often to try to mark a run failed between a holder's heartbeats.
 _MARKS = 60
 
 State: TypeAlias = Literal["running", "released", "finished", "failed"]
@@ -183,17 +183,17 @@ class Head:
         return self.state in ("finished", "failed")
 
     def end_of(self, stage: str) -> CheckpointEntry | None:
-        """The last committed end of a stage, if it is still kept."""
+        """Return the last committed end of a stage, if it is still kept."""
         ends = (e for e in reversed(self.checkpoints) if e.stage == stage and e.kind == "stage-end")
         return next(ends, None)
 
     def started_over(self) -> "Head":
-        """Without a checkpoint to resume from; it names them until retention drops them."""
+        """Return it with no checkpoint to resume from; it names them until retention drops them."""
         left = tuple(replace(entry, is_left_behind=True) for entry in self.checkpoints)
         return replace(self, checkpoints=left, unverified_by=())
 
     def to_bytes(self) -> bytes:
-        """The JSON to store."""
+        """Return the JSON to store."""
         return json.dumps({"format": _FORMAT, **asdict(self)}, indent=1).encode()
 
     @classmethod
@@ -223,12 +223,12 @@ class Head:
 
 
 def read_head(store: Store) -> Head | None:
-    """The current head, or None before the first attempt."""
+    """Return the current head, or None before the first attempt."""
     return find_head(store)[0]
 
 
 def find_head(store: Store) -> tuple[Head | None, str | None]:
-    """The current head and its ETag; None and None before the first attempt."""
+    """Return the current head and its ETag; None and None before the first attempt."""
     found = store.get(HEAD)
     if found is None:
         return None, None
@@ -260,7 +260,7 @@ def mark_failed(store: Store, run_id: str, writer: str, reason: str) -> Head:
 
 
 def with_way_back(reason: str, uri: str) -> str:
-    """The reason of a failed run with the command that takes the run back."""
+    """Return the reason of a failed run, with the command that reopens it."""
     return f"{reason}; take it back with: python -m training reopen --run-uri {uri}"
 
 
@@ -274,7 +274,7 @@ def say_waiting(store: Store, generation: int, writer: str) -> None:
     try:
         store.put(WAITING, json.dumps(record).encode())
     except StoreError as error:
-        _log.warning(f"[lease] could not tell the holder that this machine waits: {error}")
+        _log.warning(f"[lease] could not tell the holder that this machine is waiting: {error}")
 
 
 def is_waited_for(store: Store, generation: int) -> bool:
@@ -303,7 +303,7 @@ class Position:
     # Stage -> what its code chose at its start that changes the bits; part of the numerics key.
     numerics: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     numerics_changed: tuple[str, ...] = ()  # parts of the key that some attempt changed
-    times: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # where a stage's went
+    times: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # stage -> where it went
 
     @property
     def is_best(self) -> bool:
@@ -311,15 +311,15 @@ class Position:
         return self.best.get("step") == self.step
 
     def stating(self, facts: Mapping[str, float]) -> "Position":
-        """With what the stage's start has found; a resumed stage does not start again."""
+        """Add what the stage's start has found; a resumed stage does not start again."""
         return replace(self, facts={**self.facts, self.stage: facts}) if facts else self
 
     def timed(self, times: Mapping[str, float]) -> "Position":
-        """With where the stage's time went so far, over all attempts."""
+        """Set where the stage's time went so far, over all attempts."""
         return replace(self, times={**self.times, self.stage: times})
 
     def choosing(self, chosen: Mapping[str, str]) -> "Position":
-        """With what the stage's code has chosen now: its first choice, or changes from that."""
+        """Add what the stage's code has chosen now: its first choice, or changes from that."""
         first = self.numerics.get(self.stage, chosen)
         parts = sorted(n for n in first.keys() | chosen.keys() if first.get(n) != chosen.get(n))
         changed = {*self.numerics_changed, *(f"{self.stage}.{name}" for name in parts)}

@@ -1,7 +1,7 @@
 """A run's metrics and events, and its attempts reconstructed from them.
 
 Step lines are read one by one into columns, some 60 bytes a step: a long run has half a million.
-Neither torch nor numpy: whoever marks a run failed writes a receipt under any interpreter.
+Imports neither torch nor numpy: marking a run failed writes a receipt, under any interpreter.
 """
 
 import itertools
@@ -33,7 +33,7 @@ class _Steps:
     """Steps, ordered by their number; each column has one value per step."""
 
     columns: Mapping[str, "array[Any]"]
-    stages: tuple[str, ...]  # of which the column `stage` has the index
+    stages: tuple[str, ...]  # the column `stage` has indices into it
 
     def __len__(self) -> int:
         return len(self["step"])
@@ -42,7 +42,7 @@ class _Steps:
         return self.columns[name]
 
     def take(self, rows: Iterable[int]) -> "_Steps":
-        """The steps in these rows."""
+        """Return the steps in these rows."""
         kept = array("q", rows)
         columns = {
             name: array(column.typecode, map(column.__getitem__, kept))
@@ -51,7 +51,7 @@ class _Steps:
         return _Steps(columns=columns, stages=self.stages)
 
     def by_stage(self) -> "dict[str, _Steps]":
-        """Stage -> its steps."""
+        """Return stage -> its steps."""
         rows: dict[int, array[int]] = {}
         for row, stage in enumerate(self["stage"]):
             rows.setdefault(stage, array("q")).append(row)
@@ -60,16 +60,16 @@ class _Steps:
 
 @dataclass(kw_only=True, slots=True)
 class _AttemptSteps:
-    """What one attempt computed."""
+    """The steps that one attempt computed."""
 
     first: int
     last: int
-    num_repeated: int = 0  # of which only a later line counts
+    num_repeated: int = 0  # only a later line of these counts
     repeated_seconds: float = 0.0
 
 
 class _StepLines:
-    """Collects step lines, generation by generation; of a step the last line counts."""
+    """Collects step lines, generation by generation; the last line of each step counts."""
 
     def __init__(self) -> None:
         self._columns: dict[str, array[Any]] = {
@@ -79,11 +79,11 @@ class _StepLines:
         self._stages: dict[str, int] = {}
 
     def add(self, line: Line) -> None:
-        """Add one; a number that is missing is NaN. OverflowError for a step of no run."""
+        """Add a line; missing numbers become NaN. OverflowError for an impossible step."""
         rate, count = _number(line.get("samples_per_second")), _number(line.get("num_samples"))
         stage = self._stages.setdefault(line["stage"], len(self._stages))
         row = line["step"], line.get("stage_step", line["step"]), line["generation"], stage
-        # A program's lines know no samples.
+        # A program's lines do not count samples.
         told = line.get("seconds")
         seconds = _number(told) if told is not None else count / rate if rate else _NAN
         numbers = _number(line.get("loss")), seconds, _number(line.get("gradient_norm"))
@@ -93,7 +93,7 @@ class _StepLines:
             column.append(value)
 
     def split(self) -> tuple[_Steps, dict[int, _AttemptSteps]]:
-        """The lineage, and generation -> what it computed."""
+        """Return the lineage, and generation -> what it computed."""
         lines = _Steps(columns=self._columns, stages=tuple(self._stages))
         attempts: dict[int, _AttemptSteps] = {}
         for generation, step in zip(lines["generation"], lines["step"], strict=True):
@@ -111,7 +111,7 @@ class _StepLines:
 
 
 def _by_step(steps: "array[Any]") -> Iterator[tuple[int, bool]]:
-    """Rows in the order of their steps, and whether each is the last one of its step."""
+    """Yield rows in the order of their steps, and whether each is the last one of its step."""
     rows = sorted(range(len(steps)), key=steps.__getitem__)
     for row, following in zip_longest(rows, rows[1:]):
         yield row, following is None or steps[row] != steps[following]
@@ -129,7 +129,7 @@ class AttemptSummary:
     writer: str
     began: datetime
     last_heard: datetime
-    ended: str  # finished, failed, released, diverged, or silent: no event tells its end
+    ended: str  # finished, failed, released, diverged, or silent: no event tells how
     cause: str | None  # notice or shutdown, where one came
     seconds_to_commit: float | None  # from the notice to its first commit
     gained_steps: int  # trained in the rest of the notice, and committed
@@ -137,8 +137,8 @@ class AttemptSummary:
     last_step: int | None
     num_repeated: int  # its steps that a later attempt computed again
     repeated_seconds: float
-    usd_per_hour: float | None  # as given to the attempt
-    ranks: int | None  # that trained; None: of a program, or of an older version
+    usd_per_hour: float | None  # as passed to the attempt
+    ranks: int | None  # that trained; None for a program, or an older version
 
     @property
     def seconds(self) -> float:
@@ -156,7 +156,7 @@ class History:
     passed_over: Sequence[str]  # damaged objects and lines
 
     def evaluations(self) -> dict[str, list[Line]]:
-        """Stage -> its evaluations in order of steps, each once."""
+        """Return stage -> its evaluations in order of steps, each once."""
         newest = newest_by_step(self.lines, "evaluation")
         found: dict[str, list[Line]] = {}
         for step in sorted(newest):
@@ -164,7 +164,7 @@ class History:
         return found
 
     def gaps(self) -> list[float]:
-        """Seconds between each attempt's end and its successor's take-over."""
+        """Return the seconds between each attempt's end and its successor's take-over."""
         pairs = itertools.pairwise(self.attempts)
         return [max(0.0, (b.began - a.last_heard).total_seconds()) for a, b in pairs]
 
@@ -199,7 +199,7 @@ def read_history(store: Store) -> History:
 
 
 def metrics_reader(store: Store) -> LineReader:
-    """A reader of the run's metrics lines."""
+    """Return a reader of the run's metrics lines."""
 
     def read(keys: Sequence[str]) -> Iterator[bytes | None]:
         for found in get_each(store, keys):
@@ -235,7 +235,7 @@ def _events(store: Store, passed_over: list[str]) -> Iterator[Line]:
 def _attempts(
     computed: Mapping[int, _AttemptSteps], events: Sequence[Line]
 ) -> list[AttemptSummary]:
-    # Who reopens a run may do it a day later, under the name of the machine that trained.
+    # A run may be reopened a day later, under the name of the machine that trained.
     events = [
         event
         for event in events

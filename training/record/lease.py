@@ -39,9 +39,9 @@ from training.store.protocol import (
 
 _log = logging.getLogger(__name__)
 
-# A predecessor that has lost the lease can be in between once.
+# A predecessor that has lost the lease can get in between once.
 _PUT_ATTEMPTS = 3
-# Machines that must agree that none of the checkpoints can be verified. One may be damaged itself.
+# How many machines must agree that no checkpoint can be verified. One may be faulty itself.
 _WITNESSES = 2
 
 
@@ -79,9 +79,9 @@ class Lease:
         return self._head
 
     def begin_generation(self, skipped_steps: tuple[int, ...]) -> None:
-        """Go on as the next generation would: what it writes wins over what this one has written.
+        """Go on as the next generation: what it writes wins over what this one has written.
 
-        Steps that are skipped stay so for every later attempt.
+        Skipped steps stay skipped for every later attempt.
         """
         self._change(
             lambda head: replace(head, generation=head.generation + 1, skipped_steps=skipped_steps)
@@ -121,7 +121,7 @@ class Lease:
     def count_failed_start(self, began: CheckpointEntry) -> None:
         """Count a program that began with this snapshot and failed before it saved again.
 
-        The tentative ones after it hold what it held, and count as often.
+        Later tentative snapshots hold what it held, and get the same count.
         """
         times = began.failed_starts + 1
 
@@ -134,7 +134,7 @@ class Lease:
         self._change(lambda head: replace(head, checkpoints=tuple(map(count, head.checkpoints))))
 
     def count_unverified(self) -> bool:
-        """This machine can verify none of the checkpoints; whether the run starts over now.
+        """Record that this machine can verify no checkpoint; return if the run starts over now.
 
         It does once two machines agree. Nothing is deleted: what is left behind stays in the head.
         """
@@ -154,23 +154,23 @@ class Lease:
         self._change(Head.started_over)
 
     def forget_unverified(self) -> None:
-        """A checkpoint was verified: it is the other machines that could not."""
+        """Forget the machines that could verify nothing: a checkpoint has been verified here."""
         self._change(lambda head: replace(head, unverified_by=()) if head.unverified_by else head)
 
     def abandon(self, name: str) -> None:
         """Mark a checkpoint's files for deletion: as far as its writer knows, it was not published.
 
-        They go after the next publication: until then an unanswered write may yet name them.
+        They are deleted after the next publication: until then an unanswered write may name them.
         """
         self._abandoned.add(name)
         self.delete_if_lost()
 
     def delete_if_lost(self) -> None:
-        """Delete what was abandoned if the lease is lost: no later take-over may sweep it.
+        """Delete what was abandoned if the lease is lost: there may be no take-over to sweep it.
 
         A save may fail because a successor has swept it, before anything says so. What the head
-        names stays: the commit may have been done, its answer lost, and a successor resumed from
-        it. What no head names by now none will: a late write of ours is refused.
+        names stays: the commit may have succeeded, its answer lost, and a successor resumed from
+        it. If no head names it by now, none ever will: a late write of ours is refused.
         """
         while self.lost.is_set() and self._abandoned:
             name = self._abandoned.pop()
@@ -319,7 +319,7 @@ def acquire(
         # A new run would delete checkpoints that no head names.
         raise UserError(
             f"{store.uri} has checkpoints but no {HEAD}; restore its last version, "
-            "or give another run URI"
+            "or use another run URI"
         )
     seen: str | None = None
     told_generation = 0
@@ -348,6 +348,6 @@ def acquire(
             try:
                 return Lease(store, mine, etag, ttl_seconds)
             except LeaseLostError:
-                continue  # another candidate was faster; wait for it like for any other holder
+                continue  # another candidate was faster; wait for it as for any other holder
         if wait(min(1.0, ttl_seconds / 10)):
             raise InterruptedRunError(f"a notice came while waiting for {store.uri}")

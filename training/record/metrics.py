@@ -1,9 +1,9 @@
 """Metrics as JSON lines: in a local file at once, in the store soon and before each commit. Events.
 
-In the store, small objects are merged into large compressed ones behind the training
-(contract/metrics.py). A line is there at every moment, also after a kill between the writing of the
-large object and the deletion of the small ones. An event, which says what happened to the run, is
-an object of its own under events/. Imports no torch.
+In the store, small objects are merged into large compressed ones in the background
+(contract/metrics.py). A line is there at every moment, even after a kill between writing the large
+object and deleting the small ones. An event, which says what happened to the run, is an object of
+its own under events/. Imports no torch.
 """
 
 import json
@@ -25,8 +25,8 @@ from training.store.protocol import Store, StoreError, get_each
 _log = logging.getLogger(__name__)
 
 _FLUSH_SECONDS = 5.0
-# Own objects are merged by as many: 21 minutes of them. The first time soon after the start, for
-# those that earlier attempts have left.
+# How many of its own objects are merged at once: 21 minutes of them. The first merge comes soon
+# after the start, for those that earlier attempts have left.
 _MERGED = 256
 _FIRST_MERGE = 12
 # Before compression. A reader has one such object in memory at a time.
@@ -84,7 +84,7 @@ class Metrics:
                 self._send()
 
     def flush(self) -> None:
-        """Wait until every line written so far is in the store; others may write meanwhile.
+        """Wait until every line written so far is in the store; others may go on writing.
 
         StoreError if one could not be sent; it is sent again with the next lines.
         """
@@ -161,10 +161,10 @@ def _finite(value: object) -> object:
 
 
 def compact(store: Store, generation: int, *, least: int = 1) -> None:
-    """Merge the small objects of attempts up to `generation`; of that one if it has `least`.
+    """Merge the small objects of attempts up to `generation`; its own only if it has `least`.
 
-    Never those of a later one: a writer that lost the lease has no say in them. What cannot be done
-    now is left to the next call.
+    Never those of a later one: a writer that lost the lease has no say in them. What fails now is
+    left to the next call.
     """
     try:
         sizes = store.sizes(METRICS)
@@ -175,7 +175,7 @@ def compact(store: Store, generation: int, *, least: int = 1) -> None:
             small = [one for one in small if one.generation < generation]
         for group in _groups(small, sizes):
             _replace(store, group)
-        # Whoever merged them was ended before deleting them.
+        # Whoever merged them was killed before deleting them.
         store.delete(merged_already)
     except StoreError as error:
         _log.warning(f"[metrics] small objects were not merged: {error}")
@@ -184,7 +184,7 @@ def compact(store: Store, generation: int, *, least: int = 1) -> None:
 def _groups(
     small: Sequence[MetricsObject], sizes: Mapping[str, int]
 ) -> Iterator[list[MetricsObject]]:
-    """Objects that follow each other, in groups of at most `_MOST_BYTES`."""
+    """Yield consecutive objects in groups of at most `_MOST_BYTES`."""
     group: list[MetricsObject] = []
     size = 0
     for one in small:
@@ -199,7 +199,7 @@ def _groups(
 
 
 def _parts_of_merged(found: Sequence[MetricsObject]) -> set[str]:
-    """Keys of small objects whose lines a merged one holds."""
+    """Return the keys of small objects whose lines a merged one holds."""
     parts: set[str] = set()
     until: dict[str, int] = {}
     for one in found:
@@ -255,7 +255,7 @@ class SilentEvents(Events):
 
 
 def read_events(store: Store, name: str) -> list[dict[str, Any]]:
-    """The run's events of this name, the oldest first; ValueError for one that is damaged."""
+    """Return the run's events of this name, oldest first; ValueError if one is damaged."""
     keys = sorted(key for key in store.sizes(EVENTS) if key.endswith(f"-{name}.json"))
     found = [json.loads(one.data) for one in map(store.get, keys) if one]
     # `save-failed` ends as `failed` does.

@@ -1,8 +1,8 @@
-"""A run in its store: config.json, and its checkpoints: by name, or the newest that is valid.
+"""A run in its store: config.json, and its checkpoints, by name or the newest valid one.
 
-config.json says what the run is: written by its first attempt, binding for every later one. Where
-no checkpoint can be read, this machine ends and not the run: it or its way to the store may be
-damaged; once a second machine has found the same, the run starts over. Imports no torch: a machine
+config.json says what the run is: written by its first attempt, binding for every later one. If no
+checkpoint can be read, this machine ends and not the run: it or its path to the store may be
+faulty; once a second machine has found the same, the run starts over. Imports no torch: a machine
 that boots into a finished run says so at once.
 """
 
@@ -42,17 +42,17 @@ class RunConfig:
     created_at: str
     # training.engine.job.Origin, if the run starts from other weights.
     origin: Mapping[str, Any] | None = None
-    # What the dataset decided, beside the overrides: its number of classes.
+    # What the dataset decides besides the overrides, such as its number of classes.
     fitted: Mapping[str, str] = field(default_factory=dict)
     prediction: Mapping[str, float | str] | None = None  # from the plan, for `sizing plan --run`
 
     @property
     def all_overrides(self) -> dict[str, str]:
-        """The overrides that its config has: the dataset's, then those that were asked for."""
+        """The overrides that its config has: the dataset's, then the requested ones."""
         return {**self.fitted, **self.overrides}
 
     def to_bytes(self) -> bytes:
-        """The JSON to store."""
+        """Return the JSON to store."""
         return json.dumps({"format": _FORMAT, **asdict(self)}, indent=1).encode()
 
     @classmethod
@@ -79,13 +79,13 @@ def parse_prediction(text: str) -> dict[str, float | str] | None:
 
 
 def planned_price(prediction: Mapping[str, float | str] | None) -> float | None:
-    """The plan's Spot price per hour in dollars, for its own size and not an alternate one."""
+    """Return the plan's Spot price per hour in dollars, for its own size, not an alternate one."""
     price = (prediction or {}).get("usd_spot_per_hour")
     return price if isinstance(price, float) and price > 0 else None
 
 
 def read_run_config(store: Store) -> RunConfig | None:
-    """The run's record, or None before its first attempt."""
+    """Return the run's record, or None before its first attempt."""
     found = store.get(CONFIG)
     return RunConfig.from_bytes(found.data, f"{store.uri}/{CONFIG}") if found else None
 
@@ -104,11 +104,11 @@ def ensure_run_config(store: Store, mine: RunConfig, placement: frozenset[str]) 
 
 
 def changed_parts(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Names of the parts of the key that differ, sorted."""
+    """Return the names of the parts of the key that differ, sorted."""
     return sorted(name for name in before.keys() | now.keys() if before.get(name) != now.get(name))
 
 
-# Settings of older runs, without effect by now.
+# Settings of older runs that no longer have an effect.
 _GONE = frozenset({"find_unused_parameters"})
 
 
@@ -130,7 +130,7 @@ def _refuse_other_run(
         ("origin", theirs.origin, mine.origin),
     ]
     now = json.loads(json.dumps(mine.config))
-    # A field that came after the run began could not be overridden: it is as without it.
+    # A field added after the run began could not be overridden, so it changes nothing.
     later = now.keys() - theirs.config.keys()
     for name in sorted((theirs.config.keys() | now.keys()) - placement - later):
         pairs.append((f"config field {name}", theirs.config.get(name), now.get(name)))
@@ -138,7 +138,7 @@ def _refuse_other_run(
         if there != here:
             raise UserError(
                 f"the run folder {uri} belongs to {what} {_readable(there)}, "
-                f"not {_readable(here)}; give another run URI (-c run_id= of a stack), "
+                f"not {_readable(here)}; use another run URI (-c run_id= of a stack), "
                 f"or the same {what}"
             )
 
@@ -150,7 +150,7 @@ def _readable(value: Any) -> str:
 
 
 def now_utc() -> str:
-    """This machine's time, for people; never compared with another machine's clock."""
+    """Return this machine's time, for people; never compared with another machine's clock."""
     return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
@@ -193,22 +193,22 @@ def find_checkpoint(run: OpenRun, text: str) -> CheckpointEntry:
         found = [entry for entry in entries if entry.name.startswith(text)]
     if len(found) != 1:
         many = f"has {len(found)} checkpoints" if found else "has no checkpoint"
-        raise UserError(f"the run {run.store.uri} {many} {text!r}; give one of: {choices(run)}")
+        raise UserError(f"the run {run.store.uri} {many} {text!r}; use one of: {choices(run)}")
     return found[0]
 
 
 def choices(run: OpenRun) -> str:
-    """What `find_checkpoint` takes for this run."""
+    """List what `find_checkpoint` accepts for this run."""
     entries = run.head.checkpoints
     best = ["best"] if any(entry.is_best for entry in entries) else []
     steps = dict.fromkeys(str(entry.step) for entry in entries)
-    return ", ".join(["newest", *best, *steps]) if steps else "it has none yet"
+    return ", ".join(["newest", *best, *steps]) if steps else "none yet"
 
 
 _log = logging.getLogger(__name__)
 
 _S = TypeVar("_S")
-# Then an older one is tried first: what failed may have been something else once.
+# After these an older one is tried first; a single failure may have another cause.
 _MOST_FAILED_STARTS = 2
 
 
@@ -236,10 +236,10 @@ def read_twice(entry: CheckpointEntry, read: Callable[[], _S]) -> _S:
 def newest_valid(
     store: Store, lease: Lease, events: Events, read: Callable[[Store, CheckpointEntry], _S]
 ) -> tuple[Loaded[_S] | None, tuple[tuple[str, str], ...]]:
-    """The newest checkpoint whose checksums match, and those passed over as (name, why).
+    """Find the newest checkpoint whose checksums match, and those passed over as (name, why).
 
-    None where the run starts over, or for the first time. If none can be read: StoreError if the
-    store refused one of them, MachineError if this machine is the first that finds them damaged.
+    None if the run starts over, or for the first time. If none can be read: StoreError if the store
+    refused one of them, MachineError if this machine is the first to find them damaged.
     """
     entries = [entry for entry in lease.head.checkpoints if not entry.is_left_behind]
     if _are_useless(entries):
@@ -247,8 +247,8 @@ def newest_valid(
         about = [{"name": name, "why": why} for name, why in given_up]
         events.emit("none-valid", "failed", passed_over=about, starts_over=True)
         _log.warning(
-            "[resume] no snapshot so far is of a whole save, for all that is known, and "
-            "the program has failed twice on each: starting over"
+            "[resume] any snapshot so far may hold only half of a save, and the program has failed "
+            "twice on each: starting over"
         )
         lease.start_over()
         return None, given_up
@@ -298,7 +298,7 @@ def _first_valid(
     if refused:
         raise StoreError(
             f"no checkpoint of {store.uri} can be read: {refused[0]}; "
-            "the run is kept, start again once they can be read"
+            "the run is kept; start it again once they can be read"
         )
     return None, tuple(passed_over)
 
@@ -306,7 +306,7 @@ def _first_valid(
 def _are_useless(entries: Sequence[CheckpointEntry]) -> bool:
     """Whether all that the run has ever saved may be half of a save, and the program fails on it.
 
-    Where others have been deleted meanwhile, more work than a first save's would be lost.
+    If others have been deleted since, more work than that of a first save would be lost.
     """
     are_all = bool(entries) and entries[-1].step == len(entries)
     return are_all and all(entry.is_tentative and _is_given_up(entry) for entry in entries)

@@ -41,7 +41,7 @@ _PICTURES = {
     ".webp": "image/webp",
 }
 _TEXTS = (".txt", ".md", ".csv")
-# Of each kind; more, and larger ones, are links.
+# Limits for each kind of file; more, and larger ones, become links.
 _MOST_BYTES = 400_000
 _MOST_SHOWN = 12
 _MOST_CURVES = 4
@@ -67,9 +67,9 @@ def write_report(
     *,
     first: Callable[[History], None] = lambda history: None,
 ) -> History:
-    """Write the page into the run, not over a newer one; return the history that it shows.
+    """Write the page into the run, but not over a newer one; return the history that it shows.
 
-    `first` is called with that history before: for a receipt, which the page shows.
+    `first` is called with that history beforehand, for a receipt that the page shows.
     """
     before = store.get(REPORT)
     history = read_history(store)
@@ -92,12 +92,12 @@ def write_report(
         },
     )
     if not put_unless_changed(store, REPORT, written.encode(), before.etag if before else None):
-        _log.info(f"[report] another attempt has written {store.uri}/{REPORT} meanwhile")
+        _log.info(f"[report] another attempt has just written {store.uri}/{REPORT}")
     return history
 
 
 def summary(history: History, record: RunConfig, head: Head, usd_per_hour: float | None) -> str:
-    """The run in a few sentences."""
+    """Describe the run in a few sentences."""
     attempts = history.attempts
     lost, gaps = history.repeated_seconds, sum(history.gaps())
     num_steps, what = len(history.steps), f"{len(history.steps)} steps"
@@ -130,7 +130,7 @@ def summary(history: History, record: RunConfig, head: Head, usd_per_hour: float
 
 
 def _sections(store: Store, record: RunConfig, history: History) -> dict[str, str]:
-    """What a program's run has, or a workload's, each with its heading."""
+    """Return the sections of a program's run, or of a workload's, by heading."""
     if record.workload == PROGRAM:
         return {
             "Metrics": _metrics(history),
@@ -158,7 +158,7 @@ def _loss(history: History) -> str:
 
 
 def _results(store: Store, record: RunConfig, history: History) -> str:
-    """The last evaluation of each stage, side by side: results next to their baselines."""
+    """Show each stage's last evaluation side by side: results next to their baselines."""
     if record.workload == PROGRAM:
         return _left_by_program(store, history)
     last = {stage: lines[-1]["metrics"] for stage, lines in history.evaluations().items()}
@@ -172,15 +172,15 @@ def _results(store: Store, record: RunConfig, history: History) -> str:
 
 
 def _starts(history: History) -> dict[str, str]:
-    """What each stage's start has found, such as how exactly a model has grown."""
+    """Show what each stage's start has found, such as how exactly a model has grown."""
     lines = [line for line in history.lines if line["kind"] == "start" and line["facts"]]
-    facts = {line["stage"]: line["facts"] for line in lines}  # once: what resumes starts not again
+    facts = {line["stage"]: line["facts"] for line in lines}  # once: a resumed stage has none
     rows = [[s, n, _readable(value)] for s, found in facts.items() for n, value in found.items()]
     return {"At the stages' starts": table(rows)} if rows else {}
 
 
 def _ranks(history: History) -> dict[str, str]:
-    """What a step took each rank alone before each stage's last evaluation."""
+    """Show what a step took each rank by itself before each stage's last evaluation."""
     lines = [line for line in history.lines if line["kind"] == "ranks" and "names" in line]
     last = {line["stage"]: zip(line["names"], line["own_seconds"], strict=True) for line in lines}
     rows = [[stage, name, _readable(s)] for stage, each in last.items() for name, s in each]
@@ -209,8 +209,8 @@ def _curve(stage: str, name: str, lines: Sequence[Line]) -> Curve:
 
 
 def _metrics(history: History) -> str:
-    """Each metric over the program's steps, a step that was done again as the last time."""
-    points: dict[str, dict[int, tuple[int, float]]] = {}  # of each step: the attempt, the value
+    """Plot each metric over the program's steps; a repeated step counts as last done."""
+    points: dict[str, dict[int, tuple[int, float]]] = {}  # name -> step -> attempt, value
     resumed = [line["step"] for line in history.lines if line["kind"] == "resume" and line["step"]]
     for line in history.lines:
         if line["kind"] == "metrics" and isinstance(line.get("values"), dict):
@@ -225,13 +225,13 @@ def _metrics(history: History) -> str:
         chart([curve], y_label=curve.name, marks=resumed) for curve in curves[:_MOST_METRICS]
     )
     return "".join(drawings) + rest or (
-        "<p>None: the program printed none that its metric definitions know, and wrote no "
+        "<p>None: the program printed none that match its metric definitions, and wrote no "
         "TensorBoard files.</p>"
     )
 
 
 def _left_by_program(store: Store, history: History) -> str:
-    """The last value of each metric, and what the program left."""
+    """Show the last value of each metric, and what the program left."""
     told = [line["values"] for line in history.lines if line["kind"] == "metrics"]
     found = {name: _readable(value) for values in told for name, value in values.items()}
     receipt = parse_receipt(store.get(RECEIPT))
@@ -247,7 +247,7 @@ def _add(points: dict[str, dict[int, tuple[int, float]]], line: Line) -> None:
     for name, value in line["values"].items():
         if isinstance(value, int | float) and math.isfinite(value):
             known = points.setdefault(name, {})
-            # What has no step of its own is shown in its order.
+            # A value without a step of its own is shown in the order of arrival.
             at = line.get("at")
             step = len(known) if at is None else int(at)
             if known.get(step, (0, 0.0))[0] <= generation:
@@ -276,7 +276,7 @@ def _snapshots(store: Store) -> str:
         if "time" in event
     ]
     if not rows:
-        return "<p>None: a loss of the machine costs everything since the start.</p>"
+        return "<p>None: losing the machine would cost everything since the start.</p>"
     head = ["snapshot", "time", "kind", "files", "MB changed", "MB sent", "seconds"]
     earlier = len(keys) - _MOST_SNAPSHOTS
     more = f"<p>And {earlier} before these.</p>" if earlier > 0 else ""
@@ -284,7 +284,7 @@ def _snapshots(store: Store) -> str:
 
 
 def _log_tail(store: Store) -> str:
-    """The last lines of the last attempt, from its last parts."""
+    """Show the last lines of the last attempt, from its last parts."""
     keys = sorted(store.sizes(LOGS))
     lines: list[str] = []
     for key in reversed(keys[-2:]):
@@ -350,7 +350,7 @@ def _about(store: Store, record: RunConfig, head: Head) -> Iterator[tuple[str, s
 
 
 def _files(store: Store, history: History) -> str:
-    """Pictures, texts and tables embedded in the page, other files as links."""
+    """Embed pictures, texts and tables in the page, and link other files."""
     sizes = store.sizes(EVALUATION)
     last = {f"{s}-{steps['stage_step'][-1]}" for s, steps in history.steps.by_stage().items()}
     keys = [key for key in sizes if key.removeprefix(EVALUATION).partition("/")[0] in last]

@@ -1,7 +1,7 @@
 """Progress for people: a bar on a terminal, plain lines elsewhere (in a log, in the journal).
 
 A module writes `logging.getLogger(__name__).info("[save] ...")`; a command that runs training calls
-`configure_logging` once. The text is all of the line; the journal adds time and level.
+`configure_logging` once. The text is the entire line; the journal adds time and level.
 """
 
 import logging
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from rich.progress import TaskID
 
 _LINE_SECONDS = 5.0
-_TELLING = 10  # of so many done, how long the others take
+_TELLING = 10  # how many must be done to estimate the time of the rest
 
 
 class ProgressBar:
-    """Progress of one task. Use as a context manager; `show` may tell its length, or another."""
+    """Progress of one task. Use as a context manager; `show` may set or change its length."""
 
     def __init__(self, title: str, total: int = 0, done: int = 0) -> None:
         self._title = title
@@ -54,7 +54,7 @@ class ProgressBar:
             print(f"{self._title}: {done}/{self._total} {text}{self._remaining(done)}", flush=True)
 
     def _begin(self, total: int) -> None:
-        """Draw the bar of a terminal as soon as it is known how much there is."""
+        """Draw the bar on a terminal as soon as the total is known."""
         self._total = total
         # The AMI's interpreter may lack rich; its output goes to the journal anyway.
         if self._rich is None and sys.stdout.isatty() and _has_rich():
@@ -66,7 +66,7 @@ class ProgressBar:
 
     def _remaining(self, done: int) -> str:
         num_new, passed = done - self._first, time.monotonic() - self._began
-        # What began a moment ago, or with the first of many, tells nothing yet.
+        # It is too early to tell if it has just begun, or few of many are done.
         is_early = num_new < min(_TELLING, 0.05 * self._total) or passed < _LINE_SECONDS
         if num_new <= 0 or done >= self._total or is_early:
             return ""
@@ -75,7 +75,7 @@ class ProgressBar:
 
 
 class FileProgressBar(ProgressBar):
-    """Progress over files with the speed so far; the first call tells their number."""
+    """Progress over files with the speed so far; the first call sets their number."""
 
     def __call__(self, done: int, total: int, size: int) -> None:
         if self.is_due or done == total:
@@ -84,7 +84,7 @@ class FileProgressBar(ProgressBar):
 
 
 class RateBar(ProgressBar):
-    """Progress with the rate so far; the first call tells the number and what was done before."""
+    """Progress with the rate so far; the first call sets the number and what was done before."""
 
     def __call__(self, done: int, total: int) -> None:
         if not self._total:
@@ -96,7 +96,7 @@ class RateBar(ProgressBar):
 
 
 def readable(rate: float) -> str:
-    """A rate for people: 1,234, 12 and 0.37."""
+    """Format a rate for people: 1,234, 12 and 0.37."""
     return f"{rate:,.0f}" if rate >= 10 else f"{rate:.2g}"
 
 
@@ -111,7 +111,7 @@ def duration(seconds: float) -> str:
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Lines with the columns below each other, numbers to the right."""
+    """Format rows as lines with aligned columns, numbers to the right."""
     names = list(rows[0]) if rows else []
     columns = [[name, *(str(row[name]) for row in rows)] for name in names]
     widths = [max(map(len, column)) for column in columns]
@@ -126,7 +126,7 @@ def table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _rich_progress() -> "RichProgress":
-    """A bar whose count and remaining time fit any width: only the text may wrap."""
+    """Return a bar whose count and remaining time fit any width: only the text may wrap."""
     from rich.progress import (
         BarColumn,
         MofNCompleteColumn,
@@ -167,7 +167,7 @@ class _Stdout(logging.StreamHandler[TextIO]):
 
 
 def configure_logging() -> None:
-    """Print lines of information and above on standard output, each at once."""
+    """Print log lines of level INFO and above on standard output, each at once."""
     if not any(isinstance(handler, _Stdout) for handler in _ROOT.handlers):
         _ROOT.addHandler(_Stdout())
         _ROOT.propagate = False

@@ -25,7 +25,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunResult:
-    """What training has come to at the end of a run."""
+    """The result of training at the end of a run."""
 
     steps: int
     weights_sha256: str
@@ -63,20 +63,20 @@ def conclude(store: Store, record: RunConfig, head: Head) -> None:
 
 
 def _complete(store: Store, record: RunConfig, head: Head, history: History) -> None:
-    """Write a failed run's receipt; say in it, or in a finished run's, what history alone knows.
+    """Write a failed run's receipt; add to it, or to a finished run's, what only history knows.
 
-    That is what was passed over and, where several ranks trained, each attempt's machine and ranks.
+    That is what was passed over and, if several ranks trained, each attempt's machine and ranks.
     """
     found, more = store.get(RECEIPT), _known_from_history(history)
     receipt = parse_receipt(found)
-    # What says "finished" of a failed run was written just before its last attempt was killed.
+    # A failed run's receipt that says "finished" was written just before an attempt was killed.
     is_missing = receipt.get("state") != head.state
     if is_missing and head.state == "failed":
         receipt = _failed_receipt(record, head, history) | {"spent": _read_spending(store)}
     elif is_missing or not more:
         return
     receipt |= more
-    # Not over that of another attempt, which has reopened the run.
+    # It must not replace that of another attempt, which has reopened the run.
     data = json.dumps(receipt, indent=1).encode()
     put_unless_changed(store, RECEIPT, data, found.etag if found else None)
 
@@ -107,7 +107,7 @@ def _failed_receipt(record: RunConfig, head: Head, history: History) -> dict[str
 
 
 def _facts(record: RunConfig, head: Head, *, state: str) -> dict[str, Any]:
-    """What every receipt says: which run this was, how long it took, what it was to cost."""
+    """Return what every receipt says: which run it was, how long it took, its predicted cost."""
     created = datetime.fromisoformat(record.created_at)
     newest = head.checkpoints[-1] if head.checkpoints else None
     return {
@@ -129,7 +129,7 @@ def _facts(record: RunConfig, head: Head, *, state: str) -> dict[str, Any]:
 
 
 def interruption_facts(history: History) -> dict[str, Any]:
-    """What the end of each attempt of a program but the last has cost, as far as anybody heard."""
+    """Return what the end of each attempt of a program except the last has cost, where known."""
     lines: dict[int, list[Line]] = {}
     for line in history.lines:
         if line["kind"] in ("running", "ended"):
@@ -144,8 +144,8 @@ def interruption_facts(history: History) -> dict[str, Any]:
                 "writer": attempt.writer,
                 "ended": attempt.ended,  # released, or silent: the machine was lost without a word
                 "cause": attempt.cause,  # notice or shutdown, where one came
-                "exit_code": last.get("exit_code"),  # of the program, where it ended by itself
-                # Since what the last snapshot holds; of a silent end, at least.
+                "exit_code": last.get("exit_code"),  # of the program, if it ended by itself
+                # Since the state in the last snapshot; after a silent end, a lower bound.
                 "seconds_lost": None if lost is None else round(float(lost), 3),
                 "steps_redone": _steps_redone(history, attempt, history.attempts[number + 1 :]),
             }
@@ -161,10 +161,10 @@ def interruption_facts(history: History) -> dict[str, Any]:
 def _steps_redone(
     history: History, attempt: AttemptSummary, later: Sequence[AttemptSummary]
 ) -> int | None:
-    """Steps of an attempt that a later one did again; None where its metrics name no steps.
+    """Return how many of an attempt's steps a later one repeated; None if metrics name no steps.
 
-    A program may report every tenth step only: what follows its first line after a restart is
-    taken for what lies before it.
+    A program may report only every tenth step: its first line after a restart is taken to cover as
+    many steps as lie between other lines.
     """
     steps = history.steps["step"]
     if not steps:
@@ -178,10 +178,10 @@ def _steps_redone(
 
 
 def _read_spending(store: Store) -> dict[str, Any] | None:
-    """Return dollars and hours by market at the Guard's last call; None where there is no Guard.
+    """Return dollars and hours by market at the Guard's last call; None if there is no Guard.
 
-    A trainer knows no price: the Guard counts in guard.json. `moves` is how often the run went on
-    demand or back.
+    A trainer does not know prices: the Guard keeps count in guard.json. `moves` is how often the
+    run moved to on demand or back.
     """
     found = store.get(GUARD)
     if found is None:
@@ -195,6 +195,6 @@ def _read_spending(store: Store) -> dict[str, Any] | None:
             "moves": int(document.get("market", {}).get("moves", 0)),
         }
     except (ValueError, TypeError, KeyError, AttributeError):
-        # An older Guard's, or a damaged one: nothing of the run depends on it.
+        # From an older Guard, or damaged: nothing in the run depends on it.
         _log.warning(f"{GUARD} does not say what was spent; the receipt leaves it out")
         return None

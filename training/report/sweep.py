@@ -1,4 +1,4 @@
-"""A sweep's report.html, on the page that a run has: its runs' curves, hyperparameters, cost.
+"""A sweep's report.html, laid out like a run's: its runs' curves, hyperparameters, cost.
 
 Written by `python -m training report` and `runs open` with the sweep's URI. Imports no torch.
 """
@@ -34,12 +34,12 @@ class _SweptRun:
 
     @cached_property
     def evaluations(self) -> Sequence[Mapping[str, Any]]:
-        """Those of its last stage so far, oldest first."""
+        """The evaluations of its last stage so far, oldest first."""
         return next(reversed(self.history.evaluations().values()), [])
 
     @cached_property
     def result(self) -> tuple[str, float | None]:
-        """Its best metric: what `best_metric` names, else the first metric as it was last."""
+        """A metric and its value: the best of `best_metric`, else the last of the first metric."""
         if self.head is None or not self.evaluations:
             return "", None
         record = read_run_config(self.store)
@@ -54,7 +54,7 @@ class _SweptRun:
         return str(name), best([value for value in found if value is not None], default=None)
 
     def row(self) -> dict[str, Any]:
-        """What a table says of it."""
+        """Return its row of a table."""
         name, value = self.result
         state = self.head.state.replace("released", "interrupted") if self.head else "not started"
         steps = max(self.history.steps["step"], default=0) if self.head else 0
@@ -71,7 +71,7 @@ class SweptRuns:
 
     @cached_property
     def runs(self) -> Sequence[_SweptRun]:
-        """In the order in which they were drawn."""
+        """The runs in the order in which they were drawn."""
         found = []
         for run in self.sweep.runs:
             store = open_store(f"{self.store.uri}/{run.name}")
@@ -79,7 +79,7 @@ class SweptRuns:
         return found
 
     def write_report(self) -> str:
-        """Write the page beside the runs; return the sentence at its top."""
+        """Write the page next to the runs; return the sentence at its top."""
         heads = [each.head for each in self.runs]
         num_done = sum(head is not None and head.state == "finished" for head in heads)
         spent = sum(usd or 0.0 for usd in self.usd.values())
@@ -96,7 +96,7 @@ class SweptRuns:
         return verdict
 
     def _table(self) -> str:
-        """What differs between the runs, beside what came of it."""
+        """Show what differs between the runs, next to their results."""
         settings = [dict(o.partition("=")[::2] for o in each.run.overrides) for each in self.runs]
         names = dict.fromkeys(name for each in settings for name in each)
         varied = [name for name in names if len({each.get(name) for each in settings}) > 1]
@@ -130,7 +130,7 @@ class SweptRuns:
 
 
 def find_sweep(uri: str) -> SweptRuns | None:
-    """The sweep whose runs are below `uri`; None where there is none."""
+    """Return the sweep whose runs are below `uri`; None if there is none."""
     store = open_store(uri)
     found = store.get(SWEEP)
     if found is None:

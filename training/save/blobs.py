@@ -1,15 +1,15 @@
-"""Which blobs stay: those that a snapshot of the head needs. The others are deleted.
+"""Keeps the blobs that a snapshot of the head needs, and deletes the others.
 
-What all of these snapshots need is stored a second time: else one damaged blob damages them all.
+Blobs that all of these snapshots need are stored twice, or one damaged blob would damage them all.
 
-Why nobody deletes what another needs, however late it wakes:
-1. A blob's name is never used twice, so a deletion that arrives late hits what it was meant for.
-2. A writer deletes a blob only after a write of the head by itself, if no snapshot which that head
-   names needs it; from then on it uses the blob no more.
+Why no writer deletes what another needs, however late it wakes:
+1. A blob's name is never used twice, so a late deletion hits only the blob it was meant for.
+2. A writer deletes a blob only after it has itself written a head whose snapshots do not need it,
+   and never uses the blob again.
 3. A successor uses only blobs of snapshots that the head named when it took over. That head is the
    one of 2, or a later one by the same writer, whose snapshots do not use the blob either.
-4. A take-over sweeps blobs of earlier generations only, whose writers the store now refuses.
-   What such a writer still sends, the next take-over sweeps, or the end of the run.
+4. A take-over sweeps only blobs of earlier generations, whose writers the store now refuses.
+   What such a writer still sends is swept by the next take-over, or at the end of the run.
 """
 
 import hashlib
@@ -34,32 +34,32 @@ _log = logging.getLogger(__name__)
 class Blobs:
     """The blobs of a run, as the holder of its lease sees them; used by one thread at a time.
 
-    Only `copy_shared` runs beside the others.
+    Only `copy_shared` runs concurrently with the other methods.
     """
 
     def __init__(self, store: Store, lease: Lease) -> None:
-        self.known = Known()  # what a next snapshot need not send
-        self.newest: FolderManifest | None = None  # the last that was committed or restored
+        self.known = Known()  # what the next snapshot need not send
+        self.newest: FolderManifest | None = None  # the last one committed or restored
         self.stop_copying = threading.Event()
         self._copying = threading.Lock()
         self._copied: set[str] = set()
-        self._damaged: set[str] = set()  # what they hold is sent again with the next snapshot
+        self._damaged: set[str] = set()  # the next snapshot sends their contents again
         self._store = store
         self._lease = lease
         self._manifests: dict[str, FolderManifest] = {}  # by name: all that the head may name
         self._there: set[str] = set()  # blobs that may exist
 
     def begin_with(self, manifest: FolderManifest, files: Mapping[FileState, Content]) -> None:
-        """The folder is as this snapshot has it: it was committed, or restored."""
+        """Start from a folder that equals this snapshot, which was committed or restored."""
         self.newest, self.known = manifest, Known.after(manifest, files).without(self._damaged)
 
     def found_damaged(self, blobs: Iterable[str]) -> None:
-        """Use them no more: the folder has what they held, and the next snapshot sends it again."""
+        """Stop using them: the folder has their contents, which the next snapshot sends again."""
         self._damaged |= set(blobs)
         self.known = self.known.without(self._damaged)
 
     def add(self, name: str, manifest: FolderManifest) -> None:
-        """Know a snapshot before its publication is tried: that may be done and unanswered."""
+        """Add a snapshot before trying to publish it: that may succeed without an answer."""
         self._manifests[name] = manifest
         self._there |= manifest.blobs.keys()
 
@@ -79,7 +79,7 @@ class Blobs:
         self.delete_unneeded()
 
     def delete_unneeded(self) -> None:
-        """Delete what no snapshot of the head needs; nothing waits for it."""
+        """Delete the blobs that no snapshot of the head needs; nothing waits for it."""
         named = [entry.name for entry in self._lease.head.checkpoints]
         if unknown := [name for name in named if name not in self._manifests]:
             _log.info(f"[retention] snapshot {unknown[0]} cannot be read: no blob is deleted")
@@ -94,9 +94,9 @@ class Blobs:
         self._delete(set(blobs))
 
     def copy_shared(self, num_snapshots: int) -> None:
-        """Store a second copy of each blob that all snapshots need, once there are so many.
+        """Store a second copy of each blob that all snapshots need, once there are `num_snapshots`.
 
-        At most as much as one snapshot needs, each byte once, in one thread that nothing waits for.
+        Copies at most what one snapshot needs, each byte once, in one thread nothing waits for.
         """
         head = self._lease.head
         kept = [self._manifests.get(e.name) for e in head.checkpoints if not e.is_left_behind]
@@ -124,7 +124,7 @@ class Blobs:
             (sent,) = send(self._store, BLOBS, [source], progress, num_threads=1)
             source.refuse_damaged(sent.sha256)
         except (DamagedCheckpointError, FileNotFoundError) as error:
-            _log.warning(f"[second copy] {blob} is damaged ({error}): it is sent again")
+            _log.warning(f"[second copy] {blob} is damaged ({error}); its files are sent again")
             self._store.delete([second_key(blob)])
             self.found_damaged([blob])
             return
@@ -153,7 +153,7 @@ class Blobs:
 
 
 class _StoredBlob(Contents):
-    """A blob as the contents of its second copy, read from the store and verified."""
+    """A blob in the store as the contents of its second copy, verified as it is read."""
 
     def __init__(self, store: Store, blob: str, size: int, contents: Collection[Content]) -> None:
         self.name = second_key(blob).removeprefix(BLOBS)
@@ -167,13 +167,13 @@ class _StoredBlob(Contents):
     def read(self, start: int, stop: int, spare: Spare) -> memoryview:
         data = spare(stop - start)
         self._store.read_into(self._key, start, data)
-        for one in self._contents:  # of a pack; the contents of any other blob are all of it
+        for one in self._contents:  # the files of a pack, or the single file of another blob
             own = data[one.start - start : one.start - start + one.bytes]
             if one.bytes < self._size and hashlib.sha256(own).hexdigest() != one.sha256:
                 raise DamagedCheckpointError("a file in it does not match its SHA-256")
         return data
 
     def refuse_damaged(self, sha256: str) -> None:
-        """Raise DamagedCheckpointError if that is not the checksum of the one file it holds."""
+        """Raise DamagedCheckpointError if the one file that it holds has another checksum."""
         if any(one.bytes == self._size and one.sha256 != sha256 for one in self._contents):
             raise DamagedCheckpointError("it does not match its SHA-256")

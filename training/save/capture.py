@@ -1,7 +1,7 @@
-"""A folder as it was at one moment, out of reach of whoever writes to it next.
+"""A folder as it was at one moment, safe from later writes.
 
-Clones where the file system can (FICLONE: no byte is copied), else copies where there is room, else
-the folder itself, which must then not change until it is sent. Only what is not known is captured.
+Clones where the file system can (FICLONE copies no bytes), else copies where there is room, else
+uses the folder itself, which must then not change until it is sent. Known contents are left out.
 """
 
 import fcntl
@@ -42,20 +42,20 @@ _log = logging.getLogger(__name__)
 _FICLONE = 0x40049409  # linux/fs.h: _IOW(0x94, 9, int)
 # Copies must leave the program room for its next files.
 _LEFT_BYTES = 256 * 1024 * 1024
-# A program stands still for no longer than this, where its files cannot be cloned.
+# The longest standstill of a program whose files cannot be cloned.
 _STANDSTILL_SECONDS = 5.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Known:
-    """Contents in the store, of files that were seen and by their checksums."""
+    """Contents in the store, by the files that they were seen in and by their checksums."""
 
     files: Mapping[FileState, Content] = field(default_factory=dict)
     contents: Mapping[str, Content] = field(default_factory=dict)
     blobs: Mapping[str, int] = field(default_factory=dict)  # name -> bytes
 
     def with_earlier(self, earlier: "Known") -> "Known":
-        """Also what was known when a capture left it out, before the snapshot in between."""
+        """Return this with what an earlier capture knew, and therefore left out."""
         return Known(
             files={**earlier.files, **self.files},
             contents=self.contents,
@@ -63,7 +63,7 @@ class Known:
         )
 
     def without(self, blobs: Collection[str]) -> "Known":
-        """But for what lies in these blobs."""
+        """Return this without the contents of these blobs."""
         return Known(
             files={state: one for state, one in self.files.items() if one.blob not in blobs},
             contents={sha: one for sha, one in self.contents.items() if one.blob not in blobs},
@@ -72,10 +72,9 @@ class Known:
 
     @classmethod
     def after(cls, manifest: FolderManifest, files: Mapping[FileState, Content]) -> "Known":
-        """What the next snapshot may use: no blob of which this one needs less than half.
+        """Return what the next snapshot may use: no blob of which this one needs less than half.
 
-        What lies in such a blob is captured and sent again: at most half of what is stored is
-        waste.
+        Contents of such a blob are captured and sent again, so at most half of the store is waste.
         """
         needed = Counter[str]()
         for content in manifest.contents.values():
@@ -88,19 +87,19 @@ class Known:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Moment:
-    """What the folder must still be when it is captured."""
+    """The conditions that the folder must meet when it is captured."""
 
-    # As it was found quiet: since then, a file may have been begun.
+    # The folder as it was found quiet; a file may have been begun since.
     quiet: Listing | None = None
-    # As it was when the program asked, by the clock that stamps files: it may write on unasked.
+    # When the program asked, by the clock that stamps files; it may have gone on writing.
     asked_ns: int | None = None
-    # Nobody knows whether the program was in the middle of a save.
+    # The program may have been in the middle of a save.
     is_tentative: bool = False
     # The program is stopped for it: nothing it keeps open is complete.
     is_standstill: bool = False
-    # Where it writes again and again, a moment between two writes: nothing is open for writing.
+    # Nothing may be open for writing: a moment between two writes of a program that never rests.
     is_closed: bool = False
-    # Files that only grow, besides those named so.
+    # Files that only grow, besides those named like logs.
     logs: frozenset[str] = frozenset()
 
     def refuse_other(self, listing: Listing) -> None:
@@ -112,13 +111,13 @@ class Moment:
         if self.asked_ns is not None and (newer := listing.changed_after(self.asked_ns)):
             raise SnapshotError(
                 f"the program asked for a snapshot, but changed {newer!r} before it was taken; "
-                "after a touch of the commit file, wait until that file is gone"
+                "after touching the commit file, wait until it is gone"
             )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Capture:
-    """What is to be sent, and where to read it."""
+    """What to send, and where to read it."""
 
     reason: Reason
     program_says_when: bool
@@ -126,7 +125,7 @@ class Capture:
     sources: Mapping[str, Path]  # path -> the file to read, for what was not known
     staging: Path | None  # None: the sources are the folder's own files
     known: Known  # what was left out because of it
-    # Changed in memory without a change of their times: to be read again every time.
+    # Changed in memory, which leaves their times unchanged: read again every time.
     mapped: frozenset[str] = frozenset()
     note: Mapping[str, Any] = field(default_factory=dict)
 
@@ -138,7 +137,7 @@ class Capture:
 
     @property
     def is_in_place(self) -> bool:
-        """Whether it holds only as long as the folder does not change."""
+        """Whether it is valid only as long as the folder does not change."""
         return self.staging is None and bool(self.sources)
 
     def discard(self) -> None:
@@ -163,9 +162,9 @@ def capture(
     moment: Moment,
     in_place: bool = False,
 ) -> Capture:
-    """Capture the folder below `staging`, a new folder; ChangedError if it changes meanwhile.
+    """Capture the folder below `staging`, a new folder; ChangedError if it changes during that.
 
-    A capture in place holds only as long as the folder does not change (`refuse_changed`).
+    A capture in place is valid only as long as the folder does not change (`refuse_changed`).
     """
     listing = settled(root, moment.logs)
     moment.refuse_other(listing)
@@ -199,7 +198,7 @@ def capture(
 def _copied(
     own: Mapping[str, Path], staging: Path, listing: Listing, moment: Moment
 ) -> dict[str, Path] | None:
-    """Clone or copy the files; None where there is no room, SnapshotError at a standstill."""
+    """Clone or copy the files; None if there is no room, or SnapshotError at a standstill."""
     if not own:
         return {}
     ends = time.monotonic() + _STANDSTILL_SECONDS if moment.is_standstill else math.inf
@@ -224,13 +223,13 @@ def _copied(
             raise _unreadable(error) from error
         if moment.is_standstill:  # no room after all
             raise SnapshotError(f"{error.filename}: {error.strerror}") from error
-        _log.warning(f"[snapshot] {error.filename}: {error.strerror}; sent from where it lies")
+        _log.warning(f"[snapshot] {error.filename}: {error.strerror}; sending the original")
         return None
     return copies
 
 
 def _unreadable(error: OSError) -> SnapshotError:
-    """What to say of a file that cannot be read."""
+    """Return the error for a file that cannot be read."""
     return SnapshotError(
         f"{error.filename}: {error.strerror}; a snapshot without it would be incomplete: make it "
         "readable, or move it out of the folder"
@@ -246,21 +245,21 @@ def _copy(source: Path, target: Path, ends: float) -> None:
     with source.open("rb") as reader, target.open("xb") as writer:
         try:
             fcntl.ioctl(writer.fileno(), _FICLONE, reader.fileno())
-        except OSError:  # another file system, or one that cannot
+        except OSError:  # another file system, or one that cannot clone
             for at, data in data_of(source, reader):
                 writer.seek(at)
                 writer.write(data)
                 if time.monotonic() > ends:
                     raise SnapshotError(
                         f"copying {source.name!r} would keep the program stopped for more than "
-                        f"{_STANDSTILL_SECONDS:g} s; a file system that clones files takes "
-                        "milliseconds, as XFS does"
+                        f"{_STANDSTILL_SECONDS:g} s; a file system that clones files, such as "
+                        "XFS, takes milliseconds"
                     ) from None
             writer.truncate()
 
 
 class CapturedFile(Contents):
-    """A file that was captured: hashed first, because the store may have its contents already."""
+    """A captured file, hashed first because the store may already have its contents."""
 
     def __init__(self, path: str, source: Path, size: int) -> None:
         self.path = path
@@ -277,11 +276,11 @@ class CapturedFile(Contents):
 
     @property
     def sha256(self) -> str:
-        """The checksum, once all is hashed."""
+        """The checksum, once all parts are hashed."""
         return checksum_of(self._digests)
 
     def hashing(self) -> Iterator[Callable[[], None]]:
-        """A task for each part."""
+        """Return a task for each part."""
         return (partial(self._hash, part) for part in range(len(self._digests)))
 
     def _hash(self, part: int) -> None:
@@ -290,7 +289,7 @@ class CapturedFile(Contents):
         self._digests[part] = hashlib.sha256(data).digest()
 
     def read(self, start: int, stop: int, spare: Spare | None = None) -> memoryview:
-        """Some of its bytes, as if it had no holes; ChangedError if it has become shorter."""
+        """Return some of its bytes, not counting holes; ChangedError if it has become shorter."""
         if self.extents is None:
             return self._read(start, stop)
         found = self.extents.places(start, stop)
@@ -315,7 +314,7 @@ class CapturedFile(Contents):
         return self._digests[part]
 
     def content(self, blob: str | None, start: int = 0) -> Content:
-        """Its contents as they lie in a blob."""
+        """Return its contents as they are stored in a blob."""
         return Content(
             bytes=self.size,
             sha256=self.sha256,
@@ -327,7 +326,7 @@ class CapturedFile(Contents):
 
 
 class Pack(Contents):
-    """Small files that are stored as one blob, of one part."""
+    """Small files that are stored as one blob of one part."""
 
     def __init__(self, files: Sequence[CapturedFile]) -> None:
         self._files = files
@@ -341,7 +340,7 @@ class Pack(Contents):
 
 
 def packed(files: Sequence[CapturedFile]) -> Iterator[list[CapturedFile]]:
-    """Files that follow each other, together up to one part."""
+    """Yield groups of consecutive files, each up to one part in size."""
     pack: list[CapturedFile] = []
     size = 0
     for one in files:

@@ -1,7 +1,7 @@
-"""Carries out saves, one at a time, behind the training where the host can hold a copy.
+"""Carries out saves, one at a time, in the background where the host can hold a copy.
 
-Whatever was committed stays intact until the head's one write, whatever happens in between. A save
-that the store refuses is retried while training continues; the end of a stage must be kept.
+The last commit stays intact until the head's one write, whatever happens in between. A save that
+the store refuses is retried while training continues, except at the end of a stage.
 """
 
 import logging
@@ -31,7 +31,7 @@ _log = logging.getLogger(__name__)
 
 _Write: TypeAlias = Save[TensorSource]
 
-# What a save under way gets when the time is over already: nothing else can still be kept.
+# What a save under way gets when time has already run out: nothing else can still be kept.
 _GRACE_SECONDS = 2.0
 _PIECE_SECONDS = 0.5
 # How long the end of an attempt waits for a save under way,
@@ -41,7 +41,7 @@ _CLEANUP_SECONDS = 10.0
 
 
 class Checkpointer:
-    """Saves what the policy requests; the last resort may end it from another thread."""
+    """Saves what the policy requests; as a last resort another thread may save and end it."""
 
     def __init__(
         self, context: AttemptContext, schedule: Schedule, committed: Position | None
@@ -66,7 +66,7 @@ class Checkpointer:
         self._is_safe: bool | None = None  # once the last save has been decided
 
     def use_leader(self, leader: ShardedLeader | None, num_copiers: int = 1) -> None:
-        """From here on the other ranks write their shares; None if the stage is not sharded.
+        """Make the other ranks write their shares from now on; None if the stage is not sharded.
 
         `num_copiers` processes of this machine copy their state at the same moment.
         """
@@ -74,7 +74,7 @@ class Checkpointer:
         self._copies = HostCopies(self._context.store.part_process, num_copiers)
 
     def prepare(self, live: LiveState) -> None:
-        """Take the memory of a stage's first copy behind the training."""
+        """Allocate the memory of a stage's first copy in the background."""
         self._copies.prepare(live)
 
     def holds(self, position: Position) -> bool:
@@ -87,7 +87,7 @@ class Checkpointer:
         return self._current is not None
 
     def wait(self, seconds: float) -> bool:
-        """Wait for the save under way, for up to `seconds`; return whether it is over."""
+        """Wait up to `seconds` for the save under way; return whether it is over."""
         return self._current is None or self._current.wait(seconds)
 
     def poll(self) -> None:
@@ -102,7 +102,7 @@ class Checkpointer:
     def save(self, request: SaveRequest) -> None:
         """Commit before returning, straight from the live tensors; refuses weights with a NaN.
 
-        If the store fails at the end of a stage, that is raised: what comes next is read back.
+        If the store fails at the end of a stage, that is raised: the next stage reads it back.
         """
         self._finish()
         self.schedule.start_other()
@@ -111,7 +111,7 @@ class Checkpointer:
         self._run(write)
 
     def save_async(self, request: SaveRequest) -> None:
-        """Commit behind the training, which continues once the state is copied to the host.
+        """Commit in the background; training continues once the state is copied to the host.
 
         Waits for a save that is still under way. If the host cannot hold a copy, the state is
         streamed from the device and committed before this returns.
@@ -166,7 +166,7 @@ class Checkpointer:
     def save_at_notice(self, request: SaveRequest, notice: Notice) -> bool:
         """Commit within the notice and keep the lease; return whether training may continue.
 
-        It may not if time, or the store, allows no commit, or only that of an older state.
+        It may not if time or the store allows no commit, or only one of an older state.
         """
         with self._lock:
             self._staged = None  # older than what is committed
@@ -191,7 +191,7 @@ class Checkpointer:
         return notice.save_by - estimate(size, self.last_cost).seconds
 
     def close(self) -> None:
-        """Finish the save under way, whose state was good; a lost lease commits nothing."""
+        """Finish the save under way, whose state was good; cancel it if the lease is lost."""
         write, self._current = self._current, None
         if self._context.lease.lost.is_set():
             if write is not None:
@@ -264,7 +264,7 @@ class Checkpointer:
     def _collect_at_end(self, write: _Write) -> bool:
         """Collect a save that is over when the attempt ends; return whether it was committed."""
         is_grave = isinstance(write.error, RunFailedError | LeaseLostError)
-        # One that diverged need not end the run: the next attempt resumes before it.
+        # A divergence need not end the run: the next attempt resumes before it.
         if write.error is not None and is_grave and not isinstance(write.error, DivergedError):
             raise write.error
         if write.error is not None:
@@ -274,12 +274,12 @@ class Checkpointer:
         return True
 
     def _record(self, write: _Write) -> None:
-        """Record a commit for the metrics, the schedule and whoever reads the log."""
+        """Record a commit in the metrics, the schedule and the log."""
         assert write.cost is not None
         self._committed = write.source.position
         self.last_cost, step = write.cost, write.source.position.step
         durable = write.cost.seconds
-        # What runs behind the training may run on its cores, or hold its interpreter lock.
+        # A save in the background may use training's cores, or hold its interpreter lock.
         slowed = self.schedule.pace.take_lost_seconds(max(0.0, durable - write.blocked_seconds))
         self._publisher.tell(write, blocked_seconds=write.blocked_seconds, slowed_seconds=slowed)
         if (choice := self.schedule.measure(write.blocked_seconds + slowed, durable)) is not None:
@@ -319,7 +319,7 @@ class Checkpointer:
                 self._finish_soon(current, _GRACE_SECONDS)
             return False
         if current is not None and budget.plan == "finish":
-            _log.info("[emergency] too short for this step; finishing the save before it")
+            _log.info("[emergency] too little time for this step; finishing the previous save")
             return self._end_with(current, notice, releases)
         if current is not None:
             self._make_way(current, budget)
@@ -342,7 +342,7 @@ class Checkpointer:
     def _finish_soon(self, current: _Write, seconds: float) -> None:
         """Let a save finish within `seconds`; otherwise it is never committed."""
         if current.wait(max(0.0, seconds)) or not current.cancel():
-            current.wait()  # what cannot be canceled is writing the head, which is bounded
+            current.wait()  # it cannot be canceled while it writes the head, which is bounded
             self._collect_at_end(current)
 
     def _end_with(self, write: _Write, notice: Notice, releases: bool) -> bool:

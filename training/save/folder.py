@@ -1,8 +1,8 @@
-"""A folder as what a save sends: what the store lacks, large files in parts, small ones packed.
+"""Saves of a folder: send what the store lacks, large files in parts, small ones packed.
 
-A request takes 20 to 100 ms however small its object is, and costs as much as any other: 10,000
-small files in packs are some dozen requests (docs/checkpoints.md has the figures). Memory: one pack
-or part per thread.
+A request takes 20 to 100 ms and costs the same however small its object is: 10,000 small files in
+packs take some dozen requests (docs/checkpoints.md has the figures). Memory: one pack or part per
+thread.
 """
 
 import itertools
@@ -45,7 +45,7 @@ from training.store.transfer import (
 
 _log = logging.getLogger(__name__)
 
-# What the head calls the one stage of a program.
+# The head's name for the one stage of a program.
 _STAGE = "program"
 _LINE_SECONDS = 10.0
 # More threads bring little, and each holds a part.
@@ -63,7 +63,7 @@ class _Sent:
 
 
 class FolderSource(StateSource):
-    """One capture of a folder; `sent` once its contents are in the store, for every later try."""
+    """One capture of a folder; once its contents are in the store, later tries reuse `sent`."""
 
     def __init__(
         self,
@@ -95,7 +95,7 @@ class FolderSource(StateSource):
         return self.sent.sent_bytes if self.sent else 0
 
     def entry(self, head: Head) -> CheckpointEntry:
-        """The next number of the run, under a new name at each try."""
+        """Return an entry with the run's next number, under a new name at each try."""
         number = max((entry.step for entry in head.checkpoints), default=0) + 1
         self._generation = head.generation
         self._name = checkpoint_name(number, head.generation)
@@ -129,7 +129,7 @@ class FolderSource(StateSource):
         self.capture.discard()
 
     def facts(self) -> Mapping[str, Any]:
-        """What was sent, and when the program last changed a file of it, logs aside."""
+        """Return what was sent, and when the program last changed one of its files, logs aside."""
         assert self.sent is not None
         return {
             "snapshot": self._name,
@@ -191,7 +191,7 @@ class FolderSource(StateSource):
         return found
 
     def _send_files(self, files: Sequence[CapturedFile]) -> dict[str, Content]:
-        """Send the files; where they now lie, by checksum."""
+        """Send the files; return where they are now, by checksum."""
         self._progress.total_bytes = sum(one.size for one in files)
         placed = {one.sha256: one.content(None) for one in files if not one.size}
         blobs: list[Contents] = []
@@ -236,7 +236,7 @@ class FolderSource(StateSource):
 
     @contextmanager
     def _telling_progress(self) -> Iterator[None]:
-        """Log how far it is, every ten seconds."""
+        """Log the progress every ten seconds."""
         is_over, progress = threading.Event(), self._progress
 
         def tell() -> None:
@@ -270,7 +270,7 @@ class CommittedSnapshot:
 
 
 class FolderSaves:
-    """Has the head name one capture after the other; the blobs know what the store has already."""
+    """Commits one capture after another; the blobs know what the store already has."""
 
     def __init__(self, publisher: CheckpointPublisher, root: Path, blobs: Blobs) -> None:
         self.last: CommittedSnapshot | None = None
@@ -285,24 +285,24 @@ class FolderSaves:
 
     @property
     def refusal(self) -> StoreError | None:
-        """Why the newest is not in the store."""
+        """The store's error if it refused the newest save."""
         error = self._newest.error if self._newest is not None else None
         return error if isinstance(error, StoreError) else None
 
     def prepare(
         self, captured: Capture, kind: Kind, *, is_tentative: bool = False
     ) -> Save[FolderSource]:
-        """A save of what was captured."""
+        """Return a save of what was captured."""
         store, root = self._publisher.store, self._root
         source = FolderSource(store, self._blobs, captured, root, kind, is_tentative=is_tentative)
-        # What is sent from where it lies is not tried again: the program waits for it.
+        # A capture in place is not retried: the program waits for it.
         failed = None if captured.is_in_place else self._failed
         if kind == "emergency":
             self._blobs.stop_copying.set()  # now seconds count
         return Save(source, self._publish, self._settle, failed=failed)
 
     def start(self, save: Save[FolderSource]) -> None:
-        """Send this next, instead of one that waits."""
+        """Send this next, instead of one that is waiting."""
         with self._lock:
             before, self._newest = self._newest, save
             if self._is_cancelled:
@@ -312,12 +312,12 @@ class FolderSaves:
             before.give_way()
 
     def give_way(self) -> None:
-        """Do not begin the newest, if it waits."""
+        """Drop the newest save if it is waiting."""
         if self._newest is not None:
             self._newest.give_way()
 
     def _unfinished(self) -> Iterator[Save[FolderSource]]:
-        """The saves that may not be over yet, the newest first."""
+        """Yield the saves that may not be over yet, newest first."""
         with self._lock:
             save = self._newest
         while save is not None:
@@ -325,7 +325,7 @@ class FolderSaves:
             save = save.earlier
 
     def finish(self, deadline: float | None) -> bool:
-        """Let what is being sent be tried once more, until the deadline; whether it is over."""
+        """Let pending saves try once more, until the deadline; return whether all are over."""
         self._blobs.stop_copying.set()
         for save in self._unfinished():
             save.hurry()
@@ -334,7 +334,7 @@ class FolderSaves:
         return True
 
     def cancel(self) -> None:
-        """Keep whatever is not being published from being so, now and later."""
+        """Prevent any save from being published, now and later, unless it already is."""
         self._blobs.stop_copying.set()
         with self._lock:
             self._is_cancelled = True
@@ -343,7 +343,7 @@ class FolderSaves:
                 save.wait()  # the head is being written, which is bounded
 
     def _publish(self, save: Save[FolderSource]) -> None:
-        """Publish, and know from then on what the store has."""
+        """Publish, and remember what the store then has."""
         if self.error is not None:
             raise self.error
         save.began = time.monotonic()
@@ -351,7 +351,7 @@ class FolderSaves:
             self._publisher.publish(save)
             self._know(save)
         except SnapshotError as error:
-            if not save.source.capture.is_in_place:  # else who captured it tries again
+            if not save.source.capture.is_in_place:  # else whoever captured it tries again
                 _log.warning(f"[snapshot] void: {error}")
             raise
         except (StoreError, CancelledError):

@@ -1,6 +1,6 @@
-"""Where tensors are: in a safetensors file, computed before any byte is written, and in slices.
+"""The positions of tensors: in a safetensors file, before any byte is written, and in slices.
 
-The library can only write a whole file from copies of its tensors. Here the header and every
+The library can only write an entire file from copies of its tensors. Here the header and every
 tensor's position follow from shapes alone, so that parts of the file can be made, sent and read in
 any order and in little memory. https://github.com/huggingface/safetensors#format
 """
@@ -67,7 +67,7 @@ class FileLayout:
         return self.spans[-1].stop if self.spans else len(self.header)
 
     def overlapping(self, start: int, stop: int) -> Iterator[TensorSpan]:
-        """The tensors with a byte from `start` to before `stop`."""
+        """Yield the tensors with a byte from `start` to before `stop`."""
         first = bisect.bisect_right(self.spans, start, key=lambda place: place.stop)
         for place in itertools.islice(self.spans, first, None):
             if place.start >= stop:
@@ -100,7 +100,7 @@ def lay_out(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = 
 
 
 def header_bytes(first: bytes, size: int) -> int:
-    """Size of the header of a file of `size` bytes that starts with `first` (8 bytes or more)."""
+    """Return the header's size in a file of `size` bytes that starts with `first` (8 or more)."""
     length = _LENGTH_BYTES + int.from_bytes(first[:_LENGTH_BYTES], "little")
     if len(first) < _LENGTH_BYTES or length > size:
         raise ValueError(f"a header of {length} bytes does not fit into {size} bytes")
@@ -108,7 +108,7 @@ def header_bytes(first: bytes, size: int) -> int:
 
 
 def parse_header(header: bytes, size: int) -> FileLayout:
-    """Parse the header of a file of `size` bytes; ValueError if it is not one of this file."""
+    """Parse the header of a file of `size` bytes; ValueError if it does not fit the file."""
     try:
         record = json.loads(header[_LENGTH_BYTES:])
         record.pop("__metadata__", None)
@@ -119,7 +119,7 @@ def parse_header(header: bytes, size: int) -> FileLayout:
     for place in places:
         count = math.prod(place.shape)
         if place.start != stop or place.stop - place.start != count * place.dtype.itemsize:
-            raise ValueError(f"the header has an impossible position of {place.name!r}")
+            raise ValueError(f"the header has an impossible position for {place.name!r}")
         stop = place.stop
     if stop != size:
         raise ValueError(f"the header describes {stop} bytes of {size}")
@@ -159,7 +159,7 @@ class Slice:
         return cls(file=record["file"], offset=offset, shape=shape)
 
     def count_in(self, offset: Sequence[int], shape: Sequence[int]) -> int:
-        """Number of this slice's elements that are in the given block."""
+        """Return the number of this slice's elements that are in the given block."""
         blocks = zip(self.offset, self.shape, offset, shape, strict=True)
         return math.prod(max(0, min(a + m, b + n) - max(a, b)) for a, m, b, n in blocks)
 
@@ -170,7 +170,7 @@ def is_sharded(tensor: Tensor) -> "TypeGuard[DTensor]":
 
 
 def local_slice(tensor: Tensor) -> tuple[tuple[int, ...], Tensor]:
-    """Offset and data of this process's share of a tensor; all of an unsharded one."""
+    """Return offset and data of this process's share of a tensor; all of an unsharded one."""
     if not is_sharded(tensor):
         return (0,) * tensor.dim(), tensor
     if any(placement.is_partial() for placement in tensor.placements):

@@ -1,8 +1,8 @@
-"""What a folder holds at one moment: files with their identities, links, folders. Reads no file.
+"""The content of a folder at one moment: files with their identities, links, folders.
 
-A file counts as unchanged while its inode, size and times are as they were. Times have the
-granularity of the kernel's clock, so a file that changed just now is not trusted to be what its
-times say: `settled` waits for that.
+Reads no file. A file counts as unchanged while its inode, size and times stay the same. Times have
+the granularity of the kernel's clock, so those of a file that has just changed do not show another
+change yet: `settled` waits until they do.
 """
 
 import os
@@ -15,25 +15,25 @@ from pathlib import Path
 
 # The kernel's clock ticks every 1 to 10 ms; a second change within a tick leaves the same times.
 _TICK_NS = 20_000_000
-# Some file systems (FAT, old ext4) keep whole seconds, or even ones.
+# Some file systems (FAT, old ext4) round times to one or two seconds.
 _SECOND_NS = 1_000_000_000
-# Logs that stay open and only grow; a reader of one expects that its end may be missing.
+# Logs stay open and only grow; their readers expect that the end may be missing.
 _LOGS = ("events.out.tfevents.*", "*.log")
 # What mkfs puts into the root of a volume.
 _NOT_OURS = "lost+found"
 
 
 class SnapshotError(RuntimeError):
-    """No snapshot can be taken of the folder as it is: one sentence with the reason."""
+    """The folder as it is allows no snapshot: one sentence with the reason."""
 
 
 class ChangedError(SnapshotError):
-    """The folder changed while it was captured: to be tried again."""
+    """The folder changed while it was captured; try again."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FileState:
-    """One regular file, or a folder; two files that are equal have the same content."""
+    """The state of a regular file or folder; files with equal states have the same content."""
 
     device: int
     inode: int
@@ -44,7 +44,7 @@ class FileState:
 
     @classmethod
     def of(cls, found: os.stat_result) -> "FileState":
-        """From what stat says."""
+        """Build it from a result of stat."""
         return cls(
             device=found.st_dev,
             inode=found.st_ino,
@@ -64,7 +64,7 @@ class Listing:
     folders: dict[str, FileState]
     skipped: dict[str, str]  # path -> what it is instead of a file
     began_ns: int  # by the clock that stamps files
-    logs: frozenset[str] = frozenset()  # those known as such by how they grow
+    logs: frozenset[str] = frozenset()  # files known as logs by how they grow
 
     @property
     def is_empty(self) -> bool:
@@ -72,7 +72,7 @@ class Listing:
         return not self.files and not self.links
 
     def difference(self, other: "Listing") -> str | None:
-        """One path that differs, None if the folder is the same; logs may have grown."""
+        """Return one path that differs, or None if the folder is the same; logs may have grown."""
         if self.links != other.links:
             return _differing(self.links, other.links)
         modes = [{path: f.mode for path, f in one.folders.items()} for one in (self, other)]
@@ -85,7 +85,7 @@ class Listing:
         return next((p for p in changed if not (self.is_log(p) or other.is_log(p))), None)
 
     def is_rewritten_in(self, later: "Listing") -> bool:
-        """Whether some of it was deleted or written again; that a file has grown proves nothing."""
+        """Whether any of its files was deleted or rewritten; growth alone proves nothing."""
         return any(
             (new := later.files.get(path)) is None
             or (new != old and (new.inode != old.inode or new.bytes <= old.bytes))
@@ -93,9 +93,9 @@ class Listing:
         )
 
     def changed_after(self, time_ns: int) -> str | None:
-        """One file that changed after that time, None if there is none; logs may.
+        """Return one file that changed after that time, or None; logs may change.
 
-        A time that is still to come was stamped before the clock was set back.
+        A time in the future was stamped before the clock was set back, and does not count.
         """
         now, files = time.time_ns(), self.files.items()
         return next(
@@ -109,13 +109,13 @@ class Listing:
 
     @property
     def written_ns(self) -> int:
-        """When a file changed last; logs grow also when nothing is saved, and do not count."""
+        """When a file last changed; logs do not count, as they grow even when nothing is saved."""
         times = (file.ctime_ns for p, file in self.files.items() if not self.is_log(p))
         return max(times, default=self.began_ns)
 
     @property
     def settles_in_ns(self) -> int:
-        """In how long any later change of any file will show in its times; 0: it will now."""
+        """How long until any later change of a file will show in its times; 0 if it does now."""
         ends = [0]
         for path, file in self.files.items():
             tick = 2 * _SECOND_NS if file.ctime_ns % _SECOND_NS == 0 else _TICK_NS
@@ -150,7 +150,7 @@ def list_folder(root: Path, logs: frozenset[str] = frozenset()) -> Listing:
         elif stat.S_ISLNK(found.st_mode):
             try:
                 links[path] = str(Path(entry.path).readlink())
-            except OSError:  # replaced meanwhile
+            except OSError:  # replaced in the meantime
                 continue
         else:
             skipped[path] = _kind(found.st_mode)
@@ -175,7 +175,7 @@ def settled(root: Path, logs: frozenset[str] = frozenset()) -> Listing:
 
 
 def _walk(root: Path) -> Iterator[tuple[str, os.stat_result, os.DirEntry[str]]]:
-    """Everything below a folder; what vanishes meanwhile is left out."""
+    """Yield everything below a folder, except what vanishes in the meantime."""
     pending = [""]
     while pending:
         prefix = pending.pop()

@@ -1,8 +1,8 @@
-"""snapshot.json: what a folder held, and where in the store the contents lie.
+"""snapshot.json: what a folder held, and where in the store the contents are.
 
-Of files with holes, as databases and memory maps make them, only the data is sent and written.
-Whoever can write the store could put any path into it, so a path that leaves the folder, or passes
-through a link, is refused before anything is written.
+Of files with holes, such as databases and memory maps make, only the data is sent and written.
+Anyone who can write to the store could put any path into it, so a path that leaves the folder, or
+passes through a link, is refused before anything is written.
 """
 
 import json
@@ -28,26 +28,26 @@ _BLOCK_BYTES = 512  # of st_blocks
 _MOST_EXTENTS = 1000
 _READ_BYTES = 4 * 1024 * 1024
 
-# Why it was taken: the program asked, the folder was quiet, a notice came, the program ended; or it
-# was stopped for it, and what it holds is what a crash would have left.
+# Why a snapshot was taken: the program asked, the folder was quiet, a notice came, the program
+# ended, or it was stopped for the snapshot, which then holds what a crash would have left.
 Reason: TypeAlias = Literal["commit", "quiet", "notice", "exit", "crash-consistent"]
 
 
 class Extents(tuple[tuple[int, int], ...]):
-    """(start, bytes) of what holds data, in order, and last (size, 0): where the file ends."""
+    """(start, bytes) of each span of data, in order, and last (size, 0): where the file ends."""
 
     __slots__ = ()
 
     @classmethod
     def of(cls, path: Path, size: int) -> Self | None:
-        """Where the first `size` bytes of a file hold data; None where that is all of it."""
+        """Find where the first `size` bytes of a file hold data; None if all of them do."""
         try:
             if path.stat().st_blocks * _BLOCK_BYTES >= size:
                 return None
             with path.open("rb") as stream:
                 found = tuple(_extents(stream.fileno(), size))
         except OSError:
-            return None  # whoever reads it says why it cannot be read
+            return None  # whoever reads it reports why it cannot be read
         is_dense = sum(count for _, count in found) == size
         return None if is_dense or len(found) > _MOST_EXTENTS else cls((*found, (size, 0)))
 
@@ -57,7 +57,7 @@ class Extents(tuple[tuple[int, int], ...]):
         return sum(count for _, count in self)
 
     def places(self, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
-        """Of the data from byte `start` to `stop`: where in the file, from and to where in it."""
+        """Yield (position in the file, first, last) of the data's spans from `start` to `stop`."""
         first = 0
         for at, count in self:
             begin, end = max(start, first), min(stop, first + count)
@@ -66,14 +66,14 @@ class Extents(tuple[tuple[int, int], ...]):
             first += count
 
     def refuse_wrong(self, size: int) -> None:
-        """Raise ValueError if they are not those of `size` bytes of data."""
+        """Raise ValueError unless they describe `size` bytes of data."""
         end = 0
         for start, count in self:
             if start < end or count < 0:
                 raise ValueError("the extents overlap")
             end = start + count
         if not self or self[-1][1] or self.data_bytes != size:
-            raise ValueError("the extents are not those of the data")
+            raise ValueError("the extents do not match the data")
 
 
 def _extents(file: int, size: int) -> Iterator[tuple[int, int]]:
@@ -81,7 +81,7 @@ def _extents(file: int, size: int) -> Iterator[tuple[int, int]]:
     while end < size:
         try:
             start = os.lseek(file, end, os.SEEK_DATA)
-        except OSError:  # no data behind it
+        except OSError:  # no data after it
             return
         end = os.lseek(file, start, os.SEEK_HOLE)
         if start < size:
@@ -89,7 +89,7 @@ def _extents(file: int, size: int) -> Iterator[tuple[int, int]]:
 
 
 def data_of(path: Path, stream: BinaryIO) -> Iterator[tuple[int, bytes]]:
-    """The data of an open file with their places, to its end if it has no holes."""
+    """Yield the data of an open file with their positions, to its end if it has no holes."""
     size = os.fstat(stream.fileno()).st_size
     for start, count in Extents.of(path, size) or ((0, sys.maxsize),):
         at = stream.seek(start)
@@ -102,14 +102,14 @@ def data_of(path: Path, stream: BinaryIO) -> Iterator[tuple[int, bytes]]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Content:
-    """The bytes of one or more files, and where they lie; `blob` is None for no bytes."""
+    """The bytes of one or more files, and where they are; `blob` is None for empty files."""
 
     bytes: int
     sha256: str  # of its bytes; for several parts, of their concatenated digests
     part_bytes: int
     blob: str | None
     start: int = 0
-    extents: Extents | None = None  # of a file with holes: where in it the bytes lie
+    extents: Extents | None = None  # where the bytes are in a file with holes
 
     def __post_init__(self) -> None:
         _refuse_other_than_numbers(self.bytes, self.part_bytes, self.start)
@@ -163,7 +163,7 @@ class SavedFolder:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SavedLink:
-    """One symbolic link; what it points to need not be a part of the snapshot."""
+    """One symbolic link; its target need not be part of the snapshot."""
 
     path: str
     target: str
@@ -174,7 +174,7 @@ class FolderManifest:
     """A folder at one moment: what a snapshot.json holds."""
 
     reason: Reason
-    # Whether the program says when: no other moment counts then.
+    # Whether the program says when to capture, in which case no other moment counts.
     program_says_when: bool
     files: tuple[SavedFile, ...]
     links: tuple[SavedLink, ...] = ()
@@ -207,16 +207,16 @@ class FolderManifest:
         return {file.content.sha256: file.content for file in self.files}
 
     def holds_no_more_than(self, before: "FolderManifest | None") -> bool:
-        """Whether that one, published before it, holds the same."""
+        """Whether `before`, which was published earlier, already holds the same."""
         if before is None or (self.program_says_when and not before.program_says_when):
             return False
         if before.reason == "crash-consistent" and self.reason in ("quiet", "notice"):
-            return False  # the same is known to be whole now
+            return False  # the same content is now known to be complete
         mine, others = ((one.files, one.links, one.folders) for one in (self, before))
         return mine == others
 
     def to_bytes(self) -> bytes:
-        """The JSON to store; names that are no text keep their bytes as lone surrogates."""
+        """Return the JSON to store; names that are not text keep their bytes as surrogates."""
         record = {"format": _FORMAT, **asdict(self)}
         return json.dumps(record, separators=(",", ":"), allow_nan=False).encode()
 
@@ -246,9 +246,9 @@ class FolderManifest:
             if "\0" in path or {"", ".", ".."} & set(parts):
                 raise ValueError(f"the path {path!r} leaves the folder")
             if len(parts) > 1 and path.rpartition("/")[0] not in folders:
-                raise ValueError(f"the path {path!r} is in no folder of the snapshot")
+                raise ValueError(f"the path {path!r} is not in a folder of the snapshot")
             if path in seen:
-                raise ValueError(f"the path {path!r} is there twice")
+                raise ValueError(f"the path {path!r} occurs twice")
             seen.add(path)
         targets = [link.target for link in self.links]
         if any(not isinstance(one, str) or not one or "\0" in one for one in targets):
@@ -262,7 +262,7 @@ class FolderManifest:
 
 
 def _refuse_other_than_numbers(*values: int) -> None:
-    """Raise ValueError for what is not a 64-bit integer, as a file system's are."""
+    """Raise ValueError for anything but a 64-bit integer, the type that file systems use."""
     for value in values:
         if type(value) is not int or abs(value) >= 1 << 63:
             raise ValueError(f"{value!r} is not a 64-bit integer")

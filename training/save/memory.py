@@ -43,7 +43,7 @@ def data_bytes() -> int | None:
 
 
 def _bytes_in(path: Path, name: str) -> int | None:
-    """What a file of /proc says in kB; None where it does not."""
+    """Read a value in kB from a file of /proc, as bytes; None if it is not there."""
     with contextlib.suppress(OSError):
         lines = (line.split() for line in path.read_text().splitlines())
         return next((int(words[1]) * 1024 for words in lines if words[:1] == [name]), None)
@@ -80,7 +80,7 @@ def view_of(block: Tensor) -> memoryview:
 
 
 def open_shared(size: int) -> int:
-    """The file descriptor of memory that another process can map; of at least one byte."""
+    """Return a file descriptor of memory that another process can map, at least one byte."""
     memory = os.memfd_create("host-copy")
     os.truncate(memory, max(size, 1))
     return memory
@@ -91,9 +91,9 @@ def allocate(size: int, device: torch.device, shared: int = -1) -> Tensor:
 
     `shared` is a file descriptor of `open_shared`; by default the memory is this process's own.
 
-    The memory is returned to the system with the tensor, and forked children have none of it.
+    The memory is returned to the system with the tensor, and forked children do not get it.
     Page-locked memory from `torch.empty` would be rounded up to a power of two, too much for a copy
-    of a whole state.
+    of an entire state.
     """
     # At least one byte: a mapping cannot be empty.
     kind = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS if shared < 0 else mmap.MAP_SHARED
@@ -102,12 +102,12 @@ def allocate(size: int, device: torch.device, shared: int = -1) -> Tensor:
     except OSError as error:
         if error.errno != errno.ENOMEM:
             raise
-        # Reported as every other lack of memory: neither a file nor the store is at fault.
+        # Reported like any other lack of memory: neither a file nor the store is at fault.
         raise MemoryError(f"{size} bytes of host memory: {error.strerror}") from error
     if size >= _HUGE_PAGE and hasattr(mmap, "MADV_HUGEPAGE"):
         block.madvise(mmap.MADV_HUGEPAGE)
     if hasattr(mmap, "MADV_DONTFORK"):
-        # The kernel copies page-locked memory at a fork: into every loader worker, a whole state.
+        # A fork copies page-locked memory: every loader worker would get a copy of the state.
         block.madvise(mmap.MADV_DONTFORK)
     tensor = torch.frombuffer(block, dtype=torch.uint8)[:size]
     unlock = page_lock(tensor.data_ptr(), max(size, 1), device) if device.type == "cuda" else None
@@ -116,32 +116,32 @@ def allocate(size: int, device: torch.device, shared: int = -1) -> Tensor:
     return tensor
 
 
-# Blocks of the process that this one was forked from; nothing of them is mapped here.
+# Blocks of the process that this one was forked from; they are not mapped here.
 _not_mapped_here: list[mmap.mmap] = []
 
 
 def _release(block: mmap.mmap, owner: int, unlock: Callable[[], None] | None) -> None:
     if os.getpid() != owner:
-        # Unmapping it would hit whatever this forked child has at these addresses by now.
+        # Unmapping would hit whatever this forked child has at these addresses by now.
         _not_mapped_here.append(block)
     elif unlock is not None:
         unlock()
 
 
 def page_lock(address: int, size: int, device: torch.device) -> Callable[[], None] | None:
-    """Page-lock memory and return how to undo it; None, with a warning, if that is refused."""
+    """Page-lock memory and return a function to undo it; None, with a warning, if refused."""
     # A new thread's device is GPU 0, where every rank would open a context.
     with torch.cuda.device(device):
         runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
         error = runtime.cudaHostRegister(address, size, 0)
         if int(error) == 0:
             return partial(_unlock, address, device)
-        # CUDA keeps the error for the next check of a kernel's launch. That shall be this one.
+        # CUDA keeps the error for the next check of a kernel launch. Make it this one.
         with contextlib.suppress(RuntimeError):
             torch.ones(1, device=device)
     why = runtime.cudaGetErrorString(error)
     _log.warning(
-        "[memory] %d MB of host memory could not be page-locked (%s); copies between them "
+        "[memory] %d MB of host memory could not be page-locked (%s); copies to and from it "
         "take longer",
         size // 10**6,
         why,

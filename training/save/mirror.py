@@ -1,7 +1,7 @@
-"""Mirrors a program's checkpoint folder to the run's store as snapshots; the program knows nothing.
+"""Mirrors a program's checkpoint folder to the run's store as snapshots, unknown to the program.
 
-One thread watches the folder and captures it, others send what was captured, one after the other: a
-capture that waits gives way to a newer one.
+One thread watches the folder and captures it; others send the captures, one after another. A
+waiting capture gives way to a newer one.
 """
 
 import logging
@@ -33,13 +33,13 @@ _Haste: TypeAlias = Literal["emergency", "rebalance"]
 _POLL_SECONDS = 0.1
 _LINE_SECONDS = 10.0
 _FINAL_ATTEMPTS = 4
-# What a send that is cancelled gets to say so.
+# How long a cancelled send may take to end.
 _GRACE_SECONDS = 1.0
 _NOTHING = FolderManifest(reason="exit", program_says_when=False, files=())
 
 
 def restore_as(store: Store, name: str, folder: Path) -> None:
-    """Fill a folder that is not mirrored from the snapshot of this name; "": empty it."""
+    """Fill a folder that is not mirrored from the snapshot of this name; empty it for ""."""
     head = read_head(store) if name else None
     entry = next((one for one in head.checkpoints if one.name == name), None) if head else None
     if name and entry is None:
@@ -50,8 +50,8 @@ def restore_as(store: Store, name: str, folder: Path) -> None:
 class Mirror:
     """The snapshots of one folder, by the holder of the run's lease.
 
-    `work` is a folder of the mirror's own, best on the same file system; it needs room for a copy
-    of what changes between two snapshots where files cannot be cloned.
+    `work` is the mirror's own folder, best on the same file system; where files cannot be cloned,
+    it needs room for a copy of what changes between two snapshots.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class Mirror:
             folder, self.commit_file, quiet_seconds, self._capture, self._refuse
         )
         self._restored: CheckpointEntry | None = None
-        # What was restored from a tentative one, until the program has written some of it again.
+        # The folder as restored from a tentative snapshot, until the program rewrites some of it.
         self._doubted: Listing | None = None
         self._haste: _Haste | None = None
         self._num_captures = 0
@@ -88,19 +88,19 @@ class Mirror:
         return self._saves.last
 
     def obstacle(self, seconds: float) -> tuple[str, str] | None:
-        """What has kept the folder from being captured for so long, and what will be done."""
+        """Return what has kept the folder from capture for so long, and what will be done."""
         watcher = self._watcher
         if watcher.uncaptured_seconds < seconds:
             return None
         return watcher.obstacle, watcher.outlook
 
     def restore(self) -> tuple[Loaded[Filled] | None, tuple[tuple[str, str], ...]]:
-        """Fill the folder from the newest snapshot that holds; None if there is none.
+        """Fill the folder from the newest valid snapshot, and return it; None if there is none.
 
-        Also the newer ones that do not hold, each with the reason.
+        Also return the newer ones that are not valid, each with the reason.
 
-        Call it before the program starts: what is in the folder, the run must have left there
-        (training/program/container.py). StoreError if no snapshot can be read, and one may be
+        Call it before the program starts: anything in the folder must have been left there by the
+        run (training/program/container.py). StoreError if no snapshot can be read but one may be
         intact.
         """
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -129,18 +129,18 @@ class Mirror:
         size, reused = filled.manifest.num_bytes / 1e6, filled.reused_bytes / 1e6
         _log.info(
             f"[snapshot] {found.entry.step} restored: {len(filled.manifest.files)} files, "
-            f"{size:,.1f} MB, {reused:,.1f} MB of them were on the disk"
+            f"{size:,.1f} MB, {reused:,.1f} MB of which were on the disk"
         )
         return found, passed_over
 
     def start(self, program: int | None = None) -> None:
-        """Watch the folder of the program with that process number from now on, and send."""
+        """Start watching the folder for the program with that process ID, and sending."""
         self._program = program
         self._watcher.start(program)
 
     @contextmanager
     def telling(self) -> Iterator[None]:
-        """Tell the program to end here: it is stopped, to see whether it is in a save then."""
+        """Tell the program to end inside this context: it is stopped to see if it is in a save."""
         with ExitStack() as stack:
             with suppress(SnapshotError):
                 stack.enter_context(stopped(self._program))
@@ -153,7 +153,7 @@ class Mirror:
         self._haste, self._watcher.is_hasty = haste, True
 
     def check(self) -> None:
-        """Raise what has ended the mirror."""
+        """Raise the error that has ended the mirror, if any."""
         if error := self._watcher.error or self._saves.error:
             raise error
 
@@ -162,8 +162,8 @@ class Mirror:
     ) -> bool:
         """Commit what the program left when it ended; return whether that is in the store.
 
-        `deadline` is on this process's monotonic clock. With `release` the lease goes too, in the
-        same write where there is one. StoreError if there was time, and the store refused.
+        `deadline` is on this process's monotonic clock. `release` also releases the lease, in the
+        same write if there is one. StoreError if there was time but the store refused.
         """
         self._is_closing.set()
         self._watcher.stop(seconds_until(deadline))
@@ -195,7 +195,7 @@ class Mirror:
         return is_sent and refused is None
 
     def count_failure(self) -> None:
-        """The program has failed: count it against the snapshot that it began with."""
+        """Count the program's failure against the snapshot that it began with."""
         began_with = self._restored
         if began_with is None or (self.last is not None and self._doubted is None):
             return
@@ -211,7 +211,7 @@ class Mirror:
         self._saves.cancel()
 
     def _capture(self, reason: Reason, moment: Moment) -> Listing:
-        """Capture the folder; what is sent from where it lies is sent before this returns."""
+        """Capture the folder; a capture in place is sent before this returns."""
         captured = self._captured_now(reason, moment)
         save = self._prepared(captured, moment)
         if self._haste == "rebalance":
@@ -242,7 +242,7 @@ class Mirror:
             )
 
     def _prepared(self, captured: Capture, moment: Moment) -> Save[FolderSource]:
-        """A save of it; what was restored from a torn one and not written since may be torn."""
+        """Return a save of it; what a tentative one restored stays so until it is rewritten."""
         if self._doubted is not None and (
             captured.reason == "commit" or self._doubted.is_rewritten_in(captured.listing)
         ):
@@ -276,7 +276,7 @@ class Mirror:
         return False
 
     def _refuse(self, error: SnapshotError) -> None:
-        """Say, once in a while, why no snapshot can be taken."""
+        """Report, once in a while, why no snapshot can be taken."""
         if self._say(str(error)):
             self._publisher.events.emit(
                 "save-failed", "failed", kind=self._haste or "periodic", message=str(error)

@@ -1,7 +1,7 @@
-"""What is saved at each step boundary of a stage, and why; the checkpointer carries it out.
+"""Decides what is saved at each step boundary of a stage, and why; the checkpointer saves it.
 
 The state is captured only where it is saved: capturing reads the numbers of the last step first. If
-the stage is sharded, the other ranks come to the same points and write their shares as rank 0
+the stage is sharded, the other ranks reach the same points and write their shares on rank 0's
 orders.
 """
 
@@ -44,10 +44,10 @@ class CheckpointPolicy:
         self._checkpointer = checkpointer
         self._steps_per_epoch = steps_per_epoch
         self._capture = capture
-        # The state's tensors; `capture` waits for what the last step did.
+        # The state's tensors without the wait for the last step's numbers.
         self._unread = unread or capture
         self._num_steps = num_steps
-        self._seconds_for = seconds_for  # of so many steps, at the pace so far
+        self._seconds_for = seconds_for  # that many steps, at the pace so far
         self._generation = 0 if checkpointer is None else context.generation
         self._leader: ShardedLeader | None = None
         self._follower: ShardedFollower | None = None
@@ -62,17 +62,17 @@ class CheckpointPolicy:
         return self.lead(lambda checkpointer: self._save_if_due(checkpointer, position))
 
     def protect(self, position: Position, work: Work) -> None:
-        """Before work during which a notice could not be answered: stage a copy, or else commit."""
+        """Stage a copy, or else commit, before work during which a notice could not be answered."""
         self.lead(lambda checkpointer: self._protect(checkpointer, position, work))
 
     def save_stage_end(self, position: Position) -> None:
-        """Commit the end of the stage: what comes next is read back from this checkpoint."""
+        """Commit the end of the stage: what comes next reads it back from this checkpoint."""
         self.lead(lambda checkpointer: checkpointer.save(self.request(position, "stage-end")))
 
     def answer_notice(self, position: Position, work_seconds: float | None) -> None:
-        """Commit; raise InterruptedRunError, on all ranks alike, unless there is time to train on.
+        """Commit; raise InterruptedRunError on every rank unless there is time to train on.
 
-        The next work (None: of unknown duration) is expected to take `work_seconds`.
+        The next work is expected to take `work_seconds` (None: unknown).
         """
         context, saves = self._context, _NoticeSaves(self, self._context, position)
         try:
@@ -83,7 +83,7 @@ class CheckpointPolicy:
             raise
 
     def close(self) -> None:
-        """Finish: the stage, or the attempt, is over."""
+        """Finish, because the stage or the attempt is over."""
         if self._follower is not None:
             self._follower.close()
 
@@ -111,7 +111,7 @@ class CheckpointPolicy:
             return bool(act(self._checkpointer))
 
     def request(self, position: Position, kind: Kind) -> SaveRequest:
-        """A request for the state as it is now."""
+        """Return a request to save the state as it is now."""
         assert self._checkpointer is not None
         live = self._capture()
         spent = round(self._checkpointer.schedule.spent_seconds, 3)
@@ -167,7 +167,7 @@ class CheckpointPolicy:
 
 
 class _NoticeSaves(Saves):
-    """What can be saved of one boundary in a notice; the extra time decides what is."""
+    """What can be saved at one boundary during a notice; the extra time decides what is saved."""
 
     def __init__(self, policy: CheckpointPolicy, context: AttemptContext, at: Position) -> None:
         self._policy = policy

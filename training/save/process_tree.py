@@ -1,7 +1,7 @@
-"""The processes below one, from /proc, and all of them stopped for a moment; Linux only.
+"""Finds the processes below one, from /proc, and stops all of them for a moment; Linux only.
 
-SIGSTOP, not a cgroup's freezer: it needs no right that a supervisor may lack, and a program sees
-as little of it, because all its processes stand below its keeper and stop together.
+Uses SIGSTOP, not a cgroup's freezer: it needs no permission that a supervisor may lack, and a
+program notices as little, because all its processes are below its keeper and stop together.
 """
 
 import os
@@ -16,25 +16,25 @@ from training.save.listing import SnapshotError
 _PROC = Path("/proc")
 _EXITING = 0x4  # PF_EXITING of linux/sched.h, set before the files are closed
 _POLL_SECONDS = 0.001
-# A process in a system call that hangs does not stop; the others must not wait for it.
+# A process in a hanging system call does not stop; the others must not wait for it.
 _STOP_SECONDS = 1.0
 
 
 def living_below(root: int) -> set[int]:
-    """A process and all below it, as far as they live: a killed one has lost its open files.
+    """Return a process and those below it that are alive: a killed one has lost its open files.
 
-    One that left its parent belongs to a subreaper above it. Empty where there is no /proc.
+    An orphan belongs to a subreaper above it. Empty where there is no /proc.
     """
     return set(_from_the_top(root))
 
 
 def _from_the_top(root: int) -> list[int]:
-    """The same, parents before their children."""
+    """Return the same, parents before their children."""
     children: dict[int, list[int]] = {}
     with suppress(OSError), os.scandir(_PROC) as entries:
         for entry in entries:
             if entry.name.isdigit():
-                with suppress(OSError):  # ended meanwhile
+                with suppress(OSError):  # it has ended
                     state, parent, *_, flags = _about(entry.path)[:7]
                     if state not in b"ZX" and not int(flags) & _EXITING:
                         children.setdefault(int(parent), []).append(int(entry.name))
@@ -49,8 +49,8 @@ def _from_the_top(root: int) -> list[int]:
 
 @contextmanager
 def stopped(program: int | None) -> Iterator[None]:
-    """Let no process of the program run, nor of any other below its parent; SnapshotError if one
-    does not stop. What somebody else has stopped is left so."""
+    """Stop the program's processes and all others below its parent; SnapshotError if one does not
+    stop. Processes that were stopped before stay stopped afterwards."""
     ours: list[int] = []
     try:
         _stop_all(_keeper_of(program), ours)
@@ -65,7 +65,7 @@ def stopped(program: int | None) -> Iterator[None]:
 def _stop_all(keeper: int, ours: list[int]) -> None:
     deadline = time.monotonic() + _STOP_SECONDS
     at_rest: list[int] = []
-    # Found at rest before it was looked who is there: nobody was left to start another one.
+    # All were at rest before they were listed, so none was left to start another one.
     while (
         alive := [p for p in _from_the_top(keeper) if p not in (keeper, os.getpid())]
     ) != at_rest:
@@ -94,9 +94,9 @@ def _is_stopped(process: int) -> bool:
 
 
 def _about(process: str) -> list[bytes]:
-    """The fields of its stat after the name in parentheses, which may hold anything: proc(5).
+    """Return its stat's fields after the name in parentheses, which may hold anything: proc(5).
 
-    All processes of a machine are read, and a machine has thousands: pathlib took half of the time.
+    Called for all processes of a machine, which may be thousands: pathlib took half of the time.
     """
     with open(f"{process}/stat", "rb", buffering=0) as stream:  # noqa: PTH123
         return stream.read().rpartition(b")")[2].split(maxsplit=7)

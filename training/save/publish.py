@@ -1,6 +1,6 @@
 """One save, of tensors or of a folder: its files go to the store, then the head names them.
 
-Nothing exists until the head names it, and nothing is named once its save was cancelled. Imports no
+Nothing exists until the head names it, and nothing is named once its save is cancelled. Imports no
 torch.
 """
 
@@ -19,8 +19,8 @@ from training.store.transfer import CancelledError, FileEntry, TransferProgress
 
 _log = logging.getLogger(__name__)
 
-# Both must be reached before an attempt gives up: a store may be away for minutes, and a disk that
-# is full fails at once.
+# Both must be reached before an attempt gives up: a store may be unavailable for minutes, and a
+# full disk fails at once.
 _MAX_FAILED_SAVES = 5
 _MAX_FAILED_SECONDS = 600.0
 _FIRST_RETRY_SECONDS = 5.0
@@ -45,9 +45,9 @@ class Cost:
 
 
 class StateSource:
-    """The state of one moment, as far as one process holds it: its tensors, or a folder.
+    """One process's part of the state at one moment: its tensors, or a folder.
 
-    Of the ranks of a sharded stage only the first has an entry, and sends in this way.
+    Of the ranks of a sharded stage, only the first has an entry and sends in this way.
     """
 
     @property
@@ -59,7 +59,7 @@ class StateSource:
         """Free what only sending needs, if anything; the save is over."""
 
     def entry(self, head: Head) -> CheckpointEntry:
-        """What the head is to say of it, without its files."""
+        """Return the head's entry for it, without its files."""
         raise NotImplementedError
 
     def send(
@@ -67,12 +67,12 @@ class StateSource:
     ) -> tuple[FileEntry, ...] | None:
         """Send what the store lacks, and run the tasks `beside`; return the files of the entry.
 
-        None: nothing has changed since the last commit.
+        None if nothing has changed since the last commit.
         """
         raise NotImplementedError
 
     def facts(self) -> Mapping[str, Any]:
-        """What the event of its commit says beyond step, kind and seconds."""
+        """Return what the event of its commit says besides step, kind and seconds."""
         raise NotImplementedError
 
 
@@ -80,7 +80,7 @@ _S = TypeVar("_S", bound=StateSource)
 
 
 class FailedSaves:
-    """Consecutive saves that failed: when to retry, and when to give the attempt up."""
+    """Consecutive saves that failed: when to retry, and when to give up the attempt."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -89,7 +89,7 @@ class FailedSaves:
 
     @property
     def seconds_to_retry(self) -> float:
-        """How long the next try has to wait."""
+        """Seconds until the next try."""
         return max(0.0, self._retry_at - time.monotonic())
 
     @property
@@ -99,12 +99,12 @@ class FailedSaves:
 
     @property
     def is_hopeless(self) -> bool:
-        """Whether saves have failed so often and for so long that training on would be wasted."""
+        """Whether saves have failed so often, for so long, that more training would be wasted."""
         seconds = time.monotonic() - self._first_started
         return self.count >= _MAX_FAILED_SAVES and seconds >= _MAX_FAILED_SECONDS
 
     def add(self, started: float) -> None:
-        """Count a save that failed, and that started then."""
+        """Count a failed save that started at this time."""
         if not self.count:
             self._first_started = started
         wait = min(_FIRST_RETRY_SECONDS * 2**self.count, _LONGEST_RETRY_SECONDS)
@@ -119,8 +119,8 @@ class FailedSaves:
 class Save(Generic[_S]):
     """One save, in the thread of its caller or in one of its own.
 
-    `publish` does it, and may raise; `settle` is what nobody waits for, after it is over or before
-    it is tried again, which it is where there are `failed` saves to be counted.
+    `publish` does it, and may raise; `settle`, which nothing waits for, is called once it is over
+    and before each retry. It is retried only if `failed` counts the saves that failed.
     """
 
     def __init__(
@@ -169,7 +169,7 @@ class Save(Generic[_S]):
         return spent * max(0, self.source.num_bytes - done) / done
 
     def start(self, *, after: "Save[_S] | None" = None) -> None:
-        """Run in a daemon thread, so that a connection that hangs cannot keep the process alive."""
+        """Run in a daemon thread, so that a hung connection cannot keep the process alive."""
         self.earlier = after
         threading.Thread(target=self.run, name="save", daemon=True).start()
 
@@ -186,15 +186,15 @@ class Save(Generic[_S]):
             self._settle(self)
 
     def wait(self, seconds: float | None = None) -> bool:
-        """Wait until it is over, for up to `seconds`; return whether it is."""
+        """Wait up to `seconds` until it is over; return whether it is."""
         return self.over.wait(seconds)
 
     def hurry(self) -> None:
-        """Try once more at once, and then no more."""
+        """Retry at once, for the last time."""
         self._hurry.set()
 
     def give_way(self) -> None:
-        """Do not begin, nor try again: there is something newer."""
+        """Do not begin or retry: there is something newer."""
         with self._lock:
             if self._is_waiting:
                 self.progress.stop.set()
@@ -230,7 +230,7 @@ class Save(Generic[_S]):
         return None
 
     def _is_tried_again(self, error: BaseException | None) -> bool:
-        """Wait for the time of the next try, if there is one."""
+        """Wait until the next try is due; return whether there is one."""
         failed = self._failed
         if failed is None or not isinstance(error, StoreError) or self._hurry.is_set():
             return False
@@ -259,7 +259,7 @@ def seconds_until(deadline: float | None) -> float | None:
 
 
 class CheckpointPublisher:
-    """Has the head of a run name what is saved, and tells of it."""
+    """Commits what is saved to the head of a run, and reports it."""
 
     def __init__(
         self,
@@ -283,7 +283,7 @@ class CheckpointPublisher:
         save.entry = save.source.entry(self.lease.head)
         name = save.entry.name
         try:
-            # Before the head names a state, the store has the metrics of all before it.
+            # The store must have all earlier metrics before the head names a state.
             files = save.source.send(name, save.progress, [self.metrics.flush])
             if files is None:
                 _log.info("[save] nothing changed since the last commit")
@@ -312,9 +312,9 @@ class CheckpointPublisher:
         )
 
     def settle(self, save: Save[_S]) -> None:
-        """After a save: tell of a refusal, or delete what the retention no longer keeps.
+        """After a save, report a refusal, or delete what the retention no longer keeps.
 
-        After a release the successor deletes it, because then seconds count.
+        After a release the successor deletes it, because seconds count then.
         """
         if isinstance(save.error, StoreError):
             entry, message = save.entry, str(save.error)
@@ -333,7 +333,7 @@ class CheckpointPublisher:
         blocked_seconds: float = 0.0,
         slowed_seconds: float = 0.0,
     ) -> None:
-        """Record a commit for the metrics and whoever reads the log."""
+        """Record a commit in the metrics and the log."""
         entry, cost = save.entry, save.cost
         assert entry is not None
         assert cost is not None

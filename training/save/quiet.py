@@ -1,10 +1,10 @@
-"""Whether a save of a program is over: how long its folder has stood still, who could write to it.
+"""Tells whether a program's save is over: how long its folder was quiet, who could write to it.
 
 Open and mapped files are read from /proc, for this process and those that it or its children
-started; elsewhere than on Linux nothing is known, and a quiet time alone must do. A program's habit
-is learned from its folder, to see the end of a save sooner, and which files only grow: nothing is
-concluded from one save, and nothing once two of them differed; what is not understood waits for the
-full quiet time.
+started; outside Linux nothing is known, and a quiet time alone must do. A program's habit is
+learned from its folder, to see the end of a save sooner, and so is which files only grow: nothing
+is concluded from one save, or once two have differed; whatever is unclear waits for the full quiet
+time.
 """
 
 import os
@@ -22,13 +22,13 @@ from training.save.process_tree import living_below
 _PROC = Path("/proc")
 _FLAGS = re.compile(r"^flags:\s*([0-7]+)$", re.MULTILINE)
 _NOT_LOOKED = "a file, perhaps,"
-# As many saves must have been alike.
+# How many saves must have been alike.
 _ALIKE = 3
 _NUMBER = re.compile(r"[0-9]+")
-# Of a growing file, this much of its end must still be there the next time.
+# How much of a growing file's end must still be there at the next look.
 _TAIL_BYTES = 4096
 _NO_TEXT = re.compile(rb"[\x00-\x08\x0e-\x1f\x7f]")
-# So often must it have grown.
+# How often it must have grown.
 _GROWTHS = 3
 
 
@@ -38,18 +38,18 @@ class QuietTime:
 
     listing: Listing | None = None
     since: float = 0.0  # monotonic: the first look at which it was as it is now
-    # A file that somebody could write to, as far as is known of the folder as it is now.
+    # A file that a process could write to, as far as is known since the last change.
     held_open: str | None = _NOT_LOOKED
-    # Processes that lived when the last change was seen, and live: one of them made it.
+    # Processes that have lived since the last change was seen: one of them made it.
     writers: set[int] = field(default_factory=set)
-    # The first process of the program: what it wrote last before it died may be half of a file.
+    # The program's first process: what it wrote just before it died may be half a file.
     program: int | None = None
 
     def look(self, listing: Listing) -> float:
-        """Take note of the folder as it is now; return for how many seconds it has been so."""
+        """Record the folder as it is now; return for how many seconds it has been unchanged."""
         now, alive = time.monotonic(), living_below(os.getpid())
         has_changed = self.listing is None or self.listing.difference(listing) is not None
-        # One that died may have had a file half written: the death closed it.
+        # A process that died may have left a file half written, which its death closed.
         if has_changed or not self.writers <= alive:
             self.writers = alive if has_changed else self.writers & alive
             self.since, self.held_open = now, _NOT_LOOKED
@@ -57,7 +57,7 @@ class QuietTime:
         return now - self.since
 
     def is_closed(self) -> bool:
-        """Whether nothing of the folder is open for writing now."""
+        """Whether no file of the folder is open for writing now."""
         assert self.listing is not None
         self.held_open = held_open(self.listing)
         alive = living_below(os.getpid())
@@ -72,26 +72,26 @@ class QuietTime:
         return None if self.held_open == _NOT_LOOKED else self.held_open
 
     def seconds_until_now(self, listing: Listing) -> float:
-        """For how long the folder was as it is now at the last look; 0 if it has changed since."""
+        """For how long the folder has been as it is now; 0 if it changed since the last look."""
         if self.listing is None or self.listing.difference(listing) is not None:
             return 0.0
         return time.monotonic() - self.since
 
 
 def held_open(listing: Listing) -> str | None:
-    """A file that a process could write to now, logs aside."""
+    """Return a file that a process could write to now, logs aside; None if there is none."""
     files = listing.files.items()
     inodes = {(f.device, f.inode): path for path, f in files if not listing.is_log(path)}
     return min((repr(inodes[key]) for key in _open_for_writing(inodes)), default=None)
 
 
 def _open_for_writing(inodes: Collection[tuple[int, int]]) -> set[tuple[int, int]]:
-    """Those of the files, given as (device, inode), that a process could write to now."""
+    """Return those of the files, given as (device, inode), that a process could write to now."""
     found = set()
     for process in (_PROC / str(number) for number in living_below(os.getpid())):
         with suppress(OSError), os.scandir(process / "fd") as entries:
             for entry in entries:
-                with suppress(OSError):  # closed meanwhile
+                with suppress(OSError):  # closed in the meantime
                     about = entry.stat()
                     key = (about.st_dev, about.st_ino)
                     if key in inodes and _is_writable(process / "fdinfo" / entry.name):
@@ -100,7 +100,7 @@ def _open_for_writing(inodes: Collection[tuple[int, int]]) -> set[tuple[int, int
 
 
 def mapped_for_writing(inodes: Collection[tuple[int, int]]) -> set[tuple[int, int]]:
-    """Those that a process has mapped: it changes them without a change of their times."""
+    """Return those that a process has mapped: it can change them without changing their times."""
     # The device in /proc/PID/maps differs from stat's on some file systems.
     by_inode = {inode: (device, inode) for device, inode in inodes}
     found = set()
@@ -120,21 +120,21 @@ def _is_writable(fdinfo: Path) -> bool:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Burst:
-    """What changed between two pauses, under names that the next save has, too."""
+    """What changed between two pauses, under names that the next save will have too."""
 
     names: Counter[str]
     numbers: tuple[tuple[int, ...], ...]  # those in the names of new files
 
     @classmethod
     def between(cls, before: Listing, after: Listing) -> "_Burst":
-        """What was written; what was deleted makes no difference."""
+        """Return what was written; deletions make no difference."""
         files = [p for p, f in after.files.items() if before.files.get(p) != f]
         links = [path for path, to in after.links.items() if before.links.get(path) != to]
         names, numbers = Counter[str](), []
         for path in (path for path in [*files, *links] if not after.is_log(path)):
             name = path
             if path not in before.files and path not in before.links:
-                # Numbers in folders that were there are no save's own.
+                # Numbers in the names of existing folders are not the save's own.
                 known = max((f for f in before.folders if path.startswith(f"{f}/")), default="")
                 rest = path[len(known) :]
                 name = known + _NUMBER.sub("#", rest)
@@ -153,8 +153,8 @@ class _Burst:
     def may_follow(self, before: "_Burst") -> bool:
         """Whether both are saves of one kind, and not two parts of one.
 
-        New files alone may be parts, `shard-2` after `shard-1`: one that was there must be written
-        with them. And the first number of a name must be the save's, not that of `step10-part2`.
+        New files alone may be parts, such as `shard-2` after `shard-1`: an existing file must be
+        written with them. And a name's first number must change, unlike that of `step10-part2`.
         """
         if self.names != before.names or len(self.numbers) == self.names.total():
             return False
@@ -170,7 +170,7 @@ class _Burst:
 
 
 class SaveHabit:
-    """Whether a pause is the end of a save; to be told of each pause."""
+    """Tells whether a pause is the end of a save; it must be told of each pause."""
 
     def __init__(self) -> None:
         self._paused: Listing
@@ -181,11 +181,11 @@ class SaveHabit:
         self._is_end = False
 
     def begin(self, listing: Listing) -> None:
-        """The program starts with this folder."""
+        """Start with the folder that the program starts with."""
         self._paused = listing
 
     def is_end(self, listing: Listing) -> bool:
-        """Whether the folder, in a pause and with nothing open, holds a save as those before."""
+        """Whether the folder, in a pause and with nothing open, holds a save like those before."""
         if self._paused.difference(listing) is not None:
             burst = _Burst.between(self._paused, listing)
             self._paused = listing
@@ -194,7 +194,7 @@ class SaveHabit:
         return self._is_end
 
     def is_part(self, listing: Listing) -> bool:
-        """Whether something is missing of a save as those before, which were alike."""
+        """Whether a part is missing of a save like those before, which were alike."""
         if self._last is None or not self._is_regular or self._num_alike < _ALIKE - 1:
             return False
         mine, usual = _Burst.between(self._paused, listing).plain, self._last.plain
@@ -215,7 +215,7 @@ class SaveHabit:
 
 
 class Replacing:
-    """Whether a program replaces its files by whole ones, and never writes into an old one."""
+    """Tells whether a program replaces entire files, and never writes into an old one."""
 
     def __init__(self) -> None:
         self._has_replaced = False
@@ -236,7 +236,7 @@ class Replacing:
 
     @property
     def is_habit(self) -> bool:
-        """Whether that was so as far as it was seen, and at least once."""
+        """Whether that was seen at least once, and nothing else was."""
         return self._has_replaced and not self._has_rewritten
 
 
@@ -252,10 +252,10 @@ class _Growth:
 
 
 class GrowingFiles:
-    """Files that only grow, by text written at their ends, as a metrics.csv does.
+    """Files that only grow, by text appended to them, such as a metrics.csv.
 
-    A save that is being written grows, too: what counts is a text that grows for longer than the
-    quiet time, and is at the end of a line each time, or has paused.
+    A save that is being written grows too: only text counts that grows for longer than the quiet
+    time, and each time ends with a complete line or has paused.
     """
 
     def __init__(self, root: Path, quiet_seconds: float, pause_seconds: float) -> None:
@@ -282,7 +282,7 @@ class GrowingFiles:
         return seen.times >= _GROWTHS and seen.last - seen.since >= self._quiet_seconds
 
     def _has_grown(self, path: str, seen: _Growth, state: FileState, now: float) -> bool:
-        """Whether it only has, and what it had is still there; takes note of it."""
+        """Whether it has only grown, with its old end still in place; record that growth."""
         old = seen.state
         if state.inode != old.inode or state.bytes <= old.bytes:
             return False

@@ -1,8 +1,7 @@
-"""Restores a folder from the newest snapshot that holds; what is there already is used if equal.
+"""Restores a folder from a snapshot; files that are there already are kept if they are equal.
 
-The folder is filled in place, and the program starts once that is done: an attempt that is killed
-in between is followed by one that restores again. Every byte is verified; nothing is written
-outside.
+The folder is filled in place, and the program starts once that is done: if an attempt is killed in
+between, the next one restores again. Every byte is verified; nothing is written outside the folder.
 """
 
 import errno
@@ -31,7 +30,7 @@ from training.store.transfer import PART_BYTES, FileEntry, checksum_of, receive,
 _log = logging.getLogger(__name__)
 
 _MAX_THREADS = 8
-# Not of the disk: somebody else's files, or names that its file system cannot hold.
+# Not the disk's fault: another user's files, or names that its file system cannot hold.
 _OF_THE_FOLDER = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, errno.EILSEQ)
 
 
@@ -61,7 +60,7 @@ def read_manifest(store: Store, entry: CheckpointEntry) -> FolderManifest:
 def export_snapshot(store: Store, entry: CheckpointEntry, out: Path) -> FolderManifest:
     """Write a snapshot's files into `out`, a new or empty folder."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise UserError(f"{out} exists and is not empty; give a new folder")
+        raise UserError(f"{out} exists and is not empty; use a new folder")
     try:
         manifest = read_manifest(store, entry)
         fill(store, manifest, out)
@@ -110,7 +109,7 @@ def fill(store: Store, manifest: FolderManifest, root: Path) -> Filled:
 
 
 def _clear(manifest: FolderManifest, root: Path) -> set[str]:
-    """Delete what the snapshot does not hold; the paths of files that are there and equal."""
+    """Delete what the snapshot does not hold; return the paths of files that already match it."""
     listing = list_folder(root)
     wanted = {file.path: file.content for file in manifest.files}
     equal: set[str] = set()
@@ -148,12 +147,12 @@ class _Fetching:
             self._paths.setdefault(file.content, []).append(file.path)
 
     def run(self) -> None:
-        """Write the files, each verified; DamagedCheckpointError if one is not what it was."""
+        """Write the files, each verified; DamagedCheckpointError if one does not match."""
         small = [content for content in self._paths if content.bytes <= SMALL_BYTES]
         large = [content for content in self._paths if content.bytes > SMALL_BYTES]
         num_threads = min(_MAX_THREADS, self._store.num_threads)
         tasks = [partial(self._write_small, span) for span in _spans(small)]
-        # Those of one part at once, and those of several one after the other, their parts at once.
+        # Files of one part in parallel; those of several in turn, each with its parts in parallel.
         tasks += [
             partial(self._write_large, content, 1)
             for content in large
@@ -225,7 +224,7 @@ class _Fetching:
         except StoreError as refused:
             error = refused
         assert blob is not None
-        # It has none, or none that can be read: the first says more.
+        # If there is no second copy, or it cannot be read, the first error says more.
         with suppress(FileNotFoundError, StoreError):
             if read(second_key(blob)) is None:
                 _log.warning(f"[restore] {error}; its second copy was read")
@@ -235,7 +234,7 @@ class _Fetching:
 
 
 def _spans(contents: Iterable[Content]) -> Iterator[list[Content]]:
-    """Contents of one blob that lie close together, to be read at once."""
+    """Group contents of one blob that are close together, to be read at once."""
     span: list[Content] = []
     for content in sorted(contents, key=lambda one: (one.blob or "", one.start)):
         fits = span and span[0].blob == content.blob
@@ -250,7 +249,7 @@ def _spans(contents: Iterable[Content]) -> Iterator[list[Content]]:
 
 
 def _write(file: int, content: Content, start: int, data: memoryview) -> None:
-    """Write some of a content's bytes where they lie in the file, which gets its length."""
+    """Write some of a content's bytes at their places in the file, and set its length."""
     if content.extents is None:
         write_at(file, data, start)
         return
@@ -264,7 +263,7 @@ def _create(path: Path) -> int:
 
 
 def _finish(manifest: FolderManifest, root: Path) -> None:
-    """Links last, so that nothing is written through one; then modes and times."""
+    """Make the links last, so that nothing is written through one; then set modes and times."""
     for link in manifest.links:
         (root / link.path).symlink_to(link.target)
     for file in manifest.files:
@@ -298,7 +297,7 @@ def _refuse_without_room(root: Path, need: int, *, is_full: bool = False) -> Non
         may_fit = need < about.f_blocks * about.f_frsize
         raise (MachineError if may_fit else UserError)(
             f"the snapshot does not fit on the disk of {root}: it needs {need / 1e6:,.1f} MB more "
-            f"and {free / 1e6:,.1f} MB are free; use a larger volume, or free some of it"
+            f"and {free / 1e6:,.1f} MB are free; use a larger volume, or free some space"
         )
 
 
@@ -308,8 +307,8 @@ def _refuse_names_that_collide(manifest: FolderManifest, root: Path) -> None:
         folded = unicodedata.normalize("NFC", path).casefold()
         if folded in names and not _tells_case_apart(root):
             raise UserError(
-                f"the file system of {root} does not tell {names[folded]!r} from {path!r}; "
-                "use a folder on one that does"
+                f"the file system of {root} cannot tell {names[folded]!r} from {path!r}; "
+                "use a folder on one that can"
             )
         names[folded] = path
 

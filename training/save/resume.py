@@ -1,10 +1,10 @@
-"""Reading checkpoints, and resuming: rank 0 looks for the newest valid one, and all ranks read it.
+"""Reads checkpoints, and resumes: rank 0 looks for the newest valid one, and all ranks read it.
 
 A checkpoint is valid if the head names it and its checksums match: safetensors files and one JSON,
 no pickle. For a stage that is sharded over the ranks, each of them verifies and keeps its part of
 the files; otherwise rank 0 reads the checkpoint and sends it to the others. A checkpoint's JSON
-lists the slices of its tensors, so any number of ranks can read them, and unsharded ones share by
-share too.
+lists the slices of its tensors, so any number of ranks can read them, each its own share, even from
+an unsharded checkpoint.
 """
 
 import json
@@ -50,11 +50,11 @@ class CheckpointContent:
 
     @property
     def weights(self) -> dict[str, Tensor]:
-        """What is evaluated and exported: the moving average where the stage has one."""
+        """The weights to evaluate and export: the moving average if the stage has one."""
         return {**self.tensors["model"], **self.tensors.get("ema", {})}
 
     def take(self, part: str) -> dict[str, Tensor]:
-        """Hand over a part's tensors: whoever holds the snapshot holds them no longer."""
+        """Hand over a part's tensors, which this object then no longer holds."""
         return self.tensors.pop(part)
 
 
@@ -63,7 +63,7 @@ def read_checkpoint(
 ) -> CheckpointContent:
     """Read and verify one checkpoint, or some of its parts; may raise DamagedCheckpointError.
 
-    What fails is read once more: it may have been damaged in transit.
+    A failed read is repeated once: data may have been damaged in transit.
     """
     return read_twice(entry, lambda: _read_checkpoint(store, entry, parts))
 
@@ -110,7 +110,7 @@ def read_state(store: Store, entry: CheckpointEntry) -> dict[str, Any]:
 
 
 def misfit(model: nn.Module, tensors: Mapping[str, Tensor]) -> str:
-    """What keeps `tensors` from being the model's state; empty if nothing does."""
+    """Return what keeps `tensors` from being the model's state; empty if nothing does."""
     mine = model.state_dict()
     problems = [f"{name} is missing" for name in mine if name not in tensors]
     problems += [f"{name} is unknown" for name in tensors if name not in mine]
@@ -132,7 +132,7 @@ def fill_slices(
     targets: Mapping[str, Mapping[str, Tensor]],
     read: Callable[[str], Mapping[str, Tensor]],
 ) -> None:
-    """Fill this process's share of every target from the slices; `read` gives a file's tensors."""
+    """Fill this process's share of each target from the slices; `read` returns a file's tensors."""
     missing: dict[tuple[str, str], int] = {}
     wanted: dict[str, list[tuple[str, Slice, tuple[int, ...], Tensor]]] = {}
     for part, tensors in targets.items():
@@ -164,7 +164,7 @@ def fill_slices(
 def _read_slices(
     store: Store, entry: CheckpointEntry, slices: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, dict[str, Tensor]]:
-    """Read whole tensors in one process."""
+    """Read complete tensors in one process."""
     tensors = {
         part: {
             name: torch.empty(about["shape"], dtype=getattr(torch, about["dtype"]))
@@ -287,7 +287,7 @@ class ShardedContent:
 
 
 def slices_of(store: Store, entry: CheckpointEntry, state: Mapping[str, Any]) -> dict[str, Any]:
-    """The slices that a checkpoint lists; if it is not sharded, one slice per tensor."""
+    """Return the slices that a checkpoint lists; if it is not sharded, one slice per tensor."""
     if SLICES in state:
         listed: dict[str, Any] = state[SLICES]
         return listed
@@ -321,10 +321,10 @@ def find_newest(
     is_sharded: Callable[[str], bool],
     verify_beginning: Callable[[Position], None],
 ) -> tuple[Loaded[AnyContent] | None, Sequence[tuple[str, str]]]:
-    """On rank 0: the newest valid checkpoint, and those passed over as (name, reason).
+    """On rank 0, find the newest valid checkpoint, and those passed over as (name, reason).
 
     `verify_beginning` raises DamagedCheckpointError or StoreError if the stage end that the
-    checkpoint's stage started from cannot be used. The other ranks are in `follow` meanwhile.
+    checkpoint's stage started from cannot be used. Meanwhile the other ranks are in `follow`.
     """
 
     def read(store: Store, entry: CheckpointEntry) -> AnyContent:
@@ -342,7 +342,7 @@ def find_newest(
 
 
 def follow(context: AttemptContext) -> ShardedContent | None:
-    """On the other ranks: verify what rank 0 asks for; return the last snapshot, kept."""
+    """On the other ranks, verify what rank 0 asks for; return the last, kept in memory."""
     kept: ShardedContent | None = None
     while (asked := context.world.share(None)) is not None:
         kept = ShardedContent(context.store, *asked)
@@ -353,7 +353,7 @@ def follow(context: AttemptContext) -> ShardedContent | None:
 def share_snapshot(
     context: AttemptContext, position: Position | None, snapshot: AnyContent | None
 ) -> tuple[Position | None, AnyContent | None]:
-    """Share what rank 0 has found; of a sharded checkpoint each rank has its own part."""
+    """Share what rank 0 has found; each rank has its own part of a sharded checkpoint."""
     world = context.world
     position = world.share(position)
     state = world.share(snapshot.state if world.leads and snapshot is not None else None)

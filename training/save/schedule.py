@@ -1,6 +1,6 @@
-"""When the next save is due, and what of the saves a notice still has time for.
+"""Decides when the next save is due, and which saves a notice still leaves time for.
 
-By the interval, at a new best, or sooner after one that failed.
+A save is due by the interval, at a new best, or sooner after a failed one.
 """
 
 import math
@@ -26,7 +26,7 @@ _FIRST_SECONDS = 60.0
 # Enough for a median that one slow step does not move.
 _PACE_STEPS = 100
 
-# Before anything was measured on this machine: below what gp3 and S3 were observed to reach.
+# Until something is measured on this machine: below what gp3 and S3 were observed to reach.
 _ASSUMED_SAVE_BYTES_PER_SECOND = 1e9
 _ASSUMED_UPLOAD_BYTES_PER_SECOND = 50e6
 
@@ -71,7 +71,7 @@ class Schedule:
     ) -> bool:
         """Whether this boundary is to be saved.
 
-        An interval of steps or epochs is kept to the step, even if that waits for a save under way.
+        An interval of steps or epochs is exact, even if training must wait for a save under way.
         One of seconds, or `auto`, moves to the first boundary after that save.
         """
         self._epoch_seconds = epoch_seconds
@@ -101,7 +101,7 @@ class Schedule:
     def measure(self, cost_seconds: float, durable_seconds: float) -> IntervalChoice | None:
         """Record what a committed save cost; return the choice of `auto` if it moved by a quarter.
 
-        It is made again after every save, from what that one cost.
+        The choice is made again after every save, from what that one cost.
         """
         self.failed.clear()
         if self._interval.unit != "auto":
@@ -120,7 +120,7 @@ class Schedule:
 
     @property
     def _seconds(self) -> float:
-        """Between two saves; under `auto` the first one comes early."""
+        """Seconds between two saves; with `auto` the first one comes early."""
         if self._interval.unit == "s":
             return self._interval.value
         if self._choice is not None:
@@ -153,7 +153,7 @@ class _StepPace:
         self._before = position, is_saving, time.monotonic()
 
     def take_lost_seconds(self, most: float) -> float:
-        """How much longer the steps during the last save took; at most what it took."""
+        """Return how much longer the steps during the last save took, `most` at most."""
         beside, count = list(self._beside), self._num_beside
         self._beside.clear()
         self._num_beside = 0
@@ -164,7 +164,7 @@ class _StepPace:
 
 
 def estimate(size: int, last: Cost | None) -> Cost:
-    """The cost of a save of `size` bytes, from what the last one took."""
+    """Estimate the cost of a save of `size` bytes from that of the last one."""
     if last is None:
         return Cost(
             bytes=size,
@@ -183,7 +183,7 @@ def estimate(size: int, last: Cost | None) -> Cost:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SaveBudget:
-    """The decision at a notice, with all that it is based on."""
+    """The decision at a notice, with everything it is based on."""
 
     cost: Cost  # expected of this boundary's save
     step_seconds: float  # from the notice to the boundary
@@ -200,7 +200,7 @@ class SaveBudget:
     def plan(self) -> _SavePlan:
         """Save this boundary if it fits; otherwise finish the save in progress if that fits.
 
-        If both fit into half the time, the save in progress is finished first, as a free insurance.
+        If both fit into half the time, the save in progress is finished first, as free insurance.
         An estimate from assumed rates refuses nothing, because trying is free too.
         """
         left = self.seconds_left

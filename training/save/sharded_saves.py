@@ -1,8 +1,8 @@
 """Saves of a sharded stage: rank 0 leads, and every other rank writes its share when ordered to.
 
-Rank 0 decides and commits; its main thread orders at the points of a stage where the others listen
-(`ShardedFollower.obey`). Ranks announce their files on a board, from any thread: a save continues
-behind the training, and a staged copy is written where no main thread reaches a boundary.
+Rank 0 decides and commits; its main thread gives orders at the points of a stage where the others
+listen (`ShardedFollower.obey`). Ranks announce their files on a board, from any thread: a save goes
+on in the background, and a staged copy is written even if no main thread reaches a boundary.
 """
 
 import contextlib
@@ -27,8 +27,8 @@ from training.save.state import HostCopies, HostCopy, LiveState, OtherShares, re
 from training.store.protocol import StoreError
 from training.store.transfer import CancelledError, FileEntry, send
 
-# copy: copy, then write behind the training; live: write before training continues; stage: copy
-# and wait; drop: cancel what is being written.
+# copy: copy, then write in the background; live: write before training continues; stage: copy and
+# wait; drop: cancel what is being written.
 Verb: TypeAlias = Literal["copy", "live", "stage", "drop"]
 
 # The board's key for the staged save that is to be written at once.
@@ -42,7 +42,7 @@ _LISTEN_SECONDS = 0.1
 
 
 def own_share(capture: LiveState, rank: int) -> LiveState:
-    """What this rank writes: its slices by file, with their positions in the state."""
+    """Return what this rank writes: its slices by file, with their positions in the state."""
     files: dict[str, dict[str, Tensor]] = {}
     slices: dict[str, dict[str, Any]] = {}
     for part, tensors in capture.tensors.items():
@@ -110,7 +110,7 @@ class ShardedLeader:
 
     @contextlib.contextmanager
     def leading(self) -> Iterator[None]:
-        """The other ranks obey inside this context."""
+        """Lead the other ranks, which obey inside this context."""
         try:
             yield
         except DivergedError:
@@ -119,14 +119,12 @@ class ShardedLeader:
         self._world.share_flag(False)
 
     def order(self, verb: Verb, name: str) -> None:
-        """Order all other ranks, from the main thread, inside `leading`: what to do with their
-        shares of the save of this name.
-        """
+        """Tell the others, from the main thread in `leading`, what to do with their shares."""
         self._world.share_flag(True)
         self._world.share((verb, name))
 
     def have_staged(self, is_staged: bool) -> bool:
-        """Whether every rank could stage, rank 0 included; after the order to stage."""
+        """Return, after the order to stage, whether every rank could, rank 0 included."""
         return all(self._world.gather(is_staged))
 
     def write_staged(self, name: str) -> None:
@@ -134,7 +132,7 @@ class ShardedLeader:
         self._world.post(_STAGED, name)
 
     def wait_for(self, name: str, stop: threading.Event) -> OtherShares:
-        """Wait for every other rank's share; raise the error that one of them met."""
+        """Wait for every other rank's share; raise the error of any that failed."""
         missing = dict.fromkeys(range(1, self._world.size), (time.monotonic(), ""))
         found: dict[int, _WrittenShare] = {}
         while missing:
@@ -234,11 +232,11 @@ class ShardedFollower:
 
     def _write(self, name: str, capture: Callable[[], LiveState], *, is_live: bool) -> None:
         over = threading.Event()
-        # Before the copy: the first one takes its time, page-locked memory above all.
+        # Before the copy: the first one takes long, especially in page-locked memory.
         _tick(self._world, name, over)
         share = capture()
         self._staged = None  # superseded, and its memory may be needed
-        # For rank 0 the earlier saves are over: committed, or never to be.
+        # To rank 0 the earlier saves are over: it has committed them, or never will.
         self._cancel([write for write in self._writes if not write.is_over])
         copy = None if is_live else self._copies.copy(share, None)
         write = self._save(name, copy or share, over)
@@ -247,7 +245,7 @@ class ShardedFollower:
         write.start()
 
     def _listen(self, staged: Save[_Share]) -> None:
-        """Watch for the order to write the staged copy while the main threads are in long work."""
+        """Watch for the order to write the staged copy while the main threads do long work."""
 
         def listen() -> None:
             while self._staged is staged:
@@ -266,7 +264,7 @@ class ShardedFollower:
         return Save(_Share(name=name, state=state), self._announce, over=over)
 
     def _announce(self, save: Save[_Share]) -> None:
-        """Write this rank's files, and post which they are, or what went wrong."""
+        """Write this rank's files, and post a list of them, or what went wrong."""
         name, state = save.source.name, save.source.state
         try:
             files = send(

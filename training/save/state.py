@@ -1,7 +1,7 @@
 """The state of a step boundary, live or copied to the host: its files, and what a save sends of it.
 
-Its files give any part of themselves, straight from the live tensors or from a `HostCopy`, which
-lets training continue.
+Any part of its files can be read, straight from the live tensors or from a `HostCopy`, which lets
+training continue.
 """
 
 import json
@@ -35,7 +35,7 @@ from training.store.transfer import (
     send,
 )
 
-# What the other ranks have written of a save: their files, and the slices in these.
+# What the other ranks have written of a save: their files, and the slices in them.
 OtherShares: TypeAlias = tuple[Sequence[FileEntry], Sequence[Mapping[str, Any]]]
 STATE = "state.json"
 
@@ -60,7 +60,7 @@ class LiveState:
 
     @property
     def files(self) -> list[Contents]:
-        """The safetensors files, read from the tensors, which must not change meanwhile."""
+        """The safetensors files, whose tensors must not change while they are read."""
         return [_LiveFile(part, tensors) for part, tensors in self.tensors.items()]
 
 
@@ -135,7 +135,7 @@ class HostCopy:
         return self._shapes == _shapes(live)
 
     def touch(self) -> None:
-        """Have the system give the memory: at a first write each page costs more than its copy."""
+        """Make the system provide the memory: the first write to a page costs more than a copy."""
         for file in self._files.values():
             file.touch()
 
@@ -178,7 +178,7 @@ class HostCopies:
         self._preparing: threading.Thread | None = None
 
     def prepare(self, live: LiveState) -> None:
-        """Take the memory of the first copy in a thread, which `copy` waits for."""
+        """Allocate the memory of the first copy in a thread, which `copy` waits for."""
         if self._preparing is None and not self._copies:
             self._preparing = threading.Thread(target=self._prepare, args=(live,), daemon=True)
             self._preparing.start()
@@ -190,7 +190,7 @@ class HostCopies:
                 self._copies.append(copy)
 
     def copy(self, live: LiveState, writing: HostCopy | None) -> HostCopy | None:
-        """Copy to the host; None if memory cannot also hold the one being written."""
+        """Copy to the host; None if memory cannot hold it besides the one being written."""
         if self._preparing is not None:
             self._preparing.join()
         self._copies = [copy for copy in self._copies if copy is writing or copy.fits(live)]
@@ -210,18 +210,18 @@ class HostCopies:
 
 
 def tensor_at(block: Tensor, span: TensorSpan) -> Tensor:
-    """The tensor whose bytes lie at `span` of a block of bytes."""
+    """Return the tensor whose bytes are at `span` of a block of bytes."""
     return block[span.start : span.stop].view(span.dtype).view(span.shape)
 
 
 def _find_nan(tensors: Mapping[str, Tensor]) -> str | None:
-    """The name of the first tensor with a NaN (an infinity may be intended, as in masks)."""
+    """Return the name of the first tensor with a NaN (infinities may be intended, as in masks)."""
     for name, tensor in tensors.items():
         if not tensor.is_floating_point() or not tensor.numel():
             continue
         if tensor.element_size() == 1:
             tensor = tensor.float()  # amin does not support 8-bit types
-        # The minimum of numbers with a NaN is NaN; isnan of all would make a copy.
+        # If any number is NaN, so is the minimum; isnan of all of them would make a copy.
         if bool(tensor.detach().amin().isnan()):
             return name
     return None
@@ -249,7 +249,7 @@ def _copy_bytes(tensor: Tensor, start: int, out: Tensor) -> None:
         data = tensor.view(-1).view(torch.uint8)
         out.copy_(data[start : start + len(out)])
         return
-    # Row by row: a contiguous copy of the whole could need memory that is not there.
+    # Row by row: a contiguous copy of the entire tensor might not fit into memory.
     row_bytes = tensor[0].numel() * tensor.element_size()
     stop = start + len(out)
     for row in range(start // row_bytes, -(-stop // row_bytes)):
@@ -261,9 +261,9 @@ def _copy_bytes(tensor: Tensor, start: int, out: Tensor) -> None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SaveRequest:
-    """What is to be saved, and why. The live state is good only until the next step starts."""
+    """What to save, and why. The live state is valid only until the next step starts."""
 
-    entry: CheckpointEntry  # what the head is to say of it, without its files
+    entry: CheckpointEntry  # the head's entry for it, without its files
     position: Position
     state: LiveState
 
@@ -301,7 +301,7 @@ class TensorSource(StateSource):
     def send(
         self, name: str, progress: TransferProgress, beside: Sequence[Callable[[], None]]
     ) -> tuple[FileEntry, ...]:
-        """Send the tensors, of a sharded stage those of all ranks, and then the JSON of all.
+        """Send the tensors (in a sharded stage those of all ranks), and then the JSON of all.
 
         Refuses weights with a NaN.
         """
@@ -316,7 +316,7 @@ class TensorSource(StateSource):
         return (*files, put_text(store, prefix, STATE, json.dumps(state).encode()))
 
     def facts(self) -> Mapping[str, Any]:
-        """What an answer to a notice, or the extra time after it, was worth."""
+        """Return what an answer to a notice, or the extra time after it, has gained."""
         if self._since_notice is not None:
             return {"gained_steps": self.position.step - self._since_notice.step}
         if self.notice is not None:

@@ -1,8 +1,8 @@
 """Decides when a folder is captured: when the program says so, or when nothing changed for a while.
 
-A program has said when as soon as it has touched the commit file once: from then on no other moment
-counts, because only the program knows which of its files belong together. Where the others never
-come, the program is stopped for one: what is captured then is what a crash would have left.
+Once a program has touched the commit file, no other moment counts, because only the program knows
+which of its files belong together. If neither moment ever comes, the program is stopped for a
+capture, which then holds what a crash would have left.
 """
 
 import logging
@@ -33,26 +33,26 @@ _log = logging.getLogger(__name__)
 _POLL_SECONDS = 0.025
 # Looking at a big folder takes at most this share of one core.
 _LOOKING_SHARE = 0.02
-# After a notice: the program may be gone before the usual quiet time is over.
+# The quiet time after a notice: the program may be gone before the usual one is over.
 _HASTY_SECONDS = 1.0
-# In quiet times: the pause after which a save is over, if it was so before.
+# In quiet times: the pause after which a save is over, if earlier ones ended so.
 _PAUSE_SHARE = 0.2
-# How long there may be no quiet time until the program is stopped for a snapshot; in quiet times,
-# but at most so many seconds, and at a notice fewer.
+# How long a program may go without a quiet time before it is stopped for a snapshot: in quiet
+# times, but at most so many seconds, and fewer after a notice.
 _RESTLESS_TIMES, _RESTLESS_SECONDS, _RESTLESS_HASTY_SECONDS = 12, 120.0, 10.0
-# For the last quarter of that, and earlier for the first snapshot, a pause is awaited.
+# In the last quarter of that, and earlier for the first snapshot, a pause is enough.
 _CHOOSING_SHARE, _FIRST_TIMES = 0.75, 3
-# Then it is stopped up to so many times, until nothing is open for writing.
+# How often it is stopped at most, until nothing is open for writing.
 _STOPS = 16
-# What a shell says of a program that SIGKILL ended.
+# A shell's exit code for a program that SIGKILL ended.
 _KILLED = 128 + signal.SIGKILL
 
 
 class Watcher:
-    """A thread that calls `capture` at the right moments; what ends it is in `error`.
+    """A thread that calls `capture` at the right moments; `error` holds what has ended it.
 
-    `capture` returns what it has captured, or raises, also if the folder is no longer as it was
-    found quiet; `refused` is told why nothing can be captured.
+    `capture` returns what it has captured, or raises, for instance if the folder has changed since
+    it was found quiet; `refused` is told why nothing can be captured.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class Watcher:
         self.says_when = False
         self.is_hasty = False
         self.captured: Listing | None = None
-        self.standstill_error: SnapshotError | None = None  # why none can be taken in motion
+        self.standstill_error: SnapshotError | None = None  # why stopping the program failed
         self.error: BaseException | None = None
         self._folder = folder
         self._commit_file = commit_file
@@ -76,32 +76,32 @@ class Watcher:
         self._quiet = QuietTime()
         self._habit, self._replacing = SaveHabit(), Replacing()
         self._growing = GrowingFiles(folder, quiet_seconds, _PAUSE_SHARE * quiet_seconds)
-        self._is_tentative = False  # what was captured last
-        self._was_saving = False  # when it was told to end, and no end of that save was seen
-        # A file that was open for writing in a quiet time, and since when that was one.
+        self._is_tentative = False  # the last capture
+        self._was_saving = False  # when it was told to end, and that save has not ended since
+        # A file that was open for writing in a quiet time, and when that time began.
         self._held: tuple[str | None, float] = None, 0.0
-        self._patience = 1.0  # doubled where it was in vain
+        self._patience = 1.0  # doubled after each failed stop
         self._told: set[str] = set()
         self._uncaptured_since: float | None = None  # the first look at something new
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
 
     def start(self, program: int | None = None) -> None:
-        """Watch from now on, as long as that process lives: its end is for `last_moment`."""
+        """Watch from now on, as long as that process lives; `last_moment` handles its end."""
         self._quiet.program = program
         self._thread = threading.Thread(target=self._run, name="mirror", daemon=True)
         self._thread.start()
 
     def stop(self, seconds: float | None = None) -> None:
-        """Watch no more; wait for up to `seconds` for a capture under way."""
+        """Stop watching; wait up to `seconds` for a capture under way."""
         self._stop.set()
         if self._thread is not None:
             self._thread.join(seconds)
 
     def telling(self) -> None:
-        """The program is about to be told to end: if that is in a save, its exit may tear it.
+        """Note, before the program is told to end, whether it is in a save, which that may tear.
 
-        One that exits needs seconds for it, with its files closed: a second's pause proves nothing.
+        A program that exits takes seconds, its files closed: a second's pause proves nothing then.
         """
         listing = self._list()
         is_new = self.captured is None or self.captured.difference(listing) is not None
@@ -112,10 +112,10 @@ class Watcher:
         self._was_saving = is_open or seconds < self._sure_seconds
 
     def last_moment(self, exit_code: int, *, was_told: bool) -> Moment:
-        """When the folder of a program that has ended may be captured; SnapshotError if never.
+        """Return when the folder of an ended program may be captured; SnapshotError if never.
 
-        One that says when is taken as it asked, however it ended. What another wrote last counts if
-        it ended well by itself; told to end, it may have been in the middle of a save.
+        If the program says when, its last request counts, however it ended. Otherwise what it wrote
+        last counts if it ended well by itself; told to end, it may have been in a save.
         """
         with suppress(FileNotFoundError):
             asked = self._moment(asked_ns=self._commit_file.stat().st_ctime_ns)
@@ -140,7 +140,7 @@ class Watcher:
         return self._moment(quiet=self._quiet.listing)
 
     def is_captured(self) -> bool:
-        """Whether the folder is as it was captured last."""
+        """Whether the folder is unchanged since the last capture."""
         try:
             listing = self._list()
         except SnapshotError:
@@ -149,7 +149,7 @@ class Watcher:
 
     @property
     def uncaptured_seconds(self) -> float:
-        """For how long there has been something to capture without its moment."""
+        """For how long there has been something to capture but no moment to do so."""
         since = self._uncaptured_since
         return 0.0 if since is None else time.monotonic() - since
 
@@ -163,7 +163,7 @@ class Watcher:
 
     @property
     def outlook(self) -> str:
-        """What is done where the folder is never quiet, as a clause."""
+        """What will be done if the folder is never quiet, as a clause."""
         if self.standstill_error is not None:
             return f"none can be taken with the program stopped either: {self.standstill_error}"
         return f"after {self._restless_seconds:g} s the program is stopped for a moment to take one"
@@ -179,17 +179,17 @@ class Watcher:
 
     @property
     def _sure_seconds(self) -> float:
-        """The pause that shows that no save is under way, where its habit is not known.
+        """The pause that shows that no save is under way, if the program's habit is not known.
 
-        A busy machine lets a program stand for longer than a short quiet time's share.
+        On a busy machine a program may stall for longer than the share of a short quiet time.
         """
         return max(self._pause_seconds, min(self._quiet_seconds, _HASTY_SECONDS))
 
     @property
     def _restless_seconds(self) -> float:
-        """How long it may go without a quiet moment until the program is stopped for one.
+        """How long the program may go without a quiet moment before it is stopped for one.
 
-        One that only ever replaces whole files is worth that more often.
+        It is stopped more often if it only ever replaces entire files.
         """
         quiet = self._quiet_seconds
         if self._replacing.is_habit:
@@ -198,7 +198,7 @@ class Watcher:
 
     @property
     def _choosing_seconds(self) -> float:
-        """From when on that is done in a pause."""
+        """How long until a pause is enough to stop it."""
         seconds = self._restless_seconds
         if self.captured is None:
             seconds = min(seconds, _FIRST_TIMES * self._quiet_seconds)
@@ -225,11 +225,11 @@ class Watcher:
             self.captured = self._capture("commit", self._moment(asked_ns=asked.st_ctime_ns))
         except (ChangedError, FileNotFoundError) as error:
             if isinstance(error, ChangedError):
-                self._refused(error)  # and once more
+                self._refused(error)  # and try again
             return
         except SnapshotError as error:
             self._refused(error)
-        # Touched again while it was captured: that asks for another one.
+        # If it was touched again during the capture, that asks for another one.
         if _is_untouched(self._commit_file, asked):
             self._commit_file.unlink(missing_ok=True)
 
@@ -270,7 +270,7 @@ class Watcher:
     ) -> None:
         """Capture what has stood still, or what never does."""
         is_late = self.uncaptured_seconds >= self._patience * self._choosing_seconds
-        # Costs more than the look: a killed program is asked about only in haste.
+        # This costs more than a look. In haste it is always done: a kill may follow.
         is_closed = (is_quiet or is_late or self.is_hasty) and self._quiet.is_closed()
         found = self._quiet.found_open
         if seconds >= self._quiet_seconds and found != self._held[0]:
@@ -294,7 +294,7 @@ class Watcher:
                 raise
 
     def _capture_stopped(self, pause: Listing | None) -> Listing:
-        """Capture in a pause; where there is none, between two writes if that can be met."""
+        """Capture in a pause; if there is none, between two writes if that can be hit."""
         moment = self._moment(is_tentative=True, is_standstill=True, quiet=pause)
         for _ in range(0 if pause else _STOPS):
             with suppress(ChangedError):
@@ -302,7 +302,7 @@ class Watcher:
         return self._capture("crash-consistent", moment)
 
     def _stays_open(self, path: str | None) -> bool:
-        """Whether it was open in a quiet time before the last change, as no file of a save is."""
+        """Whether it was open in a quiet time before the last change, unlike files of a save."""
         held, since = self._held
         return path is not None and path == held and since < self._quiet.since
 
@@ -323,15 +323,15 @@ class Watcher:
         return Moment(logs=self._growing.logs, **about)
 
     def _tell_odd(self, listing: Listing) -> None:
-        """Say once what is not saved."""
+        """Report once what is not saved."""
         for path, kind in listing.skipped.items():
             self._tell_once(path, f"{path!r} is {kind} and is not saved")
         for path, target in listing.links.items():
             if leaves(self._folder, path, target):
                 self._tell_once(
                     path,
-                    f"{path!r} points out of the folder, to {target!r}: the link is saved, "
-                    "what it points to is not",
+                    f"{path!r} points out of the folder, to {target!r}: the link is saved, but "
+                    "not its target",
                 )
 
     def _tell_once(self, path: str, text: str) -> None:

@@ -1,6 +1,6 @@
 """Weights of a run, of one of its checkpoints or of a file: to start from, evaluate or export.
 
-The run's own deliverable is final/model.safetensors; by one hash the weights of runs are compared.
+The run's own deliverable is final/model.safetensors; the weights of runs are compared by one hash.
 """
 
 import hashlib
@@ -61,13 +61,13 @@ def open_trained(uri: str) -> OpenRun:
     if run.is_of_program:
         raise UserError(
             f"{run.store.uri} is the run of a program, whose weights only the program can read; "
-            f"what it left in model/ lies in {run.store.uri}/{FINAL_FILES}model/"
+            f"what it left in model/ is in {run.store.uri}/{FINAL_FILES}model/"
         )
     return run
 
 
 def read_weights(uri: str, checkpoint: str | None = None) -> Weights:
-    """Weights of a file, of a finished run, or of a run's checkpoint (see `find_checkpoint`)."""
+    """Read the weights of a file, a finished run, or a run's checkpoint (`find_checkpoint`)."""
     with tempfile.TemporaryDirectory(prefix="weights-") as folder:
         if uri.endswith(_WEIGHT_FILES):
             if checkpoint is not None:
@@ -132,7 +132,7 @@ def _from_file(uri: str, folder: Path) -> Weights:
         raise UserError(f"{uri} does not exist; check the URI") from error
     except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
         raise UserError(
-            f"{uri} is not a file of tensors only ({str(error).splitlines()[0]:.80}); save the "
+            f"{uri} cannot be read as tensors alone ({str(error).splitlines()[0]:.80}); save the "
             "state dict as safetensors"
         ) from error
     for key in ("model", "state_dict"):
@@ -141,7 +141,7 @@ def _from_file(uri: str, folder: Path) -> Weights:
     values = found.values() if isinstance(found, dict) else [None]
     if not all(isinstance(one, torch.Tensor) for one in values):
         raise UserError(
-            f"{uri} is no state dict and has none under 'model' or 'state_dict'; save that alone"
+            f"{uri} is not a state dict and has none under 'model' or 'state_dict'; save only that"
         )
     return Weights(tensors=found, about={}, sha256=weights_sha256(found))
 

@@ -2,7 +2,7 @@
 
     python -m training data sync --dataset-uri s3://bucket/trajectory --out /data/dataset
 
-Also the files that users bring from a store, and a dataset that goes to one while it is made; other
+Also reads files that users bring from a store, and writes a dataset to one while it is made; other
 processes are sent the URI and open the store themselves. Imports no torch: it runs at boot.
 """
 
@@ -48,14 +48,14 @@ class _SyncResult:
 
     @property
     def megabytes_per_second(self) -> float:
-        """Speed over the whole dataset, including files that were only verified."""
+        """Speed over the entire dataset, including files that were only verified."""
         return self.bytes / 1e6 / max(self.seconds, 1e-9)
 
 
 def upload_dataset(folder: Path, store: Store, progress: FileProgress) -> _SyncResult:
     """Verify and upload a dataset, the manifest last.
 
-    A file is skipped if it is there and the manifest there has the same checksum for it.
+    A file is skipped if the store has it, and has the same checksum for it in its manifest.
     """
     began = time.monotonic()
     dataset = open_dataset(folder, again=True)
@@ -94,7 +94,7 @@ def wait_for_manifest(store: Store, wait_seconds: float, missing: Callable[[], N
 
 
 def read_manifest(store: Store) -> Stored:
-    """The manifest in the store; UserError if there is none."""
+    """Return the manifest in the store; UserError if there is none."""
     found = store.get(MANIFEST)
     if found is None:
         raise UserError(
@@ -109,8 +109,8 @@ def sync_dataset(
 ) -> _SyncResult:
     """Fetch missing and damaged files into `out`, verify all, and write the manifest last.
 
-    Whoever opens the folder meanwhile, from `begun` on, can use each file as soon as it is
-    verified, and says what to fetch first (`LocalDataset.expect`).
+    Once `begun` is called, whoever opens the folder can use each file as soon as it is verified,
+    and can ask for files to be fetched first (`LocalDataset.expect`).
     """
     began = time.monotonic()
     found = read_manifest(store)
@@ -121,8 +121,8 @@ def sync_dataset(
         return _synced(files, [], began)
     if not (out / MANIFEST).exists() and not (out / ARRIVING).exists():
         for path in (out / each["name"] for each in files if (out / each["name"]).is_file()):
-            raise UserError(f"{path} was not synced, and would be replaced; give a new folder")
-    # Before the lock too: who sees the lock held finds this manifest, and no older one.
+            raise UserError(f"{path} was not synced, and would be replaced; use a new folder")
+    # Also before the lock: whoever sees the lock held finds this manifest, not an older one.
     write_whole(out / ARRIVING, found.data)
     with syncing(out):
         sweep(out)
@@ -155,7 +155,7 @@ def _synced(files: Sequence[Entry], fetched: Sequence[Entry], began: float) -> _
 
 @cache
 def _store(uri: str) -> Store:
-    """One per process: connections are kept."""
+    """Open a store once per process: it keeps its connections."""
     return open_store(uri)
 
 
@@ -170,28 +170,28 @@ class _StoredFile:
     split: str | None
 
     def read(self) -> bytes:
-        """Its content; what fails was tried again by the store."""
+        """Return its content; the store has retried what failed."""
         found = _store(self.uri).get(self.name)
         if found is None:
-            raise UserError(f"{self.uri}/{self.name} has gone since the import began; restore it")
+            raise UserError(f"{self.uri}/{self.name} was deleted during the import; restore it")
         return found.data
 
 
 def stored_source(uri: str) -> list[_StoredFile]:
-    """The files below a URI, sorted by name: CLASS/FILE, perhaps below folders of splits."""
+    """List the files below a URI, sorted by name: CLASS/FILE, perhaps below folders of splits."""
     sizes = _store(uri).sizes("")
     found = [
         _StoredFile(uri=uri, name=name, num_bytes=sizes[name], label=label, split=split)
         for name, label, split in places_of(sorted(sizes))
     ]
     if not found:
-        raise UserError(f"{uri} has no files; give a prefix that has some")
+        raise UserError(f"{uri} has no files; use a prefix that has some")
     return found
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StoreOutput:
-    """A dataset that is uploaded file by file: here is only what is unfinished."""
+    """A dataset that is uploaded file by file; only unfinished files are on this machine."""
 
     uri: str
 
@@ -215,7 +215,7 @@ class StoreOutput:
         _store(self.uri).put(name, content)
 
     def place(self, name: str, path: Path) -> None:
-        """Upload and delete it."""
+        """Upload it, and delete it here."""
         _store(self.uri).put_file(name, path)
         path.unlink()
 

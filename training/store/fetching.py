@@ -1,4 +1,4 @@
-"""Fetches the files of a dataset that are missing: in the order in which training will read them.
+"""Fetches the missing files of a dataset in the order in which training will read them.
 
 A file is fetched in parts by several threads, hashed as they arrive, and takes its name only once
 it is complete and its checksum matches. A part that arrives early stays in memory until it is
@@ -24,7 +24,7 @@ from training.store.protocol import Store, StoreError, writing
 from training.store.transfer import PART_BYTES, num_parts, run_all
 from training.store.verified import READS, AppendedLines, Entry, VerifiedFiles
 
-# Parts of fewer bytes take as long to be answered as to arrive, so more are asked for at once.
+# Smaller parts take as long to be answered as to arrive, so more are requested at once.
 _SMALL_PART_BYTES = 1024 * 1024
 _MORE_THREADS = 4
 _THREADS_A_SPARE = 2
@@ -65,7 +65,7 @@ def fetch_missing(
     try:
         run_all([fetch] * num_threads, num_threads, when_failing=stop)
     except Exception:
-        # Only now: a thread that still wrote could meet another file under the same descriptor.
+        # Only now: a thread still writing could hit another file under the same descriptor.
         queue.discard()
         raise
     return fetched
@@ -74,7 +74,7 @@ def fetch_missing(
 def _unverified(
     files: Sequence[Entry], out: Path, verified: VerifiedFiles, count: "_Count", num_threads: int
 ) -> list[Entry]:
-    """Those that are missing or damaged, in order; the others are hashed unless they have been."""
+    """Return the missing or damaged ones, in order; hash the others unless that has been done."""
     there = FolderStore(out).sizes("")
     damaged = set[str]()
 
@@ -89,7 +89,7 @@ def _unverified(
 
 
 class _Count:
-    """Files and bytes that are in place; any thread counts."""
+    """Files and bytes that are in place; any thread may count."""
 
     def __init__(self, total: int, progress: FileProgress) -> None:
         self._total, self._progress = total, progress
@@ -105,7 +105,7 @@ class _Count:
 def _fetch_parts(
     store: Store, queue: "_Queue", buffers: _Buffers, placed: Callable[[Entry], None]
 ) -> None:
-    """One thread: fetch parts until none is left."""
+    """Fetch parts in one thread until none is left."""
     buffer = buffers.get()
     while (task := queue.next()) is not None:
         file, number = task
@@ -129,7 +129,7 @@ class _Queue:
         self._lock = threading.Lock()
 
     def next(self) -> "tuple[_ArrivingFile, int] | None":
-        """A file and the number of its part to fetch; None after the last."""
+        """Return a file and the number of its part to fetch; None after the last."""
         with self._lock:
             if self._file is None or self._next_part == self._file.num_parts:
                 if not self._left:
@@ -140,7 +140,7 @@ class _Queue:
             return self._file, self._next_part - 1
 
     def stop(self) -> None:
-        """Give nothing more."""
+        """Hand out no more parts."""
         with self._lock:
             self._left, self._file = {}, None
 
@@ -160,14 +160,14 @@ class _Queue:
 
 
 class _ArrivingFile:
-    """One file on its way: its parts come in any order, and are hashed in their own."""
+    """One file on its way: its parts arrive in any order, and are hashed in sequence."""
 
     def __init__(self, entry: Entry, out: Path) -> None:
         self.entry = entry
         self.num_parts = num_parts(entry["bytes"], PART_BYTES)
         self._target = out / entry["name"]
         self._unfinished: UnfinishedFile | None = None
-        self._arrived = dict[int, memoryview]()  # and are not hashed
+        self._arrived = dict[int, memoryview]()  # but not hashed yet
         self._digest = hashlib.sha256()
         self._next = 0  # to hash
         self._is_hashing = False
@@ -175,7 +175,7 @@ class _ArrivingFile:
         self.is_placed = False
 
     def fetch(self, store: Store, number: int, buffer: memoryview, buffers: _Buffers) -> bool:
-        """Fetch a part; return whether the file is in place with it. Its buffer goes back then."""
+        """Fetch a part; return whether that completes the file. Hashed parts free their buffers."""
         with self._lock:
             if self._unfinished is None:
                 self._unfinished = UnfinishedFile(self._target)
@@ -229,20 +229,20 @@ class _ArrivingFile:
         self.is_placed = True
 
     def _fetch_again(self, store: Store, buffer: memoryview) -> None:
-        """Fetch all of it once more: for a failed transfer; a third would hide a wrong upload."""
+        """Fetch all of it again, as the transfer may have failed; a third try would hide faults."""
         digest = hashlib.sha256()
         for number in range(self.num_parts):
             digest.update(self._read(store, number, buffer))
         if digest.hexdigest() != self.entry["sha256"]:
-            # Not a UserError: a machine whose memory or disk fails finds the same.
+            # Not a UserError: a machine with failing memory or a failing disk finds the same.
             different = StoreError(
                 f"{store.uri}/{self.entry['name']} does not match its checksum in the manifest; "
-                "if it does not on another machine either, upload it again"
+                "if another machine finds the same, upload it again"
             )
             raise self._explained(store, different)
 
     def _explained(self, store: Store, error: Exception) -> Exception:
-        """The error, or what is wrong with the upload where that is its reason."""
+        """Return the error, or the fault of the upload that explains it."""
         name, size = self.entry["name"], self.entry["bytes"]
         folder, slash, _ = name.rpartition("/")
         found = store.sizes(folder + slash).get(name)

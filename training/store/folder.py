@@ -1,8 +1,8 @@
-"""A store in a folder, and which store a URI names. Readers never see half a file of a folder.
+"""A store in a folder, and which store a URI names. Readers never see half a file in a folder.
 
-A file that is being written lies next to its target, locked, until it takes its place. A process
-that is killed leaves it behind; the system then releases the lock, which tells it from that of a
-writer at work without comparing clocks.
+A file that is being written is next to its target, locked, until it takes its place. A killed
+process leaves it behind, but the system releases the lock: that tells it from the file of a writer
+at work, without comparing clocks.
 """
 
 import errno
@@ -32,13 +32,13 @@ from training.store.s3 import S3Store
 
 _NAME = re.compile(r"\..+\.[0-9a-f]{8}\.part")
 _ATTEMPTS = 5
-# A call with megabytes has the kernel look for as much memory in one piece, which cost 3 to 8 times
+# For a call with megabytes the kernel looks for as much contiguous memory, which took 3 to 8 times
 # the CPU time (Linux 6.18, ext4).
 _WRITE_BYTES = 256 * 1024
 
 
 class UnfinishedFile:
-    """A new file that takes the place of `target` once complete; else its context deletes it."""
+    """A new file that replaces `target` once it is complete; otherwise its context deletes it."""
 
     def __init__(self, target: Path) -> None:
         self._target = target
@@ -64,14 +64,14 @@ class UnfinishedFile:
         self.discard()
 
     def place(self) -> Path:
-        """Let it take the place of its target."""
+        """Move it to its target, replacing that."""
         with writing(self._target):
             self.path.replace(self._target)
         self._close()
         return self._target
 
     def discard(self) -> None:
-        """Delete it; no-op once it has taken the place of its target."""
+        """Delete it; no-op once it has replaced its target."""
         if self.file >= 0:
             self._close()
             self.path.unlink(missing_ok=True)
@@ -83,7 +83,7 @@ class UnfinishedFile:
 
 
 def write_whole(path: Path, data: bytes) -> None:
-    """Write a file, or replace it, so that nobody ever reads a part of it."""
+    """Write or replace a file, so that no reader ever sees a part of it."""
     with writing(path), UnfinishedFile(path) as unfinished:
         unfinished.path.write_bytes(data)
         unfinished.place()
@@ -94,7 +94,7 @@ def sweep(folder: Path) -> None:
     for parent, _, names in os.walk(folder):
         for name in names:
             if _NAME.fullmatch(name):
-                # It is being written or was finished meanwhile, or cannot be deleted.
+                # It is being written, was just finished, or cannot be deleted.
                 with suppress(OSError):
                     _delete_unlocked(Path(parent) / name)
 
@@ -130,7 +130,7 @@ class FolderStore:
 
     def __init__(self, root: Path) -> None:
         if root.exists() and not root.is_dir():
-            raise UserError(f"{root} is a file; give a folder")
+            raise UserError(f"{root} is a file; name a folder")
         self._root = root.absolute()
 
     @property
@@ -184,7 +184,7 @@ class FolderStore:
         with _reading(self._at(prefix)):
             for folder, _, names in os.walk(self._at(prefix), onerror=_raise_unless_missing):
                 for path in (Path(folder) / name for name in names if not name.startswith(".")):
-                    with suppress(FileNotFoundError):  # deleted meanwhile
+                    with suppress(FileNotFoundError):  # just deleted
                         found[path.relative_to(self._root).as_posix()] = path.stat().st_size
         return dict(sorted(found.items()))
 
@@ -234,7 +234,7 @@ class FolderStore:
             try:
                 yield
             finally:
-                # Closing is not enough: a loader worker forked meanwhile has the file open too.
+                # Closing is not enough: a loader worker forked since then has the file open too.
                 fcntl.flock(lock, fcntl.LOCK_UN)
 
     @contextmanager
@@ -308,7 +308,7 @@ def _open_direct(path: Path) -> int:
     try:
         return os.open(path, os.O_WRONLY | os.O_DIRECT)
     except (OSError, AttributeError):
-        return -1  # not every system and file system has it
+        return -1  # not every system and file system supports it
 
 
 def _sync_folder(path: Path) -> None:
@@ -320,7 +320,7 @@ def _sync_folder(path: Path) -> None:
 
 
 def _raise_unless_missing(error: OSError) -> None:
-    # os.walk would skip what it cannot list, and what is there would seem to be missing.
+    # os.walk would skip what it cannot list, and existing files would seem to be missing.
     if not isinstance(error, FileNotFoundError):
         raise error
 
@@ -345,6 +345,6 @@ def open_store(uri: str) -> Store:
         return S3Store(bucket, prefix.strip("/"))
     if "://" in uri or uri.startswith("s3:") or not uri:
         raise UserError(
-            f"the URI {uri!r} is neither s3://bucket/prefix nor a folder; give one of them"
+            f"the URI {uri!r} is neither s3://bucket/prefix nor a folder; pass one of them"
         )
     return FolderStore(Path(uri))

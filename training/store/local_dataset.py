@@ -53,7 +53,7 @@ class LocalDataset:
     ) -> None:
         """`waiting` is called a few times per second while `file` or `folder` waits.
 
-        A sync that fails may be tried again: for `patience_seconds` another one is waited for.
+        A failed sync may be retried, so another one is awaited for `patience_seconds`.
         """
         self.manifest = manifest
         self.fingerprint = _fingerprint_of(manifest)
@@ -72,7 +72,7 @@ class LocalDataset:
         return self._folder
 
     def file(self, name: str) -> Path:
-        """One verified file. Waits for the sync if one is filling the folder."""
+        """Return one verified file. Waits for the sync if one is filling the folder."""
         entry = self._entries.get(name)
         if entry is None:
             raise UserError(f"the dataset {self._folder} has no file {name!r} in its {MANIFEST}")
@@ -81,13 +81,13 @@ class LocalDataset:
         return self._folder / name
 
     def expect(self, names: Sequence[str]) -> None:
-        """Let a sync that is filling the folder fetch these files first, in this order."""
+        """Tell a sync that is filling the folder to fetch these files first, in this order."""
         if self.is_arriving:
             announce(self._folder, names)
 
     @cached_property
     def _entries(self) -> Mapping[str, Entry]:
-        """By name: a workload may ask for a file for every sample."""
+        """The entries by name: a workload may ask for a file for every sample."""
         return {entry["name"]: entry for entry in self.manifest["files"]}
 
     @property
@@ -110,7 +110,7 @@ class LocalDataset:
             while not arriving.holds(entry):
                 if is_syncing(self._folder):
                     seen = time.monotonic()
-                # Hashed here where the sync could not record what it had verified.
+                # Hashed here if the sync could not record what it had verified.
                 elif arriving.verify(entry):
                     return
                 elif time.monotonic() - seen >= self._patience_seconds:
@@ -122,13 +122,13 @@ class LocalDataset:
 
 
 def _fingerprint_of(manifest: Mapping[str, Any]) -> str:
-    """sha256 over names and checksums of all files."""
+    """Return the SHA-256 over names and checksums of all files."""
     lines = [f"{entry['name']} {entry['sha256']}\n" for entry in manifest["files"]]
     return hashlib.sha256("".join(sorted(lines)).encode()).hexdigest()
 
 
 def write_manifest(folder: Path, workload: str, meta: Mapping[str, Any]) -> LocalDataset:
-    """Write manifest.json about every file in `folder`, which is finished then."""
+    """Write a manifest.json of every file in `folder`, which completes the dataset."""
     own = (MANIFEST, ARRIVING, RECORD, READS, _LOCK, UNFINISHED)
     paths = sorted(p for p in folder.rglob("*") if p.is_file() and p.name not in own)
     if not paths:
@@ -156,7 +156,7 @@ def write_manifest(folder: Path, workload: str, meta: Mapping[str, Any]) -> Loca
 
 
 def manifest_of(name: str, workload: str, meta: Mapping[str, Any], files: Sequence[Entry]) -> bytes:
-    """The content of a manifest.json."""
+    """Return the content of a manifest.json."""
     manifest = {
         "format": 1,
         "workload": workload,
@@ -168,7 +168,7 @@ def manifest_of(name: str, workload: str, meta: Mapping[str, Any], files: Sequen
 
 
 def is_programs_own(folder: Path) -> bool:
-    """Whether no workload made this folder: what is in it may change, and has a manifest or not."""
+    """Whether no workload made this folder: its files may change, with or without a manifest."""
     path = folder / MANIFEST
     if is_syncing(folder) or not folder.is_dir():
         return False
@@ -185,10 +185,10 @@ def open_dataset(
     waiting: Callable[[], None] = lambda: None,
     patience_seconds: float = 0.0,
 ) -> LocalDataset:
-    """Open a local dataset. Each file is hashed once per machine (`again`: now).
+    """Open a local dataset. Each file is hashed once per machine (with `again`, now).
 
-    While a sync is filling the folder, the dataset opens at once and its files are waited for
-    (`again`: the sync's end is waited for), for `patience_seconds` also where a sync has failed.
+    While a sync is filling the folder, the dataset opens at once and waits for its files (with
+    `again`, for the sync to end), and for `patience_seconds` even where a sync has failed.
     """
     if not folder.is_dir() or not any(folder.iterdir()):
         state = "does not exist"
@@ -254,7 +254,7 @@ def _checked(folder: Path, entry: Entry, verified: VerifiedFiles, *, again: bool
 
 @contextlib.contextmanager
 def syncing(folder: Path) -> Iterator[None]:
-    """Hold the folder's lock, which ends with this process; waits for another sync to end."""
+    """Hold the folder's lock, which ends with this process; wait for another sync to end."""
     path = folder / _LOCK
     with contextlib.ExitStack() as stack:
         with writing(path):
@@ -268,7 +268,7 @@ def is_syncing(folder: Path) -> bool:
     try:
         with (folder / _LOCK).open() as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            # Closing is not enough: a process forked meanwhile has the file open too.
+            # Closing is not enough: a process forked since then has the file open too.
             fcntl.flock(lock, fcntl.LOCK_UN)
     except BlockingIOError:
         return True
@@ -290,7 +290,7 @@ def for_each_file(
                 acted.append(entry)
             progress(done, len(entries), size)
     finally:
-        # After an error the files not yet begun are left alone.
+        # After an error, files that have not begun are skipped.
         pool.shutdown(cancel_futures=True)
     return acted
 
@@ -315,7 +315,7 @@ def parse_manifest(data: bytes, where: str) -> dict[str, Any]:
 
 
 def facts_of(meta: Mapping[str, Any]) -> str:
-    """What a manifest's `meta` has counted, in a line."""
+    """Format what a manifest's `meta` has counted, in one line."""
     facts = [f"{len(meta['classes'])} classes"] if "classes" in meta else []
     splits = meta.get("splits", {})
     facts += [f"{name} {count:,}" for name, count in splits.items() if isinstance(count, int)]

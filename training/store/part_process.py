@@ -1,7 +1,7 @@
-"""A process that sends parts of uploads out of shared memory, as the trainer sees it.
+"""The trainer's side of a process that sends parts of uploads out of shared memory.
 
-Hashing and sending in threads of the trainer would take the interpreter lock from the training.
-Once the process has ended by itself no other is started: this attempt then sends its parts itself.
+Hashing and sending in threads of the trainer would take the interpreter lock from training. If the
+process ends by itself, no other is started: this attempt then sends its parts itself.
 """
 
 import contextlib
@@ -34,17 +34,17 @@ READY = b"ready"
 
 
 class PartProcess:
-    """Starts when it is first wanted, and ends with the trainer (part_worker.py)."""
+    """The process, which starts when first needed and ends with the trainer (part_worker.py)."""
 
     def __init__(self, bucket: str, prefix: str) -> None:
         self._where = (bucket, prefix)
         self._lock = threading.Lock()
         self._worker: _Worker | None = None
-        # Linux only. Elsewhere, on somebody's laptop, the trainer sends all.
+        # Linux only. Elsewhere, such as on a laptop, the trainer sends everything.
         self._can_start = hasattr(os, "memfd_create") and hasattr(os, "pidfd_open")
 
     def start(self) -> bool:
-        """Start it unless it runs; return False if there can be none."""
+        """Start it unless it is running; return False if it cannot run."""
         with self._lock:
             if self._worker is not None and self._worker.owner != os.getpid():
                 self._worker = None  # it is the parent's: this process is a fork
@@ -62,7 +62,7 @@ class PartProcess:
             return self._can_start
 
     def is_ready(self) -> bool:
-        """Whether it takes orders; waits while it starts."""
+        """Whether it accepts orders; waits while it starts."""
         worker = self._worker if self.start() else None
         if worker is None:
             return False
@@ -73,9 +73,9 @@ class PartProcess:
     def send(
         self, order: Mapping[str, Any], memory: int, must_stop: Callable[[], bool]
     ) -> Iterator[tuple[int, str, bytes]]:
-        """Have every part of the memory sent: number, ETag and SHA-256 of each, as they arrive.
+        """Send every part of the memory; yield number, ETag and SHA-256 of each as they arrive.
 
-        Once it `must_stop` it ends early. It ends when nothing more of the order is being sent.
+        Ends early once it `must_stop`, but only when nothing of the order is being sent any more.
         """
         worker = self._worker
         assert worker is not None
@@ -99,7 +99,7 @@ class _Worker:
         self.owner = os.getpid()
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         path = os.pathsep.join([str(_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-        # -P: not what lies in the working directory under the same name.
+        # -P: ignore a package of the same name in the working directory.
         command = [sys.executable, "-P", "-m", _PROGRAM, str(self.owner)]
         with theirs:
             self.process = subprocess.Popen(
@@ -117,7 +117,7 @@ class _Worker:
         return self.process.poll() is None
 
     def is_ready(self) -> bool:
-        """Whether it takes orders; waits while it starts."""
+        """Whether it accepts orders; waits while it starts."""
         with self._lock:
             if not self._is_ready:
                 with contextlib.suppress(TimeoutError):
@@ -126,7 +126,7 @@ class _Worker:
 
     @contextlib.contextmanager
     def ordered(self, order: Mapping[str, Any], memory: int) -> Iterator[socket.socket]:
-        """Give an order; its answers come on a socket of its own, whose closing withdraws it."""
+        """Place an order; its answers come on its own socket, and closing that withdraws it."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with ours:
             with theirs:
@@ -134,19 +134,19 @@ class _Worker:
                     text = json.dumps(order).encode()
                     socket.send_fds(self._control, [text], [memory, theirs.fileno()])
                 except OSError as error:
-                    raise StoreError(f"the sending process takes no orders: {error}") from error
+                    raise StoreError(f"the sending process accepts no orders: {error}") from error
             self._heard = time.monotonic()
             ours.settimeout(_TICK_SECONDS)
             try:
                 yield ours
             finally:
-                # Not by closing: a process that was forked meanwhile holds the socket open.
+                # Not by closing: a process forked since then holds the socket open.
                 ours.shutdown(socket.SHUT_RDWR)
 
     def next_answer(self, answers: socket.socket, must_stop: Callable[[], bool]) -> dict[str, Any]:
         """Wait for the next answer; withdraw the order once it `must_stop`.
 
-        A process that has not answered any order for long is ended.
+        A process that has not answered any order for a long time is killed.
         """
         while True:
             if must_stop():
@@ -165,7 +165,7 @@ class _Worker:
             return answer
 
     def close(self) -> None:
-        """End it; in a fork of the trainer, only leave it."""
+        """Kill it; in a fork of the trainer, only disconnect from it."""
         if self.owner == os.getpid():
             self.process.kill()
             self.process.wait()

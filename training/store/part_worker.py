@@ -1,7 +1,7 @@
 """The program of the process that sends parts out of shared memory (part_process.py starts it).
 
-It starts, completes and aborts no upload, so nothing that it sends exists before its trainer says
-so; and it ends when its trainer does, however that ends. It imports no torch.
+It never starts, completes or aborts an upload, so nothing that it sends exists before its trainer
+says so; it ends when its trainer does, however that ends. It imports no torch.
 """
 
 import hashlib
@@ -24,14 +24,14 @@ from training.store.part_process import READY
 from training.store.protocol import CredentialsError, StoreError
 from training.store.s3 import S3Store
 
-# A core hashes more than 10 Gb/s carry, and the others are the training's and its loader's. No
-# niceness as well: where those take every core, a save would hardly ever end.
+# A core hashes more than 10 Gb/s can carry, and training and its loader need the others. No nice
+# value either: where those take every core, a save would hardly ever end.
 _HASHING = threading.Semaphore(max(1, (os.cpu_count() or 1) // 4))
 _ORDER_BYTES = 64 * 1024
 
 
 class _Order:
-    """One object: its memory, and the socket for answers, on whose closing it is withdrawn."""
+    """One object: its memory, and the socket for answers, whose closing withdraws the order."""
 
     def __init__(self, store: S3Store, text: bytes, memory: int, answers: int) -> None:
         order = json.loads(text)
@@ -46,7 +46,7 @@ class _Order:
         os.close(memory)
 
     def tasks(self) -> Iterator[Callable[[], None]]:
-        """One for each part; a last answer says that nothing more of the order is being sent."""
+        """Return one for each part; a last answer says that nothing more is being sent."""
         threading.Thread(target=self._listen, daemon=True).start()
         parts = range(-(-self._size // self._part_bytes))
         self._left = len(parts)
@@ -62,7 +62,7 @@ class _Order:
             if not self._stop.is_set():
                 self._answer(self._sent(number))
         except (UserError, CredentialsError) as error:
-            # The trainer found its credentials, and this process none: every order would fail.
+            # The trainer found credentials but this process did not: every order would fail.
             os.write(sys.stderr.fileno(), f"{error}\n".encode())
             os._exit(1)
         except (StoreError, FileNotFoundError) as error:
@@ -83,7 +83,7 @@ class _Order:
         return {"part": number, "tag": tag, "sha256": digest.hex()}
 
     def _answer(self, answer: dict[str, Any]) -> None:
-        with suppress(ConnectionError):  # the trainer has given the order up
+        with suppress(ConnectionError):  # the trainer has given up the order
             self._answers.send(json.dumps(answer).encode())
 
 
@@ -110,7 +110,7 @@ def main(trainer: int, bucket: str, prefix: str) -> None:
 def _take_order(
     control: socket.socket, store: S3Store, tasks: "queue.SimpleQueue[Callable[[], None]]"
 ) -> bool:
-    """Take one order; its memory is released once its tasks are done. False: the trainer left."""
+    """Take an order, whose memory is freed once its tasks are done; False if the trainer left."""
     text, files, _, _ = socket.recv_fds(control, _ORDER_BYTES, 2)
     if text:
         for task in _Order(store, text, files[0], files[1]).tasks():
@@ -124,13 +124,13 @@ def _work(tasks: "queue.SimpleQueue[Callable[[], None]]") -> None:
 
 
 def _fail(error: threading.ExceptHookArgs) -> None:
-    """End at an error that nobody expected: a thread less would go unnoticed."""
+    """Exit at an unexpected error: the loss of a thread would go unnoticed."""
     threading.__excepthook__(error)
     os._exit(1)
 
 
 if __name__ == "__main__":
-    # The trainer answers signals, and ends this process with itself.
+    # The trainer handles signals, and this process ends with it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     threading.excepthook = _fail

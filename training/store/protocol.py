@@ -1,4 +1,4 @@
-"""What every store promises: whole objects, conditional writes with one winner, clear errors."""
+"""What every store promises: complete objects, conditional writes with one winner, clear errors."""
 
 import threading
 import time
@@ -23,7 +23,7 @@ class StoreError(AttemptEndedError):
 
 
 class CredentialsError(StoreError):
-    """No credentials: they were never given, or the instance's metadata does not answer."""
+    """No credentials: none were configured, or the instance's metadata does not answer."""
 
 
 class PreconditionFailedError(StoreError):
@@ -70,7 +70,7 @@ class Upload:
     def put_shared(
         self, memory: int, size: int, part_bytes: int, must_stop: Callable[[], bool]
     ) -> Iterator[tuple[int, bytes]]:
-        """Have it write every part of the memory with this file descriptor.
+        """Make that process write every part of the memory with this file descriptor.
 
         Yields number and SHA-256 of each; ends early once it `must_stop`.
         """
@@ -78,10 +78,10 @@ class Upload:
 
 
 class PartSender(Protocol):
-    """A process that sends what lies in shared memory, so that hashing and sending stay there."""
+    """A process that sends from shared memory, so that hashing and sending happen there."""
 
     def start(self) -> bool:
-        """Start it unless it runs; return False if there can be none."""
+        """Start it unless it is running; return False if it cannot run."""
 
 
 class Store(Protocol):
@@ -96,14 +96,14 @@ class Store(Protocol):
 
     @property
     def part_process(self) -> PartSender | None:
-        """The process that sends what lies in shared memory; None: this process sends all."""
+        """The process that sends from shared memory; None if this process sends everything."""
 
     @property
     def uri(self) -> str:
         """The URI as a person would write it."""
 
     def get(self, key: str) -> Stored | None:
-        """The object, or None if the key does not exist."""
+        """Return the object, or None if the key does not exist."""
 
     def put(self, key: str, data: bytes) -> None:
         """Write unconditionally, replacing what is there."""
@@ -118,25 +118,25 @@ class Store(Protocol):
         """Upload a file of any size."""
 
     def upload(self, key: str, size: int, part_bytes: int, stop: threading.Event) -> "Upload":
-        """Start writing a key that nobody else writes, in parts of `part_bytes`."""
+        """Start writing a key that has no other writer, in parts of `part_bytes`."""
 
     def read_into(self, key: str, start: int, data: memoryview) -> None:
         """Fill `data` with the key's bytes from `start`; FileNotFoundError without such a key."""
 
     def sizes(self, prefix: str) -> dict[str, int]:
-        """Bytes of every key below `prefix`, keys relative to the store."""
+        """Return the bytes of every key below `prefix`; keys are relative to the store."""
 
     def folders(self, prefix: str) -> set[str]:
-        """Names of the folders right below `prefix`, also of empty and unreadable ones."""
+        """Return the names of folders directly below `prefix`, even empty or unreadable ones."""
 
     def delete_below(self, prefix: str) -> None:
         """Delete every key below `prefix`, if any."""
 
     def delete(self, keys: Iterable[str]) -> None:
-        """Delete these keys, as far as they exist."""
+        """Delete these keys, ignoring any that do not exist."""
 
     def sweep(self, prefix: str) -> None:
-        """Delete what writers that were killed have left unfinished below `prefix`.
+        """Delete what killed writers have left unfinished below `prefix`.
 
         These are not keys yet; what a living writer has begun stays.
         """
@@ -144,7 +144,7 @@ class Store(Protocol):
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Turn an OSError, such as a full disk, into a StoreError, as for a 500 from S3."""
+    """Turn an OSError, such as a full disk, into a StoreError, like a 500 from S3."""
     try:
         yield
     except OSError as error:
@@ -155,12 +155,12 @@ def refuse_outside(uri: str, key: str) -> None:
     """Raise UserError for a key or prefix that a file system would resolve to another place."""
     if key and {"", ".", ".."} & set(key.removesuffix("/").split("/")):
         raise UserError(
-            f"{key!r} is not a key of {uri}; restore the last good version of what names it"
+            f"{key!r} is not a key of {uri}; restore the last good version of the file it is from"
         )
 
 
 def get_each(store: Store, keys: Sequence[str]) -> Iterator[Stored | None]:
-    """The objects of these keys in order, read in parallel, some ahead of the caller."""
+    """Yield the objects of these keys in order, read in parallel, some ahead of the caller."""
     ahead = 2 * store.num_threads
     reading: deque[Future[Stored | None]] = deque()
     with ThreadPoolExecutor(max_workers=store.num_threads, thread_name_prefix="get") as pool:
@@ -177,7 +177,7 @@ def get_each(store: Store, keys: Sequence[str]) -> Iterator[Stored | None]:
 
 
 def put_unless_changed(store: Store, key: str, data: bytes, etag: str | None) -> str | None:
-    """Write a key that is as it was with `etag` (None: missing); its ETag if it now holds `data`.
+    """Write a key if its ETag is `etag` (None: missing); return its ETag if it now holds `data`.
 
     After a lost response the key is read: its content shows who was first.
     """

@@ -1,4 +1,4 @@
-"""A store in a bucket of S3. The only file that imports boto3.
+"""A store in an S3 bucket. The only file that imports boto3.
 
 A conditional write is tried once and never retried without the caller's knowledge: after a lost
 response the nonce (training/record/head.py) decides. Parts of large objects are retried here, one
@@ -38,14 +38,14 @@ _CONFLICT_ATTEMPTS = 8
 # Per part: with full jitter of up to 10 s in between, enough for about half a minute of trouble.
 _PART_ATTEMPTS = 8
 _LONGEST_BACKOFF_SECONDS = 10.0
-# Requests of our own that may fail, before any has worked, until botocore makes all of them.
+# How many of our own requests may fail, before any has worked, until botocore makes them all.
 _MOST_DOUBTS = 8
 # Errors of status 400 that are not our mistake: the body was cut off or damaged in transit.
 _REPEATABLE = {"BadDigest", "IncompleteBody", "RequestTimeout", "XAmzContentSHA256Mismatch"}
 
 
 class S3Store:
-    """A prefix of a bucket; region, credentials and endpoint are found as by the AWS CLI."""
+    """A prefix of a bucket; region, credentials and endpoint are found as the AWS CLI does."""
 
     # One connection carries 50 to 100 MB/s; 16 saturate 10 Gb/s.
     num_threads = 16
@@ -60,8 +60,8 @@ class S3Store:
         self._prefix = f"{prefix}/" if prefix else ""
         self.part_process = PartProcess(bucket, prefix)
         self._session = botocore.session.Session()
-        # The CLI, the other SDKs and SageMaker's containers name the region so, which botocore
-        # does not read: without one each request would go to us-east-1 first.
+        # The CLI, the other SDKs and SageMaker's containers use this variable, which botocore does
+        # not read: without a region each request would go to us-east-1 first.
         if not self._session.get_config_variable("region"):
             self._session.set_config_variable("region", os.environ.get("AWS_REGION"))
         session = boto3.session.Session(botocore_session=self._session)
@@ -204,24 +204,24 @@ class S3Store:
         self._repeating(key, threading.Event(), read)
 
     def _learn(self, request: Any, **_: Any) -> None:
-        """Take from botocore's first request where the bucket answers, and who signs how."""
+        """Learn from botocore's first request where the bucket answers, and how to sign."""
         from botocore.httpsession import get_cert_path
         from botocore.utils import get_environ_proxies
 
         if self._reader is None and not get_environ_proxies(request.url):
             trusted = self._session.get_config_variable("ca_bundle") or get_cert_path(True)
             found = self._session.get_credentials()
-            with suppress(OSError):  # no such certificates: botocore says so
+            with suppress(OSError):  # no such certificates: botocore will say so
                 self._reader = reader_like(request, self._bucket, found, trusted)
 
     def _has_read(self, key: str, start: int, data: memoryview) -> bool:
-        """Whether our own request did it; whatever is unusual is left to botocore."""
+        """Read with our own request; False leaves anything unusual to botocore."""
         if self._reader is None or self._doubts >= _MOST_DOUBTS:
             return False
         try:
             self._reader.read_into(self._prefix + key, start, data)
         except UnsureError:
-            # Until one has worked; after that, what fails is that request.
+            # Counted until one has worked; after that, only the one request is at fault.
             self._doubts += self._doubts >= 0
             return False
         self._doubts = -1
@@ -280,7 +280,7 @@ class S3Store:
                 answer = self._client.delete_objects(
                     Bucket=self._bucket, Delete={"Objects": some, "Quiet": True}
                 )
-                # The call succeeds also where single objects are refused, or fail.
+                # The call succeeds even if single objects are refused, or fail.
                 for error in answer.get("Errors", ()):
                     said = {"Error": error, "ResponseMetadata": answer["ResponseMetadata"]}
                     raise ClientError(said, "DeleteObjects")
@@ -308,9 +308,9 @@ class S3Store:
                 raise
             self._refuse(key, error, conditional=conditional)
         except NoCredentialsError as error:
-            # Not the user's mistake for sure: an instance's metadata may be down for a moment.
+            # Not necessarily the user's mistake: an instance's metadata may be down for a moment.
             raise CredentialsError(
-                f"{self.uri}: no AWS credentials found; give a role or a profile"
+                f"{self.uri}: no AWS credentials found; configure a role or a profile"
             ) from error
         except (BotoCoreError, Boto3Error) as error:
             kind = AnswerLostError if conditional else StoreError

@@ -1,8 +1,8 @@
-"""Bytes of S3: ranges read on sockets that are kept open, and one object written in parts.
+"""Reads ranges from S3 on sockets that are kept open, and writes an object to S3 in parts.
 
-A read takes a tenth of botocore's work. It does only what it is sure of: whatever else comes back,
-botocore asks again, and knows redirects, retries and words for errors. Parts are retried each by
-itself, with their SHA-256; only the process that started an upload completes or aborts it.
+A read takes a tenth of botocore's work. It accepts only answers that it is sure of; after any
+other, botocore asks again, and knows redirects, retries and words for errors. Each part is retried
+by itself, with its SHA-256; only the process that started an upload completes or aborts it.
 """
 
 import base64
@@ -36,7 +36,7 @@ _UNSIGNED = "UNSIGNED-PAYLOAD"
 
 
 class UnsureError(Exception):
-    """No answer came, or one that is not understood here: another client has to ask."""
+    """No answer came, or one that is not understood here: another client must ask."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,7 +55,7 @@ class Bucket:
 
 
 def reader_like(request: Any, bucket: str, credentials: Any, trusted: str) -> "RangeReader | None":
-    """A reader of the bucket that a signed request by botocore goes to; None for another kind.
+    """Return a reader of the bucket that botocore's signed request goes to; None for others.
 
     `credentials` are botocore's, `trusted` is the file of certificates.
     """
@@ -107,7 +107,7 @@ class RangeReader:
         except UnsureError as error:
             if not isinstance(error.__cause__, OSError):
                 raise
-            # The server may have closed it since it was used last.
+            # The server may have closed it since it was last used.
             self._read(self._connect(), key, start, data)
 
     def _read(self, connection: socket.socket, key: str, start: int, data: memoryview) -> None:
@@ -136,7 +136,7 @@ class RangeReader:
             raise UnsureError(str(error)) from error
         connection.settimeout(_READ_SECONDS)
         if self._context is None:
-            # The kernel's own limit: with Python's, each call would be two.
+            # The kernel's own timeout: with Python's, each call would be two.
             connection.settimeout(None)
             limit = struct.pack("ll", _READ_SECONDS, 0)
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
@@ -183,9 +183,9 @@ def _receive(connection: socket.socket, start: int, data: memoryview) -> bool:
         or (length is None or span is None)
         or (int(length[1]), int(span[1]), int(span[2])) != wanted
     ):
-        raise ValueError("no answer of the range that was asked for")
+        raise ValueError("the answer is not the requested range")
     if len(first) > len(data):
-        raise ValueError("more than the range that was asked for")
+        raise ValueError("the answer is more than the requested range")
     data[: len(first)] = first
     done = len(first)
     # The kernel waits for all of it: one call, and one wait for the interpreter's lock.
@@ -193,18 +193,18 @@ def _receive(connection: socket.socket, start: int, data: memoryview) -> bool:
     while done < len(data):
         count = connection.recv_into(data[done:], len(data) - done, flags)
         if not count:
-            raise ConnectionError("the connection was closed within the answer")
+            raise ConnectionError("the connection was closed in the middle of an answer")
         done += count
     return _CLOSES.match(head) is None
 
 
 def _received_head(connection: socket.socket) -> tuple[bytes, bytes]:
-    """The answer's head, and what has arrived of its body."""
+    """Receive the answer's head; return it, and what has arrived of the body."""
     head = b""
     while (end := head.find(b"\r\n\r\n")) < 0:
         more = connection.recv(_HEAD_BYTES)
         if not more or len(head) > _HEAD_BYTES:
-            raise ConnectionError("the connection was closed within the head of an answer")
+            raise ConnectionError("the connection was closed in the head of an answer")
         head += more
     return head[:end], head[end + 4 :]
 
@@ -218,7 +218,7 @@ _MEBIBYTE = 1024 * 1024
 
 
 class S3Upload(Upload):
-    """An upload by this process; parts of shared memory are sent by `process`."""
+    """An upload by this process; parts in shared memory are sent by `process`."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Files in parts, to and from a store: each part is hashed by the thread that moves it.
+"""Moves files in parts, to and from a store; each part is hashed by the thread that moves it.
 
 The checksum of a file of one part is its SHA-256; of several parts, the SHA-256 of their
 concatenated digests: S3's composite checksum, so that S3 verifies on arrival what a reader verifies
@@ -26,7 +26,7 @@ _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
 
 def refuse_other_than_counts(record: Mapping[str, Any], *names: str) -> None:
-    """Raise ValueError where a field that is there is not a number from 0 on, without fraction."""
+    """Raise ValueError if a field that is present is not an integer from 0 on."""
     for name in names:
         if name in record and (type(record[name]) is not int or record[name] < 0):
             raise ValueError(f"{name} is {record[name]!r}")
@@ -74,14 +74,14 @@ class TransferProgress:
 
 
 def checksum_of(digests: Sequence[bytes]) -> str:
-    """The checksum of a file whose parts have these digests."""
+    """Return the checksum of a file whose parts have these digests."""
     if len(digests) == 1:
         return digests[0].hex()
     return hashlib.sha256(b"".join(digests)).hexdigest()
 
 
 def num_parts(size: int, part_bytes: int) -> int:
-    """Number of parts; at least one, as an empty file is one empty part."""
+    """Return the number of parts; at least one, as an empty file is one empty part."""
     return max(1, -(-size // part_bytes))
 
 
@@ -140,7 +140,7 @@ Spare: TypeAlias = Callable[[int], memoryview]
 
 
 class Contents:
-    """The contents of one file that is to be written."""
+    """The contents of one file to be written."""
 
     name: str
     memory = -1  # the file descriptor of memory that holds them, if another process can map it
@@ -151,11 +151,11 @@ class Contents:
         raise NotImplementedError
 
     def read(self, start: int, stop: int, spare: Spare) -> memoryview:
-        """Bytes start to stop: where they lie if contiguous, else copied into spare memory."""
+        """Return bytes start to stop: in place if contiguous, else copied into spare memory."""
         raise NotImplementedError
 
     def digest(self, part: int, data: memoryview) -> bytes:
-        """The SHA-256 of a part."""
+        """Return the SHA-256 of a part."""
         return hashlib.sha256(data).digest()
 
 
@@ -166,7 +166,7 @@ def put_text(store: Store, prefix: str, name: str, data: bytes) -> FileEntry:
 
 
 def part_bytes_of(size: int, *, is_shared: bool = False) -> int:
-    """Bytes per part of a file of `size` bytes, which needs no buffers if memory is shared."""
+    """Return the part size for a file of `size` bytes; shared memory allows larger parts."""
     smallest = PART_BYTES * max(1, -(-num_parts(size, PART_BYTES) // MAX_PARTS))
     if not is_shared:
         return smallest
@@ -186,8 +186,8 @@ def send(
 ) -> tuple[FileEntry, ...]:
     """Upload the files below `prefix`; if that fails or is stopped, all uploads are aborted.
 
-    The tasks `beside` run meanwhile; if one fails, everything fails. `allocate` makes the memory
-    that a thread reads parts into.
+    The tasks `beside` run at the same time; if one fails, everything fails. `allocate` makes the
+    memory that a thread reads parts into.
     """
     num_threads = num_threads or store.num_threads
     sending = _Sending(store, prefix, files, progress, allocate or _mapped)
@@ -229,7 +229,7 @@ class _Sending:
     def tasks(self) -> Iterator[Callable[[], None]]:
         """One task for each part, or for all of a file that is small or that another process sends.
 
-        Only what has several parts stays open from the first to the last of them.
+        Only an upload of several parts stays open from the first to the last of them.
         """
         for number, file in enumerate(self._files):
             own = range(len(self.digests[number]))
@@ -290,7 +290,7 @@ class _Sending:
 
 
 def _mapped(size: int) -> memoryview:
-    """Host memory that goes when it is freed: malloc would keep a block for each thread."""
+    """Map host memory, which freeing returns: malloc would keep a block for each thread."""
     return memoryview(mmap.mmap(-1, max(1, size)))[:size]
 
 
@@ -305,7 +305,7 @@ def receive(
 ) -> bool:
     """Read a file, from byte `start` of the key, passing its bytes to `place(at, bytes)`.
 
-    It copies them. Return whether the file is intact.
+    `place` must copy them. Return whether the file is intact.
     """
     size = entry.part_bytes or max(entry.bytes, 1)
     digests = [b""] * num_parts(entry.bytes, size)

@@ -1,7 +1,7 @@
-"""Which files of a local dataset are verified on this machine, and which a trainer reads next.
+"""Records the files of a local dataset that this machine has verified or a trainer reads next.
 
-A file counts as verified, and is hashed once, while its size, inode and change time stay; another
-machine verifies it again. Both records lie next to the files and are only ever appended to.
+A file counts as verified, and is not hashed again, while its size, inode and change time stay the
+same; another machine verifies it again. Both records are next to the files, and only ever grow.
 """
 
 import contextlib
@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 RECORD = ".verified.jsonl"
-# What a trainer will read next from a folder that a sync is filling: lists of names, of which the
-# newest goes first. It decides about time, never about numbers.
+# What a trainer will read next from a folder that a sync is filling: lists of names, the newest
+# list first. It affects time, never numbers.
 READS = ".reads.jsonl"
 _MACHINE_ID = Path("/etc/machine-id")
 _CHUNK = 4 * 1024 * 1024
@@ -74,7 +74,7 @@ class VerifiedFiles:
             self._record.append([self._machine, name, identity])
 
     def _identity(self, entry: Entry) -> list[Any] | None:
-        """What changes when the file does; None if it is missing or has another size."""
+        """Return what changes when the file does; None if it is missing or has another size."""
         path = self._folder / entry["name"]
         try:
             stat = path.stat()
@@ -85,7 +85,7 @@ class VerifiedFiles:
         return [entry["sha256"], stat.st_size, stat.st_ino, stat.st_ctime_ns]
 
     def _read_more(self) -> None:
-        """Read what was appended since; others' and damaged lines do not count."""
+        """Read what was appended since; lines of other machines, and damaged ones, do not count."""
         for line in self._record.new():
             with contextlib.suppress(ValueError, TypeError):
                 machine, name, identity = json.loads(line)
@@ -94,7 +94,7 @@ class VerifiedFiles:
 
 
 def _machine() -> str:
-    """A name that no two machines share, as far as they can be told apart."""
+    """Return a name that no two machines share, as far as they can be told apart."""
     name = platform.node()
     with contextlib.suppress(OSError):
         name += f" {_MACHINE_ID.read_text().strip()}"
@@ -103,7 +103,7 @@ def _machine() -> str:
 
 def announce(folder: Path, names: Iterable[str]) -> None:
     """Ask the folder's sync for these files, in this order, before all others."""
-    # Where the folder cannot be written to, the files come too, only later.
+    # If the folder cannot be written to, the files come all the same, only later.
     AppendedLines(folder / READS).append(list(names))
 
 
@@ -121,7 +121,7 @@ class AppendedLines:
             file.write(f"\n{json.dumps(record)}\n")
 
     def new(self) -> Iterator[str]:
-        """Those that were appended since; none while the file is missing or another user's."""
+        """Yield the lines appended since; none if the file is missing or another user's."""
         try:
             if self._path.stat().st_size == self._position:
                 return

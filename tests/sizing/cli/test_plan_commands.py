@@ -133,7 +133,7 @@ def test_review_shows_a_run_and_asks_for_its_size(
     receipt = {"run_id": "r", "workload": "trajectory", "recipe": "full", "seconds": 3600}
     (tmp_path / "receipt.json").write_text(json.dumps(receipt))
     assert main(["plan", "--run", str(tmp_path)]) == 2
-    assert "give --size" in capsys.readouterr().err
+    assert "add --size" in capsys.readouterr().err
     assert main(["plan", "--run", str(tmp_path), "--size", "g5.xlarge", "--json"]) == 0
     rows = {row["what"]: row for row in json.loads(capsys.readouterr().out)["rows"]}
     assert rows["hours from the first attempt"]["actual"] == 1

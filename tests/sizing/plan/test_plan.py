@@ -96,7 +96,7 @@ def test_the_hours_have_the_range_of_their_steps(tmp_path: Path) -> None:
     assert found.hours_low < found.hours_on_demand < found.hours_high
     shown = to_json(found, check_plan(found))
     assert shown["hours_on_demand_p10"] == pytest.approx(found.hours_low, rel=1e-4)
-    assert "as like runs" in one_line(found)
+    assert "for similar runs" in one_line(found)
 
 
 def test_the_forecast_holds_the_range_of_the_steps(tmp_path: Path) -> None:
@@ -297,7 +297,7 @@ def test_the_instance_store_is_read_at_the_least_rate_that_aws_publishes(tmp_pat
     # Nothing is published of this one: it counts as the volume.
     g6 = plan(tmp_path, size="g6.xlarge", **disk).inputs.volume
     assert g6 == plan(tmp_path, size="g6.xlarge").inputs.volume
-    with pytest.raises(ValueError, match="data_on is 'ssd'; give ebs or nvme"):
+    with pytest.raises(ValueError, match="data_on is 'ssd'; use ebs or nvme"):
         Request(workload="trajectory", recipe="full", size="g5.xlarge", data_on="ssd")
 
 

@@ -196,7 +196,7 @@ def test_fails_to_learn_from_a_receipt_without_metrics(tmp_path: Path) -> None:
     write_run(folder, 0.5)
     alone = tmp_path / "receipt.json"
     alone.write_text((folder / "receipt.json").read_text())
-    with pytest.raises(ValueError, match="give the run's folder, not the receipt alone"):
+    with pytest.raises(ValueError, match="use the run's folder, not the receipt alone"):
         calibration(read_run(alone), planned(tmp_path))
 
 

@@ -84,7 +84,7 @@ def test_every_verdict_depends_on_the_value_of_its_signal(
 
 
 def test_fails_on_a_count_that_is_none(plan: Plan) -> None:
-    with pytest.raises(ValueError, match=r"parallel_jobs is 2.5; give a whole number from 1"):
+    with pytest.raises(ValueError, match=r"parallel_jobs is 2.5; use a whole number from 1"):
         as_given(plan.request, {"parallel_jobs": 2.5})
 
 

@@ -46,7 +46,7 @@ def test_a_burstable_size_must_sustain_the_load() -> None:
 
 
 def test_fails_on_a_share_that_is_none() -> None:
-    with pytest.raises(ValueError, match="give more than 0, at most 100"):
+    with pytest.raises(ValueError, match="use more than 0, at most 100"):
         busy_percent("g5.xlarge", 0, "g4dn.xlarge")
 
 

@@ -49,7 +49,7 @@ def test_fails_on_what_is_no_trace(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"trace .* does not exist"):
         load_trace(tmp_path / "missing.json")
     (tmp_path / "x.json").write_text("[1, 2")
-    with pytest.raises(ValueError, match=r"x\.json is not a trace: give JSON"):
+    with pytest.raises(ValueError, match=r"x\.json is not a trace: use JSON"):
         load_trace(tmp_path / "x.json")
 
 

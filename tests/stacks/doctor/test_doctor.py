@@ -166,7 +166,7 @@ def test_an_image_that_is_not_there_is_a_problem(healthy: Clinic, examine: Exami
     ("name", "what"),
     [
         ("GPU PyTorch 2.7 (Ubuntu 22.04)", "the Python of Ubuntu 22.04 is too old"),
-        ("GPU PyTorch 2.12 (Amazon Linux 2023)", "its root device is /dev/xvda, and the launch"),
+        ("GPU PyTorch 2.12 (Amazon Linux 2023)", "its root device is /dev/xvda, but the launch"),
     ],
 )
 def test_an_image_that_could_not_boot_is_a_problem(

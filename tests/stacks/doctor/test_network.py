@@ -14,7 +14,7 @@ def test_a_region_without_room_for_a_network_is_a_problem(
     (line,) = examine(healthy)["network"]
     assert (line["state"], line["what"]) == (
         "problem",
-        "1 of 1 VPCs are in use in us-east-1; -c vpc= takes one of them",
+        "1 of 1 VPCs are in use in us-east-1; -c vpc= uses one of them",
     )
     assert "--service-code vpc --quota-code L-F678F1CE" in line["fix"]
 
@@ -43,7 +43,7 @@ def test_an_existing_network_without_a_way_out_gets_it_by_the_fixes(
     ec2.modify_subnet_attribute(SubnetId=subnet_id, MapPublicIpOnLaunch={"Value": True})
     (line,) = examine(healthy, *given)["network"]
     assert line["state"] == "warning"
-    assert "gives its machines public addresses, which max_usd does not count" in line["what"]
+    assert "assigns public addresses, which max_usd does not count" in line["what"]
     (line,) = examine(healthy, given[0], "subnets=subnet-12345678")["network"]
     assert line["what"] == f"{vpc} in us-east-1 has no subnet-12345678"
 
@@ -94,7 +94,7 @@ def test_machines_of_other_stacks_use_up_the_quota(healthy: Clinic, examine: Exa
     )["Instances"][0]["InstanceId"]
     (line,) = examine(healthy, "on_demand_base=1")["on-demand quota"]
     assert line["state"] == "warning"
-    assert line["what"].endswith("other machines of the account have 64: the run waits for one of "
+    assert line["what"].endswith("other machines of the account use 64: the run waits for one of "
                                  "them to end")  # fmt: skip
     assert "--desired-value 80" in line["fix"]
     # Its own machine ends before the next one starts.

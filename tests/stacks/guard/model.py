@@ -269,7 +269,7 @@ class GuardMachine(RunMachine):
         if now - self.reason_since <= bound + GRACE:
             return
         if set(WAYS_TO_END) <= refused:
-            told = any("may not be ended" in mail for mail in world.mails)
+            told = any("could not be ended" in mail for mail in world.mails)
             assert told, "nobody knows that the Guard may end nothing"
         elif set(WAYS_TO_END[:2]) <= refused:
             # The fleet starts others, and each is ended at the next call.

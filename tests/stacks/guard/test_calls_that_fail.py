@@ -154,7 +154,7 @@ def test_a_fleet_that_may_not_go_to_zero_is_cancelled_and_that_is_mailed_once(
         assert scene.tick(hours_later=hours + more)["action"] == "none"
     (mail,), (event,) = scene.mails(), scene.events()
     reason = "the run is finished" if hours < 1 else "72.5 hours billed; max_hours is 72"
-    assert mail.startswith(f"Fleet cancelled, as it may not be sent to zero: {reason}\n")
+    assert mail.startswith(f"Fleet cancelled, as it could not be sent to zero: {reason}\n")
     assert f"({code})" in mail
     # A cancelled fleet cannot be raised again.
     assert "runs resume" not in mail
@@ -181,7 +181,7 @@ def test_machines_of_a_fleet_that_may_not_be_ended_are_and_that_is_mailed_once(
         scene.maintain()
         (machine,) = scene.live()
     (mail,), (event,) = scene.mails(), scene.events()
-    assert mail.startswith("The fleet may not be ended, its machines are: ")
+    assert mail.startswith("The fleet could not be ended, its machines were: ")
     assert mail.count("(UnauthorizedOperation)") == 2
     assert (
         "aws ec2 cancel-spot-fleet-requests --terminate-instances "

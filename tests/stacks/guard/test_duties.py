@@ -109,7 +109,7 @@ def test_a_machine_that_failed_and_cannot_end_is_ended(scene: Scene) -> None:
     assert scene.tick(hours_later=0.03)["action"] == "none", "it may be ending by itself"
     done = scene.tick(hours_later=0.04)
     assert done["action"] == "terminate"
-    assert "still runs: CUDA error: no CUDA-capable device" in done["reason"]
+    assert "is still running: CUDA error: no CUDA-capable device" in done["reason"]
     assert machine not in scene.live()
     # A maintain fleet replaces it, and the replacement is left alone.
     scene.set_capacity(1)

@@ -86,7 +86,7 @@ def test_a_run_that_gets_no_instance_ends_with_that_sentence(scene: Scene) -> No
     }
     (mail,) = scene.mails()
     assert "mix_gpus" in mail
-    assert "Then go on from the last commit: runs resume run-1" in mail
+    assert "Then continue from the last commit: runs resume run-1" in mail
     assert "--on-demand-target-capacity" not in mail
     # A stopped fleet waits for nothing; raised again, it waits anew.
     assert scene.tick(hours_later=9, MAX_WAIT_HOURS=2) == NOTHING

@@ -226,7 +226,7 @@ def test_a_deploy_that_drops_the_deadline_takes_the_move_back(
     without = {"DEADLINE_HOURS": 0, "ON_DEMAND_BASE": base, "MAX_BARREN_ATTEMPTS": 9}
     run(0.46, **without)
     assert (scene.capacity(), on_demand(scene)) == (1, base)
-    assert scene.events()[-1]["message"].endswith("the run has no deadline any more")
+    assert scene.events()[-1]["message"].endswith("the run no longer has a deadline")
     # What runs on demand trains until Spot is there.
     assert markets(scene) == (["on-demand"] if base else ["on-demand", "spot"])
     run(0.47, **without)

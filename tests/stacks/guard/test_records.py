@@ -54,7 +54,7 @@ def test_a_lost_ledger_stops_the_run(scene: Scene) -> None:
         scene.tick()
     assert scene.capacity() == 0
     (mail,) = scene.mails()
-    assert "nobody knows what the run has spent" in mail
+    assert "what the run has spent is unknown" in mail
     assert "Restore an older version" in mail
 
 

@@ -177,7 +177,7 @@ def test_an_alarm_that_would_go_off_in_health_is_warned_of(
     said = Annotations.from_stack(stack)
     # What they find stays with jsii, which cannot always name the type of an annotation.
     hold = said.has_warning if is_warned_of else said.has_no_warning
-    hold("*", Match.string_like_regexp("give alarm.commit_seconds=15000 or a shorter interval"))
+    hold("*", Match.string_like_regexp("set alarm.commit_seconds=15000 or a shorter interval"))
 
 
 def _alone(*, epoch_seconds: float | None = None, least_busy_percent: float | None = None) -> Stack:
@@ -220,4 +220,4 @@ def test_synth_warns_when_nobody_gets_the_mails(email: str) -> None:
     TrainingTopic(stack, "Notifications", email=email, key=None)
     said = Annotations.from_stack(stack)
     hold = said.has_no_warning if email else said.has_warning
-    hold("*", Match.string_like_regexp("alarm.email is empty: .* give -c alarm.email="))
+    hold("*", Match.string_like_regexp("alarm.email is empty: .* set -c alarm.email="))

@@ -60,9 +60,9 @@ def test_cdks_own_context_is_passed_over() -> None:
         ("zzzzzz", "1", "context 'zzzzzz' is unknown; known are name, size, workload"),
         ("name", "1st", "name is '1st'; use a letter, then letters, digits and - (40)"),
         ("vpc", "vpc-12345678", "vpc is 'vpc-12345678' without subnets; add subnets=subnet-..."),
-        ("subnets", "subnet-12345678", "subnets are subnet-12345678, but of which VPC? add vpc="),
+        ("subnets", "subnet-12345678", "subnets are subnet-12345678, but vpc is empty; add vpc="),
         ("tags.AWS:x", "1", "tags.AWS:x begins with aws:, which AWS reserves"),
-        ("tags.Stack", "1", "tags.Stack is the stack's own, by which its permissions go; use"),
+        ("tags.Stack", "1", "tags.Stack is the stack's own, on which its permissions rely; use"),
         ("tags.my key", "1", "the tag's key is 'my key'; use 1 to 128 letters, digits and _ . :"),
         ("tags." + "k" * 129, "1", "; use 1 to 128 letters, digits and _ . : = + @ -"),
         ("tags.team", "a|b", "tags.team is 'a|b'; use at most 256 letters, digits, spaces and"),
@@ -77,8 +77,8 @@ def test_cdks_own_context_is_passed_over() -> None:
         (
             "workload",
             "mine.models:CLIPS",
-            "workload is 'mine.models:CLIPS', whose code no machine has; add source=FOLDER, the "
-            "folder of its module",
+            "workload is 'mine.models:CLIPS', whose code is on no machine; add source=FOLDER, "
+            "the folder of its module",
         ),
         ("recipe", "full;rm", "recipe is 'full;rm'; use letters"),
         ("recipe", "ful", "recipe is 'ful', which trajectory does not have; did you mean fu"),
@@ -185,9 +185,9 @@ def test_cdks_own_context_is_passed_over() -> None:
         (
             "env.MODE",
             "x",
-            "env.MODE is a program's: write it into its program.json, as part of \"env",
+            'env.MODE is for programs: write it into its program.json, as part of "env',
         ),
-        ("quiet_seconds", "3", "quiet_seconds is a program's: write it into its program.json"),
+        ("quiet_seconds", "3", "quiet_seconds is for programs: write it into its program.json"),
         (
             "guard.heartbeat_timeout_seconds",
             "900",

@@ -58,7 +58,7 @@ def test_the_table_shows_where_they_come_from(source: Path) -> None:
 @pytest.mark.parametrize(
     ("context", "sentence"),
     [
-        ({"source": ""}, "program is 'python train.py'; add source=FOLDER, which has its files"),
+        ({"source": ""}, "program is 'python train.py'; add source=FOLDER, the folder"),
         ({"source": "no/such"}, "source is 'no/such', which is not a folder"),
         ({"program": "mine.json"}, "program is 'mine.json', which cannot be read"),
         ({"program": "python -u trian.py"}, "has no file 'trian.py'"),
@@ -99,6 +99,6 @@ def test_fails_on_a_program_json_that_no_machine_could_run(
 
 def test_fails_on_a_source_without_a_program(source: Path) -> None:
     with pytest.raises(
-        ValueError, match=r"source is .*, which a program or a workload of your own has; "
+        ValueError, match=r"source is .*, which is for a program or a workload of your own; "
     ):
         StackParameters.for_size("g5.xlarge", source=str(source))

@@ -66,17 +66,17 @@ def test_without_a_measurement_it_says_so_and_what_is_known(tmp_path: Path) -> N
     assert parameters.plans == () and parameters.max_hours == 72
     stack = Stack(App(), "TrainingStack")
     assert annotate(stack, parameters) is None
-    why = "no plan: .*its `nominal_samples` lack recipe 'small'.*; known is what an hour costs"
+    why = "no plan: .*its `nominal_samples` lack recipe 'small'.*; known are the price of an hour"
     Annotations.from_stack(stack).has_info("*", Match.string_like_regexp(why))
 
 
 @pytest.mark.parametrize(
     ("context", "sentence"),
     [
-        ({"source": ""}, "workload is 'moons:MOONS', whose code no machine has; add source=FOLDER"),
+        ({"source": ""}, "workload is 'moons:MOONS', whose code is on no machine; add source="),
         ({"source": "no/such"}, "source is 'no/such', which is not a folder"),
         ({"workload": "moons:MOONS()"}, r"module moons has no 'MOONS\(\)'; did you mean 'MOONS'"),
-        ({"workload": "growth", "recipe": "full"}, "source is .*, which a program or a workload"),
+        ({"workload": "growth", "recipe": "full"}, "source is .*, which is for a program"),
         ({"overrides": "widht=3"}, "has no field 'widht'; did you mean 'width'"),
     ],
 )

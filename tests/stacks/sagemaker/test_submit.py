@@ -148,8 +148,8 @@ def test_fails_in_one_sentence_where_aws_cannot_be_asked(
         ({"job_name": "run_1"}, "TrainingJobName is 'run_1', which does not match"),
         ({"hyperparameter": "epochs"}, "--hyperparameter is 'epochs'; write NAME=VALUE"),
         ({"hyperparameter": f"usd-per-hour={'x' * 2501}"}, "2501, and at most 2500 is allowed"),
-        ({"hyperparameter": "workload=growth"}, "is an option of its own: give --workload"),
-        ({"hyperparameter": "run-uri=s3://a/b"}, "is an option of its own: give --run-uri"),
+        ({"hyperparameter": "workload=growth"}, "is an option of its own: use --workload"),
+        ({"hyperparameter": "run-uri=s3://a/b"}, "is an option of its own: use --run-uri"),
         ({"metric": "a=("}, "--metric a is the invalid regular expression '('"),
         ({"metric": "a=x"}, "--metric a is 'x': put the number in parentheses"),
         ({"metric": f"a={'x' * 501}"}, "501, and at most 500 is allowed"),
@@ -229,7 +229,7 @@ def test_files_of_one_s_own_are_channels_that_the_entry_point_imports(
     assert _read_job(tmp_path, {}).importing is not None
     for wrong in ([], [channels[0]], [*channels, "--dataset-uri=s3://bucket/x"]):
         assert main([*words, *wrong], client=_never) == 2
-    assert "give either --dataset-uri, or --channel train=" in capsys.readouterr().err
+    assert "use either --dataset-uri, or --channel train=" in capsys.readouterr().err
 
 
 def test_the_image_has_what_the_bundle_has_and_starts_the_trainer_itself() -> None:

@@ -26,10 +26,10 @@ def test_a_full_disk_is_the_machine_s_fault_wherever_it_shows(
     (tmp_path / "scratch").symlink_to("/dev/full")
     assert exit_code_of(lambda: (tmp_path / "scratch").write_text("x")) == EXIT_MACHINE
     said = capsys.readouterr().err
-    assert said == "error: the disk is full; free some of it, or use a larger one\n"
+    assert said == "error: the disk is full; free some space, or use a larger disk\n"
 
     def copy() -> int:
         raise OSError(errno.ENOSPC, "No space left on device", "train.py", None, "ml/train.py")
 
     assert exit_code_of(copy) == EXIT_MACHINE
-    assert "the disk is full, ml/train.py cannot be written; free" in capsys.readouterr().err
+    assert "the disk is full: cannot write ml/train.py; free" in capsys.readouterr().err

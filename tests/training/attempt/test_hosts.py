@@ -204,5 +204,5 @@ def test_hosts_are_named_with_ones_own_first() -> None:
     assert parse_hosts("a@a,b") == Hosts(names=("a", "b"), own="a")
     assert parse_hosts("a@a") is None
     for text in ("a,b", "c@a,b", "a@a,a", "a@a:x,b"):
-        with pytest.raises(UserError, match="give this machine's name and then all, each once"):
+        with pytest.raises(UserError, match="pass this machine's name and then all, each once"):
             parse_hosts(text)

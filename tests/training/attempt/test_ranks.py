@@ -147,7 +147,7 @@ def test_fails_for_a_number_of_ranks_that_cannot_share_out_a_step(
     assert run.attempt_with_ranks(4) == [2] * 4
     said = capfd.readouterr().err
     assert "a step of 8 samples has 2 micro-batches of 4, so some would have nothing" in said
-    assert "give fewer --num-processes, or a micro_batch of at most 2" in said
+    assert "use fewer --num-processes, or a micro_batch of at most 2" in said
 
 
 def test_three_ranks_on_a_ring_resume_exactly_and_their_number_is_in_the_key(

@@ -66,7 +66,7 @@ def test_without_a_measurement_it_says_why(own: str, capsys: pytest.CaptureFixtu
     ("arguments", "sentence"),
     [
         (["moon:MOONS"], "workload 'moon:MOONS': module 'moon' was not found; check its name"),
-        (["./moons.py:MOONS"], "module './moons.py' is a path; write moons:MOONS, in its"),
+        (["./moons.py:MOONS"], "module './moons.py' is a path; write moons:MOONS, and run"),
         (["moons:MOON"], "workload 'moons:MOON': module moons has no 'MOON'; did you mean 'MOONS'"),
         (["keyword:MOONS"], "module keyword has no 'MOONS'; none is known; add it"),
         (["moons:Moons"], "workload 'moons:Moons' is a class; name an object: MOONS = Moons()"),

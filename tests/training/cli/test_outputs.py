@@ -25,9 +25,9 @@ def test_fails_below_a_file(
     assert main(_arguments(command, whole, file / "below")) == 2
     said = capsys.readouterr().err
     if command in ("export", "report", "predict"):
-        says = f"{file} is a file; give a folder"
+        says = f"{file} is a file; name a folder"
     else:
-        says = f"cannot write to {file / 'below'}: Not a directory; give another path"
+        says = f"cannot write to {file / 'below'}: Not a directory; use another path"
     assert said == f"error: {says}\n"
     assert file.read_text() == "precious"
 
@@ -37,10 +37,10 @@ def test_fails_below_a_file_for_another_library_and_for_scratch(
 ) -> None:
     below = file / "below"
     assert main([*_arguments("export", whole, below), "--format=dcp"]) == 2
-    assert capsys.readouterr().err == f"error: {file} is a file; give a folder\n"
+    assert capsys.readouterr().err == f"error: {file} is a file; name a folder\n"
     evaluate = ["evaluate", f"--run-uri={whole.uri}", f"--dataset-uri={whole.dataset}"]
     assert main([*evaluate, f"--scratch={below}"]) == 2
-    assert f"cannot write to {below}: Not a directory; give" in capsys.readouterr().err
+    assert f"cannot write to {below}: Not a directory; use" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", ["measure", "count"])
@@ -50,16 +50,16 @@ def test_fails_before_it_counts_for_a_file_that_is_no_file_of_footprints(
     words = {"measure": [f"--workload={WORKLOAD}", "--recipe=quick"], "count": ["models:linear"]}
     (tmp_path / "other.json").write_text('{"format": 2}')
     for out, says in (
-        (tmp_path, f"{tmp_path} is a folder; give the name of a file to write"),
-        (file, f"{file} is no file of footprints (JSONDecodeError("),
-        (tmp_path / "other.json", "other.json is no file of footprints (KeyError('torch')); give"),
-        (file / "below", f"the folder {file} does not exist; create it, or give another --out"),
+        (tmp_path, f"{tmp_path} is a folder; name a file to write"),
+        (file, f"{file} is not a file of footprints (JSONDecodeError("),
+        (tmp_path / "other.json", "other.json is not a file of footprints (KeyError('torch'));"),
+        (file / "below", f"the folder {file} does not exist; create it, or pass another --out"),
     ):
         assert main([command, *words[command], f"--out={out}"]) == 2
         said = capsys.readouterr()
         assert says in said.err and said.out == ""
     assert main(["measure", *words["measure"], "--check", f"--out={file}"]) == 2
-    assert "is no file of footprints" in capsys.readouterr().err
+    assert "is not a file of footprints" in capsys.readouterr().err
     assert file.read_text() == "precious"
 
 
@@ -69,7 +69,7 @@ def test_fails_for_a_folder_where_a_file_is_written(
 ) -> None:
     assert main(_arguments(command, whole, tmp_path)) == 2
     said = capsys.readouterr().err
-    assert said == f"error: {tmp_path} is a folder; give the name of a file to write\n"
+    assert said == f"error: {tmp_path} is a folder; name a file to write\n"
     assert list(tmp_path.iterdir()) == []
 
 
@@ -77,7 +77,7 @@ def test_fails_for_a_dataset_in_a_file(file: Path, capsys: pytest.CaptureFixture
     assert main(["data", "check", str(file)]) == 2
     assert f"the dataset folder {file} is a file; make one with" in capsys.readouterr().err
     assert main(["data", "make", f"--workload={WORKLOAD}", f"--out={file}", "--count=9"]) == 2
-    assert f"{file} is a file; give a new folder" in capsys.readouterr().err
+    assert f"{file} is a file; use a new folder" in capsys.readouterr().err
 
 
 def test_a_full_disk_leaves_no_half_made_dataset_that_would_be_refused(
@@ -92,7 +92,7 @@ def test_a_full_disk_leaves_no_half_made_dataset_that_would_be_refused(
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     (said,) = capsys.readouterr().err.splitlines()
-    assert f"{out} cannot be written: File too large; what was made of it is deleted again" in said
+    assert f"{out} cannot be written: File too large; what was made has been deleted" in said
     assert main(make) == 0
 
 
@@ -108,7 +108,7 @@ def test_a_full_disk_says_that_what_can_be_continued_stays(
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     said = capsys.readouterr().err.splitlines()[-1]
-    assert "File too large; the same command goes on with what was made of it: make room" in said
+    assert "File too large; the same command continues from what was made: make room" in said
     assert main(make) == 0
 
 
@@ -119,7 +119,7 @@ def test_fails_for_a_run_that_could_not_write_beside_itself(
     run = [f"--run-uri={tmp_path / 'run'}", f"--dataset-uri={whole.dataset}"]
     place = file / "below" / "it"
     assert main(["run", f"--workload={WORKLOAD}", "--recipe=quick", *run, f"{option}={place}"]) == 2
-    assert "Not a directory; give another path" in capsys.readouterr().err
+    assert "Not a directory; use another path" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
 
 

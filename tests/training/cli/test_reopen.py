@@ -216,5 +216,5 @@ def test_fails_to_change_the_config_of_checkpoints(
     failed: Run, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert reopen(failed, "--override=learning_rate=0.1") == 2
-    assert "has 3 checkpoints of its config; only a failed run" in capfd.readouterr().err
+    assert "has 3 checkpoints with its config; only a failed run" in capfd.readouterr().err
     assert failed.head.state == "failed" and failed.json("config.json")["overrides"] == {}

@@ -155,7 +155,7 @@ def test_fails_in_one_sentence_when_a_stage_s_settings_cannot_be(
 ) -> None:
     run.options = ["--override=clip_norm=-1"]
     assert run.attempt() == 2
-    assert "clip_norm is -1.0; give a positive norm or None" in capsys.readouterr().err
+    assert "clip_norm is -1.0; use a positive norm or None" in capsys.readouterr().err
 
 
 def test_a_crash_releases_the_lease(run: Run, whole: Run) -> None:

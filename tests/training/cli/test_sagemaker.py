@@ -147,7 +147,7 @@ def test_hyperparameters_are_options_of_run_and_fields_of_the_recipe(tmp_path: P
         (
             "resourceconfig",
             '{"hosts": ["algo-1", "algo-2"], "network_interface_name": "eth77"}',
-            "are to meet over the interface 'eth77', and this one has lo",
+            "are to meet over the interface 'eth77', but this one has lo",
         ),
         ("inputdataconfig", '{"a": {}, "b": {}}', "channels are a, b: name the one"),
         ("inputdataconfig", "{}", "channels are none"),
@@ -201,7 +201,7 @@ def test_a_container_waits_with_the_others_where_another_host_was_told_to_end(
     saved = f"f = open({tries!r}, 'a'); f.write('x'); exit(75 if f.tell() < 5 else 0)"
     assert _trainer(saved).run() == 0
     assert (tmp_path / "tries").read_text() == "xxxxx"
-    assert capfd.readouterr().out.count("another host ends; waiting for all of them") == 4
+    assert capfd.readouterr().out.count("another host is ending; waiting for all of them") == 4
 
 
 def _trainer(program: str) -> _Trainer:

@@ -42,7 +42,7 @@ def test_a_finished_run_s_newest_checkpoint_has_its_weights(
     command = ["export", f"--run-uri={whole.uri}", f"--out={out}", "--checkpoint", which, "--json"]
     if which == "00000024":  # the periodic one and the stage's end are both of step 24
         assert main(command) == 2
-        assert "has 2 checkpoints '00000024'; give one of: newest, " in capsys.readouterr().err
+        assert "has 2 checkpoints '00000024'; use one of: newest, " in capsys.readouterr().err
         return
     assert main(command) == 0
     about = json.loads(capsys.readouterr().out)
@@ -120,9 +120,9 @@ def test_weights_come_from_a_file_too(whole: Run, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["evaluate", "--stage=third"], "has no Train stage 'third'; give one of first, second"),
+        (["evaluate", "--stage=third"], "has no Train stage 'third'; pass one of first, second"),
         (["evaluate", "--stage=first"], "do not fit the model of stage 'first': 0.weight is 8x6"),
-        (["evaluate", "--checkpoint=99"], "has no checkpoint '99'; give one of: newest, "),
+        (["evaluate", "--checkpoint=99"], "has no checkpoint '99'; use one of: newest, "),
         (["evaluate", "--run-uri=no/such/run"], "no run found at"),
         (["evaluate", "--dataset-uri=no/such"], "no/such does not exist"),
     ],

@@ -38,8 +38,8 @@ def test_a_metric_that_is_not_finite_is_never_best(
     best = best_of(run, monkeypatch, 0.5, 0.9, math.nan, 0.3, math.inf, 0.2)
     assert best == {"first": 8, "second": 28}, "the epoch with 0.9; the only one"
     said = capfd.readouterr().out
-    assert "[first] after epoch 3: accuracy is nan, which is never best" in said
-    assert "[first] after epoch 5: accuracy is inf, which is never best" in said
+    assert "[first] after epoch 3: accuracy is nan, which never counts as best" in said
+    assert "[first] after epoch 5: accuracy is inf, which never counts as best" in said
 
 
 def test_the_first_metric_may_be_no_number(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

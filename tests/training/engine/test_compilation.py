@@ -45,7 +45,7 @@ def test_a_damaged_cache_is_dropped_with_a_line(
 ) -> None:
     store.put(key(store), content)
     CompileCache(store, "first", NUMERICS).load()
-    assert "[compile] the kept code is not used but made again" in caplog.text
+    assert "[compile] cannot use the kept code, compiling again" in caplog.text
     assert f"{key(store)} does not match its checksum" in caplog.text
 
 
@@ -62,7 +62,7 @@ def test_a_machine_that_cannot_take_the_kept_code_makes_it_anew(
     (tmp_path / "file").touch()
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "file"))
     CompileCache(store, "first", NUMERICS).load()
-    assert "[compile] the kept code is not used but made again: [Errno" in caplog.text
+    assert "[compile] cannot use the kept code, compiling again: [Errno" in caplog.text
 
 
 def test_without_a_cache_nothing_is_said(store: Store, caplog: pytest.LogCaptureFixture) -> None:

@@ -127,7 +127,7 @@ def test_fails_when_going_back_is_in_vain(run: Run, capfd: pytest.CaptureFixture
     assert run.head.state == "failed"
     assert run.head.reason is not None
     assert "step 8: the loss is nan" in run.head.reason
-    assert "2 retries from the last commit came no further" in run.head.reason
+    assert "2 retries from the last commit got no further" in run.head.reason
     assert [entry.step for entry in run.head.checkpoints] == [3, 6]
     assert run.json("receipt.json")["state"] == "failed"
 

@@ -108,5 +108,5 @@ def test_parameters_that_are_given_one_tensor_have_each_their_own() -> None:
 
 def test_fails_for_a_name_that_the_optimizer_does_not_have() -> None:
     model = Tied()
-    with pytest.raises(UserError, match=r"stage 'grown': start gave .* for 'frozen.weight', which"):
+    with pytest.raises(UserError, match=r"stage 'grown': start returned .* 'frozen.weight', which"):
         start_state(STAGE, AdamW(in_groups(model)), model, {"frozen.weight": {}})

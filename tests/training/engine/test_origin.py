@@ -176,13 +176,13 @@ def test_fails_when_the_weights_have_changed_since(
         (["--extend-to=5epochs"], "--extend-to needs --init-from"),
         (
             ["--init-from={whole}", "--extend-to=3epochs"],
-            "has already trained stage 'second' for 12 steps, 3 whole epochs; give more",
+            "has already trained stage 'second' for 12 steps, 3 whole epochs; pass more",
         ),
         (["--init-from={whole}", "--extend-to=forever"], "write 8epochs or 4000steps"),
         (["--init-from={whole}", "--extend-to=5epochs", CONSTANT], "with the overrides (none)"),
         (["--init-from=no/such/run"], "no run found at"),
         (["--init-from=no/such.safetensors"], "does not exist"),
-        (["--init-from={file}"], "is no state dict and has none under 'model' or 'state_dict'"),
+        (["--init-from={file}"], "is not a state dict and has none under 'model' or 'state_dict'"),
     ],
 )
 def test_fails_for_a_mistake_in_one_sentence(

@@ -54,7 +54,7 @@ def refuse(model: nn.Module, choose: Callable[[Any], Sequence[nn.Module]], words
 
 
 def test_fails_where_a_block_is_no_part_of_the_model(tmp_path: Path) -> None:
-    words = "`sharded_modules` gave a Linear that is not part of its model"
+    words = "`sharded_modules` returned a Linear that is not part of its model"
     on_ranks(2, tmp_path, refuse(Tied(), lambda m: [nn.Linear(4, 4)], words))
 
 
@@ -69,9 +69,9 @@ def test_fails_for_a_parameter_without_a_dimension(tmp_path: Path) -> None:
 
 
 def test_fails_for_settings_that_exclude_each_other() -> None:
-    with pytest.raises(ValueError, match="sharding is 'half'; give one of none, full"):
+    with pytest.raises(ValueError, match="sharding is 'half'; use one of none, full"):
         Settings(epochs=1, global_batch=1, micro_batch=1, sharding=cast(Any, "half"))
-    with pytest.raises(ValueError, match="reduction is 'star'; give one of tree, ring"):
+    with pytest.raises(ValueError, match="reduction is 'star'; use one of tree, ring"):
         Settings(epochs=1, global_batch=1, micro_batch=1, reduction=cast(Any, "star"))
 
 

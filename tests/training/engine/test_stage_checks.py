@@ -78,7 +78,7 @@ def sgd(*modules: nn.Module) -> torch.optim.Optimizer:
         ),
         (
             lambda: stage_checks.checked_optimizer(STAGE, sgd(MODEL, nn.Linear(1, 1)), MODEL),
-            "wrong parameters (2 of 4 are not the model's); give it those of the model",
+            "wrong parameters (2 of 4 are not the model's); pass it those of the model",
         ),
         (
             lambda: stage_checks.checked_partial(STAGE, {}),

@@ -103,4 +103,4 @@ def test_fails_to_extend_a_stage_of_steps_by_nothing(
         extend = [f"--init-from={steady.uri}", f"--extend-to={length}"]
         assert new_run(dataset, tmp_path, *steady.options, *extend).attempt() == 2
         said = capsys.readouterr().err
-        assert "has already trained stage 'second' for 6 steps, 1 whole epochs; give more" in said
+        assert "has already trained stage 'second' for 6 steps, 1 whole epochs; pass more" in said

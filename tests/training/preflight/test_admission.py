@@ -310,7 +310,7 @@ def test_a_sweep_ends_with_a_table(
     assert len(table) == 3
     written = (tmp_path / "runs" / "sweep.json").read_bytes()
     assert main([*command[:-1], "--vary=learning_rate=0.2"]) == 2
-    assert "has another sweep, which stays as it was begun" in capsys.readouterr().err
+    assert "has another sweep, which cannot be changed" in capsys.readouterr().err
     assert (tmp_path / "runs" / "sweep.json").read_bytes() == written
     assert table[0].split() == ["run", "state", "steps", "seconds", "accuracy"]
     assert " 24 " in table[1]

@@ -137,8 +137,8 @@ def test_a_config_gives_the_published_number_of_parameters(
         ({**LLAMA, "num_attention_heads": 0}, None, "division or modulo by zero"),
         (GPT2, 2000, "--tokens is 2000; this model has 1024 positions"),
         ({"model_type": "vit"}, 8, "--tokens is for text"),
-        (WHISPER, None, "takes input_features, whose shape no config tells"),
-        ({"model_type": "sam"}, None, "no model to train of model_type 'sam'"),
+        (WHISPER, None, "takes input_features, whose shape is not in a config"),
+        ({"model_type": "sam"}, None, "cannot train model_type 'sam'"),
     ],
 )
 def test_fails_on_a_config_that_cannot_be_counted(
@@ -261,7 +261,7 @@ def test_two_of_four_experts_compute_half_of_what_four_do(write: Callable[[Any],
     [
         (["m:f", "--tokens", "8"], "are for transformers"),
         (["m:f", "--pure", "--precision", "float32"], "--pure is bfloat16, not float32"),
-        (["m:f", "--four-bit"], "give --lora RANK"),
+        (["m:f", "--four-bit"], "add --lora RANK"),
         (["m:f", "--lora", "8", "--pure"], "leave out --pure"),
         (["nowhere.json"], "nowhere.json does not exist"),
     ],

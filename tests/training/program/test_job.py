@@ -158,7 +158,7 @@ def test_a_program_killed_by_a_signal_is_said_to_be(
 ) -> None:
     run.write("import os; os.kill(os.getpid(), 9)")
     assert run.attempt() == 1
-    assert "ended with signal 9 (the kernel kills so where memory" in capfd.readouterr().err
+    assert "ended with signal 9 (the kernel does this when memory" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -170,7 +170,7 @@ def test_a_program_killed_by_a_signal_is_said_to_be(
         ("python -u trian.py", "the script 'trian.py' is not in the source folder"),
         ("torchrun --nproc-per-node=2 trian.py", "the script 'trian.py' is not in the source"),
         ("bash /no/such/run.sh", "the script '/no/such/run.sh' is not in the source folder"),
-        ("python train.py $SM_CHANNEL_TRIAN", "$SM_CHANNEL_TRIAN, which the container contract"),
+        ("python train.py $SM_CHANNEL_TRIAN", "$SM_CHANNEL_TRIAN, which is not part"),
         ("python train.py && echo", "write: bash -c"),
     ],
 )
@@ -339,7 +339,7 @@ def test_what_only_the_program_can_read_is_refused_with_a_way_out(
     assert main(["evaluate", f"--run-uri={run.uri}", f"--dataset-uri={tmp_path}"]) == 2
     assert main(["check", "program"]) == 2
     said = capfd.readouterr().err
-    assert said.count(f"lies in {run.uri}/final/model/") == 1
+    assert said.count(f"is in {run.uri}/final/model/") == 1
     assert "'program' is not a workload" in said
 
 
@@ -382,8 +382,8 @@ def test_a_snapshot_is_exported_into_a_new_folder(
     steps = {path.read_text() for path in out.rglob("*") if path.is_file()}
     assert len(steps) == 1, "both files of the pair are of one step"
     assert main(export) == 2
-    assert "is not empty; give a new folder" in capfd.readouterr().err
+    assert "is not empty; use a new folder" in capfd.readouterr().err
     assert main([*export[:-1], f"--out={tmp_path / 'newest'}", "--checkpoint=99"]) == 2
-    assert "give one of: newest" in capfd.readouterr().err
+    assert "use one of: newest" in capfd.readouterr().err
     assert main([*export[:-1], f"--out={run.source / 'train.py/below'}"]) == 2
-    assert "below: Not a directory; give another path" in capfd.readouterr().err
+    assert "below: Not a directory; use another path" in capfd.readouterr().err

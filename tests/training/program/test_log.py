@@ -101,7 +101,7 @@ def test_a_full_disk_stops_no_program(tmp_path: Path, capfd: pytest.CaptureFixtu
     os.close(program)
     log.close(60)
     out = capfd.readouterr().out
-    assert "what comes now is shown, not kept" in out
+    assert "further output is shown, not kept" in out
     assert out.count("two\n") == 1
 
 

@@ -63,7 +63,7 @@ def test_variables_of_the_contract_are_replaced_without_a_shell(tmp_path: Path) 
 
 
 def test_fails_for_a_variable_that_the_contract_does_not_have(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"\$SM_NUM_GPU, which the container contract"):
+    with pytest.raises(UserError, match=r"\$SM_NUM_GPU, which is not part of the container"):
         command(tmp_path, "env $SM_NUM_GPU")
 
 

@@ -50,7 +50,7 @@ def test_the_bound_is_what_the_figures_say(times: _StageTimes, device: str, boun
 def test_a_run_that_waits_for_decoding_is_told_what_would_change_it() -> None:
     said = sentence("classifier", of(computed_seconds=60, waited_seconds=39, **DECODING), "cuda")
     assert said == (
-        "stage 'classifier' is bound by decoding: of the time of its steps 60% were computing and "
+        "stage 'classifier' is bound by decoding: of its steps' time 60% was computing and "
         "39% waiting for data, at 10 samples/s. 3 loader workers were busy 93% of it (7% reading, "
         "71% decoding, 21% the rest) and could make 11 samples/s. More vCPUs per GPU (another "
         "size) or smaller images (resized when they are packed) would change it."
@@ -62,7 +62,7 @@ def test_a_run_whose_gpu_has_work_is_told_that_its_data_could_come_faster() -> N
     said = sentence("classifier", times, "cuda") or ""
     assert "bound by the GPU" in said
     assert "busy 10% of it (100% decoding) and could make 100 samples/s" in said
-    assert "Before the first steps 12 s were waited for data." in said
+    assert "It waited 12 s for data before the first steps." in said
     assert "more vCPUs, a faster disk or network would not" in said
 
 

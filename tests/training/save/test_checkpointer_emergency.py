@@ -73,7 +73,7 @@ def test_a_notice_too_short_for_this_step_finishes_the_save_before_it(
     clock.advance(1.0)
     threading.Timer(0.1, scene.store.gate.set).start()
     assert scene.emergency(3, 1.3)
-    assert "finishing the save before it" in capsys.readouterr().out
+    assert "finishing the previous save" in capsys.readouterr().out
     assert scene.committed() == [(1, 1.0), (2, 2.0)]
     assert scene.context.lease.head.state == "released"
 

@@ -134,7 +134,7 @@ def test_a_request_is_dropped_if_the_program_wrote_on_without_waiting(
     wait_until(lambda: not machine.mirror.commit_file.exists(), machine.mirror)
     assert not machine.end(exit_code=1)
     assert entries(store) == ()
-    assert "wait until that file is gone" in caplog.text
+    assert "wait until it is gone" in caplog.text
 
 
 @pytest.mark.parametrize("exit_code", [1, -9])
@@ -284,7 +284,7 @@ def test_pipes_sockets_and_links_out_of_the_folder_are_each_said_once(
         "[snapshot] 'pipe' is a pipe and is not saved",
         "[snapshot] 'socket' is a socket and is not saved",
         "[snapshot] 'out' points out of the folder, to '../elsewhere': the link is saved, "
-        "what it points to is not",
+        "but not its target",
     ]
     machine.vanish()
     assert {p.name for p in new_machine("second").folder.iterdir()} == {"out", "model.pt"}

@@ -309,7 +309,7 @@ def test_fails_where_names_collide(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     snapshot = FolderManifest(reason="quiet", program_says_when=False, files=tuple(files))
     store = FolderStore(tmp_path / "run")
     monkeypatch.setattr(restore, "_tells_case_apart", lambda root: False)
-    with pytest.raises(UserError, match="does not tell 'Last' from 'last'"):
+    with pytest.raises(UserError, match="cannot tell 'Last' from 'last'"):
         restore.fill(store, snapshot, tmp_path / "laptop")
     monkeypatch.undo()
     restore.fill(store, snapshot, tmp_path / "linux")

@@ -175,7 +175,7 @@ def test_fails_to_make_a_dataset_where_something_is(
 ) -> None:
     arguments = ["data", "make", "--workload", WORKLOAD, "--out", str(dataset), "--count", "3"]
     assert main(arguments) == 2
-    assert "is not empty; give a new folder" in capsys.readouterr().err
+    assert "is not empty; use a new folder" in capsys.readouterr().err
 
 
 def test_the_fingerprint_depends_on_every_checksum() -> None:

@@ -106,7 +106,7 @@ def test_credentials_that_are_not_there_now_are_no_users_mistake(
     monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", "http://127.0.0.1:9")
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "false")
     store = open_store(bucket_uri)
-    with pytest.raises(StoreError, match="no AWS credentials found; give a role or a profile"):
+    with pytest.raises(StoreError, match="no AWS credentials found; configure a role or"):
         store.get("head.json")
     with pytest.raises(StoreError, match="no AWS credentials found"):
         store.put_if("head.json", b"one", None)

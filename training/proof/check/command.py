@@ -82,7 +82,7 @@ def check(options: argparse.Namespace) -> int:
         if fewest < (options.steps or 0):
             raise UserError(
                 f"stage {stage!r} has so few samples that it took {fewest} steps, not "
-                f"{options.steps}; give a larger --count, or a smaller batch with --override"
+                f"{options.steps}; pass a larger --count, or set a smaller batch with --override"
             )
         _print(options, f"[ok] uninterrupted run: {len(whole.steps)} steps")
         differing = differences(runs.whole("again"), whole)
@@ -100,7 +100,7 @@ def check(options: argparse.Namespace) -> int:
 
 
 def _plan(stages: Sequence[Any], num_steps: int | None) -> list[Kill]:
-    """Where to interrupt a run, stage by stage; `num_steps` adds kills to Train stages."""
+    """Return where to interrupt a run, by stage; `num_steps` adds kills to Train stages."""
     planned = []
     for stage in stages:
         if not isinstance(stage, Train):
@@ -117,7 +117,7 @@ def _plan(stages: Sequence[Any], num_steps: int | None) -> list[Kill]:
 
 
 def _notice(stage: Any, phase: str, number: int) -> Kill:
-    # Whichever rank gets there first: not every one makes a given shard.
+    # Whichever rank gets there first: not every rank makes a given shard.
     return Kill(kind="notice", stage=stage.name, phase=phase, occurrence=number, observed_rank=None)
 
 
@@ -139,7 +139,7 @@ class _Runs:
     def interrupted(self, name: str, planned: Sequence[Kill]) -> tuple[RunOutcome, dict[Kill, str]]:
         """Make a run whose attempts each end at the first kill that is left; describe those.
 
-        A point that does not exist (a second epoch where there is one) holds up no other.
+        A point that does not exist (a second epoch where there is one) does not hold up the rest.
         """
         left, reached = list(planned), dict[Kill, str]()
         while (result := self._attempt(name, left)).code != EXIT_FINISHED:
@@ -187,11 +187,11 @@ def _ended(result: AttemptResult) -> str:
 
 
 def _never_interrupted(planned: Sequence[Kill], reached: Mapping[Kill, str]) -> list[str]:
-    """A sentence for each stage of which no point was reached."""
+    """Return a sentence for each stage in which no point was reached."""
     return [
-        f"stage {stage!r} was never interrupted, so nothing is known about it: the run came to "
-        "none of its steps, evaluations and shards; if another stage has made what it prepares, "
-        "give it a key of its own"
+        f"stage {stage!r} was never interrupted, so nothing is known about it: the run reached "
+        "none of its steps, evaluations or shards; if another stage has made what it prepares, "
+        "give it its own key"
         for stage in dict.fromkeys(kill.stage for kill in planned)
         if stage not in {kill.stage for kill in reached}
     ]

@@ -1,8 +1,8 @@
 """`check --program`: what interruptions change in a program that knows nothing of this project.
 
-It runs two times to its end and then once more: killed before its first snapshot and on the way,
-and with a notice inside a save. Each attempt is a new process with a new root, and has nothing but
-the run's store.
+It runs twice to its end and then once more: killed before its first snapshot and later, and with a
+notice inside a save. Each attempt is a new process with a new root, and has nothing but the run's
+store.
 """
 
 import argparse
@@ -32,9 +32,9 @@ from training.save.quiet import QuietTime
 from training.store.folder import open_store
 from training.store.protocol import Store
 
-# A notice shall come while a save is being written.
+# Short enough for a notice to come while a save is being written.
 _NOTICE_POLL_SECONDS = 0.02
-# Of a notice: time for a save, and not the two minutes that a program without a handler waits for.
+# A notice's time: enough for a save, not the two minutes that a program without a handler takes.
 _NOTICE_SECONDS = 20
 
 
@@ -44,16 +44,16 @@ class _Interruption:
 
     what: str
     attempt: int
-    step: int  # that the program had come to
-    is_late: bool  # the program had had the time to save
-    seconds_lost: float | None = None  # since what the snapshot holds from which it was resumed
-    costs_all: bool = False  # in spite of that, nothing was there to resume from
+    step: int  # that the program had reached
+    is_late: bool  # the program had had time to save
+    seconds_lost: float | None = None  # since the content of the snapshot it resumed from
+    costs_all: bool = False  # although it is late, there was nothing to resume from
     why: str | None = None  # what had kept the folder from being snapshotted
     steps_redone: int | None = None  # None: its metrics name no step
 
 
 class _Attempt:
-    """What can be seen of an attempt while it runs."""
+    """What can be observed of a running attempt."""
 
     def __init__(self, number: int, metrics: Path, folder: Path) -> None:
         self.number = number
@@ -64,11 +64,11 @@ class _Attempt:
         self._folder = folder
 
     def look(self) -> float:
-        """Read what it has written; return for how many seconds it has been running."""
+        """Read what it has written; return the seconds it has been running for."""
         num_begun = 0
         for record in recorded(self._metrics):
             if record["kind"] == "resume":
-                # A resumed attempt shall lose something too: a commit of its own counts.
+                # A resumed attempt must lose something too: only a commit of its own counts.
                 num_begun, self.has_snapshot = num_begun + 1, False
             elif record["kind"] == "step":
                 self.step = int(record["step"])
@@ -87,10 +87,10 @@ class _Attempt:
         return before is not None and now is not None and before.difference(now) is not None
 
     def obstacle(self) -> str | None:
-        """What keeps its folder from being snapshotted, as a clause."""
+        """Return what keeps its folder from being snapshotted, as a clause."""
         self.is_saving()
         if (listing := self._quiet.listing) is None or listing.is_empty:
-            return "it has saved nothing by then"
+            return "it had saved nothing by then"
         if not self._quiet.is_closed() and (held := self._quiet.found_open) is not None:
             return f"{held} stays open for writing"
         seconds = time.time() - listing.written_ns / 1e9
@@ -107,13 +107,13 @@ class _ProgramRuns:
         self._num_attempts = 0
 
     def run(self, name: str) -> ProgramRun:
-        """A run to its end."""
+        """Run the program to its end."""
         began, self._num_attempts = time.monotonic(), 0
         self._finish(name)
         return self._read(name, time.monotonic() - began)
 
     def interrupted(self, name: str, whole: ProgramRun, num_kills: int) -> ProgramRun:
-        """A run that is killed before a snapshot, after each equal share, noticed, and finished."""
+        """Run it with a kill before a snapshot and after each equal share, and a notice."""
         began, self._num_attempts = time.monotonic(), 0
         first, last = whole.snapshot_seconds, max(whole.losses, default=0)
         share = whole.seconds / (num_kills + 1)
@@ -151,7 +151,7 @@ class _ProgramRuns:
             return bool(obstacle)
 
         if self._live(name, attempt, is_lost=kill) != -signal.SIGKILL or not obstacle:
-            return  # it was faster
+            return  # it ended sooner
         assert attempt.began is not None
         store = open_store(self._uri(name))
         written = [event["written_at"] for event in read_events(store, "committed")]
@@ -256,7 +256,7 @@ def _first_snapshot(store: Store) -> float | None:
 
 
 def _given(options: argparse.Namespace) -> list[str]:
-    """The options of `run` among those of `check`, as they were given."""
+    """Return the options of `run` among those of `check`, as they were given."""
     single = ("program", "program_file", "source", "dataset_uri", "working_folder", "interpreter")
     given = []
     for name in (*single, "notice_signal", "quiet_seconds"):
@@ -295,7 +295,7 @@ def check_program(options: argparse.Namespace) -> int:
 
 
 def _refuse_untestable(whole: ProgramRun) -> None:
-    """UserError where a comparison could show nothing."""
+    """Raise UserError if a comparison could show nothing."""
     if not whole.num_snapshots:
         raise UserError(
             "the program saved nothing to its checkpoint folder, so any interruption starts it "
@@ -357,13 +357,13 @@ def _show(interrupted: ProgramRun, own: Difference, found: Difference) -> None:
         print(f"  {one['what']}: {lost} s lost, {redone}")
     if found.missing:
         print(
-            f"  losses known of one run only: {len(found.missing)}, from step {found.missing[0]} on"
+            f"  losses known of only one run: {len(found.missing)}, from step {found.missing[0]} on"
         )
     if not found.is_none:
         print(f"[failed] interrupted, it ends differently: {_compared(found)}")
         if own.is_none:
-            print("  Uninterrupted it ends the same each time: its checkpoint lacks something, as")
-            print("  random states or the place in the epoch. docs/port.md: what a workload does.")
+            print("  Uninterrupted, it ends the same each time: its checkpoint lacks something,")
+            print("  such as random states or the place in the epoch. docs/port.md shows a remedy.")
         else:
             print("  Two uninterrupted runs differ as well: seed it first, then check again.")
     late = [one for one in interrupted.interruptions if one["is_late"]]

@@ -55,7 +55,7 @@ def torture(options: argparse.Namespace) -> int:
     sizes = _sizes(options)
     out = options.out or Path(tempfile.mkdtemp(prefix="torture-"))
     if out.exists() and any(out.iterdir()):
-        raise UserError(f"{out} is not empty; give a new folder")
+        raise UserError(f"{out} is not empty; use a new folder")
     out.mkdir(parents=True, exist_ok=True)
     dataset = made_dataset(options.dataset_uri, workload, options.count, out / "dataset")
     assert threading.active_count() == 1

@@ -1,10 +1,10 @@
-"""What a torture draws from its seed: the variant of each run, and the kill of each attempt.
+"""Draws from a torture's seed: the variant of each run, and the kill of each attempt.
 
-A variant's properties and the kinds of kill come from decks that are reshuffled when they are
-empty, so that even a short series has every card. The recipe changes the bits, the number of ranks
-does not: a run is compared with the uninterrupted one of its recipe on one rank. Where ranks do
-change them (shares, a ring), all attempts of a run, and of that one, have the same number. Hosts
-are groups of processes with no file in common but the run; a lost one takes all its ranks along.
+A variant's properties and the kinds of kill come from decks that are reshuffled when empty, so even
+a short series has every card. The recipe changes the bits, the number of ranks does not: a run is
+compared with the uninterrupted one of its recipe on one rank. Where ranks do change the bits
+(shares, a ring), all attempts of both runs have the same number. Hosts are groups of processes that
+share no file but the run; a lost one takes all its ranks along.
 """
 
 import random
@@ -38,7 +38,7 @@ PHASES: dict[str, int] = {
     "receipt": 1,
     "finish": 1,
 }
-# Phases of ranks above 0, too.
+# Phases that ranks above 0 have, too.
 _OF_ALL_RANKS = ("preparation", "artifact", "start of a stage", "step", "evaluation")
 _HELD_IN = ("step", "step", "step", "evaluation", "start of a stage")
 # Phases with much left to train; at random times a dated notice comes in any phase.
@@ -53,7 +53,7 @@ KINDS: dict[Kind, int] = {
     "zombie": 2,
     "rival": 2,
 }
-# The shortest dated notice in seconds, and the ratio of longest to shortest: some have time for a
+# The shortest dated notice in seconds, and the ratio of longest to shortest: some leave time for a
 # second save, some do not. A longer workload gets longer ones.
 _NOTICE_SECONDS = 0.2
 _NOTICE_SPREAD = 10.0
@@ -64,7 +64,7 @@ _SHARE_OF_HOSTS = 0.5
 
 
 class Size(NamedTuple):
-    """How many ranks an attempt has: so many on each of its hosts."""
+    """The ranks of an attempt: so many on each of its hosts."""
 
     each: int
     hosts: int = 1

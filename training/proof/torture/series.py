@@ -1,6 +1,6 @@
 """Tortures runs one after another until the kills are used up, and compares each finished run.
 
-Which exits of an attempt are expected, too, and the totals of it all.
+It also knows which exits of an attempt are expected, and counts the totals.
 """
 
 import random
@@ -41,7 +41,7 @@ _FRESH_ONE_IN = 10
 _MOST_UNDISTURBED_ATTEMPTS = 3
 _REFERENCE_ATTEMPTS = 3
 _HANG_SECONDS = 120.0
-# Of an uninterrupted run, before one has shown it: a tenth of what it may take.
+# The time of an uninterrupted run, until one is measured: a tenth of what it may take.
 _USUAL_SECONDS = 60.0
 # Short enough for a held attempt not to delay the series; long enough for a small save.
 _HELD_BUDGET_SECONDS = 0.6
@@ -175,7 +175,7 @@ class Torture:
         return f"{self.target.runs_uri.rstrip('/')}/{name}"
 
     def next_attempt(self) -> int:
-        """The number of the next attempt of all."""
+        """Count the next attempt, and return its number among all."""
         self._attempts += 1
         self.totals.attempts += 1
         return self._attempts
@@ -300,11 +300,11 @@ def _unexpected_exit(attempt: AttemptResult, *, is_store_faulty: bool) -> list[s
     wrong = [f"left rank {rank} running ({attempt.folder})" for rank in attempt.outlived_by]
     is_damaging = is_store_faulty or attempt.num_faults > 0
     is_zombie = attempt.kill is not None and attempt.kill.kind == "zombie"
-    # On a busy machine the other hosts may take longer to begin than they are waited for.
+    # On a busy machine the other hosts may begin later than the first one waits for them.
     is_unlucky = is_damaging or _lost_a_rank(attempt) or LATE in attempt.log
     excused = {
         EXIT_FAILED: is_unlucky,
-        # A successor has swept what a zombie was saving as it was suspended.
+        # A successor has swept what a zombie was saving when it was suspended.
         EXIT_STORE: is_unlucky or is_zombie,
         # A machine that reads nothing but damage ends; the run goes on elsewhere.
         EXIT_MACHINE: is_damaging,
@@ -352,7 +352,7 @@ def _lost_a_rank(attempt: AttemptResult) -> bool:
 
 
 def _ended_by(attempt: AttemptResult) -> str:
-    """What ended an attempt after a dated notice."""
+    """Return what ended an attempt after a dated notice."""
     return attempt.follow_up[-1].name if attempt.follow_up else "itself"
 
 

@@ -51,7 +51,7 @@ class _SmallConfig:
     seed: int = 11
     num_threads: int = 1
     deterministic: bool = True
-    # Of 16 samples a step: up to four ranks get whole micro-batches, which BatchNorm needs.
+    # 16 samples a step: up to four ranks get whole micro-batches, which BatchNorm needs.
     settings: Settings = _SETTINGS
     width: int = 16
     has_hidden_layer: bool = False

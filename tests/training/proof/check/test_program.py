@@ -102,7 +102,7 @@ def test_a_program_that_forgets_a_random_state_ends_elsewhere(
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ([], "nothing to check: name a workload, or give --program and --source"),
+        ([], "nothing to check: name a workload, or pass --program and --source"),
         (["moons:MOONS", "--program=python train.py", "--source=."], "check one at a time"),
         (["--program=python train.py", "--source=nowhere"], "source folder nowhere does not exist"),
     ],

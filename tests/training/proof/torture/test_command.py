@@ -160,7 +160,7 @@ def test_a_bug_of_some_runs_alone_is_found_where_they_are_drawn(
         (["--num-processes=two"], "--num-processes is 'two'; give numbers, such as 1 or 1,2"),
         (["--num-processes=0,1"], "--num-processes is '0,1'; give numbers of at least 1"),
         (["--checkpoint-interval=5steps,1hour"], "'1hour' cannot be read"),
-        (["--out=training"], "training is not empty; give a new folder"),
+        (["--out=training"], "training is not empty; use a new folder"),
     ],
 )
 def test_fails_for_a_mistake_in_one_sentence(

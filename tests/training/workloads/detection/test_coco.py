@@ -236,7 +236,7 @@ def test_fails_to_import_what_would_break_training(
     assert message in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
     assert main([*IMPORT, str(tmp_path / "none"), f"--out={tmp_path / 'out'}"]) == 2
-    assert "none does not exist; give a folder, a zip or a tar archive" in capsys.readouterr().err
+    assert "none does not exist; name a folder, a zip or a tar archive" in capsys.readouterr().err
     small = tmp_path / "small"
     scene.write(small / "labels.json", scene.content(5))
     scene.save_images(scene.content(5), small)

@@ -65,4 +65,4 @@ def test_fails_to_draw_on_what_is_no_image(
 ) -> None:
     words = ["predict", "--run-uri=run", "--dataset-uri=data", f"--images={tmp_path / 'no'}"]
     assert main([*words, f"--out={tmp_path / 'out'}"]) == 2
-    assert "no has no files; give an image, or a folder of images" in capsys.readouterr().err
+    assert "no has no files; pass an image or a folder of images" in capsys.readouterr().err

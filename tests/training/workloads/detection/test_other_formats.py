@@ -70,7 +70,7 @@ def test_an_export_is_trained_on_by_the_commands_that_its_import_prints(
     # As document 003's container says: torch, the operators, the dataset, the config.
     said = capsys.readouterr().out
     assert f"[ok] torch {torch.__version__} on cpu" in said
-    assert "[ok] detect computes by: attention reference" in said
+    assert "[ok] detect uses: attention reference" in said
     assert "[ok] dataset data: 2 classes, train " in said
     assert "[ok] detection, recipe laptop: decoder_layers=1 " in said
     assert (tmp_path / "runs/first/final/model.safetensors").is_file()

@@ -93,15 +93,15 @@ def test_an_attention_whose_backward_torch_refuses_is_refused_before_a_step() ->
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"weights": "imagenet"}, "weights is 'imagenet'; give one of random, pretrained"),
+        ({"weights": "imagenet"}, "weights is 'imagenet'; use one of random, pretrained"),
         ({"short_sides": "480,big"}, "short_sides is '480,big'; give whole numbers with commas"),
         ({"max_side": 640}, "give numbers from 64 to max_side, 640"),
         ({"drop_epoch": 51}, "drop_epoch is 51 of 50 epochs"),
-        ({"crop_share": 2.0}, "crop_share is 2.0; give a share from 0 to 1"),
-        ({"learning_rate": 0.0}, "learning_rate is 0.0; give more than 0"),
-        ({"num_queries": 0}, "num_queries is 0; give at least 1"),
+        ({"crop_share": 2.0}, "crop_share is 2.0; use a share from 0 to 1"),
+        ({"learning_rate": 0.0}, "learning_rate is 0.0; use more than 0"),
+        ({"num_queries": 0}, "num_queries is 0; use at least 1"),
         ({"width": 200}, "multiple of num_heads and of 32"),
-        ({"epochs": 0}, "epochs is 0; give at least 1"),
+        ({"epochs": 0}, "epochs is 0; use at least 1"),
     ],
 )
 def test_fails_for_a_config_that_cannot_be_trained(change: dict[str, object], words: str) -> None:
@@ -114,13 +114,13 @@ def test_fails_for_a_config_that_cannot_be_trained(change: dict[str, object], wo
     [
         (
             {"backbone": "resnet7"},
-            "backbone is 'resnet7'; give one of resnet18, resnet34, resnet50",
+            "backbone is 'resnet7'; use one of resnet18, resnet34, resnet50",
         ),
-        ({"backbone_norm": "batch"}, "backbone_norm is 'batch'; give one of frozen_batch, group"),
-        ({"num_classes": 0}, "num_classes is 0; give at least 1"),
-        ({"denoising_queries": -1}, "denoising_queries is -1; give at least 0"),
+        ({"backbone_norm": "batch"}, "backbone_norm is 'batch'; use one of frozen_batch, group"),
+        ({"num_classes": 0}, "num_classes is 0; use at least 1"),
+        ({"denoising_queries": -1}, "denoising_queries is -1; use at least 0"),
         ({"num_levels": 5}, "num_levels is 5; give 3 or 4"),
-        ({"box_noise": 1.5}, "box_noise is 1.5; give a share from 0 to 1"),
+        ({"box_noise": 1.5}, "box_noise is 1.5; use a share from 0 to 1"),
         ({"width": 200}, "width 200 over num_heads 8: give a width that is a multiple of"),
         ({"num_heads": 7}, "width 256 over num_heads 7: give a width that is a multiple of"),
     ],

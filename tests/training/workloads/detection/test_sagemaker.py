@@ -68,7 +68,7 @@ def test_files_in_channels_become_a_dataset_and_a_model(
     monkeypatch.setattr(sagemaker, "_Trainer", _InThisProcess)
     assert main(["sagemaker", f"--ml-root={root}"]) == 0
     said = capsys.readouterr().out
-    for fact in ("dataset made:", "torch ", "dataset ", "detect computes by: attention ", "recipe"):
+    for fact in ("dataset made:", "torch ", "dataset ", "detect uses: attention ", "recipe"):
         assert f"[ok] {fact}" in said or (fact == "recipe" and ", recipe quick: " in said)
     assert (root / "model/model.safetensors").stat().st_size > 40_000_000
     receipt = json.loads((root / "model/receipt.json").read_text())

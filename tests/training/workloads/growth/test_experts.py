@@ -131,7 +131,7 @@ def test_without_data_shapes_alone_decide_the_work() -> None:
 
 
 def test_fails_for_a_way_that_does_not_exist() -> None:
-    with pytest.raises(ValueError, match="expert_products is 'loop'; give one of auto, split, bmm"):
+    with pytest.raises(ValueError, match="expert_products is 'loop'; use one of auto, split, bmm"):
         GrowthConfig(expert_products="loop")  # type: ignore[arg-type]
 
 

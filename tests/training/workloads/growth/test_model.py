@@ -126,7 +126,7 @@ def test_half_precision_stays_close_and_keeps_the_weights_gradients_in_full() ->
         ({"num_heads": 3}, "width 16 over num_heads 3"),
         ({"num_heads": 16}, "give a width that is an even multiple of num_heads"),
         ({"blocks": ()}, "the model has no block; give at least one"),
-        ({"vocab_size": 0}, "vocab_size is 0; give at least 1"),
+        ({"vocab_size": 0}, "vocab_size is 0; use at least 1"),
     ],
 )
 def test_fails_for_an_impossible_architecture(fields: dict[str, object], message: str) -> None:

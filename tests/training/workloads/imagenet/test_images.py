@@ -109,9 +109,9 @@ def test_fails_for_an_image_that_would_fill_the_memory(monkeypatch: pytest.Monke
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"shorter_side": -1}, "shorter_side is -1; give at least 0"),
+        ({"shorter_side": -1}, "shorter_side is -1; use at least 0"),
         ({"quality": 0}, "quality is 0; give 1 to 100"),
-        ({"left_out_share": 1.0}, "left_out_share is 1.0; give at least 0 and less than 1"),
+        ({"left_out_share": 1.0}, "left_out_share is 1.0; use at least 0 and less than 1"),
     ],
 )
 def test_fails_for_options_out_of_range(options: dict[str, float], message: str) -> None:

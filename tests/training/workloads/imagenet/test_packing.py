@@ -182,7 +182,7 @@ def test_a_disk_that_is_full_is_named_and_the_import_goes_on_later(
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     said = capsys.readouterr().err
-    assert f"{out} cannot be written: File too large; give the same command again" in said
+    assert f"{out} cannot be written: File too large; run the same command again" in said
     assert main(command(source, out)) == 0
     assert main(["data", "check", str(out)]) == 0
 
@@ -204,7 +204,7 @@ def test_a_folder_is_packed_straight_into_a_store(
     assert set(store.sizes("")) == set(whole)
     assert all(store.get(name).data == kept for name, kept in whole.items())  # type: ignore[union-attr]
     assert main(straight) == 2
-    assert "is not empty: it has manifest.json; give a new prefix" in capsys.readouterr().err
+    assert "is not empty: it has manifest.json; use a new prefix" in capsys.readouterr().err
 
 
 def test_images_come_from_a_bucket(
@@ -217,7 +217,7 @@ def test_images_come_from_a_bucket(
     assert main(command(f"{bucket_uri}/photos", tmp_path / "b/out")) == 0
     assert content(tmp_path / "a/out") == content(tmp_path / "b/out")
     assert main(command(f"{bucket_uri}/nothing", tmp_path / "c/out")) == 2
-    assert "/nothing has no files; give a prefix that has some" in capsys.readouterr().err
+    assert "/nothing has no files; use a prefix that has some" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("kind", ["devkit", "kaggle", "csv"])

@@ -173,5 +173,5 @@ def test_fails_while_another_import_is_at_work_in_the_folder(
         assert main(command(source, out)) == 130
     with FolderOutput(out).working_folder():
         assert main(command(source, out)) == 2
-    assert f"another import is at work in {out}; wait for its end" in capsys.readouterr().err
+    assert f"another import is running in {out}; wait for it to end" in capsys.readouterr().err
     assert main(command(source, out)) == 0

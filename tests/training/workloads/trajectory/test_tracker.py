@@ -57,4 +57,4 @@ def test_difficulty_is_an_option_of_the_data_and_is_kept_with_it(
     assert '"difficulty": "hard"' in (tmp_path / "hard" / "manifest.json").read_text()
     capsys.readouterr()
     assert main([*make, f"--out={tmp_path / 'other'}", "--override=difficulty=medium"]) == 2
-    assert "difficulty is 'medium'; give one of easy, hard" in capsys.readouterr().err
+    assert "difficulty is 'medium'; use one of easy, hard" in capsys.readouterr().err
