@@ -1,7 +1,8 @@
 """What each side costs: an hour of training, an idle month, and the run that sizing predicts.
 
-Prices are sizing's (list prices of us-east-1); what a template does not show - storage in S3, log
-volume, custom metrics while an instance runs, data transfer - is left out, and the comment says so.
+Prices are sizing's, of the side's region; of alarms, keys, networks and the Guard, of us-east-1.
+What a template does not show - storage in S3, log volume, custom metrics while an instance runs,
+data transfer - is left out, and the comment says so.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -11,13 +12,18 @@ from typing import Any
 
 from review.assembly import Side, StackSide
 from sizing import catalogue
-from sizing.catalogue import service_prices
+from sizing.catalogue import PRICE_REGION, service_prices
 
 LEFT_OUT = "S3 storage and requests, log volume, custom metrics while an instance runs, transfer"
 NOT_PREDICTED = "not predicted on this side"
 # The Guard reads a few objects and calls EC2 three times; modelled, not measured.
 _GUARD_SECONDS = 2.0
 _GUARD_MINUTES = 10
+_Find = Callable[..., catalogue.Price]
+_MARKETS: Mapping[str, _Find] = {
+    "Spot": catalogue.spot_price,
+    "on demand": catalogue.hourly_price,
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,7 +41,7 @@ class CostRow:
 def cost_rows(base: Side, head: Side) -> list[CostRow]:
     """Return the cost of an hour, an idle month and a run on both sides, as table rows."""
     old, new = _training_stack(base), _training_stack(head)
-    rows = _hour_rows(_Hour.of(old), _Hour.of(new))
+    rows = _hour_rows(_Hour.of(old, base.region), _Hour.of(new, head.region))
     idle_old, idle_new = (idle_usd_per_month(side) for side in (base, head))
     for name in sorted({*idle_old, *idle_new}):
         amounts = idle_old.get(name, 0.0), idle_new.get(name, 0.0)
@@ -54,6 +60,19 @@ def cost_rows(base: Side, head: Side) -> list[CostRow]:
                 is_headline=True)
         )  # fmt: skip
     return rows
+
+
+def price_note(base: Side, head: Side) -> str:
+    """Say where and when the prices of instances are from, and how others are modelled."""
+    notes = dict.fromkeys(
+        f"{side.region}: {hour.price_days()}"
+        for side in (base, head)
+        if (hour := _Hour.of(_training_stack(side), side.region))
+    )
+    return (
+        f"Prices of {'; '.join(notes) or PRICE_REGION} (sizing/catalogue). Volumes elsewhere are "
+        f"modelled by the instance's price; a month with the fleet at zero, by {PRICE_REGION}'s"
+    )
 
 
 def plan_warnings(head: Side) -> list[str]:
@@ -123,6 +142,7 @@ def _resource_usd_per_month(resource: Mapping[str, Any]) -> float:
 class _Hour:
     """The parts of the cost of one hour with one instance."""
 
+    region: str
     size: str
     sizes: tuple[str, ...]
     on_demand_base: int
@@ -132,7 +152,7 @@ class _Hour:
     address_usd: float
 
     @classmethod
-    def of(cls, stack: StackSide | None) -> "_Hour | None":
+    def of(cls, stack: StackSide | None, region: str) -> "_Hour | None":
         data = _first(stack, "AWS::EC2::LaunchTemplate").get("LaunchTemplateData")
         if not data:
             return None
@@ -146,12 +166,14 @@ class _Hour:
         disks = [each["Ebs"] for each in data.get("BlockDeviceMappings") or [] if "Ebs" in each]
         # Our own subnets give addresses; those of an existing network, named by their ids, none.
         is_public = any(not isinstance(each.get("SubnetId", ""), str) for each in overrides)
+        size = str(data.get("InstanceType", "-"))
         return cls(
-            size=str(data.get("InstanceType", "-")),
+            region=region,
+            size=size,
             sizes=tuple(dict.fromkeys(sizes)),
             on_demand_base=int(fleet.get("OnDemandTargetCapacity") or 0),
             volumes=" + ".join(map(_volume, disks)) or "-",
-            volumes_usd=sum(map(_volume_usd, disks)),
+            volumes_usd=_factor(size, region) * sum(map(_volume_usd, disks)),
             initialization_usd=sum(
                 service_prices.initialization_usd(float(disk.get("VolumeInitializationRate") or 0))
                 for disk in disks
@@ -159,15 +181,21 @@ class _Hour:
             address_usd=service_prices.PUBLIC_IPV4_USD_PER_HOUR if is_public else 0.0,
         )
 
-    def dearest(self, find: Callable[[str], catalogue.Price]) -> float | None:
+    def dearest(self, find: _Find) -> float | None:
         """The price of an hour of the dearest size that the fleet may launch."""
-        known = [find(size).usd_per_hour for size in self.sizes if size in catalogue.instances()]
-        return max(known, default=None)
+        known = [size for size in self.sizes if size in catalogue.instances()]
+        prices = [find(size, self.region, assume=True) for size in known]
+        return max((price.usd_per_hour for price in prices), default=None)
 
-    def price(self, find: Callable[[str], catalogue.Price]) -> catalogue.Price | None:
-        return find(self.size) if self.size in catalogue.instances() else None
+    def price(self, find: _Find) -> catalogue.Price | None:
+        known = self.size in catalogue.instances()
+        return find(self.size, self.region, assume=True) if known else None
 
-    def total(self, find: Callable[[str], catalogue.Price]) -> float | None:
+    def price_days(self) -> str:
+        prices = [price for find in _MARKETS.values() if (price := self.price(find))]
+        return ", ".join(dict.fromkeys(f"{price.basis} of {price.day}" for price in prices))
+
+    def total(self, find: _Find) -> float | None:
         price = self.price(find)
         if price is None:
             return None
@@ -184,8 +212,7 @@ def _hour_rows(old: _Hour | None, new: _Hour | None) -> list[CostRow]:
         _text_row("on-demand base", *both(lambda hour: str(hour.on_demand_base))),
         _text_row("volumes", *both(lambda hour: hour.volumes)),
     ]
-    markets = {"Spot": catalogue.spot_price, "on demand": catalogue.hourly_price}
-    for name, find in markets.items():
+    for name, find in _MARKETS.items():
         prices = both(methodcaller("price", find))
         bases = " → ".join(dict.fromkeys(price.basis for price in prices if price))
         rows += [
@@ -211,7 +238,7 @@ def _hour_rows(old: _Hour | None, new: _Hour | None) -> list[CostRow]:
             f"**an hour of training, {name}**, $/h",
             *both(methodcaller("total", find)),
         )
-        for name, find in markets.items()
+        for name, find in _MARKETS.items()
     ]
 
 
@@ -286,6 +313,14 @@ def _volume(disk: Mapping[str, Any]) -> str:
     if rate := disk.get("VolumeInitializationRate"):
         text += f" (loaded at {rate} MiB/s)"
     return text
+
+
+def _factor(size: str, region: str) -> float:
+    """How much more volumes cost than in us-east-1: as much as the instance (as for the Guard)."""
+    usual = (
+        catalogue.instances()[size].on_demand_usd_per_hour if size in catalogue.instances() else 0
+    )
+    return catalogue.hourly_price(size, region, assume=True).usd_per_hour / usual if usual else 1.0
 
 
 def _volume_usd(disk: Mapping[str, Any]) -> float:

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from review.assembly import CdkDiff, Side
 from review.changes import Change, Objection, find_changes
-from review.costs import CostRow, cost_rows, plan_warnings
+from review.costs import CostRow, cost_rows, plan_warnings, price_note
 from review.objections import STATEFUL, find_losses, find_refusals
 from review.protections import find_weakened
 from review.run_effects import find_run_effects
@@ -30,6 +30,7 @@ class Review:
     security: Sequence[SecurityChange]
     run_effects: Sequence[str]
     costs: Sequence[CostRow]
+    prices: str  # where and when they are from
     warnings: Sequence[str]
     diffs: Sequence[CdkDiff]
 
@@ -70,6 +71,7 @@ class Review:
             "security": [dataclasses.asdict(each) for each in self.security],
             "run": list(self.run_effects),
             "costs": [dataclasses.asdict(row) for row in self.costs],
+            "prices": self.prices,
             "warnings": list(self.warnings),
         }
 
@@ -88,6 +90,7 @@ def judge(base: Side, head: Side, diffs: Sequence[CdkDiff]) -> Review:
         security=find_security_changes(base, head, changes),
         run_effects=find_run_effects(base, head, changes),
         costs=cost_rows(base, head),
+        prices=price_note(base, head),
         warnings=plan_warnings(head),
         diffs=diffs,
     )
