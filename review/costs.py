@@ -195,6 +195,9 @@ class _Hour:
         prices = [price for find in _MARKETS.values() if (price := self.price(find))]
         return ", ".join(dict.fromkeys(f"{price.basis} of {price.day}" for price in prices))
 
+    def bought(self) -> float | None:
+        return self.total(_MARKETS["on demand" if self.on_demand_base else "Spot"])
+
     def total(self, find: _Find) -> float | None:
         price = self.price(find)
         if price is None:
@@ -233,16 +236,23 @@ def _hour_rows(old: _Hour | None, new: _Hour | None) -> list[CostRow]:
         ),
         _money_row("public IPv4, $/h", *both(lambda hour: hour.address_usd)),
     ]
-    return rows + [
-        _money_row(
-            f"**an hour of training, {name}**, $/h",
-            *both(methodcaller("total", find)),
-        )
-        for name, find in _MARKETS.items()
-    ]
+    return (
+        rows
+        + [
+            _money_row(
+                f"**an hour of training, {name}**, $/h",
+                *both(methodcaller("total", find)),
+            )
+            for name, find in _MARKETS.items()
+        ]
+        + [_money_row("an hour as the fleet buys it, $", *both(methodcaller("bought")))]
+    )
 
 
-_HEADLINES = ("size", "hours, p50", "run on Spot, p50, $", "checkpoint fits the notice")
+_HEADLINES = (
+    *("size", "hours, p50", "run on demand, $", "run on Spot, p50, $"),
+    "checkpoint fits the notice",
+)
 # Keys of <stack>.plan.json, which sizing writes at synthesis, in the order of the table.
 _PLAN_KEYS: Sequence[tuple[str, str]] = (
     ("fits", "fits the GPU"),
@@ -254,6 +264,9 @@ _PLAN_KEYS: Sequence[tuple[str, str]] = (
     ("usd_on_demand", "run on demand, $"),
     ("usd_spot_p50", "run on Spot, p50, $"),
     ("usd_spot_p90", "run on Spot, p90, $"),
+    ("deadline_usd_mean", "run with its deadline, mean, $"),
+    ("deadline_usd_p90", "run with its deadline, p90, $"),
+    ("deadline_on_demand_share", "share of its hours on demand"),
     ("usd_of_initializations", "loading the run's root volumes, $"),
     ("checkpoint_bytes", "checkpoint, bytes"),
     ("checkpoint_seconds", "checkpoint to S3, s"),
@@ -265,8 +278,9 @@ def _plan_rows(old: Mapping[str, Any] | None, new: Mapping[str, Any] | None) -> 
     rows = [
         _text_row("predicted for", *(_plan_subject(plan) if plan else None for plan in (old, new)))
     ]
+    figures = [_with_deadline(plan or {}) for plan in (old, new)]
     for key, name in _PLAN_KEYS:
-        before, after = ((plan or {}).get(key) for plan in (old, new))
+        before, after = (each.get(key) for each in figures)
         rows.append(
             CostRow(
                 name=name,
@@ -277,6 +291,12 @@ def _plan_rows(old: Mapping[str, Any] | None, new: Mapping[str, Any] | None) -> 
             )
         )
     return rows
+
+
+def _with_deadline(plan: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the plan with what a deadline makes of it, where there is one."""
+    fallback = plan.get("with_fallback") or {}
+    return {**plan, **{f"deadline_{name}": value for name, value in fallback.items()}}
 
 
 def _plan_subject(plan: Mapping[str, Any]) -> str:

@@ -1,5 +1,6 @@
 """What the review says of dollars: of which region and day, and of the market that is bought."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import date
 
@@ -33,3 +34,20 @@ def test_a_region_without_prices_counts_with_the_dearest(base: Side) -> None:
     review = judge(base, replace(base, region="sa-east-1"), [])
     assert "sa-east-1: assumed of " in review.prices
     assert float(cost(review, "instance, on demand")[1]) > 1.212
+
+
+def test_a_fleet_without_spot_shows_what_it_costs(review_of: Callable[..., Review]) -> None:
+    review = review_of(on_demand_base=1)
+    assert cost(review, "as the fleet buys it") == ("0.6312", "1.2499")
+    assert "| an hour as the fleet buys it, $ | 0.6312 | 1.2499 | +98.0% |" in write_comment(review)
+
+
+def test_a_deadline_shows_what_it_costs(base: Side, make_side: Callable[..., Side]) -> None:
+    fallback = {"usd_mean": 0.08, "usd_p90": 0.12, "on_demand_share": 0.37}
+    with_one = make_side(plan={"usd_spot_p50": 0.05, "with_fallback": fallback})
+    without = make_side(plan={"usd_spot_p50": 0.05, "with_fallback": None})
+    review = judge(without, with_one, [])
+    assert cost(review, "with its deadline, mean") == ("-", "0.08")
+    assert cost(review, "with its deadline, p90") == ("-", "0.12")
+    assert cost(review, "share of its hours on demand") == ("-", "0.37")
+    assert "deadline" not in write_comment(judge(without, without, []))
