@@ -114,11 +114,12 @@ def _added_and_removed_stacks(base: Side, head: Side) -> list[str]:
         for name in sorted(head.stacks.keys() - base.stacks.keys())
     ]
     for name in sorted(base.stacks.keys() - head.stacks.keys()):
-        kept = sorted(
-            {STATEFUL[each["Type"]] for each in base.stacks[name].resources.values()
-             if each["Type"] in STATEFUL}
-        )  # fmt: skip
+        types = {each["Type"] for each in base.stacks[name].resources.values()}
+        kept = sorted({kind for type_, kind in STATEFUL.items() if type_ in types})
         contents = f" It has a {' and a '.join(kept)}." if kept else ""
+        if "AWS::EC2::SpotFleet" in types:
+            call = f"aws cloudformation delete-stack --stack-name {name}"
+            contents += f" Its fleet goes on, and is billed, until `{call}`."
         notes.append(
             f"**{name} is no longer part of the app**: no deploy touches it, and this "
             f"code no longer updates it.{contents}"
