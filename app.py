@@ -98,7 +98,8 @@ def build(
 
 def main() -> int:
     """Synthesize; a user's mistake is one sentence and exit code 2."""
-    app = App()
+    # A report of annotations leaves out what only informs, such as the plan: cdk.json turns it off.
+    app = App(stack_traces=False)
     try:
         build(app, WHEELS, region=os.environ.get("CDK_DEFAULT_REGION"))
     except ValueError as mistake:
