@@ -111,7 +111,7 @@ def synthesize(checkout: Path, out: Path, context: Sequence[str], name: str) -> 
     done = _run([*command, "--output", str(out)], checkout)
     if done.returncode != 0:
         lines = [line for line in done.stderr.splitlines() if line.strip()]
-        shown = [line for line in lines if not re.match(r"npm warn|Subprocess exited", line)]
+        shown = [line for line in lines if not re.match(r"npm warn|.*Subprocess exited", line)]
         errors = [line for line in shown if line.startswith("ERROR")]
         raise CannotReview(f"{name} does not synthesize:\n  " + "\n  ".join(errors or shown[-8:]))
 
