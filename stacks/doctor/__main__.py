@@ -12,7 +12,13 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError
+from botocore.exceptions import (
+    BotoCoreError,
+    ClientError,
+    NoCredentialsError,
+    SSOError,
+    TokenRetrievalError,
+)
 
 from sizing.catalogue import PRICE_REGION
 from stacks.doctor import capacity, deployment, network
@@ -44,7 +50,11 @@ CHECKS: Mapping[str, Check] = {
     "dataset": deployment.dataset_is_uploaded,
     "alarm e-mail": deployment.alarm_email_is_confirmed,
 }
+_IS_ON = "aws account get-region-opt-status --region us-east-1 --region-name"
 _LOG_IN = "aws configure sso && aws sso login   # or: export AWS_PROFILE=NAME"
+
+# What a fix begins with that calls AWS: it must be with the profile that was examined.
+_COMMANDS = ("aws ", "npx ", "python ", "AWS_REGION=")
 
 
 def examine(target: DeployTarget) -> Iterator[Diagnosis]:
@@ -64,8 +74,13 @@ def _credentials(target: DeployTarget) -> Diagnosis:
     check = "credentials"
     try:
         identity = target.client("sts").get_caller_identity()
+    except (SSOError, TokenRetrievalError) as error:
+        return problem(what=f"{error}; nothing else was checked", fix="aws sso login", check=check)
     except (NoCredentialsError, ClientError) as error:
-        return problem(what=f"{error}; nothing else was checked", fix=_LOG_IN, check=check)
+        what = f"{error}; nothing else was checked"
+        if "InvalidClientTokenId" in what:
+            what += f" (so answers, too, a region that is off: {_IS_ON} {target.region})"
+        return problem(what=what, fix=_LOG_IN, check=check)
     except BotoCoreError as error:
         what = f"cannot call AWS ({error}); nothing else was checked"
         fix = f"aws sts get-caller-identity --region {target.region}"
@@ -97,6 +112,9 @@ def main(
     )
     findings = []
     for found in examine(target):
+        if options.profile and found.fix.startswith(_COMMANDS):
+            profile = shlex.quote(options.profile)
+            found = dataclasses.replace(found, fix=f"export AWS_PROFILE={profile}; {found.fix}")
         findings.append(found)
         if not options.json:
             _show(found)

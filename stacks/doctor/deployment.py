@@ -192,13 +192,16 @@ def key_can_be_used(target: DeployTarget) -> Iterator[Diagnosis]:
             raise
         state = "missing"
     if state != "Enabled":
-        fix = f"aws kms enable-key --key-id {arn} --region {target.region}"
+        enable = f"aws kms enable-key --key-id {arn} --region {target.region}"
+        cancel = enable.replace("enable-key", "cancel-key-deletion")
+        ways = {"PendingDeletion": f"{cancel} && {enable}", "Disabled": enable}
+        fix = ways.get(state, f"aws kms list-keys --region {target.region}   # then -c kms=ARN")
         yield problem(what=f"{arn} is {state}", fix=fix)
         return
     policy = json.loads(kms.get_key_policy(KeyId=arn, PolicyName="default")["Policy"])
     text = json.dumps(policy)
     grantees = " ".join(each["GranteePrincipal"] for each in kms.list_grants(KeyId=arn)["Grants"])
-    number = arn.split(":")[4]
+    _, partition, _, _, number, _ = arn.split(":", 5)
     is_fine = True
     for role in SERVICE_LINKED_ROLES:
         if role not in text and role not in grantees:
@@ -207,7 +210,7 @@ def key_can_be_used(target: DeployTarget) -> Iterator[Diagnosis]:
                 what=f"neither policy nor grants name {role.rpartition('/')[2]}: instances would "
                 "terminate at launch with Client.InternalError",
                 fix=f"aws kms create-grant --key-id {arn} --operations {_GRANTED} "
-                f"--grantee-principal arn:aws:iam::{number}:role/aws-service-role/{role} "
+                f"--grantee-principal arn:{partition}:iam::{number}:role/aws-service-role/{role} "
                 f"--region {target.region}",
             )
     if "cloudwatch.amazonaws.com" not in text:

@@ -29,7 +29,7 @@ class Clinic:
         self.aws = aws
         # A text is AWS's default, in an account that never had another.
         self.quota: float | str = 64.0
-        self.vpcs = 5.0
+        self.vpcs: float | str = 5.0
         self.scores: list[tuple[str, int]] = [("us-east-1a", 7), ("us-east-1b", 3)]
         self.denied: set[str] = set()
         self.fleet_denied = ""
@@ -95,7 +95,9 @@ class _Quotas:
     def get_aws_default_service_quota(self, **asked: str) -> Any:
         client = kept("service-quotas")
         with Stubber(client) as stub:
-            answer = {"Quota": {"Value": float(self._clinic.quota)}}
+            is_vpc = asked["ServiceCode"] == "vpc"
+            value = self._clinic.vpcs if is_vpc else self._clinic.quota
+            answer = {"Quota": {"Value": float(value)}}
             stub.add_response("get_aws_default_service_quota", answer, asked)
             return client.get_aws_default_service_quota(**asked)
 
@@ -154,19 +156,19 @@ def healthy(aws: EmbeddedAws) -> Iterator[Clinic]:
 
 
 @contextmanager
-def deployed(clinic: Clinic, **outputs: str) -> Iterator[None]:
-    """Deploy a TrainingStack that has nothing but these outputs."""
+def deployed(clinic: Clinic, stack: str = "TrainingStack", **outputs: str) -> Iterator[None]:
+    """Deploy a stack that has nothing but these outputs."""
     cloudformation = clinic.aws.client("cloudformation")
     template = {
         "Resources": {"T": {"Type": "AWS::SNS::Topic"}},
         "Outputs": {name: {"Value": value} for name, value in outputs.items()},
     }
-    cloudformation.create_stack(StackName="TrainingStack", TemplateBody=json.dumps(template))
+    cloudformation.create_stack(StackName=stack, TemplateBody=json.dumps(template))
     cloudformation.get_waiter("stack_create_complete").wait(
-        StackName="TrainingStack", WaiterConfig={"Delay": 1}
+        StackName=stack, WaiterConfig={"Delay": 1}
     )
     yield
-    cloudformation.delete_stack(StackName="TrainingStack")
+    cloudformation.delete_stack(StackName=stack)
 
 
 def upload(clinic: Clinic, gib: int) -> None:
