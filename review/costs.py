@@ -7,14 +7,17 @@ data transfer - is left out, and the comment says so.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from operator import methodcaller
+from operator import attrgetter, methodcaller
 from typing import Any
 
 from review.assembly import Side, StackSide
 from sizing import catalogue
 from sizing.catalogue import PRICE_REGION, service_prices
 
-LEFT_OUT = "S3 storage and requests, log volume, custom metrics while an instance runs, transfer"
+LEFT_OUT = (
+    "S3 storage and requests, log volume, custom metrics while an instance runs, transfer, jobs on "
+    "SageMaker"
+)
 NOT_PREDICTED = "not predicted on this side"
 # The Guard reads a few objects and calls EC2 three times; modelled, not measured.
 _GUARD_SECONDS = 2.0
@@ -236,17 +239,13 @@ def _hour_rows(old: _Hour | None, new: _Hour | None) -> list[CostRow]:
         ),
         _money_row("public IPv4, $/h", *both(lambda hour: hour.address_usd)),
     ]
-    return (
-        rows
-        + [
-            _money_row(
-                f"**an hour of training, {name}**, $/h",
-                *both(methodcaller("total", find)),
-            )
-            for name, find in _MARKETS.items()
-        ]
-        + [_money_row("an hour as the fleet buys it, $", *both(methodcaller("bought")))]
-    )
+    rows += [
+        _money_row(f"**an hour of training, {name}**, $/h", *both(methodcaller("total", find)))
+        for name, find in _MARKETS.items()
+    ]
+    if any(both(attrgetter("on_demand_base"))):
+        rows.append(_money_row("an hour as the fleet buys it, $", *both(methodcaller("bought"))))
+    return rows
 
 
 _HEADLINES = (
