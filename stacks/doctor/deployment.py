@@ -176,9 +176,14 @@ def alarm_email_is_confirmed(target: DeployTarget) -> Iterator[Diagnosis]:
 
 
 def key_can_be_used(target: DeployTarget) -> Iterator[Diagnosis]:
-    """Check that a given key lets Spot create volumes and alarms publish."""
-    arn = target.parameters.kms
-    if not arn.startswith("arn:"):
+    """Check that a given key lets Spot create volumes and alarms publish.
+
+    Without one, volumes take the account's default key of EBS, which may be one of its own.
+    """
+    arn, topic_too = target.parameters.kms, True
+    if not arn:
+        arn, topic_too = target.client("ec2").get_ebs_default_kms_key_id()["KmsKeyId"], False
+    if not arn.startswith("arn:") or arn.endswith(":alias/aws/ebs"):
         return
     if arn.split(":")[3] != target.region:
         what = f"{arn} is not in {target.region}"
@@ -186,7 +191,11 @@ def key_can_be_used(target: DeployTarget) -> Iterator[Diagnosis]:
         return
     kms = target.client("kms")
     try:
-        state = kms.describe_key(KeyId=arn)["KeyMetadata"]["KeyState"]
+        key = kms.describe_key(KeyId=arn)["KeyMetadata"]
+        if key["KeyManager"] == "AWS":
+            return
+        # Grants are listed by a key, not by an alias.
+        arn, state = key["Arn"] if ":alias/" in arn else arn, key["KeyState"]
     except ClientError as error:
         if error.response["Error"]["Code"] != "NotFoundException":
             raise
@@ -213,7 +222,7 @@ def key_can_be_used(target: DeployTarget) -> Iterator[Diagnosis]:
                 f"--grantee-principal arn:{partition}:iam::{number}:role/aws-service-role/{role} "
                 f"--region {target.region}",
             )
-    if "cloudwatch.amazonaws.com" not in text:
+    if topic_too and "cloudwatch.amazonaws.com" not in text:
         is_fine = False
         yield problem(
             what="its policy does not allow cloudwatch.amazonaws.com and events.amazonaws.com "
@@ -222,4 +231,4 @@ def key_can_be_used(target: DeployTarget) -> Iterator[Diagnosis]:
             "file://policy.json   # the current policy plus these two",
         )
     if is_fine:
-        yield ok(what=f"Spot and alarms may use {arn}")
+        yield ok(what=f"Spot{' and alarms' * topic_too} may use {arn}")

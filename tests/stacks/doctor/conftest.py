@@ -33,6 +33,7 @@ class Clinic:
         self.scores: list[tuple[str, int]] = [("us-east-1a", 7), ("us-east-1b", 3)]
         self.denied: set[str] = set()
         self.fleet_denied = ""
+        self.default_key = "alias/aws/ebs"
 
     def connect(self, _: str | None) -> tuple[Callable[[str], Any], str]:
         return self.client, self.aws.region
@@ -109,6 +110,13 @@ class _Ec2:
         self._client = client
         self._clinic = clinic
         self.get_spot_placement_scores = clinic.scores_asked
+
+    def get_ebs_default_kms_key_id(self) -> Any:
+        client = kept("ec2")
+        with Stubber(client) as stub:
+            answer = {"KmsKeyId": self._clinic.default_key}
+            stub.add_response("get_ebs_default_kms_key_id", answer, {})
+            return client.get_ebs_default_kms_key_id()
 
     def request_spot_fleet(self, **asked: Any) -> Any:
         if not self._clinic.fleet_denied:

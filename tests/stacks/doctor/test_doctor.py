@@ -52,7 +52,7 @@ def test_what_the_embedded_aws_does_not_have_is_no_problem(
 ) -> None:
     monkeypatch.setattr(bare, "client", bare.aws.client)
     found = examine(bare, "workload=imagenet", "size=g5.xlarge")
-    for check in ("quota", "spot capacity"):
+    for check in ("quota", "spot capacity", "key"):
         (line,) = found[check]
         assert (line["state"], line["fix"]) == ("warning", "")
         assert line["what"].startswith("not checked: the AWS at this endpoint has no Get")
@@ -316,6 +316,17 @@ def test_a_key_that_spot_may_not_use_is_fixed_by_grants(healthy: Clinic, examine
     other = key["Arn"].replace(key["KeyId"], str(UUID(int=7)))
     (line,) = examine(healthy, f"kms={other}")["key"]
     assert ("is missing" in line["what"], line["fix"].split()[2]) == (True, "list-keys")
+
+
+def test_the_accounts_own_key_of_volumes_needs_the_grants_too(
+    healthy: Clinic, examine: Examine
+) -> None:
+    assert "key" not in examine(healthy)
+    healthy.default_key = healthy.aws.client("kms").create_key()["KeyMetadata"]["Arn"]
+    lines = examine(healthy)["key"]
+    # No topic is encrypted with it.
+    assert ["Client.InternalError" in each["what"] for each in lines] == [True, True]
+    assert "key" not in examine(healthy, "kms=create")
 
 
 def test_commands_name_the_partition_and_the_profile(
