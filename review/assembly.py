@@ -71,8 +71,7 @@ def read_assembly(folder: Path, name: str) -> Side:
     for artifact in artifacts.values():
         if artifact["type"] != "aws:cloudformation:stack":
             continue
-        given = artifact["environment"].rpartition("/")[2]
-        region = given if given != "unknown-region" else region
+        region = artifact["environment"].rpartition("/")[2].replace("unknown-region", "") or region
         properties = artifact["properties"]
         template = folder / properties["templateFile"]
         stack_name = properties.get("stackName") or template.name.partition(".")[0]
@@ -82,8 +81,6 @@ def read_assembly(folder: Path, name: str) -> Side:
             is_protected=bool(properties.get("terminationProtection")),
             plan=json.loads(plan.read_text(encoding="utf-8")) if plan.exists() else None,
         )
-    plans = (each.plan for each in stacks.values() if each.plan)
-    region = next((str(plan["region"]) for plan in plans if "region" in plan), region)
     return Side(name=name, stacks=stacks, region=region or _cli_region())
 
 

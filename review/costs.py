@@ -7,26 +7,20 @@ data transfer - is left out, and the comment says so.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from operator import attrgetter, methodcaller
+from operator import methodcaller
 from typing import Any
 
 from review.assembly import Side, StackSide
 from sizing import catalogue
 from sizing.catalogue import PRICE_REGION, service_prices
 
-LEFT_OUT = (
-    "S3 storage and requests, log volume, custom metrics while an instance runs, transfer, jobs on "
-    "SageMaker"
-)
+LEFT_OUT = "S3, log volume, custom metrics while an instance runs, transfer, jobs on SageMaker"
 NOT_PREDICTED = "not predicted on this side"
 # The Guard reads a few objects and calls EC2 three times; modelled, not measured.
 _GUARD_SECONDS = 2.0
 _GUARD_MINUTES = 10
 _Find = Callable[..., catalogue.Price]
-_MARKETS: Mapping[str, _Find] = {
-    "Spot": catalogue.spot_price,
-    "on demand": catalogue.hourly_price,
-}
+_MARKETS: Mapping[str, _Find] = {"Spot": catalogue.spot_price, "on demand": catalogue.hourly_price}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -198,9 +192,6 @@ class _Hour:
         prices = [price for find in _MARKETS.values() if (price := self.price(find))]
         return ", ".join(dict.fromkeys(f"{price.basis} of {price.day}" for price in prices))
 
-    def bought(self) -> float | None:
-        return self.total(_MARKETS["on demand" if self.on_demand_base else "Spot"])
-
     def total(self, find: _Find) -> float | None:
         price = self.price(find)
         if price is None:
@@ -243,8 +234,9 @@ def _hour_rows(old: _Hour | None, new: _Hour | None) -> list[CostRow]:
         _money_row(f"**an hour of training, {name}**, $/h", *both(methodcaller("total", find)))
         for name, find in _MARKETS.items()
     ]
-    if any(both(attrgetter("on_demand_base"))):
-        rows.append(_money_row("an hour as the fleet buys it, $", *both(methodcaller("bought"))))
+    if any(both(lambda hour: hour.on_demand_base)):
+        usd = both(lambda it: it.total(_MARKETS["on demand" if it.on_demand_base else "Spot"]))
+        rows.append(_money_row("an hour as the fleet buys it, $", *usd))
     return rows
 
 
@@ -336,9 +328,8 @@ def _volume(disk: Mapping[str, Any]) -> str:
 
 def _factor(size: str, region: str) -> float:
     """How much more volumes cost than in us-east-1: as much as the instance (as for the Guard)."""
-    usual = (
-        catalogue.instances()[size].on_demand_usd_per_hour if size in catalogue.instances() else 0
-    )
+    known = catalogue.instances().get(size)
+    usual = known and known.on_demand_usd_per_hour
     return catalogue.hourly_price(size, region, assume=True).usd_per_hour / usual if usual else 1.0
 
 

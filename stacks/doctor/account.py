@@ -75,7 +75,7 @@ class DeployTarget:
 Check = Callable[[DeployTarget], Iterator[Diagnosis]]
 
 
-def quota_value(target: DeployTarget, service: str, code: str) -> float:
+def quota(target: DeployTarget, service: str, code: str) -> float:
     """Return a quota; an account whose value was never changed has only AWS's default."""
     quotas, which = target.client("service-quotas"), {"ServiceCode": service, "QuotaCode": code}
     try:

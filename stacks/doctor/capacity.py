@@ -10,15 +10,7 @@ from botocore.exceptions import ClientError
 from sizing import catalogue
 from sizing.catalogue import PRICE_REGION
 from sizing.catalogue.refresh import LEAST_FOR_SCORES
-from stacks.doctor.account import (
-    NETWORK,
-    DeployTarget,
-    Diagnosis,
-    ok,
-    problem,
-    quota_value,
-    warning,
-)
+from stacks.doctor.account import NETWORK, DeployTarget, Diagnosis, ok, problem, quota, warning
 from stacks.doctor.network import in_zones, zones_of_subnets
 from stacks.parameters.checks import MIN_UBUNTU, ROOT_DEVICE_NAME
 
@@ -100,7 +92,7 @@ def quota_suffices(target: DeployTarget) -> Iterator[Diagnosis]:
 
 
 def _quota(target: DeployTarget, code: str, capacity: int) -> Diagnosis:
-    p, value = target.parameters, quota_value(target, "ec2", code)
+    p, value = target.parameters, quota(target, "ec2", code)
     needed = p.instance.vcpus * capacity
     used = _vcpus_in_use(target, code)
     what = f"{code} is {value:g} vCPUs; {capacity} x {p.size} needs {needed}"
@@ -120,7 +112,7 @@ def _quota(target: DeployTarget, code: str, capacity: int) -> Diagnosis:
 
 def _alternates_quota(target: DeployTarget, code: str, capacity: int) -> Iterator[Diagnosis]:
     """Warn where alternates under another quota than the size's, as P beside G, do not fit."""
-    value = quota_value(target, "ec2", code)
+    value = quota(target, "ec2", code)
     if too_large := _too_large(target, code, capacity, value):
         vcpus = max(catalogue.find(size).vcpus for size in too_large) * capacity
         yield warning(

@@ -3,15 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from stacks.doctor.account import (
-    NETWORK,
-    DeployTarget,
-    Diagnosis,
-    ok,
-    problem,
-    quota_value,
-    warning,
-)
+from stacks.doctor.account import NETWORK, DeployTarget, Diagnosis, ok, problem, quota, warning
 from stacks.network import NUM_ZONES_BY_DEFAULT
 
 # VPCs per region; five unless raised.
@@ -55,9 +47,9 @@ def network_can_be_used(target: DeployTarget) -> Iterator[Diagnosis]:
 
 def _vpc_quota(target: DeployTarget) -> Diagnosis:
     number = len(target.client("ec2").describe_vpcs()["Vpcs"])
-    quota = quota_value(target, "vpc", _VPC_QUOTA)
-    what = f"{number} of {quota:g} VPCs are in use in {target.region}"
-    if number < quota:
+    most = quota(target, "vpc", _VPC_QUOTA)
+    what = f"{number} of {most:g} VPCs are in use in {target.region}"
+    if number < most:
         return ok(what=what)
     fix = (
         f"aws service-quotas request-service-quota-increase --service-code vpc --quota-code "
