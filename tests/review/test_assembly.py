@@ -1,4 +1,4 @@
-"""Whose prices count: those of the region that a stack names, else of the one the CLI deploys to."""
+"""Whose prices count: of the region that a stack names, else of the one the CLI deploys to."""
 
 import json
 from pathlib import Path
