@@ -97,6 +97,8 @@ def main(
     options = _parse(arguments)
     given = dict(pair.partition("=")[::2] for pair in options.context)
     try:
+        if strange := [pair for pair in options.context if "=" not in pair]:
+            raise ValueError(f"-c {strange[0]} is not NAME=VALUE")
         client, region = connect(options.profile)
         parameters = StackParameters.from_context(
             {**defaults(), **given}, region=region or PRICE_REGION
@@ -123,7 +125,7 @@ def main(
         print(json.dumps([dataclasses.asdict(each) for each in findings], indent=2))
     else:
         warnings = sum(each.state == "warning" for each in findings)
-        print(f"\n{len(findings)} findings: {problems} problems, {warnings} warnings")
+        print(f"\nfindings: {len(findings)}, problems: {problems}, warnings: {warnings}")
     return int(problems > 0)
 
 
