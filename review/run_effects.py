@@ -11,7 +11,7 @@ from typing import Any, cast
 from contract.run_env import Name
 from review.assembly import Side, StackSide
 from review.changes import Change
-from review.spelling import short, spell
+from review.spelling import leaves, short, spell
 from sizing import catalogue
 
 # The first attempt wrote these into config.json: a replacement refuses another value by name.
@@ -200,6 +200,11 @@ def _numerics(base: StackSide, head: StackSide) -> Iterator[str]:
                 f"**{change}**: the numerics key of the run changes, so its weights no longer "
                 "equal an uninterrupted run's bit for bit; the receipt says so."
             )
+    elif more := sorted(_gpus_of_fleet(head) - _gpus_of_fleet(base)):
+        yield (
+            f"**The fleet may start {', '.join(more)} as well**: on a machine with another GPU the "
+            "numerics key of the run changes; the receipt says so."
+        )
     if old[1] != new[1]:
         yield (
             f"The image changes ({short(old[1])} → {short(new[1])}): with another torch, CUDA or "
@@ -219,6 +224,16 @@ def _orphans(head: StackSide) -> Iterator[str]:
                         "behind**, which is billed until someone deletes it: set "
                         "DeleteOnTermination."
                     )
+
+
+def _gpus_of_fleet(side: StackSide) -> set[str]:
+    return {
+        known.gpu
+        for resource in side.resources.values()
+        if resource["Type"] == "AWS::EC2::SpotFleet"
+        for name, size in leaves(resource["Properties"])
+        if name.endswith(".InstanceType") and (known := catalogue.instances().get(size))
+    }
 
 
 def _key(side: StackSide) -> str:

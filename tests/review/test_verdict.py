@@ -63,6 +63,10 @@ def test_a_size_shows_overrides_throughput_and_cost_and_replaces_nothing(
 
 
 def test_gpus_of_another_kind_change_the_bits(review_of: Reviewer) -> None:
+    mixed = review_of(mix_gpus="true").run_effects
+    assert any(each.startswith("**The fleet may start NVIDIA L4 as well**: ") for each in mixed)
+    more = review_of(alternates_price_factor="5").run_effects
+    assert not any("numerics key" in each for each in more)
     effects = review_of(size="g6.2xlarge").run_effects
     assert any(each.startswith("**GPUs change from 1 x NVIDIA A10G to 1 x") for each in effects)
 
