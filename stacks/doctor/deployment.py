@@ -41,8 +41,18 @@ def is_bootstrapped(target: DeployTarget) -> Iterator[Diagnosis]:
     what = f"version {version}; {_BOOTSTRAP_VERSION} or newer is needed"
     if version < _BOOTSTRAP_VERSION:
         yield problem(what=what, fix=fix)
-    else:
+        return
+    parameters = (target.stack("CDKToolkit") or {}).get("Parameters") or []
+    given = {each["ParameterKey"]: each["ParameterValue"] for each in parameters}
+    key = given.get("FileAssetsBucketKmsKeyId", "")
+    if key in ("", "AWS_MANAGED_KEY"):  # a key that `cdk bootstrap` makes admits the account
         yield ok(what=what)
+        return
+    yield warning(
+        what=f"the code bundle is encrypted with {key}: machines boot only if its policy lets the "
+        f"account's roles kms:Decrypt by kms:ViaService s3.{target.region}.amazonaws.com",
+        fix=f"aws kms get-key-policy --key-id {key} --policy-name default --region {target.region}",
+    )
 
 
 def stacks_can_be_deployed(target: DeployTarget) -> Iterator[Diagnosis]:

@@ -179,6 +179,30 @@ def deployed(clinic: Clinic, stack: str = "TrainingStack", **outputs: str) -> It
     cloudformation.delete_stack(StackName=stack)
 
 
+@contextmanager
+def bootstrapped_with(clinic: Clinic, key: str) -> Iterator[None]:
+    """Deploy what the doctor reads of the stack of `cdk bootstrap --bootstrap-kms-key-id KEY`."""
+    cloudformation = clinic.aws.client("cloudformation")
+    parameter = "FileAssetsBucketKmsKeyId"
+    template = {
+        "Parameters": {parameter: {"Type": "String"}},
+        "Resources": {"T": {"Type": "AWS::SNS::Topic"}},
+    }
+    cloudformation.create_stack(
+        StackName="CDKToolkit",
+        TemplateBody=json.dumps(template),
+        Parameters=[{"ParameterKey": parameter, "ParameterValue": key}],
+    )
+    cloudformation.get_waiter("stack_create_complete").wait(
+        StackName="CDKToolkit", WaiterConfig={"Delay": 1}
+    )
+    yield
+    cloudformation.delete_stack(StackName="CDKToolkit")
+    cloudformation.get_waiter("stack_delete_complete").wait(
+        StackName="CDKToolkit", WaiterConfig={"Delay": 1}
+    )
+
+
 def upload(clinic: Clinic, gib: int) -> None:
     files = [{"name": "clips.npy", "bytes": gib * 2**30}]
     clinic.aws.client("s3").put_object(
