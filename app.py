@@ -98,7 +98,7 @@ def build(
 
 def main() -> int:
     """Synthesize; on a user's mistake, print one sentence and return exit code 2."""
-    app = App()
+    app = App(stack_traces=False)
     try:
         build(app, WHEELS, region=os.environ.get("CDK_DEFAULT_REGION"))
     except ValueError as mistake:

@@ -18,6 +18,8 @@ from typing import Any
 import boto3
 from botocore.exceptions import BotoCoreError, ClientError
 
+from sizing.catalogue import PRICE_REGION
+
 # Besides the stacks' code, these packages decide what a template contains.
 _SYNTH_PACKAGES = re.compile(r"(aws-cdk[\w.-]*|constructs|cdk-nag|jsii)==\S+")
 _ENVIRONMENT_FOLDERS = (".venv", "node_modules")
@@ -50,6 +52,7 @@ class Side:
 
     name: str
     stacks: Mapping[str, StackSide]
+    region: str = PRICE_REGION  # whose prices count
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,10 +67,11 @@ class CdkDiff:
 def read_assembly(folder: Path, name: str) -> Side:
     """Read a cloud assembly: each stack's template, its protection and its plan."""
     artifacts = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))["artifacts"]
-    stacks = {}
+    stacks, region = {}, ""
     for artifact in artifacts.values():
         if artifact["type"] != "aws:cloudformation:stack":
             continue
+        region = artifact["environment"].rpartition("/")[2].replace("unknown-region", "") or region
         properties = artifact["properties"]
         template = folder / properties["templateFile"]
         stack_name = properties.get("stackName") or template.name.partition(".")[0]
@@ -77,7 +81,20 @@ def read_assembly(folder: Path, name: str) -> Side:
             is_protected=bool(properties.get("terminationProtection")),
             plan=json.loads(plan.read_text(encoding="utf-8")) if plan.exists() else None,
         )
-    return Side(name=name, stacks=stacks)
+    return Side(name=name, stacks=stacks, region=region or _cli_region())
+
+
+def _cli_region() -> str:
+    try:
+        return _session().region_name or PRICE_REGION
+    except BotoCoreError:  # AWS_PROFILE names none; only a comparison with AWS needs one
+        return PRICE_REGION
+
+
+def _session() -> boto3.session.Session:
+    """Return a new session, as the default one keeps the credentials that it found first."""
+    # The CDK CLI prefers AWS_REGION to AWS_DEFAULT_REGION.
+    return boto3.session.Session(region_name=os.environ.get("AWS_REGION"))
 
 
 def synthesize(checkout: Path, out: Path, context: Sequence[str], name: str) -> None:
@@ -91,7 +108,7 @@ def synthesize(checkout: Path, out: Path, context: Sequence[str], name: str) -> 
     done = _run([*command, "--output", str(out)], checkout)
     if done.returncode != 0:
         lines = [line for line in done.stderr.splitlines() if line.strip()]
-        shown = [line for line in lines if not re.match(r"npm warn|Subprocess exited", line)]
+        shown = [line for line in lines if not re.match(r"npm warn|.*Subprocess exited", line)]
         errors = [line for line in shown if line.startswith("ERROR")]
         raise CannotReview(f"{name} does not synthesize:\n  " + "\n  ".join(errors or shown[-8:]))
 
@@ -177,9 +194,7 @@ def deployed(stack_names: Sequence[str]) -> Side:
     """Read the deployed stacks' templates; needs cloudformation:GetTemplate and DescribeStacks."""
     stacks = {}
     try:
-        # A new session: the default one keeps the credentials that it found first.
-        region = os.environ.get("AWS_REGION")  # the CLI prefers it to AWS_DEFAULT_REGION
-        client = boto3.session.Session(region_name=region).client("cloudformation")
+        client = _session().client("cloudformation")
         for name in stack_names:
             try:
                 (described,) = client.describe_stacks(StackName=name)["Stacks"]
@@ -195,7 +210,7 @@ def deployed(stack_names: Sequence[str]) -> Side:
     except (BotoCoreError, ClientError) as error:
         raise CannotReview(f"the deployed stacks cannot be read: {error}") from error
     region = client.meta.region_name
-    return Side(name=f"what is deployed in {region}", stacks=stacks)
+    return Side(name=f"what is deployed in {region}", stacks=stacks, region=region)
 
 
 def _synth_packages(checkout: Path) -> set[str]:

@@ -122,8 +122,9 @@ def _replacements(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, s
         )
         if paths:
             named, type_ = ", ".join(".".join(path) for path in paths), new[name]["Type"]
+            verb = " change" if paths[1:] else " changes"
             is_disputed = set(paths) <= set(schema.DISPUTED.get(type_, ()))
-            why[name] = named + (f" changes{_DISPUTED}" if is_disputed else " cannot be updated")
+            why[name] = named + (f"{verb}{_DISPUTED}" if is_disputed else " cannot be updated")
     # A changed launch template gets a new version, which its fleet names.
     versions = {
         name: ""

@@ -114,10 +114,7 @@ def _costs(review: Review) -> Iterable[str]:
     )
     if not any(row.difference for row in review.costs):
         yield "\nNone of this changes."
-    yield (
-        "\n<sub>List prices of us-east-1 from sizing/; modelled where marked so. "
-        f"Not included: {LEFT_OUT}.</sub>"
-    )
+    yield f"\n<sub>{review.prices}. Not included: {LEFT_OUT}.</sub>"
     yield from (f"\n**Warning from the plan:** {_cell(warning)}" for warning in review.warnings)
 
 

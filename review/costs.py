@@ -1,7 +1,8 @@
 """The costs of each side: an hour of training, an idle month, and the run that sizing predicts.
 
-Prices are sizing's (list prices of us-east-1). Costs that a template does not show (S3 storage, log
-volume, custom metrics while an instance runs, transfer) are left out, as the comment states.
+Prices are sizing's, for the side's region; those of alarms, keys, networks and the Guard are
+us-east-1's. Costs that a template does not show (S3 storage, log volume, custom metrics while an
+instance runs, transfer) are left out, as the comment states.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -11,13 +12,15 @@ from typing import Any
 
 from review.assembly import Side, StackSide
 from sizing import catalogue
-from sizing.catalogue import service_prices
+from sizing.catalogue import PRICE_REGION, service_prices
 
-LEFT_OUT = "S3 storage and requests, log volume, custom metrics while an instance runs, transfer"
+LEFT_OUT = "S3, log volume, custom metrics while an instance runs, transfer, jobs on SageMaker"
 NOT_PREDICTED = "not predicted on this side"
 # The Guard reads a few objects and calls EC2 three times; modelled, not measured.
 _GUARD_SECONDS = 2.0
 _GUARD_MINUTES = 10
+_Find = Callable[..., catalogue.Price]
+_MARKETS: Mapping[str, _Find] = {"Spot": catalogue.spot_price, "on demand": catalogue.hourly_price}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,7 +38,7 @@ class CostRow:
 def cost_rows(base: Side, head: Side) -> list[CostRow]:
     """Return the cost of an hour, an idle month and a run on both sides, as table rows."""
     old, new = _training_stack(base), _training_stack(head)
-    rows = _hour_rows(_Hour.of(old), _Hour.of(new))
+    rows = _hour_rows(_Hour.of(old, base.region), _Hour.of(new, head.region))
     idle_old, idle_new = (idle_usd_per_month(side) for side in (base, head))
     for name in sorted({*idle_old, *idle_new}):
         amounts = idle_old.get(name, 0.0), idle_new.get(name, 0.0)
@@ -54,6 +57,19 @@ def cost_rows(base: Side, head: Side) -> list[CostRow]:
                 is_headline=True)
         )  # fmt: skip
     return rows
+
+
+def price_note(base: Side, head: Side) -> str:
+    """Say where and when the prices of instances are from, and how others are modelled."""
+    notes = dict.fromkeys(
+        f"{side.region}: {hour.price_days()}"
+        for side in (base, head)
+        if (hour := _Hour.of(_training_stack(side), side.region))
+    )
+    return (
+        f"Prices of {'; '.join(notes) or PRICE_REGION} (sizing/catalogue). Volumes elsewhere are "
+        f"modelled by the instance's price; a month with the fleet at zero, by {PRICE_REGION}'s"
+    )
 
 
 def plan_warnings(head: Side) -> list[str]:
@@ -123,6 +139,7 @@ def _resource_usd_per_month(resource: Mapping[str, Any]) -> float:
 class _Hour:
     """The parts of the cost of one hour with one instance."""
 
+    region: str
     size: str
     sizes: tuple[str, ...]
     on_demand_base: int
@@ -132,7 +149,7 @@ class _Hour:
     address_usd: float
 
     @classmethod
-    def of(cls, stack: StackSide | None) -> "_Hour | None":
+    def of(cls, stack: StackSide | None, region: str) -> "_Hour | None":
         data = _first(stack, "AWS::EC2::LaunchTemplate").get("LaunchTemplateData")
         if not data:
             return None
@@ -146,12 +163,14 @@ class _Hour:
         disks = [each["Ebs"] for each in data.get("BlockDeviceMappings") or [] if "Ebs" in each]
         # Our own subnets assign public addresses; existing ones, given by id, count as private.
         is_public = any(not isinstance(each.get("SubnetId", ""), str) for each in overrides)
+        size = str(data.get("InstanceType", "-"))
         return cls(
-            size=str(data.get("InstanceType", "-")),
+            region=region,
+            size=size,
             sizes=tuple(dict.fromkeys(sizes)),
             on_demand_base=int(fleet.get("OnDemandTargetCapacity") or 0),
             volumes=" + ".join(map(_volume, disks)) or "-",
-            volumes_usd=sum(map(_volume_usd, disks)),
+            volumes_usd=_factor(size, region) * sum(map(_volume_usd, disks)),
             initialization_usd=sum(
                 service_prices.initialization_usd(float(disk.get("VolumeInitializationRate") or 0))
                 for disk in disks
@@ -159,15 +178,21 @@ class _Hour:
             address_usd=service_prices.PUBLIC_IPV4_USD_PER_HOUR if is_public else 0.0,
         )
 
-    def dearest(self, find: Callable[[str], catalogue.Price]) -> float | None:
+    def dearest(self, find: _Find) -> float | None:
         """Return the hourly price of the most expensive size that the fleet may launch."""
-        known = [find(size).usd_per_hour for size in self.sizes if size in catalogue.instances()]
-        return max(known, default=None)
+        known = [size for size in self.sizes if size in catalogue.instances()]
+        prices = [find(size, self.region, assume=True) for size in known]
+        return max((price.usd_per_hour for price in prices), default=None)
 
-    def price(self, find: Callable[[str], catalogue.Price]) -> catalogue.Price | None:
-        return find(self.size) if self.size in catalogue.instances() else None
+    def price(self, find: _Find) -> catalogue.Price | None:
+        known = self.size in catalogue.instances()
+        return find(self.size, self.region, assume=True) if known else None
 
-    def total(self, find: Callable[[str], catalogue.Price]) -> float | None:
+    def price_days(self) -> str:
+        prices = [price for find in _MARKETS.values() if (price := self.price(find))]
+        return ", ".join(dict.fromkeys(f"{price.basis} of {price.day}" for price in prices))
+
+    def total(self, find: _Find) -> float | None:
         price = self.price(find)
         if price is None:
             return None
@@ -184,8 +209,7 @@ def _hour_rows(old: _Hour | None, new: _Hour | None) -> list[CostRow]:
         _text_row("on-demand base", *both(lambda hour: str(hour.on_demand_base))),
         _text_row("volumes", *both(lambda hour: hour.volumes)),
     ]
-    markets = {"Spot": catalogue.spot_price, "on demand": catalogue.hourly_price}
-    for name, find in markets.items():
+    for name, find in _MARKETS.items():
         prices = both(methodcaller("price", find))
         bases = " → ".join(dict.fromkeys(price.basis for price in prices if price))
         rows += [
@@ -206,16 +230,20 @@ def _hour_rows(old: _Hour | None, new: _Hour | None) -> list[CostRow]:
         ),
         _money_row("public IPv4, $/h", *both(lambda hour: hour.address_usd)),
     ]
-    return rows + [
-        _money_row(
-            f"**an hour of training, {name}**, $/h",
-            *both(methodcaller("total", find)),
-        )
-        for name, find in markets.items()
+    rows += [
+        _money_row(f"**an hour of training, {name}**, $/h", *both(methodcaller("total", find)))
+        for name, find in _MARKETS.items()
     ]
+    if any(both(lambda hour: hour.on_demand_base)):
+        usd = both(lambda it: it.total(_MARKETS["on demand" if it.on_demand_base else "Spot"]))
+        rows.append(_money_row("an hour as the fleet buys it, $", *usd))
+    return rows
 
 
-_HEADLINES = ("size", "hours, p50", "run on Spot, p50, $", "checkpoint fits the notice")
+_HEADLINES = (
+    *("size", "hours, p50", "run on demand, $", "run on Spot, p50, $"),
+    "checkpoint fits the notice",
+)
 # Keys of <stack>.plan.json, which sizing writes at synthesis, in the order of the table.
 _PLAN_KEYS: Sequence[tuple[str, str]] = (
     ("fits", "fits the GPU"),
@@ -227,6 +255,9 @@ _PLAN_KEYS: Sequence[tuple[str, str]] = (
     ("usd_on_demand", "run on demand, $"),
     ("usd_spot_p50", "run on Spot, p50, $"),
     ("usd_spot_p90", "run on Spot, p90, $"),
+    ("deadline_usd_mean", "run with its deadline, mean, $"),
+    ("deadline_usd_p90", "run with its deadline, p90, $"),
+    ("deadline_on_demand_share", "share of its hours on demand"),
     ("usd_of_initializations", "loading the run's root volumes, $"),
     ("checkpoint_bytes", "checkpoint, bytes"),
     ("checkpoint_seconds", "checkpoint to S3, s"),
@@ -238,8 +269,9 @@ def _plan_rows(old: Mapping[str, Any] | None, new: Mapping[str, Any] | None) -> 
     rows = [
         _text_row("predicted for", *(_plan_subject(plan) if plan else None for plan in (old, new)))
     ]
+    figures = [_with_deadline(plan or {}) for plan in (old, new)]
     for key, name in _PLAN_KEYS:
-        before, after = ((plan or {}).get(key) for plan in (old, new))
+        before, after = (each.get(key) for each in figures)
         rows.append(
             CostRow(
                 name=name,
@@ -250,6 +282,12 @@ def _plan_rows(old: Mapping[str, Any] | None, new: Mapping[str, Any] | None) -> 
             )
         )
     return rows
+
+
+def _with_deadline(plan: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the plan with what a deadline makes of it, where there is one."""
+    fallback = plan.get("with_fallback") or {}
+    return {**plan, **{f"deadline_{name}": value for name, value in fallback.items()}}
 
 
 def _plan_subject(plan: Mapping[str, Any]) -> str:
@@ -286,6 +324,13 @@ def _volume(disk: Mapping[str, Any]) -> str:
     if rate := disk.get("VolumeInitializationRate"):
         text += f" (loaded at {rate} MiB/s)"
     return text
+
+
+def _factor(size: str, region: str) -> float:
+    """How much more volumes cost than in us-east-1: as much as the instance (as for the Guard)."""
+    known = catalogue.instances().get(size)
+    usual = known and known.on_demand_usd_per_hour
+    return catalogue.hourly_price(size, region, assume=True).usd_per_hour / usual if usual else 1.0
 
 
 def _volume_usd(disk: Mapping[str, Any]) -> float:

@@ -25,7 +25,11 @@ STATEFUL = {
 }
 # Strongest first; the last is CloudFormation's default.
 _STRENGTH = ("Retain", "RetainExceptOnCreate", "Snapshot", "Delete")
-_ADOPTED_BY = {"DatasetBucket": "dataset_bucket", "RunBucket": "run_bucket"}
+_ADOPTED_BY = {
+    "DatasetBucket": "dataset_bucket=ITS-NAME",
+    "RunBucket": "run_bucket=ITS-NAME",
+    "DataKey": "kms=ITS-ARN",
+}
 
 
 def find_losses(base: Side, head: Side, changes: Sequence[Change]) -> list[Objection]:
@@ -101,7 +105,7 @@ def _gone(change: Change, kind: str, policy: str) -> tuple[str, str]:
             "keep its id and its properties, or set removal_policy=RETAIN in an earlier deploy",
         )
     new = ", and a new, empty one takes its place" if change.action == "replaced" else ""
-    adopt = f"; to continue with the old one: -c {option}=ITS-NAME" if option else ""
+    adopt = f"; to continue with the old one: -c {option}" if option else ""
     return (
         f"the {kind} {verb}: it stays in the account ({policy}), but in no stack{new}",
         f"keep its id and its properties{adopt}",

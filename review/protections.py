@@ -33,7 +33,11 @@ _BLOCKS = "PublicAccessBlockConfiguration"
 
 def find_weakened(head: Side, changes: Sequence[Change]) -> list[Objection]:
     """List the protections that a deploy takes away, each with the name that accepts it."""
-    return [each for change in changes for each in (*_idle(change, changes), *_open(change, head))]
+    return [
+        each
+        for change in changes
+        for each in (*_idle(change, changes), *_unheard(change, head), *_open(change, head))
+    ]
 
 
 def _idle(change: Change, changes: Sequence[Change]) -> Iterator[Objection]:
@@ -52,6 +56,24 @@ def _idle(change: Change, changes: Sequence[Change]) -> Iterator[Objection]:
         for each in changes
     ):
         yield change.objection(f"{what} {how}", "keep it: a run may burn money unnoticed", name)
+
+
+def _unheard(change: Change, head: Side) -> Iterator[Objection]:
+    """Find a topic that lost the last of those whom it told."""
+    topic = change.old_properties.get("TopicArn")
+    if change.type != "AWS::SNS::Subscription" or change.action != "removed":
+        return
+    resources = head.stacks[change.stack].resources.values()
+    if not any(
+        each["Type"] == change.type and each["Properties"]["TopicArn"] == topic
+        for each in resources
+    ):
+        who = spell(change.old_properties.get("Endpoint", ""))
+        yield change.objection(
+            f"{who} no longer gets the alarms, and nobody else does",
+            "keep it (alarm.email), or name another address",
+            "alarms",
+        )
 
 
 def _works(acts: str, properties: Mapping[str, Any]) -> bool:

@@ -11,11 +11,16 @@ from typing import Any, cast
 from contract.run_env import Name
 from review.assembly import Side, StackSide
 from review.changes import Change
-from review.spelling import short, spell
+from review.spelling import leaves, short, spell
 from sizing import catalogue
 
 # The first attempt wrote these into config.json: a replacement refuses another value by name.
 _FIXED_BY_THE_RUN: tuple[Name, ...] = ("WORKLOAD", "RECIPE", "OVERRIDES")
+# Where run.env names a bucket, and what of a run is there.
+_CONTENTS: Mapping[Name, str] = {
+    "RUN_URI": "a run's checkpoints are in the old bucket, and its next attempt finds none of them",
+    "DATASET_URI": "the dataset is in the old bucket, and the next attempt does not find it",
+}
 # Resources in use by a running instance: CloudFormation cannot delete the old one.
 _HELD = ("AWS::EC2::Subnet", "AWS::EC2::VPC", "AWS::EC2::SecurityGroup")
 # The Guard's limits and how each is worded. In all but the first, 0 means no limit.
@@ -38,10 +43,10 @@ _SSM = "Session Manager, S3 and the trainer's commits fail at once"
 def find_run_effects(base: Side, head: Side, changes: Sequence[Change]) -> list[str]:
     """Return sentences, the most important first; none if no run is affected."""
     return [
-        f"**{change.path} is {change.action}**: a run's checkpoints are in the old bucket, and "
-        "its next attempt finds none of them."
+        sentence
         for change in changes
-        if change.type == "AWS::S3::Bucket" and change.action in ("replaced", "removed")
+        if change.type == "AWS::S3::Bucket"
+        for sentence in _bucket_effects(change, base)
     ] + [
         sentence
         for name in sorted(head.stacks)
@@ -54,13 +59,35 @@ def find_run_effects(base: Side, head: Side, changes: Sequence[Change]) -> list[
     ]
 
 
+def _bucket_effects(change: Change, base: Side) -> Iterator[str]:
+    """Yield what a run misses of a bucket that goes, or of one that keeps less."""
+    if change.action in ("replaced", "removed"):
+        for name, content in _CONTENTS.items():
+            uris = (read_run_env(stack.template).get(name, "") for stack in base.stacks.values())
+            if any(change.logical_id in uri for uri in uris):
+                yield f"**{change.path} is {change.action}**: {content}."
+    before, after = _days_kept(change.old_properties), _days_kept(change.new_properties)
+    if before and after and after < before:
+        yield (
+            f"**What is deleted or replaced in {change.path} stays for less long** (days: {before} "
+            f"→ {after}): S3 deletes what is older for good, soon after the deploy."
+        )
+
+
+def _days_kept(bucket: Mapping[str, Any]) -> int:
+    """Return how long the bucket keeps replaced objects at most; 0 if for ever."""
+    rules = (bucket.get("LifecycleConfiguration") or {}).get("Rules") or []
+    days = [(rule.get("NoncurrentVersionExpiration") or {}).get("NoncurrentDays") for rule in rules]
+    return min((int(each) for each in days if each), default=0)
+
+
 def _of_stack(base: StackSide, head: StackSide, changes: Sequence[Change]) -> Iterator[str]:
     fleets = [change for change in changes if change.type == "AWS::EC2::SpotFleet"]
     old, new = read_run_env(base.template), read_run_env(head.template)
     is_new_run = old.get("RUN_ID") != new.get("RUN_ID")
     for fleet in fleets:
         yield from _fleet_effects(fleet, old, new, is_new_run)
-    if fleets and not any(fleet.action in ("replaced", "removed") for fleet in fleets):
+    if any(fleet.action not in ("replaced", "removed") and _capacity(fleet) for fleet in fleets):
         # An update sends TargetCapacity again, and a new fleet has it from the start.
         yield (
             "A fleet that a finished run has sent to zero is set to its capacity again: one "
@@ -73,6 +100,14 @@ def _of_stack(base: StackSide, head: StackSide, changes: Sequence[Change]) -> It
             )
     if not is_new_run and not any(fleet.action == "removed" for fleet in fleets):
         yield from _next_attempt(base, head, old, new)
+    keys = [_key(side) for side in (base, head)]
+    if keys[0] and keys[1] != keys[0]:
+        yield (
+            f"**The data's key changes** ({keys[0]} → {keys[1] or 'none'}): dataset and "
+            "checkpoints stay encrypted under the old one, which the machines may no longer use: "
+            "their next attempt can read neither. Keep kms until the run has ended, and upload "
+            "the dataset again."
+        )
     yield from _surroundings(changes, is_new_run)
     yield from _orphans(head)
 
@@ -110,6 +145,10 @@ def _fleet_effects(
                 yield "**The fleet goes to zero**: a running instance gets a Spot notice and saves."
             elif path.endswith("TargetCapacity"):
                 yield f"{path.rpartition('.')[2]} changes from {short(before)} to {short(after)}."
+
+
+def _capacity(fleet: Change) -> object:
+    return (fleet.new_properties.get("SpotFleetRequestConfigData") or {}).get("TargetCapacity")
 
 
 def _next_attempt(
@@ -150,9 +189,21 @@ def _numerics(base: StackSide, head: StackSide) -> Iterator[str]:
     if not (old and new):
         return
     if old[0] != new[0]:
+        change = f"GPUs change from {old[0]} to {new[0]}"
+        if old[0].partition(" x ")[2] == new[0].partition(" x ")[2]:
+            yield (
+                f"{change}: a workload's weights stay equal bit for bit, unless its sums depend on "
+                "the number of ranks (reduction=ring, sharding=full); a program's may differ."
+            )
+        else:
+            yield (
+                f"**{change}**: the numerics key of the run changes, so its weights no longer "
+                "equal an uninterrupted run's bit for bit; the receipt says so."
+            )
+    elif more := sorted(_gpus_of_fleet(head) - _gpus_of_fleet(base)):
         yield (
-            f"**GPUs change from {old[0]} to {new[0]}**: the numerics key of the run changes, so "
-            "its weights no longer equal an uninterrupted run's bit for bit; the receipt says so."
+            f"**The fleet may start {', '.join(more)} as well**: on a machine with another GPU the "
+            "numerics key of the run changes; the receipt says so."
         )
     if old[1] != new[1]:
         yield (
@@ -173,6 +224,26 @@ def _orphans(head: StackSide) -> Iterator[str]:
                         "behind**, which is billed until someone deletes it: set "
                         "DeleteOnTermination."
                     )
+
+
+def _gpus_of_fleet(side: StackSide) -> set[str]:
+    return {
+        known.gpu
+        for resource in side.resources.values()
+        if resource["Type"] == "AWS::EC2::SpotFleet"
+        for name, size in leaves(resource["Properties"])
+        if name.endswith(".InstanceType") and (known := catalogue.instances().get(size))
+    }
+
+
+def _key(side: StackSide) -> str:
+    """Return the key of the machines' volumes, which is that of the buckets."""
+    for resource in side.resources.values():
+        if resource["Type"] == "AWS::EC2::LaunchTemplate":
+            data = resource["Properties"].get("LaunchTemplateData", {})
+            for disk in data.get("BlockDeviceMappings") or []:
+                return spell((disk.get("Ebs") or {}).get("KmsKeyId", ""))
+    return ""
 
 
 def _hardware(side: StackSide) -> tuple[str, object] | None:

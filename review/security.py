@@ -13,7 +13,7 @@ from typing import Any, Literal
 from review.assembly import Side
 from review.changes import Change
 from review.run_effects import read_run_env
-from review.spelling import short, spell
+from review.spelling import leaves, short, spell
 
 Effect = Literal["widens", "narrows", "changes"]
 # The properties that contain policy documents, by resource type.
@@ -235,13 +235,23 @@ def _of(change: Change) -> Iterator[SecurityChange]:
         yield from _grant_changes(change, change.type.rpartition("::")[2], *whole)
     if change.action not in ("added", "removed"):
         for path, before, after in change.differences():
-            if any(name in path.split(".") for name in _PROTECTIONS.get(change.type, ())):
+            if not _device_goes(path, change) and any(
+                name in path.split(".") for name in _PROTECTIONS.get(change.type, ())
+            ):
                 what = f"{path}: {short(before)} → {short(after)}"
                 yield _security_change(change, "changes", what)
     if change.type in _PROTECTING and change.action in ("added", "removed"):
         name = change.type.rpartition("::")[2]
         effect: Effect = "narrows" if change.action == "added" else "widens"
         yield _security_change(change, effect, f"the {name} is {change.action}")
+
+
+def _device_goes(path: str, change: Change) -> bool:
+    """Whether a property goes with the volume that it is of."""
+    device = re.match(r"LaunchTemplateData\.BlockDeviceMappings\.\d+\.", path)
+    return device is not None and not any(
+        name.startswith(device[0]) for name, _ in leaves(change.new_properties)
+    )
 
 
 def _both(change: Change) -> tuple[Mapping[str, Any], Mapping[str, Any]]:

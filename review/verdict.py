@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from review.assembly import CdkDiff, Side
 from review.changes import Change, Objection, find_changes
-from review.costs import CostRow, cost_rows, plan_warnings
+from review.costs import CostRow, cost_rows, plan_warnings, price_note
 from review.objections import STATEFUL, find_losses, find_refusals
 from review.protections import find_weakened
 from review.run_effects import find_run_effects
@@ -30,6 +30,7 @@ class Review:
     security: Sequence[SecurityChange]
     run_effects: Sequence[str]
     costs: Sequence[CostRow]
+    prices: str  # where and when they are from
     warnings: Sequence[str]
     diffs: Sequence[CdkDiff]
 
@@ -70,6 +71,7 @@ class Review:
             "security": [dataclasses.asdict(each) for each in self.security],
             "run": list(self.run_effects),
             "costs": [dataclasses.asdict(row) for row in self.costs],
+            "prices": self.prices,
             "warnings": list(self.warnings),
         }
 
@@ -88,6 +90,7 @@ def judge(base: Side, head: Side, diffs: Sequence[CdkDiff]) -> Review:
         security=find_security_changes(base, head, changes),
         run_effects=find_run_effects(base, head, changes),
         costs=cost_rows(base, head),
+        prices=price_note(base, head),
         warnings=plan_warnings(head),
         diffs=diffs,
     )
@@ -111,11 +114,12 @@ def _added_and_removed_stacks(base: Side, head: Side) -> list[str]:
         for name in sorted(head.stacks.keys() - base.stacks.keys())
     ]
     for name in sorted(base.stacks.keys() - head.stacks.keys()):
-        kept = sorted(
-            {STATEFUL[each["Type"]] for each in base.stacks[name].resources.values()
-             if each["Type"] in STATEFUL}
-        )  # fmt: skip
+        types = {each["Type"] for each in base.stacks[name].resources.values()}
+        kept = sorted({kind for type_, kind in STATEFUL.items() if type_ in types})
         contents = f" It has a {' and a '.join(kept)}." if kept else ""
+        if "AWS::EC2::SpotFleet" in types:
+            call = f"aws cloudformation delete-stack --stack-name {name}"
+            contents += f" Its fleet goes on, and is billed, until `{call}`."
         notes.append(
             f"**{name} is no longer part of the app**: no deploy touches it, and this "
             f"code no longer updates it.{contents}"

@@ -189,8 +189,8 @@ def _spot(plan: Plan) -> str | None:
             "minutes each"
         )
     return (
-        f"Spot costs more than it saves: ${spot:.2f} (p50), ${plan.usd_on_demand:.2f} on "
-        f"demand, because {why}; on_demand_base=1 is cheaper"
+        f"Spot costs more than it saves: ${spot:.2f}, ${plan.usd_on_demand:.2f} on demand for the "
+        f"same work, because {why}; on_demand_base=1 is cheaper"
     )
 
 
@@ -288,7 +288,8 @@ def _spot_warnings(plan: Plan) -> list[str]:
     usd = plan.spot.usd_of_p50_work if plan.spot is not None else 0.0
     if plan.usd_on_demand / EVEN < usd <= plan.usd_on_demand * EVEN:
         found.append(
-            f"Spot saves nothing: ${usd:.2f} (p50) against ${plan.usd_on_demand:.2f} on demand"
+            f"Spot saves nothing: ${usd:.2f} against ${plan.usd_on_demand:.2f} on demand for the "
+            "same work"
         )
     if not plan.host.can_hold(plan.checkpoint_bytes):
         found.append(

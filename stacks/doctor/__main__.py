@@ -12,7 +12,13 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError
+from botocore.exceptions import (
+    BotoCoreError,
+    ClientError,
+    NoCredentialsError,
+    SSOError,
+    TokenRetrievalError,
+)
 
 from sizing.catalogue import PRICE_REGION
 from stacks.doctor import capacity, deployment, network
@@ -44,7 +50,11 @@ CHECKS: Mapping[str, Check] = {
     "dataset": deployment.dataset_is_uploaded,
     "alarm e-mail": deployment.alarm_email_is_confirmed,
 }
+_IS_ON = "aws account get-region-opt-status --region us-east-1 --region-name"
 _LOG_IN = "aws configure sso && aws sso login   # or: export AWS_PROFILE=NAME"
+
+# What a fix begins with that calls AWS: it must be with the profile that was examined.
+_COMMANDS = ("aws ", "npx ", "python ", "AWS_REGION=")
 
 
 def examine(target: DeployTarget) -> Iterator[Diagnosis]:
@@ -64,8 +74,13 @@ def _credentials(target: DeployTarget) -> Diagnosis:
     check = "credentials"
     try:
         identity = target.client("sts").get_caller_identity()
+    except (SSOError, TokenRetrievalError) as error:
+        return problem(what=f"{error}; nothing else was checked", fix="aws sso login", check=check)
     except (NoCredentialsError, ClientError) as error:
-        return problem(what=f"{error}; nothing else was checked", fix=_LOG_IN, check=check)
+        what = f"{error}; nothing else was checked"
+        if "InvalidClientTokenId" in what:
+            what += f" (so answers, too, a region that is off: {_IS_ON} {target.region})"
+        return problem(what=what, fix=_LOG_IN, check=check)
     except BotoCoreError as error:
         what = f"cannot call AWS ({error}); nothing else was checked"
         fix = f"aws sts get-caller-identity --region {target.region}"
@@ -82,6 +97,8 @@ def main(
     options = _parse(arguments)
     given = dict(pair.partition("=")[::2] for pair in options.context)
     try:
+        if strange := [pair for pair in options.context if "=" not in pair]:
+            raise ValueError(f"-c {strange[0]} is not NAME=VALUE")
         client, region = connect(options.profile)
         parameters = StackParameters.from_context(
             {**defaults(), **given}, region=region or PRICE_REGION
@@ -97,6 +114,9 @@ def main(
     )
     findings = []
     for found in examine(target):
+        if options.profile and found.fix.startswith(_COMMANDS):
+            profile = shlex.quote(options.profile)
+            found = dataclasses.replace(found, fix=f"export AWS_PROFILE={profile}; {found.fix}")
         findings.append(found)
         if not options.json:
             _show(found)
@@ -105,7 +125,7 @@ def main(
         print(json.dumps([dataclasses.asdict(each) for each in findings], indent=2))
     else:
         warnings = sum(each.state == "warning" for each in findings)
-        print(f"\n{len(findings)} findings: {problems} problems, {warnings} warnings")
+        print(f"\nfindings: {len(findings)}, problems: {problems}, warnings: {warnings}")
     return int(problems > 0)
 
 

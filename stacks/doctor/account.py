@@ -75,6 +75,17 @@ class DeployTarget:
 Check = Callable[[DeployTarget], Iterator[Diagnosis]]
 
 
+def quota(target: DeployTarget, service: str, code: str) -> float:
+    """Return a quota; an account whose value was never changed has only AWS's default."""
+    quotas, which = target.client("service-quotas"), {"ServiceCode": service, "QuotaCode": code}
+    try:
+        return float(quotas.get_service_quota(**which)["Quota"]["Value"])
+    except ClientError as error:
+        if error.response["Error"]["Code"] != "NoSuchResourceException":
+            raise
+        return float(quotas.get_aws_default_service_quota(**which)["Quota"]["Value"])
+
+
 def connect(profile: str | None = None) -> tuple[Callable[[str], Any], str]:
     """Return a factory of clients with short timeouts, and the region."""
     # boto3 reads only AWS_DEFAULT_REGION; the CDK CLI prefers AWS_REGION.

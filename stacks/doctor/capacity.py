@@ -8,9 +8,10 @@ from typing import Any
 from botocore.exceptions import ClientError
 
 from sizing import catalogue
+from sizing.catalogue import PRICE_REGION
 from sizing.catalogue.refresh import LEAST_FOR_SCORES
-from stacks.doctor.account import NETWORK, DeployTarget, Diagnosis, ok, problem, warning
-from stacks.doctor.network import zones_of_subnets
+from stacks.doctor.account import NETWORK, DeployTarget, Diagnosis, ok, problem, quota, warning
+from stacks.doctor.network import in_zones, zones_of_subnets
 from stacks.parameters.checks import MIN_UBUNTU, ROOT_DEVICE_NAME
 
 # On-demand quotas by the Spot quota of the same families (aws service-quotas list-service-quotas).
@@ -42,7 +43,8 @@ def size_is_offered(target: DeployTarget) -> Iterator[Diagnosis]:
     offered = sorted(zones[p.size])
     if not offered:
         others = [size for size in p.sizes if zones[size]]
-        fix = f"npx cdk deploy -c size={others[0]}" if others else "export AWS_REGION=us-east-1"
+        fix = f"export AWS_REGION={PRICE_REGION} AWS_DEFAULT_REGION={PRICE_REGION}"
+        fix = f"{target.deploy()} -c size={others[0]}" if others else fix
         what = f"no zone of {target.region} offers {p.size}"
         yield problem(what=what, fix=fix)
         return
@@ -54,17 +56,17 @@ def size_is_offered(target: DeployTarget) -> Iterator[Diagnosis]:
     )
     used = zones_of_subnets(target, available)
     useless = [zone for zone in used if zone not in offered]
-    better = f"-c zones={','.join(offered)}"
+    better = in_zones(target, offered)
     what = f"{p.size} is offered in {', '.join(offered)}; the subnets are in {', '.join(used)}"
     is_too_few = not (p.vpc or p.zones or target.stack(NETWORK)) and len(used) < len(offered)
     if len(useless) == len(used):
-        yield problem(what=what, fix=f"{target.deploy()} {better}")
+        yield problem(what=what, fix=better)
     elif useless:
         what += f"; not offered in {', '.join(useless)}"
-        yield warning(what=what, fix=f"{target.deploy()} {better}")
+        yield warning(what=what, fix=better)
     elif is_too_few:
         what += "; Spot finds more in all of them; a later change must delete training stacks first"
-        yield warning(what=what, fix=f"{target.deploy()} {better}")
+        yield warning(what=what, fix=better)
     else:
         yield ok(what=what)
 
@@ -90,7 +92,7 @@ def quota_suffices(target: DeployTarget) -> Iterator[Diagnosis]:
 
 
 def _quota(target: DeployTarget, code: str, capacity: int) -> Diagnosis:
-    p, value = target.parameters, _quota_value(target, code)
+    p, value = target.parameters, quota(target, "ec2", code)
     needed = p.instance.vcpus * capacity
     used = _vcpus_in_use(target, code)
     what = f"{code} is {value:g} vCPUs; {capacity} x {p.size} needs {needed}"
@@ -110,7 +112,7 @@ def _quota(target: DeployTarget, code: str, capacity: int) -> Diagnosis:
 
 def _alternates_quota(target: DeployTarget, code: str, capacity: int) -> Iterator[Diagnosis]:
     """Warn of alternates that exceed a quota other than the size's, such as P's for a G size."""
-    value = _quota_value(target, code)
+    value = quota(target, "ec2", code)
     if too_large := _too_large(target, code, capacity, value):
         vcpus = max(catalogue.find(size).vcpus for size in too_large) * capacity
         yield warning(
@@ -123,17 +125,6 @@ def _too_large(target: DeployTarget, code: str, capacity: int, value: float) -> 
     """Return the sizes that count against the quota and exceed it."""
     sizes = map(catalogue.find, target.parameters.sizes)
     return [s.size for s in sizes if s.quota_code == code and s.vcpus * capacity > value]
-
-
-def _quota_value(target: DeployTarget, code: str) -> float:
-    quotas, which = target.client("service-quotas"), {"ServiceCode": "ec2", "QuotaCode": code}
-    try:
-        return float(quotas.get_service_quota(**which)["Quota"]["Value"])
-    except ClientError as error:
-        if error.response["Error"]["Code"] != "NoSuchResourceException":
-            raise
-        # An account whose value was never changed has only AWS's default.
-        return float(quotas.get_aws_default_service_quota(**which)["Quota"]["Value"])
 
 
 def _increase(target: DeployTarget, code: str, vcpus: int) -> str:
@@ -239,10 +230,11 @@ def _list_images(target: DeployTarget) -> str:
 
 def fleet_may_be_requested(target: DeployTarget) -> Iterator[Diagnosis]:
     """Check by a dry run that no policy of the organization denies creating the fleet."""
-    number = target.client("sts").get_caller_identity()["Account"]
+    identity = target.client("sts").get_caller_identity()
+    partition, number = identity["Arn"].split(":")[1], identity["Account"]
     image = "ami-0123456789abcdef0"  # a dry run checks only permissions
     config = {
-        "IamFleetRole": f"arn:aws:iam::{number}:role/aws-ec2-spot-fleet-tagging-role",
+        "IamFleetRole": f"arn:{partition}:iam::{number}:role/aws-ec2-spot-fleet-tagging-role",
         "TargetCapacity": 1,
         "LaunchSpecifications": [{"ImageId": image, "InstanceType": target.parameters.size}],
     }
@@ -302,6 +294,6 @@ def capacity_is_likely(target: DeployTarget) -> Iterator[Diagnosis]:
         return
     fix = f"{target.deploy()} -c on_demand_base={p.target_capacity}"
     if best and named[best[0]] >= _LOW_SCORE:
-        fix = f"{target.deploy()} -c zones={','.join(sorted(best[:2]))}"
+        fix = in_zones(target, sorted(best[:2]))
     what += f"; low in the subnets' zones ({', '.join(used)})"
     yield warning(what=what, fix=fix)

@@ -41,8 +41,18 @@ def is_bootstrapped(target: DeployTarget) -> Iterator[Diagnosis]:
     what = f"version {version}; {_BOOTSTRAP_VERSION} or newer is needed"
     if version < _BOOTSTRAP_VERSION:
         yield problem(what=what, fix=fix)
-    else:
+        return
+    parameters = (target.stack("CDKToolkit") or {}).get("Parameters") or []
+    given = {each["ParameterKey"]: each["ParameterValue"] for each in parameters}
+    key = given.get("FileAssetsBucketKmsKeyId", "")
+    if key in ("", "AWS_MANAGED_KEY"):  # a key that `cdk bootstrap` makes admits the account
         yield ok(what=what)
+        return
+    yield warning(
+        what=f"the code bundle is encrypted with {key}: machines boot only if its policy lets the "
+        f"account's roles kms:Decrypt by kms:ViaService s3.{target.region}.amazonaws.com",
+        fix=f"aws kms get-key-policy --key-id {key} --policy-name default --region {target.region}",
+    )
 
 
 def stacks_can_be_deployed(target: DeployTarget) -> Iterator[Diagnosis]:
@@ -176,9 +186,14 @@ def alarm_email_is_confirmed(target: DeployTarget) -> Iterator[Diagnosis]:
 
 
 def key_can_be_used(target: DeployTarget) -> Iterator[Diagnosis]:
-    """Check that an existing key lets Spot create volumes and alarms publish."""
-    arn = target.parameters.kms
-    if not arn.startswith("arn:"):
+    """Check that the key lets Spot create volumes and alarms publish.
+
+    Without `kms`, volumes use the account's default EBS key, which may be one of its own.
+    """
+    arn, topic_too = target.parameters.kms, True
+    if not arn:
+        arn, topic_too = target.client("ec2").get_ebs_default_kms_key_id()["KmsKeyId"], False
+    if not arn.startswith("arn:") or arn.endswith(":alias/aws/ebs"):
         return
     if arn.split(":")[3] != target.region:
         what = f"{arn} is not in {target.region}"
@@ -186,19 +201,26 @@ def key_can_be_used(target: DeployTarget) -> Iterator[Diagnosis]:
         return
     kms = target.client("kms")
     try:
-        state = kms.describe_key(KeyId=arn)["KeyMetadata"]["KeyState"]
+        key = kms.describe_key(KeyId=arn)["KeyMetadata"]
+        if key["KeyManager"] == "AWS":
+            return
+        # Grants are listed by a key, not by an alias.
+        arn, state = key["Arn"] if ":alias/" in arn else arn, key["KeyState"]
     except ClientError as error:
         if error.response["Error"]["Code"] != "NotFoundException":
             raise
         state = "missing"
     if state != "Enabled":
-        fix = f"aws kms enable-key --key-id {arn} --region {target.region}"
+        enable = f"aws kms enable-key --key-id {arn} --region {target.region}"
+        cancel = enable.replace("enable-key", "cancel-key-deletion")
+        ways = {"PendingDeletion": f"{cancel} && {enable}", "Disabled": enable}
+        fix = ways.get(state, f"aws kms list-keys --region {target.region}   # then -c kms=ARN")
         yield problem(what=f"{arn} is {state}", fix=fix)
         return
     policy = json.loads(kms.get_key_policy(KeyId=arn, PolicyName="default")["Policy"])
     text = json.dumps(policy)
     grantees = " ".join(each["GranteePrincipal"] for each in kms.list_grants(KeyId=arn)["Grants"])
-    number = arn.split(":")[4]
+    _, partition, _, _, number, _ = arn.split(":", 5)
     is_fine = True
     for role in SERVICE_LINKED_ROLES:
         if role not in text and role not in grantees:
@@ -207,10 +229,10 @@ def key_can_be_used(target: DeployTarget) -> Iterator[Diagnosis]:
                 what=f"neither policy nor grants name {role.rpartition('/')[2]}: instances would "
                 "terminate at launch with Client.InternalError",
                 fix=f"aws kms create-grant --key-id {arn} --operations {_GRANTED} "
-                f"--grantee-principal arn:aws:iam::{number}:role/aws-service-role/{role} "
+                f"--grantee-principal arn:{partition}:iam::{number}:role/aws-service-role/{role} "
                 f"--region {target.region}",
             )
-    if "cloudwatch.amazonaws.com" not in text:
+    if topic_too and "cloudwatch.amazonaws.com" not in text:
         is_fine = False
         yield problem(
             what="its policy does not allow cloudwatch.amazonaws.com and events.amazonaws.com "
@@ -219,4 +241,4 @@ def key_can_be_used(target: DeployTarget) -> Iterator[Diagnosis]:
             "file://policy.json   # the current policy plus these two",
         )
     if is_fine:
-        yield ok(what=f"Spot and alarms may use {arn}")
+        yield ok(what=f"Spot{' and alarms' * topic_too} may use {arn}")

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from stacks.doctor.account import NETWORK, DeployTarget, Diagnosis, ok, problem, warning
+from stacks.doctor.account import NETWORK, DeployTarget, Diagnosis, ok, problem, quota, warning
 from stacks.network import NUM_ZONES_BY_DEFAULT
 
 # VPCs per region; five unless raised.
@@ -21,6 +21,22 @@ def zones_of_subnets(target: DeployTarget, available: Sequence[str]) -> list[str
     return list(target.parameters.zones) or list(available[:NUM_ZONES_BY_DEFAULT])
 
 
+def in_zones(target: DeployTarget, zones: Sequence[str]) -> str:
+    """Return the command that brings machines into `zones`."""
+    p, named = target.parameters, ",".join(zones)
+    if p.vpc:  # its subnets decide: these are to choose from
+        return (
+            f"aws ec2 describe-subnets --filters Name=vpc-id,Values={p.vpc} "
+            f"Name=availability-zone,Values={named} --region {target.region} "
+            "--query 'Subnets[].SubnetId'"
+        )
+    fix = f"{target.deploy()} -c zones={named}"
+    if target.stack(NETWORK) and target.stack(p.stack_name):
+        # CloudFormation changes no subnet whose export a stack uses.
+        return f"npx cdk destroy {p.stack_name}{target.options} && {fix}"
+    return fix
+
+
 def network_can_be_used(target: DeployTarget) -> Iterator[Diagnosis]:
     """Check the existing VPC if one is named, else that there is room for NetworkStack's."""
     if target.parameters.vpc:
@@ -31,11 +47,9 @@ def network_can_be_used(target: DeployTarget) -> Iterator[Diagnosis]:
 
 def _vpc_quota(target: DeployTarget) -> Diagnosis:
     number = len(target.client("ec2").describe_vpcs()["Vpcs"])
-    quota = target.client("service-quotas").get_service_quota(
-        ServiceCode="vpc", QuotaCode=_VPC_QUOTA
-    )["Quota"]["Value"]
-    what = f"{number} of {quota:g} VPCs are in use in {target.region}"
-    if number < quota:
+    most = quota(target, "vpc", _VPC_QUOTA)
+    what = f"{number} of {most:g} VPCs are in use in {target.region}"
+    if number < most:
         return ok(what=what)
     fix = (
         f"aws service-quotas request-service-quota-increase --service-code vpc --quota-code "

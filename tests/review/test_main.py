@@ -72,6 +72,7 @@ def test_fails_for_a_head_that_does_not_synthesize(
     assert main(["main~1", "--output", str(output)], clone) == 2
     error = capsys.readouterr().err
     assert "does not synthesize" in error
+    assert "Subprocess exited" not in error
     assert "could not be reviewed" in output.read_text()
     assert "size 'g5.huge' is not in the instance catalogue" in error
 

@@ -100,6 +100,17 @@ def test_fails_for_a_protection_that_goes_unless_it_is_accepted(
     assert judge(edited(base, edit), edited(base, edit), []).weakened == []
 
 
+def test_fails_where_nobody_gets_the_alarms_any_more(base: Side, make_side: MakeSide) -> None:
+    told = make_side(**{"alarm.email": "a@example.org"})
+    review = judge(told, base, [])
+    (found,) = review.weakened
+    assert found.accept == "alarms"
+    assert found.what == "a@example.org no longer gets the alarms, and nobody else does"
+    assert review.exit_code("data-loss") == 1
+    other = make_side(**{"alarm.email": "b@example.org"})
+    assert judge(told, other, []).weakened == judge(base, told, []).weakened == []
+
+
 def test_what_only_gets_another_logical_id_stays(base: Side) -> None:
     def rename(resources: dict[str, Any]) -> None:
         for kind, having in ((ALARM, "GpuHot"), (RULE, CLOCK)):

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from uuid import UUID
 
 import pytest
 from aws_cdk import RemovalPolicy, Stack
@@ -13,6 +14,7 @@ from constructs import Construct
 from review.assembly import CdkDiff, Side
 from review.verdict import Review, judge
 from sizing.catalogue import spot_price
+from tests.review.conftest import MakeSide
 
 Reviewer = Callable[..., Review]
 
@@ -53,7 +55,20 @@ def test_a_size_shows_overrides_throughput_and_cost_and_replaces_nothing(
     assert float(after) == pytest.approx(5.672 + 0.0379 + 0.1293, abs=1e-3)
     assert review.run_effects[0].startswith("**The fleet may be replaced** (SpotFleetRequestConfig")
     assert any("updated in place instead" in effect for effect in review.run_effects)
-    assert any("GPUs change from 1 x NVIDIA A10G to 4 x" in effect for effect in review.run_effects)
+    # Of one kind of GPU, 1, 2, 4 or 8 add up to the same bits.
+    assert any(
+        each.startswith("GPUs change from 1 x NVIDIA A10G to 4 x NVIDIA A10G: a workload's weights")
+        for each in review.run_effects
+    )
+
+
+def test_gpus_of_another_kind_change_the_bits(review_of: Reviewer) -> None:
+    mixed = review_of(mix_gpus="true").run_effects
+    assert any(each.startswith("**The fleet may start NVIDIA L4 as well**: ") for each in mixed)
+    more = review_of(alternates_price_factor="5").run_effects
+    assert not any("numerics key" in each for each in more)
+    effects = review_of(size="g6.2xlarge").run_effects
+    assert any(each.startswith("**GPUs change from 1 x NVIDIA A10G to 1 x") for each in effects)
 
 
 def test_a_rate_for_the_root_volume_shows_what_each_machine_pays(review_of: Reviewer) -> None:
@@ -232,6 +247,44 @@ def test_adopted_buckets_are_no_loss(review_of: Reviewer) -> None:
     assert any("DatasetStack is no longer part of the app" in note for note in review.notes)
 
 
+def test_a_bucket_that_goes_is_missed_for_what_is_in_it(
+    base: Side, make_side: Callable[..., Side]
+) -> None:
+    effects = judge(base, make_side(dataset_bucket="my-data"), []).run_effects
+    gone = "**DatasetBucket is removed**: the dataset is in the old bucket, and the next attempt"
+    assert effects[0].startswith(gone)
+    assert not any("a run's checkpoints are" in each for each in effects)
+    # The bucket of the access logs has nothing of a run.
+    assert judge(make_side(access_logs="true"), base, []).run_effects == []
+
+
+def test_objects_that_stay_for_less_long_are_told(base: Side, make_side: MakeSide) -> None:
+    shorter = make_side(versions_kept_days=1)
+    (effect,) = judge(base, shorter, []).run_effects
+    assert "deleted or replaced in RunBucket stays for less long** (days: 14 → 1)" in effect
+    assert judge(shorter, base, []).run_effects == []
+
+
+def test_another_key_leaves_what_is_there_unreadable(base: Side, make_side: MakeSide) -> None:
+    ours = make_side(kms="create")
+    for head in (base, make_side(kms=f"arn:aws:kms:us-east-1:123456789012:key/{UUID(int=1)}")):
+        review = judge(ours, head, [])
+        assert any(each.startswith("**The data's key changes** (") for each in review.run_effects)
+        assert any("-c kms=ITS-ARN" in loss.instead for loss in review.losses)
+    # What was there without a key of one's own is read with any.
+    assert not any("key changes" in each for each in judge(base, ours, []).run_effects)
+
+
+def test_a_volume_that_goes_is_not_called_plain(review_of: Reviewer) -> None:
+    assert review_of(data_on="nvme").security == []
+
+
+def test_a_fleet_left_out_of_the_app_is_billed_on(review_of: Reviewer) -> None:
+    review = review_of(name="vision")
+    assert any("aws cloudformation delete-stack --stack-name TrainingStack" in note
+               for note in review.notes)  # fmt: skip
+
+
 def test_a_new_run_id_is_a_new_run_and_no_loss(review_of: Reviewer) -> None:
     review = review_of(run_id="run-2")
     assert "AWS::EC2::SpotFleet" in [each.type for each in review.destructive]
@@ -255,6 +308,7 @@ def test_a_recipe_under_the_same_run_id_is_called_refused(review_of: Reviewer) -
 def test_a_fleet_sent_to_zero_ends_a_run_with_a_notice(review_of: Reviewer) -> None:
     effects = review_of(target_capacity=0).run_effects
     assert any("The fleet goes to zero" in effect for effect in effects)
+    assert not any("is set to its capacity again" in effect for effect in effects)
 
 
 def test_other_zones_replace_subnets_that_an_instance_holds(review_of: Reviewer) -> None:

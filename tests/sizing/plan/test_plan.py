@@ -134,6 +134,8 @@ def test_fails_on_a_spot_price_above_on_demand_for_that_reason(tmp_path: Path) -
     dear = plan(tmp_path, prices=PriceBook(given={"": 5.0}))
     found = check_plan(dear)
     assert "an hour costs $5.000 on Spot and $1.212 on demand" in found.problems["spot"]
+    # Not the p50 of all runs, which the plan shows: that of runs whose work is the p50.
+    assert "on demand for the same work, because" in found.problems["spot"]
     assert not any("Spot saves nothing" in text for text in found.warnings)
     assert spot_verdict(dear).reasons[0].startswith("it costs ")
 

@@ -29,10 +29,11 @@ class Clinic:
         self.aws = aws
         # A text is AWS's default, in an account that never had another.
         self.quota: float | str = 64.0
-        self.vpcs = 5.0
+        self.vpcs: float | str = 5.0
         self.scores: list[tuple[str, int]] = [("us-east-1a", 7), ("us-east-1b", 3)]
         self.denied: set[str] = set()
         self.fleet_denied = ""
+        self.default_key = "alias/aws/ebs"
 
     def connect(self, _: str | None) -> tuple[Callable[[str], Any], str]:
         return self.client, self.aws.region
@@ -95,7 +96,9 @@ class _Quotas:
     def get_aws_default_service_quota(self, **asked: str) -> Any:
         client = kept("service-quotas")
         with Stubber(client) as stub:
-            answer = {"Quota": {"Value": float(self._clinic.quota)}}
+            is_vpc = asked["ServiceCode"] == "vpc"
+            value = self._clinic.vpcs if is_vpc else self._clinic.quota
+            answer = {"Quota": {"Value": float(value)}}
             stub.add_response("get_aws_default_service_quota", answer, asked)
             return client.get_aws_default_service_quota(**asked)
 
@@ -107,6 +110,13 @@ class _Ec2:
         self._client = client
         self._clinic = clinic
         self.get_spot_placement_scores = clinic.scores_asked
+
+    def get_ebs_default_kms_key_id(self) -> Any:
+        client = kept("ec2")
+        with Stubber(client) as stub:
+            answer = {"KmsKeyId": self._clinic.default_key}
+            stub.add_response("get_ebs_default_kms_key_id", answer, {})
+            return client.get_ebs_default_kms_key_id()
 
     def request_spot_fleet(self, **asked: Any) -> Any:
         if not self._clinic.fleet_denied:
@@ -154,19 +164,43 @@ def healthy(aws: EmbeddedAws) -> Iterator[Clinic]:
 
 
 @contextmanager
-def deployed(clinic: Clinic, **outputs: str) -> Iterator[None]:
-    """Deploy a TrainingStack that has nothing but these outputs."""
+def deployed(clinic: Clinic, stack: str = "TrainingStack", **outputs: str) -> Iterator[None]:
+    """Deploy a stack that has nothing but these outputs."""
     cloudformation = clinic.aws.client("cloudformation")
     template = {
         "Resources": {"T": {"Type": "AWS::SNS::Topic"}},
         "Outputs": {name: {"Value": value} for name, value in outputs.items()},
     }
-    cloudformation.create_stack(StackName="TrainingStack", TemplateBody=json.dumps(template))
+    cloudformation.create_stack(StackName=stack, TemplateBody=json.dumps(template))
     cloudformation.get_waiter("stack_create_complete").wait(
-        StackName="TrainingStack", WaiterConfig={"Delay": 1}
+        StackName=stack, WaiterConfig={"Delay": 1}
     )
     yield
-    cloudformation.delete_stack(StackName="TrainingStack")
+    cloudformation.delete_stack(StackName=stack)
+
+
+@contextmanager
+def bootstrapped_with(clinic: Clinic, key: str) -> Iterator[None]:
+    """Deploy what the doctor reads of the stack of `cdk bootstrap --bootstrap-kms-key-id KEY`."""
+    cloudformation = clinic.aws.client("cloudformation")
+    parameter = "FileAssetsBucketKmsKeyId"
+    template = {
+        "Parameters": {parameter: {"Type": "String"}},
+        "Resources": {"T": {"Type": "AWS::SNS::Topic"}},
+    }
+    cloudformation.create_stack(
+        StackName="CDKToolkit",
+        TemplateBody=json.dumps(template),
+        Parameters=[{"ParameterKey": parameter, "ParameterValue": key}],
+    )
+    cloudformation.get_waiter("stack_create_complete").wait(
+        StackName="CDKToolkit", WaiterConfig={"Delay": 1}
+    )
+    yield
+    cloudformation.delete_stack(StackName="CDKToolkit")
+    cloudformation.get_waiter("stack_delete_complete").wait(
+        StackName="CDKToolkit", WaiterConfig={"Delay": 1}
+    )
 
 
 def upload(clinic: Clinic, gib: int) -> None:

@@ -2,8 +2,12 @@
 
 import json
 import shlex
+from types import SimpleNamespace
+from typing import Any
+from uuid import UUID
 
 import pytest
+from botocore.exceptions import ClientError, TokenRetrievalError, UnauthorizedSSOTokenError
 
 from stacks.doctor.__main__ import main
 from tests.stacks.doctor.conftest import Clinic, Examine, deployed, upload
@@ -48,7 +52,7 @@ def test_what_the_embedded_aws_does_not_have_is_no_problem(
 ) -> None:
     monkeypatch.setattr(bare, "client", bare.aws.client)
     found = examine(bare, "workload=imagenet", "size=g5.xlarge")
-    for check in ("quota", "spot capacity"):
+    for check in ("quota", "spot capacity", "key"):
         (line,) = found[check]
         assert (line["state"], line["fix"]) == ("warning", "")
         assert line["what"].startswith("not checked: the AWS at this endpoint has no Get")
@@ -131,6 +135,37 @@ def test_zones_without_the_size_are_a_problem(healthy: Clinic, examine: Examine)
     assert "not offered in us-east-1e" in line["what"]
     (line,) = examine(healthy)["size"]
     assert (line["state"], "Spot finds more in all of them" in line["what"]) == ("warning", True)
+
+
+def test_a_size_that_the_region_lacks_is_replaced_by_a_deploy_of_the_same_options(
+    healthy: Clinic, examine: Examine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = healthy.client
+
+    def lacks_it(service: str) -> Any:
+        found = client(service)
+        if service == "ec2":
+            offers = {"InstanceType": "g5.4xlarge", "Location": "us-east-1a"}
+            found.describe_instance_type_offerings = lambda **_: {"InstanceTypeOfferings": [offers]}
+        return found
+
+    monkeypatch.setattr(healthy, "client", lacks_it)
+    (line,) = examine(healthy, "run_id=mine")["size"]
+    assert line["fix"] == (
+        "npx cdk deploy TrainingStack -c dataset_bucket=my-data -c run_id=mine -c size=g5.4xlarge"
+    )
+
+
+def test_zones_of_a_deployed_network_change_only_without_its_training_stack(
+    healthy: Clinic, examine: Examine
+) -> None:
+    healthy.scores = [("us-east-1a", 1), ("us-east-1c", 9), ("us-east-1d", 8)]
+    with deployed(healthy, stack="NetworkStack"), deployed(healthy):
+        (line,) = examine(healthy, "size=g5.xlarge")["spot capacity"]
+    options = "TrainingStack -c dataset_bucket=my-data -c size=g5.xlarge"
+    assert line["fix"] == (
+        f"npx cdk destroy {options} && npx cdk deploy {options} -c zones=us-east-1c,us-east-1d"
+    )
 
 
 def test_a_low_score_is_a_warning_with_better_zones(healthy: Clinic, examine: Examine) -> None:
@@ -271,7 +306,64 @@ def test_a_key_that_spot_may_not_use_is_fixed_by_grants(healthy: Clinic, examine
     kms.put_key_policy(KeyId=key["Arn"], PolicyName="default", Policy=json.dumps(policy))
     assert examine(healthy, f"kms={key['Arn']}")["key"][0]["state"] == "ok"
     kms.disable_key(KeyId=key["KeyId"])
-    assert "is Disabled" in examine(healthy, f"kms={key['Arn']}")["key"][0]["what"]
+    (line,) = examine(healthy, f"kms={key['Arn']}")["key"]
+    assert ("is Disabled" in line["what"], line["fix"].split()[2]) == (True, "enable-key")
+    kms.schedule_key_deletion(KeyId=key["KeyId"])
+    (line,) = examine(healthy, f"kms={key['Arn']}")["key"]
+    # A key that is to be deleted cannot be enabled, and one that never was is not there to enable.
+    assert line["fix"].startswith(f"aws kms cancel-key-deletion --key-id {key['Arn']} --region us-")
+    assert " && aws kms enable-key --key-id " in line["fix"]
+    other = key["Arn"].replace(key["KeyId"], str(UUID(int=7)))
+    (line,) = examine(healthy, f"kms={other}")["key"]
+    assert ("is missing" in line["what"], line["fix"].split()[2]) == (True, "list-keys")
+
+
+def test_the_accounts_own_key_of_volumes_needs_the_grants_too(
+    healthy: Clinic, examine: Examine
+) -> None:
+    assert "key" not in examine(healthy)
+    healthy.default_key = healthy.aws.client("kms").create_key()["KeyMetadata"]["Arn"]
+    lines = examine(healthy)["key"]
+    # No topic is encrypted with it.
+    assert ["Client.InternalError" in each["what"] for each in lines] == [True, True]
+    assert "key" not in examine(healthy, "kms=create")
+
+
+def test_commands_name_the_partition_and_the_profile(
+    healthy: Clinic, capsys: pytest.CaptureFixture[str]
+) -> None:
+    key = healthy.aws.client("kms").create_key()["KeyMetadata"]["Arn"]
+    there = key.replace("arn:aws:", "arn:aws-us-gov:")
+    assert main(["--profile", "my team", "-c", f"kms={there}"], healthy.connect) == 1
+    out = capsys.readouterr().out
+    assert "--grantee-principal arn:aws-us-gov:iam::123456789012:role/aws-service-role/" in out
+    fixes = [line.split("$ ", 1)[1] for line in out.splitlines() if " $ " in line]
+    assert fixes and all(each.startswith("export AWS_PROFILE='my team'; ") for each in fixes)
+
+
+@pytest.mark.parametrize(
+    ("error", "told", "fix"),
+    [
+        (UnauthorizedSSOTokenError(), "SSO session", "aws sso login"),
+        (TokenRetrievalError(provider="sso", error_msg="expired"), "expired", "aws sso login"),
+        (
+            ClientError({"Error": {"Code": "InvalidClientTokenId"}}, "GetCallerIdentity"),
+            "get-region-opt-status --region us-east-1 --region-name us-east-1)",
+            "aws configure sso",
+        ),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_credentials_that_do_not_count_are_renewed(
+    capsys: pytest.CaptureFixture[str], error: Exception, told: str, fix: str
+) -> None:
+    def refuse() -> None:
+        raise error
+
+    sts = SimpleNamespace(get_caller_identity=refuse)
+    assert main([], lambda _: (lambda _: sts, "us-east-1")) == 1
+    out = capsys.readouterr().out
+    assert told in out and f"$ {fix}" in out
 
 
 def test_fails_without_credentials_in_one_line(
@@ -304,3 +396,5 @@ def test_fails_without_a_network_in_one_line(
 def test_fails_for_a_context_that_is_none(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["-c", "size=g5.huge"]) == 2
     assert "not in the instance catalogue" in capsys.readouterr().err
+    assert main(["-c", "kms"]) == 2
+    assert "-c kms is not NAME=VALUE" in capsys.readouterr().err

@@ -17,6 +17,9 @@ def test_a_region_without_room_for_a_network_is_a_problem(
         "1 of 1 VPCs are in use in us-east-1; -c vpc= uses one of them",
     )
     assert "--service-code vpc --quota-code L-F678F1CE" in line["fix"]
+    healthy.vpcs = "5"  # nobody changed it: only AWS's default is there
+    (line,) = examine(healthy)["network"]
+    assert (line["state"], line["what"]) == ("ok", "1 of 5 VPCs are in use in us-east-1")
 
 
 def test_an_existing_network_without_a_way_out_gets_it_by_the_fixes(
@@ -30,6 +33,11 @@ def test_an_existing_network_without_a_way_out_gets_it_by_the_fixes(
     found = examine(healthy, *given)
     # The zone that counts for the size is the subnet's; no room for another VPC is needed.
     assert found["size"][0]["what"].endswith("the subnets are in us-east-1c")
+    # It could not be moved by `zones`, which synthesis refuses beside `vpc`.
+    healthy.scores = [("us-east-1a", 9), ("us-east-1c", 1)]
+    fix = examine(healthy, *given, "size=g5.xlarge")["spot capacity"][0]["fix"]
+    assert fix.startswith(f"aws ec2 describe-subnets --filters Name=vpc-id,Values={vpc} ")
+    assert "Name=availability-zone,Values=us-east-1a,us-east-1c --region us-east-1" in fix
     lacking = [each["what"].split(" to ")[-1].split(":")[0] for each in found["network"]]
     assert lacking[1:] == ["ec2", "monitoring", "ssm", "ssmmessages"]
     assert "no gateway endpoint of S3" in lacking[0]

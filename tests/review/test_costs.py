@@ -1,0 +1,53 @@
+"""What the review says of dollars: of which region and day, and of the market that is bought."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import date
+
+from review.assembly import Side
+from review.comment import write_comment
+from review.verdict import Review, judge
+from sizing.catalogue import hourly_price, spot_price
+
+
+def cost(review: Review, name: str) -> tuple[str, str]:
+    (row,) = [row for row in review.costs if name in row.name]
+    return row.before, row.after
+
+
+def test_prices_are_those_of_the_region_and_their_day_is_named(base: Side) -> None:
+    there = replace(base, region="eu-west-1")
+    review = judge(base, there, [])
+    listed, seen = hourly_price("g5.2xlarge", "eu-west-1"), spot_price("g5.2xlarge", "eu-west-1")
+    assert listed.usd_per_hour > 1.212 and isinstance(listed.day, date)
+    assert cost(review, "instance, on demand")[1] == f"{listed.usd_per_hour:.4f}"
+    assert cost(review, "instance, Spot")[1] == f"{seen.usd_per_hour:.4f}"
+    # What the Guard counts with: volumes by the instance's price, the address as it is.
+    volumes = 24 / 730 * listed.usd_per_hour / 1.212
+    total = listed.usd_per_hour + volumes + 0.005
+    assert cost(review, "an hour of training, on demand")[1] == f"{total:.4f}"
+    assert f"eu-west-1: snapshot of {seen.day}, list price of {listed.day}" in write_comment(review)
+    assert "list price of 2026-07-20" in review.prices
+
+
+def test_a_region_without_prices_counts_with_the_dearest(base: Side) -> None:
+    review = judge(base, replace(base, region="sa-east-1"), [])
+    assert "sa-east-1: assumed of " in review.prices
+    assert float(cost(review, "instance, on demand")[1]) > 1.212
+
+
+def test_a_fleet_without_spot_shows_what_it_costs(review_of: Callable[..., Review]) -> None:
+    review = review_of(on_demand_base=1)
+    assert cost(review, "as the fleet buys it") == ("0.6312", "1.2499")
+    assert "| an hour as the fleet buys it, $ | 0.6312 | 1.2499 | +98.0% |" in write_comment(review)
+
+
+def test_a_deadline_shows_what_it_costs(base: Side, make_side: Callable[..., Side]) -> None:
+    fallback = {"usd_mean": 0.08, "usd_p90": 0.12, "on_demand_share": 0.37}
+    with_one = make_side(plan={"usd_spot_p50": 0.05, "with_fallback": fallback})
+    without = make_side(plan={"usd_spot_p50": 0.05, "with_fallback": None})
+    review = judge(without, with_one, [])
+    assert cost(review, "with its deadline, mean") == ("-", "0.08")
+    assert cost(review, "with its deadline, p90") == ("-", "0.12")
+    assert cost(review, "share of its hours on demand") == ("-", "0.37")
+    assert "deadline" not in write_comment(judge(without, without, []))
