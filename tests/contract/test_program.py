@@ -61,10 +61,10 @@ def test_numbers_of_hyperparameters_may_be_written_as_numbers() -> None:
         ({"working_folder": "../other"}, "not within the source folder"),
         ({"working_folder": "/etc"}, "not within the source folder"),
         ({"interpreter": "python -u"}, "not a single word"),
-        ({"notice_signal": "SIGKILL"}, "known are SIGTERM"),
+        ({"notice_signal": "SIGKILL"}, "use one of SIGTERM"),
         ({"quiet_seconds": 0}, "a number above 0"),
         ({"metric_definitions": [["loss", "loss: [0-9]+"]]}, "put the number in parentheses"),
-        ({"metric_definitions": [["loss", "("]]}, "which is wrong"),
+        ({"metric_definitions": [["loss", "("]]}, "which is not valid"),
         ({"metric_definitions": [["a=b", "(x)"]]}, "'a=b' is not a valid name"),
     ],
 )
