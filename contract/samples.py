@@ -1,7 +1,7 @@
 """The sample ids of a step as a count and a digest: enough to prove each was seen once per epoch.
 
-The digest is the sum of a 64-bit mix of each id, modulo 2**64. Order does not matter, so the sums of
-an epoch's steps add up to the sum of all ids; training/engine/step_log.py computes it.
+The digest is the sum of a 64-bit mix of each id, modulo 2**64. Order does not matter: the sums of
+an epoch's steps add up to the sum of all ids. training/engine/step_log.py computes it.
 """
 
 from collections.abc import Mapping

@@ -259,7 +259,7 @@ def test_fails_for_a_folder_of_runs_that_is_none(
     (tmp_path / "file").touch()
     for name in ("nothing", "file"):
         assert main(["list", str(tmp_path / name)]) == 2
-        assert f"{name} is not a folder; give one with runs" in capsys.readouterr().err
+        assert f"{name} is not a folder; name one with runs" in capsys.readouterr().err
 
 
 def test_fails_for_a_download_into_a_file(
@@ -276,7 +276,7 @@ def test_fails_for_a_download_into_a_file(
     (tmp_path / "file").touch()
     assert main(["download", f"{tmp_path}/run", "--out", f"{tmp_path}/file"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.endswith("/file/final/model: Not a directory; give another --out")
+    assert line.endswith("/file/final/model: Not a directory; use another --out")
 
 
 def test_fails_for_a_tail_of_fewer_than_no_lines(capsys: pytest.CaptureFixture[str]) -> None:
