@@ -116,7 +116,7 @@ class TrainClassifier(Train):
         found = [self._unfit()]
         if num not in (0, mine):
             found.append(
-                f"the dataset has {num} classes and num_classes is {mine}; give --override "
+                f"the dataset has {num} classes and num_classes is {mine}; pass --override "
                 f"num_classes={num}"
             )
         return [text for text in found if text]

@@ -250,7 +250,7 @@ class TrainClipClassifier(ClipEvaluation):
         wanted = tuple(meta.get("classes", self.classes))
         if wanted == tuple(self.classes):
             return ()
-        return [f"the dataset has other classes; give --override classes={','.join(wanted)}"]
+        return [f"the dataset has other classes; pass --override classes={','.join(wanted)}"]
 
     def start(self, m: nn.Module, i: Inputs) -> Start:
         """Check the splits."""

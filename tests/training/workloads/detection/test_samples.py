@@ -147,7 +147,7 @@ def test_a_model_that_does_not_fit_the_dataset_is_refused(data: Inputs) -> None:
     assert failures(data, 2, 300) == []
     classes, queries = failures(data, 3, 3)
     assert classes == (
-        "the model has 3 classes, but the dataset has 2 (wall, room); give --override num_classes=2"
+        "the model has 3 classes, but the dataset has 2 (wall, room); pass --override num_classes=2"
     )
     assert queries.startswith("the model has 3 queries, but an image has 4 objects, of which it")
 

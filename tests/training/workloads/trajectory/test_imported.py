@@ -127,7 +127,7 @@ def test_a_run_trains_on_them_and_evaluates(
     wrong = "--override=classes=falling,jumping"
     assert main(["run", f"--run-uri={run}", *options, wrong]) == 2
     assert not run.exists(), "a wrong override costs no run"
-    assert "other classes; give --override classes=falling,rising" in capsys.readouterr().err
+    assert "other classes; pass --override classes=falling,rising" in capsys.readouterr().err
     assert main(["run", f"--run-uri={run}", *options]) == 0
     fitted = json.loads((run / "config.json").read_text())["fitted"]
     assert fitted == {"classes": "falling,rising", "position_weight": "0.0"}

@@ -157,7 +157,7 @@ def length_refusals(splits: Mapping[str, Mapping[str, int]], context: int) -> li
     """Which splits have not even one window."""
     return [
         f"split {name} has {split['tokens']} tokens, but a window takes {context + 1}; bring more "
-        f"text, or give --override context={max(1, split['tokens'] - 1)} or less"
+        f"text, or pass --override context={max(1, split['tokens'] - 1)} or less"
         for name, split in splits.items()
         if split["tokens"] <= context
     ]
@@ -167,7 +167,7 @@ def vocabulary_refusals(meta: Mapping[str, Any], vocab_size: int) -> list[str]:
     """Why a model with `vocab_size` rows cannot, or should not, be trained on this dataset."""
     there = int(meta.get("vocab_size", vocab_size))
     fix = (
-        f"give --override vocab_size={there}, or make the dataset with --override "
+        f"pass --override vocab_size={there}, or make the dataset with --override "
         f"vocab_size={vocab_size}"
     )
     if there > vocab_size:
