@@ -41,9 +41,7 @@ def find_files(source: Path) -> list[Path]:
         )
     for path in paths:
         if NOT_TEXT.search(str(path)):
-            raise UserError(
-                f"source has {os.fsencode(path)!r}, whose name is not UTF-8; rename it"
-            )
+            raise UserError(f"source has {os.fsencode(path)!r}, whose name is not UTF-8; rename it")
     secrets = [str(path) for path in paths if _is_secret(path)]
     if secrets:
         raise UserError(

@@ -56,8 +56,8 @@ def read_rgb(path: Path, height: int, width: int) -> Image.Image:
             return _as_annotated(image, height, width).convert("RGB")
     except _DAMAGED as error:
         raise UserError(
-            f"{path} cannot be read as an image of {width}x{height}: {error}; find all such files with "
-            "`python -m training data check --workload detection FOLDER`"
+            f"{path} cannot be read as an image of {width}x{height}: {error}; find all such files "
+            "with `python -m training data check --workload detection FOLDER`"
         ) from error
 
 

@@ -65,8 +65,8 @@ def upcycle_optimizer(
     """Return AdamW's state for the model with experts, each parameter's made when it is read.
 
     No rule is exact, because the router decides which tokens an expert gets. On average, its
-    gradient is 1/num_experts of the dense layer's. The square is between 1/num_experts^2, where
-    gradients agree, and 1/(num_experts x top_k), where they are noise; the latter is the safer.
+    gradient is 1/num_experts of the dense layer's. The square is between 1/num_experts^2, if
+    gradients agree, and 1/(num_experts x top_k), if they are noise; the larger makes smaller steps.
     """
     check_adams(state)
     divisors = dict.fromkeys(FIRST_MOMENTS, num_experts)

@@ -272,7 +272,7 @@ def _rms(c: ModelConfig) -> dict[str, Any]:
 def _hidden(c: ModelConfig) -> int:
     sizes = {block.hidden for block in c.blocks}
     if len(sizes) > 1:
-        raise UserError(f"blocks have {sorted(sizes)} hidden units: Hugging Face supports one number")
+        raise UserError(f"blocks have {sorted(sizes)} hidden units: Hugging Face supports only one")
     return sizes.pop()
 
 

@@ -374,7 +374,7 @@ def test_fails_for_a_folder_without_annotations(tmp_path: Path) -> None:
     (tmp_path / "val").mkdir()
     with pytest.raises(UserError, match="has no annotation file in COCO's format; lay the files"):
         scene.checked(tmp_path)
-    with pytest.raises(UserError, match="nothing does not exist; give the folder of a dataset"):
+    with pytest.raises(UserError, match="nothing does not exist; pass the folder of a dataset"):
         scene.checked(tmp_path / "nothing")
 
 

@@ -216,9 +216,7 @@ def test_a_division_that_leaves_a_split_without_objects_is_refused(tmp_path: Pat
     scene.write(tmp_path / "own/labels.json", content)
     scene.save_images(content, tmp_path / "own")
     (tmp_path / "out").mkdir()
-    with pytest.raises(
-        UserError, match="none of the 6 images that were divided into validation"
-    ):
+    with pytest.raises(UserError, match="none of the 6 images that were divided into validation"):
         import_folder(tmp_path / "own", tmp_path / "out", 0, lambda done, total: None)
     assert not any((tmp_path / "out").iterdir()), "another seed can go to the same folder"
 

@@ -62,7 +62,7 @@ def test_fails_for_axes_that_cannot_be_read(text: str) -> None:
     ("layout", "said"),
     [
         (lambda: Layout(tensors={"a": "width"}, divided=["b"]), "'b' is not among the tensors"),
-        (lambda: Layout(tensors={"a": "width"}, blocks="h"), "blocks is 'h'; give one"),
+        (lambda: Layout(tensors={"a": "width"}, blocks="h"), "blocks is 'h'; use one"),
         (lambda: Layout(tensors={"a": "width"}).of("b"), "tensor 'b': no line of the layout fits"),
         (
             lambda: Layout(tensors={"a.*": "x", "a.1": "x"}).of("a.1"),
@@ -84,7 +84,7 @@ def test_fails_where_layout_and_tensors_do_not_fit(layout: object, said: str) ->
             {"wdith": 2},
             "no tensor has the dimension 'wdith'; the layout knows experts, heads, hidden",
         ),
-        ({"width": 1.5}, "factor 1.5 of 'width': give a whole number from 1"),
+        ({"width": 1.5}, "factor 1.5 of 'width': use a whole number from 1"),
         ({"width": 0}, "factor 0 of 'width'"),
     ],
 )

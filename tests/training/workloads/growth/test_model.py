@@ -125,7 +125,7 @@ def test_half_precision_stays_close_and_keeps_the_weights_gradients_in_full() ->
     [
         ({"num_heads": 3}, "width 16 over num_heads 3"),
         ({"num_heads": 16}, "use a width that is an even multiple of num_heads"),
-        ({"blocks": ()}, "the model has no block; give at least one"),
+        ({"blocks": ()}, "the model has no block; use at least one"),
         ({"vocab_size": 0}, "vocab_size is 0; give at least 1"),
     ],
 )
