@@ -102,7 +102,7 @@ def test_a_run_in_a_folder_is_stopped_shown_and_listed(
         assert main([verb, str(stopped)]) == 2
     said = capsys.readouterr().err.splitlines()
     assert [line.split(";")[0] for line in said] == [
-        f"error: no process of this machine trains {stopped}",
+        f"error: no process on this machine trains {stopped}",
         "error: mine has no machine now",
     ]
     assert main(["download", str(stopped)]) == 2

@@ -233,7 +233,7 @@ def test_fails_on_requirements_that_no_machine_could_install() -> None:
     versions = (
         "ERROR: Could not find a version that satisfies the requirement six==9 (from versions: "
     )
-    assert str(refusal([f"{versions}1.0, 1.17.0)"])).endswith("the newest version is 1.17.0")
+    assert str(refusal([f"{versions}1.0, 1.17.0)"])).endswith("platform is 1.17.0")
     # As without a network.
     assert refusal([f"{versions}none)"]) is None
     assert "correct the requirements file" in str(refusal(["ERROR: Invalid requirement: '!'"]))

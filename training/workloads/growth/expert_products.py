@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-# "split": a product per expert, once the host knows the counts. "bmm": one batched product of all,
-# padded to the busiest. "grouped_mm": torch's own, fused from compute capability 9.0 on.
+# "split": a product per expert, after the host knows the counts. "bmm": one batched product for
+# all, padded to the busiest. "grouped_mm": torch's own, fused from compute capability 9.0 on.
 # "balanced": like "split", but every expert gets the same number of rows. Its results are wrong; it
 # only measures the memory and work of a step without data (`measure`).
 ExpertProducts: TypeAlias = Literal["split", "bmm", "grouped_mm", "balanced"]

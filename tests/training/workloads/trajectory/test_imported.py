@@ -318,7 +318,7 @@ def test_fails_for_a_file_of_another_kind(own: Path, tmp_path: Path) -> None:
 def test_fails_for_a_video_without_pyav(videos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "av", None)
     file = SourceFile(name="rising/rising_0.mp4", folder=videos, label="rising", split=None)
-    with pytest.raises(UserError, match="package av is needed: python -m pip install av"):
+    with pytest.raises(UserError, match="requires the package av: python -m pip install av"):
         _read_clip(file, UNIFORM)
 
 

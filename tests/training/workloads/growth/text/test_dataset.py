@@ -147,7 +147,7 @@ def test_fails_to_go_on_with_other_text_or_options(
 @pytest.mark.parametrize("texts", [["one"], ["one", "two"]])
 def test_fails_for_too_few_documents(tmp_path: Path, texts: list[str]) -> None:
     own = source(tmp_path / "own", texts)
-    with pytest.raises(UserError, match=r"got none of the \d documents, as one of 5 is held out"):
+    with pytest.raises(UserError, match=r"got none of the \d documents, as one in 5 is held out"):
         for seed in range(20):
             imported(own, tmp_path / f"out{seed}", seed=seed)
 
