@@ -94,7 +94,7 @@ class LineReader:
         self._gone: set[str] = set()
 
     def new(self, *, is_last: bool = True) -> Iterator[dict[str, Any]]:
-        """Yield the lines not read yet; before the last call, stop at a missing number.
+        """Yield the lines not read yet; before the last call, none after a missing number.
 
         An object that is gone when it is read has been merged since it was listed.
         """

@@ -1,6 +1,6 @@
 """A user's source folder: which of its files travel, namely those that git does not ignore.
 
-It refuses secrets, by file name, links to files that would stay behind, and too many bytes.
+It refuses secrets (by file name), links to files that would stay behind, and too many bytes.
 """
 
 import hashlib

@@ -54,7 +54,7 @@ class Sweep:
 def drawn_runs(
     vary: Sequence[str], overrides: Sequence[str], count: int | None, seed: int
 ) -> tuple[SweepRun, ...]:
-    """Return every combination of the values, or `count` random ones; UserError if invalid.
+    """Return all combinations of the values, or `count` drawn by the seed; UserError if invalid.
 
     A range such as 0.001..0.1 can only be drawn from; the draws are uniform in its logarithm.
     """

@@ -1,4 +1,4 @@
-"""Find the data volume: the EBS disk that EC2 attached under a given name and that does not hold /.
+"""Find the data volume: the EBS disk without / that EC2 attached under a given name.
 
 It never uses kernel names: /dev/nvme1n1 may be another disk after the next boot. Unless exactly one
 disk matches, it fails and lists what it saw. Run: python3 -m userdata.find_data_disk sdf

@@ -22,7 +22,7 @@ fi
 set +o allexport
 INSTANCE_ID=${INSTANCE_ID:-$(cat "$root/var/lib/cloud/data/instance-id")}
 export INSTANCE_ID
-# AWS CLI v1 reads the region only from this variable, and asks the metadata once, for one second.
+# AWS CLI v1 reads the region only here, and by default asks the metadata once, for one second.
 export AWS_DEFAULT_REGION=$AWS_REGION
 export AWS_METADATA_SERVICE_TIMEOUT=5 AWS_METADATA_SERVICE_NUM_ATTEMPTS=5
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Runs when a service has failed for good (OnFailure=) and ends the run, if it would fail on any
-# machine, or only this machine. Usage: service_failed.sh SERVICE
+# Runs when a service has failed for good (OnFailure=): ends the run if it would fail on any
+# machine, otherwise only this machine. Usage: service_failed.sh SERVICE
 set -o errexit -o nounset -o pipefail
 source userdata/lib.sh
 carry_on

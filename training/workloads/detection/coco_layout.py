@@ -15,7 +15,7 @@ from training.workloads.detection.coco_faults import CocoFaults, refuse_layout
 from training.workloads.detection.image_files import IMAGE_SUFFIXES
 from training.workloads.detection.other_formats import convert
 
-# What an import divides into the splits.
+# The name of a dataset without splits, which an import divides.
 UNDIVIDED = "all"
 _SPLITS = {
     "train": "train",

@@ -53,7 +53,7 @@ def denoising(labels_BN: Tensor, boxes_BN4: Tensor, architecture: Architecture) 
     is_other = torch.rand(shape, device=labels_BN.device) < architecture.label_noise / 2
     labels_BG2N = torch.where(is_other & is_object, other_BG2N, labels_BG2N)
     noise_BG2N4 = torch.rand((*shape, 4), device=boxes_BN4.device)
-    # The negatives' corners move one to two times as far as the positives' at most.
+    # The negatives' corners move one to two times as far as the positives' maximum.
     noise_BG2N4[:, :, 1] += 1
     sign_BG2N4 = torch.randint_like(noise_BG2N4, 2) * 2 - 1
     reach_BN4 = boxes_BN4[..., 2:].repeat(1, 1, 2) * (architecture.box_noise / 2)

@@ -22,7 +22,7 @@ from training.errors import EXIT_FINISHED, EXIT_USER, RunFailedError, UserError
 from training.workloads.detection.config import Architecture
 from training.workloads.detection.detector import Detector
 
-# In their names, each pattern on the left is replaced by the text on the right.
+# A name here is theirs with each pattern on the left replaced by the text on the right.
 _NAMES = (
     (r"^backbone\.0\.body\.", "backbone."),
     (r"^label_enc\.", "labels."),

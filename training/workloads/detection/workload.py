@@ -126,7 +126,7 @@ class TrainDetector(DetectionEvaluation):
         return Start(failures=failures, facts=facts)
 
     def optimizer(self, m: nn.Module) -> Optimizer:
-        """Use AdamW with a lower learning rate for the pretrained backbone."""
+        """Return AdamW with a lower learning rate for the pretrained backbone."""
         c = self.config
         groups = parameter_groups(m, c.learning_rate, c.backbone_learning_rate)
         # None, because False would also rule out torch's foreach.

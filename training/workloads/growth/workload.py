@@ -129,7 +129,7 @@ class TrainPhase(TextEvaluation):
         )
         # The first phase opens it too, so a split that is too short is reported before any step.
         windows = token_samples(i.dataset, "validation", c.context)
-        if i.prior is None or i.is_given_weights:  # nothing to grow from
+        if i.prior is None or i.is_given_weights:  # no previous phase to grow from
             return Start(facts=facts)
         m, transition = cast(LanguageModel, m), Transition(config=c, phase=self.name)
         fill(m, transition.model(i.prior.model, m.state_dict()))

@@ -56,7 +56,7 @@ class ImagenetConfig:
     low_until_epoch: int = 0
     train_size_from_epoch: int = 0
     eval_size: int = 224
-    # Also evaluates the mirrored image, and reports the average of both next to the plain figures.
+    # Also evaluates the mirrored image, and reports the figures of both next to the plain ones.
     evaluate_flips: bool = False
     shuffle_window: int = 16
     # RandAugment's magnitude, 0 to 30; the alphas of mixup and CutMix (if both are set, each

@@ -133,7 +133,7 @@ class TrajectoryConfig(RecipeConfig):
     shuffled_epochs: int = 16
 
     def __post_init__(self) -> None:
-        # Not super(): dataclass(slots=True) creates a new class that super() does not know.
+        # dataclass(slots=True) creates a new class, which super() does not know.
         RecipeConfig.__post_init__(self)
         check_choice("backbone_layer", self.backbone_layer, LAYERS)
         check_fields(
@@ -224,7 +224,7 @@ class MagvitConfig(RecipeConfig):
     tokenizer_epochs: int = 2
     tokenizer_learning_rate: float = 3e-3
     tokenizer_batch: int = 4
-    # It trains on this many consecutive frames, so there are more and faster steps per clip.
+    # It trains on this many consecutive frames, later ones in each step; fewer make steps faster.
     tokenizer_frames: int = NUM_FRAMES
 
     # Transformer over tokens.
@@ -235,7 +235,7 @@ class MagvitConfig(RecipeConfig):
     settings: Settings = _MAGVIT_SETTINGS
 
     def __post_init__(self) -> None:
-        # Not super(): dataclass(slots=True) creates a new class that super() does not know.
+        # dataclass(slots=True) creates a new class, which super() does not know.
         RecipeConfig.__post_init__(self)
         check_fields(
             self,

@@ -331,7 +331,7 @@ class ClipSamples(Samples):
     def _futures(self, place_BT2: Tensor, frames_BT: Tensor) -> Tensor:
         """Return each frame's future place (B, T, 2), as far ahead as that of the last frame.
 
-        It is NaN if the clip ends before, and for all shuffled frames except the last.
+        It is NaN if the clip has ended by then, and for all shuffled frames except the last.
         """
         then_BT = frames_BT + (NUM_FRAMES - 1 + FUTURE_FRAMES - frames_BT[:, -1:])
         is_known_BT = (then_BT < NUM_FRAMES) & (self.view != "shuffled")

@@ -176,7 +176,7 @@ def _reliability(confidence: Tensor, is_right: Tensor) -> list[_Bin]:
 
 
 def _calibration_error(bins: Sequence[_Bin]) -> float:
-    """Compute the expected calibration error: the gap of confidence and accuracy, by count.
+    """Compute the expected calibration error: confidence's gaps to accuracy, by count.
 
     Naeini et al. 2015, https://ojs.aaai.org/index.php/AAAI/article/view/9602
     """

@@ -340,7 +340,7 @@ class TrainHead(TrainTimeTransformer):
 
     def start(self, m: nn.Module, i: Inputs) -> Start:
         """Check the splits and estimate the features' scale from training clips."""
-        # Not super(): dataclass(slots=True) creates a new class that super() does not know.
+        # dataclass(slots=True) creates a new class, which super() does not know.
         start = TrainClipClassifier.start(self, m, i)
         if not start.failures:
             assert isinstance(m, _TransformerHead)

@@ -54,7 +54,7 @@ class TrainTransformer(TrainClipClassifier):
         """Check the splits and take the tokenizer trained in the previous stage."""
         assert isinstance(m, TokenTransformer) and i.prior is not None
         m.tokenizer.load_state_dict(build_tokenizer(self.config, i.prior).state_dict())
-        # Not super(): dataclass(slots=True) creates a new class that super() does not know.
+        # dataclass(slots=True) creates a new class, which super() does not know.
         return TrainClipClassifier.start(self, m, i)
 
     def loss(self, m: nn.Module, b: Batch, step: int, num_steps: int) -> Loss:
@@ -90,7 +90,7 @@ class TrainTransformer(TrainClipClassifier):
 
     def evaluate(self, m: nn.Module, b: Batch) -> Partial:
         """Evaluate like other classifiers, and also predict the end of the clips shown."""
-        # Not super(): dataclass(slots=True) creates a new class that super() does not know.
+        # dataclass(slots=True) creates a new class, which super() does not know.
         part = TrainClipClassifier.evaluate(self, m, b)
         if "strips" not in b:
             return part

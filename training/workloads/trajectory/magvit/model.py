@@ -281,7 +281,7 @@ class TokenTransformer(nn.Module):
 
 
 def near_ball(path_BT2: Tensor, token_shape: Sequence[int]) -> Tensor:
-    """Return the ball's nearness to tokens in their step's frames: 1 to 0 (also if unknown)."""
+    """Return the ball's nearness to tokens in their steps, 1 to 0, (B, t, G); 0 if unknown."""
     num_steps, num_cells = token_shape
     side = math.isqrt(num_cells)
     away_BTG = (path_BT2[:, :, None] - cell_centers(side, path_BT2.device)).norm(dim=3)

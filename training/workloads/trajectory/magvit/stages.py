@@ -196,7 +196,7 @@ class Tokens(PreparedClips):
     def make(self, i: Inputs, shard: int) -> Mapping[str, Tensor]:
         """Return {"tokens": (clips, t + 1, cells) int32} for the clips of one shard.
 
-        The last row is the last step if only the first and the last step's frames are known.
+        The last row has the last step's tokens if only its and the first step's frames are known.
         """
         assert i.prior is not None
         tokenizer = build_tokenizer(self.config, i.prior)

@@ -105,7 +105,7 @@ class Quantizer(nn.Module):
         return (codes[..., None] // self.basis % self.levels - half) / half
 
     def distances(self, values: Tensor, weights: Tensor) -> Tensor:
-        """Weight all levels' squared distances from values: twice (..., D) to (..., V)."""
+        """Return all levels' weighted squared distances from values: twice (..., D) to (..., V)."""
         half = self.levels // 2
         levels = torch.cat([torch.arange(n, device=values.device) for n in self.num_levels])
         here, weights = (
