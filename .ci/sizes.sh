@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Says what the files of a lock weigh on this platform, before they are downloaded: .ci/sizes.sh LOCK
+# Prints the download size of a lock's packages on this platform. Usage: .ci/sizes.sh LOCK
 set -o errexit -o nounset -o pipefail
 
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
-# A lock of this kind knows sizes; without a network there is none, and the download will say so.
+# Only this kind of lock has sizes. Without a network, none is made, and the download will say so.
 .venv/bin/uv pip compile --quiet --no-deps --format pylock.toml --python .venv/bin/python \
     --output-file "$folder/pylock.toml" "$1" >"$folder/said" 2>&1 || true
 touch "$folder/pylock.toml"

@@ -1,6 +1,6 @@
-"""What infrastructure, boot, trainer, plan and rehearsal must agree on, each fact written once.
+"""Facts that infrastructure, boot, trainer, plan and rehearsal must agree on, each written once.
 
 Grammars, formulas, file names, exit codes and variable names that more than one package needs. It
-uses the standard library only, as of Python 3.10 (what an instance's own `python3` may be), imports
-no other package of this repository, may be imported by all of them, and is a part of the bundle.
+uses only the standard library of Python 3.10 (an instance's own `python3` may be that old), imports
+no other package of this repository, may be imported by all of them, and is part of the bundle.
 """

@@ -1,29 +1,29 @@
-"""The checkpoint interval that the trainer chooses by itself (`auto`), and that the plan predicts.
+"""The checkpoint interval that the trainer chooses itself (`auto`) and that the plan predicts.
 
-It weighs what a save costs against what an interruption without one would lose.
+It weighs the cost of a save against what an interruption without one would lose.
 """
 
 import math
 from dataclasses import dataclass
 
-# Two epochs at most stand between two saves,
+# At most two epochs pass between two saves,
 MAX_EPOCHS = 2
 # unless saving that often would take more than this share of the time.
 MAX_SAVING_SHARE = 0.02
-# More often gains less than half of this for each interruption, and each save also writes an event,
-# a metrics line and the head.
+# Saving more often gains less than half of this per interruption, and each save also writes an
+# event, a metrics line and the head.
 MIN_SECONDS = 60.0
-# What is expected before a run has a history of its own: the mean life of the 204 one-instance V100
+# The expectation until a run has a history of its own: the mean life of the 204 one-instance V100
 # Spot machines of 2023 in the preemption traces of skypilot-org/spot-traces (NSDI'24).
 MEAN_LIFE_SECONDS = 2.1 * 3600
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class IntervalChoice:
-    """Seconds between two saves, and what they rest on."""
+    """Seconds between two saves, and the figures behind them."""
 
     seconds: float
-    cost_seconds: float  # that one save takes from training: it waits, and steps become slower
+    cost_seconds: float  # training time that one save costs: waiting, and slower steps
     durable_seconds: float  # from a boundary to its commit
     life_seconds: float  # between two interruptions
     why: str
@@ -43,23 +43,23 @@ def choose_interval(
     life_seconds: float,
     epoch_seconds: float | None,
 ) -> IntervalChoice:
-    """The interval that costs least, within the bounds.
+    """Return the interval that costs least, within the bounds.
 
-    Young (1974), of which Daly (2006) is the refinement for costs near the mean life: saves cost
-    cost / interval, interruptions half an interval each; the sum is least at sqrt(2 cost life).
-    That a save is durable late adds the same loss to each interruption, whatever the interval.
-    Every interruption counts, as if no notice came.
+    Young (1974), refined by Daly (2006) for costs near the mean life: saves cost cost / interval,
+    interruptions half an interval each; the sum is smallest at sqrt(2 cost life). The delay until a
+    save is durable adds the same loss to each interruption, whatever the interval. Every
+    interruption counts as if no notice came.
     """
     seconds, why = math.sqrt(2 * cost_seconds * life_seconds), "Young/Daly"
     if seconds < MIN_SECONDS:
-        seconds, why = MIN_SECONDS, "more often gains next to nothing"
+        seconds, why = MIN_SECONDS, "saving more often gains next to nothing"
     if epoch_seconds is not None and seconds > MAX_EPOCHS * epoch_seconds:
-        seconds, why = MAX_EPOCHS * epoch_seconds, f"{MAX_EPOCHS} epochs, the most"
+        seconds, why = MAX_EPOCHS * epoch_seconds, f"at most {MAX_EPOCHS} epochs"
     if seconds < cost_seconds / MAX_SAVING_SHARE:
         seconds = cost_seconds / MAX_SAVING_SHARE
-        why = f"saving may take {MAX_SAVING_SHARE:.0%} of the time at most"
+        why = f"saving may take at most {MAX_SAVING_SHARE:.0%} of the time"
     if seconds < durable_seconds:
-        seconds, why = durable_seconds, "one save is under way at a time"
+        seconds, why = durable_seconds, "only one save runs at a time"
     return IntervalChoice(
         seconds=seconds,
         cost_seconds=cost_seconds,
@@ -70,9 +70,9 @@ def choose_interval(
 
 
 def expected_life_seconds(*, spent_seconds: float, interruptions: int) -> float:
-    """Expected time between two interruptions of a run with this history.
+    """Return the expected time between two interruptions of a run with this history.
 
-    The traces' mean counts as one interruption seen already, so one early loss or a long quiet
-    start moves the estimate without ruling it.
+    The traces' mean counts as one interruption already seen, so an early loss or a long quiet start
+    moves the estimate but does not dominate it.
     """
     return (MEAN_LIFE_SECONDS + spent_seconds) / (1 + interruptions)

@@ -1,4 +1,4 @@
-"""The output folder of a command, emptied of what its last run left there; never a user's own."""
+"""The output folder of a command, emptied of what its last run left; never a user's own folder."""
 
 import fcntl
 import shutil
@@ -22,20 +22,20 @@ def cleared_folder(folder: Path) -> Iterator[Path]:
         folder.mkdir(parents=True, exist_ok=True)
         if not mark.is_file() and any(folder.iterdir()):
             raise UserError(
-                f"{folder} has files that this command did not make, and it begins by emptying "
-                "its output folder; give a new or empty one, or delete it yourself"
+                f"{folder} has files that this command did not make, and the command first empties "
+                "its output folder; choose a new or empty one, or delete it yourself"
             )
         lock = mark.open("a")
     except OSError as error:
         raise UserError(
-            f"cannot write to {folder}: {error.strerror}; give another folder"
+            f"cannot write to {folder}: {error.strerror}; choose another folder"
         ) from error
     with lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise UserError(
-                f"another command is writing to {folder}; wait for its end, or give another folder"
+                f"another command is writing to {folder}; wait until it ends, or choose another"
             ) from None
         for path in folder.iterdir():
             if path.is_dir() and not path.is_symlink():

@@ -1,6 +1,6 @@
-"""What a workload is made of, as the trainer says it: `python -m training describe`.
+"""A workload as the trainer describes it: `python -m training describe`.
 
-Only the trainer imports workloads and torch: whoever else wants to know asks another process.
+Only the trainer imports workloads and torch, so everyone else asks in a separate process.
 """
 
 import json
@@ -24,13 +24,13 @@ class WorkloadDescription:
 
     recipe: str
     stages: Mapping[str, int | None]  # name -> its steps or shards, where they are known
-    num_samples: int  # that the recipe is made for; 0: not known
+    num_samples: int  # in the dataset that the recipe is made for; 0: unknown
     makes_data: bool
-    footprints: Sequence[Mapping[str, Any]] = ()  # of each stage, if they were asked for
+    footprints: Sequence[Mapping[str, Any]] = ()  # of each stage, if requested
     why_unmeasured: str = ""
 
     def to_json(self) -> str:
-        """One line."""
+        """Return one line of JSON."""
         return json.dumps(asdict(self))
 
 
@@ -43,11 +43,11 @@ def describe(
     manifest: Path | None = None,
     measured: bool = False,
 ) -> WorkloadDescription:
-    """Have the trainer import a workload; what it refuses is a UserError in one sentence.
+    """Have the trainer import a workload; a refusal is raised as a UserError of one sentence.
 
-    Of `source`, the folder of a workload of one's own, it sees what travels to a machine. With a
-    dataset's `manifest`, what does not fit that is refused. `measured`: with footprints, which
-    takes seconds.
+    `source` is the folder of a user's workload; the trainer sees only what travels to a machine.
+    With a dataset's `manifest`, a recipe that does not fit it is refused. `measured` adds
+    footprints, which takes seconds.
     """
     words = ["describe", workload, "--recipe", recipe]
     words += [word for pair in overrides for word in ("--override", pair)]
@@ -62,15 +62,15 @@ def describe(
     if done.returncode != 0:
         said = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
         raise UserError(_refusal(workload, said, source))
-    # Before it stands what the workload's own modules print.
+    # Lines before the last are what the workload's own modules print.
     return WorkloadDescription(**json.loads(done.stdout.strip().splitlines()[-1]))
 
 
 def _refusal(workload: str, said: str, source: Path | None) -> str:
-    """The trainer's own sentence, or the last line of a traceback of the workload's code."""
+    """Return the trainer's own sentence, or the last line of a traceback of the workload's code."""
     if said.startswith("error: "):
         return said.removeprefix("error: ")
     advice = "correct it"
     if source is not None and said.startswith("ModuleNotFoundError"):
-        advice = f"add it to {source}, or to its requirements.txt and install that here, too"
+        advice = f"add it to {source}, or to its requirements.txt and also install it here"
     return f"workload {workload!r} cannot be imported: {said}; {advice}"

@@ -1,7 +1,7 @@
-"""Intervals, what to keep, counts: the texts that users write, read once.
+"""The one parser of what users write: intervals, checkpoints to keep, counts.
 
-The same text is accepted, or refused with the same sentence, by the command line, the stack
-parameters, run.env and the plan.
+The command line, the stack parameters, run.env and the plan accept the same text and refuse it with
+the same sentence.
 """
 
 import argparse
@@ -122,7 +122,7 @@ def parse_place(text: str) -> str:
 
 
 def argument_type(read: Callable[[str], _Value]) -> Callable[[str], _Value]:
-    """Let argparse say what a reader says of a wrong value."""
+    """Make argparse report a reader's own message about a wrong value."""
 
     def typed(text: str) -> _Value:
         try:

@@ -1,12 +1,12 @@
 """The names in S3: a run's objects below its prefix, and a dataset's manifest.
 
-The scripts of userdata/ spell them out; a test compares them with these.
+The scripts of userdata/ repeat them as literals; a test compares the two.
 """
 
 import re
 
 HEAD = "head.json"  # the lease and the list of committed checkpoints
-CONFIG = "config.json"  # written once, the truth for the run
+CONFIG = "config.json"  # written once, authoritative for the run
 RECEIPT = "receipt.json"
 REPORT = "report.html"
 FINAL = "final/model.safetensors"
@@ -15,52 +15,52 @@ ADAPTATION = "adaptation.json"  # how the recipe was fitted to the first machine
 GUARD = "guard.json"  # what the Guard remembers between calls
 
 CHECKPOINTS = "checkpoints/"
-METRICS = "metrics/"  # JSON lines, some objects for each attempt
+METRICS = "metrics/"  # JSON lines, several objects per attempt
 EVENTS = "events/"  # one JSON object each
 LOGS = "logs/"  # what a program printed, in parts: <generation>-<nonce>-<part>.log.gz
-FINAL_FILES = "final/"  # of a program: what it left in model/ and output/data/
+FINAL_FILES = "final/"  # what a program left in model/ and output/data/
 BLOBS = "blobs/"  # the contents that a program's snapshots name
 BUNDLES = "bundles/"  # a copy of the code that the run began with
-ARTIFACTS = "artifacts/"  # derived data; also next to runs/ where runs share it
+ARTIFACTS = "artifacts/"  # derived data; also next to runs/, where runs share it
 
 # In the run bucket.
 RUNS = "runs/"
 SWEEPS = "sweeps/"
-# Beside the runs of a sweep: what they are, and the jobs that were queued for them.
+# Next to the runs of a sweep: what they are, and the jobs that were queued for them.
 SWEEP = "sweep.json"
 SWEEP_JOBS = "jobs.json"
 # In a dataset's prefix.
 MANIFEST = "manifest.json"
 
-# What a checkpoint's name may be: names read from a head are deleted by.
+# A checkpoint's name is checked: names that are read from a head decide what is deleted.
 CHECKPOINT_NAME = re.compile(r"[0-9]{8,}-g(?P<generation>[0-9]{4,})-[0-9a-f]+")
 
-# As for checkpoints, a blob's name is never used twice; the generation is that of its writer.
+# Like a checkpoint's, a blob's name is never used twice; the generation is that of its writer.
 BLOB_NAME = re.compile(r"g(?P<generation>[0-9]{4,})-[0-9a-f]{16}")
 _SECOND = ".second"
 
 
 def checkpoint_prefix(name: str) -> str:
-    """The prefix of one checkpoint's files."""
+    """Return the prefix of one checkpoint's files."""
     return f"{CHECKPOINTS}{name}/"
 
 
 def artifact_prefix(key: str) -> str:
-    """The prefix of one artifact's files."""
+    """Return the prefix of one artifact's files."""
     return f"{ARTIFACTS}{key}/"
 
 
 def blob_key(name: str) -> str:
-    """The key of one blob."""
+    """Return the key of one blob."""
     return f"{BLOBS}{name}"
 
 
 def second_key(name: str) -> str:
-    """The key of a blob's second copy, which few blobs have."""
+    """Return the key of a blob's second copy, which few blobs have."""
     return f"{blob_key(name)}{_SECOND}"
 
 
 def blob_of(key: str) -> str | None:
-    """The name of the blob, or None if the key is not one of a blob or of its second copy."""
+    """Return the name of the blob; None unless the key is that of a blob or its second copy."""
     name = key.removeprefix(BLOBS).removesuffix(_SECOND)
     return name if BLOB_NAME.fullmatch(name) else None

@@ -1,8 +1,8 @@
-"""A run's metrics objects: their names, and each of their lines once.
+"""A run's metrics objects: their names, and a reader that yields each of their lines once.
 
-An attempt writes small objects, numbered from 1: <generation>-<nonce>-<number>.jsonl. Runs of them
-are merged into <generation>-<nonce>-<first>-<last>-<lines>.jsonl.gz, with a blank line between what
-was one object, and deleted only then: for a while, or after a kill for ever, a line is in both.
+An attempt writes small objects, numbered from 1: <generation>-<nonce>-<number>.jsonl. Consecutive
+ones are merged into <generation>-<nonce>-<first>-<last>-<lines>.jsonl.gz, with a blank line between
+the former objects, and only then deleted: for a while, or forever after a kill, a line is in both.
 """
 
 import gzip
@@ -19,7 +19,7 @@ _NAME = re.compile(
     rf"{METRICS}(?P<writer>(?P<generation>[0-9]+)-[^-/]+)-(?P<first>[0-9]+)"
     r"(\.jsonl|-(?P<last>[0-9]+)-(?P<lines>[0-9]+)\.jsonl\.gz)"
 )
-# What every reader takes for granted of a line of a kind.
+# The fields that every reader relies on, by the line's kind.
 _FIELDS: dict[str, dict[str, type]] = {
     "step": {"step": int, "stage": str},
     "evaluation": {"step": int, "stage": str, "metrics": dict},
@@ -29,23 +29,23 @@ _FIELDS: dict[str, dict[str, type]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class MetricsObject:
-    """One object by its name: which numbers of which writer it holds."""
+    """One object, described by its name: which numbers of which writer it holds."""
 
     key: str
     writer: str
     generation: int
     first: int
     last: int
-    num_lines: int | None  # of a merged one
+    num_lines: int | None  # known of merged objects only
 
     @property
     def is_merged(self) -> bool:
-        """Whether it was made of several, and compressed."""
+        """Whether it was merged from several and compressed."""
         return self.num_lines is not None
 
 
 def metrics_objects(keys: Iterable[str]) -> list[MetricsObject]:
-    """The metrics objects among keys in the order of writing, what holds more before its parts."""
+    """Return the metrics objects among keys in writing order, merged ones before their parts."""
     found = []
     for match in filter(None, map(_NAME.fullmatch, set(keys))):
         first, lines = int(match["first"]), match["lines"]
@@ -63,12 +63,12 @@ def metrics_objects(keys: Iterable[str]) -> list[MetricsObject]:
 
 
 def small_key(writer: str, number: int) -> str:
-    """The key of the object that an attempt writes as its `number`th."""
+    """Return the key of the `number`th object that an attempt writes."""
     return f"{METRICS}{writer}-{number:05d}.jsonl"
 
 
 def merge(objects: Sequence[MetricsObject], contents: Sequence[bytes]) -> tuple[str, bytes]:
-    """Key and content of one object in place of these, which follow each other."""
+    """Return key and content of one object that replaces these consecutive ones."""
     parts = [[line for line in content.splitlines() if line] for content in contents]
     span = f"{objects[0].first:05d}-{objects[-1].last:05d}-{sum(map(len, parts))}"
     text = b"\n\n".join(b"\n".join(lines) for lines in parts)
@@ -76,10 +76,10 @@ def merge(objects: Sequence[MetricsObject], contents: Sequence[bytes]) -> tuple[
 
 
 class LineReader:
-    """Reads each line of a run once, attempt by attempt, while it is written and merged.
+    """Reads each line of a run once, attempt by attempt, while lines are written and merged.
 
-    `names()` lists the keys below metrics/, `read(keys)` yields their contents in order, None for
-    one that is not there. What is damaged is passed over, and named in `passed_over`.
+    `names()` lists the keys below metrics/; `read(keys)` yields their contents in order, None for
+    one that does not exist. Damaged objects and lines are skipped and named in `passed_over`.
     """
 
     def __init__(
@@ -94,9 +94,9 @@ class LineReader:
         self._gone: set[str] = set()
 
     def new(self, *, is_last: bool = True) -> Iterator[dict[str, Any]]:
-        """Yield the lines not read yet; unless it is the last call, none behind a missing number.
+        """Yield the lines not read yet; before the last call, none after a missing number.
 
-        An object that is gone once it is read was merged since it was listed.
+        An object that is gone when it is read has been merged since it was listed.
         """
         is_complete = False
         while not is_complete:
@@ -112,8 +112,8 @@ class LineReader:
                 self._done[found.writer] = found.last
 
     def _plan(self, is_last: bool) -> list[MetricsObject]:
-        # Listed twice: one listing may miss a merged object that was not yet there when it passed
-        # its name, and its parts, deleted by the time it came to theirs.
+        # Listed twice: one listing may pass a merged object's name before it exists and reach its
+        # parts' names after they were deleted.
         plan, done = [], dict(self._done)
         for found in metrics_objects([*self._names(), *self._names()]):
             read = done.get(found.writer, 0)

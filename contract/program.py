@@ -1,4 +1,4 @@
-"""A program: a training script with its command line, which knows nothing of this project.
+"""A program: a training script that knows nothing of this project, with its command line.
 
 On an instance it is program/program.json of the bundle, next to its source in program/source/.
 """
@@ -14,16 +14,16 @@ from typing import Any
 
 from contract.errors import UserError
 
-# In the bundle of a stack, and the workload's name in run.env and config.json.
+# Paths in a stack's bundle, and the workload's name in run.env and config.json.
 PROGRAM_FILE = "program/program.json"
 SOURCE_FOLDER = "program/source"
 WORKLOAD = "program"
 
 NOTICE_SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "none")
-# Installed if the source has it; a file of another name must be there.
+# Installed if the source has it; a file of another name must exist.
 USUAL_REQUIREMENTS = "requirements.txt"
-# What may differ between a run's attempts: it decides nothing about what is computed, or, as the
-# requirements, is a file of the source, whose checksum is compared.
+# Fields that may differ between a run's attempts: they do not affect what is computed or, like the
+# requirements, name a file of the source, whose checksum is compared.
 PLACEMENT = frozenset(
     {"interpreter", "notice_signal", "quiet_seconds", "metric_definitions", "requirements"}
 )
@@ -38,7 +38,7 @@ _CHANNEL = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _HYPERPARAMETER = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,255}")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _SHELL_WORDS = frozenset({"|", "||", "&&", "&", ";", "<", ">", ">>", "2>&1", "2>", "&>"})
-# The contract's own, and those of the machine's role and service.
+# Variables of the contract, of the machine's role and of its service.
 _OURS = re.compile(r"(SM|TRAINING|SAGEMAKER)_.*|CURRENT_HOST|NOTIFY_SOCKET|WATCHDOG_USEC")
 _ADDRESS_WITH_PASSWORD = re.compile(r"://[^/\s:@]*:[^/\s@]+@")
 _SECRET = re.compile(r"(.*_)?(KEY|KEY_ID|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?)", re.IGNORECASE)
@@ -46,7 +46,7 @@ _SECRET = re.compile(r"(.*_)?(KEY|KEY_ID|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Program:
-    """What is started, and how it is told of its machine's end; UserError for what cannot be."""
+    """The command to start, and how it learns of its machine's end; UserError if invalid."""
 
     command: str  # split as a POSIX shell does; no shell runs it
     hyperparameters: Mapping[str, str] = field(default_factory=dict)
@@ -69,15 +69,15 @@ class Program:
         _check_working_folder(self.working_folder)
         if re.search(r"[\s\0]", self.interpreter):
             raise UserError(
-                f"the interpreter {self.interpreter!r} is not a single word; give a path or a name"
+                f"the interpreter {self.interpreter!r} is not a single word; use a path or a name"
             )
         if self.notice_signal not in NOTICE_SIGNALS:
             raise UserError(
                 f"the notice signal {self.notice_signal!r} is unknown; "
-                f"known are {', '.join(NOTICE_SIGNALS)}"
+                f"use one of {', '.join(NOTICE_SIGNALS)}"
             )
         if not 0 < self.quiet_seconds < math.inf:
-            raise UserError(f"quiet_seconds is {self.quiet_seconds}; give a number above 0")
+            raise UserError(f"quiet_seconds is {self.quiet_seconds}; use a number above 0")
         _check_definitions(self.metric_definitions)
 
     @property
@@ -91,7 +91,7 @@ class Program:
 
     @classmethod
     def from_json(cls, text: str, name: str = "program.json") -> "Program":
-        """Read what `to_json` returned, or what a person wrote; only `command` must be there."""
+        """Read what `to_json` returned or a person wrote; only `command` is required."""
         try:
             record = json.loads(text)
             json.dumps(record, ensure_ascii=False).encode()  # half of a pair, \ud800, is no text
@@ -113,7 +113,7 @@ class Program:
 
 
 def _typed(name: str, key: str, value: Any) -> Any:
-    """The value of a field as the class has it; UserError for another type."""
+    """Return a field's value in the type of the class; UserError for any other type."""
     if key == "quiet_seconds":
         if type(value) in (int, float):
             return float(value)
@@ -138,8 +138,8 @@ def _typed(name: str, key: str, value: Any) -> Any:
     else:
         if isinstance(value, str):
             return value
-        wanted = "a text"
-    raise UserError(f"{name} has {key} {json.dumps(value)}; give {wanted}")
+        wanted = "a string"
+    raise UserError(f"{name} has {key} {json.dumps(value)}; use {wanted}")
 
 
 def _check_command(command: str) -> None:
@@ -150,16 +150,16 @@ def _check_command(command: str) -> None:
     if not words or not words[0]:
         raise UserError("the program is empty; give its command line, such as 'python train.py'")
     if "\0" in command:
-        raise UserError("the program has a zero byte in it; remove that")
+        raise UserError("the program contains a zero byte; remove it")
     for word in words:
         if word in _SHELL_WORDS or (len(word) > 1 and word.endswith(";")):
             raise UserError(
-                f"the program has {word!r}, which only a shell understands, and none runs it; "
+                f"the program has {word!r}, which only a shell understands, but no shell runs it; "
                 f"write: bash -c {shlex.quote(command)}"
             )
     if re.fullmatch(_VARIABLE.pattern + "=.*", words[0]):
         raise UserError(
-            f"the program begins with {words[0]!r}; give environment variables on their own "
+            f"the program begins with {words[0]!r}; pass environment variables separately "
             '(--env NAME=VALUE, or "environment" in program.json)'
         )
 
@@ -171,7 +171,7 @@ def _check_hyperparameter(name: str, value: str) -> None:
             "a letter or _ first"
         )
     if name.startswith("sagemaker_"):
-        raise UserError(f"the hyperparameter {name!r} is one of SageMaker's own; name it otherwise")
+        raise UserError(f"the hyperparameter {name!r} is reserved by SageMaker; rename it")
     _check_value(f"the hyperparameter {name!r}", value)
 
 
@@ -183,7 +183,7 @@ def _check_variable(name: str, value: str) -> None:
     if _OURS.fullmatch(name):
         raise UserError(
             f"the environment variable {name!r} belongs to the container contract; "
-            "name it otherwise, or pass a hyperparameter"
+            "rename it, or pass a hyperparameter"
         )
     if _SECRET.fullmatch(name):
         raise UserError(
@@ -195,7 +195,7 @@ def _check_variable(name: str, value: str) -> None:
 
 def _check_value(what: str, value: str) -> None:
     if "\0" in value:
-        raise UserError(f"{what} has a zero byte in its value; remove that")
+        raise UserError(f"{what} has a zero byte in its value; remove it")
     if _ADDRESS_WITH_PASSWORD.search(value):
         raise UserError(
             f"{what} has an address with a password in it, which would be stored in the run's "
@@ -203,7 +203,7 @@ def _check_value(what: str, value: str) -> None:
         )
     if len(value) > _MOST_VALUE:
         raise UserError(
-            f"{what} has {len(value)} characters; at most {_MOST_VALUE} are allowed: pass a file"
+            f"{what} has {len(value)} characters; pass at most {_MOST_VALUE}, or a file"
         )
 
 
@@ -234,7 +234,7 @@ def _check_working_folder(folder: str) -> None:
 def _check_definitions(definitions: tuple[tuple[str, str], ...]) -> None:
     if len(definitions) > _MOST_DEFINITIONS:
         raise UserError(
-            f"there are {len(definitions)} metric definitions; at most {_MOST_DEFINITIONS}"
+            f"there are {len(definitions)} metric definitions; use at most {_MOST_DEFINITIONS}"
         )
     for name, pattern in definitions:
         if not re.fullmatch(r"[^\s=][^=\n\0]{0,254}", name):
@@ -245,7 +245,7 @@ def _check_definitions(definitions: tuple[tuple[str, str], ...]) -> None:
             num_groups = re.compile(pattern).groups
         except re.error as error:
             raise UserError(
-                f"the metric {name!r} has the regular expression {pattern!r}, which is wrong: "
+                f"the metric {name!r} has the regular expression {pattern!r}, which is not valid: "
                 f"{error}"
             ) from error
         if num_groups < 1 or len(pattern) > _MOST_REGEX:

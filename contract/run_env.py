@@ -1,6 +1,6 @@
-"""run.env: the variables that the launch template writes and boot reads, and what each may be.
+"""run.env: the variables that the launch template writes and boot reads, and their valid values.
 
-userdata/run.env.example documents each of them; a test compares it with this.
+userdata/run.env.example documents each of them; a test compares it with this file.
 """
 
 import re
@@ -31,15 +31,15 @@ Name: TypeAlias = Literal[
 ]
 # In the order of writing.
 NAMES: tuple[Name, ...] = get_args(Name)
-# The option that each of these was before TRAINER_OPTIONS: the machine's template may be older than
-# its run's bundle, or newer.
+# Variables that preceded TRAINER_OPTIONS, each with its option: the machine's template may be older
+# than its run's bundle, or newer.
 OLDER_NAMES = {
     **{name: name.lower() for name in ("CHECKPOINT_INTERVAL", "NOTICE_POLICY")},
     **{name: name.lower() for name in ("LEASE_TTL_SECONDS", "NAN_RETRIES", "NAN_SKIPS")},
     "CHECKPOINTS_KEPT": "keep",
 }
 
-# What is mounted at DATA_MOUNT: the volume of the launch template, or the machine's own disks.
+# What DATA_MOUNT holds: the volume of the launch template, or the machine's own disks.
 DATA_PLACES = ("ebs", "nvme")
 
 _S3_URI = (r"s3://[^/\s]+/\S+", "s3://bucket/key")
@@ -64,15 +64,15 @@ _SHAPES: dict[str, tuple[str, str]] = {
 
 
 def training_stack(name: str = "") -> str:
-    """The stack of one run, STACK_NAME; what `-c name=` names stands beside others."""
+    """Return one run's stack, STACK_NAME; with `-c name=`, several can exist side by side."""
     return f"Training-{name}" if name else "TrainingStack"
 
 
 def find_fault(name: str, value: str) -> str | None:
-    """What is wrong with a variable's value, in one sentence; None if nothing is."""
+    """Return what is wrong with a variable's value, in one sentence; None if it is valid."""
     pattern, wanted = _SHAPES.get(name, _WORD)
     if not re.fullmatch(pattern, value):
-        return f"{name} has to be {wanted}, got {value!r}"
+        return f"{name} must be {wanted}, got {value!r}"
     if name == "TRAINER_OPTIONS":
         try:
             for option, text in read_words(value.strip('"')).items():

@@ -1,7 +1,7 @@
 """The sample ids of a step as a count and a digest: enough to prove each was seen once per epoch.
 
-The digest is the sum of a 64-bit mix of each id, modulo 2**64. No order changes it, so the sums of
-an epoch's steps add up to the sum of all ids; training/engine/step_log.py makes it.
+The digest is the sum of a 64-bit mix of each id, modulo 2**64. Order does not matter: the sums of
+an epoch's steps add up to the sum of all ids. training/engine/step_log.py computes it.
 """
 
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ MODULUS = 2**64
 
 @lru_cache(maxsize=64)
 def sum_of_all(num_samples: int) -> int:
-    """The digest of the ids 0 .. num_samples-1 (SplitMix64 of each, Steele et al. 2014)."""
+    """Return the digest of the ids 0 .. num_samples-1 (SplitMix64 of each, Steele et al. 2014)."""
     total = 0
     for index in range(num_samples):
         mixed = (index + 1) * 0x9E3779B97F4A7C15 % MODULUS
@@ -24,9 +24,9 @@ def sum_of_all(num_samples: int) -> int:
 
 
 def lineage_problems(steps: Mapping[int, Mapping[str, Any]]) -> list[str]:
-    """Missing steps, and epochs of a stage that had not each sample exactly once.
+    """List missing steps, and epochs of a stage that did not have each sample exactly once.
 
-    Of an epoch that the stage's number of steps cuts short only the number of samples is known.
+    If the stage's number of steps cuts an epoch short, only the number of its samples is known.
     """
     found = []
     missing = sorted(set(range(1, max(steps, default=0) + 1)) - steps.keys())
@@ -36,7 +36,7 @@ def lineage_problems(steps: Mapping[int, Mapping[str, Any]]) -> list[str]:
     for line in steps.values():
         stages.setdefault(line["stage"], {}).setdefault(line["epoch"], []).append(line)
     for stage, epochs in stages.items():
-        # Fewer than the split has: the last, odd batch of each epoch is dropped.
+        # It may be less than the split: the last, incomplete batch of each epoch is dropped.
         whole = max(sum(line["num_samples"] for line in lines) for lines in epochs.values())
         batch = max(line["num_samples"] for lines in epochs.values() for line in lines)
         for epoch, lines in sorted(epochs.items()):
@@ -45,9 +45,9 @@ def lineage_problems(steps: Mapping[int, Mapping[str, Any]]) -> list[str]:
             where = f"stage {stage!r}, epoch {epoch}: {count} samples of {split}"
             total = sum(int(line["ids_sum"], 16) for line in lines) % MODULUS
             if count > split:
-                found.append(f"{where}: some came more than once")
+                found.append(f"{where}: some were seen more than once")
             elif count < whole and not is_cut:
                 found.append(f"{where}: another epoch had {whole}")
             elif count == split and total != sum_of_all(split):
-                found.append(f"{where}: some came more than once, others not at all")
+                found.append(f"{where}: some were seen more than once, others never")
     return found

@@ -1,6 +1,6 @@
-"""A source folder of a user's: what of it travels, which is what git does not ignore.
+"""A user's source folder: which of its files travel, namely those that git does not ignore.
 
-Refused by name: secrets, links to what would stay behind, and more than a bundle may have.
+It refuses secrets (by file name), links to files that would stay behind, and too many bytes.
 """
 
 import hashlib
@@ -15,9 +15,9 @@ from contract.errors import UserError
 
 # Each boot fetches it, and each deploy of a change uploads it.
 MAX_MB = 50
-# Bytes of a name that are not UTF-8, as Python has them: no key or archive may have such a name.
+# How Python represents bytes of a name that are not UTF-8; no key or archive may have such a name.
 NOT_TEXT = re.compile("[\udc80-\udcff]")
-# What is made again wherever it is missing; git ignores it, if there is git.
+# Files that tools recreate where they are missing; git, where there is one, ignores them.
 _CACHES = re.compile(
     r"__pycache__|\.git|\.venv|venv|node_modules|\.ipynb_checkpoints|\.[a-z]+_cache|.*\.pyc|\.DS_Store"
 )
@@ -32,18 +32,16 @@ _NO_SECRETS = re.compile(r".*(example|sample|template|dist)(\.[a-z]+)?|.*\.pub",
 
 
 def find_files(source: Path) -> list[Path]:
-    """Return the files below the folder that travel; a UserError for what may not."""
+    """Return the files below the folder that travel; UserError for those that must not."""
     paths = sorted(_listed(source))
     if not paths:
         raise UserError(
-            f"source is {str(source)!r}, which has no file that git does not ignore; give the "
+            f"source is {str(source)!r}, which has no file that git does not ignore; specify the "
             "folder of your code"
         )
     for path in paths:
         if NOT_TEXT.search(str(path)):
-            raise UserError(
-                f"source has {os.fsencode(path)!r}, a name that is not UTF-8; rename it"
-            )
+            raise UserError(f"source has {os.fsencode(path)!r}, whose name is not UTF-8; rename it")
     secrets = [str(path) for path in paths if _is_secret(path)]
     if secrets:
         raise UserError(
@@ -60,14 +58,14 @@ def find_files(source: Path) -> list[Path]:
         named = ", ".join(f"{path} ({sizes[path] / 1e6:.1f} MB)" for path in largest)
         raise UserError(
             f"source has {total:.0f} MB in {len(paths)} files and may have {MAX_MB} MB; the "
-            f"largest are {named}: add data and checkpoints to .gitignore; data travels with "
+            f"largest are {named}: add data and checkpoints to .gitignore, and upload data with "
             "`python -m training data upload`"
         )
     return paths
 
 
 def copy_source(source: Path, target: Path) -> list[Path]:
-    """Copy what travels to the folder `target` and return it; what was there goes."""
+    """Replace the folder `target` by a copy of the files that travel; return their paths."""
     paths = find_files(source)
     shutil.rmtree(target, ignore_errors=True)
     for path in paths:
@@ -91,7 +89,7 @@ def _check_link(source: Path, path: Path) -> None:
     whole = source / path
     if not whole.resolve().is_relative_to(source.resolve()):
         raise UserError(
-            f"source has {path}, a symbolic link to {whole.resolve()} outside of it, which no "
+            f"source has {path}, a symbolic link to {whole.resolve()} outside it, which no "
             "machine has; copy the file into the folder, or remove the link"
         )
     if not whole.is_file():
@@ -103,7 +101,7 @@ def _check_link(source: Path, path: Path) -> None:
 
 def _listed(source: Path) -> Iterator[Path]:
     """Yield the files by relative path: in a git repository those that git does not ignore."""
-    # Not the settings of another repository, as in a git hook.
+    # A git hook, for example, would pass on the settings of another repository.
     clean = {name: text for name, text in os.environ.items() if not name.startswith("GIT_")}
     clean["LC_ALL"] = "C"
     command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
@@ -119,7 +117,7 @@ def _listed(source: Path) -> Iterator[Path]:
         yield from _walked(source)
         return
     if not done.stdout and _is_ignored(source, clean):
-        # Another repository's, as a build folder is: it knows nothing of what is in here.
+        # Another repository ignores this folder, as a build folder, so it lists none of its files.
         yield from _walked(source)
         return
     for raw in filter(None, set(done.stdout.split(b"\0"))):
@@ -136,16 +134,16 @@ def _listed(source: Path) -> Iterator[Path]:
                     f"`git submodule update --init` in {str(source)!r}"
                 )
             yield from (path / each for each in _listed(whole))
-        # A deleted file is listed until the deletion is committed.
+        # git lists a deleted file until the deletion is committed.
         elif whole.is_symlink() or whole.exists():
             yield path
 
 
 def _is_ignored(source: Path, environment: Mapping[str, str]) -> bool:
-    """Whether the repository that the folder lies in ignores the folder itself."""
+    """Return whether the repository around the folder ignores the folder itself."""
     folder = source.resolve()
     command = ["git", "check-ignore", "--quiet", folder.name]
-    # In its parent: what the folder's own .gitignore says is about what is in it.
+    # Asked in its parent, because the folder's own .gitignore is only about its contents.
     done = subprocess.run(
         command, cwd=folder.parent, env=environment, capture_output=True, check=False
     )
@@ -162,7 +160,7 @@ def _walked(source: Path) -> Iterator[Path]:
 
 
 def source_sha256(source: Path) -> str:
-    """The checksum of names and contents of the files that travel, and of which of them run."""
+    """Return a checksum of the names, contents and executable bits of the files that travel."""
     digest = hashlib.sha256()
     for path in find_files(source):
         whole = source / path

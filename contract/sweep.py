@@ -1,6 +1,6 @@
 """A sweep as a file that is written once: its runs by name, and how they were drawn.
 
-It lies beside the runs; this machine, or a queue of SageMaker jobs, trains what it names.
+It is stored next to the runs; this machine, or a queue of SageMaker jobs, trains them.
 """
 
 import itertools
@@ -13,13 +13,13 @@ from dataclasses import asdict, dataclass
 from contract.errors import UserError
 
 _FORMAT = 1
-# Drawn again where a combination has been drawn already.
+# Tries per run, because a combination that was already drawn is drawn again.
 _TRIES = 100
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SweepRun:
-    """One run: its name, and what it overrides, NAME=VALUE."""
+    """One run: its name, and its overrides as NAME=VALUE."""
 
     name: str
     overrides: tuple[str, ...]
@@ -35,12 +35,12 @@ class Sweep:
     runs: tuple[SweepRun, ...]
 
     def to_bytes(self) -> bytes:
-        """The file."""
+        """Return the content of the file."""
         return json.dumps({"format": _FORMAT, **asdict(self)}, indent=1).encode()
 
     @classmethod
     def from_bytes(cls, data: bytes, where: str) -> "Sweep":
-        """Read the file; UserError if it is none."""
+        """Read the file; UserError if it is not a sweep."""
         try:
             record = json.loads(data)
             if record.pop("format") != _FORMAT:
@@ -48,15 +48,15 @@ class Sweep:
             runs = [SweepRun(name=r["name"], overrides=(*r["overrides"],)) for r in record["runs"]]
             return cls(**{**record, "runs": tuple(runs)})
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise UserError(f"{where} is not a sweep ({error}); write one with `sweep`") from error
+            raise UserError(f"{where} is not a sweep ({error}); write it with `sweep`") from error
 
 
 def drawn_runs(
     vary: Sequence[str], overrides: Sequence[str], count: int | None, seed: int
 ) -> tuple[SweepRun, ...]:
-    """Every combination of the values, or `count` that the seed draws; UserError for what is none.
+    """Return all combinations of the values, or `count` drawn by the seed; UserError if invalid.
 
-    A range, 0.001..0.1, has no combinations; its draws are spread evenly over its magnitudes.
+    A range such as 0.001..0.1 can only be drawn from; the draws are uniform in its logarithm.
     """
     axes = [_axis(text) for text in vary]
     if count is None:
@@ -105,6 +105,6 @@ def _draw(rng: random.Random, name: str, values: str) -> str:
 
 def _run(chosen: Sequence[tuple[str, str]], overrides: Sequence[str]) -> SweepRun:
     own = [f"{name}={value}" for name, value in chosen]
-    # A name is one folder, beside those of the other runs.
+    # A name is a single folder, next to those of the other runs.
     name = "_".join(f"{name}-{value}" for name, value in chosen).replace("/", "-")
     return SweepRun(name=name, overrides=(*overrides, *own))

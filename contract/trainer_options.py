@@ -1,7 +1,7 @@
 """The options of `python -m training run` that a stack passes on, each written once.
 
-The trainer's command line (--nan-skips 2), the stacks (-c train.nan_skips=2), run.env and
-docs/parameters.md are made from this list.
+This list defines the trainer's command line (--nan-skips 2), the stacks (-c train.nan_skips=2),
+run.env and docs/parameters.md.
 """
 
 import difflib
@@ -19,21 +19,21 @@ from contract.grammar import (
 )
 from contract.notice import POLICIES
 
-# The numbers of ranks that have whole shares of a step: the result does not depend on which of them
-# trains, so a fleet may mix sizes with as many GPUs.
+# The numbers of ranks that divide a step evenly: the result does not depend on which one trains, so
+# a fleet may mix sizes with these numbers of GPUs.
 RANKS = (1, 2, 4, 8)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainerOption:
-    """One option: `read` turns its text into a value; a ValueError says what is wrong with it."""
+    """One option: `read` turns its text into a value, or raises a ValueError that says why not."""
 
     name: str
     form: str  # what may be written
     read: Callable[[str], object]
     default: str | None
     means: str
-    bounds: tuple[float, float] | None = None  # of a stack's run; rehearsals may go beyond
+    bounds: tuple[float, float] | None = None  # for a stack's run; rehearsals may exceed them
     why_not_for_programs: str = ""
 
 
@@ -81,8 +81,8 @@ _LIST = (
         form="N",
         read=parse_count,
         default="2",
-        means="where training diverges: go back to the last commit this often without progress "
-        "past the step, then fail the run",
+        means="if training diverges: return to the last commit up to this many times without "
+        "progress past the step, then fail the run",
         bounds=(0, 1000),
         why_not_for_programs="a program handles losses that diverge",
     ),
@@ -91,7 +91,7 @@ _LIST = (
         form="N",
         read=parse_count,
         default="0",
-        means="and leave the step out on the retry, which every later attempt does too: at most N "
+        means="and leave the step out on the retry, as every later attempt does too: at most N "
         "steps of the run",
         bounds=(0, 1000),
         why_not_for_programs="a program handles losses that diverge",
@@ -113,13 +113,13 @@ _LIST = (
     ),
 )
 OPTIONS: Mapping[str, TrainerOption] = {option.name: option for option in _LIST}
-# Of a SageMaker job: hyperparameters that are options; every other one is a field of the recipe.
+# Hyperparameters of a SageMaker job that are options; every other one is a field of the recipe.
 SAGEMAKER_OPTIONS = (
     *("workload", "recipe", "run-uri", "dataset-uri", "artifacts-uri", "init-from", "extend-to"),
     *("memory-limit-mib", "notice-budget-seconds", "num-processes", "usd-per-hour"),
     *(name.replace("_", "-") for name in OPTIONS),
 )
-# What scripts usually call a field.
+# Usual names in training scripts, and the fields that they stand for.
 _FIELDS: Mapping[str, str] = {
     "batch_size": "global_batch",
     "lr": "learning_rate",
@@ -130,17 +130,17 @@ _FIELDS: Mapping[str, str] = {
 
 
 def recipe_field(hyperparameter: str) -> str:
-    """The field of the recipe that a hyperparameter sets: `batch-size` is `global_batch`."""
+    """Return the field of the recipe that a hyperparameter sets: `batch-size` is `global_batch`."""
     name = hyperparameter.replace("-", "_")
     return _FIELDS.get(name, name)
 
 
 def check_option(name: str, text: str) -> None:
-    """Refuse, in a UserError, a name or a value that no stack's run can have."""
+    """Raise a UserError for a name or a value that no stack's run can have."""
     option = OPTIONS.get(name)
     if option is None:
         near = difflib.get_close_matches(name, OPTIONS, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(OPTIONS)}"
+        hint = f"did you mean {near[0]}?" if near else f"use one of {', '.join(OPTIONS)}"
         raise UserError(f"{name} is not a trainer option; {hint}")
     try:
         value = option.read(text)
@@ -153,7 +153,7 @@ def check_option(name: str, text: str) -> None:
 
 
 def read_words(text: str) -> dict[str, str]:
-    """Read "a=b c=d", as run.env has the options, without a check."""
+    """Read options as run.env has them, "a=b c=d", without checking them."""
     return {name: value for name, _, value in (word.partition("=") for word in text.split())}
 
 

@@ -1,4 +1,4 @@
-"""The command line `runs VERB [RUN]`: parses, calls, prints, and says what a refusal means."""
+"""The command line `runs VERB [RUN]`: parses, calls, prints, and explains AWS's refusals."""
 
 import argparse
 import json
@@ -38,9 +38,9 @@ _DENIED = {"AccessDenied", "AccessDeniedException", "UnauthorizedOperation", "40
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Do one verb; return the exit code."""
+    """Execute one verb; return the exit code."""
     options = _parser().parse_args(arguments)
-    # boto3 reads only the second name, the CDK CLI prefers the first.
+    # boto3 reads only AWS_DEFAULT_REGION; the CDK CLI prefers AWS_REGION.
     if region := os.environ.get("AWS_REGION"):
         os.environ["AWS_DEFAULT_REGION"] = region
     return exit_code_of(lambda: _act(options))
@@ -52,24 +52,24 @@ def _act(options: argparse.Namespace) -> int:
             _print(found, as_json=options.json)
     except (ClientError, BotoCoreError, StoreError) as error:
         _explain(error)
-    except BrokenPipeError:  # as of `| head`
+    except BrokenPipeError:  # as with `| head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
 
 
 def _print(found: Any, *, as_json: bool) -> None:
-    """Print rows as a table, what was done as a sentence, a status in lines; or JSON."""
+    """Print rows as a table, an action as a sentence and a status as lines, or all as JSON."""
     if as_json:
         print(json.dumps(found, indent=1))
     elif isinstance(found, dict):
         print(f"[ok] {found['run']} {found['done']}" if "done" in found else as_text(found))
     else:
         usd = sum(row["usd"] or 0.0 for row in found)
-        show(found, notes=[f"${usd:.2f} in all"] if found else ["none here"])
+        show(found, notes=[f"${usd:.2f} in total"] if found else ["none here"])
 
 
 def _explain(error: Exception) -> NoReturn:
-    """Raise UserError for what the credentials lack, else the error itself."""
+    """Raise a UserError if the credentials lack something, otherwise the error itself."""
     cause = error.__cause__ if isinstance(error, StoreError) else error
     if isinstance(cause, ClientError) and cause.response["Error"]["Code"] in _DENIED:
         named = re.search(r"perform: (\w+:\w+)", str(cause))
@@ -99,7 +99,7 @@ def _parser() -> argparse.ArgumentParser:
     verb("list", "every run", lambda o: list_runs(o.run), _PLACE)
     verb("status", "state, machine, step, time left, dollars; refreshes in a terminal", _status)
     add = verb("logs", "boot, trainer and script of all machines in one stream", _logs)
-    add("-f", "--follow", action="store_true", help="until the run is over")
+    add("-f", "--follow", action="store_true", help="keep printing until the run is over")
     add("--tail", type=argument_type(parse_count), metavar="N", help="begin with the last N lines")
     for name, text in (("stop", "save, then end its machine"), ("resume", "train on")):
         add = verb(name, text, partial(_controlled, name))

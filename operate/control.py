@@ -22,7 +22,7 @@ _RUN_URI = re.compile(r"\0training\0(?:run|sweep)\0.*--runs?-uri[=\0]([^\0]+)")
 
 
 def say(text: str) -> None:
-    """Tell a person, beside what the verb prints."""
+    """Inform a person on stderr, apart from what the verb prints."""
     print(text, file=sys.stderr, flush=True)
 
 
@@ -47,21 +47,21 @@ def _stop_fleet(run: OperatedRun, reason: str) -> None:
         text = f"from {host}" + (f": {reason}" if reason else "")
         Events(run.store, host).emit("stopped", source="person", message=text)
         fleet.send_to_zero(run.outputs["FleetIdOutput"])
-        # No notice comes to these; at a shutdown they save as well.
+        # On-demand machines get no notice; they also save at a shutdown.
         for one in sight.live:
             if one.market == fleet.ON_DEMAND:
                 fleet.terminate(one.id)
         say("the fleet is at zero: its machine gets a notice, saves and ends")
-    # After its notice a machine may take as long again to shut down.
+    # After its notice, a machine may take just as long to shut down.
     until = time.monotonic() + 2 * run.settings.notice_seconds + 180.0
     while (sight := look(run)).live and sight.head and sight.head.state == "running":
         if time.monotonic() > until:
-            raise UserError(f"the fleet is at zero, but {sight.live[-1].id} trains on; try again")
+            raise UserError(f"the fleet is at zero, but {sight.live[-1].id} is training; try again")
         time.sleep(_POLL_SECONDS)
 
 
 def stop_process(folder: Path) -> None:
-    """Send SIGTERM, at which it saves, to the process here that trains the run or sweep."""
+    """Send SIGTERM to the local process that trains the run or sweep, which makes it save."""
     import psutil
 
     found = dict[int, psutil.Process]()
@@ -69,10 +69,10 @@ def stop_process(folder: Path) -> None:
         given = _RUN_URI.search("\0".join(one.info["cmdline"] or ()))
         if given and Path(one.info["cwd"] or "/", given[1]).resolve() == folder:
             found[one.pid] = one
-    # Ranks have the command line of the process that started them, and that tells them.
+    # Ranks share the command line of the process that started them, which passes the signal on.
     leaders = [one for one in found.values() if one.info["ppid"] not in found]
     if not leaders:
-        raise UserError(f"no process of this machine trains {folder}; is it interrupted already?")
+        raise UserError(f"no process on this machine trains {folder}; was it already interrupted?")
     for one in leaders:
         say(f"process {one.pid} gets SIGTERM, saves and ends")
         one.terminate()
@@ -80,7 +80,7 @@ def stop_process(folder: Path) -> None:
 
 
 def resume(run: OperatedRun, reason: str) -> dict[str, Any]:
-    """Take a failed run back, and ask for its machine again."""
+    """Reopen the run if it has failed, and request its machine again."""
     head = run.head
     if head is not None and head.state == "finished":
         raise UserError(f"{run.id} has finished; to train on, start a run with --init-from")
@@ -96,7 +96,7 @@ def resume(run: OperatedRun, reason: str) -> dict[str, Any]:
         say(f"now deploy its stack: npx cdk deploy TrainingStack -c run_id={run.id}")
     elif not fleet.read_capacity(run.outputs["FleetIdOutput"])[0]:
         fleet.set_capacity(run.outputs["FleetIdOutput"], 1, run.settings.on_demand_base)
-        say("the fleet asks for a machine")
+        say("the fleet requests a machine")
     step = committed_step(head) or 0
     return {"run": run.id, "done": f"resumes from step {step}", "committed_step": step}
 

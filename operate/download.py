@@ -1,4 +1,4 @@
-"""`runs download` and `open`: weights, checkpoints and the report here; it replaces no file."""
+"""`runs download` and `open`: fetch weights, checkpoints and the report; replace no file."""
 
 import sys
 import tempfile
@@ -30,7 +30,7 @@ def download(run: OperatedRun, folder: Path | None, checkpoint: str | None) -> d
         keys = [name if opened.is_of_program else f"{name}.safetensors"]
     files = [out / key for key in keys]
     if existing := [str(path) for path in files if path.exists()]:
-        raise UserError(f"{existing[0]} exists already, and is not replaced; give another --out")
+        raise UserError(f"{existing[0]} already exists and is not replaced; use another --out")
     with redirect_stdout(sys.stderr):
         if checkpoint is not None:
             options = ("--run-uri", run.uri, "--checkpoint", name, "--out", str(files[0]))
@@ -40,7 +40,7 @@ def download(run: OperatedRun, folder: Path | None, checkpoint: str | None) -> d
             try:
                 path.parent.mkdir(parents=True, exist_ok=True)
             except OSError as error:
-                why = f"cannot write to {path.parent}: {error.strerror}; give another --out"
+                why = f"cannot write to {path.parent}: {error.strerror}; use another --out"
                 raise UserError(why) from error
             print(f"{path}, {sizes[key] / 1e6:.1f} MB", flush=True)
             run.store.get_file(key, path)
@@ -48,7 +48,7 @@ def download(run: OperatedRun, folder: Path | None, checkpoint: str | None) -> d
 
 
 def open_report(run: OperatedRun, *, in_browser: bool) -> dict[str, Any]:
-    """The run's report as a file here, up to date, and the address of its dashboard."""
+    """Return the path of the run's up-to-date report and the address of its dashboard."""
     opened = open_run(run.uri)
     if not opened.head.is_ended or run.store.get(REPORT) is None:
         write_report(opened.store, opened.record, opened.head)

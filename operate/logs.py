@@ -1,6 +1,6 @@
 """`runs logs`: boot, trainer and script of all machines as one stream, from the run's own record.
 
-Events have times, all else an order: it comes between its generation's take-over and end.
+Only events have times; other lines come, in order, between their generation's take-over and end.
 """
 
 import gzip
@@ -12,9 +12,9 @@ from contract.keys import EVENTS, LOGS
 from training.record.history import metrics_reader, read_event
 from training.store.protocol import Store, get_each
 
-# Of steps, one line in so many seconds of training.
+# One line for steps per this many seconds of training.
 _STEP_SECONDS = 5.0
-# What an event's line begins with, or says in its message.
+# Fields with which an event's line begins, or which its message repeats.
 _NOT_SHOWN = {"time", "instance_id", "name", "status", "source", "message", "generation"}
 # Events that come after all lines of their generation.
 _ENDS = {"finished", "failed", "released", "program-ended", "program-failed", "take-over"}
@@ -22,19 +22,19 @@ Entry = Mapping[str, Any]
 
 
 class RunLog:
-    """Reads each entry once; `new` yields what has come since."""
+    """A reader that yields each entry once; `new` yields those since the last call."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self._metrics = metrics_reader(store)
         self._seen: set[str] = set()  # events
-        self._read: dict[str, tuple[int, int]] = {}  # of a part: its bytes, characters yielded
+        self._read: dict[str, tuple[int, int]] = {}  # part -> its bytes, characters yielded
         self._machines: dict[int, str] = {}
         self._generation = 0
         self._unshown = _STEP_SECONDS
 
     def new(self, *, is_last: bool = True) -> Iterator[Entry]:
-        """Events, steps and printed lines in their order, each with `machine` and `text`."""
+        """Yield events, steps and printed lines in order, each with `machine` and `text`."""
         events = list(self._new_events())
         for event in events:
             if event["name"] == "take-over":
@@ -60,7 +60,7 @@ class RunLog:
                 yield {"machine": machine, **line, "text": text}
 
     def _text(self, line: Entry) -> str:
-        """A line for people; empty for what the events or the script say already."""
+        """Return a readable line; "" if the events or the script already say it."""
         where = f"{line.get('stage')} step {line.get('step')}"
         if line["kind"] == "evaluation":
             values = ", ".join(f"{name} {value:.4g}" for name, value in line["metrics"].items())
@@ -82,7 +82,7 @@ class RunLog:
                 yield event
 
     def _new_prints(self, is_last: bool) -> Iterator[Entry]:
-        """What scripts printed since; a line without its end waits for it."""
+        """Yield what scripts have printed since; an incomplete line waits for its end."""
         sizes = self._store.sizes(LOGS)
         read = {key: self._read.get(key, (0, 0)) for key in sorted(sizes)}
         keys = [key for key, (size, _) in read.items() if is_last or size != sizes[key]]
@@ -96,7 +96,7 @@ class RunLog:
 
 
 def _num_before(event: Entry, lines: list[Entry]) -> int:
-    """How many of its generation's lines come before an event."""
+    """Return how many of its generation's lines come before an event."""
     step, name = event.get("step"), event["name"]
     if name in _ENDS:
         return len(lines)
@@ -107,7 +107,7 @@ def _num_before(event: Entry, lines: list[Entry]) -> int:
 
 
 def _event_text(event: Entry) -> str:
-    """An event's name, what it says, and its other fields."""
+    """Return an event's name, message and other fields."""
     status = "" if event.get("status") in (None, "info") else f" [{event['status']}]"
     said = [str(event["message"])] if event.get("message") else []
     for name, value in event.items():
@@ -117,6 +117,6 @@ def _event_text(event: Entry) -> str:
 
 
 def as_line(entry: Entry) -> str:
-    """An entry for people: time if it has one, machine, text."""
+    """Return an entry as a readable line: time if it has one, machine, text."""
     time = str(entry.get("time", ""))[:19].replace("T", " ")
     return f"{time:<19} {entry['machine']:<20} {entry['text']}"

@@ -1,4 +1,4 @@
-"""Runs by the names that people give them: an id in the account, a URI, or a folder; and all."""
+"""Finds one run, by its ID in the account, its URI or its folder, or all runs of a place."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -30,30 +30,30 @@ class OperatedRun:
 
     @property
     def folder(self) -> Path | None:
-        """Where it is, if it is on this machine."""
+        """Its folder, if it is on this machine."""
         return None if "://" in self.uri else Path(self.uri)
 
     @cached_property
     def store(self) -> Store:
-        """Where its objects are."""
+        """The store of its objects."""
         return open_store(self.uri)
 
     @property
     def head(self) -> Head | None:
-        """Its head now."""
+        """Its current head."""
         return read_head(self.store)
 
     @cached_property
     def settings(self) -> GuardSettings:
-        """What the stack's Guard was given: limits, prices, the plan's forecast."""
+        """The settings of the stack's Guard: limits, prices, the plan's forecast."""
         name = self.outputs["GuardFunction"]
         found = client("lambda").get_function_configuration(FunctionName=name)
         return GuardSettings.from_environment(found["Environment"]["Variables"])
 
 
 def find_run(name: str | None) -> OperatedRun:
-    """The run of this name; without one, that of the account's only stack."""
-    # An id has no slash, and a folder may be called as one.
+    """Return the run of this name; without a name, that of the account's only stack."""
+    # An ID has no slash, but a folder may have the same name as one.
     if name and "://" not in name and (re.search("^[.~]|/", name) or (Path(name) / HEAD).is_file()):
         folder = Path(name).expanduser().resolve()
         return OperatedRun(uri=open_run(str(folder)).store.uri)
@@ -66,14 +66,14 @@ def find_run(name: str | None) -> OperatedRun:
 
 
 def account_runs() -> list[OperatedRun]:
-    """The account's runs, in the buckets and the fleets that its stacks' outputs name."""
+    """Return the account's runs, in the buckets and fleets that its stacks' outputs name."""
     deployed, buckets = _deployed()
     kept = [run for each in buckets for run in runs_at(f"s3://{each}/{RUNS}".rstrip("/"))]
     return [*deployed.values(), *(run for run in kept if run.uri not in deployed)]
 
 
 def run_buckets() -> list[str]:
-    """The buckets of runs that the account's stacks name."""
+    """Return the buckets of runs that the account's stacks name."""
     return list(_deployed()[1])
 
 
@@ -92,20 +92,20 @@ def _deployed() -> tuple[dict[str, OperatedRun], dict[str, None]]:
 
 
 def runs_at(place: str) -> Iterator[OperatedRun]:
-    """Those of s3://bucket/runs, or of a folder, down to three folders below."""
+    """Yield the runs of s3://bucket/runs, or of a folder down to two levels below it."""
     if "://" in place:
         for name in sorted(open_store(place).folders("")):
             yield OperatedRun(uri=f"{place}/{name}")
         return
     if not Path(place).is_dir():
-        raise UserError(f"{place} is not a folder; give one with runs, or s3://bucket/runs")
+        raise UserError(f"{place} is not a folder; name one with runs, or s3://bucket/runs")
     for pattern in ("", "*/", "*/*/"):
         for path in sorted(Path(place).resolve().glob(f"{pattern}{HEAD}")):
             yield OperatedRun(uri=str(path.parent))
 
 
 def committed_step(head: Head | None) -> int | None:
-    """The step of the newest commit: a script's own, if it names steps, else its number."""
+    """Return the step of the newest commit: a script's own, if it names steps, else its number."""
     newest = head.checkpoints[-1] if head and head.checkpoints else None
     if newest is None:
         return None

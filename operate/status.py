@@ -1,4 +1,4 @@
-"""What a run does now, what it has cost and will, and what it waits for. It only reads."""
+"""A run's state, its cost so far and to come, and what it waits for. It only reads."""
 
 import sys
 import time
@@ -26,18 +26,18 @@ from training.store.protocol import get_each
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sight:
-    """A run, and what EC2 and the Guard say of it now; without a stack, what the Guard has kept."""
+    """A run, and what EC2 and the Guard say about it; without a stack, what the Guard recorded."""
 
     run: OperatedRun
     now: float
     head: Head | None
     ledger: Ledger
     live: Sequence[StackInstance] = ()  # its machines, the newest last
-    capacity: int = 0  # that its fleet keeps
+    capacity: int = 0  # the fleet's target
 
     @property
     def state(self) -> str:
-        """In one word."""
+        """The run's state in one word."""
         head, is_held = self.head, bool(self.head and self.head.state == "running")
         if head is not None and head.is_ended:
             return head.state
@@ -53,7 +53,7 @@ class Sight:
 
 
 def look(run: OperatedRun) -> Sight:
-    """Look at the run and its machines; the ledger is brought up to date here alone."""
+    """Look at the run and its machines; the ledger is updated in memory only."""
     found, now, head = run.store.get(GUARD), time.time(), run.head
     ledger = _read_ledger(run, found.data if found else None)
     if not run.stack:
@@ -77,7 +77,7 @@ def _read_ledger(run: OperatedRun, found: bytes | None) -> Ledger:
 
 
 def read_status(run: OperatedRun) -> dict[str, Any]:
-    """The run as it is now."""
+    """Return the current status of the run."""
     sight, config = look(run), read_run_config(run.store)
     head, ledger, state = sight.head, sight.ledger, sight.state
     keys = sorted(run.store.sizes(EVENTS))
@@ -114,13 +114,13 @@ def read_status(run: OperatedRun) -> dict[str, Any]:
 
 
 def _time(key: str) -> float:
-    """When an event was left, by its machine's clock: its key begins with it."""
+    """Return an event's time by its machine's clock, with which its key begins."""
     told = datetime.strptime(key.removeprefix(EVENTS)[:15], "%Y%m%dT%H%M%S")
     return told.replace(tzinfo=UTC).timestamp()
 
 
 def _steps(run: OperatedRun) -> Iterator[Mapping[str, Any]]:
-    """The last step's line of each of the eight newest metrics objects."""
+    """Yield the last step's line of each of the eight newest metrics objects."""
     for one in metrics_objects(run.store.sizes(METRICS))[:-9:-1]:
         data = [found.data if found else None for found in get_each(run.store, [one.key])]
         lines = list(LineReader(lambda: [one.key], lambda _: data).new())  # noqa: B023 read here
@@ -129,7 +129,7 @@ def _steps(run: OperatedRun) -> Iterator[Mapping[str, Any]]:
 
 
 def _left(sight: Sight) -> tuple[float | None, str | None]:
-    """Seconds of work left at the last commit, and what the figure is based on."""
+    """Return the seconds of work left at the last commit, and the basis of the figure."""
     head, run = sight.head, sight.run
     if head is not None and head.is_ended:
         return None, None
@@ -146,7 +146,7 @@ def _left(sight: Sight) -> tuple[float | None, str | None]:
 
 
 def _waits_for(sight: Sight, keys: Sequence[str]) -> str | None:
-    """What must happen before it trains on; None while it trains, and once it has finished."""
+    """Return what must happen before training continues; None while it trains or has finished."""
     state, run = sight.state, sight.run
     ends = ("-to-zero.json", "-stopped.json") if state == "stopped" else (".json",)
     key = next((key for key in reversed(keys) if key.endswith(ends)), None)
@@ -158,7 +158,7 @@ def _waits_for(sight: Sight, keys: Sequence[str]) -> str | None:
         "failed": f"`runs resume {run.id}`, once repaired: {sight.head and sight.head.reason}",
         "stopped": f"`runs resume {run.id}` ({said or 'its fleet is at zero'})",
         "waiting": f"a machine, for {waiting} so far",
-        "starting": f"its machine to begin training (last event: {said or 'none'})",
+        "starting": f"its machine to start training (last event: {said or 'none'})",
         "stopping": "its machine to save and end",
         "interrupted": "another attempt: start the same command again, or deploy its stack",
         "silent": "another attempt: its machine has written nothing for two minutes",
@@ -166,7 +166,7 @@ def _waits_for(sight: Sight, keys: Sequence[str]) -> str | None:
 
 
 def cost_of(run: OperatedRun) -> list[dict[str, Any]]:
-    """The run's machines with their hours and dollars until now."""
+    """Return the run's machines with their hours and dollars so far."""
     names = ("size", "market", "usd_per_hour", "hours", "usd", "is_live")
     attempts = sorted(look(run).ledger.attempts.items(), key=lambda pair: pair[1].launched)
     return [
@@ -176,7 +176,7 @@ def cost_of(run: OperatedRun) -> list[dict[str, Any]]:
 
 
 def list_runs(place: str | None) -> list[dict[str, Any]]:
-    """A record of each run of the account, or of s3://bucket/runs or a folder of runs."""
+    """Return a record of each run in the account, in s3://bucket/runs or in a folder of runs."""
     found = account_runs() if place is None else runs_at(place.rstrip("/"))
     rows = []
     for parent, group in groupby(found, key=lambda run: run.uri.rpartition("/")[0]):
@@ -193,7 +193,7 @@ def list_runs(place: str | None) -> list[dict[str, Any]]:
 def _row(
     run: OperatedRun, head: bytes | None, config: bytes | None, guard: bytes | None
 ) -> dict[str, Any]:
-    """What is known of a run; one that cannot be read does not hide the others."""
+    """Return what is known of a run; one that cannot be read must not hide the others."""
     try:
         return {"run": run.id, **_read_row(run, head, config, guard), "stack": run.stack or None}
     except UserError as error:
@@ -223,7 +223,7 @@ def _read_row(
 
 
 def as_text(status: Mapping[str, Any]) -> str:
-    """The status for people: what is known of it."""
+    """Return the known parts of the status as readable lines."""
     lines = []
     for name, value in status.items():
         if value is not None:

@@ -1,6 +1,6 @@
-"""Sweeps for `runs`: a table of their runs, and stop and resume of all that is unfinished.
+"""Sweeps for `runs`: a table of their runs; stop and resume for all that are unfinished.
 
-Its jobs are those that jobs.json names (stacks/sagemaker); a sweep in a folder has none.
+A sweep's jobs are those in its jobs.json (stacks/sagemaker); a sweep in a folder has none.
 """
 
 import sys
@@ -34,7 +34,7 @@ class OperatedSweep:
 
     @property
     def uri(self) -> str:
-        """Where its runs are."""
+        """The URI under which its runs are stored."""
         return self.found.store.uri
 
     @property
@@ -44,7 +44,7 @@ class OperatedSweep:
 
     @cached_property
     def swept(self) -> SweptRuns:
-        """Its runs as they are now, with what each has cost."""
+        """Its runs in their current state, with the cost of each."""
         usd = {
             run: None if any(each.usd is None for each in jobs) else sum(j.usd or 0.0 for j in jobs)
             for run, jobs in self.states.items()
@@ -52,7 +52,7 @@ class OperatedSweep:
         return replace(self.found, usd=usd)
 
     def rows(self) -> list[dict[str, Any]]:
-        """Its table: each run's state, best metric and dollars so far."""
+        """Return its table: each run's state, best metric and dollars so far."""
         rows = []
         for one in self.swept.runs:
             row, jobs = one.row(), self.states.get(one.run.name, [])
@@ -63,7 +63,7 @@ class OperatedSweep:
         return rows
 
     def live(self) -> list[tuple[str, str]]:
-        """The jobs that are not over, run and id, the last in the queue first."""
+        """Return run and ID of each job that is not over, the last in the queue first."""
         assert self.queued is not None
         return [
             (run, job)
@@ -74,7 +74,7 @@ class OperatedSweep:
 
 
 def find_operated_sweep(name: str | None) -> OperatedSweep | None:
-    """The sweep of this name, URI or folder; None where it names none."""
+    """Return the sweep with this name, URI or folder; None if there is no such sweep."""
     if not name:
         return None
     name = name.rstrip("/")
@@ -83,7 +83,7 @@ def find_operated_sweep(name: str | None) -> OperatedSweep | None:
     elif "/" in name or Path(name).exists():
         return None
     else:
-        # By listing: who may read runs alone may still ask for one by its id.
+        # Listed, not read: a user who may read only runs can then still ask for a run by its ID.
         places = [f"s3://{bucket}/{SWEEPS.rstrip('/')}" for bucket in run_buckets()]
         uris = [f"{each}/{name}" for each in places if name in open_store(each).folders("")]
     for uri in uris:
@@ -101,7 +101,7 @@ def _look(found: SweptRuns) -> OperatedSweep:
 
 
 def stop_sweep(sweep: OperatedSweep, reason: str) -> dict[str, Any]:
-    """End its jobs, those that wait first, and wait until those that train have saved."""
+    """End its jobs, waiting ones first, and wait until those that train have saved."""
     if sweep.queued is None:
         if "://" in sweep.uri:
             raise UserError(f"no job was queued for {sweep.uri}")
@@ -111,16 +111,16 @@ def stop_sweep(sweep: OperatedSweep, reason: str) -> dict[str, Any]:
     batch = patient_client("batch")
     for _, job in live:
         batch.terminate_service_job(jobId=job, reason=reason or "runs stop")
-    say(f"{len(live)} jobs are told to end; what trains saves first, and SageMaker takes 120 s")
+    say(f"{len(live)} jobs are told to end; running ones save first, and SageMaker takes 120 s")
     while any(not each.is_over for jobs in sweep.queued.look().values() for each in jobs):
         time.sleep(_POLL_SECONDS)
-    return {"run": sweep.id, "done": f"is stopped: {len(live)} jobs have ended, saved"}
+    return {"run": sweep.id, "done": f"is stopped: {len(live)} jobs have saved and ended"}
 
 
 def resume_sweep(sweep: OperatedSweep, reason: str) -> dict[str, Any]:
-    """Queue what has not finished and has no job now, as it was queued before."""
+    """Queue again, with the same arguments, the runs that are unfinished and have no job."""
     if sweep.queued is None:
-        say("now start its command again: `python -m training sweep` as before")
+        say("now start its command again: the same `python -m training sweep`")
     else:
         from stacks.sagemaker.__main__ import main as sagemaker  # a program of its own, too
 
@@ -131,6 +131,6 @@ def resume_sweep(sweep: OperatedSweep, reason: str) -> dict[str, Any]:
 
 
 def open_sweep(sweep: OperatedSweep) -> dict[str, Any]:
-    """Its report, made now."""
+    """Write its report now, and return where it is."""
     verdict = sweep.swept.write_report()
     return {"run": sweep.id, "done": f"has its report in {sweep.uri}/report.html: {verdict}"}

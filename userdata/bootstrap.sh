@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Boots this machine for its run, step by step; each step is safe to run twice. Run by
-# training-boot.service; if a step fails, service_failed.sh decides what that ends.
+# training-boot.service; if a step fails, service_failed.sh decides whether that ends the run.
 set -o errexit -o nounset -o pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 run=${MACHINE_ROOT:-}/run/training
@@ -26,7 +26,7 @@ step run-state bash userdata/steps/run_state.sh
 state=$(json_field "$run/head.json" state)
 if [[ $state == finished || $state == failed ]]; then
     echo "[ok] nothing to do: run $RUN_ID is $state"
-    # If that fails the machine waits for the Guard: a replacement would find the same.
+    # If that fails, the machine waits for the Guard, because a replacement would fare no better.
     bash userdata/fleet_to_zero.sh "the run is $state already" || true
     exit 0
 fi
@@ -47,17 +47,17 @@ python3 -m userdata.run_step torch env PYTHONPATH="$PWD" "$PYTHON" userdata/impo
 torch=$!
 step services bash userdata/steps/services.sh
 step data-volume bash userdata/steps/data_volume.sh
-# A machine trains without metrics too: the failed event is enough.
+# A machine can train without metrics: the failed event is enough.
 python3 -m userdata.run_step cloudwatch-agent bash userdata/steps/cloudwatch_agent.sh ||
     rm -f "$run/boot-failure"
 step interruption-handler bash userdata/steps/interruption_handler.sh
 step keep-bundle bash userdata/steps/keep_bundle.sh
-# A user's own: a program, or a workload of the bundle's program/source.
+# The user's own code: a program, or a workload in the bundle's program/source.
 if [[ -d program/source ]]; then
     step program bash userdata/steps/program.sh
 fi
-# Training begins as soon as the sync has: it waits for each file that it reads. A program reads
-# what it likes, so all must be there.
+# Training starts as soon as the sync does, because it waits for each file that it reads. A program
+# may read any file, so the dataset must be complete.
 python3 -m userdata.run_step dataset bash userdata/steps/dataset.sh &
 dataset=$!
 wait "$torch" || exit
@@ -71,10 +71,10 @@ if ! kill -0 "$dataset" 2>/dev/null; then
 fi
 step training bash userdata/steps/training.sh
 python3 -m userdata.events boot ok --since "$run/boot-started" --message "training started"
-# For the next machines of this image; a machine does without, too.
+# For the next machines of this image, which can also boot without it.
 if [[ -e $run/reads-new.json && -e $run/reads-uri ]]; then
     aws_cli s3 cp --only-show-errors "$run/reads-new.json" "$(<"$run/reads-uri")" || true
 fi
-# A sync that fails now ends this machine, or the run, as any other step does.
+# A sync that fails now ends this machine or the run, like any other step.
 [[ -z $dataset ]] || wait "$dataset"
 rm -f "$run/dataset-begun"

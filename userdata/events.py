@@ -31,7 +31,7 @@ def leave_event(name: str, status: str, **fields: Value) -> Path:
     }
     spool = machine_path(SPOOL)
     spool.mkdir(parents=True, exist_ok=True)
-    # With microseconds, the file names of one machine's events sort by time.
+    # Microseconds make the file names of one machine's events sort by time.
     path = spool / f"{now:%Y%m%dT%H%M%S.%fZ}-{instance_id}-{name}.json"
     unfinished = spool.with_name("events-unfinished") / f"{os.getpid()}-{path.name}"
     unfinished.parent.mkdir(exist_ok=True)

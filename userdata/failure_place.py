@@ -1,7 +1,7 @@
-"""Say where in the run the trainer failed, and whether another machine's failed there too.
+"""Say where in the run the trainer failed, and whether another machine's trainer failed there too.
 
-A stage that fails at the same step on two machines would fail on a third. The events machine-failed
-are the record: they outlive their machines, and `reopen` puts an end to them. Run:
+A stage that fails at the same step on two machines would fail on a third. The machine-failed events
+are the record: they outlive their machines, and `reopen` makes older ones void. Run:
 python3 -m userdata.failure_place [--of-others PLACE]
 """
 
@@ -21,7 +21,7 @@ NAMES = ("machine-failed", "reopened")
 
 
 def place_of(lines: Iterable[str]) -> str:
-    """Return the last attempt's last stage and step, or shards; nothing before it has resumed."""
+    """Return the last attempt's last stage with its step or shards; "" before it has resumed."""
     place = ""
     for line in lines:
         try:
@@ -38,7 +38,7 @@ def place_of(lines: Iterable[str]) -> str:
 
 
 def failed_there(events: Iterable[Mapping[str, Any]], place: str, own_id: str) -> str | None:
-    """Return the machine, other than this one, that failed at `place` since the last `reopened`."""
+    """Return another machine that has failed at `place` since the last `reopened`, if any."""
     found = None
     for event in events:
         if event["name"] == "reopened":
@@ -54,7 +54,7 @@ def read_events(run_uri: str) -> list[dict[str, Any]]:
         includes = [word for name in NAMES for word in ("--include", f"*-{name}.json")]
         copy = ("s3", "cp", "--recursive", "--only-show-errors", "--exclude", "*", *includes)
         if not run_aws(*copy, f"{run_uri}/{EVENTS}", folder):
-            raise OSError("the AWS CLI says why above")
+            raise OSError("see the AWS CLI's message above")
         return [json.loads(path.read_text()) for path in sorted(Path(folder).iterdir())]
 
 

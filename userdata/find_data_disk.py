@@ -1,7 +1,7 @@
 """Find the data volume: the EBS disk without / that EC2 attached under a given name.
 
-Never by kernel name: /dev/nvme1n1 may be another disk after the next boot. Unless exactly one disk
-matches, it fails and lists what it saw. Run: python3 -m userdata.find_data_disk sdf
+It never uses kernel names: /dev/nvme1n1 may be another disk after the next boot. Unless exactly one
+disk matches, it fails and lists what it saw. Run: python3 -m userdata.find_data_disk sdf
 """
 
 import ctypes
@@ -139,15 +139,15 @@ def matching(disks: Sequence[Disk], device_name: str) -> list[Disk]:
 
 
 class NoDiskYetError(LookupError):
-    """None is the one, but it may still come."""
+    """No disk matches yet, but one may still appear."""
 
 
 class TwoDisksError(LookupError):
-    """More than one could be meant."""
+    """More than one disk matches."""
 
 
 def print_when_found(find: Callable[[], str]) -> int:
-    """Print what `find` returns, waiting while there is no disk yet; return the exit status."""
+    """Print what `find` returns, once there is a disk; return the exit status."""
     give_up_at = time.monotonic() + float(os.environ.get("DISK_WAIT_SECONDS", WAIT_SECONDS))
     while True:
         try:

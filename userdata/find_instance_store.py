@@ -1,7 +1,7 @@
-"""Find the instance store: where the image has mounted it, or its only disk where nothing has.
+"""Find the instance store: where the image has mounted it, or its only disk if nothing is mounted.
 
-The Deep Learning AMI's dlami-nvme.service joins all its disks and mounts them: they are the image's
-to format, and that mount is waited for. Run: python3 -m userdata.find_instance_store /data
+The Deep Learning AMI's dlami-nvme.service joins, formats and mounts all its disks; this program
+leaves that to the image and waits for it. Run: python3 -m userdata.find_instance_store /data
 """
 
 import sys
@@ -17,17 +17,17 @@ UNIT_FOLDERS = ("/etc/systemd/system", "/usr/lib/systemd/system", "/lib/systemd/
 
 
 def mount_points(row: dict[str, Any]) -> Iterator[str]:
-    """Yield where the disk, or what is made of it, is mounted."""
+    """Yield where the disk, or a device made from it, is mounted."""
     yield from (point for point in row["mountpoints"] if point)
     for child in row.get("children", []):
         yield from mount_points(child)
 
 
 def place(disks: Sequence[dict[str, Any]], *, data_mount: str, image_mounts: bool) -> str | None:
-    """Return a folder or a device; None where there is none, or none yet, or more than one."""
+    """Return a folder or a device; None if there is none, none yet, or more than one."""
     points = {point for disk in disks for point in mount_points(disk)}
     if len(points) > 1:
-        points.discard(data_mount)  # an earlier run of this step has bound it there
+        points.discard(data_mount)  # an earlier run of this step bound it there
     if len(points) == 1:
         return points.pop()
     if points or image_mounts or len(disks) != 1 or disks[0].get("children"):
@@ -63,8 +63,8 @@ def _complaint(
         wrong = f"{IMAGE_SERVICE} has not mounted the instance store; read its journal"
     else:
         wrong = (
-            f"{len(disks)} instance-store disks, which are not mounted at one place; use a Deep "
-            "Learning AMI, which joins them, or deploy with data_on=ebs"
+            f"{len(disks)} instance-store disks are not mounted in one place; use a Deep Learning "
+            "AMI, which joins them, or deploy with data_on=ebs"
         )
     return f"{wrong}; found: {seen or 'none'}"
 

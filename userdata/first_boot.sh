@@ -1,7 +1,7 @@
 # shellcheck shell=bash
 # The tail of the launch template's user data, verbatim: fetches the bundle that the stack names in
 # a parameter and starts its training-boot.service, which boots this machine now and after every
-# restart. If that cannot start, nothing else of ours runs: this script then says so and ends the
+# restart. If that cannot start, nothing else of ours runs, so this script reports it and ends the
 # machine itself.
 set -o errexit -o nounset -o pipefail
 
@@ -36,12 +36,12 @@ source "$root/etc/training/run.env"
 set +o allexport
 # The AWS CLI v1 of the AMI reads the region under this name only.
 export AWS_DEFAULT_REGION="${AWS_REGION:?is missing in /etc/training/run.env}"
-# By default one try of a second at the metadata decides that there are no credentials.
+# By default, a single one-second try at the metadata decides that there are no credentials.
 export AWS_METADATA_SERVICE_TIMEOUT=5 AWS_METADATA_SERVICE_NUM_ATTEMPTS=5
 
 cd "$root/opt/training"
-# Just after launch the role's credentials or the network may not be available yet.
-# And a deploy of new code changes the parameter a moment before the role.
+# Just after launch, the role's credentials or the network may not be available yet. A deploy of new
+# code also changes the parameter a moment before the role.
 attempts=${FETCH_ATTEMPTS:-6} seconds=2
 parameter=${FLEET_PARAMETER:?is missing in /etc/training/run.env}
 parameter=${parameter%/*}/bundle-uri
@@ -61,7 +61,7 @@ mkdir -p "$root/etc/systemd/system"
 cp bundle/userdata/units/*.service "$root/etc/systemd/system/"
 systemctl daemon-reload
 systemctl enable training-boot.service
-# Not waiting: a unit may be ordered after the user data.
+# --no-block, because a unit may be ordered after the user data.
 systemctl start --no-block training-boot.service
-# From here on OnFailure= of the unit ends the machine, whatever kills its script.
+# From here on, the unit's OnFailure= ends the machine, whatever kills its script.
 trap - EXIT

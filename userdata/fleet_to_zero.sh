@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Sends this stack's fleet to zero, and with it this machine. Usage: fleet_to_zero.sh REASON
+# Sends this stack's fleet to zero, which also ends this machine. Usage: fleet_to_zero.sh REASON
 set -o errexit -o nounset -o pipefail
 source userdata/lib.sh
 carry_on
 
 reason=$1
-# This causes a Spot notice on this very machine; the handler must know that it is our own.
+# This causes a Spot notice on this very machine; the handler must know that we caused it.
 : >"$run/stopping"
 python3 -m userdata.events fleet-to-zero info --message "$reason"
 python3 -m userdata.send_events --once || echo "some events could not be sent"
@@ -18,7 +18,7 @@ to_zero() {
     if ! answer=$(aws_cli ec2 modify-spot-fleet-request --spot-fleet-request-id "$fleet" \
         --target-capacity 0 --on-demand-target-capacity 0 2>&1); then
         echo >&2 "$answer"
-        # A cancelled fleet starts no machine any more; the Guard ends those that it left running.
+        # A cancelled fleet starts no more machines; the Guard ends those that it left running.
         [[ $answer == *cancelled* ]]
     fi
 }

@@ -9,7 +9,7 @@ reason=$1
 echo "[failed] run $RUN_ID: $reason"
 python3 -m userdata.events run-given-up failed \
     --message "$reason; take it back with: python -m training reopen --run-uri $RUN_URI"
-# Without an interpreter the head cannot be marked; the event and an empty fleet must suffice.
+# Without an interpreter the head cannot be marked; the event and the empty fleet must suffice.
 if ! training_program fail --run-uri "$RUN_URI" --writer "${INSTANCE_ID:-unknown}" \
     --reason "$reason"; then
     echo "[failed] head: could not be marked failed; the next machine of this run will try again"

@@ -1,7 +1,7 @@
-"""Say whether a GPU of this machine has failed, by what kernel, nvidia-smi or trainer say of it.
+"""Say whether a GPU of this machine has failed, according to the kernel, nvidia-smi or trainer.
 
-Only errors that NVIDIA's catalog lays to hardware or driver count; an illegal address is the
-program's own. Exit status 0 with one sentence, or 1. Run: python3 -m userdata.gpu_fault
+Only errors that NVIDIA's catalog attributes to hardware or driver count; an illegal address is the
+program's fault. Exit status 0 with one sentence, or 1. Run: python3 -m userdata.gpu_fault
 """
 
 import contextlib
@@ -18,7 +18,7 @@ KERNEL_LOG = "/dev/kmsg"
 TRAINING_LOG = "/var/log/training/training.log"
 TAIL_BYTES = 65_536
 RECORD_BYTES = 8192
-# https://docs.nvidia.com/deploy/xid-errors: a program causes none of these.
+# https://docs.nvidia.com/deploy/xid-errors: a program cannot cause any of these.
 HARDWARE_XIDS = {
     46: "stopped processing",
     48: "uncorrectable memory error",
@@ -38,7 +38,7 @@ XID = re.compile(r"NVRM: Xid \((?P<gpu>[^)]*)\): (?P<number>\d+)")
 # The driver's own verdict after an error; None and "Drain P2P" leave the GPU usable.
 ACTION = re.compile(r": 154, GPU recovery .* to \w+ \((?P<action>[^)]*(Reset|Reboot|FLR)[^)]*)\)")
 ROWS = ["gpu_bus_id", "remapped_rows.pending", "remapped_rows.failure"]
-# The runtime's own words: cudaGetErrorString of errors 3xx/8xx that hardware or driver raise.
+# The runtime's own words: cudaGetErrorString of the 3xx/8xx errors that hardware or driver raise.
 CUDA = re.compile(
     r"uncorrectable (ECC|NVLink) error|no CUDA-capable device|devices? is busy or unavailable"
     r"|device\(s\) is/are busy or unavailable|GPU is lost|fallen off the bus"
@@ -49,7 +49,7 @@ CUDA = re.compile(
 
 
 def kernel_messages(path: Path) -> Iterator[str]:
-    """Yield what the kernel has logged since the machine started; nothing where there is no log."""
+    """Yield what the kernel has logged since the machine started; nothing if there is no log."""
     try:
         log = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     except OSError:
@@ -59,8 +59,8 @@ def kernel_messages(path: Path) -> Iterator[str]:
             try:
                 record = file.read(RECORD_BYTES)
             except BrokenPipeError:
-                continue  # The kernel dropped this record meanwhile.
-            if not record:  # None: nothing more for now.
+                continue  # The kernel has dropped this record.
+            if not record:  # None: no more records for now.
                 return
             yield record.decode(errors="replace")
 
@@ -75,12 +75,12 @@ def last_lines(path: Path) -> list[str]:
 
 
 def rows_fault() -> str | None:
-    """Return which GPU has broken memory that only its reset replaces, or nothing does."""
+    """Return which GPU has broken memory rows that await its reset or have no spare left."""
     command = ["nvidia-smi", f"--query-remapped-rows={','.join(ROWS)}", "--format=csv,noheader"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     except (OSError, subprocess.SubprocessError):
-        return None  # No GPU, or none that nvidia-smi can ask: torch says what is wrong with that.
+        return None  # No GPU, or none that nvidia-smi can query: torch says what is wrong.
     for line in done.stdout.splitlines():
         gpu, *is_so = (part.strip() for part in line.split(","))
         for value, what in zip(is_so, ("wait for its reset", "have no spare left"), strict=False):
@@ -90,7 +90,7 @@ def rows_fault() -> str | None:
 
 
 def find_fault() -> str | None:
-    """Return one sentence about the GPU that failed; None if none is known to have."""
+    """Return one sentence about the GPU that failed; None if no failure is known."""
     for message in kernel_messages(machine_path(KERNEL_LOG)):
         for found in XID.finditer(message):
             what = HARDWARE_XIDS.get(int(found["number"]))

@@ -1,6 +1,6 @@
 """Check that this interpreter imports torch and that each of the machine's NVIDIA GPUs computes.
 
-On the first machine of an image, what this has read is recorded for the next. Run:
+On the first machine of an image, it records what it has read for the next ones. Run:
 PYTHONPATH=. PYTHON userdata/import_torch.py
 """
 
@@ -28,12 +28,12 @@ def num_gpus_on_bus(devices: Path) -> int:
 
 
 def find_fault(devices: Path, num_of_size: int) -> str | None:
-    """Return what is wrong with the GPUs, in one sentence; a machine without a bus has none."""
+    """Return what is wrong with the GPUs, in one sentence; None without a PCI bus."""
     if not devices.exists():
         return None
     seen, there = torch.cuda.device_count(), num_gpus_on_bus(devices)
     if there < num_of_size:
-        return f"{there} NVIDIA GPUs are on the PCI bus, and the size has {num_of_size}"
+        return f"{there} NVIDIA GPUs are on the PCI bus, but the size has {num_of_size}"
     if seen < there:
         return (
             f"torch {torch.__version__} sees {seen} of {there} NVIDIA GPUs: one has failed, or the "
@@ -48,7 +48,7 @@ def find_fault(devices: Path, num_of_size: int) -> str | None:
 
 
 def record() -> None:
-    """Record what was read; a machine that cannot boots all the same."""
+    """Record what was read; a failure does not stop the boot."""
     try:
         num_blocks = read_ahead.record(machine_path(read_ahead.RECORDED))
     except OSError as error:

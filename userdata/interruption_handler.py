@@ -1,7 +1,7 @@
 """Watch the metadata for a Spot notice or a rebalance recommendation; signal the trainer once.
 
 Notice: notice.json, an event, SIGUSR1 to the main process of training.service. Rebalance: SIGUSR2.
-It neither saves nor stops anything itself; standard library only. Run:
+It neither saves nor stops anything itself, and uses only the standard library. Run:
 python3 -m userdata.interruption_handler
 """
 
@@ -21,14 +21,14 @@ from userdata.metadata import InstanceMetadata, MetadataError
 
 NOTICE = "meta-data/spot/instance-action"
 REBALANCE = "meta-data/events/recommendations/rebalance"
-# AWS recommends every 5 s; 2 s gains up to three of a notice's 120 s.
+# AWS recommends 5 s; polling every 2 s gains up to 3 of a notice's 120 s.
 POLL_SECONDS = 2.0
 SYSTEMCTL_TIMEOUT_SECONDS = 20
 
 
 @dataclass(kw_only=True, slots=True)
 class InterruptionHandler:
-    """Polls the metadata; files record what was passed on, so a restart does not repeat it."""
+    """A poller of the metadata; files record what it passed on, so a restart does not repeat it."""
 
     metadata: InstanceMetadata = field(default_factory=InstanceMetadata)
     folder: Path = field(default_factory=lambda: machine_path("/run/training"))
@@ -55,7 +55,7 @@ class InterruptionHandler:
     def _parse(self, text: str) -> dict[str, str]:
         action = json.loads(text)
         if not isinstance(action, dict) or not {"action", "time"} <= action.keys():
-            raise ValueError(f"a notice has action and time; got {text!r}")
+            raise ValueError(f"a notice must have action and time; got {text!r}")
         return {"action": str(action["action"]), "time": str(action["time"])}
 
     def _say_trouble(self, trouble: str) -> None:
@@ -94,7 +94,7 @@ class InterruptionHandler:
         told = self.folder / name
         if told.exists():
             return
-        # Marked before the signal: should this program crash in between, the trainer still reads
+        # Marked before the signal: if this program crashes in between, the trainer still reads
         # notice.json, and a lost signal costs less than a second one.
         told.touch()
         unit = "training.service"

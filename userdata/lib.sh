@@ -11,7 +11,7 @@ run=$root/run/training
 mkdir -p "$run"
 packages=$root/opt/training/packages
 
-# run.env is the contract; machine.env is what boot found out about this machine.
+# run.env is the contract; machine.env holds what boot found out about this machine.
 set -o allexport
 # shellcheck source=/dev/null
 source "$root/etc/training/run.env"
@@ -32,13 +32,13 @@ fail() {
     exit 1
 }
 
-# refuse TEXT...: as fail, where no other machine could do better: that ends the run.
+# refuse TEXT...: like fail, for what would fail on any machine, so it ends the run.
 refuse() {
     echo >&2 "$*"
     exit 78
 }
 
-# carry_on: from here on nothing that fails, as on a full disk, keeps the script from its end.
+# carry_on: from here on, the script continues to its end whatever fails, as on a full disk.
 carry_on() {
     set +o errexit
     trap - ERR
@@ -63,12 +63,12 @@ import json, pathlib, sys
 print(json.loads(pathlib.Path(sys.argv[1]).read_text()).get(sys.argv[2]) or "")' "$1" "$2"
 }
 
-# run_state: fetches the run's head.json and prints its state; nothing where there is none.
+# run_state: fetches the run's head.json and prints its state; nothing if it does not exist.
 run_state() {
     fetch_object "$RUN_URI/head.json" "$run/head.json" && json_field "$run/head.json" state
 }
 
-# kept_bundle: prints where the run keeps the bundle of run.env, whose name is its content's hash.
+# kept_bundle: prints where the run keeps run.env's bundle, whose name is a hash of its content.
 kept_bundle() {
     echo "$RUN_URI/bundles/${BUNDLE_URI##*/}"
 }

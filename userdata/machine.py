@@ -12,9 +12,9 @@ def machine_path(path: str) -> Path:
 
 
 def run_aws(*words: str, timeout: float | None = None) -> bool:
-    """Run the AWS CLI, from PATH or the Deep Learning AMI's environment; return whether it did.
+    """Run the AWS CLI, from PATH or the Deep Learning AMI; return whether it succeeded.
 
-    OSError or subprocess.TimeoutExpired where it could not be run to its end.
+    OSError or subprocess.TimeoutExpired if it could not run to its end.
     """
     program = shutil.which("aws") or str(machine_path("/opt/pytorch/bin/aws"))
     # The AMI's AWS CLI v1 reads the region only from this variable.

@@ -1,7 +1,7 @@
-"""A client of the instance metadata service (IMDSv2 only), which fetches and renews its token.
+"""A client of the instance metadata service (IMDSv2 only) that fetches and renews its token.
 
-Standard library only: it must work before any package is installed. A path that does not exist is
-None, any other problem a MetadataError.
+Standard library only: it must work before any package is installed. A path that does not exist
+reads as None; any other problem is a MetadataError.
 """
 
 import http.client
@@ -18,17 +18,17 @@ TIMEOUT_SECONDS = 2.0
 
 
 class MetadataError(RuntimeError):
-    """The service did not respond, or not as expected."""
+    """The service did not respond as expected, or not at all."""
 
 
 def endpoint() -> str:
-    """Return the service's address, from the variable that the AWS SDKs read or the default."""
+    """Return the service's address: the AWS SDKs' variable, or the default."""
     return os.environ.get("AWS_EC2_METADATA_SERVICE_ENDPOINT", "").rstrip("/") or ENDPOINT
 
 
 @dataclass(kw_only=True, slots=True)
 class InstanceMetadata:
-    """Reads the metadata of this instance."""
+    """The metadata of this instance."""
 
     endpoint: str = field(default_factory=endpoint)
     clock: Callable[[], float] = time.monotonic

@@ -1,7 +1,7 @@
-"""Rewrite run.env for the older bundle that a run keeps: it would refuse what it does not know.
+"""Rewrite run.env for the older bundle that a run keeps, which refuses names it does not know.
 
-The launch template may have gained variables and trainer options since the run started, and has
-TRAINER_OPTIONS in place of several. Run: python3 -m userdata.older_bundle RUN_ENV BUNDLE_ZIP
+The launch template may have gained variables and trainer options since the run started, and
+TRAINER_OPTIONS replaces several. Run: python3 -m userdata.older_bundle RUN_ENV BUNDLE_ZIP
 """
 
 import subprocess
@@ -43,7 +43,7 @@ def cut(run_env: Path, bundle: Path) -> list[str]:
 
 def _options_of(bundle: Path) -> list[str]:
     """Return the trainer options of the bundle's own contract, which Python reads from the zip."""
-    # In the bundle's folder, so that no other contract is found first.
+    # Run in the bundle's folder, or another contract would be found first.
     done = subprocess.run(
         [sys.executable, "-c", _LIST_OPTIONS],
         cwd=bundle.parent,

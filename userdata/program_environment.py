@@ -1,8 +1,8 @@
 """Make a user's own code ready to start: its scripts executable, its requirements installed.
 
-They go into a virtual environment on the data volume that also sees the image's packages; torch
-stays the image's. What run_training.sh needs goes to the file OPTIONS. Exit status 78: no other
-machine could do better. Run: python3 -m userdata.program_environment
+Requirements go into a virtual environment on the data volume that also sees the image's packages;
+the image's torch is kept. The file OPTIONS tells run_training.sh the result. Exit status 78: it
+would fail on any machine. Run: python3 -m userdata.program_environment
 """
 
 import json
@@ -21,13 +21,13 @@ from userdata.machine import machine_path
 from userdata.metadata import InstanceMetadata, MetadataError
 
 REQUIREMENTS = "program/requirements.txt"
-# Where they are installed from: what a build leaves there would change the program's own source.
+# They are installed from a copy, because a build would leave files in the program's own source.
 BUILD = "program-build"
 ENVIRONMENT = "program-environment"
-# Read by run_training.sh: words of the trainer's command line, each on a line of its own; of a
+# Read by run_training.sh: for a program, words of the trainer's command line, one per line; for a
 # workload, the interpreter that the trainer runs in.
 OPTIONS = "/opt/training/program-options"
-# What belongs to torch: another version next to the image's torch would not work with it.
+# Packages that belong to torch: other versions would not work with the image's torch.
 _TORCH = re.compile(r"torch|(pytorch-)?triton(-.*)?|nvidia-.*", re.IGNORECASE)
 _INSTALLED = """
 import importlib.metadata, json, site, sysconfig
@@ -38,11 +38,11 @@ print(json.dumps({"packages": names, "folders": folders}))
 
 
 class RefusedError(ValueError):
-    """What no other machine could do better: one sentence."""
+    """A refusal that every machine would repeat; the text is one sentence."""
 
 
 def make_scripts_executable(source: Path) -> None:
-    """Let files that begin with #! be started: the bundle's zip does not keep their modes."""
+    """Make files that begin with #! executable: the bundle's zip does not keep their modes."""
     for path in source.rglob("*"):
         if path.is_file():
             with path.open("rb") as file:
@@ -51,24 +51,24 @@ def make_scripts_executable(source: Path) -> None:
 
 
 def find_interpreter(name: str) -> str:
-    """Return the path of another interpreter than the image's."""
+    """Return the path of an interpreter other than the image's."""
     found = shutil.which(name)
     if found is None:
         raise RefusedError(
-            f"the interpreter {name!r} is not on this image; give the path of one that is, or "
-            "none, for the image's with torch (context interpreter)"
+            f"the interpreter {name!r} is not on this image; specify the path of one that is, or "
+            "none to use the image's with torch (context interpreter)"
         )
     return found
 
 
 def make_environment(folder: Path, python: str, *, image: str | None) -> str:
-    """Make a virtual environment of `python`, above the packages of `image`; return its python."""
+    """Make a virtual environment of `python` that sees `image`'s packages; return its python."""
     subprocess.run([python, "-m", "venv", "--without-pip", str(folder)], check=True)
     made = str(folder / "bin/python")
     if image is not None:
         own = Path(_installed(made)["folders"]["own"])
         seen = _installed(image)["folders"]["all"]
-        # With their own .pth files, and after this environment's packages.
+        # addsitedir also reads their .pth files; they come after this environment's packages.
         lines = (f"import site; site.addsitedir({each!r})\n" for each in seen)
         (own / "image.pth").write_text("".join(lines))
         _take_over_scripts(Path(image).parent, folder / "bin")
@@ -76,7 +76,7 @@ def make_environment(folder: Path, python: str, *, image: str | None) -> str:
 
 
 def _take_over_scripts(image: Path, own: Path) -> None:
-    """Copy the image's scripts, such as torchrun, so that they start this environment's python."""
+    """Copy the image's scripts, such as torchrun, and make them start this environment's python."""
     interpreters = tuple(f"#!{folder}/python".encode() for folder in (image, image.resolve()))
     for path in image.iterdir():
         if path.is_dir() or (own / path.name).exists():
@@ -105,7 +105,7 @@ def install(
     command += ["--no-cache-dir", "--progress-bar", "off", "--constraint", str(constraints)]
     process = subprocess.Popen(
         [*command, "--requirement", str(build / REQUIREMENTS)],
-        # A path in it is relative to the program's own folder.
+        # A path in the requirements is relative to the program's own folder.
         cwd=build / SOURCE_FOLDER,
         env={**environment, "PIP_DISABLE_PIP_VERSION_CHECK": "1"},
         stdout=subprocess.PIPE,
@@ -121,40 +121,40 @@ def install(
         lines.append(line.rstrip())
     if process.wait() != 0:
         raise refusal(lines) or OSError(
-            "the packages that the program requires could not be installed; pip says why above"
+            "the packages that the program requires could not be installed; see pip's message above"
         )
 
 
 def refusal(lines: Sequence[str]) -> RefusedError | None:
-    """Return why no machine could install this, from what pip said; None if another might."""
+    """Return why no machine could install this, from pip's output; None if another might."""
     if any("ResolutionImpossible" in line for line in lines):
-        # "The conflict is caused by:", and under it what wants which version.
+        # "The conflict is caused by:", followed by indented lines, one per version wanted.
         said = [line.strip() for line in lines if line.startswith("    ")]
         ours = [line for line in said if "(constraint)" in line]
         theirs = "; ".join(line for line in said if "(constraint)" not in line)
         if ours:
             kept = ", ".join(line.rpartition(" ")[2] for line in ours)
             return RefusedError(
-                f"the requirements would replace {kept} of the image: {theirs}; ask for a version "
-                "that fits, or take the line out"
+                f"the requirements would replace {kept} of the image: {theirs}; require a version "
+                "that fits, or remove the line"
             )
         return RefusedError(f"the requirements contradict each other: {theirs}")
     for line in lines:
         if re.match(r"ERROR: (Invalid requirement|Could not open requirements file)", line):
             return RefusedError(line.removeprefix("ERROR: ") + "; correct the requirements file")
         found = re.search(r"satisfies the requirement (.+) \(from versions: (.+)\)", line)
-        # Without a network there are no versions either.
+        # "none" may also mean that there is no network.
         if found and found[2] != "none":
             newest = found[2].rpartition(", ")[2]
             return RefusedError(
-                f"the requirements ask for {found[1]}; for this Python and platform the newest "
-                f"version is {newest}"
+                f"the requirements ask for {found[1]}, but the newest version for this Python and "
+                f"platform is {newest}"
             )
     return None
 
 
 def prepare(program: Program | None, image: str, data_volume: Path) -> str | None:
-    """Return the interpreter that the program, or a workload, needs; None: the image's as it is."""
+    """Return the interpreter that the program or workload needs; None: the image's, unchanged."""
     interpreter = program.interpreter if program else ""
     python = find_interpreter(interpreter) if interpreter else image
     own = python if interpreter else None
@@ -173,17 +173,17 @@ def prepare(program: Program | None, image: str, data_volume: Path) -> str | Non
     pip = {name: text for name, text in variables.items() if name.startswith("PIP_")}
     environment = {**os.environ, "TMPDIR": str(scratch), **pip}
     install(made, image, constraints, environment, data_volume / BUILD)
-    # A file or an address can bring the image's version in another build.
+    # A file or an address can install another build of the image's version.
     if is_above_image and Path(_installed(made)["folders"]["own"], "torch").exists():
         raise RefusedError(
-            f"the requirements would replace torch=={packages['torch']} of the image; take out the "
+            f"the requirements would replace torch=={packages['torch']} of the image; remove the "
             "line that names the file or address of another build"
         )
     return made
 
 
 def main() -> int:
-    """Prepare the program, or workload, of this bundle; print what was done or, last, why not."""
+    """Prepare this bundle's program or workload; the last line says what was done or why not."""
     data_volume, spec = machine_path(os.environ["DATA_MOUNT"]), Path(PROGRAM_FILE)
     program = Program.from_json(spec.read_text(encoding="utf-8")) if spec.exists() else None
     make_scripts_executable(Path(SOURCE_FOLDER))
@@ -202,7 +202,7 @@ def main() -> int:
         options = ["--instance-type", instance_type]
         options += [] if python is None else ["--interpreter", python]
     machine_path(OPTIONS).write_text("".join(f"{word}\n" for word in options))
-    has = f"python is {python}" if python else "the image's packages are all it needs"
+    has = f"python is {python}" if python else "the image has all packages that it needs"
     print(f"{program.command if program else os.environ['WORKLOAD']}: {has}")
     return 0
 

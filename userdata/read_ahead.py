@@ -1,8 +1,8 @@
-"""Read ahead what an earlier machine of this image has read to import torch, with a deep queue.
+"""Read ahead, with a deep queue, what an earlier machine of this image read to import torch.
 
 A root volume made from a snapshot is loaded from S3 block by block, each when it is first read;
-`import torch` reads thousands, one after the other. `record` is for the process that imported it.
-Run: python3 -m userdata.read_ahead FILE, which `record` wrote; a list that is wrong costs nothing.
+`import torch` reads thousands, one after another. The process that imported it calls `record`.
+Run: python3 -m userdata.read_ahead FILE, which `record` wrote; a wrong list does no harm.
 """
 
 import ctypes
@@ -16,16 +16,16 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-# The list that a machine of this image has left, and the one that this machine leaves.
+# The list that an earlier machine of this image left, and the one that this machine leaves.
 FOUND, RECORDED = "/run/training/reads.json", "/run/training/reads-new.json"
 # What EBS loads at once: the size of a snapshot's blocks (EBS direct APIs, GetSnapshotBlock).
 BLOCK_BYTES = 512 * 2**10
-# As deep as the queue of an EBS volume; more would only delay what other programs read meanwhile.
+# As deep as the queue of an EBS volume; more would only delay the reads of other programs.
 NUM_READS = 32
 
 
 def record(out: Path) -> int:
-    """Write down which blocks of the files of this process are in the page cache; count them."""
+    """Record which blocks of this process's files are in the page cache; return their number."""
     files: list[tuple[str, int, list[int]]] = []
     for path in dict.fromkeys((*_mapped(), *_modules())):
         if blocks := _resident(path):
@@ -37,14 +37,14 @@ def record(out: Path) -> int:
 
 
 def read_ahead(recorded: Iterable[tuple[str, int, list[int]]]) -> tuple[int, int]:
-    """Have the kernel read the blocks of all files that are as they were; count read and asked."""
+    """Have the kernel read the blocks of unchanged files; return the numbers read and requested."""
     blocks = [(path, size, n) for path, size, numbers in recorded for n in numbers]
     with ThreadPoolExecutor(NUM_READS) as pool:
         return sum(pool.map(_read_block, blocks)), len(blocks)
 
 
 def _modules() -> Iterator[Path]:
-    """The files of this process's modules, as Python reads them, in the order of import."""
+    """Yield the files of this process's modules, as Python reads them, in import order."""
     for module in list(sys.modules.values()):
         for name in (getattr(module, "__cached__", None), getattr(module, "__file__", None)):
             if isinstance(name, str) and Path(name).is_file():
@@ -53,7 +53,7 @@ def _modules() -> Iterator[Path]:
 
 
 def _mapped() -> Iterator[Path]:
-    """The files that this process has mapped: its libraries."""
+    """Yield the files that this process has mapped: its libraries."""
     maps = Path("/proc/self/maps")
     for line in maps.read_text().splitlines() if maps.exists() else ():
         name = line.partition("/")[2]
@@ -62,12 +62,12 @@ def _mapped() -> Iterator[Path]:
 
 
 def _resident(path: Path) -> list[int]:
-    """The numbers of the blocks of a file of which the page cache has something."""
+    """Return the numbers of a file's blocks that are at least partly in the page cache."""
     size = path.stat().st_size
     if size == 0:
         return []
     with path.open("rb") as file:
-        # A private mapping may be writable, which ctypes needs to tell its address.
+        # ctypes can only take the address of a writable mapping; a private one may be writable.
         mapped = mmap.mmap(
             file.fileno(), size, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE
         )
@@ -80,7 +80,7 @@ def _resident(path: Path) -> list[int]:
     if status != 0:
         raise OSError(ctypes.get_errno(), f"mincore: {path}")
     each = BLOCK_BYTES // mmap.PAGESIZE
-    # The lowest bit of each byte says it; the others are reserved.
+    # mincore sets the lowest bit of a resident page's byte; the other bits are reserved.
     is_there = [page & 1 for page in pages.raw]
     return [n for n in range(-(-size // BLOCK_BYTES)) if any(is_there[n * each : (n + 1) * each])]
 
@@ -88,7 +88,7 @@ def _resident(path: Path) -> list[int]:
 def _read_block(block: tuple[str, int, int]) -> bool:
     path, size, number = block
     try:
-        # Not to wait for a pipe's writer.
+        # O_NONBLOCK: opening a pipe must not wait for its writer.
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     except OSError:
         return False
@@ -97,7 +97,7 @@ def _read_block(block: tuple[str, int, int]) -> bool:
         if not stat.S_ISREG(found.st_mode) or found.st_size != size:
             return False
         begin, end = number * BLOCK_BYTES, min((number + 1) * BLOCK_BYTES, size)
-        # What is cached already is not read again; nothing is copied.
+        # This reads only what is not cached yet, and copies nothing.
         os.posix_fadvise(descriptor, begin, end - begin, os.POSIX_FADV_WILLNEED)
         return bool(os.pread(descriptor, 1, end - 1))
     except OSError:
@@ -107,7 +107,7 @@ def _read_block(block: tuple[str, int, int]) -> bool:
 
 
 def main() -> int:
-    """Read ahead; a list that does not fit this image is deleted, and a new one recorded."""
+    """Read ahead; delete a list that does not fit this image, so that a new one is recorded."""
     recorded = Path(sys.argv[1])
     if not hasattr(os, "posix_fadvise"):
         print("this system cannot read ahead")

@@ -1,6 +1,6 @@
 """Check run.env against contract/run_env.py: every name known, none missing, every value valid.
 
-What an older template wrote is rewritten first. Refuses with one sentence that names what is wrong.
+It first rewrites what an older template wrote. A refusal is one sentence that says what is wrong.
 Run: python3 -m userdata.run_env FILE
 """
 
@@ -45,7 +45,7 @@ def find_faults(variables: dict[str, str]) -> list[str]:
     """Return what is wrong with a run.env, one sentence per fault."""
     known = read_run_env(EXAMPLE)
     faults = [
-        f"unknown variable {name}: remove it; run.env.example lists those that exist"
+        f"unknown variable {name}: remove it; run.env.example lists the known ones"
         for name in sorted(variables.keys() - set(NAMES))
     ]
     faults += [

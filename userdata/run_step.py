@@ -1,7 +1,7 @@
 """Run one boot step: pass on its output, log `[ok] step: what` or `[failed] step: why`.
 
-The step's last line says what it did, or why it failed and what to do. A failed step is tried again
-twice, unless no machine could do better (exit status 78) or it hangs, as a broken driver does. The
+The step's last line says what it did, or why it failed and what to do. A failed step is retried
+twice, unless it would fail on any machine (exit status 78) or hangs, as with a broken driver. The
 event boot-<step> also records its seconds. Run: python3 -m userdata.run_step STEP COMMAND ...
 """
 
@@ -20,18 +20,18 @@ from userdata.machine import machine_path
 
 ATTEMPTS = 3
 RETRY_SECONDS = 10.0
-# Three times what torch takes from a fresh root volume. A machine that hangs longer than the Guard
-# waits for a heartbeat would end the run.
+# Three times what importing torch takes from a fresh root volume. If a machine hung for longer than
+# the Guard waits for a heartbeat, the run would end.
 LIMIT_SECONDS = 1200.0
-# It waits for an upload, and takes as long as the dataset is large.
+# It waits for an upload, and its duration depends on the dataset's size.
 WITHOUT_LIMIT = "dataset"
-HUNG = 124  # as timeout(1) says it
-# After an unexpected error, the reason is above the line that names the command.
+HUNG = 124  # as timeout(1) reports it
+# After an unexpected error, the reason stands above the line that names the command.
 LINES_OF_FAILURE = 3
 
 
 def run(step: str, command: Sequence[str], limit_seconds: float) -> tuple[int, str]:
-    """Run the command once; return its status and what it did, or why it failed."""
+    """Run the command once; return its status, and what it did or why it failed."""
     lines: list[str] = []
     # Not `with`: it would wait for a child that hangs in the kernel, which nothing can kill.
     process = subprocess.Popen(
@@ -67,7 +67,7 @@ def _hangs(number: int, frame: FrameType | None) -> None:
 
 
 def main() -> int:
-    """Run the step, again if need be; return 0, 78 if the run is at fault, or 1."""
+    """Run the step, with retries if needed; return 0, 78 if the run is at fault, or 1."""
     step, command = sys.argv[1], sys.argv[2:]
     wait_seconds = float(os.environ.get("STEP_RETRY_SECONDS", RETRY_SECONDS))
     limit_seconds = float(os.environ.get("STEP_LIMIT_SECONDS", LIMIT_SECONDS))
@@ -86,7 +86,7 @@ def main() -> int:
         wait_seconds *= 2
     verdict = "ok" if status == 0 else "failed"
     if status != 0:
-        # service_failed.sh reads the reason here; before what needs room on a disk.
+        # service_failed.sh reads the reason here; written first, as the disk may be full.
         machine_path("/run/training/boot-failure").write_text(f"{step}: {message}\n")
     print(f"[{verdict}] {step}: {message} ({seconds:.1f} s)", flush=True)
     leave_event(f"boot-{step}", verdict, seconds=seconds, message=message)

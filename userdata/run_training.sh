@@ -4,19 +4,19 @@ set -o errexit -o nounset -o pipefail
 source userdata/lib.sh
 
 if [[ -e $run/notice.json ]]; then
-    echo "this machine has had its Spot notice: training does not start"
+    echo "this machine has received a Spot notice: training does not start"
     exit 75
 fi
 scratch=$root$DATA_MOUNT/scratch
-# Where a GPU has failed the next attempt would fail too, or, after a failure, train without it.
+# If a GPU has failed, the next attempt would fail too, or train without it.
 if python3 -m userdata.gpu_fault >/dev/null; then
     exit 4
 elif [[ -s $root/var/log/training/training.log ]] &&
     ! PYTHONPATH=$PWD "$PYTHON" userdata/import_torch.py; then
     exit 4
 fi
-# Not the user's mistake, which the trainer would take it for. systemd unmounts a volume that is
-# detached: what is left is a folder of the root volume.
+# The trainer would report this as the user's mistake. systemd unmounts a volume that is detached,
+# which leaves a folder of the root volume.
 if ! findmnt --noheadings --output UUID --mountpoint "$root$DATA_MOUNT" >/dev/null; then
     echo "the data volume is no longer mounted at $DATA_MOUNT"
     exit 4
@@ -26,7 +26,7 @@ if ! { mkdir -p "$scratch" && : >"$scratch/.writable"; }; then
     exit 4
 fi
 if [[ $WORKLOAD == program ]]; then
-    # What a program downloads has no room on the root volume, which is full of the image.
+    # A program's downloads do not fit on the root volume, which the image fills.
     export XDG_CACHE_HOME="$scratch/cache" HOME="${HOME:-/root}"
     mapfile -t options <"$root/opt/training/program-options"
     set -- run --program-file program/program.json --source program/source \
@@ -48,7 +48,7 @@ for option in $TRAINER_OPTIONS; do
     name=${option%%=*}
     set -- "$@" "--${name//_/-}" "${option#*=}"
 done
-# A signal would kill the trainer before it listens; it then checks for the notice file itself.
+# A signal would kill the trainer before it has a handler; later it checks for the notice file.
 trap '' USR1 USR2
 export PYTHONPATH=$PWD:$packages
 # exec makes the trainer the unit's main process, which gets the signals.

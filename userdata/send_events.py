@@ -1,7 +1,7 @@
 """Send the spooled events to RUN_URI/events/ with the AWS CLI, in batches, until SIGTERM.
 
-An event leaves the spool only after S3 has it; SIGTERM sends the rest. With --once: send what is
-there and exit. Run: python3 -m userdata.send_events [--once]
+An event leaves the spool only after S3 has it; SIGTERM sends the rest. With --once: send the
+spooled ones and exit. Run: python3 -m userdata.send_events [--once]
 """
 
 import fcntl
@@ -24,7 +24,7 @@ SEND_TIMEOUT_SECONDS = 60
 
 
 def send_events(spool: Path, run_uri: str) -> bool:
-    """Send what is in the spool; return False if something is left."""
+    """Send what is in the spool; return False if anything is left."""
     spool.mkdir(parents=True, exist_ok=True)
     with spool.with_name("events.lock").open("w") as lock:
         # The service and a --once call must not send at the same time.

@@ -1,7 +1,7 @@
 """Publish the metrics of CloudWatch's training alarms, from the trainer's own metrics file.
 
 Every minute while training.service is active: that it runs, its progress and the age of the last
-commit; soon after a notice: whether earlier steps would be lost. It uses the AWS CLI, not the
+commit; soon after a notice: whether steps before it would be lost. It uses the AWS CLI, not the
 CloudWatch agent, so it works wherever the AWS CLI does. Run: python3 -m userdata.send_metrics
 """
 
@@ -21,7 +21,7 @@ from userdata.machine import machine_path, run_aws
 
 METRICS_FILE = "/var/log/training/metrics.jsonl"
 NOTICE_FILE = "/run/training/notice.json"
-# It is there while the sync of the dataset goes on alongside training.
+# It exists while the dataset is synced alongside training.
 ARRIVING_FILE = "/run/training/dataset-begun"
 SEND_SECONDS = 60.0
 POLL_SECONDS = 2.0
@@ -34,12 +34,12 @@ RUNNING = "training_running"
 STEPS = "training_steps"
 COMMIT_AGE = "seconds_since_commit"
 UNSAVED = "notice_without_commit"
-# Kinds of lines that show progress, and kinds after which the progress is safe in the store.
+# Kinds of lines that show progress, and kinds after which progress is safe in the store.
 PROGRESS = ("step", "metrics", "evaluation", "prepare")
 SAFE = ("commit", "prepare")
 
-# A program says what it likes, and when: an evaluation may be silent. It stands still where it has
-# been silent for so long, and three times longer than ever before on this machine.
+# A program prints what and when it likes, and an evaluation may be silent. It counts as stuck only
+# after this much silence, and only if that is three times its longest pause on this machine.
 PROGRAM_SILENCE_SECONDS = 1800.0
 PAUSES = 3
 
@@ -48,7 +48,7 @@ Datum = dict[str, object]
 
 @dataclass(kw_only=True, slots=True)
 class TrainingWatch:
-    """What the metrics file has said so far; times are of the caller's monotonic clock."""
+    """What the metrics file has shown so far; times are of the caller's monotonic clock."""
 
     is_program: bool = False
     progress: int = 0
@@ -56,7 +56,7 @@ class TrainingWatch:
     longest_pause: float | None = None
     last_step: int = 0
     committed_step: int | None = None
-    # The trainer's step at the notice: later steps are a bonus, no loss if uncommitted.
+    # The trainer's step at the notice: later steps are a bonus and no loss if uncommitted.
     noticed_step: int | None = None
     # When training started on this machine, or its progress was last safe in the store.
     safe_since: float | None = None
@@ -94,7 +94,7 @@ class TrainingWatch:
 
     @property
     def has_no_pace(self) -> bool:
-        """Whether a program has not said twice where it is: then steps mean nothing, not even 0."""
+        """Whether a program has yet to report progress twice; before that, no count is useful."""
         return self.is_program and self.longest_pause is None
 
     def _count(self, now: float) -> None:
@@ -114,7 +114,7 @@ class TrainingWatch:
         self.progress = 0
 
     def forget_times(self) -> None:
-        """What was read was written at other times than it was read."""
+        """Forget when lines were read, because they were not written at those times."""
         self.safe_since = self.last_progress = self.longest_pause = None
 
     @property
@@ -126,7 +126,7 @@ class TrainingWatch:
 
 @dataclass(kw_only=True, slots=True)
 class MetricsPublisher:
-    """Passes due metrics to `put`; what a failed `put` did not send goes with the next."""
+    """Passes metrics to `put` when due; what a failed `put` did not send goes with the next."""
 
     put: Callable[[dict[str, float]], bool]
     is_running: Callable[[], bool]
@@ -141,7 +141,7 @@ class MetricsPublisher:
     _judged: bool = False
 
     def skip_history(self) -> None:
-        """Read what the file had before this program started, without counting it as new."""
+        """Read what was in the file before this program started, without counting it as new."""
         self._read()
         self.watch.sent()
         self.watch.forget_times()
@@ -161,7 +161,7 @@ class MetricsPublisher:
 
     @property
     def _only_waits(self) -> bool:
-        """Whether the trainer has done nothing yet and its dataset arrives: still the boot."""
+        """Whether this is still the boot: no progress yet, and the dataset is being synced."""
         return self.watch.last_progress is None and machine_path(ARRIVING_FILE).exists()
 
     def _judge_notice(self, now: float) -> None:

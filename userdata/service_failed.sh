@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Runs when a service has failed for good (OnFailure=) and decides what that ends: the run, if no
-# other machine could do better, else only this machine. Usage: service_failed.sh SERVICE
+# Runs when a service has failed for good (OnFailure=): ends the run if it would fail on any
+# machine, otherwise only this machine. Usage: service_failed.sh SERVICE
 set -o errexit -o nounset -o pipefail
 source userdata/lib.sh
 carry_on
@@ -9,12 +9,12 @@ service=$1
 log=$root/var/log/training/training.log
 own_log=$log
 [[ $service == training.service ]] || own_log=$root/var/log/training/boot.log
-# Not by the unit: systemd would not start it where the log cannot be written to.
+# The unit does not do this: systemd would not start it if the log could not be written.
 { : >>"$own_log"; } 2>/dev/null && exec >>"$own_log" 2>&1
 property() {
     systemctl show --property="$1" --value "$service"
 }
-# out_of_memory: whether systemd saw the kernel kill a process of the service's last start for its
+# out_of_memory: whether systemd saw the kernel kill a process of the service's last start to free
 # memory; the ID is that of SD_MESSAGE_UNIT_OUT_OF_MEMORY, whose text may change.
 out_of_memory() {
     local start
@@ -43,7 +43,7 @@ if [[ $service == training.service ]]; then
     last=$(grep -v -e '^$' -e '^after training: ' "$log" | tail -n 1 | tail -c 1000)
     why="training failed ($how): $last"
     if fault=$(python3 -m userdata.gpu_fault); then
-        # A trial step on it looks like the user's mistake.
+        # A trial step on a failed GPU looks like the user's mistake.
         why="$fault ($how)" users_mistake=
     elif ((status != 4 && status != 74)); then
         place=$(python3 -m userdata.failure_place)
@@ -52,7 +52,7 @@ else
     users_mistake=78
     why="boot failed at $(cat "$run/boot-failure" || echo "no step: bootstrap.sh ended ($how)")"
 fi
-# A program takes no argument of more than 128 KiB.
+# Linux limits an argument of a program to 128 KiB.
 why=${why:0:4000}
 # A signal has a number too: SIGINT is 2.
 if [[ $result == exit-code && $status == "$users_mistake" ]]; then
@@ -61,7 +61,7 @@ fi
 
 echo "[failed] machine $INSTANCE_ID: $why"
 python3 -m userdata.events machine-failed failed --message "$why" ${place:+--place "$place"}
-# Sent before the other machines' are read: of two that fail at once, one sees the other.
+# Sent before other machines' events are read, so if two fail at once, one sees the other.
 python3 -m userdata.send_events --once || echo "some events could not be sent"
 if [[ -n $place ]] && other=$(python3 -m userdata.failure_place --of-others "$place"); then
     exec bash userdata/give_up.sh "$why; $other failed there too: $place"

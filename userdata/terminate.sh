@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Asks EC2 to terminate this machine, until it agrees. Not a stop and not a power-off: a fleet of
+# Asks EC2 to terminate this machine until it agrees. It does not stop or power it off: a fleet of
 # type maintain replaces what was terminated, and a stopped machine would keep its volumes.
 set -o errexit -o nounset -o pipefail
 source userdata/lib.sh

@@ -1,4 +1,4 @@
-"""The one page that people look at: of a run, a program or a rehearsal, in one file to mail.
+"""The report page of a run, a program or a rehearsal: one HTML file that can be mailed.
 
 Charts are drawn by uPlot (https://github.com/leeoniya/uPlot, MIT), inlined like everything else.
 """
@@ -21,7 +21,7 @@ Kind = Literal["boot", "trained", "lost", "done", "bad-end"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Curve:
-    """A named line of points; a reference is dashed, and drawn over those before it."""
+    """A named line of points; a reference is dashed and drawn over the curves before it."""
 
     name: str
     x: Sequence[float]
@@ -31,7 +31,7 @@ class Curve:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Bar:
-    """A period of a machine or an attempt: seconds since the first began, and what it was."""
+    """A period of a machine or an attempt: its start relative to the first, and its kind."""
 
     start: float
     seconds: float
@@ -39,7 +39,7 @@ class Bar:
 
 
 def page(*, title: str, verdict: str, tone: Tone, sections: Mapping[str, str]) -> str:
-    """The whole page; `sections` are a heading, "" for none, and HTML each."""
+    """Return the complete page; `sections` maps headings ("" for none) to HTML."""
     parts = [
         (f"<h2>{html.escape(heading)}</h2>\n" if heading else "") + content
         for heading, content in sections.items()
@@ -56,7 +56,7 @@ def page(*, title: str, verdict: str, tone: Tone, sections: Mapping[str, str]) -
 
 
 def chart(curves: Sequence[Curve], *, y_label: str, marks: Sequence[float] = ()) -> str:
-    """Curves over the steps, with a dashed line at each of `marks`; "" without points."""
+    """Draw curves over the steps, with a dashed line at each of `marks`; "" without points."""
     curves = [_thinned(curve) for curve in curves if len(curve.x)]
     if not curves:
         return ""
@@ -68,12 +68,12 @@ def chart(curves: Sequence[Curve], *, y_label: str, marks: Sequence[float] = ())
         drawn.append({"name": curve.name, "is_reference": curve.is_reference, "y": ys})
     data = {"x": xs, "curves": drawn, "marks": [float(x) for x in marks]}
     text = json.dumps(data | {"x_label": "step", "y_label": y_label}, allow_nan=False)
-    # No text of a run may end the script that it stands in.
+    # No text of a run may close the script element that contains it.
     return f'<div class="chart"><script type="application/json">{_in_script(text)}</script></div>'
 
 
 def timeline(rows: Iterable[tuple[str, Sequence[Bar], str]]) -> str:
-    """One line per machine or attempt: its name, its bars on a common axis, how it ended."""
+    """Draw one line per machine or attempt: name, bars on a common axis, how it ended."""
     rows = list(rows)
     end = max((bar.start + bar.seconds for _, bars, _ in rows for bar in bars), default=0.0)
     if not end:
@@ -96,7 +96,7 @@ def timeline(rows: Iterable[tuple[str, Sequence[Bar], str]]) -> str:
 def table(
     rows: Iterable[Sequence[str]], head: Sequence[str] = (), *, is_confusion: bool = False
 ) -> str:
-    """A table; without a head its first column names what stands in the second.
+    """Return a table; without a head, its first column labels the second.
 
     A confusion matrix has counts after the first column, shaded by their share of the row.
     """
@@ -108,7 +108,7 @@ def table(
 
 
 def _cells(row: Iterable[str]) -> str:
-    """Narrow columns break long names after an underscore."""
+    """Return table cells in which narrow columns break long names after an underscore."""
     cells = (html.escape(cell).replace("_", "_<wbr>") for cell in row)
     return "".join(f"<td>{cell}</td>" for cell in cells)
 
@@ -129,7 +129,7 @@ def _in_script(text: str) -> str:
 
 
 def _thinned(curve: Curve) -> Curve:
-    """Of each stretch of a long curve its lowest and highest point: no spike is lost."""
+    """Keep the lowest and highest point of each stretch of a long curve, so no spike is lost."""
     num = len(curve.x)
     if num <= _MOST_POINTS:
         return curve

@@ -32,7 +32,7 @@ def test_it_is_where_the_expected_loss_is_least() -> None:
 
 
 def test_two_epochs_are_the_most() -> None:
-    assert seconds_of(1.0, epoch=50.0) == (100.0, "2 epochs, the most")
+    assert seconds_of(1.0, epoch=50.0) == (100.0, "at most 2 epochs")
 
 
 def test_saving_takes_two_percent_at_most_even_beyond_two_epochs() -> None:
@@ -42,7 +42,7 @@ def test_saving_takes_two_percent_at_most_even_beyond_two_epochs() -> None:
 
 
 def test_one_save_is_under_way_at_a_time() -> None:
-    assert seconds_of(0.1, durable=500.0) == (500.0, "one save is under way at a time")
+    assert seconds_of(0.1, durable=500.0) == (500.0, "only one save runs at a time")
 
 
 def test_a_save_that_costs_nothing_is_not_made_all_the_time() -> None:

@@ -41,5 +41,5 @@ def test_fails_while_another_command_writes_to_it(tmp_path: Path) -> None:
 
 def test_fails_for_a_file(tmp_path: Path) -> None:
     (tmp_path / "out").touch()
-    with pytest.raises(UserError, match=r"cannot write to .*out: File exists; give another"):
+    with pytest.raises(UserError, match=r"cannot write to .*out: File exists; choose another"):
         cleared_folder(tmp_path / "out").__enter__()

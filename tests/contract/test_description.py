@@ -33,7 +33,7 @@ def test_an_error_of_its_code_is_one_sentence() -> None:
     mine = Path("mine")
     missing = _refusal("a:A", "ModuleNotFoundError: No module named 'timm'", mine)
     assert missing.endswith(
-        "named 'timm'; add it to mine, or to its requirements.txt and install that here, too"
+        "named 'timm'; add it to mine, or to its requirements.txt and also install it here"
     )
     assert _refusal("a:A", "NameError: name 'x' is not defined", mine) == (
         "workload 'a:A' cannot be imported: NameError: name 'x' is not defined; correct it"

@@ -45,13 +45,13 @@ def test_an_odd_batch_may_be_dropped_and_the_last_epoch_cut_short() -> None:
 def test_fails_a_sample_in_place_of_another() -> None:
     found = problems([[0, 1], [1, 3]], [[3, 0], [1, 2]])
     assert found == [
-        "stage 'a', epoch 0: 4 samples of 4: some came more than once, others not at all"
+        "stage 'a', epoch 0: 4 samples of 4: some were seen more than once, others never"
     ]
 
 
 def test_fails_an_epoch_with_too_many_samples() -> None:
     found = problems([[0, 1], [2, 3], [0]])
-    assert found == ["stage 'a', epoch 0: 5 samples of 4: some came more than once"]
+    assert found == ["stage 'a', epoch 0: 5 samples of 4: some were seen more than once"]
 
 
 def test_fails_an_epoch_that_lacks_a_sample() -> None:

@@ -99,7 +99,7 @@ def test_fails_on_a_link_that_leads_out_and_follows_one_that_stays(source: Path)
 
 def test_fails_on_a_name_that_is_no_text(source: Path) -> None:
     Path(os.fsdecode(os.fsencode(source) + b"/caf\xe9.py")).write_text("1")
-    with pytest.raises(UserError, match=r"source has b'caf\\xe9.py', a name that is not UTF-8"):
+    with pytest.raises(UserError, match=r"source has b'caf\\xe9.py', whose name is not UTF-8"):
         find_files(source)
 
 

@@ -287,7 +287,7 @@ def _is_told_and_fetched(
     assert Path("got/final/model/weights.txt") in files
     files[0].write_text("mine")
     assert main(["download", "--out", "got"]) == 2
-    assert f"{files[0]} exists already, and is not replaced" in capsys.readouterr().err
+    assert f"{files[0]} already exists and is not replaced" in capsys.readouterr().err
     assert files[0].read_text() == "mine"
     found = do("open")
     assert "finished" in Path(found["report"]).read_text()

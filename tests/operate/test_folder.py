@@ -103,7 +103,7 @@ def test_a_run_in_a_folder_is_stopped_shown_and_listed(
         assert main([verb, str(stopped)]) == 2
     said = capsys.readouterr().err.splitlines()
     assert [line.split(";")[0] for line in said] == [
-        f"error: no process of this machine trains {stopped}",
+        f"error: no process on this machine trains {stopped}",
         "error: mine has no machine now",
     ]
     assert main(["download", str(stopped)]) == 2
@@ -285,7 +285,7 @@ def test_fails_for_a_folder_of_runs_that_is_none(
     (tmp_path / "file").touch()
     for name in ("nothing", "file"):
         assert main(["list", str(tmp_path / name)]) == 2
-        assert f"{name} is not a folder; give one with runs" in capsys.readouterr().err
+        assert f"{name} is not a folder; name one with runs" in capsys.readouterr().err
 
 
 def test_fails_for_a_download_into_a_file(
@@ -302,7 +302,7 @@ def test_fails_for_a_download_into_a_file(
     (tmp_path / "file").touch()
     assert main(["download", f"{tmp_path}/run", "--out", f"{tmp_path}/file"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.endswith("/file/final/model: Not a directory; give another --out")
+    assert line.endswith("/file/final/model: Not a directory; use another --out")
 
 
 def test_fails_for_a_tail_of_fewer_than_no_lines(capsys: pytest.CaptureFixture[str]) -> None:

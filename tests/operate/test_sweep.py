@@ -168,7 +168,7 @@ def test_a_sweep_in_a_folder_has_a_table_and_no_jobs(
     assert main(["resume", str(tmp_path)]) == 0
     assert "now start its command again" in capsys.readouterr().err
     assert main(["stop", str(tmp_path)]) == 2
-    assert f"no process of this machine trains {tmp_path}" in capsys.readouterr().err
+    assert f"no process on this machine trains {tmp_path}" in capsys.readouterr().err
     assert runs("open", str(tmp_path))["done"].endswith("0 of 2 runs have finished.")
 
 
@@ -257,7 +257,8 @@ def test_a_stop_saves_what_trains_and_a_resume_goes_on(
     while (head := read_head(first.store)) is None or not head.checkpoints:
         time.sleep(0.2)
     assert [row["state"] for row in runs("status", "stops")][-1] == "queued"  # the limit is three
-    assert runs("stop", "stops", "--reason=lunch")["done"] == "is stopped: 4 jobs have ended, saved"
+    done = runs("stop", "stops", "--reason=lunch")["done"]
+    assert done == "is stopped: 4 jobs have saved and ended"
     rows = runs("status", "stops")
     assert rows[0]["state"] == "interrupted" and rows[-1]["state"] == "not started"
     head = read_head(first.store)

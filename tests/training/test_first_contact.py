@@ -158,7 +158,7 @@ def test_fails_for_wrong_photographs_in_one_sentence(
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        (b"", "the files have no text; give some that have"),
+        (b"", "the files have no text; give files with text"),
         ("Grüße".encode("latin-1"), "book.txt, line 1 has the byte 0xfc, which is not valid UTF-8"),
         (b"A book.\n\nIts second chapter.\n\n", "split validation got none of the 1 documents"),
         (b"One.<|endoftext|>Two.", "split validation got none of the 2 documents"),
@@ -191,7 +191,7 @@ def test_a_corpus_that_is_too_small_is_told_by_the_import_and_refused_before_a_r
     source, out, run = tmp_path / "notes.txt", tmp_path / "data", tmp_path / "run"
     source.write_text("<|endoftext|>".join(f"Note {number}." for number in range(40)))
     assert main(["data", "import", str(source), "--workload=growth", f"--out={out}"]) == 0
-    sentence = "split validation has 8 tokens, but a window takes 129; bring more text, or give "
+    sentence = "split validation has 8 tokens, but a window takes 129; bring more text, or pass "
     sentence += "--override context=7 or less"
     said = capsys.readouterr().out
     assert "[warning] recipe laptop would be refused: " in said and sentence in said

@@ -49,7 +49,7 @@ def test_a_machine_without_a_bus_has_no_gpus_to_miss(
 
 def test_fails_when_a_gpu_is_off_the_bus(import_torch: ModuleType, devices: Path) -> None:
     fault = import_torch.find_fault(devices, 2)
-    assert fault == "1 NVIDIA GPUs are on the PCI bus, and the size has 2"
+    assert fault == "1 NVIDIA GPUs are on the PCI bus, but the size has 2"
 
 
 def test_fails_when_torch_does_not_see_a_gpu(import_torch: ModuleType, devices: Path) -> None:

@@ -128,7 +128,7 @@ def last_line(done: subprocess.CompletedProcess[str]) -> str:
 def test_the_image_is_all_that_a_program_without_requirements_gets(machine: Machine) -> None:
     done = machine.step()
     assert done.returncode == 0, done.stderr
-    assert last_line(done) == "python train.py: the image's packages are all it needs"
+    assert last_line(done) == "python train.py: the image has all packages that it needs"
     assert machine.options == ["--instance-type", "g5.xlarge"]
     # The root volume is full of the image.
     assert (machine.root / "opt/ml").readlink() == machine.root / "data/ml"
@@ -179,7 +179,7 @@ def test_the_trainer_of_a_workload_of_one_s_own_runs_with_what_it_requires(
     machine.trains("moons:MOONS")
     done = machine.step()
     assert done.returncode == 0, done.stderr
-    assert last_line(done) == "moons:MOONS: the image's packages are all it needs"
+    assert last_line(done) == "moons:MOONS: the image has all packages that it needs"
     assert machine.options == [str(machine.root / "opt/pytorch/bin/python")]
     assert not (machine.root / "opt/ml").exists(), "which only a program has"
     wheel(machine.wheels, "digits", "1.0")
@@ -211,7 +211,7 @@ def test_fails_where_no_index_is_reached_but_another_attempt_may_do_better(
     done = machine.step()
     assert done.returncode == 1
     assert "No matching distribution found for digits" in done.stdout
-    assert last_line(done).endswith("could not be installed; pip says why above")
+    assert last_line(done).endswith("could not be installed; see pip's message above")
 
 
 def test_another_interpreter_has_what_is_installed_and_nothing_of_the_image(
@@ -226,14 +226,14 @@ def test_another_interpreter_has_what_is_installed_and_nothing_of_the_image(
     machine.program(interpreter="python3.99")
     done = machine.step()
     assert done.returncode == 78
-    assert last_line(done).startswith("the interpreter 'python3.99' is not on this image; give")
+    assert last_line(done).startswith("the interpreter 'python3.99' is not on this image; specify")
 
 
 def test_fails_on_requirements_that_no_machine_could_install() -> None:
     versions = (
         "ERROR: Could not find a version that satisfies the requirement six==9 (from versions: "
     )
-    assert str(refusal([f"{versions}1.0, 1.17.0)"])).endswith("the newest version is 1.17.0")
+    assert str(refusal([f"{versions}1.0, 1.17.0)"])).endswith("platform is 1.17.0")
     # As without a network.
     assert refusal([f"{versions}none)"]) is None
     assert "correct the requirements file" in str(refusal(["ERROR: Invalid requirement: '!'"]))

@@ -58,7 +58,7 @@ def test_example_documents_every_variable() -> None:
 )
 def test_fails_on_an_impossible_value_by_its_name(name: str, value: str) -> None:
     (fault,) = find_faults(example(**{name: value}))
-    assert fault.startswith(f"{name} has to be ")
+    assert fault.startswith(f"{name} must be ")
     assert repr(value) in fault
 
 

@@ -61,7 +61,7 @@ def run_script(
 def test_fails_on_a_volume_with_something_unknown_on_it_and_leaves_it_alone(root: Path) -> None:
     done = run_step(root, "data_volume")
     assert done.returncode == 1
-    assert "/dev/nvme0n1 contains something else than a file system" in done.stderr
+    assert "/dev/nvme0n1 contains something other than a file system" in done.stderr
     assert "left untouched: nvme0n1 0x0 LVM2_member" in done.stderr
     assert "times_formatted" not in (root / "sys/disks/nvme0n1.json").read_text()
 
@@ -197,7 +197,7 @@ def test_the_trainer_starts_again_only_where_all_gpus_are_left(
     root: Path, log: str, starts: bool
 ) -> None:
     python = root / "bin/python"
-    lost = "echo '0 NVIDIA GPUs are on the PCI bus, and the size has 1'; exit 1"
+    lost = "echo '0 NVIDIA GPUs are on the PCI bus, but the size has 1'; exit 1"
     python.write_text(f'#!/bin/bash\n[[ $1 == *import_torch.py ]] && {{ {lost}; }}\necho "$*"\n')
     python.chmod(0o755)
     (root / "var/log/training").mkdir(parents=True)
@@ -284,7 +284,7 @@ def test_without_metadata_or_list_nothing_is_read_ahead_and_nothing_fails(root: 
     nobody = {"AWS_EC2_METADATA_SERVICE_ENDPOINT": "http://127.0.0.1:1"}
     done = run_step(root, "read_ahead", **nobody)
     assert (done.returncode, done.stderr) == (0, "")
-    said = "     read-ahead: what an earlier machine has read is not known: userdata.metadata.Meta"
+    said = "     read-ahead: what an earlier machine has read is unknown: userdata.metadata.Meta"
     assert done.stdout.startswith(said)
     (event,) = (root / "var/lib/training/events").iterdir()
     assert json.loads(event.read_text())["name"] == "boot-read-ahead"

@@ -1,4 +1,4 @@
 """The four workloads, and expansion, which grows a trained model; none imports another.
 
-Each uses the ground floor of training/ alone, never its rooms.
+Each uses only the modules directly in training/, never its subpackages.
 """

@@ -6,7 +6,7 @@ source userdata/lib.sh
 program=amazon-cloudwatch-agent-ctl
 agent=$(command -v "$program" || echo "$root/opt/aws/amazon-cloudwatch-agent/bin/$program")
 if [[ ! -x $agent ]]; then
-    echo "this image has no CloudWatch agent: no GPU, memory or disk metrics of this machine"
+    echo "this image has no CloudWatch agent, so this machine has no GPU, memory or disk metrics"
     exit 0
 fi
 # The agent's global append_dimensions cannot add Stack, so each section does, except diskio: its

@@ -12,20 +12,20 @@ else
 fi
 if [[ $device != /dev/* ]]; then
     mkdir -p "$mount_point"
-    # Not in fstab: at a restart the image mounts its disks after those.
+    # Not in fstab: at a restart, the image mounts its disks after fstab's.
     findmnt --noheadings --output UUID --mountpoint "$mount_point" ||
         mount --bind "$root$device" "$mount_point"
-    echo "the instance store that the image has mounted at $device is at $DATA_MOUNT too"
+    echo "the instance store that the image has mounted at $device is also at $DATA_MOUNT"
     exit
 fi
-# The low-level probe: the cache may still describe an earlier disk of this name.
+# A low-level probe, because the cache may still describe an earlier disk of this name.
 type=$(blkid --probe --match-tag TYPE --output value "$device") || type=
 made=found
 if [[ -z $type ]]; then
     signatures=$(wipefs --noheadings "$device")
     if [[ -n $signatures ]]; then
-        fail "$device contains something else than a file system, left untouched: $signatures;" \
-            "attach an empty volume, or one with a file system on the whole disk"
+        fail "$device contains something other than a file system, left untouched: $signatures;" \
+            "attach an empty volume, or one whose file system spans the entire disk"
     fi
     mkfs.xfs -q "$device"
     type=xfs made=made
@@ -36,7 +36,7 @@ mkdir -p "$mount_point"
 fstab=$root/etc/fstab
 touch "$fstab"
 awk -v mount="$DATA_MOUNT" '$2 != mount' "$fstab" >"$fstab.new"
-# nofail: a machine that reboots without its volume must still come up and say so.
+# nofail: a machine that reboots without its volume must still come up and report it.
 echo "UUID=$uuid $DATA_MOUNT $type defaults,nofail,noatime,x-systemd.device-timeout=30 0 2" \
     >>"$fstab.new"
 mv "$fstab.new" "$fstab"

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Boot step: syncs the dataset to the data volume; waits if it has not been uploaded yet. Training
-# may start once it has made /run/training/dataset-begun.
+# may start once /run/training/dataset-begun exists.
 set -o errexit -o nounset -o pipefail
 source userdata/lib.sh
 

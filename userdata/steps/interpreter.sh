@@ -24,8 +24,8 @@ find_python() {
         "AMI; use a Deep Learning AMI with PyTorch (context pytorch_ami_parameter)"
 }
 
-# install FILE MODULE...: what FILE pins, and nothing else, if the interpreter lacks one of MODULE:
-# from the bundle's wheels or, for another Python or platform, from the package index.
+# install FILE MODULE...: installs exactly what FILE pins if the interpreter lacks a MODULE, from
+# the bundle's wheels or, for another Python or platform, from the package index.
 install() {
     if has "$python" "${@:2}"; then
         return
@@ -33,9 +33,9 @@ install() {
     local pip=("$python" -m pip install --quiet --disable-pip-version-check --require-hashes
         --no-deps --upgrade --target "$packages" --requirement "$1")
     if ! "${pip[@]}" --no-index --find-links userdata/wheels; then
-        echo "the bundle has no wheels that fit: $1 comes from the package index"
+        echo "the bundle has no wheels that fit, so $1 comes from the package index"
         if ! "${pip[@]}"; then
-            echo "$1 could not be installed, and the image lacks a package of it: use an image" \
+            echo "$1 could not be installed, and the image lacks a package in it: use an image" \
                 "that has it, or deploy after \`make setup\`, which fetches the bundle's wheels"
             return 1
         fi
@@ -48,13 +48,13 @@ python=$(find_python)
         "newer Deep Learning AMI (context pytorch_ami_parameter)"
 install userdata/requirements.txt boto3 safetensors
 install userdata/requirements-numpy.txt numpy
-# What this workload alone needs: each file is named after the module that it brings.
+# Packages that only this workload needs: each file is named after the module that it installs.
 for pins in userdata/requirements-"$WORKLOAD"/*.txt; do
     if [[ -e $pins ]]; then
         install "$pins" "$(basename "$pins" .txt)"
     fi
 done
-# The units that send read this file, not lib.sh.
+# The units that send events and metrics read this file, not lib.sh.
 printf '%s\n' "PYTHON=$python" "INSTANCE_ID=$INSTANCE_ID" \
     "AWS_METADATA_SERVICE_TIMEOUT=$AWS_METADATA_SERVICE_TIMEOUT" \
     "AWS_METADATA_SERVICE_NUM_ATTEMPTS=$AWS_METADATA_SERVICE_NUM_ATTEMPTS" \

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Boot step: keeps the bundle with the run, for its replacements. After another deploy, instances
-# may read that deploy's bundle only; and `cdk gc` deletes the others.
+# may read only that deploy's bundle, and `cdk gc` deletes the others.
 set -o errexit -o nounset -o pipefail
 source userdata/lib.sh
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Boot step: fetches the bundle that the run started with. A run keeps the code of its first
-# attempt, whatever the launch template says by now. Usage: older_bundle.sh BUNDLE_URI
+# attempt, whatever the launch template says now. Usage: older_bundle.sh BUNDLE_URI
 set -o errexit -o nounset -o pipefail
 source userdata/lib.sh
 

@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
 # Boot step of a user's own code: installs what it requires. A program gets /opt/ml on the data
-# volume, because the root volume is full of the image.
+# volume, because the image fills the root volume.
 set -o errexit -o nounset -o pipefail
 source userdata/lib.sh
 
 if [[ $WORKLOAD == program ]]; then
     mkdir -p "$root$DATA_MOUNT/ml"
     if [[ -d $root/opt/ml && ! -L $root/opt/ml ]] && ! rmdir "$root/opt/ml"; then
-        refuse "/opt/ml of this image is a folder with files in it, where the program's belong;" \
+        refuse "/opt/ml of this image has files in it, but it is where the program's files go;" \
             "use a Deep Learning AMI (context pytorch_ami_parameter)"
     fi
     ln -sfn "$root$DATA_MOUNT/ml" "$root/opt/ml"

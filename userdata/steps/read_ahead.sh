@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Beside the boot's steps: reads ahead what the first machine of this image has read of torch. It is
-# no step of its own: nothing waits for it, and whatever goes wrong with it costs only the gain.
+# Alongside the boot steps: reads ahead what the first machine of this image read to import torch.
+# It is not a step itself: nothing waits for it, and a failure costs only the time saved.
 set -o errexit -o nounset -o pipefail
 source userdata/lib.sh
 
 list=$run/reads.json
 
-# find_list: fetches what the first machine of this image has left, if there is one.
+# find_list: fetches the list that the first machine of this image left, if it exists.
 find_list() {
     local image
     image=$(python3 -c '
@@ -18,7 +18,7 @@ print(InstanceMetadata().read("meta-data/ami-id"))') || return
 
 : >"$run/read-ahead-begun"
 if ! said=$(find_list 2>&1); then
-    said="what an earlier machine has read is not known: ${said##*$'\n'}"
+    said="what an earlier machine has read is unknown: ${said##*$'\n'}"
 elif [[ ! -e $list ]]; then
     said="no machine of this image has recorded what it reads"
 else

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Boot step: reads the run's state (head.json) and what it started with (config.json).
+# Boot step: reads the run's state (head.json) and its initial configuration (config.json).
 set -o errexit -o nounset -o pipefail
 source userdata/lib.sh
 

@@ -6,7 +6,7 @@ source userdata/lib.sh
 
 mkdir -p "$root/etc/systemd/system"
 cp userdata/units/*.service "$root/etc/systemd/system/"
-# Packages are the image's: no upgrade may replace the driver or restart the trainer in mid-run.
+# The image's packages are kept: no upgrade may replace the driver or restart the trainer mid-run.
 mkdir -p "$root/etc/apt/apt.conf.d" "$root/etc/needrestart/conf.d"
 cp userdata/no-upgrades.conf "$root/etc/apt/apt.conf.d/99-training.conf"
 cp userdata/needrestart.conf "$root/etc/needrestart/conf.d/training.conf"
@@ -15,7 +15,7 @@ systemctl enable --now training-events.service
 systemctl enable --now training-metrics.service
 
 # "Optimize GPU settings on Amazon EC2 instances": the highest clocks that the GPU supports, kept
-# while no process uses it. A driver may refuse, which costs nothing but the gain.
+# while no process uses it. A driver may refuse, which costs only the gain.
 smi="timeout 60 nvidia-smi"
 clocks=$($smi --query-supported-clocks=memory,graphics --format=csv,noheader,nounits 2>/dev/null |
     sort --field-separator=, --key=1,1nr --key=2,2nr | sed --quiet '1s/ //gp') || clocks=

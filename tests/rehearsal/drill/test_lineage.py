@@ -54,7 +54,7 @@ def test_a_repeated_step_counts_once_and_the_newest_generation_wins(run: FolderF
 
 def test_fails_a_sample_that_is_seen_twice_in_an_epoch(run: FolderFiles) -> None:
     write(run, "0001-a-00001.jsonl", [step(1, [0, 1]), step(2, [1, 2])])
-    assert "some came more than once, others not at all" in problems(run)[0]
+    assert "some were seen more than once, others never" in problems(run)[0]
 
 
 def test_fails_a_sample_that_one_epoch_lacks(run: FolderFiles) -> None:

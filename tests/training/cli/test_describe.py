@@ -48,8 +48,8 @@ def test_fails_for_everything_that_does_not_fit_a_dataset_at_once(
     wrong = ["--override=num_classes=2", "--override=num_queries=60"]
     assert main([*command, *wrong]) == 2
     said = capsys.readouterr().err
-    assert "the dataset has 3 (wall, room, door); give --override num_classes=3; also: " in said
-    assert "an image has 115 objects" in said and "give --override num_queries=115" in said
+    assert "the dataset has 3 (wall, room, door); pass --override num_classes=3; also: " in said
+    assert "an image has 115 objects" in said and "pass --override num_queries=115" in said
     assert main([*command, "--override=num_queries=120"]) == 0, "classes follow from the dataset"
 
 

@@ -341,7 +341,7 @@ def test_auto_says_what_it_chose_and_why(
     scene.begin(1)
     scene.finish()
     said = capsys.readouterr().out
-    assert "[interval] auto: every 60.0 s: more often gains next to nothing" in said
+    assert "[interval] auto: every 60.0 s: saving more often gains next to" in said
     assert "2.1 h between interruptions" in said
     assert '"kind":"interval"' in (tmp_path / "metrics.jsonl").read_text()
     scene.context.metrics.close()

@@ -1,1 +1,1 @@
-"""The detection workload: DINO, a detector of the kind of DETR, on data in COCO's format."""
+"""The detection workload: DINO, a DETR-like detector, on data in COCO's format."""

@@ -23,7 +23,7 @@ _Shapes: TypeAlias = Sequence[tuple[int, int]]
 _Attend: TypeAlias = Callable[[Tensor, _Shapes, Tensor, Tensor], Tensor]
 # Images with a longer side have enough points for sums of rows to pay on a CPU: benchmarks/LOG.md.
 _SMALL_SIDE = 200
-# The small case that Triton's kernel is tried on.
+# The shapes of the small case on which Triton's kernel is tested.
 _SHAPES = ((5, 7), (3, 2))
 _GRADIENTS = tuple(f"the gradient of {name}" for name in ("value", "locations", "weights"))
 
@@ -33,7 +33,7 @@ def constant(
     device: torch.device,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """Numbers that follow from shapes; from page-locked memory, whose copy nobody waits for."""
+    """Return constants as a tensor, copied from page-locked memory so the host does not wait."""
     is_gpu = device.type == "cuda" and not torch.compiler.is_compiling()
     here = torch.tensor(values, dtype=dtype, pin_memory=is_gpu)
     return here.to(device, non_blocking=True)
@@ -46,13 +46,13 @@ def deformable_attention(
     weights_BQMLP: Tensor,
     implementation: Implementation,
 ) -> Tensor:
-    """Each query's weighted sum of what its points read: (B, Q, D), in the type of `value_BSMd`.
+    """Return each query's weighted sum over its points: (B, Q, D), in the type of `value_BSMd`.
 
     Locations are (x, y) relative to the level, 0 to 1 from border to border, and should be in
-    float32: bfloat16 is wrong by half a pixel. Whatever comes is computed in float32 at least.
+    float32: bfloat16 is off by half a pixel. The computation uses at least float32.
     """
     given = (value_BSMd, locations_BQMLP2, weights_BQMLP)
-    if implementation != "triton":  # which reads lower precision as it is
+    if implementation != "triton":  # Triton's kernel reads lower precision directly
         dtype = torch.promote_types(value_BSMd.dtype, torch.float32)
         given = (value_BSMd.to(dtype), locations_BQMLP2.to(dtype), weights_BQMLP.to(dtype))
     with torch.autocast(value_BSMd.device.type, enabled=False):
@@ -79,7 +79,7 @@ def _by_grid_sample(
     locations_BQMLP2: Tensor,
     weights_BQMLP: Tensor,
 ) -> Tensor:
-    """By torch's own bilinear sampling, a level at a time: the points of one level take memory."""
+    """Use torch's own bilinear sampling, a level at a time to limit the memory for points."""
     num_images, _, num_heads, width = value_BSMd.shape
     # grid_sample counts from -1 to 1, border to border.
     grid_LNQP2 = (2 * locations_BQMLP2 - 1).permute(3, 0, 2, 1, 4, 5).flatten(1, 2)
@@ -103,10 +103,10 @@ def choose(
     started_with: str | None = None,
     max_side: int | None = None,
 ) -> Implementation:
-    """The best that works here for values of `dtype`; what the stage started with is kept.
+    """Choose the best implementation for values of `dtype`; keep what the stage started with.
 
-    On a GPU the Triton kernel where it works, else sums of rows. On a CPU, where all give the same
-    bits, what is faster.
+    On a GPU, that is the Triton kernel where it works, otherwise sums of rows. On a CPU, where all
+    have the same bits, it is the faster one.
 
     `max_side` is the longest side of an image, in pixels, if it is known.
     """
@@ -128,7 +128,7 @@ def choose(
 
 
 def why_not_triton(device: torch.device, dtype: torch.dtype) -> str | None:
-    """Run the kernel on a small case; what is wrong with it, if anything."""
+    """Run the kernel on a small case; return what is wrong with it, if anything."""
     try:
         from triton.errors import TritonError
     except ImportError as error:
@@ -147,18 +147,18 @@ def why_not_triton(device: torch.device, dtype: torch.dtype) -> str | None:
         return f"{type(error).__name__}: {str(error).strip().splitlines()[-1]}"
     for name, mine, right in zip(("the output", *_GRADIENTS), found, expected, strict=True):
         error_share = float((mine - right).abs().max() / right.abs().max())
-        # bfloat16 rounds what is right to 0.4 %.
+        # Rounding to bfloat16 alone causes errors of 0.4 %.
         if not error_share < 0.02:
             return f"{name} is wrong by {error_share:.1%}"
     if torch.are_deterministic_algorithms_enabled() and not all(map(torch.equal, found, again)):
-        return "its bits differ from one time to the next"
+        return "its bits differ from one run to the next"
     return None
 
 
 def _step(
     implementation: Implementation, device: torch.device, dtype: torch.dtype
 ) -> tuple[Tensor, ...]:
-    """The output of a small case and its three gradients, in float32 on the CPU."""
+    """Return the output of a small case and its three gradients, in float32 on the CPU."""
     rng, num_tokens = torch.Generator().manual_seed(0), sum(h * w for h, w in _SHAPES)
     given = [
         torch.randn(2, num_tokens, 2, 24, generator=rng).to(device, dtype),
@@ -178,7 +178,7 @@ def _by_rows(
     locations_BQMLP2: Tensor,
     weights_BQMLP: Tensor,
 ) -> Tensor:
-    """Keep the inputs alone for backward, which places the points again."""
+    """Use sums of rows; keep only the inputs for backward, which places the points again."""
     num_images, _, num_heads, width = value_BSMd.shape
     canvas = _Canvas(tuple(shapes), num_images, num_heads)
     out_Nd = _RowSums.apply(value_BSMd, locations_BQMLP2, weights_BQMLP, canvas)
@@ -187,7 +187,7 @@ def _by_rows(
 
 @dataclass(frozen=True, slots=True)
 class _Canvas:
-    """The levels below one another, zeros around each; a row of the table per pixel and head."""
+    """All levels, one below another with zeros around; each pixel and head is a row of a table."""
 
     shapes: tuple[tuple[int, int], ...]
     num_images: int
@@ -199,16 +199,16 @@ class _Canvas:
 
     @property
     def tops(self) -> list[int]:
-        """Where each level begins, and behind the last where the canvas ends."""
+        """The row at which each level begins, and at the end the canvas's height."""
         return [1 + sum(h + 1 for h, _ in self.shapes[:k]) for k in range(len(self.shapes) + 1)]
 
     @property
     def distances(self) -> tuple[int, ...]:
-        """From a point's upper left pixel to the four around it, in rows of the table."""
+        """Offsets from a point's upper left pixel to the four around it, in rows of the table."""
         return tuple(self.num_heads * pixels for pixels in (0, 1, self.width, self.width + 1))
 
     def table(self, value_BSMd: Tensor) -> Tensor:
-        """The rows: (R, d)."""
+        """Return the rows: (R, d)."""
         tops, width = self.tops, value_BSMd.shape[3]
         size = (self.num_images, tops[-1], self.width, self.num_heads, width)
         canvas_BhwMd = value_BSMd.new_zeros(size)
@@ -219,19 +219,19 @@ class _Canvas:
         return canvas_BhwMd.view(-1, width)
 
     def tokens(self, table_Rd: Tensor) -> Tensor:
-        """What the table has of the levels: (B, S, M, d)."""
+        """Return the levels' part of the table: (B, S, M, d)."""
         size = (self.num_images, self.tops[-1], self.width, self.num_heads, -1)
         return torch.cat([level.flatten(1, 2) for level in self._levels(table_Rd.view(size))], 1)
 
     def place(self, locations_BQMLP2: Tensor) -> tuple[Tensor, Tensor]:
-        """Each point's upper left row, (N, E), and its way from there in pixels, (N, E, 2).
+        """Return each point's upper left row, (N, E), and its offset in pixels, (N, E, 2).
 
-        A point outside its level, or nowhere (NaN), is put where it reads only zeros.
+        A point that is outside its level or NaN is moved to where it reads only zeros.
         """
         device, num_points = locations_BQMLP2.device, locations_BQMLP2.shape[4]
         size_F = _sizes(self.shapes, locations_BQMLP2)
         at_BQMF = (locations_BQMLP2.flatten(3) * size_F).sub_(0.5)
-        # Not fmin, which knows NaN, but is not vectorized.
+        # fmin would handle NaN, but is not vectorized.
         at_BQMF = torch.minimum(at_BQMF, size_F, out=at_BQMF).clamp_(min=-1).nan_to_num_(nan=-1.0)
         low_BQMF = at_BQMF.floor().minimum(size_F - 1)
         way_BQMF = at_BQMF.sub_(low_BQMF)
@@ -294,7 +294,7 @@ class _RowSums(torch.autograd.Function):
 def _table_gradient(
     canvas: _Canvas, row_NE: Tensor, corners: Sequence[Tensor], dout_Nd: Tensor
 ) -> Tensor:
-    """Each row's sum over the points that read it: the sums of forward, the other way round."""
+    """Return each row's sum over the points that read it: the reverse of forward's sums."""
     sorted_X, point_X = row_NE.flatten().sort(stable=True)
     num_rows = canvas.num_images * canvas.tops[-1] * canvas.width * canvas.num_heads
     row_R = torch.arange(num_rows, device=row_NE.device, dtype=torch.int32)
@@ -314,12 +314,12 @@ def _table_gradient(
 def _sum_rows(
     rows: Tensor, table_Rd: Tensor, weights: Tensor, starts: Tensor | None = None
 ) -> Tensor:
-    """The weighted sum of each bag's rows; with `starts`, where each bag begins."""
+    """Return the weighted sum of each bag's rows; `starts` says where each bag begins."""
     return F.embedding_bag(rows, table_Rd, starts, mode="sum", per_sample_weights=weights)
 
 
 def _corner_weights(way_NE2: Tensor, weights_NE: Tensor) -> tuple[Tensor, ...]:
-    """The weights of upper left, upper right, lower left and lower right: (N, E) each."""
+    """Return the weights of upper left, upper right, lower left and lower right: (N, E) each."""
     x_NE, y_NE = way_NE2.unbind(-1)
     right_NE = weights_NE * x_NE
     left_NE = weights_NE - right_NE
@@ -330,7 +330,7 @@ def _corner_weights(way_NE2: Tensor, weights_NE: Tensor) -> tuple[Tensor, ...]:
 def _way_gradients(
     dcorners: Sequence[Tensor], way_NE2: Tensor, weights_NE: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """The gradients of a point's weight and of its way, from those of its corners' weights."""
+    """Return the gradients of points' weights and offsets, from those of corners' weights."""
     x_NE, y_NE = way_NE2.unbind(-1)
     upper_left, upper_right, low_left, low_right = dcorners
     along_upper, along_low = upper_right - upper_left, low_right - low_left
@@ -342,7 +342,7 @@ def _way_gradients(
 
 
 def _sizes(shapes: Sequence[tuple[int, int]], locations_BQMLP2: Tensor) -> Tensor:
-    """(width, height) of each point's level, in the order of the points' coordinates."""
+    """Return (width, height) of each point's level, in the order of the points' coordinates."""
     num_points = locations_BQMLP2.shape[4]
     sizes = [(width, height) for height, width in shapes for _ in range(num_points)]
     return constant(sizes, locations_BQMLP2.device, locations_BQMLP2.dtype).flatten()

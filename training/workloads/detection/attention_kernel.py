@@ -1,8 +1,8 @@
-"""Deformable attention as one Triton kernel forward and one backward: they keep the inputs alone.
+"""Deformable attention as one Triton kernel forward and one backward; only the inputs are saved.
 
-A program has N bags (a query's head) and their d values in registers, and adds up in float32 (or
-float64). Backward adds to the gradient of `value` with atomics, in any order. Where a recipe is
-deterministic it adds integers, multiples of a power of two: their sum is the same in every order.
+A program holds N bags (a query's head) and their d values in registers, and sums in float32 (or
+float64). Backward adds to the gradient of `value` with atomics, in any order. In deterministic
+recipes it adds integers, multiples of a power of two, whose sum is the same in any order.
 """
 
 import math
@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 _Shapes: TypeAlias = tuple[tuple[int, int], ...]
-_VALUES = 1024  # of a program: N bags of d values, d rounded up to a power of two
+_VALUES = 1024  # per program: N bags of d values, d rounded up to a power of two
 
 
 def by_kernel(
@@ -26,16 +26,16 @@ def by_kernel(
     locations_BQMLP2: Tensor,
     weights_BQMLP: Tensor,
 ) -> Tensor:
-    """Any floating types, which need not be the same; equal bits where a recipe asks for them."""
+    """Attend to values of any, also mixed, floating types; bits repeat if a recipe demands it."""
     given = [each.contiguous() for each in (value_BSMd, locations_BQMLP2, weights_BQMLP)]
     if max(each.numel() for each in given) >= 2**31:
-        raise ValueError("the kernel of deformable attention counts in 32 bits: take fewer images")
+        raise ValueError("the kernel of deformable attention uses 32-bit offsets; use fewer images")
     return cast(Tensor, _Attention.apply(*given, tuple(shapes)))
 
 
 @lru_cache(maxsize=1024)
 def _levels(shapes: _Shapes, device: torch.device) -> Tensor:
-    """(height, width, first token) of each level, where the kernel reads them."""
+    """Return (height, width, first token) of each level, on the kernel's device."""
     rows, start = [], 0
     for height, width in shapes:
         rows.append((height, width, start))
@@ -44,7 +44,7 @@ def _levels(shapes: _Shapes, device: torch.device) -> Tensor:
 
 
 def _arguments(value: Tensor, locations: Tensor) -> dict[str, Any]:
-    """What both kernels are told of the sizes."""
+    """Return the sizes that both kernels need."""
     _, num_tokens, num_heads, width = value.shape
     num_images, num_queries, _, num_levels, num_points, _ = locations.shape
     columns = triton.next_power_of_2(width)
@@ -86,7 +86,7 @@ class _Attention(torch.autograd.Function):
         is_exact = torch.are_deterministic_algorithms_enabled()
         dvalue = torch.zeros_like(value, dtype=torch.int64 if is_exact else dtype)
         dlocations, dweights = torch.empty_like(locations), torch.empty_like(weights)
-        units = _units(dout_BQD, weights, dtype) if is_exact else dweights  # which is not read
+        units = _units(dout_BQD, weights, dtype) if is_exact else dweights  # not read
         with torch.cuda.device_of(value):  # type: ignore[no-untyped-call]
             _backward[_programs(given)](
                 *(value, _levels(ctx.shapes, value.device), locations, weights),
@@ -100,13 +100,13 @@ class _Attention(torch.autograd.Function):
 
 
 def _units(dout_BQD: Tensor, weights_BQMLP: Tensor, dtype: torch.dtype) -> Tensor:
-    """How many units of an integer 1.0 is: so many that no sum of a pixel's terms overflows.
+    """Return the integer units of 1.0: as many as possible without a pixel's sum overflowing.
 
-    A query reads a pixel with each point of one level at most once. No number is read here: what is
-    not finite makes the whole gradient NaN.
+    A query reads a pixel at most once with each point of one level. The host reads no number here;
+    a value that is not finite makes the entire gradient NaN.
     """
     most = dout_BQD.shape[1] * weights_BQMLP.shape[-1]
-    # No term is larger, as a share is at most 1.
+    # No term is larger, because a share is at most 1.
     bound = dout_BQD.abs().amax().to(dtype) * weights_BQMLP.abs().amax()
     exponent = 62 - math.ceil(math.log2(most)) - torch.frexp(bound).exponent
     largest = math.frexp(torch.finfo(dtype).max)[1] - 1
@@ -118,7 +118,7 @@ def _programs(given: dict[str, Any]) -> tuple[int]:
     return (triton.cdiv(given["num_bags"], given["BAGS"]),)
 
 
-# They change with the size of the images: the code must not depend on their values.
+# These change with the size of the images, so the code must not be specialized for their values.
 _CHANGING = ["num_bags", "num_queries", "num_tokens"]
 
 
@@ -226,7 +226,7 @@ def _backward(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _level(levels, level):  # type: ignore[no-untyped-def]
-    """Height, width and first token."""
+    """Return height, width and first token."""
     at = levels + 3 * level
     return tl.load(at), tl.load(at + 1), tl.load(at + 2)
 
@@ -235,11 +235,11 @@ def _level(levels, level):  # type: ignore[no-untyped-def]
 def _point(  # type: ignore[no-untyped-def]
     locations, weights, point_N, is_bag_N, height, across, TYPE: tl.constexpr
 ):
-    """A point's upper left pixel, its way from there, its weight, and whether it is inside."""
+    """Return a point's upper left pixel, its offset from there, its weight and if it is inside."""
     x_N = tl.load(locations + 2 * point_N, is_bag_N, other=0.0).to(TYPE) * across - 0.5
     y_N = tl.load(locations + 2 * point_N + 1, is_bag_N, other=0.0).to(TYPE) * height - 0.5
     weight_N = tl.load(weights + point_N, is_bag_N, other=0.0).to(TYPE)
-    # False for NaN, too, of which no integer is made.
+    # Also False for NaN, which must not be converted to an integer.
     is_inside_N = is_bag_N & (x_N > -1) & (y_N > -1) & (x_N < across) & (y_N < height)
     x_N, y_N = tl.where(is_inside_N, x_N, 0.0), tl.where(is_inside_N, y_N, 0.0)
     left_N, top_N = tl.floor(x_N), tl.floor(y_N)
@@ -249,7 +249,7 @@ def _point(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _share(way_N, far: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The near or the far pixel's share of a point that is on its way from one to the other."""
+    """Return the near or far pixel's share of a point that lies between the two."""
     return way_N if far else 1 - way_N
 
 
@@ -257,7 +257,7 @@ def _share(way_N, far: tl.constexpr):  # type: ignore[no-untyped-def]
 def _values(  # type: ignore[no-untyped-def]
     first_N, y_N, x_N, height, across, num_heads, width, is_inside_N, column_d, is_column_d
 ):
-    """Where a pixel's d values are, and whether the level has it."""
+    """Return the addresses of a pixel's d values, and whether the level has that pixel."""
     has_N = is_inside_N & (y_N >= 0) & (y_N < height) & (x_N >= 0) & (x_N < across)
     at_N = (first_N + (y_N * across + x_N) * num_heads) * width
     return at_N[:, None] + column_d[None, :], has_N[:, None] & is_column_d[None, :]

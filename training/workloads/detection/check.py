@@ -1,4 +1,4 @@
-"""Checks a dataset in COCO's format before an hour of training is paid for; corrects nothing.
+"""Checks a dataset in COCO's format before training costs anything; corrects nothing.
 
 python -m training data check --workload detection DIR [--json]
 """
@@ -33,11 +33,11 @@ if TYPE_CHECKING:
     # It imports torch.
     from training.workload import Progress
 
-# The published recipe's queries of contrastive denoising: with more objects there is one group.
+# The published recipe's denoising queries: with more objects than this, there is only one group.
 _DENOISING_QUERIES = 100
-# More of a split's images than this in another split make its figures false.
+# If more than this share of a split's images is also in another split, its figures are wrong.
 _MAX_LEAK_SHARE = 0.01
-# Boxes may pass the border by this much without a word: tools round to pixels.
+# Boxes may cross the border by this much without a warning, because tools round to pixels.
 _ROUNDING_PIXELS = 1.0
 
 _Array: TypeAlias = npt.NDArray[Any]
@@ -49,12 +49,12 @@ class Checked:
 
     folder: Path
     splits: Sequence[CocoSplit]
-    digests: Mapping[str, Sequence[str | None]]  # None: there is no such file
+    digests: Mapping[str, Sequence[str | None]]  # None: the file does not exist
     faults: CocoFaults
 
     @property
     def report(self) -> DataReport:
-        """What was found, for people and programs."""
+        """The findings, for people and programs."""
         tables: dict[str, Sequence[Mapping[str, Any]]] = {}
         if self.splits:
             tables = {"splits": _split_rows(self.splits), "classes": _class_rows(self.splits)}
@@ -62,12 +62,12 @@ class Checked:
 
 
 def check(folder: Path, progress: "Progress") -> Checked:
-    """Check annotations, image files, and what the splits have in common."""
+    """Check annotations, image files and overlaps between the splits."""
     faults = CocoFaults()
     root, sources = find_sources(folder, faults)
     read = [_read(root, source, faults) for source in sources]
     splits = [split for split in read if split is not None]
-    if not faults.is_refused:  # else what was left out would be missed here
+    if not faults.is_refused:  # otherwise refused records would seem to be missing
         _check_categories(splits, faults)
         _check_unlisted(root, splits, faults)
     check_annotations(splits, faults)
@@ -83,7 +83,7 @@ def _read(root: Path, source: Source, faults: CocoFaults) -> CocoSplit | None:
 
 
 def check_annotations(splits: Sequence[CocoSplit], faults: CocoFaults) -> None:
-    """The cheap part: what the annotations alone show."""
+    """Do the cheap checks, which need only the annotations."""
     for split in splits:
         _check_boxes(split, faults)
         if not split.can_be_learned.any():
@@ -98,7 +98,7 @@ def check_annotations(splits: Sequence[CocoSplit], faults: CocoFaults) -> None:
 
 
 def _check_categories(splits: Sequence[CocoSplit], faults: CocoFaults) -> None:
-    """The same in every split, and each with objects."""
+    """Check that categories are the same in every split and have objects."""
     first = splits[0]
     for split in splits[1:]:
         if split.categories != first.categories:
@@ -117,7 +117,7 @@ def _check_categories(splits: Sequence[CocoSplit], faults: CocoFaults) -> None:
 
 
 def _differing(ours: Sequence[Category], theirs: Sequence[Category]) -> tuple[str, str]:
-    """The first category that one of the two has and the other has not."""
+    """Describe, for each of the two, the first category that the other lacks."""
     only = [sorted(set(a) - set(b))[:1] for a, b in ((ours, theirs), (theirs, ours))]
     shown = [f"category {c[0].id} {c[0].name!r}" if c else "no such category" for c in only]
     return shown[0], shown[1]
@@ -132,7 +132,7 @@ def _check_unlisted(root: Path, splits: Sequence[CocoSplit], faults: CocoFaults)
 def _check_images(
     splits: Sequence[CocoSplit], faults: CocoFaults, progress: "Progress"
 ) -> dict[str, list[str | None]]:
-    """Decode every image, in parallel: Pillow lets go of the interpreter's lock."""
+    """Decode every image, in threads: Pillow releases the interpreter's lock."""
     done, total = 0, sum(map(len, splits))
     digests: dict[str, list[str | None]] = {}
     pool = ThreadPoolExecutor(os.cpu_count())
@@ -147,7 +147,7 @@ def _check_images(
                 done += 1
                 progress(done, total)
     finally:
-        # After Ctrl-C the images not yet begun are left alone.
+        # After Ctrl-C, the remaining images are skipped.
         pool.shutdown(cancel_futures=True)
     return digests
 
@@ -163,7 +163,7 @@ def _examine(split: CocoSplit, index: int) -> tuple[str | None, list[ImageFault]
 def _check_duplicates(
     splits: Sequence[CocoSplit], digests: Mapping[str, Sequence[str | None]], faults: CocoFaults
 ) -> None:
-    """Note equal files, byte for byte."""
+    """Note files that are byte-for-byte equal."""
     places = {split.name: _places(split, digests[split.name]) for split in splits}
     for name, of_digest in places.items():
         for files in of_digest.values():
@@ -205,7 +205,7 @@ def _split_rows(splits: Sequence[CocoSplit]) -> list[dict[str, Any]]:
 
 
 def _class_rows(splits: Sequence[CocoSplit]) -> list[dict[str, Any]]:
-    """The model's class of each category, and its objects by split and by size."""
+    """Return each category's class in the model, and its objects by split and by size."""
     counts = {split.name: _objects_by_class(split) for split in splits}
     return [
         {
@@ -221,14 +221,14 @@ def _class_rows(splits: Sequence[CocoSplit]) -> list[dict[str, Any]]:
 
 
 def _sizes(splits: Sequence[CocoSplit], label: int) -> dict[str, int]:
-    """Objects of a class by COCO's limits: up to 32x32 pixels, up to 96x96, larger."""
+    """Count a class's objects by COCO's limits: up to 32x32 pixels, up to 96x96, larger."""
     areas = np.concatenate([s.areas[(s.labels == label) & ~s.crowds] for s in splits])
     bounds = np.searchsorted(np.sort(areas), (32.0**2, 96.0**2), side="right").tolist()
     return {"small": bounds[0], "medium": bounds[1] - bounds[0], "large": len(areas) - bounds[1]}
 
 
 def _check_boxes(split: CocoSplit, faults: CocoFaults) -> None:
-    """Note boxes that do not lie in their images, that are empty, or that are there twice."""
+    """Note boxes that are not within their images, are empty or appear twice."""
     of_image = np.repeat(np.arange(len(split)), split.objects_per_image)
     for rule, those, what in _strange(split, of_image):
         for number in np.flatnonzero(those).tolist():
@@ -238,7 +238,7 @@ def _check_boxes(split: CocoSplit, faults: CocoFaults) -> None:
 
 
 def _strange(split: CocoSplit, of_image: _Array) -> Iterator[tuple[str, _Array, str]]:
-    """Rules, the objects that break each, and what to say of them."""
+    """Yield each rule with the objects that break it and the text about them."""
     if not len(split.boxes):
         return
     height, width = split.sizes[of_image].T.astype(np.float64)
@@ -250,13 +250,13 @@ def _strange(split: CocoSplit, of_image: _Array) -> Iterator[tuple[str, _Array, 
         return
     fit_as_corners = (w > x) & (h > y) & (w <= width + 1) & (h <= height + 1)
     if passes.mean() > 0.1 and fit_as_corners.all():
-        yield "box-corners", passes, "which passes its border, as many do"
+        yield "box-corners", passes, "which crosses its border, as many do"
         return
     empty = (w == 0) | (h == 0)
     outside = ((x >= width) | (y >= height) | (x + w <= 0) | (y + h <= 0)) & ~empty
-    yield "box-outside", outside, "outside of it"
-    yield "clipped-box", passes & ~outside & ~empty, "which passes its border"
-    yield "empty-box", empty, "of no width or height"
+    yield "box-outside", outside, "outside it"
+    yield "clipped-box", passes & ~outside & ~empty, "which crosses its border"
+    yield "empty-box", empty, "without width or height"
     rows = np.column_stack([of_image, split.labels, split.boxes])
     _, first, counts = np.unique(rows, axis=0, return_index=True, return_counts=True)
     again = np.zeros_like(empty)

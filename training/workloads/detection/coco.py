@@ -1,7 +1,7 @@
 """Reads one file in COCO's format: its images, categories and objects, as arrays.
 
-What other tools write differently is read where it is unambiguous: ids in another notation, areas
-and boxes that are left out where there is a mask. Every fault is noted, and its record left out.
+Other tools' variants are read where they are unambiguous: ids in another notation, and areas and
+boxes that are missing but follow from a mask. Every fault is noted, and its record left out.
 """
 
 import json
@@ -22,13 +22,13 @@ _Floats: TypeAlias = npt.NDArray[np.float64]
 # The names of images -> the folder that they are relative to.
 _FindImages: TypeAlias = Callable[[list[str]], Path]
 
-# Also with a drive's letter, or on the web.
+# Including paths with a drive letter, and URLs.
 _ABSOLUTE = re.compile(r"[/\\]|[A-Za-z]:[/\\]|\w+://")
 _LISTS = ("images", "annotations", "categories")
 
 
 class Category(NamedTuple):
-    """A category; the model knows it by its place among all, in the order of the ids."""
+    """A category; its label in the model is its place among all, ordered by id."""
 
     id: int
     name: str
@@ -45,13 +45,13 @@ class CocoImage(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CocoSplit:
-    """The images of a split, and the objects of each: arrays, which forked processes share.
+    """The images of a split and their objects, as arrays, which forked processes share.
 
     Objects are in the order of their images; those of image k are `starts[k]:starts[k + 1]`.
     """
 
     name: str
-    folder: Path  # what the images' files are relative to
+    folder: Path  # the images' files are relative to it
     categories: tuple[Category, ...]  # by id: a label is a place in it
     image_ids: _Ints
     files: npt.NDArray[np.str_]
@@ -66,12 +66,12 @@ class CocoSplit:
         return len(self.image_ids)
 
     def objects(self, index: int) -> slice:
-        """Where the objects of an image are."""
+        """Return the slice of an image's objects."""
         return slice(int(self.starts[index]), int(self.starts[index + 1]))
 
     @property
     def can_be_learned(self) -> npt.NDArray[np.bool_]:
-        """Which objects are neither crowds nor empty."""
+        """A mask of the objects that are neither crowds nor empty."""
         can_be: npt.NDArray[np.bool_] = ~self.crowds & (self.boxes[:, 2:] > 0).all(axis=1)
         return can_be
 
@@ -84,7 +84,7 @@ class CocoSplit:
 def read_split(
     path: Path, name: str, find_images: _FindImages, faults: CocoFaults
 ) -> CocoSplit | None:
-    """The annotation file of a split; None if nothing of it can be used."""
+    """Read the annotation file of a split; None if nothing in it can be used."""
     content = _content(path, faults)
     return None if content is None else split_of(content, name, find_images, faults)
 
@@ -92,7 +92,7 @@ def read_split(
 def split_of(
     content: Mapping[str, Any], name: str, find_images: _FindImages, faults: CocoFaults
 ) -> CocoSplit | None:
-    """A split from COCO's three lists; None if nothing of them can be used."""
+    """Make a split from COCO's three lists; None if nothing in them can be used."""
     records = [record for record in content["images"] if isinstance(record, dict)]
     names = [record.get("file_name") for record in records]
     folder = find_images([name.replace("\\", "/") for name in names if is_text(name)])
@@ -114,7 +114,7 @@ def as_split(
     images: list[CocoImage],
     boxes: list[Box],
 ) -> CocoSplit:
-    """Records as arrays, objects in the order of their images."""
+    """Convert records to arrays, with objects in the order of their images."""
     place = {image.id: number for number, image in enumerate(images)}
     label = {category.id: number for number, category in enumerate(categories)}
     of_image = np.asarray([place[box.image_id] for box in boxes], dtype=np.int64)
@@ -136,7 +136,7 @@ def as_split(
 
 
 def _content(path: Path, faults: CocoFaults) -> dict[str, Any] | None:
-    """The three lists of the file; None if they are not there."""
+    """Return the three lists of the file; None if any is missing."""
     try:
         content = json.loads(path.read_bytes())
     except (ValueError, OSError) as error:
@@ -153,9 +153,9 @@ def _content(path: Path, faults: CocoFaults) -> dict[str, Any] | None:
 
 
 def _without_project(categories: list[Any], annotations: list[Any]) -> list[Any]:
-    """The categories without the project, as Roboflow lists it: the others' supercategory.
+    """Drop the project, which Roboflow lists as a category: the supercategory of the others.
 
-    It has no objects, and often the name of a class. One with objects is a class.
+    It has no objects, and often the name of a class; with objects, it is a class.
     """
     records = [record for record in categories if isinstance(record, dict)]
     parents = {record.get("supercategory") for record in records} - {"none", None}
@@ -172,7 +172,7 @@ def _without_project(categories: list[Any], annotations: list[Any]) -> list[Any]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Reader:
-    """Reads the records of one file, noting what is wrong with them."""
+    """A reader of one file's records that notes what is wrong with them."""
 
     name: str  # of the split, for messages
     folder: Path  # of its images
@@ -197,18 +197,18 @@ class _Reader:
     def _once(
         self, kind: str, records: list[Any], duplicate: str
     ) -> Iterator[tuple[int, str, Mapping[str, Any]]]:
-        """The records by id, each id once."""
+        """Yield the records with their ids, each id once."""
         seen: set[int] = set()
         for where, record in self._records(kind, records):
             number = self._id(where, record, "id")
             if number in seen:
-                self.faults.add(duplicate, f"{where} is there twice")
+                self.faults.add(duplicate, f"{where} appears twice")
             elif number is not None:
                 seen.add(number)
                 yield number, where, record
 
     def categories(self, records: list[Any]) -> dict[int, Category | None]:
-        """The categories by id, each name once; None: there, but with a fault."""
+        """Return the categories by id, each name once; None for one with a fault."""
         found: dict[int, Category | None] = {}
         names: dict[str, int] = {}
         for number, where, record in self._once("category", records, "duplicate-category"):
@@ -216,7 +216,7 @@ class _Reader:
             if not is_text(name) or not name.strip():
                 self.faults.add("record", f"{where} has the name {name!r:.40}")
             elif name in names:
-                text = f"{where} is called {name!r} like category {names[name]}"
+                text = f"{where} is called {name!r}, like category {names[name]}"
                 self.faults.add("duplicate-category", text)
             else:
                 found[number], names[name] = Category(number, name), number
@@ -225,7 +225,7 @@ class _Reader:
         return found
 
     def images(self, records: list[Any]) -> dict[int, CocoImage | None]:
-        """The images by id, in the order of the file; None: there, but with a fault."""
+        """Return the images by id, in the order of the file; None for one with a fault."""
         found: dict[int, CocoImage | None] = {}
         files: set[str] = set()
         for number, where, record in self._once("image", records, "duplicate-image-id"):
@@ -236,7 +236,7 @@ class _Reader:
             is_inside = self._is_inside(where, file)
             file = file.replace("\\", "/")  # as tools on Windows write it
             if file in files:
-                self.faults.add("duplicate-file", f"{where} is {file} like another image")
+                self.faults.add("duplicate-file", f"{where} is {file}, like another image")
             elif is_inside and (size := self._size(where, record, file)):
                 files.add(file)
                 found[number] = CocoImage(number, file, *size)
@@ -245,7 +245,7 @@ class _Reader:
         return found
 
     def _is_inside(self, where: str, file: str) -> bool:
-        """Whether a path is relative and stays in its folder."""
+        """Return whether a path is relative and stays in its folder."""
         if _ABSOLUTE.match(file) or ".." in Path(file.replace("\\", "/")).parts:
             self.faults.add("absolute-path", f"{where} is {file!r}")
             return False
@@ -262,7 +262,7 @@ class _Reader:
         size = upright_size(self.folder / file)
         if size is not None:
             self.faults.add("derived-size", f"{where} has no size")
-        return size or (1, 1)  # the check of the files says that it is not there
+        return size or (1, 1)  # the check of the files reports it as missing
 
     def boxes(
         self,
@@ -270,23 +270,23 @@ class _Reader:
         images: Mapping[int, CocoImage | None],
         categories: Mapping[int, Category | None],
     ) -> list[Box]:
-        """The objects whose image and category are usable and which have a box."""
+        """Return the objects that have a box and whose image and category are usable."""
         found: list[Box] = []
         ids: set[object] = set()
         for where, record in self._records("annotation", records):
             own = str(record.get("id", where))
             if own in ids:
-                self.faults.add("duplicate-annotation-id", f"{where} is there twice")
+                self.faults.add("duplicate-annotation-id", f"{where} appears twice")
             ids.add(own)
             image_id = self._id(where, record, "image_id")
             category_id = self._id(where, record, "category_id")
             if image_id is None or category_id is None:
                 continue
             if image_id not in images:
-                text = f"{where} is of image {image_id}, which is not there"
+                text = f"{where} is of image {image_id}, which does not exist"
                 self.faults.add("unknown-image", text)
             elif category_id not in categories:
-                text = f"{where} is of category {category_id}, which is not there"
+                text = f"{where} is of category {category_id}, which does not exist"
                 self.faults.add("unknown-category", text)
             elif images[image_id] and categories[category_id]:
                 box = box_of(record, image_id, category_id, where, self.faults)

@@ -1,8 +1,8 @@
-"""Every rule that a dataset in COCO's format is checked by, what broke them; and a box's rules.
+"""The rules by which a dataset in COCO's format is checked, the faults found, and box parsing.
 
-Refused is what would break training or make its figures false; the rest is warned of. A box that is
-left out is taken from the mask, an area from mask or box; both are noted. Masks are polygons, or
-run-length encodings as COCO writes them (lists or text, down the columns); they are never drawn.
+Whatever would break training or make its figures wrong is refused; the rest is a warning. A missing
+box is derived from the mask, a missing area from mask or box; both are noted. Masks are polygons or
+COCO's run-length encodings (lists or text, down the columns); they are never drawn.
 """
 
 import math
@@ -16,7 +16,7 @@ import numpy as np
 from training.data_report import DataFinding, DataReport
 from training.errors import UserError
 
-# Rule -> what to do. The sentence before it is made where the fault is found.
+# Rule -> what to do. The sentence before it is written where the fault is found.
 _REFUSED: Mapping[str, str] = MappingProxyType(
     {
         "layout": "lay the files out as annotations/instances_train.json and train/IMAGE",
@@ -31,11 +31,11 @@ _REFUSED: Mapping[str, str] = MappingProxyType(
         "no-images": "give it images",
         "no-objects": "give it objects to learn or to be measured by",
         "other-categories": "give every split the same categories",
-        "unknown-image": "add the image, or leave its annotations out",
-        "unknown-category": "add the category, or leave its annotations out",
+        "unknown-image": "add the image, or remove its annotations",
+        "unknown-category": "add the category, or remove its annotations",
         "absolute-path": "give paths relative to the folder of the images",
         "missing-file": "copy the images there",
-        "unreadable-image": "replace the file, or leave the image out",
+        "unreadable-image": "replace the file, or remove the image",
         "pixel-format": "save it with 8 bits per channel",
         "too-large": "divide it into tiles",
         "image-size": "correct the size, or the boxes that were drawn on another one",
@@ -43,11 +43,11 @@ _REFUSED: Mapping[str, str] = MappingProxyType(
         "box-size": "give [x, y, width, height] in pixels",
         "box-corners": "these look like two corners [x1, y1, x2, y2]; give [x, y, width, height]",
         "box-relative": "these look like shares of the image; give pixels",
-        "box-outside": "correct the boxes, or leave them out",
+        "box-outside": "correct the boxes, or remove them",
         "mask": "export the annotation again, or give it a bbox",
-        "area": "give an area of 0 or more, or leave it out",
+        "area": "give an area of 0 or more, or omit it",
         "crowd": "give iscrowd 0 or 1",
-        "leak": "remove them from one of the two splits, or the validation's figures are false",
+        "leak": "remove them from one of the two splits, or the validation's figures are wrong",
     }
 )
 _WARNED: Mapping[str, str] = MappingProxyType(
@@ -77,12 +77,12 @@ _WARNED: Mapping[str, str] = MappingProxyType(
 )
 
 
-# Of at most 64 bits, and in one notation only.
+# At most 64 bits, in one notation only.
 _INTEGER = re.compile(r"0|-?[1-9][0-9]{0,18}")
 
 
 class CocoFaults:
-    """Collects faults by rule: how many, and the first of each as an example."""
+    """A collection of faults by rule: their number, and the first of each as an example."""
 
     def __init__(self) -> None:
         self._found: dict[str, list[str]] = {}
@@ -90,7 +90,7 @@ class CocoFaults:
     def add(self, rule: str, text: str) -> None:
         """Note one fault: where and what, without what to do."""
         assert rule in _REFUSED or rule in _WARNED, rule
-        # A file may have any bytes as its name, and JSON half a character: neither can be printed.
+        # A file name may be any bytes, and JSON may hold half a character: neither can be printed.
         printable = text.encode(errors="backslashreplace").decode()
         self._found.setdefault(rule, []).append(printable)
 
@@ -100,7 +100,7 @@ class CocoFaults:
         return not _REFUSED.keys().isdisjoint(self._found)
 
     def findings(self) -> list[DataFinding]:
-        """One finding for each broken rule, refusals first."""
+        """Return one finding for each broken rule, refusals first."""
         return [
             DataFinding(
                 rule=rule,
@@ -123,19 +123,19 @@ def _more(count: int) -> str:
 
 
 def exact_id(value: object) -> int | None:
-    """An id as an integer, if it is one in any notation: 7, 7.0 and "7", but not "007" or 7.5."""
+    """Return an id as an integer if it is one, as in 7, 7.0 and "7", but not "007" or 7.5."""
     if type(value) is int:  # as nearly all are
         return value if -(2**63) <= value < 2**63 else None
     if isinstance(value, str) and _INTEGER.fullmatch(value):
         return exact_id(int(value))
-    # Above 2^53 a float does not tell which integer was meant.
+    # Above 2^53, a float does not determine the integer.
     if isinstance(value, float) and value.is_integer() and abs(value) < 2.0**53:
         return int(value)
     return None
 
 
 def is_text(value: object) -> TypeGuard[str]:
-    """Whether it is a string of whole characters: JSON may have half of one, as in "\\ud83d"."""
+    """Return whether it is a valid string: JSON may hold half a character, as in "\\ud83d"."""
     if not isinstance(value, str):
         return False
     try:
@@ -146,18 +146,18 @@ def is_text(value: object) -> TypeGuard[str]:
 
 
 def _finite(value: object) -> float | None:
-    """A number that can be computed with, or None."""
+    """Return a finite float, or None."""
     if type(value) is int and abs(value) < 2**1000:
         value = float(value)
     return value if isinstance(value, float) and math.isfinite(value) else None
 
 
 def refuse_layout(text: str) -> UserError:
-    """The refusal of a folder in which nothing can be found."""
+    """Return the refusal of a folder in which nothing can be found."""
     return UserError(f"{text}; {_REFUSED['layout']}")
 
 
-# An area may be larger than its box by this factor: it is rounded, too.
+# An area may exceed its box by this factor, because both are rounded.
 _AREA_ROUNDING = 1.01
 
 
@@ -184,7 +184,7 @@ class Box(NamedTuple):
 def box_of(
     record: Mapping[str, Any], image_id: int, category_id: int, where: str, faults: CocoFaults
 ) -> Box | None:
-    """The annotation's object; None, and a fault noted, if it has no usable one."""
+    """Return the annotation's object; None, and a fault noted, if there is no usable one."""
     extent = None
     if not record.get("bbox") or record.get("area") is None:
         extent = _extent_of(record.get("segmentation"))
@@ -247,12 +247,12 @@ def _area(
 
 
 def shown(xywh: Any) -> str:
-    """A box as people read it."""
+    """Return a box as readable text."""
     return f"[{', '.join(f'{float(number):g}' for number in xywh)}]"
 
 
 def _extent_of(segmentation: Any) -> _Extent | None:
-    """The extent of a COCO segmentation; None if it is invalid or empty."""
+    """Return the extent of a COCO segmentation; None if it is invalid or empty."""
     if isinstance(segmentation, dict):
         return _of_runs(segmentation.get("counts"), segmentation.get("size"))
     if isinstance(segmentation, list) and segmentation:
@@ -306,7 +306,7 @@ def _of_runs(counts: Any, size: Any) -> _Extent | None:
 
 
 def _decoded(text: str) -> list[int]:
-    """The runs in COCO's text: 5 bits a character, lowest first, the third on as differences."""
+    """Decode COCO's text: 5 bits a character, lowest first; from the third run on, differences."""
     runs: list[int] = []
     number = shift = 0
     for character in text:

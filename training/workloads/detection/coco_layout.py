@@ -1,8 +1,8 @@
 """Finds the files of a folder in COCO's format, as COCO, Roboflow, CVAT or Label Studio lay it out.
 
-An annotation file belongs to a split by its name, or by that of its folder; one without is divided
-when it is imported. Images are looked for next to it, in folders named like the split, and then
-anywhere below. A folder without any is perhaps in another format.
+An annotation file's name, or its folder's, says to which split it belongs; a file without a split
+is divided on import. Images are sought next to it, in folders named like the split, and then
+anywhere below. A folder without annotation files may be in another format.
 """
 
 import re
@@ -15,7 +15,7 @@ from training.workloads.detection.coco_faults import CocoFaults, refuse_layout
 from training.workloads.detection.image_files import IMAGE_SUFFIXES
 from training.workloads.detection.other_formats import convert
 
-# What an import divides into the splits.
+# The name of a dataset without splits, which an import divides.
 UNDIVIDED = "all"
 _SPLITS = {
     "train": "train",
@@ -35,7 +35,7 @@ _TRIED = 50
 
 
 class Source(NamedTuple):
-    """An annotation file and the split that it describes, or what other formats have of it."""
+    """An annotation file and its split; for other formats, the converted content."""
 
     split: str
     path: Path
@@ -43,10 +43,10 @@ class Source(NamedTuple):
 
 
 def find_sources(folder: Path, faults: CocoFaults) -> tuple[Path, list[Source]]:
-    """The folder's annotation files by split, and the folder itself or the only one inside it."""
+    """Return the dataset's folder, which may be the only one inside, and its files by split."""
     if not folder.is_dir():
         what = "is a file" if folder.exists() else "does not exist"
-        raise UserError(f"{folder} {what}; give the folder of a dataset in COCO's format")
+        raise UserError(f"{folder} {what}; pass the folder of a dataset in COCO's format")
     found = list(_candidates(folder))
     if not found and (converted := convert(folder, _split_of, faults)):
         found = [Source(split or UNDIVIDED, folder, of) for split, of in converted.items()]
@@ -67,7 +67,7 @@ def find_sources(folder: Path, faults: CocoFaults) -> tuple[Path, list[Source]]:
             paths = by_split[split].path, source.path
             names = " and ".join(str(path.relative_to(folder)) for path in paths)
             what = "are both of one dataset" if split == UNDIVIDED else f"both describe {split}"
-            raise UserError(f"{names} {what}; leave one of them there")
+            raise UserError(f"{names} {what}; keep only one of them")
         by_split[split] = source
     if UNDIVIDED not in by_split and (lacks := {"train", "validation"} - by_split.keys()):
         raise refuse_layout(f"{folder} has no annotations for {' and '.join(sorted(lacks))}")
@@ -86,7 +86,7 @@ def _candidates(folder: Path) -> Iterator[Source]:
 
 
 def _is_other(path: Path) -> bool:
-    """Whether a file is LabelMe's, of one image, or Create ML's; COCO's begins with other lists."""
+    """Return whether a file is LabelMe's, for one image, or Create ML's, by how it begins."""
     with path.open("rb") as file:
         begin = file.read(4096)
     if begin.lstrip().startswith(b"["):
@@ -95,14 +95,14 @@ def _is_other(path: Path) -> bool:
 
 
 def _split_of(name: str) -> str | None:
-    """The split that a name's words name: instances_train2017 names train."""
+    """Return the split that a word of the name denotes: instances_train2017 is train."""
     words = re.findall(r"[a-z]+", name.lower())
     named = {_SPLITS[word] for word in words if word in _SPLITS}
     return named.pop() if len(named) == 1 else None
 
 
 def find_images(folder: Path, source: Source, files: list[str]) -> Path:
-    """The folder that the image files of an annotation file are relative to: where most are."""
+    """Return the folder to which an annotation file's images are relative: where most exist."""
     beside = source.path.parent
     names = [path.name for path in folder.iterdir() if path.is_dir()]
     own = [name for name in sorted(names) if _split_of(name) == source.split]
@@ -116,14 +116,14 @@ def find_images(folder: Path, source: Source, files: list[str]) -> Path:
     if not any(there):
         roots = _roots_below(folder, tried)
         there = [sum(is_file(root / file) for file in tried) for root in roots]
-    if not any(there):  # then where somebody would look for them
+    if not any(there):  # then where a user would look for them
         name = "images" if source.split == UNDIVIDED else source.split
         return folder / (own[0] if own else name)
     return roots[there.index(max(there))]
 
 
 def _roots_below(folder: Path, files: list[str]) -> list[Path]:
-    """The folders to which these files would be relative, wherever below `folder` they are."""
+    """Return the folders, anywhere below `folder`, to which these files would be relative."""
     ends = {Path(file).parts for file in files}
     names = {end[-1] for end in ends if end}
     found = (path for path in folder.rglob("*") if path.name in names)
@@ -137,7 +137,7 @@ def _roots_below(folder: Path, files: list[str]) -> list[Path]:
 
 
 def is_file(path: Path) -> bool:
-    """Whether it is there; one with a name that is too long is not."""
+    """Return whether the file exists; False if its name is too long."""
     try:
         return path.is_file()
     except OSError:
@@ -145,7 +145,7 @@ def is_file(path: Path) -> bool:
 
 
 def unlisted_images(folder: Path, listed: set[Path]) -> list[Path]:
-    """Image files below `folder` that no annotation file names."""
+    """Return the image files below `folder` that no annotation file names."""
     return sorted(
         path
         for path in folder.rglob("*")

@@ -1,4 +1,4 @@
-"""What a detector is made of, apart from its weights; the config of the recipes, and these recipes.
+"""A detector's architecture, without its weights; the recipes and their config.
 
 The architecture's defaults are DINO-4scale with ResNet-50 (arXiv:2203.03605): 47 million
 parameters. Recipes: one for a laptop, that of seed document 003, COCO in twelve published epochs.
@@ -13,7 +13,7 @@ from training.workload import Settings
 _Backbone: TypeAlias = Literal["resnet18", "resnet34", "resnet50"]
 _BackboneNorm: TypeAlias = Literal["frozen_batch", "group"]
 
-# The input projections normalise in groups, as the reference's do.
+# The input projections normalize in groups, as the reference's do.
 GROUPS = 32
 
 
@@ -23,7 +23,7 @@ class Architecture:
 
     `backbone_norm="frozen_batch"` is for pretrained weights: their batch statistics are kept, and
     stem and first stage do not learn. "group" is for random ones: it has no statistics that
-    a detector's few images a batch, and their padding, could spoil.
+    a detector's small, padded batches could spoil.
     """
 
     num_classes: int
@@ -37,11 +37,11 @@ class Architecture:
     decoder_layers: int = 6
     feed_forward: int = 2048
     num_queries: int = 900
-    # Queries of contrastive denoising: so many positive ones, and as many negative ones.
+    # Queries of contrastive denoising: this many positive ones, and as many negative ones.
     denoising_queries: int = 100
     label_noise: float = 0.5
     box_noise: float = 0.4
-    # The encoder's layers keep nothing inside them for backward, which computes it again.
+    # The encoder's layers save no activations for backward, which recomputes them.
     recompute_encoder: bool = False
 
     def __post_init__(self) -> None:
@@ -52,10 +52,10 @@ class Architecture:
             shares=("label_noise", "box_noise"),
         )
         if self.num_levels not in (3, 4):
-            raise ValueError(f"num_levels is {self.num_levels}; give 3 or 4")
+            raise ValueError(f"num_levels is {self.num_levels}; use 3 or 4")
         if self.width % self.num_heads or self.width % GROUPS:
             raise ValueError(
-                f"width {self.width} over num_heads {self.num_heads}: give a width that is a "
+                f"width {self.width} over num_heads {self.num_heads}: use a width that is a "
                 f"multiple of num_heads and of {GROUPS}"
             )
 
@@ -67,7 +67,7 @@ class Architecture:
 
 _Weights: TypeAlias = Literal["random", "pretrained"]
 _AttentionChoice: TypeAlias = Literal["auto", "triton", "reference", "deterministic"]
-# The strides of the backbone's last three stages: a smaller image has no map there.
+# Limited by the stride of the coarsest level: a smaller image would have no map there.
 _LEAST_SIDE = 64
 _SETTINGS = Settings(
     epochs=12,
@@ -91,7 +91,7 @@ class DetectionConfig:
     num_threads: int = 1
     deterministic: bool = True
 
-    # The model; the fields are those of Architecture. The dataset says what its classes are called.
+    # The model, with the fields of Architecture. The dataset has the names of the classes.
     num_classes: int = 2
     backbone: _Backbone = "resnet50"
     weights: _Weights = "pretrained"
@@ -106,29 +106,29 @@ class DetectionConfig:
     denoising_queries: int = 100
     label_noise: float = 0.5
     box_noise: float = 0.4
-    # What computes its attention: "auto" takes what is fastest on the machine.
+    # The implementation of its attention; "auto" takes the fastest on the machine.
     attention: _AttentionChoice = "auto"
-    # Memory: the encoder's layers are computed again in backward.
+    # To save memory, the encoder's layers are computed again in backward.
     recompute_encoder: bool = False
 
     # Images: the shorter side is one of `short_sides`, the longer at most `max_side`; batches are
-    # padded to multiples of `pad_to`, so that fewer shapes occur.
+    # padded to multiples of `pad_to`, which limits the number of shapes.
     short_sides: str = "480,512,544,576,608,640,672,704,736,768,800"
     max_side: int = 1333
     crop_share: float = 0.5
     flip_share: float = 0.5
     pad_to: int = 32
 
-    # Training. A micro-batch is what the memory holds: gradients are summed over the global batch
-    # and divided by its objects, whatever their number in each.
+    # Training. A micro-batch is what memory holds: gradients are summed over the global batch and
+    # divided by its number of objects, however they are spread over micro-batches.
     settings: Settings = _SETTINGS
     learning_rate: float = 1e-4
     backbone_learning_rate: float = 1e-5
     weight_decay: float = 1e-4
-    drop_epoch: int = 11  # the learning rate is a tenth from there
-    # Predictions of an image that are evaluated.
+    drop_epoch: int = 11  # from this epoch on, the learning rate is a tenth
+    # Predictions per image that are evaluated.
     num_select: int = 300
-    # The optimizer's work in one kernel, faster on a GPU; rounds differently.
+    # Run the optimizer as one kernel, which is faster on a GPU but rounds differently.
     fused_optimizer: bool = False
 
     def __post_init__(self) -> None:
@@ -141,20 +141,20 @@ class DetectionConfig:
         )
         if min(self.sides) < _LEAST_SIDE or max(self.sides) > self.max_side:
             raise ValueError(
-                f"short_sides is {self.short_sides!r}; give numbers from {_LEAST_SIDE} to "
+                f"short_sides is {self.short_sides!r}; use numbers from {_LEAST_SIDE} to "
                 f"max_side, {self.max_side}"
             )
         if not 1 <= self.drop_epoch <= self.epochs:
             raise ValueError(
-                f"drop_epoch is {self.drop_epoch} of {self.epochs} epochs; give an epoch from 1 on "
+                f"drop_epoch is {self.drop_epoch} of {self.epochs} epochs; use an epoch from 1 on "
                 "(the last one: no drop)"
             )
-        # Its own checks: heads, levels, noise.
+        # This runs Architecture's own checks: heads, levels, noise.
         _ = self.architecture
 
     @property
     def epochs(self) -> int:
-        """The length, of which `drop_epoch` is one."""
+        """The number of epochs, which `drop_epoch` must not exceed."""
         if self.settings.epochs is None:
             raise ValueError("epochs is None; give the number of epochs")
         return self.settings.epochs
@@ -166,14 +166,14 @@ class DetectionConfig:
             return tuple(int(side) for side in self.short_sides.split(","))
         except ValueError:
             raise ValueError(
-                f"short_sides is {self.short_sides!r}; give whole numbers with commas"
+                f"short_sides is {self.short_sides!r}; use whole numbers with commas"
             ) from None
 
     @property
     def architecture(self) -> Architecture:
         """The model, apart from its weights.
 
-        Pretrained weights keep their batch statistics; random ones have none worth keeping.
+        Pretrained weights keep their batch statistics; random weights have none worth keeping.
         """
         shared = {field.name for field in fields(Architecture)} & {f.name for f in fields(self)}
         return Architecture(
@@ -183,7 +183,7 @@ class DetectionConfig:
 
 
 def laptop() -> DetectionConfig:
-    """Generated floor plans of at most 160 pixels, on two CPU threads, in 20 minutes."""
+    """Train on generated floor plans of at most 160 pixels, on two CPU threads, in 20 minutes."""
     return DetectionConfig(
         num_threads=2,
         backbone="resnet18",
@@ -215,10 +215,10 @@ def laptop() -> DetectionConfig:
 
 
 def full() -> DetectionConfig:
-    """Walls and rooms of seed document 003: 300 queries, batches of 2, on one A10G of 24 GB."""
+    """Find walls and rooms as in seed document 003: 300 queries, batches of 2, one 24 GB A10G."""
     return DetectionConfig(
         num_threads=4,
-        # Its fast kernels on CUDA add in any order.
+        # The fast CUDA kernels add in any order.
         deterministic=False,
         num_queries=300,
         settings=replace(_SETTINGS, epochs=50, global_batch=2, ema_decay=0.9998),
@@ -228,8 +228,8 @@ def full() -> DetectionConfig:
 
 
 def coco_12() -> DetectionConfig:
-    """DINO-4scale with ResNet-50, COCO's 80 classes, 12 epochs: published AP 49.0.
+    """Train DINO-4scale with ResNet-50 on COCO's 80 classes for 12 epochs: published AP 49.0.
 
-    That is with 8 GPUs x 2 images in float32 (arXiv:2203.03605); bfloat16 is ours.
+    That was with 8 GPUs x 2 images in float32 (arXiv:2203.03605); bfloat16 is our choice.
     """
     return replace(full(), num_classes=80, num_queries=900, settings=_SETTINGS, drop_epoch=11)

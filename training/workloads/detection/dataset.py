@@ -1,8 +1,8 @@
 """The detection dataset on disk: COCO's own layout, as other tools read it.
 
-annotations/instances_SPLIT.json without masks, and SPLIT/IMAGE: each image in a file of its own, so
-that a run can begin while others are on their way. It is imported from folders in COCO's format, or
-made of drawn floor plans. Imports no torch.
+annotations/instances_SPLIT.json without masks, and SPLIT/IMAGE: each image in its own file, so a
+run can start before all have arrived. It is imported from folders in COCO's format, or made of
+drawn floor plans. Imports no torch.
 """
 
 import json
@@ -32,18 +32,18 @@ _log = logging.getLogger(__name__)
 
 # Choices are made on validation; test is for one final `python -m training evaluate`.
 _HELD_OUT_SHARES: Mapping[str, float] = {"validation": 0.15, "test": 0.1}
-# A split of a few images says nothing.
+# The figures of a split of a few images mean nothing.
 _MIN_COUNT = 20
 _DIVIDE, _DRAW = 4, 5  # first words of the seed sequences
 
 
 def _annotations_file(split: str) -> str:
-    """The name of a split's annotation file within the dataset."""
+    """Return the name of a split's annotation file within the dataset."""
     return f"annotations/instances_{split}.json"
 
 
 def open_split(dataset: "Dataset", split: str) -> CocoSplit:
-    """One split of a dataset; waits for its annotations only. UserError if they have faults."""
+    """Open a split; it waits only for the annotations. UserError if they have faults."""
     name = _annotations_file(split)
     try:
         path = dataset.file(name)
@@ -54,7 +54,7 @@ def open_split(dataset: "Dataset", split: str) -> CocoSplit:
 
 @lru_cache(maxsize=4)
 def _read(path: Path, split: str, fingerprint: str) -> CocoSplit:
-    """Every evaluation opens its split; `fingerprint` tells datasets in one place apart."""
+    """Read a split, once for all evaluations; `fingerprint` distinguishes datasets at one path."""
     faults = CocoFaults()
     found = read_split(path, split, lambda _: path.parent.parent / split, faults)
     if found is not None:
@@ -67,8 +67,8 @@ def _read(path: Path, split: str, fingerprint: str) -> CocoSplit:
 def import_folder(folder: Path, out: Path, seed: int, progress: "Progress") -> Mapping[str, Any]:
     """Copy a folder in COCO's format into the empty folder `out`; return the meta.
 
-    Refuses what `data check` refuses. One annotation file without a split is divided by `seed`,
-    equal images into the same split.
+    It refuses what `data check` refuses. A single annotation file without a split is divided by
+    `seed`, with equal images in the same split.
     """
     checked = check(folder, lambda done, total: progress(done, 2 * total))
     report = checked.report
@@ -131,13 +131,13 @@ def _file(number: int) -> str:
 
 
 def _parts(checked: Checked, seed: int) -> list[tuple[str, CocoSplit, "list[int]"]]:
-    """Name of a split, where its images are, and which."""
+    """Return for each split its name, the source split and the rows of its images."""
     first = checked.splits[0]
     if first.name != UNDIVIDED:
         return [(split.name, split, list(range(len(split)))) for split in checked.splits]
     if len(first) < _MIN_COUNT:
         raise UserError(
-            f"{len(first)} images in no split are too few to be divided; give at least "
+            f"{len(first)} images without splits are too few to divide; provide at least "
             f"{_MIN_COUNT}, or annotations for train and validation"
         )
     _, same = np.unique(np.asarray(checked.digests[first.name], np.str_), return_inverse=True)
@@ -146,14 +146,14 @@ def _parts(checked: Checked, seed: int) -> list[tuple[str, CocoSplit, "list[int]
     for name, rows in divided.items():
         if not any(can_be_learned[first.objects(row)].any() for row in rows):
             raise UserError(
-                f"of the {len(rows)} images that were divided into {name} none has objects; give "
-                "another --seed, or annotations for train and validation"
+                f"none of the {len(rows)} images that were divided into {name} has objects; pass "
+                "another --seed, or provide annotations for train and validation"
             )
     return [(name, first, rows) for name, rows in divided.items()]
 
 
 def _divided(groups: "np.ndarray[Any, Any]", seed: int) -> dict[str, list[int]]:
-    """Divide items into the splits, those of one group together."""
+    """Divide items into the splits, keeping each group together."""
     rng = np.random.default_rng([_DIVIDE, seed])
     left = rng.permutation(int(groups.max()) + 1)
     count, splits = len(left), dict[str, list[int]]()
@@ -164,7 +164,7 @@ def _divided(groups: "np.ndarray[Any, Any]", seed: int) -> dict[str, list[int]]:
 
 
 def _write_annotations(out: Path, split: CocoSplit, rows: Iterable[int]) -> None:
-    """Write some rows of a split, as annotated and in COCO's notation."""
+    """Write some rows of a split as they were annotated, in COCO's notation."""
     images: list[dict[str, Any]] = []
     objects: list[dict[str, Any]] = []
     for row in rows:
@@ -194,7 +194,7 @@ def _write_annotations(out: Path, split: CocoSplit, rows: Iterable[int]) -> None
 
 
 def _meta(categories: Sequence[Category], sizes: Mapping[str, int]) -> dict[str, Any]:
-    """What the manifest says of the dataset."""
+    """Return what the manifest says about the dataset."""
     return {
         "classes": [category.name for category in categories],
         "category_ids": [category.id for category in categories],

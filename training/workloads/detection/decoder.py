@@ -1,4 +1,4 @@
-"""Encoder and decoder: tokens of all levels read points of all; queries read them, and move boxes.
+"""Encoder and decoder: tokens read points of all levels; queries read tokens and move boxes.
 
 B images, S tokens of all levels in one row, Q queries, D width, C classes, M heads, P points, L
 levels (in the decoder l, as L are its layers), d width of a head.
@@ -18,13 +18,13 @@ from training.workloads.detection.attention import Implementation, constant, def
 from training.workloads.detection.boxes import inverse_sigmoid
 from training.workloads.detection.config import Architecture
 
-# A token of the first level proposes a box of this share of the image, of the next one twice that.
+# A token of the first level proposes a box of this share of the image; each next level doubles it.
 _PROPOSED_SIZE = 0.05
 _LEVEL_TEMPERATURE = 20.0
 
 
 class Pyramid(NamedTuple):
-    """Tokens of all levels, finest first. `is_padding` are those outside the image."""
+    """Tokens of all levels, finest first. `is_padding_BS` marks those outside the image."""
 
     tokens_BSD: Tensor
     positions_BSD: Tensor  # sines
@@ -37,7 +37,7 @@ class Pyramid(NamedTuple):
 
 
 def pyramid(maps: Sequence[Tensor], sizes_B2: Tensor, padded: tuple[int, int]) -> Pyramid:
-    """The maps (B, D, h, w) of images with these valid sizes, padded to the size `padded`."""
+    """Make a pyramid from maps (B, D, h, w) of images of valid sizes, padded to `padded`."""
     shapes = tuple((x_BDhw.shape[2], x_BDhw.shape[3]) for x_BDhw in maps)
     device = sizes_B2.device
     rows, columns = (
@@ -67,7 +67,7 @@ def pyramid(maps: Sequence[Tensor], sizes_B2: Tensor, padded: tuple[int, int]) -
 
 
 def sines(x_n: Tensor, num: int, temperature: float) -> Tensor:
-    """For each x from 0 to 1, sine and cosine at num / 2 wavelengths: (..., n x num)."""
+    """Return, for each x from 0 to 1, sine and cosine at num / 2 wavelengths: (..., n x num)."""
     pairs = torch.arange(num // 2, dtype=x_n.dtype, device=x_n.device)
     angles = x_n[..., None] * (2 * math.pi * temperature ** (-2 * pairs / num))
     return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(-3)
@@ -83,7 +83,7 @@ class _Axis(NamedTuple):
 
 
 def _axis(num_cells: int, padded: int, size_B1: Tensor) -> _Axis:
-    """A cell is valid if its first pixel is, as torch's nearest neighbour samples masks."""
+    """Make an axis; a cell is valid if its first pixel is, as in torch's nearest sampling."""
     number_n = torch.arange(num_cells, device=size_B1.device)
     is_valid_Bn = number_n * padded // num_cells < size_B1
     num_valid_B1 = is_valid_Bn.sum(dim=1, keepdim=True)
@@ -96,7 +96,7 @@ def _axis(num_cells: int, padded: int, size_B1: Tensor) -> _Axis:
 
 
 def _sines(y: _Axis, x: _Axis, width: int) -> Tensor:
-    """Half of the width for y, half for x. The reference takes a cell's end for its position."""
+    """Encode y in half of the width and x in the other; as in the reference, by a cell's end."""
     sines_Bhn, sines_Bwn = (
         sines(axis.end_Bn[..., None], width // 2, _LEVEL_TEMPERATURE) for axis in (y, x)
     )
@@ -107,23 +107,23 @@ def _sines(y: _Axis, x: _Axis, width: int) -> Tensor:
 
 
 def _grid(y_Bh: Tensor, x_Bw: Tensor) -> Tensor:
-    """Every pair of y and x, (B, h, w, 2)."""
+    """Return every pair of y and x, (B, h, w, 2)."""
     shape = (len(y_Bh), y_Bh.shape[1], x_Bw.shape[1])
     return torch.stack([y_Bh[:, :, None].expand(shape), x_Bw[:, None].expand(shape)], dim=-1)
 
 
 def _tokens(levels: Iterable[Tensor]) -> Tensor:
-    """Of levels (B, h, w, ...) one row (B, S, ...)."""
+    """Join levels (B, h, w, ...) into one row (B, S, ...)."""
     return torch.cat([level.flatten(1, 2) for level in levels], dim=1)
 
 
 _QUERY_TEMPERATURE = 10_000.0
-# A query is an object with this probability, before it has learned: focal loss starts stable.
+# The initial probability that a query is an object, with which focal loss starts out stable.
 _PRIOR = 0.01
 
 
 class Encoder(nn.Module):
-    """A pyramid of features to one of the same places."""
+    """Maps a pyramid to a refined one of the same places."""
 
     def __init__(self, a: Architecture) -> None:
         super().__init__()
@@ -153,7 +153,7 @@ class Encoder(nn.Module):
 
 
 class _EncoderLayer(nn.Module):
-    """Attention, then the feed-forward network; the norm comes after each."""
+    """Attention, then the feed-forward network, each followed by a norm."""
 
     def __init__(self, a: Architecture) -> None:
         super().__init__()
@@ -184,9 +184,9 @@ class _FeedForward(nn.Module):
 class MultiScaleAttention(nn.Module):
     """Deformable attention with its projections (arXiv:2010.04159).
 
-    Each query reads `num_points` points of each level with each head, where its own offsets from
-    its anchor say: a point (x, y), offsets then being pixels of the level, or a box (x, y, w, h),
-    offsets then being fractions of it.
+    With each head, a query reads `num_points` points of each level, at its own offsets from its
+    anchor: a point (x, y) with offsets in pixels of the level, or a box (x, y, w, h) with offsets
+    as fractions of it.
     """
 
     def __init__(self, a: Architecture) -> None:
@@ -201,7 +201,7 @@ class MultiScaleAttention(nn.Module):
 
     @torch.no_grad()
     def initialize(self) -> None:
-        """Each head looks into a direction of its own, each point further, all alike."""
+        """Let each head look in its own direction, each point further away, with equal weights."""
         num_heads, num_levels, num_points = self.heads
         angles_M = torch.arange(num_heads) * (2 * math.pi / num_heads)
         step_M2 = torch.stack([angles_M.cos(), angles_M.sin()], dim=-1)
@@ -238,7 +238,7 @@ class MultiScaleAttention(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Queries and their boxes to class logits (L, B, Q, C) and boxes (L, B, Q, 4) of each layer."""
+    """Maps queries and boxes to each layer's class logits (L, B, Q, C) and boxes (L, B, Q, 4)."""
 
     def __init__(self, a: Architecture) -> None:
         super().__init__()
@@ -251,10 +251,10 @@ class Decoder(nn.Module):
     def forward(
         self, x_BQD: Tensor, anchors_BQ4: Tensor, read: Pyramid, hidden_QQ: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """Look forward twice: a layer's loss also moves the boxes that the layer before made.
+        """Apply "look forward twice": a layer's loss also moves the previous layer's boxes.
 
-        The layer looks at those boxes detached, and so does the layer after next: no gradient goes
-        further back through boxes.
+        The layers themselves see those boxes detached, so no gradient goes further back through
+        boxes.
         """
         states, before = [], []
         moved_BQ4 = anchors_BQ4
@@ -270,10 +270,10 @@ class Decoder(nn.Module):
         return self.class_head(states_LBQD), boxes_LBQ4
 
     def _place(self, boxes_BQ4: Tensor) -> Tensor:
-        """What a query is told of its box: sines of y, x, w and h, in the reference's order.
+        """Encode a query's box for it: sines of y, x, w and h, in the reference's order.
 
-        The reference takes them relative to the padded image, so that padding changes what is
-        found; without padding it is the same.
+        The reference takes them relative to the padded image, so padding changes its results;
+        without padding, both are the same.
         """
         x, y, w, h = boxes_BQ4.unbind(-1)
         sines_BQz = sines(
@@ -285,7 +285,7 @@ class Decoder(nn.Module):
 
 
 class _DecoderLayer(nn.Module):
-    """Attention among queries, to the image, and the feed-forward network; norms come after."""
+    """Attention among queries, then to the image, then the feed-forward network; norms follow."""
 
     def __init__(self, a: Architecture) -> None:
         super().__init__()
@@ -330,14 +330,14 @@ class _Perceptron(nn.Module):
 
 
 def class_head(a: Architecture) -> nn.Linear:
-    """States to class logits, all of the prior probability plus noise."""
+    """Make the head from states to class logits, which start at the prior plus noise."""
     head = nn.Linear(a.width, a.num_classes)
     nn.init.constant_(head.bias, math.log(_PRIOR / (1 - _PRIOR)))
     return head
 
 
 def box_head(a: Architecture) -> _Perceptron:
-    """States to how boxes move: at first not at all."""
+    """Make the head from states to box movements, which start at zero."""
     head = _Perceptron(a.width, a.width, a.width, 4)
     for parameter in head.layers[-1].parameters():
         nn.init.zeros_(parameter)

@@ -1,9 +1,9 @@
 """The detector: DINO-4scale (arXiv:2203.03605), with a ResNet, for any number of classes.
 
-In training the decoder is also given noised true boxes (contrastive denoising): positive ones are
-to find back to their object, negative ones, further off, nothing. They come in G groups, each with
-every object once as either. B images, H W pixels, S tokens, Q queries, K = G x 2 x N denoising
-queries, N objects of the image with most, C classes, D width, L layers.
+In training, the decoder also gets noised true boxes (contrastive denoising): positive ones must
+find their object again; negative ones, further away, must find nothing. They come in G groups, each
+with one of either kind for every object. B images, H W pixels, S tokens, Q queries, K = G x 2 x N
+denoising queries, N objects of the image with most, C classes, D width, L layers.
 """
 
 import math
@@ -31,7 +31,7 @@ from training.workloads.detection.decoder import (
 
 
 class _Denoising(NamedTuple):
-    """Denoising queries. An image with fewer than N objects has some without a label (-1)."""
+    """Denoising queries. Images with fewer than N objects have some without a label (-1)."""
 
     labels_BK: Tensor
     boxes_BK4: Tensor
@@ -39,9 +39,9 @@ class _Denoising(NamedTuple):
 
 
 def denoising(labels_BN: Tensor, boxes_BN4: Tensor, architecture: Architecture) -> _Denoising:
-    """Draw noise from torch's generator of the device; as many groups as there are queries for.
+    """Draw noise from the device's generator, for as many groups as the queries suffice for.
 
-    There is one group at least: images with many objects take more queries than the architecture's.
+    There is at least one group: images with many objects use more queries than the architecture's.
     """
     num_images, num_objects = labels_BN.shape
     num_groups = max(1, architecture.denoising_queries // max(1, num_objects))
@@ -49,11 +49,11 @@ def denoising(labels_BN: Tensor, boxes_BN4: Tensor, architecture: Architecture) 
     is_object = (labels_BN >= 0)[:, None, None]
     labels_BG2N = labels_BN[:, None, None].expand(shape)
     other_BG2N = torch.randint_like(labels_BG2N, architecture.num_classes)
-    # Half of the label noise, as in the reference.
+    # As in the reference, only half of the label noise.
     is_other = torch.rand(shape, device=labels_BN.device) < architecture.label_noise / 2
     labels_BG2N = torch.where(is_other & is_object, other_BG2N, labels_BG2N)
     noise_BG2N4 = torch.rand((*shape, 4), device=boxes_BN4.device)
-    # The negatives' corners move between one and two times as far as the positives' may.
+    # The negatives' corners move one to two times as far as the positives' maximum.
     noise_BG2N4[:, :, 1] += 1
     sign_BG2N4 = torch.randint_like(noise_BG2N4, 2) * 2 - 1
     reach_BN4 = boxes_BN4[..., 2:].repeat(1, 1, 2) * (architecture.box_noise / 2)
@@ -61,7 +61,7 @@ def denoising(labels_BN: Tensor, boxes_BN4: Tensor, architecture: Architecture) 
         corners(boxes_BN4)[:, None, None] + noise_BG2N4 * sign_BG2N4 * (reach_BN4[:, None, None])
     )
     boxes_BG2N4 = from_corners(moved_BG2N4.clamp(0, 1))
-    # Padding starts in the middle, with half of the image's size.
+    # Padding queries start in the middle, with half of the image's size.
     boxes_BG2N4 = torch.where(is_object[..., None], boxes_BG2N4, 0.5)
     return _Denoising(
         labels_BK=labels_BG2N.flatten(1), boxes_BK4=boxes_BG2N4.flatten(1, 3), num_groups=num_groups
@@ -69,9 +69,9 @@ def denoising(labels_BN: Tensor, boxes_BN4: Tensor, architecture: Architecture) 
 
 
 def _hidden_queries(noise: _Denoising, num_queries: int) -> Tensor | None:
-    """Which queries (rows) must not see which (columns), denoising ones first: (K + Q, K + Q).
+    """Return which queries (rows) must not see which (columns), denoising first: (K + Q, K + Q).
 
-    None sees a denoising query but those of the same group: it would see the truth.
+    Only queries of the same group see a denoising query; others would see the truth.
     """
     num_noised = noise.labels_BK.shape[1]
     if not num_noised:
@@ -82,7 +82,7 @@ def _hidden_queries(noise: _Denoising, num_queries: int) -> Tensor | None:
 
 
 def denoising_targets(labels_BN: Tensor, num_groups: int) -> Tensor:
-    """The true labels (B, G, 2, N) of the denoising queries: -1 for the negative ones."""
+    """Return the true labels (B, G, 2, N) of the denoising queries: -1 for negative ones."""
     labels_BG2N = labels_BN[:, None, None].repeat(1, num_groups, 2, 1)
     labels_BG2N[:, :, 1] = -1
     return labels_BG2N
@@ -105,7 +105,7 @@ class Predictions(NamedTuple):
 
 
 class Detections(NamedTuple):
-    """The best of each image, best first; boxes are left, top, right, bottom in its own pixels."""
+    """Each image's best, in descending order; boxes: left, top, right, bottom in its pixels."""
 
     scores_BN: Tensor
     labels_BN: Tensor
@@ -113,7 +113,7 @@ class Detections(NamedTuple):
 
 
 class _FrozenBatchNorm2d(nn.Module):
-    """Batch norm whose statistics and scale are constants: a part of the convolution before it."""
+    """Batch norm with constant statistics and scale, folded into the convolution before it."""
 
     weight: Tensor
     bias: Tensor
@@ -128,12 +128,12 @@ class _FrozenBatchNorm2d(nn.Module):
             self.register_buffer(name, torch.ones(channels))
 
     def forward(self, x_BCHW: Tensor) -> Tensor:
-        """Nothing is left to do."""
+        """Return the input: the convolution has already applied the norm."""
         return x_BCHW
 
 
 class _FoldedConv2d(nn.Conv2d):
-    """A convolution in channels last that scales and shifts as the norm behind it would."""
+    """A channels-last convolution that scales and shifts as the norm after it would."""
 
     scale_C: Tensor
     shift_C: Tensor
@@ -141,7 +141,7 @@ class _FoldedConv2d(nn.Conv2d):
     def __init__(self, plain: nn.Conv2d) -> None:
         size, stride, padding = plain.kernel_size, plain.stride, plain.padding
         channels = plain.in_channels, plain.out_channels
-        # Without weights of its own, for which it would draw random numbers.
+        # On "meta", because initializing weights would draw random numbers.
         super().__init__(*channels, size, stride, padding, bias=False, device="meta")  # type: ignore[arg-type]
         weight = plain.weight.detach().contiguous(memory_format=torch.channels_last)
         self.weight = nn.Parameter(weight)
@@ -152,7 +152,7 @@ class _FoldedConv2d(nn.Conv2d):
 
 
 def _fold(net: nn.Module) -> list[tuple[_FoldedConv2d, _FrozenBatchNorm2d]]:
-    """Replace each convolution that a frozen norm follows; return both."""
+    """Replace each convolution that precedes a frozen norm; return the pairs."""
     found = []
     for module in list(net.modules()):
         for (name, plain), (_, norm) in pairwise(list(module.named_children())):
@@ -164,7 +164,7 @@ def _fold(net: nn.Module) -> list[tuple[_FoldedConv2d, _FrozenBatchNorm2d]]:
 
 
 class _Backbone(nn.Module):
-    """Images to three maps."""
+    """Maps images to three feature maps."""
 
     def __init__(self, architecture: Architecture) -> None:
         super().__init__()
@@ -195,7 +195,7 @@ class _Backbone(nn.Module):
         return maps
 
     def _fold_norms(self) -> None:
-        """Give the convolutions their norms' numbers, for all at once: one by one they are slow."""
+        """Set the convolutions' scales and shifts from their norms, all at once for speed."""
         norms = [norm for _, norm in self._folded]
         scales = torch._foreach_add([norm.running_var for norm in norms], 1e-5)
         torch._foreach_rsqrt_(scales)
@@ -223,7 +223,7 @@ def _resnet(name: str, norm: object) -> Any:
 
 
 class Detector(nn.Module):
-    """Images (uint8, 0 outside their valid sizes) to predictions."""
+    """Maps images (uint8, 0 outside their valid sizes) to predictions."""
 
     def __init__(
         self, architecture: Architecture, attention: Implementation = "deterministic"
@@ -245,14 +245,14 @@ class Detector(nn.Module):
         self.attend_by(attention)
 
     def attend_by(self, implementation: Implementation) -> None:
-        """Let all deformable attention be computed in this way."""
+        """Use this implementation for all deformable attention."""
         for module in self.modules():
             if isinstance(module, MultiScaleAttention):
                 module.implementation = implementation
 
     @torch.no_grad()
     def _initialize(self) -> None:
-        """As the reference: matrices after Glorot, but backbone, heads and label embedding."""
+        """Initialize like the reference: Glorot, except backbone, heads and label embedding."""
         glorot = [self.encoder.layers, self.selection.project, self.decoder.layers]
         for module in (*glorot, self.decoder.place_head, self.queries):
             for parameter in module.parameters():
@@ -268,14 +268,14 @@ class Detector(nn.Module):
     ) -> Predictions:
         encoded = self.encoder(self._features(images_B3HW, sizes_B2))
         encoder_logits_BQC, encoder_boxes_BQ4 = self.selection(encoded)
-        # Fewer than the queries, if the images are too small to have as many tokens.
+        # Small images have fewer tokens than there are queries.
         num_queries = encoder_logits_BQC.shape[1]
         x_BQD = self.queries.weight[:num_queries].expand(len(images_B3HW), -1, -1)
         anchors_BQ4 = encoder_boxes_BQ4.detach()
         num_noised, hidden_QQ = 0, None
         if noise is not None:
             num_noised, hidden_QQ = noise.labels_BK.shape[1], _hidden_queries(noise, num_queries)
-            # Through the logits' clamp, as all anchors that the reference starts from.
+            # As in the reference, all anchors pass through the clamp of the logits.
             noised_BK4 = inverse_sigmoid(noise.boxes_BK4).sigmoid()
             x_BQD = torch.cat([self._embedded(noise.labels_BK), x_BQD], dim=1)
             anchors_BQ4 = torch.cat([noised_BK4, anchors_BQ4], dim=1)
@@ -290,7 +290,7 @@ class Detector(nn.Module):
         )
 
     def _features(self, images_B3HW: Tensor, sizes_B2: Tensor) -> Pyramid:
-        """The backbone's maps in the model's width, and coarser ones made from the last."""
+        """Return the backbone's maps in the model's width, and coarser ones made from the last."""
         maps = self.backbone(_normalized(images_B3HW, sizes_B2, self.queries.weight.dtype))
         num = len(maps)
         maps += [maps[-1]] * (len(self.input_proj) - num)
@@ -299,7 +299,7 @@ class Detector(nn.Module):
         return pyramid(projected, sizes_B2, (height, width))
 
     def _embedded(self, labels_BK: Tensor) -> Tensor:
-        """Denoising queries; one without a label is zero."""
+        """Embed denoising queries; those without a label are zero."""
         x_BKD = self.labels(labels_BK.clamp(min=0))
         return torch.where((labels_BK >= 0)[..., None], x_BKD, 0)
 
@@ -319,13 +319,13 @@ class _Selection(nn.Module):
         self.box_head = box_head(a)
 
     def forward(self, encoded: Pyramid) -> tuple[Tensor, Tensor]:
-        """The best tokens' class logits (B, Q, C) and boxes (B, Q, 4)."""
+        """Return the best tokens' class logits (B, Q, C) and boxes (B, Q, 4)."""
         centres_BS2, sizes_S1 = encoded.centres_BS2, encoded.sizes_S[:, None]
         proposed_BS4 = torch.cat(
             [centres_BS2, sizes_S1.expand(centres_BS2.shape)],
             dim=-1,
         )
-        # Too near to the border for a logit that could still move.
+        # Closer to the border, a box's logit could no longer move.
         is_away_BS = ((proposed_BS4 > 0.01) & (proposed_BS4 < 0.99)).all(dim=-1)
         is_candidate_BS = is_away_BS & ~encoded.is_padding_BS
         x_BSD = torch.where(is_candidate_BS[..., None], encoded.tokens_BSD, 0)
@@ -343,7 +343,7 @@ class _Selection(nn.Module):
 def postprocess(
     predictions: Predictions, original_sizes_B2: Tensor, num_select: int = 300
 ) -> Detections:
-    """The last layer's best pairs of query and class; a query may be there with several classes."""
+    """Return the last layer's best pairs of query and class; a query may have several classes."""
     scores_BQC, boxes_BQ4 = (
         predictions.logits_LBQC[-1].float().sigmoid(),
         predictions.boxes_LBQ4[-1],
@@ -363,7 +363,7 @@ def postprocess(
 def parameter_groups(
     detector: nn.Module, learning_rate: float, backbone_learning_rate: float
 ) -> list[dict[str, Any]]:
-    """The published configuration's two: the backbone, which has learned before, and the rest."""
+    """Return the published configuration's two groups: the pretrained backbone, and the rest."""
     named = [(name, p) for name, p in detector.named_parameters() if p.requires_grad]
     return [
         {"params": [p for n, p in named if not n.startswith("backbone.")], "lr": learning_rate},
@@ -375,7 +375,7 @@ def parameter_groups(
 
 
 def _projection(channels: int, width: int, side: int) -> nn.Sequential:
-    """To the model's width; one of side 3 halves the map's height and width."""
+    """Make a projection to the model's width; with side 3, it halves the map's height and width."""
     convolution = nn.Conv2d(channels, width, side, stride=(side + 1) // 2, padding=side // 2)
     nn.init.xavier_uniform_(convolution.weight)
     nn.init.zeros_(cast(Tensor, convolution.bias))
@@ -383,7 +383,7 @@ def _projection(channels: int, width: int, side: int) -> nn.Sequential:
 
 
 def _normalized(images_B3HW: Tensor, sizes_B2: Tensor, dtype: torch.dtype) -> Tensor:
-    """Pixels by ImageNet's statistics; padding is 0 afterwards, not before."""
+    """Normalize pixels by ImageNet's statistics; padding is 0 after this, not before."""
     device = images_B3HW.device
     mean_311, std_311 = (constant(x, device, dtype)[:, None, None] for x in (_MEAN, _STD))
     height, width = (torch.arange(length, device=device) for length in images_B3HW.shape[2:])

@@ -1,6 +1,6 @@
-"""Average precision as COCO defines it, by class and size, by faster-coco-eval; and pictures.
+"""Average precision as COCO defines it, by class and size, from faster-coco-eval; and pictures.
 
-The truth travels with the parts: as annotated, crowds included, so that any rank may evaluate any
+The truth is part of the partial results, as annotated and with crowds, so any rank may evaluate any
 image and the parts may come in any order.
 B images, K detections of an image, M objects of all images.
 """
@@ -27,16 +27,16 @@ from training.workloads.detection.detector import Detections, postprocess
 from training.workloads.detection.image_files import read_rgb, upright_size
 from training.workloads.detection.samples import Augmentation, Batch, read, written
 
-# The places of AP, AP50 ... in what COCO's evaluation calls stats.
+# AP, AP50 ... in the order of the stats of COCO's evaluation.
 _STATS = ("AP", "AP50", "AP75", "AP_small", "AP_medium", "AP_large")
-_RECALL = 8  # of up to 100 detections
+_RECALL = 8  # index of the recall of up to 100 detections
 _TRUTH = ("truth_images", "truth_labels", "truth_boxes", "truth_areas", "truth_crowds")
-# The pictures that are kept of an evaluation have at most so many pixels a side.
+# The pictures that an evaluation keeps have at most this many pixels per side.
 _SHOWN_PIXELS = 300
-# Weaker detections are not drawn, as a detector always makes many of them.
+# Weaker detections are not drawn, because a detector always makes many of them.
 _LEAST_SCORE = 0.3
 _MOST_DRAWN = 100
-# More classes share them.
+# With more classes than colours, classes share them.
 _COLORS = (
     *("blue", "darkorange", "green", "red", "purple"),
     *("brown", "magenta", "gray", "olive", "darkcyan"),
@@ -44,13 +44,13 @@ _COLORS = (
 
 
 class DetectionEvaluation(Train):
-    """What the stage does with the detector that it has trained."""
+    """Evaluation, prediction and pictures by the stage's trained detector."""
 
     config: DetectionConfig
 
     @property
     def augmentation(self) -> Augmentation:
-        """What is done to an image before the model sees it."""
+        """The transformations of an image before the model sees it."""
         c = self.config
         return Augmentation(
             scales=c.sides,
@@ -61,7 +61,7 @@ class DetectionEvaluation(Train):
         )
 
     def found(self, m: nn.Module, b: Batch) -> Detections:
-        """The best of each image; UserError if a class cannot mean the same to model and data."""
+        """Return each image's best detections; UserError if model and data differ in classes."""
         if (num := len(read(b["categories"]))) != (known := self.config.num_classes):
             raise UserError(
                 f"the dataset has {num} classes, but the model tells {known} apart; evaluate on "
@@ -70,7 +70,7 @@ class DetectionEvaluation(Train):
         return postprocess(m(b["images"], b["sizes"]), b["original_sizes"], self.config.num_select)
 
     def evaluate(self, m: nn.Module, b: Batch) -> Partial:
-        """The detections of a batch, boxes as x, y, x, y in the original images, with its truth."""
+        """Return a batch's detections, boxes as x, y, x, y in the original images, and truth."""
         found = self.found(m, b)
         tensors = {
             "image_ids": b["image_ids"],
@@ -86,7 +86,7 @@ class DetectionEvaluation(Train):
         return Partial(tensors={name: tensor.cpu() for name, tensor in tensors.items()})
 
     def predict(self, m: nn.Module, b: Batch) -> Sequence[Mapping[str, Any]]:
-        """For each image its id and its detections, in the dataset's own ids, best first."""
+        """Return each image's id and detections, in the dataset's own ids, best first."""
         found, categories = self.found(m, b), read(b["categories"])
         columns = (
             b["image_ids"],
@@ -110,12 +110,12 @@ class DetectionEvaluation(Train):
         return predicted
 
     def result_list(self, prediction: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
-        """An image's part of a COCO results file."""
+        """Return an image's part of a COCO results file."""
         detections: Sequence[Mapping[str, Any]] = prediction["detections"]
         return detections
 
     def draw(self, m: nn.Module, i: Inputs, images: Sequence[Path], out: Path) -> None:
-        """Each image upright, with its boxes, classes and scores, as a PNG of its own name."""
+        """Draw each image upright, with boxes, classes and scores, as a PNG of the same name."""
         categories = open_split(i.dataset, "validation").categories
         for path in images:
             size = upright_size(path)
@@ -140,9 +140,9 @@ class DetectionEvaluation(Train):
             Image.fromarray(drawn).save(out / f"{path.name}.png")
 
     def summarize(self, parts: Sequence[Partial], out: Path) -> Mapping[str, float]:
-        """AP over all IoU thresholds, sizes and classes; writes a table of the classes to `out`.
+        """Return AP over all IoU thresholds, sizes and classes; write a table of classes to `out`.
 
-        What is unknown, such as the AP of small objects where there are none, is left out.
+        Unknown values, such as the AP of small objects where there are none, are left out.
         """
         detections = _DetectionsAndTruth.of(parts)
         if bool(detections.truth["crowds"].all()):
@@ -165,7 +165,7 @@ class DetectionEvaluation(Train):
         return {name: float(value) for name, value in values.items() if value >= 0}
 
     def show(self, m: nn.Module, i: Inputs, parts: Sequence[Partial], out: Path) -> None:
-        """The first images: on the left what is there, on the right what is found."""
+        """Draw the first images: the truth on the left, the detections on the right."""
         pictures = [picture for part in parts for picture in _shown(part.tensors)]
         if not pictures:
             return
@@ -184,7 +184,7 @@ class DetectionEvaluation(Train):
 
 
 def missing_package(name: str, needed_by: str) -> list[str]:
-    """Why this machine cannot do it, if it cannot: asked before an hour is trained."""
+    """Return why this machine lacks a package, if it does; asked before training starts."""
     if find_spec(name.replace("-", "_")) is not None:
         return []
     return [
@@ -194,7 +194,7 @@ def missing_package(name: str, needed_by: str) -> list[str]:
 
 
 def _pictures(batch: Batch) -> dict[str, Tensor]:
-    """The images to be shown, made smaller, and which they are."""
+    """Return the images to show, reduced in size, with their ids."""
     images, sizes = batch["images"][batch["shown"]], batch["sizes"][batch["shown"]]
     step = -(-max(images.shape[2:]) // _SHOWN_PIXELS)
     return {
@@ -206,7 +206,7 @@ def _pictures(batch: Batch) -> dict[str, Tensor]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _DetectionsAndTruth:
-    """All detections and the truth; COCO's evaluation itself goes by the images' ids."""
+    """All detections and the truth; COCO's evaluation matches the two by the images' ids."""
 
     categories: Sequence[Category]
     found: Mapping[str, Tensor]  # a row for each image
@@ -232,11 +232,11 @@ class _DetectionsAndTruth:
         return height, width
 
     def _numbers(self, image_ids: Tensor) -> Tensor:
-        """Images in the order of their ids, which results, all floats, would not keep exactly."""
+        """Number images by their order, because results are floats and cannot hold every id."""
         return torch.searchsorted(self.found["image_ids"].sort().values, image_ids)
 
     def as_coco(self) -> dict[str, Any]:
-        """The truth in COCO's format; images are numbered, a category's id is its label + 1."""
+        """Return the truth in COCO's format; images are numbered, a category's id is label + 1."""
         columns = (self.truth[n].tolist() for n in ("labels", "boxes", "areas", "crowds"))
         of_images = self._numbers(self.truth["images"]).tolist()
         sizes = self.found["original_sizes"].tolist()
@@ -267,7 +267,7 @@ class _DetectionsAndTruth:
         }
 
     def as_results(self) -> "np.ndarray[Any, Any]":
-        """One row a detection: image, x, y, width, height, score, category."""
+        """Return one row per detection: image, x, y, width, height, score, category."""
         boxes_NK4 = self.found["boxes"].double()
         num = boxes_NK4.shape[1]
         columns = [
@@ -281,7 +281,7 @@ class _DetectionsAndTruth:
 
 
 def _judged(detections: _DetectionsAndTruth) -> tuple[list[float], list[dict[str, Any]]]:
-    """COCO's twelve figures by faster-coco-eval, -1 where unknown, and a row for each class."""
+    """Compute COCO's twelve figures, -1 where unknown, and a row for each class."""
     if missing := missing_package("faster-coco-eval", "the evaluation"):
         raise UserError(missing[0])
     from faster_coco_eval import COCO, COCOeval_faster
@@ -297,7 +297,7 @@ def _judged(detections: _DetectionsAndTruth) -> tuple[list[float], list[dict[str
     ).tolist()
     classes: list[dict[str, Any]] = []
     for label, category in enumerate(detections.categories):
-        # All areas, 100 detections an image.
+        # All areas, 100 detections per image.
         precision_TR = precision_TRKAM[:, :, label, 0, -1]
         classes.append(
             {
@@ -319,7 +319,7 @@ def _mean(precision: "np.ndarray[Any, Any]") -> float:
 def _best_threshold(
     precision_R: "np.ndarray[Any, Any]", score_R: "np.ndarray[Any, Any]"
 ) -> dict[str, float]:
-    """The score from which on precision and recall at an IoU of 0.5 are best together (F1)."""
+    """Find the score threshold with the best F1, from precision and recall at an IoU of 0.5."""
     recall_R = np.linspace(0.0, 1.0, len(precision_R))
     known = np.maximum(precision_R, 0.0)
     f1_R = 2 * known * recall_R / np.maximum(known + recall_R, 1e-12)
@@ -333,7 +333,7 @@ def _best_threshold(
 
 
 def _shown(tensors: Mapping[str, Tensor]) -> list[tuple[Tensor, int]]:
-    """The images of a part that are to be shown, without their padding, and their ids."""
+    """Return the images of a part that are to be shown, without padding, and their ids."""
     if "pictures" not in tensors:
         return []
     columns = (tensors["picture_sizes"].tolist(), tensors["picture_ids"].tolist())
@@ -347,7 +347,7 @@ _Rows = list[tuple[int, tuple[float, ...], str]]
 
 
 def _panels(detections: _DetectionsAndTruth, image_id: int) -> tuple[_Rows, _Rows]:
-    """What is there and what is found: label, box as x, y, width, height, and caption."""
+    """Return truth and detections as label, box (x, y, width, height) and caption."""
     truth, found = detections.truth, detections.found
     there = (truth["images"] == image_id).nonzero().flatten().tolist()
     objects: _Rows = [
@@ -366,7 +366,7 @@ def _panels(detections: _DetectionsAndTruth, image_id: int) -> tuple[_Rows, _Row
 
 
 def _drawn(image: Tensor, rows: _Rows, size: tuple[int, int]) -> "np.ndarray[Any, Any]":
-    """The picture with its boxes, which are in pixels of the original image of that size."""
+    """Draw boxes, given in pixels of the original image of `size`, on its picture."""
     picture = Image.fromarray(image.permute(1, 2, 0).contiguous().numpy())
     draw, scale = ImageDraw.Draw(picture), picture.height / size[0]
     for label, (x, y, w, h), caption in rows:

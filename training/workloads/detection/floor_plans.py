@@ -1,8 +1,8 @@
 """Draws floor plans with their walls and rooms: small, but not clean.
 
-Plans are a little askew, walls are thick or thin, filled or hatched, with doors in them;
-rooms have furniture, the paper has stains and noise. Some images have no plan at all. What is drawn
-is a function of the generator. Imports no torch.
+Plans are a little askew; walls are thick or thin, filled or hatched, with doors in them;
+rooms have furniture; the paper has stains and noise. Some images have no plan at all. The generator
+determines the drawing. Imports no torch.
 """
 
 from collections.abc import Iterator
@@ -19,9 +19,9 @@ WALL, ROOM = (category.id for category in CATEGORIES)
 # Sides of an image, in pixels.
 _SIDES = (112, 160)
 _EMPTY_SHARE = 0.1
-# Drawn so much larger and reduced, for smooth edges.
+# Drawn this many times larger, then reduced, for smooth edges.
 _SCALE = 3
-# Sides of the smallest room that is divided no further, and of the smallest there is.
+# Rooms whose longer side is below the first are not divided; no room's side is below the second.
 _DIVISIBLE, _SMALLEST = 66, 28
 
 _Box: TypeAlias = tuple[float, float, float, float]
@@ -55,7 +55,7 @@ class _Rectangle(NamedTuple):
 
 
 def draw_floor_plan(rng: np.random.Generator) -> _FloorPlan:
-    """An image of `_SIDES`, and its walls and rooms."""
+    """Draw an image with sides within `_SIDES`; return it with its walls and rooms."""
     width, height = rng.integers(_SIDES[0], _SIDES[1] + 1, 2).tolist()
     sheet = _Sheet(width, height, rng)
     sheet.stain(int(rng.integers(2, 7)))
@@ -88,7 +88,7 @@ def _draw_plan(sheet: "_Sheet", rng: np.random.Generator) -> list[tuple[int, _Bo
 def _divided(
     outer: _Rectangle, thickness: float, rng: np.random.Generator
 ) -> tuple[list[_Rectangle], list[_Rectangle]]:
-    """Rooms, and walls: the four outer ones first, then those between rooms."""
+    """Return rooms and walls: the four outer walls first, then those between rooms."""
     left, top, right, bottom = outer
     walls = [
         _Rectangle(left, top, right, top + thickness),
@@ -129,7 +129,7 @@ class _Sheet:
         self._draw = ImageDraw.Draw(self._image)
 
     def turn(self, degrees: float) -> None:
-        """Draw what follows askew."""
+        """Rotate everything that is drawn from now on."""
         sine, cosine = np.sin(np.radians(degrees)), np.cos(np.radians(degrees))
         self._turn = np.array([[cosine, sine], [-sine, cosine]])
 
@@ -138,7 +138,7 @@ class _Sheet:
         return placed
 
     def extent(self, points: _Points) -> _Box:
-        """The box around a drawn polygon, within the sheet."""
+        """Return the box around a drawn polygon, within the sheet."""
         placed = np.clip(self._placed(points), 0, (self.width, self.height))
         (left, top), (right, bottom) = placed.min(axis=0).tolist(), placed.max(axis=0).tolist()
         return left, top, right - left, bottom - top
@@ -154,7 +154,7 @@ class _Sheet:
         self._draw.line(self._scaled(points), fill=color, width=max(1, round(width * _SCALE)))
 
     def stain(self, count: int) -> None:
-        """Marks of all kinds that do not belong to a plan."""
+        """Draw marks of all kinds that do not belong to a plan."""
         for _ in range(count):
             x, y = self._rng.uniform(0, (self.width, self.height))
             w, h = self._rng.uniform(2, 14, 2)
@@ -165,7 +165,7 @@ class _Sheet:
                 self.polygon(_Rectangle(x, y, x + w / 2, y + h / 2).corners(), fill=color)
 
     def wall(self, wall: _Rectangle, ink: Any, *, is_hatched: bool) -> None:
-        """A wall, filled or hatched between its two lines."""
+        """Draw a wall, filled or hatched between its two lines."""
         corners = wall.corners()
         if not is_hatched:
             return self.polygon(corners, fill=ink)
@@ -175,7 +175,7 @@ class _Sheet:
         return self.line(np.concatenate([corners, corners[:1]]), ink, 1.2)
 
     def door(self, wall: _Rectangle, thickness: float) -> None:
-        """An opening in a wall between rooms, with the leaf of the door."""
+        """Draw an opening in a wall between rooms, with the leaf of the door."""
         length = max(wall.width, wall.height)
         size = float(self._rng.uniform(8, 13))
         at = float(self._rng.uniform(2, max(2.1, length - size - 2)))
@@ -189,7 +189,7 @@ class _Sheet:
         self.line(leaf, (60, 60, 60), thickness / 6)
 
     def furnish(self, room: _Rectangle) -> None:
-        """Tables, beds and rugs, as outlines or filled."""
+        """Draw tables, beds and rugs, as outlines or filled."""
         for _ in range(int(self._rng.integers(0, 4))):
             w, h = self._rng.uniform(5, 16, 2)
             if w + 6 > room.width or h + 6 > room.height:
@@ -204,7 +204,7 @@ class _Sheet:
                 self.line(np.concatenate([corners, corners[:1]]), color, 0.8)
 
     def image(self) -> Image.Image:
-        """The sheet as a noisy scan."""
+        """Return the sheet as a noisy scan."""
         reduced = self._image.resize((self.width, self.height), Image.Resampling.BOX)
         pixels = np.asarray(reduced, dtype=np.float64)
         pixels = pixels * self._rng.uniform(0.75, 1.0) + self._rng.normal(0, 6, pixels.shape)
@@ -212,7 +212,7 @@ class _Sheet:
 
 
 def _steps(wall: _Rectangle) -> Iterator[_Points]:
-    """Short strokes across a wall."""
+    """Yield short strokes across a wall."""
     along = np.arange(2.0, max(wall.width, wall.height) - 2, 4.0)
     for at in along.tolist():
         if wall.width > wall.height:

@@ -1,7 +1,7 @@
-"""Reads image files as RGB, on the pixels that their boxes were drawn on.
+"""Reads image files as RGB, in the orientation in which their boxes were drawn.
 
-A camera's file may say that it is to be turned (EXIF). Tools differ in whether they obey: the size
-in the annotations tells which pixels were meant. Imports no torch.
+A camera's file may say that it must be rotated (EXIF). Not all tools do that; the size in the
+annotations shows which pixels were meant. Imports no torch.
 """
 
 import hashlib
@@ -18,10 +18,10 @@ from training.tally import timed
 IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".tif", ".tiff", ".webp", ".gif"})
 _ORIENTATION = 0x0112
 _UPRIGHT = 1
-_TURNED = frozenset({5, 6, 7, 8})  # by a quarter, so that width and height change places
-# Pillow warns from here on: so many pixels may be an attack, and fit into no model.
+_TURNED = frozenset({5, 6, 7, 8})  # by a quarter, which swaps width and height
+# Pillow warns from here on: this many pixels may be an attack, and fit no model.
 _MAX_PIXELS = 89_478_485
-# What Pillow raises for damaged files; RuntimeError for AVIF.
+# The errors that Pillow raises for damaged files; RuntimeError for AVIF.
 _DAMAGED = (
     *(OSError, SyntaxError, ValueError, EOFError, RuntimeError, struct.error),
     Image.DecompressionBombError,
@@ -37,7 +37,7 @@ class ImageFault(NamedTuple):
 
 
 def upright_size(path: Path) -> tuple[int, int] | None:
-    """Height and width as seen by people; None if the file cannot be opened."""
+    """Return height and width as displayed; None if the file cannot be opened."""
     try:
         with Image.open(path) as image:
             width, height = image.size
@@ -48,7 +48,7 @@ def upright_size(path: Path) -> tuple[int, int] | None:
 
 
 def read_rgb(path: Path, height: int, width: int) -> Image.Image:
-    """The image of the annotated size; UserError if the file has none."""
+    """Return the image in the annotated size; UserError if the file does not have it."""
     with timed("read"):
         content = path.read_bytes()
     try:
@@ -56,13 +56,13 @@ def read_rgb(path: Path, height: int, width: int) -> Image.Image:
             return _as_annotated(image, height, width).convert("RGB")
     except _DAMAGED as error:
         raise UserError(
-            f"{path} cannot be read as an image of {width}x{height}: {error}; find all such with "
-            "`python -m training data check --workload detection FOLDER`"
+            f"{path} cannot be read as an image of {width}x{height}: {error}; find all such files "
+            "with `python -m training data check --workload detection FOLDER`"
         ) from error
 
 
 def examine(path: Path, height: int, width: int) -> tuple[str, list[ImageFault]]:
-    """The file's checksum, and what is wrong with it; decodes every pixel."""
+    """Decode every pixel; return the file's checksum and what is wrong with it."""
     content = path.read_bytes()
     digest = hashlib.sha256(content).hexdigest()
     try:
@@ -92,10 +92,10 @@ def _size_faults(
     if stored == (width, height):
         # A quarter turn of an image that is not square would have changed the size.
         if orientation != _UPRIGHT and (not turned or width == height):
-            return [ImageFault("orientation", f"is to be turned (EXIF orientation {orientation})")]
+            return [ImageFault("orientation", f"must be rotated (EXIF orientation {orientation})")]
         return []
     if turned and stored == (height, width):
-        return [ImageFault("upright", f"is stored turned (EXIF orientation {orientation})")]
+        return [ImageFault("upright", f"is stored rotated (EXIF orientation {orientation})")]
     text = f"has {stored[0]}x{stored[1]} pixels, but is annotated as {width}x{height}"
     return [ImageFault("image-size", text)]
 

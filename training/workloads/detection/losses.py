@@ -1,10 +1,9 @@
 """The detector's loss: focal, L1 and generalized IoU, of every layer, summed over the objects.
 
-Which query is to predict which object is the cheapest assignment, found on the CPU. Nothing is
-divided by the number of objects: that is the engine's, which knows those of all micro-batches and
-ranks. S sets of predictions (each decoder layer's, then the encoder's), B images, T images of all
-sets, Q queries, N objects of the image with most, C classes, L layers, G groups, K denoising
-queries.
+The cheapest assignment, found on the CPU, decides which query predicts which object. The engine
+divides by the number of objects, because it knows those of all micro-batches and ranks. S sets of
+predictions (each decoder layer's, then the encoder's), B images, T images of all sets, Q queries, N
+objects of the image with most, C classes, L layers, G groups, K denoising queries.
 """
 
 from collections.abc import Callable
@@ -18,19 +17,19 @@ from torch import Tensor
 from training.workloads.detection.boxes import giou
 from training.workloads.detection.detector import Predictions, denoising_targets
 
-# Costs (T, Q, N) and labels (B, N), -1 for no object, to each object's query (T, N), Q for none.
+# Maps costs (T, Q, N) and labels (B, N), -1 for no object, to objects' queries (T, N), Q for none.
 # T is a multiple of B: several layers' predictions of the same images.
 Match: TypeAlias = Callable[[Tensor, Tensor], Tensor]
-# What the parts of the loss weigh, and of the costs by which predictions are matched: as published.
+# The weights of the parts of the loss, and of the matching costs, as published.
 _CLASSES, _BOXES, _GIOU = 1.0, 5.0, 2.0
 _CLASS_COST, _BOX_COST, _GIOU_COST = 2.0, 5.0, 2.0
-# Of the focal loss (arXiv:1708.02002): the share of the objects' class, and the focus.
+# The focal loss (arXiv:1708.02002): the share of the objects' class, and the focus.
 _ALPHA, _GAMMA = 0.25, 2.0
 
 
 @torch.no_grad()
 def _costs(logits_TQC: Tensor, boxes_TQ4: Tensor, labels_TN: Tensor, boxes_TN4: Tensor) -> Tensor:
-    """What it costs that a query predicts an object, (T, Q, N): class, distance and overlap."""
+    """Return the costs of queries for predicting objects, (T, Q, N): class, distance, overlap."""
     chance_TQC = logits_TQC.sigmoid()
     yes_TQC = -_ALPHA * (1 - chance_TQC) ** _GAMMA * (chance_TQC + 1e-8).log()
     no_TQC = (1 - _ALPHA) * chance_TQC**_GAMMA * (1 - chance_TQC + 1e-8).log()
@@ -43,8 +42,8 @@ def _costs(logits_TQC: Tensor, boxes_TQ4: Tensor, labels_TN: Tensor, boxes_TN4: 
 
 
 def hungarian(costs_TQN: Tensor, labels_BN: Tensor) -> Tensor:
-    """The assignment that costs least in all."""
-    # A third of a second of imports that only training needs.
+    """Return the assignment with the lowest total cost."""
+    # Importing it takes a third of a second, which only training needs to spend.
     from scipy.optimize import linear_sum_assignment
 
     # NaN must end in a loss of NaN, not in an error of the solver.
@@ -60,14 +59,14 @@ def hungarian(costs_TQN: Tensor, labels_BN: Tensor) -> Tensor:
 
 
 def in_order(costs_TQN: Tensor, labels_BN: Tensor) -> Tensor:
-    """The first queries, whatever it costs: a match by shapes alone, to measure a step."""
+    """Match objects to the first queries whatever the cost: only shapes matter to a measurement."""
     num_images, num_queries, num_objects = costs_TQN.shape
     queries_N = torch.arange(num_objects, device=costs_TQN.device).clamp(max=num_queries)
     return queries_N.expand(num_images, -1)
 
 
 class _Losses(NamedTuple):
-    """The loss to train on, and parts of it, weighted, for the log; all are sums over objects."""
+    """The training loss and, for the log, its weighted parts; all are sums over objects."""
 
     total: Tensor
     classes: Tensor  # of the last layer
@@ -83,14 +82,14 @@ def criterion(
     boxes_BN4: Tensor,
     match: Match = hungarian,
 ) -> _Losses:
-    """Match each layer's predictions with the objects (label -1: none); add up what is wrong."""
+    """Match each layer's predictions with the objects (label -1: none); sum the losses."""
     p = predictions
     boxes_SBQ4 = torch.cat([p.boxes_LBQ4, p.encoder_boxes_BQ4[None]])
-    # Under autocast logits have fewer bits than boxes.
+    # Under autocast, logits have fewer bits than boxes.
     logits_SBQC = torch.cat([p.logits_LBQC, p.encoder_logits_BQC[None]]).to(boxes_SBQ4.dtype)
     queries_SBN = _matched(logits_SBQC, boxes_SBQ4, labels_BN, boxes_BN4, match)
     num_queries, is_matched_SBN = logits_SBQC.shape[2], queries_SBN < logits_SBQC.shape[2]
-    # One place more than there are queries, for the objects without one.
+    # One more place than there are queries, for the objects without one.
     targets_SBQ = labels_BN.new_full((*logits_SBQC.shape[:2], num_queries + 1), -1)
     targets_SBQ.scatter_(2, queries_SBN, labels_BN.expand(queries_SBN.shape))
     found_SBN4 = _taken(boxes_SBQ4, queries_SBN.clamp(max=num_queries - 1))
@@ -120,7 +119,7 @@ def _weighted_sums(
     true_SBN4: Tensor,
     counts_SBN: Tensor,
 ) -> Tensor:
-    """(3, S): what classes, boxes and overlaps are wrong by; boxes only where `counts_SBN`."""
+    """Return the losses of classes, boxes and overlaps, (3, S); boxes only where `counts_SBN`."""
     classes_SBQC = _focal(logits_SBQC, targets_SBQ)
     away_SBN = (found_SBN4 - true_SBN4).abs().sum(dim=-1)
     apart_SBN = 1 - giou(found_SBN4, true_SBN4)
@@ -132,7 +131,7 @@ def _weighted_sums(
 
 
 def _focal(logits_C: Tensor, targets: Tensor) -> Tensor:
-    """Focal loss (arXiv:1708.02002) of each class by itself; a target of -1 means no class."""
+    """Compute each class's own focal loss (arXiv:1708.02002); a target of -1 means no class."""
     classes = torch.arange(logits_C.shape[-1], device=logits_C.device)
     is_class_C = targets[..., None] == classes
     entropy_C = F.binary_cross_entropy_with_logits(
@@ -151,7 +150,7 @@ def _matched(
     boxes_BN4: Tensor,
     match: Match,
 ) -> Tensor:
-    """Each object's query, (S, B, N)."""
+    """Return each object's query, (S, B, N)."""
     num_sets = len(logits_SBQC)
     costs_TQN = _costs(
         logits_SBQC.flatten(0, 1),
@@ -163,7 +162,7 @@ def _matched(
 
 
 def _taken(boxes_SBQ4: Tensor, queries_SBN: Tensor) -> Tensor:
-    """The boxes of these queries. By index, whose backward has the same bits every time."""
+    """Return these queries' boxes, by indexing, whose backward always has the same bits."""
     num_sets, num_images = boxes_SBQ4.shape[:2]
     set_S11 = torch.arange(num_sets, device=boxes_SBQ4.device)[:, None, None]
     image_B1 = torch.arange(num_images, device=boxes_SBQ4.device)[:, None]
@@ -171,12 +170,12 @@ def _taken(boxes_SBQ4: Tensor, queries_SBN: Tensor) -> Tensor:
 
 
 def _denoising(p: Predictions, labels_BN: Tensor, boxes_BN4: Tensor) -> Tensor:
-    """The loss of the denoising queries, the mean over their groups: nothing is to be matched."""
+    """Return the denoising queries' loss, averaged over groups; they need no matching."""
     boxes_LBK4 = p.denoising_boxes_LBK4
     logits_LBKC = p.denoising_logits_LBKC.to(boxes_LBK4.dtype)
     num_groups = logits_LBKC.shape[2] // max(1, 2 * labels_BN.shape[1])
     if not num_groups:
-        # Of nothing, but not a constant: every parameter has its gradient.
+        # Zero, but not a constant, so that every parameter has a gradient.
         return logits_LBKC.sum() + boxes_LBK4.sum()
     targets_BG2N = denoising_targets(labels_BN, num_groups)
     num_layers = len(logits_LBKC)

@@ -1,8 +1,8 @@
-"""Annotations that are not COCO's, as COCO's three lists: by what lies in the folder.
+"""Converts annotations in other formats, recognized by their files, to COCO's three lists.
 
 YOLO, Pascal VOC, LabelMe, KITTI, CVAT's XML, Create ML and TensorFlow's CSV. What a detector does
-not learn is left out: points and lines, which are named, and KITTI's DontCare. Everything else is
-checked as COCO's annotations are.
+not learn is left out: points and lines, with a warning, and KITTI's DontCare. Everything else is
+checked like COCO's annotations.
 """
 
 import csv
@@ -64,9 +64,9 @@ class _Converted:
 def convert(
     folder: Path, split_of: Callable[[str], str | None], faults: CocoFaults
 ) -> dict[str, dict[str, Any]] | None:
-    """COCO's lists by split ("" where nothing names one); None for a folder of neither format.
+    """Return COCO's lists by split ("" if none is named); None for a folder of no known format.
 
-    The classes are YOLO's in its order, those of the others by name.
+    YOLO's classes keep their order; those of the other formats are sorted by name.
     """
     names = _yolo_names(folder)
     found = list(_yolo(folder, names, faults)) if names else []
@@ -92,7 +92,7 @@ def convert(
 
 
 def _by_file(folder: Path, faults: CocoFaults) -> Iterator[_Labelled]:
-    """The images of all XML, JSON, CSV and text files that a reader knows."""
+    """Yield the images of all XML, JSON, CSV and text files that a reader understands."""
     images = {path.name: path for path in _images(folder)}
     stems = {path.stem: path for path in images.values()}
     readers: Mapping[str, Callable[[Path, CocoFaults], Sequence[_Read]]] = {
@@ -110,7 +110,7 @@ def _by_file(folder: Path, faults: CocoFaults) -> Iterator[_Labelled]:
             faults.add("record", f"{path.relative_to(folder)} cannot be read: {error}")
             continue
         for image, objects in read:
-            # Beside it first: names repeat over folders.
+            # Look next to the file first, because names repeat across folders.
             beside = path.parent / image
             own = beside if image and beside.is_file() else images.get(Path(image).name)
             if own := own or (stems.get(path.stem) if len(read) == 1 else None):
@@ -124,14 +124,14 @@ def _images(folder: Path) -> list[Path]:
 
 
 def _xml(path: Path, faults: CocoFaults) -> Sequence[_Read]:
-    """VOC's, of one image, or CVAT's, of all."""
+    """Read VOC's XML, about one image, or CVAT's, about all."""
     root = ElementTree.parse(path).getroot()
     if root.tag == "annotation":
         return [(root.findtext("filename") or "", [_voc(each) for each in root.iter("object")])]
     if root.tag != "annotations":
         return []
     return [
-        # With its subset, which is a folder, too.
+        # An image's subset is also its folder.
         ("/".join(filter(None, [image.get("subset"), image.get("name")])), _cvat(image, faults))
         for image in root.iter("image")
     ]
@@ -144,7 +144,7 @@ def _voc(each: ElementTree.Element) -> tuple[str, _Corners]:
     left, top, right, bottom = (
         float(box.findtext(side) or "nan") for side in ("xmin", "ymin", "xmax", "ymax")
     )
-    # Its pixels count from 1, and the last is part of the box.
+    # VOC counts pixels from 1 and includes the last in the box.
     return each.findtext("name") or "", (left - 1, top - 1, right, bottom)
 
 
@@ -169,7 +169,7 @@ def _extent(points: Sequence[Sequence[float]]) -> _Corners:
 
 
 def _json(path: Path, faults: CocoFaults) -> Sequence[_Read]:
-    """LabelMe's, of one image, or Create ML's, of all."""
+    """Read LabelMe's JSON, about one image, or Create ML's, about all."""
     content = json.loads(path.read_bytes())
     if isinstance(content, dict) and "shapes" in content:
         return [_labelme(path, content, faults)]
@@ -203,7 +203,7 @@ def _labelme(path: Path, content: Mapping[str, Any], faults: CocoFaults) -> _Rea
 
 
 def _tensorflow(path: Path, _: CocoFaults) -> Sequence[_Read]:
-    """TensorFlow's CSV: a row for each box."""
+    """Read TensorFlow's CSV: a row per box."""
     with path.open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
     columns = ("filename", "class", "xmin", "ymin", "xmax", "ymax")
@@ -230,7 +230,7 @@ def _kitti(path: Path, _: CocoFaults) -> Sequence[_Read]:
 
 
 def _lists(folder: Path, split_of: Callable[[str], str | None]) -> dict[str, str]:
-    """Which split lists an image: by its stem in VOC's ImageSets/Main, by its path in YOLO's."""
+    """Map images to splits: by stem from VOC's ImageSets/Main, by path from YOLO's lists."""
     found = {}
     for path in sorted([*folder.rglob("ImageSets/Main/*.txt"), *folder.glob("*.txt")]):
         split = split_of(path.stem)
@@ -246,7 +246,7 @@ def _lists(folder: Path, split_of: Callable[[str], str | None]) -> dict[str, str
 
 
 def _yolo_names(folder: Path) -> list[str]:
-    """YOLO's classes: of data.yaml or another with `names`, or a list in classes.txt, obj.names."""
+    """Return YOLO's classes: `names` in a YAML file, or the lines of classes.txt or obj.names."""
     for path in sorted([*folder.glob("*.yaml"), *folder.glob("*.yml")]):
         if re.search(r"^names\s*:", path.read_text(encoding="utf-8"), re.MULTILINE):
             return _names_in(path)
@@ -256,26 +256,26 @@ def _yolo_names(folder: Path) -> list[str]:
 
 
 def _names_in(path: Path) -> list[str]:
-    # No image has it for certain; the trainer itself never reads YAML.
+    # An image may lack it; the trainer itself never reads YAML.
     try:
         import yaml  # type: ignore[import-untyped]
     except ImportError as error:
-        raise UserError(f"{path} needs the package PyYAML to be read; install it") from error
+        raise UserError(f"reading {path} requires the package PyYAML; install it") from error
     try:
         names = yaml.safe_load(path.read_text(encoding="utf-8"))["names"]
     except yaml.YAMLError as error:
         raise UserError(f"{path} is not YAML: {str(error).splitlines()[0]}") from error
     if isinstance(names, dict):
         if sorted(names) != list(range(len(names))):
-            raise UserError(f"{path} numbers its names {sorted(names)}; number them from 0 on")
+            raise UserError(f"{path} numbers its names {sorted(names)}; number them from 0")
         names = [names[number] for number in sorted(names)]
     if not isinstance(names, list) or not names:
-        raise UserError(f"{path} has the names {names!r:.60}; give a list of class names")
+        raise UserError(f"{path} has the names {names!r:.60}; provide a list of class names")
     return [str(name) for name in names]
 
 
 def _yolo(folder: Path, names: Sequence[str], faults: CocoFaults) -> Iterator[_Labelled]:
-    """Every image, with the boxes of its text file: in `labels` where it is in `images`."""
+    """Yield each image with its text file's boxes; `labels` replaces `images` in the path."""
     for image in _images(folder):
         parts = list(image.relative_to(folder).with_suffix(".txt").parts)
         places = [at for at, part in enumerate(parts[:-1]) if part == "images"]
@@ -300,7 +300,7 @@ def _yolo(folder: Path, names: Sequence[str], faults: CocoFaults) -> Iterator[_L
 
 
 def _of_shares(shares: Sequence[float]) -> _Corners:
-    """A box by its centre and size, or the extent of a polygon, in shares of the image."""
+    """Return the corners of a box (centre, size) or of a polygon's extent, as image shares."""
     if len(shares) == 4:
         x, y, width, height = shares
         return x - width / 2, y - height / 2, x + width / 2, y + height / 2

@@ -1,4 +1,4 @@
-"""Weights that others trained: ImageNet's for the backbone, detectors of IDEA-Research/DINO.
+"""Published weights: ImageNet's for the backbone, and IDEA-Research/DINO's detectors.
 
 python -m training.workloads.detection.published theirs.pth dino.safetensors --classes coco
 python -m training run --workload detection --init-from dino.safetensors ...
@@ -22,7 +22,7 @@ from training.errors import EXIT_FINISHED, EXIT_USER, RunFailedError, UserError
 from training.workloads.detection.config import Architecture
 from training.workloads.detection.detector import Detector
 
-# Ours is theirs with the left side of each replaced by the right one.
+# A name here is theirs with each pattern on the left replaced by the text on the right.
 _NAMES = (
     (r"^backbone\.0\.body\.", "backbone."),
     (r"^label_enc\.", "labels."),
@@ -39,33 +39,33 @@ _NAMES = (
     (r"^(.*layers\.\d+)\.(linear\d\..*)", r"\1.ffn.\2"),
     (r"^(encoder\.layers\.\d+)\.norm1\.", r"\1.self_attn_norm."),
     (r"^(encoder\.layers\.\d+)\.norm2\.", r"\1.ffn_norm."),
-    # Their decoder's first norm is that of the attention to the image, although it comes second.
+    # Their decoder's norm1 belongs to the attention to the image, although that comes second.
     (r"^(decoder\.layers\.\d+)\.norm1\.", r"\1.cross_attn_norm."),
     (r"^(decoder\.layers\.\d+)\.norm2\.", r"\1.self_attn_norm."),
     (r"^(decoder\.layers\.\d+)\.norm3\.", r"\1.ffn_norm."),
 )
-# Each layer's heads are the same two modules there.
+# Their layers all share the same two heads, which appear once per layer.
 _AGAIN = re.compile(
     r"^(transformer\.decoder\.(class|bbox)_embed\.\d+|(class|bbox)_embed\.[1-9]\d*)\."
 )
 _BY_CLASS = re.compile(r"^labels\.|\bclass_head\.")
-# COCO's category ids, the rows of a published detector's heads: ten of 1 to 90 are not used.
+# COCO's category ids, which are the rows of published detectors' heads; ten of 1 to 90 are unused.
 _COCO_IDS = tuple(sorted(set(range(1, 91)) - {12, 26, 29, 30, 45, 66, 68, 69, 71, 83}))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Write a published checkpoint as the weights of one of ours."""
+    """Convert a published checkpoint to the weights of a detector here."""
     parser = argparse.ArgumentParser(
         prog="python -m training.workloads.detection.published",
         description="Turn a checkpoint of IDEA-Research/DINO (4 scales, ResNet-50) into a file for "
         "`python -m training run --workload detection --init-from FILE`.",
     )
-    parser.add_argument("checkpoint", type=Path, help="their .pth, or its state dict (safetensors)")
+    parser.add_argument("checkpoint", type=Path, help="a published .pth or its safetensors copy")
     parser.add_argument("out", type=Path, help="the safetensors file to write")
     parser.add_argument(
         "--classes",
         required=True,
-        help="coco: the 80 classes it was trained on; or the number of your own, to be trained",
+        help="coco: the 80 classes it was trained on; or the number of your own classes",
     )
     parser.add_argument("--num-queries", type=int, default=900, help="default: %(default)s")
     options = parser.parse_args(arguments)
@@ -80,9 +80,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _convert(options: argparse.Namespace) -> None:
     rows = _COCO_IDS if options.classes == "coco" else None
     if rows is None and not options.classes.isdigit():
-        raise UserError(f"--classes is {options.classes!r}; give coco, or a number of classes")
+        raise UserError(f"--classes is {options.classes!r}; pass coco or a number of classes")
     state = _read_published(options.checkpoint)
-    # The classes' heads, which start from scratch, are the same in every conversion.
+    # Class heads that start from scratch are the same in every conversion.
     torch.manual_seed(0)
     num_classes = len(rows) if rows else int(options.classes)
     detector = Detector(Architecture(num_classes=num_classes, num_queries=options.num_queries))
@@ -93,7 +93,7 @@ def _convert(options: argparse.Namespace) -> None:
 
 
 def load_backbone(detector: Detector) -> None:
-    """Fill the backbone with torchvision's weights of ImageNet, which it fetches and verifies."""
+    """Fill the backbone with torchvision's ImageNet weights, which it fetches and verifies."""
     from torchvision.models import get_model_weights
 
     name = detector.architecture.backbone
@@ -110,9 +110,9 @@ def load_backbone(detector: Detector) -> None:
 
 
 def _read_published(path: Path) -> Mapping[str, Tensor]:
-    """The state dict in a published checkpoint (.pth), or in a safetensors file of one."""
+    """Read the state dict of a published checkpoint (.pth), or of its safetensors copy."""
     if not path.is_file():
-        raise UserError(f"{path} is not there; give the file of a published checkpoint")
+        raise UserError(f"{path} does not exist; pass the file of a published checkpoint")
     try:
         if path.suffix == ".safetensors":
             return load_file(path)
@@ -124,7 +124,7 @@ def _read_published(path: Path) -> Mapping[str, Tensor]:
     except pickle.UnpicklingError as error:
         raise UserError(
             f"{path} contains more than tensors and arguments, and could run code; "
-            "save its state dict as safetensors and give that file"
+            "save its state dict as safetensors and pass that file"
         ) from error
     except (RuntimeError, SafetensorError) as error:
         raise UserError(
@@ -139,8 +139,8 @@ def _load_published(
 ) -> None:
     """Fill the detector from a state dict of IDEA-Research/DINO.
 
-    `rows` names, for each of the detector's classes, its row in theirs: for COCO the category's id.
-    Without it what depends on the classes keeps its first weights, to be trained on others.
+    `rows` gives, for each of the detector's classes, its row in theirs: for COCO, the category's
+    id. Without it, weights that depend on the classes keep their initial values.
     """
     mine = detector.state_dict()
     found: dict[str, Tensor] = {}
@@ -149,7 +149,7 @@ def _load_published(
             continue
         name = _our_name(theirs)
         if name not in mine:
-            raise _unlike(f"it has {theirs}, which this one has not")
+            raise _unlike(f"it has {theirs}, which this one lacks")
         if _BY_CLASS.search(name):
             if rows is None:
                 continue
@@ -169,7 +169,7 @@ def _load_published(
 
 
 def _our_name(theirs: str) -> str:
-    """A tensor's name in a detector of ours."""
+    """Return the name of a published tensor in a detector here."""
     name = theirs
     for pattern, replacement in _NAMES:
         name = re.sub(pattern, replacement, name)
@@ -178,8 +178,8 @@ def _our_name(theirs: str) -> str:
 
 def _unlike(what: str) -> UserError:
     return UserError(
-        f"the published weights are of another architecture: {what}; give the architecture that "
-        "they were trained with"
+        f"the published weights have another architecture: {what}; use the architecture with "
+        "which they were trained"
     )
 
 

@@ -1,8 +1,8 @@
-"""One split of a dataset as samples: an image, and its objects as shares of it; and augmentation.
+"""One split of a dataset as samples: an image with its objects as shares of it; and augmentation.
 
-Trained on (epoch 0 or later) a sample is augmented as the reference (DETR) does, and has what can
-be learned: no crowds, no empty boxes. Evaluated (epoch -1) it is whole, with the truth as
-annotated. Boxes follow exactly: an image is cut and resized in one go, and their corners mapped.
+In training (epoch 0 or later), a sample is augmented as in the reference (DETR) and has only what
+can be learned: no crowds, no empty boxes. In evaluation (epoch -1), it is complete, with the truth
+as annotated. Boxes follow exactly: images are cut and resized in one go, and box corners mapped.
 B images, N objects of the image that has the most, M objects of all images.
 """
 
@@ -20,13 +20,13 @@ from training.workload import Dataset, Order, Samples
 from training.workloads.detection.coco import Category, CocoSplit
 from training.workloads.detection.image_files import read_rgb
 
-# A box that is less than this wide or high in the resized image is not learned: no pixel is its
-# own. It is dropped, and so is what a crop has left of it.
+# A box that is narrower or lower than this in the resized image, also after a crop, is dropped,
+# because no pixel is entirely within it.
 _MIN_BOX_PIXELS = 1.0
 
 
 class _View(NamedTuple):
-    """What of an image is seen, in its own pixels, at which size, and whether mirrored."""
+    """The part of an image that is seen, in its pixels, the target size, and if it is mirrored."""
 
     left: float
     top: float
@@ -37,13 +37,13 @@ class _View(NamedTuple):
     is_flipped: bool
 
     def of(self, image: Image.Image) -> Image.Image:
-        """The part of the image that the view shows, at its size."""
+        """Return the part of the image that the view shows, in the view's size."""
         box = (self.left, self.top, self.right, self.bottom)
         seen = image.resize((self.width, self.height), Image.Resampling.BILINEAR, box=box)
         return seen.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if self.is_flipped else seen
 
     def boxes(self, boxes_N4: Tensor) -> tuple[Tensor, Tensor]:
-        """Boxes x, y, width, height in the image's pixels -> cx, cy, w, h as shares of the view.
+        """Map boxes (x, y, width, height in image pixels) to cx, cy, w, h as shares of the view.
 
         They are cut at its border; the second result says which are kept (`_MIN_BOX_PIXELS`).
         """
@@ -54,7 +54,7 @@ class _View(NamedTuple):
         if self.is_flipped:
             left, right = 1 - right, 1 - left
         wide, high = right - left, bottom - top
-        # Not exactly at the limit: rounding would decide.
+        # Slightly below the limit, where rounding would otherwise decide.
         least = _MIN_BOX_PIXELS * (1 - 1e-9)
         is_kept = (wide * self.width >= least) & (high * self.height >= least)
         found_N4 = torch.stack([(left + right) / 2, (top + bottom) / 2, wide, high], dim=1)
@@ -65,7 +65,7 @@ class _View(NamedTuple):
 class Augmentation:
     """Sizes in pixels of an image's shorter side; the longer one has at most `longest_side`.
 
-    With probability `crop` a rectangle with sides between `crop_sides` is cut first, out of the
+    With probability `crop`, a rectangle with sides between `crop_sides` is first cut out of the
     image resized to one of `crop_scales`. Evaluated images are resized to `eval_scale`.
     """
 
@@ -78,12 +78,12 @@ class Augmentation:
     eval_scale: int = 800
 
     def whole(self, height: int, width: int) -> _View:
-        """The image as it is evaluated."""
+        """Return the view of the entire image, for evaluation."""
         to_height, to_width = _resized(height, width, self.eval_scale, self.longest_side)
         return _View(0, 0, width, height, to_height, to_width, False)
 
     def drawn(self, height: int, width: int, rng: torch.Generator) -> _View:
-        """A view of the image at random, as it is trained on."""
+        """Draw a random view of the image, for training."""
         is_flipped = _chance(self.flip, rng)
         left, top, right, bottom = 0.0, 0.0, float(width), float(height)
         if _chance(self.crop, rng):
@@ -99,7 +99,7 @@ class Augmentation:
 
 
 def _resized(height: float, width: float, shorter: int, longest: int | None) -> tuple[int, int]:
-    """Height and width with that shorter side, or a smaller one if the longest would be larger."""
+    """Return the size with that shorter side, or a smaller one to keep within `longest`."""
     low, high = min(height, width), max(height, width)
     if longest is not None and high / low * shorter > longest:
         shorter = max(1, round(longest * low / high))
@@ -125,7 +125,7 @@ Batch: TypeAlias = dict[str, Tensor]
 
 # Pictures are kept of the first images of an evaluation.
 _NUM_SHOWN = 12
-# The label of what fills up an image's row of objects.
+# The label that pads an image's row of objects.
 _NO_OBJECT = -1
 
 
@@ -143,7 +143,7 @@ class _Sample(NamedTuple):
 class DetectionSamples(Samples):
     """The images of a split. A batch is as large as its largest image, or as the next bucket.
 
-    With `bucket` both sides of a batch are multiples of so many pixels, so that few shapes occur.
+    With `bucket`, both sides of a batch are multiples of that many pixels, so few shapes occur.
     """
 
     split: CocoSplit
@@ -155,7 +155,7 @@ class DetectionSamples(Samples):
         return len(self.split)
 
     def get(self, index: int, epoch: int, rng: torch.Generator) -> _Sample:
-        """Sample `index`, as drawn from `rng`, or whole in the epoch -1."""
+        """Return sample `index`, augmented by `rng`, or complete in epoch -1."""
         height, width = self.split.sizes[index].tolist()
         if epoch < 0:
             view = self.augmentation.whole(height, width)
@@ -175,7 +175,7 @@ class DetectionSamples(Samples):
         )
 
     def collate(self, items: Sequence[_Sample]) -> Batch:
-        """Images padded below and on the right, objects with NO_OBJECT."""
+        """Join samples; images are padded below and on the right, objects with _NO_OBJECT."""
         height, width = (
             -(-max(item.image.shape[side] for item in items) // self.bucket) * self.bucket
             for side in (1, 2)
@@ -201,7 +201,7 @@ class DetectionSamples(Samples):
         return batch | (self._truth(indices) if items[0].is_evaluated else {})
 
     def _truth(self, indices: Sequence[int]) -> Batch:
-        """Every object of these images as annotated, the categories, and which images to show."""
+        """Return these images' objects as annotated, the categories, and which images to show."""
         split = self.split
         rows = np.concatenate([np.r_[split.objects(index)] for index in indices])
         counts = split.objects_per_image[list(indices)]
@@ -216,15 +216,15 @@ class DetectionSamples(Samples):
         }
 
     def files(self, indices: Order) -> Sequence[str]:
-        """The files of these samples, one each: a sync fetches first what is read first."""
+        """Return the samples' files, one each, so a sync can fetch first what is read first."""
         return [f"{self.split.name}/{file}" for file in self.split.files[np.asarray(indices)]]
 
 
 def written(categories: Sequence[Category]) -> Tensor:
-    """Categories as a tensor, so that they travel with the batches."""
+    """Write categories to a tensor, which can be part of a batch."""
     return torch.frombuffer(bytearray(json.dumps(categories).encode()), dtype=torch.uint8)
 
 
 def read(categories: Tensor) -> list[Category]:
-    """Categories from their tensor."""
+    """Read categories from their tensor."""
     return [Category(*pair) for pair in json.loads(bytes(categories.cpu().tolist()))]

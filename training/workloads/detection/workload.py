@@ -40,8 +40,8 @@ from training.workloads.detection.samples import DetectionSamples
 
 _ATTENTION = "attention"  # in the numerics key
 _PARTS = ("classes", "boxes", "giou", "encoder", "denoising")
-# Objects of an image in the batches that are measured: with fewer there are as many queries of
-# denoising, with more their one group grows.
+# Objects per image in measured batches: fewer would not change the number of denoising queries;
+# more would enlarge their single group.
 _MEASURED_OBJECTS = 50
 
 
@@ -54,7 +54,7 @@ class TrainDetector(DetectionEvaluation):
 
     @property
     def settings(self) -> Settings:
-        """As published: constant, a tenth from the last epochs on, gradients clipped."""
+        """The published schedule: constant, then a tenth for the last epochs."""
         c = self.config
         drops = c.drop_epoch < c.epochs
         return replace(
@@ -63,13 +63,13 @@ class TrainDetector(DetectionEvaluation):
         )
 
     def model(self, i: Inputs) -> Detector:
-        # What `numerics` then chooses keeps no more than this for backward.
+        # `numerics` may later choose another, which saves no more than this for backward.
         return Detector(self.config.architecture, "deterministic")
 
     def numerics(
         self, m: nn.Module, i: Inputs, started_with: Mapping[str, str]
     ) -> Mapping[str, str]:
-        """What computes the attention: as the recipe says, or what is fastest on this machine."""
+        """Choose how attention is computed: as the recipe says, or the fastest on this machine."""
         c = self.config
         chosen: str = c.attention
         dtype = getattr(torch, c.settings.precision)
@@ -78,43 +78,42 @@ class TrainDetector(DetectionEvaluation):
             chosen = choose(i.device, dtype, before, max_side=c.max_side)
         elif chosen == "triton" and (reason := why_not_triton(i.device, dtype)):
             raise UserError(
-                f"attention is 'triton', which does not work here ({reason}); give another, or "
+                f"attention is 'triton', which does not work here ({reason}); use another, or "
                 "--override attention=auto"
             )
         elif chosen == "reference" and c.deterministic and i.device.type == "cuda":
             raise UserError(
                 f"attention is {chosen!r}, whose backward torch refuses on a GPU where "
-                "deterministic is true; give --override attention=auto, or deterministic=false"
+                "deterministic is true; pass --override attention=auto, or deterministic=false"
             )
         cast(Detector, m).attend_by(cast(Implementation, chosen))
         return {_ATTENTION: chosen}
 
     def refusals(self, meta: Mapping[str, Any]) -> Sequence[str]:
-        """Other classes than the model's, or more objects in an image than it has queries."""
+        """Refuse classes other than the model's, and more objects per image than it has queries."""
         num_classes, num_queries, found = self.config.num_classes, self.config.num_queries, []
         names = list(meta.get("classes", ()))
         if names and num_classes != len(names):
             found.append(
                 f"the model has {num_classes} classes, but the dataset has {len(names)} "
                 f"({', '.join(names[:10])}{', ...' if len(names) > 10 else ''}); "
-                f"give --override num_classes={len(names)}"
+                f"pass --override num_classes={len(names)}"
             )
         most = int(meta.get("most_objects", 0))
         if most > num_queries:
             found.append(
-                f"the model has {num_queries} queries, but an image has {most} objects, of which "
-                f"it can find no more than it has queries; give --override num_queries={most}, or "
-                "more"
+                f"the model has {num_queries} queries, but an image has {most} objects, and it can "
+                f"find only one per query; pass --override num_queries={most}, or more"
             )
         return found
 
     def start(self, m: nn.Module, i: Inputs) -> Start:
-        """Check the data; fetch ImageNet's weights, unless others are given."""
+        """Check the data; fetch ImageNet's weights, unless others were passed."""
         c = self.config
-        # Validation's faults are to be found before the first epoch, not after it.
+        # Faults in validation must be found before the first epoch, not after it.
         split, _ = (open_split(i.dataset, name) for name in ("train", "validation"))
         names = [category.name for category in split.categories]
-        # The annotations themselves, whatever the manifest says of them.
+        # From the annotations themselves, whatever the manifest says.
         there = {"classes": names, "most_objects": split.objects_per_image.max()}
         failures = [
             *missing_package("faster-coco-eval", "the evaluation"),
@@ -127,10 +126,10 @@ class TrainDetector(DetectionEvaluation):
         return Start(failures=failures, facts=facts)
 
     def optimizer(self, m: nn.Module) -> Optimizer:
-        """AdamW; what has learned before learns slower."""
+        """Return AdamW with a lower learning rate for the pretrained backbone."""
         c = self.config
         groups = parameter_groups(m, c.learning_rate, c.backbone_learning_rate)
-        # Not False, which would rule out torch's foreach as well.
+        # None, because False would also rule out torch's foreach.
         return AdamW(groups, weight_decay=c.weight_decay, fused=c.fused_optimizer or None)
 
     def samples(self, i: Inputs, split: str) -> DetectionSamples:
@@ -142,14 +141,14 @@ class TrainDetector(DetectionEvaluation):
         )
 
     def weight(self, b: Batch) -> float:
-        """The number of objects."""
+        """Return the number of objects."""
         return float((b["labels"] >= 0).sum())
 
     def loss(self, m: nn.Module, b: Batch, step: int, num_steps: int) -> Loss:
         return self._loss(m, b, hungarian)
 
     def surrogate(self, m: nn.Module, b: Batch) -> Loss:
-        """The loss if the first queries were to predict the objects: nothing is read from data."""
+        """Return the loss with objects matched to the first queries, independent of the data."""
         return self._loss(m, b, in_order)
 
     def _loss(self, m: nn.Module, b: Batch, match: Match) -> Loss:
@@ -158,19 +157,19 @@ class TrainDetector(DetectionEvaluation):
         noise = denoising(labels_BN, boxes_BN4, c.architecture) if c.denoising_queries else None
         predictions = m(b["images"], b["sizes"], noise)
         found = criterion(predictions, labels_BN, boxes_BN4, match)
-        # Of objects, as the loss itself is.
+        # Averaged over objects, like the loss itself.
         count = float(labels_BN.numel()) if match is in_order else self.weight(b)
         parts = {f"{part}_loss": (getattr(found, part), count) for part in _PARTS}
         return Loss(total=found.total, metrics=parts)
 
     def example(self, size: int) -> Batch:
-        """Of the largest images: one lies on its side, another stands, and both are padded."""
+        """Return a batch as padded for the largest images: one landscape, another portrait."""
         c = self.config
         height = max(c.sides) if size == 1 else c.max_side
         return self._batch(size, height, c.max_side)
 
     def usual(self, size: int) -> Batch:
-        """Of images of 4:3 with the middle one of the shorter sides."""
+        """Return a batch of 4:3 images with the median of the shorter sides."""
         c = self.config
         side = sorted(c.sides)[len(c.sides) // 2]
         return self._batch(size, side, min(c.max_side, side * 4 // 3))
@@ -195,7 +194,7 @@ _WIDTH = 192
 
 
 def _offered(c: DetectionConfig) -> Sequence[Rung]:
-    # A shorter side may not be longer than the longest.
+    # No shorter side may exceed the longest side.
     sides = [side for side in _MAX_SIDES if max(c.sides) <= side < c.max_side]
     queries = [number for number in _NUM_QUERIES if number < c.num_queries]
     return [
@@ -209,7 +208,7 @@ def _offered(c: DetectionConfig) -> Sequence[Rung]:
 RECIPES: Mapping[str, Callable[[], DetectionConfig]] = MappingProxyType(
     {"laptop": laptop, "full": full, "coco_12": coco_12}
 )
-# 1,200 generated floor plans; CubiCasa5K's, with walls and rooms; COCO 2017.
+# 1,200 generated floor plans; CubiCasa5K with walls and rooms; COCO 2017.
 _NOMINAL_SAMPLES: Mapping[str, Mapping[str, int]] = MappingProxyType(
     {
         "laptop": {"train": 900, "validation": 180},
@@ -231,7 +230,7 @@ class _Detection(Workload[DetectionConfig]):
         return (TrainDetector(config=c),)
 
     def fitted(self, c: DetectionConfig, meta: Mapping[str, Any]) -> Mapping[str, str]:
-        """As many classes as there are, and a query for each object of the fullest image."""
+        """Set the dataset's number of classes, and a query for each object of the fullest image."""
         classes = len(meta.get("classes", ())) or c.num_classes
         most = int(meta.get("most_objects", 0))
         return {
@@ -240,7 +239,7 @@ class _Detection(Workload[DetectionConfig]):
         }
 
     def rungs(self, c: DetectionConfig) -> Sequence[Rung]:
-        """The ladder; smaller micro-batches accumulate, and count objects as before."""
+        """Return the ladder; smaller micro-batches accumulate, with the same count of objects."""
         recomputed = rung("activations of the encoder recomputed", recompute_encoder=True)
         again = [recomputed] * (not c.recompute_encoder)
         return [*again, *micro_batch_rungs(c), *autocast_rungs(c), *_offered(c)]

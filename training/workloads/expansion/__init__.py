@@ -1,7 +1,7 @@
-"""Growth that keeps the function: dense to experts, wider, deeper, on any model's state_dict.
+"""Growth that preserves the function: dense to experts, wider, deeper, on any model's state_dict.
 
-Pure functions of a state and a layout that says what the axes are (docs/expansion.md). Imports
-torch alone.
+Pure functions of a state and a layout that says what the axes are (docs/expansion.md). Imports only
+torch.
 """
 
 from training.workloads.expansion.adamw import RewarmingAdamW as RewarmingAdamW

@@ -1,10 +1,10 @@
-"""AdamW for a widened model: rates with which it trains as the smaller one did, and new copies.
+"""AdamW for a widened model: rates with which it trains like the smaller one, and new copies.
 
-A matrix that is divided by its copies must move by as much less: learning rate / s, weight decay
-x s, and Adam's epsilon divided as its gradient is (the 1/fan-in rule of muP). With
-`widen_optimizer(rewarm_steps=...)` the new copies in a tensor start on their own: their moments are
-young, so the bias correction is their own, and their learning rate rises from zero. Which part of a
-tensor they are stands in the optimizer's state, as numbers, and so in its state_dict.
+A matrix divided by the number of its copies, s, must move that much less: learning rate / s, weight
+decay x s, and Adam's epsilon divided like its gradient (the 1/fan-in rule of muP). With
+`widen_optimizer(rewarm_steps=...)`, new copies in a tensor start separately: their moments are
+young, so they have their own bias correction, and their learning rate rises from zero. Numbers in
+the optimizer's state, and so in its state_dict, say which part of a tensor they are.
 """
 
 import math
@@ -20,20 +20,20 @@ from torch.optim import AdamW, Optimizer
 from training.workloads.expansion.layout import Layout
 from training.workloads.expansion.tensors import REWARM, by_part
 
-# From here on the young moments' bias correction changes a step by less than a thousandth.
+# Below this, the young moments' bias correction changes a step by less than a thousandth.
 _SETTLED = 1e-3
 
 
 class Rewarming(Optimizer):
-    """Stands before an AdamW whose state and groups have torch's names: see `RewarmingAdamW`.
+    """A mixin for an AdamW whose state and groups have torch's names: see `RewarmingAdamW`.
 
-    A new copy's step is the one that AdamW makes, times a factor: its rising learning rate, and the
-    bias correction for its own age in place of the tensor's.
+    A new copy's step is AdamW's times a factor: its rising learning rate, and the bias correction
+    for its own age instead of the tensor's.
     """
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Step each parameter that warms by itself, then all others together."""
+        """Step each warming parameter separately, then all others together."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -58,7 +58,7 @@ class Rewarming(Optimizer):
         return parameter.grad is not None and REWARM in self.state.get(parameter, {})
 
     def _step_warming(self, parameter: Tensor, betas: tuple[float, float]) -> None:
-        """Step the one parameter, and the new copies in it by their own factor."""
+        """Step one parameter, with the new copies in it scaled by their own factor."""
         state = self.state[parameter]
         warm = state[REWARM] = {**state[REWARM], "done": state[REWARM]["done"] + 1}
         parts = by_part(parameter, warm["axis"], warm["parts"], warm["copies"])
@@ -71,7 +71,7 @@ class Rewarming(Optimizer):
 
 
 class RewarmingAdamW(Rewarming, AdamW):
-    """torch's AdamW, in which the new copies of widened tensors warm up."""
+    """torch's AdamW, in which new copies of widened tensors warm up."""
 
 
 def _factor(warm: Mapping[str, int], beta1: float, beta2: float) -> float:
@@ -83,7 +83,7 @@ def _factor(warm: Mapping[str, int], beta1: float, beta2: float) -> float:
 
 @contextmanager
 def _only(groups: Sequence[dict[str, Any]], parameters: Sequence[list[Tensor]]) -> Iterator[None]:
-    """Let the optimizer have these parameters alone, group by group."""
+    """Restrict the optimizer to these parameters, group by group."""
     whole = [group["params"] for group in groups]
     try:
         for group, own in zip(groups, parameters, strict=True):
@@ -96,18 +96,18 @@ def _only(groups: Sequence[dict[str, Any]], parameters: Sequence[list[Tensor]]) 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Scales:
-    """What one parameter's settings are multiplied by, compared with the narrow model's."""
+    """Factors for one parameter's settings, relative to the narrow model's."""
 
     learning_rate: float
     weight_decay: float
     eps: float
-    squared_norm: float  # of its gradient, within the norm of all for clipping
+    squared_norm: float  # of its gradient, in the total norm for clipping
 
 
 def adamw_scales(
     names: Iterable[str], layout: Layout, factors: Mapping[str, int]
 ) -> dict[str, _Scales]:
-    """The scales of each parameter, for the factors of all widenings so far multiplied."""
+    """Return each parameter's scales; `factors` are the products of all widenings so far."""
     layout.check_factors(factors)
     found = {}
     for name in names:
@@ -132,7 +132,7 @@ def scaled_groups(
     eps: float = 1e-8,
     decays: Callable[[str, Tensor], bool] = lambda name, tensor: True,
 ) -> list[dict[str, Any]]:
-    """Parameter groups for AdamW: one for each combination of rates.
+    """Return parameter groups for AdamW: one for each combination of rates.
 
     `parameters` are a model's `named_parameters()`; `decays` says which of them have weight decay.
     """
@@ -157,8 +157,8 @@ def clip_grad_norm(
 ) -> Tensor:
     """Clip as the narrow model would, and return its norm: copies of a gradient count as one.
 
-    `torch.nn.utils.clip_grad_norm_` counts all copies: divided matrices have the same norm as
-    before, but vectors, embedding and router another, so that it clips in other steps.
+    `torch.nn.utils.clip_grad_norm_` counts all copies: divided matrices keep their norm, but those
+    of vectors, embedding and router change, so it clips in other steps.
     """
     named = {name: own for name, own in parameters if own.grad is not None}
     scales = adamw_scales(named, layout, factors)

@@ -1,7 +1,7 @@
-"""Deepening: new blocks that add nothing to the residual stream stand between the old ones.
+"""Deepening: inserts new blocks that add nothing to the residual stream between the old ones.
 
-A new block is its neighbour's copy, with zeros where it adds to the stream: x + 0 is x, bit for
-bit. Gradients reach the zeros first, then the rest. Copies alone would not keep the function.
+A new block is a copy of its neighbour with zeros where it adds to the stream: x + 0 is x, bit for
+bit. Gradients reach the zeros first, then the rest. Plain copies would not preserve the function.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -16,12 +16,12 @@ from training.workloads.expansion.tensors import OnDemand, OptimizerState
 
 
 def evenly_after(num_blocks: int, num_new: int) -> tuple[int, ...]:
-    """After which blocks to put new ones so that they are spread: (7, 4) -> 1, 3, 5, 6."""
+    """Return the blocks after which new ones are evenly spread: (7, 4) -> 1, 3, 5, 6."""
     return tuple(-(-(number + 1) * num_blocks // num_new) - 1 for number in range(num_new))
 
 
 def block_origins(num_blocks: int, after: Sequence[int]) -> tuple[int | None, ...]:
-    """For each block of the deeper model the old one's number; None for a new one."""
+    """Return the old number of each block of the deeper model; None for a new one."""
     origins: list[int | None] = []
     for number in range(num_blocks):
         origins += [number, *[None] * list(after).count(number)]
@@ -38,11 +38,11 @@ def deepen(
     after: Sequence[int],
     fresh: Mapping[str, Tensor] | None = None,
 ) -> Mapping[str, Tensor]:
-    """The state of a deeper model with the same outputs, each tensor made when it is read.
+    """Return the state of a deeper model with the same outputs, each tensor made when it is read.
 
-    A block is put after each old block that `after` numbers. With `fresh`, the state_dict of a new
-    model of the deeper kind, it may be another kind of block (dense among experts, another hidden
-    size): its names and shapes count, and what the neighbour has not is taken from it.
+    A new block follows each old block whose number is in `after`. With `fresh`, the state_dict of a
+    new deeper model, it may be another kind of block (dense among experts, another hidden size):
+    `fresh` decides names and shapes and supplies what the neighbour lacks.
     """
     origins = block_origins(_num_blocks(state, layout), after)
     makers: dict[str, Callable[[], Tensor]] = {
@@ -69,9 +69,9 @@ def deepen(
 def deepen_optimizer(
     state: OptimizerState, layout: Layout, *, num_blocks: int, after: Sequence[int]
 ) -> OptimizerState:
-    """The optimizer's state under the deeper model's names; new blocks start without.
+    """Return the optimizer's state under the deeper model's names; new blocks start without it.
 
-    `num_blocks` counts the old blocks, as not every parameter needs to have a state.
+    `num_blocks` counts the old blocks, because not every parameter must have a state.
     """
     origins = block_origins(num_blocks, after)
     makers: dict[str, Callable[[], Mapping[str, Any]]] = {
@@ -88,7 +88,7 @@ def _added(
     *,
     adds: bool,
 ) -> Tensor:
-    """A new block's tensor: zero where it adds, else the neighbour's, else a fresh one."""
+    """Make a new block's tensor: zero where it adds, else the neighbour's, else a fresh one."""
     if fresh is None:
         return torch.zeros_like(state[source]) if adds else state[source].clone()
     if adds:
@@ -98,7 +98,7 @@ def _added(
 
 
 def _new_blocks(origins: Sequence[int | None]) -> Iterator[tuple[int, int]]:
-    """(number, the old block before it) of each new block."""
+    """Yield each new block's number and the old block before it."""
     neighbour = 0
     for number, origin in enumerate(origins):
         if origin is None:
@@ -108,7 +108,7 @@ def _new_blocks(origins: Sequence[int | None]) -> Iterator[tuple[int, int]]:
 
 
 def _rests(names: Iterable[str], layout: Layout, number: int) -> list[str]:
-    """The names of a block's tensors, without the block's."""
+    """Return the names of a block's tensors, without the block's prefix."""
     found = [layout.block_of(name) for name in names]
     return [block[1] for block in found if block and block[0] == number]
 
@@ -125,7 +125,7 @@ def _num_blocks(state: Mapping[str, Tensor], layout: Layout) -> int:
 def _renamed(
     state: Mapping[str, Any], layout: Layout, origins: Sequence[int | None]
 ) -> list[tuple[str, str]]:
-    """(name in the deeper model, name in `state`) of everything in `state`."""
+    """Return (name in the deeper model, name in `state`) for everything in `state`."""
     places = {origin: place for place, origin in enumerate(origins) if origin is not None}
     pairs = []
     for name in state:

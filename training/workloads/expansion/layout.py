@@ -1,4 +1,4 @@
-"""What each axis of a model's tensors is, in one line each: all that growth must know of a model.
+"""The axes of a model's tensors, in one line each: all that growth must know about a model.
 
 "blocks.*.ffn.up.weight": "hidden <- width"      [hidden, width]: computes hidden, reads width
 "h.*.attn.c_attn.weight": "width -> (3 heads)"   [width, 3 x heads], packed: reads width
@@ -16,32 +16,32 @@ _AXIS = re.compile(r"\(\d+ [a-zA-Z]\w*\)|\b[a-zA-Z]\w*")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Axis:
-    """One axis: the dimension of the model that it runs along, and which side of the product."""
+    """One axis: the model's dimension along which it runs, and its side of the product."""
 
     dimension: str
-    is_read: bool  # summed over, as the columns of a Linear's weight; else computed, as its rows
-    parts: int = 1  # that are packed one after another, such as query, key and value
+    is_read: bool  # summed over, like columns of a Linear's weight; else computed, like its rows
+    parts: int = 1  # packed one after another, such as query, key and value
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TensorLayout:
-    """The axes of one tensor, and what it adds to."""
+    """The axes of one tensor, and whether it adds to the residual stream."""
 
     axes: tuple[_Axis, ...]
-    adds: bool = False  # to the residual stream: zero here makes the whole branch zero
+    adds: bool = False  # to the residual stream: zeros here make the entire branch zero
     is_divided: bool = False  # carries 1/factor for a reader that cannot (see Layout.divided)
 
     def copies(self, factors: Mapping[str, int]) -> int:
-        """How often a widened tensor holds each of its former values."""
+        """Return how often a widened tensor holds each of its former values."""
         return math.prod(factors.get(axis.dimension, 1) for axis in self.axes)
 
     def value_divisor(self, factors: Mapping[str, int]) -> int:
-        """What a widened tensor's values are divided by: the copies of what it reads."""
+        """Return the divisor of a widened tensor's values: the copies of what it reads."""
         divided = self._factor(factors, is_read=False) if self.is_divided else 1
         return divided * self._factor(factors, is_read=True)
 
     def gradient_divisor(self, factors: Mapping[str, int]) -> int:
-        """How much smaller a widened tensor's gradient is: the copies of what it computes."""
+        """Return the divisor of a widened tensor's gradient: the copies of what it computes."""
         return 1 if self.is_divided else self._factor(factors, is_read=False)
 
     def _factor(self, factors: Mapping[str, int], *, is_read: bool) -> int:
@@ -54,11 +54,11 @@ class TensorLayout:
 class Layout:
     """The tensors of a model's state_dict: name with `*` for numbers -> axes.
 
-    Axes stand in the order of the tensor's, computed and read ones on their side of the arrow (`<-`
-    for [out, in] as in Linear, `->` for [in, out] as in GPT-2's Conv1D); without an arrow all are
-    computed. The same word is the same dimension everywhere. `(3 heads)` is one axis of three
-    packed parts; `+width` adds to the residual stream, and only what does so needs it. A single
-    number has no axis: its text is empty.
+    Axes are in the tensor's order, with computed and read ones on their side of the arrow (`<-`
+    for [out, in] as in Linear, `->` for [in, out] as in GPT-2's Conv1D); without an arrow, all are
+    computed. The same word means the same dimension everywhere. `(3 heads)` is one axis of three
+    packed parts; `+width` marks a tensor that adds to the residual stream. A single number has no
+    axis, so its text is empty.
     """
 
     tensors: Mapping[str, str]
@@ -66,25 +66,25 @@ class Layout:
     blocks: str = "blocks.*"
     # Norms before a tied head: the head reads the embedding, which cannot carry 1/factor itself.
     divided: Collection[str] = ()
-    # Dense tensor -> the expert's that it becomes: with one more `*` a tensor for each expert, else
-    # one of all, stacked along a new first axis. Several that become one are packed in this order.
+    # Dense tensor -> the experts' tensor that it becomes: one per expert if that has one more `*`,
+    # else one of all, stacked along a new first axis. Several into one are packed in this order.
     experts: Mapping[str, str] = field(default_factory=dict)
-    routers: Collection[str] = ()  # what only a model with experts has
+    routers: Collection[str] = ()  # tensors that only a model with experts has
 
     def __post_init__(self) -> None:
         for name in (*self.divided, *self.routers, *self.experts, *self.experts.values()):
             if name not in self.tensors:
                 raise ValueError(f"layout: {name!r} is not among the tensors; describe its axes")
         if self.blocks.count("*") != 1:
-            raise ValueError(f"layout: blocks is {self.blocks!r}; give one * for the number")
+            raise ValueError(f"layout: blocks is {self.blocks!r}; use one * for the number")
         _ = self._patterns
 
     def of(self, name: str, num_axes: int | None = None) -> TensorLayout:
-        """The layout of one tensor; ValueError if none or several fit, or the axes' number not."""
+        """Return a tensor's layout; ValueError unless exactly one fits, with `num_axes` axes."""
         found = [(key, own) for key, pattern, own in self._patterns if pattern.fullmatch(name)]
         if len(found) != 1:
             said = ", ".join(repr(key) for key, _ in found) or "no line"
-            raise ValueError(f"tensor {name!r}: {said} of the layout fits; exactly one must")
+            raise ValueError(f"tensor {name!r}: {said} of the layout fits; exactly one must fit")
         ((key, own),) = found
         if num_axes is not None and num_axes != len(own.axes):
             raise ValueError(
@@ -94,7 +94,7 @@ class Layout:
         return own
 
     def check_factors(self, factors: Mapping[str, int]) -> None:
-        """ValueError unless the factors are whole numbers for dimensions that exist."""
+        """Raise ValueError unless the factors are whole numbers for existing dimensions."""
         known = {axis.dimension for _, _, own in self._patterns for axis in own.axes}
         for dimension, factor in factors.items():
             if dimension not in known:
@@ -103,15 +103,15 @@ class Layout:
                     f"{', '.join(sorted(known))}"
                 )
             if not isinstance(factor, int) or factor < 1:
-                raise ValueError(f"factor {factor!r} of {dimension!r}: give a whole number from 1")
+                raise ValueError(f"factor {factor!r} of {dimension!r}: use a whole number from 1")
 
     def block_of(self, name: str) -> tuple[int, str] | None:
-        """The number of the tensor's block and the rest of its name; None outside of blocks."""
+        """Return the number of the tensor's block and the rest of its name; None outside blocks."""
         found = self._block.fullmatch(name)
         return (int(found["number"]), found["rest"]) if found else None
 
     def in_block(self, number: int, rest: str) -> str:
-        """The name of a tensor of a block: the inverse of `block_of`."""
+        """Return the name of a block's tensor: the inverse of `block_of`."""
         return f"{self.blocks.replace('*', str(number))}.{rest}"
 
     @cached_property

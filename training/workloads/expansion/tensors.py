@@ -1,4 +1,4 @@
-"""Tensors that are made one at a time: a model grows without a second copy of itself in memory."""
+"""Tensors made one at a time, so a model grows without a second copy of itself in memory."""
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeAlias, TypeVar
@@ -8,11 +8,11 @@ from torch import Tensor, nn
 
 T = TypeVar("T")
 
-# Parameter name -> name in its optimizer's state -> value, as the engine gives it.
+# Parameter name -> name in its optimizer's state -> value, as the engine passes it.
 OptimizerState: TypeAlias = Mapping[str, Mapping[str, Any]]
 
 
-# The names of AdamW's moments in its state, which gradients and their squares are averaged in.
+# The names of AdamW's moments in its state: the averages of gradients and of their squares.
 FIRST_MOMENTS = ("exp_avg",)
 SECOND_MOMENTS = ("exp_avg_sq", "max_exp_avg_sq")
 REWARM = "rewarm"  # axis, parts, copies, steps, done, since: what a `Rewarming` optimizer reads
@@ -35,23 +35,22 @@ class OnDemand(Mapping[str, T]):
 
 
 def by_part(tensor: Tensor, place: int, parts: int, copies: int = 1) -> Tensor:
-    """A view with one axis as three: packed parts, copies within each, values within a copy."""
+    """View one axis as three: packed parts, copies within each, values within a copy."""
     view: Tensor = tensor.unflatten(place, (parts, copies, -1))  # type: ignore[no-untyped-call]
     return view
 
 
 @torch.no_grad()
 def fill(model: nn.Module, grown: Mapping[str, Tensor]) -> None:
-    """Copy a grown state into a model, tensor by tensor: `load_state_dict` makes all of them first.
+    """Copy a grown state into a model one tensor at a time; `load_state_dict` would make all first.
 
-    ValueError, before anything is changed, if the names are not those of the model; or if a shape
-    is not.
+    ValueError if the names are not the model's, before anything has changed, or if a shape is not.
     """
     own = model.state_dict()
     missing, unknown = own.keys() - grown.keys(), grown.keys() - own.keys()
     if missing or unknown:
         lacks = f"the grown state lacks {_some(missing)}" if missing else ""
-        has = f"it has {_some(unknown)}, which the model has not" if unknown else ""
+        has = f"it has {_some(unknown)}, which the model lacks" if unknown else ""
         raise ValueError("; ".join(part for part in (lacks, has) if part))
     for name, target in own.items():
         tensor = grown[name]
@@ -60,20 +59,20 @@ def fill(model: nn.Module, grown: Mapping[str, Tensor]) -> None:
 
 
 def check_adams(state: OptimizerState) -> None:
-    """ValueError unless it is the state of an Adam, whose moments can grow."""
+    """Raise ValueError unless it is an Adam's state, whose moments can grow."""
     known = {"step", *FIRST_MOMENTS, *SECOND_MOMENTS, REWARM}
     for name, values in state.items():
         if unknown := sorted(values.keys() - known):
             raise ValueError(
                 f"the optimizer's state of {name!r} has {unknown[0]!r}: how it grows is known for "
-                "Adam's moments only; leave it out, and the optimizer starts without"
+                "Adam's moments only; omit the state, and the optimizer starts without it"
             )
 
 
 def optimizer_state_by_name(
     optimizer: torch.optim.Optimizer, model: nn.Module
 ) -> dict[str, Mapping[str, Any]]:
-    """The state of a live optimizer in the form that the functions here grow."""
+    """Return the state of a live optimizer in the form that the functions here grow."""
     return {
         name: optimizer.state[parameter]
         for name, parameter in model.named_parameters()
@@ -84,14 +83,14 @@ def optimizer_state_by_name(
 def set_optimizer_state(
     optimizer: torch.optim.Optimizer, model: nn.Module, state: OptimizerState
 ) -> None:
-    """Let an optimizer without state start from this one; parameters not in it start empty.
+    """Make an optimizer without state start from this one; parameters not in it start empty.
 
     ValueError if a name or a shape is not the model's.
     """
     parameters = dict(model.named_parameters(remove_duplicate=False))
     for name, own in state.items():
         if name not in parameters:
-            raise ValueError(f"no parameter of the model is called {name!r}, which has a state")
+            raise ValueError(f"the state has {name!r}, but no parameter of the model has that name")
         for key in own.keys() & {*FIRST_MOMENTS, *SECOND_MOMENTS}:
             _check_shape(f"{key!r} of {name!r}", own[key], parameters[name])
         optimizer.state[parameters[name]] = {

@@ -1,7 +1,7 @@
 """Upcycling: a dense feed-forward layer becomes experts that start as its copies.
 
-Exact for every router if the weights of a token's experts sum to one. The router must not be zero:
-ties would send every token to the same experts.
+It is exact for every router if the weights of a token's experts sum to one. The router must not be
+zero, because ties would send every token to the same experts.
 """
 
 import re
@@ -33,10 +33,10 @@ def upcycle(
     fresh: Mapping[str, Tensor],
     blocks: Iterable[int] | None = None,
 ) -> Mapping[str, Tensor]:
-    """The state of a model with experts and the same outputs, each tensor made when it is read.
+    """Return the state of a model with experts and the same outputs, tensors made when read.
 
-    The tensors that `layout.experts` names become experts in `blocks`, by default in all. Their
-    routers are those of `fresh`, a new model's state_dict.
+    The tensors in `layout.experts` become experts in `blocks`, by default in all. Their routers
+    come from `fresh`, a new model's state_dict.
     """
     experts = _experts(state, layout, num_experts, blocks)
     makers = _unchanged(state, experts)
@@ -62,11 +62,11 @@ def upcycle_optimizer(
     top_k: int,
     blocks: Iterable[int] | None = None,
 ) -> OptimizerState:
-    """AdamW's state for the model with experts, each parameter's made when it is read.
+    """Return AdamW's state for the model with experts, each parameter's made when it is read.
 
-    No rule is exact: which tokens an expert gets is decided by the router. On average its gradient
-    is 1/num_experts of the dense layer's. Its square is between 1/num_experts^2, where gradients
-    agree, and 1/(num_experts x top_k), where they are noise: the larger one makes smaller steps.
+    No rule is exact, because the router decides which tokens an expert gets. On average, its
+    gradient is 1/num_experts of the dense layer's. The square is between 1/num_experts^2, if
+    gradients agree, and 1/(num_experts x top_k), if they are noise; the larger makes smaller steps.
     """
     check_adams(state)
     divisors = dict.fromkeys(FIRST_MOMENTS, num_experts)
@@ -81,7 +81,7 @@ def upcycle_optimizer(
             if key in divisors
             else value
             for key, value in states[0].items()
-            if key != REWARM  # an earlier growth's, whose axes are not the experts'
+            if key != REWARM  # from an earlier growth, whose axes are not the experts'
         }
 
     makers |= {name: partial(made, own) for name, own in experts.items()}
@@ -90,15 +90,15 @@ def upcycle_optimizer(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Expert:
-    """What one of the experts' tensors is made of."""
+    """The sources of one of the experts' tensors."""
 
     block: int
     dense: Sequence[str]  # packed along `axis` if there are several
     axis: int
-    copies: int | None  # along a new first axis; None: a tensor of one expert
+    copies: int | None  # along a new first axis; None: the tensor is of one expert
 
     def join(self, parts: Sequence[Tensor]) -> Tensor:
-        """The tensor, in memory of its own."""
+        """Return the tensor in its own memory."""
         whole = torch.cat(list(parts), dim=self.axis) if len(parts) > 1 else parts[0]
         copies = () if self.copies is None else (self.copies,)
         return whole.expand(*copies, *whole.shape).clone()
@@ -107,9 +107,9 @@ class _Expert:
 def _experts(
     state: Iterable[str], layout: Layout, num_experts: int, blocks: Iterable[int] | None
 ) -> dict[str, _Expert]:
-    """The experts' tensors by name; what is packed is so in the order of `layout.experts`."""
+    """Return the experts' tensors by name; packed ones are in the order of `layout.experts`."""
     if num_experts < 2:
-        raise ValueError(f"num_experts is {num_experts}; give at least 2")
+        raise ValueError(f"num_experts is {num_experts}; use at least 2")
     chosen = None if blocks is None else set(blocks)
     inside = [(old, found[0]) for old in state if (found := layout.block_of(old))]
     experts: dict[str, _Expert] = {}
@@ -135,12 +135,12 @@ def _experts(
 
 
 def _packed_axis(layout: Layout, name: str, *, is_stacked: bool) -> int:
-    """The axis of one expert's tensor along which several dense ones are packed."""
+    """Return the axis of one expert's tensor along which several dense ones are packed."""
     packed = [place for place, axis in enumerate(layout.of(name).axes) if axis.parts > 1]
     if len(packed) != 1:
         raise ValueError(
-            f"several dense tensors become {name!r}, but the layout says of none of its axes that "
-            "it is packed, as in 'experts (2 hidden) <- width'"
+            f"several dense tensors become {name!r}, but the layout marks none of its axes as "
+            "packed, as in 'experts (2 hidden) <- width'"
         )
     return packed[0] - is_stacked
 

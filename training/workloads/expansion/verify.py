@@ -1,7 +1,7 @@
-"""Whether a grown model computes what the smaller one did, on a fixed batch, in eval mode.
+"""Checks that a grown model computes what the smaller one did, on a fixed batch, in eval mode.
 
-A router's near-tie may flip by rounding, and whatever follows in that text is computed by other
-experts: such texts are counted and not judged. On a GPU switch TF32 off before you observe.
+Rounding may flip a router's near-tie, and the rest of that text is then computed by other experts:
+such texts are counted but not judged. On a GPU, switch TF32 off before you observe.
 """
 
 import math
@@ -14,12 +14,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-# Differences that are rounding, relative to the largest logit where that is above one. In float32
-# a right growth of a deep model to four times its width was off by 5.7e-5.
+# Differences that count as rounding, relative to the largest logit if that is above one. A correct
+# growth of a deep model to four times its width was off by 5.7e-5 in float32.
 _TOLERANCES = {torch.float64: 1e-12, torch.float32: 1e-4}
 # The loss is a mean, in which rounding cancels.
 _LOSS_SHARE = 0.1
-# A margin is a near-tie up to so many times the largest difference of router logits.
+# A margin is a near-tie up to this many times the largest difference of router logits.
 _TIMES_DIFFERENCE = 10.0
 _MAX_TIES = 0.01  # of a new router's tokens
 _MAX_REROUTED = 0.5  # of the texts
@@ -27,7 +27,7 @@ _MAX_REROUTED = 0.5  # of the texts
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Observation:
-    """What a model computed on the probe batch: B texts, T tokens, V vocabulary, E experts."""
+    """A model's results on the probe batch: B texts, T tokens, V vocabulary, E experts."""
 
     logits_BTV: Tensor
     losses_BT: Tensor  # cross-entropy of each target
@@ -36,7 +36,7 @@ class _Observation:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Verification:
-    """How far a grown model is from the smaller one; no `failures` if the function is kept.
+    """The distance of a grown model from the smaller one; no `failures` if the function is kept.
 
     The differences are those of texts whose tokens all went to the same experts.
     """
@@ -48,11 +48,11 @@ class Verification:
     loss_difference: float
     router_difference: float
     smallest_margin: float | None  # of the grown model's routers, if they choose
-    judged_B: Tensor  # which texts these are
+    judged_B: Tensor  # a mask of these texts
     num_texts: int
     num_rerouted_texts: int
     num_routings: int  # tokens x blocks with experts in both models
-    num_near_ties: int  # of them
+    num_near_ties: int  # among them
 
     @property
     def facts(self) -> dict[str, float]:
@@ -82,10 +82,10 @@ def observe(
     router: str | None = None,
     origins: Sequence[int | None] | None = None,
 ) -> _Observation:
-    """What the model computes in eval mode: `forward` calls it on the probe, and returns logits.
+    """Observe the model in eval mode: `forward` calls it on the probe and returns logits.
 
     `router` names the modules that return router logits, with `*` for the block's number. Blocks
-    of a deepened model are counted as in the smaller one: `origins` are its `block_origins`.
+    of a deepened model are numbered as in the smaller one: `origins` are its `block_origins`.
     """
     found: dict[int, Tensor] = {}
     handles = []
@@ -95,7 +95,7 @@ def observe(
         if origin is not None:
             handles.append(module.register_forward_hook(_recorder(found, origin)))
     if router is not None and not handles:
-        raise ValueError(f"no module of the model is called {router!r}; give its routers' name")
+        raise ValueError(f"no module of the model is called {router!r}; pass its routers' name")
     were_training = [module for module in model.modules() if module.training]
     model.eval()
     try:
@@ -109,7 +109,7 @@ def observe(
         raise ValueError(f"forward called {len(found)} of the {len(handles)} modules {router!r}")
     if logits.dtype not in _TOLERANCES:
         raise ValueError(
-            f"logits are {logits.dtype}: there a wrong growth looks like rounding; give "
+            f"logits are {logits.dtype}, in which wrong growth looks like rounding; use "
             "model.float() for both models"
         )
     logits_BTV = logits.view(len(logits), -1, logits.shape[-1])
@@ -184,7 +184,7 @@ class _Routings:
 def _other_function(found: Verification, tolerance: float) -> Iterator[str]:
     of_logits = tolerance * max(1.0, found.max_logit)
     of_routers = tolerance * max(1.0, found.max_router_logit)
-    # `not <=` rather than `>`: no number is a failure too.
+    # `not <=` rather than `>`, so that NaN is also a failure.
     if not found.logit_difference <= of_logits:
         yield (
             f"logits differ by up to {found.logit_difference:.3g}, where {of_logits:.1g} could be "
@@ -195,7 +195,7 @@ def _other_function(found: Verification, tolerance: float) -> Iterator[str]:
             f"the loss on the same batch differs by {found.loss_difference:.3g}, where "
             f"{_LOSS_SHARE * of_logits:.1g} could be rounding"
         )
-    # Even those of experts that are not chosen: they decide what counts as a near-tie.
+    # Including those of experts not chosen, because they decide what counts as a near-tie.
     if not found.router_difference <= of_routers:
         yield (
             f"router logits differ by up to {found.router_difference:.3g}, where {of_routers:.1g} "
@@ -204,12 +204,12 @@ def _other_function(found: Verification, tolerance: float) -> Iterator[str]:
     if found.num_rerouted_texts > _MAX_REROUTED * found.num_texts:
         yield (
             f"in {found.num_rerouted_texts} of {found.num_texts} texts tokens went to other "
-            "experts: too few are left to compare; give more and shorter texts if these are ties"
+            "experts: too few are left to compare; use more and shorter texts if these are ties"
         )
 
 
 def _other_experts(routings: Mapping[int, _Routings], limit: float) -> Iterator[str]:
-    """Of each rerouted text the first block that did so: what it read was still the same."""
+    """Judge each rerouted text in the first block that did so, whose input was still the same."""
     was_other_B: Tensor | None = None
     for block, own in routings.items():
         is_first_BT = own.is_other_BT
@@ -233,13 +233,13 @@ def _ties(after: _Observation, top_k: int) -> Iterator[str]:
             yield (
                 f"the router of block {block} does not tell its experts apart for "
                 f"{int(is_tied_BT.sum())} of {is_tied_BT.numel()} tokens, which then go to the "
-                "same ones; do not start it at zero"
+                "same experts; do not start it at zero"
             )
 
 
 def _margins(logits: Tensor, top_k: int) -> Tensor:
-    """By how much the last chosen expert leads the first that is not."""
-    # Where all are chosen, the first that is not is infinitely far.
+    """Return the lead of the last chosen expert over the first that is not chosen."""
+    # If all are chosen, the lead is infinite.
     highest = F.pad(logits, (0, 1), value=-math.inf).topk(top_k + 1).values
     return highest[..., top_k - 1] - highest[..., top_k]
 
@@ -260,14 +260,14 @@ def _by_text(router_logits: Tensor, logits_BTV: Tensor) -> Tensor:
     if router_logits.numel() != B * T * num_experts:
         raise ValueError(
             f"the routers saw {router_logits.numel() // num_experts} tokens, but forward returned "
-            f"logits of {B * T}; let it return all"
+            f"logits of {B * T}; make it return all"
         )
     return router_logits.view(B, T, num_experts)
 
 
 def _recorder(found: dict[int, Tensor], block: int) -> Callable[..., None]:
     def record(module: nn.Module, inputs: Any, output: Any) -> None:
-        # Some routers return their logits first, and what follows from them.
+        # Some routers return a tuple that begins with their logits.
         found[block] = (output if isinstance(output, Tensor) else output[0]).detach()
 
     return record

@@ -1,9 +1,9 @@
-"""Whether a grown model learns as the smaller one did: its gradients on a probe, and its moments.
+"""Checks that a grown model learns like the smaller one: its gradients on a probe, and its moments.
 
-The copies of a value, each divided by what growth divides it by, are linear in that value. So by
-the chain rule the gradients of its copies, summed and divided, are the smaller model's gradient,
-whatever noise parts the copies; and moments are averages of gradients. Nothing here is computed by
-the functions that grow.
+A value's copies, each divided by growth's divisor, are linear in that value. So, by the chain rule,
+the gradients of its copies, summed and divided, are the smaller model's gradient, whatever noise
+distinguishes the copies; and moments are averages of gradients. The functions that grow are not
+used here.
 """
 
 import re
@@ -22,14 +22,14 @@ from training.workloads.expansion.tensors import (
     OptimizerState,
 )
 
-# Differences that are rounding, relative to the largest value of a tensor.
+# Differences that count as rounding, relative to the largest value of a tensor.
 _TOLERANCES = {torch.float64: 1e-9, torch.float32: 2e-3}
 _MOMENTS = {torch.bfloat16: 2.0**-7, torch.float32: 1e-6, torch.float64: 1e-12}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Place:
-    """Where a tensor of the smaller model is in the grown one, and how its copies are found."""
+    """A smaller model's tensor in the grown one, and how to find its copies."""
 
     name: str
     axes: TensorLayout  # of the smaller model's tensor
@@ -38,7 +38,7 @@ class _Place:
     top_k: int
 
     def copies(self, grown: Tensor) -> Tensor:
-        """The copies along a first axis: (copies, *the smaller tensor's shape)."""
+        """Return the copies along a first axis: (copies, *the smaller tensor's shape)."""
         if self.num_experts:
             return grown
         found = grown[None]
@@ -49,18 +49,18 @@ class _Place:
         return found
 
     def fold(self, gradient: Tensor) -> Tensor:
-        """The copies' gradients as one of the smaller model's tensor."""
+        """Combine the copies' gradients into one of the smaller model's tensor."""
         return self.copies(gradient).double().sum(0).to(gradient.dtype) / self.divisor
 
     @property
     def divisor(self) -> int:
-        """What the values are divided by in each copy."""
+        """The divisor of the values in each copy."""
         return 1 if self.num_experts else self.axes.value_divisor(self.factors)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OptimizerVerification:
-    """The largest differences, relative to each tensor's largest value, and what is too large."""
+    """The largest differences, relative to each tensor's largest value, and those too large."""
 
     failures: Sequence[str]
     gradient_difference: float
@@ -77,7 +77,7 @@ class OptimizerVerification:
 
 @dataclass(slots=True)
 class _Largest:
-    """The largest difference so far, and the worst of those that are no rounding."""
+    """The largest difference so far, and the worst of those beyond rounding."""
 
     difference: float = 0.0
     failure: str = ""
@@ -88,7 +88,7 @@ class _Largest:
         error = (found.double() - wanted).abs().max().item()
         share = error / scale if scale else float(error > 0)
         self.difference = max(self.difference, share)
-        # `not <=`: no number is a failure too.
+        # `not <=`, so that NaN is also a failure.
         if not share <= tolerance and not share <= self.worst:
             self.worst = share
             self.failure = (
@@ -106,10 +106,10 @@ def places(
     num_experts: int = 0,
     top_k: int = 1,
 ) -> dict[str, _Place]:
-    """Each tensor's place in the grown model, by its name in the smaller one.
+    """Return each tensor's place in the grown model, by its name in the smaller one.
 
-    `origins` as of `block_origins`; with `num_experts` dense layers have become that many experts,
-    stacked: those that are packed otherwise are left out.
+    `origins` are those of `block_origins`; with `num_experts`, dense layers have become that many
+    stacked experts. Experts in another form are left out.
     """
     found = {}
     for name in names:
@@ -130,7 +130,7 @@ def places(
 
 
 def _expert(name: str, layout: Layout) -> str | None:
-    """The stacked experts' tensor that a dense one becomes; "": one in another form."""
+    """Return the stacked experts' tensor that a dense one becomes; "": one in another form."""
     for dense, target in layout.experts.items():
         match = re.fullmatch(re.escape(dense).replace(r"\*", r"(\d+)"), name)
         if match:
@@ -145,7 +145,7 @@ def gradients(
     loss: Callable[[], Tensor],
     keep: Callable[[str, Tensor], Tensor | None] = lambda name, gradient: gradient,
 ) -> dict[str, Tensor]:
-    """What `keep` makes of each parameter's gradient, which is freed at once."""
+    """Return the results of `keep` on each parameter's gradient, which is freed at once."""
     found: dict[str, Tensor] = {}
 
     def take(name: str, parameter: Tensor) -> None:
@@ -196,16 +196,16 @@ def _compare_moments(
             continue
         what = f"{key} of {place.name}, divided as its gradient is,"
         if key not in after:
-            largest.add(f"{what} is not there:", torch.zeros(()), torch.ones(()), 0.0)
+            largest.add(f"{what} is missing:", torch.zeros(()), torch.ones(()), 0.0)
             continue
         copies = place.copies(after[key])
-        # As many as add up to one gradient: what is read is there once for each copy's reader.
+        # The copies that add up to one gradient; copies of what is read each have their own reader.
         divisor = len(copies) // place.divisor
         if key in SECOND_MOMENTS:
             divisor *= place.top_k if place.num_experts else divisor
         wanted = before[key].to(torch.float64) / divisor
         tolerance = _MOMENTS[copies.dtype]
-        # Where new copies warm up by themselves, they start at zero.
+        # New copies that warm up separately start at zero.
         is_reset = [REWARM in after and not copy.any() for copy in copies]
         if all(is_reset) and wanted.any():
             is_reset[0] = False

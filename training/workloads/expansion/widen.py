@@ -1,7 +1,7 @@
-"""Widening: the residual stream, heads and hidden units are there several times, the function once.
+"""Widening: residual stream, heads and hidden units are copied, and the function is preserved.
 
-What computes a dimension is repeated, what reads it is divided among the copies. Exact for every
-whole factor, LayerNorm and RMSNorm, any activation, experts; heads keep their size.
+Weights that compute a dimension are repeated; those that read it are divided among the copies. This
+is exact for whole factors, LayerNorm and RMSNorm, any activation, experts; heads keep their size.
 """
 
 import hashlib
@@ -33,17 +33,17 @@ def widen(
     split_noise: float = 0.0,
     seed: int = 0,
 ) -> Mapping[str, Tensor]:
-    """The state of a wider model with the same outputs, each tensor made when it is read.
+    """Return the state of a wider model with the same outputs, each tensor made when it is read.
 
-    `factors`: dimension -> how many times; what is not named stays. With `split_noise` the copies
-    of a row divide what they read unevenly, each in its own way: by noise of that many standard
-    deviations of the tensor, which sums to zero over the copies read, so that the function stays.
-    The noise depends on `seed` and the tensor's name alone: not on device, threads or order.
-    Tensors keep their type: those of bfloat16 are rounded, except for powers of two without noise.
+    `factors`: dimension -> how many times; others stay. With `split_noise`, the copies of a row
+    divide what they read unevenly, each in its own way: by noise of that many standard deviations
+    of the tensor, which sums to zero over the copies read and so preserves the function. The noise
+    depends only on `seed` and the tensor's name, not on device, threads or order. Tensors keep
+    their type: bfloat16 is rounded, except for powers of two without noise.
     """
     layout.check_factors(factors)
     if split_noise < 0:
-        raise ValueError(f"split_noise is {split_noise}; give standard deviations from 0")
+        raise ValueError(f"split_noise is {split_noise}; use standard deviations from 0")
     for name in state:
         layout.of(name)
 
@@ -69,16 +69,16 @@ def widen_optimizer(
     *,
     rewarm_steps: int | None = None,
 ) -> OptimizerState:
-    """AdamW's state for the wider model, each parameter's made when it is read.
+    """Return AdamW's state for the wider model, each parameter's made when it is read.
 
-    Gradients of what is there several times are that much smaller: moments are divided likewise.
-    With the rates of `adamw_scales` the wider model then follows the smaller one's own training.
-    With `rewarm_steps` the new copies start without moments, and their learning rate rises over so
-    many steps (for a `RewarmingAdamW`): they part from the old ones.
+    The gradients of repeated values are that much smaller, so their moments are divided likewise.
+    With the rates of `adamw_scales`, the wider model then follows the smaller one's training. With
+    `rewarm_steps`, new copies start without moments, and their learning rate rises over that many
+    steps (for a `RewarmingAdamW`), so they diverge from the old ones.
     """
     layout.check_factors(factors)
     if rewarm_steps is not None and rewarm_steps < 1:
-        raise ValueError(f"rewarm_steps is {rewarm_steps}; give steps from 1, or None")
+        raise ValueError(f"rewarm_steps is {rewarm_steps}; use 1 or more, or None")
     check_adams(state)
 
     def made(name: str) -> Mapping[str, Any]:
@@ -91,7 +91,7 @@ def widen_optimizer(
                 grown[key] = _repeated(value, axes, factors).div_(divisor)
             elif key in SECOND_MOMENTS:
                 grown[key] = _repeated(value, axes, factors).div_(divisor**2)
-            elif key != REWARM:  # an earlier growth's, whose copies are not a slice of this one
+            elif key != REWARM:  # from an earlier growth, whose copies are not a slice here
                 grown[key] = value
         if rewarm_steps is not None:
             _reset_copies(grown, axes, factors, rewarm_steps)
@@ -101,7 +101,7 @@ def widen_optimizer(
 
 
 def _repeated(tensor: Tensor, axes: TensorLayout, factors: Mapping[str, int]) -> Tensor:
-    """A new tensor with each axis repeated, packed parts one by one."""
+    """Return a new tensor with each axis repeated, packed parts one by one."""
     wide = tensor
     for place, axis in enumerate(axes.axes):
         if (factor := factors.get(axis.dimension, 1)) > 1:
@@ -118,10 +118,10 @@ def _noise(
     seed: int,
     name: str,
 ) -> Tensor:
-    """Uniform noise of this standard deviation whose sum over the copies read is zero.
+    """Return uniform noise of this standard deviation that sums to zero over the copies read.
 
-    Uniform: numbers of a generator on the CPU times powers of two are the same bits everywhere;
-    normal ones pass through a logarithm that each instruction set rounds in its own way.
+    It is uniform because a CPU generator's numbers times powers of two have the same bits
+    everywhere; normal ones pass through a logarithm, which instruction sets round differently.
     """
     place, axis = next(
         (place, axis)
@@ -133,17 +133,17 @@ def _noise(
     noise = torch.rand(like.shape, generator=generator, dtype=torch.float32).sub_(0.5)
     noise = noise.to(like.device, like.dtype)
     copies = by_part(noise, place, axis.parts, factor).unbind(place + 1)
-    # Centred in the type of the weights, or the sum would be zero in float32 only.
+    # Centred in the weights' type, or the sum would be zero only in float32.
     mean = sum(copies[1:], start=copies[0]).div_(factor)
     for copy in copies:
         copy.sub_(mean)
-    # The variance of a uniform number is 1/12, and centring `factor` of them takes a share of it.
+    # The variance of a uniform number is 1/12, and centring `factor` of them removes a share of it.
     scale = deviation * math.sqrt(12 * factor / (factor - 1))
     return noise.mul_(scale)
 
 
 def _spread(tensor: Tensor) -> float:
-    """The standard deviation to three digits: sums round differently by device and threads."""
+    """Return the standard deviation to three digits; sums round differently by device, threads."""
     return float(f"{tensor.double().std(correction=0).item():.3g}")
 
 
@@ -154,9 +154,9 @@ def _seed_of(seed: int, name: str) -> int:
 def _reset_copies(
     grown: dict[str, Any], axes: TensorLayout, factors: Mapping[str, int], rewarm_steps: int
 ) -> None:
-    """Take the moments from the new copies, and note which part of the tensor they are.
+    """Zero the moments of the new copies, and record which part of the tensor they are.
 
-    Copies of what is computed; where nothing computed is copied (a router), of what is read.
+    These are copies along a computed axis or, if none is copied (a router), along a read axis.
     """
     wide = [
         (axis.is_read, place)

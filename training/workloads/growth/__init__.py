@@ -1,1 +1,1 @@
-"""The growing language model: dense, then experts, then larger, its function preserved."""
+"""The growing language model: dense, then with experts, then larger, its function preserved."""

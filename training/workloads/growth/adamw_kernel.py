@@ -1,4 +1,4 @@
-"""A step of AdamW with moments in bfloat16 as one Triton kernel: each number moves once.
+"""A step of AdamW with moments in bfloat16 as one Triton kernel, which moves each number once.
 
 It computes in float32, as torch's own does, and rounds the moments to nearest.
 """
@@ -25,7 +25,7 @@ def step_by_kernel(
     eps: float,
     weight_decay: float,
 ) -> None:
-    """All contiguous and of one size; `step`, on their device too, counts those made before."""
+    """Step contiguous tensors of one size; `step`, on the same device, counts earlier steps."""
     with torch.cuda.device_of(values):  # type: ignore[no-untyped-call]
         _adamw[(triton.cdiv(values.numel(), _BLOCK),)](
             *(values, gradient, mean, square, step, values.numel()),
@@ -44,7 +44,7 @@ def _adamw(  # type: ignore[no-untyped-def]
     step,
     num,
     lr,
-    kept,  # of each value, by its decay
+    kept,  # share of each value after its decay
     eps,
     beta1,
     beta2,
@@ -60,7 +60,7 @@ def _adamw(  # type: ignore[no-untyped-def]
     count = tl.load(step) + 1.0
     m += (1.0 - beta1) * (g - m)
     v = beta2 * v + (1.0 - beta2) * g * g
-    # Of the moments, which started from zeros.
+    # Bias corrections, because the moments started from zero.
     m_share = 1.0 - tl.exp2(count * log_beta1)
     v_share = 1.0 - tl.exp2(count * log_beta2)
     x = tl.load(values + at, mask=inside, other=0.0) * kept

@@ -1,4 +1,4 @@
-"""What a language model is made of, apart from its weights; the config of the recipes, and these.
+"""A language model's architecture, without its weights; the recipes and their config.
 
 One text, three phases, two transitions: a recipe for a laptop, two for one A10G of 24 GB.
 """
@@ -37,7 +37,7 @@ class ExpertBlock:
         check_fields(self, at_least={1: ("hidden",)})
         if not 1 <= self.top_k <= self.num_experts:
             raise ValueError(
-                f"top_k is {self.top_k} of {self.num_experts} experts; give 1 to {self.num_experts}"
+                f"top_k is {self.top_k} of {self.num_experts} experts; use 1 to {self.num_experts}"
             )
 
 
@@ -46,9 +46,9 @@ Block: TypeAlias = DenseBlock | ExpertBlock
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelConfig:
-    """A decoder with rotary positions. `is_tied`: the embedding is the output layer, too.
+    """A decoder with rotary positions. `is_tied`: the embedding is also the output layer.
 
-    Without `has_biases` they stay 0, as in Llama and Mixtral, which have none.
+    Without `has_biases`, biases stay 0, as in Llama and Mixtral, which have none.
     """
 
     vocab_size: int
@@ -63,21 +63,21 @@ class ModelConfig:
 
     @property
     def head_width(self) -> int:
-        """Of every head; it stays the same while the model grows."""
+        """The width of every head, which stays the same while the model grows."""
         return self.width // self.num_heads
 
     def __post_init__(self) -> None:
         check_fields(self, at_least={1: ("vocab_size", "width", "num_heads")})
         if not self.blocks:
-            raise ValueError("the model has no block; give at least one")
+            raise ValueError("the model has no block; use at least one")
         if self.width % self.num_heads or self.head_width % 2:
             raise ValueError(
                 f"width {self.width} over num_heads {self.num_heads}: rotary positions turn pairs "
-                "of numbers within a head; give a width that is an even multiple of num_heads"
+                "of numbers within a head; use a width that is an even multiple of num_heads"
             )
 
 
-# In which phases something applies: the last one is the largest.
+# The phases in which something applies; "grown" is the last and largest.
 _Phases: TypeAlias = Literal["none", "grown", "all"]
 _Carry: TypeAlias = Literal["exact", "asymmetric", "none"]
 _Products: TypeAlias = Literal["auto", "split", "bmm", "grouped_mm"]
@@ -106,7 +106,7 @@ class GrowthConfig:
     vocab_size: int = 1024
     context: int = 128
 
-    # The dense model. `num_heads` and the hidden units are multiplied with the width.
+    # The dense model. `num_heads` and the hidden units grow by the same factor as the width.
     width: int = 32
     num_heads: int = 2
     num_layers: int = 3
@@ -120,13 +120,13 @@ class GrowthConfig:
     # The first transition: each block's hidden layer becomes `num_experts` copies of itself.
     num_experts: int = 8
     top_k: int = 2
-    # Of each micro-batch by itself: the one number that `micro_batch` changes beyond rounding.
+    # Computed per micro-batch: the only number that `micro_batch` changes beyond rounding.
     balance_weight: float = 0.01
-    # How their products are computed; "auto" takes what is fastest on the machine, whose bits then
-    # are not those of another.
+    # How their products are computed; "auto" takes the fastest way on the machine, so bits may
+    # differ from another machine's.
     expert_products: _Products = "split"
 
-    # The second: `width_factor` times as wide, and `new_layers` identity blocks in between.
+    # The second transition: `width_factor` times as wide, with `new_layers` new identity blocks.
     width_factor: int = 2
     new_layers: int = 2
     new_kind: _BlockKind = "dense"
@@ -135,8 +135,8 @@ class GrowthConfig:
     carry: _Carry = "exact"
     rewarm_steps: int = 0
 
-    # Training: one learning rate, up at the start of the run and down at its end. Each phase has a
-    # length of its own.
+    # Training: one learning rate, which rises at the start of the run and falls at its end. Each
+    # phase has its own length.
     dense_steps: int = 300
     experts_steps: int = 300
     grown_steps: int = 300
@@ -145,7 +145,7 @@ class GrowthConfig:
     decay_share: float = 0.5
     weight_decay: float = 0.1
     eval_windows: int = 128
-    # The optimizer's work in one kernel, faster on a GPU; rounds differently.
+    # Run the optimizer as one kernel, which is faster on a GPU but rounds differently.
     fused_optimizer: bool = False
 
     # Memory: phases whose optimizer steps in backward with moments in bfloat16, and phases that
@@ -153,11 +153,11 @@ class GrowthConfig:
     lean_optimizer: _Phases = "none"
     recompute: _Phases = "none"
 
-    # Shown at the end of each phase: beginnings of held-out texts, and how the model goes on.
+    # Shown at the end of each phase: beginnings of held-out texts, continued by the model.
     num_shown: int = 4
     prompt_tokens: int = 12
     sample_tokens: int = 60
-    # Held-out windows that each transition is verified on.
+    # Held-out windows on which each transition is verified.
     probe_windows: int = 4
 
     def __post_init__(self) -> None:
@@ -180,46 +180,46 @@ class GrowthConfig:
         self._check_carry()
         if self.width_factor == 1 and not self.new_layers:
             raise ValueError(
-                "the phase grown would not grow: width_factor is 1 and new_layers is 0; give more "
-                "of one"
+                "the phase grown would not grow: width_factor is 1 and new_layers is 0; increase "
+                "either"
             )
-        # Their own checks: heads, experts, head dimension.
+        # This runs their own checks: heads, experts, head dimension.
         _ = self.dense_model, self.experts_model, self.grown_model
 
     def _check_carry(self) -> None:
         if self.carry != "asymmetric" and self.rewarm_steps:
             raise ValueError(
-                f"rewarm_steps is {self.rewarm_steps} with carry {self.carry!r}; only what "
-                "carry='asymmetric' resets is warmed up again"
+                f"rewarm_steps is {self.rewarm_steps} with carry {self.carry!r}; only moments that "
+                "carry='asymmetric' resets are warmed up again"
             )
         if self.carry == "asymmetric" and not self.rewarm_steps:
             raise ValueError(
-                "carry 'asymmetric' with rewarm_steps 0; give the steps over which the learning "
+                "carry 'asymmetric' with rewarm_steps 0; specify the steps over which the learning "
                 "rate of the new copies rises"
             )
 
     @property
     def dense_model(self) -> ModelConfig:
-        """The model of the phase dense."""
+        """The model of the dense phase."""
         blocks = (DenseBlock(hidden=self.hidden),) * self.num_layers
         return self._model(self.width, self.num_heads, blocks)
 
     @property
     def experts_model(self) -> ModelConfig:
-        """The model of the phase experts: as deep and as wide."""
+        """The model of the experts phase: as deep and as wide."""
         blocks = (self._experts(self.hidden),) * self.num_layers
         return self._model(self.width, self.num_heads, blocks)
 
     @property
     def widened_model(self) -> ModelConfig:
-        """Half the way to the phase grown: wider, and as deep as before."""
+        """The model halfway to the grown phase: wider, and as deep as before."""
         by = self.width_factor
         blocks = (self._experts(by * self.hidden),) * self.num_layers
         return self._model(by * self.width, by * self.num_heads, blocks)
 
     @property
     def grown_model(self) -> ModelConfig:
-        """The model of the phase grown: wider, with the new blocks in between."""
+        """The model of the grown phase: wider, with the new blocks in between."""
         by = self.width_factor
         new: Block = DenseBlock(hidden=self.new_hidden)
         if self.new_kind == "experts":
@@ -231,20 +231,20 @@ class GrowthConfig:
 
     @property
     def new_after(self) -> tuple[int, ...]:
-        """The blocks, from 0, after which new ones stand: spread over the depth."""
+        """The blocks, from 0, after which new ones are inserted, spread over the depth."""
         return evenly_after(self.num_layers, self.new_layers)
 
     @property
     def factors(self) -> Mapping[str, int]:
-        """How many times each dimension of the phase experts is there in the phase grown."""
+        """How many times larger each dimension is in the grown phase than in the experts phase."""
         return dict.fromkeys(("width", "heads", "hidden"), self.width_factor)
 
     def is_lean(self, phase: str) -> bool:
-        """Whether the phase's optimizer has moments in bfloat16 and steps in backward."""
+        """Return whether the phase's optimizer has moments in bfloat16 and steps in backward."""
         return self.lean_optimizer in ("all", phase)
 
     def is_recomputed(self, phase: str) -> bool:
-        """Whether the phase computes activations again in backward."""
+        """Return whether the phase recomputes activations in backward."""
         return self.recompute in ("all", phase)
 
     def _experts(self, hidden: int) -> ExpertBlock:
@@ -257,19 +257,19 @@ class GrowthConfig:
 
 
 def laptop() -> GrowthConfig:
-    """The three phases in some minutes on one CPU thread."""
+    """Train the three phases in a few minutes on one CPU thread."""
     return GrowthConfig()
 
 
 def full() -> GrowthConfig:
-    """100 M dense, 372 M with experts, 1,480 M grown: what an A10G of 24 GB can train.
+    """Train 100 M dense, 372 M with experts, 1,480 M grown: what an A10G of 24 GB can train.
 
-    1,467.60 M, which is quoted for the last model, has no natural solution (docs/growth.md); this
-    is the nearest that doubles every expert: the new blocks are dense.
+    The 1,467.60 M quoted for the last model have no natural solution (docs/growth.md); this is the
+    nearest size that doubles every expert, with dense new blocks.
     """
     return GrowthConfig(
         num_threads=4,
-        # Attention's and the experts' fast backward passes on CUDA are not deterministic.
+        # On CUDA, the fast backward passes of attention and experts are not deterministic.
         deterministic=False,
         vocab_size=50257,
         context=256,
@@ -300,8 +300,8 @@ def full() -> GrowthConfig:
 
 
 def literal() -> GrowthConfig:
-    """As `full`, but everything is doubled, the new blocks have experts too: 2,156 M.
+    """Like `full`, but everything is doubled and the new blocks have experts too: 2,156 M.
 
-    Fits an A10G as `full` does: by the moments in bfloat16 and the optimizer in backward.
+    Like `full`, it fits an A10G because of moments in bfloat16 and the optimizer in backward.
     """
     return replace(full(), new_kind="experts", new_hidden=6656)

@@ -1,7 +1,7 @@
-"""What held-out text says of a model: its perplexity, and how evenly its experts share the text.
+"""Evaluation on held-out text: a model's perplexity, and how evenly its experts share the text.
 
-And, for people, how the model goes on with the beginnings of held-out texts: without a cache of
-keys and values, which a few samples at the end of a phase do not pay for.
+For people, also how the model continues held-out texts: without a cache of keys and values, which
+would not pay off for a few samples at the end of a phase.
 
 B batch, T tokens, N = B x T, E experts, K experts of a token, L blocks with experts.
 """
@@ -29,12 +29,12 @@ _TOP_K = 20
 
 
 class TextEvaluation(Train):
-    """What every phase does with the model that it has trained."""
+    """Evaluation, prediction and samples by every phase's trained model."""
 
     config: GrowthConfig
 
     def evaluate(self, m: nn.Module, b: Batch) -> Partial:
-        """The cross-entropy of a batch, and the tokens of each expert."""
+        """Return the cross-entropy of a batch, and the tokens of each expert."""
         tokens_BT, m = b["tokens"], cast(LanguageModel, m)
         with _counting_experts(m) as counts:
             total = m.loss(tokens_BT[:, :-1], tokens_BT[:, 1:]).total
@@ -43,7 +43,7 @@ class TextEvaluation(Train):
         return Partial(sums={"loss": (total.item(), count)}, tensors=loads)
 
     def predict(self, m: nn.Module, b: Batch) -> Sequence[Mapping[str, Any]]:
-        """The loss and the perplexity of each window by itself."""
+        """Return the loss and perplexity of each individual window."""
         found = []
         for tokens_1T in b["tokens"].split(1):
             total = cast(LanguageModel, m).loss(tokens_1T[:, :-1], tokens_1T[:, 1:]).total.item()
@@ -52,13 +52,13 @@ class TextEvaluation(Train):
         return found
 
     def summarize(self, parts: Sequence[Partial], out: Path) -> Mapping[str, float]:
-        """Metrics of one evaluation; writes the experts' loads, if there are any, to `out`."""
+        """Return the metrics of one evaluation; write the experts' loads, if any, to `out`."""
         loss = super().summarize(parts, out)["loss"]
         metrics = {"perplexity": _perplexity(loss), "loss": loss}
         loads = [part.tensors["tokens_LE"] for part in parts if part.tensors]
         if loads:
             share_LE = _shares(torch.stack(loads).sum(dim=0))
-            # 1: every expert has the same; the number of experts over top_k: two have everything.
+            # 1: every expert gets the same; num_experts / top_k: the busiest gets every token.
             metrics["busiest_expert"] = float(share_LE.amax(dim=1).mean())
             metrics["idlest_expert"] = float(share_LE.amin(dim=1).mean())
             names = ["block of experts", *(f"expert {e}" for e in range(share_LE.shape[1]))]
@@ -67,7 +67,7 @@ class TextEvaluation(Train):
         return metrics
 
     def show(self, m: nn.Module, i: Inputs, parts: Sequence[Partial], out: Path) -> None:
-        """How the model goes on with the beginnings of held-out texts."""
+        """Write how the model continues the beginnings of held-out texts."""
         c, path = self.config, out / "samples.md"
         tokens = open_tokens(i.dataset, "validation")
         beginnings = tokens.beginnings(c.num_shown, c.prompt_tokens)
@@ -85,7 +85,7 @@ class TextEvaluation(Train):
         told = []
         for ids in texts_BT.tolist():
             made = ids[c.prompt_tokens :]
-            # A new text after the end is another one.
+            # Cut at the end of the text: what follows is a new one.
             end = made.index(tokens.end_of_text) if tokens.end_of_text in made else len(made)
             begun = vocabulary.text(ids[: c.prompt_tokens])
             told.append(f"**{begun}**{vocabulary.text(made[:end])}\n")
@@ -94,7 +94,7 @@ class TextEvaluation(Train):
 
 @contextmanager
 def _counting_experts(model: LanguageModel) -> Iterator[list[Tensor]]:
-    """Yield a list that each block with experts adds its tokens by expert to, in order."""
+    """Yield a list to which each block with experts appends its tokens by expert, in order."""
     counts: list[Tensor] = []
 
     def count(top_k: int) -> Callable[[nn.Module, object, Tensor], None]:
@@ -114,12 +114,12 @@ def _counting_experts(model: LanguageModel) -> Iterator[list[Tensor]]:
 
 
 def _perplexity(loss: float) -> float:
-    # Above e^60 the number says nothing more, and soon it would be none.
+    # Above e^60, the number has no meaning and would soon overflow.
     return math.exp(min(loss, 60.0))
 
 
 def _shares(tokens_LE: Tensor) -> Tensor:
-    """Each expert's tokens as a multiple of its even share."""
+    """Return each expert's tokens as a multiple of its even share."""
     return tokens_LE * tokens_LE.shape[1] / tokens_LE.sum(dim=1, keepdim=True)
 
 
@@ -132,9 +132,9 @@ def _generate(
     context: int,
     generator: torch.Generator,
 ) -> Tensor:
-    """The prompts followed by `num_tokens` tokens each; the model sees the last `context` of them.
+    """Continue each prompt by `num_tokens` tokens; the model sees the last `context` of them.
 
-    `generator` is one of the prompt's device; the same seed gives the same text.
+    `generator` is on the prompt's device; the same seed gives the same text.
     """
     tokens_BT = prompt_BT
     for _ in range(num_tokens):

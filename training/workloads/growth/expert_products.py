@@ -1,6 +1,6 @@
-"""Linear layers of many experts at once, in the ways of which one is fastest on a given GPU.
+"""Linear layers of many experts at once, in several ways; which is fastest depends on the GPU.
 
-R rows, those of an expert together; E experts; I inputs, O outputs; C rows of the busiest expert.
+R rows, grouped by expert; E experts; I inputs, O outputs; C rows of the busiest expert.
 Every way gives every expert a gradient, zeros if it has no row, so ranks always agree on which
 parameters took part.
 """
@@ -12,10 +12,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-# "split": a product per expert, after the counts are known to the host. "bmm": one batched product
-# of all, padded to the busiest. "grouped_mm": torch's own, fused from compute capability 9.0 on.
-# "balanced": as "split", but every expert gets the same number of rows. It is wrong, and takes the
-# memory and the work of a step without data (`measure`).
+# "split": a product per expert, after the host knows the counts. "bmm": one batched product for
+# all, padded to the busiest. "grouped_mm": torch's own, fused from compute capability 9.0 on.
+# "balanced": like "split", but every expert gets the same number of rows. Its results are wrong; it
+# only measures the memory and work of a step without data (`measure`).
 ExpertProducts: TypeAlias = Literal["split", "bmm", "grouped_mm", "balanced"]
 
 # (x, weight_EOI, bias_EO) -> x by each expert's own layer.
@@ -28,7 +28,7 @@ def by_expert(
     is_mine_RE: Tensor,
     products: ExpertProducts,
 ) -> Tensor:
-    """What `network`, called with a way to apply a layer and its rows, gives of each row."""
+    """Apply `network`, which is called with a way to apply a layer and with the rows."""
     dtype = x_RI.dtype
     if torch.is_autocast_enabled(x_RI.device.type):
         dtype = torch.get_autocast_dtype(x_RI.device.type)
@@ -44,7 +44,7 @@ def by_expert(
 
 
 def _sizes(is_mine_RE: Tensor, products: ExpertProducts) -> list[int]:
-    """Rows of each expert."""
+    """Return the number of rows of each expert."""
     if products == "split":
         return cast(list[int], is_mine_RE.sum(dim=0).tolist())
     num_rows, num_experts = is_mine_RE.shape
@@ -52,12 +52,12 @@ def _sizes(is_mine_RE: Tensor, products: ExpertProducts) -> list[int]:
 
 
 def _grouped(is_mine_RE: Tensor) -> Layer:
-    # In integers: the running sum of floats is refused on CUDA where a recipe is deterministic.
+    # In integers, because CUDA has no deterministic cumulative sum of floats.
     ends_E = is_mine_RE.sum(dim=0).cumsum(dim=0).to(torch.int32)
 
     def layer(x_RI: Tensor, weight_EOI: Tensor, bias_EO: Tensor) -> Tensor:
         y_RO = cast(Tensor, _GroupedProduct.apply(x_RI, weight_EOI, ends_E))
-        # A product, as the gradient of a gathered bias is a scatter: slow, and by atomics.
+        # A product, because the gradient of a gathered bias is a scatter: slow and with atomics.
         return torch.addmm(y_RO, is_mine_RE.to(x_RI.dtype), bias_EO.to(x_RI.dtype))
 
     return layer
@@ -102,7 +102,7 @@ class _BatchedLinear(torch.autograd.Function):
 
 
 def _padded_places(is_mine_RE: Tensor) -> tuple[Tensor, int]:
-    """Where each row stands if every expert has as many places as the busiest; places in all."""
+    """Return rows' places if every expert has as many as the busiest, and the number of places."""
     counts_E = is_mine_RE.sum(dim=0)
     num_rows, num_experts = is_mine_RE.shape
     capacity = max(1, int(counts_E.max()))
@@ -113,7 +113,7 @@ def _padded_places(is_mine_RE: Tensor) -> tuple[Tensor, int]:
 
 
 class _Spread(torch.autograd.Function):
-    """Rows to different places among zeros; backward gathers."""
+    """Spreads rows to their places among zeros; backward gathers."""
 
     @staticmethod
     def forward(ctx: Any, x_RI: Tensor, places_R: Tensor, num_places: int) -> Tensor:
@@ -126,7 +126,7 @@ class _Spread(torch.autograd.Function):
 
 
 class _Gather(torch.autograd.Function):
-    """Rows from different places; backward spreads, without the atomics of a general index."""
+    """Gathers rows from their places; backward spreads, without a general index's atomics."""
 
     @staticmethod
     def forward(ctx: Any, x_PI: Tensor, places_R: Tensor) -> Tensor:
@@ -149,7 +149,7 @@ def _split(sizes: list[int]) -> Layer:
 
 
 class _SplitLinear(torch.autograd.Function):
-    """A product per expert, each written to its place: no slice and no gradient is copied."""
+    """A product per expert, written in place, so no slice or gradient is copied."""
 
     @staticmethod
     def forward(

@@ -1,9 +1,9 @@
-"""Experts: each token goes to `top_k` of them, none is dropped, their weights sum to one.
+"""Experts: each token goes to `top_k` of them, none is dropped, and their weights sum to one.
 
-Which way to compute them is fastest on a machine is measured, not looked up: torch's fused grouped
-product needs compute capability 9.0 and below it is a loop that waits for the host, and padding
-costs what the tokens' distribution makes it cost.
-N tokens, D width, E experts, K experts of a token, R = N x K rows, those of an expert together.
+The fastest way to compute them on a machine is measured, not looked up: torch's fused grouped
+product needs compute capability 9.0 (below, it is a loop that waits for the host), and the cost of
+padding depends on the distribution of tokens.
+N tokens, D width, E experts, K experts of a token, R = N x K rows, grouped by expert.
 """
 
 import statistics
@@ -23,9 +23,9 @@ _CANDIDATES: tuple[ExpertProducts, ...] = ("split", "bmm", "grouped_mm")
 
 
 class ExpertFeedForward(nn.Module):
-    """A router and its experts: (N, D) to (N, D), and how evenly it shared out the tokens.
+    """A router and its experts: (N, D) to (N, D), and how evenly it distributed the tokens.
 
-    Forward and backward only gather: no atomics, so the same bits every time.
+    Forward and backward only gather, without atomics, so their bits are always the same.
     """
 
     def __init__(self, width: int, block: ExpertBlock, activation: Activation) -> None:
@@ -35,14 +35,14 @@ class ExpertFeedForward(nn.Module):
         self.router = nn.Linear(width, block.num_experts)
         self.experts = _Experts(width, block.hidden, block.num_experts, activation)
 
-    # Each number of an expert's tokens would have compiled code of its own.
+    # Otherwise, every new number of an expert's tokens would be compiled separately.
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def forward(self, x_ND: Tensor) -> tuple[Tensor, Tensor]:
-        # In full precision: near ties would otherwise be decided by rounding.
+        # In full precision, because rounding would otherwise decide near ties.
         with torch.autocast(x_ND.device.type, enabled=False):
             logits_NE = self.router(x_ND.to(self.router.weight.dtype))
         chosen_logits_NK, chosen_NK = logits_NE.topk(self.top_k, dim=-1)
-        # The softmax over the chosen is that over all, renormalised.
+        # The softmax over the chosen is that over all, renormalized.
         weights_NK = chosen_logits_NK.softmax(dim=-1)
         sorted_R, order_R = chosen_NK.flatten().sort(stable=True)
         is_mine_RE = sorted_R[:, None] == torch.arange(logits_NE.shape[1], device=x_ND.device)
@@ -53,7 +53,7 @@ class ExpertFeedForward(nn.Module):
 
 
 class _Experts(nn.Module):
-    """The experts' weights, all of a kind in one tensor: (E, outputs, inputs), (E, outputs)."""
+    """The experts' weights, each kind in one tensor: (E, outputs, inputs), (E, outputs)."""
 
     up_weight: nn.Parameter
     up_bias: nn.Parameter
@@ -72,7 +72,7 @@ class _Experts(nn.Module):
             self.register_parameter(f"{name}_bias", nn.Parameter(bias))
 
     def forward(self, layer: Layer, x: Tensor) -> Tensor:
-        """Each expert's output of its own rows, if `layer` applies each expert's layer to them."""
+        """Compute each expert's output of its rows; `layer` applies each expert's own layer."""
         up = layer(x, self.up_weight, self.up_bias)
         if self.is_gated:
             inner = F.silu(layer(x, self.gate_weight, self.gate_bias)) * up
@@ -82,7 +82,7 @@ class _Experts(nn.Module):
 
 
 class _Dispatch(torch.autograd.Function):
-    """A copy of each token for each of its experts; backward adds up what came back."""
+    """Copies each token for each of its experts; backward sums the gradients."""
 
     @staticmethod
     def forward(ctx: Any, x_ND: Tensor, order_R: Tensor, top_k: int) -> Tensor:
@@ -101,7 +101,7 @@ class _Dispatch(torch.autograd.Function):
 
 
 class _Combine(torch.autograd.Function):
-    """Each token's weighted sum of what its experts made of it, in the weights' precision."""
+    """Sums each token's results from its experts by weight, in the weights' precision."""
 
     @staticmethod
     def forward(ctx: Any, rows_RD: Tensor, weights_NK: Tensor, order_R: Tensor) -> Tensor:
@@ -128,16 +128,16 @@ class _Combine(torch.autograd.Function):
 
 
 def _places(order_R: Tensor, top_k: int) -> Tensor:
-    """At which row each token is for its first, second ... expert: (K, N)."""
+    """Return the row of each token for its first, second ... expert: (K, N)."""
     inverse_R = torch.empty_like(order_R)
     inverse_R.scatter_(0, order_R, torch.arange(len(order_R), device=order_R.device))
     return inverse_R.view(-1, top_k).T
 
 
 def _shares(logits_NE: Tensor, counts_E: Tensor) -> Tensor:
-    """The load-balance loss (Switch Transformer, arXiv:2101.03961) and the busiest one's share.
+    """Return the load-balance loss (Switch Transformer, arXiv:2101.03961) and the busiest's share.
 
-    Both are 1 where every expert gets as many tokens.
+    Both are 1 if every expert gets the same number of tokens.
     """
     num_experts = logits_NE.shape[1]
     load_E = num_experts * counts_E / counts_E.sum()
@@ -153,9 +153,9 @@ def choose_products(
     dtype: torch.dtype,
     started_with: str | None = None,
 ) -> ExpertProducts:
-    """The fastest way for micro-batches of `num_tokens` tokens, computed in `dtype`.
+    """Choose the fastest way for micro-batches of `num_tokens` tokens, computed in `dtype`.
 
-    `started_with` is kept if this machine can compute so, as another way rounds differently.
+    `started_with` is kept if this machine supports it, because other ways round differently.
     """
     block = max(
         (block for block in config.blocks if isinstance(block, ExpertBlock)),
@@ -167,18 +167,18 @@ def choose_products(
     bench = _Bench(config, block, num_tokens, device, dtype)
     if started_with in _CANDIDATES and bench.can(started_with):
         return started_with
-    # "split" can be computed everywhere; if it cannot, its error says why.
+    # "split" works everywhere; if it does not, its error says why.
     bench.step("split")
     able = [products for products in _CANDIDATES if bench.can(products)]
     seconds: dict[ExpertProducts, list[float]] = {products: [] for products in able}
-    for _ in range(_ROUNDS):  # in turns: a machine that is busy for a moment slows all
+    for _ in range(_ROUNDS):  # in turns, so a busy moment slows all of them
         for products in able:
             seconds[products].append(bench.seconds(products))
     return min(able, key=lambda products: statistics.median(seconds[products]))
 
 
 class _Bench:
-    """One block's experts with tokens that are routed as an untrained router does."""
+    """One block's experts, with tokens routed as by an untrained router."""
 
     def __init__(
         self,
@@ -202,7 +202,7 @@ class _Bench:
                 parameter.normal_(std=0.02, generator=rng)
 
     def step(self, products: ExpertProducts) -> tuple[Tensor, ...]:
-        """Forward and backward."""
+        """Run forward and backward; return the gradients."""
         self._ffn.products = products
         is_low = self._dtype in (torch.bfloat16, torch.float16)
         with torch.autocast(self._x_ND.device.type, dtype=self._dtype, enabled=is_low):
@@ -211,7 +211,7 @@ class _Bench:
         return torch.autograd.grad(y_ND, [self._x_ND, *parameters], torch.ones_like(y_ND))
 
     def can(self, products: ExpertProducts) -> bool:
-        """Whether this device and type can; also the first step, which is slower than others."""
+        """Return whether it works here; this also takes the first step, which is slower."""
         try:
             self.step(products)
         except (RuntimeError, NotImplementedError):
@@ -219,7 +219,7 @@ class _Bench:
         return True
 
     def seconds(self, products: ExpertProducts) -> float:
-        """Of one step, until the device has done it."""
+        """Return the seconds of one step, until the device has completed it."""
         self._synchronize()
         began = time.perf_counter()
         self.step(products)

@@ -1,11 +1,11 @@
-"""Hugging Face's models of the same operations: GPT-NeoX, Llama with biases, Mixtral without.
+"""Hugging Face models with the same operations: GPT-NeoX, Llama with biases, Mixtral without.
 
 python -m training.workloads.growth.hugging_face FOLDER weights.safetensors
 python -m training run --workload growth --init-from weights.safetensors ...
 
-A phase is written as one of them (`export --format huggingface`). A Llama is read as the phase
-dense, a Mixtral as the experts: grouped heads become one for each query, which computes the same,
-and biases that it has not stay 0.
+A phase is written as one of them (`export --format huggingface`). A Llama is read as the dense
+phase, a Mixtral as the experts phase: grouped heads become one per query, which computes the same,
+and missing biases stay 0.
 """
 
 import argparse
@@ -24,12 +24,12 @@ from training.errors import EXIT_FINISHED, EXIT_USER, UserError
 from training.workloads.growth.config import DenseBlock, ExpertBlock, ModelConfig
 from training.workloads.growth.model import LanguageModel
 
-# By kind: the phase that it becomes, and what transformers takes where its config does not say.
+# Kind -> the phase that it becomes, and the defaults of transformers for its config.
 _KINDS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "llama": ("dense", {"rope_theta": 10_000.0, "rms_norm_eps": 1e-6}),
     "mixtral": ("experts", {"rope_theta": 1e6, "rms_norm_eps": 1e-5}),
 }
-# What the model here has one value of.
+# Settings for which the model here supports only one value.
 _FIXED = {"rms_norm_eps": 1e-5, "hidden_act": "silu", "sliding_window": None}
 _NORMS = {"input_layernorm": "attention_norm", "post_attention_layernorm": "ffn_norm"}
 _LAYER = {
@@ -49,11 +49,11 @@ _OF_EXPERT = {"w1": "gate", "w2": "down", "w3": "up"}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Write a Llama or Mixtral as the weights of a phase, and the overrides that it needs."""
+    """Write a Llama or Mixtral as a phase's weights; print the overrides that it needs."""
     parser = argparse.ArgumentParser(
         prog="python -m training.workloads.growth.hugging_face",
-        description="Turn a folder of Hugging Face's (config.json and safetensors) with a Llama or "
-        "a Mixtral into a file for `python -m training run --workload growth --init-from FILE`.",
+        description="Turn a Hugging Face folder (config.json and safetensors) with a Llama or a "
+        "Mixtral into a file for `python -m training run --workload growth --init-from FILE`.",
     )
     parser.add_argument("folder", type=Path, help="as `save_pretrained` leaves it")
     parser.add_argument("out", type=Path, help="the safetensors file to write")
@@ -71,13 +71,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return EXIT_USER
     save_file(state, options.out, metadata={"stage": stage})
     about |= {"rope_base": rope_base}
-    print(f"{options.out}: {len(state)} tensors of the phase {stage}; start the run with")
+    print(f"{options.out}: {len(state)} tensors of the {stage} phase; start the run with")
     print(" ".join(f"--override {name}={value}" for name, value in about.items()))
     return EXIT_FINISHED
 
 
 def _read(folder: Path, config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """The overrides of a config of the same shape, and the state of its phase's model."""
+    """Return overrides for a config of the same shape, and the state of the phase's model."""
     theirs: dict[str, Tensor] = {}
     for path in sorted(folder.glob("*.safetensors")):
         theirs |= load_file(path)
@@ -118,23 +118,23 @@ def _read(folder: Path, config: Mapping[str, Any]) -> tuple[dict[str, Any], dict
         "num_layers": layers,
     }
     if num_experts:
-        # The phase before is trained for the one step that it must have, and then replaced.
+        # The dense phase is trained for one step, its minimum, and then replaced.
         top_k = config.get("num_experts_per_tok", 2)
         about |= {"num_experts": num_experts, "top_k": top_k, "dense_steps": 1}
     return about, state
 
 
 def _checked(config: Mapping[str, Any]) -> tuple[str, float]:
-    """Phase and rope_base; UserError if it is neither, or computes what the model here does not."""
+    """Return phase and rope_base; UserError for other models or unsupported settings."""
     if config.get("model_type") not in _KINDS:
         raise UserError(
-            f"it is a {config.get('model_type')!r}; give the folder of a Llama or a Mixtral"
+            f"it is a {config.get('model_type')!r}; pass the folder of a Llama or a Mixtral"
         )
     stage, defaults = _KINDS[config["model_type"]]
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     flat = {**defaults, **config, **{k: v for k, v in rope.items() if k == "rope_theta"}}
     if (kind := rope.get("rope_type", rope.get("type", "default"))) != "default":
-        raise UserError(f"its positions are scaled ({kind}); give one without")
+        raise UserError(f"its positions are scaled ({kind}); use a model without scaling")
     for name, wanted in _FIXED.items():
         if (found := flat.get(name, wanted)) != wanted:
             raise UserError(f"its {name} is {found}; the model here has {wanted}")
@@ -152,7 +152,7 @@ def _for_each_query(tensor: Tensor, num_groups: int, size: int) -> Tensor:
 
 
 def write_hugging_face(m: nn.Module, out: Path) -> None:
-    """A folder that `AutoModelForCausalLM.from_pretrained` loads: the same logits."""
+    """Write a folder that `AutoModelForCausalLM.from_pretrained` loads, with the same logits."""
     assert isinstance(m, LanguageModel)
     c, state = m.config, m.state_dict()
     kinds = {type(block) for block in c.blocks}
@@ -194,7 +194,7 @@ def _neox(c: ModelConfig, state: Mapping[str, Tensor]) -> tuple[dict[str, Any], 
         found[f"gpt_neox.final_layer_norm.{kind}"] = state[f"final_norm.{kind}"]
         for number in range(len(c.blocks)):
             old, new = f"blocks.{number}", f"gpt_neox.layers.{number}"
-            # One layer there: query, key and value of the first head, then of the next.
+            # A single layer there: query, key and value of the first head, then of the next.
             parts = [state[f"{old}.attention.{p}.{kind}"] for p in ("query", "key", "value")]
             by_head = torch.stack([p.unflatten(0, (c.num_heads, -1)) for p in parts], dim=1)  # type: ignore[no-untyped-call]
             found[f"{new}.attention.query_key_value.{kind}"] = by_head.flatten(0, 2)
@@ -231,7 +231,7 @@ def _mixtral(
     if biased := [name for name, tensor in state.items() if "bias" in name and tensor.any()]:
         raise UserError(
             f"Mixtral has no biases, but {biased[0]} and {len(biased) - 1} more are not 0: train "
-            "with --override has_biases=false, or export the phase dense, which Llama's biases fit"
+            "with --override has_biases=false, or export the dense phase as Llama, which has biases"
         )
     weights = {name: tensor for name, tensor in state.items() if not name.endswith("bias")}
     found, block = _renamed(c, weights, _LAYER | _ROUTER), c.blocks[0]
@@ -253,7 +253,7 @@ def _mixtral(
 def _renamed(
     c: ModelConfig, state: Mapping[str, Tensor], names: Mapping[str, str]
 ) -> dict[str, Tensor]:
-    """What Llama and Mixtral have in common, and of each block the modules `names`."""
+    """Rename what Llama and Mixtral have in common, and the modules `names` of each block."""
     found = {"model.embed_tokens.weight": state["embedding.weight"]}
     found |= {"lm_head.weight": state["head.weight"]} if not c.is_tied else {}
     found["model.norm.weight"] = state["final_norm.weight"]
@@ -272,7 +272,7 @@ def _rms(c: ModelConfig) -> dict[str, Any]:
 def _hidden(c: ModelConfig) -> int:
     sizes = {block.hidden for block in c.blocks}
     if len(sizes) > 1:
-        raise UserError(f"blocks of {sorted(sizes)} hidden units: Hugging Face's have one number")
+        raise UserError(f"blocks have {sorted(sizes)} hidden units: Hugging Face supports only one")
     return sizes.pop()
 
 

@@ -1,7 +1,7 @@
 """A decoder whose feed-forward networks may be experts: rotary positions, norms first, biases.
 
-The logits of its loss are never all in memory: a chunk of C tokens at a time, forward computes the
-gradients too. Only the first weights are random: there is no dropout.
+The loss never holds all logits in memory: forward takes a chunk of C tokens at a time and computes
+the gradients too. Only the initial weights are random: there is no dropout.
 B batch, T tokens, D width, H heads, d width of a head, V vocabulary, N = B x T.
 """
 
@@ -60,8 +60,8 @@ class _SumCrossEntropy(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, scale: Tensor) -> tuple[Tensor | None, ...]:
         dx_ND, dweight_VD = ctx.saved_tensors
-        # In place: a copy of the weight's gradient could be what no longer fits into memory. A
-        # second backward through the same loss is refused by autograd.
+        # In place, because a copy of the weight's gradient might not fit into memory. Autograd
+        # refuses a second backward through the same loss.
         return dx_ND.mul_(scale), dweight_VD.mul_(scale), None, None, None, None
 
 
@@ -73,7 +73,7 @@ def _summed(
     chunk_tokens: int,
     is_training: bool,
 ) -> tuple[Tensor, ...]:
-    """The sum, and if asked for, its gradients by `x_ND` and by `weight_VD`."""
+    """Return the sum and, if training, its gradients by `x_ND` and by `weight_VD`."""
     low_VD = weight_VD.to(dtype)
     wide = torch.float64 if dtype == torch.float64 else torch.float32
     total = x_ND.new_zeros((), dtype=wide)
@@ -100,11 +100,11 @@ _STD = 0.02
 
 
 class _Hidden(NamedTuple):
-    """What the blocks made of the tokens, and how the routers shared them out."""
+    """The output of the blocks, and how evenly the routers distributed the tokens."""
 
     y_BTD: Tensor
     balance: Tensor  # mean over the blocks of experts; 1 is even
-    busiest: Tensor  # the same of the busiest expert's tokens, 1 being its even share
+    busiest: Tensor  # likewise, of the busiest expert's tokens; 1 is its even share
 
 
 class _TextLoss(NamedTuple):
@@ -116,10 +116,10 @@ class _TextLoss(NamedTuple):
 
 
 class LanguageModel(nn.Module):
-    """Token ids (B, T) to logits (B, T, V).
+    """Maps token ids (B, T) to logits (B, T, V).
 
-    `initialize=False` leaves the weights unset, for those who load them. `recompute` keeps no
-    activation inside a block for backward, which computes them again: a third more work, same bits.
+    `initialize=False` leaves the weights unset, for callers that load them. `recompute` saves no
+    activations within blocks, which backward computes again: a third more work, the same bits.
     """
 
     def __init__(
@@ -140,7 +140,7 @@ class LanguageModel(nn.Module):
 
     @torch.no_grad()
     def initialize(self) -> None:
-        """Draw the first weights; what a block adds to the stream starts small, as in GPT-2."""
+        """Draw initial weights; what a block adds to the stream starts small, as in GPT-2."""
         last = _STD / (2 * len(self.blocks)) ** 0.5
         for name, parameter in self.named_parameters():
             if name.endswith("bias"):
@@ -157,11 +157,11 @@ class LanguageModel(nn.Module):
 
     @property
     def output_weight_VD(self) -> Tensor:
-        """Of the layer that gives the logits: the embedding, if it is tied."""
+        """The weight of the output layer: the embedding's, if they are tied."""
         return self.embedding.weight if self.config.is_tied else self.head.weight
 
     def hidden(self, tokens_BT: Tensor) -> _Hidden:
-        """What the logits are computed from."""
+        """Compute the states from which the logits follow."""
         x_BTD = self.embedding(tokens_BT)
         turn_T1d = _rotary_table(
             tokens_BT.shape[1], self.config.head_width, self.config.rope_base, x_BTD
@@ -184,13 +184,13 @@ class LanguageModel(nn.Module):
         return _Hidden(self.final_norm(x_BTD), balance, busiest)
 
     def loss(self, tokens_BT: Tensor, targets_BT: Tensor) -> _TextLoss:
-        """Cross-entropy of the targets, without ever having all logits in memory."""
+        """Compute the targets' cross-entropy without ever holding all logits in memory."""
         y_BTD, balance, busiest = self.hidden(tokens_BT)
         total = _sum_cross_entropy(y_BTD.flatten(0, 1), self.output_weight_VD, targets_BT.flatten())
         return _TextLoss(total, balance, busiest)
 
     def compute_experts_by(self, products: ExpertProducts) -> None:
-        """Let all experts compute their matrix products in this way."""
+        """Make all experts compute their matrix products in this way."""
         for module in self.modules():
             if isinstance(module, ExpertFeedForward):
                 module.products = products
@@ -220,7 +220,7 @@ class _DecoderBlock(nn.Module):
 
 
 class _Attention(nn.Module):
-    """Causal attention of heads that know their tokens' distance by rotation."""
+    """Causal attention with rotary positions."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -241,9 +241,9 @@ class _Attention(nn.Module):
 
 
 def _rotary_table(num_tokens: int, head_width: int, base: float, like: Tensor) -> Tensor:
-    """Cosines, then sines, of each position's angles: (T, 1, d), in `like`'s type, on its device.
+    """Return cosines, then sines, of positions' angles: (T, 1, d), in `like`'s type and device.
 
-    RoFormer (arXiv:2104.09864), with the pairs that it turns half a head apart.
+    RoFormer (arXiv:2104.09864), but a rotated pair's numbers are half a head apart.
     """
     half = torch.arange(0, head_width, 2, dtype=torch.float64, device=like.device)
     places_T = torch.arange(num_tokens, dtype=torch.float64, device=like.device)
@@ -252,9 +252,9 @@ def _rotary_table(num_tokens: int, head_width: int, base: float, like: Tensor) -
 
 
 def _rotated(x_BTHd: Tensor, turn_T1d: Tensor) -> Tensor:
-    """Each pair of numbers of each head turned by its position's angle."""
+    """Rotate each pair of numbers of each head by its position's angle."""
     if torch.compiler.is_compiling():
-        # The plain formula: Inductor makes one kernel of it, and has none for results in halves.
+        # Inductor makes one kernel of the plain formula, but cannot write results in halves.
         cosine, sine = turn_T1d.to(x_BTHd.dtype).chunk(2, dim=-1)
         low, high = x_BTHd.chunk(2, dim=-1)
         return torch.cat([low * cosine - high * sine, high * cosine + low * sine], dim=-1)
@@ -262,7 +262,7 @@ def _rotated(x_BTHd: Tensor, turn_T1d: Tensor) -> Tensor:
 
 
 class _Rotation(torch.autograd.Function):
-    """Half the kernels of the plain formula; backward turns the other way."""
+    """The rotation with half the kernels of the plain formula; backward rotates back."""
 
     @staticmethod
     def forward(ctx: Any, x_BTHd: Tensor, turn_T1d: Tensor) -> Tensor:
@@ -286,7 +286,7 @@ def _turned(x_BTHd: Tensor, turn_T1d: Tensor, direction: float) -> Tensor:
 
 
 def parameter_counts(config: ModelConfig) -> tuple[int, int]:
-    """Parameters in all, and those that compute one token; nothing is allocated."""
+    """Count all parameters, and those that compute one token; allocate nothing."""
     with torch.device("meta"):
         model = LanguageModel(config, initialize=False)
     total = sum(parameter.numel() for parameter in model.parameters())

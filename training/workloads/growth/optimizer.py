@@ -1,4 +1,4 @@
-"""AdamW with its moments in bfloat16: 4 bytes a parameter instead of 8."""
+"""AdamW with its moments in bfloat16: 4 bytes per parameter instead of 8."""
 
 from collections.abc import Callable
 from typing import Any
@@ -8,20 +8,20 @@ from torch import Tensor
 from torch.optim import AdamW
 from torch.optim.adamw import adamw
 
-# Elements that are widened at a time: 128 MiB for both moments, whatever the parameter's size.
+# Elements converted at a time: 128 MiB for both moments, whatever the parameter's size.
 _SLICE = 2**24
-# Of bfloat16: the largest change of a number, relative to it, that rounding may lose.
+# The largest relative change of a number that rounding to bfloat16 may lose.
 _LOST_CHANGE = 2.0**-8
 
 
 class BFloat16AdamW(AdamW):
-    """torch's AdamW, whose state has the same names, with `exp_avg` and `exp_avg_sq` in bfloat16.
+    """torch's AdamW with the same state, but `exp_avg` and `exp_avg_sq` in bfloat16.
 
-    They are rounded to nearest once a step, after torch's own has computed with them in float32, so
-    nothing random has to be saved.
-    It takes AdamW's arguments but `amsgrad` and `maximize`, and no scaled gradients (float16).
-    `betas[1]` must forget at least 1/128 a step (0.95 is usual for language models; torch's default
-    of 0.999 would only ever let the second moment grow).
+    They are rounded to nearest once per step, after torch's own code has used them in float32, so
+    no random state must be saved.
+    It takes AdamW's arguments except `amsgrad` and `maximize`, and no scaled gradients (float16).
+    `betas[1]` must forget at least 1/128 per step (0.95 is usual for language models; with torch's
+    default of 0.999, the second moment could only grow).
     """
 
     def __init__(
@@ -29,8 +29,8 @@ class BFloat16AdamW(AdamW):
     ) -> None:
         if betas[1] > 1.0 - 2.0 * _LOST_CHANGE:
             raise ValueError(
-                f"betas[1] is {betas[1]}: in bfloat16 a second moment that changes by less than "
-                "1/256 a step stays where it is; give at most 0.992, such as 0.95"
+                f"betas[1] is {betas[1]}: in bfloat16, a second moment that changes by less than "
+                "1/256 per step does not move; use at most 0.992, such as 0.95"
             )
         super().__init__(params, lr=lr, betas=betas, **more)
 
@@ -77,7 +77,7 @@ def _step_slices(
     weight_decay: float,
     fused: bool = False,
 ) -> None:
-    """A step after `step` others, by torch's own on slices whose moments are float32 meanwhile."""
+    """Step after `step` others with torch's own code, on slices with moments in float32."""
     tensors = (values, gradient, mean, square)
     for own, slope, low_mean, low_square in zip(
         *(torch.split(t, _SLICE) for t in tensors), strict=True
@@ -99,7 +99,7 @@ def _step_slices(
         low_square.copy_(squares)
 
 
-# An operation of its own, so that what it reads and writes is counted once (training measure).
+# A custom operation, so that what it reads and writes is counted once (`training measure`).
 @torch.library.custom_op("training::step_fused", mutates_args=("values", "mean", "square"))
 def step_fused(
     values: Tensor,
@@ -113,7 +113,7 @@ def step_fused(
     eps: float,
     weight_decay: float,
 ) -> None:
-    """As `_step_slices`; on a GPU in one kernel."""
+    """Do the same as `_step_slices`; on a GPU, in one kernel."""
     given = (values, gradient, mean, square, step, lr, beta1, beta2, eps, weight_decay)
     if values.is_cuda and values.dtype == torch.float32:
         from training.workloads.growth.adamw_kernel import step_by_kernel
@@ -125,4 +125,4 @@ def step_fused(
 
 @step_fused.register_fake
 def _(*given: Any) -> None:
-    """Nothing is returned."""
+    """Return nothing, like the operation itself."""

@@ -1,7 +1,7 @@
-"""What a phase starts from: the model and the optimizer of the phase before, grown.
+"""A phase's start: the model and optimizer of the previous phase, grown.
 
-Pure functions of that phase's commit and the seed, on the CPU: after an interruption they are
-simply repeated. Tensors are made one at a time, so neither state is in memory twice.
+Pure functions of that phase's commit and the seed, on the CPU, which are simply repeated after an
+interruption. Tensors are made one at a time, so neither state is in memory twice.
 """
 
 from collections.abc import Mapping
@@ -80,7 +80,7 @@ class Transition:
 
     @property
     def scaling(self) -> str:
-        """What grows, in words."""
+        """A description of what grows."""
         c = self.config
         if self.phase == "experts":
             return f"{c.num_experts} experts in each block, {c.top_k} for each token"
@@ -98,7 +98,7 @@ class Transition:
     def model(
         self, prior: Mapping[str, Tensor], fresh: Mapping[str, Tensor]
     ) -> Mapping[str, Tensor]:
-        """The grown state; what is new in it, routers and new blocks, is from `fresh`."""
+        """Return the grown state; its routers and new blocks come from `fresh`."""
         c, layout = self.config, growth_layout(is_tied=self.config.is_tied)
         if self.phase == "experts":
             return upcycle(prior, layout, num_experts=c.num_experts, fresh=fresh)
@@ -106,7 +106,7 @@ class Transition:
         return deepen(wide, layout, after=c.new_after, fresh=fresh)
 
     def optimizer(self, prior: Prior) -> OptimizerState:
-        """The optimizer's grown state, in its own types; empty if it is not carried over."""
+        """Return the optimizer's grown state, in its own types; empty if not carried over."""
         c, layout = self.config, growth_layout(is_tied=self.config.is_tied)
         if c.carry == "none":
             return {}
@@ -123,7 +123,7 @@ class Transition:
     def verification(
         self, m: LanguageModel, prior: Mapping[str, Tensor], tokens_BT: Tensor
     ) -> Verification:
-        """Compare the grown model with the one before on a fixed batch of held-out text."""
+        """Compare the grown model with the previous one on a fixed batch of held-out text."""
         with torch.device("meta"):
             small = LanguageModel(self.before, initialize=False)
         small.load_state_dict(dict(prior), assign=True)
@@ -132,7 +132,7 @@ class Transition:
         origins = block_origins(self.config.num_layers, self.config.new_after) if is_grown else None
         router = _ROUTER if is_grown else None
         chosen = next(each for each in m.modules() if isinstance(each, ExpertFeedForward)).products
-        m.compute_experts_by("split")  # which every device can, here the CPU
+        m.compute_experts_by("split")  # which works on every device, here the CPU
         before = observe(small, lambda: small(ids_BT), targets_BT, router=router)
         after = observe(m, lambda: m(ids_BT), targets_BT, router=_ROUTER, origins=origins)
         m.compute_experts_by(chosen)
@@ -146,9 +146,9 @@ class Transition:
         tokens_BT: Tensor,
         judged_B: Tensor,
     ) -> OptimizerVerification:
-        """Compare gradients of that text's loss, and the moments that they have left.
+        """Compare gradients of that text's loss, and the moments.
 
-        Texts that are not `judged_B`, as a near-tie sent them to other experts, are left out.
+        Texts that are not `judged_B`, because a near-tie sent them to other experts, are left out.
         """
         c, is_grown = self.config, self.phase == "grown"
         with torch.device("meta"):
@@ -188,7 +188,7 @@ def _in_type(state: OptimizerState, name: str, moments: torch.dtype) -> Mapping[
 
 
 def growth_layout(*, is_tied: bool = True) -> Layout:
-    """The layout of `LanguageModel`, dense or with experts; a tied head reads the embedding."""
+    """Return the layout of `LanguageModel`, also with experts; a tied head reads the embedding."""
     return Layout(
         tensors=_TENSORS,
         divided=("final_norm.weight", "final_norm.bias") if is_tied else (),

@@ -1,10 +1,10 @@
-"""The growth workload: a language model that is trained dense, with experts, and grown, in one run.
+"""The growth workload: a language model trained dense, with experts, and grown, in one run.
 
 python -m training data make --workload growth --out data --count 12000
 python -m training run --workload growth --recipe laptop --dataset-uri data --run-uri runs/first
 
-Three phases: dense, experts, grown; each starts as the one before has ended. Their AdamW keeps both
-moments in bfloat16: 4 bytes a parameter instead of 8.
+Three phases: dense, experts, grown; each starts where the previous one ended. A lean AdamW keeps
+both moments in bfloat16: 4 bytes per parameter instead of 8.
 """
 
 import logging
@@ -52,7 +52,7 @@ from training.workloads.growth.transitions import Transition, growth_layout
 
 
 def _has_weight_decay(name: str, parameter: Tensor) -> bool:
-    """Matrices and the embedding decay; biases, those of experts (E, outputs) too, norms do not."""
+    """Return whether a parameter decays: matrices and embedding do, biases and norms do not."""
     return not name.endswith("bias") and "norm" not in name
 
 
@@ -64,27 +64,27 @@ _Phase: TypeAlias = Literal["dense", "experts", "grown"]
 
 
 class _RewarmingBFloat16AdamW(Rewarming, BFloat16AdamW):
-    """Both: moments in bfloat16, and new copies that warm up."""
+    """AdamW with moments in bfloat16, in which new copies warm up."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainPhase(TextEvaluation):
-    """A phase; what differs between them is the model, and how it starts."""
+    """A phase; phases differ in the model, and in how it starts."""
 
     config: GrowthConfig
     name: _Phase
 
     @property
     def architecture(self) -> ModelConfig:
-        """The phase's model, apart from its weights."""
+        """The phase's model, without its weights."""
         model: ModelConfig = getattr(self.config, f"{self.name}_model")
         return model
 
     @property
     def settings(self) -> Settings:
-        """One learning rate over the run: up at its beginning, down in its last phase."""
+        """One learning rate over the run, which rises at its start and falls in the last phase."""
         c = self.config
-        # Accumulated gradients must stay until the last micro-batch.
+        # Accumulated gradients must be kept until the last micro-batch.
         own = c.settings
         in_backward = c.is_lean(self.name) and own.micro_batch == own.global_batch
         decay = _Decay(c.decay_share, own.final_lr_fraction)
@@ -103,7 +103,7 @@ class TrainPhase(TextEvaluation):
     def numerics(
         self, m: nn.Module, i: Inputs, started_with: Mapping[str, str]
     ) -> Mapping[str, str]:
-        """How this machine computes the experts: as the recipe says, or what is fastest on it."""
+        """Choose how to compute experts: as the recipe says, or the fastest way on this machine."""
         c = self.config
         if self.name == "dense":
             return {}
@@ -120,16 +120,16 @@ class TrainPhase(TextEvaluation):
         return {_PRODUCTS: products}
 
     def start(self, m: nn.Module, i: Inputs) -> Start:
-        """Grow from the phase before, and check on held-out text that nothing has changed."""
+        """Grow from the previous phase, and check on held-out text that nothing has changed."""
         c, (total, active) = self.config, parameter_counts(self.architecture)
         facts = {"parameters": total, "active_parameters": active}
         _log.info(
             f"[{self.name}] {total:,} parameters, of which {active:,} compute a token; learning "
             f"rate {c.learning_rate:g}; on {i.device}"
         )
-        # Opened by the first phase too: a split that is too short is told before, not after steps.
+        # The first phase opens it too, so a split that is too short is reported before any step.
         windows = token_samples(i.dataset, "validation", c.context)
-        if i.prior is None or i.is_given_weights:  # not of the phase before
+        if i.prior is None or i.is_given_weights:  # no previous phase to grow from
             return Start(facts=facts)
         m, transition = cast(LanguageModel, m), Transition(config=c, phase=self.name)
         fill(m, transition.model(i.prior.model, m.state_dict()))
@@ -148,7 +148,7 @@ class TrainPhase(TextEvaluation):
         )
 
     def optimizer(self, m: nn.Module) -> Optimizer:
-        """AdamW; what is divided by its copies in a wider model learns by as much slower."""
+        """Return AdamW; in a wider model, divided weights have a learning rate divided as much."""
         c = self.config
         groups = scaled_groups(
             m.named_parameters(),
@@ -159,26 +159,26 @@ class TrainPhase(TextEvaluation):
             decays=_has_weight_decay,
         )
         kind = _RewarmingBFloat16AdamW if c.is_lean(self.name) else RewarmingAdamW
-        # Not False, which would rule out torch's foreach as well.
+        # None, because False would also rule out torch's foreach.
         return kind(groups, betas=_BETAS, fused=c.fused_optimizer or None)
 
     def sharded_modules(self, m: nn.Module) -> Sequence[nn.Module]:
-        """The decoder's blocks."""
+        """Return the decoder's blocks."""
         return list(cast(LanguageModel, m).blocks)
 
     def formats(self) -> Mapping[str, Writer]:
-        """Hugging Face's folder."""
+        """Return the writer of a Hugging Face folder."""
         return {"huggingface": write_hugging_face}
 
     def refusals(self, meta: Mapping[str, Any]) -> Sequence[str]:
-        """Another vocabulary; splits without a window."""
+        """Refuse another vocabulary, and splits that are too short for a window."""
         c = self.config
         too_short = length_refusals(meta.get("splits", {}), c.context)
         return [*vocabulary_refusals(meta, c.vocab_size), *too_short]
 
     def samples(self, i: Inputs, split: str) -> Samples:
         c = self.config
-        # An evaluation of a finished run may be on other text.
+        # A finished run may be evaluated on other text.
         if refused := vocabulary_refusals(i.dataset.meta, c.vocab_size):
             raise UserError(refused[0])
         most = c.eval_windows if split == "validation" else None
@@ -200,19 +200,19 @@ class TrainPhase(TextEvaluation):
         )
 
     def surrogate(self, m: nn.Module, b: Batch) -> Loss:
-        """The loss if every expert had as many tokens; which gets which is read from data."""
+        """Return the loss with equal numbers of tokens per expert, independent of the data."""
         cast(LanguageModel, m).compute_experts_by("balanced")
         return self.loss(m, b, 0, 1)
 
     def example(self, size: int) -> Batch:
-        """Text of one token: the shapes of a batch."""
+        """Return a batch of one repeated token, for its shapes."""
         return {"tokens": torch.zeros(size, self.config.context + 1, dtype=torch.long)}
 
 
 def _say_verified(
     phase: str, scaling: str, differences: Mapping[str, float], failures: Sequence[str]
 ) -> None:
-    """The transition's own lines: what grew, how far off it is, and the verdict."""
+    """Log the transition: what grew, the differences, and the verdict."""
     _log.info(f"[{phase}] scaling: {scaling}")
     found = ", ".join(
         f"{name.replace('_', ' ')} {value:.3g}"
@@ -225,13 +225,13 @@ def _say_verified(
 
 @dataclass(frozen=True, slots=True)
 class _Decay:
-    """A schedule: constant, and in the last `share` of the steps down a line to `final`."""
+    """A schedule: constant, then linearly down to `final` over the last `share` of the steps."""
 
     share: float
     final: float
 
     def __call__(self, step: int, num_steps: int) -> float:
-        """The factor of a step."""
+        """Return the factor of a step."""
         left = (num_steps - step) / max(1.0, self.share * num_steps)
         return self.final + (1.0 - self.final) * min(1.0, left)
 
@@ -240,7 +240,7 @@ RECIPES: Mapping[str, Callable[[], GrowthConfig]] = MappingProxyType(
     {"laptop": laptop, "full": full, "literal": literal}
 )
 # Windows of 128 tokens of 12,000 generated stories; of 256 tokens of TinyStories, whose 2.1 million
-# stories are about 470 million of GPT-2's tokens. Of validation, as many as are evaluated.
+# stories are about 470 million GPT-2 tokens. For validation, the number that is evaluated.
 _TINY_STORIES = {"train": 1_800_000, "validation": 512}
 _NOMINAL_SAMPLES: Mapping[str, Mapping[str, int]] = MappingProxyType(
     {
@@ -264,13 +264,13 @@ class _Growth(Workload[GrowthConfig]):
         return [TrainPhase(config=c, name=name) for name in ("dense", "experts", "grown")]
 
     def fitted(self, c: GrowthConfig, meta: Mapping[str, Any]) -> Mapping[str, str]:
-        """The dataset's vocabulary, where the recipe's is too small, or far too large."""
+        """Use the dataset's vocabulary if the recipe's is too small, or far too large."""
         if vocabulary_refusals(meta, c.vocab_size):
             return {"vocab_size": str(meta["vocab_size"])}
         return {}
 
     def rungs(self, c: GrowthConfig) -> Sequence[Rung]:
-        """First what the optimizer keeps, then activations, the micro-batch, and the precision."""
+        """Return rungs in order: optimizer state, activations, micro-batch, precision."""
         rungs = []
         if c.lean_optimizer != "all":
             rungs.append(rung("optimizer with moments in bfloat16", lean_optimizer="all"))

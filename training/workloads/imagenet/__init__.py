@@ -1,1 +1,1 @@
-"""The imagenet workload: ResNets that classify images, read from shards of them."""
+"""The imagenet workload: ResNets that classify images, which are read from shards."""

@@ -1,6 +1,6 @@
-"""The config of the imagenet recipes, one for a laptop and four for a GPU, and these recipes.
+"""The imagenet recipes, one for a laptop and four for a GPU, and their config.
 
-docs/imagenet.md has the accuracy that others published of the latter.
+docs/imagenet.md has the published accuracy of the latter.
 """
 
 from collections.abc import Callable, Mapping
@@ -11,12 +11,12 @@ from typing import Literal
 from training.settings import check_choice, check_fields
 from training.workload import Settings
 
-# Sizes of a training image are multiples of it: the network halves them five times, and each size
-# has compiled code of its own.
+# Training sizes are multiples of this: the network halves them five times, and code is compiled
+# separately for each size.
 _SIZE_STEP = 32
-# torchvision's RandAugment knows so many magnitudes.
+# torchvision's RandAugment has magnitudes up to this.
 _MOST_AUGMENTED = 30
-# The learning rate of a recipe is that of a batch of so many images.
+# A recipe's learning rate is for a batch of this many images.
 BASE_BATCH = 256
 
 _SETTINGS = Settings(
@@ -29,7 +29,7 @@ _SETTINGS = Settings(
     best_metric="top1",
 )
 
-# ffcv-imagenet's learning rate, and the batch that it belongs to: 512 on each of 8 GPUs.
+# ffcv-imagenet's learning rate and its batch size: 512 on each of 8 GPUs.
 _FFCV_RATE, _FFCV_BATCH = 1.7, 4096
 
 
@@ -37,9 +37,9 @@ _FFCV_RATE, _FFCV_BATCH = 1.7, 4096
 class ImagenetConfig:
     """Everything that determines a run's numbers, apart from data and machine.
 
-    Images are trained on at `low_size` up to `low_until_epoch`, from there on at sizes that grow
-    evenly to `train_size`, which `train_size_from_epoch` has. The learning rate is that of
-    BASE_BATCH images and is scaled to `global_batch`.
+    Training images have `low_size` up to `low_until_epoch`, then sizes that grow evenly to
+    `train_size`, reached at `train_size_from_epoch`. The learning rate is for BASE_BATCH images and
+    is scaled to `global_batch`.
     """
 
     seed: int = 0
@@ -56,11 +56,11 @@ class ImagenetConfig:
     low_until_epoch: int = 0
     train_size_from_epoch: int = 0
     eval_size: int = 224
-    # Evaluates the mirrored image too, and gives what both together say beside the plain figures.
+    # Also evaluates the mirrored image, and reports the figures of both next to the plain ones.
     evaluate_flips: bool = False
     shuffle_window: int = 16
-    # RandAugment's magnitude, 0 to 30; the alphas of mixup and of CutMix, one of which each
-    # micro-batch gets where both are given. 0: none.
+    # RandAugment's magnitude, 0 to 30; the alphas of mixup and CutMix (if both are set, each
+    # micro-batch gets one of them). 0: none.
     rand_augment: int = 0
     mixup: float = 0.0
     cutmix: float = 0.0
@@ -68,7 +68,7 @@ class ImagenetConfig:
     settings: Settings = _SETTINGS
     optimizer: Literal["sgd", "adamw"] = "sgd"
     learning_rate: float = 0.1
-    # A layer's learning rate is so many times the next one's; the last has the whole.
+    # A layer's learning rate is this many times the next one's; the last layer has the full rate.
     layer_decay: float = 1.0
     momentum: float = 0.9
     weight_decay: float = 1e-4
@@ -88,7 +88,7 @@ class ImagenetConfig:
             below_1=("label_smoothing",),
         )
         if not 0.0 < self.layer_decay <= 1.0:
-            raise ValueError(f"layer_decay is {self.layer_decay}; give above 0 and at most 1")
+            raise ValueError(f"layer_decay is {self.layer_decay}; use more than 0 and at most 1")
         if self.rand_augment > _MOST_AUGMENTED:
             raise ValueError(f"rand_augment is {self.rand_augment}; give 0 to {_MOST_AUGMENTED}")
         self._check_sizes()
@@ -113,13 +113,13 @@ class ImagenetConfig:
 
     @property
     def epochs(self) -> int:
-        """The length, over whose epochs the images grow."""
+        """The number of epochs, over which the images grow."""
         if self.settings.epochs is None:
             raise ValueError("epochs is None; give the number of epochs")
         return self.settings.epochs
 
     def image_size(self, epoch: int) -> int:
-        """The side of the images of an epoch; -1: of those that are evaluated."""
+        """Return the side of an epoch's images; -1: of those that are evaluated."""
         if epoch < 0:
             return self.eval_size
         if epoch >= self.train_size_from_epoch:
@@ -132,7 +132,7 @@ class ImagenetConfig:
 
 
 def _laptop() -> ImagenetConfig:
-    """A small ResNet on the pictures that `data make` draws, in half a minute on one CPU thread."""
+    """Train a small ResNet on pictures that `data make` draws: half a minute on one CPU thread."""
     return ImagenetConfig(
         architecture="resnet8",
         num_classes=8,
@@ -153,7 +153,7 @@ def _laptop() -> ImagenetConfig:
 
 
 def _full() -> ImagenetConfig:
-    """The plain 90 epochs at 224 pixels, along a cosine, in bfloat16."""
+    """Train the plain 90 epochs at 224 pixels, with a cosine schedule, in bfloat16."""
     return ImagenetConfig(
         num_threads=4,
         deterministic=False,
@@ -162,9 +162,9 @@ def _full() -> ImagenetConfig:
 
 
 def _progressive(epochs: int, low_until: int, train_size_from: int) -> ImagenetConfig:
-    """As ffcv-imagenet's rn50 configs, at a quarter of their batch and of their learning rate.
+    """Follow ffcv-imagenet's rn50 configs, at a quarter of their batch and learning rate.
 
-    It differs where it trains on one GPU: bfloat16 instead of float16, and blocks that start at 0.
+    For one GPU, it differs in two points: bfloat16 instead of float16, and blocks that start at 0.
     """
     return ImagenetConfig(
         num_threads=4,
@@ -189,17 +189,17 @@ def _progressive(epochs: int, low_until: int, train_size_from: int) -> ImagenetC
 
 
 def _epochs_16() -> ImagenetConfig:
-    """16 epochs in the style of ffcv-imagenet."""
+    """Train 16 epochs in the style of ffcv-imagenet."""
     return _progressive(16, 11, 13)
 
 
 def _epochs_40() -> ImagenetConfig:
-    """40 epochs in the style of ffcv-imagenet."""
+    """Train 40 epochs in the style of ffcv-imagenet."""
     return _progressive(40, 29, 34)
 
 
 def _epochs_88() -> ImagenetConfig:
-    """88 epochs in the style of ffcv-imagenet."""
+    """Train 88 epochs in the style of ffcv-imagenet."""
     return _progressive(88, 65, 76)
 
 

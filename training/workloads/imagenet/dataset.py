@@ -1,9 +1,9 @@
-"""Packs the images that users bring, a folder of classes or ImageNet's own layout, or drawn ones.
+"""Packs users' images, in class folders or ImageNet's own layout, or drawn ones.
 
-The classes of validation images in no folder are read from ILSVRC2012's devkit, Kaggle's
-LOC_val_solution.csv, or the user's own CSV. Drawn pictures, functions of (seed, index), can train a
-classifier without a download: one of eight patterns of random scale, place and lighting, in two
-random colors, with noise. Imports no torch: each process that packs would have to wait for it.
+For validation images without class folders, classes come from ILSVRC2012's devkit, Kaggle's
+LOC_val_solution.csv or the user's own CSV. Drawn pictures, functions of (seed, index), can train a
+classifier without a download: one of eight patterns with random scale, place and lighting, in two
+random colors, with noise. Imports no torch, for which every packing process would have to wait.
 """
 
 import csv
@@ -32,12 +32,12 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-# What systems and people leave next to images.
+# Files that systems and people leave next to images.
 _OTHER = {".db", ".ini", ".txt", ".md", ".csv", ".json", ".xml", ".html", ".pdf", ".log"}
-_VALIDATION_SHARE = 0.1  # of the images that users bring
+_VALIDATION_SHARE = 0.1  # of users' images
 _TRUTH = "ILSVRC2012_validation_ground_truth.txt"
 _SYNSETS = "meta.mat"
-_QUALITY = 90  # of drawn pictures, of which every fifth of a class is for validation
+_QUALITY = 90  # of drawn pictures; every fifth of a class is for validation
 _VALIDATION_EVERY = 5
 
 _Values: TypeAlias = NDArray[np.float64]
@@ -54,7 +54,7 @@ def pack_dataset(
 ) -> FinishedFiles:
     """Pack the images of `files`.
 
-    Without splits of their own, a tenth of each class is for validation; `seed` decides which.
+    If they have no splits, a tenth of each class is for validation; `seed` decides which.
     """
     chosen = options or ImageOptions()
     brought, labels = _in_classes(files, chosen)
@@ -78,7 +78,7 @@ def pack_dataset(
         splits=splits,
         classes=classes,
         seed=seed,
-        # Another Pillow may encode to other bytes.
+        # Another version of Pillow may encode different bytes.
         options={
             "shorter_side": chosen.shorter_side,
             "quality": chosen.quality,
@@ -91,9 +91,9 @@ def pack_dataset(
 
 
 def _in_classes(files: Sequence[Brought], options: ImageOptions) -> tuple[list[Brought], list[str]]:
-    """The files that are in a class, and these classes; UserError for an image that is in none.
+    """Return the files that have a class, and their classes; UserError for an image without one.
 
-    Left out of those in none: files that are not images by their names, and images to test on.
+    Test images, and files whose names are not those of images, may have none and are left out.
     """
     listed: Mapping[str, str] = {}
     if options.validation_classes:
@@ -116,7 +116,7 @@ def _in_classes(files: Sequence[Brought], options: ImageOptions) -> tuple[list[B
             raise UserError(_in_no_class(file))
     if others:
         more = f" (and {len(others) - 1} more)" if others[1:] else ""
-        _log.warning("[data] left out, as no images by their names: %s%s", others[0], more)
+        _log.warning("[data] left out, by name not an image: %s%s", others[0], more)
     if empty := sorted({file.label for file in files if file.label is not None} - set(labels)):
         raise UserError(f"class {empty[0]!r} has no images; add some, or delete its folder")
     return brought, labels
@@ -133,7 +133,7 @@ def _in_no_class(file: Brought) -> str:
 
 
 def _splits(files: Sequence[Brought], labels: Sequence[str], seed: int) -> Iterator[str]:
-    """The split of each file."""
+    """Yield the split of each file."""
     of_class: dict[str, list[int]] = {}
     for number, (file, label) in enumerate(zip(files, labels, strict=True)):
         if file.split is None:
@@ -150,7 +150,7 @@ def _splits(files: Sequence[Brought], labels: Sequence[str], seed: int) -> Itera
 
 
 def _read_validation_classes(path: str) -> Mapping[str, str]:
-    """File name without its ending -> the name of its class."""
+    """Map file names, without their endings, to the names of their classes."""
     given = Path(path)
     if given.is_dir():
         found = sorted(given.rglob(_TRUTH))
@@ -166,21 +166,21 @@ def _read_validation_classes(path: str) -> Mapping[str, str]:
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise UserError(f"{path} cannot be read: {error}; save it as a CSV in UTF-8") from error
     if {"ImageId", "PredictionString"} <= columns:
-        # The class, and four numbers for each of its objects.
+        # PredictionString is the class and four numbers for each of its objects.
         listed = {row["ImageId"]: row["PredictionString"].split(" ")[0] for row in rows}
     elif {"file", "class"} <= columns:
         listed = {PurePosixPath(row["file"]).stem: row["class"] for row in rows}
     else:
         raise UserError(
-            f"{path} has neither the columns file and class nor ImageId and PredictionString; give "
-            "one that has"
+            f"{path} has neither the columns file and class nor ImageId and PredictionString; use "
+            "one of these pairs"
         )
-    # A row that ends too early has no class: its image is then said to be missing.
+    # A row that ends too early has no class; its image is then reported as missing.
     return {name: label for name, label in listed.items() if label}
 
 
 def _of_devkit(truth: Path) -> Mapping[str, str]:
-    """Line n of the ground truth is the number of image n's class, which meta.mat names."""
+    """Map images to classes: line n of the truth is image n's class number, named in meta.mat."""
     from scipy.io import loadmat
 
     meta = truth.with_name(_SYNSETS)
@@ -251,7 +251,7 @@ def make_dataset(out: Path, count: int, seed: int, progress: "Progress") -> Mapp
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Drawn:
-    """A picture that is drawn in the process which packs it."""
+    """A picture that is drawn by the process that packs it."""
 
     seed: int
     index: int
@@ -269,11 +269,11 @@ class _Drawn:
 
 
 def _draw(seed: int, index: int) -> Encoded:
-    """The JPEG of picture `index`."""
+    """Draw picture `index` as a JPEG."""
     rng = np.random.default_rng([seed, index])
     width, height = (int(side) for side in rng.integers(72, 128, 2))
     y, x = np.mgrid[0:height, 0:width].astype(np.float64)
-    # A pattern is seen from somewhere in its middle, at an angle.
+    # The pattern's origin is somewhere near the middle of the picture, and it is rotated.
     x, y = x - width * rng.uniform(0.2, 0.8), y - height * rng.uniform(0.2, 0.8)
     angle, unit = rng.uniform(-0.4, 0.4), rng.uniform(10, 18)
     u = (np.cos(angle) * x + np.sin(angle) * y) / unit
@@ -289,5 +289,5 @@ def _draw(seed: int, index: int) -> Encoded:
 
 
 def _two_colors(rng: np.random.Generator) -> tuple[_Values, _Values]:
-    """A dark color and a light one."""
+    """Draw a dark color and a light one."""
     return rng.uniform(10, 120, 3), rng.uniform(135, 245, 3)

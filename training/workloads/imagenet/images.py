@@ -1,7 +1,7 @@
-"""A file that somebody brings -> the JPEG that is packed; other files are refused.
+"""Converts a user's image file to the JPEG that is packed; other files are refused.
 
-Kept byte by byte: a JPEG in RGB or grey whose shorter side is not above the one asked for. All else
-(PNG, WebP, CMYK, a JPEG to be made smaller) is encoded anew. As in torchvision's ImageFolder, a
+A JPEG in RGB or grey whose shorter side is not above the requested one keeps its bytes. Everything
+else (PNG, WebP, CMYK, a JPEG that must shrink) is encoded again. As in torchvision's ImageFolder, a
 picture's transparency and its EXIF orientation are not applied. Imports no torch.
 """
 
@@ -19,19 +19,19 @@ _PLAIN = ("RGB", "L")
 
 
 class NoImageError(ValueError):
-    """Why a file cannot be packed."""
+    """A file cannot be packed; the text says why."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ImageOptions:
-    """What `data import --override name=value` can set; 0 pixels: images keep their size."""
+    """Options for `data import --override name=value`; 0 pixels: images keep their size."""
 
     shorter_side: int = 0
-    # Of the JPEGs that are encoded again.
+    # For the JPEGs that are encoded again.
     quality: int = 90
     # More non-images than this share are not an accident.
     left_out_share: float = 0.01
-    # The classes of validation files that are in no folder of one: a CSV, or ILSVRC2012's devkit.
+    # The classes of validation files without class folders: a CSV, or ILSVRC2012's devkit.
     validation_classes: str = ""
 
     def __post_init__(self) -> None:
@@ -51,7 +51,7 @@ class Encoded:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BroughtImage:
-    """One image of a user's; it is read and encoded in the process that packs it."""
+    """A user's image, which is read and encoded by the process that packs it."""
 
     file: Brought
     label: int
@@ -62,7 +62,7 @@ class BroughtImage:
         return self.file.name
 
     def make(self) -> Encoded:
-        """Read and encode it; a file that cannot be read is the machine's fault, not its own."""
+        """Read and encode it; if reading fails, that is the machine's fault, not the file's."""
         try:
             content = self.file.read()
         except OSError as error:
@@ -74,18 +74,18 @@ class BroughtImage:
 
 
 def encode(content: bytes, shorter_side: int, quality: int) -> Encoded:
-    """The JPEG of an image file, decoded completely so that no damaged one is packed."""
+    """Encode an image file as JPEG; it is fully decoded, so no damaged one is packed."""
     try:
         with warnings.catch_warnings():
-            # Of a size that is large but not refused, and of broken metadata.
+            # Pillow warns of large but accepted sizes, and of broken metadata.
             warnings.simplefilter("ignore")
             return _encode(content, shorter_side, quality)
     except UnidentifiedImageError as error:
-        # Pillow's own words have an address in them, and what is left out is part of the dataset.
+        # Pillow's own message has a memory address, but the list of rejects is part of the dataset.
         raise NoImageError("cannot identify the image file") from error
     except (MemoryError, NoImageError):
-        raise  # the machine's fault, or said already
-    except Exception as error:  # each of Pillow's formats has errors of its own
+        raise  # the machine's fault, or already explained
+    except Exception as error:  # each of Pillow's formats has its own errors
         raise NoImageError(f"cannot be decoded: {error or type(error).__name__}") from error
 
 
@@ -110,7 +110,7 @@ def _plain(image: Image.Image) -> Image.Image:
     if image.mode in _PLAIN:
         return image
     if image.mode.startswith("I;16") or (image.mode, image.format) == ("I", "PPM"):
-        # Pillow would take every value above 255 for white.
+        # Pillow would treat every value above 255 as white.
         image = image.convert("I").point(lambda value: value / 256)
         return image.convert("L")
     if image.mode in ("I", "F"):

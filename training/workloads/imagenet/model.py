@@ -1,6 +1,6 @@
-"""Classifiers: torchvision's, timm's, and a small ResNet; with BlurPool as a choice.
+"""Classifiers: torchvision's, timm's, and a small ResNet; optionally with BlurPool.
 
-Tensors keep the names of their library, whose weights are read and written.
+Tensors keep their library's names, so its weights can be read and written.
 Legend: B batch, C channels, H height, W width, K classes.
 """
 
@@ -21,7 +21,7 @@ from training.errors import UserError
 
 _log = logging.getLogger(__name__)
 
-# ImageNet's means and deviations, of pixels from 0 to 255.
+# ImageNet's means and standard deviations, for pixels from 0 to 255.
 _MEAN = (123.675, 116.28, 103.53)
 _DEVIATION = (58.395, 57.12, 57.375)
 SMALL, TIMM = "resnet8", "timm/"
@@ -32,7 +32,7 @@ _COUNTERS = "num_batches_tracked"
 
 
 class Classifier(nn.Module):
-    """uint8 pixels -> logits: normalizes on the device, in channels last."""
+    """Maps uint8 pixels to logits; normalizes on the device, in channels last."""
 
     def __init__(self, architecture: str, num_classes: int, *, blur_pool: bool) -> None:
         super().__init__()
@@ -44,31 +44,31 @@ class Classifier(nn.Module):
             self.register_buffer(name, torch.tensor(values), persistent=False)
 
     def forward(self, images_BHWC: Tensor) -> Tensor:
-        """Logits [B, K] of uint8 images."""
+        """Return logits [B, K] of uint8 images."""
         mean_C, deviation_C = self.get_buffer("mean"), self.get_buffer("deviation")
         pixels_BHWC = (images_BHWC - mean_C) / deviation_C
-        # In memory they are channels last already.
+        # In memory, they are already channels last.
         logits_BK: Tensor = self.network(pixels_BHWC.permute(0, 3, 1, 2))
         return logits_BK
 
 
 def layers(network: nn.Module) -> Iterator[nn.Module]:
-    """What follows one upon the other: the children, and each part of those that are lists."""
+    """Yield consecutive layers: the children, and each part of children that are lists."""
     for child in network.children():
         parts = list(child.children())
-        # As the encoder of torchvision's transformers.
+        # For example, the encoder of torchvision's transformers.
         holds_list = not isinstance(child, _LISTS) and any(isinstance(p, _LISTS) for p in parts)
         for part in parts if holds_list else [child]:
             yield from part.children() if isinstance(part, _LISTS) else [part]
 
 
 def is_resnet(architecture: str) -> bool:
-    """Whether it is one of torchvision's ResNets, whose tensors have timm's names."""
+    """Return whether it is one of torchvision's ResNets, whose tensors have timm's names."""
     return architecture != SMALL and architecture.startswith(("resnet", "resnext", "wide_resnet"))
 
 
 def _network(architecture: str, num_classes: int) -> nn.Module:
-    """The model of that name; the last norm of a ResNet's blocks starts at 0: they add nothing."""
+    """Make the model of that name; ResNet blocks' last norms start at 0, so they add nothing."""
     if architecture == SMALL:
         return _SmallResNet(num_classes)
     library, build = "torchvision", models.get_model
@@ -86,7 +86,7 @@ def _network(architecture: str, num_classes: int) -> nn.Module:
         like = difflib.get_close_matches(name, [SMALL, *known])
         raise UserError(
             f"architecture is {architecture!r}, which {library} does not have; "
-            + (f"did you mean {', '.join(like)}?" if like else "give the name of one of its models")
+            + (f"did you mean {', '.join(like)}?" if like else "use the name of one of its models")
         )
     options = {"zero_init_residual": True} if is_resnet(architecture) else {}
     if library == "torchvision" and name in ("googlenet", "inception_v3"):
@@ -123,14 +123,14 @@ class _SmallResNet(nn.Module):
                 nn.init.zeros_(module.bn2.weight)
 
     def forward(self, x_BCHW: Tensor) -> Tensor:
-        """Logits [B, K] of normalized pixels."""
+        """Return logits [B, K] of normalized pixels."""
         x_BCHW = self.stages(self.stem(x_BCHW))
         logits_BK: Tensor = self.fc(x_BCHW.mean(dim=(2, 3)))
         return logits_BK
 
 
 class _BlurredConv(nn.Module):
-    """Blurs before a convolution with stride (Zhang 2019, https://arxiv.org/abs/1904.11486)."""
+    """A strided convolution after a blur (Zhang 2019, https://arxiv.org/abs/1904.11486)."""
 
     def __init__(self, convolution: nn.Conv2d) -> None:
         super().__init__()
@@ -140,7 +140,7 @@ class _BlurredConv(nn.Module):
         self.register_buffer("kernel", kernel, persistent=False)
 
     def forward(self, x_BCHW: Tensor) -> Tensor:
-        """The convolution of the blurred input."""
+        """Return the convolution of the blurred input."""
         kernel = self.get_buffer("kernel").to(x_BCHW.dtype)
         blurred_BCHW = F.conv2d(x_BCHW, kernel, padding=1, groups=x_BCHW.shape[1])
         out: Tensor = self.convolution(blurred_BCHW)
@@ -148,7 +148,7 @@ class _BlurredConv(nn.Module):
 
 
 def _keep_channels_last(network: nn.Module) -> None:
-    """As `network.to(memory_format=...)`, which cannot be measured on fake tensors."""
+    """Do what `network.to(memory_format=...)` does, which fake tensors cannot measure."""
     for module in network.modules():
         if isinstance(module, nn.Conv2d):
             weight = module.weight.detach().contiguous(memory_format=torch.channels_last)
@@ -156,7 +156,7 @@ def _keep_channels_last(network: nn.Module) -> None:
 
 
 def _blur(module: nn.Module) -> None:
-    """Blur before every convolution with stride that has at least 16 input channels, as FFCV's."""
+    """Blur before each strided convolution of at least 16 input channels, as FFCV does."""
     for name, child in module.named_children():
         if isinstance(child, nn.Conv2d):
             if max(child.stride) > 1 and child.in_channels >= 16:
@@ -166,14 +166,14 @@ def _blur(module: nn.Module) -> None:
 
 
 def from_library(m: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
-    """The state of `m` from a library's; with other classes the head stays new, which is said."""
+    """Make `m`'s state from a library's; with other classes, log that the head stays new."""
     own = m.state_dict()
     found = {_OURS + name: tensor for name, tensor in tensors.items()}
-    # They count batches, which no layer here depends on; some files leave that out.
+    # These count batches, on which no layer here depends; some files omit them.
     counters = {name: t for name, t in own.items() if name.endswith(_COUNTERS)}
     if not own.keys() - counters.keys() <= found.keys():
         return None
-    # The last layer's weight, and its bias.
+    # The tensors of the last layer: its weight and bias.
     last = own[[name for name, t in own.items() if t.ndim > 1][-1]].shape
     head = [n for n in own if own[n].shape != found.get(n, own[n]).shape]
     if head and all(own[n].shape[:1] == last[:1] for n in head):
@@ -184,19 +184,19 @@ def from_library(m: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tenso
 
 
 def write_for_library(m: nn.Module, out: Path) -> None:
-    """A safetensors file that torchvision's or timm's model of this name loads strictly."""
+    """Write a safetensors file that torchvision's or timm's model of this name loads strictly."""
     state = {name.removeprefix(_OURS): tensor for name, tensor in m.state_dict().items()}
     save_file({name: tensor.contiguous() for name, tensor in state.items()}, out)
 
 
 def write_program(m: nn.Module, out: Path) -> None:
-    """torch.export's program of uint8 images (batch, side, side, 3), sides and batch free."""
+    """Write a torch.export program for uint8 images (batch, side, side, 3) of any size."""
     from torch.export import Dim, export, save
 
     images = torch.zeros(2, 64, 64, 3, dtype=torch.uint8)
     sizes = {0: Dim("batch"), 1: Dim.AUTO, 2: Dim.AUTO}
     program = export(m.eval(), (images,), dynamic_shapes=(sizes,))
     with warnings.catch_warnings():
-        # Of weights that share memory; all are on the CPU.
+        # A warning about weights that share memory; all are on the CPU.
         warnings.simplefilter("ignore", UserWarning)
         save(program, out)

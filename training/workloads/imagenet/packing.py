@@ -1,7 +1,7 @@
-"""Packs images into shards; an import that was interrupted goes on where it was.
+"""Packs images into shards; an interrupted import continues where it stopped.
 
-What is finished of a shard stands in a record of its own, written last; a shard without one is
-packed again, to the same bytes. Imports no torch: each process that packs would have to wait.
+Each finished shard has its own record, which is written last; a shard without one is packed again,
+to the same bytes. Imports no torch, for which every packing process would have to wait.
 """
 
 import hashlib
@@ -32,32 +32,32 @@ if TYPE_CHECKING:
 _LEFT_OUT = "left_out.json"
 _SOURCE = f"{RECORDS}source.z"
 _SHARD_BYTES = 128 << 20
-# So that shuffling within some shards mixes, and a sync has something to order.
+# Enough for shuffling within a window of shards to mix, and for a sync to order them.
 _MIN_SHARDS = 8
-# Images whose encoded size tells how many fill a shard.
+# Images whose encoded size decides how many fill a shard.
 _TRIED = 64
-_JUDGED_AFTER = 1000  # images: so that few are all named, and many not all read in vain
+_JUDGED_AFTER = 1000  # images: a few rejects are then all named, and many stop the import early
 _COLUMNS = ("offset", "length", "label")
 
 
 class _Packable(Protocol):
-    """An image that is made in the process which packs it."""
+    """An image that is made by the process that packs it."""
 
     @property
     def name(self) -> str:
-        """For messages."""
+        """Its name in messages."""
 
     @property
     def label(self) -> int:
         """The number of its class."""
 
     def make(self) -> Encoded:
-        """The JPEG; NoImageError if there is none."""
+        """Return the JPEG; NoImageError if it is not an image."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Shard:
-    """What one process packs."""
+    """The unit of work of one process."""
 
     split: str
     number: int
@@ -75,7 +75,7 @@ class _Shard:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Packed:
-    """A shard that is finished: its file, its rows of the index, and what became of its images."""
+    """A finished shard: its file, its rows of the index, and the outcome of its images."""
 
     num_bytes: int
     sha256: str
@@ -91,7 +91,7 @@ class _Packed:
 
     @classmethod
     def from_json(cls, content: bytes, number: int) -> "_Packed":
-        """The record of shard `number`."""
+        """Read the record of shard `number`."""
         values = json.loads(content)
         columns = values.pop("rows")
         rows = np.zeros(len(columns["label"]), INDEX)
@@ -102,7 +102,7 @@ class _Packed:
 
 
 def _pack_shard(shard: _Shard, output: Output, working: Path) -> _Packed:
-    """Write a shard and then its record, without which it counts as not packed."""
+    """Write a shard and then its record, without which it counts as unpacked."""
     images, left_out, num_pixels, num_converted = [], [], 0, 0
     for image in shard.images:
         try:
@@ -131,7 +131,7 @@ def _pack_shard(shard: _Shard, output: Output, working: Path) -> _Packed:
 
 
 def _npy(array: NDArray[Any]) -> bytes:
-    """The array as an .npy file."""
+    """Return the array as an .npy file."""
     file = io.BytesIO()
     np.save(file, array, allow_pickle=False)
     return file.getvalue()
@@ -139,13 +139,13 @@ def _npy(array: NDArray[Any]) -> bytes:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Packing:
-    """All that is packed: what changes any of it makes another dataset."""
+    """Everything that is packed; changing any of it makes another dataset."""
 
     splits: Mapping[str, Sequence[_Packable]]
     classes: Sequence[str]
     seed: int
     options: Mapping[str, Any]
-    # One line for each file, in an order of its own.
+    # One line per file, in a fixed order.
     source: Sequence[str]
     left_out_share: float = 0.0
 
@@ -175,8 +175,8 @@ def pack(packing: Packing, output: Output, progress: "Progress") -> FinishedFile
 
 
 def _begin(packing: Packing, output: Output) -> int:
-    """The images of a shard; UserError if another import was begun here."""
-    # A file's name need not be UTF-8.
+    """Return the number of images per shard; UserError if another import was begun here."""
+    # File names may be invalid UTF-8.
     source = "\n".join(packing.source).encode(errors="surrogateescape")
     identity = {
         "seed": packing.seed,
@@ -190,7 +190,7 @@ def _begin(packing: Packing, output: Output) -> int:
         return int(kept["images_each"])
     images_each = _images_each(packing)
     begun = {"workload": "imagenet", "identity": identity, "images_each": images_each}
-    # First: who is killed now leaves a folder that the same command may go on with.
+    # Written first, so that after a kill the same command may continue with the folder.
     output.write(UNFINISHED, json.dumps(begun).encode())
     output.write(_SOURCE, zlib.compress(source))
     return images_each
@@ -203,8 +203,8 @@ def _check_same(
     for name in now:
         if name != "source" and kept.get(name) != now[name]:
             raise UserError(
-                f"{where} with {name} {kept.get(name)!r}, not {now[name]!r}; go on with that, or "
-                "give a new folder"
+                f"{where} with {name} {kept.get(name)!r}, not {now[name]!r}; continue with that, "
+                "or give a new folder"
             )
     if kept["source"] != now["source"]:
         before = output.read(_SOURCE)
@@ -217,7 +217,7 @@ def _check_same(
 
 
 def _images_each(packing: Packing) -> int:
-    """How many images fill a shard, by the size of some of them, which the seed chooses."""
+    """Return how many images fill a shard, from the sizes of a sample that the seed chooses."""
     images = [image for split in sorted(packing.splits) for image in packing.splits[split]]
     chosen = np.random.default_rng([packing.seed, _TRIED]).permutation(len(images))[:_TRIED]
     sizes = []
@@ -230,7 +230,7 @@ def _images_each(packing: Packing) -> int:
 
 
 def _shards(split: str, images: Sequence[_Packable], seed: int, each: int) -> Iterator[_Shard]:
-    """Divide a split's images, in random order, so that each shard resembles the whole split."""
+    """Divide a split's images, in random order, so that each shard resembles the entire split."""
     salt = int.from_bytes(split.encode(), "little")
     order = np.random.default_rng([seed, salt]).permutation(len(images))
     each = min(each, -(-len(images) // _MIN_SHARDS))
@@ -240,7 +240,7 @@ def _shards(split: str, images: Sequence[_Packable], seed: int, each: int) -> It
 
 
 def _packed_before(shards: Sequence[_Shard], output: Output) -> dict[str, _Packed]:
-    """What is known of the shards that are there."""
+    """Return the records of the shards that exist."""
     there, found = output.sizes(), dict[str, _Packed]()
     for shard in shards:
         content = output.read(shard.record) if shard.record in there else None
@@ -260,7 +260,7 @@ def _check_left_out(
     done = len(left_out) + sum(len(each.rows) for each in packed.values())
     if done < min(total, _JUDGED_AFTER):
         return
-    # Of shards in random order; where some are missing, with room for chance.
+    # Shards are in random order; while some are missing, the share gets a margin for chance.
     share = len(left_out) / done * (1.0 if done == total else 2.0)
     output.write(_LEFT_OUT, _json(left_out))
     advice = "Give images that Pillow can read"
@@ -276,7 +276,7 @@ def _check_left_out(
 def _finish(
     packing: Packing, shards: Sequence[_Shard], packed: Mapping[str, _Packed], output: Output
 ) -> FinishedFiles:
-    """Write the files that accompany the shards."""
+    """Write the other files of the dataset; return all files and the meta."""
     beside, splits = dict[str, bytes](), dict[str, int]()
     for split in packing.splits:
         rows = [packed[shard.name].rows for shard in shards if shard.split == split]

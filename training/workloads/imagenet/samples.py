@@ -1,8 +1,8 @@
-"""One split of the images as samples: uint8 pixels, the class, and whether another stands in.
+"""One split of the images as samples: uint8 pixels, the class, and if another image stands in.
 
-Pixels stay as a decoder gives them, channels last, and are normalized on the device. An image that
-cannot be decoded is replaced by one that seed and index name; a read that fails is never replaced.
-simplejpeg, and Pillow where it is missing, give the same bits. C channels, H height, W width.
+Pixels stay as decoded, channels last, and are normalized on the device. An image that cannot be
+decoded is replaced by one that seed and index determine; one that cannot be read never is.
+simplejpeg and, where it is missing, Pillow decode the same bits. C channels, H height, W width.
 """
 
 import io
@@ -29,27 +29,27 @@ from training.workload import Order, Samples
 from training.workloads.imagenet.shards import Shards, shuffled_by_windows
 
 _log = logging.getLogger(__name__)
-# It is the dataset that is damaged where so many images in a row cannot be decoded, or more than
-# this share of those that were read; a few are replaced whatever their share.
+# The dataset counts as damaged if this many images in a row cannot be decoded, or more than this
+# share of those read; a few are replaced whatever their share.
 _MAX_REPLACEMENTS = 4
 _MAX_REPLACED_SHARE = 0.01
 _ALWAYS_REPLACED = 8
-# torchvision's own defaults, and FFCV's, of Szegedy et al. 2014, https://arxiv.org/abs/1409.4842
+# The defaults of torchvision and FFCV, after Szegedy et al. 2014, https://arxiv.org/abs/1409.4842
 _AREA = (0.08, 1.0)
 _ASPECT = (3 / 4, 4 / 3)
 _TRIES = 10
-# An evaluated image is the middle of one this much larger.
+# An evaluated image is the middle of a larger one, and has this share of its side.
 _EVAL_RATIO = 0.875
 # A third faster than Pillow; torchvision's decoders are deprecated since 0.29.
 _simplejpeg = import_module("simplejpeg") if find_spec("simplejpeg") else None
 if _simplejpeg is None:
     _log.warning(
-        "simplejpeg is not installed: Pillow decodes the images, in half as much time again"
+        "simplejpeg is not installed, so Pillow decodes the images, which takes 1.5 times as long"
     )
 
 
 class _Replacements:
-    """How many images this process has read, and which of them others stand in for."""
+    """The number of images that this process has read, and those that were replaced."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -61,7 +61,7 @@ class _Replacements:
             self._num_read += 1
 
     def add(self, image: str, number: int, why: Exception) -> None:
-        """Log an image once; UserError above the share."""
+        """Log a replaced image once; UserError if there are too many."""
         with self._lock:
             is_new = number not in self._replaced
             self._replaced.add(number)
@@ -90,7 +90,7 @@ class ImageSamples(Samples):
         return len(self.shards)
 
     def get(self, index: int, epoch: int, rng: torch.Generator) -> Mapping[str, Any]:
-        """The image in its epoch's size, augmented unless it is evaluated."""
+        """Return the image in its epoch's size, augmented unless it is evaluated."""
         image_HWC, number = self._decoded(index)
         side = self.size(epoch)
         pixels = _eval_image(image_HWC, side) if epoch < 0 else _train_image(image_HWC, side, rng)
@@ -105,16 +105,16 @@ class ImageSamples(Samples):
         }
 
     def order(self, epoch: int, seed: int) -> Order:
-        """Shards in random order, images shuffled within `window` shards."""
+        """Put shards in random order, and shuffle images within `window` shards."""
         generator = np.random.default_rng(derive_seed("order", seed, epoch))
         return shuffled_by_windows(self.shards.index["shard"], self.window, generator)
 
     def files(self, indices: Order) -> Sequence[str]:
-        """The shards of these images, in the order in which they are needed first."""
+        """Return the shards of these images, in the order in which they are first needed."""
         return self.shards.files(np.asarray(indices, np.int64))
 
     def _decoded(self, index: int) -> tuple[Tensor, int]:
-        """The image and its number, which is another than `index` if it stands in for it."""
+        """Return the image and its number, which differs from `index` if it stands in."""
         number = index
         self.replacements.read()
         for attempt in range(_MAX_REPLACEMENTS + 1):
@@ -134,7 +134,7 @@ class ImageSamples(Samples):
 
 
 def _train_image(image_HWC: Tensor, size: int, rng: torch.Generator) -> Tensor:
-    """A random part of the image, resized to `size`, perhaps mirrored."""
+    """Return a random part of the image, resized to `size` and perhaps mirrored."""
     top, left, height, width = _random_box(image_HWC.shape[0], image_HWC.shape[1], rng)
     part_HWC = image_HWC[top : top + height, left : left + width]
     resized_HWC = _resized(part_HWC, size, size)
@@ -142,7 +142,7 @@ def _train_image(image_HWC: Tensor, size: int, rng: torch.Generator) -> Tensor:
 
 
 def _eval_image(image_HWC: Tensor, size: int) -> Tensor:
-    """The middle of the image, its shorter side resized to `size` / EVAL_RATIO."""
+    """Return the middle of the image, with the shorter side resized to `size` / _EVAL_RATIO."""
     height, width = image_HWC.shape[:2]
     side = round(size / _EVAL_RATIO)
     if height < width:
@@ -154,7 +154,7 @@ def _eval_image(image_HWC: Tensor, size: int) -> Tensor:
 
 
 def _resized(image_HWC: Tensor, height: int, width: int) -> Tensor:
-    """The values of torchvision's `resize` with antialias, without its dispatch and in HWC."""
+    """Do what torchvision's `resize` with antialias does, in HWC and without its dispatch."""
     image_1CHW = image_HWC.unsqueeze(0).permute(0, 3, 1, 2)
     resized_1CHW = F.interpolate(
         image_1CHW, size=(height, width), mode="bilinear", align_corners=False, antialias=True
@@ -163,7 +163,7 @@ def _resized(image_HWC: Tensor, height: int, width: int) -> Tensor:
 
 
 def _random_box(height: int, width: int, rng: torch.Generator) -> tuple[int, int, int, int]:
-    """Top, left, height and width of a part of a random area and aspect."""
+    """Draw top, left, height and width of a part with random area and aspect."""
     for _ in range(_TRIES):
         share, aspect, y, x = torch.rand(4, generator=rng).tolist()
         area = height * width * (_AREA[0] + (_AREA[1] - _AREA[0]) * share)
@@ -177,17 +177,17 @@ def _random_box(height: int, width: int, rng: torch.Generator) -> tuple[int, int
 
 
 def decode(jpeg: bytes) -> Tensor:
-    """The image in RGB, uint8 [H, W, 3]; ValueError for anything but a complete JPEG."""
+    """Decode to RGB, uint8 [H, W, 3]; ValueError for anything except a complete JPEG."""
     if _simplejpeg is not None:
         try:
             return torch.from_numpy(_simplejpeg.decode_jpeg(jpeg, strict=True))
         except ValueError:
-            pass  # what libjpeg warns of is not always damage: Pillow decides it everywhere
+            pass  # libjpeg's warnings are not always damage; Pillow decides, on every machine
     return torch.from_numpy(_decode_with_pillow(jpeg))
 
 
 def _decode_with_pillow(jpeg: bytes) -> "np.ndarray[tuple[int, ...], np.dtype[np.uint8]]":
-    """The same from Pillow alone."""
+    """Do the same with Pillow alone."""
     try:
         with Image.open(io.BytesIO(jpeg), formats=["JPEG"]) as image:
             return np.array(image.convert("RGB"))

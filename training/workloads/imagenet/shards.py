@@ -1,7 +1,7 @@
-"""Images in shards: WebDataset's tar files, which others read too, and an index for random access.
+"""Images in shards: WebDataset's tar files, which other tools read too, and a random-access index.
 
 Shard 3 holds pairs of members, 00003-00012.jpg and 00003-00012.cls; the index says where each
-image's bytes are. A read that fails is tried again; what it gave is never taken for an image.
+image's bytes are. A failed read is retried, and its bytes are never treated as an image.
 """
 
 import io
@@ -21,26 +21,26 @@ if TYPE_CHECKING:
     # It imports torch.
     from training.workload import Dataset
 
-# One row an image: its shard, where its bytes begin there, how many they are, and its class.
+# One row per image: its shard, the offset and length of its bytes there, and its class.
 INDEX = np.dtype([("shard", "<u4"), ("offset", "<u8"), ("length", "<u4"), ("label", "<u4")])
 _READS = 3
 _PAUSE_SECONDS = 0.2
 
 
 def shard_name(split: str, number: int) -> str:
-    """The file of a split's shard."""
+    """Return the file name of a split's shard."""
     return f"{split}-{number:05d}.tar"
 
 
 def index_name(split: str) -> str:
-    """The file of a split's index."""
+    """Return the file name of a split's index."""
     return f"{split}.index.npy"
 
 
 def write_shard(path: Path, shard: int, images: Sequence[tuple[bytes, int]]) -> NDArray[Any]:
     """Write JPEGs with their classes as one tar; return its rows of the index.
 
-    The same images give the same bytes: members have no time and no owner.
+    The same images make the same bytes, because members have no time and no owner.
     """
     rows = np.zeros(len(images), INDEX)
     with (
@@ -50,7 +50,7 @@ def write_shard(path: Path, shard: int, images: Sequence[tuple[bytes, int]]) -> 
         for place, (jpeg, label) in enumerate(images):
             name = _key(shard, place)
             _add(tar, f"{name}.jpg", jpeg)
-            # It ends where the file does now, filled up to whole blocks.
+            # The image, padded to a whole block, ends where the file ends now.
             offset = file.tell() - _padded(len(jpeg))
             rows[place] = (shard, offset, len(jpeg), label)
             _add(tar, f"{name}.cls", str(label).encode())
@@ -72,9 +72,9 @@ def _padded(size: int) -> int:
 
 
 class Shards:
-    """Reads the images of one split by their number in the index.
+    """A reader of one split's images by their number in the index.
 
-    It keeps nothing open, so threads and processes may share it: opening costs microseconds,
+    It keeps no file open, so threads and processes may share it: opening costs microseconds,
     decoding a thousand times as much.
     """
 
@@ -87,9 +87,9 @@ class Shards:
         return len(self.index)
 
     def read(self, number: int) -> bytes:
-        """The JPEG of an image; what fails is tried again, and then an error.
+        """Return the JPEG of an image; failed reads are retried before they are an error.
 
-        Waits for its shard while a sync is filling the dataset.
+        It waits for the shard while a sync is filling the dataset.
         """
         row = self.index[number]
         name = shard_name(self._split, int(row["shard"]))
@@ -105,17 +105,17 @@ class Shards:
         raise AssertionError("the last attempt returns or raises")
 
     def label(self, number: int) -> int:
-        """The number of its class."""
+        """Return the number of its class."""
         return int(self.index["label"][number])
 
     def describe(self, number: int) -> str:
-        """An image, for messages, by its name in its shard."""
+        """Describe an image in messages by its name in its shard."""
         shard = int(self.index["shard"][number])
         place = number - int(np.searchsorted(self.index["shard"], shard))
         return f"{_key(shard, place)}.jpg of {shard_name(self._split, shard)}"
 
     def files(self, numbers: NDArray[np.int64]) -> list[str]:
-        """The shards of these images, in the order in which they are needed first."""
+        """Return the shards of these images, in the order in which they are first needed."""
         shards, first = np.unique(self.index["shard"][numbers], return_index=True)
         return [shard_name(self._split, int(shard)) for shard in shards[np.argsort(first)]]
 
@@ -132,7 +132,7 @@ def _read(path: Path, offset: int, length: int) -> bytes:
 
 
 def _read_index(path: Path, num_classes: int) -> NDArray[Any]:
-    """A split's index; UserError if the file is not one."""
+    """Read a split's index; UserError if the file is not an index."""
     try:
         index = np.load(path, allow_pickle=False)
     except (ValueError, OSError, EOFError) as error:
@@ -150,9 +150,9 @@ def _read_index(path: Path, num_classes: int) -> NDArray[Any]:
 def shuffled_by_windows(
     shards: NDArray[Any], window: int, generator: np.random.Generator
 ) -> NDArray[np.int64]:
-    """Every position of `shards` once: shards in random order, shuffled within `window` of them.
+    """Return all positions of `shards`: shards in random order, shuffled within `window` of them.
 
-    So an epoch reads each shard in one stretch of time, and a sync may fetch them in that order.
+    An epoch thus reads each shard in one stretch of time, and a sync may fetch them in that order.
     """
     by_shard = np.argsort(shards, kind="stable")
     starts = np.flatnonzero(np.diff(shards[by_shard], prepend=-1))

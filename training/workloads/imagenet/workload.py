@@ -54,22 +54,22 @@ from training.workloads.imagenet.samples import ImageSamples
 from training.workloads.imagenet.shards import Shards
 
 _log = logging.getLogger(__name__)
-# More of the first weights in an average than this costs it accuracy.
+# A larger share of the initial weights in an average costs accuracy.
 _MOST_LEFT = 0.01
-# Of the classes that are confused most, so many pairs are shown, with pictures.
+# This many of the most confused pairs of classes are shown, with pictures.
 _PAIRS, _PICTURES_PER_PAIR = 10, 4
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainClassifier(Train):
-    """Trains one network; `name` is what metrics and reports call the stage."""
+    """The training of one network; `name` is the stage's name in metrics and reports."""
 
     config: ImagenetConfig
     name: str = "classifier"
 
     @property
     def settings(self) -> Settings:
-        """Length, batches, precision; the warm-up is a part of the learning rate's schedule."""
+        """Length, batches, precision; the warm-up is part of the learning-rate schedule."""
         c = self.config
         return replace(
             c.settings,
@@ -78,7 +78,7 @@ class TrainClassifier(Train):
         )
 
     def _schedule(self, step: int, num_steps: int) -> float:
-        """Up linearly over the warm-up's epochs, then down to 0, linearly or by half a cosine."""
+        """Rise linearly over the warm-up epochs, then fall to 0, linearly or by half a cosine."""
         c = self.config
         warmup = num_steps * min(c.warmup_epochs / c.epochs, 1.0)
         if step < warmup:
@@ -90,18 +90,18 @@ class TrainClassifier(Train):
 
     def model(self, i: Inputs) -> Classifier:
         c = self.config
-        # Its images have few sizes, whose fastest convolutions are worth a search.
+        # There are few image sizes, so searching for the fastest convolutions pays off.
         torch.backends.cudnn.benchmark = not c.deterministic
         return Classifier(c.architecture, c.num_classes, blur_pool=c.blur_pool)
 
     def from_foreign(
         self, m: nn.Module, tensors: Mapping[str, Tensor]
     ) -> Mapping[str, Tensor] | None:
-        """torchvision's and timm's models of the same name."""
+        """Read weights of torchvision's or timm's model of the same name."""
         return from_library(m, tensors)
 
     def formats(self) -> Mapping[str, Writer]:
-        """Its library's names, which of a ResNet are both libraries', and a plain program."""
+        """Return writers for its library (for a ResNet, both libraries) and a plain program."""
         c = self.config
         libraries = ["torchvision", "timm"] if is_resnet(c.architecture) else ["torchvision"]
         if c.architecture.startswith(TIMM):
@@ -111,18 +111,18 @@ class TrainClassifier(Train):
         return {**dict.fromkeys(libraries, write_for_library), "torch.export": write_program}
 
     def refusals(self, meta: Mapping[str, Any]) -> Sequence[str]:
-        """Another number of classes, an unknown architecture, or a size that it does not take."""
+        """Refuse another number of classes, an unknown architecture or an unsupported size."""
         num, mine = len(meta.get("classes", ())), self.config.num_classes
         found = [self._unfit()]
         if num not in (0, mine):
             found.append(
-                f"the dataset has {num} classes and num_classes is {mine}; give --override "
+                f"the dataset has {num} classes but num_classes is {mine}; pass --override "
                 f"num_classes={num}"
             )
         return [text for text in found if text]
 
     def _unfit(self) -> str:
-        """Why the architecture does not train on these images, tried without computing."""
+        """Return why the architecture cannot train on these images, found without computing."""
         c = self.config
         try:
             with torch.device("meta"):
@@ -140,11 +140,11 @@ class TrainClassifier(Train):
         return ""
 
     def start(self, m: nn.Module, i: Inputs) -> Start:
-        """Check the splits."""
+        """Warn if the moving average would keep too much of the initial weights."""
         classes, splits = i.dataset.meta["classes"], i.dataset.meta["splits"]
         if (left := self.first_weights_left(splits["train"])) > _MOST_LEFT:
             _log.warning(
-                "the average ends with %.0f%% of the weights before training: give a lower "
+                "the average ends with %.0f%% of the weights before training: use a lower "
                 "ema_decay or ema_every_steps",
                 100 * left,
             )
@@ -152,7 +152,7 @@ class TrainClassifier(Train):
         return Start(facts={**facts, "chance": 1 / len(classes)})
 
     def first_weights_left(self, num_images: int) -> float:
-        """Their share in the moving average at the end of a training on so many images."""
+        """Return the initial weights' share in the moving average after training on the images."""
         settings = self.settings
         if settings.ema_decay is None:
             return 0.0
@@ -160,7 +160,7 @@ class TrainClassifier(Train):
         return settings.ema_decay**num_updates
 
     def optimizer(self, m: nn.Module) -> Optimizer:
-        """SGD with momentum or AdamW; norms and biases do not decay, early layers learn less."""
+        """Return SGD or AdamW; norms and biases do not decay, and early layers learn slower."""
         c = self.config
         rate = c.learning_rate * c.settings.global_batch / BASE_BATCH
         assert isinstance(m, Classifier)
@@ -178,13 +178,13 @@ class TrainClassifier(Train):
         return SGD(groups, lr=rate, momentum=c.momentum)
 
     def _by_rate(self, network: nn.Module) -> list[tuple[float, list[nn.Parameter]]]:
-        """The last layer's parameters first, each with its share of the learning rate."""
+        """Return layers' shares of the learning rate and parameters, the last layer first."""
         decay = self.config.layer_decay
         if decay == 1.0:
             return [(1.0, list(network.parameters()))]
         parts = [found for part in layers(network) if (found := list(part.parameters()))]
         known = {id(p) for part in parts for p in part}
-        # As the positions of a transformer, which are of no layer.
+        # For example, a transformer's positions, which belong to no layer.
         own = [p for p in network.parameters() if id(p) not in known]
         ordered = [*reversed(parts), *([own] if own else [])]
         return [(decay**number, part) for number, part in enumerate(ordered)]
@@ -210,7 +210,7 @@ class TrainClassifier(Train):
         return Loss(total=total, metrics={"top1": (right, num)})
 
     def _mixed(self, images_BHWC: Tensor, labels_B: Tensor) -> tuple[Tensor, Tensor]:
-        """Mixup or CutMix of a micro-batch, drawn from the generators that its step has seeded."""
+        """Apply mixup or CutMix to a micro-batch, with the generators that its step has seeded."""
         c = self.config
         ways: list[v2.Transform] = []
         if c.mixup:
@@ -224,7 +224,7 @@ class TrainClassifier(Train):
         return mixed_BCHW.permute(0, 2, 3, 1), targets_BK
 
     def example(self, size: int) -> Batch:
-        """A batch of the largest images that are trained on."""
+        """Return a batch of the largest training images."""
         c = self.config
         numbers = torch.zeros(size, dtype=torch.long)
         return {
@@ -235,17 +235,17 @@ class TrainClassifier(Train):
         }
 
     def work(self, epoch: int) -> tuple[str, float]:
-        """A convolution's work grows with the pixels."""
+        """Return an epoch's work: that of convolutions grows with the pixels."""
         c, side = self.config, self.config.image_size(epoch)
         passes = 2 if epoch < 0 and c.evaluate_flips else 1
         return f"{side} pixels", passes * (side / c.train_size) ** 2
 
     def shape_key(self, b: Batch) -> int:
-        """The side of the images: the last batch of an evaluation is smaller, its code is not."""
+        """Return the images' side: an evaluation's smaller last batch needs no other code."""
         return int(b["images"].shape[1])
 
     def evaluate(self, m: nn.Module, b: Batch) -> Partial:
-        """Sums over one batch, and each image's class and prediction."""
+        """Return sums over one batch, and each image's class and prediction."""
         logits_BK: Tensor = m(b["images"]).float()
         labels_B = b["labels"]
         if (last := int(labels_B.max())) >= logits_BK.shape[1]:
@@ -266,7 +266,7 @@ class TrainClassifier(Train):
         return Partial(sums=sums, tensors={"id_label_predicted": rows})
 
     def predict(self, m: nn.Module, b: Batch) -> Sequence[Mapping[str, Any]]:
-        """The five most probable classes of each image, by number, and the true one."""
+        """Return each image's five most probable classes, by number, and its true class."""
         probabilities_BK = m(b["images"]).float().softmax(dim=1)
         best = probabilities_BK.topk(min(5, probabilities_BK.shape[1]), dim=1)
         return [
@@ -281,7 +281,7 @@ class TrainClassifier(Train):
         ]
 
     def show(self, m: nn.Module, i: Inputs, parts: Sequence[Partial], out: Path) -> None:
-        """The pairs of classes that are confused most, as a table and with pictures."""
+        """Write the most confused pairs of classes, as a table and with pictures."""
         classes = i.dataset.meta["classes"]
         rows = torch.cat([part.tensors["id_label_predicted"] for part in parts], dim=1)
         wrong = rows[:, rows[1] != rows[2]]
@@ -300,7 +300,7 @@ class TrainClassifier(Train):
 
 
 def _top(scores_BK: Tensor, labels_B: Tensor) -> tuple[Tensor, float]:
-    """The best class of each image, and how many have theirs among the best five."""
+    """Return each image's best class, and how many have the true one among the best five."""
     best_B5 = scores_BK.topk(min(5, scores_BK.shape[1]), dim=1).indices
     return best_B5[:, 0], float((best_B5 == labels_B[:, None]).any(dim=1).sum())
 
@@ -324,7 +324,7 @@ class _Imagenet(Workload[ImagenetConfig]):
         return [TrainClassifier(config=c)]
 
     def fitted(self, c: ImagenetConfig, meta: Mapping[str, Any]) -> Mapping[str, str]:
-        """As many classes as there are."""
+        """Set the dataset's number of classes."""
         num = len(meta.get("classes", ())) or c.num_classes
         return {"num_classes": str(num)} if num != c.num_classes else {}
 

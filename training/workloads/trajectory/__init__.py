@@ -1,1 +1,1 @@
-"""Workload trajectory: in which of eleven ways does the ball move? ResNet-18 and a Transformer."""
+"""The trajectory workload: which of eleven ways does the ball move? ResNet-18 and a Transformer."""

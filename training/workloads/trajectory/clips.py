@@ -1,15 +1,15 @@
 """Renders clips: a moving ball on a 3-D path, seen by a pinhole camera, T frames of 64x64 RGB.
 
-Besides the pixels each clip has a track: the ball's position in every frame, and FUTURE_FRAMES
+Besides the pixels, each clip has a track: the ball's position in every frame, and FUTURE_FRAMES
 after the last one.
 
-Clip k is a function of (seed, k) alone: clips can be made in any order and by any number of
+Clip k is a function of only (seed, k), so clips can be made in any order by any number of
 processes. Colour, size, speed, background, camera, place and noise do not depend on the class.
 
-A tracker of what moves cannot follow hard clips. There the camera pans, sways and shakes over a
-texture; up to two other balls move as the marked one does, which is red with a white core; one or
-two posts stand in front; the light changes. The track is where the ball is in the picture, behind a
-post, too.
+A tracker of moving pixels cannot follow hard clips. In them, the camera pans, sways and shakes over
+a texture; up to two other balls move like the marked one, which is red with a white core; one or
+two posts stand in front; the light changes. The track is the ball's place in the picture, even when
+it is behind a post.
 """
 
 from collections.abc import Callable, Mapping
@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 NUM_FRAMES = 32
 FRAME_SIZE = 64
-# How far after the last frame the second head predicts the position.
+# The second head predicts the position this many frames after the last.
 FUTURE_FRAMES = 4
 CLIP_SHAPE = (NUM_FRAMES, FRAME_SIZE, FRAME_SIZE, 3)
 CLIP_BYTES = NUM_FRAMES * FRAME_SIZE * FRAME_SIZE * 3
@@ -32,7 +32,7 @@ TRACK_BYTES = (NUM_FRAMES + 1) * 3 * 4
 _Floats = npt.NDArray[np.float64]
 Frames = npt.NDArray[np.uint8]
 Float32s = npt.NDArray[np.float32]
-# A curve over time: times 0 to 1 are the clip, later ones the future that is predicted.
+# A curve over time: times 0 to 1 are the clip; later ones are the future to predict.
 _Path = Callable[[np.random.Generator, _Floats], _Floats]
 
 # First words of the seed sequences, so that no two purposes share random numbers.
@@ -40,7 +40,7 @@ _LABELS, _CLIP, _HARD_CLIP = 1, 2, 4
 # Half the width of the camera's view at the distance of the scene's centre.
 _HALF_WIDTH = 1.25
 _TURN = 2.0 * np.pi
-# Of hard clips: the marked ball's colours, its core's share of the radius, waves of a texture.
+# For hard clips: the marked ball's colours, its core's share of the radius, waves of a texture.
 _MARK, _CORE = np.array([225.0, 30.0, 30.0]), np.array([250.0, 250.0, 250.0])
 _CORE_SHARE = 0.5
 _NUM_WAVES = 12
@@ -63,7 +63,7 @@ def render_clip(seed: int, index: int) -> tuple[Frames, Float32s]:
 
 
 def _track_of(centers: _Floats, radii: _Floats) -> Float32s:
-    """The track (TRACK_SHAPE) of a ball, of which the clip shows the first NUM_FRAMES places."""
+    """Return the track (TRACK_SHAPE) of a ball; the clip shows its first NUM_FRAMES places."""
     track: _Floats = np.column_stack([centers, radii])[[*range(NUM_FRAMES), -1]]
     return track.astype(np.float32)
 
@@ -134,7 +134,7 @@ def render_hard_clip(seed: int, index: int) -> tuple[Frames, Float32s]:
     centers, radii = _project(rng, _place_path(rng, name))
     centers = centers - camera_T2
     num_others = rng.integers(0, 3)
-    in_front = rng.integers(0, num_others + 1)  # of the others: so many are drawn after it
+    in_front = rng.integers(0, num_others + 1)  # this many others are drawn after it
     for number in range(num_others + 1):
         if number == num_others - in_front:
             _draw_ball(frames, centers[:NUM_FRAMES], radii[:NUM_FRAMES], _MARK)
@@ -150,7 +150,7 @@ def render_hard_clip(seed: int, index: int) -> tuple[Frames, Float32s]:
 
 
 def _camera(rng: np.random.Generator) -> _Floats:
-    """Where the camera looks, in pixels from the scene's centre; the shake ends with the clip."""
+    """Draw where the camera looks, in pixels from the centre; the shake ends with the clip."""
     angle, length = rng.uniform(0.0, 2.0 * np.pi), rng.uniform(0.0, 12.0)
     pan = (_TIMES[:, None] - 0.5) * length * np.array([np.cos(angle), np.sin(angle)])
     cycles, phases = rng.uniform(0.5, 2.5, size=2), rng.uniform(0.0, 2.0 * np.pi, size=2)
@@ -162,9 +162,9 @@ def _camera(rng: np.random.Generator) -> _Floats:
 
 
 def _texture(rng: np.random.Generator, camera_T2: _Floats) -> Float32s:
-    """A sum of waves of 4 to 40 pixels, the long ones stronger, as natural pictures have it.
+    """Draw a sum of waves of 4 to 40 pixels, of which long ones are stronger, as in nature.
 
-    Seen by the camera, which may stand between two pixels: frames (T, H, W, 3).
+    The camera that sees it may stand between two pixels; frames (T, H, W, 3).
     """
     lengths = np.exp(rng.uniform(np.log(4.0), np.log(40.0), size=_NUM_WAVES))
     angles = rng.uniform(0.0, 2.0 * np.pi, size=_NUM_WAVES)
@@ -176,7 +176,7 @@ def _texture(rng: np.random.Generator, camera_T2: _Floats) -> Float32s:
     across_TKW = wave_x[:, None] * (pixels + camera_T2[:, :1, None])
     down_TKH = wave_y[:, None] * (pixels + camera_T2[:, 1:, None])
     a, b = 2.0 * np.pi * across_TKW + phases[:, None], 2.0 * np.pi * down_TKH
-    # cos(a + b), of which the sum over the waves is a product of matrices.
+    # cos(a + b), whose sum over the waves is a product of matrices.
     rows_THk = np.concatenate([np.cos(b), -np.sin(b)], axis=1).transpose(0, 2, 1)
     columns_TkW = np.concatenate([np.cos(a), np.sin(a)], axis=1)
     channels = [
@@ -188,7 +188,7 @@ def _texture(rng: np.random.Generator, camera_T2: _Floats) -> Float32s:
 
 
 def _draw_post(rng: np.random.Generator, frames: Float32s, camera_T2: _Floats) -> None:
-    """Draw an upright or lying post with a texture of its own, in place."""
+    """Draw, in place, a vertical or horizontal post with its own texture."""
     is_upright = bool(rng.integers(0, 2))
     moved = camera_T2[:, 0 if is_upright else 1]
     middle = rng.uniform(0.2, 0.8) * FRAME_SIZE - moved
@@ -200,7 +200,7 @@ def _draw_post(rng: np.random.Generator, frames: Float32s, camera_T2: _Floats) -
 
 
 def _light(rng: np.random.Generator) -> Float32s:
-    """Gain of each frame and channel, (T, 1, 1, 3)."""
+    """Draw the gain of each frame and channel, (T, 1, 1, 3)."""
     strength, cycles = rng.uniform(0.1, 0.35), rng.uniform(0.3, 2.0)
     wave = np.sin(2.0 * np.pi * (cycles * _TIMES[:NUM_FRAMES] + rng.random()))
     tint = rng.uniform(0.85, 1.15, size=3)
@@ -209,7 +209,7 @@ def _light(rng: np.random.Generator) -> Float32s:
 
 
 def _background(rng: np.random.Generator) -> Float32s:
-    """A gradient between two colours in a random direction, shape (FRAME_SIZE, FRAME_SIZE, 3)."""
+    """Draw a gradient between two colours in a random direction: (FRAME_SIZE, FRAME_SIZE, 3)."""
     base = rng.uniform(20.0, 235.0, size=3)
     other = np.clip(base + rng.uniform(-50.0, 50.0, size=3), 0.0, 255.0)
     angle = rng.uniform(0.0, 2.0 * np.pi)
@@ -264,7 +264,7 @@ def _circle(rng: np.random.Generator, time: _Floats, direction: float) -> _Float
 
 
 def _spiral(rng: np.random.Generator, time: _Floats) -> _Floats:
-    """From the rim to the centre, turning in either sense; reversed in time it is another class."""
+    """Move from the rim to the centre in either sense; reversed in time, it is another class."""
     turns = rng.uniform(1.3, 2.0) * _sign(rng)
     radius = np.maximum(1.0 + (rng.uniform(0.05, 0.2) - 1.0) * time, 0.0)
     return _around(rng.uniform(0.0, _TURN) + _TURN * turns * time, radius)

@@ -1,4 +1,4 @@
-"""The configs and recipes: with a frozen backbone, and MAGVIT's; and the checks they share."""
+"""The configs and recipes, with a frozen backbone and for MAGVIT, and their shared checks."""
 
 import math
 from dataclasses import dataclass, fields, replace
@@ -9,18 +9,18 @@ from training.settings import check_choice, check_fields
 from training.workload import Settings
 from training.workloads.trajectory.clips import CLASSES, FRAME_SIZE, NUM_FRAMES
 
-# The ways to make clips, of which a tracker can follow the easy ones; and to take their frames.
+# The ways to make clips (a tracker can follow the easy ones), and to take their frames.
 DIFFICULTIES, SAMPLINGS = ("easy", "hard"), ("uniform", "segments")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ClipOptions:
-    """What `data make` (the first) and `data import` take as `--override name=value`."""
+    """Options `--override name=value` for `data make` (the first) and `data import` (others)."""
 
     difficulty: str = "easy"
-    # Frames evenly from the whole video, or one of each of as many segments: a random one to train.
+    # Frames evenly from the entire video, or one per segment: for training, a random one.
     sampling: str = "uniform"
-    # UCF-101's or Kinetics' lists, with commas: which files are taken, for which split.
+    # UCF-101's or Kinetics' lists, separated by commas: the files to take for each split.
     lists: str = ""
     # More broken files than this share are not an accident.
     left_out_share: float = 0.1
@@ -52,7 +52,7 @@ class RecipeConfig:
     num_threads: int = 1
     deterministic: bool = True
 
-    # The dataset's classes, in its order; those of a dataset of one's own are in its manifest.
+    # The dataset's classes, in its order; a user's dataset has them in its manifest.
     classes: str = ",".join(CLASSES)
 
     # The Transformer.
@@ -61,20 +61,20 @@ class RecipeConfig:
     num_heads: int = 4
     dropout: float = 0.1
 
-    # Baselines: how far less than the whole clip gets. They take more than half of a run's time.
+    # Baselines: the accuracy of less than the entire clip. They take over half of a run's time.
     baselines: bool = True
     time_average_epochs: int = 16
     baseline_width: int = 24
 
-    # Training. By these the losses of the future position, and of the ball's place in each frame,
-    # are multiplied; clips without a track have none.
+    # Training. The weights multiply the losses of the future position, and of the ball's place in
+    # each frame; clips without a track have neither loss.
     settings: Settings = _SETTINGS
     position_weight: float = 0.5
     place_weight: float = 10.0
     num_shards: int = 16
     learning_rate: float = 2e-3
     weight_decay: float = 0.05
-    # The optimizer's work in one kernel, faster on a GPU; rounds differently.
+    # Run the optimizer as one kernel, which is faster on a GPU but rounds differently.
     fused_optimizer: bool = False
 
     @property
@@ -84,7 +84,7 @@ class RecipeConfig:
 
     def __post_init__(self) -> None:
         if len(set(self.class_names)) < 2 or not all(self.class_names):
-            raise ValueError(f"classes is {self.classes!r}; give two or more names with commas")
+            raise ValueError(f"classes is {self.classes!r}; use two or more names with commas")
         check_choice("precision", self.settings.precision, ("float32", "bfloat16"))
         epochs = [field.name for field in fields(self) if field.name.endswith("epochs")]
         check_fields(
@@ -99,7 +99,7 @@ class RecipeConfig:
         )
         if self.baseline_width % _BASELINE_MULTIPLE:
             raise ValueError(
-                f"baseline_width is {self.baseline_width}; give a multiple of {_BASELINE_MULTIPLE}"
+                f"baseline_width is {self.baseline_width}; use a multiple of {_BASELINE_MULTIPLE}"
             )
         if self.width % self.num_heads:
             raise ValueError(
@@ -124,7 +124,7 @@ class TrajectoryConfig(RecipeConfig):
     image_size: int = 64
     frame_stride: int = 2
     grid: int = 8
-    # Channels of a small path that is trained on the pixels beside them; 0: there is none.
+    # Channels of a small path, trained on the pixels alongside them; 0: no path.
     pixel_width: int = 0
 
     # More baselines: where a tracker finds the ball, one frame, and frames in random order.
@@ -133,7 +133,7 @@ class TrajectoryConfig(RecipeConfig):
     shuffled_epochs: int = 16
 
     def __post_init__(self) -> None:
-        # Not super(): dataclass(slots=True) creates a new class that super() does not know.
+        # dataclass(slots=True) creates a new class, which super() does not know.
         RecipeConfig.__post_init__(self)
         check_choice("backbone_layer", self.backbone_layer, LAYERS)
         check_fields(
@@ -142,22 +142,22 @@ class TrajectoryConfig(RecipeConfig):
 
     @property
     def num_frames(self) -> int:
-        """Number of a clip's frames that the head sees."""
+        """The number of a clip's frames that the head sees."""
         return -(-NUM_FRAMES // self.frame_stride)
 
 
 def laptop() -> TrajectoryConfig:
-    """About a thousand clips on one CPU thread, in about a minute."""
+    """Train on about a thousand clips on one CPU thread, in about a minute."""
     return TrajectoryConfig()
 
 
 def full() -> TrajectoryConfig:
-    """10,000 clips on one GPU: ImageNet weights and a path on the pixels, every frame."""
+    """Train on 10,000 clips on one GPU: ImageNet weights and a path on the pixels, every frame."""
     return TrajectoryConfig(
         baselines=False,
         num_threads=4,
-        # Attention's fast backward passes on CUDA are not deterministic; the cost of deterministic
-        # ones has not been measured yet.
+        # Attention's fast backward passes on CUDA are not deterministic; deterministic ones have
+        # not been measured yet.
         deterministic=False,
         weights="pretrained",
         image_size=128,
@@ -183,7 +183,7 @@ def full() -> TrajectoryConfig:
 
 
 def reference() -> TrajectoryConfig:
-    """Seed document 000: the whole ResNet-18, 512 features, batch 16, 30 epochs at 64 px."""
+    """Follow seed document 000: all of ResNet-18, 512 features, batch 16, 30 epochs at 64 px."""
     c = full()
     return replace(
         c,
@@ -199,7 +199,7 @@ def reference() -> TrajectoryConfig:
     )
 
 
-# Tokens are kept as int32.
+# Tokens are stored as int32.
 _MAX_CODES = 2**31
 _MAGVIT_SETTINGS = replace(_SETTINGS, epochs=6, eval_batch=32)
 
@@ -212,11 +212,11 @@ class MagvitConfig(RecipeConfig):
     # and halves to 4x8x8.
     stem: Literal["patch", "full"] = "patch"
     tokenizer_width: int = 32
-    # Levels of each dimension of a code. 2^24 codes, which are guessed dimension by dimension as
-    # MAGVIT-v2's 2^18 are (arXiv:2310.05737): with 8,8,8,6,5 a plain background is 5 dB worse.
+    # Levels of each dimension of a code. There are 2^24 codes, guessed dimension by dimension, like
+    # MAGVIT-v2's 2^18 (arXiv:2310.05737): with 8,8,8,6,5, a plain background is 5 dB worse.
     levels: str = "16,16,16,16,16,16"
-    # Extra weight of pixels that differ from the clip's mean image; weights of how far apart what
-    # ResNet-18 sees is, with ImageNet's or random weights, and of a critic (both 0: neither).
+    # Extra weight of pixels that differ from the clip's mean image; weights of the distance of
+    # ResNet-18's features (ImageNet or random weights) and of a critic (both 0: neither).
     motion_weight: float = 20.0
     perceptual_weight: float = 0.0
     adversarial_weight: float = 0.0
@@ -224,18 +224,18 @@ class MagvitConfig(RecipeConfig):
     tokenizer_epochs: int = 2
     tokenizer_learning_rate: float = 3e-3
     tokenizer_batch: int = 4
-    # It is trained on as many frames in a row, of each step's clips later ones: more, faster steps.
+    # It trains on this many consecutive frames, later ones in each step; fewer make steps faster.
     tokenizer_frames: int = NUM_FRAMES
 
     # Transformer over tokens.
     masked_share: float = 0.25
     masked_weight: float = 0.05
-    # Of what is generated; what is predicted, to be compared with the truth, has none.
+    # For generation; predictions that are compared with the truth have no temperature.
     temperature: float = 0.6
     settings: Settings = _MAGVIT_SETTINGS
 
     def __post_init__(self) -> None:
-        # Not super(): dataclass(slots=True) creates a new class that super() does not know.
+        # dataclass(slots=True) creates a new class, which super() does not know.
         RecipeConfig.__post_init__(self)
         check_fields(
             self,
@@ -250,24 +250,24 @@ class MagvitConfig(RecipeConfig):
             below_1=("masked_share",),
         )
         if len(self.num_levels) < 1 or min(self.num_levels) < 2:
-            raise ValueError(f"levels is {self.levels!r}; give numbers from 2, as in 8,8,8,6,5")
+            raise ValueError(f"levels is {self.levels!r}; use numbers from 2, as in 8,8,8,6,5")
         if self.num_codes > _MAX_CODES:
             raise ValueError(
                 f"levels is {self.levels!r}, which makes {self.num_codes} codes; "
-                f"give at most {_MAX_CODES}"
+                f"use at most {_MAX_CODES}"
             )
         if self.tokenizer_frames not in (whole := range(4, NUM_FRAMES + 1, 4)):
-            raise ValueError(f"tokenizer_frames is {self.tokenizer_frames}; give one of {[*whole]}")
+            raise ValueError(f"tokenizer_frames is {self.tokenizer_frames}; use one of {[*whole]}")
         if self.settings.micro_batch < self.least_micro_batch:
             raise ValueError(
                 f"micro_batch is {self.settings.micro_batch}, of which a masked_share of "
-                f"{self.masked_share} is less than a clip, so nothing would be generated; give at "
+                f"{self.masked_share} is less than a clip, so nothing would be generated; use at "
                 f"least {self.least_micro_batch}, or masked_share=0"
             )
 
     @property
     def least_micro_batch(self) -> int:
-        """The clips of which one is masked."""
+        """The smallest number of clips of which one is masked."""
         return math.ceil(1.0 / self.masked_share) if self.masked_share else 1
 
     @property
@@ -277,7 +277,7 @@ class MagvitConfig(RecipeConfig):
             return tuple(int(level) for level in self.levels.split(","))
         except ValueError as error:
             raise ValueError(
-                f"levels is {self.levels!r}; give numbers from 2, as in 8,8,8,6,5"
+                f"levels is {self.levels!r}; use numbers from 2, as in 8,8,8,6,5"
             ) from error
 
     @property
@@ -287,23 +287,23 @@ class MagvitConfig(RecipeConfig):
 
     @property
     def token_shape(self) -> tuple[int, int]:
-        """Time steps, and cells per step, of a clip's tokens."""
+        """The time steps of a clip's tokens, and the cells per step."""
         frames, pixels = (2, 4) if self.stem == "patch" else (4, 8)
         return NUM_FRAMES // frames, (FRAME_SIZE // pixels) ** 2
 
     @property
     def merged(self) -> int:
-        """Tokens along height and width that the Transformer merges into one of its 8x8 places."""
+        """Tokens along height and width that the Transformer merges into each of 8x8 places."""
         return 2 if self.stem == "patch" else 1
 
 
 def magvit_laptop() -> MagvitConfig:
-    """A few thousand clips on one CPU thread, in a few minutes per Train stage."""
+    """Train on a few thousand clips on one CPU thread, in a few minutes per Train stage."""
     return MagvitConfig(tokenizer_epochs=8, tokenizer_frames=8)
 
 
 def magvit_full() -> MagvitConfig:
-    """10,000 clips on one GPU: a full-resolution tokenizer with 4x8x8 pixels per token."""
+    """Train on 10,000 clips on one GPU: a full-resolution tokenizer, 4x8x8 pixels per token."""
     return MagvitConfig(
         baselines=False,
         num_threads=4,
@@ -330,7 +330,7 @@ def magvit_full() -> MagvitConfig:
 
 
 def magvit_b() -> MagvitConfig:
-    """MAGVIT-B, the published size: width 768, 12 layers, 12 heads, a judged tokenizer.
+    """Train MAGVIT-B in its published size: width 768, 12 layers, 12 heads, tokenizer with critic.
 
     Yu et al. 2022 (arXiv:2212.05199), appendix B.
     """

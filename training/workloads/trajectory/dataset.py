@@ -1,8 +1,8 @@
 """The dataset on disk (clips.u8 and tracks.f32, memory mapped; labels.json), and its samples.
 
-It is rendered, or imported (imported.py); imported clips have no tracks (NaN, which no loss or
-metric counts). Opening it refuses files that do not fit each other. Only this file decides what a
-baseline may see: `single_frame` gets the middle frame, `shuffled` the frames in a random order,
+It is rendered or imported (imported.py); imported clips have no tracks (NaN, which no loss or
+metric counts). Opening it refuses files that do not match each other. Only this file decides what a
+baseline may see: `single_frame` gets the middle frame, `shuffled` the frames in random order,
 `time_average` the mean image.
 """
 
@@ -39,7 +39,7 @@ from training.workloads.trajectory.clips import (
 )
 
 if TYPE_CHECKING:
-    # It imports torch, for which each process that renders clips would have to wait.
+    # It imports torch, for which every process that renders clips would have to wait.
     from training.workload import Progress
 
 CLIPS_FILE = "clips.u8"
@@ -55,7 +55,7 @@ _CHUNK = 32
 _SPLITS = 3  # first word of the seed sequence, see clips.py
 
 
-# How clips are made, by difficulty: what a tracker sees, and what only a model does.
+# Renderers by difficulty: clips that a tracker can follow, and clips that only a model can.
 _RENDERERS = MappingProxyType({"easy": render_clip, "hard": render_hard_clip})
 
 
@@ -64,7 +64,7 @@ class _TrajectoryData:
     """An opened dataset: `frames` (N, T, 64, 64, 3) and `tracks` (N, T + 1, 3) are memory maps."""
 
     frames: Frames
-    tracks: Float32s  # NaN in clips that users brought
+    tracks: Float32s  # NaN in imported clips
     classes: Sequence[str]
     labels: Sequence[int]
     splits: Mapping[str, Sequence[int]]
@@ -106,7 +106,7 @@ def make_dataset(
 def write_labels(
     out: Path, classes: Sequence[str], labels: Sequence[int], splits: Mapping[str, Sequence[int]]
 ) -> dict[str, Any]:
-    """Write labels.json; return what the manifest says of the dataset."""
+    """Write labels.json; return what the manifest says about the dataset."""
     content = {"classes": classes, "labels": labels, "splits": splits}
     (out / _LABELS_FILE).write_text(json.dumps(content) + "\n")
     sizes = {name: len(indices) for name, indices in splits.items()}
@@ -135,7 +135,7 @@ def _write_chunk(chunk: tuple[str, str, int, int, int]) -> int:
 
 
 def stratified_splits(labels: Sequence[int], seed: int) -> dict[str, list[int]]:
-    """Split each class separately, in an order that depends on the seed and not on the index."""
+    """Split each class separately, in an order that depends on the seed, not on the index."""
     splits: dict[str, list[int]] = {name: [] for name in ("train", *_HELD_OUT_SHARES)}
     of_class = np.asarray(labels)
     for label in sorted(set(labels)):
@@ -151,7 +151,7 @@ def stratified_splits(labels: Sequence[int], seed: int) -> dict[str, list[int]]:
 
 
 def open_dataset(folder: Path) -> _TrajectoryData:
-    """Open a dataset folder; UserError if labels, splits and clips do not fit each other."""
+    """Open a dataset folder; UserError if labels, splits and clips do not match each other."""
     for name in (_LABELS_FILE, CLIPS_FILE, TRACKS_FILE):
         if not (folder / name).is_file():
             raise UserError(
@@ -207,11 +207,11 @@ def split_failures(data: _TrajectoryData, split: str) -> list[str]:
 
 
 Batch: TypeAlias = dict[str, Tensor]
-# What the model sees, the clip's number, and which frames those are, in this order.
+# In this order: what the model sees, the clip's number, and the numbers of its frames.
 _Item: TypeAlias = tuple[Tensor, int, list[int]]
 View: TypeAlias = Literal["clip", "single_frame", "shuffled", "time_average", "tracker", "tokens"]
 
-# Those that see frames.
+# The views that see frames.
 _FRAME_VIEWS: frozenset[View] = frozenset({"clip", "single_frame", "shuffled"})
 # The artifact that a view is made from, and the tensor in it.
 _SOURCES: Mapping[View, tuple[str, str]] = MappingProxyType(
@@ -245,7 +245,7 @@ class _ShardedTensor:
         shards = [shard[name] for shard in artifact]
         starts = [0, *accumulate(len(shard) for shard in shards)]
         if starts[-1] != count:
-            raise ValueError(f"{name} of {starts[-1]} clips, but {count} labels")
+            raise ValueError(f"{name} has {starts[-1]} clips, but there are {count} labels")
         return cls(shards=shards, starts=starts[:-1])
 
     def __getitem__(self, clip: int) -> Tensor:
@@ -268,7 +268,7 @@ class ClipSamples(Samples):
 
     @classmethod
     def of(cls, i: Inputs, split: str, view: View, **of_frames: Any) -> "ClipSamples":
-        """The samples of one split as a stage with this `view` may see them."""
+        """Open the samples of one split as a stage with this `view` may see them."""
         data = open_dataset(i.dataset.folder)
         artifact, name = _SOURCES[view]
         indices = data.splits[split]
@@ -285,7 +285,7 @@ class ClipSamples(Samples):
         return len(self.indices)
 
     def get(self, index: int, epoch: int, rng: torch.Generator) -> _Item:
-        """Sample `index` of the split; only the shuffled control draws from `rng`."""
+        """Return sample `index` of the split; only the shuffled control draws from `rng`."""
         clip = self.indices[index]
         x = self.seen[clip]
         if self.view in ("tokens", "tracker"):
@@ -329,9 +329,9 @@ class ClipSamples(Samples):
         return batch
 
     def _futures(self, place_BT2: Tensor, frames_BT: Tensor) -> Tensor:
-        """Each frame's future place (B, T, 2), as far ahead as the clip's future is of the last.
+        """Return each frame's future place (B, T, 2), as far ahead as that of the last frame.
 
-        It is NaN where the clip has ended by then, and before the last of shuffled frames.
+        It is NaN if the clip has ended by then, and for all shuffled frames except the last.
         """
         then_BT = frames_BT + (NUM_FRAMES - 1 + FUTURE_FRAMES - frames_BT[:, -1:])
         is_known_BT = (then_BT < NUM_FRAMES) & (self.view != "shuffled")
@@ -353,7 +353,7 @@ class FrameSamples(Samples):
         return len(self.indices)
 
     def get(self, index: int, epoch: int, rng: torch.Generator) -> int:
-        """The clip number of sample `index`; `collate` reads the frames of a batch at once."""
+        """Return sample `index`'s clip number; `collate` reads the frames of a batch at once."""
         return self.indices[index]
 
     def collate(self, items: Sequence[int]) -> Batch:

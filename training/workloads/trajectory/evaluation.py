@@ -1,6 +1,6 @@
-"""Evaluation of clip classifiers: accuracy by class, calibration, position error; and its picture.
+"""Evaluation of clip classifiers: accuracy by class, calibration, position error; and a picture.
 
-Refuses a split that lacks a class: accuracy on such a split is meaningless (see model.py).
+It refuses a split that lacks a class, on which accuracy is meaningless (see model.py).
 """
 
 import math
@@ -20,15 +20,15 @@ from training.workloads.trajectory.config import RecipeConfig
 from training.workloads.trajectory.dataset import Batch
 
 _NUM_BINS = 10
-# What `evaluate` returns for each clip.
+# The columns that `evaluate` returns for each clip.
 _ROWS = (
     *("labels", "predicted", "confidence", "loss", "clips"),
     *("position_error", "standstill_error", "steady_error"),
 )
-# Dots where the ball is, and where it was found.
+# The colours of dots where the ball is, and where it was found.
 _DOTS = {"true_places": (0, 255, 0), "found_places": (255, 0, 255)}
 _HEADING = (
-    "clips in order, with true and predicted class; of a head, where the ball is (green) and where "
+    "clips in order, with true and predicted class; for a head, the ball's place (green) and where "
     "it was found (magenta)"
 )
 # Count, mean confidence and accuracy.
@@ -36,7 +36,7 @@ _Bin = tuple[int, float, float]
 
 
 class ClipEvaluation(Train):
-    """What all stages that classify clips have in common once they are trained."""
+    """The evaluation that all stages which classify clips share."""
 
     config: RecipeConfig
 
@@ -45,10 +45,10 @@ class ClipEvaluation(Train):
         return self.config.class_names
 
     def answer(self, m: nn.Module, b: Batch) -> tuple[Tensor, ...]:
-        """In float32: class logits (B, K), each frame's future position (B, T, 2), of which
-        the last is the clip's, and, of some, places (B, T, 2).
+        """Return in float32: class logits (B, K), each frame's future position (B, T, 2), the last
+        being the clip's, and, for some stages, places (B, T, 2).
 
-        A stage whose model sees more than `x` gives it that, too.
+        A stage whose model sees more than `x` overrides this to pass it.
         """
         return tuple(each.float() for each in m(b["x"]))
 
@@ -76,7 +76,7 @@ class ClipEvaluation(Train):
         return Partial(tensors={name: tensor.cpu() for name, tensor in tensors.items()})
 
     def predict(self, m: nn.Module, b: Batch) -> Sequence[Mapping[str, Any]]:
-        """The predicted class, its probability, the true class, and future positions in pixels."""
+        """Return predicted class, its probability, true class, and future positions in pixels."""
         logits_BK, futures_BT2, *_ = self.answer(m, b)
         confidence_B, predicted_B = logits_BK.softmax(dim=1).max(dim=1)
         futures = (each_BT2[:, -1] for each_BT2 in (futures_BT2, b["futures"]))
@@ -93,14 +93,14 @@ class ClipEvaluation(Train):
                     "true_class": self.classes[label],
                 }
             )
-            if not math.isnan(true_future[0]):  # of a clip with a track
+            if not math.isnan(true_future[0]):  # NaN: the clip has no track
                 places = {"future_position": future, "true_future_position": true_future}
                 for name, place in places.items():
                     found[-1][name] = [(value + 1.0) * FRAME_SIZE / 2 for value in place]
         return found
 
     def summarize(self, parts: Sequence[Partial], out: Path) -> Mapping[str, float]:
-        """Metrics of one evaluation; writes confusion.csv and reliability.csv to `out`."""
+        """Return an evaluation's metrics; write confusion.csv and reliability.csv to `out`."""
         rows, classes = _joined(parts), self.classes
         is_right = rows["labels"] == rows["predicted"]
         pairs = rows["labels"] * len(classes) + rows["predicted"]
@@ -118,9 +118,9 @@ class ClipEvaluation(Train):
             "loss": float(rows["loss"].mean()),
             "calibration_error": _calibration_error(bins),
         }
-        if not rows["standstill_error"].isnan().all():  # of clips with a track
+        if not rows["standstill_error"].isnan().all():  # some clips have a track
             metrics["position_error_pixels"] = float(rows["position_error"].nanmean())
-            # Of whoever knows the true last places, and takes place or velocity to stay as it is.
+            # References that know the true last places, and keep the place or the velocity.
             metrics["standstill_error_pixels"] = float(rows["standstill_error"].nanmean())
             metrics["constant_velocity_error_pixels"] = float(rows["steady_error"].nanmean())
         by_class = (confusion_KK.diagonal() / of_class).tolist()
@@ -131,7 +131,7 @@ class ClipEvaluation(Train):
         return metrics
 
     def show(self, m: nn.Module, i: Inputs, parts: Sequence[Partial], out: Path) -> None:
-        """The first clips, each as a row of its frames: clips.jpg."""
+        """Draw the first clips, each as a row of its frames: clips.jpg."""
         rows = _joined(parts) if parts else {}
         strips = [part.tensors for part in parts if "strips" in part.tensors]
         if not strips:
@@ -159,12 +159,12 @@ class ClipEvaluation(Train):
 
 
 def _joined(parts: Sequence[Partial]) -> dict[str, Tensor]:
-    """The evaluated clips, one row each."""
+    """Return the evaluated clips, one row each."""
     return {name: torch.cat([part.tensors[name] for part in parts]) for name in _ROWS}
 
 
 def _reliability(confidence: Tensor, is_right: Tensor) -> list[_Bin]:
-    """Equally wide bins of confidence, some perhaps empty."""
+    """Return bins of confidence of equal width, some perhaps empty."""
     place = (confidence * _NUM_BINS).long().clamp(max=_NUM_BINS - 1)
     bins = []
     for number in range(_NUM_BINS):
@@ -176,7 +176,7 @@ def _reliability(confidence: Tensor, is_right: Tensor) -> list[_Bin]:
 
 
 def _calibration_error(bins: Sequence[_Bin]) -> float:
-    """Expected calibration error: mean gap between confidence and accuracy, weighted by count.
+    """Compute the expected calibration error: confidence's gaps to accuracy, by count.
 
     Naeini et al. 2015, https://ojs.aaai.org/index.php/AAAI/article/view/9602
     """
@@ -185,9 +185,9 @@ def _calibration_error(bins: Sequence[_Bin]) -> float:
 
 
 def _with_tracks(frames_NTHWC: Frames, tracks_NT2: Float32s, color: Sequence[int]) -> Frames:
-    """The frames with a dot at each place (in pixels) of their clip's track; unknown ones without.
+    """Draw a dot at each known place (in pixels) of the clip's track.
 
-    All places are in each frame: how it moved and where it will be.
+    Each frame has all places, so it shows how the ball moved and where it will be.
     """
     drawn = frames_NTHWC.copy()
     for clip, track_T2 in zip(drawn, tracks_NT2, strict=True):

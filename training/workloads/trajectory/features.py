@@ -1,9 +1,9 @@
 """Stages `features` and `mean_images`: what is derived from each clip once.
 
-A frozen ResNet-18 sees each frame; its spatial grid is kept as float16, as pooling would lose the
-ball's position. torchvision is imported only when shards are made (it takes 5 to 8 seconds).
-Weights are drawn from a seed ("random", needs no network) or ImageNet's ("pretrained", fetched by
-torchvision), with no silent fallback.
+A frozen ResNet-18 sees each frame; its spatial grid is kept as float16, because pooling would lose
+the ball's position. torchvision is imported only when shards are made (it takes 5 to 8 seconds).
+Weights are drawn from a seed ("random", needs no network) or are ImageNet's ("pretrained", fetched
+by torchvision), with no silent fallback.
 """
 
 import sys
@@ -38,7 +38,7 @@ _CALIBRATION_CLIPS = 32
 
 
 class PreparedClips(Prepare):
-    """What is derived from each clip once: shard s of S has clips s*N/S to (s+1)*N/S, in order."""
+    """Data derived from each clip once: shard s of S has clips s*N/S to (s+1)*N/S, in order."""
 
     config: RecipeConfig
     is_shareable = True
@@ -49,11 +49,11 @@ class PreparedClips(Prepare):
         return self.config.num_shards
 
     def facts(self, i: Inputs) -> Mapping[str, Any]:
-        """What else decides the results."""
+        """Return what else determines the results."""
         return {"what": self.name}
 
     def key(self, i: Inputs) -> str:
-        """Hash over code, data and what else there is; needs neither torchvision nor weights."""
+        """Hash code, data and other facts; this needs neither torchvision nor weights."""
         of_all = {
             "version": self.version,
             "num_shards": self.num_shards,
@@ -64,7 +64,7 @@ class PreparedClips(Prepare):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Features(PreparedClips):
-    """What ResNet-18 sees in each frame."""
+    """ResNet-18's features of each frame."""
 
     config: TrajectoryConfig
     name: str = "features"
@@ -89,7 +89,7 @@ class Features(PreparedClips):
         return {"features": torch.stack(clips)}
 
     def probe(self) -> Probe:
-        """One clip's frames, as images, through the backbone (weights do not matter)."""
+        """Probe the backbone with one clip's frames as images (weights do not matter)."""
         c = self.config
         return Probe(
             build=lambda: build_backbone("random", c.backbone_seed, c.backbone_layer),
@@ -108,7 +108,7 @@ def _clip_features(
 
 
 def _to_images(frames: "Frames", c: TrajectoryConfig, device: torch.device) -> Tensor:
-    """Return frames (T, 64, 64, 3) as normalised images (T, 3, size, size), channels-last."""
+    """Return frames (T, 64, 64, 3) as normalized images (T, 3, size, size), channels-last."""
     images = normalised(torch.from_numpy(frames.copy()).to(device))
     if c.image_size != images.shape[-1]:
         images = F.interpolate(images, size=c.image_size, mode="bilinear", antialias=True)
@@ -116,7 +116,7 @@ def _to_images(frames: "Frames", c: TrajectoryConfig, device: torch.device) -> T
 
 
 def normalised(frames_THWC: Tensor) -> Tensor:
-    """Frames of 0 .. 255 as ImageNet's networks see them, (T, C, H, W)."""
+    """Normalize frames of 0 .. 255 for ImageNet's networks, (T, C, H, W)."""
     pixels = frames_THWC.float()
     # Stored as T, H, W, channel: this view is already channels-last, the fast layout.
     return ((pixels - pixels.new_tensor(_MEAN)) / pixels.new_tensor(_STD)).permute(0, 3, 1, 2)
@@ -139,7 +139,7 @@ def calibrate(backbone: nn.Module, images: Tensor) -> None:
     """Set batch norm's statistics from `images`; without this, accuracy is 0.12 lower (LOG.md)."""
     norms = [module for module in backbone.modules() if isinstance(module, nn.BatchNorm2d)]
     for norm in norms:
-        norm.momentum = None  # the plain mean over batches, here of one
+        norm.momentum = None  # the plain mean over batches, of which there is one
     backbone.train()
     backbone(images)
     backbone.eval()
@@ -156,7 +156,7 @@ def build_backbone(weights: str, seed: int, layer: str) -> nn.Module:
             f"{torch.__version__.partition('+')[0]}"
         ) from error
     if weights == "random":
-        # torchvision initialises from the global generator, which must stay unchanged.
+        # torchvision initializes from the global generator, which must stay unchanged.
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(derive_seed("backbone", seed))
             net = resnet18(weights=None)
@@ -176,7 +176,7 @@ def build_backbone(weights: str, seed: int, layer: str) -> nn.Module:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MeanImages(PreparedClips):
-    """Each clip's mean over time, which removes the order of its frames: for a baseline."""
+    """Each clip's mean over time, which removes the order of its frames, for a baseline."""
 
     config: RecipeConfig
     name: str = "mean_images"

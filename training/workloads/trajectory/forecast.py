@@ -1,4 +1,4 @@
-"""Where the ball goes, foretold from the places where it was found.
+"""Forecasts of where the ball goes, from the places where it was found.
 
 Places are in half frames from the centre. B clips, T frames, F features, E width, K classes.
 """
@@ -7,20 +7,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-# These make offsets from the last place, and steps from frame to frame, about 1.
+# These scale offsets from the last place, and steps from frame to frame, to about 1.
 _OFFSET_SCALE, _STEP_SCALE = 2.0, 8.0
-# A frame's features: the offset, the step, and whether it is seen; a clip's, besides: the last
-# place.
+# The numbers of features of a frame (offset, step, whether it is seen) and of a clip besides (the
+# last place).
 _NUM_OF_FRAME, _NUM_OF_CLIP = 5, 2
-# A flow's starts of each clip in a step of training, the share of them that is a forecast, and the
-# steps in which a path is drawn.
+# A flow's starts per clip in a training step, the share of them that are forecasts, and the steps
+# in which a path is drawn.
 _NUM_STARTS, _FORECAST_SHARE, _NUM_DRAWING = 16, 0.7, 12
 
 
 def place_error(found_BT2: Tensor, true_BT2: Tensor) -> Tensor:
-    """How far places (B, T, 2) are off, on average over frames: the sum over clips.
+    """Return the error of places (B, T, 2), averaged over frames and summed over clips.
 
-    One that is not known is NaN, as all are of a clip without a track: it counts as found exactly.
+    Unknown places are NaN, as all are in a clip without a track, and count as found exactly.
     """
     true_BT2 = torch.where(true_BT2.isnan(), found_BT2.detach(), true_BT2)
     away_BT2 = F.smooth_l1_loss(found_BT2, true_BT2, reduction="none", beta=0.1)
@@ -29,7 +29,7 @@ def place_error(found_BT2: Tensor, true_BT2: Tensor) -> Tensor:
 
 
 class _ResidualNet(nn.Module):
-    """Three residual blocks, each a norm and two layers. It begins with telling zeros."""
+    """Three residual blocks, each a norm and two layers. Its initial output is zero."""
 
     def __init__(self, num_inputs: int, num_outputs: int, width: int) -> None:
         super().__init__()
@@ -58,10 +58,10 @@ class _ResidualNet(nn.Module):
 
 
 class FutureForecast(nn.Module):
-    """Where the ball is a few frames after each frame, from the places up to it.
+    """Forecasts where the ball is a few frames after each frame, from the places up to it.
 
-    So each frame of a clip is an example, not its last one alone. What is found is not changed by
-    what is foretold of it: no gradient flows back.
+    Every frame of a clip is thus an example, not only its last. No gradient flows back, so the
+    forecast does not change the places.
     """
 
     def __init__(self, *, num_frames: int, width: int = 128) -> None:
@@ -70,10 +70,10 @@ class FutureForecast(nn.Module):
         self.net = _ResidualNet(num_inputs, 2, width)
 
     def forward(self, place_BT2: Tensor) -> Tensor:
-        """Future places (B, T, 2)."""
+        """Return future places (B, T, 2)."""
         num_frames = place_BT2.shape[1]
-        # The places up to each frame, shifted so that they end at the same input: how the ball goes
-        # on is learned once, not for each frame.
+        # The places up to each frame are shifted to end at the same input, so how the ball
+        # continues is learned once, not for each frame.
         frames_T = torch.arange(num_frames, device=place_BT2.device)
         up_to_TT = frames_T - frames_T.flip(0)[:, None]
         place_NT2 = place_BT2.detach()[:, up_to_TT.clamp(min=0)].flatten(0, 1)
@@ -85,33 +85,33 @@ class FutureForecast(nn.Module):
 
 
 class PathFlow(nn.Module):
-    """Paths (B, T, 2) through the places that are seen, of clips of a class or of any.
+    """Draws paths (B, T, 2) through the places that are seen, for clips of one class or any.
 
     Flow matching (Lipman et al. 2023, arXiv:2210.02747): the network learns the velocity that
     carries noise in a straight line to a path. From zero, its first step is the mean of all paths,
-    so a forecast; from noise, several steps draw one.
+    which is a forecast; from noise, several steps draw a path.
     """
 
     def __init__(self, *, num_frames: int, num_classes: int, width: int = 256) -> None:
         super().__init__()
         self.num_frames, self.num_classes = num_frames, num_classes
-        # Besides what is seen: the path so far, and the time of the flow.
+        # In addition to what is seen: the path so far, and the time of the flow.
         num_inputs = num_frames * (_NUM_OF_FRAME + 2) + _NUM_OF_CLIP + 1
         self.net = _ResidualNet(num_inputs, 2 * num_frames, width)
-        # The last says that it is not told.
+        # The last embedding means that the class is not given.
         self.embed_class = nn.Embedding(num_classes + 1, width)
 
     def loss(self, found_BT2: Tensor, true_BT2: Tensor, labels_B: Tensor) -> Tensor:
-        """How far velocities are off, with random parts of each clip seen: the sum over clips.
+        """Return the error of velocities, with random parts of each clip seen, summed over clips.
 
-        A true place that is NaN counts as foretold exactly.
+        A true place that is NaN counts as forecast exactly.
         """
         found_NT2, true_NT2, labels_N = (
             each.detach().repeat_interleave(_NUM_STARTS, dim=0)
             for each in (found_BT2, true_BT2, labels_B)
         )
         is_seen_NT = self._random_parts(len(labels_N), found_NT2.device)
-        # Half of the classes are told, and nearly all where nothing else is.
+        # Half of the classes are given, and nearly all if nothing else is.
         told_share_N = torch.where(is_seen_NT.any(dim=1), 0.5, 0.9)
         is_told_N = torch.rand_like(told_share_N) < told_share_N
         classes_N = torch.where(is_told_N, labels_N, self.num_classes)
@@ -131,7 +131,7 @@ class PathFlow(nn.Module):
     def draw(
         self, found_BT2: Tensor, is_seen_BT: Tensor, classes_B: Tensor, temperature: float
     ) -> Tensor:
-        """Paths (B, T, 2), which are as found where seen; at a temperature of 0 the mean path."""
+        """Draw paths (B, T, 2), which keep the places seen; temperature 0 gives the mean path."""
         seen_BF, last_B2 = self._seen(found_BT2, is_seen_BT)
         path_BT2 = temperature * torch.randn_like(found_BT2)
         num_steps = _NUM_DRAWING if temperature else 1
@@ -142,7 +142,7 @@ class PathFlow(nn.Module):
         return torch.where(is_seen_BT[..., None], found_BT2, path_BT2)
 
     def _random_parts(self, count: int, device: torch.device) -> Tensor:
-        """What of each clip is seen, (N, T): its start; of some the last two frames, or nothing."""
+        """Draw what is seen of each clip, (N, T): its start; for some also the end, or nothing."""
         frames_T = torch.arange(self.num_frames, device=device)
         given_N1 = torch.randint(1, self.num_frames, (count, 1), device=device)
         task_N1 = torch.rand(count, 1, device=device)
@@ -150,21 +150,21 @@ class PathFlow(nn.Module):
         return is_start_NT | (frames_T >= self.num_frames - 2) & (task_N1 > 0.85)
 
     def _seen(self, found_BT2: Tensor, is_seen_BT: Tensor) -> tuple[Tensor, Tensor]:
-        # Paths begin at the last place before a gap, not at the end that is seen to interpolate.
+        # Paths begin at the last place before a gap, not at the end that interpolation sees.
         is_start_BT = is_seen_BT.cumprod(dim=1).bool()
         return _seen(found_BT2, is_seen_BT, is_start_BT)
 
     def _velocity(
         self, path_BT2: Tensor, time_B11: Tensor, seen_BF: Tensor, classes_B: Tensor
     ) -> Tensor:
-        """Of paths that are noise at a time of 0 and a clip's at 1."""
+        """Return the velocity of paths, which are noise at time 0 and a clip's at time 1."""
         x_BF = torch.cat([path_BT2.flatten(1), time_B11[:, :, 0], seen_BF], dim=1)
         told: Tensor = self.net(x_BF, self.embed_class(classes_B))
         return told.view(path_BT2.shape)
 
 
 def _seen(place_BT2: Tensor, is_seen_BT: Tensor, is_start_BT: Tensor) -> tuple[Tensor, Tensor]:
-    """Features (B, F) of the places that are seen; and the start's last place, (B, 2), or 0."""
+    """Return features (B, F) of the places seen, and the start's last place, (B, 2), or 0."""
     frames_T = torch.arange(place_BT2.shape[1], device=place_BT2.device)
     last_B11 = (frames_T * is_start_BT).amax(dim=1)[:, None, None]
     last_B12 = place_BT2.gather(1, last_B11.expand(-1, 1, 2))

@@ -1,7 +1,7 @@
-"""`data import`: files that users bring become a dataset; broken ones are listed and left out.
+"""`data import`: users' files become a dataset; broken ones are listed and left out.
 
-Decoded once, in several processes, to what the loader maps into memory (training/LOG.md compares).
-An import that was interrupted goes on: a line of DECODED is written once a file's clip is on disk.
+Several processes decode them once, to what the loader maps into memory (training/LOG.md compares).
+An interrupted import continues: a line of DECODED is written once a file's clip is on disk.
 """
 
 import csv
@@ -49,7 +49,7 @@ def import_dataset(
 ) -> Mapping[str, Any]:
     """Write the clips of `files` into the folder `out`; return the meta.
 
-    Without splits of their own, each class is divided like the made clips; `seed` decides how.
+    If they have no splits, each class is divided like generated clips; `seed` decides how.
     """
     options = options or ClipOptions()
     missing: list[str] = []
@@ -105,7 +105,7 @@ def _refuse(left_out: Sequence[Mapping[str, str]], num: int, out: Path) -> None:
 
 
 def _facts(rows: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-    """Frame counts, sizes and frame rates of the files, for the manifest."""
+    """Return frame counts, sizes and frame rates of the files, for the manifest."""
     counts = [row["frames"] for row in rows]
     sizes = Counter(f"{row['width']}x{row['height']}" for row in rows)
     rates = Counter(f"{row['frames_per_second']:g}" for row in rows if row["frames_per_second"])
@@ -119,7 +119,7 @@ def _facts(rows: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
 def _decode_all(
     tasks: Sequence[Decoding], out: Path, progress: "Progress"
 ) -> Sequence[Mapping[str, Any]]:
-    """What became of each file, in order; those of an interrupted import are not read again."""
+    """Return each file's outcome, in order; an interrupted import's are not read again."""
     digest = hashlib.sha256()
     for task in tasks:
         file, choice = task.file, task.choice
@@ -144,7 +144,7 @@ def _decode_all(
 
 
 def _decoded(path: Path) -> Iterator[dict[str, Any]]:
-    """The whole lines of DECODED; the last may be torn, which is cut off."""
+    """Yield the complete lines of DECODED; cut off an incomplete last one."""
     text = path.read_text() if path.is_file() else ""
     whole, end, torn = text.rpartition("\n")
     if torn:
@@ -153,7 +153,7 @@ def _decoded(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def _keep_whole(out: Path, whole: Sequence[int]) -> None:
-    """Make the file of clips of those that are whole; from then on nothing counts as decoded."""
+    """Write the complete clips to their final file; from then on, nothing counts as decoded."""
     raw = out / _RAW_FILE
     if raw.stat().st_size == len(whole) * CLIP_BYTES:
         (out / DECODED).unlink()
@@ -168,7 +168,7 @@ def _keep_whole(out: Path, whole: Sequence[int]) -> None:
 
 
 def _splits(files: Sequence[SourceFile], labels: Sequence[int], seed: int) -> dict[str, list[int]]:
-    """The clips' numbers by split; validation is taken out of train if it has none."""
+    """Return clip numbers by split; validation is taken out of train if there is none."""
     divided = stratified_splits(labels, seed)
     if files[0].split is None:
         return divided
@@ -187,7 +187,7 @@ def _splits(files: Sequence[SourceFile], labels: Sequence[int], seed: int) -> di
 def _listed(
     files: Sequence[SourceFile], lists: Sequence[Path]
 ) -> tuple[list[SourceFile], list[str]]:
-    """The files that are in the lists, with class and split as there; the names of the others."""
+    """Return the files in the lists, with their class and split, and the names without a file."""
     by_stem = {PurePosixPath(file.name).stem: file for file in files}
     found: dict[str, SourceFile] = {}
     missing: list[str] = []
@@ -195,7 +195,7 @@ def _listed(
         if not path.is_file():
             raise UserError(f"the list {path} does not exist; check its path")
         for stem, label, split in _entries(path):
-            # Without the times: a video that was cut may be called by its id alone.
+            # A video that was cut may be named by its id alone, without the times.
             file = by_stem.get(stem) or by_stem.get(re.sub(r"_\d{6}_\d{6}$", "", stem))
             if file is None:
                 missing.append(stem)
@@ -207,10 +207,10 @@ def _listed(
 
 
 def _entries(path: Path) -> Iterator[tuple[str, str | None, str]]:
-    """Name without suffix, class if it is said, and split of each entry of a list.
+    """Yield name without suffix, class if given, and split of each entry of a list.
 
-    Kinetics' has the columns label, youtube_id, time_start, time_end and perhaps split; UCF-101's
-    a path in a line, with the class's folder, and perhaps its number.
+    Kinetics' lists have the columns label, youtube_id, time_start, time_end and perhaps split;
+    UCF-101's have a path per line, with the class's folder and perhaps its number.
     """
     try:
         lines = path.read_text(encoding="utf-8-sig").splitlines()

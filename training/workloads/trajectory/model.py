@@ -1,7 +1,7 @@
 """The classifiers of clips: the head over a clip's features, the baselines, and their Train stages.
 
-A stage refuses a split that lacks a class or has only one: accuracy on such a split is meaningless
-(100 % was once reported on one).
+A stage refuses a split that lacks a class or has only one, on which accuracy is meaningless (100 %
+was once reported on one).
 B batch, T frames, G grid cells (side x side), C channels, K classes, D width, M maps.
 """
 
@@ -29,15 +29,15 @@ from training.workloads.trajectory.dataset import (
 from training.workloads.trajectory.evaluation import ClipEvaluation
 from training.workloads.trajectory.forecast import FutureForecast, place_error
 
-# Of the network over cells: its width, and how many numbers say what is seen.
+# The network over cells: its width, and how many numbers describe what is seen.
 _CELL_WIDTH, _NUM_SEEN = 64, 16
-# What a cell tells: how likely the ball is there, where within (x, y), what is seen there.
+# A cell's outputs: how likely the ball is there, where within it (x, y), and what is seen there.
 NUM_TOLD = 3 + _NUM_SEEN
 _FLOOR = 0.01
 
 
 class TimeTransformer(nn.Module):
-    """A Transformer over time, from a clip's tokens to its class; and a forecast of places."""
+    """A Transformer over time, from a clip's tokens to its class, and a forecast of places."""
 
     def __init__(
         self, c: RecipeConfig, *, num_inputs: int, num_frames: int, num_layers: int
@@ -63,7 +63,7 @@ class TimeTransformer(nn.Module):
         self.forecast = FutureForecast(num_frames=num_frames)
 
     def tell(self, tokens_BTE: Tensor, place_BT2: Tensor) -> tuple[Tensor, Tensor]:
-        """Class logits (B, K), and of each frame the future position, (B, T, 2)."""
+        """Return class logits (B, K), and each frame's future position, (B, T, 2)."""
         x_BTD = self.dropout(self.embed(tokens_BTE) + self.time_TD)
         for block in self.blocks:
             x_BTD = block(x_BTD)
@@ -75,14 +75,14 @@ class PlaceTransformer(TimeTransformer):
     """A Transformer over time that sees, in each frame, where the ball is and what it looks like.
 
     The expected place is the spatial softmax of Finn et al. 2016 (arXiv:1509.06113) over a grid
-    of cells, of which each says how likely the ball is there, where within, and what is seen.
+    of cells, each of which says how likely the ball is there, where within, and what is seen.
     """
 
     def __init__(self, c: RecipeConfig, *, num_frames: int, num_layers: int) -> None:
         super().__init__(c, num_inputs=5 + _NUM_SEEN, num_frames=num_frames, num_layers=num_layers)
 
     def tell_cells(self, told_BTGE: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """From NUM_TOLD numbers of each cell: class logits, futures and places (B, T, 2)."""
+        """Map each cell's NUM_TOLD numbers to class logits, futures and places (B, T, 2)."""
         side = math.isqrt(told_BTGE.shape[2])
         centers_G2 = cell_centers(side, told_BTGE.device)
         heat_BTG1, within_BTG2, seen_BTGS = torch.split(told_BTGE.float(), [1, 2, _NUM_SEEN], -1)
@@ -98,14 +98,14 @@ class PlaceTransformer(TimeTransformer):
 class _TransformerHead(PlaceTransformer):
     """Locates the ball in the grid's features, and classifies its path by a Transformer over time.
 
-    From features (B, T, G, C) to class logits (B, K), and each frame's future position and place
+    It maps features (B, T, G, C) to class logits (B, K), and each frame's future position and place
     (B, T, 2), in half frames from the centre. T = 1 is the single-frame baseline.
 
-    What to look for is learned, from the class and, of clips with a track, from the place: a small
-    network sees each cell's features, how they differ from the clip's own background, and those of
-    its neighbours. With `pixel_width` a light path is trained on the pixels beside it, and told
-    where each differs from the frame before: what is fast is seen at a finer grid, as in SlowFast
-    networks (Feichtenhofer et al. 2019, arXiv:1812.03982).
+    What to look for is learned from the class and, for clips with a track, from the place: a small
+    network sees each cell's features, their difference from the clip's own background, and those of
+    its neighbours. With `pixel_width`, a light path is also trained on the pixels and their change
+    since the previous frame: fast motion is seen on a finer grid, as in SlowFast networks
+    (Feichtenhofer et al. 2019, arXiv:1812.03982).
     """
 
     feature_mean_GC: Tensor
@@ -154,7 +154,7 @@ class _TransformerHead(PlaceTransformer):
 
 
 def _pixel_path(width: int) -> nn.Sequential:
-    """From (N, 6, H, W) to (N, _CELL_WIDTH, H / 4, W / 4)."""
+    """Make a network from (N, 6, H, W) to (N, _CELL_WIDTH, H / 4, W / 4)."""
     layers: list[nn.Module] = [nn.Conv2d(6, width, 5, stride=2, padding=2), nn.GELU()]
     layers += [nn.Conv2d(width, 2 * width, 3, stride=2, padding=1), nn.GELU()]
     for before in (2 * width, _CELL_WIDTH):
@@ -163,7 +163,7 @@ def _pixel_path(width: int) -> nn.Sequential:
 
 
 def _pixels_and_change(frames_BTHW3: Tensor) -> Tensor:
-    """Each frame, less its mean colour, and its change since the frame before: (N, 6, H, W)."""
+    """Return frames minus their mean colour, and the change since the previous: (N, 6, H, W)."""
     pixels_BTHW3 = frames_BTHW3.float() / 64.0
     pixels_BTHW3 = pixels_BTHW3 - pixels_BTHW3.mean(dim=(2, 3), keepdim=True)
     change_BTHW3 = F.pad(pixels_BTHW3[:, 1:] - pixels_BTHW3[:, :-1], (0, 0) * 3 + (1, 0))
@@ -172,23 +172,23 @@ def _pixels_and_change(frames_BTHW3: Tensor) -> Tensor:
 
 
 def cell_centers(side: int, device: torch.device) -> Tensor:
-    """Centres of the cells (G, 2), in half frames from the centre of the picture."""
+    """Return the centres of the cells (G, 2), in half frames from the centre of the picture."""
     axis = (torch.arange(side, device=device) + 0.5) * 2.0 / side - 1.0
     y, x = torch.meshgrid(axis, axis, indexing="ij")
     return torch.stack([x.flatten(), y.flatten()], dim=1)
 
 
 def _background(features_BTGC: Tensor) -> Tensor:
-    """The static part: the mean over time, or for a single frame the mean over its cells."""
+    """Return the static part: the mean over time or, for a single frame, over its cells."""
     over = 1 if features_BTGC.shape[1] > 1 else 2
     return features_BTGC.mean(dim=over, keepdim=True)
 
 
 class _MeanImageNet(nn.Module):
-    """Class logits (B, K) and future position (B, 1, 2) from mean images (B, 3, 64, 64) in uint8.
+    """Maps mean images (B, 3, 64, 64) in uint8 to class logits (B, K) and futures (B, 1, 2).
 
-    Trained from scratch on the pixels, so that only the missing order limits it. Group norm, so
-    that a sample's result does not depend on the rest of its batch.
+    It is trained from scratch on the pixels, so that only the missing order limits it. With group
+    norm, a sample's result does not depend on the rest of its batch.
     """
 
     def __init__(self, *, num_classes: int, width: int) -> None:
@@ -207,19 +207,19 @@ class _MeanImageNet(nn.Module):
 
     def forward(self, images_B3HW: Tensor) -> tuple[Tensor, Tensor]:
         images_B3HW = images_B3HW.float() / 64.0
-        # What differs from the image's own mean colour, whatever that is.
+        # The difference from the image's own mean colour.
         contrast_B3HW = images_B3HW - images_B3HW.mean(dim=(2, 3), keepdim=True)
         x_BD = self.layers(contrast_B3HW).mean(dim=(2, 3))
         return self.classify(x_BD), self.predict(x_BD)[:, None]
 
 
-# Number of clips from which the scale of the features is estimated.
+# The number of clips from which the scale of the features is estimated.
 _NUM_STATISTICS = 256
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainClipClassifier(ClipEvaluation):
-    """A Train stage without a model. Baselines differ in their `view`, which is what they see."""
+    """A Train stage without a model. Baselines differ in their `view`: what they see."""
 
     config: RecipeConfig
     name: str
@@ -231,11 +231,11 @@ class TrainClipClassifier(ClipEvaluation):
         return replace(self.config.settings, epochs=self.epochs)
 
     def model_input(self, size: int) -> Tensor:
-        """A dummy model input of `size` clips."""
+        """Return a dummy model input of `size` clips."""
         raise NotImplementedError
 
     def example(self, size: int) -> Batch:
-        """A batch in the shapes that `collate` gives."""
+        """Return a batch with the shapes of `collate`'s."""
         return {
             "x": self.model_input(size),
             "labels": torch.zeros(size, dtype=torch.long),
@@ -246,11 +246,11 @@ class TrainClipClassifier(ClipEvaluation):
         }
 
     def refusals(self, meta: Mapping[str, Any]) -> Sequence[str]:
-        """Other classes."""
+        """Refuse other classes."""
         wanted = tuple(meta.get("classes", self.classes))
         if wanted == tuple(self.classes):
             return ()
-        return [f"the dataset has other classes; give --override classes={','.join(wanted)}"]
+        return [f"the dataset has other classes; pass --override classes={','.join(wanted)}"]
 
     def start(self, m: nn.Module, i: Inputs) -> Start:
         """Check the splits."""
@@ -260,10 +260,10 @@ class TrainClipClassifier(ClipEvaluation):
         return Start(failures=failures, facts=facts)
 
     def optimizer(self, m: nn.Module) -> Optimizer:
-        """AdamW without weight decay for biases, norms and scalars."""
+        """Return AdamW without weight decay for biases, norms and scalars."""
         c = self.config
         groups = parameter_groups(m, c.weight_decay)
-        # Not False, which would rule out torch's foreach as well.
+        # None, because False would also rule out torch's foreach.
         return AdamW(groups, lr=c.learning_rate, fused=c.fused_optimizer or None)
 
     def samples(self, i: Inputs, split: str) -> ClipSamples:
@@ -275,8 +275,8 @@ class TrainClipClassifier(ClipEvaluation):
     def loss_of(
         self, b: Batch, logits_BK: Tensor, futures_BT2: Tensor, places_BT2: Tensor | None = None
     ) -> Loss:
-        """Cross entropy, plus the errors of each frame's future position and place, times
-        `position_weight` and `place_weight`.
+        """Return the cross-entropy, plus the errors of each frame's future position and place,
+        times `position_weight` and `place_weight`.
         """
         total = F.cross_entropy(logits_BK, b["labels"], reduction="sum")
         total = total + self.config.position_weight * place_error(futures_BT2, b["futures"])
@@ -289,19 +289,19 @@ class TrainClipClassifier(ClipEvaluation):
         )
 
     def place_loss(self, places_BT2: Tensor, found_BT2: Tensor) -> Tensor:
-        """The error of the place in each frame, times `place_weight`: the sum over clips."""
+        """Return the places' error, times `place_weight`, summed over clips."""
         return self.config.place_weight * place_error(found_BT2, places_BT2)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainTimeTransformer(TrainClipClassifier):
-    """A Transformer over what is seen in the frames of whole or partial clips."""
+    """A Transformer over what is seen in the frames of complete or partial clips."""
 
     config: TrajectoryConfig
 
     @property
     def num_frames(self) -> int:
-        """Frames of one sample."""
+        """The number of frames of one sample."""
         return 1 if self.view == "single_frame" else self.config.num_frames
 
     def example(self, size: int) -> Batch:
@@ -340,7 +340,7 @@ class TrainHead(TrainTimeTransformer):
 
     def start(self, m: nn.Module, i: Inputs) -> Start:
         """Check the splits and estimate the features' scale from training clips."""
-        # Not super(): dataclass(slots=True) creates a new class that super() does not know.
+        # dataclass(slots=True) creates a new class, which super() does not know.
         start = TrainClipClassifier.start(self, m, i)
         if not start.failures:
             assert isinstance(m, _TransformerHead)
@@ -363,7 +363,7 @@ class TrainTimeAverage(TrainClipClassifier):
 
 
 def parameter_groups(m: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """What is trained: with weight decay matrices, without it biases, norms and scalars."""
+    """Return the trained parameters: matrices decay, biases, norms and scalars do not."""
     trained = [p for p in m.parameters() if p.requires_grad]
     decayed = [p for p in trained if p.ndim >= 2]
     others = [p for p in trained if p.ndim < 2]

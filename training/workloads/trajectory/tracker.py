@@ -1,7 +1,7 @@
-"""The tracker, a baseline without learned features: what differs from the median background.
+"""The tracker, a baseline without learned features: it sees what differs from the background.
 
-It undoes the camera's motion first (phase correlation), takes the centroid of what moves, and
-classifies that by the head's Transformer. It knows no marked ball: whatever moves counts.
+It undoes the camera's motion (phase correlation), takes the centroid of what differs from the
+median, and classifies that by the head's Transformer. It does not know the marked ball.
 T frames, H, W pixels, C channels.
 """
 
@@ -19,18 +19,18 @@ from training.workloads.trajectory.dataset import shard_frames
 from training.workloads.trajectory.features import PreparedClips
 from training.workloads.trajectory.model import TimeTransformer, TrainTimeTransformer
 
-# x and y in half frames from the picture's centre, the camera's x and y, the size.
+# x and y in half frames from the picture's centre, the camera's x and y, and the size.
 _NUM_TRACKED = 5
-# A pixel moves if it differs by as many grey levels, and by this many times what pixels usually do.
+# A pixel moves if it differs by this many grey levels, and by this many times the usual difference.
 _MOVING, _TIMES_USUAL = 25.0, 4.0
 _NUM_PEAKS = 4
-# A shift must make the frames this much more equal, or the camera stood still.
+# A shift must reduce the frames' difference to this share, or the camera counts as still.
 _MORE_EQUAL = 0.8
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Tracks(PreparedClips):
-    """What the tracker sees of each clip."""
+    """The tracks that the tracker sees in each clip."""
 
     config: TrajectoryConfig
     name: str = "tracks"
@@ -43,13 +43,13 @@ class Tracks(PreparedClips):
 
 @torch.inference_mode()
 def _track(frames_THWC: Tensor) -> Tensor:
-    """Where what moves is in each frame, (T, _NUM_TRACKED)."""
+    """Return where the moving pixels are in each frame, (T, _NUM_TRACKED)."""
     frames_TCHW = frames_THWC.permute(0, 3, 1, 2).float()
     middle = len(frames_TCHW) // 2
     level_TC11 = frames_TCHW.mean(dim=(2, 3), keepdim=True) + 1.0
     frames_TCHW = frames_TCHW * (level_TC11[middle] / level_TC11)
     camera_T2 = _camera(frames_TCHW, middle)
-    # Nothing is known of what the camera did not see.
+    # Pixels that the camera did not see are unknown.
     is_seen_T1HW = _shifted(torch.ones_like(frames_TCHW[:, :1]), camera_T2, "zeros") > 0.99
     still_TCHW = _shifted(frames_TCHW, camera_T2).where(is_seen_T1HW, torch.nan)
     background_CHW = still_TCHW.nanmedian(dim=0).values
@@ -66,7 +66,7 @@ def _track(frames_THWC: Tensor) -> Tensor:
 
 
 def _camera(frames_TCHW: Tensor, middle: int) -> Tensor:
-    """How far the scene is from where it is in the frame `middle`, in pixels (T, 2)."""
+    """Return the scene's shift from its place in the frame `middle`, in pixels (T, 2)."""
     window = torch.hann_window(FRAME_SIZE, periodic=False)
     grey_THW = frames_TCHW.mean(dim=1)
     grey_THW = (grey_THW - grey_THW.mean(dim=(1, 2), keepdim=True)) * window * window[:, None]
@@ -74,7 +74,7 @@ def _camera(frames_TCHW: Tensor, middle: int) -> Tensor:
     product = waves * waves[middle].conj()
     peaks_THW = torch.fft.ifft2(product / (product.abs() + 1e-3)).real
     is_peak_THW = F.max_pool2d(peaks_THW[:, None], 3, 1, 1)[:, 0] == peaks_THW
-    # The highest may be a ball's own motion.
+    # The highest peak may be a ball's own motion.
     at_TP = (peaks_THW * is_peak_THW).flatten(1).topk(_NUM_PEAKS).indices
     shifts = [torch.zeros(len(grey_THW), 2)]
     shifts += [_summit(peaks_THW, at_T) for at_T in at_TP.unbind(1)]
@@ -87,12 +87,12 @@ def _camera(frames_TCHW: Tensor, middle: int) -> Tensor:
 
 
 def _difference(frames_TCHW: Tensor, other_CHW: Tensor) -> Tensor:
-    """Mean difference in grey levels, in which a ball counts little."""
+    """Return the mean difference in grey levels, in which a ball counts little."""
     return (frames_TCHW - other_CHW).abs().clamp(max=_MOVING).mean(dim=(1, 2, 3))
 
 
 def _summit(peaks_THW: Tensor, at_T: Tensor) -> Tensor:
-    """x and y of the peak at `at_T` between the pixels, by parabolas; over half is negative."""
+    """Return the subpixel x and y of the peak at `at_T`, by parabolas; over half is negative."""
     lines = torch.arange(len(at_T))
     y_T, x_T = at_T // FRAME_SIZE, at_T % FRAME_SIZE
     places = []
@@ -107,7 +107,7 @@ def _summit(peaks_THW: Tensor, at_T: Tensor) -> Tensor:
 
 
 def _shifted(frames_TCHW: Tensor, by_T2: Tensor, beyond: str = "border") -> Tensor:
-    """The frames, read `by_T2` pixels further; `beyond` them is the nearest pixel, or zeros."""
+    """Return frames read `by_T2` pixels further; `beyond` them is the nearest pixel, or zeros."""
     theta_T23 = torch.eye(2, 3).repeat(len(by_T2), 1, 1)
     theta_T23[:, :, 2] = by_T2 * 2.0 / FRAME_SIZE
     grid = F.affine_grid(theta_T23, list(frames_TCHW.shape), align_corners=False)
@@ -115,11 +115,11 @@ def _shifted(frames_TCHW: Tensor, by_T2: Tensor, beyond: str = "border") -> Tens
 
 
 class _TrackerNet(TimeTransformer):
-    """Class logits (B, K) and futures (B, T, 2) from tracks (B, T, _NUM_TRACKED)."""
+    """Maps tracks (B, T, _NUM_TRACKED) to class logits (B, K) and futures (B, T, 2)."""
 
     def forward(self, tracks_BT5: Tensor) -> tuple[Tensor, Tensor]:
         place_BT2, camera_BT2, mass_BT1 = torch.split(tracks_BT5, [2, 2, 1], dim=-1)
-        # Where it would be for a camera that stands still.
+        # The place as a camera that stands still would see it.
         world_BT2 = place_BT2 - camera_BT2
         step_BT2 = F.pad(world_BT2[:, 1:] - world_BT2[:, :-1], (0, 0, 1, 0))
         tokens = [2.0 * world_BT2, 4.0 * step_BT2, camera_BT2, mass_BT1 / 4.0]

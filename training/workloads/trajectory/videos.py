@@ -1,8 +1,8 @@
-"""Reads the clips that users bring: videos, with PyAV, or arrays; all become CLIP_SHAPE.
+"""Reads users' clips: videos, with PyAV, or arrays; all become CLIP_SHAPE.
 
-As the field does: the shorter side is scaled to FRAME_SIZE and the middle square cut out, and
-NUM_FRAMES frames are taken evenly from the whole video, or one of each of as many segments (TSN,
-Wang et al. 2016, arXiv:1608.00859). Imports no torch: each process that decodes would have to wait.
+As is usual, the shorter side is scaled to FRAME_SIZE, the middle square is cut out, and NUM_FRAMES
+frames are taken evenly from the entire video, or one from each of as many segments (TSN, Wang et
+al. 2016, arXiv:1608.00859). Imports no torch, for which every decoding process would have to wait.
 """
 
 import os
@@ -21,7 +21,7 @@ from training.workloads.trajectory.clips import CLIP_BYTES, FRAME_SIZE, NUM_FRAM
 _VIDEO_SUFFIXES = (".mp4", ".webm", ".mov", ".avi", ".gif", ".mkv")
 _ARRAY_SUFFIX = ".npy"
 _SEGMENTS = 5  # first word of the seed sequence, see clips.py
-# What a file was before it became a clip: frames, width, height, frames_per_second.
+# Facts about a file before it became a clip: frames, width, height, frames_per_second.
 _Facts: TypeAlias = dict[str, Any]
 
 
@@ -31,14 +31,14 @@ class _NoClipError(Exception):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FrameChoice:
-    """Which frames of a file are taken; `is_random`: of each segment any, else its middle."""
+    """The choice of a file's frames; `is_random`: any frame of each segment, else the middle."""
 
     sampling: str
     is_random: bool
     seed: int
 
     def of(self, num: int, name: str) -> list[int]:
-        """NUM_FRAMES numbers from 0 to `num` - 1, in order; the same for the same name."""
+        """Return NUM_FRAMES numbers from 0 to `num` - 1, in order; the same for the same name."""
         if self.sampling == "uniform":
             return [round(place) for place in np.linspace(0, num - 1, NUM_FRAMES).tolist()]
         edges = np.linspace(0, num, NUM_FRAMES + 1)
@@ -48,7 +48,7 @@ class FrameChoice:
 
 
 def check_suffix(file: SourceFile) -> None:
-    """UserError for a file that is neither a video nor an array."""
+    """Raise UserError for a file that is neither a video nor an array."""
     suffix = PurePath(file.name).suffix.lower()
     if suffix not in (*_VIDEO_SUFFIXES, _ARRAY_SUFFIX):
         raise UserError(
@@ -58,7 +58,7 @@ def check_suffix(file: SourceFile) -> None:
 
 
 def _read_clip(file: SourceFile, choice: FrameChoice) -> tuple[Frames, _Facts]:
-    """The clip in CLIP_SHAPE, uint8, and what it was; NoClipError if the file is not one."""
+    """Return the clip in CLIP_SHAPE, uint8, and its facts; _NoClipError if it is not a clip."""
     is_array = file.name.lower().endswith(_ARRAY_SUFFIX)
     return _read_array(file, choice) if is_array else _read_video(file, choice)
 
@@ -68,13 +68,13 @@ def _read_video(file: SourceFile, choice: FrameChoice) -> tuple[Frames, _Facts]:
         import av
     except ModuleNotFoundError as error:
         raise UserError(
-            f"{file.name} is a video, for which the package av is needed: python -m pip install av"
+            f"{file.name} is a video, which requires the package av: python -m pip install av"
         ) from error
     try:
         with av.open(str(file.path)) as container:
             if not container.streams.video:
                 raise _NoClipError("has no pictures")
-            # The header need not have their number, or be right.
+            # The header may lack the number of frames, or be wrong.
             num = sum(packet.size > 0 for packet in container.demux(video=0))
             promised = container.streams.video[0].frames
         if num < max(promised, 1):
@@ -89,13 +89,13 @@ def _read_video(file: SourceFile, choice: FrameChoice) -> tuple[Frames, _Facts]:
     if not taken:
         raise _NoClipError("has no frame that can be decoded")
     final = taken[max(taken)]
-    # Of some videos fewer frames are decoded than were counted.
+    # For some videos, fewer frames are decoded than were counted.
     clip = np.stack([taken.get(number, final) for number in wanted])
     return clip, {**facts, "frames_per_second": round(float(rate), 3) if rate else None}
 
 
 def _decoded(frames: Iterable[Any], wanted: frozenset[int]) -> tuple[dict[int, Frames], _Facts]:
-    """The wanted frames by number, and the size of all and how many they are."""
+    """Return the wanted frames by number, and the size and number of all frames."""
     taken, facts = dict[int, Frames](), _Facts()
     for number, frame in enumerate(frames):
         if number in wanted:
@@ -105,7 +105,7 @@ def _decoded(frames: Iterable[Any], wanted: frozenset[int]) -> tuple[dict[int, F
 
 
 def _square(frame: Any) -> Frames:
-    """The middle square of a decoded frame in FRAME_SIZE, upright."""
+    """Return the middle square of a decoded frame in FRAME_SIZE, upright."""
     scale = FRAME_SIZE / min(frame.width, frame.height)
     width, height = (max(FRAME_SIZE, round(scale * n)) for n in (frame.width, frame.height))
     pixels: Frames = frame.reformat(
@@ -144,7 +144,7 @@ def _read_array(file: SourceFile, choice: FrameChoice) -> tuple[Frames, _Facts]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Decoding:
-    """A file for another process: its number, which is its clip's place in the file `out`."""
+    """A file for another process to decode; its number is its clip's place in the file `out`."""
 
     number: int
     file: SourceFile
@@ -153,7 +153,7 @@ class Decoding:
 
 
 def decode(task: Decoding) -> Mapping[str, Any]:
-    """Write the clip to its place; return what the file was, or under `why` that it is no clip."""
+    """Write the clip to its place; return facts about the file, or `why` it is not a clip."""
     about = {"number": task.number, "file": task.file.name}
     try:
         frames, facts = _read_clip(task.file, task.choice)

@@ -1,6 +1,6 @@
 """The trajectory workload: clips of a moving ball, classified by how it moves.
 
-Recipes of two kinds: a frozen ResNet-18 with a Transformer over time, and a small MAGVIT.
+There are two kinds of recipes: a frozen ResNet-18 with a Transformer over time, and a small MAGVIT.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -34,7 +34,7 @@ from training.workloads.trajectory.tracker import Tracks, TrainTracker
 
 
 def _frozen_stages(c: TrajectoryConfig) -> Sequence[Prepare | Train]:
-    """Baselines, frozen ResNet-18 per frame, a Transformer over time."""
+    """Return the stages: baselines, frozen ResNet-18 per frame, a Transformer over time."""
     epochs, single, mixed = c.settings.epochs, c.single_frame_epochs, c.shuffled_epochs
     head = TrainHead(config=c, name="head", view="clip", epochs=epochs)
     if not c.baselines:
@@ -51,7 +51,7 @@ def _frozen_stages(c: TrajectoryConfig) -> Sequence[Prepare | Train]:
 
 
 def _magvit_stages(c: MagvitConfig) -> Sequence[Prepare | Train]:
-    """The time-average baseline, a tokenizer, its tokens, a masked Transformer over them."""
+    """Return the stages: time-average baseline, tokenizer, tokens, masked Transformer over them."""
     return (
         *(_time_average(c) if c.baselines else ()),
         TrainTokenizer(config=c),
@@ -61,7 +61,7 @@ def _magvit_stages(c: MagvitConfig) -> Sequence[Prepare | Train]:
 
 
 def _time_average(c: RecipeConfig) -> Sequence[Prepare | Train]:
-    """The baseline that sees everything except the order of the frames."""
+    """Return the baseline's stages; it sees everything except the order of the frames."""
     epochs = c.time_average_epochs
     return (
         MeanImages(config=c),
@@ -81,7 +81,7 @@ RECIPES: Mapping[str, Callable[[], _AnyConfig]] = MappingProxyType(
         "magvit_b": magvit_b,
     }
 )
-# The datasets that the recipes are made for: 1,000, 4,000 and 10,000 clips.
+# The datasets for which the recipes are made: 1,000, 4,000 and 10,000 clips.
 _NOMINAL_SAMPLES: Mapping[str, Mapping[str, int]] = MappingProxyType(
     {
         "laptop": {"train": 800, "validation": 100},
@@ -107,7 +107,7 @@ class _Trajectory(Workload[_AnyConfig]):
         return _magvit_stages(c) if isinstance(c, MagvitConfig) else _frozen_stages(c)
 
     def fitted(self, c: _AnyConfig, meta: Mapping[str, Any]) -> Mapping[str, str]:
-        """The dataset's own classes; and no position is learned where nobody knows one."""
+        """Use the dataset's own classes; do not learn positions if they are unknown."""
         names = ",".join(meta.get("classes", ())) or c.classes
         found = {"classes": names} if names != c.classes else {}
         return found if meta.get("tracks") != "none" else {**found, "position_weight": "0.0"}

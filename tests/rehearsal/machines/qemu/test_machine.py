@@ -114,5 +114,5 @@ def test_a_volume_lost_in_mid_run_ends_the_machine_and_never_the_run(told: dict[
 
 
 def test_a_volume_with_a_partition_table_is_left_untouched(told: dict[str, Any]) -> None:
-    assert "contains something else than a file system, left untouched" in told["foreign"]["says"]
+    assert "contains something other than a file system, left untouched" in told["foreign"]["says"]
     assert told["foreign"]["is_untouched"]

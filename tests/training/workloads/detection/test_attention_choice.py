@@ -61,7 +61,7 @@ def test_a_deterministic_recipe_wants_the_same_bits_twice(monkeypatch: pytest.Mo
     monkeypatch.setattr(attention, "_step", step)
     assert why_not_triton(CPU, torch.float32) is None
     torch.use_deterministic_algorithms(True)
-    assert why_not_triton(CPU, torch.float32) == "its bits differ from one time to the next"
+    assert why_not_triton(CPU, torch.float32) == "its bits differ from one run to the next"
 
 
 @pytest.mark.gpu

@@ -118,26 +118,26 @@ fault("id", "train: annotation 1 has the image_id '--5'; give integer ids")(
 fault("id", "train: annotation 1 has the image_id 0.5; give integer ids")(
     annotation(0, image_id=0.5)
 )
-fault("duplicate-image-id", "train: image 6 is there twice; give each image an id of its own")(
+fault("duplicate-image-id", "train: image 6 appears twice; give each image an id of its own")(
     lambda content, _: content["images"].append({**content["images"][6], "file_name": "x.png"})
 )
-fault("duplicate-file", "train: image 8 is 7.png like another image; list each image once")(
+fault("duplicate-file", "train: image 8 is 7.png, like another image; list each image once")(
     image(8, file_name="7.png")
 )
-fault("duplicate-category", "train: category 1 is there twice; give each category an id")(
+fault("duplicate-category", "train: category 1 appears twice; give each category an id")(
     lambda content, _: content["categories"].append({"id": 1, "name": "door"})
 )
-fault("duplicate-category", "train: category 2 is called 'wall' like category 1")(
+fault("duplicate-category", "train: category 2 is called 'wall', like category 1")(
     category(1, name="wall")
 )
 fault("record", "train: category 2 has the name None")(category(1, name=None))
-fault("duplicate-annotation-id", "train: annotation 1 is there twice; nothing here depends on it")(
+fault("duplicate-annotation-id", "train: annotation 1 appears twice; nothing here depends on it")(
     annotation(1, id=1)
 )
-fault("unknown-image", "train: annotation 1 is of image 777, which is not there; add the image")(
+fault("unknown-image", "train: annotation 1 is of image 777, which does not exist; add the image")(
     annotation(0, image_id=777)
 )
-fault("unknown-category", "train: annotation 1 is of category 9, which is not there; add the")(
+fault("unknown-category", "train: annotation 1 is of category 9, which does not exist; add the")(
     annotation(0, category_id=9)
 )
 fault("other-categories", "validation has category 2 'room', and train category 2 'Raum'; give")(
@@ -213,10 +213,10 @@ fault("unlisted-image", "train2017/extra.png is in no annotation file; it is not
 fault("image-size", "train: 3.png has 70x48 pixels, but is annotated as 64x48; correct the size")(
     file("3.png", encoded(scene.picture(3, 70)))
 )
-fault("upright", "train: 3.png is stored turned (EXIF orientation 6); its boxes were drawn on")(
+fault("upright", "train: 3.png is stored rotated (EXIF orientation 6); its boxes were drawn")(
     file("3.png", turned(6, scene.HEIGHT, scene.WIDTH))
 )
-fault("orientation", "train: 3.png is to be turned (EXIF orientation 3); boxes are read as drawn")(
+fault("orientation", "train: 3.png must be rotated (EXIF orientation 3); boxes are read as drawn")(
     file("3.png", turned(3, scene.WIDTH, scene.HEIGHT))
 )
 fault("record", "train: image 0 has the size -5x48; export it again")(image(0, width=-5))
@@ -248,18 +248,18 @@ fault("derived-box", "train: annotation 1 has no bbox; the box is the mask's ext
 fault("box-size", "train: annotation 1 has the box [40, 3, -20, 6], of negative size; give")(
     annotation(0, bbox=[40, 3, -20, 6])
 )
-fault("empty-box", "train: 0.png (64x48) has the box [2, 3, 0, 6], of no width or height; it is")(
+fault("empty-box", "train: 0.png (64x48) has the box [2, 3, 0, 6], without width or height; it")(
     annotation(0, bbox=[2, 3, 0, 6], area=0)
 )
-fault("box-outside", "train: 0.png (64x48) has the box [100, 3, 5, 6], outside of it; correct")(
+fault("box-outside", "train: 0.png (64x48) has the box [100, 3, 5, 6], outside it; correct")(
     annotation(0, bbox=[100, 3, 5, 6], area=30)
 )
-fault("clipped-box", "train: 0.png (64x48) has the box [50, 3, 40, 6], which passes its border;")(
+fault("clipped-box", "train: 0.png (64x48) has the box [50, 3, 40, 6], which crosses its border;")(
     annotation(0, bbox=[50, 3, 40, 6])
 )
 
 
-@fault("box-corners", "which passes its border, as many do (and 23 more); these look like two")
+@fault("box-corners", "which crosses its border, as many do (and 23 more); these look like two")
 def _(content: Content, folder: Path) -> None:
     for record in content["annotations"]:
         record["bbox"] = [40, 30, 60, 44]
@@ -282,7 +282,7 @@ def _(content: Content, folder: Path) -> None:
 fault("duplicate-annotation", "train: 0.png (64x48) has the box [2, 3, 40, 6], more than once in")(
     lambda content, _: content["annotations"].append({**content["annotations"][0], "id": 999})
 )
-fault("area", "train: annotation 1 has the area -3; give an area of 0 or more, or leave it out")(
+fault("area", "train: annotation 1 has the area -3; give an area of 0 or more, or omit it")(
     annotation(0, area=-3)
 )
 fault("area-larger", "train: annotation 1 has the area 900, more than its box 240; whether an")(
@@ -374,7 +374,7 @@ def test_fails_for_a_folder_without_annotations(tmp_path: Path) -> None:
     (tmp_path / "val").mkdir()
     with pytest.raises(UserError, match="has no annotation file in COCO's format; lay the files"):
         scene.checked(tmp_path)
-    with pytest.raises(UserError, match="nothing does not exist; give the folder of a dataset"):
+    with pytest.raises(UserError, match="nothing does not exist; pass the folder of a dataset"):
         scene.checked(tmp_path / "nothing")
 
 

@@ -216,9 +216,7 @@ def test_a_division_that_leaves_a_split_without_objects_is_refused(tmp_path: Pat
     scene.write(tmp_path / "own/labels.json", content)
     scene.save_images(content, tmp_path / "own")
     (tmp_path / "out").mkdir()
-    with pytest.raises(
-        UserError, match="6 images that were divided into validation none has objec"
-    ):
+    with pytest.raises(UserError, match="none of the 6 images that were divided into validation"):
         import_folder(tmp_path / "own", tmp_path / "out", 0, lambda done, total: None)
     assert not any((tmp_path / "out").iterdir()), "another seed can go to the same folder"
 
@@ -241,7 +239,7 @@ def test_fails_to_import_what_would_break_training(
     scene.write(small / "labels.json", scene.content(5))
     scene.save_images(scene.content(5), small)
     assert main([*IMPORT, str(small), f"--out={tmp_path / 'out'}"]) == 2
-    assert "5 images in no split are too few to be divided; give at" in capsys.readouterr().err
+    assert "5 images without splits are too few to divide; provide" in capsys.readouterr().err
 
 
 def test_an_archive_is_imported_like_its_folder(tmp_path: Path) -> None:
@@ -260,7 +258,7 @@ def test_a_run_refuses_annotations_that_were_changed_after_the_import(tmp_path: 
     content = json.loads(path.read_text())
     content["annotations"][0]["category_id"] = 9
     scene.write(path, content)
-    with pytest.raises(UserError, match="annotation 1 is of category 9, which is not there; add"):
+    with pytest.raises(UserError, match="annotation 1 is of category 9, which does not exist; add"):
         open_split(data, "validation")
 
 

@@ -228,7 +228,7 @@ def test_fails_on_what_is_no_checkpoint(tmp_path: Path) -> None:
         (tmp_path / name).write_text("not found")
         with pytest.raises(UserError, match="is not a readable checkpoint"):
             _read_published(tmp_path / name)
-        with pytest.raises(UserError, match="is not there"):
+        with pytest.raises(UserError, match="does not exist"):
             _read_published(tmp_path / f"other-{name}")
 
 
@@ -301,4 +301,4 @@ def test_fails_without_a_network(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_fails_without_a_traceback(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = [str(tmp_path / "theirs.pth"), str(tmp_path / "ours.safetensors")]
     assert main([*arguments, "--classes", "2"]) == 2
-    assert "is not there" in capsys.readouterr().err
+    assert "does not exist" in capsys.readouterr().err

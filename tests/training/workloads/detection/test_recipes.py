@@ -94,8 +94,8 @@ def test_an_attention_whose_backward_torch_refuses_is_refused_before_a_step() ->
     ("change", "words"),
     [
         ({"weights": "imagenet"}, "weights is 'imagenet'; use one of random, pretrained"),
-        ({"short_sides": "480,big"}, "short_sides is '480,big'; give whole numbers with commas"),
-        ({"max_side": 640}, "give numbers from 64 to max_side, 640"),
+        ({"short_sides": "480,big"}, "short_sides is '480,big'; use whole numbers with commas"),
+        ({"max_side": 640}, "use numbers from 64 to max_side, 640"),
         ({"drop_epoch": 51}, "drop_epoch is 51 of 50 epochs"),
         ({"crop_share": 2.0}, "crop_share is 2.0; use a share from 0 to 1"),
         ({"learning_rate": 0.0}, "learning_rate is 0.0; use more than 0"),
@@ -119,10 +119,10 @@ def test_fails_for_a_config_that_cannot_be_trained(change: dict[str, object], wo
         ({"backbone_norm": "batch"}, "backbone_norm is 'batch'; use one of frozen_batch, group"),
         ({"num_classes": 0}, "num_classes is 0; use at least 1"),
         ({"denoising_queries": -1}, "denoising_queries is -1; use at least 0"),
-        ({"num_levels": 5}, "num_levels is 5; give 3 or 4"),
+        ({"num_levels": 5}, "num_levels is 5; use 3 or 4"),
         ({"box_noise": 1.5}, "box_noise is 1.5; use a share from 0 to 1"),
-        ({"width": 200}, "width 200 over num_heads 8: give a width that is a multiple of"),
-        ({"num_heads": 7}, "width 256 over num_heads 7: give a width that is a multiple of"),
+        ({"width": 200}, "width 200 over num_heads 8: use a width that is a multiple of"),
+        ({"num_heads": 7}, "width 256 over num_heads 7: use a width that is a multiple of"),
     ],
 )
 def test_fails_on_what_cannot_be_built(changes: dict[str, object], sentence: str) -> None:

@@ -147,9 +147,9 @@ def test_a_model_that_does_not_fit_the_dataset_is_refused(data: Inputs) -> None:
     assert failures(data, 2, 300) == []
     classes, queries = failures(data, 3, 3)
     assert classes == (
-        "the model has 3 classes, but the dataset has 2 (wall, room); give --override num_classes=2"
+        "the model has 3 classes, but the dataset has 2 (wall, room); pass --override num_classes=2"
     )
-    assert queries.startswith("the model has 3 queries, but an image has 4 objects, of which it")
+    assert queries.startswith("the model has 3 queries, but an image has 4 objects, and it can")
 
 
 def test_faults_of_validation_are_found_before_the_first_epoch(tmp_path: Path) -> None:

@@ -62,7 +62,7 @@ def test_fails_for_axes_that_cannot_be_read(text: str) -> None:
     ("layout", "said"),
     [
         (lambda: Layout(tensors={"a": "width"}, divided=["b"]), "'b' is not among the tensors"),
-        (lambda: Layout(tensors={"a": "width"}, blocks="h"), "blocks is 'h'; give one"),
+        (lambda: Layout(tensors={"a": "width"}, blocks="h"), "blocks is 'h'; use one"),
         (lambda: Layout(tensors={"a": "width"}).of("b"), "tensor 'b': no line of the layout fits"),
         (
             lambda: Layout(tensors={"a.*": "x", "a.1": "x"}).of("a.1"),
@@ -84,7 +84,7 @@ def test_fails_where_layout_and_tensors_do_not_fit(layout: object, said: str) ->
             {"wdith": 2},
             "no tensor has the dimension 'wdith'; the layout knows experts, heads, hidden",
         ),
-        ({"width": 1.5}, "factor 1.5 of 'width': give a whole number from 1"),
+        ({"width": 1.5}, "factor 1.5 of 'width': use a whole number from 1"),
         ({"width": 0}, "factor 0 of 'width'"),
     ],
 )
@@ -114,7 +114,7 @@ def test_fails_where_nothing_can_grow() -> None:
     layout, state = Kind().layout, Kind().model([SPARSE]).state_dict()
     with pytest.raises(ValueError, match="nothing becomes experts: no tensor is one of"):
         upcycle(state, layout, num_experts=4, fresh=state)
-    with pytest.raises(ValueError, match="num_experts is 1; give at least 2"):
+    with pytest.raises(ValueError, match="num_experts is 1; use at least 2"):
         upcycle(state, layout, num_experts=1, fresh=state)
     with pytest.raises(ValueError, match="a block after block 3: there are blocks 0 to 0"):
         deepen(state, layout, after=[3])
@@ -134,7 +134,7 @@ def test_fails_where_two_dense_tensors_become_one_that_is_not_packed() -> None:
         experts={"h.*.gate": "h.*.both", "h.*.up": "h.*.both"},
     )
     state = {"h.0.up": torch.ones(2, 2), "h.0.gate": torch.ones(2, 2)}
-    with pytest.raises(ValueError, match=r"become 'h.0.both', but the layout says of none of its"):
+    with pytest.raises(ValueError, match=r"become 'h.0.both', but the layout marks none of its"):
         upcycle(state, layout, num_experts=2, fresh={})
 
 

@@ -237,7 +237,7 @@ def test_the_tolerance_is_larger_for_large_logits() -> None:
 
 def test_bfloat16_in_which_a_wrong_growth_looks_like_rounding_is_refused() -> None:
     model = KIND.model([DENSE]).bfloat16()
-    with pytest.raises(ValueError, match=r"logits are torch.bfloat16: .* give model.float\(\)"):
+    with pytest.raises(ValueError, match=r"logits are torch.bfloat16, .* use model.float\(\)"):
         seen(model)
 
 

@@ -111,7 +111,7 @@ def test_a_llama_or_mixtral_becomes_a_phase_with_the_same_logits(
     path = tmp_path / kind / "config.json"
     for name, value, sentence in (
         ("rms_norm_eps", 1e-6, "its rms_norm_eps is 1e-06; the model"),
-        ("model_type", "gpt2", "it is a 'gpt2'; give the folder of a Llama or a Mixtral"),
+        ("model_type", "gpt2", "it is a 'gpt2'; pass the folder of a Llama or a Mixtral"),
         ("rope_parameters", {"rope_type": "yarn"}, "its positions are scaled (yarn)"),
         ("sliding_window", 8, "its sliding_window is 8; the model here has None"),
         ("num_hidden_layers", 3, "it has no 'model.layers.2.self_attn.q_proj.weight'"),

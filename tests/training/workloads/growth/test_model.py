@@ -124,8 +124,8 @@ def test_half_precision_stays_close_and_keeps_the_weights_gradients_in_full() ->
     ("fields", "message"),
     [
         ({"num_heads": 3}, "width 16 over num_heads 3"),
-        ({"num_heads": 16}, "give a width that is an even multiple of num_heads"),
-        ({"blocks": ()}, "the model has no block; give at least one"),
+        ({"num_heads": 16}, "use a width that is an even multiple of num_heads"),
+        ({"blocks": ()}, "the model has no block; use at least one"),
         ({"vocab_size": 0}, "vocab_size is 0; use at least 1"),
     ],
 )
@@ -135,7 +135,7 @@ def test_fails_for_an_impossible_architecture(fields: dict[str, object], message
 
 
 def test_fails_for_more_experts_a_token_than_there_are() -> None:
-    with pytest.raises(ValueError, match="top_k is 3 of 2 experts; give 1 to 2"):
+    with pytest.raises(ValueError, match="top_k is 3 of 2 experts; use 1 to 2"):
         ExpertBlock(hidden=8, num_experts=2, top_k=3)
 
 

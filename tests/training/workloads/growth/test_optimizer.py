@@ -76,7 +76,7 @@ def test_a_second_moment_fades_where_gradients_end() -> None:
         optimizer.step()
     assert 0.0 < optimizer.state[weight]["exp_avg_sq"].item() < 0.01 * 0.5
     with pytest.raises(
-        ValueError, match=r"betas\[1\] is 0.999: .* give at most 0.992, such as 0.95"
+        ValueError, match=r"betas\[1\] is 0.999: .* use at most 0.992, such as 0.95"
     ):
         BFloat16AdamW([weight], betas=(0.9, 0.999))
 

@@ -217,7 +217,7 @@ def test_the_page_has_published_figures_of_every_recipe_for_a_gpu() -> None:
     ("fields", "says"),
     [
         ({"optimizer": "adam"}, "optimizer is 'adam'; use one of sgd, adamw"),
-        ({"layer_decay": 0.0}, "layer_decay is 0.0; give above 0 and at most 1"),
+        ({"layer_decay": 0.0}, "layer_decay is 0.0; use more than 0 and at most 1"),
         ({"rand_augment": 31}, "rand_augment is 31; give 0 to 30"),
         ({"mixup": -0.1}, "mixup is -0.1; use at least 0"),
         ({"schedule": "constant"}, "schedule is 'constant'; use one of cosine, linear"),

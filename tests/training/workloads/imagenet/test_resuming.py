@@ -87,8 +87,8 @@ def test_an_import_that_was_killed_at_its_beginning_goes_on(
 @pytest.mark.parametrize(
     ("change", "options", "message"),
     [
-        ("", ["--override=quality=80"], "with quality 90, not 80; go on with that, or"),
-        ("", ["--seed=1"], "with seed 0, not 1; go on with that"),
+        ("", ["--override=quality=80"], "with quality 90, not 80; continue with that"),
+        ("", ["--seed=1"], "with seed 0, not 1; continue with that"),
         ("train/cats/0.jpg", [], " cats train train/cats/0.jpg' is not in both (bytes, class, spl"),
         (
             "train/new/7.jpg",

@@ -127,7 +127,7 @@ def test_a_run_trains_on_them_and_evaluates(
     wrong = "--override=classes=falling,jumping"
     assert main(["run", f"--run-uri={run}", *options, wrong]) == 2
     assert not run.exists(), "a wrong override costs no run"
-    assert "other classes; give --override classes=falling,rising" in capsys.readouterr().err
+    assert "other classes; pass --override classes=falling,rising" in capsys.readouterr().err
     assert main(["run", f"--run-uri={run}", *options]) == 0
     fitted = json.loads((run / "config.json").read_text())["fitted"]
     assert fitted == {"classes": "falling,rising", "position_weight": "0.0"}
@@ -318,7 +318,7 @@ def test_fails_for_a_file_of_another_kind(own: Path, tmp_path: Path) -> None:
 def test_fails_for_a_video_without_pyav(videos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "av", None)
     file = SourceFile(name="rising/rising_0.mp4", folder=videos, label="rising", split=None)
-    with pytest.raises(UserError, match="package av is needed: python -m pip install av"):
+    with pytest.raises(UserError, match="requires the package av: python -m pip install av"):
         _read_clip(file, UNIFORM)
 
 

@@ -378,5 +378,5 @@ def test_fails_to_start_on_labels_that_are_all_the_same(
 
 def test_fails_on_features_of_another_number_of_clips(dataset: FakeDataset, inputs: Inputs) -> None:
     short = inputs_of(dataset, inputs.config, {"features": inputs.artifact("features")[:3]})
-    with pytest.raises(ValueError, match="but 66 labels"):
+    with pytest.raises(ValueError, match="but there are 66 labels"):
         train_stage(inputs.config, "head").samples(short, "train")

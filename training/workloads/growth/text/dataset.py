@@ -1,8 +1,8 @@
-"""Makes a text dataset: of stories that the project writes, or of text that users bring.
+"""Makes a text dataset from stories that the project writes, or from users' own text.
 
-Text is streamed: memory does not grow with it. How far an import has come is kept in its folder:
-what was interrupted goes on from there, overwriting what it wrote since, when the same command is
-given again, and ends with the same files.
+Text is streamed, so memory does not grow with it. An import keeps its position in its folder: after
+an interruption, the same command continues from there, overwrites what was written since, and ends
+with the same files.
 """
 
 import json
@@ -34,13 +34,13 @@ from training.workloads.growth.text.vocabulary import (
     vocabulary_of,
 )
 
-# 64 MiB of a vocabulary of up to 65,536 tokens: a sync fetches several files at a time.
+# 64 MiB for a vocabulary of up to 65,536 tokens: a sync fetches several files at a time.
 _SHARD_TOKENS = 1 << 25
 
 
 @dataclass(kw_only=True, slots=True)
 class _SplitCounts:
-    """What has been written of a split; bytes are those of its text in UTF-8."""
+    """What has been written of a split; `bytes` counts its text in UTF-8."""
 
     tokens: int = 0
     documents: int = 0
@@ -52,7 +52,7 @@ _NONE = _SplitCounts()
 
 @dataclass(kw_only=True, slots=True)
 class _ImportPosition:
-    """How far an import has come: what has been read, and a digest of it."""
+    """The position of an import: what has been read, and a digest of it."""
 
     pieces: int = 0
     digest: str = ""
@@ -64,7 +64,7 @@ class _ImportPosition:
 
 
 def _kept_position(out: Path, identity: Mapping[str, Any]) -> _ImportPosition:
-    """Where an interrupted import stopped; UserError if it was another one."""
+    """Return where an interrupted import stopped; UserError if it was another import."""
     path = out / UNFINISHED
     if not path.is_file():
         return _ImportPosition()
@@ -78,7 +78,7 @@ def _kept_position(out: Path, identity: Mapping[str, Any]) -> _ImportPosition:
 
 
 def _keep(out: Path, identity: Mapping[str, Any], position: _ImportPosition) -> None:
-    """Keep a position, and what is imported."""
+    """Save a position, with the identity of the import."""
     record = {"workload": "growth", "identity": identity, **asdict(position)}
     FolderOutput(out).write(UNFINISHED, json.dumps(record).encode())
 
@@ -91,7 +91,7 @@ def _write_tokens(
     *,
     shard_tokens: int = _SHARD_TOKENS,
 ) -> None:
-    """Write the split's tokens from number `first` on, and nothing behind them, to the disk."""
+    """Write the split's tokens from number `first` on to disk, and cut off what followed."""
     done = 0
     while done < len(tokens_T):
         number, there = divmod(first + done, shard_tokens)
@@ -114,27 +114,27 @@ if TYPE_CHECKING:
 # 256 bytes and the end of text.
 _SMALLEST_VOCABULARY = 257
 _GPT2_VOCABULARY = 50257
-# The stories have some hundred words; half of these tokens are whole words.
+# The stories use several hundred words; half of these tokens are whole words.
 _STORIES_VOCABULARY = 1024
-# A tokenizer is trained on at most so much text, taken evenly from all of it.
+# A tokenizer is trained on at most this much text, taken evenly from all of it.
 _TRAINING_BYTES = 1 << 28
-# Text that is tokenized at once, on all cores.
+# The amount of text that is tokenized at once, on all cores.
 _BATCH_CHARACTERS = 1 << 20
-# Text after which the position is kept: what an interruption costs, a few seconds.
+# The position is saved this often; an interruption costs the few seconds since then.
 _KEPT_EVERY_BATCHES = 32
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TextOptions:
-    """What `data make` and `data import --override name=value` can set."""
+    """Options for `data make` and `data import --override name=value`."""
 
     # A tokenizer.json, or a folder with it or with GPT-2's vocab.json and merges.txt.
     tokenizer: str = ""
-    # Of a tokenizer that is trained here: 50257 (as GPT-2) on imported text, 1024 on the stories.
+    # For a tokenizer trained here: by default 50257 (as GPT-2) for imported text, 1024 for stories.
     vocab_size: int | None = None
-    # Between the documents of a .txt; \n in it stands for the end of a line.
+    # Separates the documents of a .txt; \n in it stands for the end of a line.
     separator: str = END_OF_TEXT
-    # One of so many documents is held out for validation, unless the source has splits.
+    # One in this many documents is held out for validation, unless the source has splits.
     held_out_of: int = 20
 
     def __post_init__(self) -> None:
@@ -146,7 +146,7 @@ class TextOptions:
                 f"and {END_OF_TEXT})"
             )
         if not self.separator:
-            raise UserError(f"separator is empty; give what stands between texts: {END_OF_TEXT}")
+            raise UserError(f"separator is empty; give what separates texts, as in {END_OF_TEXT}")
         if self.held_out_of < 2:
             raise UserError(f"held_out_of is {self.held_out_of}; give at least 2")
 
@@ -156,13 +156,13 @@ _DEFAULTS = TextOptions()
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Source:
-    """Text that can be read again from its beginning, and how much of it there is."""
+    """Text that can be read again from its beginning, and its size."""
 
-    identity: Mapping[str, Any]  # JSON: what must be equal for an interrupted import to go on
+    identity: Mapping[str, Any]  # JSON: must be equal for an interrupted import to continue
     pieces: Callable[[], Iterator[Piece]]
     num_bytes: int
-    unit_bytes: int  # of the progress that is shown: a story, or a megabyte
-    vocab_size: int  # unless the options give one
+    unit_bytes: int  # the unit of progress: a story, or a megabyte
+    vocab_size: int  # unless the options set one
 
 
 def make_dataset(
@@ -177,7 +177,7 @@ def make_dataset(
         raise UserError(f"seed is {seed}; give 0 or more")
     if count < options.held_out_of:
         raise UserError(
-            f"count is {count}; give at least {options.held_out_of} stories, of which one is held "
+            f"count is {count}; give at least {options.held_out_of} stories, one of which is held "
             "out"
         )
     stories = _Source(
@@ -232,7 +232,7 @@ def _write(
     for piece in islice(pieces, position.pieces):
         _update(digest, piece)
     if position.pieces and digest.hexdigest() != position.digest:
-        raise UserError(f"the text of the import that {out} began has changed; give a new folder")
+        raise UserError(f"the text has changed since the import into {out} began; use a new folder")
     total = -(-source.num_bytes // source.unit_bytes)
     for number, batch in enumerate(_batches(pieces), 1):
         _write_batch(batch, tokenizer, vocabulary, out, position, seed, options)
@@ -287,14 +287,14 @@ def _write_batch(
 
 
 def _split_of(document: int, seed: int, held_out_of: int) -> str:
-    """One document of each `held_out_of` that follow one another is held out."""
+    """Return a document's split; one of each `held_out_of` consecutive ones is held out."""
     block, place = divmod(document, held_out_of)
     chosen = derive_seed("held out", seed, block) % held_out_of
     return "validation" if place == chosen else "train"
 
 
 def _batches(pieces: Iterator[Piece]) -> Iterator[list[Piece]]:
-    """Pieces in groups of about BATCH_CHARACTERS."""
+    """Yield pieces in groups of about _BATCH_CHARACTERS."""
     batch, size = list[Piece](), 0
     for piece in pieces:
         batch.append(piece)
@@ -309,7 +309,7 @@ def _batches(pieces: Iterator[Piece]) -> Iterator[list[Piece]]:
 def _tokenizer(
     source: _Source, out: Path, options: TextOptions, identity: Mapping[str, Any]
 ) -> "Tokenizer":
-    """The tokenizer that an interrupted import had, the user's, or a new one of this text."""
+    """Return an interrupted import's tokenizer, the user's, or one newly trained on this text."""
     if (out / TOKENIZER_FILE).is_file():
         return load_tokenizer(out / TOKENIZER_FILE)
     if options.tokenizer:
@@ -324,19 +324,19 @@ def _tokenizer(
 
 
 def _training_texts(source: _Source) -> Iterator[list[str]]:
-    """At most TRAINING_BYTES of the text, taken evenly from all of it."""
+    """Yield at most _TRAINING_BYTES of the text, taken evenly from all of it."""
     every = max(1, -(-source.num_bytes // _TRAINING_BYTES))
     for batch in _batches(islice(source.pieces(), 0, None, every)):
         yield [piece.text for piece in batch]
 
 
 def _check_round_trip(tokenizer: "Tokenizer", source: _Source) -> None:
-    """UserError if a text cannot be read back: a tokenizer may change letters before it counts."""
+    """Raise UserError if text cannot be read back: some tokenizers first change letters."""
     vocabulary = vocabulary_of(tokenizer.to_str(), "the tokenizer")
     if (missing := next(vocabulary.missing_bytes(), None)) is not None:
         raise UserError(
             f"the tokenizer has no token for the byte {missing:#04x}, so text with it would be "
-            "lost; give one that has all, as GPT-2's"
+            "lost; use a tokenizer that has all bytes, such as GPT-2's"
         )
     for batch in islice(_batches(source.pieces()), 1):
         texts = [piece.text for piece in batch]
@@ -351,18 +351,18 @@ def _check_round_trip(tokenizer: "Tokenizer", source: _Source) -> None:
 
 
 def _check_splits(out: Path, position: _ImportPosition, options: TextOptions) -> None:
-    """UserError if a split has no document."""
+    """Raise UserError if a split has no document."""
     missing = [n for n in ("train", "validation") if not position.splits.get(n, _NONE).documents]
     if not missing:
         return
-    # Another source or other options follow, not the same command again.
+    # The next command will have another source or other options.
     (out / UNFINISHED).unlink()
     if not (num := position.documents):
-        raise UserError("the files have no text; give some that have")
+        raise UserError("the files have no text; give files with text")
     fewer = f" hold out one of {num} with --override held_out_of={num}," if num > 1 else ""
     raise UserError(
-        f"split {missing[0]} got none of the {num} documents, as one of {options.held_out_of} is "
-        f"held out;{fewer} say what else than {options.separator!r} stands between documents, "
+        f"split {missing[0]} got none of the {num} documents, as one in {options.held_out_of} is "
+        f"held out;{fewer} name a separator of documents other than {options.separator!r}, "
         "such as an empty line (--override 'separator=\\n\\n'), or lay the files out as "
         "train/FILE and validation/FILE"
     )

@@ -1,6 +1,6 @@
 """Reads documents from text files, a block at a time: .txt, .jsonl with "text", and either as .gz.
 
-Files of any size take the same memory. What is not UTF-8 or not JSON is refused by file and line.
+Files of any size take the same memory. Invalid UTF-8 or JSON is refused, naming file and line.
 """
 
 import codecs
@@ -27,12 +27,12 @@ class Piece(NamedTuple):
 
     text: str
     ends_document: bool
-    split: str | None  # as the user laid out the files; None: decided here
+    split: str | None  # from the layout of the user's files; None: decided here
     read: int  # bytes of all text so far
 
 
 def check_kinds(files: Sequence[SourceFile]) -> None:
-    """UserError for the first file that is not text."""
+    """Raise UserError for the first file that is not text."""
     for file in files:
         if _kind(file) not in _KINDS:
             raise UserError(
@@ -42,7 +42,7 @@ def check_kinds(files: Sequence[SourceFile]) -> None:
 
 
 def read_pieces(files: Sequence[SourceFile], separator: str) -> Iterator[Piece]:
-    """The documents of all files, in order; `separator` stands between documents of a .txt."""
+    """Yield the documents of all files, in order; `separator` separates those of a .txt."""
     read_before = 0
     for file in files:
         with file.path.open("rb") as raw:
@@ -66,7 +66,7 @@ def _kind(file: SourceFile) -> str:
 
 
 def _of_text(name: str, stream: BinaryIO, separator: str) -> Iterator[tuple[str, bool]]:
-    """Parts of documents, and whether each ends one; only a document's own white space is kept."""
+    """Yield parts of documents, and whether each ends one; strip white space around documents."""
     pending, has_begun = "", False
     for block in _decoded(name, stream):
         *whole, pending = (pending + block).split(separator)
@@ -84,7 +84,7 @@ def _of_text(name: str, stream: BinaryIO, separator: str) -> Iterator[tuple[str,
 
 
 def _parts(text: str, has_begun: bool) -> Iterator[tuple[str, bool]]:
-    """The end of a document, in pieces; nothing for an empty one."""
+    """Yield the end of a document in pieces; nothing for an empty document."""
     text = text.rstrip() if has_begun else text.strip()
     while len(text) > _PIECE_CHARACTERS:
         cut = _cut(text)
@@ -95,7 +95,7 @@ def _parts(text: str, has_begun: bool) -> Iterator[tuple[str, bool]]:
 
 
 def _cut(text: str) -> int:
-    """Where to cut a piece off: before white space, which byte-level BPE joins to what follows."""
+    """Return where to cut: before white space, which byte-level BPE joins to what follows."""
     for blank in ("\n", " "):
         place = text.rfind(blank, 1, _PIECE_CHARACTERS)
         if place > 0:
@@ -104,7 +104,7 @@ def _cut(text: str) -> int:
 
 
 def _decoded(name: str, stream: BinaryIO) -> Iterator[str]:
-    """Blocks of text; a byte order mark is left out, and every line ends with \\n."""
+    """Yield blocks of text without a byte order mark, in which every line ends with \\n."""
     utf_8 = codecs.getincrementaldecoder("utf-8-sig")()
     decoder = io.IncrementalNewlineDecoder(utf_8, translate=True)
     num_lines = 0
@@ -127,7 +127,7 @@ def _of_lines(name: str, stream: BinaryIO) -> Iterator[tuple[str, bool]]:
         number += 1
         where = f"{name}, line {number}"
         if len(line) == _LINE_BYTES:
-            raise UserError(f"{where} is longer than {_LINE_BYTES >> 20} MiB; give one text a line")
+            raise UserError(f"{where} is longer than {_LINE_BYTES >> 20} MiB; put one text a line")
         if not line.strip():
             continue
         try:
@@ -152,5 +152,5 @@ def _no_utf8(name: str, line: int, error: UnicodeDecodeError) -> UserError:
     byte = error.object[error.start]
     return UserError(
         f"{name}, line {line} has the byte {byte:#04x}, which is not valid UTF-8; convert the file "
-        "to UTF-8, or leave it out"
+        "to UTF-8, or omit it"
     )

@@ -1,8 +1,8 @@
 """The project's own corpus: small stories, each a pure function of (seed, number).
 
-Grammar enough to be learned in minutes, variety enough that perplexity means something. Names,
-things and places come back within a story, so a model that looks back predicts them better. A plot
-is a sequence of steps, a step the ways to tell it; words in braces are chosen once per story.
+The grammar can be learned in minutes, and there is enough variety for perplexity to be meaningful.
+Names, things and places recur within a story, so a model that looks back predicts them better. A
+plot is a sequence of steps, a step a list of ways to tell it; words in braces are chosen per story.
 """
 
 import random
@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 from training.randomness import derive_seed
 
-# Of an average story, in UTF-8.
+# The size of an average story in UTF-8.
 STORY_BYTES = 390
 _Step: TypeAlias = Sequence[str]
 
@@ -33,7 +33,7 @@ _SKILLS = _words(
 )
 _SOUNDS = _words("tap scratch bump squeak splash rattle")
 _DAYS = _words("two three four five six seven")
-# Where a story happens, and where things and animals are to be found there.
+# Where a story happens, and where things and animals can be found there.
 _PLACES: Mapping[str, Sequence[str]] = {
     "in the garden": ("under a bush", "behind the apple tree", "beside the wall"),
     "in the forest": ("between two roots", "in a hollow tree", "under the leaves"),
@@ -53,7 +53,7 @@ _Words: TypeAlias = dict[str, str]
 
 
 def write_story(seed: int, number: int) -> str:
-    """Story `number` of the corpus `seed`."""
+    """Write story `number` of the corpus `seed`."""
     rng = random.Random(derive_seed("story", seed, number))
     place = rng.choice(list(_PLACES))
     spot, other_spot = rng.sample(_PLACES[place], 2)
@@ -77,7 +77,7 @@ def write_story(seed: int, number: int) -> str:
 
 
 def _two_characters(rng: random.Random) -> tuple[_Words, _Words]:
-    """The hero has a name; the friend is a child or an animal of another name."""
+    """Draw a hero with a name, and a friend: a child with another name, or an animal."""
     kind = rng.choice(("girl", "boy"))
     name = rng.choice(_GIRLS if kind == "girl" else _BOYS)
     hero = _character(name, name, kind)
@@ -113,7 +113,7 @@ def _capitalized(text: str) -> str:
 
 
 def _steps(text: str) -> Sequence[_Step]:
-    """Steps are separated by empty lines; each line is one way to tell a step."""
+    """Parse steps, which are separated by empty lines; each line is one way to tell a step."""
     return [step.splitlines() for step in text.strip().split("\n\n")]
 
 

@@ -20,21 +20,21 @@ from training.errors import UserError
 from training.workload import Dataset, Samples
 
 TOKENIZER_FILE = "tokenizer.json"
-# A model of which most rows would never be used was sized for another vocabulary.
+# A model most of whose rows would never be used was sized for another vocabulary.
 _LEAST_SHARE_USED = 0.5
 _MAKE_ONE = (
-    "make one with `python -m training data make --workload growth`, or of your own text with "
+    "make one with `python -m training data make --workload growth`, or from your own text with "
     "`data import`"
 )
 
 
 def shard_name(split: str, number: int) -> str:
-    """The name of a split's file `number`."""
+    """Return the name of a split's file `number`."""
     return f"{split}-{number:05}.bin"
 
 
 def token_type(vocab_size: int) -> np.dtype[Any]:
-    """How the tokens of a vocabulary are stored."""
+    """Return the type in which a vocabulary's tokens are stored."""
     return np.dtype("<u2" if vocab_size <= 1 << 16 else "<u4")
 
 
@@ -53,7 +53,7 @@ class _SplitTokens:
         return self.starts[-1] + len(self.shards[-1])
 
     def read(self, first: int, count: int) -> Tensor:
-        """`count` tokens from number `first` on, int64 [count]; fewer at the end of the split."""
+        """Return `count` tokens from `first` on, int64 [count]; fewer at the end of the split."""
         end = min(first + count, len(self))
         tokens_T = np.empty(max(0, end - first), dtype=np.int64)
         done = 0
@@ -72,7 +72,7 @@ class _SplitTokens:
         return torch.from_numpy(tokens_T)
 
     def beginnings(self, count: int, length: int) -> list[Tensor]:
-        """The first `length` tokens of the first `count` documents that are longer: prompts."""
+        """Return as prompts the first `length` tokens of the first `count` longer documents."""
         found: list[Tensor] = []
         first, block = 0, 1 << 16
         while len(found) < count and first < len(self):
@@ -83,7 +83,7 @@ class _SplitTokens:
                 if end - begin > length and len(found) < count:
                     found.append(text_T[begin : begin + length].clone())
                 begin = end + 1
-            if begin == 0:  # a document that fills a whole block
+            if begin == 0:  # a document that fills an entire block
                 if len(text_T) > length:
                     found.append(text_T[:length].clone())
                 break
@@ -93,32 +93,32 @@ class _SplitTokens:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _TokenSamples(Samples):
-    """A split as samples: window k is the tokens from k x context on, and the one after them.
+    """A split as samples: window k has `context` tokens from k x context on, and the next one.
 
-    A window knows nothing of documents: it begins and ends where it does, and every token but the
-    split's first is predicted exactly once per epoch, the last incomplete window left out.
+    Windows ignore the limits of documents. Every token except the split's first is predicted
+    exactly once per epoch; an incomplete last window is left out.
     """
 
     tokens: _SplitTokens
     context: int
-    most: int | None = None  # of the windows that there are, spread evenly over the split
+    most: int | None = None  # the maximum number of windows, spread evenly over the split
 
     @property
     def num_windows(self) -> int:
-        """The windows that there are."""
+        """The number of complete windows in the split."""
         return (len(self.tokens) - 1) // self.context
 
     def __len__(self) -> int:
         return self.num_windows if self.most is None else min(self.num_windows, self.most)
 
     def get(self, index: int, epoch: int, rng: torch.Generator) -> Mapping[str, Tensor]:
-        """Window `index`: {"tokens": int64 [context + 1]}; nothing is random."""
+        """Return window `index`: {"tokens": int64 [context + 1]}; nothing is random."""
         window = index * self.num_windows // len(self)
         return {"tokens": self.tokens.read(window * self.context, self.context + 1)}
 
 
 def open_tokens(dataset: Dataset, split: str) -> _SplitTokens:
-    """Open a split; waits for its own files only. UserError if they do not fit the manifest."""
+    """Open a split; wait only for its own files. UserError if they do not fit the manifest."""
     meta = _text_meta(dataset)
     if split not in meta["splits"]:
         raise UserError(f"the dataset has no split {split!r}; it has {', '.join(meta['splits'])}")
@@ -146,7 +146,7 @@ def open_tokens(dataset: Dataset, split: str) -> _SplitTokens:
 def token_samples(
     dataset: Dataset, split: str, context: int, most: int | None = None
 ) -> _TokenSamples:
-    """The windows of a split, at `most` so many; UserError if it has not even one."""
+    """Return the windows of a split, at most `most`; UserError if it has none."""
     tokens = open_tokens(dataset, split)
     if too_short := length_refusals({split: {"tokens": len(tokens)}}, context):
         raise UserError(too_short[0])
@@ -154,20 +154,20 @@ def token_samples(
 
 
 def length_refusals(splits: Mapping[str, Mapping[str, int]], context: int) -> list[str]:
-    """Which splits have not even one window."""
+    """Return a refusal for each split that is too short for a window."""
     return [
         f"split {name} has {split['tokens']} tokens, but a window takes {context + 1}; bring more "
-        f"text, or give --override context={max(1, split['tokens'] - 1)} or less"
+        f"text, or pass --override context={max(1, split['tokens'] - 1)} or less"
         for name, split in splits.items()
         if split["tokens"] <= context
     ]
 
 
 def vocabulary_refusals(meta: Mapping[str, Any], vocab_size: int) -> list[str]:
-    """Why a model with `vocab_size` rows cannot, or should not, be trained on this dataset."""
+    """Return why a model with `vocab_size` rows cannot or should not train on this dataset."""
     there = int(meta.get("vocab_size", vocab_size))
     fix = (
-        f"give --override vocab_size={there}, or make the dataset with --override "
+        f"pass --override vocab_size={there}, or make the dataset with --override "
         f"vocab_size={vocab_size}"
     )
     if there > vocab_size:

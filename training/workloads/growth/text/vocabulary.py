@@ -1,8 +1,8 @@
-"""Tokens to text by a byte-level BPE's tokenizer.json, and text to tokens where a dataset is made.
+"""Decodes tokens by a byte-level BPE's tokenizer.json; encodes text where a dataset is made.
 
-An instance only turns tokens into text, so it needs no tokenizer library; text is encoded by the
-package tokenizers. A tokenizer is the user's (tokenizer.json, or GPT-2's vocab.json and merges.txt)
-or is trained here on the text, like GPT-2's: every text can be written and read back.
+An instance only decodes tokens, so it needs no tokenizer library; the package tokenizers encodes
+text. A tokenizer is the user's (tokenizer.json, or GPT-2's vocab.json and merges.txt) or, like
+GPT-2's, is trained here on the text: every text can be encoded and decoded without loss.
 """
 
 import json
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 END_OF_TEXT = "<|endoftext|>"
 _UNKNOWN = "\ufffd".encode()
 _UTF_8 = (*range(0xC0), *range(0xC2, 0xF5))
-# What GPT-2's files are called by transformers, and by OpenAI.
+# The names of GPT-2's files in transformers, and at OpenAI.
 _PAIRS = (("vocab.json", "merges.txt"), ("encoder.json", "vocab.bpe"))
 
 
@@ -35,27 +35,27 @@ class Vocabulary:
     end_of_text: int
 
     def __len__(self) -> int:
-        """Rows that a model needs."""
+        """Return the number of rows that a model needs."""
         return max(self.tokens) + 1
 
     def missing_bytes(self) -> Iterator[int]:
-        """The bytes of UTF-8 that no token stands for: characters with them cannot be written."""
+        """Yield the bytes of UTF-8 without a token; characters with them cannot be encoded."""
         there = set(self.tokens.values())
         return (byte for byte in _UTF_8 if bytes([byte]) not in there)
 
     def text(self, tokens: Iterable[int]) -> str:
-        """The text of tokens; bytes that are not a character are shown as U+FFFD."""
+        """Decode tokens to text; bytes that are not a character become U+FFFD."""
         joined = b"".join(self.tokens.get(token, _UNKNOWN) for token in tokens)
         return joined.decode(errors="replace")
 
 
 def read_vocabulary(path: Path) -> Vocabulary:
-    """Read a tokenizer.json; UserError for another file, or another kind than GPT-2's."""
+    """Read a tokenizer.json; UserError for another file or a kind other than GPT-2's."""
     return vocabulary_of(path.read_bytes(), str(path))
 
 
 def vocabulary_of(tokenizer: str | bytes, path: str) -> Vocabulary:
-    """The vocabulary in the text of a tokenizer.json; `path` names it in messages."""
+    """Return the vocabulary in the text of a tokenizer.json; messages call it `path`."""
     try:
         content = json.loads(tokenizer)
         kind, decoder = content["model"]["type"], (content.get("decoder") or {}).get("type")
@@ -94,7 +94,7 @@ def _vocabulary(learned: Mapping[str, int], added: Mapping[str, int], path: str)
 
 
 def _byte_of_character() -> Mapping[str, int]:
-    """GPT-2's alphabet: a visible character for each byte, so that no token has white space.
+    """Return GPT-2's alphabet: a visible character per byte, so no token has white space.
 
     https://github.com/openai/gpt-2/blob/master/src/encoder.py, bytes_to_unicode.
     """
@@ -105,7 +105,7 @@ def _byte_of_character() -> Mapping[str, int]:
 
 
 def train_tokenizer(texts: Iterable[Sequence[str]], vocab_size: int) -> "Tokenizer":
-    """Train a byte-level BPE on batches of texts; smaller if nothing is left to merge."""
+    """Train a byte-level BPE on batches of texts; it is smaller if nothing is left to merge."""
     _check_package()
     from tokenizers import models, pre_tokenizers, trainers
 
@@ -113,7 +113,7 @@ def train_tokenizer(texts: Iterable[Sequence[str]], vocab_size: int) -> "Tokeniz
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
         special_tokens=[END_OF_TEXT],
-        # Sorted: the library returns a set.
+        # Sorted, because the library returns it in any order.
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
@@ -122,7 +122,7 @@ def train_tokenizer(texts: Iterable[Sequence[str]], vocab_size: int) -> "Tokeniz
 
 
 def load_tokenizer(path: Path) -> "Tokenizer":
-    """The tokenizer of a tokenizer.json, or of a folder with it or with GPT-2's two files."""
+    """Load a tokenizer from a tokenizer.json, or a folder with it or with GPT-2's two files."""
     _check_package()
     from tokenizers import Tokenizer
 
@@ -130,8 +130,8 @@ def load_tokenizer(path: Path) -> "Tokenizer":
         pair = next((p for p in _PAIRS if all((path / name).is_file() for name in p)), None)
         if pair is None:
             raise UserError(
-                f"{path} has no tokenizer.json, nor vocab.json with merges.txt; give a folder "
-                "that has"
+                f"{path} has neither tokenizer.json nor vocab.json with merges.txt; give a folder "
+                "with either"
             )
         tokenizer = _loaded(path, lambda: _of_pair(path / pair[0], path / pair[1]))
     else:
@@ -139,7 +139,7 @@ def load_tokenizer(path: Path) -> "Tokenizer":
         if not file.is_file():
             raise UserError(f"the tokenizer {file} does not exist; give a tokenizer.json")
         tokenizer = _loaded(file, lambda: Tokenizer.from_file(str(file)))
-    # Left over from what it was used for; documents must not be cut or filled up.
+    # The file may have these settings from other uses; documents must not be cut or padded.
     tokenizer.no_truncation()
     tokenizer.no_padding()
     if tokenizer.token_to_id(END_OF_TEXT) is None:
@@ -150,14 +150,14 @@ def load_tokenizer(path: Path) -> "Tokenizer":
 
 
 def encode(tokenizer: "Tokenizer", texts: Sequence[str]) -> list[NDArray[np.int64]]:
-    """Tokenize texts on all cores; the name of a special token is only text in it."""
+    """Tokenize texts on all cores; special tokens' names in them are ordinary text."""
     tokenizer.encode_special_tokens = True
     found = tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
     return [np.asarray(each.ids, dtype=np.int64) for each in found]
 
 
 def _byte_level(model: "models.BPE") -> "Tokenizer":
-    """A tokenizer as GPT-2's: words with the space before them, and any byte."""
+    """Return a tokenizer like GPT-2's: words with the space before them, and any byte."""
     from tokenizers import Tokenizer, decoders, pre_tokenizers
 
     tokenizer = Tokenizer(model)
@@ -178,13 +178,13 @@ def _of_pair(vocab: Path, merges: Path) -> "Tokenizer":
 def _loaded(path: Path, load: Callable[[], "Tokenizer"]) -> "Tokenizer":
     try:
         return load()
-    except Exception as error:  # the library, which is Rust, raises nothing more precise
+    except Exception as error:  # the Rust library raises nothing more specific
         raise UserError(f"{path} is not a tokenizer ({error}); give another") from error
 
 
 def _check_package() -> None:
     if find_spec("tokenizers") is None:
         raise UserError(
-            "text is tokenized with the package tokenizers, which is not installed; make the "
+            "tokenizing text requires the package tokenizers, which is not installed; make the "
             "dataset where it is (`pip install tokenizers`), and upload it"
         )

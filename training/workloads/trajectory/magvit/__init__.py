@@ -1,5 +1,5 @@
 """A small MAGVIT: clips become tokens, which a masked Transformer classifies.
 
-After Yu et al. 2023 (arXiv:2212.05199), with finite scalar quantisation instead of a learned
+It follows Yu et al. 2023 (arXiv:2212.05199), with finite scalar quantization instead of a learned
 codebook (Mentzer et al. 2023, arXiv:2309.15505).
 """

@@ -1,7 +1,7 @@
 """Stage `transformer` of the MAGVIT recipes: learns to fill in tokens, and the class of a clip.
 
-What it generates is drawn: the second half of a clip from its first, what is between its ends, and
-clips of a class. B clips, M masked ones, t token steps in time (s: and the row of hints after
+It draws what it generates: the second half of a clip from its first, the frames between its ends,
+and clips of a class. B clips, M masked ones, t token steps in time (s: plus the row of hints after
 them), G cells of the token grid, T frames, K classes, V the sum of a code's levels.
 """
 
@@ -25,16 +25,16 @@ from training.workloads.trajectory.magvit.model import TokenTransformer, near_ba
 from training.workloads.trajectory.magvit.stages import build_tokenizer, psnr
 from training.workloads.trajectory.model import TrainClipClassifier
 
-# Of a token that the ball covers, in the masked loss, besides its own; most are background.
+# The extra weight of a token that the ball covers in the masked loss, as most are background.
 _BALL_WEIGHT = 10.0
-# Clips of which generated ones are drawn, and what stands above them.
+# The number of clips for which generated ones are drawn, and their heading.
 _NUM_DRAWN = 4
-_GENERATED = "clips, and what is drawn of them by decoding in 12 steps"
+_GENERATED = "clips, and what decoding in 12 steps makes of them"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainTransformer(TrainClipClassifier):
-    """Trains on masked tokens, and on class and places of unmasked clips."""
+    """Training on masked tokens, and on class and places of unmasked clips."""
 
     config: MagvitConfig
 
@@ -51,21 +51,21 @@ class TrainTransformer(TrainClipClassifier):
         return TokenTransformer(build_tokenizer(self.config), self.config)
 
     def start(self, m: nn.Module, i: Inputs) -> Start:
-        """Check the splits and take the tokenizer that was trained before."""
+        """Check the splits and take the tokenizer trained in the previous stage."""
         assert isinstance(m, TokenTransformer) and i.prior is not None
         m.tokenizer.load_state_dict(build_tokenizer(self.config, i.prior).state_dict())
-        # Not super(): dataclass(slots=True) creates a new class that super() does not know.
+        # dataclass(slots=True) creates a new class, which super() does not know.
         return TrainClipClassifier.start(self, m, i)
 
     def loss(self, m: nn.Module, b: Batch, step: int, num_steps: int) -> Loss:
-        """Class and places of unmasked clips, masked tokens and places of the others."""
+        """Return the loss of unmasked clips' class and places, and of the others' masked tokens."""
         tokens_BsG, num_masked = b["x"].long(), int(self.config.masked_share * len(b["x"]))
         codes_MtG = tokens_BsG[:num_masked, :-1]
         hidden_MtG, is_hinted_M = _hidden(codes_MtG)
-        # A tenth of the classes is not told, as in guidance without a classifier.
+        # A tenth of the classes is not given, as in classifier-free guidance.
         is_told_M = torch.rand(num_masked, device=codes_MtG.device) > 0.1
         classes_M = torch.where(is_told_M, b["labels"][:num_masked], len(self.classes))
-        # Nor a tenth of the paths, which are NaN then, as where a clip has no track.
+        # Nor is a tenth of the paths, which are then NaN, as for clips without a track.
         is_told_M = torch.rand(num_masked, device=codes_MtG.device) > 0.1
         path_MT2 = b["places"][:num_masked].where(is_told_M[:, None, None], torch.nan)
         *found, guesses_MtGV, path_loss = m(
@@ -76,11 +76,11 @@ class TrainTransformer(TrainClipClassifier):
         loss = self.loss_of(whole, *(each[num_masked:].float() for each in found))
         total = loss.total + self.config.position_weight * path_loss
         guess_MtG = _digits_loss(self.config.num_levels, guesses_MtGV.float(), codes_MtG)
-        # Visible tokens have weight 0, so that no shape depends on the data.
+        # Visible tokens have weight 0, so no shape depends on the data.
         ball_MtG = near_ball(b["places"][:num_masked], codes_MtG.shape[1:])
         weight_MtG = hidden_MtG * (1.0 + _BALL_WEIGHT * ball_MtG)
         guess = (guess_MtG * weight_MtG).sum() / weight_MtG.sum().clamp(min=1)
-        # Where the ball is behind the mask tells where its tokens are.
+        # The ball's place behind the mask shows where its tokens are.
         place = self.place_loss(b["places"][:num_masked], found[2][:num_masked].float())
         return Loss(
             total=total * (len(tokens_BsG) / len(whole["labels"])),
@@ -89,8 +89,8 @@ class TrainTransformer(TrainClipClassifier):
         )
 
     def evaluate(self, m: nn.Module, b: Batch) -> Partial:
-        """As of the others; and of the clips that are shown, what is predicted of their end."""
-        # Not super(): dataclass(slots=True) creates a new class that super() does not know.
+        """Evaluate like other classifiers, and also predict the end of the clips shown."""
+        # dataclass(slots=True) creates a new class, which super() does not know.
         part = TrainClipClassifier.evaluate(self, m, b)
         if "strips" not in b:
             return part
@@ -119,7 +119,7 @@ class TrainTransformer(TrainClipClassifier):
         return replace(part, sums=sums, tensors={**part.tensors, "strips": strips})
 
     def summarize(self, parts: Sequence[Partial], out: Path) -> Mapping[str, float]:
-        """As of the others, and PSNR and the ball's error of frames predicted, and copied."""
+        """Return a classifier's metrics, and PSNR and ball error of predicted and copied ends."""
         metrics = dict(TrainClipClassifier.summarize(self, parts, out))
         shown = [part for part in parts if part.sums]
         for name in ("predicted", "copied") if shown else ():
@@ -130,7 +130,7 @@ class TrainTransformer(TrainClipClassifier):
         return metrics
 
     def show(self, m: nn.Module, i: Inputs, parts: Sequence[Partial], out: Path) -> None:
-        """Besides clips.jpg, generated clips: generated.jpg, and as they move generated.webp."""
+        """Draw clips.jpg and generated clips: generated.jpg, and animated in generated.webp."""
         TrainClipClassifier.show(self, m, i, parts, out)
         assert isinstance(m, TokenTransformer)
         samples = self.samples(i, "validation")
@@ -154,7 +154,7 @@ class TrainTransformer(TrainClipClassifier):
 
 
 def _digits_loss(levels: Sequence[int], guesses_MtGV: Tensor, codes_MtG: Tensor) -> Tensor:
-    """Cross entropy of guessed codes, (M, t, G): the sum over a code's dimensions."""
+    """Return the cross-entropy of guessed codes, (M, t, G), summed over a code's dimensions."""
     losses = []
     rest = codes_MtG.flatten()
     for level, logits_MtGL in zip(levels, torch.split(guesses_MtGV, list(levels), -1), strict=True):
@@ -165,17 +165,17 @@ def _digits_loss(levels: Sequence[int], guesses_MtGV: Tensor, codes_MtG: Tensor)
 
 
 def _hidden(codes_MtG: Tensor) -> tuple[Tensor, Tensor]:
-    """Which tokens to hide, (M, t, G), and of which clips the last step is hinted, (M).
+    """Draw which tokens to hide, (M, t, G), and which clips get a hint of the last step, (M).
 
-    The share cos(u pi / 2), with u uniform, as in MaskGIT; drawn for each clip, of the whole of it,
-    of what follows its first steps (frame prediction, half of the clips) or the first alone
-    (interpolation).
+    As in MaskGIT, the share is cos(u pi / 2), with u uniform per clip. It applies to the entire
+    clip, to what follows its first steps (frame prediction, half of the clips) or to what follows
+    the first step alone (interpolation).
     """
     num_clips, num_steps, _ = codes_MtG.shape
     device = codes_MtG.device
     share_M = torch.cos(torch.rand(num_clips, device=device) * (math.pi / 2))
     hidden_MtG = torch.rand(codes_MtG.shape, device=device) < share_M[:, None, None]
-    # 0: the whole clip, 1 (twice as likely): frame prediction, 2: interpolation.
+    # 0: the entire clip, 1 (twice as likely): frame prediction, 2: interpolation.
     task_M = (torch.randint(0, 4, (num_clips,), device=device) + 1) // 2
     given_M = torch.randint(1, num_steps, (num_clips,), device=device)
     given_M = torch.stack([torch.zeros_like(given_M), given_M, torch.ones_like(given_M)])[
@@ -194,7 +194,7 @@ def _decoded(
     is_hinted: bool = False,
     classes_B: Tensor | None = None,
 ) -> Tensor:
-    """All codes, the hidden ones drawn; for all clips a hint or none, and classes or none."""
+    """Return all codes, the hidden ones drawn; all clips have hints or none, classes or none."""
     same_B = torch.zeros_like(tokens_BsG[:, 0, 0], dtype=torch.long)
     classes_B = same_B + m.num_classes if classes_B is None else classes_B
     return m.decode(tokens_BsG, hidden_BtG, (same_B + is_hinted).bool(), classes_B, temperature)
@@ -203,7 +203,7 @@ def _decoded(
 def _generated(
     m: TokenTransformer, tokens_BsG: Tensor, labels_B: Tensor, temperature: float
 ) -> dict[str, Tensor]:
-    """Clips (B, T, H, W, 3) in uint8 on the CPU, by what is drawn of them."""
+    """Return clips (B, T, H, W, 3) in uint8 on the CPU, by the way they are drawn."""
     nothing_BtG = torch.zeros_like(tokens_BsG[:, :-1], dtype=torch.bool)
     steps = torch.arange(nothing_BtG.shape[1], device=tokens_BsG.device)[:, None]
     decoded = partial(_decoded, m, tokens_BsG, temperature=temperature)

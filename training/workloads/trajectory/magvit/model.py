@@ -1,4 +1,4 @@
-"""The Transformer over a clip's tokens: finds the ball and the class, and paints what is hidden.
+"""The Transformer over a clip's tokens: finds the ball and the class, and fills in what is hidden.
 
 Attention alternates between the places of one step and the steps of one place. B clips, M masked
 ones, T frames, t token steps in time, G cells of the token grid, P places (squares of cells), D
@@ -18,11 +18,11 @@ from training.workloads.trajectory.forecast import PathFlow
 from training.workloads.trajectory.magvit.tokenizer import Quantizer, Tokenizer, to_uint8
 from training.workloads.trajectory.model import NUM_TOLD, PlaceTransformer, cell_centers
 
-# Blocks that know where the ball is, and numbers that say where it is in a frame and how near.
+# The number of blocks that know where the ball is.
 _NUM_PAINT_LAYERS = 2
-# It is told what a cell was last, what it is on average, and what the clip is.
+# The inputs known per cell: its last value, its mean, and the clip's mean.
 _NUM_KNOWN = 3
-# A cell knows how far away the ball is up to as many cells.
+# A cell knows how far away the ball is, up to this many cells.
 _FAR = 2.0
 
 
@@ -48,11 +48,11 @@ class _AxialBlock(nn.Module):
         return out
 
     def _attend(self, number: int, x_BMNE: Tensor) -> Tensor:
-        """Attention over N, for each of M sequences."""
+        """Attend over N, for each of M sequences."""
         sizes = x_BMNE.shape
         heads = (*sizes[:3], 3, self.num_heads, sizes[3] // self.num_heads)
         q, k, v = self.qkv[number](x_BMNE).view(heads).permute(3, 0, 1, 4, 2, 5).unbind(0)
-        # On the CPU in five dimensions: the plain formula, whose bits the runs there have.
+        # On the CPU in five dimensions: the plain formula, on whose bits runs there depend.
         attend = F.scaled_dot_product_attention if q.device.type == "cpu" else _folded_attention
         x_BMHNd = attend(q, k, v)
         out: Tensor = self.out[number](x_BMHNd.transpose(2, 3).reshape(sizes))
@@ -60,16 +60,16 @@ class _AxialBlock(nn.Module):
 
 
 def _folded_attention(q_BMHNd: Tensor, k_BMHNd: Tensor, v_BMHNd: Tensor) -> Tensor:
-    """Attention in four dimensions, as the fast kernels need it; equal but for rounding."""
+    """Attend in four dimensions, as the fast kernels require; equal except for rounding."""
     q, k, v = (x_BMHNd.flatten(0, 1) for x_BMHNd in (q_BMHNd, k_BMHNd, v_BMHNd))
     return F.scaled_dot_product_attention(q, k, v).view(q_BMHNd.shape)
 
 
 class _Painter(nn.Module):
-    """The digits of codes (M, t, G, V), told where the ball is and what is known of each token.
+    """Guesses the digits of codes (M, t, G, V) from the ball's place and what is known of tokens.
 
-    A guess per dimension of a code: 96 logits instead of 2^24. And how near it is to each thing
-    that is known, as levels are in order.
+    There is a guess per dimension of a code: 96 logits instead of 2^24. It includes the distance to
+    everything known, because levels are ordered.
     """
 
     def __init__(self, quantizer: Quantizer, c: MagvitConfig) -> None:
@@ -77,7 +77,7 @@ class _Painter(nn.Module):
         self.quantizer, self.merged, width = quantizer, c.merged, c.width
         self.num_frames = NUM_FRAMES // c.token_shape[0]
         num_levels = quantizer.num_levels
-        # How far away the ball is in each frame of a step, whether that is told, how it looks.
+        # The ball's distance in each frame of a step, whether that is given, and its look.
         inputs = 2 * self.num_frames + 1 + len(num_levels)
         self.embed_path = nn.Sequential(
             nn.Linear(inputs, width), nn.GELU(), nn.Linear(width, width)
@@ -97,7 +97,7 @@ class _Painter(nn.Module):
         is_seen_MtG: Tensor,
         known: Sequence[tuple[Tensor, Tensor]],
     ) -> Tensor:
-        # What the ball looks like: the mean of what is seen where it is.
+        # The ball's look: the mean of what is seen at its place.
         ball_MtG1 = (near_ball(path_MT2, is_seen_MtG.shape[1:]) ** 8 * is_seen_MtG)[..., None]
         sum_M111 = ball_MtG1.sum(dim=(1, 2), keepdim=True)
         look_M11D = (ball_MtG1 * values_MtGD).sum(dim=(1, 2), keepdim=True)
@@ -117,7 +117,7 @@ class _Painter(nn.Module):
         return guesses_MtGV
 
     def _path(self, path_MT2: Tensor, look_M11D: Tensor, shape: Sequence[int]) -> Tensor:
-        """Where the ball is and what it looks like, for each cell of each step (M, t, P, E)."""
+        """Embed the ball's place and look for each cell of each step (M, t, P, E)."""
         _, num_steps, num_places, _ = shape
         side = math.isqrt(num_places)
         away_MTP2 = path_MT2[:, :, None] - cell_centers(side, path_MT2.device)
@@ -131,10 +131,10 @@ class _Painter(nn.Module):
 
 
 class TokenTransformer(nn.Module):
-    """Tokens (B, t + 1, G) to class logits (B, K), each frame's future position and the ball's
-    place (B, T, 2) and, for the first M clips, the digits of their codes (M, t, G, V).
+    """Maps tokens (B, t + 1, G) to class logits (B, K), each frame's future position and the
+    ball's place (B, T, 2) and, for the first M clips, the digits of their codes (M, t, G, V).
 
-    It holds its tokenizer, frozen, and so can draw what it decodes.
+    It contains its frozen tokenizer, so it can draw what it decodes.
     """
 
     def __init__(self, tokenizer: Tokenizer, c: MagvitConfig) -> None:
@@ -147,7 +147,7 @@ class TokenTransformer(nn.Module):
         # Per cell: its code's values, how they differ from the clip's own background, and how much
         # of it is hidden.
         self.embed_cells = nn.Linear(c.merged**2 * (2 * len(levels) + 1), width)
-        # Of clips to generate; the last says that it is not told.
+        # For clips to generate; the last embedding means that the class is not given.
         self.embed_class = nn.Embedding(self.num_classes + 1, width)
         self.time_tE = nn.Parameter(0.02 * torch.randn(num_steps, 1, width))
         self.place_PE = nn.Parameter(0.02 * torch.randn(num_cells // c.merged**2, width))
@@ -155,10 +155,10 @@ class TokenTransformer(nn.Module):
             _AxialBlock(width, c.num_heads, c.dropout) for _ in range(c.num_layers)
         )
         self.norm = nn.LayerNorm(width)
-        # A step is several frames, of each of which a cell tells its own.
+        # A step has several frames, for each of which a cell has its own output.
         self.tell_cell = nn.Linear(width, NUM_FRAMES // num_steps * NUM_TOLD)
         self.over_time = PlaceTransformer(c, num_frames=NUM_FRAMES, num_layers=2)
-        # Where places are learned, what is hidden is painted around the ball.
+        # If places are learned, hidden tokens are filled in around the ball.
         has_places = c.position_weight > 0.0
         flow = PathFlow(num_frames=NUM_FRAMES, num_classes=self.num_classes) if has_places else None
         self.flow = flow
@@ -173,13 +173,13 @@ class TokenTransformer(nn.Module):
         path_MT2: Tensor | None = None,
         true: tuple[Tensor, Tensor] | None = None,
     ) -> tuple[Tensor, ...]:
-        """Codes are guessed for the first M clips, where hidden; without a mask, for none.
+        """Guess the hidden codes of the first M clips; without a mask, of none.
 
-        What is known of a hidden token is seen in its place: MAGVIT's COMMIT, Yu et al. 2022
-        (arXiv:2212.05199), 3.2. That is the cell's last visible code, carried forward, and of the
-        last step of a clip that is hinted the row after the codes. They are painted as if the
-        ball took the path, unless that is NaN: the true one in training, else what the flow draws.
-        With true places (B, T, 2) and labels (B) the flow's loss of whole clips comes last.
+        What is known of a hidden token is shown in its place: MAGVIT's COMMIT, Yu et al. 2022
+        (arXiv:2212.05199), 3.2. That is the cell's last visible code, carried forward, and, for the
+        last step of a hinted clip, the row after the codes. Guesses assume that the ball follows
+        the path, unless that is NaN: the true path in training, otherwise one that the flow draws.
+        With true places (B, T, 2) and labels (B), the flow's loss of unmasked clips comes last.
         """
         codes_BtG = tokens_BsG[:, :-1].long()
         values_BtGD = self.quantizer.values(codes_BtG)
@@ -189,7 +189,7 @@ class TokenTransformer(nn.Module):
         num_masked = 0 if hidden_MtG is None else len(hidden_MtG)
         if hidden_MtG is not None:
             is_seen_BtG[:num_masked] = ~hidden_MtG
-        # Of what is seen: the mean of each cell is its background.
+        # A cell's background is the mean of what is seen of it.
         sum_B1GD = (values_BtGD * is_seen_BtG[..., None]).sum(dim=1, keepdim=True)
         num_B1G1 = is_seen_BtG.sum(dim=1, keepdim=True)[..., None]
         mean_B1GD = sum_B1GD / num_B1G1.clamp(min=1)
@@ -243,12 +243,12 @@ class TokenTransformer(nn.Module):
         temperature: float = 1.0,
         num_steps: int = 12,
     ) -> Tensor:
-        """Draw the hidden codes; all codes (B, t, G).
+        """Draw the hidden codes; return all codes (B, t, G).
 
-        The surest stay, more with each step: MaskGIT (Chang et al. 2022, arXiv:2202.04200), 3.2,
-        by its cubic schedule, as the first few decide on the clip's colours; and with a temperature
-        of the choice that falls to 0. At a temperature of 0 the likeliest codes are taken. Where
-        the ball goes is drawn first, from the places in steps that are seen as a whole.
+        Each step keeps more of the surest codes (MaskGIT, Chang et al. 2022, arXiv:2202.04200,
+        3.2), with its cubic schedule, because the first few decide the clip's colours, and a choice
+        temperature that falls to 0. Temperature 0 takes the likeliest codes. The ball's path is
+        drawn first, from the places in steps that are entirely visible.
         """
         codes_BtG, hint_B1G = tokens_BsG[:, :-1].long(), tokens_BsG[:, -1:].long()
         path_BT2 = None
@@ -262,7 +262,7 @@ class TokenTransformer(nn.Module):
         for step in range(1, num_steps + 1):
             tokens_BsG = torch.cat([codes_BtG, hint_B1G], dim=1)
             told = self(tokens_BsG, hidden_BtG, is_hinted_B, classes_B, path_BT2)
-            # The first codes drawn decide what the clip looks like; the last fit in with them.
+            # The first codes drawn decide the look of the clip; the last must fit it.
             warmth = temperature * (1.0 - (step - 1) / num_steps)
             drawn_BtG, sure_BtG = _draw(self.quantizer, told[-1].float(), warmth)
             codes_BtG = torch.where(hidden_BtG, drawn_BtG, codes_BtG)
@@ -274,14 +274,14 @@ class TokenTransformer(nn.Module):
 
     @torch.no_grad()
     def draw(self, codes_BtG: Tensor) -> Tensor:
-        """The frames (B, T, H, W, 3) in uint8 that codes stand for."""
+        """Return the frames (B, T, H, W, 3) in uint8 that the codes represent."""
         side = math.isqrt(codes_BtG.shape[2])
         codes_Bthw = codes_BtG.long().view(*codes_BtG.shape[:2], side, side)
         return to_uint8(self.tokenizer.decode(self.quantizer.values(codes_Bthw)))
 
 
 def near_ball(path_BT2: Tensor, token_shape: Sequence[int]) -> Tensor:
-    """How near the ball is to each token in its step's frames: 1 to 0, (B, t, G); 0 if untold."""
+    """Return the ball's nearness to tokens in their steps, 1 to 0, (B, t, G); 0 if unknown."""
     num_steps, num_cells = token_shape
     side = math.isqrt(num_cells)
     away_BTG = (path_BT2[:, :, None] - cell_centers(side, path_BT2.device)).norm(dim=3)
@@ -297,7 +297,7 @@ def _gumbel(like: Tensor) -> Tensor:
 
 
 def _draw(quantizer: Quantizer, guesses_BtGV: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-    """Draw a code for each token from the guesses of its digits; and its log probability."""
+    """Draw a code for each token from its digits' guesses; return codes and log probabilities."""
     code_BtG = torch.zeros(guesses_BtGV.shape[:-1], dtype=torch.long, device=guesses_BtGV.device)
     sure_BtG = torch.zeros_like(guesses_BtGV[..., 0])
     of_digits = torch.split(guesses_BtGV, list(quantizer.num_levels), dim=-1)
@@ -309,7 +309,7 @@ def _draw(quantizer: Quantizer, guesses_BtGV: Tensor, temperature: float) -> tup
 
 
 def _carried(codes_MtG: Tensor, is_seen_MtG: Tensor) -> tuple[Tensor, Tensor]:
-    """Each cell's last code that is seen, (M, t, G), and where there is one."""
+    """Return each cell's last visible code, (M, t, G), and where there is one."""
     steps_MtG = torch.arange(codes_MtG.shape[1], device=codes_MtG.device)[:, None] * is_seen_MtG
     return codes_MtG.gather(1, steps_MtG.cummax(dim=1).values), is_seen_MtG.cumsum(dim=1) > 0
 

@@ -28,8 +28,8 @@ from training.workloads.trajectory.magvit.tokenizer import JudgedTokenizer, Toke
 from training.workloads.trajectory.model import parameter_groups
 
 _NUM_CALIBRATING = 32  # clips
-# A pixel moves if it differs from the clip's mean image by this share of the range, more than
-# flicker and noise do.
+# A pixel moves if it differs from the clip's mean image by this share of the range, which is more
+# than flicker and noise.
 _MOVING = 0.15
 # Half the side of the crop around the ball, in radii of the ball.
 _CROP_RADII = 1.5
@@ -37,7 +37,7 @@ _CROP_RADII = 1.5
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainTokenizer(Train):
-    """Trains a tokenizer to reconstruct clips from their codes."""
+    """Training of a tokenizer to reconstruct clips from their codes."""
 
     config: MagvitConfig
     name: str = "tokenizer"
@@ -55,7 +55,7 @@ class TrainTokenizer(Train):
         )
 
     def example(self, size: int) -> Batch:
-        """A batch in the shapes that `collate` gives."""
+        """Return a batch with the shapes of `collate`'s."""
         return {
             "frames": torch.zeros((size, *CLIP_SHAPE), dtype=torch.uint8),
             "tracks": torch.zeros((size, *TRACK_SHAPE)),
@@ -88,7 +88,7 @@ class TrainTokenizer(Train):
         return FrameSamples(data=data, indices=indices, shown=frozenset(indices[:NUM_STRIPS]))
 
     def loss(self, m: nn.Module, b: Batch, step: int, num_steps: int) -> Loss:
-        """Squared error, with more weight for moving pixels, and what the judges say."""
+        """Return the squared error, with more weight for moving pixels, and the judges' losses."""
         start = 4 * (step % ((NUM_FRAMES - self.config.tokenizer_frames) // 4 + 1))
         frames_BTHW3 = b["frames"][:, start : start + self.config.tokenizer_frames]
         pixels_BTHW3, _, *judged = m(frames_BTHW3)
@@ -110,7 +110,7 @@ class TrainTokenizer(Train):
         )
 
     def evaluate(self, m: nn.Module, b: Batch) -> Partial:
-        """Squared errors, code counts, a few clips to show."""
+        """Return squared errors, code counts and a few clips to show."""
         assert isinstance(m, Tokenizer)
         frames, shown, strip = b["frames"], b["shown"], list(STRIP_FRAMES)
         pixels_BTHW3, quantized = m(frames)
@@ -134,11 +134,11 @@ class TrainTokenizer(Train):
         )
 
     def summarize(self, parts: Sequence[Partial], out: Path) -> Mapping[str, float]:
-        """PSNR in dB of all pixels and of the crops; the codes' perplexity."""
+        """Return PSNR in dB of all pixels and of the crops, and the codes' perplexity."""
         codes = torch.cat([part.tensors["codes"] for part in parts]).numpy()
         shares = np.unique(codes, return_counts=True)[1] / len(codes)
         has_ball = any(part.sums["squared_crop"][1] for part in parts)
-        # Of the crops also what the clip's mean image has.
+        # For the crops, also the PSNR of the clip's mean image.
         of_ball = {"psnr_ball": "squared_crop", "mean_image_psnr_ball": "squared_mean_crop"}
         return {
             "psnr": psnr(parts, "squared"),
@@ -147,7 +147,7 @@ class TrainTokenizer(Train):
         }
 
     def show(self, m: nn.Module, i: Inputs, parts: Sequence[Partial], out: Path) -> None:
-        """Clips, each above its reconstruction."""
+        """Draw clips, each above its reconstruction."""
         pictures = []
         for part in parts:
             for pair in zip(part.tensors["truth"], part.tensors["reconstructed"], strict=True):
@@ -159,7 +159,7 @@ class TrainTokenizer(Train):
 
 
 def psnr(parts: Sequence[Partial], name: str) -> float:
-    """PSNR in dB, of pixels of 0 .. 1 whose squared errors are the sums `name`."""
+    """Compute PSNR in dB for pixels of 0 .. 1 whose squared errors are the sums `name`."""
     total = sum(part.sums[name][0] for part in parts)
     count = sum(part.sums[name][1] for part in parts)
     return float(-10.0 * torch.log10(torch.tensor(max(total / max(count, 1.0), 1e-12))))
@@ -167,7 +167,7 @@ def psnr(parts: Sequence[Partial], name: str) -> float:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Tokens(PreparedClips):
-    """The codes of every clip, by the tokenizer committed before."""
+    """The codes of every clip, from the tokenizer of the previous stage."""
 
     config: MagvitConfig
     name: str = "tokens"
@@ -185,7 +185,7 @@ class Tokens(PreparedClips):
         }
 
     def probe(self) -> Probe:
-        """One clip through the whole tokenizer, although `make` needs only its encoder."""
+        """Probe the complete tokenizer with one clip, although `make` needs only its encoder."""
         return Probe(
             build=lambda: build_tokenizer(self.config),
             batch=torch.zeros((1, *CLIP_SHAPE), dtype=torch.uint8),
@@ -196,14 +196,14 @@ class Tokens(PreparedClips):
     def make(self, i: Inputs, shard: int) -> Mapping[str, Tensor]:
         """Return {"tokens": (clips, t + 1, cells) int32} for the clips of one shard.
 
-        The last row is the last step's where only the first and the last step's frames are known.
+        The last row has the last step's tokens if only its and the first step's frames are known.
         """
         assert i.prior is not None
         tokenizer = build_tokenizer(self.config, i.prior)
         tokenizer.to(i.device).eval()
         frames = shard_frames(i.dataset.folder, shard, self.num_shards)
         of_step = NUM_FRAMES // self.config.token_shape[0]
-        # Clip by clip: a clip's codes cannot depend on its neighbours in a shard.
+        # Clip by clip, so a clip's codes cannot depend on its neighbours in a shard.
         tokens = []
         for clip in frames:
             clip_1THW3 = torch.from_numpy(clip[None].copy()).to(i.device)
@@ -216,7 +216,7 @@ class Tokens(PreparedClips):
 
 
 def _blended(clips_BTHW3: Tensor, num_given: int) -> Tensor:
-    """Clips of which the first and last `num_given` frames are known, faded into each other."""
+    """Keep the first and last `num_given` frames of clips, and fade between them."""
     first_B1HW3 = clips_BTHW3[:, num_given - 1 : num_given].float()
     last_B1HW3 = clips_BTHW3[:, -num_given:][:, :1].float()
     num_between = clips_BTHW3.shape[1] - 2 * num_given
@@ -242,7 +242,7 @@ def _crop_mask(tracks_BT3: Tensor, height: int, width: int) -> Tensor:
 
 
 def build_tokenizer(c: MagvitConfig, prior: Prior | None = None) -> Tokenizer:
-    """Return a newly initialised tokenizer, or the one that was trained, without its judges."""
+    """Return a newly initialized tokenizer, or the one that was trained, without its judges."""
     tokenizer = Tokenizer(**_shape(c))
     if prior is not None:
         tokenizer.load_state_dict({name: prior.model[name] for name in tokenizer.state_dict()})

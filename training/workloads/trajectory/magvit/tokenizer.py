@@ -1,9 +1,9 @@
-"""The tokenizer: causal 3-D convolutions, finite scalar quantisation, a decoder to pixels.
+"""The tokenizer: causal 3-D convolutions, finite scalar quantization, a decoder to pixels.
 
-A token sees no later frame: convolutions look back in time only, and norms are per position. It is
-evaluated by PSNR of clips and of the crop around the ball: a constant frame scores well on a plain
-background. B clips, C channels, T frames, H height, W width, t token steps in time, h and w sides
-of the token grid, D dimensions of a code, V the sum of a code's levels.
+A token sees no later frame: convolutions only look back in time, and norms are per position. It is
+evaluated by PSNR of clips and of the crop around the ball, because on a plain background even a
+constant frame scores well. B clips, C channels, T frames, H height, W width, t token steps in time,
+h and w sides of the token grid, D dimensions of a code, V the sum of a code's levels.
 """
 
 import math
@@ -25,7 +25,7 @@ _STEMS: Mapping[str, Sequence[tuple[int, tuple[int, int, int]]]] = MappingProxyT
         "full": ((1, (1, 1, 1)), (1, (1, 2, 2)), (2, (2, 2, 2)), (4, (2, 2, 2))),
     }
 )
-# Of a judged clip as many frames are compared, evenly from it.
+# This many frames of a judged clip, evenly spaced, are compared.
 _NUM_COMPARED = 4
 _CRITIC_WIDTH = 32
 
@@ -68,9 +68,9 @@ class _ResidualBlock(nn.Module):
 
 
 class Quantizer(nn.Module):
-    """Finite scalar quantisation: each dimension is rounded to one of its levels.
+    """Finite scalar quantization: each dimension is rounded to one of its levels.
 
-    There is no codebook that could collapse. Straight-through gradient. arXiv:2309.15505, 3.1.
+    It has no codebook that could collapse. The gradient is straight-through. arXiv:2309.15505, 3.1.
     """
 
     levels: Tensor
@@ -94,7 +94,7 @@ class Quantizer(nn.Module):
         return quantized
 
     def indices(self, quantized: Tensor) -> Tensor:
-        """Codes (...) from 0 to num_codes - 1 of what `forward` returned (..., D)."""
+        """Return codes (...) from 0 to num_codes - 1 of what `forward` returned (..., D)."""
         half = self.levels // 2
         digits = (quantized * half + half).round().long()
         return (digits * self.basis).sum(dim=-1)
@@ -105,7 +105,7 @@ class Quantizer(nn.Module):
         return (codes[..., None] // self.basis % self.levels - half) / half
 
     def distances(self, values: Tensor, weights: Tensor) -> Tensor:
-        """Squared distances of all levels from values, weighted: twice (..., D) to (..., V)."""
+        """Return all levels' weighted squared distances from values: twice (..., D) to (..., V)."""
         half = self.levels // 2
         levels = torch.cat([torch.arange(n, device=values.device) for n in self.num_levels])
         here, weights = (
@@ -116,7 +116,7 @@ class Quantizer(nn.Module):
 
 
 class Tokenizer(nn.Module):
-    """Clips (B, T, H, W, 3) in uint8 to codes and back to pixels in 0 .. 1."""
+    """Maps clips (B, T, H, W, 3) in uint8 to codes and back to pixels in 0 .. 1."""
 
     def __init__(self, *, stem: str, width: int, levels: Sequence[int]) -> None:
         super().__init__()
@@ -133,7 +133,7 @@ class Tokenizer(nn.Module):
                 nn.ConvTranspose3d(channels, before, stride, stride),
             ]
             before = channels
-        # No norm before the codes: it would take from a plain patch how bright it is.
+        # No norm before the codes, because it would remove the brightness of a plain patch.
         self.encoder = nn.Sequential(*down, nn.Conv3d(before, len(levels), 1))
         self.decoder = nn.Sequential(nn.Conv3d(len(levels), before, 1), *up)
         with torch.no_grad():
@@ -142,24 +142,24 @@ class Tokenizer(nn.Module):
             last.bias.fill_(0.5)
 
     def encode(self, clips_BTHW3: Tensor) -> Tensor:
-        """Quantised codes' values (B, t, h, w, D) of uint8 clips."""
+        """Return the values (B, t, h, w, D) of the quantized codes of uint8 clips."""
         x_BCTHW = clips_BTHW3.permute(0, 4, 1, 2, 3).float() / 255.0 - 0.5
         quantized: Tensor = self.quantizer(self.encoder(4.0 * x_BCTHW).permute(0, 2, 3, 4, 1))
         return quantized
 
     def decode(self, quantized_BthwD: Tensor) -> Tensor:
-        """Pixels (B, T, H, W, 3), about 0 .. 1."""
+        """Return pixels (B, T, H, W, 3), about 0 .. 1."""
         pixels: Tensor = self.decoder(quantized_BthwD.permute(0, 4, 1, 2, 3))
         return pixels.permute(0, 2, 3, 4, 1)
 
     def forward(self, clips_BTHW3: Tensor) -> tuple[Tensor, Tensor]:
-        """Reconstruction (B, T, H, W, 3) and the codes' values (B, t, h, w, D)."""
+        """Return the reconstruction (B, T, H, W, 3) and the codes' values (B, t, h, w, D)."""
         quantized = self.encode(clips_BTHW3)
         return self.decode(quantized), quantized
 
 
 def to_uint8(pixels: Tensor) -> Tensor:
-    """Pixels of about 0 .. 1 as they are kept."""
+    """Convert pixels of about 0 .. 1 to uint8."""
     return (pixels.float().clamp(0.0, 1.0) * 255.0).round().to(torch.uint8)
 
 
@@ -176,7 +176,7 @@ class JudgedTokenizer(Tokenizer):
         self.critic = nn.Sequential(*layers, nn.Conv3d(widths[-1], 1, 3, padding=1))
 
     def train(self, mode: bool = True) -> "JudgedTokenizer":
-        """Train or evaluate; what a frozen network sees does not depend on the batch."""
+        """Set training mode, but keep the frozen network in eval mode, independent of the batch."""
         super().train(mode)
         self.seen.eval()
         return self
@@ -190,10 +190,10 @@ class JudgedTokenizer(Tokenizer):
             calibrate(self.seen, normalised(clips_BTHW3[:, ::every].flatten(0, 1)))
 
     def judge(self, pixels_BTHW3: Tensor, clips_BTHW3: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Of each clip (B): how far features are apart, what the critic says, and its own loss.
+        """Return for each clip (B): the features' distance, the critic's verdict, and its own loss.
 
         The distance is that of Johnson et al. 2016 (arXiv:1603.08155); the critic has the hinge
-        loss, and its patches are judged one by one (Isola et al. 2017, arXiv:1611.07004).
+        loss and judges patch by patch (Isola et al. 2017, arXiv:1611.07004).
         """
         every = clips_BTHW3.shape[1] // _NUM_COMPARED
         found, truth = (
@@ -203,7 +203,7 @@ class JudgedTokenizer(Tokenizer):
         apart_B = (found - truth).square().mean(dim=(1, 2, 3)).view(len(clips_BTHW3), -1).mean(1)
         fake_BCTHW = 2.0 * pixels_BTHW3.permute(0, 4, 1, 2, 3) - 1.0
         real_BCTHW = clips_BTHW3.permute(0, 4, 1, 2, 3).float() / 127.5 - 1.0
-        # The tokenizer pleases the critic as it is; only the critic's own loss changes the critic.
+        # The tokenizer's loss sees a constant critic; only the critic's own loss changes it.
         as_it_is = {name: p.detach() for name, p in self.critic.named_parameters()}
         praise = torch.func.functional_call(self.critic, as_it_is, (fake_BCTHW,))
         mistaken = F.relu(1.0 - self.critic(real_BCTHW)) + F.relu(
@@ -212,7 +212,7 @@ class JudgedTokenizer(Tokenizer):
         return apart_B, -praise.flatten(1).mean(1), mistaken.flatten(1).mean(1)
 
     def forward(self, clips_BTHW3: Tensor) -> tuple[Tensor, ...]:  # type: ignore[override]
-        """As a tokenizer; in training followed by what `judge` says."""
+        """Do what a tokenizer does; in training, also return the results of `judge`."""
         pixels_BTHW3, quantized_BthwD = super().forward(clips_BTHW3)
         if not self.training:
             return pixels_BTHW3, quantized_BthwD

@@ -140,14 +140,14 @@ def test_fails_to_go_on_with_other_text_or_options(
             imported(own, out, options, seed)
     text = (own / "stories.txt").read_text()
     (own / "stories.txt").write_text(text.replace("Story 0", "Story O"))
-    with pytest.raises(UserError, match=r"the text of the import that .* began has changed"):
+    with pytest.raises(UserError, match=r"the text has changed since the import into .* began"):
         imported(own, out)
 
 
 @pytest.mark.parametrize("texts", [["one"], ["one", "two"]])
 def test_fails_for_too_few_documents(tmp_path: Path, texts: list[str]) -> None:
     own = source(tmp_path / "own", texts)
-    with pytest.raises(UserError, match=r"got none of the \d documents, as one of 5 is held out"):
+    with pytest.raises(UserError, match=r"got none of the \d documents, as one in 5 is held out"):
         for seed in range(20):
             imported(own, tmp_path / f"out{seed}", seed=seed)
 
@@ -224,7 +224,7 @@ def test_an_import_that_was_stopped_before_it_had_a_tokenizer_trains_one(
 def test_fails_for_files_without_a_document(tmp_path: Path) -> None:
     for number, text in enumerate(("", " \n")):
         (tmp_path / f"{number}.txt").write_text(text)
-        with pytest.raises(UserError, match="the files have no text; give some that have"):
+        with pytest.raises(UserError, match="the files have no text; give files with text"):
             imported(tmp_path / f"{number}.txt", tmp_path / f"out{number}")
 
 
@@ -264,7 +264,7 @@ def test_fails_for_a_tokenizer_that_is_not_there(tmp_path: Path) -> None:
     (tmp_path / "notes.json").write_text("{}")
     for given, message in (
         (tmp_path / "none.json", "none.json does not exist; give a tokenizer.json"),
-        (own, "has no tokenizer.json, nor vocab.json with merges.txt"),
+        (own, "has neither tokenizer.json nor vocab.json with merges.txt"),
         (tmp_path / "notes.json", "notes.json is not a tokenizer ("),
     ):
         options = TextOptions(tokenizer=str(given), held_out_of=5)

@@ -110,5 +110,5 @@ def test_fails_for_what_cannot_be_read(
 def test_fails_for_a_line_that_has_no_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(documents_module, "_LINE_BYTES", 1 << 20)
     (tmp_path / "a.jsonl").write_text(json.dumps({"text": "x" * (1 << 20)}))
-    with pytest.raises(UserError, match="line 1 is longer than 1 MiB; give one text a line"):
+    with pytest.raises(UserError, match="line 1 is longer than 1 MiB; put one text a line"):
         documents(tmp_path)

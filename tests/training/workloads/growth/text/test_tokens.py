@@ -130,7 +130,7 @@ def test_a_vocabulary_of_another_size_is_a_sentence(tmp_path: Path) -> None:
     data = dataset(tmp_path, [1, 2], vocab_size=300)
     assert vocabulary_refusals(data.meta, 300) == vocabulary_refusals(data.meta, 600) == []
     (small,) = vocabulary_refusals(data.meta, 299)
-    assert "has 300 tokens, the model's only 299; give --override vocab_size=300" in small
+    assert "has 300 tokens, the model's only 299; pass --override vocab_size=300" in small
     (large,) = vocabulary_refusals(data.meta, 50257)
     assert "most of the model's 50257 would never occur" in large
 
@@ -154,5 +154,5 @@ def test_fails_to_read_text_of_another_vocabulary_than_the_model_s(tmp_path: Pat
         return GROWTH.stages(config)[0].samples(inputs, "train")
 
     assert len(samples(300)) == 2
-    with pytest.raises(UserError, match="has 300 tokens, the model's only 299; give --override"):
+    with pytest.raises(UserError, match="has 300 tokens, the model's only 299; pass --override"):
         samples(299)
