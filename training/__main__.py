@@ -21,6 +21,6 @@ if __name__ == "__main__":
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
-    # An interpreter that ends looks for garbage in all that was imported: torch takes it a second.
+    # An interpreter that ends looks for garbage in all that was imported: with torch 0.6 s and more.
     gc.freeze()
     sys.exit(code)
