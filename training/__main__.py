@@ -21,6 +21,6 @@ if __name__ == "__main__":
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
-    # An interpreter that ends looks for garbage in all that was imported: with torch 0.6 s and more.
+    # At its end an interpreter looks for garbage in all that was imported: with torch for 0.6 s.
     gc.freeze()
     sys.exit(code)
