@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 
-def run_in_fork(words: Sequence[str], *, cwd: Path, **_: bool) -> subprocess.CompletedProcess[str]:
+def run_in_fork(
+    words: Sequence[str], *, cwd: Path = Path(), **_: bool
+) -> subprocess.CompletedProcess[str]:
     """For `subprocess.run` with captured output."""
     from tests.training.forked import command
 

@@ -50,6 +50,7 @@ def synthesize(app: Path, packages: Path, out: Path) -> dict[str, Any]:
     shutil.copytree(app, folder)
     environment = {"PATH": str(Path(sys.prefix, "bin")), "PYTHONPATH": str(packages)}
     environment["CDK_OUTDIR"] = str(out / "cdk.out")
+    environment["CDK_VALIDATION"] = os.environ["CDK_VALIDATION"]  # see tests/conftest.py
     done = subprocess.run(
         [sys.executable, "app.py"], cwd=folder, env=environment, capture_output=True, text=True
     )

@@ -1,6 +1,7 @@
 """`python -m training`; see training/cli/main.py."""
 
 import faulthandler
+import gc
 import os
 import sys
 
@@ -20,4 +21,6 @@ if __name__ == "__main__":
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
+    # An interpreter that has imported torch would spend 0.6 s on a last garbage collection.
+    gc.freeze()
     sys.exit(code)

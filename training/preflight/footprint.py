@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 from unittest.mock import patch
 
@@ -76,12 +77,11 @@ def measure_step(
             step = _Step(stage, model, optimizer, batch, weight, memory)
             # With accumulation the gradients stay while the next micro-batch is computed.
             num_micro = 2 if stage.settings.global_batch > size else 1
-            step.run(num_micro, size)  # creates the optimizer's state
+            step.run(1, size)  # creates the optimizer's state
             memory.begin()
             step.run(num_micro, size)
             work, optimizer_work = memory.work, memory.optimizer_work
-        flops, shares = _flops(step.forward_backward)
-        kept_bytes = _kept_bytes(model, step.forward_backward, flops)
+        flops, shares, kept_bytes = _flops_and_kept_bytes(model, step.forward_backward)
     parameters, buffers = list(model.parameters()), list(model.buffers())
     gradients = [p.grad for p in parameters if p.grad is not None]
     state = [t for t in tree_leaves(optimizer.state_dict()) if isinstance(t, Tensor)]
@@ -119,17 +119,32 @@ def measure_evaluation(stage: Train, config: Any, size: int) -> int:
         with autocast(stage.settings.precision, _CPU):
             _loss(stage, model, batch)
 
-    with _explained(stage):
-        found = _forward(
-            lambda: stage.model(standalone_inputs(stage.name, config)), forward, example, size
-        )
-    return int(found["peak_bytes"])
+    with _explained(stage), FakeTensorMode() as fake, torch.no_grad():
+        build = partial(stage.model, standalone_inputs(stage.name, config))
+        return _forward(fake, build, forward, example)[0].peak_bytes
 
 
 def measure_probe(name: str, probe: Probe) -> dict[str, Any]:
     """Measure a Prepare stage's work on one batch; return its part of a `_StepFootprint`."""
-    with refusing_reads(name, "its probe reads data", "let shapes alone decide what it computes"):
-        return _forward(probe.build, lambda m, batch: m(batch), probe.batch, probe.size)
+
+    def forward(model: nn.Module, batch: Batch) -> Any:
+        return model(batch)
+
+    refusing = refusing_reads(
+        name, "its probe reads data", "let shapes alone decide what it computes"
+    )
+    with refusing, FakeTensorMode() as fake, torch.no_grad():
+        memory, model, batch = _forward(fake, probe.build, forward, probe.batch)
+        flops, shares = _flops(lambda: forward(model, batch))
+    parameters = list(model.parameters())
+    return {
+        "parameters": sum(p.numel() for p in parameters),
+        "parameter_bytes": _bytes(parameters),
+        "peak_bytes": memory.peak_bytes,
+        "kernels": memory.work.kernels,
+        "flops_per_sample": flops // probe.size,
+        **shares,
+    }
 
 
 def _gathered_bytes(stage: Train, model: nn.Module) -> int:
@@ -138,14 +153,28 @@ def _gathered_bytes(stage: Train, model: nn.Module) -> int:
     return _bytes(model.parameters()) - sum(blocks) + 2 * max(blocks, default=0)
 
 
-def _kept_bytes(model: nn.Module, act: Callable[[], Any], flops: int) -> int:
-    """Return the bytes that backward reads, scaled up where part of forward is recomputed."""
-    kept = KeptForBackward(model)
+def _flops_and_kept_bytes(
+    model: nn.Module, act: Callable[[], Any]
+) -> tuple[int, dict[str, float], int]:
+    """Return a step's FLOPs, their shares, and the bytes that backward reads.
+
+    The bytes are scaled up where part of forward is recomputed.
+    """
+    kept, num_checkpoints = KeptForBackward(model), 0
+
+    def without_checkpoint(frame: Any) -> AbstractContextManager[None]:
+        nonlocal num_checkpoints
+        num_checkpoints += 1
+        return nullcontext()
+
     # A checkpointed block keeps nothing that hooks could see: count it without checkpoints.
-    plain = patch.object(torch.utils.checkpoint, "_checkpoint_hook", lambda frame: nullcontext())
+    plain = patch.object(torch.utils.checkpoint, "_checkpoint_hook", without_checkpoint)
     with plain, kept.watching():
-        once, _ = _flops(act)
-    return round(kept.bytes * max(1.0, flops / max(once, 1)))
+        once, shares = _flops(act)
+    if not num_checkpoints:
+        return once, shares, kept.bytes
+    flops, shares = _flops(act)
+    return flops, shares, round(kept.bytes * max(1.0, flops / max(once, 1)))
 
 
 class _Step:
@@ -224,29 +253,19 @@ def _example(stage: Train, size: int) -> tuple[Batch, float]:
 
 
 def _forward(
+    fake: FakeTensorMode,
     build: Callable[[], nn.Module],
     forward: Callable[[nn.Module, Batch], Any],
     example: Batch,
-    size: int,
-) -> dict[str, Any]:
-    """Measure the bytes and FLOPs of a forward pass without gradients."""
-    with FakeTensorMode() as fake, torch.no_grad():
-        memory = LiveMemory()
-        with memory:
-            batch = _fake(example, fake, memory)
-            model = build().eval()
-            memory.begin()
-            forward(model, batch)
-        flops, shares = _flops(lambda: forward(model, batch))
-    parameters = list(model.parameters())
-    return {
-        "parameters": sum(p.numel() for p in parameters),
-        "parameter_bytes": _bytes(parameters),
-        "peak_bytes": memory.peak_bytes,
-        "kernels": memory.work.kernels,
-        "flops_per_sample": flops // size,
-        **shares,
-    }
+) -> tuple[LiveMemory, nn.Module, Batch]:
+    """Measure a forward pass without gradients; return its model and batch as well."""
+    memory = LiveMemory()
+    with memory:
+        batch = _fake(example, fake, memory)
+        model = build().eval()
+        memory.begin()
+        forward(model, batch)
+    return memory, model, batch
 
 
 def _fake(example: Batch, fake: FakeTensorMode, memory: LiveMemory) -> Batch:

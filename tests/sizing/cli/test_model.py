@@ -3,10 +3,12 @@
 import argparse
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from sizing.__main__ import main
+from tests.forked_trainer import run_in_fork
 from tests.sizing import sample_footprints
 
 MODEL = "tests.training.preflight.models_to_count:with_loss"
@@ -45,8 +47,10 @@ def test_a_config_is_priced_like_a_function(
 
 
 def test_fails_on_an_unknown_family_in_one_sentence(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    # The test at the top starts a real process.
+    monkeypatch.setattr("sizing.cli.model.subprocess", SimpleNamespace(run=run_in_fork))
     config = tmp_path / "config.json"
     config.write_text('{"model_type": "t55"}')
     assert main(["model", str(config)]) == 2

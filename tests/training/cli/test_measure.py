@@ -112,7 +112,8 @@ def test_fails_for_a_mistake_in_one_sentence(arguments: list[str], says: str) ->
 
 def test_a_stage_that_steps_in_backward_keeps_its_gradients_at_a_smaller_micro_batch() -> None:
     """It then accumulates; a stage that cannot be trained so has no row."""
-    config = changed(GROWTH.recipes["laptop"](), lean_optimizer="grown", num_layers=1, new_layers=1)
+    small = {"num_layers": 1, "new_layers": 1, "num_experts": 2}
+    config = changed(GROWTH.recipes["laptop"](), lean_optimizer="grown", **small)
     grown = GROWTH.stages(config)[-1]
 
     def rows() -> list[dict[str, Any]]:
