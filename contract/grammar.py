@@ -108,16 +108,16 @@ def parse_positive_count(text: str) -> int:
 
 
 def parse_writer(text: str) -> str:
-    """Read a machine's name, which is part of the keys of its events."""
-    if not re.fullmatch(r"[^/\s]{1,100}", text):
-        raise UserError(f"{text!r} is no name; use 1 to 100 characters without spaces and /")
+    """Read a machine's name, which is part of the keys of its events; SageMaker's has a /."""
+    if not re.fullmatch(r"[^/\s]+(/[^/\s]+)?", text) or len(text) > 200:
+        raise UserError(f"{text!r} is not a machine's name; use 1 to 200 characters, no spaces")
     return text
 
 
 def parse_place(text: str) -> str:
     """Read a folder's name or an address; as a path, an empty one would be the current folder."""
     if not text:
-        raise UserError("it is empty; name a folder, of which . is the current one")
+        raise UserError("it is empty; name a folder (. is the current one)")
     return text
 
 

@@ -36,7 +36,7 @@ def test_fails_for_more_ranks_than_gpus(monkeypatch: pytest.MonkeyPatch) -> None
     assert place.ranks(4) == 4, "on the CPU as many as are asked for"
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
     assert place.ranks(None) == 2
-    with pytest.raises(UserError, match="4 ranks need a GPU each, and this machine has 2; give "):
+    with pytest.raises(UserError, match="4 ranks need a GPU each, and this machine has 2; pass "):
         place.ranks(4)
 
 

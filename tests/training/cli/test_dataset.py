@@ -75,4 +75,4 @@ def test_fails_for_an_empty_name_which_is_not_the_current_folder(
     with pytest.raises(SystemExit, match="2"):
         main(["data", command, "", "--workload=imagenet", "--dataset-uri=bucket"])
     *_, said = capsys.readouterr().err.splitlines()
-    assert said.endswith(": it is empty; name a folder, of which . is the current one")
+    assert said.endswith(": it is empty; name a folder (. is the current one)")

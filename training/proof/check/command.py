@@ -58,7 +58,8 @@ def check(options: argparse.Namespace) -> int:
     import torch
     import torch._dynamo
 
-    torch.set_num_threads(config.num_threads)
+    # A pool of OpenMP threads does not survive a fork: the next parallel loop would wait forever.
+    torch.set_num_threads(1)
     with tempfile.TemporaryDirectory(prefix="check-") as name:
         folder = Path(name)
         request = AttemptRequest(

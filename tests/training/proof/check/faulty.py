@@ -27,6 +27,14 @@ class Three(Tiny):
         return (*super().stages(c), TinyTrain(config=c, name="third", width=8))
 
 
+class Wide(Tiny):
+    """One stage, with tensors on which torch uses all of its threads."""
+
+    def stages(self, c: TinyConfig) -> Sequence[Prepare | Train]:
+        doubled, *_ = super().stages(c)
+        return [doubled, TinyTrain(config=c, name="wide", width=2**13, epochs=1)]
+
+
 class Faulty(WorkloadProxy):
     """Three with one Train stage wrapped."""
 
@@ -106,7 +114,7 @@ class Averaging(TrainProxy):
         return Loss(total=super().loss(m, b, step, num_steps).total.detach())
 
 
-THREE = Three()
+THREE, WIDE = Three(), Wide()
 REMEMBERING_FIRST, REMEMBERING_THIRD = Faulty(Remembering, "first"), Faulty(Remembering, "third")
 TIMED = Faulty(Timed, "second")
 AUGMENTED = Faulty(Augmented, "first")

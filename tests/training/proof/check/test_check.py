@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.training.forked import command
 from training.cli.main import main
 
 FAULTY = "tests.training.proof.check.faulty"
@@ -33,6 +34,11 @@ def test_a_workload_that_resumes_exactly_passes(capsys: pytest.CaptureFixture[st
     assert record["resumes_exactly"]
     assert len(record["interruptions"]) == 11
     assert "interrupted at stage 'doubled', shard 2" in record["interruptions"]
+
+
+def test_attempts_may_have_threads_though_they_are_forked() -> None:
+    done = command(["check", f"{FAULTY}:WIDE", "--override=num_threads=2", "--json"])
+    assert done.code == 0, done.err
 
 
 @pytest.mark.slow
