@@ -285,7 +285,7 @@ def _plan_rows(old: Mapping[str, Any] | None, new: Mapping[str, Any] | None) -> 
 
 
 def _with_deadline(plan: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the plan with what a deadline makes of it, where there is one."""
+    """Return the plan with its deadline's figures, if it has a deadline."""
     fallback = plan.get("with_fallback") or {}
     return {**plan, **{f"deadline_{name}": value for name, value in fallback.items()}}
 
@@ -327,7 +327,7 @@ def _volume(disk: Mapping[str, Any]) -> str:
 
 
 def _factor(size: str, region: str) -> float:
-    """How much more volumes cost than in us-east-1: as much as the instance (as for the Guard)."""
+    """Return the ratio of volume prices to us-east-1's: the instance's, as for the Guard."""
     known = catalogue.instances().get(size)
     usual = known and known.on_demand_usd_per_hour
     return catalogue.hourly_price(size, region, assume=True).usd_per_hour / usual if usual else 1.0

@@ -59,7 +59,7 @@ def _idle(change: Change, changes: Sequence[Change]) -> Iterator[Objection]:
 
 
 def _unheard(change: Change, head: Side) -> Iterator[Objection]:
-    """Find a topic that lost the last of those whom it told."""
+    """Find a topic that lost its last subscriber."""
     topic = change.old_properties.get("TopicArn")
     if change.type != "AWS::SNS::Subscription" or change.action != "removed":
         return

@@ -60,7 +60,7 @@ def find_run_effects(base: Side, head: Side, changes: Sequence[Change]) -> list[
 
 
 def _bucket_effects(change: Change, base: Side) -> Iterator[str]:
-    """Yield what a run misses of a bucket that goes, or of one that keeps less."""
+    """Yield the effects of a bucket that is removed, or that keeps old versions for less time."""
     if change.action in ("replaced", "removed"):
         for name, content in _CONTENTS.items():
             uris = (read_run_env(stack.template).get(name, "") for stack in base.stacks.values())
@@ -75,7 +75,7 @@ def _bucket_effects(change: Change, base: Side) -> Iterator[str]:
 
 
 def _days_kept(bucket: Mapping[str, Any]) -> int:
-    """Return how long the bucket keeps replaced objects at most; 0 if for ever."""
+    """Return how many days the bucket keeps replaced objects; 0: forever."""
     rules = (bucket.get("LifecycleConfiguration") or {}).get("Rules") or []
     days = [(rule.get("NoncurrentVersionExpiration") or {}).get("NoncurrentDays") for rule in rules]
     return min((int(each) for each in days if each), default=0)
@@ -213,17 +213,14 @@ def _numerics(base: StackSide, head: StackSide) -> Iterator[str]:
 
 
 def _orphans(head: StackSide) -> Iterator[str]:
-    for resource in head.resources.values():
-        if resource["Type"] == "AWS::EC2::LaunchTemplate":
-            data = resource["Properties"].get("LaunchTemplateData", {})
-            for disk in data.get("BlockDeviceMappings") or []:
-                # EC2 keeps every volume but the root by default.
-                if disk.get("Ebs") and disk["Ebs"].get("DeleteOnTermination") is not True:
-                    yield (
-                        f"**Each terminated instance leaves its volume {disk.get('DeviceName')} "
-                        "behind**, which is billed until someone deletes it: set "
-                        "DeleteOnTermination."
-                    )
+    for data in _launch_templates(head.resources.values()):
+        for disk in data.get("BlockDeviceMappings") or []:
+            # EC2 keeps every volume but the root by default.
+            if disk.get("Ebs") and disk["Ebs"].get("DeleteOnTermination") is not True:
+                yield (
+                    f"**Each terminated instance leaves its volume {disk.get('DeviceName')} "
+                    "behind**, which is billed until someone deletes it: set DeleteOnTermination."
+                )
 
 
 def _gpus_of_fleet(side: StackSide) -> set[str]:
@@ -237,26 +234,22 @@ def _gpus_of_fleet(side: StackSide) -> set[str]:
 
 
 def _key(side: StackSide) -> str:
-    """Return the key of the machines' volumes, which is that of the buckets."""
-    for resource in side.resources.values():
-        if resource["Type"] == "AWS::EC2::LaunchTemplate":
-            data = resource["Properties"].get("LaunchTemplateData", {})
-            for disk in data.get("BlockDeviceMappings") or []:
-                return spell((disk.get("Ebs") or {}).get("KmsKeyId", ""))
+    """Return the key of the machines' volumes, which is also the buckets'."""
+    for data in _launch_templates(side.resources.values()):
+        if disks := data.get("BlockDeviceMappings"):
+            return spell((disks[0].get("Ebs") or {}).get("KmsKeyId", ""))
     return ""
 
 
 def _hardware(side: StackSide) -> tuple[str, object] | None:
-    for resource in side.resources.values():
-        if resource["Type"] == "AWS::EC2::LaunchTemplate":
-            data = resource["Properties"].get("LaunchTemplateData", {})
-            known = catalogue.instances().get(str(data.get("InstanceType")))
-            image = data.get("ImageId")
-            if isinstance(image, dict) and "Ref" in image:
-                parameter = side.template.get("Parameters", {}).get(image["Ref"], {})
-                image = parameter.get("Default", image)
-            gpus = f"{known.num_gpus} x {known.gpu}" if known else str(data.get("InstanceType"))
-            return gpus, image
+    for data in _launch_templates(side.resources.values()):
+        known = catalogue.instances().get(str(data.get("InstanceType")))
+        image = data.get("ImageId")
+        if isinstance(image, dict) and "Ref" in image:
+            parameter = side.template.get("Parameters", {}).get(image["Ref"], {})
+            image = parameter.get("Default", image)
+        gpus = f"{known.num_gpus} x {known.gpu}" if known else str(data.get("InstanceType"))
+        return gpus, image
     return None
 
 
@@ -353,15 +346,19 @@ def _boot_script(template: Mapping[str, Any]) -> str:
 
 def _parts(template: Mapping[str, Any]) -> tuple[dict[Name, str], str]:
     resources = (template.get("Resources") or {}).values()
+    for data in _launch_templates(resources):
+        found = _HERE_DOCUMENT.search(spell(data.get("UserData", "")))
+        if found:
+            lines = [line.partition("=") for line in found.group(2).splitlines()]
+            variables = {cast(Name, name): value.strip('"') for name, _, value in lines}
+            return _bundle(resources) | variables, found.group(3)
+    return {}, ""
+
+
+def _launch_templates(resources: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
     for resource in resources:
         if resource["Type"] == "AWS::EC2::LaunchTemplate":
-            data = resource["Properties"].get("LaunchTemplateData", {})
-            found = _HERE_DOCUMENT.search(spell(data.get("UserData", "")))
-            if found:
-                lines = [line.partition("=") for line in found.group(2).splitlines()]
-                variables = {cast(Name, name): value.strip('"') for name, _, value in lines}
-                return _bundle(resources) | variables, found.group(3)
-    return {}, ""
+            yield resource["Properties"].get("LaunchTemplateData", {})
 
 
 def _bundle(resources: Iterable[Mapping[str, Any]]) -> dict[Name, str]:

@@ -247,7 +247,7 @@ def _of(change: Change) -> Iterator[SecurityChange]:
 
 
 def _device_goes(path: str, change: Change) -> bool:
-    """Whether a property goes with the volume that it is of."""
+    """Whether a property is gone because its volume is gone."""
     device = re.match(r"LaunchTemplateData\.BlockDeviceMappings\.\d+\.", path)
     return device is not None and not any(
         name.startswith(device[0]) for name, _ in leaves(change.new_properties)

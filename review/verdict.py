@@ -30,7 +30,7 @@ class Review:
     security: Sequence[SecurityChange]
     run_effects: Sequence[str]
     costs: Sequence[CostRow]
-    prices: str  # where and when they are from
+    prices: str  # their region, basis and date
     warnings: Sequence[str]
     diffs: Sequence[CdkDiff]
 
