@@ -1,0 +1,83 @@
+"""Finds the splits that a dataset names itself: data.yaml, YOLO's lists, VOC's ImageSets.
+
+They win over the names of folders. What another machine wrote is found by the end of its path; a
+place without images is refused, as is an image that is named for two splits.
+"""
+
+import os
+import re
+from collections import defaultdict
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from training.errors import UserError
+from training.workloads.detection.image_files import IMAGE_SUFFIXES
+from training.workloads.detection.yolo import lines
+
+_SplitOf: TypeAlias = Callable[[str], str | None]
+# In a list of ImageSets/Main about a class: whether an image shows it.
+_SHOWS = re.compile(r"\s+-?[01]$")
+
+
+def named_splits(
+    folder: Path, images: Sequence[Path], described: Mapping[str, Any], split_of: _SplitOf
+) -> dict[Path, str]:
+    """Return the split of each image for which the content of data.yaml or a list names one."""
+    known = defaultdict[str, set[Path]](set)  # by path, with and without suffix, and by folder
+    for image in images:
+        path = image.relative_to(folder)
+        for key in (path, path.with_suffix(""), Path(path.stem), *path.parents):
+            known[key.as_posix()].add(image)
+    found: dict[Path, str] = {}
+    for split, by, base, places in _named(folder, described, split_of):
+        for place in places:
+            if (own := _located(place, base, known, split_of)) is None:
+                raise UserError(
+                    f"{by} names {place!r} for {split}, where {folder} has no image; copy its "
+                    f"images there, or correct {by}"
+                )
+            for image in known[own]:
+                if (other := found.setdefault(image, split)) != split:
+                    raise UserError(
+                        f"{by} names {image.relative_to(folder)} for {split}, which is also named "
+                        f"for {other}; name each image for one split"
+                    )
+    return found
+
+
+def _named(
+    folder: Path, described: Mapping[str, Any], split_of: _SplitOf
+) -> Iterator[tuple[str, str, str, Sequence[str]]]:
+    """Yield a split, the file that names it, and its places with what they are relative to."""
+    texts = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*.txt"))}
+    base, is_named = str(described.get("path") or ""), False
+    for key in ("train", "val", "validation", "valid", "test"):
+        given = described.get(key) or []
+        for place in map(str, given if isinstance(given, list) else [given]):
+            split, is_named = split_of(key) or key, True
+            if (own := _located(place, base, texts, split_of)) is not None:
+                yield split, own, Path(own).parent.as_posix(), lines(texts[own])
+            else:
+                yield split, "data.yaml", base, [place]
+    for name, path in ({} if is_named else texts).items():
+        if (named := split_of(path.stem)) and path.parent == folder:
+            paths = [line for line in lines(path) if Path(line).suffix.lower() in IMAGE_SUFFIXES]
+            yield named, name, "", paths
+        elif named and path.match("ImageSets/Main/*"):
+            inside = path.relative_to(folder).parents[2]
+            yield named, name, f"{inside}/JPEGImages", [_SHOWS.sub("", x) for x in lines(path)]
+
+
+def _located(place: str, base: str, known: Container[str], split_of: _SplitOf) -> str | None:
+    """Return the longest end of a path that is known.
+
+    What names a split stays in it, unless the path is absolute: valid/images is not images.
+    """
+    place = place.strip().replace("\\", "/")
+    is_absolute = re.match(r"/|[A-Za-z]:", place) is not None
+    joined = os.path.normpath(place if is_absolute else f"{base}/{place}")
+    parts = [part for part in joined.split("/") if part not in ("", ".", "..")]
+    kept = set() if is_absolute else {part for part in place.split("/") if split_of(part)}
+    ends = ["/".join(parts[start:]) or "." for start in range(max(1, len(parts)))]
+    return next((end for end in ends if end in known and kept <= set(end.split("/"))), None)
