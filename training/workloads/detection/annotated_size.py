@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from training.workloads.detection.coco import CocoSplit
 from training.workloads.detection.coco_faults import CocoFaults
-from training.workloads.detection.image_files import UPRIGHT, Stored
+from training.workloads.detection.image_files import UPRIGHT, StoredSize
 
 _Size: TypeAlias = tuple[int, int]  # width, height
 _Boxes: TypeAlias = npt.NDArray[np.float64]
@@ -24,7 +24,7 @@ _ROUNDING_PIXELS = 1.0
 _MIRRORED, _UPSIDE_DOWN, _TRANSPOSED = (2, 3, 6, 7), (3, 4, 7, 8), (5, 6, 7, 8)
 
 
-def as_read(split: CocoSplit, stored: Sequence[Stored | None], faults: CocoFaults) -> CocoSplit:
+def as_read(split: CocoSplit, stored: Sequence[StoredSize | None], faults: CocoFaults) -> CocoSplit:
     """Return the split in the pixels of its images as they are read, which is upright."""
     sizes, boxes, areas = split.sizes.copy(), split.boxes.copy(), split.areas.copy()
     for index, image in enumerate(stored):
@@ -53,7 +53,7 @@ def as_read(split: CocoSplit, stored: Sequence[Stored | None], faults: CocoFault
     return replace(split, sizes=sizes, boxes=boxes, areas=areas)
 
 
-def _drawn_on(annotated: _Size, image: Stored) -> _Size | None:
+def _drawn_on(annotated: _Size, image: StoredSize) -> _Size | None:
     """Return the size that the annotated one means, upright or as stored; None if neither."""
     of_image = (image.upright, image.size)
     if annotated in of_image:
@@ -68,7 +68,7 @@ def _is_resized(annotated: _Size, size: _Size) -> bool:
     return least <= min((side + _ROUNDING_PIXELS) / own for own, side in pairs)
 
 
-def _moved(boxes_N4: _Boxes, annotated: _Size, image: Stored, drawn_on: _Size) -> _Boxes:
+def _moved(boxes_N4: _Boxes, annotated: _Size, image: StoredSize, drawn_on: _Size) -> _Boxes:
     """Scale boxes (x, y, width, height), then turn them as EXIF turns the pixels."""
     across, down = drawn_on
     turn = UPRIGHT if drawn_on == image.upright else image.orientation

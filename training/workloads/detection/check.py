@@ -29,7 +29,7 @@ from training.workloads.detection.coco_layout import (
     is_file,
     unlisted_images,
 )
-from training.workloads.detection.image_files import ImageFault, Stored, examine
+from training.workloads.detection.image_files import ImageFault, StoredSize, examine
 
 if TYPE_CHECKING:
     # It imports torch.
@@ -134,11 +134,11 @@ def _check_unlisted(root: Path, splits: Sequence[CocoSplit], faults: CocoFaults)
 
 def _check_images(
     splits: Sequence[CocoSplit], faults: CocoFaults, progress: "Progress"
-) -> tuple[dict[str, list[str | None]], dict[str, list[Stored | None]]]:
+) -> tuple[dict[str, list[str | None]], dict[str, list[StoredSize | None]]]:
     """Decode every image, in threads: Pillow releases the interpreter's lock."""
     done, total = 0, sum(map(len, splits))
     digests: dict[str, list[str | None]] = {}
-    sizes: dict[str, list[Stored | None]] = {}
+    sizes: dict[str, list[StoredSize | None]] = {}
     pool = ThreadPoolExecutor(os.cpu_count())
     try:
         for split in splits:
@@ -157,7 +157,9 @@ def _check_images(
     return digests, sizes
 
 
-def _examine(split: CocoSplit, index: int) -> tuple[str | None, Stored | None, list[ImageFault]]:
+def _examine(
+    split: CocoSplit, index: int
+) -> tuple[str | None, StoredSize | None, list[ImageFault]]:
     path = split.folder / str(split.files[index])
     if not is_file(path):
         return None, None, [ImageFault("missing-file", f"is not in {split.folder}")]

@@ -36,7 +36,7 @@ class ImageFault(NamedTuple):
     text: str
 
 
-class Stored(NamedTuple):
+class StoredSize(NamedTuple):
     """An image file's width and height as its pixels are stored, and its EXIF orientation."""
 
     size: tuple[int, int]
@@ -52,7 +52,7 @@ def upright_size(path: Path) -> tuple[int, int] | None:
     """Return height and width as displayed; None if the file cannot be opened."""
     try:
         with Image.open(path) as image:
-            width, height = Stored(image.size, _orientation(image)).upright
+            width, height = StoredSize(image.size, _orientation(image)).upright
     except _DAMAGED:
         return None
     return height, width
@@ -72,13 +72,13 @@ def read_rgb(path: Path, height: int, width: int) -> Image.Image:
         ) from error
 
 
-def examine(path: Path) -> tuple[str, Stored | None, list[ImageFault]]:
+def examine(path: Path) -> tuple[str, StoredSize | None, list[ImageFault]]:
     """Decode every pixel; return the file's checksum, its size and what is wrong with it."""
     content = path.read_bytes()
     digest = hashlib.sha256(content).hexdigest()
     try:
         with Image.open(io.BytesIO(content)) as image:
-            mode, stored = image.mode, Stored(image.size, _orientation(image))
+            mode, stored = image.mode, StoredSize(image.size, _orientation(image))
             if image.width * image.height > _MAX_PIXELS:
                 text = f"has {image.width}x{image.height} pixels"
                 return digest, None, [ImageFault("too-large", text)]
@@ -99,7 +99,7 @@ def examine(path: Path) -> tuple[str, Stored | None, list[ImageFault]]:
 
 def _as_annotated(image: Image.Image, height: int, width: int) -> Image.Image:
     """Return the image upright; as it is stored if only that has the annotated size."""
-    stored = Stored(image.size, _orientation(image))
+    stored = StoredSize(image.size, _orientation(image))
     if stored.upright == (width, height):
         return image if stored.orientation == UPRIGHT else ImageOps.exif_transpose(image)
     if stored.size == (width, height):

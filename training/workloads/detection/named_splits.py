@@ -35,7 +35,7 @@ def named_splits(
             if (own := _located(place, base, known, split_of)) is None:
                 raise UserError(
                     f"{by} names {place!r} for {split}, where {folder} has no image; copy its "
-                    f"images there, or correct {by}"
+                    f"images there, or remove it from {by}"
                 )
             for image in known[own]:
                 if (other := found.setdefault(image, split)) != split:
@@ -51,22 +51,21 @@ def _named(
 ) -> Iterator[tuple[str, str, str, Sequence[str]]]:
     """Yield a split, the file that names it, and its places with what they are relative to."""
     texts = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*.txt"))}
-    base, is_named = str(described.get("path") or ""), False
-    for key in ("train", "val", "validation", "valid", "test"):
-        given = described.get(key) or []
-        for place in map(str, given if isinstance(given, list) else [given]):
-            split, is_named = split_of(key) or key, True
+    base, keys = str(described.get("path") or ""), ("train", "val", "validation", "valid", "test")
+    given = {key: described[key] for key in keys if described.get(key)}
+    for key, value in given.items():
+        for place in map(str, value if isinstance(value, list) else [value]):
             if (own := _located(place, base, texts, split_of)) is not None:
-                yield split, own, Path(own).parent.as_posix(), lines(texts[own])
+                yield split_of(key) or key, own, str(Path(own).parent), lines(texts[own])
             else:
-                yield split, "data.yaml", base, [place]
-    for name, path in ({} if is_named else texts).items():
-        if (named := split_of(path.stem)) and path.parent == folder:
+                yield split_of(key) or key, "data.yaml", base, [place]
+    for name, path in ({} if given else texts).items():
+        if (split := split_of(path.stem)) and path.parent == folder:
             paths = [line for line in lines(path) if Path(line).suffix.lower() in IMAGE_SUFFIXES]
-            yield named, name, "", paths
-        elif named and path.match("ImageSets/Main/*"):
+            yield split, name, "", paths
+        elif split and path.match("ImageSets/Main/*"):
             inside = path.relative_to(folder).parents[2]
-            yield named, name, f"{inside}/JPEGImages", [_SHOWS.sub("", x) for x in lines(path)]
+            yield split, name, f"{inside}/JPEGImages", [_SHOWS.sub("", x) for x in lines(path)]
 
 
 def _located(place: str, base: str, known: Container[str], split_of: _SplitOf) -> str | None:

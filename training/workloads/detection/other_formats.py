@@ -42,6 +42,8 @@ def convert(
         return None
     kinds = names or sorted({each.name for image in found for each in image.objects})
     named = named_splits(folder, images, described or {}, split_of)
+    if {named.get(each.image) for each in found} == {"train"}:
+        named = {}  # which holds nothing out, so the import divides them
     # Then the check lists the others as not used.
     is_divided = {"train", "validation"} <= set(named.values())
     splits: dict[str, list[Labelled]] = {}

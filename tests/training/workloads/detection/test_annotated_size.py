@@ -97,6 +97,9 @@ def test_boxes_are_scaled_to_an_image_that_was_resized(tmp_path: Path, annotate:
         annotate(tmp_path / split, "a", WIDTH, HEIGHT)
     for seen, box in _seen(tmp_path):
         assert seen == pytest.approx(box) == (80, 120, 272, 216)
+    warnings = scene.checked(tmp_path).report.warnings
+    (said,) = [finding.message for finding in warnings if finding.rule == "scaled-box"]
+    assert "a.png has 640x480 pixels, but is annotated as 160x120 (and 1 more); its boxes " in said
 
 
 @pytest.mark.parametrize("orientation", range(2, 9))
@@ -116,6 +119,30 @@ def test_boxes_are_where_their_object_is_seen_if_exif_turns_it(
     assert len(boxes) == 2 and boxes[1] == (LEFT, TOP, RIGHT, BOTTOM)
     if orientation == 6:
         assert boxes[0] == (HEIGHT - BOTTOM, LEFT, HEIGHT - TOP, RIGHT)
+    said = {finding.rule: finding.message for finding in scene.checked(tmp_path).report.warnings}
+    stored = f"a.png is stored rotated (EXIF orientation {orientation})"
+    if orientation < 5:
+        assert f"{stored} (and 1 more); it is read upright, and its boxes as" in said["orientation"]
+    else:
+        assert f"{stored}; it is annotated so; it is read upright, and its b" in said["turned-box"]
+        assert f"{stored}; it is read upright, and its boxes as drawn on the" in said["upright"]
+
+
+def test_fails_for_the_stored_size_that_label_studio_writes_beside_other_boxes(
+    tmp_path: Path,
+) -> None:
+    """HumanSignal/label-studio#6608: boxes are drawn on the image as a browser shows it."""
+    for seed, split in enumerate(("train", "val")):
+        _save(tmp_path / split / "a.png", _drawing(seed=seed), 8)
+        _coco(tmp_path / split, "a", WIDTH, HEIGHT)
+        path = tmp_path / split / "_annotations.coco.json"
+        scene.write(path, json.loads(path.read_text()) | {"info": {"contributor": "Label Studio"}})
+    (refused,) = scene.checked(tmp_path).report.refusals
+    assert refused.message == (
+        "train: a.png is stored rotated (EXIF orientation 8) (and 1 more); Label Studio has "
+        "written that size, but boxes on the upright image; save the images upright, and export "
+        "again"
+    )
 
 
 def test_a_tiff_that_pillow_turns_itself_is_read_once(tmp_path: Path) -> None:

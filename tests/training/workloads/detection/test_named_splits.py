@@ -55,6 +55,11 @@ def test_data_yaml_wins_over_folders_and_leaves_out_what_it_does_not_name(tmp_pa
     assert finding.message.startswith("images/test/5.png is in no annotation file (and 1 more)")
 
 
+def test_data_yaml_that_holds_nothing_out_leaves_the_division_to_the_import(tmp_path: Path) -> None:
+    _yolo(tmp_path, "train: images", {"images": range(6)})
+    assert _splits(tmp_path) == {"all": [0, 1, 2, 3, 4, 5]}
+
+
 def test_lists_name_images_whose_files_have_the_same_name(tmp_path: Path) -> None:
     _yolo(tmp_path, "", {f"{site}/images": range(1) for site in "abc"})
     save(tmp_path / "b/images/0.png", 1)
