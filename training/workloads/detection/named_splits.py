@@ -24,11 +24,15 @@ def named_splits(
     folder: Path, images: Sequence[Path], described: Mapping[str, Any], split_of: _SplitOf
 ) -> dict[Path, str]:
     """Return the split of each image for which the content of data.yaml or a list names one."""
-    known = defaultdict[str, set[Path]](set)  # by path, with and without suffix, and by folder
+    known = defaultdict[str, list[Path]](list)  # by path, with and without suffix, and by folder
     for image in images:
-        path = image.relative_to(folder)
-        for key in (path, path.with_suffix(""), Path(path.stem), *path.parents):
-            known[key.as_posix()].add(image)
+        name = above = str(image.relative_to(folder))
+        bare = name.rpartition(".")[0]
+        keys = {name, bare, bare.rpartition("/")[2], "."}
+        while above := above.rpartition("/")[0]:
+            keys.add(above)
+        for key in keys:
+            known[key].append(image)
     found: dict[Path, str] = {}
     for split, by, base, places in _named(folder, described, split_of):
         for place in places:
@@ -77,6 +81,8 @@ def _located(place: str, base: str, known: Container[str], split_of: _SplitOf) -
     is_absolute = re.match(r"/|[A-Za-z]:", place) is not None
     joined = os.path.normpath(place if is_absolute else f"{base}/{place}")
     parts = [part for part in joined.split("/") if part not in ("", ".", "..")]
-    kept = set() if is_absolute else {part for part in place.split("/") if split_of(part)}
-    ends = ["/".join(parts[start:]) or "." for start in range(max(1, len(parts)))]
-    return next((end for end in ends if end in known and kept <= set(end.split("/"))), None)
+    for start in range(max(1, len(parts))):
+        if (end := "/".join(parts[start:]) or ".") in known:
+            dropped = {part for part in place.split("/") if split_of(part)} - {*end.split("/")}
+            return end if is_absolute or not start or not dropped else None
+    return None
