@@ -17,17 +17,19 @@ import numpy as np
 import numpy.typing as npt
 
 from training.data_report import DataReport
+from training.workloads.detection.annotated_size import as_read
 from training.workloads.detection.coco import Category, CocoSplit, read_split, split_of
 from training.workloads.detection.coco_faults import CocoFaults, shown
 from training.workloads.detection.coco_layout import (
     UNDIVIDED,
     Source,
+    divided_by_folder,
     find_images,
     find_sources,
     is_file,
     unlisted_images,
 )
-from training.workloads.detection.image_files import ImageFault, examine
+from training.workloads.detection.image_files import ImageFault, StoredSize, examine
 
 if TYPE_CHECKING:
     # It imports torch.
@@ -66,12 +68,13 @@ def check(folder: Path, progress: "Progress") -> Checked:
     faults = CocoFaults()
     root, sources = find_sources(folder, faults)
     read = [_read(root, source, faults) for source in sources]
-    splits = [split for split in read if split is not None]
+    splits = [part for split in read if split for part in divided_by_folder(root, split)]
     if not faults.is_refused:  # otherwise refused records would seem to be missing
         _check_categories(splits, faults)
         _check_unlisted(root, splits, faults)
     check_annotations(splits, faults)
-    digests = _check_images(splits, faults, progress)
+    digests, stored = _check_images(splits, faults, progress)
+    splits = [as_read(split, stored[split.name], faults) for split in splits]
     _check_duplicates(splits, digests, faults)
     return Checked(folder=root, splits=splits, digests=digests, faults=faults)
 
@@ -131,17 +134,19 @@ def _check_unlisted(root: Path, splits: Sequence[CocoSplit], faults: CocoFaults)
 
 def _check_images(
     splits: Sequence[CocoSplit], faults: CocoFaults, progress: "Progress"
-) -> dict[str, list[str | None]]:
+) -> tuple[dict[str, list[str | None]], dict[str, list[StoredSize | None]]]:
     """Decode every image, in threads: Pillow releases the interpreter's lock."""
     done, total = 0, sum(map(len, splits))
     digests: dict[str, list[str | None]] = {}
+    sizes: dict[str, list[StoredSize | None]] = {}
     pool = ThreadPoolExecutor(os.cpu_count())
     try:
         for split in splits:
             examined = pool.map(partial(_examine, split), range(len(split)))
-            digests[split.name] = []
-            for index, (digest, found) in enumerate(examined):
+            digests[split.name], sizes[split.name] = [], []
+            for index, (digest, size, found) in enumerate(examined):
                 digests[split.name].append(digest)
+                sizes[split.name].append(size)
                 for fault in found:
                     faults.add(fault.rule, f"{split.name}: {split.files[index]} {fault.text}")
                 done += 1
@@ -149,15 +154,16 @@ def _check_images(
     finally:
         # After Ctrl-C, the remaining images are skipped.
         pool.shutdown(cancel_futures=True)
-    return digests
+    return digests, sizes
 
 
-def _examine(split: CocoSplit, index: int) -> tuple[str | None, list[ImageFault]]:
+def _examine(
+    split: CocoSplit, index: int
+) -> tuple[str | None, StoredSize | None, list[ImageFault]]:
     path = split.folder / str(split.files[index])
     if not is_file(path):
-        return None, [ImageFault("missing-file", f"is not in {split.folder}")]
-    height, width = split.sizes[index].tolist()
-    return examine(path, height, width)
+        return None, None, [ImageFault("missing-file", f"is not in {split.folder}")]
+    return examine(path)
 
 
 def _check_duplicates(

@@ -7,7 +7,7 @@ boxes that are missing but follow from a mask. Every fault is noted, and its rec
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
@@ -61,6 +61,7 @@ class CocoSplit:
     labels: _Ints
     areas: _Floats
     crowds: npt.NDArray[np.bool_]
+    is_of_label_studio: bool = False
 
     def __len__(self) -> int:
         return len(self.image_ids)
@@ -68,6 +69,16 @@ class CocoSplit:
     def objects(self, index: int) -> slice:
         """Return the slice of an image's objects."""
         return slice(int(self.starts[index]), int(self.starts[index + 1]))
+
+    def of_images(self, rows: _Ints, name: str) -> "CocoSplit":
+        """Return a split of some of the images."""
+        own = np.isin(np.repeat(np.arange(len(self)), self.objects_per_image), rows)
+        arrays: dict[str, Any] = {
+            key: getattr(self, key)[rows] for key in ("image_ids", "files", "sizes")
+        }
+        arrays |= {key: getattr(self, key)[own] for key in ("boxes", "labels", "areas", "crowds")}
+        starts = np.cumsum([0, *self.objects_per_image[rows]], dtype=np.int64)
+        return replace(self, name=name, starts=starts, **arrays)
 
     @property
     def can_be_learned(self) -> npt.NDArray[np.bool_]:
@@ -104,7 +115,10 @@ def split_of(
     usable = [image for image in images.values() if image]
     if not categories or not usable:
         return None
-    return as_split(name, folder, categories, usable, boxes)
+    info = content.get("info")
+    made_by = info.get("contributor") if isinstance(info, dict) else None
+    split = as_split(name, folder, categories, usable, boxes)
+    return replace(split, is_of_label_studio=made_by == "Label Studio")
 
 
 def as_split(

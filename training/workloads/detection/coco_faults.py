@@ -39,6 +39,8 @@ _REFUSED: Mapping[str, str] = MappingProxyType(
         "pixel-format": "save it with 8 bits per channel",
         "too-large": "divide it into tiles",
         "image-size": "correct the size, or the boxes that were drawn on another one",
+        "label-studio": "Label Studio has written that size, but boxes on the upright image; save "
+        "the images upright, and export again",
         "box": "give [x, y, width, height] in pixels",
         "box-size": "give [x, y, width, height] in pixels",
         "box-corners": "these look like two corners [x1, y1, x2, y2]; give [x, y, width, height]",
@@ -64,9 +66,12 @@ _WARNED: Mapping[str, str] = MappingProxyType(
         "empty-box": "it is not trained on",
         "clipped-box": "it is trained on up to the border",
         "area-larger": "whether an object counts as small, medium or large depends on it",
-        "orientation": "boxes are read as drawn on the pixels as they are stored; "
-        "if they were drawn on the upright image, save it upright",
-        "upright": "its boxes were drawn on the upright image, so it is read upright",
+        "rotated-box": "the box is the extent of the rotated one",
+        "scaled-box": "its boxes are scaled to its pixels",
+        "turned-box": "it is annotated so; it is read upright, and its boxes are turned with it",
+        "upright": "it is read upright, and its boxes as drawn on the upright image",
+        "orientation": "it is read upright, and its boxes as drawn on the upright image; if they "
+        "were drawn on the pixels as stored, save it without its orientation",
         "transparency": "the colours below it are read",
         "unlisted-image": "it is not used",
         "unused-category": "its average precision will be 0 or unknown",
@@ -186,16 +191,19 @@ def box_of(
 ) -> Box | None:
     """Return the annotation's object; None, and a fault noted, if there is no usable one."""
     extent = None
-    if not record.get("bbox") or record.get("area") is None:
+    rotation = _rotation(record)
+    if not record.get("bbox") or record.get("area") is None or rotation:
         extent = _extent_of(record.get("segmentation"))
     xywh = _xywh(record, extent, where, faults)
     if xywh is None:
         return None
-    _, _, width, height = xywh
-    if width < 0 or height < 0:
+    if min(xywh[2:]) < 0:
         faults.add("box-size", f"{where} has the box {shown(xywh)}, of negative size")
         return None
-    area = _area(record, extent, width * height, where, faults)
+    if rotation and record.get("bbox"):
+        faults.add("rotated-box", f"{where} is rotated by {rotation:g} degrees")
+        xywh = _rotated(xywh, rotation, extent)
+    area = _area(record, extent, xywh[2] * xywh[3], where, faults)
     crowd = record.get("iscrowd", 0)
     if crowd not in (0, 1):
         faults.add("crowd", f"{where} has iscrowd {crowd!r:.20}")
@@ -224,6 +232,25 @@ def _xywh(
             return x, y, width, height
     faults.add("box", f"{where} has the box {given!r:.60}")
     return None
+
+
+def _rotation(record: Mapping[str, Any]) -> float:
+    """Return by how many degrees a box is rotated about its centre, as CVAT exports it."""
+    attributes = record.get("attributes")
+    given = attributes.get("rotation") if isinstance(attributes, dict) else None
+    return (_finite(given) or 0.0) % 180
+
+
+def _rotated(
+    xywh: tuple[float, float, float, float], degrees: float, extent: _Extent | None
+) -> tuple[float, float, float, float]:
+    """Return the extent of a rotated box: that of its mask, unless this is the box unrotated."""
+    x, y, width, height = xywh
+    if extent is not None and extent.area < 0.99 * width * height:
+        return extent[:4]
+    cos, sin = (abs(of(math.radians(degrees))) for of in (math.cos, math.sin))
+    wide, high = width * cos + height * sin, width * sin + height * cos
+    return x + (width - wide) / 2, y + (height - high) / 2, wide, high
 
 
 def _area(

@@ -6,11 +6,14 @@ anywhere below. A folder without annotation files may be in another format.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from training.errors import UserError
+from training.workloads.detection.coco import CocoSplit
 from training.workloads.detection.coco_faults import CocoFaults, refuse_layout
 from training.workloads.detection.image_files import IMAGE_SUFFIXES
 from training.workloads.detection.other_formats import convert
@@ -26,6 +29,7 @@ _SPLITS = {
     "test": "test",
     "testing": "test",
 }
+_ORDER = ("train", "validation", "test")
 # COCO's own files about other tasks, and files that hold no annotations.
 _OTHER = re.compile(
     r"^(captions|person_keypoints|panoptic|stuff|image_info)_|^(manifest|notes)$|^\."
@@ -57,7 +61,7 @@ def find_sources(folder: Path, faults: CocoFaults) -> tuple[Path, list[Source]]:
         raise refuse_layout(f"{folder} has no annotation file in COCO's format")
     if any(source.split != UNDIVIDED for source in found):
         for source in found:
-            if source.split == UNDIVIDED:
+            if source.split == UNDIVIDED and source.content is None:
                 faults.add("unread-file", f"{source.path.relative_to(folder)} names no split")
         found = [source for source in found if source.split != UNDIVIDED]
     by_split: dict[str, Source] = {}
@@ -69,10 +73,25 @@ def find_sources(folder: Path, faults: CocoFaults) -> tuple[Path, list[Source]]:
             what = "are both of one dataset" if split == UNDIVIDED else f"both describe {split}"
             raise UserError(f"{names} {what}; keep only one of them")
         by_split[split] = source
-    if UNDIVIDED not in by_split and (lacks := {"train", "validation"} - by_split.keys()):
-        raise refuse_layout(f"{folder} has no annotations for {' and '.join(sorted(lacks))}")
-    known = ("train", "validation", "test", UNDIVIDED)
-    return folder, [by_split[split] for split in known if split in by_split]
+    if UNDIVIDED not in by_split:
+        _refuse_lacking(folder, by_split)
+    return folder, [by_split[split] for split in (*_ORDER, UNDIVIDED) if split in by_split]
+
+
+def divided_by_folder(folder: Path, split: CocoSplit) -> list[CocoSplit]:
+    """Divide images that no annotation file divides, if their own folders hold some out."""
+    parents = [Path(file).parts[:-1] for file in split.files.tolist()]
+    named = [[name for part in parts if (name := _split_of(part))][-1:] for parts in parents]
+    names = np.asarray([name[0] if name else UNDIVIDED for name in named])
+    if split.name != UNDIVIDED or set(names) <= {"train", UNDIVIDED} or len(set(names)) == 1:
+        return [split]
+    _refuse_lacking(folder, set(names))
+    return [split.of_images(np.flatnonzero(names == of), of) for of in _ORDER if of in names]
+
+
+def _refuse_lacking(folder: Path, splits: Container[str]) -> None:
+    if lacks := [split for split in ("train", "validation") if split not in splits]:
+        raise refuse_layout(f"{folder} has no annotations for {' and '.join(lacks)}")
 
 
 def _candidates(folder: Path) -> Iterator[Source]:

@@ -17,7 +17,7 @@ from training.tally import timed
 
 IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".tif", ".tiff", ".webp", ".gif"})
 _ORIENTATION = 0x0112
-_UPRIGHT = 1
+UPRIGHT = 1
 _TURNED = frozenset({5, 6, 7, 8})  # by a quarter, which swaps width and height
 # Pillow warns from here on: this many pixels may be an attack, and fit no model.
 _MAX_PIXELS = 89_478_485
@@ -36,15 +36,26 @@ class ImageFault(NamedTuple):
     text: str
 
 
+class StoredSize(NamedTuple):
+    """An image file's width and height as its pixels are stored, and its EXIF orientation."""
+
+    size: tuple[int, int]
+    orientation: int
+
+    @property
+    def upright(self) -> tuple[int, int]:
+        """Width and height as displayed."""
+        return self.size[::-1] if self.orientation in _TURNED else self.size
+
+
 def upright_size(path: Path) -> tuple[int, int] | None:
     """Return height and width as displayed; None if the file cannot be opened."""
     try:
         with Image.open(path) as image:
-            width, height = image.size
-            is_turned = _orientation(image) in _TURNED
+            width, height = StoredSize(image.size, _orientation(image)).upright
     except _DAMAGED:
         return None
-    return (width, height) if is_turned else (height, width)
+    return height, width
 
 
 def read_rgb(path: Path, height: int, width: int) -> Image.Image:
@@ -61,53 +72,43 @@ def read_rgb(path: Path, height: int, width: int) -> Image.Image:
         ) from error
 
 
-def examine(path: Path, height: int, width: int) -> tuple[str, list[ImageFault]]:
-    """Decode every pixel; return the file's checksum and what is wrong with it."""
+def examine(path: Path) -> tuple[str, StoredSize | None, list[ImageFault]]:
+    """Decode every pixel; return the file's checksum, its size and what is wrong with it."""
     content = path.read_bytes()
     digest = hashlib.sha256(content).hexdigest()
     try:
         with Image.open(io.BytesIO(content)) as image:
-            stored, mode, orientation = image.size, image.mode, _orientation(image)
-            if stored[0] * stored[1] > _MAX_PIXELS:
-                text = f"has {stored[0]}x{stored[1]} pixels"
-                return digest, [ImageFault("too-large", text)]
+            mode, stored = image.mode, StoredSize(image.size, _orientation(image))
+            if image.width * image.height > _MAX_PIXELS:
+                text = f"has {image.width}x{image.height} pixels"
+                return digest, None, [ImageFault("too-large", text)]
             is_transparent = mode in ("LA", "PA", "RGBA") or "transparency" in image.info
             image.load()
     except UnidentifiedImageError:
-        return digest, [ImageFault("unreadable-image", "is not an image that Pillow can read")]
+        text = "is not an image that Pillow can read"
+        return digest, None, [ImageFault("unreadable-image", text)]
     except _DAMAGED as error:
-        return digest, [ImageFault("unreadable-image", f"cannot be decoded: {error}")]
-    faults = _size_faults(stored, orientation, height, width)
+        return digest, None, [ImageFault("unreadable-image", f"cannot be decoded: {error}")]
+    faults = []
     if mode not in _EIGHT_BITS:
         faults.append(ImageFault("pixel-format", f"has pixels of the kind {mode}"))
     elif is_transparent:
         faults.append(ImageFault("transparency", "has transparent pixels"))
-    return digest, faults
-
-
-def _size_faults(
-    stored: tuple[int, int], orientation: int, height: int, width: int
-) -> list[ImageFault]:
-    turned = orientation in _TURNED
-    if stored == (width, height):
-        # A quarter turn of an image that is not square would have changed the size.
-        if orientation != _UPRIGHT and (not turned or width == height):
-            return [ImageFault("orientation", f"must be rotated (EXIF orientation {orientation})")]
-        return []
-    if turned and stored == (height, width):
-        return [ImageFault("upright", f"is stored rotated (EXIF orientation {orientation})")]
-    text = f"has {stored[0]}x{stored[1]} pixels, but is annotated as {width}x{height}"
-    return [ImageFault("image-size", text)]
+    return digest, stored, faults
 
 
 def _as_annotated(image: Image.Image, height: int, width: int) -> Image.Image:
-    if image.size == (width, height):
+    """Return the image upright; as it is stored if only that has the annotated size."""
+    stored = StoredSize(image.size, _orientation(image))
+    if stored.upright == (width, height):
+        return image if stored.orientation == UPRIGHT else ImageOps.exif_transpose(image)
+    if stored.size == (width, height):
         return image
-    if image.size == (height, width) and _orientation(image) in _TURNED:
-        return ImageOps.exif_transpose(image)
     raise ValueError(f"it has {image.size[0]}x{image.size[1]} pixels")
 
 
 def _orientation(image: Image.Image) -> int:
-    orientation = image.getexif().get(_ORIENTATION, _UPRIGHT)
-    return orientation if orientation in range(1, 9) else _UPRIGHT
+    if image.format == "TIFF":  # Pillow turns it itself
+        return UPRIGHT
+    orientation = image.getexif().get(_ORIENTATION, UPRIGHT)
+    return orientation if orientation in range(1, 9) else UPRIGHT
