@@ -34,6 +34,8 @@ def _splits(folder: Path) -> dict[str, list[int]]:
         "train: images/part1\nval: images/part2",
         "path: ../datasets/of_a_test\ntrain: [images/part1]\nval: ./images/part2/",
         "train: ../images/part1\nval: ../images/part2\ntest:",
+        # Roboflow names a test split that its export may not hold.
+        "train: ../images/part1\nval: ../images/part2\ntest: ../test/images",
         "train: /content/train_set/images/part1\nvalidation: /content/train_set/images/part2",
         "train: 'C:\\sets\\images\\part1'\nval: 'C:\\sets\\images\\part2'",
         "path: /kaggle/working\ntrain: lists/a.txt\nval:\n  - lists/b.txt\n",
