@@ -13,6 +13,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from contract.stack_names import DESCRIPTIONS, refuse_foreign
 from review.assembly import (
     CannotReview,
     Side,
@@ -103,6 +104,8 @@ def _review(repository: Path, folder: Path, options: argparse.Namespace) -> Revi
     head = read_assembly(folder / "head", name)
     if commit is None:
         base = deployed(sorted(head.stacks))
+        for stack in sorted(base.stacks):
+            _refuse_foreign(stack, base.stacks[stack], head.stacks[stack])
         head = dataclasses.replace(head, stacks=_as_cloudformation_returns(head))
     else:
         base = _synthesized_base(repository, commit, folder / "base", options)
@@ -111,12 +114,20 @@ def _review(repository: Path, folder: Path, options: argparse.Namespace) -> Revi
             repository,
             folder / "head",
             stack,
+            head.stacks[stack].construct_id,
             None if commit is None else base.stacks[stack].template,
         )
         for stack in sorted(head.stacks)
         if stack in base.stacks
     ]
     return judge(base, head, diffs)
+
+
+def _refuse_foreign(name: str, old: StackSide, new: StackSide) -> None:
+    """Refuse to review a deploy of one of our stacks over another project's."""
+    ours = new.description if new.description in DESCRIPTIONS.values() else None
+    if ours and (why := refuse_foreign(name, old.description, ours)):
+        raise CannotReview(why)
 
 
 def _synthesized_base(

@@ -31,9 +31,9 @@ def in_zones(target: DeployTarget, zones: Sequence[str]) -> str:
             "--query 'Subnets[].SubnetId'"
         )
     fix = f"{target.deploy()} -c zones={named}"
-    if target.stack(NETWORK) and target.stack(p.stack_name):
+    if target.stack(NETWORK) and target.stack(p.training):
         # CloudFormation changes no subnet whose export a stack uses.
-        return f"npx cdk destroy {p.stack_name}{target.options} && {fix}"
+        return f"npx cdk destroy {p.training}{target.options} && {fix}"
     return fix
 
 

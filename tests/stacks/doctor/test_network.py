@@ -4,6 +4,7 @@ import itertools
 import shlex
 from typing import Any
 
+from tests.stack_names import named
 from tests.stacks.doctor.conftest import Clinic, Examine
 
 
@@ -97,7 +98,10 @@ def test_machines_of_other_stacks_use_up_the_quota(healthy: Clinic, examine: Exa
         MinCount=1,
         MaxCount=1,
         TagSpecifications=[
-            {"ResourceType": "instance", "Tags": [{"Key": "Stack", "Value": "Training-vision"}]}
+            {
+                "ResourceType": "instance",
+                "Tags": [{"Key": "Stack", "Value": named("Training-vision")}],
+            }
         ],
     )["Instances"][0]["InstanceId"]
     (line,) = examine(healthy, "on_demand_base=1")["on-demand quota"]
