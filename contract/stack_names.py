@@ -32,9 +32,12 @@ def stack_name(prefix: str, construct_id: str) -> str:
     return f"{prefix}{construct_id}"
 
 
-def refuse_foreign(name: str, found: str | None, ours: str) -> str:
-    """Say in one sentence that the deployed stack is not ours; empty if its description is."""
-    if found == ours:
+def refuse_foreign(name: str, found: str | None, wanted: str | None) -> str:
+    """Say in one sentence that a stack of ours would replace one of others; else return nothing.
+
+    `found` is the deployed stack's description, `wanted` that of what a deploy would put there.
+    """
+    if found == wanted or wanted not in DESCRIPTIONS.values():
         return ""
     return (
         f"the stack {name} is not this project's (its description is {found or ''!r}): a deploy "

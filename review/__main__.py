@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from contract.stack_names import DESCRIPTIONS, refuse_foreign
+from contract.stack_names import refuse_foreign
 from review.assembly import (
     CannotReview,
     Side,
@@ -104,8 +104,10 @@ def _review(repository: Path, folder: Path, options: argparse.Namespace) -> Revi
     head = read_assembly(folder / "head", name)
     if commit is None:
         base = deployed(sorted(head.stacks))
-        for stack in sorted(base.stacks):
-            _refuse_foreign(stack, base.stacks[stack], head.stacks[stack])
+        for stack, side in base.stacks.items():
+            wanted = head.stacks[stack].template.get("Description")
+            if why := refuse_foreign(stack, side.template.get("Description"), wanted):
+                raise CannotReview(why)
         head = dataclasses.replace(head, stacks=_as_cloudformation_returns(head))
     else:
         base = _synthesized_base(repository, commit, folder / "base", options)
@@ -121,13 +123,6 @@ def _review(repository: Path, folder: Path, options: argparse.Namespace) -> Revi
         if stack in base.stacks
     ]
     return judge(base, head, diffs)
-
-
-def _refuse_foreign(name: str, old: StackSide, new: StackSide) -> None:
-    """Refuse to review a deploy of one of our stacks over another project's."""
-    ours = new.description if new.description in DESCRIPTIONS.values() else None
-    if ours and (why := refuse_foreign(name, old.description, ours)):
-        raise CannotReview(why)
 
 
 def _synthesized_base(

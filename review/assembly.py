@@ -46,10 +46,6 @@ class StackSide:
     def resources(self) -> Mapping[str, Any]:
         return self.template.get("Resources") or {}
 
-    @property
-    def description(self) -> str | None:
-        return self.template.get("Description")
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Side:
@@ -121,22 +117,17 @@ def synthesize(checkout: Path, out: Path, context: Sequence[str], name: str) -> 
 
 
 def run_cdk_diff(
-    repository: Path,
-    head: Path,
-    stack: str,
-    construct_id: str,
-    base_template: Mapping[str, Any] | None,
+    repository: Path, head: Path, stack: str, construct_id: str, base: Mapping[str, Any] | None
 ) -> CdkDiff:
     """Compare `stack` of the assembly `head` with a template, or with what is deployed (None)."""
     command = ["npx", "--no-install", "cdk", "diff", "--app", str(head), "--exclusively"]
-    command += [construct_id]
-    command += ["--fail-on", "destructive", "--no-color", "--ci", "--no-notices"]
+    command += [construct_id, "--fail-on", "destructive", "--no-color", "--ci", "--no-notices"]
     with tempfile.TemporaryDirectory(prefix="review-") as folder:
-        if base_template is None:
+        if base is None:
             command += ["--method", "template"]
         else:
             file = Path(folder) / "base.template.json"
-            file.write_text(json.dumps(base_template), encoding="utf-8")
+            file.write_text(json.dumps(base), encoding="utf-8")
             command += ["--template", str(file)]
         done = _run(command, repository)
     _, found, listed = done.stderr.partition("destructive change(s)")

@@ -114,8 +114,8 @@ def _added_and_removed_stacks(base: Side, head: Side) -> list[str]:
         f"{name} is new: {len(head.stacks[name].resources)} resources."
         for name in sorted(head.stacks.keys() - base.stacks.keys())
     ] + [
-        f"**{name} is built beside {prefix}{each.construct_id}**, which is this app's under "
-        f"another prefix, with nothing in it: `-c prefix={prefix}` keeps that one."
+        f"**{name} is built beside {prefix}{each.construct_id}, with nothing in it**: "
+        f"`-c prefix={prefix}` updates that one instead."
         for name, each in sorted(head.stacks.items())
         if name not in base.stacks
         for prefix in other_prefixes(name, each.construct_id, base.others)

@@ -155,8 +155,8 @@ class DeployedStacks:
 
     def output(self, stack: str, name: str) -> str:
         """Return one output of a deployed stack."""
-        name = stack_name(PREFIX, stack)
-        found = self.aws.client("cloudformation").describe_stacks(StackName=name)["Stacks"][0]
+        client = self.aws.client("cloudformation")
+        (found,) = client.describe_stacks(StackName=stack_name(PREFIX, stack))["Stacks"]
         outputs = {item["OutputKey"]: item["OutputValue"] for item in found["Outputs"]}
         return str(outputs[name])
 

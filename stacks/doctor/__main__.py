@@ -149,19 +149,14 @@ def _show(found: Diagnosis) -> None:
 
 
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m stacks.doctor", description=__doc__, allow_abbrev=False
-    )
+    parser = argparse.ArgumentParser(prog="python -m stacks.doctor", description=__doc__)
     parser.add_argument(
         "-c", "--context", action="append", default=[], metavar="NAME=VALUE", help="as for cdk"
     )
     parser.add_argument("--profile", help="a profile of ~/.aws/config")
     parser.add_argument("--json", action="store_true")
-    parser.add_argument(
-        "--before",
-        choices=("deploy", "destroy"),
-        help="only check whose stacks this command of the CDK CLI, with its options, would change",
-    )
+    whose = "only check whose stacks this command of the CDK CLI would change"
+    parser.add_argument("--before", choices=("deploy", "destroy"), help=whose)
     options, rest = parser.parse_known_args(arguments)
     if rest and not options.before:
         parser.error(f"unrecognized arguments: {' '.join(rest)}")

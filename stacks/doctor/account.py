@@ -45,14 +45,9 @@ class DeployTarget:
     def stacks(self) -> tuple[str, ...]:
         """The construct ids of the app's stacks, the training stack last."""
         p = self.parameters
-        asked = {
-            DATASET: not (p.dataset_bucket and p.run_bucket),
-            NETWORK: not p.vpc,
-            "SweepStack": p.sweep.instances,
-            "ReviewStack": p.review.repository,
-            p.training: True,
-        }
-        return tuple(each for each, is_asked in asked.items() if is_asked)
+        asked = {DATASET: not (p.dataset_bucket and p.run_bucket), NETWORK: not p.vpc}
+        asked |= {"SweepStack": p.sweep.instances > 0, "ReviewStack": bool(p.review.repository)}
+        return (*(each for each, is_asked in asked.items() if is_asked), p.training)
 
     def deploy(self, stack: str = "") -> str:
         """Return the deploy command with the same `-c` options."""

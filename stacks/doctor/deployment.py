@@ -58,10 +58,10 @@ def is_bootstrapped(target: DeployTarget) -> Iterator[Diagnosis]:
 
 def stacks_can_be_deployed(target: DeployTarget) -> Iterator[Diagnosis]:
     """Check that the stacks are ours, and none in a state that blocks a deploy."""
-    foreign = {each.check: each for each in stacks_are_ours(target)}
-    yield from foreign.values()
+    others = list(stacks_are_ours(target))
+    yield from others
     for name in map(target.parameters.name_of, target.stacks):
-        if f"stack {name}" in foreign:
+        if any(each.check == f"stack {name}" for each in others):
             continue
         status = target.deployed.get(name, {}).get("StackStatus", "")
         call = what = ""
@@ -82,25 +82,18 @@ def stacks_can_be_deployed(target: DeployTarget) -> Iterator[Diagnosis]:
 
 def stacks_are_ours(target: DeployTarget) -> Iterator[Diagnosis]:
     """Find stacks of others under the names of ours, and ours that a deploy would build again."""
-    descriptions = {name: stack.get("Description") for name, stack in target.deployed.items()}
-    again: dict[str, list[str]] = {}
+    found = {name: stack.get("Description") for name, stack in target.deployed.items()}
+    # Once some stack has our prefix, others are another team's.
+    is_new = not any(map(target.stack, target.stacks))
     for each in target.stacks:
-        name = target.parameters.name_of(each)
-        ours = description_of(each)
-        if why := refuse_foreign(name, descriptions.get(name, ours), ours):
+        name, ours = target.parameters.name_of(each), description_of(each)
+        if why := refuse_foreign(name, found.get(name, ours), ours):
             fix = f"{target.deploy()} -c prefix=NAME-"
             yield problem(what=why, fix=fix, check=f"stack {name}")
-        for prefix in other_prefixes(name, each, descriptions):
-            again.setdefault(prefix, []).append(prefix + each)
-    if any(map(target.stack, target.stacks)):
-        return  # a set of this prefix stands; another team's may stand beside it
-    for prefix, names in again.items():
-        yield warning(
-            what=f"a deploy leaves {', '.join(names)} alone, and builds a second set beside them "
-            f"with the prefix {target.parameters.prefix!r} and buckets of its own",
-            fix=f"{target.deploy()} -c prefix={prefix}   # to update them instead",
-            check="stack names",
-        )
+        for prefix in other_prefixes(name, each, found) if is_new else ():
+            what = f"not deployed; {prefix}{each} is, and a deploy would build a second, empty one"
+            fix = f"{target.deploy()} -c prefix={prefix}   # to update that one"
+            yield warning(what=what, fix=fix, check=f"stack {name}")
 
 
 def no_other_run_ends(target: DeployTarget) -> Iterator[Diagnosis]:

@@ -75,6 +75,14 @@ def _existing(target: DeployTarget) -> Iterator[Diagnosis]:
             f"--region {target.region} --query 'Subnets[].SubnetId'",
         )
         return
+    # Of each zone the subnet with the most free addresses.
+    subnets.sort(key=lambda each: int(each["AvailableIpAddressCount"]))
+    best = {each["AvailabilityZone"]: each["SubnetId"] for each in subnets}
+    if len(best) < len(subnets):
+        what = f"{', '.join(p.subnets)} are in {', '.join(sorted(best))}: a Spot fleet takes only "
+        fix = f"{target.deploy()} -c subnets={','.join(best.values())}"
+        yield problem(what=f"{what}one subnet of each zone", fix=fix)
+        return
     public = [each["SubnetId"] for each in subnets if each["MapPublicIpOnLaunch"]]
     for subnet in public:
         yield warning(

@@ -138,9 +138,7 @@ class ParameterFields:
     kms: str = _about("key of the data: `create`, an ARN, or empty for AWS's own", "create")
     zones: tuple[str, ...] = _about("availability zones; empty: two", "us-east-1a,us-east-1b")
     prefix: str = _about(
-        "begins the name of each stack, so that none is another project's; empty: the names of "
-        "deployments before there was a prefix",
-        "VisionTeam-",
+        "begins each stack's name, so that none is another project's", "VisionTeam-"
     )
     vpc: str = _about("an existing VPC, in place of NetworkStack's", "vpc-0123456789abcdef0")
     subnets: tuple[str, ...] = _about(

@@ -37,18 +37,19 @@ def test_what_is_deployed_under_another_prefix_is_found(
     healthy: Clinic, examine: Examine, capsys: pytest.CaptureFixture[str], prefix: str
 ) -> None:
     with deployed(healthy, "DatasetStack", prefix), deployed(healthy, prefix=prefix):
-        (line,) = examine(healthy)["stack names"]
-        assert line["state"] == "warning"
-        assert f"{prefix}DatasetStack, {prefix}TrainingStack" in line["what"]
-        assert f"-c prefix={prefix} " in line["fix"]
+        for stack in ("DatasetStack", "TrainingStack"):
+            (line,) = examine(healthy)[f"stack {named(stack)}"]
+            assert line["state"] == "warning"
+            assert f"not deployed; {prefix}{stack} is" in line["what"]
+            assert f"-c prefix={prefix} " in line["fix"]
         assert main(["--before", "deploy"], healthy.connect) == 0
-        assert "builds a second set beside them" in capsys.readouterr().err
+        assert "would build a second, empty one" in capsys.readouterr().err
         # The fix keeps it, and names no other team's stacks.
         found = examine(healthy, f"prefix={prefix}")
         assert found[f"stack {prefix}TrainingStack"][0]["what"] == "CREATE_COMPLETE"
-        assert "stack names" not in found
         with deployed(healthy, "DatasetStack"):  # two teams, side by side
-            assert "stack names" not in examine(healthy)
+            (line,) = examine(healthy)[f"stack {named('TrainingStack')}"]
+            assert (line["state"], line["what"]) == ("ok", "not deployed yet")
 
 
 def test_fails_before_a_deploy_if_the_stacks_cannot_be_seen(
