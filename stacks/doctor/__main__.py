@@ -157,10 +157,9 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--json", action="store_true")
     whose = "only check whose stacks this command of the CDK CLI would change"
     parser.add_argument("--before", choices=("deploy", "destroy"), help=whose)
-    options, rest = parser.parse_known_args(arguments)
-    if rest and not options.before:
-        parser.error(f"unrecognized arguments: {' '.join(rest)}")
-    return options
+    if "--before" in arguments:  # then with the other options of that command
+        return parser.parse_known_args(arguments)[0]
+    return parser.parse_args(arguments)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ import pytest
 from botocore.exceptions import ClientError, TokenRetrievalError, UnauthorizedSSOTokenError
 
 from stacks.doctor.__main__ import main
-from tests.stack_names import TRAINING
 from tests.stacks.doctor.conftest import Clinic, Examine, deployed, upload
 
 IMAGE = (
@@ -249,7 +248,7 @@ def test_an_address_that_has_not_confirmed_is_a_problem(healthy: Clinic, examine
         (line,) = examine(healthy)["alarm e-mail"]
         # moto confirms at once; AWS says PendingConfirmation in place of the ARN.
         assert (line["state"], line["what"]) == ("ok", "me@example.com confirmed")
-        assert examine(healthy)[f"stack {TRAINING}"][0]["what"] == "CREATE_COMPLETE"
+        assert examine(healthy)["stack SpotTraining-TrainingStack"][0]["what"] == "CREATE_COMPLETE"
 
 
 def test_a_deploy_that_would_end_another_run_names_it(healthy: Clinic, examine: Examine) -> None:
