@@ -36,4 +36,4 @@ def test_ours_are_found_under_every_other_prefix() -> None:
     ours, theirs = DESCRIPTIONS["TrainingStack"], "Theirs"
     found = {"TrainingStack": ours, "B-TrainingStack": ours, "C-TrainingStack": theirs, "D-X": ours}
     assert list(other_prefixes("B-TrainingStack", "TrainingStack", found)) == [""]
-    assert list(other_prefixes("E-TrainingStack", "TrainingStack", found)) == ["", "B-"]
+    assert list(other_prefixes("E-TrainingStack", "TrainingStack", found)) == ["B-", ""]
