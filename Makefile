@@ -156,9 +156,11 @@ doctor: $(READY) ## what in your AWS account would stop a deploy or a run, with 
 	@$(BIN)/python -m stacks.doctor $(ARGS)
 
 deploy: $(READY) $(WHEELS) ## cdk deploy TrainingStack, or Training-NAME, with what it shares first
+	@$(BIN)/python -m stacks.doctor --before deploy $(ARGS)
 	@$(CDK) deploy 'Training*' $(ARGS)
 
 destroy: $(READY) ## cdk destroy the same; the buckets and the network stay
+	@$(BIN)/python -m stacks.doctor --before destroy $(ARGS)
 	@$(CDK) destroy 'Training*' $(ARGS)
 
 aws-local: $(READY) ## start the embedded AWS, bootstrapped, and print the variables that point cdk and aws at it

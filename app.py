@@ -3,6 +3,7 @@
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 # jsii starts the first `node` on PATH; the virtual environment has its own, activated or not.
 _NODE = Path(sys.executable).with_name("node")
@@ -39,12 +40,17 @@ def build(
     parameters = StackParameters.from_context(
         app.node.get_all_context(), region=(env and env.region) or region or PRICE_REGION
     )
+
+    def named(construct_id: str) -> dict[str, Any]:
+        name = parameters.name_of(construct_id)
+        return {"construct_id": construct_id, "stack_name": name, "env": env}
+
     dataset_bucket_name, run_bucket_name = parameters.dataset_bucket, parameters.run_bucket
     key_arn = parameters.kms
     shared: list[Stack] = []
     # CloudFormation refuses empty stacks: with both buckets adopted, DatasetStack is left out.
     if not (dataset_bucket_name and run_bucket_name):
-        dataset_stack = DatasetStack(app, "DatasetStack", parameters=parameters, env=env)
+        dataset_stack = DatasetStack(app, **named("DatasetStack"), parameters=parameters)
         dataset_bucket_name = dataset_stack.dataset_bucket_name
         run_bucket_name = dataset_stack.run_bucket_name
         key_arn = dataset_stack.key_arn
@@ -54,24 +60,23 @@ def build(
         queues = [
             SweepStack(
                 app,
-                "SweepStack",
+                **named("SweepStack"),
                 parameters=parameters,
                 dataset_bucket_name=dataset_bucket_name,
                 run_bucket_name=run_bucket_name,
                 key_arn=key_arn,
-                env=env,
             )
         ]
         for stack in shared:
             queues[0].add_stack_dependency(stack)
     vpc_id, subnet_ids = parameters.vpc, parameters.subnets
     if not vpc_id:
-        network = NetworkStack(app, "NetworkStack", zones=parameters.zones, env=env)
+        network = NetworkStack(app, **named("NetworkStack"), zones=parameters.zones)
         vpc_id, subnet_ids = network.vpc_id, tuple(network.subnet_ids)
         shared.append(network)
     training_stack = TrainingStack(
         app,
-        parameters.stack_name,
+        **named(parameters.training),
         parameters=parameters,
         dataset_bucket_name=dataset_bucket_name,
         run_bucket_name=run_bucket_name,
@@ -79,17 +84,15 @@ def build(
         vpc_id=vpc_id,
         subnet_ids=subnet_ids,
         wheels=wheels,
-        env=env,
     )
     for stack in shared:
         training_stack.add_stack_dependency(stack)
     if parameters.review.repository:
         ReviewStack(
             app,
-            "ReviewStack",
+            **named("ReviewStack"),
             parameters=parameters,
             stack_names=[stack.stack_name for stack in (*shared, *queues, training_stack)],
-            env=env,
         )
     for key, value in parameters.tags.items():
         Tags.of(app).add(key, value)

@@ -63,11 +63,6 @@ _SHAPES: dict[str, tuple[str, str]] = {
 }
 
 
-def training_stack(name: str = "") -> str:
-    """Return one run's stack, STACK_NAME; with `-c name=`, several can exist side by side."""
-    return f"Training-{name}" if name else "TrainingStack"
-
-
 def find_fault(name: str, value: str) -> str | None:
     """Return what is wrong with a variable's value, in one sentence; None if it is valid."""
     pattern, wanted = _SHAPES.get(name, _WORD)

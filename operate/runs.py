@@ -8,6 +8,7 @@ from pathlib import Path
 
 from contract.errors import UserError
 from contract.keys import HEAD, RUNS
+from contract.stack_names import DESCRIPTIONS
 from stacks.guard.settings import GuardSettings, client
 from training.record.head import Head, read_head
 from training.record.run import open_run
@@ -60,7 +61,8 @@ def find_run(name: str | None) -> OperatedRun:
     known = account_runs()
     found = [run for run in known if (name.rstrip("/") in (run.id, run.uri) if name else run.stack)]
     if len(found) != 1:
-        ids = ", ".join(run.id for run in found or known) or "none"
+        # Teams with prefixes of their own may each have a run of this id.
+        ids = ", ".join(run.uri if found else run.id for run in found or known) or "none"
         raise UserError(f"which run is {name or 'meant'}? In this account and region: {ids}")
     return found[0]
 
@@ -81,6 +83,8 @@ def _deployed() -> tuple[dict[str, OperatedRun], dict[str, None]]:
     deployed, buckets = dict[str, OperatedRun](), dict[str, None]()
     for page in client("cloudformation").get_paginator("describe_stacks").paginate():
         for stack in page["Stacks"]:
+            if stack.get("Description") not in DESCRIPTIONS.values():
+                continue  # another project's outputs may have the same names
             told = {each["OutputKey"]: each["OutputValue"] for each in stack.get("Outputs", [])}
             uri = told.get("RunUri")
             if uri and "GuardFunction" in told:  # else an older deployment

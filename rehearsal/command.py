@@ -18,7 +18,7 @@ from rich.table import Table
 
 from contract.description import describe
 from contract.errors import EXIT_STOPPED
-from contract.run_env import training_stack
+from contract.stack_names import training_stack
 from contract.trainer_options import RANKS
 from rehearsal.alarms.trial import AlarmTrial, trial_table, try_alarms
 from rehearsal.arguments import parse_arguments

@@ -13,6 +13,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from contract.stack_names import refuse_foreign
 from review.assembly import (
     CannotReview,
     Side,
@@ -103,6 +104,10 @@ def _review(repository: Path, folder: Path, options: argparse.Namespace) -> Revi
     head = read_assembly(folder / "head", name)
     if commit is None:
         base = deployed(sorted(head.stacks))
+        for stack, side in base.stacks.items():
+            wanted = head.stacks[stack].template.get("Description")
+            if why := refuse_foreign(stack, side.template.get("Description"), wanted):
+                raise CannotReview(why)
         head = dataclasses.replace(head, stacks=_as_cloudformation_returns(head))
     else:
         base = _synthesized_base(repository, commit, folder / "base", options)
@@ -111,6 +116,7 @@ def _review(repository: Path, folder: Path, options: argparse.Namespace) -> Revi
             repository,
             folder / "head",
             stack,
+            head.stacks[stack].construct_id,
             None if commit is None else base.stacks[stack].template,
         )
         for stack in sorted(head.stacks)

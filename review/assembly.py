@@ -11,7 +11,7 @@ import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from sizing.catalogue import PRICE_REGION
 _SYNTH_PACKAGES = re.compile(r"(aws-cdk[\w.-]*|constructs|cdk-nag|jsii)==\S+")
 _ENVIRONMENT_FOLDERS = (".venv", "node_modules")
 _DESTRUCTIVE = re.compile(
-    r"^  (?P<stack>[\w-]+): .*?(?P<logical_id>\w+) (?P<impact>(?:will|may) be \w+)", re.MULTILINE
+    r"^  [^:\n]+: .*?(?P<logical_id>\w+) (?P<impact>(?:will|may) be \w+)", re.MULTILINE
 )
 
 
@@ -37,6 +37,7 @@ class StackSide:
     """One stack of one side."""
 
     template: Mapping[str, Any]
+    construct_id: str = ""  # by which the CDK CLI selects it; of an assembly
     is_protected: bool = False
     # sizing's prediction, if the app writes one at synthesis.
     plan: Mapping[str, Any] | None = None
@@ -53,6 +54,7 @@ class Side:
     name: str
     stacks: Mapping[str, StackSide]
     region: str = PRICE_REGION  # whose prices count
+    others: Mapping[str, str | None] = field(default_factory=dict)  # descriptions of other stacks
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,16 +70,17 @@ def read_assembly(folder: Path, name: str) -> Side:
     """Read a cloud assembly: each stack's template, its protection and its plan."""
     artifacts = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))["artifacts"]
     stacks, region = {}, ""
-    for artifact in artifacts.values():
+    for construct_id, artifact in artifacts.items():
         if artifact["type"] != "aws:cloudformation:stack":
             continue
         region = artifact["environment"].rpartition("/")[2].replace("unknown-region", "") or region
         properties = artifact["properties"]
         template = folder / properties["templateFile"]
         stack_name = properties.get("stackName") or template.name.partition(".")[0]
-        plan = folder / f"{stack_name}.plan.json"
+        plan = template.with_name(template.name.replace(".template.", ".plan."))
         stacks[stack_name] = StackSide(
             template=json.loads(template.read_text(encoding="utf-8")),
+            construct_id=artifact.get("displayName", construct_id),
             is_protected=bool(properties.get("terminationProtection")),
             plan=json.loads(plan.read_text(encoding="utf-8")) if plan.exists() else None,
         )
@@ -114,17 +117,17 @@ def synthesize(checkout: Path, out: Path, context: Sequence[str], name: str) -> 
 
 
 def run_cdk_diff(
-    repository: Path, head: Path, stack: str, base_template: Mapping[str, Any] | None
+    repository: Path, head: Path, stack: str, construct_id: str, base: Mapping[str, Any] | None
 ) -> CdkDiff:
     """Compare `stack` of the assembly `head` with a template, or with what is deployed (None)."""
-    command = ["npx", "--no-install", "cdk", "diff", "--app", str(head), "--exclusively", stack]
-    command += ["--fail-on", "destructive", "--no-color", "--ci", "--no-notices"]
+    command = ["npx", "--no-install", "cdk", "diff", "--app", str(head), "--exclusively"]
+    command += [construct_id, "--fail-on", "destructive", "--no-color", "--ci", "--no-notices"]
     with tempfile.TemporaryDirectory(prefix="review-") as folder:
-        if base_template is None:
+        if base is None:
             command += ["--method", "template"]
         else:
             file = Path(folder) / "base.template.json"
-            file.write_text(json.dumps(base_template), encoding="utf-8")
+            file.write_text(json.dumps(base), encoding="utf-8")
             command += ["--template", str(file)]
         done = _run(command, repository)
     _, found, listed = done.stderr.partition("destructive change(s)")
@@ -192,7 +195,7 @@ def head_name(repository: Path) -> str:
 
 def deployed(stack_names: Sequence[str]) -> Side:
     """Read the deployed stacks' templates; needs cloudformation:GetTemplate and DescribeStacks."""
-    stacks = {}
+    stacks: dict[str, StackSide] = {}
     try:
         client = _session().client("cloudformation")
         for name in stack_names:
@@ -207,10 +210,22 @@ def deployed(stack_names: Sequence[str]) -> Side:
                 template=body if isinstance(body, Mapping) else json.loads(body),
                 is_protected=bool(described.get("EnableTerminationProtection")),
             )
+        others = {} if stacks.keys() == {*stack_names} else _descriptions(client)
     except (BotoCoreError, ClientError) as error:
         raise CannotReview(f"the deployed stacks cannot be read: {error}") from error
     region = client.meta.region_name
-    return Side(name=f"what is deployed in {region}", stacks=stacks, region=region)
+    return Side(name=f"what is deployed in {region}", stacks=stacks, region=region, others=others)
+
+
+def _descriptions(client: Any) -> dict[str, str | None]:
+    """Return all stacks' descriptions; none to ReviewStack's role, which may not list stacks."""
+    try:
+        pages = list(client.get_paginator("describe_stacks").paginate())
+    except ClientError as error:
+        if error.response["Error"]["Code"] != "AccessDenied":
+            raise
+        return {}
+    return {each["StackName"]: each.get("Description") for page in pages for each in page["Stacks"]}
 
 
 def _synth_packages(checkout: Path) -> set[str]:

@@ -66,7 +66,7 @@ def _renamed_stacks(base: Side, head: Side) -> Iterator[Objection]:
                     path=path_of(logical_id, resource),
                     what=f"{name} is no longer part of the app, and a new stack creates a new, "
                     f"empty {kind}",
-                    instead="keep the stack's name",
+                    instead="keep the stack's name, and the prefix that it begins with (prefix=)",
                 )
 
 

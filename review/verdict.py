@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from contract.stack_names import other_prefixes
 from review.assembly import CdkDiff, Side
 from review.changes import Change, Objection, find_changes
 from review.costs import CostRow, cost_rows, plan_warnings, price_note
@@ -112,6 +113,12 @@ def _added_and_removed_stacks(base: Side, head: Side) -> list[str]:
     notes = [
         f"{name} is new: {len(head.stacks[name].resources)} resources."
         for name in sorted(head.stacks.keys() - base.stacks.keys())
+    ] + [
+        f"**{name} is built beside {prefix}{each.construct_id}, with nothing in it**: "
+        f"`-c prefix={prefix}` updates that one instead."
+        for name, each in sorted(head.stacks.items())
+        if name not in base.stacks
+        for prefix in other_prefixes(name, each.construct_id, base.others)
     ]
     for name in sorted(base.stacks.keys() - head.stacks.keys()):
         types = {each["Type"] for each in base.stacks[name].resources.values()}

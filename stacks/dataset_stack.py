@@ -13,6 +13,7 @@ from aws_cdk import aws_s3 as s3
 from constructs import Construct
 
 from contract.keys import ARTIFACTS, HEAD, RUNS
+from contract.stack_names import DESCRIPTIONS
 from stacks import acknowledgments as nag
 from stacks.data_key import DataKey
 from stacks.parameters import StackParameters
@@ -41,7 +42,7 @@ class DatasetStack(Stack):
         super().__init__(
             scope,
             construct_id,
-            description="Datasets and training runs; kept when the training stack is destroyed.",
+            description=DESCRIPTIONS["DatasetStack"],
             termination_protection=True,
             **kwargs,
         )

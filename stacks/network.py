@@ -11,6 +11,8 @@ from aws_cdk import aws_ec2 as ec2
 from aws_cdk import aws_logs as logs
 from constructs import Construct
 
+from contract.stack_names import DESCRIPTIONS
+
 # Without an account, CloudFormation picks the zones; every region has at least two.
 NUM_ZONES_BY_DEFAULT = 2
 
@@ -68,9 +70,7 @@ class NetworkStack(Stack):
     def __init__(
         self, scope: Construct, construct_id: str, *, zones: Sequence[str], **kwargs: Any
     ) -> None:
-        super().__init__(
-            scope, construct_id, description="The network that training stacks share.", **kwargs
-        )
+        super().__init__(scope, construct_id, description=DESCRIPTIONS["NetworkStack"], **kwargs)
         vpc = Network(self, "Network", zones=zones).vpc
         self.vpc_id = self.export_value(vpc.vpc_id)
         self.subnet_ids = [self.export_value(each.subnet_id) for each in vpc.public_subnets]

@@ -216,8 +216,8 @@ def least_busy_percent(plan: dict[str, Any] | None) -> float | None:
     return None if plan is None else float(plan["gpu_busy_percent"][0])
 
 
-def write_plan(folder: Path, stack_name: str, plan: dict[str, Any]) -> Path:
+def write_plan(folder: Path, artifact_id: str, plan: dict[str, Any]) -> Path:
     """Write the plan next to the stack's template."""
-    path = folder / f"{stack_name}.plan.json"
+    path = folder / f"{artifact_id}.plan.json"
     path.write_text(json.dumps(plan, indent=1) + "\n", encoding="utf-8")
     return path

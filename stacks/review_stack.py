@@ -13,6 +13,7 @@ from aws_cdk import CfnOutput, Duration, Stack
 from aws_cdk import aws_iam as iam
 from constructs import Construct
 
+from contract.stack_names import DESCRIPTIONS
 from stacks import acknowledgments as nag
 from stacks.parameters import StackParameters
 
@@ -48,7 +49,7 @@ class ReviewStack(Stack):
         super().__init__(
             scope,
             construct_id,
-            description="The role with which pull requests are compared with what is deployed.",
+            description=DESCRIPTIONS["ReviewStack"],
             **kwargs,
         )
         provider = iam.OpenIdConnectProvider.from_open_id_connect_provider_arn(

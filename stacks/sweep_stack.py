@@ -20,6 +20,7 @@ from aws_cdk import aws_sns as sns
 from constructs import Construct
 
 from contract.keys import SWEEPS
+from contract.stack_names import DESCRIPTIONS
 from stacks import acknowledgments as nag
 from stacks.events import TrainingTopic
 from stacks.parameters import StackParameters
@@ -57,7 +58,7 @@ class SweepStack(Stack):
         super().__init__(
             scope,
             construct_id,
-            description="A queue of many runs, which SageMaker trains a few at a time.",
+            description=DESCRIPTIONS["SweepStack"],
             **kwargs,
         )
         key, dataset_bucket, run_bucket = named_buckets(

@@ -10,6 +10,7 @@ from aws_cdk import aws_ssm as ssm
 from constructs import Construct
 
 from contract.keys import RUNS
+from contract.stack_names import DESCRIPTIONS
 from stacks import user_data
 from stacks.bundle import CodeBundle
 from stacks.events import FleetEvents, InstanceEvents, TrainingTopic
@@ -59,14 +60,14 @@ class TrainingStack(Stack):
         super().__init__(
             scope,
             construct_id,
-            description="Trains one run on Spot instances that may be interrupted at any time.",
+            description=DESCRIPTIONS["TrainingStack"],
             **kwargs,
         )
         Tags.of(self).add("Stack", self.stack_name)
         self.plan = annotate(self, parameters)
         stage = Stage.of(self)
         if self.plan is not None and stage is not None:
-            write_plan(Path(stage.outdir), self.stack_name, self.plan)
+            write_plan(Path(stage.outdir), self.artifact_id, self.plan)
         self._parameters = parameters
         self._parameter_name = f"/{self.stack_name}/fleet-id"
         # By name, which is known before the fleet exists: role and Guard are created first.

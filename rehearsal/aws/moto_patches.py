@@ -24,7 +24,7 @@ from moto.iam.access_control import PermissionResult
 from moto.iam.models import IAMBackend
 from moto.s3.models import FakeBucket, FakeKey
 
-from rehearsal.aws.spot_fleet import CAPACITY, TemplateFleet
+from rehearsal.aws.spot_fleet import CAPACITY, TemplateFleet, refuse_subnets_of_one_zone
 from sizing import catalogue
 from sizing.catalogue.prices import UnknownPriceError
 
@@ -77,6 +77,7 @@ def request_spot_fleet(moto: Any, self: Any) -> ActionResult:
     if not config.get("LaunchTemplateConfigs"):
         found: ActionResult = moto(self)
         return found
+    refuse_subnets_of_one_zone(self.ec2_backend, config)
     fleet = TemplateFleet(self.ec2_backend, dict(config))
     self.ec2_backend.spot_fleet_requests[fleet.id] = fleet
     fleet.reach_target()

@@ -258,6 +258,18 @@ class TemplateFleet:
         self.spot_requests = [item for item in self.spot_requests if item not in requests]
 
 
+def refuse_subnets_of_one_zone(backend: Any, config: Mapping[str, Any]) -> None:
+    """Refuse what EC2 does (user guide, fleet quotas); the code is that of other wrong subnets."""
+    overrides = (o for each in config["LaunchTemplateConfigs"] for o in each.get("Overrides", []))
+    subnets = {each["SubnetId"] for each in overrides if "SubnetId" in each}
+    if len({backend.get_subnet(each).availability_zone for each in subnets}) < len(subnets):
+        raise EC2ClientError(
+            "InvalidSpotFleetRequestConfig",
+            "An EC2 Fleet or Spot Fleet request can't span different subnets from the same "
+            "Availability Zone",
+        )
+
+
 def maintain_fleets(backend: Any) -> None:
     """Take back, end and replace instances of every fleet as due."""
     for fleet in _template_fleets(backend):

@@ -4,6 +4,7 @@ It does everything before a rehearsal's first machine boots: bootstrap, synth, d
 """
 
 import contextlib
+import json
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -15,7 +16,7 @@ from pathlib import Path
 import psutil
 
 from contract.cleared_folder import cleared_folder
-from contract.run_env import training_stack
+from contract.stack_names import stack_name, training_stack
 from rehearsal.aws import EmbeddedAws
 from rehearsal.aws.event_bus import EventBus
 from rehearsal.drill.children import Child, Children, run_cdk, start_cdk
@@ -33,6 +34,8 @@ from sizing import catalogue
 
 REPOSITORY = Path(__file__).parents[2]
 DATASET, NETWORK, SWEEPS = "DatasetStack", "NetworkStack", "SweepStack"
+# Of the app that the CLI synthesizes in this folder.
+PREFIX: str = json.loads((REPOSITORY / "cdk.json").read_text("utf-8"))["context"]["prefix"]
 # EC2 gives 120 s and the interruption handler polls every 2 s; a shorter notice keeps the ratio.
 NOTICE_SECONDS, HANDLER_POLL_SECONDS = 120.0, 2.0
 
@@ -41,7 +44,7 @@ NOTICE_SECONDS, HANDLER_POLL_SECONDS = 120.0, 2.0
 class DeployedStacks:
     """One embedded AWS that has our stacks or is about to; `folder` holds the files.
 
-    `training` is the run's stack; all runs share the others.
+    Stacks are given by construct id. `training` is the run's; all runs share the others.
     """
 
     folder: Path
@@ -86,7 +89,8 @@ class DeployedStacks:
 
     def check_resources(self) -> dict[str, int]:
         """Count the deployed resources by type; raise if one does not exist in its service."""
-        stacks = [DATASET, *([NETWORK] if self.training != SWEEPS else []), self.training]
+        ids = [DATASET, *([NETWORK] if self.training != SWEEPS else []), self.training]
+        stacks = [stack_name(PREFIX, each) for each in ids]
         missing = self.aws.engine.missing_resources(stacks)
         if missing:
             raise RehearsalFailed(f"deployed, but missing: {', '.join(missing)}")
@@ -106,9 +110,10 @@ class DeployedStacks:
         say: Callable[[str], None],
     ) -> Fleet:
         """Return the currently deployed fleet."""
-        found = self.aws.client("ssm").get_parameter(Name=f"/{self.training}/fleet-id")
+        stack = stack_name(PREFIX, self.training)
+        found = self.aws.client("ssm").get_parameter(Name=f"/{stack}/fleet-id")
         identifier = str(found["Parameter"]["Value"])
-        return Fleet(aws=self.aws, bus=bus, id=identifier, boot=boot, say=say, stack=self.training)
+        return Fleet(aws=self.aws, bus=bus, id=identifier, boot=boot, say=say, stack=stack)
 
     def run_files(self) -> BucketFiles:
         """Return the files of the currently deployed run."""
@@ -150,7 +155,8 @@ class DeployedStacks:
 
     def output(self, stack: str, name: str) -> str:
         """Return one output of a deployed stack."""
-        found = self.aws.client("cloudformation").describe_stacks(StackName=stack)["Stacks"][0]
+        client = self.aws.client("cloudformation")
+        (found,) = client.describe_stacks(StackName=stack_name(PREFIX, stack))["Stacks"]
         outputs = {item["OutputKey"]: item["OutputValue"] for item in found["Outputs"]}
         return str(outputs[name])
 

@@ -114,7 +114,7 @@ class Fleet:
     id: str
     boot: Callable[[RehearsedInstance], BootableMachine]
     say: Callable[[str], None]
-    stack: str = "TrainingStack"
+    stack: str
     lives: dict[str, MachineLife] = field(default_factory=dict)
 
     def step(self) -> None:

@@ -11,15 +11,12 @@ from pathlib import Path
 
 from rich.table import Table
 
-from contract.run_env import training_stack
+from contract.stack_names import stack_name, training_stack
 from rehearsal.aws.capacity import Course
 from rehearsal.aws.event_bus import EventBus
 from rehearsal.drill.action import parse_interruption
 from rehearsal.drill.children import Child
-from rehearsal.drill.deployment import (
-    DeployedStacks,
-    handler_poll,
-)
+from rehearsal.drill.deployment import PREFIX, DeployedStacks, handler_poll
 from rehearsal.drill.fleet import (
     BootableMachine,
     Fleet,
@@ -140,7 +137,7 @@ class ManyRuns:
                 [
                     text
                     for name, text in errors.items()
-                    if name.startswith(each.stacks.training + "-")
+                    if name.startswith(stack_name(PREFIX, f"{each.stacks.training}-"))
                 ],
             )
             for each in self.runs

@@ -112,6 +112,8 @@ def main(
         parameters=parameters,
         options="".join(f" -c {shlex.quote(pair)}" for pair in options.context),
     )
+    if options.before:
+        return _find_foreign(target, options.before)
     findings = []
     for found in examine(target):
         if options.profile and found.fix.startswith(_COMMANDS):
@@ -129,6 +131,17 @@ def main(
     return int(problems > 0)
 
 
+def _find_foreign(target: DeployTarget, command: str) -> int:
+    """Say what stands in the way of a command of the CDK CLI; return 1 if it must not begin."""
+    found = list(run("stacks", deployment.stacks_are_ours, target))
+    if command == "destroy":  # which deletes the training stack only
+        own = ("stacks", f"stack {target.parameters.stack_name}")
+        found = [each for each in found if each.check in own]
+    for each in found:
+        print(f"doctor: {each.state}: {each.what}\n  $ {each.fix}", file=sys.stderr)
+    return int(any(each.state == "problem" for each in found))
+
+
 def _show(found: Diagnosis) -> None:
     print(f"{found.state:<9}{found.check:<20}{found.what}", flush=True)
     if found.fix:
@@ -142,6 +155,10 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     )
     parser.add_argument("--profile", help="a profile of ~/.aws/config")
     parser.add_argument("--json", action="store_true")
+    whose = "only check whose stacks this command of the CDK CLI would change"
+    parser.add_argument("--before", choices=("deploy", "destroy"), help=whose)
+    if "--before" in arguments:  # then with the other options of that command
+        return parser.parse_known_args(arguments)[0]
     return parser.parse_args(arguments)
 
 

@@ -2,8 +2,8 @@
 
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
-from functools import partial
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from typing import Any, Literal
 
 import boto3
@@ -40,29 +40,29 @@ class DeployTarget:
     region: str
     parameters: StackParameters
     options: str = ""
-    _stacks: dict[str, dict[str, Any] | None] = field(default_factory=dict)
 
     @property
     def stacks(self) -> tuple[str, ...]:
-        """The names of the stacks that a deploy creates."""
-        network = () if self.parameters.vpc else (NETWORK,)
-        return (DATASET, *network, self.parameters.stack_name)
+        """The construct ids of the app's stacks, the training stack last."""
+        p = self.parameters
+        asked = {DATASET: not (p.dataset_bucket and p.run_bucket), NETWORK: not p.vpc}
+        asked |= {"SweepStack": p.sweep.instances > 0, "ReviewStack": bool(p.review.repository)}
+        return (*(each for each, is_asked in asked.items() if is_asked), p.training)
 
     def deploy(self, stack: str = "") -> str:
         """Return the deploy command with the same `-c` options."""
-        return f"npx cdk deploy {stack or self.parameters.stack_name}{self.options}"
+        return f"npx cdk deploy {stack or self.parameters.training}{self.options}"
 
-    def stack(self, name: str) -> dict[str, Any] | None:
-        """Return a deployed stack's description; None if it is not deployed."""
-        if name not in self._stacks:
-            self._stacks[name] = None
-            try:
-                answer = self.client("cloudformation").describe_stacks(StackName=name)
-                self._stacks[name] = answer["Stacks"][0]
-            except ClientError as error:
-                if "does not exist" not in str(error):
-                    raise
-        return self._stacks[name]
+    @cached_property
+    def deployed(self) -> dict[str, dict[str, Any]]:
+        """All stacks of account and region by name, but those of which only the name is taken."""
+        pages = self.client("cloudformation").get_paginator("describe_stacks").paginate()
+        stacks = (each for page in pages for each in page["Stacks"])
+        return {s["StackName"]: s for s in stacks if s["StackStatus"] != "REVIEW_IN_PROGRESS"}
+
+    def stack(self, construct_id: str) -> dict[str, Any] | None:
+        """Return what is deployed under a stack's name; None if nothing is."""
+        return self.deployed.get(self.parameters.name_of(construct_id))
 
     def output(self, stack: str, name: str) -> str | None:
         """Return an output of a deployed stack; None if it does not exist."""

@@ -7,6 +7,7 @@ from botocore.exceptions import ClientError
 
 from contract.description import describe
 from contract.keys import HEAD, MANIFEST
+from contract.stack_names import description_of, other_prefixes, refuse_foreign
 from stacks.data_key import SERVICE_LINKED_ROLES
 from stacks.doctor.account import DATASET, DeployTarget, Diagnosis, ok, problem, warning
 from stacks.parameters.checks import VOLUME_PER_DATASET
@@ -42,7 +43,7 @@ def is_bootstrapped(target: DeployTarget) -> Iterator[Diagnosis]:
     if version < _BOOTSTRAP_VERSION:
         yield problem(what=what, fix=fix)
         return
-    parameters = (target.stack("CDKToolkit") or {}).get("Parameters") or []
+    parameters = target.deployed.get("CDKToolkit", {}).get("Parameters") or []
     given = {each["ParameterKey"]: each["ParameterValue"] for each in parameters}
     key = given.get("FileAssetsBucketKmsKeyId", "")
     if key in ("", "AWS_MANAGED_KEY"):  # a key that `cdk bootstrap` makes admits the account
@@ -56,9 +57,13 @@ def is_bootstrapped(target: DeployTarget) -> Iterator[Diagnosis]:
 
 
 def stacks_can_be_deployed(target: DeployTarget) -> Iterator[Diagnosis]:
-    """Check that no stack is in a state that blocks a deploy."""
-    for name in target.stacks:
-        status = (target.stack(name) or {}).get("StackStatus", "")
+    """Check that the stacks are ours, and none in a state that blocks a deploy."""
+    others = list(stacks_are_ours(target))
+    yield from others
+    for name in map(target.parameters.name_of, target.stacks):
+        if any(each.check == f"stack {name}" for each in others):
+            continue
+        status = target.deployed.get(name, {}).get("StackStatus", "")
         call = what = ""
         if status in ("ROLLBACK_COMPLETE", "ROLLBACK_FAILED", "DELETE_FAILED"):
             call = "delete-stack"
@@ -75,9 +80,25 @@ def stacks_can_be_deployed(target: DeployTarget) -> Iterator[Diagnosis]:
         yield diagnosis(what=what, fix=fix, check=f"stack {name}")
 
 
+def stacks_are_ours(target: DeployTarget) -> Iterator[Diagnosis]:
+    """Find stacks of others under the names of ours, and ours that a deploy would build again."""
+    found = {name: stack.get("Description") for name, stack in target.deployed.items()}
+    # Once some stack has our prefix, others are another team's.
+    is_new = not any(map(target.stack, target.stacks))
+    for each in target.stacks:
+        name, ours = target.parameters.name_of(each), description_of(each)
+        if why := refuse_foreign(name, found.get(name, ours), ours):
+            fix = f"{target.deploy()} -c prefix=NAME-"
+            yield problem(what=why, fix=fix, check=f"stack {name}")
+        for prefix in other_prefixes(name, each, found) if is_new else ():
+            what = f"not deployed; {prefix}{each} is, and a deploy would build a second, empty one"
+            fix = f"{target.deploy()} -c prefix={prefix}   # to update that one"
+            yield warning(what=what, fix=fix, check=f"stack {name}")
+
+
 def no_other_run_ends(target: DeployTarget) -> Iterator[Diagnosis]:
     """Check that the deploy does not end a different run that is unfinished."""
-    uri, p = target.output(target.parameters.stack_name, "RunUri"), target.parameters
+    uri, p = target.output(target.parameters.training, "RunUri"), target.parameters
     if uri is None or uri.endswith(f"/{p.run_id}"):
         return
     bucket, _, prefix = uri.removeprefix("s3://").partition("/")
@@ -153,7 +174,7 @@ def _fill(target: DeployTarget, uri: str) -> str:
 def alarm_email_is_confirmed(target: DeployTarget) -> Iterator[Diagnosis]:
     """Check that someone gets the alarms: a confirmed e-mail address."""
     p = target.parameters
-    topic = target.output(p.stack_name, "TopicArn")
+    topic = target.output(p.training, "TopicArn")
     if topic is None:
         if p.alarm.email:
             what = f"{p.alarm.email} gets a confirmation e-mail once {p.stack_name} is deployed"

@@ -31,9 +31,9 @@ def in_zones(target: DeployTarget, zones: Sequence[str]) -> str:
             "--query 'Subnets[].SubnetId'"
         )
     fix = f"{target.deploy()} -c zones={named}"
-    if target.stack(NETWORK) and target.stack(p.stack_name):
+    if target.stack(NETWORK) and target.stack(p.training):
         # CloudFormation changes no subnet whose export a stack uses.
-        return f"npx cdk destroy {p.stack_name}{target.options} && {fix}"
+        return f"npx cdk destroy {p.training}{target.options} && {fix}"
     return fix
 
 
@@ -74,6 +74,14 @@ def _existing(target: DeployTarget) -> Iterator[Diagnosis]:
             fix=f"aws ec2 describe-subnets --filters Name=vpc-id,Values={p.vpc} "
             f"--region {target.region} --query 'Subnets[].SubnetId'",
         )
+        return
+    # Of each zone the subnet with the most free addresses.
+    subnets.sort(key=lambda each: int(each["AvailableIpAddressCount"]))
+    best = {each["AvailabilityZone"]: each["SubnetId"] for each in subnets}
+    if len(best) < len(subnets):
+        what = f"{', '.join(p.subnets)} are in {', '.join(sorted(best))}: a Spot fleet takes only "
+        fix = f"{target.deploy()} -c subnets={','.join(best.values())}"
+        yield problem(what=f"{what}one subnet of each zone", fix=fix)
         return
     public = [each["SubnetId"] for each in subnets if each["MapPublicIpOnLaunch"]]
     for subnet in public:

@@ -5,8 +5,11 @@ import re
 from stacks.parameters.checks import check_match, refuse_unless
 from stacks.parameters.fields import ParameterFields
 
-# A run id begins with it, and a stack's name ends with it.
+# A run id begins with the name, and a stack's name ends with it. With the prefix and Training- it
+# stays far below CloudFormation's 128 characters.
 _STACK = re.compile(r"[A-Za-z][A-Za-z0-9-]{0,39}")
+# The fleet's parameter begins with the stack's name, and Systems Manager reserves these two.
+_PREFIX = re.compile(rf"(?!(?i:aws|ssm)){_STACK.pattern}")
 _VPC = re.compile(r"vpc-([0-9a-f]{8}|[0-9a-f]{17})")
 _SUBNET = re.compile(r"subnet-([0-9a-f]{8}|[0-9a-f]{17})")
 # EC2 refuses an instance whose tags its metadata could not show: keys with a space or a slash.
@@ -21,9 +24,12 @@ _MAX_TAGS = 50 - len(OUR_TAGS)
 
 
 def check_name(p: ParameterFields) -> None:
-    """Refuse a name that a stack cannot have."""
+    """Refuse a name or a prefix that a stack cannot have."""
+    advice = "use a letter, then letters, digits and - (40)"
     if p.name:
-        check_match("name", p.name, _STACK, "use a letter, then letters, digits and - (40)")
+        check_match("name", p.name, _STACK, advice)
+    if p.prefix:
+        check_match("prefix", p.prefix, _PREFIX, f"{advice}, not beginning with aws or ssm")
 
 
 def check_sweep(p: ParameterFields) -> None:

@@ -9,7 +9,7 @@ from math import inf
 from typing import Any, TypeAlias
 
 from contract.notice import MAX_SECONDS
-from contract.run_env import training_stack
+from contract.stack_names import stack_name, training_stack
 from contract.trainer_options import OPTIONS
 from sizing import catalogue
 from sizing.catalogue import InstanceType
@@ -137,6 +137,9 @@ class ParameterFields:
     access_logs: bool = _about("whether S3 logs each access to the buckets", "true")
     kms: str = _about("key of the data: `create`, an ARN, or empty for AWS's own", "create")
     zones: tuple[str, ...] = _about("availability zones; empty: two", "us-east-1a,us-east-1b")
+    prefix: str = _about(
+        "begins each stack's name, so that none is another project's", "VisionTeam-"
+    )
     vpc: str = _about("an existing VPC, in place of NetworkStack's", "vpc-0123456789abcdef0")
     subnets: tuple[str, ...] = _about(
         "its private subnets", "subnet-0123456789abcdef0,subnet-0fedcba9876543210"
@@ -176,9 +179,18 @@ class ParameterFields:
     sweep: SweepQueue
 
     @property
-    def stack_name(self) -> str:
-        """The name of the training stack."""
+    def training(self) -> str:
+        """The construct id of the training stack, by which the CDK CLI selects it."""
         return training_stack(self.name)
+
+    @property
+    def stack_name(self) -> str:
+        """The name of the training stack in CloudFormation."""
+        return self.name_of(self.training)
+
+    def name_of(self, construct_id: str) -> str:
+        """Return the name of one of the app's stacks in CloudFormation."""
+        return stack_name(self.prefix, construct_id)
 
     @property
     def instance(self) -> InstanceType:

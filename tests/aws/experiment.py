@@ -11,6 +11,8 @@ from typing import Any
 import boto3
 from botocore.exceptions import ClientError
 
+from tests.stack_names import DATASET, TRAINING
+
 ROOT = Path(__file__).parents[2]
 SIZE = "g5.xlarge"
 # The Guard's cap of one hour, its ten-minute clock, and a second instance beside the first.
@@ -105,7 +107,7 @@ class Experiment:
         """This run's instances that are billed or about to be."""
         pages = self._session.client("ec2").get_paginator("describe_instances")
         filters = [
-            {"Name": "tag:Stack", "Values": ["TrainingStack"]},
+            {"Name": "tag:Stack", "Values": [TRAINING]},
             {"Name": "tag:RunId", "Values": [self.run_id]},
             {"Name": "instance-state-name", "Values": list(_LIVE)},
         ]
@@ -135,13 +137,13 @@ class Experiment:
         return content
 
     def _bucket(self, output: str) -> str:
-        (stack,) = self._session.client("cloudformation").describe_stacks(StackName="DatasetStack")[
+        (stack,) = self._session.client("cloudformation").describe_stacks(StackName=DATASET)[
             "Stacks"
         ]
         return {each["OutputKey"]: each["OutputValue"] for each in stack["Outputs"]}[output]
 
     def _fleet(self) -> str:
-        parameter = self._session.client("ssm").get_parameter(Name="/TrainingStack/fleet-id")
+        parameter = self._session.client("ssm").get_parameter(Name=f"/{TRAINING}/fleet-id")
         return str(parameter["Parameter"]["Value"])
 
     def _cdk(self, *arguments: str) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from rehearsal.aws import EmbeddedAws
+from tests.stack_names import DATASET
 
 ROOT = Path(__file__).parents[2]
 
@@ -26,7 +27,7 @@ def test_a_real_run_that_fails_leaves_nothing_running() -> None:
         )  # fmt: skip
         assert "a commit of the first instance did not come" in done.stdout
         stacks = aws.client("cloudformation").describe_stacks()["Stacks"]
-        assert sorted(each["StackName"] for each in stacks) == ["CDKToolkit", "DatasetStack"]
+        assert sorted(each["StackName"] for each in stacks) == ["CDKToolkit", DATASET]
         states = [
             instance["State"]["Name"]
             for reservation in aws.client("ec2").describe_instances()["Reservations"]

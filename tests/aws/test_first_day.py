@@ -20,6 +20,7 @@ from review.assembly import CannotReview, deployed
 from sizing import catalogue
 from stacks.doctor.__main__ import main as doctor
 from tests.aws.experiment import SIZE, WORST_HOURS, Experiment
+from tests.stack_names import TRAINING
 
 pytestmark = pytest.mark.aws
 ROOT = Path(__file__).parents[2]
@@ -53,7 +54,7 @@ def test_the_doctor_finds_no_problem(
 def test_the_launch_template_is_one_that_ec2_takes(session: boto3.session.Session) -> None:
     """A dry run of the deployed template: the image, volumes, profile and quota are looked at."""
     try:
-        stack = deployed(["TrainingStack"]).stacks.get("TrainingStack")
+        stack = deployed([TRAINING]).stacks.get(TRAINING)
     except CannotReview as reason:
         pytest.skip(str(reason))
     if stack is None:
@@ -61,7 +62,7 @@ def test_the_launch_template_is_one_that_ec2_takes(session: boto3.session.Sessio
     (name,) = [key for key, each in stack.resources.items()
                if each["Type"] == "AWS::EC2::LaunchTemplate"]  # fmt: skip
     template = session.client("cloudformation").describe_stack_resource(
-        StackName="TrainingStack", LogicalResourceId=name
+        StackName=TRAINING, LogicalResourceId=name
     )["StackResourceDetail"]["PhysicalResourceId"]
     with pytest.raises(ClientError) as refusal:
         session.client("ec2").run_instances(
@@ -87,7 +88,7 @@ def experiment(session: boto3.session.Session, tmp_path: Path) -> Iterator[Exper
     allowed = float(os.environ.get("AWS_TEST_USD", 0))
     if allowed < most:
         pytest.skip(f"it costs up to ${most:.2f}: export AWS_TEST_USD={most:.0f} to allow it")
-    if "TrainingStack" in deployed(["TrainingStack"]).stacks:
+    if TRAINING in deployed([TRAINING]).stacks:
         pytest.skip("a TrainingStack is deployed; a test does not touch it")
     experiment = Experiment(session, tmp_path)
     try:

@@ -29,6 +29,7 @@ from stacks.guard.settings import client
 from tests.page_policies import action, allowed
 from tests.rehearsal.cli import NEVER, REPOSITORY, Cli
 from tests.rehearsal.drill.no_machine import NoMachine
+from tests.stack_names import TRAINING
 from training.record.head import read_head
 from training.store.folder import open_store
 from training.store.protocol import Store
@@ -138,7 +139,7 @@ def account(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Account]:
         for name, value in aws.environment().items():
             patch.setenv(name, value)
         client.cache_clear()
-        (stack,) = aws.client("cloudformation").describe_stacks(StackName="TrainingStack")["Stacks"]
+        (stack,) = aws.client("cloudformation").describe_stacks(StackName=TRAINING)["Stacks"]
         told = {each["OutputKey"]: each["OutputValue"] for each in stack["Outputs"]}
         bus = EventBus(aws=aws, code_folder=folder / "functions")
         enough = folder / "enough"
@@ -156,7 +157,12 @@ def account(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Account]:
 
         aws.capacity.notice_seconds = 20.0
         fleet = Fleet(
-            aws=aws, bus=bus, id=told["FleetIdOutput"], boot=machine, say=lambda text: None
+            aws=aws,
+            bus=bus,
+            id=told["FleetIdOutput"],
+            boot=machine,
+            say=lambda _: None,
+            stack=TRAINING,
         )
         found = Account(aws=aws, fleet=fleet, uri=told["RunUri"], enough=enough)
         yield found
@@ -202,7 +208,7 @@ def test_a_run_is_watched_stopped_resumed_and_fetched_through_an_interruption(
     do, called = runs
     monkeypatch.chdir(tmp_path)
     (row,) = do("list")
-    assert (row["run"], row["state"], row["stack"]) == ("run-1", "starting", "TrainingStack")
+    assert (row["run"], row["state"], row["stack"]) == ("run-1", "starting", TRAINING)
     assert do("status")["state"] == "starting"
     machines = threading.Thread(target=account.follow, name="machines")
     machines.start()

@@ -16,6 +16,7 @@ from rehearsal.aws.event_bus import EventBus
 from rehearsal.machines import ProcessMachine
 from rehearsal.machines.metadata import MetadataServer, RehearsedInstance
 from tests.rehearsal.cli import NEVER, Cli
+from tests.stack_names import DATASET, TRAINING
 
 pytestmark = pytest.mark.slow
 PROTECTED = ("-c", "kms=create", "-c", "access_logs=true", "-c", "alarm.email=me@example.org")
@@ -57,9 +58,9 @@ def test_a_change_of_size_is_shown_first_and_replaces_at_most_the_fleet(
     cli = Cli(aws, tmp_path)
     cli.run("bootstrap", app=False)
     cli.run("deploy", "TrainingStack", *NEVER, *PROTECTED, app=False)
-    assert aws.engine.missing_resources(["CDKToolkit", "DatasetStack", "TrainingStack"]) == []
-    before = {name: physical_ids(aws, name) for name in ("DatasetStack", "TrainingStack")}
-    fleet = outputs(aws, "TrainingStack")["FleetIdOutput"]
+    assert aws.engine.missing_resources(["CDKToolkit", DATASET, TRAINING]) == []
+    before = {name: physical_ids(aws, name) for name in (DATASET, TRAINING)}
+    fleet = outputs(aws, TRAINING)["FleetIdOutput"]
     (running,) = aws.client("ec2").describe_spot_fleet_instances(SpotFleetRequestId=fleet)[
         "ActiveInstances"
     ]
@@ -81,11 +82,11 @@ def test_a_change_of_size_is_shown_first_and_replaces_at_most_the_fleet(
         for logical_id, physical_id in ids.items()
         if after[stack][logical_id] != physical_id
     }
-    fleet = outputs(aws, "TrainingStack")["FleetIdOutput"]
+    fleet = outputs(aws, TRAINING)["FleetIdOutput"]
     assert sorted(re.sub(r"[0-9A-F]{8}$", "", each) for each in others) == (
         [] if is_in_place else ["FleetRequest"]
     )
-    template = next(name for name in after["TrainingStack"].values() if name.startswith("lt-"))
+    template = next(name for name in after[TRAINING].values() if name.startswith("lt-"))
     versions = aws.client("ec2").describe_launch_template_versions(LaunchTemplateId=template)
     assert sorted(each["VersionNumber"] for each in versions["LaunchTemplateVersions"]) == [1, 2]
     (launch,) = fleet_config(aws, fleet)["LaunchTemplateConfigs"]
@@ -103,7 +104,7 @@ def test_buckets_outlive_both_stacks_and_are_used_again(aws: EmbeddedAws, tmp_pa
     cli, s3 = Cli(aws, tmp_path), aws.client("s3")
     cli.run("bootstrap", app=False)
     cli.run("deploy", "TrainingStack", *NEVER, "-c", "kms=create", app=False)
-    kept = outputs(aws, "DatasetStack")
+    kept = outputs(aws, DATASET)
     dataset, runs = kept["DatasetBucketName"], kept["RunBucketName"]
     s3.put_object(Bucket=dataset, Key="trajectory/manifest.json", Body=b"{}")
     s3.put_object(Bucket=runs, Key="runs/run-1/config.json", Body=b"kept")
@@ -113,27 +114,27 @@ def test_buckets_outlive_both_stacks_and_are_used_again(aws: EmbeddedAws, tmp_pa
         return body
 
     cli.run("destroy", "TrainingStack", "--force", app=False)
-    assert "TrainingStack" not in stacks_of(aws)
+    assert TRAINING not in stacks_of(aws)
     assert content() == b"kept"
     cli.run("deploy", "TrainingStack", *NEVER, "-c", "kms=create", app=False)
-    assert outputs(aws, "TrainingStack")["RunUri"] == f"s3://{runs}/runs/run-1"
+    assert outputs(aws, TRAINING)["RunUri"] == f"s3://{runs}/runs/run-1"
     cli.run("destroy", "TrainingStack", "--force", app=False)
 
     refused = cli.run("destroy", "DatasetStack", "--force", app=False, fails=True)
     assert "TerminationProtection" in refused or "termination protection" in refused
     key = next(iter(aws.client("kms").list_keys()["Keys"]))["KeyArn"]
     aws.client("cloudformation").update_termination_protection(
-        StackName="DatasetStack", EnableTerminationProtection=False
+        StackName=DATASET, EnableTerminationProtection=False
     )
     cli.run("destroy", "DatasetStack", "--force", app=False)
-    assert "DatasetStack" not in stacks_of(aws)
+    assert DATASET not in stacks_of(aws)
     assert content() == b"kept"
 
     adopting = (f"dataset_bucket={dataset}", f"run_bucket={runs}", f"kms={key}")
     context = [word for pair in adopting for word in ("-c", pair)]
     cli.run("deploy", "TrainingStack", *NEVER, *context, app=False)
-    assert "DatasetStack" not in stacks_of(aws)
-    adopted = outputs(aws, "TrainingStack")
+    assert DATASET not in stacks_of(aws)
+    adopted = outputs(aws, TRAINING)
     assert adopted["DatasetUri"] == f"s3://{dataset}/trajectory"
     assert adopted["RunUri"] == f"s3://{runs}/runs/run-1"
     assert content() == b"kept"
@@ -145,8 +146,8 @@ class Guarded:
     def __init__(self, aws: EmbeddedAws, folder: Path) -> None:
         self.aws = aws
         self.folder = folder
-        self.fleet = outputs(aws, "TrainingStack")["FleetIdOutput"]
-        self.bucket = outputs(aws, "DatasetStack")["RunBucketName"]
+        self.fleet = outputs(aws, TRAINING)["FleetIdOutput"]
+        self.bucket = outputs(aws, DATASET)["RunBucketName"]
 
     def begin(self, case: int) -> str:
         """An empty run, and a fleet with one new instance; return the instance's id."""

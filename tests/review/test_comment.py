@@ -8,6 +8,7 @@ from constructs import Construct
 from review.assembly import CdkDiff, Side
 from review.comment import MARKER, MAX_CHARACTERS, write_comment
 from review.verdict import Review, judge
+from tests.stack_names import DATASET, TRAINING
 
 
 def give_a_name(app: Construct) -> None:
@@ -40,7 +41,7 @@ def test_run_env_is_compared_variable_by_variable(review_of: Callable[..., Revie
 def test_a_long_diff_is_cut_between_lines_and_says_so(base: Side) -> None:
     lines = [f"[~] line {number} `with` ``` a fence" for number in range(9000)]
     diffs = [CdkDiff(stack=name, text="\n".join(lines), destructive={})
-             for name in ("DatasetStack", "TrainingStack")]  # fmt: skip
+             for name in (DATASET, TRAINING)]  # fmt: skip
     comment = write_comment(judge(base, base, diffs))
     assert 0.8 * MAX_CHARACTERS < len(comment) <= MAX_CHARACTERS
     assert comment.count("<details>") == comment.count("</details>") == 2

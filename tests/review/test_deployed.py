@@ -15,6 +15,7 @@ from rehearsal.aws.moto_services import signed_for
 from review.__main__ import main
 from review.assembly import CannotReview, deployed
 from tests.review.conftest import REPOSITORY
+from tests.stack_names import DATASET, TRAINING
 
 
 @pytest.fixture
@@ -67,7 +68,7 @@ def test_what_is_deployed_is_the_base(
     # Nothing is deployed: both stacks are new.
     code, answer = facts(capsys)
     assert code == 0
-    assert "DatasetStack is new" in str(answer["notes"])
+    assert f"{DATASET} is new" in str(answer["notes"])
     for command in (["bootstrap"], ["deploy", "TrainingStack", "--require-approval", "never"]):
         subprocess.run(
             ["npx", "--no-install", "cdk", *command],
@@ -98,4 +99,4 @@ def test_fails_without_credentials(
     monkeypatch.setenv("AWS_CONFIG_FILE", "/dev/null")
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "/dev/null")
     with pytest.raises(CannotReview, match="cannot be read: Unable to locate credentials"):
-        deployed(["TrainingStack"])
+        deployed([TRAINING])

@@ -13,14 +13,13 @@ from review.assembly import Side
 from review.comment import write_comment
 from review.verdict import Review, judge
 from tests.review.conftest import MakeSide
+from tests.stack_names import DATASET, TRAINING
 
 Reviewer = Callable[..., Review]
 PUBLIC = {"Effect": "Allow", "Principal": "*", "Action": "s3:GetObject", "Resource": "*"}
 
 
-def edited(
-    side: Side, edit: Callable[[dict[str, Any]], None], stack: str = "TrainingStack"
-) -> Side:
+def edited(side: Side, edit: Callable[[dict[str, Any]], None], stack: str = TRAINING) -> Side:
     """The same side after an edit of a template's resources."""
     template = json.loads(json.dumps(side.stacks[stack].template))
     edit(template["Resources"])
@@ -134,13 +133,13 @@ def open_bucket(resources: dict[str, Any]) -> None:
 
 
 def test_fails_for_a_public_bucket_and_says_where_s3_refuses_it(base: Side) -> None:
-    public = edited(base, add_statement(), "DatasetStack")
+    public = edited(base, add_statement(), DATASET)
     review = judge(base, public, [])
     (found,) = review.weakened
     assert found.what.startswith("the bucket is open to anyone: Allow to * s3:GetObject on *")
     assert "S3 will refuse it: the bucket blocks public policies" in found.what
     assert [review.exit_code("data-loss", each) for each in ([], ["public"])] == [1, 0]
-    both = edited(public, open_bucket, "DatasetStack")
+    both = edited(public, open_bucket, DATASET)
     opened, found = judge(base, both, []).weakened
     assert opened.what.startswith("the bucket loses BlockPublicAcls, ")
     assert "refuse" not in found.what
@@ -162,7 +161,7 @@ def test_fails_for_a_public_bucket_and_says_where_s3_refuses_it(base: Side) -> N
 def test_public_is_what_s3_calls_public(
     base: Side, statement: dict[str, Any], is_public: bool
 ) -> None:
-    review = judge(base, edited(base, add_statement(**statement), "DatasetStack"), [])
+    review = judge(base, edited(base, add_statement(**statement), DATASET), [])
     assert bool(review.weakened) == is_public
 
 

@@ -15,6 +15,7 @@ from review.assembly import CdkDiff, Side
 from review.verdict import Review, judge
 from sizing.catalogue import spot_price
 from tests.review.conftest import MakeSide
+from tests.stack_names import DATASET, TRAINING
 
 Reviewer = Callable[..., Review]
 
@@ -89,13 +90,13 @@ def test_alternates_show_what_the_dearest_costs(review_of: Reviewer) -> None:
 
 def limited(side: Side, **variables: str) -> Side:
     """The same side with other limits in the Guard's environment."""
-    stack = side.stacks["TrainingStack"]
+    stack = side.stacks[TRAINING]
     template = json.loads(json.dumps(stack.template))
     (guard,) = [
         each for each in template["Resources"].values() if each["Type"] == "AWS::Lambda::Function"
     ]
     guard["Properties"]["Environment"]["Variables"] |= variables
-    return replace(side, stacks={**side.stacks, "TrainingStack": replace(stack, template=template)})
+    return replace(side, stacks={**side.stacks, TRAINING: replace(stack, template=template)})
 
 
 @pytest.mark.parametrize(
@@ -178,7 +179,7 @@ def test_fails_for_a_bucket_that_would_be_replaced(review_of: Reviewer) -> None:
 
     review = review_of(give_a_name)
     (loss,) = review.losses
-    assert (loss.stack, loss.path) == ("DatasetStack", "RunBucket")
+    assert (loss.stack, loss.path) == (DATASET, "RunBucket")
     assert "is replaced (BucketName cannot be updated)" in loss.what
     assert "a new, empty one takes its place" in loss.what
     assert "-c run_bucket=" in loss.instead
@@ -191,16 +192,16 @@ def test_fails_for_a_bucket_that_would_be_replaced(review_of: Reviewer) -> None:
     assert review.exit_code("never") == 0
     # TrainingStack imports its name, and an export in use cannot change.
     assert {each.what for each in review.refusals} == {
-        "the export's value changes while TrainingStack imports it"
+        f"the export's value changes while {TRAINING} imports it"
     }
     assert "**RunBucket is replaced**: a run's checkpoints are" in review.run_effects[0]
 
 
 def test_fails_for_a_bucket_that_gets_another_logical_id(base: Side) -> None:
-    kept = base.stacks["DatasetStack"]
+    kept = base.stacks[DATASET]
     old = next(name for name in kept.resources if name.startswith("DatasetBucket9"))
     text = json.dumps(kept.template).replace(old, "Renamed")
-    head = {**base.stacks, "DatasetStack": replace(kept, template=json.loads(text))}
+    head = {**base.stacks, DATASET: replace(kept, template=json.loads(text))}
     review = judge(base, Side(name="head", stacks=head), [])
     (loss,) = review.losses
     assert "is removed: it stays in the account (Retain)" in loss.what
@@ -233,7 +234,7 @@ def test_fails_for_a_bucket_whose_protection_weakens(review_of: Reviewer) -> Non
 def test_fails_for_a_storage_stack_under_another_name(base: Side) -> None:
     renamed = Side(
         name="head",
-        stacks={"Storage" if name == "DatasetStack" else name: stack
+        stacks={"Storage" if name == DATASET else name: stack
                 for name, stack in base.stacks.items()},
     )  # fmt: skip
     review = judge(base, renamed, [])
@@ -244,7 +245,7 @@ def test_fails_for_a_storage_stack_under_another_name(base: Side) -> None:
 def test_adopted_buckets_are_no_loss(review_of: Reviewer) -> None:
     review = review_of(dataset_bucket="my-data", run_bucket="my-runs")
     assert review.losses == []
-    assert any("DatasetStack is no longer part of the app" in note for note in review.notes)
+    assert any(f"{DATASET} is no longer part of the app" in note for note in review.notes)
 
 
 def test_a_bucket_that_goes_is_missed_for_what_is_in_it(
@@ -281,7 +282,7 @@ def test_a_volume_that_goes_is_not_called_plain(review_of: Reviewer) -> None:
 
 def test_a_fleet_left_out_of_the_app_is_billed_on(review_of: Reviewer) -> None:
     review = review_of(name="vision")
-    assert any("aws cloudformation delete-stack --stack-name TrainingStack" in note
+    assert any(f"aws cloudformation delete-stack --stack-name {TRAINING}" in note
                for note in review.notes)  # fmt: skip
 
 
@@ -320,16 +321,14 @@ def test_other_zones_replace_subnets_that_an_instance_holds(review_of: Reviewer)
 def test_what_the_cli_calls_a_replacement_is_one(base: Side, review_of: Reviewer) -> None:
     head = review_of(target_capacity=0)
     (fleet,) = [each for each in head.changes if each.type == "AWS::EC2::SpotFleet"]
-    word = CdkDiff(
-        stack="TrainingStack", text="", destructive={fleet.logical_id: "may be replaced"}
-    )
+    word = CdkDiff(stack=TRAINING, text="", destructive={fleet.logical_id: "may be replaced"})
     changed = Side(
         name="head",
         stacks={
             **base.stacks,
-            "TrainingStack": type(base.stacks["TrainingStack"])(
+            TRAINING: type(base.stacks[TRAINING])(
                 template={"Resources": {
-                    **base.stacks["TrainingStack"].resources, fleet.logical_id: fleet.new}}
+                    **base.stacks[TRAINING].resources, fleet.logical_id: fleet.new}}
             ),
         },
     )  # fmt: skip

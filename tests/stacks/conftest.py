@@ -20,7 +20,7 @@ DEFAULTS = json.loads((REPOSITORY / "cdk.json").read_text(encoding="utf-8"))["co
 
 @pytest.fixture(scope="session")
 def synthesize(tmp_path_factory: pytest.TempPathFactory) -> Synthesize:
-    """Return a function from context to the templates by stack name."""
+    """Return a function from context to the templates by construct id."""
 
     @cache
     def synthesized(**context: object) -> dict[str, Template]:
@@ -34,7 +34,7 @@ def synthesize(tmp_path_factory: pytest.TempPathFactory) -> Synthesize:
         cdk_app.build(app)
         cdk_app.Validations.of(app).add_plugins(cdk_app.AwsSolutionsChecks(app))
         assembly = app.synth()
-        return {stack.stack_name: stack.template for stack in assembly.stacks}
+        return {stack.id: stack.template for stack in assembly.stacks}
 
     return synthesized
 

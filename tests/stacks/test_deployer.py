@@ -17,6 +17,7 @@ from rehearsal.aws import EmbeddedAws
 from tests.page_policies import allowed, policy
 from tests.rehearsal.aws.iam.roles import make_role, signed_by
 from tests.rehearsal.cli import NEVER, REPOSITORY, Cli
+from tests.stack_names import DATASET
 from training.dataset_output import RECORDS, clean_up
 from training.sources import UNFINISHED
 from training.store.dataset import StoreOutput
@@ -72,7 +73,7 @@ def deployer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployer]:
         administrator.run("bootstrap", place, "--app", "", app=False)
         text = json.dumps(policy("deployer.md")["Statement"])
         for name in ("dataset", "run"):
-            text = text.replace(f"{name}-bucket".upper(), f"datasetstack-{name}bucket*")
+            text = text.replace(f"{name}-bucket".upper(), f"{DATASET.lower()}-{name}bucket*")
         arn = make_role(aws, "Deployer", *json.loads(text))
         at = f"arn:aws:ec2:{aws.region}:{aws.account}:instance/i-0"
         yield Deployer(aws, aws.access.assume(arn, service="ec2", source_arn=at, name="deployer"))
@@ -109,9 +110,7 @@ def test_a_role_with_the_policy_deploys_uploads_reviews_and_asks_the_doctor(
 ) -> None:
     cli = Cli(deployer, tmp_path / "cdk.out")  # type: ignore[arg-type]
     cli.run("deploy", "DatasetStack", *NEVER, app=False)
-    (stack,) = deployer.aws.client("cloudformation").describe_stacks(StackName="DatasetStack")[
-        "Stacks"
-    ]
+    (stack,) = deployer.aws.client("cloudformation").describe_stacks(StackName=DATASET)["Stacks"]
     told = {each["OutputKey"]: each["OutputValue"] for each in stack["Outputs"]}
     bucket = told["DatasetBucketName"]
     to = f"--dataset-uri=s3://{bucket}/trajectory"

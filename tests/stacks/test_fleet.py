@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.stack_names import TRAINING
 from tests.stacks.templates import every, only
 
 
@@ -91,7 +92,7 @@ def test_the_fleet_carries_its_own_tags(request_config: Any) -> None:
     (specification,) = request_config["TagSpecifications"]
     assert specification["ResourceType"] == "spot-fleet-request"
     assert specification["Tags"] == [
-        {"Key": "Stack", "Value": "TrainingStack"},
+        {"Key": "Stack", "Value": TRAINING},
         {"Key": "RunId", "Value": "run-1"},
     ]
 
@@ -121,7 +122,7 @@ def test_the_fleets_role_outlives_its_instances(templates: dict[str, Any]) -> No
 
 def test_the_fleets_id_is_published_after_the_fleet(templates: dict[str, Any]) -> None:
     parameters = every(templates["TrainingStack"], "AWS::SSM::Parameter")
-    (parameter,) = [each for each in parameters if each["Name"] == "/TrainingStack/fleet-id"]
+    (parameter,) = [each for each in parameters if each["Name"] == f"/{TRAINING}/fleet-id"]
     assert parameter["Value"]["Ref"].startswith("Fleet")
 
 

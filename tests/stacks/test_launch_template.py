@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from tests.stack_names import TRAINING
 from tests.stacks.templates import only
 
 
@@ -62,9 +63,9 @@ def test_instances_and_volumes_are_tagged_for_guard_and_fleet(data: Any) -> None
         ]
         named = {tag["Key"]: tag["Value"] for tag in tags}
         assert named == {
-            "Name": "TrainingStack-run-1",
+            "Name": f"{TRAINING}-run-1",
             "RunId": "run-1",
-            "Stack": "TrainingStack",
+            "Stack": TRAINING,
         }
 
 

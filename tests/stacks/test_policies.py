@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from tests.stack_names import TRAINING
+
 ROOT = Path(__file__).parent.parent.parent
 
 # Every wildcard that a policy of these stacks holds, by the policy's role, with its reason.
@@ -188,7 +190,7 @@ def test_an_instance_reads_two_parameters_and_one_asset(resources: dict[str, Any
     mine = [statement for role, statement in _statements(resources) if role == "InstanceRole"]
     (named,) = [each["Resource"] for each in mine if each["Action"] == "ssm:GetParameter"]
     bundle, fleet = sorted(named, key=lambda each: "fleet-id" in str(each))
-    assert str(fleet).endswith(":parameter/TrainingStack/fleet-id']]}")
+    assert str(fleet).endswith(f":parameter/{TRAINING}/fleet-id']]}}")
     assert "'Ref': 'BundleUri" in str(bundle)
     (readable,) = [each["Resource"] for each in mine if each["Action"] == "s3:GetObject"]
     (asset,) = [str(each) for each in readable if "cdk-" in str(each)]
@@ -197,7 +199,7 @@ def test_an_instance_reads_two_parameters_and_one_asset(resources: dict[str, Any
 
 def test_metrics_go_to_the_stacks_own_namespace_only(resources: dict[str, Any]) -> None:
     agent = json.loads((ROOT / "userdata" / "cloudwatch-agent.json").read_text())
-    namespace = agent["metrics"]["namespace"].replace("{stack}", "TrainingStack")
+    namespace = agent["metrics"]["namespace"].replace("{stack}", TRAINING)
     holders = []
     for role, statement in _statements(resources):
         if "cloudwatch:PutMetricData" in _listed(statement["Action"]):
@@ -209,7 +211,7 @@ def test_metrics_go_to_the_stacks_own_namespace_only(resources: dict[str, Any]) 
 def test_only_the_own_fleet_may_be_modified_and_by_an_instance_only_to_zero(
     resources: dict[str, Any],
 ) -> None:
-    stack, run = {"aws:ResourceTag/Stack": "TrainingStack"}, {"aws:ResourceTag/RunId": "run-1"}
+    stack, run = {"aws:ResourceTag/Stack": TRAINING}, {"aws:ResourceTag/RunId": "run-1"}
     zero = {"ec2:Attribute/TargetCapacity": "0", "ec2:Attribute/OnDemandTargetCapacity": "0"}
     assert _conditions(resources, "ec2:ModifySpotFleetRequest") == {
         "GuardRole": {"StringEquals": stack},
@@ -231,7 +233,7 @@ def test_the_guard_may_do_what_it_does_and_nothing_else(resources: dict[str, Any
     given = [s for role, s in _statements(resources) if role == "GuardRole"]
     actions = f"{GUARD_READS} {GUARD_WRITES} {GUARD_STOPS}".split()
     assert sorted(action for s in given for action in _listed(s["Action"])) == sorted(actions)
-    own = {"StringEquals": {"aws:ResourceTag/Stack": "TrainingStack"}}
+    own = {"StringEquals": {"aws:ResourceTag/Stack": TRAINING}}
     stops = [s for s in given if set(_listed(s["Action"])) & set(GUARD_STOPS.split())]
     assert [(_listed(s["Action"]), s["Condition"]) for s in stops] == [
         ([action], own) for action in GUARD_STOPS.split()
@@ -262,7 +264,7 @@ def test_an_instance_may_terminate_itself_only(resources: dict[str, Any]) -> Non
         if role == "InstanceRole" and "ec2:TerminateInstances" in _listed(statement["Action"])
     ]
     condition = statement["Condition"]
-    assert condition["StringEquals"] == {"aws:ResourceTag/Stack": "TrainingStack"}
+    assert condition["StringEquals"] == {"aws:ResourceTag/Stack": TRAINING}
     # The key is who asks, the variable what is asked for.
     asks = condition["ArnEquals"]["ec2:SourceInstanceARN"]["Fn::Join"][1]
     assert asks[-1] == ":instance/${ec2:InstanceID}"
@@ -355,9 +357,7 @@ def test_the_fleets_events_reach_record_and_guard_and_its_faults_reach_people(
 
     everything = {"detail-type": None, "detail": None}
     assert (
-        pattern_to("GuardFunction")
-        == pattern_to("log-group:/aws/events/TrainingStack")
-        == everything
+        pattern_to("GuardFunction") == pattern_to(f"log-group:/aws/events/{TRAINING}") == everything
     )
     assert pattern_to("NotificationsTopic") == {
         "detail-type": ["EC2 Spot Fleet Error"],

@@ -7,6 +7,7 @@ import pytest
 
 from stacks.parameters import StackParameters
 from stacks.review_stack import subjects
+from tests.stack_names import DATASET, NETWORK, TRAINING
 
 PROVIDER = "arn:aws:iam::123456789012:oidc-provider/token.actions.githubusercontent.com"
 GIVEN = {"review.oidc_provider": PROVIDER, "review.repository": "somebody@583231/training@1296269"}
@@ -56,14 +57,14 @@ def test_the_role_reads_the_templates_and_nothing_else(resources: dict[str, Any]
     (statement,) = policy["Properties"]["PolicyDocument"]["Statement"]
     assert statement["Action"] == ["cloudformation:DescribeStacks", "cloudformation:GetTemplate"]
     tails = [each["Fn::Join"][1][-1] for each in statement["Resource"]]
-    names = ("DatasetStack", "NetworkStack", "TrainingStack")
+    names = (DATASET, NETWORK, TRAINING)
     assert tails == [f":stack/{name}/*" for name in names]
 
 
 def test_adopted_buckets_leave_one_template_to_read(synthesize: Callable[..., Any]) -> None:
     templates = synthesize(**GIVEN, dataset_bucket="my-data", run_bucket="my-runs")
-    assert "stack/TrainingStack/" in str(templates["ReviewStack"])
-    assert "stack/DatasetStack/" not in str(templates["ReviewStack"])
+    assert f"stack/{TRAINING}/" in str(templates["ReviewStack"])
+    assert f"stack/{DATASET}/" not in str(templates["ReviewStack"])
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import pytest
 from cloudformation.schema import schema_of, tag_property
 from tests.stacks.templates import every, only
 
+PROVIDER = "arn:aws:iam::123456789012:oidc-provider/token.actions.githubusercontent.com"
 VPC = {"vpc": "vpc-0123456789abcdef0", "subnets": "subnet-12345678,subnet-87654321"}
 
 
@@ -33,9 +34,9 @@ def test_two_stacks_share_no_physical_name(templates: Any, vision: Any) -> None:
     usual, named = templates["TrainingStack"], vision["Training-vision"]
     names = set(_physical_names(named))
     assert names == {
-        "/Training-vision/fleet-id",
-        "/Training-vision/bundle-uri",
-        "/aws/events/Training-vision",
+        "/SpotTraining-Training-vision/fleet-id",
+        "/SpotTraining-Training-vision/bundle-uri",
+        "/aws/events/SpotTraining-Training-vision",
     }
     assert not names & set(_physical_names(usual))
     # Nor a metric, a tag or a permission; nor, unless it is asked for, a run.
@@ -114,3 +115,27 @@ def test_an_existing_network_is_used_without_an_address(synthesize: Callable[...
     ]
     # An address costs half a cent an hour.
     assert costs[1] - costs[0] == pytest.approx(0.005)
+
+
+def test_two_teams_with_prefixes_share_no_physical_name(synthesize: Callable[..., Any]) -> None:
+    asked = {
+        "sweep.instances": "2",
+        "review.repository": "me@1/mine@2",
+        "review.oidc_provider": PROVIDER,
+    }
+    ours, theirs = synthesize(**asked), synthesize(prefix="VisionTeam-", **asked)
+    assert ours.keys() == theirs.keys()
+    for stack in ours:
+        names = [set(_physical_names(each[stack])) for each in (ours, theirs)]
+        assert not names[0] & names[1], stack
+        # Resources keep their logical ids: only what a name begins with differs.
+        assert json.dumps(theirs[stack]).replace("VisionTeam-", "SpotTraining-") == json.dumps(
+            ours[stack]
+        )
+        assert "SpotTraining-" not in json.dumps(theirs[stack])
+    before_there_was_a_prefix = synthesize(prefix="", **asked)
+    assert set(_physical_names(before_there_was_a_prefix["TrainingStack"])) == {
+        "/TrainingStack/fleet-id",
+        "/TrainingStack/bundle-uri",
+        "/aws/events/TrainingStack",
+    }

@@ -10,6 +10,7 @@ import pytest
 from contract.run_env import NAMES
 from stacks import user_data
 from stacks.parameters import StackParameters
+from tests.stack_names import TRAINING
 from tests.stacks.templates import only, sample_run_env
 
 
@@ -52,7 +53,7 @@ def test_run_env_holds_the_decisions(script: str, tmp_path: Path) -> None:
     assert values["PREDICTION"].startswith('"size=g5.2xlarge hours_p50=')
     assert values["DATA_DEVICE_NAME"] == "/dev/sdf"
     assert values["NUM_GPUS"] == "1"
-    assert values["FLEET_PARAMETER"] == "/TrainingStack/fleet-id"
+    assert values["FLEET_PARAMETER"] == f"/{TRAINING}/fleet-id"
 
 
 def test_a_machine_must_have_the_gpus_of_the_fleets_smallest_size() -> None:

@@ -81,3 +81,16 @@ def test_fails_on_an_unknown_fleet_and_on_an_impossible_base(fleets: Fleets) -> 
         fleets.ec2.describe_spot_fleet_requests(SpotFleetRequestIds=["sfr-nowhere"])
     with pytest.raises(ClientError, match="OnDemandTargetCapacity 2 is above TargetCapacity 1"):
         fleets.modify(fleets.request(), TargetCapacity=1, OnDemandTargetCapacity=2)
+
+
+def test_fails_on_two_subnets_of_one_zone(fleets: Fleets) -> None:
+    (first,) = fleets.ec2.describe_subnets(SubnetIds=fleets.subnets[:1])["Subnets"]
+    beside = fleets.ec2.create_subnet(
+        VpcId=first["VpcId"], CidrBlock="10.0.9.0/24", AvailabilityZone=first["AvailabilityZone"]
+    )["Subnet"]["SubnetId"]
+    fleets.subnets.append(beside)
+    with pytest.raises(ClientError, match="can't span different subnets from the same"):
+        fleets.request()
+    # Several sizes in one subnet are several overrides of it.
+    fleets.subnets = [beside, beside]
+    assert fleets.instances(fleets.request())[0]["SubnetId"] == beside

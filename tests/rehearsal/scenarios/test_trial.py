@@ -34,7 +34,7 @@ class Deployed:
         """All is there."""
 
     def fleet(self, bus: EventBus, boot: Any, say: Any) -> Fleet:
-        return Fleet(aws=self.aws, bus=bus, id="sfr-1", boot=boot, say=say)
+        return Fleet(aws=self.aws, bus=bus, id="sfr-1", boot=boot, say=say, stack="s")
 
     def run_files(self) -> FolderFiles:
         return FolderFiles(folder=Path())

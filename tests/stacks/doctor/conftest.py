@@ -12,7 +12,9 @@ import pytest
 from botocore.config import Config
 from botocore.stub import Stubber
 
+from contract.stack_names import description_of
 from rehearsal.aws import EmbeddedAws
+from rehearsal.drill.deployment import PREFIX
 from stacks.doctor.__main__ import main
 from tests.page_policies import action, allowed
 
@@ -164,10 +166,17 @@ def healthy(aws: EmbeddedAws) -> Iterator[Clinic]:
 
 
 @contextmanager
-def deployed(clinic: Clinic, stack: str = "TrainingStack", **outputs: str) -> Iterator[None]:
-    """Deploy a stack that has nothing but these outputs."""
-    cloudformation = clinic.aws.client("cloudformation")
+def deployed(
+    clinic: Clinic,
+    construct_id: str = "TrainingStack",
+    prefix: str = PREFIX,
+    description: str = "",
+    **outputs: str,
+) -> Iterator[None]:
+    """Deploy a stack that has nothing but these outputs, and the description of ours."""
+    cloudformation, stack = clinic.aws.client("cloudformation"), f"{prefix}{construct_id}"
     template = {
+        "Description": description or description_of(construct_id),
         "Resources": {"T": {"Type": "AWS::SNS::Topic"}},
         "Outputs": {name: {"Value": value} for name, value in outputs.items()},
     }
@@ -175,8 +184,13 @@ def deployed(clinic: Clinic, stack: str = "TrainingStack", **outputs: str) -> It
     cloudformation.get_waiter("stack_create_complete").wait(
         StackName=stack, WaiterConfig={"Delay": 1}
     )
-    yield
-    cloudformation.delete_stack(StackName=stack)
+    try:
+        yield
+    finally:
+        cloudformation.delete_stack(StackName=stack)
+        cloudformation.get_waiter("stack_delete_complete").wait(
+            StackName=stack, WaiterConfig={"Delay": 1}
+        )
 
 
 @contextmanager

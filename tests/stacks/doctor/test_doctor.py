@@ -160,7 +160,7 @@ def test_zones_of_a_deployed_network_change_only_without_its_training_stack(
     healthy: Clinic, examine: Examine
 ) -> None:
     healthy.scores = [("us-east-1a", 1), ("us-east-1c", 9), ("us-east-1d", 8)]
-    with deployed(healthy, stack="NetworkStack"), deployed(healthy):
+    with deployed(healthy, "NetworkStack"), deployed(healthy):
         (line,) = examine(healthy, "size=g5.xlarge")["spot capacity"]
     options = "TrainingStack -c dataset_bucket=my-data -c size=g5.xlarge"
     assert line["fix"] == (
@@ -248,7 +248,7 @@ def test_an_address_that_has_not_confirmed_is_a_problem(healthy: Clinic, examine
         (line,) = examine(healthy)["alarm e-mail"]
         # moto confirms at once; AWS says PendingConfirmation in place of the ARN.
         assert (line["state"], line["what"]) == ("ok", "me@example.com confirmed")
-        assert examine(healthy)["stack TrainingStack"][0]["what"] == "CREATE_COMPLETE"
+        assert examine(healthy)["stack SpotTraining-TrainingStack"][0]["what"] == "CREATE_COMPLETE"
 
 
 def test_a_deploy_that_would_end_another_run_names_it(healthy: Clinic, examine: Examine) -> None:

@@ -4,6 +4,7 @@ import itertools
 import shlex
 from typing import Any
 
+from tests.stack_names import named
 from tests.stacks.doctor.conftest import Clinic, Examine
 
 
@@ -97,7 +98,10 @@ def test_machines_of_other_stacks_use_up_the_quota(healthy: Clinic, examine: Exa
         MinCount=1,
         MaxCount=1,
         TagSpecifications=[
-            {"ResourceType": "instance", "Tags": [{"Key": "Stack", "Value": "Training-vision"}]}
+            {
+                "ResourceType": "instance",
+                "Tags": [{"Key": "Stack", "Value": named("Training-vision")}],
+            }
         ],
     )["Instances"][0]["InstanceId"]
     (line,) = examine(healthy, "on_demand_base=1")["on-demand quota"]
@@ -111,3 +115,26 @@ def test_machines_of_other_stacks_use_up_the_quota(healthy: Clinic, examine: Exa
     )
     assert examine(healthy)["spot quota"][0]["state"] == "ok"
     ec2.terminate_instances(InstanceIds=[started])
+
+
+def test_fails_for_two_subnets_of_one_zone_until_its_fix_is_taken(
+    healthy: Clinic, examine: Examine
+) -> None:
+    ec2 = healthy.aws.client("ec2")
+    vpc = ec2.create_vpc(CidrBlock="10.8.0.0/16")["Vpc"]["VpcId"]
+    blocks = {"10.8.0.0/28": "us-east-1a", "10.8.1.0/24": "us-east-1a", "10.8.2.0/24": "us-east-1b"}
+    small, large, other = (
+        ec2.create_subnet(VpcId=vpc, CidrBlock=block, AvailabilityZone=zone)["Subnet"]["SubnetId"]
+        for block, zone in blocks.items()
+    )
+    given = (f"vpc={vpc}", f"subnets={large},{other},{small}")
+    (line,) = examine(healthy, *given)["network"]
+    assert (line["state"], line["what"]) == (
+        "problem",
+        f"{large}, {other}, {small} are in us-east-1a, us-east-1b: a Spot fleet takes only one "
+        "subnet of each zone",
+    )
+    # Of one zone's subnets it keeps the one with the most free addresses.
+    taken = shlex.split(line["fix"])[-1]
+    assert set(taken.removeprefix("subnets=").split(",")) == {large, other}
+    assert "takes only one" not in str(examine(healthy, given[0], taken)["network"])

@@ -14,6 +14,7 @@ from stacks.events import TrainingTopic
 from stacks.monitoring.alarms import TrainingAlarms, commit_interval_seconds
 from stacks.monitoring.metrics import RunMetrics
 from stacks.parameters import StackParameters
+from tests.stack_names import TRAINING
 from tests.stacks.templates import every, only
 from userdata.send_metrics import COMMIT_AGE, RUNNING, STEPS, UNSAVED
 
@@ -50,9 +51,9 @@ def published(templates: dict[str, Any]) -> set[Metric]:
     ids = {each["Type"]: name for name, each in templates["TrainingStack"]["Resources"].items()}
     training = {
         Metric(
-            namespace="Training/TrainingStack",
+            namespace=f"Training/{TRAINING}",
             name=name,
-            dimensions=frozenset({("Stack", "TrainingStack")}),
+            dimensions=frozenset({("Stack", TRAINING)}),
         )
         for name in (RUNNING, STEPS, COMMIT_AGE, UNSAVED)
     }
@@ -75,7 +76,7 @@ def published(templates: dict[str, Any]) -> set[Metric]:
             dimensions=frozenset({("RuleName", clock)}),
         ),
     }
-    return {*agent_metrics("TrainingStack").values(), *training, *services}
+    return {*agent_metrics(TRAINING).values(), *training, *services}
 
 
 def test_every_alarm_that_the_design_lists_is_there(alarms: dict[str, Any]) -> None:
@@ -97,7 +98,7 @@ def test_every_metric_of_the_dashboard_is_published(
     text = str(dashboard["DashboardBody"])
     shown = [metric.name for metric in published if f'"{metric.name}"' in text]
     assert {"training_steps", "nvidia_smi_power_draw", "mem_used_percent"} <= set(shown)
-    assert text.count('"Training/TrainingStack","') == len(
+    assert text.count(f'"Training/{TRAINING}","') == len(
         [name for name in shown if name not in ELSEWHERE]
     )
 

@@ -1,0 +1,53 @@
+"""The stacks' names in CloudFormation, and which deployed stacks are this project's.
+
+CloudFormation updates whatever stack has a name, and deletes what the new template lacks. Names
+therefore begin with a prefix that no other project uses, and whatever deploys looks first.
+"""
+
+from collections.abc import Iterator, Mapping
+
+# By construct id. DescribeStacks, ListStacks and the template have it, and all that was ever
+# deployed has these words: whoever changes one makes earlier deployments look like others' stacks.
+DESCRIPTIONS: Mapping[str, str] = {
+    "DatasetStack": "Datasets and training runs; kept when the training stack is destroyed.",
+    "NetworkStack": "The network that training stacks share.",
+    "SweepStack": "A queue of many runs, which SageMaker trains a few at a time.",
+    "ReviewStack": "The role with which pull requests are compared with what is deployed.",
+    "TrainingStack": "Trains one run on Spot instances that may be interrupted at any time.",
+}
+
+
+def training_stack(name: str = "") -> str:
+    """Return the construct id of one run's stack; with `-c name=`, several can exist."""
+    return f"Training-{name}" if name else "TrainingStack"
+
+
+def description_of(construct_id: str) -> str:
+    """Return what the description of our stack with this construct id is."""
+    return DESCRIPTIONS.get(construct_id, DESCRIPTIONS["TrainingStack"])
+
+
+def stack_name(prefix: str, construct_id: str) -> str:
+    """Return the name by which CloudFormation knows a stack; the CDK CLI selects by the id."""
+    return f"{prefix}{construct_id}"
+
+
+def refuse_foreign(name: str, found: str | None, wanted: str | None) -> str:
+    """Say in one sentence that a stack of ours would replace one of others; else return nothing.
+
+    `found` is the deployed stack's description, `wanted` that of what a deploy would put there.
+    """
+    if found == wanted or wanted not in DESCRIPTIONS.values():
+        return ""
+    return (
+        f"the stack {name} is not this project's (its description is {found or ''!r}): a deploy "
+        "would delete what is in it; -c prefix=NAME- puts another prefix before the names of ours"
+    )
+
+
+def other_prefixes(name: str, construct_id: str, found: Mapping[str, str | None]) -> Iterator[str]:
+    """Yield the prefixes under which our stack is deployed besides `name`, from descriptions."""
+    for other, description in sorted(found.items()):
+        is_ours = description == description_of(construct_id)
+        if is_ours and other != name and other.endswith(construct_id):
+            yield other.removesuffix(construct_id)

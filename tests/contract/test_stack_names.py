@@ -1,0 +1,39 @@
+"""Whose a deployed stack is, and under which other prefixes ours stand."""
+
+import pytest
+
+from contract.stack_names import (
+    DESCRIPTIONS,
+    description_of,
+    other_prefixes,
+    refuse_foreign,
+    training_stack,
+)
+
+
+def test_descriptions_stay_what_is_deployed() -> None:
+    """Every deployment so far has them: with other words, it would be taken for another's."""
+    assert DESCRIPTIONS == {
+        "DatasetStack": "Datasets and training runs; kept when the training stack is destroyed.",
+        "NetworkStack": "The network that training stacks share.",
+        "SweepStack": "A queue of many runs, which SageMaker trains a few at a time.",
+        "ReviewStack": "The role with which pull requests are compared with what is deployed.",
+        "TrainingStack": "Trains one run on Spot instances that may be interrupted at any time.",
+    }
+    assert description_of(training_stack("vision")) == DESCRIPTIONS["TrainingStack"]
+
+
+@pytest.mark.parametrize("found", [None, "", "Theirs", DESCRIPTIONS["NetworkStack"]])
+def test_fails_for_what_is_not_the_same_stack_of_ours(found: str | None) -> None:
+    ours = DESCRIPTIONS["TrainingStack"]
+    assert refuse_foreign("X", found, ours).startswith("the stack X is not this project's")
+    assert refuse_foreign("X", ours, ours) == ""
+    # What an app deploys beside our stacks is its own matter.
+    assert refuse_foreign("X", found, "Another stack of that app") == ""
+
+
+def test_ours_are_found_under_every_other_prefix() -> None:
+    ours, theirs = DESCRIPTIONS["TrainingStack"], "Theirs"
+    found = {"TrainingStack": ours, "B-TrainingStack": ours, "C-TrainingStack": theirs, "D-X": ours}
+    assert list(other_prefixes("B-TrainingStack", "TrainingStack", found)) == [""]
+    assert list(other_prefixes("E-TrainingStack", "TrainingStack", found)) == ["B-", ""]
