@@ -116,8 +116,9 @@ def _up_to(head: Head, step: int, uri: str) -> tuple[CheckpointEntry, ...]:
             f"{uri} has no checkpoint of step {step}; "
             + (f"it has those of steps {there}" if there else "it has none")
         )
-    chosen = head.checkpoints[: places[-1] + 1]
-    if chosen[-1].is_left_behind:
+    *earlier, last = head.checkpoints[: places[-1] + 1]
+    chosen = (*earlier, replace(last, failed_starts=0))
+    if last.is_left_behind:
         return tuple(replace(entry, is_left_behind=False) for entry in chosen)
     return chosen
 

@@ -18,11 +18,13 @@ from training.attempt.attempt import HeldRun
 from training.attempt.notice import Notice
 from training.errors import AttemptEndedError, InterruptedRunError
 from training.program.container import Container
+from training.program.failure import blamed_place, failure_reason
 from training.program.log import ProgramLog
 from training.program.metrics import MetricReader
 from training.program.options import ProgramOptions
 from training.program.process import ProgramProcess
 from training.program.progress import ReportedProgress
+from training.program.shared_memory import SharedMemory
 from training.record.history import read_history
 from training.record.lease import Lease
 from training.report.receipt import RunResult, interruption_facts
@@ -40,7 +42,6 @@ _NO_SNAPSHOT_SECONDS = 600.0
 _NEVER_QUIET_SECONDS = 45.0
 _POLL_SECONDS = 0.2
 _LOG_SECONDS = 30.0
-_REASON_BYTES = 1024  # as SageMaker reads output/failure
 
 
 class ProgramWatch:
@@ -56,6 +57,7 @@ class ProgramWatch:
             folders=[container.output, container.checkpoints],
         )
         self._reading = threading.Lock()
+        self._shared_memory = SharedMemory(run.store.uri)
         publisher = CheckpointPublisher(
             run.store,
             run.lease,
@@ -77,6 +79,7 @@ class ProgramWatch:
         self._process: ProgramProcess
         self._number = 0  # of the last snapshot
         self._restored = 0, 0  # the number of the snapshot that the program was given, and its step
+        self._files: tuple[str, ...] = ()  # of it, if its failures may be their fault
         self._save_seconds = 0.0  # the longest of a snapshot so far
         self._notice: Notice | None = None
 
@@ -88,6 +91,8 @@ class ProgramWatch:
             return ""
         name, self._number = restored.entry.name, restored.entry.step
         saved = restored.content.manifest
+        # The program itself vouches for what it has committed.
+        self._files = () if saved.program_says_when else tuple(file.path for file in saved.files)
         step = int(saved.note.get("step", restored.entry.step))
         self._progress.resume(step, name)
         self._restored = self._number, int(saved.note.get("step", 0))
@@ -160,9 +165,11 @@ class ProgramWatch:
             )
             raise InterruptedRunError(notice.cause)
         if exit_code != 0:
-            self._mirror.count_failure()
-            tail = self._log.tail
-            reason = _failure_reason(self._options.container, exit_code, tail[-1] if tail else "")
+            tail, container = list(self._log.tail), self._options.container
+            reason = failure_reason(container, exit_code, tail)
+            if not (self._progress.has_steps and self._progress.step > self._restored[1]):
+                place = blamed_place(tail, self._files, container)
+                reason += self._mirror.count_failure(place)
             run.events.emit(
                 "program-failed",
                 "failed",
@@ -177,6 +184,7 @@ class ProgramWatch:
         """Stop mirroring; what is being sent is never committed later."""
         self._run.supervisor.last_resort.stand_down()
         self._mirror.close()
+        self._shared_memory.remove()
 
     def _note(self) -> Mapping[str, Any]:
         """Return what is kept with a snapshot: the program's step.
@@ -217,6 +225,7 @@ class ProgramWatch:
         self._run.supervisor.watchdog.beat()
         self._run.lease.check()
         self._mirror.check()
+        self._shared_memory.look()
         self._read_metrics()
         self._count_snapshots()
         self._warn_if_started_over()
@@ -376,17 +385,3 @@ def _files(folders: Mapping[str, Path]) -> Iterator[tuple[str, Path]]:
                     # Neither keys nor reports can hold a name that is not text.
                     name = os.fsencode(path.relative_to(folder)).decode(errors="backslashreplace")
                     yield f"{prefix}/{name}", path
-
-
-def _failure_reason(container: Container, exit_code: int, last_line: str) -> str:
-    """Return why the program failed, in one line: from output/failure, else its last line."""
-    ended = f"exit code {exit_code}" if exit_code >= 0 else f"signal {-exit_code}"
-    text = last_line
-    try:
-        with (container.output / "failure").open("rb") as stream:
-            text = stream.read(_REASON_BYTES).decode(errors="replace") or last_line
-    except OSError:
-        pass
-    hint = " (the kernel does this when memory runs out)" if exit_code == -9 else ""
-    said = " ".join(text.split())[:_REASON_BYTES]
-    return f"the program ended with {ended}{hint}" + (f": {said}" if said else "")

@@ -118,18 +118,19 @@ class Lease:
         if release:
             self._stop.set()
 
-    def count_failed_start(self, began: CheckpointEntry) -> None:
-        """Count a program that began with this snapshot and failed before it saved again.
+    def count_failed_start(self, began: CheckpointEntry, place: str) -> None:
+        """Count a program that began with this snapshot and failed at this place while reading it.
 
-        Later tentative snapshots hold what it held, and get the same count.
+        Failures at different places do not add up. Later tentative snapshots hold what it held, and
+        get the same count.
         """
-        times = began.failed_starts + 1
+        times = began.failed_starts + 1 if began.failed_at == place else 1
 
         def count(entry: CheckpointEntry) -> CheckpointEntry:
             is_later = entry.is_tentative and entry.step > began.step
             if entry.name != began.name and not is_later:
                 return entry
-            return replace(entry, failed_starts=max(times, entry.failed_starts))
+            return replace(entry, failed_starts=max(times, entry.failed_starts), failed_at=place)
 
         self._change(lambda head: replace(head, checkpoints=tuple(map(count, head.checkpoints))))
 

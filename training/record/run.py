@@ -317,4 +317,4 @@ def _is_given_up(entry: CheckpointEntry) -> bool:
 
 
 def _why_given_up(entry: CheckpointEntry) -> str:
-    return f"the program failed {entry.failed_starts} times on it before it saved again"
+    return f"the program failed {entry.failed_starts} times while it read it"

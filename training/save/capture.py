@@ -99,8 +99,8 @@ class Moment:
     is_standstill: bool = False
     # Nothing may be open for writing: a moment between two writes of a program that never rests.
     is_closed: bool = False
-    # Files that only grow, besides those named like logs.
-    logs: frozenset[str] = frozenset()
+    # Files that only grow, by how they have been written.
+    logs: frozenset[str] | None = None
 
     def refuse_other(self, listing: Listing) -> None:
         """Raise ChangedError or SnapshotError if the moment is over."""
@@ -147,7 +147,7 @@ class Capture:
 
     def refuse_changed(self, root: Path) -> None:
         """Raise ChangedError if the folder is no longer what was listed."""
-        if path := self.listing.difference(list_folder(root)):
+        if path := self.listing.difference(list_folder(root, self.listing.logs)):
             raise ChangedError(f"{path!r} changed while it was captured")
 
 

@@ -131,13 +131,14 @@ class FolderSource(StateSource):
     def facts(self) -> Mapping[str, Any]:
         """Return what was sent, and when the program last changed one of its files, logs aside."""
         assert self.sent is not None
+        listing, is_grown = self.capture.listing, self.capture.reason == "growth"
         return {
             "snapshot": self._name,
             "reason": self.capture.reason,
             "num_files": len(self.sent.manifest.files),
             "changed_bytes": self.sent.changed_bytes,
             "sent_bytes": self.sent.sent_bytes,
-            "written_at": self.capture.listing.written_ns / 1e9,
+            "written_at": (listing.began_ns if is_grown else listing.written_ns) / 1e9,
             "note": self.capture.note,
         }
 

@@ -54,6 +54,10 @@ class FileState:
             mode=stat.S_IMODE(found.st_mode),
         )
 
+    def may_grow_to(self, later: "FileState") -> bool:
+        """Whether the same file may only have grown."""
+        return self.inode == later.inode and self.bytes < later.bytes
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Listing:
@@ -64,7 +68,7 @@ class Listing:
     folders: dict[str, FileState]
     skipped: dict[str, str]  # path -> what it is instead of a file
     began_ns: int  # by the clock that stamps files
-    logs: frozenset[str] = frozenset()  # files known as logs by how they grow
+    logs: frozenset[str] | None = None  # those known by how they are written; None: by name
 
     @property
     def is_empty(self) -> bool:
@@ -72,7 +76,7 @@ class Listing:
         return not self.files and not self.links
 
     def difference(self, other: "Listing") -> str | None:
-        """Return one path that differs, or None if the folder is the same; logs may have grown."""
+        """Return one path that differs in the other, later one; what it knows as logs may grow."""
         if self.links != other.links:
             return _differing(self.links, other.links)
         modes = [{path: f.mode for path, f in one.folders.items()} for one in (self, other)]
@@ -82,13 +86,25 @@ class Listing:
         if mine.keys() != others.keys():
             return _differing(mine, others)
         changed = (p for p in mine if mine[p] != others[p])
-        return next((p for p in changed if not (self.is_log(p) or other.is_log(p))), None)
+        return next(
+            (p for p in changed if not (other.is_log(p) and mine[p].may_grow_to(others[p]))), None
+        )
+
+    def grown(self, other: "Listing") -> list[str]:
+        """Return the logs that are longer in the other, later one, if nothing else has changed."""
+        if self.difference(other) is not None:
+            return []
+        return [path for path, file in self.files.items() if file != other.files[path]]
+
+    @property
+    def has_logs_only(self) -> bool:
+        """Whether no file in it is anything else."""
+        return all(map(self.is_log, self.files))
 
     def is_rewritten_in(self, later: "Listing") -> bool:
         """Whether any of its files was deleted or rewritten; growth alone proves nothing."""
         return any(
-            (new := later.files.get(path)) is None
-            or (new != old and (new.inode != old.inode or new.bytes <= old.bytes))
+            (new := later.files.get(path)) is None or (new != old and not old.may_grow_to(new))
             for path, old in self.files.items()
         )
 
@@ -124,9 +140,13 @@ class Listing:
         return max(ends)
 
     def is_log(self, path: str) -> bool:
-        """Whether the file is a log, by its name or by how it grows."""
-        name = path.rpartition("/")[2]
-        return path in self.logs or any(fnmatch(name, pattern) for pattern in _LOGS)
+        """Whether the file is a log."""
+        return is_named_log(path) if self.logs is None else path in self.logs
+
+
+def is_named_log(path: str) -> bool:
+    """Whether the file is named like a log."""
+    return any(fnmatch(path.rpartition("/")[2], pattern) for pattern in _LOGS)
 
 
 def leaves(root: Path, path: str, target: str) -> bool:
@@ -135,7 +155,7 @@ def leaves(root: Path, path: str, target: str) -> bool:
     return Path(points_to) != root and root not in Path(points_to).parents
 
 
-def list_folder(root: Path, logs: frozenset[str] = frozenset()) -> Listing:
+def list_folder(root: Path, logs: frozenset[str] | None = None) -> Listing:
     """List the folder now; SnapshotError if it is missing or a part of it cannot be listed."""
     files: dict[str, FileState] = {}
     links: dict[str, str] = {}
@@ -164,7 +184,7 @@ def list_folder(root: Path, logs: frozenset[str] = frozenset()) -> Listing:
     )
 
 
-def settled(root: Path, logs: frozenset[str] = frozenset()) -> Listing:
+def settled(root: Path, logs: frozenset[str] | None = None) -> Listing:
     """List the folder once any later change will show in a file's times; may raise ChangedError."""
     for _ in range(5):
         listing = list_folder(root, logs)

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -80,6 +81,7 @@ class Mirror:
         self._num_captures = 0
         self._program: int | None = None
         self._said = -_LINE_SECONDS
+        self._told_logs: tuple[Any, ...] = ()
         self._is_closing = threading.Event()
 
     @property
@@ -124,6 +126,7 @@ class Mirror:
         self._blobs.begin_with(filled.manifest, filled.files)
         self._blobs.found_damaged(filled.damaged)
         self._watcher.captured = list_folder(self._folder)
+        self._watcher.growing.resume(filled.manifest.note)
         self._doubted = self._watcher.captured if found.entry.is_tentative else None
         self._blobs.sweep()
         size, reused = filled.manifest.num_bytes / 1e6, filled.reused_bytes / 1e6
@@ -194,14 +197,24 @@ class Mirror:
             self._blobs.sweep()
         return is_sent and refused is None
 
-    def count_failure(self) -> None:
-        """Count the program's failure against the snapshot that it began with."""
-        began_with = self._restored
+    def count_failure(self, place: str) -> str:
+        """Report a failure of the program that got no further than the snapshot it began with.
+
+        It counts against that snapshot if there is a `place` where it was reading it. Return what
+        to do in either case, or "" if it did get further.
+        """
+        began_with, run = self._restored, self._publisher
         if began_with is None or (self.last is not None and self._doubted is None):
-            return
-        self._publisher.lease.count_failed_start(began_with)
-        self._publisher.events.emit(
-            "failed-start", snapshot=began_with.name, failed_starts=began_with.failed_starts + 1
+            return ""
+        if place:
+            run.lease.count_failed_start(began_with, place)
+        run.events.emit("failed-start", snapshot=began_with.name, place=place)
+        older = [e.step for e in run.lease.head.checkpoints if e.step < began_with.step]
+        back = f"--from-checkpoint {older[-1]}" if older else "--from-scratch"
+        return (
+            f"; it began with snapshot {began_with.step} and got no further: if the program or its "
+            "machine is at fault, fix that: the snapshot stays in use; if its files are, go back: "
+            f"python -m training reopen {back} --run-uri {run.store.uri}"
         )
 
     def close(self) -> None:
@@ -230,7 +243,7 @@ class Mirror:
         self._num_captures += 1
         note = self._note()
         with stopped(self._program) if moment.is_standstill else nullcontext():
-            return capture(
+            captured = capture(
                 self._folder,
                 self._work / f"staging-{self._num_captures}",
                 self._blobs.known,
@@ -240,6 +253,20 @@ class Mirror:
                 moment=moment,
                 in_place=in_place,
             )
+        growing, listing = self._watcher.growing, captured.listing
+        growing.captured(listing)
+        if not (logs := [path for path in listing.files if listing.is_log(path)]):
+            return captured
+        is_state = growing.are_state(listing) and not self._watcher.says_when
+        self._tell_logs(logs, "as they grow" if is_state else "with other files")
+        return replace(captured, note={**note, "logs": logs, "longest_ns": growing.longest_ns})
+
+    def _tell_logs(self, *told: Any) -> None:
+        """Report which files count as logs, and when they are saved; once, until that changes."""
+        if told != self._told_logs:
+            self._told_logs = told
+            text = f"treated as logs, and saved {told[1]}: {', '.join(told[0])[:1000]}"
+            self._publisher.events.emit("logs", "info", message=text)
 
     def _prepared(self, captured: Capture, moment: Moment) -> Save[FolderSource]:
         """Return a save of it; what a tentative one restored stays so until it is rewritten."""

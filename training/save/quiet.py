@@ -11,12 +11,13 @@ import os
 import re
 import time
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from training.save.listing import FileState, Listing
+from training.save.listing import FileState, Listing, is_named_log
 from training.save.process_tree import living_below
 
 _PROC = Path("/proc")
@@ -30,6 +31,10 @@ _TAIL_BYTES = 4096
 _NO_TEXT = re.compile(rb"[\x00-\x08\x0e-\x1f\x7f]")
 # How often it must have grown.
 _GROWTHS = 3
+# Beside logs, how much longer than ever before the other files must have stayed as they are.
+_OVERDUE_TIMES = 3
+# How often a file named like a log must have been rewritten to be none; once is a new log.
+_REWRITES = 2
 
 
 @dataclass(kw_only=True, slots=True)
@@ -99,12 +104,17 @@ def _open_for_writing(inodes: Collection[tuple[int, int]]) -> set[tuple[int, int
     return found | mapped_for_writing(inodes)
 
 
-def mapped_for_writing(inodes: Collection[tuple[int, int]]) -> set[tuple[int, int]]:
-    """Return those that a process has mapped: it can change them without changing their times."""
+def mapped_for_writing(
+    inodes: Collection[tuple[int, int]], processes: Collection[int] = ()
+) -> set[tuple[int, int]]:
+    """Return those that a process has mapped: it can change them without changing their times.
+
+    It is one of these processes, or else this one or one below it.
+    """
     # The device in /proc/PID/maps differs from stat's on some file systems.
     by_inode = {inode: (device, inode) for device, inode in inodes}
     found = set()
-    for process in (_PROC / str(number) for number in living_below(os.getpid())):
+    for process in (_PROC / str(number) for number in processes or living_below(os.getpid())):
         with suppress(OSError, ValueError), (process / "maps").open("rb") as lines:
             for line in lines:
                 _, permissions, _, _, inode, *_ = line.split(maxsplit=5)
@@ -214,6 +224,12 @@ class SaveHabit:
         return self._is_regular and is_known and burst.may_come_after_the_first(self._first)
 
 
+def _is_rewritten(old: FileState, new: FileState) -> bool:
+    """Whether it is another file, or has been written without having grown."""
+    is_other = (new.device, new.inode) != (old.device, old.inode)
+    return is_other or (new.bytes <= old.bytes and new.mtime_ns != old.mtime_ns)
+
+
 class Replacing:
     """Tells whether a program replaces entire files, and never writes into an old one."""
 
@@ -229,7 +245,7 @@ class Replacing:
                 continue
             if (new.device, new.inode) != (old.device, old.inode):
                 self._has_replaced = True
-            elif new.bytes <= old.bytes and new.mtime_ns != old.mtime_ns:
+            elif _is_rewritten(old, new):
                 self._has_rewritten = True
         links = now.links.items()
         self._has_replaced |= any(before.links.get(path, to) != to for path, to in links)
@@ -248,22 +264,31 @@ class _Growth:
     last: float  # when it was seen to grow
     since: float = 0.0  # its first growth
     times: int = 0
+    rewrites: int = 0
     tail: bytes = b""
 
 
 class GrowingFiles:
-    """Files that only grow, by text appended to them, such as a metrics.csv.
+    """Files that only grow, by text appended to them, such as a metrics.csv, or named like logs.
 
     A save that is being written grows too: only text counts that grows for longer than the quiet
-    time, and each time ends with a complete line or has paused.
+    time, and each time ends with a complete line or has paused. A name counts until the file has
+    been rewritten or replaced twice.
     """
 
     def __init__(self, root: Path, quiet_seconds: float, pause_seconds: float) -> None:
-        self.logs: frozenset[str] = frozenset()
+        self.logs: frozenset[str] | None = None
         self._root = root
         self._quiet_seconds = quiet_seconds
         self._pause_seconds = pause_seconds
         self._seen: dict[str, _Growth] = {}
+        # When other files were last saved, or else the program started, and the longest in between.
+        self.saved_ns, self.longest_ns = time.time_ns(), 0
+        self._known = frozenset[str]()  # logs of earlier lives
+
+    def resume(self, note: Mapping[str, Any]) -> None:
+        """Go on with what an earlier life has learned, as its last snapshot says."""
+        self._known, self.longest_ns = frozenset(note.get("logs", ())), note.get("longest_ns", 0)
 
     def look(self, listing: Listing) -> None:
         """Compare the folder with how it was at the last look."""
@@ -274,17 +299,34 @@ class GrowingFiles:
             if seen is None or (
                 seen.state != state and not self._has_grown(path, seen, state, now)
             ):
-                seen = _Growth(state=state, last=now)
+                rewrites = seen.rewrites + _is_rewritten(seen.state, state) if seen else 0
+                seen = _Growth(state=state, last=now, rewrites=rewrites)
             self._seen[path] = seen
-        self.logs = frozenset(path for path, seen in self._seen.items() if self._is_log(seen))
+        self.logs = frozenset(path for path, seen in self._seen.items() if self._is_log(path, seen))
 
-    def _is_log(self, seen: _Growth) -> bool:
+    def captured(self, listing: Listing) -> None:
+        """Note when other files were saved: in captures only, as lock files come and go."""
+        if not listing.has_logs_only:
+            self.longest_ns = max(self.longest_ns, listing.written_ns - self.saved_ns)
+            self.saved_ns = max(self.saved_ns, listing.written_ns)
+
+    def are_state(self, listing: Listing) -> bool:
+        """Whether growth counts by itself, as nothing else is saved, or that has stopped.
+
+        A program that resumes from a checkpoint must not find rows that it will write again.
+        """
+        age_ns = time.time_ns() - listing.written_ns
+        return listing.has_logs_only or age_ns > _OVERDUE_TIMES * self.longest_ns
+
+    def _is_log(self, path: str, seen: _Growth) -> bool:
+        if seen.rewrites < _REWRITES and (is_named_log(path) or path in self._known):
+            return True
         return seen.times >= _GROWTHS and seen.last - seen.since >= self._quiet_seconds
 
     def _has_grown(self, path: str, seen: _Growth, state: FileState, now: float) -> bool:
         """Whether it has only grown, with its old end still in place; record that growth."""
         old = seen.state
-        if state.inode != old.inode or state.bytes <= old.bytes:
+        if not old.may_grow_to(state):
             return False
         try:
             with (self._root / path).open("rb") as stream:

@@ -6,6 +6,7 @@ capture, which then holds what a crash would have left.
 """
 
 import logging
+import math
 import os
 import signal
 import threading
@@ -25,6 +26,7 @@ from training.save.listing import (
     list_folder,
 )
 from training.save.manifest import Reason
+from training.save.process_tree import living_below
 from training.save.quiet import GrowingFiles, QuietTime, Replacing, SaveHabit, held_open
 
 _log = logging.getLogger(__name__)
@@ -42,6 +44,8 @@ _PAUSE_SHARE = 0.2
 _RESTLESS_TIMES, _RESTLESS_SECONDS, _RESTLESS_HASTY_SECONDS = 12, 120.0, 10.0
 # In the last quarter of that, and earlier for the first snapshot, a pause is enough.
 _CHOOSING_SHARE, _FIRST_TIMES = 0.75, 3
+# A file that only grows is sent again as a whole, on average no faster than this.
+_GROWTH_BYTES_PER_SECOND = 1e6
 # How often it is stopped at most, until nothing is open for writing.
 _STOPS = 16
 # A shell's exit code for a program that SIGKILL ended.
@@ -75,7 +79,7 @@ class Watcher:
         self._refused = refused
         self._quiet = QuietTime()
         self._habit, self._replacing = SaveHabit(), Replacing()
-        self._growing = GrowingFiles(folder, quiet_seconds, _PAUSE_SHARE * quiet_seconds)
+        self.growing = GrowingFiles(folder, quiet_seconds, _PAUSE_SHARE * quiet_seconds)
         self._is_tentative = False  # the last capture
         self._was_saving = False  # when it was told to end, and that save has not ended since
         # A file that was open for writing in a quiet time, and when that time began.
@@ -83,12 +87,14 @@ class Watcher:
         self._patience = 1.0  # doubled after each failed stop
         self._told: set[str] = set()
         self._uncaptured_since: float | None = None  # the first look at something new
+        self._grown_at = -math.inf  # the last capture of growth
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
 
     def start(self, program: int | None = None) -> None:
         """Watch from now on, as long as that process lives; `last_moment` handles its end."""
         self._quiet.program = program
+        self.growing.saved_ns = time.time_ns()
         self._thread = threading.Thread(target=self._run, name="mirror", daemon=True)
         self._thread.start()
 
@@ -126,6 +132,8 @@ class Watcher:
         if exit_code == 0 and not was_told:
             return Moment()
         listing = self._list()
+        if self._grown(listing):
+            return self._moment(is_tentative=self._is_tentative)
         if self._habit.is_part(listing):
             raise SnapshotError("the program ended in the middle of a save")
         if was_told and 0 <= exit_code != _KILLED:
@@ -220,6 +228,7 @@ class Watcher:
     def _commit_asked(self) -> None:
         """Capture what the program asked for, and remove the file that it waits for."""
         self.says_when = True
+        self.growing.logs = None  # nobody looks any more how they grow
         try:
             asked = self._commit_file.stat()
             self.captured = self._capture("commit", self._moment(asked_ns=asked.st_ctime_ns))
@@ -241,13 +250,16 @@ class Watcher:
         try:
             before, listing = self._quiet.listing, self._list()
             self._tell_odd(listing)
-            self._growing.look(listing)
+            self.growing.look(listing)
+            listing = replace(listing, logs=self.growing.logs)
             if before is None:
                 self._habit.begin(listing)
             else:
                 self._replacing.look(before, listing)
             is_changed = self.captured is None or self.captured.difference(listing) is not None
             seconds = self._quiet.look(listing)
+            if grown := self._grown(listing):
+                self._capture_growth(listing, grown)
             if listing.is_empty or not (is_changed or self._is_tentative):
                 self._uncaptured_since = None
             else:
@@ -293,6 +305,23 @@ class Watcher:
                 self.standstill_error, self._patience = error, 2 * self._patience
                 raise
 
+    def _grown(self, listing: Listing) -> list[str]:
+        """Return the logs that are all that has changed since the last capture, if that counts."""
+        if self.captured is None or not self.growing.are_state(listing):
+            return []
+        return self.captured.grown(listing)
+
+    def _capture_growth(self, listing: Listing, grown: list[str]) -> None:
+        """Capture logs as a crash would leave them: the program is stopped if there are several."""
+        size = 0 if self.is_hasty else sum(listing.files[path].bytes for path in grown)
+        wanted = max(self._wanted_seconds, size / _GROWTH_BYTES_PER_SECOND)
+        if (now := time.monotonic()) - self._grown_at < wanted:
+            return
+        self._grown_at = now
+        can_stop = self._quiet.program in living_below(os.getpid())
+        about = {"is_tentative": self._is_tentative, "is_standstill": can_stop and len(grown) > 1}
+        self.captured = self._capture("growth", self._moment(quiet=listing, **about))
+
     def _capture_stopped(self, pause: Listing | None) -> Listing:
         """Capture in a pause; if there is none, between two writes if that can be hit."""
         moment = self._moment(is_tentative=True, is_standstill=True, quiet=pause)
@@ -317,10 +346,10 @@ class Watcher:
         return is_pause and self._habit.is_end(listing) and not self._was_saving
 
     def _list(self) -> Listing:
-        return list_folder(self._folder, self._growing.logs)
+        return list_folder(self._folder, self.growing.logs)
 
     def _moment(self, **about: Any) -> Moment:
-        return Moment(logs=self._growing.logs, **about)
+        return Moment(logs=self.growing.logs, **about)
 
     def _tell_odd(self, listing: Listing) -> None:
         """Report once what is not saved."""

@@ -281,7 +281,7 @@ def restored(habit):
         found = habit.load()
     except TornError as error:
         say(restored=None, torn=str(error))
-        sys.exit(1)
+        raise
     steps = sorted({step for step, _ in found})
     if len(steps) > 1:
         say(restored=steps[-1], mismatched=steps)

@@ -1,8 +1,10 @@
 """A run in a folder, and machines that mirror a folder of theirs to it."""
 
 import os
+import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ from training.record.head import KEEP_NEWEST, CheckpointEntry, read_head
 from training.record.lease import Lease, acquire
 from training.record.metrics import Events, SilentMetrics
 from training.save.mirror import Mirror
+from training.save.process_tree import living_below
 from training.save.publish import CheckpointPublisher
 from training.store.protocol import Store
 
@@ -113,3 +116,20 @@ def tree(root: Path) -> dict[str, object]:
         elif path.is_file():
             found[name] = (path.read_bytes(), about.st_mode, about.st_mtime_ns)
     return found
+
+
+@contextmanager
+def program(act: Callable[[], None]) -> Iterator[int]:
+    """A process that does this until the end; it and what it has started is killed."""
+    number = os.fork()
+    if number == 0:
+        try:
+            act()
+        finally:
+            os._exit(1)
+    try:
+        yield number
+    finally:
+        for process in living_below(number):
+            os.kill(process, signal.SIGKILL)
+        os.waitpid(number, 0)

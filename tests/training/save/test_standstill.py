@@ -3,36 +3,18 @@
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.training.save.scene import Machine, entries, wait_for_snapshot, wait_until
+from tests.training.save.scene import Machine, entries, program, wait_for_snapshot, wait_until
 from training.save.listing import list_folder
-from training.save.process_tree import living_below, stopped
+from training.save.process_tree import stopped
 from training.save.restore import read_manifest
 from training.store.protocol import Store
 
 NewMachine = Callable[..., Machine]
-
-
-@contextmanager
-def program(act: Callable[[], None]) -> Iterator[int]:
-    """A process that does this until the end; it and what it has started is killed."""
-    number = os.fork()
-    if number == 0:
-        try:
-            act()
-        finally:
-            os._exit(1)
-    try:
-        yield number
-    finally:
-        for process in living_below(number):
-            os.kill(process, signal.SIGKILL)
-        os.waitpid(number, 0)
 
 
 def counting(path: Path) -> Callable[[], None]:

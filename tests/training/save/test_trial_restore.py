@@ -64,7 +64,7 @@ def test_a_program_that_fails_twice_on_such_a_snapshot_starts_from_the_quiet_one
     for number in range(1, 3):
         machine = new_machine(f"machine-{number}", quiet_seconds=0.05)
         assert (machine.folder / "model.pt").read_bytes() == b"ha"
-        machine.mirror.count_failure()
+        machine.mirror.count_failure("train.py:1")
         machine.end(exit_code=1)
         assert [entry.failed_starts for entry in entries(store)] == [0, number]
     machine = new_machine("machine-3", quiet_seconds=0.05)
@@ -72,7 +72,7 @@ def test_a_program_that_fails_twice_on_such_a_snapshot_starts_from_the_quiet_one
     assert machine.restored is not None
     ((name, why),) = machine.passed_over
     assert name == entries(store)[-1].name, "it is kept"
-    assert why == "the program failed 2 times on it before it saved again"
+    assert why == "the program failed 2 times while it read it"
 
 
 def test_where_no_save_so_far_was_whole_a_program_that_fails_twice_on_it_starts_over(
@@ -85,31 +85,51 @@ def test_where_no_save_so_far_was_whole_a_program_that_fails_twice_on_it_starts_
     for number in (1, 2):
         machine = new_machine(f"machine-{number}")
         assert (machine.folder / "model.pt").read_bytes() == b"ha"
-        machine.mirror.count_failure()
+        machine.mirror.count_failure("train.py:1")
         machine.end(exit_code=1)
     machine = new_machine("machine-3")
     assert not (machine.folder / "model.pt").exists()
     assert [entry.is_left_behind for entry in entries(store)] == [True], "it is kept"
 
 
-def test_a_snapshot_of_any_kind_on_which_a_program_fails_twice_is_passed_over(
-    new_machine: NewMachine, store: Store
-) -> None:
-    machine = new_machine("machine-0")
+def _two_whole_saves(new_machine: NewMachine, machine_options: dict[str, float]) -> None:
+    machine = new_machine("machine-0", **machine_options)
     machine.mirror.start()
     for number in (1, 2):
         machine.write({"model.pt": b"%d" % number})
-        machine.commit()
         wait_for_snapshot(machine, number)
     machine.vanish()
+
+
+def _begun_with(new_machine: NewMachine, places: list[str]) -> list[bytes]:
+    """What a program begins with that fails at these places, one after the other."""
     begun = []
-    for number in range(1, 6):  # the program fails whatever it begins with
+    for number, place in enumerate(places, 1):
         machine = new_machine(f"machine-{number}")
         begun.append((machine.folder / "model.pt").read_bytes())
-        machine.mirror.count_failure()
+        said = machine.mirror.count_failure(place)
+        assert f"reopen --from-checkpoint 1 --run-uri {machine.store.uri}" in said or (
+            begun[-1] == b"1" and "reopen --from-scratch" in said
+        )
         machine.end(exit_code=1)
-    assert begun == [b"2", b"2", b"1", b"1", b"2"]
+    return begun
+
+
+def test_a_snapshot_that_a_program_twice_cannot_read_is_passed_over(
+    new_machine: NewMachine, store: Store
+) -> None:
+    _two_whole_saves(new_machine, {"quiet_seconds": 0.05})
+    assert _begun_with(new_machine, ["a:1"] * 5) == [b"2", b"2", b"1", b"1", b"2"]
     assert [entry.failed_starts for entry in entries(store)] == [2, 3], "both are kept"
+
+
+def test_failures_elsewhere_or_at_two_places_never_count_against_a_snapshot(
+    new_machine: NewMachine, store: Store
+) -> None:
+    _two_whole_saves(new_machine, {"quiet_seconds": 0.05})
+    places = ["", "", "", "a:1", "", "b:2", "a:1"]
+    assert _begun_with(new_machine, places) == [b"2"] * len(places)
+    assert [entry.failed_starts for entry in entries(store)] == [0, 1]
 
 
 def test_what_a_program_adds_to_a_torn_snapshot_before_it_fails_on_it_is_no_save(
@@ -125,7 +145,7 @@ def test_what_a_program_adds_to_a_torn_snapshot_before_it_fails_on_it_is_no_save
         machine.mirror.start()
         machine.write({f"config-{number}.json": b"{}"})
         wait_for_snapshot(machine, entries(store)[-1].step + 1)
-        machine.mirror.count_failure()
+        machine.mirror.count_failure("train.py:1")
         machine.end(exit_code=1)
     assert begun == [b"ha", b"ha", b"ha", b"whole"]
     machine.mirror.start()
@@ -143,7 +163,7 @@ def test_a_program_that_has_saved_before_it_failed_is_no_witness_against_its_sna
         machine.write({"model.pt": b"%d" % number})
         machine.commit()
         wait_for_snapshot(machine, number)
-        machine.mirror.count_failure()
+        machine.mirror.count_failure("train.py:1")
         machine.end(exit_code=1)
         machine = new_machine(f"machine-{number}")
     assert [entry.failed_starts for entry in entries(store)] == [0, 0]
