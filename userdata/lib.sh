@@ -44,8 +44,10 @@ carry_on() {
     trap - ERR
 }
 
+# Outlasts about a minute of trouble: the retries of the CLI's versions differ.
 aws_cli() {
-    "$(command -v aws || echo "$root/opt/pytorch/bin/aws")" "$@"
+    AWS_RETRY_MODE=standard AWS_MAX_ATTEMPTS=14 \
+        "$(command -v aws || echo "$root/opt/pytorch/bin/aws")" "$@"
 }
 
 # fetch_object URI FILE: leaves no file if there is no object; any other problem is an error.
