@@ -301,9 +301,8 @@ class Checkpointer:
             time.sleep(pause)
             if self._try_within(notice, write, releases):
                 return True
-            # The staged copy begins when no other save would fit.
-            is_last = write is None or write is self._staged
-            if is_last or not isinstance(write.error, StoreError | OSError):
+            # The staged copy begins so late that no other save would fit.
+            if write is None or write is self._staged or not isinstance(write.error, StoreError):
                 break
             # Under another name: a rank has announced its share, or an error, under the old one.
             source = write.source

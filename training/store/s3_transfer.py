@@ -20,13 +20,10 @@ import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import quote, urlsplit
 
 from training.store.protocol import Upload
-
-if TYPE_CHECKING:
-    from training.store.s3 import S3Store
 
 _CONNECT_SECONDS = 5.0
 _READ_SECONDS = 30
@@ -225,9 +222,9 @@ class S3Upload(Upload):
     """An upload by this process; parts in shared memory are sent by the store's other process."""
 
     def __init__(
-        self, store: "S3Store", key: str, stop: threading.Event, where: dict[str, str], count: int
+        self, store: Any, key: str, stop: threading.Event, where: dict[str, str], count: int
     ) -> None:
-        """`count` is the number of its parts."""
+        """`store` is an S3Store, which imports this file; `count` is the number of parts."""
         self._store, self._stop, self._where = store, stop, where
         self._repeating = partial(store.repeating, key, stop)
         self._sums, self._tags = [""] * count, [""] * count
@@ -242,7 +239,7 @@ class S3Upload(Upload):
         self._arrived(number, tag, sha256)
 
     def is_ready(self) -> bool:
-        return self._store.part_process.is_ready()
+        return bool(self._store.part_process.is_ready())
 
     def put_shared(
         self, memory: int, size: int, part_bytes: int, must_stop: Callable[[], bool]
