@@ -30,7 +30,7 @@ from training.numerics import code_fingerprint
 from training.randomness import seed_torch
 from training.report.progress import ProgressBar
 from training.store.folder import UnfinishedFile, sweep
-from training.store.protocol import PreconditionFailedError, Store, StoreError
+from training.store.protocol import Store, StoreError, put_unless_changed
 from training.store.verified import sha256_of
 from training.workload import Inputs, Prepare
 
@@ -246,9 +246,7 @@ def _write_index(store: Store, prefix: str, key: str, shards: list[dict[str, Any
     found = store.get(prefix + INDEX)
     if found is not None and found.data == data:
         return  # a damaged shard was made again with the same bytes
-    try:
-        store.put_if(prefix + INDEX, data, found.etag if found else None)
-    except PreconditionFailedError:
+    if not put_unless_changed(store, prefix + INDEX, data, found.etag if found else None):
         _log.info(f"[artifact] the index of {key} was written by another attempt")
 
 

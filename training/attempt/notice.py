@@ -7,6 +7,7 @@ torch.
 
 import json
 import logging
+import math
 import signal
 import socket
 import threading
@@ -133,6 +134,10 @@ class Interruption:
         self._noticed.set()
         if act is not None:
             act(notice)
+
+    def deadline(self) -> float:
+        """Return when the machine ends, on the monotonic clock; infinity without a notice."""
+        return math.inf if self.notice is None else self.notice.deadline
 
     def recommend_rebalance(self) -> None:
         """Ask for a save at the next step boundary."""

@@ -332,6 +332,7 @@ def _train(arguments: argparse.Namespace, supervisor: Supervisor, scratch: Path)
     if arguments.metrics_file is not None:
         checked_file(arguments.metrics_file)
     store = open_store(arguments.run_uri)
+    store.patience.deadline = supervisor.interruption.deadline
     if run_program.is_program(arguments):
         common = _attempt_options(arguments, store, scratch)
         return run_program.run(arguments, supervisor, common)

@@ -28,7 +28,7 @@ from training.report.page import parse_receipt
 from training.report.progress import table
 from training.store.dataset import local_dataset
 from training.store.folder import open_store
-from training.store.protocol import PreconditionFailedError
+from training.store.protocol import put_unless_changed
 
 _POLL_SECONDS = 0.2
 # Started together, all would load and map data at the same time.
@@ -120,8 +120,7 @@ def _asked(options: argparse.Namespace) -> Sweep:
 def _kept(options: argparse.Namespace, asked: Sweep) -> list[_SweepRun]:
     """Record the runs next to them, and return them; UserError if another sweep is kept there."""
     store = open_store(options.runs_uri)
-    with suppress(PreconditionFailedError):
-        store.put_if(SWEEP, asked.to_bytes(), None)
+    put_unless_changed(store, SWEEP, asked.to_bytes(), None)
     kept = store.get(SWEEP)
     assert kept is not None
     if Sweep.from_bytes(kept.data, f"{store.uri}/{SWEEP}") != asked:

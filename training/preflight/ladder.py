@@ -31,7 +31,7 @@ from training.preflight.admission import is_out_of_memory, limit_memory
 from training.preflight.standalone import LAST_STEP, standalone_inputs
 from training.record.head import read_head, read_json_record
 from training.registry import load_workload, resolve_config
-from training.store.protocol import PreconditionFailedError, Store, Stored
+from training.store.protocol import Store, Stored, put_unless_changed
 from training.workload import Batch, Rung, Train, Workload, implements
 
 _log = logging.getLogger(__name__)
@@ -70,15 +70,13 @@ def resolve_adaptation(
         if not may_adapt:
             return ()
         trials = _climb(request, workload.rungs(config))
-        try:
-            data = _adaptation(request, trials)
-            store.put_if(ADAPTATION, data, found.etag if found else None)
+        data = _adaptation(request, trials)
+        if put_unless_changed(store, ADAPTATION, data, found.etag if found else None):
             return trials[-1].rungs
-        except PreconditionFailedError:
-            found = store.get(ADAPTATION)
-            assert found is not None
-            known = _parse(store, found, may_adapt=False)
-            assert known is not None
+        found = store.get(ADAPTATION)
+        assert found is not None
+        known = _parse(store, found, may_adapt=False)
+        assert known is not None
     if known:
         _log.info(f"[memory] this run continues with: {', '.join(known)}")
     return known

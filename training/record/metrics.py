@@ -20,11 +20,14 @@ from typing import Any, TextIO
 
 from contract.keys import EVENTS, METRICS
 from contract.metrics import MetricsObject, merge, metrics_objects, small_key
+from training.errors import UserError
 from training.store.protocol import Store, StoreError, get_each
 
 _log = logging.getLogger(__name__)
 
 _FLUSH_SECONDS = 5.0
+# While S3 is in trouble, an event goes on being sent behind what it tells of, such as a notice.
+_EVENT_SECONDS = 1.0
 # How many of its own objects are merged at once: 21 minutes of them. The first merge comes soon
 # after the start, for those that earlier attempts have left.
 _MERGED = 256
@@ -219,7 +222,7 @@ def _replace(store: Store, group: list[MetricsObject]) -> None:
 
 
 class Events:
-    """Writes events under one writer's name. An event that cannot be written is only logged."""
+    """Writes events under one writer's name; nothing waits long for one that cannot be written."""
 
     def __init__(self, store: Store, writer: str) -> None:
         self._store = store
@@ -237,9 +240,15 @@ class Events:
             **fields,
         }
         key = f"{EVENTS}{now.strftime('%Y%m%dT%H%M%S.%fZ')}-{self._writer}-{name}.json"
+        data = json.dumps(record, allow_nan=False).encode()
+        sending = threading.Thread(target=self._send, args=(name, key, data), daemon=True)
+        sending.start()
+        sending.join(_EVENT_SECONDS)
+
+    def _send(self, name: str, key: str, data: bytes) -> None:
         try:
-            self._store.put(key, json.dumps(record, allow_nan=False).encode())
-        except StoreError as error:
+            self._store.put(key, data)
+        except (StoreError, UserError) as error:
             # The run does not depend on its events.
             _log.warning(f"[events] {name} was not written: {error}")
 

@@ -7,13 +7,13 @@ the store refuses is retried while training continues, except at the end of a st
 import logging
 import threading
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TypeAlias
 
 from training.attempt.context import AttemptContext
 from training.attempt.notice import Notice
 from training.errors import DivergedError, RunFailedError
-from training.record.head import Position
+from training.record.head import Position, checkpoint_name
 from training.record.lease import LeaseLostError
 from training.save.publish import CheckpointPublisher, Cost, Save
 from training.save.schedule import SaveBudget, Schedule, estimate
@@ -34,6 +34,8 @@ _Write: TypeAlias = Save[TensorSource]
 # What a save under way gets when time has already run out: nothing else can still be kept.
 _GRACE_SECONDS = 2.0
 _PIECE_SECONDS = 0.5
+# For how long a save may send nothing while training waits for it.
+_HEADWAY_SECONDS = 20.0
 # How long the end of an attempt waits for a save under way,
 _CLOSE_SECONDS = 60.0
 # and for one whose lease was lost, to delete what it uploaded.
@@ -113,12 +115,15 @@ class Checkpointer:
     def save_async(self, request: SaveRequest) -> None:
         """Commit in the background; training continues once the state is copied to the host.
 
-        Waits for a save that is still under way. If the host cannot hold a copy, the state is
-        streamed from the device and committed before this returns.
+        Waits for a save that is still under way. If that makes no headway, this boundary is left
+        out, unless it is a new best. If the host cannot hold a copy, the state is streamed from
+        the device and committed before this returns.
         """
         asked = time.monotonic()
+        if not self._finish(may_leave=not request.position.is_best):
+            self.schedule.is_overdue = True
+            return
         self.schedule.start_due(request.position)
-        self._finish()
         began = time.monotonic()
         self._order("copy", request.entry.name)
         copy = self._copy(request.state)
@@ -160,7 +165,7 @@ class Checkpointer:
                 write = self._write(request, request.state)
                 self._is_safe = self._save_within(notice, write)
                 if not self._is_safe:
-                    self._order("drop", request.entry.name)
+                    self._order("drop", write.source.wanted.name)
             return self._is_safe
 
     def save_at_notice(self, request: SaveRequest, notice: Notice) -> bool:
@@ -175,7 +180,7 @@ class Checkpointer:
             if self.holds(request.position):
                 self._since_notice = request.position
             else:
-                self._order("drop", request.entry.name)
+                self._order("drop", write.source.wanted.name)
             return self._since_notice is not None
 
     def save_staged(self, notice: Notice) -> bool:
@@ -234,11 +239,15 @@ class Checkpointer:
         with self._lock:
             self._staged = None  # older than what is committed
 
-    def _finish(self) -> None:
-        """Wait for the save under way and collect it."""
+    def _finish(self, *, may_leave: bool = False) -> bool:
+        """Wait for the save under way and collect it; False if it makes no headway and is left."""
         if self._current is not None:
-            self._current.wait()
+            while not self._current.wait(_PIECE_SECONDS):
+                silent = time.monotonic() - self._current.progress.moved_at
+                if may_leave and silent > _HEADWAY_SECONDS:
+                    return False
             self._collect()
+        return True
 
     def _collect(self) -> None:
         write, self._current = self._current, None
@@ -287,7 +296,24 @@ class Checkpointer:
             self._context.metrics.write("interval", step=step, **asdict(choice))
 
     def _save_within(self, notice: Notice, write: _Write | None, *, releases: bool = True) -> bool:
-        """Save what the time allows: the new state, the save under way, or both."""
+        """Save what the time allows, again after a failure; return whether the state is safe."""
+        for pause in self._context.store.patience.pauses():
+            time.sleep(pause)
+            if self._try_within(notice, write, releases):
+                return True
+            # The staged copy begins so late that no other save would fit.
+            if write is None or write is self._staged or not isinstance(write.error, StoreError):
+                break
+            # Under another name: a rank has announced its share, or an error, under the old one.
+            source = write.source
+            self._order("drop", source.wanted.name)
+            name = checkpoint_name(source.position.step, self._context.generation)
+            source.wanted = replace(source.wanted, name=name)
+            write = Save(source, self._publisher.publish, self._publisher.settle)
+        return False
+
+    def _try_within(self, notice: Notice, write: _Write | None, releases: bool) -> bool:
+        """Save the new state, the save under way, or both."""
         current, self._current = self._current, None
         if current is not None and current.is_over:
             self._collect_at_end(current)

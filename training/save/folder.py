@@ -326,10 +326,10 @@ class FolderSaves:
             save = save.earlier
 
     def finish(self, deadline: float | None) -> bool:
-        """Let pending saves try once more, until the deadline; return whether all are over."""
+        """Let pending saves try again until the deadline; return whether all are over."""
         self._blobs.stop_copying.set()
         for save in self._unfinished():
-            save.hurry()
+            save.hurry(deadline or 0.0)
             if not save.wait(seconds_until(deadline)):
                 return False
         return True

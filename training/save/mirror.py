@@ -33,7 +33,6 @@ _Haste: TypeAlias = Literal["emergency", "rebalance"]
 
 _POLL_SECONDS = 0.1
 _LINE_SECONDS = 10.0
-_FINAL_ATTEMPTS = 4
 # How long a cancelled send may take to end.
 _GRACE_SECONDS = 1.0
 _NOTHING = FolderManifest(reason="exit", program_says_when=False, files=())
@@ -282,8 +281,9 @@ class Mirror:
         return self._haste or "periodic"
 
     def _commit_last(self, moment: Moment, deadline: float | None, release: bool) -> bool:
-        """Commit the folder as the program left it."""
-        for _ in range(_FINAL_ATTEMPTS):
+        """Commit the folder as the program left it; try again until the deadline."""
+        for pause in self._publisher.store.patience.pauses():
+            time.sleep(pause)
             try:
                 captured = self._captured_now("exit", moment, in_place=True)
             except ChangedError as error:
@@ -298,7 +298,7 @@ class Mirror:
             if not save.wait(seconds_until(deadline)):
                 self._saves.cancel()
                 save.wait(_GRACE_SECONDS)
-            if not isinstance(save.error, ChangedError):
+            if not isinstance(save.error, ChangedError | StoreError):
                 return save.is_committed
         return False
 

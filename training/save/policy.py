@@ -148,7 +148,7 @@ class CheckpointPolicy:
             epoch_seconds=self._seconds_for(self._steps_per_epoch),
         )
         if self._context.supervisor.interruption.take_rebalance():
-            checkpointer.save(self.request(position, "rebalance"))
+            checkpointer.save_async(self.request(position, "rebalance"))
         elif is_due:
             kind: Kind = "best" if position.is_best else "periodic"
             checkpointer.save_async(self.request(position, kind))

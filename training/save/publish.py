@@ -149,6 +149,7 @@ class Save(Generic[_S]):
         self._is_waiting = False  # for the time to try again
         self._is_publishing = False
         self._hurry = threading.Event()
+        self._until = 0.0
         self.over = over or threading.Event()
 
     @property
@@ -189,9 +190,11 @@ class Save(Generic[_S]):
         """Wait up to `seconds` until it is over; return whether it is."""
         return self.over.wait(seconds)
 
-    def hurry(self) -> None:
-        """Retry at once, for the last time."""
-        self._hurry.set()
+    def hurry(self, until: float = 0.0) -> None:
+        """Retry at once, and then only until that time on the monotonic clock."""
+        if not self._hurry.is_set():  # else there is something newer
+            self._until = until
+            self._hurry.set()
 
     def give_way(self) -> None:
         """Do not begin or retry: there is something newer."""
@@ -231,8 +234,9 @@ class Save(Generic[_S]):
 
     def _is_tried_again(self, error: BaseException | None) -> bool:
         """Wait until the next try is due; return whether there is one."""
-        failed = self._failed
-        if failed is None or not isinstance(error, StoreError) or self._hurry.is_set():
+        failed, left = self._failed, self._until - time.monotonic()
+        is_last = self._hurry.is_set() and left <= 0
+        if failed is None or is_last or not isinstance(error, StoreError):
             return False
         failed.add(self.began)
         self.error = error
@@ -240,7 +244,10 @@ class Save(Generic[_S]):
         self.error = None
         _log.warning("[save] not saved: %s; the last commit stays; retrying", error)
         self._is_waiting = True
-        self._hurry.wait(failed.seconds_to_retry)
+        if self._hurry.is_set():
+            self.progress.stop.wait(min(failed.seconds_to_retry, max(1.0, left / 8)))
+        else:
+            self._hurry.wait(failed.seconds_to_retry)
         with self._lock:
             self._is_waiting = False
         return True

@@ -23,9 +23,8 @@ from training.record.head import CheckpointEntry
 from training.record.run import DamagedCheckpointError
 from training.save.listing import FileState, SnapshotError, list_folder
 from training.save.manifest import SMALL_BYTES, SNAPSHOT, Content, FolderManifest, SavedFile
-from training.store.folder import write_at
 from training.store.protocol import Store, StoreError
-from training.store.transfer import PART_BYTES, FileEntry, checksum_of, receive, run_all
+from training.store.transfer import PART_BYTES, FileEntry, checksum_of, receive, run_all, write_at
 
 _log = logging.getLogger(__name__)
 

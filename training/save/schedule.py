@@ -47,6 +47,7 @@ class Schedule:
         """`spent_seconds` and `interruptions` are those of the attempts before."""
         self.failed = FailedSaves()
         self.pace = _StepPace()
+        self.is_overdue = False  # a boundary was left out, as the save before it made no headway
         self._interval = interval
         self._choice: IntervalChoice | None = None  # of `auto`, once a save was measured
         self._epoch_seconds: float | None = None
@@ -79,7 +80,7 @@ class Schedule:
             return True
         if position.step == self._saved_step:
             return False
-        if self.failed.is_retry_due and not is_saving:
+        if (self.failed.is_retry_due or self.is_overdue) and not is_saving:
             return True
         interval = self._interval
         if interval.unit in ("s", "auto"):
@@ -91,7 +92,7 @@ class Schedule:
 
     def start_due(self, position: Position) -> None:
         """Record that a save that was due starts."""
-        self._best, self._saved_step = position.best, position.step
+        self._best, self._saved_step, self.is_overdue = position.best, position.step, False
         self.start_other()
 
     def start_other(self) -> None:

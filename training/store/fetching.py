@@ -18,10 +18,10 @@ from queue import SimpleQueue
 from typing import TypeAlias
 
 from training.errors import UserError
-from training.store.folder import FolderStore, UnfinishedFile, write_at
+from training.store.folder import FolderStore, UnfinishedFile
 from training.store.local_dataset import FileProgress
 from training.store.protocol import Store, StoreError, writing
-from training.store.transfer import PART_BYTES, num_parts, run_all
+from training.store.transfer import PART_BYTES, num_parts, run_all, write_at
 from training.store.verified import READS, AppendedLines, Entry, VerifiedFiles
 
 # Smaller parts take as long to be answered as to arrive, so more are requested at once.

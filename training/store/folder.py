@@ -20,6 +20,7 @@ from pathlib import Path
 
 from training.errors import UserError
 from training.store.protocol import (
+    Patience,
     PreconditionFailedError,
     Store,
     Stored,
@@ -29,12 +30,10 @@ from training.store.protocol import (
     writing,
 )
 from training.store.s3 import S3Store
+from training.store.transfer import write_at
 
 _NAME = re.compile(r"\..+\.[0-9a-f]{8}\.part")
 _ATTEMPTS = 5
-# For a call with megabytes the kernel looks for as much contiguous memory, which took 3 to 8 times
-# the CPU time (Linux 6.18, ext4).
-_WRITE_BYTES = 256 * 1024
 
 
 class UnfinishedFile:
@@ -99,13 +98,6 @@ def sweep(folder: Path) -> None:
                     _delete_unlocked(Path(parent) / name)
 
 
-def write_at(file: int, data: memoryview, start: int) -> None:
-    """Write all of `data` from the offset `start` on; other threads may write elsewhere."""
-    done = 0
-    while done < len(data):
-        done += os.pwrite(file, data[done : done + _WRITE_BYTES], start + done)
-
-
 def _delete_unlocked(path: Path) -> None:
     file = os.open(path, os.O_WRONLY)
     try:
@@ -132,6 +124,7 @@ class FolderStore:
         if root.exists() and not root.is_dir():
             raise UserError(f"{root} is a file; name a folder")
         self._root = root.absolute()
+        self.patience = Patience()
 
     @property
     def uri(self) -> str:

@@ -37,6 +37,8 @@ class _Order:
         order = json.loads(text)
         self._store = store
         self._where: dict[str, str] = order["where"]
+        # The newest order knows best: JSON has the infinity of Python.
+        store.patience.deadline = partial(float, order["deadline"])
         self._size, self._part_bytes = int(order["size"]), int(order["part_bytes"])
         self._answers = socket.socket(fileno=answers)
         self._lock = threading.Lock()

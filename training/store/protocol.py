@@ -1,5 +1,8 @@
 """What every store promises: complete objects, conditional writes with one winner, clear errors."""
 
+import itertools
+import math
+import random
 import threading
 import time
 from collections import deque
@@ -12,8 +15,9 @@ from typing import Protocol
 
 from training.errors import EXIT_STORE, AttemptEndedError, UserError
 
-_ATTEMPTS = 6
-_BACKOFF_SECONDS = 0.05
+# How long a call is repeated: a minute of trouble costs no commit, and S3's is mostly shorter.
+_WINDOW_SECONDS = 90.0
+_LONGEST_PAUSE_SECONDS = 10.0
 
 
 class StoreError(AttemptEndedError):
@@ -40,6 +44,31 @@ class Stored:
 
     data: bytes
     etag: str
+
+
+class Patience:
+    """How long the calls of one store are repeated: for a window, but not beyond the deadline."""
+
+    def __init__(self) -> None:
+        # Of all calls, on the monotonic clock: a notice may come, and its end come nearer.
+        self.deadline: Callable[[], float] = lambda: math.inf
+
+    @property
+    def seconds_left(self) -> float:
+        """Seconds until the deadline."""
+        return self.deadline() - time.monotonic()
+
+    def pauses(self) -> Iterator[float]:
+        """Yield how long to wait before each attempt of a call, the first at once."""
+        yield 0.0
+        began = time.monotonic()
+        for attempt in itertools.count(1):
+            left = min(began + _WINDOW_SECONDS - time.monotonic(), self.seconds_left)
+            if left <= 0:
+                return
+            # Shorter towards the end: the trouble may pass just before.
+            longest = min(_LONGEST_PAUSE_SECONDS, max(1.0, left / 8), 0.1 * 2.0**attempt)
+            yield min(left, random.uniform(0, longest))
 
 
 class Upload:
@@ -97,6 +126,10 @@ class Store(Protocol):
     @property
     def part_process(self) -> PartSender | None:
         """The process that sends from shared memory; None if this process sends everything."""
+
+    @property
+    def patience(self) -> Patience:
+        """How long calls are repeated."""
 
     @property
     def uri(self) -> str:
@@ -181,14 +214,13 @@ def put_unless_changed(store: Store, key: str, data: bytes, etag: str | None) ->
 
     After a lost response the key is read: its content shows who was first.
     """
-    for attempt in range(1, _ATTEMPTS + 1):
+    failure: StoreError | None = None
+    for pause in store.patience.pauses():
+        time.sleep(pause)
         try:
             return store.put_if(key, data, etag)
         except (PreconditionFailedError, AnswerLostError) as error:
-            found = store.get(key)
+            failure, found = error, store.get(key)
             if (found.etag if found else None) != etag:
                 return found.etag if found is not None and found.data == data else None
-            if attempt == _ATTEMPTS:
-                raise StoreError(f"{store.uri}/{key} could not be written: {error}") from error
-            time.sleep(_BACKOFF_SECONDS * 2**attempt)
-    raise AssertionError("the last attempt returns or raises")
+    raise StoreError(f"{store.uri}/{key} could not be written: {failure}") from failure

@@ -1,13 +1,15 @@
 """A store in an S3 bucket. The only file that imports boto3.
 
 A conditional write is tried once and never retried without the caller's knowledge: after a lost
-response the nonce (training/record/head.py) decides. Parts of large objects are retried here, one
-by one, and everything else by botocore.
+response the nonce (training/record/head.py) decides. All else is retried here, request by request:
+botocore's own retries, which differ between its versions, are off.
 """
 
 import base64
+import hashlib
+import logging
+import math
 import os
-import random
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -21,6 +23,7 @@ from training.store.part_process import PartProcess
 from training.store.protocol import (
     AnswerLostError,
     CredentialsError,
+    Patience,
     PreconditionFailedError,
     Stored,
     StoreError,
@@ -29,19 +32,23 @@ from training.store.protocol import (
     writing,
 )
 from training.store.s3_transfer import Body, RangeReader, S3Upload, UnsureError, reader_like
+from training.store.transfer import receive_file, send_file
+
+_log = logging.getLogger(__name__)
 
 _Answer = TypeVar("_Answer")
 
-_MEBIBYTE = 1024 * 1024
-# S3 answers 409 while another conditional write of the same key is in progress.
-_CONFLICT_ATTEMPTS = 8
-# Per part: with full jitter of up to 10 s in between, enough for about half a minute of trouble.
-_PART_ATTEMPTS = 8
-_LONGEST_BACKOFF_SECONDS = 10.0
+_CONNECT_SECONDS = 5.0
+# The longest silence of a connection, in powers of two; less when the time left is short.
+_READ_SECONDS, _CONDITIONAL_SECONDS = 32.0, 8.0
+# Trouble is reported once it has lasted for so long, and again after as long.
+_LINE_SECONDS = 5.0
 # How many of our own requests may fail, before any has worked, until botocore makes them all.
 _MOST_DOUBTS = 8
-# Errors of status 400 that are not our mistake: the body was cut off or damaged in transit.
+# Errors that are not our mistake, whatever their status: the body was cut off or damaged in
+# transit (400), or one of many keys could not be deleted (200).
 _REPEATABLE = {"BadDigest", "IncompleteBody", "RequestTimeout", "XAmzContentSHA256Mismatch"}
+_REPEATABLE |= {"InternalError", "ServiceUnavailable", "SlowDown"}
 
 
 class S3Store:
@@ -53,8 +60,6 @@ class S3Store:
     def __init__(self, bucket: str, prefix: str) -> None:
         import boto3
         import botocore.session
-        from boto3.s3.transfer import TransferConfig
-        from botocore.config import Config
 
         self._bucket = bucket
         self._prefix = f"{prefix}/" if prefix else ""
@@ -64,101 +69,59 @@ class S3Store:
         # not read: without a region each request would go to us-east-1 first.
         if not self._session.get_config_variable("region"):
             self._session.set_config_variable("region", os.environ.get("AWS_REGION"))
-        session = boto3.session.Session(botocore_session=self._session)
-        timeouts: dict[str, Any] = {"connect_timeout": 5, "read_timeout": 30}
-        pool = {"max_pool_connections": 32}
-        self._client = session.client(
-            "s3",
-            config=Config(
-                retries={"mode": "standard", "total_max_attempts": 6}, **timeouts, **pool
-            ),
-        )
-        self._once = session.client(
-            "s3",
-            config=Config(retries={"total_max_attempts": 1}, connect_timeout=5, read_timeout=10),
-        )
-        # Each part's SHA-256 is in a signed header; signing the body would hash it again.
-        self._parts = session.client(
-            "s3",
-            config=Config(
-                retries={"total_max_attempts": 1},
-                s3={"payload_signing_enabled": False},
-                **timeouts,
-                **pool,
-            ),
-        )
+        self._boto = boto3.session.Session(botocore_session=self._session)
+        self.patience = Patience()
+        self._clients: dict[float, Any] = {}  # by the seconds of their timeouts
+        self._lock = threading.Lock()
+        self._told = 0.0
         self._reader: RangeReader | None = None
         self._doubts = 0
-        self._parts.meta.events.register("before-send.s3.GetObject", self._learn)
-        self._transfer = TransferConfig(
-            multipart_threshold=64 * _MEBIBYTE,
-            multipart_chunksize=16 * _MEBIBYTE,
-            max_concurrency=8,
-        )
+        self._client_for(_READ_SECONDS)  # finds wrong settings now
 
     @property
     def uri(self) -> str:
         return f"s3://{self._bucket}/{self._prefix}".rstrip("/")
 
     def get(self, key: str) -> Stored | None:
-        def read() -> Stored | None:
-            try:
-                answer = self._parts.get_object(Bucket=self._bucket, Key=self._prefix + key)
-                # botocore reports a body that breaks off, but does not request it again.
-                return Stored(data=answer["Body"].read(), etag=answer["ETag"])
-            except self._parts.exceptions.NoSuchKey:
-                return None
+        def read(client: Any) -> Stored:
+            answer = client.get_object(Bucket=self._bucket, Key=self._prefix + key)
+            # botocore reports a body that breaks off, but does not request it again.
+            return Stored(data=answer["Body"].read(), etag=answer["ETag"])
 
         try:
-            return self._repeating(key, threading.Event(), read)
+            return self.repeating(key, threading.Event(), read)
         except FileNotFoundError:
-            return None  # a 404 whose body with the code NoSuchKey did not arrive
+            return None
 
     def put(self, key: str, data: bytes) -> None:
-        with self._errors(key):
-            self._client.put_object(Bucket=self._bucket, Key=self._prefix + key, Body=data)
+        where = {"Bucket": self._bucket, "Key": self._prefix + key}
+        digest = hashlib.sha256(data).digest()
+        self.put_part(threading.Event(), where, 0, memoryview(data), digest)
 
     def put_if(self, key: str, data: bytes, etag: str | None) -> str:
-        from botocore.exceptions import ClientError
-
         condition = {"IfNoneMatch": "*"} if etag is None else {"IfMatch": etag}
-        for attempt in range(_CONFLICT_ATTEMPTS):
-            try:
-                with self._errors(key, conditional=True):
-                    answer = self._once.put_object(
-                        Bucket=self._bucket, Key=self._prefix + key, Body=data, **condition
-                    )
-                    return str(answer["ETag"])
-            except ClientError as error:
-                if _status(error) != 409:
-                    raise
-                time.sleep(0.05 * 2**attempt)
-        raise AnswerLostError(f"{self.uri}/{key}: 409 from S3 {_CONFLICT_ATTEMPTS} times in a row")
+        with self._errors(key, conditional=True):
+            answer = self._client_for(_CONDITIONAL_SECONDS).put_object(
+                Bucket=self._bucket, Key=self._prefix + key, Body=data, **condition
+            )
+            return str(answer["ETag"])
 
     def get_file(self, key: str, path: Path) -> None:
-        # Not download_file: it writes a file next to `path`, and leaves it there when killed.
-        with self._errors(key), writing(path), path.open("wb") as file:
-            self._client.download_fileobj(
-                self._bucket, self._prefix + key, file, Config=self._transfer
-            )
+        where = {"Bucket": self._bucket, "Key": self._prefix + key}
+        size = self.repeating(
+            key, threading.Event(), lambda client: client.head_object(**where)["ContentLength"]
+        )
+        with writing(path):
+            receive_file(self, key, size, path)
 
     def put_file(self, key: str, path: Path) -> None:
-        with self._errors(key):
-            self._client.upload_file(
-                str(path), self._bucket, self._prefix + key, Config=self._transfer
-            )
+        with writing(path):
+            send_file(self, key, path)
 
     def upload(self, key: str, size: int, part_bytes: int, stop: threading.Event) -> Upload:
         """Start an upload: one request if it is one part, else a multipart upload."""
-        return S3Upload(
-            self._parts,
-            partial(self._repeating, key, stop),
-            partial(self.put_part, stop),
-            {"Bucket": self._bucket, "Key": self._prefix + key},
-            num_parts=max(1, -(-size // part_bytes)),
-            process=self.part_process,
-            abort=self._abort,
-        )
+        where = {"Bucket": self._bucket, "Key": self._prefix + key}
+        return S3Upload(self, key, stop, where, max(1, -(-size // part_bytes)))
 
     def put_part(
         self,
@@ -174,16 +137,16 @@ class S3Store:
         """
         checksum = base64.b64encode(sha256).decode()
 
-        def send() -> Any:
+        def send(client: Any) -> Any:
             body: Any = Body(data) if len(data) else b""
             if "UploadId" not in where:
-                return self._parts.put_object(**where, Body=body, ChecksumSHA256=checksum)
-            return self._parts.upload_part(
+                return client.put_object(**where, Body=body, ChecksumSHA256=checksum)
+            return client.upload_part(
                 **where, PartNumber=number + 1, Body=body, ChecksumSHA256=checksum
             )
 
         key = where["Key"].removeprefix(self._prefix)
-        return str(self._repeating(key, stop, send)["ETag"])
+        return str(self.repeating(key, stop, send)["ETag"])
 
     def read_into(self, key: str, start: int, data: memoryview) -> None:
         refuse_outside(self.uri, key)
@@ -191,9 +154,9 @@ class S3Store:
             return
         where = {"Bucket": self._bucket, "Key": self._prefix + key}
 
-        def read() -> None:
+        def read(client: Any) -> None:
             span = f"bytes={start}-{start + len(data) - 1}"
-            body = self._parts.get_object(**where, Range=span)["Body"]
+            body = client.get_object(**where, Range=span)["Body"]
             done = 0
             while done < len(data):
                 count = body.readinto(data[done:])
@@ -201,7 +164,7 @@ class S3Store:
                     raise StoreError(f"{self.uri}/{key} ends before byte {start + len(data)}")
                 done += count
 
-        self._repeating(key, threading.Event(), read)
+        self.repeating(key, threading.Event(), read)
 
     def _learn(self, request: Any, **_: Any) -> None:
         """Learn from botocore's first request where the bucket answers, and how to sign."""
@@ -227,45 +190,72 @@ class S3Store:
         self._doubts = -1
         return True
 
-    def _repeating(self, key: str, stop: threading.Event, call: Callable[[], _Answer]) -> _Answer:
-        """Retry with backoff until the call succeeds or fails with a permanent error."""
-        from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError
+    def _client_for(self, longest: float) -> Any:
+        """Return a client that tries once, and is silent for `longest` or half of the time left."""
+        from botocore.config import Config
 
-        for attempt in range(1, _PART_ATTEMPTS + 1):
-            with self._errors(key):
+        seconds = min(longest, max(1.0, self.patience.seconds_left / 2))
+        seconds = 2.0 ** int(math.log2(seconds))
+        with self._lock:
+            if seconds not in self._clients:
+                config = Config(
+                    retries={"mode": "standard", "total_max_attempts": 1},
+                    connect_timeout=min(_CONNECT_SECONDS, seconds),
+                    read_timeout=seconds,
+                    max_pool_connections=32,
+                    # Each body's SHA-256 is in a signed header; signing it would hash it again.
+                    s3={"payload_signing_enabled": False},
+                )
+                client = self._clients[seconds] = self._boto.client("s3", config=config)
+                client.meta.events.register("before-send.s3.GetObject", self._learn)
+            return self._clients[seconds]
+
+    def repeating(self, key: str, stop: threading.Event, call: Callable[[Any], _Answer]) -> _Answer:
+        """Repeat the call, given a client, until it succeeds, is answered or patience ends."""
+        from botocore.exceptions import BotoCoreError, ClientError
+
+        pauses, began = self.patience.pauses(), time.monotonic()
+        next(pauses)
+        with self._errors(key):
+            while True:
                 try:
-                    return call()
+                    return call(self._client_for(_READ_SECONDS))
                 except (ClientError, BotoCoreError) as error:
-                    is_final = isinstance(error, NoCredentialsError) or (
-                        isinstance(error, ClientError) and not _is_repeatable(error)
-                    )
-                    if is_final or attempt == _PART_ATTEMPTS or stop.is_set():
+                    pause = next(pauses, None) if _is_repeatable(error) else None
+                    if pause is None or stop.is_set():
                         raise
-            stop.wait(random.uniform(0, min(_LONGEST_BACKOFF_SECONDS, 0.1 * 2**attempt)))
-        raise AssertionError("the last attempt returns or raises")
+                    now = time.monotonic()
+                    if now - max(began, self._told) >= _LINE_SECONDS:
+                        self._told = now
+                        _log.warning("[store] %s/%s: %s; retrying", self.uri, key, error)
+                    if stop.wait(pause):
+                        raise
+
+    def _pages(self, prefix: str, **more: str) -> Iterator[dict[str, Any]]:
+        """Yield the pages of a listing."""
+        asked = {"Bucket": self._bucket, "Prefix": self._prefix + prefix, **more}
+        while True:
+            page = self.repeating(
+                prefix, threading.Event(), lambda client: client.list_objects_v2(**asked)
+            )
+            yield page
+            if not page.get("IsTruncated"):
+                return
+            asked["ContinuationToken"] = page["NextContinuationToken"]
 
     def sizes(self, prefix: str) -> dict[str, int]:
-        with self._errors(prefix):
-            pages = self._client.get_paginator("list_objects_v2").paginate(
-                Bucket=self._bucket, Prefix=self._prefix + prefix
-            )
-            return {
-                entry["Key"].removeprefix(self._prefix): entry["Size"]
-                for page in pages
-                for entry in page.get("Contents", [])
-            }
+        return {
+            entry["Key"].removeprefix(self._prefix): entry["Size"]
+            for page in self._pages(prefix)
+            for entry in page.get("Contents", [])
+        }
 
     def folders(self, prefix: str) -> set[str]:
-        below = self._prefix + prefix
-        with self._errors(prefix):
-            pages = self._client.get_paginator("list_objects_v2").paginate(
-                Bucket=self._bucket, Prefix=below, Delimiter="/"
-            )
-            return {
-                entry["Prefix"].removeprefix(below).removesuffix("/")
-                for page in pages
-                for entry in page.get("CommonPrefixes", [])
-            }
+        return {
+            entry["Prefix"].removeprefix(self._prefix + prefix).removesuffix("/")
+            for page in self._pages(prefix, Delimiter="/")
+            for entry in page.get("CommonPrefixes", [])
+        }
 
     def delete_below(self, prefix: str) -> None:
         self.delete(self.sizes(prefix))
@@ -273,46 +263,45 @@ class S3Store:
     def delete(self, keys: Iterable[str]) -> None:
         from botocore.exceptions import ClientError
 
+        def delete(some: list[dict[str, str]], client: Any) -> None:
+            answer = client.delete_objects(
+                Bucket=self._bucket, Delete={"Objects": some, "Quiet": True}
+            )
+            # The call succeeds even if single objects are refused, or fail.
+            for error in answer.get("Errors", ()):
+                said = {"Error": error, "ResponseMetadata": answer["ResponseMetadata"]}
+                raise ClientError(said, "DeleteObjects")
+
         found = [{"Key": self._prefix + key} for key in keys]
-        for start in range(0, len(found), 1000):
-            some = found[start : start + 1000]
-            with self._errors(some[0]["Key"].removeprefix(self._prefix)):
-                answer = self._client.delete_objects(
-                    Bucket=self._bucket, Delete={"Objects": some, "Quiet": True}
-                )
-                # The call succeeds even if single objects are refused, or fail.
-                for error in answer.get("Errors", ()):
-                    said = {"Error": error, "ResponseMetadata": answer["ResponseMetadata"]}
-                    raise ClientError(said, "DeleteObjects")
+        for some in (found[start : start + 1000] for start in range(0, len(found), 1000)):
+            first = some[0]["Key"].removeprefix(self._prefix)
+            self.repeating(first, threading.Event(), partial(delete, some))
 
     def sweep(self, prefix: str) -> None:
         """No-op: the bucket's lifecycle rule deletes unfinished uploads after a day."""
 
-    def _abort(self, where: dict[str, str]) -> None:
+    def abort(self, where: dict[str, str]) -> None:
         """Try once: the bucket's lifecycle rule deletes what is left after a day."""
         from botocore.exceptions import BotoCoreError, ClientError
 
         with suppress(ClientError, BotoCoreError):
-            self._once.abort_multipart_upload(**where)
+            self._client_for(_CONDITIONAL_SECONDS).abort_multipart_upload(**where)
 
     @contextmanager
     def _errors(self, key: str, *, conditional: bool = False) -> Iterator[None]:
-        from boto3.exceptions import Boto3Error
         from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError
 
         refuse_outside(self.uri, key)
         try:
             yield
         except ClientError as error:
-            if conditional and _status(error) == 409:
-                raise
             self._refuse(key, error, conditional=conditional)
         except NoCredentialsError as error:
             # Not necessarily the user's mistake: an instance's metadata may be down for a moment.
             raise CredentialsError(
                 f"{self.uri}: no AWS credentials found; configure a role or a profile"
             ) from error
-        except (BotoCoreError, Boto3Error) as error:
+        except BotoCoreError as error:
             kind = AnswerLostError if conditional else StoreError
             raise kind(f"{self.uri}/{key}: {error}") from error
 
@@ -323,7 +312,8 @@ class S3Store:
             raise UserError(f"no such bucket: {self._bucket!r}; check {self.uri}") from error
         if conditional and status in (404, 412):
             raise PreconditionFailedError(f"{where} has changed") from error
-        if conditional and (status >= 500 or code in ("RequestTimeout", "SlowDown")):
+        # A 409: another conditional write of the key is in progress.
+        if conditional and _is_repeatable(error):
             raise AnswerLostError(f"{where}: {error}") from error
         if status == 404:
             raise FileNotFoundError(where) from error
@@ -331,8 +321,16 @@ class S3Store:
 
 
 def _is_repeatable(error: Any) -> bool:
-    code = error.response["Error"]["Code"]
-    return _status(error) in (409, 429) or _status(error) >= 500 or code in _REPEATABLE
+    """Whether it is trouble that passes, and not an answer, such as 403, or a wrong setting."""
+    from botocore import exceptions as known
+
+    if isinstance(error, known.ClientError):
+        code, status = error.response["Error"]["Code"], _status(error)
+        return status in (409, 429) or status >= 500 or code in _REPEATABLE or "Throttl" in code
+    sent = known.ConnectionError, known.HTTPClientError, known.IncompleteReadError
+    role = known.CredentialRetrievalError, known.MetadataRetrievalError
+    read = known.ChecksumError, known.FlexibleChecksumError
+    return isinstance(error, (*sent, *role, *read))
 
 
 def _status(error: Any) -> int:

@@ -14,14 +14,15 @@ import re
 import socket
 import ssl
 import struct
+import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 from urllib.parse import quote, urlsplit
 
-from training.store.part_process import PartProcess
 from training.store.protocol import Upload
 
 _CONNECT_SECONDS = 5.0
@@ -218,44 +219,34 @@ _MEBIBYTE = 1024 * 1024
 
 
 class S3Upload(Upload):
-    """An upload by this process; parts in shared memory are sent by `process`."""
+    """An upload by this process; parts in shared memory are sent by the store's other process."""
 
     def __init__(
-        self,
-        client: Any,
-        repeating: Callable[[Callable[[], Any]], Any],
-        put_part: Callable[[dict[str, str], int, memoryview, bytes], str],
-        where: dict[str, str],
-        *,
-        num_parts: int,
-        process: PartProcess,
-        abort: Callable[[dict[str, str]], None],
+        self, store: Any, key: str, stop: threading.Event, where: dict[str, str], count: int
     ) -> None:
-        self._process = process
-        self._abort = abort
-        self._client = client
-        self._repeating = repeating
-        self._put_part = put_part
-        self._where = where
-        self._sums = [""] * num_parts
-        self._tags = [""] * num_parts
-        if num_parts > 1:
-            answer = repeating(
-                lambda: client.create_multipart_upload(**where, ChecksumAlgorithm="SHA256")
+        """`store` is an S3Store, which imports this file; `count` is the number of parts."""
+        self._store, self._stop, self._where = store, stop, where
+        self._repeating = partial(store.repeating, key, stop)
+        self._sums, self._tags = [""] * count, [""] * count
+        if count > 1:
+            answer = self._repeating(
+                lambda client: client.create_multipart_upload(**where, ChecksumAlgorithm="SHA256")
             )
             self._where = {**where, "UploadId": answer["UploadId"]}
 
     def put(self, number: int, start: int, data: memoryview, sha256: bytes) -> None:
-        self._arrived(number, self._put_part(self._where, number, data, sha256), sha256)
+        tag = self._store.put_part(self._stop, self._where, number, data, sha256)
+        self._arrived(number, tag, sha256)
 
     def is_ready(self) -> bool:
-        return self._process.is_ready()
+        return bool(self._store.part_process.is_ready())
 
     def put_shared(
         self, memory: int, size: int, part_bytes: int, must_stop: Callable[[], bool]
     ) -> Iterator[tuple[int, bytes]]:
-        order = {"where": self._where, "size": size, "part_bytes": part_bytes}
-        for number, tag, sha256 in self._process.send(order, memory, must_stop):
+        store, order = self._store, {"where": self._where, "size": size, "part_bytes": part_bytes}
+        order["deadline"] = store.patience.deadline()
+        for number, tag, sha256 in store.part_process.send(order, memory, must_stop):
             self._arrived(number, tag, sha256)
             yield number, sha256
 
@@ -266,9 +257,8 @@ class S3Upload(Upload):
             {"PartNumber": number, "ETag": tag, "ChecksumSHA256": checksum}
             for number, (tag, checksum) in enumerate(zip(self._tags, self._sums, strict=True), 1)
         ]
-        client = self._client
 
-        def complete() -> None:
+        def complete(client: Any) -> None:
             try:
                 client.complete_multipart_upload(**self._where, MultipartUpload={"Parts": parts})
             except client.exceptions.NoSuchUpload:
@@ -280,7 +270,7 @@ class S3Upload(Upload):
     def abort(self) -> None:
         """Abort; the bucket's lifecycle rule deletes what is left after a day."""
         if "UploadId" in self._where:
-            self._abort(self._where)
+            self._store.abort(self._where)
 
     def _arrived(self, number: int, tag: str, sha256: bytes) -> None:
         self._tags[number] = tag

@@ -267,7 +267,7 @@ def test_a_file_of_certificates_that_is_missing_is_botocores_to_complain_about(
     monkeypatch.setenv("AWS_REGION", "eu-west-1")
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "https://localhost:9")
     monkeypatch.setenv("AWS_CA_BUNDLE", str(tmp_path / "missing.pem"))
-    monkeypatch.setattr("training.store.s3._PART_ATTEMPTS", 1)
+    monkeypatch.setattr("training.store.protocol._WINDOW_SECONDS", 0.0)
     with pytest.raises(StoreError, match="Could not connect"):
         open_store("s3://bucket/some").get("k")
 
@@ -281,4 +281,4 @@ def test_the_region_may_be_named_as_the_cli_and_sagemaker_name_it(
     monkeypatch.setenv("AWS_DEFAULT_REGION", own)
     if not own:
         monkeypatch.delenv("AWS_DEFAULT_REGION")
-    assert S3Store("runs", "first")._client.meta.region_name == expected
+    assert S3Store("runs", "first")._client_for(8.0).meta.region_name == expected

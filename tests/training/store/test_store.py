@@ -22,7 +22,7 @@ from training.store.protocol import (
     Upload,
     put_unless_changed,
 )
-from training.store.s3 import S3Store
+from training.store.s3 import _CONDITIONAL_SECONDS, _READ_SECONDS, S3Store
 from training.store.s3_transfer import Body
 
 
@@ -136,35 +136,13 @@ def test_fails_for_a_key_that_leaves_the_store(store_uri: str, tmp_path: Path, k
     assert (tmp_path / "x").read_bytes() == b"mine"
 
 
-def _answers(store: S3Store, answers: list[Callable[[], Any]]) -> None:
-    """Let the next conditional writes end as `answers` do, before they reach S3."""
-    real = store._once.put_object
-
-    def put_object(**arguments: Any) -> Any:
-        if answers:
-            answers.pop(0)()
-        return real(**arguments)
-
-    store._once.put_object = put_object
-
-
 def test_a_conflict_of_concurrent_writes_is_repeated(bucket_uri: str) -> None:
-    from botocore.exceptions import ClientError
-
     store = open_store(f"{bucket_uri}/x")
     assert isinstance(store, S3Store)
-
-    def conflict() -> None:
-        raise ClientError(
-            {
-                "Error": {"Code": "ConditionalRequestConflict", "Message": "again"},
-                "ResponseMetadata": {"HTTPStatusCode": 409},
-            },
-            "PutObject",
-        )
-
-    _answers(store, [conflict, conflict])
-    store.put_if("head.json", b"one", None)
+    met = [_error("ConditionalRequestConflict", 409, "PutObject") for _ in range(2)]
+    _trouble(store, "put_object", met, seconds=_CONDITIONAL_SECONDS)
+    put_unless_changed(store, "head.json", b"one", None)
+    assert met == []
     assert store.get("head.json") is not None
 
 
@@ -199,9 +177,17 @@ def _error(code: str, status: int, operation: str) -> Exception:
     return ClientError(answer, operation)  # type: ignore[arg-type]
 
 
-def _trouble(store: S3Store, operation: str, met: list[Exception], *, after: bool = False) -> None:
+def _trouble(
+    store: S3Store,
+    operation: str,
+    met: list[Exception],
+    *,
+    after: bool = False,
+    seconds: float = _READ_SECONDS,
+) -> None:
     """Let the next calls of an operation end in errors, before or after S3 does what it says."""
-    real = getattr(store._parts, operation)
+    client = store._client_for(seconds)
+    real = getattr(client, operation)
 
     def call(**arguments: Any) -> Any:
         if met and not after:
@@ -211,7 +197,7 @@ def _trouble(store: S3Store, operation: str, met: list[Exception], *, after: boo
             raise met.pop(0)
         return answer
 
-    setattr(store._parts, operation, call)
+    setattr(client, operation, call)
 
 
 def _upload(store: Store, data: bytes, key: str = "a/big") -> Upload:
@@ -227,7 +213,7 @@ def _upload(store: Store, data: bytes, key: str = "a/big") -> Upload:
 
 @pytest.fixture
 def s3(bucket_uri: str, monkeypatch: pytest.MonkeyPatch) -> S3Store:
-    monkeypatch.setattr("training.store.s3._LONGEST_BACKOFF_SECONDS", 0.01)
+    monkeypatch.setattr("training.store.protocol._LONGEST_PAUSE_SECONDS", 0.01)
     store = open_store(f"{bucket_uri}/x")
     assert isinstance(store, S3Store)
     return store
@@ -249,7 +235,7 @@ def test_an_upload_that_is_given_up_leaves_nothing(store_uri: str) -> None:
     _upload(store, bytes(6 * MEBIBYTE)).abort()
     assert store.sizes("") == {}
     if isinstance(store, S3Store):
-        answer = store._parts.list_multipart_uploads(Bucket=store._bucket)
+        answer = store._client_for(_READ_SECONDS).list_multipart_uploads(Bucket=store._bucket)
         assert "Uploads" not in answer
 
 
@@ -287,8 +273,9 @@ def test_a_completion_whose_answer_was_lost_counts(s3: S3Store) -> None:
     assert s3.sizes("") == {"a/big": 6 * MEBIBYTE}
 
 
-def test_fails_for_trouble_that_does_not_pass(s3: S3Store) -> None:
-    _trouble(s3, "upload_part", [_error("SlowDown", 503, "UploadPart") for _ in range(8)])
+def test_fails_for_trouble_that_does_not_pass(s3: S3Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("training.store.protocol._WINDOW_SECONDS", 0.1)
+    _trouble(s3, "upload_part", [_error("SlowDown", 503, "UploadPart") for _ in range(10**4)])
     with pytest.raises(StoreError, match=r"a/big.*SlowDown"):
         _upload(s3, bytes(6 * MEBIBYTE))
 
@@ -299,7 +286,7 @@ def test_fails_to_delete_what_s3_keeps_though_the_call_succeeds(s3: S3Store) -> 
     kept = f"arn:aws:s3:::{s3.uri.removeprefix('s3://')}/kept"
     deny = {"Effect": "Deny", "Principal": "*", "Action": "s3:DeleteObject", "Resource": kept}
     bucket, policy = {"Bucket": s3.uri.split("/")[2]}, {"Statement": [deny]}
-    s3._client.put_bucket_policy(**bucket, Policy=json.dumps(policy))
+    s3._client_for(_READ_SECONDS).put_bucket_policy(**bucket, Policy=json.dumps(policy))
     with pytest.raises(StoreError, match=r"AccessDenied.*DeleteObjects"):
         s3.delete(["gone", "kept"])
     assert s3.sizes("") == {"kept": 1}
@@ -361,7 +348,7 @@ def test_a_key_is_created_once_whatever_answers_are_lost(tmp_path: Path, lost: l
 def test_fails_when_a_key_cannot_be_created(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("training.store.protocol._BACKOFF_SECONDS", 0.001)
+    monkeypatch.setattr("training.store.protocol._WINDOW_SECONDS", 0.05)
 
     class Silent(FolderStore):
         def put_if(self, key: str, data: bytes, etag: str | None) -> str:
