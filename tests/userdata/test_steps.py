@@ -16,6 +16,7 @@ from contract.errors import EXIT_CONFIG, EXIT_MACHINE
 from rehearsal.machines import JsonDisk
 from rehearsal.machines.json_disks import EC2_DISKS
 from rehearsal.machines.process import SHIMS
+from rehearsal.machines.units import parse_environment_file
 from tests.userdata.rig import REPOSITORY, USERDATA
 
 INSTANCE = "i-0123456789abcdef0"
@@ -93,10 +94,24 @@ def image_without(root: Path, *lacking: str, pip: str) -> Path:
     python.write_text(
         "#!/bin/bash\n"
         f"[[ $1 == -m ]] && {{ {pip}; exit; }}\n"
-        f'[[ $1 == -c ]] && exec {sys.executable} {root}/lacks.py "${{@:2}}"\n'
+        f'[[ $1 == -c ]] && exec {sys.executable} "{root}/lacks.py" "${{@:2}}"\n'
     )
     python.chmod(0o755)
     return python
+
+
+def test_an_interpreter_in_a_folder_with_a_space_is_found_by_scripts_and_services(
+    root: Path,
+) -> None:
+    """As in a rehearsal below such a checkout."""
+    spaced = root.rename(root.with_name("a folder"))
+    python = image_without(spaced, pip="exit 1")
+    assert run_step(spaced, "interpreter").returncode == 0
+    kept = spaced / "opt/training/machine.env"
+    read = 'source "$1"; printf %s "$PYTHON"'
+    assert subprocess.check_output(["bash", "-c", read, "", kept], text=True) == str(python)
+    # As systemd does it, and the services of a rehearsal.
+    assert parse_environment_file(kept.read_text())["PYTHON"] == str(python)
 
 
 @pytest.mark.parametrize("lacking", [(), ("numpy",), ("safetensors",), ("boto3", "numpy")])

@@ -88,27 +88,22 @@ def _read_video(file: SourceFile, choice: FrameChoice) -> tuple[Frames, _Facts]:
             f"{file.name} is a video, which requires the package av: python -m pip install av"
         ) from error
     try:
-        with av.open(str(file.path)) as container:
+        # All frames, also those that a cut without re-encoding hides: the header counts them, too.
+        with av.open(str(file.path), options={"ignore_editlist": "1"}) as container:
             stream = container.streams.best("video")
             if stream is None:
                 raise _NoClipError("has no pictures")
-            packets = [(p.pts or 0, p.is_discard) for p in container.demux(stream) if p.size]
-            number, num, promised = stream.index, len(packets), stream.frames
-            # After a cut without re-encoding, the frames before it remain, to be decoded only.
-            times: list[int | None] = [*sorted(p for p, is_hidden in packets if not is_hidden)]
-        # A container that knows the number of frames counts those that an edit list hides, too.
-        if num < promised:
-            with av.open(str(file.path), options={"ignore_editlist": "1"}) as container:
-                num = sum(packet.size > 0 for packet in container.demux(number))
-        if num < max(promised, 1):
-            raise _NoClipError(f"has {num} of {promised} frames: it is torn")
+            times: list[int | None] = [p.pts for p in container.demux(stream) if p.size]
+            if len(times) < max(stream.frames, 1):
+                raise _NoClipError(f"has {len(times)} of {stream.frames} frames: it is torn")
         _check_length(file.path)
+        times.sort(key=lambda time: time or 0)
         wanted: list[int] | None = None
-        # The second pass is for the rare videos whose frames are not as announced.
+        # The second pass is for videos of which other frames are shown than announced.
         while times and wanted != (found := choice.shown(times, file.name)):
             wanted = found
             with av.open(str(file.path)) as container:
-                taken, times, facts = _decoded(container, frozenset(wanted))
+                taken, times, facts = _decoded(container, wanted)
     except av.error.FFmpegError as error:
         raise _NoClipError(f"cannot be decoded: {error.strerror or error}") from error
     if not times:
@@ -119,19 +114,18 @@ def _read_video(file: SourceFile, choice: FrameChoice) -> tuple[Frames, _Facts]:
 def _check_length(path: Path) -> None:
     """Raise _NoClipError for an mkv or webm that ends before its header says."""
     with path.open("rb") as file:
-        head, size = file.read(4096), os.fstat(file.fileno()).st_size
+        head = file.read(4096)
     began = head.find(b"\x18\x53\x80\x67") + 4  # of the Segment, in which all else is
     if head.startswith(b"\x1a\x45\xdf\xa3") and 4 <= began < len(head) and head[began]:
         # The zeros before a length's first one say how many bytes it has; all ones: unknown.
         num = 9 - head[began].bit_length()
-        bits = int.from_bytes(head[began : began + num]) & (full := (1 << 7 * num) - 1)
-        if bits < full and (whole := began + num + bits) > size:
+        bits = int.from_bytes(head[began : began + num]) & (unknown := (1 << 7 * num) - 1)
+        size, whole = path.stat().st_size, began + num + bits
+        if bits != unknown and size < whole:
             raise _NoClipError(f"has {size} of {whole} bytes: it is torn")
 
 
-def _decoded(
-    container: Any, wanted: frozenset[int]
-) -> tuple[dict[int, Frames], list[int | None], _Facts]:
+def _decoded(container: Any, wanted: Sequence[int]) -> tuple[dict[int, Frames], list[Any], _Facts]:
     """Return the wanted frames by number, and of all when each is shown, and their size."""
     stream = container.streams.best("video")
     rate, ratio = stream.average_rate, float(stream.sample_aspect_ratio or 1)
