@@ -70,7 +70,7 @@ def test_fails_on_a_volume_with_something_unknown_on_it_and_leaves_it_alone(root
 def test_fails_when_no_interpreter_has_torch_and_names_the_remedy(root: Path) -> None:
     # -S: a Python without its installed packages, as on a base AMI.
     python = root / "bin/python3"
-    python.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')
+    python.write_text(f'#!/bin/sh\nexec "{sys.executable}" -S "$@"\n')
     python.chmod(0o755)
     done = run_step(root, "interpreter")
     # No other machine with this image could do better.
@@ -94,7 +94,7 @@ def image_without(root: Path, *lacking: str, pip: str) -> Path:
     python.write_text(
         "#!/bin/bash\n"
         f"[[ $1 == -m ]] && {{ {pip}; exit; }}\n"
-        f'[[ $1 == -c ]] && exec {sys.executable} "{root}/lacks.py" "${{@:2}}"\n'
+        f'[[ $1 == -c ]] && exec "{sys.executable}" "{root}/lacks.py" "${{@:2}}"\n'
     )
     python.chmod(0o755)
     return python
@@ -182,7 +182,7 @@ def test_the_bundles_wheels_are_installed_while_the_index_is_down(
     digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
     pins = bundle / "userdata/requirements.txt"
     pins.write_text(f"boto3==1.0 --hash=sha256:{digest}\n")
-    image_without(root, "boto3", pip=f'{sys.executable} "$@"')
+    image_without(root, "boto3", pip=f'"{sys.executable}" "$@"')
     no_index = {"PIP_INDEX_URL": "http://127.0.0.1:1/simple", "PIP_RETRIES": "0"}
     done = run_step(root, "interpreter", bundle=bundle, **no_index)
     assert done.returncode == 0, done.stderr
