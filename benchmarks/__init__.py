@@ -2,4 +2,6 @@
 
 from pathlib import Path
 
+import contract.environment  # noqa: F401
+
 REPOSITORY = Path(__file__).parent.parent

@@ -4,3 +4,5 @@
 EC2 instances and for AWS, and know neither each other nor what is rehearsed on them; `faults`
 defines how both can be made to fail. Commands: python -m rehearsal
 """
+
+import contract.environment  # noqa: F401

@@ -3,3 +3,5 @@
 Pure functions over two synthesized assemblies; nothing is deployed. May use sizing/ (prices) and
 cloudformation/ (schemas, references). Run it: python -m review main
 """
+
+import contract.environment  # noqa: F401

@@ -5,3 +5,5 @@ enforces that. The ground floor has `figures`, a number with its basis, and `sug
 commands write data files here: `python -m training measure` footprints.json, and
 `plan --calibrate` calibration.json.
 """
+
+import contract.environment  # noqa: F401

@@ -6,3 +6,5 @@ workloads/ imports only the ground floor; `growth` also imports its library `exp
 package's docstring says what it is for, what it promises and which packages it may use; `make
 check` enforces that.
 """
+
+import contract.environment  # noqa: F401

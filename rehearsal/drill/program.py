@@ -48,7 +48,7 @@ class RehearsedProgram:
         """Copy the data, or start making it; do not wait."""
         if self.data.is_file():
             return stacks.start_python("dataset", str(self.data), str(stacks.dataset))
-        # The upload writes a manifest, which does not belong in the user's folder.
+        # A copy, as the user may go on working in the folder.
         shutil.copytree(self.data, stacks.dataset)
         return None
 

@@ -203,7 +203,6 @@ def results(
         "notice_to_commit_seconds": max(notices) if None not in notices and notices else None,
         "stages": ours["stages"],
         "validation_accuracy": ours.get("validation_accuracy"),
-        "single_frame_accuracy": ours.get("single_frame_accuracy"),
         "baseline_accuracies": baselines_of(ours["stages"]),
         **compare_runs(run, reference, ours, theirs),
         "numerics_key": ours["numerics_key"],
@@ -255,13 +254,15 @@ def _program_facts(
         "uninterrupted_losses": _losses(rehearsed.reference),
         "final_files": ours["final_files"],
         "uninterrupted_final_files": theirs["final_files"],
+        "checkpoint_files": ours["checkpoint_files"],
+        "uninterrupted_checkpoint_files": theirs["checkpoint_files"],
     }
 
 
 def _program_faults(receipt: Mapping[str, Any]) -> list[str]:
     names, others = receipt["final_files"].keys(), receipt["uninterrupted_final_files"].keys()
     faults = []
-    if not names or names != others:
+    if names != others:
         faults.append(
             f"the run left {', '.join(sorted(names)) or 'nothing'} in its model folder, but the "
             f"uninterrupted one {', '.join(sorted(others)) or 'nothing'}"

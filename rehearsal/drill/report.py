@@ -40,7 +40,8 @@ def verdict(receipt: Mapping[str, Any], faults: Sequence[str]) -> str:
     number = receipt["interruptions"]
     survived = f"Every promise was kept through {number} interruption{'s' if number != 1 else ''}"
     if "program" in receipt:
-        return f"{survived}: the program came back after each one, and finished."
+        unknown = "" if _result_of(receipt)[0] else " It left no file to compare."
+        return f"{survived}: the program came back after each one, and finished.{unknown}"
     equal = f"{survived}: weights and losses equal the uninterrupted run's, bit for bit."
     return equal if receipt["samples_have_order"] else f"{equal} {_NO_ORDER}"
 
@@ -143,31 +144,60 @@ def _result(receipt: Mapping[str, Any]) -> tuple[str, str]:
 
 def _program_rows(receipt: Mapping[str, Any]) -> list[tuple[str, str]]:
     redone = receipt["steps_redone"]
-    equal = receipt["final_files"] == receipt["uninterrupted_final_files"]
+    # A machine that is killed cannot say what it has done since its last line.
+    least = "" if all(item["notice"] for item in receipt["interruption_list"]) else "at least "
     return [
         *_start_rows(receipt),
         ("program", f"{receipt['program']}, in {receipt['attempts']} attempts"),
         _interruptions(receipt),
         (
             "steps",
-            f"{receipt['steps']} in the run"
+            (f"{receipt['steps']} in the run" if receipt["steps"] else "none reported")
             + ("" if redone is None else f", {redone} of them done again"),
         ),
-        ("time lost", f"{receipt['seconds_lost']:.1f} s of work that no snapshot had yet"),
+        ("time lost", f"{least}{receipt['seconds_lost']:.1f} s of work that no snapshot had yet"),
         ("snapshots", f"{receipt['snapshots']} of its checkpoint folder"),
         ("last metrics", _figures(receipt["last_metrics"])),
         ("uninterrupted", _figures(receipt["uninterrupted_last_metrics"])),
         *_cost_rows(receipt),
         *_end_rows(receipt),
-        ("model", ", ".join(receipt["final_files"])),
-        (
-            "equal bit for bit",
-            "yes"
-            if equal
-            else "no: this program's result depends on its interruptions; a workload's does not "
-            "(docs/your-program.md)",
-        ),
+        ("model", ", ".join(_result_of(receipt)[0]) or "it left no file"),
+        ("equal bit for bit", _equality(receipt)),
     ]
+
+
+def _result_of(receipt: Mapping[str, Any], run: str = "") -> tuple[Line, Line]:
+    """Return the checksums of what a program left, and its losses by step.
+
+    The files are those of its model and output; without a model, also of its checkpoints. If it
+    names no steps, the losses are the last ones by name.
+    """
+    files = {**receipt[f"{run}final_files"], **receipt.get(f"{run}checkpoint_files", {})}
+    told = {line["step"]: line["loss"] for line in receipt.get(f"{run}losses", ())}
+    last = receipt[f"{run}last_metrics"].items()
+    return files, told or {name: value for name, value in last if "loss" in name}
+
+
+def _equality(receipt: Mapping[str, Any]) -> str:
+    """Say what of a program's result was compared with the uninterrupted run's, and what not."""
+    (files, ours), (others, theirs) = _result_of(receipt), _result_of(receipt, "uninterrupted_")
+    equal_files, said = _compared("files", files, others, sorted({**files, **others}))
+    equal_losses, told = _compared("reported losses", ours, theirs, sorted({*ours} & {*theirs}))
+    if False not in (equal_files, equal_losses):
+        return f"{'yes' if equal_files else 'not compared'}; {said}; {told}"
+    if equal_losses:
+        return f"no: a saved file's bytes may differ although its tensors are equal; {said}; {told}"
+    why = "this program's result depends on its interruptions; a workload's does not"
+    return f"no: {why} (docs/your-program.md); {said}; {told}"
+
+
+def _compared(what: str, ours: Line, theirs: Line, keys: Sequence[Any]) -> tuple[bool | None, str]:
+    """Return whether these are equal, None if there are none, and what to say of them."""
+    differ = [key for key in keys if ours.get(key) != theirs.get(key)]
+    if not keys:
+        return None, f"{what}: not compared, as the runs have none in common"
+    first = f"{len(differ)} of {len(keys)} differ, first {differ[0]}" if differ else ""
+    return not differ, f"{what}: {first or f'all {len(keys)} equal'}"
 
 
 def _start_rows(receipt: Mapping[str, Any]) -> list[tuple[str, str]]:

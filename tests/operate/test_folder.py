@@ -189,7 +189,7 @@ def test_it_answers_within_a_second_without_torch_from_any_folder(
     stopped: Path, tmp_path: Path
 ) -> None:
     """As `make setup` links it: next to the environment's Python."""
-    (tmp_path / "python").write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    (tmp_path / "python").write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
     (tmp_path / "python").chmod(0o755)
     (tmp_path / "runs").symlink_to(REPOSITORY / "operate" / "runs")
     before = resource.getrusage(resource.RUSAGE_CHILDREN)

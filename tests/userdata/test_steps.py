@@ -16,6 +16,7 @@ from contract.errors import EXIT_CONFIG, EXIT_MACHINE
 from rehearsal.machines import JsonDisk
 from rehearsal.machines.json_disks import EC2_DISKS
 from rehearsal.machines.process import SHIMS
+from rehearsal.machines.units import parse_environment_file
 from tests.userdata.rig import REPOSITORY, USERDATA
 
 INSTANCE = "i-0123456789abcdef0"
@@ -69,7 +70,7 @@ def test_fails_on_a_volume_with_something_unknown_on_it_and_leaves_it_alone(root
 def test_fails_when_no_interpreter_has_torch_and_names_the_remedy(root: Path) -> None:
     # -S: a Python without its installed packages, as on a base AMI.
     python = root / "bin/python3"
-    python.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')
+    python.write_text(f'#!/bin/sh\nexec "{sys.executable}" -S "$@"\n')
     python.chmod(0o755)
     done = run_step(root, "interpreter")
     # No other machine with this image could do better.
@@ -93,10 +94,24 @@ def image_without(root: Path, *lacking: str, pip: str) -> Path:
     python.write_text(
         "#!/bin/bash\n"
         f"[[ $1 == -m ]] && {{ {pip}; exit; }}\n"
-        f'[[ $1 == -c ]] && exec {sys.executable} {root}/lacks.py "${{@:2}}"\n'
+        f'[[ $1 == -c ]] && exec "{sys.executable}" "{root}/lacks.py" "${{@:2}}"\n'
     )
     python.chmod(0o755)
     return python
+
+
+def test_an_interpreter_in_a_folder_with_a_space_is_found_by_scripts_and_services(
+    root: Path,
+) -> None:
+    """As in a rehearsal below such a checkout."""
+    spaced = root.rename(root.with_name("a folder"))
+    python = image_without(spaced, pip="exit 1")
+    assert run_step(spaced, "interpreter").returncode == 0
+    kept = spaced / "opt/training/machine.env"
+    read = 'source "$1"; printf %s "$PYTHON"'
+    assert subprocess.check_output(["bash", "-c", read, "", kept], text=True) == str(python)
+    # As systemd does it, and the services of a rehearsal.
+    assert parse_environment_file(kept.read_text())["PYTHON"] == str(python)
 
 
 @pytest.mark.parametrize("lacking", [(), ("numpy",), ("safetensors",), ("boto3", "numpy")])
@@ -167,7 +182,7 @@ def test_the_bundles_wheels_are_installed_while_the_index_is_down(
     digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
     pins = bundle / "userdata/requirements.txt"
     pins.write_text(f"boto3==1.0 --hash=sha256:{digest}\n")
-    image_without(root, "boto3", pip=f'{sys.executable} "$@"')
+    image_without(root, "boto3", pip=f'"{sys.executable}" "$@"')
     no_index = {"PIP_INDEX_URL": "http://127.0.0.1:1/simple", "PIP_RETRIES": "0"}
     done = run_step(root, "interpreter", bundle=bundle, **no_index)
     assert done.returncode == 0, done.stderr

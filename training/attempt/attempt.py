@@ -128,7 +128,7 @@ class HeldRun:
         weights = result.weights_sha256
         self.events.emit("finished", "ok", step=result.steps, weights_sha256=weights)
         self.lease.finish(weights)
-        _log.info("[ok] finished: %d steps, weights %s", result.steps, weights)
+        _log.info("[ok] finished: %s steps, weights %s", result.steps or "no", weights or "none")
 
     @contextlib.contextmanager
     def ending(self) -> Iterator[None]:
@@ -181,7 +181,7 @@ def run_attempt(options: AttemptOptions, job: _Job, supervisor: Supervisor) -> i
 def _report_ended(uri: str, head: Head) -> int:
     """Print that a run has already ended; return the exit code."""
     if head.state == "finished":
-        _log.info("[ok] %s is finished: weights %s", uri, head.weights_sha256)
+        _log.info("[ok] %s is finished: weights %s", uri, head.weights_sha256 or "none")
         return EXIT_FINISHED
     _log.error("[failed] %s has failed: %s", uri, head.reason)
     return EXIT_FAILED

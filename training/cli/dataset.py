@@ -20,7 +20,7 @@ from training.report.progress import FileProgressBar, ProgressBar, table
 from training.sources import UNFINISHED
 from training.store.dataset import sync_dataset, wait_for_manifest
 from training.store.folder import open_store
-from training.store.local_dataset import is_programs_own, open_dataset, write_manifest
+from training.store.local_dataset import is_programs_own, list_files, open_dataset
 
 
 def add_data(parser: argparse.ArgumentParser) -> None:
@@ -40,7 +40,7 @@ def add_data(parser: argparse.ArgumentParser) -> None:
     upload = commands.add_parser("upload", help="upload a folder, the manifest last")
     upload.description = (
         "Upload a folder, the manifest last. A folder without a manifest is taken as a program's: "
-        "its manifest lists all files in it, and is written again at each upload."
+        "its manifest lists all files in it at each upload, and is written to the store only."
     )
     upload.add_argument("folder", type=_folder)
     upload.add_argument("--dataset-uri", required=True, help=URI)
@@ -84,9 +84,9 @@ def _upload(options: argparse.Namespace) -> int:
             f"{options.folder} has an unfinished dataset; finish it with the command that began it"
         )
     store = open_store(options.dataset_uri)
-    if is_programs_own(options.folder):
-        write_manifest(options.folder, PROGRAM, {})
-    return send(options.folder, store)
+    # A program's folder is its user's: nothing is written there.
+    own = list_files(options.folder, PROGRAM, {}) if is_programs_own(options.folder) else None
+    return send(options.folder, store, own)
 
 
 def _sync(options: argparse.Namespace) -> int:

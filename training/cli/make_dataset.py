@@ -244,9 +244,9 @@ def _print_made(files: Sequence[Mapping[str, Any]], began: float) -> None:
     print(f"[ok] dataset made: {len(files)} files, {size:.1f} MB in {seconds:.1f} s")
 
 
-def send(folder: Path, store: Store) -> int:
+def send(folder: Path, store: Store, manifest: bytes | None = None) -> int:
     with FileProgressBar("uploading") as show:
-        done = upload_dataset(folder, store, show)
+        done = upload_dataset(folder, store, show, manifest)
     print(
         f"[ok] dataset uploaded: {done.fetched_files} of {done.files} files, "
         f"{done.fetched_bytes / 1e6:.1f} of {done.bytes / 1e6:.1f} MB in {done.seconds:.1f} s"

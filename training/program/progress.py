@@ -21,7 +21,7 @@ class ReportedProgress:
     def __init__(self, metrics: Metrics) -> None:
         self.step = 0
         self.last: dict[str, float] = {}  # the newest value of each metric
-        self.num_snapshots = 0
+        self.snapshot = 0  # the number of the last one that this attempt has committed
         self.has_steps = False
         self.first_step: int | None = None
         self._metrics = metrics
@@ -63,21 +63,14 @@ class ReportedProgress:
                 self._step_on(step, values)
             self._metrics.write("metrics", stage=WORKLOAD, step=self.step, at=step, values=values)
 
-    def committed(self, age_seconds: float) -> None:
+    def committed(self, number: int, age_seconds: float) -> None:
         """Note a safe snapshot, whose content was written `age_seconds` ago."""
-        self.num_snapshots += 1
+        self.snapshot = number
         self._safe = max(self._safe, time.monotonic() - max(0.0, age_seconds))
 
     def end(self, exit_code: int, unsaved_seconds: float) -> None:
         """Record that the program has ended, and how much of its work is not saved."""
-        self._metrics.write(
-            "ended",
-            stage=WORKLOAD,
-            step=self.step,
-            exit_code=exit_code,
-            seconds=round(self.seconds, 2),
-            unsaved_seconds=unsaved_seconds,
-        )
+        self._tell("ended", unsaved_seconds, exit_code=exit_code)
 
     def stopped(self) -> None:
         """Stop the clock of unsaved work: the program has just ended, or must now."""
@@ -92,13 +85,12 @@ class ReportedProgress:
         now = time.monotonic()
         if now - self._told >= _RUNNING_SECONDS:
             self._told = now
-            self._metrics.write(
-                "running",
-                stage=WORKLOAD,
-                step=self.step,
-                seconds=round(self.seconds, 2),
-                unsaved_seconds=round(self.unsaved_seconds, 2),
-            )
+            self._tell("running", round(self.unsaved_seconds, 2))
+
+    def _tell(self, kind: str, unsaved_seconds: float, **more: object) -> None:
+        seconds = {"seconds": round(self.seconds, 2), "unsaved_seconds": unsaved_seconds}
+        more |= {"step": self.step, **seconds, "snapshot": self.snapshot}
+        self._metrics.write(kind, stage=WORKLOAD, **more)
 
     def _step_on(self, step: int, values: dict[str, float]) -> None:
         now = time.monotonic()

@@ -203,11 +203,12 @@ class ProgramWatch:
                 "[program] it left nothing in SM_MODEL_DIR, SM_OUTPUT_DATA_DIR or "
                 "SM_CHECKPOINT_DIR; what it wrote elsewhere is lost with this machine"
             )
+        digest = _digest_of_model(sums)
         run.metrics.flush()
         history = read_history(run.store)
         return RunResult(
             steps=max(history.steps["step"], default=0),
-            weights_sha256=_digest_of_model(sums),
+            weights_sha256=digest,
             stages={WORKLOAD: self._progress.last},
             facts={
                 "program": self._options.program.command,
@@ -216,6 +217,7 @@ class ProgramWatch:
                 **interruption_facts(history),
                 "warnings": self._warnings,
                 "final_files": sums,
+                "checkpoint_files": {} if digest else self._mirror.checksums(),
                 "final_bytes": size,
             },
         )
@@ -239,14 +241,14 @@ class ProgramWatch:
         last = self._mirror.last
         if last is not None and last.number != self._number:
             self._number = last.number
-            if not self._progress.num_snapshots:
+            if not self._progress.snapshot:
                 seconds = self._progress.seconds
                 _log.info(
                     f"[program] the first snapshot of this attempt, {last.snapshot}, is committed "
                     f"after {seconds:.1f} s: {last.num_files} files ({last.reason})"
                 )
             self._save_seconds = max(self._save_seconds, last.seconds)
-            self._progress.committed(time.time() - last.written_at)
+            self._progress.committed(last.number, time.time() - last.written_at)
 
     def _unsaved(self) -> float:
         return round(self._progress.unsaved_seconds, 3)
@@ -311,7 +313,7 @@ class ProgramWatch:
     def _warn_without_snapshot(self) -> None:
         """Warn once that a loss would now cost everything since the start."""
         options, seconds = self._options, self._progress.seconds
-        if self._is_warned or self._progress.num_snapshots:
+        if self._is_warned or self._progress.snapshot:
             return
         folder, quiet = options.container.checkpoints, options.program.quiet_seconds
         if (obstacle := self._mirror.obstacle(max(_NEVER_QUIET_SECONDS, 3 * quiet))) is not None:
@@ -371,10 +373,10 @@ def _upload_final(container: Container, store: Store, lease: Lease) -> tuple[dic
     return sums, size
 
 
-def _digest_of_model(sums: Mapping[str, str]) -> str:
-    """One checksum of all names and contents in model/."""
+def _digest_of_model(sums: Mapping[str, str]) -> str | None:
+    """One checksum of all names and contents in model/; None if it is empty."""
     model = {name: one for name, one in sums.items() if name.startswith("model/")}
-    return hashlib.sha256(json.dumps(model, sort_keys=True).encode()).hexdigest()
+    return hashlib.sha256(json.dumps(model, sort_keys=True).encode()).hexdigest() if model else None
 
 
 def _files(folders: Mapping[str, Path]) -> Iterator[tuple[str, Path]]:

@@ -139,6 +139,7 @@ class AttemptSummary:
     repeated_seconds: float
     usd_per_hour: float | None  # as passed to the attempt
     ranks: int | None  # that trained; None for a program, or an older version
+    last_commit: Line | None = None  # the event
 
     @property
     def seconds(self) -> float:
@@ -274,6 +275,7 @@ def _summary(
         repeated_seconds=steps.repeated_seconds if steps else 0.0,
         usd_per_hour=events[0].get("usd_per_hour"),
         ranks=events[0].get("ranks"),
+        last_commit=by_name.get("committed"),
     )
 
 

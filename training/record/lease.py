@@ -224,7 +224,7 @@ class Lease:
         if self._head.state == "running" and not self.lost.is_set():
             self._change(lambda head: replace(head, state="released"))
 
-    def finish(self, weights_sha256: str) -> None:
+    def finish(self, weights_sha256: str | None) -> None:
         """Mark the run finished."""
         self.delete_unkept()  # now or never: there is no successor
         self._change(lambda head: replace(head, state="finished", weights_sha256=weights_sha256))

@@ -28,7 +28,7 @@ class RunResult:
     """The result of training at the end of a run."""
 
     steps: int
-    weights_sha256: str
+    weights_sha256: str | None  # None: a program left nothing in its model folder
     stages: Mapping[str, Mapping[str, float]]  # the last metrics of each
     numerics_key: Mapping[str, Any] = field(default_factory=dict)
     numerics_changed: Sequence[str] = ()
@@ -138,6 +138,10 @@ def interruption_facts(history: History) -> dict[str, Any]:
     for number, attempt in enumerate(history.attempts[:-1]):
         last = (lines.get(attempt.generation) or [{}])[-1]
         lost = last.get("unsaved_seconds")
+        commit = attempt.last_commit or {}
+        # The last line may be from before the last commit.
+        if "written_at" in commit and commit["step"] > last.get("snapshot", 0):
+            lost = max(0.0, attempt.last_heard.timestamp() - commit["written_at"])
         costs.append(
             {
                 "generation": attempt.generation,
@@ -145,7 +149,7 @@ def interruption_facts(history: History) -> dict[str, Any]:
                 "ended": attempt.ended,  # released, or silent: the machine was lost without a word
                 "cause": attempt.cause,  # notice or shutdown, where one came
                 "exit_code": last.get("exit_code"),  # of the program, if it ended by itself
-                # Since the state in the last snapshot; after a silent end, a lower bound.
+                # Since the state in the last snapshot; after a silent end, at least.
                 "seconds_lost": None if lost is None else round(float(lost), 3),
                 "steps_redone": _steps_redone(history, attempt, history.attempts[number + 1 :]),
             }

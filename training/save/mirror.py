@@ -5,6 +5,7 @@ waiting capture gives way to a newer one.
 """
 
 import logging
+import os
 import shutil
 import threading
 import time
@@ -87,6 +88,14 @@ class Mirror:
     def last(self) -> CommittedSnapshot | None:
         """The last snapshot that this mirror has committed."""
         return self._saves.last
+
+    def checksums(self) -> dict[str, str]:
+        """Return the checksum of each file in the newest snapshot, by its path as text."""
+        files = {os.fsencode(one.path): one for one in (self._blobs.newest or _NOTHING).files}
+        return {
+            f"checkpoints/{path.decode(errors='backslashreplace')}": one.content.sha256
+            for path, one in files.items()
+        }
 
     def obstacle(self, seconds: float) -> tuple[str, str] | None:
         """Return what has kept the folder from capture for so long, and what will be done."""

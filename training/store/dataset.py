@@ -52,14 +52,18 @@ class _SyncResult:
         return self.bytes / 1e6 / max(self.seconds, 1e-9)
 
 
-def upload_dataset(folder: Path, store: Store, progress: FileProgress) -> _SyncResult:
-    """Verify and upload a dataset, the manifest last.
+def upload_dataset(
+    folder: Path, store: Store, progress: FileProgress, manifest: bytes | None = None
+) -> _SyncResult:
+    """Verify and upload a dataset, the manifest last: the folder's, or this one, made just now.
 
     A file is skipped if the store has it, and has the same checksum for it in its manifest.
     """
     began = time.monotonic()
-    dataset = open_dataset(folder, again=True)
-    files = dataset.manifest["files"]
+    if manifest is None:
+        open_dataset(folder, again=True)
+        manifest = (folder / MANIFEST).read_bytes()
+    files = parse_manifest(manifest, str(folder))["files"]
     before = store.get(MANIFEST)
     known = parse_manifest(before.data, store.uri)["files"] if before else []
     same = {(entry["name"], entry["sha256"]) for entry in known}
@@ -74,7 +78,7 @@ def upload_dataset(folder: Path, store: Store, progress: FileProgress) -> _SyncR
         return True
 
     fetched = for_each_file(files, send, progress)
-    store.put(MANIFEST, (folder / MANIFEST).read_bytes())
+    store.put(MANIFEST, manifest)
     return _synced(files, fetched, began)
 
 

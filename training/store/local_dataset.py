@@ -129,8 +129,19 @@ def _fingerprint_of(manifest: Mapping[str, Any]) -> str:
 
 def write_manifest(folder: Path, workload: str, meta: Mapping[str, Any]) -> LocalDataset:
     """Write a manifest.json of every file in `folder`, which completes the dataset."""
-    own = (MANIFEST, ARRIVING, RECORD, READS, _LOCK, UNFINISHED)
-    paths = sorted(p for p in folder.rglob("*") if p.is_file() and p.name not in own)
+    content = list_files(folder, workload, meta)
+    write_whole(folder / MANIFEST, content)
+    (folder / UNFINISHED).unlink(missing_ok=True)
+    verified, manifest = VerifiedFiles(folder), json.loads(content)
+    for entry in manifest["files"]:
+        verified.add(entry)
+    return LocalDataset(folder, manifest)
+
+
+def list_files(folder: Path, workload: str, meta: Mapping[str, Any]) -> bytes:
+    """Return the content of a manifest.json of every file in `folder`; write nothing there."""
+    own = [folder / name for name in (MANIFEST, ARRIVING, RECORD, READS, _LOCK, UNFINISHED)]
+    paths = sorted(p for p in folder.rglob("*") if p.is_file() and p not in own)
     if not paths:
         raise UserError(f"{folder} contains no files; put the dataset's files there")
     for path in paths:
@@ -146,13 +157,7 @@ def write_manifest(folder: Path, workload: str, meta: Mapping[str, Any]) -> Loca
         }
         for path, digest in zip(paths, sums, strict=True)
     ]
-    content = manifest_of(folder.resolve().name, workload, meta, files)
-    write_whole(folder / MANIFEST, content)
-    (folder / UNFINISHED).unlink(missing_ok=True)
-    verified = VerifiedFiles(folder)
-    for entry in files:
-        verified.add(entry)
-    return LocalDataset(folder, json.loads(content))
+    return manifest_of(folder.resolve().name, workload, meta, files)
 
 
 def manifest_of(name: str, workload: str, meta: Mapping[str, Any], files: Sequence[Entry]) -> bytes:

@@ -55,7 +55,7 @@ for pins in userdata/requirements-"$WORKLOAD"/*.txt; do
     fi
 done
 # The units that send events and metrics read this file, not lib.sh.
-printf '%s\n' "PYTHON=$python" "INSTANCE_ID=$INSTANCE_ID" \
+printf '%s\n' "PYTHON=$(printf %q "$python")" "INSTANCE_ID=$INSTANCE_ID" \
     "AWS_METADATA_SERVICE_TIMEOUT=$AWS_METADATA_SERVICE_TIMEOUT" \
     "AWS_METADATA_SERVICE_NUM_ATTEMPTS=$AWS_METADATA_SERVICE_NUM_ATTEMPTS" \
     >"$root/opt/training/machine.env"

@@ -27,7 +27,6 @@ GOOD: dict[str, Any] = {
     "notice_to_commit_seconds": 0.5,
     "steps_lost": 2,
     "validation_accuracy": 0.7,
-    "single_frame_accuracy": 0.2,
     "baseline_accuracies": {"single_frame": 0.2, "time_average": 0.3},
     "weights_sha256": "aa",
     "uninterrupted_weights_sha256": "aa",

@@ -28,6 +28,25 @@ def test_a_programs_folder_is_uploaded_as_it_is_and_again_as_it_became(tmp_path:
     assert (bucket / "train/a.csv").read_text() == "1,2,3"
 
 
+def test_an_upload_writes_nothing_into_a_programs_folder(tmp_path: Path) -> None:
+    folder, bucket = tmp_path / "data", tmp_path / "bucket"
+    (folder / "train").mkdir(parents=True)
+    (folder / "train/manifest.json").write_text("[]")  # the user's own, like any file
+    before = {path: path.stat().st_mtime_ns for path in [folder, *folder.rglob("*")]}
+    for _ in range(2):
+        assert main(["data", "upload", str(folder), "--dataset-uri", str(bucket)]) == 0
+        assert {path: path.stat().st_mtime_ns for path in [folder, *folder.rglob("*")]} == before
+    assert (bucket / "train/manifest.json").read_text() == "[]"
+    manifest = json.loads((bucket / "manifest.json").read_text())
+    assert [file["name"] for file in manifest["files"]] == ["train/manifest.json"]
+    # What an older version wrote is replaced in the store by what is there now.
+    (bucket / "manifest.json").replace(folder / "manifest.json")
+    (folder / "b.csv").write_text("4")
+    assert main(["data", "upload", str(folder), "--dataset-uri", str(bucket)]) == 0
+    assert len(json.loads((bucket / "manifest.json").read_text())["files"]) == 2
+    assert len(json.loads((folder / "manifest.json").read_text())["files"]) == 1
+
+
 def test_fails_to_upload_what_a_sync_left_unfinished(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

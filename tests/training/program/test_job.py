@@ -29,6 +29,7 @@ def test_a_program_runs_to_its_end_and_leaves_its_files(run_anywhere: ProgramRun
     assert (receipt["steps"], receipt["snapshots"], receipt["interruptions"]) == (8, 1, [])
     assert json.loads(run.store.get("final/model/model.json").data) == {"step": 8}  # type: ignore[union-attr]
     assert list(receipt["final_files"]) == ["model/model.json"]
+    assert receipt["checkpoint_files"] == {}, "it left a model to compare"
     assert run.head.weights_sha256 == receipt["weights_sha256"]
     assert run.log(1).splitlines()[:2] == ["begins after 0", "step=1 loss=1.0"]
     page = run.store.get("report.html")

@@ -1,6 +1,7 @@
 """What a run's interruptions and its machines have cost, as far as anybody heard."""
 
 import json
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -90,6 +91,22 @@ def test_seconds_are_those_that_were_last_heard_of() -> None:
     costs = interruption_costs(history({}, lines, last=4))
     assert [cost["seconds_lost"] for cost in costs] == [10.0, 0.5, None]
     assert [cost["exit_code"] for cost in costs] == [None, 1, None]
+
+
+def test_no_figure_is_older_than_the_commit_it_follows() -> None:
+    """The machine was lost after a commit, but before it could say what was unsaved then."""
+    lines = [
+        {"kind": "running", "generation": 1, "unsaved_seconds": 93.0, "snapshot": 0},
+        {"kind": "running", "generation": 2, "unsaved_seconds": 4.0, "snapshot": 7},
+        {"kind": "running", "generation": 3, "unsaved_seconds": 20.0},  # by an older version
+    ]
+    heard = BEGAN + timedelta(seconds=100)
+    commit = {"step": 7, "written_at": heard.timestamp() - 3.5}
+    known = history({}, lines, last=4)
+    attempts = [replace(one, last_heard=heard, last_commit=commit) for one in known.attempts]
+    facts = interruption_facts(replace(known, attempts=attempts))
+    assert [cost["seconds_lost"] for cost in facts["interruptions"]] == [3.5, 4.0, 3.5]
+    assert facts["seconds_lost"] == 11.0
 
 
 def test_dollars_and_hours_by_market_and_the_moves_between_them(tmp_path: Path) -> None:

@@ -1,0 +1,83 @@
+"""How commands find their environment: in any checkout, also in a folder with a space, or none."""
+
+import shlex
+import shutil
+import subprocess
+import sys
+import venv
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).parents[1]
+# Each package with commands, and a command that needs something from outside the standard library.
+COMMANDS = (
+    "training run --workload growth --recipe laptop --run-uri x --dataset-uri x",
+    "training data import . --workload growth --out x",
+    "sizing catalogue",
+    "operate list",
+    "rehearsal drill --list",
+    "review main",
+    "benchmarks kill_table",
+    "benchmarks.gpu steps --seconds 1",
+    "stacks.doctor",
+    "stacks.parameters",
+    "stacks.sagemaker submit",
+    "stacks.data_key",
+    "training.workloads.detection.published",
+)
+
+
+@pytest.fixture(scope="module")
+def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An interpreter without any package."""
+    folder = tmp_path_factory.mktemp("bare")
+    venv.create(folder, with_pip=False)
+    return folder / "bin/python"
+
+
+def run(*words: str | Path, folder: Path = REPOSITORY) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(words, cwd=folder, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_fails_outside_the_environment_with_one_sentence_that_says_what_to_type(
+    bare: Path, command: str
+) -> None:
+    done = run(bare, "-m", *command.split())
+    assert done.returncode != 0
+    (said,) = done.stderr.splitlines()
+    assert said.startswith("error: No module named '")
+    activate = f"source {shlex.quote(str(REPOSITORY / '.venv/bin/activate'))}"
+    assert str(bare) in said and "run `make setup` once in " in said and activate in said
+
+
+def test_a_missing_package_inside_the_environment_keeps_its_traceback(tmp_path: Path) -> None:
+    """It is a mistake in somebody's code, for which no other environment helps."""
+    (tmp_path / "mine.py").write_text("import training\nimport not_there\n")
+    code = "import runpy, sys; sys.path[:0] = sys.argv[1:]; sys.argv = ['-m']; "
+    code += "runpy.run_module('mine', run_name='__main__')"
+    done = run(sys.executable, "-c", code, tmp_path, REPOSITORY)
+    assert done.stderr.startswith("Traceback") and "No module named 'not_there'" in done.stderr
+
+
+def test_an_import_of_the_stacks_leaves_an_app_s_errors_alone(bare: Path) -> None:
+    code = "import sys, stacks; sys.exit(sys.excepthook is not sys.__excepthook__)"
+    assert run(bare, "-c", code).returncode == 0
+
+
+def test_make_passes_each_path_with_a_space_as_one_word(tmp_path: Path) -> None:
+    checkout = tmp_path / "a folder"
+    files = ("requirements.txt", "userdata/requirements.txt", "stacks/checkov/requirements.txt")
+    for name in ("Makefile", "package-lock.json", *files):
+        (checkout / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(REPOSITORY / name, checkout / name)
+    make = ("make", "--dry-run", "--always-make", f"PYTHON={sys.executable}", "TORCH=cpu")
+    given = ("PROGRAM=my program", "SOURCE=my source", "DATA=my data")
+    done = run(*make, *given, "setup", "demo", ".venv-checkov/.ready", folder=checkout)
+    commands = done.stdout.replace("\\\n", "").splitlines()
+    lines = [line for line in commands if str(checkout) in line or "my program" in line]
+    found = {word for line in lines for word in shlex.split(line)}
+    assert {f"VIRTUAL_ENV={checkout}/.venv", f"{checkout}/operate/runs"} <= found
+    assert {f"VIRTUAL_ENV={checkout}/.venv-checkov", "my program", "my source", "my data"} <= found
+    assert not any(word.startswith("folder/") for word in found), found
