@@ -32,6 +32,9 @@ class MachineAttempt:
     # Its newest event machine-failed: when, and what it said.
     failed: float = 0.0
     said: str = ""
+    # The most that each step of its boot has got done, and when a call last saw it grow.
+    progress: dict[str, int] = field(default_factory=dict)
+    advanced: float = 0.0
     # By Spot, or by the Guard for a machine of the other market: not its own fault.
     is_taken_back: bool = False
 
@@ -120,6 +123,16 @@ class Ledger:
                     price = last if seen is None else min(price, seen + more)
                 attempt.bill(now, price)
             attempt.is_live = one is not None and one.is_live
+
+    def note_progress(self, found: Mapping[str, tuple[str, int] | None], now: float) -> None:
+        """Note which machines have got further than ever since an earlier call.
+
+        Times are those of calls: no clock of a machine counts.
+        """
+        for instance_id, (step, done) in ((name, each) for name, each in found.items() if each):
+            attempt = self.attempts[instance_id]
+            if done > attempt.progress.get(step, 0):
+                attempt.progress[step], attempt.advanced = done, max(attempt.advanced, now)
 
     def observe_fleets(self, capacity: Mapping[str, int], own: str | None, now: float) -> None:
         """Note since when fleets have been at zero and the run has waited for an instance."""
