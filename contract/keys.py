@@ -45,6 +45,11 @@ def checkpoint_prefix(name: str) -> str:
     return f"{CHECKPOINTS}{name}/"
 
 
+def progress_key(machine: str) -> str:
+    """Return the key of the progress of one machine's boot (contract/progress.py)."""
+    return f"progress/{machine}.json"
+
+
 def artifact_prefix(key: str) -> str:
     """Return the prefix of one artifact's files."""
     return f"{ARTIFACTS}{key}/"

@@ -1,8 +1,9 @@
 """Run one boot step: pass on its output, log `[ok] step: what` or `[failed] step: why`.
 
 The step's last line says what it did, or why it failed and what to do. A failed step is retried
-twice, unless it would fail on any machine (exit status 78) or hangs, as with a broken driver. The
-event boot-<step> also records its seconds. Run: python3 -m userdata.run_step STEP COMMAND ...
+twice, unless it would fail on any machine (exit status 78) or hangs, as with a broken driver: it
+neither ends nor gets anything done (step_progress.py). The event boot-<step> also records its
+seconds. Run: python3 -m userdata.run_step STEP COMMAND ...
 """
 
 import contextlib
@@ -10,6 +11,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from types import FrameType
@@ -17,12 +19,15 @@ from types import FrameType
 from contract.errors import EXIT_CONFIG
 from userdata.events import leave_event
 from userdata.machine import machine_path
+from userdata.step_progress import StepProgress
 
 ATTEMPTS = 3
 RETRY_SECONDS = 10.0
 # Three times what importing torch takes from a fresh root volume. If a machine hung for longer than
-# the Guard waits for a heartbeat, the run would end.
+# the Guard waits for a heartbeat, the run would end. It counts from the step's last progress.
 LIMIT_SECONDS = 1200.0
+# How often the progress is measured, and sent if there is any.
+PROGRESS_SECONDS = 60.0
 # It waits for an upload, and its duration depends on the dataset's size.
 WITHOUT_LIMIT = "dataset"
 HUNG = 124  # as timeout(1) reports it
@@ -30,9 +35,12 @@ HUNG = 124  # as timeout(1) reports it
 LINES_OF_FAILURE = 3
 
 
-def run(step: str, command: Sequence[str], limit_seconds: float) -> tuple[int, str]:
+def run(
+    progress: StepProgress, step: str, command: Sequence[str], limit_seconds: float
+) -> tuple[int, str]:
     """Run the command once; return its status, and what it did or why it failed."""
     lines: list[str] = []
+    ended = threading.Event()
     # Not `with`: it would wait for a child that hangs in the kernel, which nothing can kill.
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
@@ -40,6 +48,8 @@ def run(step: str, command: Sequence[str], limit_seconds: float) -> tuple[int, s
     assert process.stdout is not None
     signal.signal(signal.SIGALRM, _hangs)
     signal.setitimer(signal.ITIMER_REAL, limit_seconds)
+    watched = (progress, limit_seconds, ended)
+    threading.Thread(target=_watch, args=watched, name="progress", daemon=True).start()
     try:
         for line in process.stdout:
             if text := line.strip():
@@ -53,13 +63,24 @@ def run(step: str, command: Sequence[str], limit_seconds: float) -> tuple[int, s
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(timeout=1)
         status = HUNG
-        lines.append(f"it did not end within {limit_seconds:g} s")
+        lines.append(f"it neither ended nor got anything done for {limit_seconds:g} s")
     finally:
+        ended.set()
+        signal.signal(signal.SIGALRM, signal.SIG_IGN)  # the other thread may just set it again
         signal.setitimer(signal.ITIMER_REAL, 0)
         process.stdout.close()
     if status == 0:
         return 0, lines[-1] if lines else "done"
     return status, " / ".join(lines[-LINES_OF_FAILURE:]) or f"exit status {status}"
+
+
+def _watch(progress: StepProgress, limit_seconds: float, ended: threading.Event) -> None:
+    """Give the step its time again whenever it has got something done, and tell the Guard."""
+    every = float(os.environ.get("PROGRESS_SECONDS", PROGRESS_SECONDS))
+    while not ended.wait(every):
+        if progress.advances() and not ended.is_set():
+            signal.setitimer(signal.ITIMER_REAL, limit_seconds)
+            progress.send()
 
 
 def _hangs(number: int, frame: FrameType | None) -> None:
@@ -73,9 +94,10 @@ def main() -> int:
     limit_seconds = float(os.environ.get("STEP_LIMIT_SECONDS", LIMIT_SECONDS))
     if step == WITHOUT_LIMIT:
         limit_seconds = 0
+    progress = StepProgress(step)
     for attempt in range(1, ATTEMPTS + 1):
         started = time.monotonic()
-        status, message = run(step, command, limit_seconds)
+        status, message = run(progress, step, command, limit_seconds)
         seconds = round(time.monotonic() - started, 3)
         if status in (0, EXIT_CONFIG, HUNG) or attempt == ATTEMPTS:
             break

@@ -70,8 +70,8 @@ def _instance(described: dict[str, Any]) -> StackInstance:
 
 
 def spot_prices(instances: Iterable[StackInstance]) -> dict[tuple[str, str], float]:
-    """Return current dollars per hour, by size and zone, of the sizes that run on Spot."""
-    sizes = sorted({each.size for each in instances if each.is_live and each.market == SPOT})
+    """Return current dollars per hour, by size and zone, of the sizes that run or ran on Spot."""
+    sizes = sorted({each.size for each in instances if each.market == SPOT})
     if not sizes:
         return {}
     now = datetime.now(UTC)

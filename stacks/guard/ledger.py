@@ -32,6 +32,9 @@ class MachineAttempt:
     # Its newest event machine-failed: when, and what it said.
     failed: float = 0.0
     said: str = ""
+    # The most that each step of its boot has got done, and when a call last saw it grow.
+    progress: dict[str, int] = field(default_factory=dict)
+    advanced: float = 0.0
     # By Spot, or by the Guard for a machine of the other market: not its own fault.
     is_taken_back: bool = False
 
@@ -95,8 +98,8 @@ class Ledger:
     ) -> None:
         """Bring the attempts up to date with what EC2 says about the run's instances.
 
-        `spot_prices` are the current ones by size and zone; an unknown one counts as the on-demand
-        list price, which Spot never exceeds.
+        `spot_prices` are the current ones by size and zone. Where one is unknown, the machine's
+        last one counts, or else the on-demand list price, which Spot never exceeds.
         """
         found = {instance.id: instance for instance in instances}
         for instance in found.values():
@@ -112,11 +115,24 @@ class Ledger:
                 attempt.usd = attempt.hours * settings.usd_per_hour(attempt.size, ON_DEMAND)
             # The end counts from when it is first seen, at most one schedule interval too late.
             if attempt.is_live:
-                price = settings.usd_per_hour(attempt.size, ON_DEMAND)
-                if one is not None and one.market == SPOT:
-                    price = min(price, spot_prices.get((one.size, one.zone), price))
-                attempt.bill(now, price + settings.storage_usd_per_hour)
+                more = settings.storage_usd_per_hour
+                price = settings.usd_per_hour(attempt.size, ON_DEMAND) + more
+                if attempt.market == SPOT:
+                    seen = spot_prices.get((one.size, one.zone)) if one is not None else None
+                    last = attempt.usd_per_hour or price
+                    price = last if seen is None else min(price, seen + more)
+                attempt.bill(now, price)
             attempt.is_live = one is not None and one.is_live
+
+    def note_progress(self, found: Mapping[str, tuple[str, int] | None], now: float) -> None:
+        """Note which machines have got further than ever since an earlier call.
+
+        Times are those of calls: no clock of a machine counts.
+        """
+        for instance_id, (step, done) in ((name, each) for name, each in found.items() if each):
+            attempt = self.attempts[instance_id]
+            if done > attempt.progress.get(step, 0):
+                attempt.progress[step], attempt.advanced = done, max(attempt.advanced, now)
 
     def observe_fleets(self, capacity: Mapping[str, int], own: str | None, now: float) -> None:
         """Note since when fleets have been at zero and the run has waited for an instance."""

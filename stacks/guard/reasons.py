@@ -104,10 +104,11 @@ def _silent(
     head_written: float,
     now: float,
 ) -> Reason | None:
-    live = [each.launched for each in ledger.attempts.values() if each.is_live]
+    live = [max(each.launched, each.advanced) for each in ledger.attempts.values() if each.is_live]
     if head is None or not live:
         return None
-    # A replacement gets the full timeout: it boots and syncs before its first heartbeat.
+    # A replacement gets the full timeout: it boots and syncs before its first heartbeat, and gets
+    # it again whenever its boot has got something done.
     silence = now - max(max(live), head_written)
     if silence <= settings.heartbeat_timeout_seconds:
         return None

@@ -9,7 +9,8 @@ from typing import Any
 
 from botocore.exceptions import ClientError
 
-from contract.keys import CHECKPOINTS, EVENTS, GUARD, HEAD, checkpoint_prefix
+from contract.keys import CHECKPOINTS, EVENTS, GUARD, HEAD, checkpoint_prefix, progress_key
+from contract.progress import read_progress
 from stacks.guard.ledger import Ledger, Note
 from stacks.guard.settings import GuardSettings, client
 
@@ -53,6 +54,12 @@ def last_commit(settings: GuardSettings, head: dict[str, Any]) -> float:
         Prefix=f"{settings.run_prefix}/{checkpoint_prefix(head['checkpoints'][-1]['name'])}",
     )
     return max((each["LastModified"].timestamp() for each in files.get("Contents", [])), default=0)
+
+
+def progress_of(settings: GuardSettings, instance_id: str) -> tuple[str, int]:
+    """Return a step of a machine's boot, and how much of it is done; 0 before it has said so."""
+    found = _get(settings, progress_key(instance_id))
+    return read_progress(found["Body"].read()) if found else ("", 0)
 
 
 def has_checkpoints(settings: GuardSettings) -> bool:

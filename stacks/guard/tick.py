@@ -5,6 +5,7 @@ Everything is tried independently: a failed call leaves its fact unknown and sto
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeVar
 
 from stacks.guard import fleet, records
@@ -155,11 +156,15 @@ class Tick:
     def _look_at_ledger(self, own: list[StackInstance]) -> None:
         head = self.head or {}
         committed = self.known("commits", lambda: records.last_commit(self.settings, head)) or 0.0
+        live = [each.id for each in own if each.is_live]
+        read = partial(records.progress_of, self.settings)
+        done = {each: self.known("progress", partial(read, each)) for each in live}
         prices = self.known("Spot prices", lambda: fleet.spot_prices(own)) or {}
 
         def observe(ledger: Ledger) -> None:
             if self.instances is not None:
                 ledger.observe(self.settings, own, self.now, prices)
+                ledger.note_progress(done, self.now)
                 ledger.unwanted = {
                     each: ledger.unwanted.get(each, self.now) for each in self.unwanted()
                 }

@@ -28,7 +28,7 @@ EBS_INITIALIZATION_MIB_PER_SECOND = range(100, 301)
 ROOT_DEVICE_NAME = "/dev/sda1"
 # The first release whose own Python runs the boot programs: 22.04 has 3.10.
 MIN_UBUNTU = 24.04
-# Boot, package check and the start of a large dataset's sync, before any head is written.
+# Boot, package check and the start of the sync, until that has progress to tell the Guard of.
 BOOT_ALLOWANCE_SECONDS = 600
 
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,62}")

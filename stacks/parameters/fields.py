@@ -54,7 +54,9 @@ class GuardPatience:
     """How long the Guard watches a run that does not progress."""
 
     heartbeat_timeout_seconds: int = _about(
-        "without a heartbeat for this long while an instance runs, the Guard stops the run", "7200"
+        "without a heartbeat, or progress of its boot, for this long while an instance runs, the "
+        "Guard stops the run",
+        "7200",
     )
     max_barren_attempts: int = _about(
         "after this many attempts in a row without a commit, the Guard stops the run", "10", 1, 100

@@ -69,7 +69,8 @@ def ensure_artifact(
     cache = context.scratch / "artifacts" / key
     there = None
     if world.leads:
-        there = _shards_there(context.store, prefix, stage.num_shards, cache)
+        store = context.supervisor.hearing(context.store)
+        there = _shards_there(store, prefix, stage.num_shards, cache)
     there = world.share(there)
     if there is None:
         _log_once(world, f"[{stage.name}] artifact {key} is complete")

@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Literal, NoReturn, Protocol, TypeAlias
+from typing import Any, Literal, NoReturn, Protocol, TypeAlias, cast
 
 from contract.notice import Policy
 from training.attempt.notice import ExtraTime, Interruption, Notice
@@ -113,6 +113,17 @@ def notify(address: str | None, message: str) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender, contextlib.suppress(OSError):
         sender.setblocking(False)  # without a reader the watchdog itself must not block
         sender.sendto(message.encode(), target)
+
+
+class _HeardStore:
+    """A store each call of which is reported: one begins when another has ended."""
+
+    def __init__(self, store: Store, beat: Callable[[], None]) -> None:
+        self._store, self._beat = store, beat
+
+    def __getattr__(self, name: str) -> Any:
+        self._beat()
+        return getattr(self._store, name)
 
 
 Work: TypeAlias = Literal["step", "first step", "compilation", "evaluation", "shard", "model"]
@@ -292,6 +303,10 @@ class Supervisor:
         """Listen and watch; until then a signal without a handler ends the process."""
         self.interruption.listen()
         self.watchdog.start()
+
+    def hearing(self, store: Store) -> Store:
+        """Return the store for what is read at length: each part that arrives is a report."""
+        return cast(Store, _HeardStore(store, self.watchdog.beat))
 
     def take_lease(
         self, store: Store, run_id: str, writer: str, ttl_seconds: float

@@ -6,12 +6,13 @@ The first two, which import torch, are in make_dataset.py.
 import argparse
 import json
 import sys
-from contextlib import redirect_stdout
+from contextlib import redirect_stdout, suppress
 from pathlib import Path
 
 from contract.grammar import argument_type, parse_place, parse_seconds
 from contract.keys import MANIFEST
 from contract.program import WORKLOAD as PROGRAM
+from contract.progress import progress_record
 from training.cli.make_dataset import URI, add_import, add_make, send
 from training.cli.run import add_writer, checked_folder
 from training.errors import EXIT_FINISHED, EXIT_NO_MANIFEST, UserError
@@ -55,7 +56,7 @@ def add_data(parser: argparse.ArgumentParser) -> None:
         help="how long to wait for a manifest; exit code 3 if none appears (default: %(default)s)",
     )
     sync.add_argument(
-        "--begun-file", type=Path, help="create this file once a trainer can open the folder"
+        "--begun-file", type=Path, help="count here what is there, once a trainer can open it"
     )
     sync.add_argument("--run-uri", help="write events dataset-missing and dataset-synced there")
     add_writer(sync, "writer of these events")
@@ -109,7 +110,14 @@ def _sync(options: argparse.Namespace) -> int:
         return EXIT_NO_MANIFEST
     checked_folder(options.out)
     with FileProgressBar("syncing") as show:
-        done = sync_dataset(store, options.out, show, begun)
+
+        def progress(done: int, total: int, size: int) -> None:
+            if options.begun_file is not None and (show.is_due or done == total):
+                with suppress(OSError):  # a sync must not fail because of it
+                    options.begun_file.write_bytes(progress_record("dataset", done, size))
+            show(done, total, size)
+
+        done = sync_dataset(store, options.out, progress, begun)
     print(
         f"[ok] dataset synced: {done.files} files, {done.bytes / 1e6:.1f} MB, "
         f"{done.megabytes_per_second:.1f} MB/s",

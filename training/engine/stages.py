@@ -53,6 +53,7 @@ class StageSequence:
         run_config: RunConfig,
     ) -> None:
         self._context = context
+        self._store = context.supervisor.hearing(context.store)
         self._config = resolved.config
         self._stages = resolved.stages
         self._dataset = dataset
@@ -214,7 +215,7 @@ class StageSequence:
             raise KeyError(f"no Prepare stage {name!r} was made before this stage; made: {made}")
         if name not in self._opened:
             cache = self._context.scratch / "artifacts"
-            self._opened[name] = open_artifact(self._context.store, self._artifacts[name], cache)
+            self._opened[name] = open_artifact(self._store, self._artifacts[name], cache)
         return self._opened[name]
 
     def _prior(self, position: Position | None) -> Prior | None:
@@ -234,7 +235,7 @@ class StageSequence:
             step=end.step,
             model=PriorTensors(world.share_tensors(weights)),
             metrics=position.results[end.stage],
-            optimizer=partial(_read_optimizer, self._context.store, end),
+            optimizer=partial(_read_optimizer, self._store, end),
         )
 
     def _read_end(self, position: Position) -> tuple[CheckpointEntry, CheckpointContent]:
@@ -244,7 +245,7 @@ class StageSequence:
         if verified is not None and verified[0] == end:
             return verified
         try:
-            return end, read_checkpoint(self._context.store, end, WEIGHTS)
+            return end, read_checkpoint(self._store, end, WEIGHTS)
         except DamagedCheckpointError as error:
             raise DamagedCheckpointError(
                 f"the end of stage {end.stage!r}, {end.name}, is damaged: {error}"
@@ -275,7 +276,7 @@ class StageSequence:
         # A stale writer fails here, before it overwrites what its successor has left.
         context.lease.beat()
         with _explained():
-            weights = export_final(context.store, end, about, context.scratch)
+            weights = export_final(self._store, end, about, context.scratch)
         chosen = {"chosen": dict(position.numerics)} if position.numerics else {}
         return RunResult(
             steps=position.step,

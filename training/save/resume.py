@@ -336,7 +336,8 @@ def find_newest(
             raise type(error)(f"{error}, and its stage started from there") from error
         return snapshot
 
-    found = newest_valid(context.store, context.lease, context.events, read)
+    store = context.supervisor.hearing(context.store)
+    found = newest_valid(store, context.lease, context.events, read)
     context.world.share(None)
     return found
 

@@ -44,9 +44,9 @@ def fetch_missing(
     def placed(entry: Entry) -> None:
         verified.add(entry)
         fetched.append(entry)
-        count.add(entry)
+        count.add(1, 0)
 
-    queue = _Queue(missing, out)
+    queue = _Queue(missing, out, count)
     all_parts = sum(num_parts(entry["bytes"], PART_BYTES) for entry in missing)
     is_small = sum(entry["bytes"] for entry in missing) < all_parts * _SMALL_PART_BYTES
     num_threads = store.num_threads * (_MORE_THREADS if is_small else 1)
@@ -80,7 +80,7 @@ def _unverified(
 
     def check(entry: Entry) -> None:
         if verified.verify(entry):
-            count.add(entry)
+            count.add(1, entry["bytes"])
         else:
             damaged.add(entry["name"])
 
@@ -89,16 +89,16 @@ def _unverified(
 
 
 class _Count:
-    """Files and bytes that are in place; any thread may count."""
+    """Files that are in place and bytes that were hashed; any thread may count."""
 
     def __init__(self, total: int, progress: FileProgress) -> None:
         self._total, self._progress = total, progress
         self._done = self._bytes = 0
         self._lock = threading.Lock()
 
-    def add(self, entry: Entry) -> None:
+    def add(self, files: int, size: int) -> None:
         with self._lock:
-            self._done, self._bytes = self._done + 1, self._bytes + entry["bytes"]
+            self._done, self._bytes = self._done + files, self._bytes + size
             self._progress(self._done, self._total, self._bytes)
 
 
@@ -118,9 +118,9 @@ def _fetch_parts(
 class _Queue:
     """The parts of the missing files, those of one file together, in the order of the reads."""
 
-    def __init__(self, missing: Sequence[Entry], out: Path) -> None:
+    def __init__(self, missing: Sequence[Entry], out: Path, count: _Count) -> None:
         self._left = {entry["name"]: entry for entry in missing}
-        self._out = out
+        self._out, self._count = out, count
         self._reads = AppendedLines(out / READS)
         self._first: deque[str] = deque()
         self._file: _ArrivingFile | None = None
@@ -134,7 +134,8 @@ class _Queue:
             if self._file is None or self._next_part == self._file.num_parts:
                 if not self._left:
                     return None
-                self._file, self._next_part = _ArrivingFile(self._next_entry(), self._out), 0
+                entry = self._next_entry()
+                self._file, self._next_part = _ArrivingFile(entry, self._out, self._count), 0
                 self._begun = [file for file in self._begun if not file.is_placed] + [self._file]
             self._next_part += 1
             return self._file, self._next_part - 1
@@ -162,8 +163,8 @@ class _Queue:
 class _ArrivingFile:
     """One file on its way: its parts arrive in any order, and are hashed in sequence."""
 
-    def __init__(self, entry: Entry, out: Path) -> None:
-        self.entry = entry
+    def __init__(self, entry: Entry, out: Path, count: _Count) -> None:
+        self.entry, self._count = entry, count
         self.num_parts = num_parts(entry["bytes"], PART_BYTES)
         self._target = out / entry["name"]
         self._unfinished: UnfinishedFile | None = None
@@ -191,7 +192,9 @@ class _ArrivingFile:
                     self._is_hashing = False
                     return False
                 buffer = self._arrived.pop(self._next)
-            self._digest.update(self._part(self._next, buffer))
+            part = self._part(self._next, buffer)
+            self._digest.update(part)
+            self._count.add(0, len(part))
             self._next += 1
             if self._next < self.num_parts:
                 buffers.put(buffer)

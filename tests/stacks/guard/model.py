@@ -1,8 +1,9 @@
 """The Guard against a model: no healthy run is ended, nothing runs on for nothing, no limit passed.
 
-Hypothesis draws machines that hang, die, idle or lose their tags, takebacks, prices, calls that are
-denied, fail, are done without an answer or come twice at once, a head that is deleted and a ledger
-that is deleted or garbage, and shrinks what breaks a promise to its shortest form.
+Hypothesis draws machines that hang, die, idle, sync for long, stall in a sync or lose their tags,
+takebacks, prices, calls that are denied, fail, are done without an answer or come twice at once, a
+head that is deleted and a ledger that is deleted or garbage, and shrinks what breaks a promise to
+its shortest form.
 """
 
 import io
@@ -56,7 +57,9 @@ SETTINGS = GuardSettings(
     storage_usd_per_hour=VOLUME_USD,
 )
 TICK = {"source": "aws.events", "detail-type": "Scheduled Event", "detail": {}}
-HABITS = st.lists(st.sampled_from(["works", "works", "hangs", "dies", "idles"]), min_size=1)
+HABITS = st.lists(
+    st.sampled_from(["works", "works", "hangs", "dies", "idles", "syncs", "stalls"]), min_size=1
+)
 
 
 class RunMachine(RuleBasedStateMachine):
@@ -224,7 +227,8 @@ class GuardMachine(RunMachine):
         if self.hours() > MAX_HOURS:
             found.append("hours")
         seen = [each for each in world.live if each.is_seen]
-        silent_since = max([world.head_written, *(each.launched for each in seen)])
+        alive = [max(each.launched, each.progressed) for each in seen]
+        silent_since = max([world.head_written, *alive])
         if seen and world.now - silent_since > SILENCE:
             found.append("silence")
         commits = [each.committed for each in world.machines]

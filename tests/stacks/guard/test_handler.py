@@ -102,6 +102,19 @@ def test_hours_of_instances_that_ec2_forgot_are_billed(scene: Scene) -> None:
     assert scene.tick()["reason"] == "75.0 hours billed; max_hours is 72"
 
 
+def test_the_interval_in_which_a_spot_machine_ended_is_billed_at_its_spot_price(
+    scene: Scene,
+) -> None:
+    scene.tick(hours_later=1)
+    an_hour = scene.read("guard.json")["billed"]["spot"]["usd"]
+    assert an_hour < 0.9, "the price list says 1.0 on demand"
+    scene.set_capacity(0)
+    assert scene.live() == [], "the only machine of its size"
+    scene.tick(hours_later=2)
+    billed = scene.read("guard.json")["billed"]["spot"]["usd"]
+    assert billed == pytest.approx(2 * an_hour, rel=0.01)
+
+
 def test_waiting_for_capacity_is_not_billed(scene: Scene) -> None:
     scene.tick()
     scene.end(*scene.instances())

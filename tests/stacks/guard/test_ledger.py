@@ -29,8 +29,8 @@ SETTINGS = GuardSettings(
 
 
 def _instance(name: str, launched: float = 0, **changes: object) -> StackInstance:
-    known = {"size": "g5.xlarge", "market": "spot", "is_live": True, **changes}
-    known |= {"zone": "us-east-1a", "run_id": "run-1", "fleet_id": "sfr-1"}
+    known = {"size": "g5.xlarge", "market": "spot", "is_live": True, "zone": "us-east-1a"}
+    known |= {"run_id": "run-1", "fleet_id": "sfr-1", **changes}
     return StackInstance(id=name, launched=launched, **known)  # type: ignore[arg-type]
 
 
@@ -75,6 +75,24 @@ def test_the_first_files_of_format_2_have_a_price_and_no_sum() -> None:
     attempt = {"launched": 0.0, "seen": 2 * HOUR, "is_live": True, "usd_per_hour": 0.5}
     old = json.dumps({"format": 2, "attempts": {"i-1": attempt}}).encode()
     assert Ledger.from_json(old).billed_usd() == 1
+
+
+@pytest.mark.parametrize(
+    "last",
+    [
+        [_instance("i-1", is_live=False)],  # it has ended since
+        [_instance("i-1", is_live=False, zone="")],
+        [],  # so long ago that EC2 no longer lists it, or it has lost its tags
+        [_instance("i-1")],  # and EC2 did not answer what Spot costs
+    ],
+)
+def test_the_last_interval_of_a_spot_machine_is_billed_at_the_last_price_that_is_known(
+    last: list[StackInstance],
+) -> None:
+    ledger = Ledger()
+    ledger.observe(SETTINGS, [_instance("i-1")], HOUR, SEEN)
+    ledger.observe(SETTINGS, last, 2 * HOUR)
+    assert ledger.billed_usd() == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize("data", [b"", b"{", b"[]", b'{"attempts": 3}', b'{"attempts": {"i": {}}}'])

@@ -1,5 +1,6 @@
 """The model check finds what it is there for: each fault, planted alone in the Guard, breaks it."""
 
+import itertools
 from collections.abc import Callable, Mapping
 from typing import Any
 from unittest import mock
@@ -14,6 +15,7 @@ from stacks.guard.tick import Tick
 from tests.stacks.guard.model import BudgetMachine, DeadlineMachine, GuardMachine, RunMachine
 
 look, read_head = Tick.look, records.read_head
+more = itertools.count(1)
 
 
 def _refuse(*_: object) -> None:
@@ -41,6 +43,11 @@ FAULTS: Mapping[str, tuple[type[RunMachine], Callable[[], Any]]] = {
     "heartbeats ignored": (
         GuardMachine,
         _plant(records, "read_head", lambda settings: (read_head(settings)[0], 0.0)),
+    ),
+    "progress ignored": (GuardMachine, _plant(Ledger, "note_progress", lambda *_: None)),
+    "any word counted as progress": (
+        GuardMachine,
+        _plant(records, "progress_of", lambda *_: ("", next(more))),
     ),
     "silence ignored": (GuardMachine, _plant(reasons, "_silent", lambda *_: None)),
     "no second way to stop": (GuardMachine, _plant(fleet, "cancel", _refuse)),

@@ -8,7 +8,10 @@ from typing import Any, Literal
 
 from botocore.exceptions import ClientError
 
-Habit = Literal["works", "hangs", "dies", "idles"]
+from contract.keys import progress_key
+from contract.progress import progress_record
+
+Habit = Literal["works", "hangs", "dies", "idles", "syncs", "stalls"]
 Market = Literal["spot", "on-demand"]
 PREFIX = "runs/run-1/"
 FLEET = "sfr-1"
@@ -18,6 +21,8 @@ BOOT_SECONDS = 300.0
 COMMIT_SECONDS = 900.0
 # Of machines that hang: until their last heartbeat; that die: until they end themselves.
 HANG_SECONDS, DIE_SECONDS = 1500.0, 480.0
+# Before they work: of machines that sync. One that stalls says the same again from then on.
+SYNC_SECONDS, STALL_SECONDS = 2.5 * HOUR, 1500.0
 # The market of a world: dollars an hour.
 ON_DEMAND_USD = 1.0
 VOLUME_USD = 0.05
@@ -46,6 +51,7 @@ class Machine:
     why: str = ""  # EC2's StateReason, and whose doing it was
     tags: dict[str, str] = field(default_factory=dict)
     committed: float = 0.0  # when
+    progressed: float = 0.0  # when its boot last got something done
     trained: float | None = None  # seconds of the run's work, with what it resumed from
 
     @property
@@ -113,8 +119,19 @@ class World:
             self.end(machine, machine.why, saves=True)
         elif machine.habit == "dies" and age >= DIE_SECONDS:
             self.end(machine, ITS_OWN)
+        elif machine.habit in ("syncs", "stalls"):
+            self._sync(machine, age)
         elif self.state == "running" and machine is self.holder:
             self._beat(machine, seconds)
+
+    def _sync(self, machine: Machine, age: float) -> None:
+        if machine.habit == "syncs" and age >= SYNC_SECONDS:
+            machine.habit = "works"
+            return
+        if machine.habit == "syncs" or age < STALL_SECONDS:
+            machine.progressed = self.now
+        done = int(max(0.0, machine.progressed - machine.launched))
+        self.put(progress_key(machine.id), progress_record("dataset", 0, done))
 
     @property
     def holder(self) -> Machine | None:

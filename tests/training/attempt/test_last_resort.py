@@ -24,6 +24,7 @@ from tests.training.hooks import (
 from tests.training.runs import ROOT, Run, assert_equal
 from training.attempt.notice import Interruption
 from training.attempt.supervisor import Watchdog, _LastResort, _LongWork, notify
+from training.store.folder import FolderStore
 
 
 def busy_in_c() -> None:
@@ -159,6 +160,24 @@ def test_a_hang_shows_the_stacks_and_ends_with_1_for_a_restart(
     tiny.HOOKS.clear()
     assert run.attempt() == 0
     assert_equal(run, whole)
+
+
+def test_a_restore_in_which_bytes_arrive_is_no_hang_however_long_it_takes(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    during("second", 3, lambda: os.kill(os.getpid(), signal.SIGTERM))
+    run.fork().join(120)
+    tiny.HOOKS.clear()
+    read, seconds = FolderStore.read_into, [0.0, *5 * [0.9]]
+
+    def slowly(store: FolderStore, key: str, start: int, data: memoryview) -> None:
+        time.sleep(seconds.pop() if seconds else 0.0)
+        read(store, key, start, data)
+
+    monkeypatch.setattr(FolderStore, "read_into", slowly)
+    slow = run.fork("--watchdog-seconds=3")
+    slow.join(120)
+    assert slow.exitcode == 0
 
 
 def test_the_watchdog_pings_while_the_trainer_comes_by_and_long_work_is_no_hang(

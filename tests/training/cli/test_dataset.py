@@ -1,11 +1,13 @@
 """`training data upload` of a folder that no workload made: a program's own data."""
 
+import errno
 import json
 import os
 from pathlib import Path
 
 import pytest
 
+from contract.progress import progress_record
 from training.cli.main import main
 from training.store.local_dataset import ARRIVING
 
@@ -45,6 +47,26 @@ def test_an_upload_writes_nothing_into_a_programs_folder(tmp_path: Path) -> None
     assert main(["data", "upload", str(folder), "--dataset-uri", str(bucket)]) == 0
     assert len(json.loads((bucket / "manifest.json").read_text())["files"]) == 2
     assert len(json.loads((folder / "manifest.json").read_text())["files"]) == 1
+
+
+def test_a_sync_keeps_its_counts_in_a_file_and_does_not_fail_where_it_cannot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = Path.write_bytes
+
+    def full(path: Path, data: bytes) -> int:
+        if path.name == "more-begun":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(path, data)
+
+    (folder := tmp_path / "data").mkdir()
+    (folder / "a.bin").write_bytes(bytes(1000))
+    assert main(["data", "upload", str(folder), "--dataset-uri", str(tmp_path / "bucket")]) == 0
+    sync = ["data", "sync", "--dataset-uri", str(tmp_path / "bucket"), "--out"]
+    assert main([*sync, str(tmp_path / "out"), "--begun-file", str(tmp_path / "begun")]) == 0
+    assert (tmp_path / "begun").read_bytes() == progress_record("dataset", 1, 1000)
+    monkeypatch.setattr(Path, "write_bytes", full)
+    assert main([*sync, str(tmp_path / "more"), "--begun-file", str(tmp_path / "more-begun")]) == 0
 
 
 def test_fails_to_upload_what_a_sync_left_unfinished(

@@ -93,6 +93,21 @@ def test_parts_that_arrive_in_any_order_make_the_file(source: Path, tmp_path: Pa
     open_dataset(out, again=True)
 
 
+def test_bytes_count_as_they_arrive_long_before_their_file_is_complete(
+    source: Path, tmp_path: Path
+) -> None:
+    told: list[tuple[int, int]] = []
+    store = Noted(source, tmp_path / "log", num_threads=4)
+    sync_dataset(store, tmp_path / "out", lambda done, _, size: told.append((done, size)))
+    assert sorted(told) == told
+    parts = len(reads(tmp_path / "log")) - 1  # one file is empty
+    assert len({size for _, size in told} - {0}) == parts
+    assert told[-1] == (8, sum(range(8)) * 811)
+    told.clear()
+    sync_dataset(store, tmp_path / "out", lambda done, _, size: told.append((done, size)))
+    assert told[-1] == (8, sum(range(8)) * 811), "what is verified counts as well"
+
+
 class Gated(Noted):
     """Gives the first file only when it is told to."""
 

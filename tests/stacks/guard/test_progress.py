@@ -1,0 +1,97 @@
+"""Silence: what a machine gets done before its first heartbeat is a sign of life, and no more."""
+
+import re
+
+import pytest
+
+from contract.keys import progress_key
+from contract.progress import progress_record
+from stacks.guard.handler import GuardError
+from stacks.guard.settings import client
+from tests.stacks.guard.scene import Scene
+
+NOTHING = {"action": "none", "reason": "no reason to stop"}
+HOUR, GIB = 3600, 1024**3
+# 900 GiB at the 125 MiB/s of a volume as large as that, in two hours.
+SYNC_SECONDS, BYTES_PER_SECOND = 2 * HOUR, 900 * GIB / (2 * HOUR)
+
+
+def told(scene: Scene, machine: str, *, step: str = "dataset", files: int = 0, size: float) -> None:
+    record, key = progress_record(step, files, int(size)), f"runs/run-1/{progress_key(machine)}"
+    client("s3").put_object(Bucket="runs", Key=key, Body=record)
+
+
+def test_a_sync_of_two_hours_goes_on_and_is_ended_an_hour_after_its_last_byte(
+    scene: Scene,
+) -> None:
+    (machine,) = scene.live()
+    for seconds in (0, 600, 1800, 3000, 3720, 4320, 5400, 6600, SYNC_SECONDS):
+        told(scene, machine, size=seconds * BYTES_PER_SECOND)
+        assert scene.tick(hours_later=seconds / HOUR) == NOTHING, seconds
+    for seconds in (600, 3000, 3500):  # it writes the same again and again
+        told(scene, machine, size=SYNC_SECONDS * BYTES_PER_SECOND)
+        assert scene.tick(hours_later=(SYNC_SECONDS + seconds) / HOUR) == NOTHING
+    done = scene.tick(hours_later=(SYNC_SECONDS + 3750) / HOUR)
+    assert done["action"] == "to-zero"
+    assert re.fullmatch(r"no heartbeat for 37\d\d s while an instance runs", done["reason"])
+
+
+@pytest.mark.parametrize("counts", [[(1, 0), (2, 0), (3, 0)], [(0, 1), (0, 2), (0, 3)]])
+def test_files_or_bytes_that_advance_are_enough(
+    scene: Scene, counts: list[tuple[int, int]]
+) -> None:
+    (machine,) = scene.live()
+    for number, (files, size) in enumerate(counts, start=1):
+        told(scene, machine, step="program", files=files, size=size)
+        assert scene.tick(hours_later=0.9 * number) == NOTHING
+
+
+def test_each_step_counts_from_zero_and_a_restarted_one_counts_beyond_what_it_had(
+    scene: Scene,
+) -> None:
+    (machine,) = scene.live()
+    told(scene, machine, step="program", files=500, size=5e9)
+    scene.tick(hours_later=0.9)
+    told(scene, machine, step="dataset", files=1, size=1)
+    assert scene.tick(hours_later=1.8) == NOTHING
+    for number in range(1, 4):  # a machine that restarts for ever, and gets as far each time
+        told(scene, machine, step="program", files=100 * number, size=1e9 * number)
+        done = scene.tick(hours_later=1.8 + 0.4 * number)
+    assert done["action"] == "to-zero"
+
+
+def test_the_progress_of_a_machine_that_is_gone_does_not_keep_its_replacement(
+    scene: Scene,
+) -> None:
+    (first,) = scene.live()
+    told(scene, first, size=1)
+    scene.tick()
+    scene.take_back(first)
+    scene.maintain()
+    assert scene.tick(hours_later=0.9) == NOTHING
+    told(scene, first, size=2)
+    assert scene.tick(hours_later=1.1)["action"] == "to-zero"
+
+
+def test_a_heartbeat_after_the_sync_counts_as_before(scene: Scene) -> None:
+    (machine,) = scene.live()
+    told(scene, machine, size=1)
+    scene.tick(hours_later=0.5)
+    scene.head("running")
+    assert scene.tick(hours_later=1.4) == NOTHING
+    assert scene.tick(hours_later=1.6)["action"] == "to-zero"
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"{", b"[]", b'{"step": 3, "files": 1, "bytes": 1}', b'{"step": "dataset", "bytes": 9}',
+     b'{"step": "a", "files": 0, "bytes": "9"}', b'{"step": "a", "files": 9, "bytes": -1}',
+     b'{"step": "a", "files": 0, "bytes": Infinity}'],
+)  # fmt: skip
+def test_a_damaged_record_is_reported_and_keeps_nothing_alive(scene: Scene, data: bytes) -> None:
+    (machine,) = scene.live()
+    key = f"runs/run-1/{progress_key(machine)}"
+    client("s3").put_object(Bucket="runs", Key=key, Body=data)
+    with pytest.raises(GuardError, match="progress"):
+        scene.tick(hours_later=1.1)
+    assert scene.capacity() == 0
