@@ -5,14 +5,15 @@ WORKLOADS is the only place that names a workload. Imports no torch before one i
 
 import importlib
 import math
+import re
 import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from contract.program import WORKLOAD as PROGRAM
 from training.errors import UserError, name_known
-from training.settings import changed, field_places
+from training.settings import Settings, changed, field_places
 
 if TYPE_CHECKING:
     from training.workload import Prepare, Train, Workload
@@ -25,6 +26,9 @@ WORKLOADS: dict[str, str] = {
 }
 
 
+# Refusals may name overrides, and then others; what follows a value is punctuation.
+_TRIES = 5
+_NAMED = re.compile(r"--override ([\w.]+)=(\S*[^\s,;.)])")
 # Listed here so that a typo is reported at once, without importing torch.
 _RECIPES: dict[str, tuple[str, ...]] = {
     "detection": ("coco_12", "full", "laptop"),
@@ -143,7 +147,44 @@ def dataset_refusals(stages: "Sequence[Prepare | Train]", meta: Mapping[str, Any
     from training.workload import Train
 
     trained = [stage for stage in stages if isinstance(stage, Train)]
-    return list(dict.fromkeys(text for stage in trained for text in stage.refusals(meta)))
+    texts = (text for s in trained for text in (*s.refusals(meta), *_too_few(s.settings, meta)))
+    return list(dict.fromkeys(texts))
+
+
+def _too_few(settings: Settings, meta: Mapping[str, Any]) -> Iterator[str]:
+    """Yield why a stage cannot train or be evaluated on so few samples, where they are counted."""
+    splits = meta.get("splits")
+    counts = splits if isinstance(splits, Mapping) else {}
+    train, held_out = counts.get("train"), counts.get("validation")
+    if isinstance(train, int) and (why := settings.why_no_step(train)):
+        yield why
+    if held_out == 0:
+        yield "split validation has no samples; add some"
+
+
+def workable(
+    workload: "Workload[Any]", recipe: str, meta: Mapping[str, Any]
+) -> tuple[dict[str, str], list[str], list[str]]:
+    """Return overrides that let a recipe train on a dataset, and what is refused without and with.
+
+    They are those that the refusals name, tried: a smaller batch for a few images, for example.
+    """
+    asked, refused = dict[str, str](), list[list[str]]()
+    for _ in range(_TRIES):
+        overrides = {**fitted(workload, recipe, asked, meta), **asked}
+        try:
+            stages = workload.stages(resolve_config(workload, recipe, overrides))
+        except (UserError, ValueError) as error:
+            refused.append([str(error)])
+            break
+        refused.append(dataset_refusals(stages, meta))
+        named = dict[str, str]()
+        for name, text in (pair for why in refused[-1] for pair in _NAMED.findall(why)):
+            named.setdefault(name, text)
+        if named.items() <= asked.items():
+            break
+        asked |= named
+    return asked, refused[0], refused[-1]
 
 
 def with_overrides(config: Any, overrides: Mapping[str, str], what: str) -> Any:

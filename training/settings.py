@@ -63,6 +63,8 @@ _CompileMode: TypeAlias = Literal["default", "reduce-overhead", "max-autotune-no
 _ScheduleFunction: TypeAlias = Callable[[int, int], float]
 
 _T = TypeVar("_T")
+# An epoch of a small dataset should have as many, if its batch is chosen for it.
+_FEW_STEPS = 8
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -206,13 +208,25 @@ class Settings:
 
     def steps_per_epoch(self, num_samples: int) -> int:
         """Return the steps of a full epoch over that many training samples, at least one."""
-        if self.drop_last and num_samples < self.global_batch:
-            raise UserError(
-                f"drop_last with {num_samples} training samples leaves no step of "
-                f"{self.global_batch}; use a smaller global_batch, or drop_last=False"
-            )
+        if why := self.why_no_step(num_samples):
+            raise UserError(why)
         whole = num_samples // self.global_batch
         return whole if self.drop_last else math.ceil(num_samples / self.global_batch)
+
+    def why_no_step(self, num_samples: int) -> str:
+        """Return why an epoch of so few samples would have no step, and what would give it some."""
+        if not num_samples:
+            return "split train has no samples; add some"
+        if not self.drop_last or num_samples >= self.global_batch:
+            return ""
+        batch = self.global_batch
+        while batch > 1 and batch * _FEW_STEPS > num_samples:
+            batch //= 2
+        return (
+            f"drop_last with {num_samples} training samples leaves no step of {self.global_batch}; "
+            f"pass --override global_batch={batch} --override micro_batch="
+            f"{math.gcd(batch, self.micro_batch)}, or drop_last=False"
+        )
 
     def num_steps(self, num_samples: int) -> int:
         """Return the stage's length in steps."""

@@ -7,8 +7,10 @@ import csv
 import hashlib
 import math
 import os
+import re
 import shutil
 import tarfile
+import unicodedata
 import zipfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -18,12 +20,11 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from training.errors import UserError
+from training.source_layout import SPLITS, places_of, splits_of
 
 # A workload that can resume an interrupted import keeps its position in this file of the new
 # dataset, as JSON with the key "workload". The file is deleted once there is a manifest.
 UNFINISHED = ".unfinished.json"
-_SPLITS = ("train", "validation", "test")
-_ALSO_CALLED = {"training": "train", "val": "validation", "valid": "validation"}
 _TAR = (".tar", ".tgz", ".tar.gz", ".tar.bz2", ".tar.xz")
 # The columns of a CSV, each with its alternative name.
 _COLUMNS = (("file", "path"), ("class", "label"))
@@ -45,6 +46,10 @@ class Brought(Protocol):
         """train, validation or test; None if the workload decides."""
 
     @property
+    def doubt(self) -> str:
+        """Why the folder `label` may be no class: both readings. Empty if it is one."""
+
+    @property
     def num_bytes(self) -> int:
         """Its size."""
 
@@ -61,6 +66,7 @@ class SourceFile:
     folder: Path
     label: str | None
     split: str | None
+    doubt: str = ""
 
     @property
     def path(self) -> Path:
@@ -78,10 +84,10 @@ class SourceFile:
 def open_source(source: Path, scratch: Path) -> list[SourceFile]:
     """Return the files of a source, sorted by name; an archive is unpacked into `scratch` first.
 
-    A folder (or archive) contains FILE or CLASS/FILE, perhaps below folders of the splits train,
-    validation (or val) and test, or a single CSV. A CSV has the columns file, class (or path,
-    label) and, optionally, split; its paths are relative to its own folder. Any other file is a
-    source of one file.
+    A folder (or archive) contains FILE or CLASS/FILE, perhaps below folders of splits
+    (source_layout.py), or a single CSV. A CSV has the columns file, class (or path, label) and,
+    optionally, split; its paths are relative to its own folder. Any other file is a source of one
+    file.
     """
     if not source.exists():
         raise UserError(f"{source} does not exist; name a folder, a file or an archive")
@@ -121,12 +127,39 @@ def open_folder(source: Path, scratch: Path) -> Path:
 
 
 def class_names(files: Iterable[Brought]) -> list[str]:
-    """Return the names of all classes, sorted; UserError if a file has none."""
+    """Return the names of all classes, sorted; UserError if a file has none, or one in doubt."""
+    names = set[str]()
     for file in files:
-        if file.label is None:
-            wanted = "CLASS/FILE" if file.split is None else "SPLIT/CLASS/FILE"
-            raise UserError(f"{file.name} is in no class; lay the files out as {wanted}")
-    return sorted({file.label for file in files if file.label is not None})
+        if file.label is None or file.doubt:
+            raise UserError(file.doubt or in_no_class(file))
+        names.add(file.label)
+    return sorted(names)
+
+
+def in_no_class(file: Brought) -> str:
+    """Return what to do about a file without a class."""
+    if file.split is None:
+        return f"{file.name} is in no class; lay the files out as CLASS/FILE"
+    return (
+        f"{file.name} is in no class; lay the files out as SPLIT/CLASS/FILE, or, if "
+        f"{file.name.rpartition('/')[0]!r} is a class and no split, list file and class in a CSV"
+    )
+
+
+def check_classes(labels: Sequence[str], splits: Sequence[str]) -> None:
+    """Refuse a class that has files, but none in train."""
+    pairs = {*zip(splits, labels, strict=True)}
+    trained = {_plain(label): label for split, label in pairs if split == "train"}
+    for split, label in sorted(pairs):
+        if ("train", label) not in pairs:
+            same = trained.get(_plain(label))
+            advice = f"which has {same!r}: use one name for both" if same else "add some"
+            raise UserError(f"class {label!r} of {split} has no files in train; {advice}")
+
+
+def _plain(name: str) -> str:
+    """Return a name without what people and systems spell differently."""
+    return re.sub(r"[\W_]", "", unicodedata.normalize("NFKC", name).casefold())
 
 
 def copy_in_splits(
@@ -134,16 +167,18 @@ def copy_in_splits(
 ) -> dict[str, Any]:
     """Copy files to SPLIT/CLASS/FILE in `out`; return the manifest's `meta`.
 
-    Without splits of their own, a tenth of each class is for validation; `seed` decides which.
+    Without a split of their own for validation, it gets a tenth of each class, not of test; `seed`
+    decides which.
     """
     classes, held_out = class_names(files), set[str]()
-    for name in classes:
-        of_class = [file.name for file in files if file.label == name and file.split is None]
+    for name in () if any(file.split == "validation" for file in files) else classes:
+        of_class = [file.name for file in files if file.label == name and file.split != "test"]
         of_class.sort(key=lambda each: hashlib.sha256(f"{seed} {each}".encode()).digest())
         held_out.update(of_class[: min(math.ceil(len(of_class) / 10), len(of_class) - 1)])
     counts = Counter[str]()
-    for done, file in enumerate(files, start=1):
-        split = file.split or ("validation" if file.name in held_out else "train")
+    splits = ["validation" if f.name in held_out else f.split or "train" for f in files]
+    check_classes([str(file.label) for file in files], splits)
+    for done, (file, split) in enumerate(zip(files, splits, strict=True), start=1):
         target = Path(out, split, str(file.label), Path(file.name).name)
         if target.exists():
             raise UserError(f"{file.name} has the same name as a file of its class; rename it")
@@ -154,30 +189,15 @@ def copy_in_splits(
     return {"classes": classes, "splits": dict(counts)}
 
 
-def places_of(names: Iterable[str]) -> Iterator[tuple[str, str | None, str | None]]:
-    """Yield name, class and split of files: FILE or CLASS/FILE, perhaps below folders of splits.
-
-    Skips hidden files and those in hidden folders.
-    """
-    visible = [name for name in names if not name.startswith(".") and "/." not in name]
-    folders = {name.partition("/")[0] for name in visible if "/" in name}
-    splits = {folder: _ALSO_CALLED.get(folder, folder) for folder in folders}
-    has_splits = bool(splits) and all(split in _SPLITS for split in splits.values())
-    for name in visible:
-        *above, _ = name.split("/")
-        split = splits[above.pop(0)] if has_splits and above else None
-        yield name, above[0] if above else None, split
-
-
 def _of_folder(root: Path) -> Iterator[SourceFile]:
     names = (
         f"{folder}/{name}".removeprefix(f"{root}/")
         for folder, names in _walk(root)
         for name in names
     )
-    for name, label, split in places_of(names):
+    for name, label, split, doubt in places_of(names):
         if (root / name).is_file():
-            yield SourceFile(name=name, folder=root, label=label, split=split)
+            yield SourceFile(name=name, folder=root, label=label, split=split, doubt=doubt)
 
 
 def _walk(root: Path) -> Iterator[tuple[str, list[str]]]:
@@ -215,9 +235,9 @@ def _of_table(table: Path) -> Iterator[SourceFile]:
                 )
             if not label:
                 raise UserError(f"{where}: {name} has no class; name one")
-            split = _ALSO_CALLED.get(split, split)
-            if split and split not in _SPLITS:
-                raise UserError(f"{where}: split is {split!r}; use one of {', '.join(_SPLITS)}")
+            split = splits_of([split]).get(split, split)
+            if split and split not in SPLITS:
+                raise UserError(f"{where}: split is {split!r}; use one of {', '.join(SPLITS)}")
             yield SourceFile(name=name, folder=table.parent, label=label, split=split or None)
 
 

@@ -12,7 +12,7 @@ from tests.training import hooks, tiny
 from tests.training.forked import ForkedTrainer
 from tests.training.runs import AVERAGED, SHARDED, WORKLOAD, Run
 from training.attempt.notice import Interruption
-from training.cli import make_dataset, sweep
+from training.cli import next_commands, sweep
 from training.cli.main import main
 from training.report.progress import configure_logging
 
@@ -39,12 +39,16 @@ def _imported_once() -> None:
 def _sizing_is_elsewhere(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Import datasets as on a machine, without sizing, whose advice takes half of the time.
 
-    The two files that read the advice have it, and so do imports that run as processes.
+    The files that read the advice have it, and so do imports that run as processes.
     """
-    if request.path.name not in ("test_documented.py", "test_other_formats.py"):
+    if request.path.name not in (
+        "test_documented.py",
+        "test_other_formats.py",
+        "test_next_commands.py",
+    ):
         lacking = subprocess.CompletedProcess("sizing", 1, "", "No module named sizing")
         monkeypatch.setattr(
-            make_dataset, "subprocess", SimpleNamespace(run=lambda *_, **__: lacking)
+            next_commands, "subprocess", SimpleNamespace(run=lambda *_, **__: lacking)
         )
 
 

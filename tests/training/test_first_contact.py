@@ -67,7 +67,7 @@ def test_ones_own_files_are_trained_on_by_the_commands_that_the_import_prints(
     bring(tmp_path / "mine")
     assert main(["data", "import", "mine", f"--workload={workload}", "--out=data"]) == 0
     said = capsys.readouterr().out
-    assert "would be refused" not in said
+    assert "recipe laptop would be refused" not in said
     (command,) = [line for line in said.splitlines() if "-m training run" in line]
     words = [*shlex.split(command)[1:], "--checkpoint-interval=1steps", "--lease-ttl-seconds=3"]
     words += [f"--override={each}" for each in FAST[workload].split()]
@@ -126,7 +126,7 @@ def partly_broken(folder: Path) -> None:
         (empty_class, "mine/canoe is empty; add files, or delete it"),
         (class_of_other_files, "class 'canoe' has no images; add some, or delete its folder"),
         (one_class, "only the class 'barn' has images; lay two or more out as CLASS/FILE"),
-        (untrained_class, "class 'canoe' has no images in train; add some"),
+        (untrained_class, "class 'canoe' of validation has no files in train; add some"),
         (flat, "IMG_0000.JPG is in no class; lay the files out as CLASS/FILE"),
         (broken, "29 of 29 files are not images, such as "),
         (partly_broken, "8 of 29 files are not images, such as "),

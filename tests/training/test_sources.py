@@ -100,7 +100,7 @@ def test_a_table_alone_or_in_a_folder_or_an_archive(tmp_path: Path) -> None:
         ("", "has no column 'file'"),
         ("file,class\na/3.npy,cats\n", r"line 2: the file .*a/3\.npy"),
         ("file,class\na/1.npy\n", r"line 2: a/1\.npy has no class"),
-        ("file,class,split\na/1.npy,cats,dev\n", "line 2: split is 'dev'; use one of train, "),
+        ("file,class,split\na/1.npy,cats,part\n", "line 2: split is 'part'; use one of train, "),
         ("file,class,split\na/1.npy,cats,train\na/2.npy,cats,\n", r"a/2\.npy has no split, but "),
     ],
 )
@@ -160,7 +160,10 @@ def test_files_are_copied_into_splits_the_same_for_the_same_seed(tmp_path: Path)
 
 
 def test_fails_for_two_files_of_a_class_with_one_name(tmp_path: Path) -> None:
-    names = ("train/cats/1.png", "train/cats/more/1.png")
-    files = open_source(fill(tmp_path / "own", names), tmp_path)
+    own = fill(tmp_path / "own", ("cats/1.png", "cats/more/1.png", "cats/2.png"))
+    table = "file,class,split\ncats/1.png,cats,train\ncats/more/1.png,cats,train\n"
+    table += "cats/2.png,cats,val\n"
+    (own / "table.csv").write_text(table)
+    files = open_source(own, tmp_path)
     with pytest.raises(UserError, match=r"more/1\.png has the same name as a file of its class"):
         copy_in_splits(files, tmp_path / "out", 0, lambda done, total: None)

@@ -139,7 +139,7 @@ def _sync(options: argparse.Namespace) -> int:
 def _check_content(name: str, folder: Path, *, as_json: bool) -> int:
     """Print what the workload finds; UserError, exit code 2, if training would break."""
     # Not at the top: they import torch, and a sync runs at boot.
-    from training.cli.make_dataset import show_next
+    from training.cli.next_commands import show_next
     from training.registry import load_workload
     from training.workload import Workload, implements
 

@@ -8,22 +8,20 @@ import argparse
 import json
 import re
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from contract.grammar import argument_type, parse_place
 from contract.keys import MANIFEST
+from training.cli.next_commands import show_next
 from training.cli.run import add_override, checked_folder, positive_int
 from training.dataset_output import FolderOutput, Output, clean_up
 from training.errors import EXIT_FINISHED, MachineError, UserError
-from training.registry import dataset_refusals, fitted, resolve_config
 from training.report.progress import FileProgressBar, ProgressBar, RateBar
 from training.sources import UNFINISHED, Brought, open_folder, open_source
 from training.store.dataset import StoreOutput, stored_source, upload_dataset
@@ -69,6 +67,7 @@ def add_import(bring: argparse.ArgumentParser) -> None:
         "--dataset-uri",
         help=f"also upload it to {URI}; images without --out go there as they are packed",
     )
+    bring.add_argument("--json", action="store_true", help="print what was made as JSON")
     _add_override(bring)
     bring.set_defaults(act=_import)
 
@@ -97,13 +96,26 @@ def _make(options: argparse.Namespace) -> int:
                 lambda done, total: bar.show(done, "", total),
             )
         _finish_making(options.out, workload.name, meta, began)
+    print(f"[data] {facts_of(meta)}")
     return EXIT_FINISHED if store is None else send(options.out, store)
 
 
 def _import(options: argparse.Namespace) -> int:
+    # Everything else goes to stderr, so that the JSON can be piped.
+    with redirect_stdout(sys.stderr) if options.json else nullcontext():
+        workload = _workload(options)
+        manifest = _imported(options, workload)
+        where = str(options.out or options.dataset_uri)
+        follows = show_next(options.workload, workload, manifest, where, options.dataset_uri)
+    if options.json:
+        print(json.dumps(follows, indent=1))
+    return EXIT_FINISHED
+
+
+def _imported(options: argparse.Namespace, workload: "Workload[Any]") -> Mapping[str, Any]:
+    """Make the dataset and upload it if this was asked for; return its manifest."""
     from training.workload import Workload, implements
 
-    workload = _workload(options)
     with tempfile.TemporaryDirectory(prefix="training-import-") as scratch:
         if implements(workload, Workload.pack_dataset):
             return _import_packed(options, workload.name, workload, Path(scratch))
@@ -126,21 +138,15 @@ def _import(options: argparse.Namespace) -> int:
                     source, options.out, options.seed, lambda done, total: bar.show(done, "", total)
                 )
             manifest = _finish_making(options.out, workload.name, meta, began)
-    if isinstance(source, Path):
-        print(", ".join(f"{split}: {count:,} images" for split, count in meta["splits"].items()))
-    elif "classes" in meta:
-        counts = sorted(Counter(str(file.label) for file in source).items())
-        print("classes: " + ", ".join(f"{name} ({count})" for name, count in counts))
-    code = EXIT_FINISHED if store is None else send(options.out, store)
-    show_next(options.workload, workload, manifest, str(options.out), options.dataset_uri)
-    return code
+    if store is not None:
+        send(options.out, store)
+    return manifest
 
 
 def _import_packed(
     options: argparse.Namespace, name: str, packing: "Workload[Any]", scratch: Path
-) -> int:
-    """Pack files into the folder, or without one straight into the store."""
-
+) -> Mapping[str, Any]:
+    """Pack files into the folder, or without one straight into the store; return the manifest."""
     output = _output(options, name)
     if output.read(MANIFEST) is None:
         is_stored = options.source.startswith("s3://")
@@ -161,8 +167,6 @@ def _import_packed(
                 "run the same command again once it can: finished parts stay"
             ) from error
         _print_made(made.files, began)
-        splits = ", ".join(f"{split} {count:,}" for split, count in made.meta["splits"].items())
-        print(f"{len(made.meta['classes'])} classes; {splits}")
         if options.out is not None:
             verified = VerifiedFiles(options.out)
             for entry in made.files:
@@ -170,10 +174,8 @@ def _import_packed(
     clean_up(output)
     if options.out is not None and options.dataset_uri:
         send(options.out, open_store(options.dataset_uri))
-    manifest = json.loads(output.read(MANIFEST) or b"")
-    where = str(options.out or options.dataset_uri)
-    show_next(options.workload, packing, manifest, where, options.dataset_uri)
-    return EXIT_FINISHED
+    manifest: Mapping[str, Any] = json.loads(output.read(MANIFEST) or b"")
+    return manifest
 
 
 def _output(options: argparse.Namespace, workload: str) -> Output:
@@ -231,10 +233,8 @@ def _finish_making(
 ) -> Mapping[str, Any]:
     manifest: Mapping[str, Any] = write_manifest(out, workload, meta).manifest
     _print_made(manifest["files"], began)
-    if "vocab_size" in meta:
+    if {"vocab_size", "tokenizer"} <= meta.keys():
         print(f"vocabulary: {meta['vocab_size']:,} tokens, tokenizer: {meta['tokenizer']}")
-        for name, split in meta["splits"].items():
-            print(f"{name}: {split['documents']:,} documents, {split['tokens']:,} tokens")
     return manifest
 
 
@@ -252,65 +252,6 @@ def send(folder: Path, store: Store, manifest: bytes | None = None) -> int:
         f"{done.fetched_bytes / 1e6:.1f} of {done.bytes / 1e6:.1f} MB in {done.seconds:.1f} s"
     )
     return EXIT_FINISHED
-
-
-_ROOT = Path(__file__).parents[2]
-
-
-def show_next(
-    given: str, workload: "Workload[Any]", manifest: Mapping[str, Any], where: str, uri: str | None
-) -> None:
-    """Print what follows for the dataset in `where`, for the workload as `given`."""
-    meta = manifest["meta"]
-    print(f"[data] {facts_of(meta)}")
-    small = next(iter(workload.recipes))
-    large = "full" if "full" in workload.recipes else small
-    for recipe in dict.fromkeys((small, large)):
-        found = fitted(workload, recipe, {}, meta)
-        named = " ".join(f"{name}={text}" for name, text in found.items())
-        print(f"[data] recipe {recipe}, overrides from the dataset: {named or 'none'}")
-        stages = workload.stages(resolve_config(workload, recipe, found))
-        if wrong := dataset_refusals(stages, meta):
-            print(f"[warning] recipe {recipe} would be refused: {'; also: '.join(wrong)}")
-    is_stored = where.startswith("s3://")
-    if not is_stored:
-        print("here:")
-        run = f"--workload {given} --recipe {small} --dataset-uri {where}"
-        print(f"    python -m training run {run} --run-uri runs/first")
-    size, figures = _advised(given, large, manifest)
-    print(f"on EC2{figures}:")
-    name = (uri or where).rstrip("/").rpartition("/")[2]
-    if uri is None and not is_stored:
-        print(
-            f"    python -m training data upload {where} --dataset-uri s3://DATASET-BUCKET/{name}"
-        )
-    context = f"-c workload={given} -c recipe={large}{size} -c dataset={name}"
-    manifest_file = "" if is_stored else f" -c dataset_manifest={where}/manifest.json"
-    print(f"    npx cdk deploy TrainingStack {context}{manifest_file}")
-
-
-def _advised(workload: str, recipe: str, manifest: Mapping[str, Any]) -> tuple[str, str]:
-    """Return the size that sizing picks, as CDK context, and its figures; "" if unknown.
-
-    In another process, as the trainer stands alone and instances do not have sizing.
-    """
-    with tempfile.TemporaryDirectory(prefix="advise-") as folder:
-        path = Path(folder, "manifest.json")
-        path.write_text(json.dumps(manifest), encoding="utf-8")
-        command = [sys.executable, "-m", "sizing", "advise", workload, "--recipe", recipe]
-        command += ["--manifest", str(path), "--json"]
-        done = subprocess.run(command, cwd=_ROOT, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        return "", ""
-    said = json.loads(done.stdout)
-    found = next((each for each in said["candidates"] if each["size"] == said["take"]), None)
-    if found is None:
-        return "", ""
-    hours, spot, demand = (found[n] for n in ("hours_p50", "usd_p50", "usd_on_demand"))
-    return f" -c size={said['take']}", (
-        f", {said['take']}: {hours:.2g} h, ${spot:.2f} on Spot, ${demand:.2f} on demand "
-        "(p50, modelled)"
-    )
 
 
 @contextmanager

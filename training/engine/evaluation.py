@@ -25,7 +25,7 @@ from training.engine.loader import Loader
 from training.engine.optimizer import OPTIMIZER, autocast, state_by_name
 from training.engine.parallel import Parallel
 from training.engine.stage_checks import checked_metrics, checked_partial, samples_of
-from training.errors import UserError
+from training.errors import RunFailedError, UserError
 from training.numerics import configure
 from training.randomness import seed_torch
 from training.record.run import OpenRun
@@ -60,6 +60,8 @@ def evaluate(
     """
     world = context.world
     samples = samples_of(stage, inputs, "validation")
+    if len(samples) < 1:
+        raise RunFailedError(f"stage {stage.name!r} has no validation samples; add some")
     batches = _in_order(samples, stage.settings.eval_batch)
     mine = batches[world.rank :: world.size]
     turns = len(batches[:: world.size])

@@ -61,7 +61,7 @@ class StageLoop:
         self._skipped_steps = skipped_steps
         samples = samples_of(stage, inputs, "train")
         if len(samples) < 1:
-            raise RunFailedError(f"stage {stage.name!r} has no training samples")
+            raise RunFailedError(f"stage {stage.name!r} has no training samples; add some")
         self._plan = BatchPlan(samples, self._settings, inputs.seed, context.world.size)
         if context.world.leads and implements(samples, Samples.files):
             inputs.dataset.expect(samples.files(self._plan.rest_of_epoch(position.stage_step)))

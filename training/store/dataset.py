@@ -19,7 +19,7 @@ from typing import Any
 from contract.keys import MANIFEST
 from training.dataset_output import locked_folder
 from training.errors import UserError
-from training.sources import places_of
+from training.source_layout import places_of
 from training.store.fetching import fetch_missing
 from training.store.folder import open_store, sweep, write_whole
 from training.store.local_dataset import (
@@ -172,6 +172,7 @@ class _StoredFile:
     num_bytes: int
     label: str | None
     split: str | None
+    doubt: str
 
     def read(self) -> bytes:
         """Return its content; the store has retried what failed."""
@@ -185,8 +186,10 @@ def stored_source(uri: str) -> list[_StoredFile]:
     """List the files below a URI, sorted by name: CLASS/FILE, perhaps below folders of splits."""
     sizes = _store(uri).sizes("")
     found = [
-        _StoredFile(uri=uri, name=name, num_bytes=sizes[name], label=label, split=split)
-        for name, label, split in places_of(sorted(sizes))
+        _StoredFile(
+            uri=uri, name=name, num_bytes=sizes[name], label=label, split=split, doubt=doubt
+        )
+        for name, label, split, doubt in places_of(sorted(sizes))
     ]
     if not found:
         raise UserError(f"{uri} has no files; use a prefix that has some")

@@ -112,6 +112,20 @@ def test_an_app_without_torch_leaves_a_known_workload_s_overrides_to_the_trainer
     assert StackParameters.for_size("g5.xlarge", overrides="epochz=3").overrides == ("epochz=3",)
 
 
+def test_fails_for_a_dataset_with_fewer_images_than_a_step_before_a_machine_does(
+    tmp_path: Path,
+) -> None:
+    """324 photographs passed: the machine refused them, after it was paid for."""
+    manifest = tmp_path / "mani fest.json"
+    meta = {"classes": ["a", "b"], "splits": {"train": 291, "validation": 33}}
+    manifest.write_text(json.dumps({"files": [{"name": "a", "bytes": 1}], "meta": meta}))
+    context = {"workload": "imagenet", "dataset_manifest": str(manifest)}
+    sentence = "drop_last with 291 training samples leaves no step of 1024; pass --override global_"
+    with pytest.raises(ValueError, match=sentence):
+        StackParameters.for_size("g5.xlarge", **context)
+    StackParameters.for_size("g5.xlarge", **context, overrides="global_batch=32 micro_batch=32")
+
+
 def test_fails_for_overrides_that_do_not_fit_the_dataset_s_manifest(tmp_path: Path) -> None:
     manifest = tmp_path / "manifest.json"
     meta = {"classes": ["wall", "room", "door"], "most_objects": 400}

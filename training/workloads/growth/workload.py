@@ -171,9 +171,12 @@ class TrainPhase(TextEvaluation):
         return {"huggingface": write_hugging_face}
 
     def refusals(self, meta: Mapping[str, Any]) -> Sequence[str]:
-        """Refuse another vocabulary, and splits that are too short for a window."""
-        c = self.config
-        too_short = length_refusals(meta.get("splits", {}), c.context)
+        """Refuse another vocabulary, and splits too short for a window, or train for a step."""
+        c, splits = self.config, meta.get("splits", {})
+        too_short = length_refusals(splits, c.context)
+        if "train" in splits and not too_short:
+            num_windows = (splits["train"]["tokens"] - 1) // c.context
+            too_short = [why] if (why := self.settings.why_no_step(num_windows)) else []
         return [*vocabulary_refusals(meta, c.vocab_size), *too_short]
 
     def samples(self, i: Inputs, split: str) -> Samples:

@@ -22,7 +22,8 @@ from PIL import Image
 
 from training.dataset_output import FinishedFiles, FolderOutput, Output, clean_up
 from training.errors import UserError
-from training.sources import Brought
+from training.source_layout import BESIDE
+from training.sources import Brought, check_classes, in_no_class
 from training.workloads.imagenet.images import BroughtImage, Encoded, ImageOptions
 from training.workloads.imagenet.packing import Packing, pack
 
@@ -32,8 +33,6 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-# Files that systems and people leave next to images.
-_OTHER = {".db", ".ini", ".txt", ".md", ".csv", ".json", ".xml", ".html", ".pdf", ".log"}
 _VALIDATION_SHARE = 0.1  # of users' images
 _TRUTH = "ILSVRC2012_validation_ground_truth.txt"
 _SYNSETS = "meta.mat"
@@ -54,7 +53,8 @@ def pack_dataset(
 ) -> FinishedFiles:
     """Pack the images of `files`.
 
-    If they have no splits, a tenth of each class is for validation; `seed` decides which.
+    If they have no split for validation, it gets a tenth of each class, not of a split for test;
+    `seed` decides which.
     """
     chosen = options or ImageOptions()
     brought, labels = _in_classes(files, chosen)
@@ -64,16 +64,14 @@ def pack_dataset(
         raise UserError(f"{which} images; lay two or more out as CLASS/FILE")
     numbers = {name: number for number, name in enumerate(classes)}
     splits: dict[str, list[BroughtImage]] = {}
-    source = []
-    for file, label, split in zip(brought, labels, _splits(brought, labels, seed), strict=True):
+    source, split_of = [], list(_splits(brought, labels, seed))
+    for file, label, split in zip(brought, labels, split_of, strict=True):
         image = BroughtImage(file=file, label=numbers[label], options=chosen)
         splits.setdefault(split, []).append(image)
         source.append(f"{file.num_bytes} {label} {split} {file.name}")
     if missing := [split for split in ("train", "validation") if split not in splits]:
         raise UserError(f"split {missing[0]} has no files; add some, or use no splits")
-    trained = {image.label for image in splits["train"]}
-    if untrained := [name for name, number in numbers.items() if number not in trained]:
-        raise UserError(f"class {untrained[0]!r} has no images in train; add some")
+    check_classes(labels, split_of)
     packing = Packing(
         splits=splits,
         classes=classes,
@@ -107,8 +105,10 @@ def _in_classes(files: Sequence[Brought], options: ImageOptions) -> tuple[list[B
             label = listed.get(path.stem)
             if label is None and path.suffix.lower() in suffixes:
                 raise UserError(f"{file.name} is not in {options.validation_classes}; complete it")
-        if label is not None and path.suffix.lower() in _OTHER:
+        if label is not None and path.suffix.lower() in BESIDE:
             others.append(file.name)
+        elif file.doubt and file.label is not None:
+            raise UserError(file.doubt)
         elif label is not None:
             brought.append(file)
             labels.append(label)
@@ -128,15 +128,15 @@ def _in_no_class(file: Brought) -> str:
             f"{file.name} is in no class; lay the files out as SPLIT/CLASS/FILE, or name a list of "
             "classes or ILSVRC2012's devkit: --override validation_classes=PATH"
         )
-    wanted = "CLASS/FILE" if file.split is None else "SPLIT/CLASS/FILE"
-    return f"{file.name} is in no class; lay the files out as {wanted}"
+    return in_no_class(file)
 
 
 def _splits(files: Sequence[Brought], labels: Sequence[str], seed: int) -> Iterator[str]:
     """Yield the split of each file."""
     of_class: dict[str, list[int]] = {}
+    has_own = any(file.split == "validation" for file in files)
     for number, (file, label) in enumerate(zip(files, labels, strict=True)):
-        if file.split is None:
+        if file.split != "test" and not has_own:
             of_class.setdefault(label, []).append(number)
     held_out = set[int]()
     for place, (label, numbers) in enumerate(sorted(of_class.items())):
@@ -146,7 +146,7 @@ def _splits(files: Sequence[Brought], labels: Sequence[str], seed: int) -> Itera
         chosen = np.random.default_rng([seed, place]).permutation(len(numbers))[:num]
         held_out |= {numbers[int(at)] for at in chosen}
     for number, file in enumerate(files):
-        yield file.split or ("validation" if number in held_out else "train")
+        yield "validation" if number in held_out else file.split or "train"
 
 
 def _read_validation_classes(path: str) -> Mapping[str, str]:

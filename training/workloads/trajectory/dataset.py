@@ -147,7 +147,17 @@ def stratified_splits(labels: Sequence[int], seed: int) -> dict[str, list[int]]:
             splits[name] += left[:num_held_out]
             left = left[num_held_out:]
         splits["train"] += left
-    return {name: sorted(indices) for name, indices in splits.items()}
+    return without_partial_test(splits, labels)
+
+
+def without_partial_test(
+    splits: Mapping[str, Sequence[int]], labels: Sequence[int]
+) -> dict[str, list[int]]:
+    """Return sorted splits, the clips for test in train if they lack a class."""
+    found = {name: sorted(indices) for name, indices in splits.items()}
+    if len({labels[clip] for clip in found.get("test", ())}) < len(set(labels)):
+        found["train"] = sorted([*found["train"], *found.pop("test", ())])
+    return found
 
 
 def open_dataset(folder: Path) -> _TrajectoryData:
@@ -185,16 +195,11 @@ def open_dataset(folder: Path) -> _TrajectoryData:
     )
 
 
-def _shard_range(count: int, shard: int, num_shards: int) -> tuple[int, int]:
-    """Return the first clip of an artifact's shard, and the one after its last."""
-    return shard * count // num_shards, (shard + 1) * count // num_shards
-
-
-def shard_frames(folder: Path, shard: int, num_shards: int) -> Frames:
-    """Return the memory-mapped clips of an artifact's shard, (n, T, 64, 64, 3), in order."""
+def shard_frames(folder: Path, shard: int, num_shards: int) -> tuple[Frames, int, int]:
+    """Return all memory-mapped clips, (N, T, 64, 64, 3), and an artifact shard's first and end."""
     frames = open_dataset(folder).frames
-    first, end = _shard_range(len(frames), shard, num_shards)
-    return frames[first:end]
+    first, end = (each * len(frames) // num_shards for each in (shard, shard + 1))
+    return frames, first, end
 
 
 def split_failures(data: _TrajectoryData, split: str) -> list[str]:

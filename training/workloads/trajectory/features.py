@@ -52,6 +52,16 @@ class PreparedClips(Prepare):
         """Return what else determines the results."""
         return {"what": self.name}
 
+    def of_clips(self, i: Inputs, frames: "Frames") -> Mapping[str, Tensor]:
+        """Return the tensors of one clip or more, a row for each."""
+        raise NotImplementedError
+
+    def make(self, i: Inputs, shard: int) -> Mapping[str, Tensor]:
+        """Return the tensors of one shard; those of a shard without clips have no rows."""
+        frames, first, end = shard_frames(i.dataset.folder, shard, self.num_shards)
+        made = self.of_clips(i, frames[first:end] if end > first else frames[:1])
+        return {name: rows[: end - first] for name, rows in made.items()}
+
     def key(self, i: Inputs) -> str:
         """Hash code, data and other facts; this needs neither torchvision nor weights."""
         of_all = {
@@ -79,10 +89,9 @@ class Features(PreparedClips):
             "grid": c.grid,
         }
 
-    def make(self, i: Inputs, shard: int) -> Mapping[str, Tensor]:
-        """Return {"features": (clips, T, G, C) float16} for the clips of one shard."""
+    def of_clips(self, i: Inputs, frames: "Frames") -> Mapping[str, Tensor]:
+        """Return {"features": (clips, T, G, C) float16}."""
         c = self.config
-        frames = shard_frames(i.dataset.folder, shard, c.num_shards)
         backbone = _load_backbone(c, i.dataset.folder, i.device)
         # Clip by clip, so that a clip's bits cannot depend on its neighbours in a shard.
         clips = [_clip_features(backbone, clip, c, i.device) for clip in frames]
@@ -181,9 +190,8 @@ class MeanImages(PreparedClips):
     config: RecipeConfig
     name: str = "mean_images"
 
-    def make(self, i: Inputs, shard: int) -> Mapping[str, Tensor]:
-        """Return {"mean_image": (clips, 3, 64, 64) uint8} for the clips of one shard."""
-        frames = shard_frames(i.dataset.folder, shard, self.num_shards)
+    def of_clips(self, i: Inputs, frames: "Frames") -> Mapping[str, Tensor]:
+        """Return {"mean_image": (clips, 3, 64, 64) uint8}."""
         means_NHWC = np.stack([np.rint(clip.mean(axis=0, dtype=np.float32)) for clip in frames])
         images = torch.from_numpy(means_NHWC.astype(np.uint8)).permute(0, 3, 1, 2)
         return {"mean_image": images.contiguous()}

@@ -27,6 +27,7 @@ from training.workloads.trajectory.dataset import (
     CLIPS_FILE,
     TRACKS_FILE,
     stratified_splits,
+    without_partial_test,
     write_labels,
 )
 from training.workloads.trajectory.videos import Decoding, FrameChoice, check_suffix, decode
@@ -60,6 +61,7 @@ def import_dataset(
     classes = class_names(files)
     labels = [classes.index(str(file.label)) for file in files]
     splits = _splits(files, labels, seed)
+    _refuse_missing(splits, labels, classes)
     random = frozenset(splits["train"])
     tasks = [
         Decoding(
@@ -78,18 +80,20 @@ def import_dataset(
     left_out += [{"file": name, "why": "is in a list, but not among the files"} for name in missing]
     place = {number: clip for clip, number in enumerate(whole)}
     kept = {name: [place[n] for n in numbers if n in place] for name, numbers in splits.items()}
-    if empty := [name for name in ("train", "validation") if not kept.get(name)]:
-        raise UserError(f"split {empty[0]} has no files; add some, or use no splits")
+    kept_labels = [labels[number] for number in whole]
+    if files[0].split is None:
+        kept = without_partial_test(kept, kept_labels)
+    _refuse_missing(kept, kept_labels, classes)
     np.full((len(whole), *TRACK_SHAPE), np.nan, dtype="<f4").tofile(out / TRACKS_FILE)
     if left_out:
         (out / LEFT_OUT_FILE).write_text(json.dumps(left_out, indent=1) + "\n")
-    split_of = {number: name for name, numbers in splits.items() for number in numbers}
-    rows = [{**found[n], "class": classes[labels[n]], "split": split_of[n]} for n in whole]
+    split_of = {clip: name for name, clips in kept.items() for clip in clips}
+    rows = [{**found[n], "class": classes[labels[n]], "split": split_of[place[n]]} for n in whole]
     with (out / VIDEOS_FILE).open("w", newline="") as table:
         writer = csv.DictWriter(table, _COLUMNS, extrasaction="ignore")
         writer.writeheader()
         writer.writerows(rows)
-    meta = write_labels(out, classes, [labels[n] for n in whole], kept)
+    meta = write_labels(out, classes, kept_labels, kept)
     _keep_whole(out, whole)
     return {**meta, **_facts(rows), "tracks": "none", "left_out": len(left_out)}
 
@@ -184,6 +188,19 @@ def _splits(files: Sequence[SourceFile], labels: Sequence[int], seed: int) -> di
     return {name: clips for name, clips in splits.items() if clips}
 
 
+def _refuse_missing(
+    splits: Mapping[str, Sequence[int]], labels: Sequence[int], classes: Sequence[str]
+) -> None:
+    """Refuse a split that lacks a class, whose accuracy would be meaningless, before a run does."""
+    for split, clips in {"train": (), "validation": (), **splits}.items():
+        there = {labels[clip] for clip in clips}
+        if missing := [name for label, name in enumerate(classes) if label not in there]:
+            raise UserError(
+                f"split {split} has no clip of class {missing[0]!r} that can be read; add one, or "
+                "leave the class out (without splits of your own, a class needs two clips)"
+            )
+
+
 def _listed(
     files: Sequence[SourceFile], lists: Sequence[Path]
 ) -> tuple[list[SourceFile], list[str]]:
@@ -200,7 +217,9 @@ def _listed(
             if file is None:
                 missing.append(stem)
             else:
-                found[file.name] = replace(file, label=label or file.label, split=split)
+                found[file.name] = replace(
+                    file, label=label or file.label, split=split, doubt="" if label else file.doubt
+                )
     if not found:
         raise UserError(f"none of the files is in {', '.join(map(str, lists))}; check the lists")
     return sorted(found.values(), key=lambda file: file.name), missing

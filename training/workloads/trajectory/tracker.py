@@ -13,9 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from training.workload import Inputs
-from training.workloads.trajectory.clips import FRAME_SIZE, NUM_FRAMES
+from training.workloads.trajectory.clips import FRAME_SIZE, NUM_FRAMES, Frames
 from training.workloads.trajectory.config import TrajectoryConfig
-from training.workloads.trajectory.dataset import shard_frames
 from training.workloads.trajectory.features import PreparedClips
 from training.workloads.trajectory.model import TimeTransformer, TrainTimeTransformer
 
@@ -35,9 +34,8 @@ class Tracks(PreparedClips):
     config: TrajectoryConfig
     name: str = "tracks"
 
-    def make(self, i: Inputs, shard: int) -> Mapping[str, Tensor]:
-        """Return {"tracks": (clips, T, _NUM_TRACKED) float32} for the clips of one shard."""
-        frames = shard_frames(i.dataset.folder, shard, self.num_shards)
+    def of_clips(self, i: Inputs, frames: Frames) -> Mapping[str, Tensor]:
+        """Return {"tracks": (clips, T, _NUM_TRACKED) float32}."""
         return {"tracks": torch.stack([_track(torch.from_numpy(clip.copy())) for clip in frames])}
 
 

@@ -89,6 +89,43 @@ def test_a_folder_without_splits_is_divided_by_the_seed_class_by_class(tmp_path:
     assert labels[0]["length"].tolist() != labels[1]["length"].tolist()
 
 
+def test_a_split_for_test_stays_one_and_validation_is_held_out_of_train(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Training/CLASS and Testing/CLASS once gave the two classes Training and Testing."""
+    source = fill(tmp_path / "own/tumors/set", 60, splits=("Training", "Testing"))
+    assert main(command(tmp_path / "own", tmp_path / "out")) == 0
+    meta = manifest(tmp_path / "out")["meta"]
+    assert isinstance(meta, dict)
+    assert meta["classes"] == list(CLASSES)
+    assert meta["splits"] == {"train": 54, "validation": 6, "test": 60}
+    assert "[data] 3 classes (cats, dogs, häuser), " in capsys.readouterr().out
+    tested = np.load(tmp_path / "out/test.index.npy")
+    assert sorted(tested["length"]) == sorted(
+        path.stat().st_size for path in source.glob("Testing/*/*.jpg")
+    )
+
+
+def test_fails_for_a_class_that_another_split_spells_differently(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = fill(tmp_path / "own", 12)
+    (source / "val/cats").rename(source / "val/Cats")
+    assert main(command(source, tmp_path / "out")) == 2
+    said = "class 'Cats' of validation has no files in train; which has 'cats': use one name for"
+    assert said in capsys.readouterr().err
+
+
+def test_fails_for_folders_that_may_be_classes_or_splits(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = fill(tmp_path / "own", 12, splits=("train", "unseen"))
+    assert main(command(source, tmp_path / "out")) == 2
+    said = "not each of the folders train, unseen is named like a split of its own: if they are"
+    assert said in capsys.readouterr().err
+    assert not any((tmp_path / "out").iterdir())
+
+
 def test_shards_have_the_size_of_what_is_packed_and_not_of_what_was_brought(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -102,7 +102,7 @@ def test_clips_of_one_s_own_become_a_dataset(
     own: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(command(own, tmp_path / "out")) == 0
-    assert "classes: falling (12), rising (12)" in capsys.readouterr().out
+    assert "2 classes (falling, rising), train 20, validation 2, test 2" in capsys.readouterr().out
     data = open_dataset(tmp_path / "out")
     assert data.frames.shape == (24, *CLIP_SHAPE)
     assert np.isnan(data.tracks).all()

@@ -34,8 +34,8 @@ from training.workloads.trajectory.dataset import (
     _LABELS_FILE,
     CLIPS_FILE,
     TRACKS_FILE,
-    _shard_range,
     open_dataset,
+    shard_frames,
 )
 from training.workloads.trajectory.features import (
     Features,
@@ -45,6 +45,7 @@ from training.workloads.trajectory.features import (
     build_backbone,
 )
 from training.workloads.trajectory.model import TrainClipClassifier
+from training.workloads.trajectory.tracker import Tracks
 from training.workloads.trajectory.workload import RECIPES, TRAJECTORY
 
 NO_RANDOMNESS = torch.Generator()
@@ -107,11 +108,19 @@ def test_fails_on_a_config_value_that_cannot_work(name: str, value: Any) -> None
         changed(laptop(), **{name: value})
 
 
-def test_shards_cover_each_clip_once_whatever_their_number() -> None:
-    for count, num_shards in [(900, 16), (7, 16), (66, 1), (10, 3)]:
-        ranges = [_shard_range(count, shard, num_shards) for shard in range(num_shards)]
-        covered = [clip for first, end in ranges for clip in range(first, end)]
-        assert covered == list(range(count))
+def test_more_shards_than_clips_have_each_clip_once(dataset: FakeDataset, inputs: Inputs) -> None:
+    """18 clips of a user's own stopped in the first of the 20 shards of recipe full."""
+    config = replace(laptop(), num_shards=COUNT + 4)
+    ends = [shard_frames(dataset.folder, n, COUNT + 4)[1:] for n in range(COUNT + 4)]
+    empty = next(n for n, (first, end) in enumerate(ends) if first == end)
+    given = inputs_of(dataset, config)
+    for stage in (Features(config=config), MeanImages(config=config), Tracks(config=config)):
+        for name, rows in stage.make(given, empty).items():
+            like = inputs.artifact(stage.name)[0][name]
+            assert rows.shape == (0, *like.shape[1:]) and rows.dtype == like.dtype
+    means = [MeanImages(config=config).make(given, n)["mean_image"] for n in range(COUNT + 4)]
+    whole = [shard["mean_image"] for shard in inputs.artifact("mean_images")]
+    assert torch.equal(torch.cat(means), torch.cat(whole))
 
 
 def test_features_are_the_same_bits_in_shards_and_at_once(

@@ -13,7 +13,7 @@ from torch.optim import AdamW, Optimizer
 
 from training.evaluation_files import Captioned, write_sheet
 from training.workload import Inputs, Loss, Partial, Prior, Probe, Settings, Start, Train
-from training.workloads.trajectory.clips import CLIP_SHAPE, NUM_FRAMES, TRACK_SHAPE
+from training.workloads.trajectory.clips import CLIP_SHAPE, NUM_FRAMES, TRACK_SHAPE, Frames
 from training.workloads.trajectory.config import MagvitConfig
 from training.workloads.trajectory.dataset import (
     NUM_STRIPS,
@@ -21,7 +21,6 @@ from training.workloads.trajectory.dataset import (
     Batch,
     FrameSamples,
     open_dataset,
-    shard_frames,
 )
 from training.workloads.trajectory.features import PreparedClips
 from training.workloads.trajectory.magvit.tokenizer import JudgedTokenizer, Tokenizer, to_uint8
@@ -193,15 +192,14 @@ class Tokens(PreparedClips):
         )
 
     @torch.inference_mode()
-    def make(self, i: Inputs, shard: int) -> Mapping[str, Tensor]:
-        """Return {"tokens": (clips, t + 1, cells) int32} for the clips of one shard.
+    def of_clips(self, i: Inputs, frames: Frames) -> Mapping[str, Tensor]:
+        """Return {"tokens": (clips, t + 1, cells) int32}.
 
         The last row has the last step's tokens if only its and the first step's frames are known.
         """
         assert i.prior is not None
         tokenizer = build_tokenizer(self.config, i.prior)
         tokenizer.to(i.device).eval()
-        frames = shard_frames(i.dataset.folder, shard, self.num_shards)
         of_step = NUM_FRAMES // self.config.token_shape[0]
         # Clip by clip, so a clip's codes cannot depend on its neighbours in a shard.
         tokens = []

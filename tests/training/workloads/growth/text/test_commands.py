@@ -21,7 +21,7 @@ def test_stories_are_made_with_a_vocabulary_that_is_asked_for(
     said = capsys.readouterr().out
     assert "making 40 samples: 40/40" in said
     assert "vocabulary: 300 tokens, tokenizer: trained on this text" in said
-    assert "validation: 2 documents, " in said
+    assert " tokens, 2 documents, " in said
     meta = json.loads((out / "manifest.json").read_text())["meta"]
     assert meta["splits"]["train"]["documents"] == 38
 
