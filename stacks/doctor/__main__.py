@@ -130,7 +130,7 @@ def main(
 
 
 def _show(found: Diagnosis) -> None:
-    print(f"{found.state:<9}{found.check:<20}{found.what}", flush=True)
+    print(f"{found.state:<9}{found.check:<19} {found.what}", flush=True)
     if found.fix:
         print(f"{'':<9}{'':<20}$ {found.fix}", flush=True)
 

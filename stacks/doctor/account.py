@@ -46,7 +46,8 @@ class DeployTarget:
     def stacks(self) -> tuple[str, ...]:
         """The names of the stacks that a deploy creates."""
         network = () if self.parameters.vpc else (NETWORK,)
-        return (DATASET, *network, self.parameters.stack_name)
+        image = (self.parameters.image_stack,) if self.parameters.image_stack else ()
+        return (DATASET, *network, *image, self.parameters.stack_name)
 
     def deploy(self, stack: str = "") -> str:
         """Return the deploy command with the same `-c` options."""

@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 
 from contract.notice import MAX_SECONDS
 from contract.run_env import training_stack
+from contract.run_image import image_stack
 from contract.trainer_options import OPTIONS
 from sizing import catalogue
 from sizing.catalogue import InstanceType
@@ -143,7 +144,7 @@ class ParameterFields:
     )
     tags: Mapping[str, str]
     pytorch_ami_parameter: str = _about(
-        "SSM parameter of the image, or its id", "ami-0123456789abcdef0"
+        "SSM parameter of the newest image, which a new run takes and keeps; or an image's id", "ami-0123456789abcdef0"
     )
     root_volume: RootVolume
     data_on: str = _about("what /data is on: the volume, or the size's own disks", "nvme")
@@ -179,6 +180,12 @@ class ParameterFields:
     def stack_name(self) -> str:
         """The name of the training stack."""
         return training_stack(self.name)
+
+    @property
+    def image_stack(self) -> str:
+        """The name of the stack that keeps the run's image; empty if the image is an id."""
+        parameter = self.pytorch_ami_parameter
+        return image_stack(self.run_id, parameter) if parameter.startswith("/") else ""
 
     @property
     def instance(self) -> InstanceType:

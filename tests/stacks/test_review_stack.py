@@ -56,7 +56,7 @@ def test_the_role_reads_the_templates_and_nothing_else(resources: dict[str, Any]
     (statement,) = policy["Properties"]["PolicyDocument"]["Statement"]
     assert statement["Action"] == ["cloudformation:DescribeStacks", "cloudformation:GetTemplate"]
     tails = [each["Fn::Join"][1][-1] for each in statement["Resource"]]
-    names = ("DatasetStack", "NetworkStack", "TrainingStack")
+    names = ("DatasetStack", "NetworkStack", "RunImage-*", "TrainingStack")
     assert tails == [f":stack/{name}/*" for name in names]
 
 
