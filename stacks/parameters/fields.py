@@ -144,7 +144,8 @@ class ParameterFields:
     )
     tags: Mapping[str, str]
     pytorch_ami_parameter: str = _about(
-        "SSM parameter of the newest image, which a new run takes and keeps; or an image's id", "ami-0123456789abcdef0"
+        "SSM parameter of the newest image, which a new run takes and keeps; or an image's id",
+        "ami-0123456789abcdef0",
     )
     root_volume: RootVolume
     data_on: str = _about("what /data is on: the volume, or the size's own disks", "nvme")

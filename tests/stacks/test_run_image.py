@@ -7,7 +7,6 @@ import pytest
 
 from stacks.parameters import StackParameters
 from tests.stacks.templates import only
-from tests.stacks.test_side_by_side import VPC
 
 Synthesize = Callable[..., Any]
 NEWEST = (
@@ -28,7 +27,7 @@ def keepers(templates: Any) -> dict[str, Any]:
     [
         {},
         {"tags.team": "vision", "size": "g6.xlarge", "kms": "create", "alarm.disk_percent": "80"},
-        {"name": "vision", "run_id": "run-1", **VPC},
+        {"name": "vision", "run_id": "run-1", "target_capacity": "0"},
     ],
     ids=["defaults", "everything else changed", "another stack"],
 )
