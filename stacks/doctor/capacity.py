@@ -183,7 +183,9 @@ def image_resolves(target: DeployTarget) -> Iterator[Diagnosis]:
     )["Images"]
     if not found or found[0].get("State") != "available":
         what = f"the image {image_id} is not available in {target.region}"
-        yield problem(what=what, fix=_list_images(target))
+        take = f"{target.deploy()} -c pytorch_ami_parameter={newest}"
+        is_newer = newest not in ("", image_id)
+        yield problem(what=what, fix=take if is_newer else _list_images(target))
         return
     (image,) = found
     sizes = [

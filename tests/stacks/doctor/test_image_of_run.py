@@ -45,3 +45,15 @@ def test_the_image_that_a_run_keeps_is_the_one_examined(healthy: Clinic, examine
         with deployed(healthy, keeper, Image=kept):
             (line,) = examine(healthy, f"pytorch_ami_parameter={gone}")["image"]
         assert line["state"] == "ok", "a line that AWS no longer publishes"
+
+
+def test_an_image_that_aws_has_withdrawn_is_a_problem_with_the_newest_as_the_way_out(
+    healthy: Clinic, examine: Examine
+) -> None:
+    newest = healthy.aws.client("ssm").get_parameter(Name=IMAGE)["Parameter"]["Value"]
+    keeper = StackParameters.for_size("g5.xlarge").image_stack
+    with deployed(healthy, keeper, Image="ami-0a1b2c3d4e5f60718"):
+        (line,) = examine(healthy)["image"]
+    assert line["state"] == "problem"
+    assert line["what"] == "the image ami-0a1b2c3d4e5f60718 is not available in us-east-1"
+    assert line["fix"].endswith(f" -c pytorch_ami_parameter={newest}")
