@@ -13,6 +13,7 @@ if _NODE.exists():
 from aws_cdk import App, Environment, Stack, Tags, Validations  # noqa: E402
 from cdk_nag import AwsSolutionsChecks  # noqa: E402
 
+from contract.run_image import IMAGE_STACK  # noqa: E402
 from sizing.catalogue import PRICE_REGION  # noqa: E402
 from stacks.dataset_stack import DatasetStack  # noqa: E402
 from stacks.network import NetworkStack  # noqa: E402
@@ -92,7 +93,10 @@ def build(
             app,
             **named("ReviewStack"),
             parameters=parameters,
-            stack_names=[stack.stack_name for stack in (*shared, *queues, training_stack)],
+            stack_names=[
+                *(stack.stack_name for stack in (*shared, *queues, training_stack)),
+                parameters.name_of(f"{IMAGE_STACK}*"),  # of any run
+            ],
         )
     for key, value in parameters.tags.items():
         Tags.of(app).add(key, value)

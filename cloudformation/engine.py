@@ -96,10 +96,16 @@ class Engine:
         tags = previous.tags if previous and "Tags" not in request else {
             tag["Key"]: tag["Value"] for tag in request.get("Tags", [])
         }  # fmt: skip
+        # A real account did the same (2026-09): an identical request changes nothing, and any other
+        # reads every SSM parameter again.
+        is_same = previous is not None and (template.content, parameters, tags) == (
+            previous.template.content, previous.parameters, previous.tags
+        )  # fmt: skip
         return StackPlan(
             template=template,
             parameters=parameters,
             tags=tags,
+            references=previous.references if previous and is_same else {},
             capabilities=list(request.get("Capabilities", [])),
             disable_rollback=bool(request.get("DisableRollback")),
             notification_arns=list(request.get("NotificationARNs", [])),

@@ -10,6 +10,7 @@ from cloudformation.errors import CloudFormationError
 
 NO_VALUE = object()
 _PLACEHOLDER = re.compile(r"\$\{([^!][^}]*)\}")
+_DYNAMIC = re.compile(r"\{\{resolve:(.*?)\}\}")
 
 
 class Unknown(str):
@@ -40,6 +41,7 @@ class Expressions:
         attribute: Callable[[str, str], Any] | None = None,
         imported: Callable[[str], str] | None = None,
         zones: Callable[[], Sequence[str]] | None = None,
+        dynamic: Callable[[str], str] | None = None,
     ) -> None:
         self.parameters = parameters
         self.mappings = mappings or {}
@@ -48,6 +50,7 @@ class Expressions:
         self.attribute = attribute or (lambda name, _: _unresolved(name))
         self.imported = imported or _unresolved
         self.zones = zones or list
+        self.dynamic = dynamic or _unresolved
         self._known_conditions: dict[str, bool] = {}
 
     def value(self, node: Any) -> Any:
@@ -66,9 +69,7 @@ class Expressions:
         if isinstance(node, list):
             return [item for item in map(self.value, node) if item is not NO_VALUE]
         if isinstance(node, str) and "{{resolve:" in node:
-            raise CloudFormationError(
-                "Template error: the embedded AWS does not resolve dynamic references"
-            )
+            return _DYNAMIC.sub(lambda match: self.dynamic(match.group(1)), node)
         return node
 
     def condition(self, name: str) -> bool:
@@ -110,7 +111,7 @@ def _get_att(expressions: Expressions, argument: Any) -> Any:
     return expressions.attribute(name, expressions.value(attribute))
 
 
-def _join(expressions: Expressions, argument: Any) -> str:
+def _join(expressions: Expressions, argument: Any) -> Any:
     delimiter, parts = argument
     values = expressions.value(parts)
     if isinstance(values, Unknown):
@@ -120,10 +121,10 @@ def _join(expressions: Expressions, argument: Any) -> str:
             "Template error: every Fn::Join object requires a list of strings"
         )
     text = delimiter.join(scalar(item) for item in values)
-    return Unknown(text) if has_unknown(values) else text
+    return Unknown(text) if has_unknown(values) else expressions.value(text)
 
 
-def _sub(expressions: Expressions, argument: Any) -> str:
+def _sub(expressions: Expressions, argument: Any) -> Any:
     text, own = argument if isinstance(argument, list) else (argument, {})
     variables = expressions.value(own)
     later = False
@@ -141,7 +142,7 @@ def _sub(expressions: Expressions, argument: Any) -> str:
         return scalar(value)
 
     done = _PLACEHOLDER.sub(replace, text).replace("${!", "${")
-    return Unknown(done) if later else done
+    return Unknown(done) if later else expressions.value(done)
 
 
 def _select(expressions: Expressions, argument: Any) -> Any:

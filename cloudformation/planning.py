@@ -87,7 +87,23 @@ def expressions_for(
         attribute=attribute or (lambda name, key: attribute_of(stack.resources[name], key)),
         imported=imported,
         zones=account.zones,
+        dynamic=lambda reference: _dynamic(account, plan, reference),
     )
+
+
+def _dynamic(account: RegionalAccount, plan: StackPlan, reference: str) -> str:
+    """Return the value of a dynamic reference, which is read once for each plan."""
+    service, _, name = reference.partition(":")
+    if service != "ssm" or ":" in name:
+        raise CloudFormationError(
+            f"Template error: the embedded AWS does not resolve {{{{resolve:{reference}}}}}"
+        )
+    if reference not in plan.references:
+        found = account.read_ssm([name])
+        if name not in found:
+            raise CloudFormationError(f"Parameters: [{reference}] cannot be found.")
+        plan.references[reference] = found[name]
+    return plan.references[reference]
 
 
 def attribute_of(resource: StackResource, name: str) -> Any:

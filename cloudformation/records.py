@@ -44,6 +44,7 @@ class StackPlan:
     disable_rollback: bool = False
     notification_arns: list[str] = field(default_factory=list)
     role_arn: str | None = None
+    references: dict[str, str] = field(default_factory=dict)  # dynamic ones, with their values
 
 
 @dataclass(kw_only=True, slots=True)

@@ -223,6 +223,10 @@ class CloudFormation:
                     return stack, change_set
         raise CloudFormationError(f"ChangeSet [{wanted}] does not exist", "ChangeSetNotFound")
 
+    def list_hook_results(self, request: Request) -> Response:
+        """Return none: the account has no hooks. The CLI asks after a failed change set."""
+        return {"HookResults": []}
+
     # Events, resources, exports, templates
 
     def describe_stack_events(self, request: Request) -> Response:

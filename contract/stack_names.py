@@ -6,12 +6,15 @@ therefore begin with a prefix that no other project uses, and whatever deploys l
 
 from collections.abc import Iterator, Mapping
 
+from contract.run_image import IMAGE_STACK
+
 # By construct id. DescribeStacks, ListStacks and the template have it, and all that was ever
 # deployed has these words: whoever changes one makes earlier deployments look like others' stacks.
 DESCRIPTIONS: Mapping[str, str] = {
     "DatasetStack": "Datasets and training runs; kept when the training stack is destroyed.",
     "NetworkStack": "The network that training stacks share.",
     "SweepStack": "A queue of many runs, which SageMaker trains a few at a time.",
+    IMAGE_STACK: "The image of one run, as its first deploy found it.",
     "ReviewStack": "The role with which pull requests are compared with what is deployed.",
     "TrainingStack": "Trains one run on Spot instances that may be interrupted at any time.",
 }
@@ -24,7 +27,8 @@ def training_stack(name: str = "") -> str:
 
 def description_of(construct_id: str) -> str:
     """Return what the description of our stack with this construct id is."""
-    return DESCRIPTIONS.get(construct_id, DESCRIPTIONS["TrainingStack"])
+    kind = IMAGE_STACK if construct_id.startswith(IMAGE_STACK) else construct_id
+    return DESCRIPTIONS.get(kind, DESCRIPTIONS["TrainingStack"])
 
 
 def stack_name(prefix: str, construct_id: str) -> str:

@@ -18,6 +18,7 @@ from typing import Any
 import boto3
 from botocore.exceptions import BotoCoreError, ClientError
 
+from contract.run_image import image_of
 from sizing.catalogue import PRICE_REGION
 
 # Besides the stacks' code, these packages decide what a template contains.
@@ -41,6 +42,7 @@ class StackSide:
     is_protected: bool = False
     # sizing's prediction, if the app writes one at synthesis.
     plan: Mapping[str, Any] | None = None
+    image: str = ""  # of a deployed stack
 
     @property
     def resources(self) -> Mapping[str, Any]:
@@ -209,6 +211,7 @@ def deployed(stack_names: Sequence[str]) -> Side:
             stacks[name] = StackSide(
                 template=body if isinstance(body, Mapping) else json.loads(body),
                 is_protected=bool(described.get("EnableTerminationProtection")),
+                image=image_of(described),
             )
         others = {} if stacks.keys() == {*stack_names} else _descriptions(client)
     except (BotoCoreError, ClientError) as error:

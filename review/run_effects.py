@@ -185,12 +185,12 @@ def _next_attempt(
 
 
 def _numerics(base: StackSide, head: StackSide) -> Iterator[str]:
-    old, new = _hardware(base), _hardware(head)
+    old, new = _gpus(base), _gpus(head)
     if not (old and new):
         return
-    if old[0] != new[0]:
-        change = f"GPUs change from {old[0]} to {new[0]}"
-        if old[0].partition(" x ")[2] == new[0].partition(" x ")[2]:
+    if old != new:
+        change = f"GPUs change from {old} to {new}"
+        if old.partition(" x ")[2] == new.partition(" x ")[2]:
             yield (
                 f"{change}: a workload's weights stay equal bit for bit, unless its sums depend on "
                 "the number of ranks (reduction=ring, sharding=full); a program's may differ."
@@ -205,15 +205,10 @@ def _numerics(base: StackSide, head: StackSide) -> Iterator[str]:
             f"**The fleet may start {', '.join(more)} as well**: on a machine with another GPU the "
             "numerics key of the run changes; the receipt says so."
         )
-    if old[1] != new[1]:
-        yield (
-            f"The image changes ({short(old[1])} → {short(new[1])}): with another torch, CUDA or "
-            "driver the numerics key changes; the receipt says so."
-        )
 
 
 def _orphans(head: StackSide) -> Iterator[str]:
-    for data in _launch_templates(head.resources.values()):
+    for data in launch_templates(head.resources.values()):
         for disk in data.get("BlockDeviceMappings") or []:
             # EC2 keeps every volume but the root by default.
             if disk.get("Ebs") and disk["Ebs"].get("DeleteOnTermination") is not True:
@@ -235,22 +230,17 @@ def _gpus_of_fleet(side: StackSide) -> set[str]:
 
 def _key(side: StackSide) -> str:
     """Return the key of the machines' volumes, which is also the buckets'."""
-    for data in _launch_templates(side.resources.values()):
+    for data in launch_templates(side.resources.values()):
         if disks := data.get("BlockDeviceMappings"):
             return spell((disks[0].get("Ebs") or {}).get("KmsKeyId", ""))
     return ""
 
 
-def _hardware(side: StackSide) -> tuple[str, object] | None:
-    for data in _launch_templates(side.resources.values()):
+def _gpus(side: StackSide) -> str:
+    for data in launch_templates(side.resources.values()):
         known = catalogue.instances().get(str(data.get("InstanceType")))
-        image = data.get("ImageId")
-        if isinstance(image, dict) and "Ref" in image:
-            parameter = side.template.get("Parameters", {}).get(image["Ref"], {})
-            image = parameter.get("Default", image)
-        gpus = f"{known.num_gpus} x {known.gpu}" if known else str(data.get("InstanceType"))
-        return gpus, image
-    return None
+        return f"{known.num_gpus} x {known.gpu}" if known else str(data.get("InstanceType"))
+    return ""
 
 
 def _surroundings(changes: Sequence[Change], is_new_run: bool) -> Iterator[str]:
@@ -346,7 +336,7 @@ def _boot_script(template: Mapping[str, Any]) -> str:
 
 def _parts(template: Mapping[str, Any]) -> tuple[dict[Name, str], str]:
     resources = (template.get("Resources") or {}).values()
-    for data in _launch_templates(resources):
+    for data in launch_templates(resources):
         found = _HERE_DOCUMENT.search(spell(data.get("UserData", "")))
         if found:
             lines = [line.partition("=") for line in found.group(2).splitlines()]
@@ -355,7 +345,8 @@ def _parts(template: Mapping[str, Any]) -> tuple[dict[Name, str], str]:
     return {}, ""
 
 
-def _launch_templates(resources: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
+def launch_templates(resources: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
+    """Yield the data of each launch template."""
     for resource in resources:
         if resource["Type"] == "AWS::EC2::LaunchTemplate":
             yield resource["Properties"].get("LaunchTemplateData", {})

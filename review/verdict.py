@@ -9,6 +9,7 @@ from contract.stack_names import other_prefixes
 from review.assembly import CdkDiff, Side
 from review.changes import Change, Objection, find_changes
 from review.costs import CostRow, cost_rows, plan_warnings, price_note
+from review.images import image_effects, image_notes
 from review.objections import STATEFUL, find_losses, find_refusals
 from review.protections import find_weakened
 from review.run_effects import find_run_effects
@@ -83,13 +84,13 @@ def judge(base: Side, head: Side, diffs: Sequence[CdkDiff]) -> Review:
     return Review(
         base=base.name,
         head=head.name,
-        notes=_added_and_removed_stacks(base, head),
+        notes=[*_added_and_removed_stacks(base, head), *image_notes(base, head)],
         changes=changes,
         losses=find_losses(base, head, changes),
         refusals=find_refusals(base, head, changes),
         weakened=find_weakened(head, changes),
         security=find_security_changes(base, head, changes),
-        run_effects=find_run_effects(base, head, changes),
+        run_effects=[*find_run_effects(base, head, changes), *image_effects(base, head)],
         costs=cost_rows(base, head),
         prices=price_note(base, head),
         warnings=plan_warnings(head),

@@ -29,17 +29,15 @@ class TrainingLaunchTemplate(Construct):
         role: InstanceRole,
         vpc_id: str,
         key: kms.IKey | None,
+        image_id: str,
         user_data: str,
     ) -> None:
         super().__init__(scope, construct_id)
-        ami = parameters.pytorch_ami_parameter
-        by_parameter = ami.startswith("/")
         self.group = self._group_of(parameters.run_id, vpc_id, role)
         self.template = ec2.LaunchTemplate(
             self,
             "Template",
             instance_type=ec2.InstanceType(parameters.size),
-            machine_image=ec2.MachineImage.from_ssm_parameter(ami) if by_parameter else None,
             user_data=ec2.UserData.custom(user_data),
             instance_profile=role.profile,
             security_group=self.group,
@@ -49,10 +47,9 @@ class TrainingLaunchTemplate(Construct):
             http_put_response_hop_limit=1,
             instance_metadata_tags=True,
         )
-        if not by_parameter:
-            resource = self.template.node.default_child
-            assert isinstance(resource, ec2.CfnLaunchTemplate)
-            resource.add_property_override("LaunchTemplateData.ImageId", ami)
+        resource = self.template.node.default_child
+        assert isinstance(resource, ec2.CfnLaunchTemplate)
+        resource.add_property_override("LaunchTemplateData.ImageId", image_id)
         # These reach the launch template, its instances and their volumes; a fleet's tags do not.
         Tags.of(self.template).add("Name", f"{Stack.of(self).stack_name}-{parameters.run_id}")
         Tags.of(self.template).add("RunId", parameters.run_id)

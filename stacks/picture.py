@@ -29,6 +29,7 @@ CAPTIONS = {
     "Network": "public subnets, shared by all runs",
     "Bundle": "where the code of new runs is",
     "InstanceRole": "what a run's instance may do",
+    "RunImage": "the run's image, kept",
     "LaunchTemplate": "image, volumes, user data, no way in",
     "FleetRole": "lets EC2 start instances",
     "Fleet": "keeps one GPU instance on Spot",
@@ -49,7 +50,9 @@ _MEANINGS: Mapping[str, Mapping[str, str]] = {
     "AWS::CloudWatch::Alarm": {"AlarmActions": "notifies", "*": "watches"},
     "AWS::CloudWatch::Dashboard": {"*": "watches"},
 }
-_REFERENCE = re.compile(r'"(?:Ref|Fn::GetAtt)": \[?"(\w+)|ExportsOutput(?:Ref|FnGetAtt)(\w+)')
+_REFERENCE = re.compile(
+    r'"(?:Ref|Fn::GetAtt)": \[?"(\w+)|(?:ExportsOutput(?:Ref|FnGetAtt)|"Fn::ImportValue": ")(\w+)'
+)
 Resource = Mapping[str, Any]
 
 
@@ -85,8 +88,8 @@ def _references(
                     yield target, tie
         for target in resources.values():
             # An IAM policy names a parameter without its leading slash.
-            is_parameter = target["Type"] == "AWS::SSM::Parameter"
-            if is_parameter and target["Properties"]["Name"].lstrip("/") in text:
+            named = target["Type"] == "AWS::SSM::Parameter" and target["Properties"].get("Name")
+            if named and named.lstrip("/") in text:
                 yield target, "by name"
 
 

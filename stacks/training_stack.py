@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from aws_cdk import Annotations, CfnOutput, Stack, Stage, Tags
+from aws_cdk import Annotations, CfnOutput, Environment, Stack, Stage, Tags
 from aws_cdk import aws_sns as sns
 from aws_cdk import aws_ssm as ssm
 from constructs import Construct
@@ -33,6 +33,7 @@ from stacks.plan import (
 )
 from stacks.program_source import write_source
 from stacks.roles import InstanceRole, RunData, named_buckets
+from stacks.run_image import RunImageStack
 from stacks.user_data import FIRST_BOOT_FILE
 
 ROOT = Path(__file__).parent.parent
@@ -78,6 +79,7 @@ class TrainingStack(Stack):
             force_dynamic_reference=True,
         )
         data = self._data(dataset_bucket_name, run_bucket_name, key_arn)
+        self._image_id = self._image(scope, kwargs.get("env"))
         role, template = self._machine(data, vpc_id, wheels)
         topic = TrainingTopic(
             self, "Notifications", email=parameters.alarm.email, key=data.key
@@ -98,6 +100,7 @@ class TrainingStack(Stack):
             "DatasetUri": data.dataset_uri,
             "RunUri": data.run_uri,
             "FleetIdOutput": fleet.fleet_id,
+            "Image": self._image_id,
             "TopicArn": topic.topic_arn,
             "GuardFunction": guard.function.function_name,
             "Dashboard": f"https://{self.region}.console.aws.amazon.com/cloudwatch/home?"
@@ -120,6 +123,27 @@ class TrainingStack(Stack):
             run_bucket=run_bucket,
             run_prefix=f"{RUNS}{self._parameters.run_id}",
         )
+
+    def _image(self, scope: Construct, env: Environment | None) -> str:
+        """Return the id of the machines' image: as given, or from the run's own stack."""
+        p = self._parameters
+        if not p.image_stack:
+            return p.pytorch_ami_parameter
+        stack = scope.node.try_find_child(p.image_stack) or RunImageStack(
+            scope,
+            p.image_stack,
+            newest_by=p.pytorch_ami_parameter,
+            stack_name=p.name_of(p.image_stack),
+            env=env,
+        )
+        assert isinstance(stack, RunImageStack)
+        self.add_stack_dependency(stack)
+        Annotations.of(self).add_info_v2(
+            "image",
+            f"{p.run_id} starts the image that {stack.stack_name} keeps: the newest of "
+            f"{p.pytorch_ami_parameter} at the run's first deploy; `make doctor` names it",
+        )
+        return stack.image_id
 
     def _machine(
         self, data: RunData, vpc_id: str, wheels: Path | None
@@ -171,6 +195,7 @@ class TrainingStack(Stack):
             role=role,
             vpc_id=vpc_id,
             key=data.key,
+            image_id=self._image_id,
             user_data=user_data.render(run_env, FIRST_BOOT_FILE.read_text(encoding="utf-8")),
         )
         return role, template

@@ -143,7 +143,7 @@ def _find_foreign(target: DeployTarget, command: str) -> int:
 
 
 def _show(found: Diagnosis) -> None:
-    print(f"{found.state:<9}{found.check:<20}{found.what}", flush=True)
+    print(f"{found.state:<9}{found.check:<19} {found.what}", flush=True)
     if found.fix:
         print(f"{'':<9}{'':<20}$ {found.fix}", flush=True)
 

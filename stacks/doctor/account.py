@@ -47,6 +47,7 @@ class DeployTarget:
         p = self.parameters
         asked = {DATASET: not (p.dataset_bucket and p.run_bucket), NETWORK: not p.vpc}
         asked |= {"SweepStack": p.sweep.instances > 0, "ReviewStack": bool(p.review.repository)}
+        asked |= {p.image_stack: bool(p.image_stack)}
         return (*(each for each, is_asked in asked.items() if is_asked), p.training)
 
     def deploy(self, stack: str = "") -> str:

@@ -7,6 +7,7 @@ from typing import Any
 
 from botocore.exceptions import ClientError
 
+from contract.run_image import image_of
 from sizing import catalogue
 from sizing.catalogue import PRICE_REGION
 from sizing.catalogue.refresh import LEAST_FOR_SCORES
@@ -167,26 +168,24 @@ def service_roles_exist(target: DeployTarget) -> Iterator[Diagnosis]:
 
 
 def image_resolves(target: DeployTarget) -> Iterator[Diagnosis]:
-    """Check that the image exists and fits the root volume."""
+    """Check that the image which a deploy starts is the run's, exists and fits the root volume."""
     p = target.parameters
-    image_id = p.pytorch_ami_parameter
-    if image_id.startswith("/"):
-        ssm = target.client("ssm")
-        try:
-            image_id = ssm.get_parameter(Name=image_id)["Parameter"]["Value"]
-        except ClientError as error:
-            if error.response["Error"]["Code"] != "ParameterNotFound":
-                raise
-            what = f"{target.region} has no parameter {p.pytorch_ami_parameter}"
-            yield problem(what=what, fix=_list_images(target))
-            return
+    newest = _newest_image(target)
+    image_id = image_of(target.stack(p.image_stack) or {}) if p.image_stack else ""
+    image_id = image_id or newest
+    if not image_id:
+        what = f"{target.region} has no parameter {p.pytorch_ami_parameter}"
+        yield problem(what=what, fix=_list_images(target))
+        return
     # Filters, not ImageIds: an unknown id then gives an empty result, not an error.
     found = target.client("ec2").describe_images(
         Filters=[{"Name": "image-id", "Values": [image_id]}]
     )["Images"]
     if not found or found[0].get("State") != "available":
         what = f"the image {image_id} is not available in {target.region}"
-        yield problem(what=what, fix=_list_images(target))
+        take = f"{target.deploy()} -c pytorch_ami_parameter={newest}"
+        is_newer = newest not in ("", image_id)
+        yield problem(what=what, fix=take if is_newer else _list_images(target))
         return
     (image,) = found
     sizes = [
@@ -205,7 +204,38 @@ def image_resolves(target: DeployTarget) -> Iterator[Diagnosis]:
             fix=f"{target.deploy()} -c root_volume.gib={sizes[0]}",
         )
     else:
-        yield ok(what=what)
+        yield _image_of_run(target, what, image_id, newest)
+
+
+def _newest_image(target: DeployTarget) -> str:
+    """Return the image that the parameter names, empty if there is none; or the given image."""
+    name = target.parameters.pytorch_ami_parameter
+    if not name.startswith("/"):
+        return name
+    try:
+        return str(target.client("ssm").get_parameter(Name=name)["Parameter"]["Value"])
+    except ClientError as error:
+        if error.response["Error"]["Code"] != "ParameterNotFound":
+            raise
+        return ""
+
+
+def _image_of_run(target: DeployTarget, what: str, image_id: str, newest: str) -> Diagnosis:
+    """Compare the image that a deploy starts with the deployed one, and with the newest."""
+    p, command = target.parameters, f"{target.deploy()} -c pytorch_ami_parameter="
+    deployed = image_of(target.stack(p.training) or {})
+    uri = target.output(p.training, "RunUri") or ""
+    if deployed not in ("", image_id) and uri.endswith(f"/{p.run_id}"):
+        return warning(
+            what=f"{what}; {p.run_id} is on {deployed}: the deploy ends its machine, and the run "
+            "goes on with this image's torch and driver",
+            fix=f"{command}{deployed}   # keeps its image",
+        )
+    if newest not in ("", image_id):
+        fix = f"{command}{newest}   # takes the newest"
+        return ok(what=f"{what}; {p.run_id} keeps it, the newest is {newest}", fix=fix)
+    has = f"; {p.stack_name} has {deployed}" if deployed not in ("", image_id) else ""
+    return ok(what=what + has)
 
 
 def _cannot_boot(image: dict[str, Any]) -> str | None:

@@ -9,6 +9,7 @@ from math import inf
 from typing import Any, TypeAlias
 
 from contract.notice import MAX_SECONDS
+from contract.run_image import image_stack
 from contract.stack_names import stack_name, training_stack
 from contract.trainer_options import OPTIONS
 from sizing import catalogue
@@ -148,7 +149,8 @@ class ParameterFields:
     )
     tags: Mapping[str, str]
     pytorch_ami_parameter: str = _about(
-        "SSM parameter of the image, or its id", "ami-0123456789abcdef0"
+        "SSM parameter of the newest image, which a new run takes and keeps; or an image's id",
+        "ami-0123456789abcdef0",
     )
     root_volume: RootVolume
     data_on: str = _about("what /data is on: the volume, or the size's own disks", "nvme")
@@ -193,6 +195,12 @@ class ParameterFields:
     def name_of(self, construct_id: str) -> str:
         """Return the name of one of the app's stacks in CloudFormation."""
         return stack_name(self.prefix, construct_id)
+
+    @property
+    def image_stack(self) -> str:
+        """The construct id of the stack that keeps the run's image; empty if the image is an id."""
+        parameter = self.pytorch_ami_parameter
+        return image_stack(self.run_id, parameter) if parameter.startswith("/") else ""
 
     @property
     def instance(self) -> InstanceType:

@@ -66,7 +66,7 @@ def test_a_value_that_waits_for_a_resource_makes_everything_made_of_it_wait() ->
         ({"Fn::Select": [5, ["a"]]}, "nonexistent value at index 5"),
         ({"Fn::FindInMap": ["Sizes", "eu", "Size"]}, "Unable to get mapping for Sizes::eu::Size"),
         ({"Fn::Nonsense": 1}, "unsupported intrinsic function Fn::Nonsense"),
-        ("{{resolve:ssm:/x}}", "dynamic references"),
+        ("{{resolve:ssm:/x}}", "unresolved reference to ssm:/x"),
         ({"Fn::If": ["Nowhere", 1, 2]}, "Unresolved condition dependency Nowhere"),
     ],
 )

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 from botocore.exceptions import ClientError
 
+from tests.cloudformation.conftest import Stacks
 from tests.cloudformation.resource_cases import TOPIC, group, parameter
 
 
@@ -276,3 +277,34 @@ def test_the_api_answers_while_a_slow_creation_runs(stacks: Any) -> None:
     stacks.client.get_waiter("stack_create_complete").wait(
         StackName="slow", WaiterConfig={"Delay": 1, "MaxAttempts": 20}
     )
+
+
+def test_a_dynamic_reference_is_read_again_by_any_change_and_by_no_other_deploy(
+    stacks: Stacks,
+) -> None:
+    ssm = stacks.aws.client("ssm")
+    ssm.put_parameter(Name="/newest", Value="one", Type="String")
+    joined = {"Fn::Join": ["-", ["is", "{{resolve:ssm:/newest}}"]]}
+    copied = {"Type": "AWS::SSM::Parameter", "Properties": {"Type": "String", "Value": joined}}
+
+    def value() -> str:
+        name = stacks.physical("dynamic", "Copy")
+        return str(ssm.get_parameter(Name=name)["Parameter"]["Value"])
+
+    stacks.create("dynamic", {"Copy": copied})
+    assert value() == "is-one"
+    ssm.put_parameter(Name="/newest", Value="two", Type="String", Overwrite=True)
+    with pytest.raises(ClientError, match="No updates are to be performed"):
+        stacks.update("dynamic", {"Copy": copied})
+    assert value() == "is-one"
+    stacks.update("dynamic", {"Copy": copied, "Other": {"Type": "AWS::SNS::Topic"}})
+    assert value() == "is-two"
+
+
+def test_fails_on_a_dynamic_reference_to_what_is_not_there(stacks: Stacks) -> None:
+    for reference, why in (("ssm:/none", r"Parameters: \[ssm:/none\] cannot be found"),
+                           ("secretsmanager:x", "does not resolve")):  # fmt: skip
+        topic = {"Type": "AWS::SNS::Topic", "Properties": {
+            "DisplayName": f"{{{{resolve:{reference}}}}}"}}  # fmt: skip
+        with pytest.raises(ClientError, match=why):
+            stacks.create("dynamic", {"Topic": topic})

@@ -2,6 +2,7 @@
 
 import pytest
 
+from contract.run_image import image_stack
 from contract.stack_names import (
     DESCRIPTIONS,
     description_of,
@@ -17,9 +18,11 @@ def test_descriptions_stay_what_is_deployed() -> None:
         "DatasetStack": "Datasets and training runs; kept when the training stack is destroyed.",
         "NetworkStack": "The network that training stacks share.",
         "SweepStack": "A queue of many runs, which SageMaker trains a few at a time.",
+        "RunImage-": "The image of one run, as its first deploy found it.",
         "ReviewStack": "The role with which pull requests are compared with what is deployed.",
         "TrainingStack": "Trains one run on Spot instances that may be interrupted at any time.",
     }
+    assert description_of(image_stack("run-1", "/x")) == DESCRIPTIONS["RunImage-"]
     assert description_of(training_stack("vision")) == DESCRIPTIONS["TrainingStack"]
 
 

@@ -1,22 +1,25 @@
 """The project's own stacks through the real CLI: deployed, changed, destroyed, adopted, guarded."""
 
+import copy
 import json
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 from moto.ec2.models import ec2_backends
+from moto.ssm.models import ssm_backends
 
 from cloudformation import schema
 from rehearsal.aws import EmbeddedAws
 from rehearsal.aws.event_bus import EventBus
 from rehearsal.machines import ProcessMachine
 from rehearsal.machines.metadata import MetadataServer, RehearsedInstance
-from tests.rehearsal.cli import NEVER, Cli
-from tests.stack_names import DATASET, TRAINING
+from tests.rehearsal.cli import NEVER, REPOSITORY, Cli
+from tests.stack_names import DATASET, PREFIX, TRAINING, named
 
 pytestmark = pytest.mark.slow
 PROTECTED = ("-c", "kms=create", "-c", "access_logs=true", "-c", "alarm.email=me@example.org")
@@ -138,6 +141,63 @@ def test_buckets_outlive_both_stacks_and_are_used_again(aws: EmbeddedAws, tmp_pa
     assert adopted["DatasetUri"] == f"s3://{dataset}/trajectory"
     assert adopted["RunUri"] == f"s3://{runs}/runs/run-1"
     assert content() == b"kept"
+
+
+def publish_image(aws: EmbeddedAws) -> str:
+    """Publish a new build of the default line, as AWS does about monthly; return its id."""
+    name = json.loads((REPOSITORY / "cdk.json").read_text())["context"]["pytorch_ami_parameter"]
+    builds = ssm_backends[aws.account][aws.region]._parameters[name]
+    build = copy.copy(builds[-1])
+    build.version += 1
+    build.value = str(aws.client("ec2").register_image(Name=f"build {build.version}")["ImageId"])
+    builds.append(build)
+    return build.value
+
+
+@dataclass(frozen=True)
+class Running:
+    """The one machine that runs, and its fleet."""
+
+    fleet: str
+    machine: str
+    image: str
+
+
+def running(aws: EmbeddedAws) -> Running:
+    fleet = outputs(aws, TRAINING)["FleetIdOutput"]
+    filters = [{"Name": "instance-state-name", "Values": ["pending", "running"]}]
+    (found,) = aws.client("ec2").describe_instances(Filters=filters)["Reservations"]
+    (machine,) = found["Instances"]
+    return Running(fleet, machine["InstanceId"], machine["ImageId"])
+
+
+def test_a_run_keeps_the_image_of_its_first_deploy(aws: EmbeddedAws, tmp_path: Path) -> None:
+    cli = Cli(aws, tmp_path)
+    cli.run("bootstrap", app=False)
+
+    def deploy(*options: str) -> Running:
+        cli.run("deploy", "TrainingStack", *NEVER, *options, app=False)
+        return running(aws)
+
+    first = deploy()
+    (keeper,) = [name for name in stacks_of(aws) if name.startswith(named("RunImage-run-1-"))]
+    newest = publish_image(aws)
+    assert deploy("-c", "alarm.disk_percent=80") == first
+
+    # CloudFormation refuses what would move it, and a run whose image nobody has looked up.
+    changed = (keeper.removeprefix(PREFIX), *NEVER, "--force", "--tags", "team=vision")
+    refused = cli.run("deploy", *changed, app=False, fails=True)
+    assert f"Export {keeper} cannot be updated as it is in use by {TRAINING}" in refused
+    another = ("-c", "run_id=run_2")
+    alone = ("TrainingStack", "--exclusively", *NEVER, *another)
+    refused = cli.run("deploy", *alone, app=False, fails=True)
+    assert f"No export named {named('RunImage-run-2-')}" in refused
+
+    # Another run takes the newest; the first has its own again later, also after a destroy.
+    assert deploy(*another).image == newest
+    cli.run("destroy", "TrainingStack", "--force", app=False)
+    assert deploy().image == first.image
+    assert deploy("-c", f"pytorch_ami_parameter={newest}").image == newest
 
 
 class Guarded:

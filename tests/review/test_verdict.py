@@ -15,7 +15,7 @@ from review.assembly import CdkDiff, Side
 from review.verdict import Review, judge
 from sizing.catalogue import spot_price
 from tests.review.conftest import MakeSide
-from tests.stack_names import DATASET, TRAINING
+from tests.stack_names import DATASET, TRAINING, named
 
 Reviewer = Callable[..., Review]
 
@@ -367,3 +367,31 @@ def test_a_volume_that_outlives_its_instance_is_told(review_of: Reviewer) -> Non
 
     effects = review_of(keep_volumes).run_effects
     assert any("leaves its volume /dev/sdf behind" in effect for effect in effects)
+
+
+def test_the_image_that_a_deploy_starts_is_told(base: Side, make_side: Callable[..., Side]) -> None:
+    keeper, line = named("RunImage-run-1-02012aed"), "pytorch-2.12-ubuntu-24.04/latest/ami-id"
+    had, newer = "ami-0aaaaaaaaaaaaaaaa", "ami-0bbbbbbbbbbbbbbbb"
+
+    def told(head: Side, **images: str) -> tuple[str, list[str]]:
+        """The note and the effects, where these stacks alone are deployed, with their images."""
+        stacks = {name: replace(base.stacks[name], image=image) for name, image in images.items()}
+        review = judge(replace(base, stacks=stacks), head, [])
+        (note,) = [each for each in review.notes if each.startswith(f"{TRAINING} starts")]
+        return note, [each for each in review.run_effects if "image" in each]
+
+    deployed = {TRAINING: had}
+    assert told(base, **deployed, **{keeper: had}) == (
+        f"{TRAINING} starts the image that it has: {had}.", []
+    )  # fmt: skip
+    note, (effect,) = told(base, **deployed)
+    assert note.startswith(f"{TRAINING} starts the newest of /aws/service/deeplearning/")
+    assert note.endswith(f"{line}, which {keeper} then keeps; it has {had}.")
+    assert effect.startswith(f"**The image of run-1 may change** ({had} → the newest of /aws")
+    assert effect.endswith(f"-c pytorch_ami_parameter={had} keeps it.")
+    note, (effect,) = told(make_side(pytorch_ami_parameter=newer), **deployed)
+    assert note == f"{TRAINING} starts {newer}; it has {had}."
+    assert effect.startswith(f"**The image of run-1 changes** ({had} → {newer})")
+    note, effects = told(make_side(run_id="run-2"), **deployed, **{keeper: had})
+    assert "RunImage-run-2-" in note and note.endswith(f"; it has {had}.")
+    assert effects == []

@@ -89,7 +89,7 @@ def test_names_and_arns_are_exported_whoever_uses_them(templates: dict[str, Any]
 
 def test_adopted_buckets_are_used_and_not_made(synthesize: Callable[..., Any]) -> None:
     templates = synthesize(dataset_bucket="my-data", run_bucket="my-runs")
-    assert set(templates) == {"NetworkStack", "TrainingStack"}
+    assert set(templates) == {"NetworkStack", "RunImage-run-1-02012aed", "TrainingStack"}
     text = str(templates["TrainingStack"])
     assert "DATASET_URI=s3://my-data/trajectory\\n" in text
     assert "RUN_URI=s3://my-runs/runs/run-1\\n" in text

@@ -69,14 +69,6 @@ def test_instances_and_volumes_are_tagged_for_guard_and_fleet(data: Any) -> None
         }
 
 
-def test_the_image_is_a_parameter_that_a_deploy_resolves(
-    data: Any, templates: dict[str, Any]
-) -> None:
-    parameter = templates["TrainingStack"]["Parameters"][data["ImageId"]["Ref"]]
-    assert parameter["Type"] == "AWS::SSM::Parameter::Value<AWS::EC2::Image::Id>"
-    assert parameter["Default"].endswith("-pytorch-2.12-ubuntu-24.04/latest/ami-id")
-
-
 def test_an_image_id_pins_the_image(synthesize: Callable[..., Any]) -> None:
     pinned = synthesize(pytorch_ami_parameter="ami-0123456789abcdef0")
     assert data_of(pinned)["ImageId"] == "ami-0123456789abcdef0"

@@ -24,7 +24,7 @@ def test_every_construct_has_a_caption_and_every_caption_a_construct(
 
 
 def test_every_resource_is_counted_once(resources: dict[str, Any]) -> None:
-    rows = re.findall(r"^\| \w+ \| \w+ \| (.*) \|$", draw(resources), re.MULTILINE)[1:]
+    rows = re.findall(r"^\| \w+ \| [\w-]+ \| (.*) \|$", draw(resources), re.MULTILINE)[1:]
     counts = [int(number) for row in rows for number in re.findall(r"(\d+) \w+::", row)]
     assert sum(counts) == len(resources)
 

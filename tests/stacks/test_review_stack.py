@@ -7,7 +7,7 @@ import pytest
 
 from stacks.parameters import StackParameters
 from stacks.review_stack import subjects
-from tests.stack_names import DATASET, NETWORK, TRAINING
+from tests.stack_names import DATASET, NETWORK, TRAINING, named
 
 PROVIDER = "arn:aws:iam::123456789012:oidc-provider/token.actions.githubusercontent.com"
 GIVEN = {"review.oidc_provider": PROVIDER, "review.repository": "somebody@583231/training@1296269"}
@@ -57,7 +57,7 @@ def test_the_role_reads_the_templates_and_nothing_else(resources: dict[str, Any]
     (statement,) = policy["Properties"]["PolicyDocument"]["Statement"]
     assert statement["Action"] == ["cloudformation:DescribeStacks", "cloudformation:GetTemplate"]
     tails = [each["Fn::Join"][1][-1] for each in statement["Resource"]]
-    names = (DATASET, NETWORK, TRAINING)
+    names = (DATASET, NETWORK, named("RunImage-*"), TRAINING)
     assert tails == [f":stack/{name}/*" for name in names]
 
 

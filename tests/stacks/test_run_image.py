@@ -1,0 +1,77 @@
+"""The stack that keeps a run's image: its template is its name's, and never another."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from stacks.parameters import StackParameters
+from tests.stack_names import named
+from tests.stacks.templates import only
+
+Synthesize = Callable[..., Any]
+NEWEST = (
+    "/aws/service/deeplearning/ami/x86_64/oss-nvidia-driver-gpu-pytorch-2.12-ubuntu-24.04"
+    "/latest/ami-id"
+)
+NAME = "RunImage-run-1-02012aed"
+
+
+def keepers(templates: Any) -> dict[str, Any]:
+    return {name: each for name, each in templates.items() if name.startswith("RunImage-")}
+
+
+# A deploy of another template reads the parameter again, and CloudFormation refuses it while a run
+# is on the old image: this text, and the name, are those of all runs that there are.
+@pytest.mark.parametrize(
+    "context",
+    [
+        {},
+        {"tags.team": "vision", "size": "g6.xlarge", "kms": "create", "alarm.disk_percent": "80"},
+        {"name": "vision", "run_id": "run-1", "target_capacity": "0"},
+    ],
+    ids=["defaults", "everything else changed", "another stack"],
+)
+def test_the_template_of_a_run_is_always_the_same(
+    context: dict[str, str], synthesize: Synthesize
+) -> None:
+    assert keepers(synthesize(**context)) == {
+        NAME: {
+            "Description": "The image of one run, as its first deploy found it.",
+            "Resources": {
+                "RunImage": {
+                    "Type": "AWS::SSM::Parameter",
+                    "Properties": {"Type": "String", "Value": f"{{{{resolve:ssm:{NEWEST}}}}}"},
+                    "Metadata": {"aws:cdk:path": f"{NAME}/RunImage"},
+                }
+            },
+            "Outputs": {
+                "Image": {
+                    "Value": {"Fn::GetAtt": ["RunImage", "Value"]},
+                    "Export": {"Name": named(NAME)},
+                }
+            },
+        }
+    }
+
+
+def test_machines_start_what_their_run_keeps(templates: Any) -> None:
+    data = only(templates["TrainingStack"], "AWS::EC2::LaunchTemplate")["LaunchTemplateData"]
+    assert data["ImageId"] == {"Fn::ImportValue": named(NAME)}
+    # Nothing that the training stack's own deploy would read again.
+    (parameter,) = templates["TrainingStack"]["Parameters"]
+    assert parameter == "BootstrapVersion"
+    assert "resolve:ssm" not in str(templates["TrainingStack"])
+
+
+def test_a_run_or_a_line_of_images_has_its_own_stack() -> None:
+    line = NEWEST.replace("2.12", "2.11")
+    contexts = ({}, {"run_id": "a_b"}, {"run_id": "a-b"}, {"pytorch_ami_parameter": line})
+    names = [StackParameters.for_size("g5.xlarge", **each).image_stack for each in contexts]
+    assert names[0] == NAME
+    assert len(set(names)) == len(names)
+    assert all("_" not in name for name in names)
+
+
+def test_an_id_needs_no_stack(synthesize: Synthesize) -> None:
+    assert not keepers(synthesize(pytorch_ami_parameter="ami-0123456789abcdef0"))
