@@ -267,7 +267,7 @@ def test_the_trainer_never_starts_on_the_root_volume_where_the_data_volume_was_l
 
 def test_metrics_carry_the_stack_and_never_only_the_instance(root: Path) -> None:
     done = run_step(root, "cloudwatch_agent")
-    assert done.stdout.endswith("CloudWatch agent started for stack TrainingStack\n")
+    assert done.stdout.endswith("CloudWatch agent started for stack SpotTraining-TrainingStack\n")
     config = json.loads(
         (root / "opt/aws/amazon-cloudwatch-agent/etc/amazon-cloudwatch-agent.json").read_text()
     )
