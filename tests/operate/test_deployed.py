@@ -183,7 +183,7 @@ def runs(
 
     def record(self: Any, operation: str, *arguments: Any) -> Any:
         # Not the machines' thread, nor the Guard's.
-        if threading.current_thread().name.startswith(("MainThread", "get")):
+        if threading.current_thread().name.startswith(("MainThread", "get", "event-stop")):
             called.add(action(self, operation))
         return call(self, operation, *arguments)
 

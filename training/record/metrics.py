@@ -241,7 +241,8 @@ class Events:
         }
         key = f"{EVENTS}{now.strftime('%Y%m%dT%H%M%S.%fZ')}-{self._writer}-{name}.json"
         data = json.dumps(record, allow_nan=False).encode()
-        sending = threading.Thread(target=self._send, args=(name, key, data), daemon=True)
+        what = (name, key, data)
+        sending = threading.Thread(target=self._send, args=what, name=f"event-{name}", daemon=True)
         sending.start()
         sending.join(_EVENT_SECONDS)
 
