@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.training.save.scene import Machine, entries, program, wait_for_snapshot, wait_until
+from training.record.metrics import read_events
 from training.save.listing import list_folder
 from training.save.quiet import GrowingFiles
 from training.save.restore import read_manifest
@@ -37,7 +38,7 @@ def _grow_until(machine: Machine, is_so: Callable[[], object], *names: str) -> N
 
 
 def _reasons(store: Store) -> list[str]:
-    return [read_manifest(store, entry).reason for entry in entries(store)]
+    return [event["reason"] for event in read_events(store, "committed")]
 
 
 def _told(store: Store) -> list[str]:
@@ -54,6 +55,7 @@ def test_what_only_grows_is_saved_again_and_again(
     machine.mirror.start()
     _grow_until(machine, lambda: _reasons(store)[-2:] == ["growth", "growth"], name)
     assert machine.mirror.last is not None
+    assert read_manifest(store, entries(store)[-1]).reason == "quiet", "as older readers know it"
     assert not entries(store)[-1].is_tentative
     assert time.time() - machine.mirror.last.written_at < 60
     count = _append(machine, name, rows=0)
