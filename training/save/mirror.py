@@ -82,7 +82,7 @@ class Mirror:
         self._num_captures = 0
         self._program: int | None = None
         self._said = -_LINE_SECONDS
-        self._told_logs: tuple[Any, ...] = ()
+        self._told_logs = ""
         self._is_closing = threading.Event()
 
     @property
@@ -272,14 +272,14 @@ class Mirror:
         if not (logs := [path for path in listing.files if listing.is_log(path)]):
             return captured
         is_state = growing.are_state(listing) and not self._watcher.says_when
-        self._tell_logs(logs, "as they grow" if is_state else "with other files")
+        how = "as they grow" if is_state else "with other files"
+        self._tell_logs(f"treated as logs, and saved {how}: {', '.join(logs)[:1000]}")
         return replace(captured, note={**note, "logs": logs, "longest_ns": growing.longest_ns})
 
-    def _tell_logs(self, *told: Any) -> None:
+    def _tell_logs(self, text: str) -> None:
         """Report which files count as logs, and when they are saved; once, until that changes."""
-        if told != self._told_logs:
-            self._told_logs = told
-            text = f"treated as logs, and saved {told[1]}: {', '.join(told[0])[:1000]}"
+        if text != self._told_logs:
+            self._told_logs = text
             self._publisher.events.emit("logs", "info", message=text)
 
     def _prepared(self, captured: Capture, moment: Moment) -> Save[FolderSource]:

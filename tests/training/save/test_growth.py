@@ -174,6 +174,15 @@ def test_a_file_named_like_a_log_that_is_replaced_or_rewritten_is_none(
     assert found == [True, True, False, False]
 
 
+def test_a_log_that_is_rotated_stays_one(tmp_path: Path) -> None:
+    growing, path = GrowingFiles(tmp_path, 0.1, 0.02), tmp_path / "train.log"
+    for number in range(4):
+        path.write_text(f"{number}\n")
+        growing.look(list_folder(tmp_path, growing.logs))
+        assert growing.logs == {path.name}
+        path.rename(tmp_path / "train.log.1")
+
+
 def test_the_state_of_a_program_in_a_file_named_like_a_log_is_saved_at_each_replacement(
     new_machine: NewMachine, store: Store
 ) -> None:
