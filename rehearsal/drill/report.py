@@ -153,7 +153,7 @@ def _program_rows(receipt: Mapping[str, Any]) -> list[tuple[str, str]]:
         (
             "steps",
             (f"{receipt['steps']} in the run" if receipt["steps"] else "none reported")
-            + ("" if redone is None else f", {redone} of them done again"),
+            + (f", {redone} of them done again" if receipt["steps"] and redone is not None else ""),
         ),
         ("time lost", f"{least}{receipt['seconds_lost']:.1f} s of work that no snapshot had yet"),
         ("snapshots", f"{receipt['snapshots']} of its checkpoint folder"),
@@ -259,4 +259,5 @@ def _spending(spent: Mapping[str, Any]) -> str:
 
 
 def _figures(metrics: Mapping[str, float]) -> str:
-    return ", ".join(f"{name} {value:.4g}" for name, value in metrics.items()) or "none reported"
+    figures = [f"{name} {value:.4g}" for name, value in metrics.items()]
+    return ", ".join(figures) or "none in the last attempt"

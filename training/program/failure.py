@@ -15,30 +15,42 @@ _TRACEBACK = "Traceback (most recent call last)"
 # Its file, line, function and code; torchrun prefixes lines with a rank.
 _FRAME = re.compile(r'File "(.+?)", line (\d+), (in .*(?:\n(?:\[\w+\]:)? {4}.*)*)')
 _PATH = re.compile(r"[\w./-]+\w")
-# What reads a saved state: `torch.load`, `read`, `restore_from`; not `DataLoader`, `download`.
-_READING = re.compile(r"(?<!down)(?<!up)load(?!er)|(?<![a-z])read(?!y)|restore|resum|pickl", re.I)
-# The machine's errors, or those of another one.
-_ELSEWHERE = re.compile(
-    r"connect|timed? ?out|https?:|network|cuda|nccl|memory|no space|input/output|quota", re.I
+# What reads a saved state: `torch.load`, `read`, `restore_from`; not `DataLoader`, `download`. And
+# what is found then.
+_READING = re.compile(
+    r"(?<!down)(?<!up)load(?!er)|(?<![a-z])read(?!y)|restore|resum|pickl|exists\(|is_?file\(|h5py|"
+    r"memmap|malformed|corrupt|\btorn\b",
+    re.I,
 )
+# The machine's errors, or those of another one; not parameters such as `network.0.weight`.
+_ELSEWHERE = re.compile(
+    r"(connect|network|memory|cuda|cudnn|nccl|permission)(?!\w*[._]\w)|timed? ?out|https?:|"
+    r"no space|writer failed|input/output|read-only|too many open|quota",
+    re.I,
+)
+_CLIENT = re.compile(r"/(requests|urllib3?|httpx?|aiohttp|botocore|grpc)[/.]")
+# It says that a process that it started has failed: torchrun, accelerate.
+_LAUNCHER = re.compile("ChildFailedError|CalledProcessError")
 
 
 def blamed_place(lines: Iterable[str], files: Sequence[str], container: Container) -> str:
     """Return where the last traceback was reading the snapshot of these files; "" if it was not.
 
-    One that names a file of it has the same place as any other that does.
+    One whose error names a file of it has the same place as any other that does.
     """
-    _, found, last = "\n".join(lines).rpartition(_TRACEBACK)
-    frames, said = _FRAME.findall(last), _FRAME.split(last)[-1]
-    if not (found and files) or _ELSEWHERE.search(said) or str(container.root / "input") in last:
+    tracebacks = "\n".join(lines).split(_TRACEBACK)[:0:-1]
+    last = next((text for text in tracebacks if not _LAUNCHER.search(text)), "")
+    said, is_remote = _FRAME.split(last)[-1], _CLIENT.search(last)
+    is_input = str(container.root / "input") in last
+    if not (last and files) or is_remote or is_input or _ELSEWHERE.search(said):
         return ""
-    paths = set(_PATH.findall(last))
-    names = {name for path in paths if "." in (name := path.rpartition("/")[2])}
-    if any(f"{container.checkpoints}/{p}" in paths or Path(p).name in names for p in files):
+    names = {path.rpartition("/")[2] for path in _PATH.findall(said)}
+    is_named = any("." in (name := Path(path).name) and name in names for path in files)
+    if is_named or f"{container.checkpoints}/" in said:
         return "a file of it is named"
     if not _READING.search(_FRAME.sub(r"\3", last)):
         return ""
-    return " ".join(f"{Path(name).name}:{line}" for name, line, _ in frames)
+    return " ".join(f"{Path(name).name}:{line}" for name, line, _ in _FRAME.findall(last))
 
 
 def failure_reason(container: Container, exit_code: int, tail: Sequence[str]) -> str:

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
@@ -219,8 +220,9 @@ def _fingerprint(folder: Path) -> str:
     """Return the fingerprint of a folder without a manifest: names and sizes."""
     lines = []
     for below, _, names in os.walk(folder):
-        # A dangling link is not a file, as for an upload.
-        for path in filter(Path.is_file, (Path(below, name) for name in names)):
+        # A dangling link is not a file, as for an upload; an index is the program's own.
+        data = (name for name in names if not fnmatch(name, "*.cache"))
+        for path in filter(Path.is_file, (Path(below, name) for name in data)):
             lines.append(f"{path.relative_to(folder).as_posix()} {path.stat().st_size}\n")
     if not lines:
         raise UserError(

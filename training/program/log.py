@@ -28,7 +28,7 @@ _PART_BYTES = 2 * 1024 * 1024  # before compression
 _READ_BYTES = 65536
 # Longer lines, such as a printed tensor, are cut for those who read lines.
 _LINE_BYTES = 16384
-_TAIL_LINES = 50
+_TAIL_LINES = 200
 # A progress bar redraws its line: except on a terminal, one state in so many seconds is enough.
 _REDRAW_SECONDS = 5.0
 

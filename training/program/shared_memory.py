@@ -8,11 +8,14 @@ import contextlib
 import hashlib
 import json
 import os
+import time
 from pathlib import Path
 
 from training.save.quiet import mapped_for_writing
 
 _FOLDER = Path("/dev/shm")
+# Looking takes at most this share of one core: other programs may keep segments there.
+_SHARE = 0.01
 
 
 class SharedMemory:
@@ -22,6 +25,7 @@ class SharedMemory:
         self._list = _FOLDER / f"training-{hashlib.sha256(run_uri.encode()).hexdigest()[:16]}"
         self.remove()
         self._before, self._ours = _segments(), set[tuple[int, int]]()
+        self._next_look = 0.0
 
     def remove(self) -> None:
         """Remove what a life has left."""
@@ -31,15 +35,19 @@ class SharedMemory:
             unused = left - mapped_for_writing(left, processes)
             for name in [name for key, name in _segments().items() if key in unused]:
                 (_FOLDER / name).unlink()
-            self._list.unlink()
+            if unused == left:
+                self._list.unlink()
 
     def look(self) -> None:
         """Note which new segments the program has mapped."""
+        if (began := time.monotonic()) < self._next_look:
+            return
         new = _segments().keys() - self._before.keys() - self._ours
         if new and (found := mapped_for_writing(new)):
             self._ours |= found
             with contextlib.suppress(OSError):
                 self._list.write_text(json.dumps(list(self._ours)))
+        self._next_look = began + (time.monotonic() - began) / _SHARE
 
 
 def _segments() -> dict[tuple[int, int], str]:

@@ -45,7 +45,6 @@ class CheckpointEntry:
     # Taken when a program ended after a notice, or was stopped: it may hold half of a save.
     is_tentative: bool = False
     failed_starts: int = 0  # programs that began with it, and failed while they read it
-    failed_at: str = ""  # the place in the program
     is_left_behind: bool = False  # the run has started over: no attempt resumes from it
     program_step: int | None = None  # what a program had reported when it was taken
 
@@ -154,9 +153,8 @@ def read_json_record(
 
 
 # Format 2 added part_bytes to files and is_best to checkpoints, format 3 seconds_left to them,
-# format 4 is_tentative and failed_starts, format 5 is_left_behind, unverified_by and program_step,
-# format 6 failed_at.
-_FORMAT = 6
+# format 4 is_tentative and failed_starts, format 5 is_left_behind, unverified_by and program_step.
+_FORMAT = 5
 # How often to try to mark a run failed between a holder's heartbeats.
 _MARKS = 60
 

@@ -118,19 +118,17 @@ class Lease:
         if release:
             self._stop.set()
 
-    def count_failed_start(self, began: CheckpointEntry, place: str) -> None:
-        """Count a program that began with this snapshot and failed at this place while reading it.
+    def count_failed_starts(self, began: CheckpointEntry, times: int) -> None:
+        """Note how often a program that began with this snapshot has failed while it read it.
 
-        Failures at different places do not add up. Later tentative snapshots hold what it held, and
-        get the same count.
+        Later tentative snapshots hold what it held, and get the same count.
         """
-        times = began.failed_starts + 1 if began.failed_at == place else 1
 
         def count(entry: CheckpointEntry) -> CheckpointEntry:
             is_later = entry.is_tentative and entry.step > began.step
             if entry.name != began.name and not is_later:
                 return entry
-            return replace(entry, failed_starts=max(times, entry.failed_starts), failed_at=place)
+            return replace(entry, failed_starts=max(times, entry.failed_starts))
 
         self._change(lambda head: replace(head, checkpoints=tuple(map(count, head.checkpoints))))
 

@@ -220,7 +220,7 @@ class FolderSource(StateSource):
         sizes = {**self._known.blobs, **self.new_blobs}
         needed = sorted({content.blob for content in contents.values() if content.blob})
         return FolderManifest(
-            reason=capture.reason,
+            reason="quiet" if capture.reason == "growth" else capture.reason,
             program_says_when=capture.program_says_when,
             files=tuple(
                 SavedFile(path=path, mode=f.mode, mtime_ns=f.mtime_ns, content=contents[path])

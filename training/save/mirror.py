@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from training.record.head import CheckpointEntry, Kind, read_head
+from training.record.metrics import read_events
 from training.record.run import Loaded, newest_valid, read_twice
 from training.save.blobs import Blobs
 from training.save.capture import Capture, Moment, capture
@@ -81,7 +82,7 @@ class Mirror:
         self._num_captures = 0
         self._program: int | None = None
         self._said = -_LINE_SECONDS
-        self._told_logs: tuple[Any, ...] = ()
+        self._told_logs = ""
         self._is_closing = threading.Event()
 
     @property
@@ -215,13 +216,18 @@ class Mirror:
         if began_with is None or (self.last is not None and self._doubted is None):
             return ""
         if place:
-            run.lease.count_failed_start(began_with, place)
+            # Failures at different places do not add up.
+            events = read_events(run.store, "failed-start")
+            is_again = place == next((e["place"] for e in reversed(events) if e.get("place")), "")
+            times = began_with.failed_starts * is_again + 1
+            run.lease.count_failed_starts(began_with, times)
         run.events.emit("failed-start", snapshot=began_with.name, place=place)
         older = [e.step for e in run.lease.head.checkpoints if e.step < began_with.step]
         back = f"--from-checkpoint {older[-1]}" if older else "--from-scratch"
+        stays = "is passed over after two such failures" if place else "stays in use"
         return (
             f"; it began with snapshot {began_with.step} and got no further: if the program or its "
-            "machine is at fault, fix that: the snapshot stays in use; if its files are, go back: "
+            f"machine is at fault, fix that: the snapshot {stays}; if its files are, go back: "
             f"python -m training reopen {back} --run-uri {run.store.uri}"
         )
 
@@ -266,14 +272,14 @@ class Mirror:
         if not (logs := [path for path in listing.files if listing.is_log(path)]):
             return captured
         is_state = growing.are_state(listing) and not self._watcher.says_when
-        self._tell_logs(logs, "as they grow" if is_state else "with other files")
+        how = "as they grow" if is_state else "with other files"
+        self._tell_logs(f"treated as logs, and saved {how}: {', '.join(logs)[:1000]}")
         return replace(captured, note={**note, "logs": logs, "longest_ns": growing.longest_ns})
 
-    def _tell_logs(self, *told: Any) -> None:
+    def _tell_logs(self, text: str) -> None:
         """Report which files count as logs, and when they are saved; once, until that changes."""
-        if told != self._told_logs:
-            self._told_logs = told
-            text = f"treated as logs, and saved {told[1]}: {', '.join(told[0])[:1000]}"
+        if text != self._told_logs:
+            self._told_logs = text
             self._publisher.events.emit("logs", "info", message=text)
 
     def _prepared(self, captured: Capture, moment: Moment) -> Save[FolderSource]:

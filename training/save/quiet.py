@@ -293,13 +293,16 @@ class GrowingFiles:
     def look(self, listing: Listing) -> None:
         """Compare the folder with how it was at the last look."""
         now, before = time.monotonic(), self._seen
-        self._seen = {}
+        self._seen, inodes = {}, {(f.device, f.inode) for f in listing.files.values()}
         for path, state in listing.files.items():
             seen = before.get(path)
             if seen is None or (
                 seen.state != state and not self._has_grown(path, seen, state, now)
             ):
-                rewrites = seen.rewrites + _is_rewritten(seen.state, state) if seen else 0
+                rewrites, old = (seen.rewrites, seen.state) if seen else (0, state)
+                # A log that is rotated has another name now.
+                is_rotated = old.inode != state.inode and (old.device, old.inode) in inodes
+                rewrites += _is_rewritten(old, state) and not is_rotated
                 seen = _Growth(state=state, last=now, rewrites=rewrites)
             self._seen[path] = seen
         self.logs = frozenset(path for path, seen in self._seen.items() if self._is_log(path, seen))

@@ -25,6 +25,16 @@ def place(lines: list[str], files: list[str] = FILES) -> str:
 
 LOAD = (8, "<module>", "n = json.load(open(p))")
 TORCH = (9, "<module>", "state = torch.load(path, map_location='cuda')")
+HTTP = [
+    "Traceback (most recent call last):",
+    '  File "/venv/site-packages/requests/models.py", line 976, in json',
+    "    return complexjson.loads(self.text, **kwargs)",
+    "requests.exceptions.JSONDecodeError: Expecting value: line 1 column 1 (char 0)",
+]
+# As torchrun ends after one of its processes.
+LAUNCHER = traceback(
+    (901, "launch_agent", "raise ChildFailedError("), error="ChildFailedError: train.py FAILED"
+)
 
 
 @pytest.mark.parametrize(
@@ -48,7 +58,20 @@ TORCH = (9, "<module>", "state = torch.load(path, map_location='cuda')")
             traceback((3, "<module>", "f(p)"), error="OSError: '/opt/ml/checkpoints/latest'"),
             "a file of it is named",
         ),
-        (["[rank1]: " + line for line in traceback(TORCH, error="EOFError")], "train.py:9"),
+        (
+            traceback((3, "<module>", "f(p)"), error="OSError: '/opt/ml/checkpoints/5/missing'"),
+            "a file of it is named",
+        ),
+        (
+            traceback((3, "<module>", 'assert os.path.exists(f"{d}/s")'), error="AssertionError"),
+            "train.py:3",
+        ),
+        (traceback(TORCH, error="RuntimeError: Missing key(s): network.0.weight"), "train.py:9"),
+        (traceback(TORCH, error="KeyError: 'cuda_rng_state'"), "train.py:9"),
+        (
+            [*("[rank1]: " + line for line in traceback(TORCH, error="EOFError")), *LAUNCHER],
+            "train.py:9",
+        ),
     ],
 )
 def test_what_fails_to_read_a_state_is_known_by_its_place(lines: list[str], where: str) -> None:
@@ -71,11 +94,15 @@ def test_what_fails_to_read_a_state_is_known_by_its_place(lines: list[str], wher
         traceback((4, "<module>", "SharedMemory(n, True)"), error="FileExistsError: '/psm'"),
         traceback((4, "<module>", "np.load(p)"), error="ValueError: /opt/ml/input/data/x.npy"),
         traceback((4, "<module>", "download(p)"), error="OSError: state.json.tmp"),
+        traceback((4, "<module>", "train(x)"), error="RuntimeError: cuDNN error: CUDNN_STATUS"),
+        traceback((4, "<module>", "save(s, 'a/model.pt')"), error="RuntimeError: Parent directory"),
+        traceback((4, "<module>", "resume(s)"), error="RuntimeError: PytorchStreamWriter failed"),
+        HTTP,
         [*traceback(LOAD, error="ValueError"), "and then", *traceback(error="KeyError: 'a'")],
     ],
 )
 def test_any_other_failure_says_nothing_of_the_snapshot(lines: list[str]) -> None:
-    assert place(lines) == ""
+    assert place(lines, [*FILES, "code/train.py"]) == ""
 
 
 def test_a_service_that_is_down_costs_no_snapshot_and_a_torn_one_is_passed_over(
@@ -103,7 +130,7 @@ def test_a_service_that_is_down_costs_no_snapshot_and_a_torn_one_is_passed_over(
     assert [entry.step for entry in run.head.checkpoints] == [1, 2, 3]
     capfd.readouterr()
     outage.touch()
-    for _ in range(3):
+    for _ in range(2):
         assert run.attempt(command=command) == 1
     assert [entry.failed_starts for entry in run.head.checkpoints] == [0, 0, 0]
     back = f"python -m training reopen --from-checkpoint 2 --run-uri {run.store.uri}"
@@ -113,6 +140,6 @@ def test_a_service_that_is_down_costs_no_snapshot_and_a_torn_one_is_passed_over(
         assert run.attempt(command=command) == 1
     assert [entry.failed_starts for entry in run.head.checkpoints] == [0, 0, 2]
     assert run.attempt(command=command) == 1
-    assert run.log(7).splitlines()[0] == "begins after 2"
+    assert run.log(6).splitlines()[0] == "begins after 2"
     assert main(["reopen", f"--run-uri={run.uri}", "--from-checkpoint=3"]) == 0
     assert [entry.failed_starts for entry in run.head.checkpoints] == [0, 0, 0]

@@ -14,6 +14,7 @@ from tests.training.program.programs import COMMITS, ENDLESS, ProgramRun, is_run
 from training.attempt.supervisor import Watchdog
 from training.cli.main import main
 from training.program import commit, watch
+from training.program.job import _fingerprint
 from training.save.mirror import Mirror
 
 
@@ -82,6 +83,15 @@ def test_names_that_are_no_text_are_kept_in_words_and_a_link_to_nothing_is_no_da
     assert list(run.json("receipt.json")["final_files"]) == ["model/caf\\xe9"]
     assert run.store.get("final/model/caf\\xe9") is not None
     assert run.store.get("report.html") is not None
+
+
+def test_an_index_that_a_program_writes_beside_its_data_is_no_data(tmp_path: Path) -> None:
+    (tmp_path / "image.jpg").write_text("1")
+    before = _fingerprint(tmp_path)
+    (tmp_path / "labels.cache").write_text("index")
+    assert _fingerprint(tmp_path) == before
+    (tmp_path / "another.jpg").write_text("1")
+    assert _fingerprint(tmp_path) != before
 
 
 def test_a_program_that_left_nothing_where_it_is_kept_is_named(

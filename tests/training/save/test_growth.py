@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.training.save.scene import Machine, entries, program, wait_for_snapshot, wait_until
+from training.record.metrics import read_events
 from training.save.listing import list_folder
 from training.save.quiet import GrowingFiles
 from training.save.restore import read_manifest
@@ -37,7 +38,7 @@ def _grow_until(machine: Machine, is_so: Callable[[], object], *names: str) -> N
 
 
 def _reasons(store: Store) -> list[str]:
-    return [read_manifest(store, entry).reason for entry in entries(store)]
+    return [event["reason"] for event in read_events(store, "committed")]
 
 
 def _told(store: Store) -> list[str]:
@@ -54,6 +55,7 @@ def test_what_only_grows_is_saved_again_and_again(
     machine.mirror.start()
     _grow_until(machine, lambda: _reasons(store)[-2:] == ["growth", "growth"], name)
     assert machine.mirror.last is not None
+    assert read_manifest(store, entries(store)[-1]).reason == "quiet", "as older readers know it"
     assert not entries(store)[-1].is_tentative
     assert time.time() - machine.mirror.last.written_at < 60
     count = _append(machine, name, rows=0)
@@ -170,6 +172,15 @@ def test_a_file_named_like_a_log_that_is_replaced_or_rewritten_is_none(
         found.append(path.name in growing.logs)
         time.sleep(0.02)
     assert found == [True, True, False, False]
+
+
+def test_a_log_that_is_rotated_stays_one(tmp_path: Path) -> None:
+    growing, path = GrowingFiles(tmp_path, 0.1, 0.02), tmp_path / "train.log"
+    for number in range(4):
+        path.write_text(f"{number}\n")
+        growing.look(list_folder(tmp_path, growing.logs))
+        assert growing.logs == {path.name}
+        path.rename(tmp_path / "train.log.1")
 
 
 def test_the_state_of_a_program_in_a_file_named_like_a_log_is_saved_at_each_replacement(

@@ -1,5 +1,6 @@
 """A program that cannot start from a snapshot gets an older one, and nothing is deleted for it."""
 
+import json
 import time
 from collections.abc import Callable
 
@@ -121,6 +122,9 @@ def test_a_snapshot_that_a_program_twice_cannot_read_is_passed_over(
     _two_whole_saves(new_machine, {"quiet_seconds": 0.05})
     assert _begun_with(new_machine, ["a:1"] * 5) == [b"2", b"2", b"1", b"1", b"2"]
     assert [entry.failed_starts for entry in entries(store)] == [2, 3], "both are kept"
+    found = store.get("head.json")
+    assert found is not None
+    assert json.loads(found.data)["format"] == 5, "the bundle of an older run can read it"
 
 
 def test_failures_elsewhere_or_at_two_places_never_count_against_a_snapshot(
