@@ -51,7 +51,7 @@ _MEANINGS: Mapping[str, Mapping[str, str]] = {
     "AWS::CloudWatch::Dashboard": {"*": "watches"},
 }
 _REFERENCE = re.compile(
-    r'"(?:Ref|Fn::GetAtt)": \[?"(\w+)|(?:ExportsOutput(?:Ref|FnGetAtt)|"Fn::ImportValue": ")(\w+)'
+    r'"(?:Ref|Fn::GetAtt)": \[?"(\w+)|(?:ExportsOutput(?:Ref|FnGetAtt)|(?=RunImage-))(\w+)'
 )
 Resource = Mapping[str, Any]
 
