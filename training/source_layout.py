@@ -40,8 +40,9 @@ def splits_of(names: Iterable[str]) -> dict[str, str]:
 
 
 def split_within(name: str) -> str | None:
-    """Return the split that a part of a name denotes: instances_train2017 is train's."""
-    found = {match.lastgroup for match in _PART.finditer(name.lower())}
+    """Return the split that a part of a name denotes: instances_train2017 and trainA are train."""
+    words = re.sub("(?<=[a-z])(?=[A-Z])", "_", name).lower()
+    found = {match.lastgroup for match in _PART.finditer(words)}
     return found.pop() if len(found) == 1 else None
 
 
@@ -51,7 +52,8 @@ def places_of(names: Iterable[str]) -> Iterator[tuple[str, str | None, str | Non
     Also CLASS/SPLIT/FILE, and all of these in folders that hold everything. Skips hidden files,
     those in hidden folders, and files of other kinds beside splits.
     """
-    visible = [name for name in names if not name.startswith(".") and "/." not in name]
+    # A store may also list folders, which S3's console makes.
+    visible = [name for name in names if not re.search(r"(^|/)(\.|$)", name)]
     around = {up for name in visible for up in PurePosixPath(name).parent.parents}
     kinds = {_kind(name) for name in visible if PurePosixPath(name).parent not in around} - BESIDE
     samples = {name for name in visible if _kind(name) in kinds or not kinds}

@@ -73,6 +73,7 @@ def test_a_layout_is_its_classes_and_splits(
             "seg_train/seg_train/a seg_train/seg_train/b seg_pred/seg_pred",
             ("if they are", "rename"),
         ),
+        ("trainA trainB testA testB", ("folders testA, testB, trainA, trainB may be", "rename")),
         ("seg_train seg_test", ("if they are, name", "if they are classes, rename 'seg_test'")),
         ("animals/cat animals/dog cars/vw", ("if 'animals' is a class", "if 'cat' is one")),
         ("a b b/more", ("if 'b' is a class, move all", "if 'more' is one, move it")),
@@ -91,6 +92,7 @@ def test_fails_for_a_layout_with_two_readings(folders: str, readings: tuple[str,
 def test_what_lies_beside_splits_and_classes_is_no_sample_but_text_is() -> None:
     images = ["set/train/a/1.jpg", "set/test/a/1.jpg", "set/train/a/a_boxes.txt"]
     beside = ["README.md", "set/words.txt", "docs/licence.txt", "set/best.h5", "set/LICENSE"]
+    beside += ["", "set/", "set/train/", "set/train/a/"]
     found = list(places_of([*images, *beside]))
     assert [name for name, *_ in found] == images
     classes = places_of(["Licence.docx", "PetImages/Cat/1.jpg", "PetImages/Dog/1.jpg"])

@@ -112,7 +112,7 @@ def test_fails_for_a_class_that_another_split_spells_differently(
     source = fill(tmp_path / "own", 12)
     (source / "val/cats").rename(source / "val/Cats")
     assert main(command(source, tmp_path / "out")) == 2
-    said = "class 'Cats' of validation has no files in train; which has 'cats': use one name for"
+    said = "class 'Cats' of validation has no files in train, which has 'cats'; use one name for"
     assert said in capsys.readouterr().err
 
 
