@@ -10,12 +10,12 @@ from pathlib import PurePosixPath
 from typing import NamedTuple, TypeAlias
 
 SPLITS = ("train", "validation", "test")
-# What systems and people leave beside samples. Text may end the same, and is then all there is.
+# What systems and people leave among samples. Text may end the same, and is then all there is.
 BESIDE = {".db", ".ini", ".txt", ".md", ".csv", ".json", ".xml", ".html", ".pdf", ".log"}
 # Such as Training, test_set and val2017.
 _WORD = (
     "(?:(?P<train>train(?:ing)?|trn)|(?P<validation>val(?:id(?:ation|ate)?)?|dev(?:el(?:opment)?)?)"
-    "|(?P<test>test(?:ing)?|tst|eval(?:uation|uate)?|hold_?out|held_?out))"
+    "|(?P<test>test(?:ing|-?dev)?|tst|eval(?:uation|uate)?|hold_?out|held_?out))"
 )
 _FILLER = "(?:set|data|images?|imgs?|pictures?|photos?|videos?|clips?|frames?|samples?|split)"
 _WHOLE = re.compile(f"{_FILLER}*{_WORD}{_FILLER}*")
@@ -39,22 +39,31 @@ def splits_of(names: Iterable[str]) -> dict[str, str]:
     return {name: str(match.lastgroup) for name, match in found.items() if match}
 
 
+def split_within(name: str) -> str | None:
+    """Return the split that a part of a name denotes: instances_train2017 and trainA are train."""
+    words = re.sub("(?<=[a-z])(?=[A-Z])", "_", name).lower()
+    found = {match.lastgroup for match in _PART.finditer(words)}
+    return found.pop() if len(found) == 1 else None
+
+
 def places_of(names: Iterable[str]) -> Iterator[tuple[str, str | None, str | None, str]]:
     """Yield name, class, split and doubt of files: FILE, CLASS/FILE, or either below splits.
 
     Also CLASS/SPLIT/FILE, and all of these in folders that hold everything. Skips hidden files,
-    those in hidden folders, and what people leave beside splits.
+    those in hidden folders, and files of other kinds beside splits.
     """
-    visible = [name for name in names if not name.startswith(".") and "/." not in name]
-    samples = [name for name in visible if not _is_beside(name)] or visible
+    # A store may also list folders, which S3's console makes.
+    visible = [name for name in names if not re.search(r"(^|/)(\.|$)", name)]
+    around = {up for name in visible for up in PurePosixPath(name).parent.parents}
+    kinds = {_kind(name) for name in visible if PurePosixPath(name).parent not in around} - BESIDE
+    samples = {name for name in visible if _kind(name) in kinds or not kinds}
     folders = {_folder(name) for name in samples}
     place = _layout(folders)
     doubt = _doubt({place(folder) for folder in folders})
-    places = {folder: place(folder) for folder in {_folder(name) for name in visible}}
-    has_splits = any(places[folder].split for folder in folders)
+    has_splits = any(place(folder).split for folder in folders)
     for name in visible:
-        label, split, _ = places[_folder(name)]
-        if split or not has_splits or samples is visible or not _is_beside(name):
+        label, split, _ = place(_folder(name))
+        if split or not has_splits or name in samples:
             yield name, label, split, doubt
 
 
@@ -105,12 +114,13 @@ def _doubt(places: Set[_Place]) -> str:
                 rest = rest[1:]
             inner.setdefault(label, set()).add("/".join(rest))
     has_splits = any(place.split for place in places)
-    like = [name for name in sorted(inner) if _PART.search(name.lower()) and not has_splits]
-    if like[1:] or any(inner[name] != {""} for name in like):
+    like = [name for name in sorted(inner) if not has_splits and split_within(name)]
+    is_each = len(like) == len(inner) and "train" in map(split_within, like)
+    if is_each or len(splits_of(like)) > 1 or any(inner[name] != {""} for name in like):
         return (
-            f"not each of the folders {', '.join(sorted(inner)[:5])} is named like a split of its "
-            "own: if they are splits, use the names train, validation and test; if they are "
-            f"classes, rename {like[0]!r}, {_TABLE}"
+            f"the folders {', '.join(sorted(inner)[:5])} may be splits: if they are, name each "
+            "train, validation or test, and move others away; if they are classes, rename "
+            f"{like[0]!r}, {_TABLE}"
         )
     each = {path for paths in inner.values() for path in paths}
     for label, paths in sorted(inner.items()) if len(each) > 1 else ():
@@ -145,8 +155,8 @@ def _is_filler(name: str) -> bool:
     return re.fullmatch(f"{_FILLER}+", _letters(name)) is not None
 
 
-def _is_beside(name: str) -> bool:
-    return PurePosixPath(name).suffix.lower() in BESIDE
+def _kind(name: str) -> str:
+    return PurePosixPath(name).suffix.lower()
 
 
 def _folder(name: str) -> _Folder:

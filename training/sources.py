@@ -153,8 +153,8 @@ def check_classes(labels: Sequence[str], splits: Sequence[str]) -> None:
     for split, label in sorted(pairs):
         if ("train", label) not in pairs:
             same = trained.get(_plain(label))
-            advice = f"which has {same!r}: use one name for both" if same else "add some"
-            raise UserError(f"class {label!r} of {split} has no files in train; {advice}")
+            advice = f", which has {same!r}; use one name for both" if same else "; add some"
+            raise UserError(f"class {label!r} of {split} has no files in train{advice}")
 
 
 def _plain(name: str) -> str:

@@ -47,6 +47,8 @@ TRAIN = {("a", "train"), ("b", "train")}
             TRAIN | {("a", "validation")},
         ),
         ("train bus car", {("train", None), ("bus", None), ("car", None)}),
+        ("dev_kit test_board pen", {("dev_kit", None), ("test_board", None), ("pen", None)}),
+        ("passed_test failed_test", {("passed_test", None), ("failed_test", None)}),
         (
             "train/train train/bus test/train",
             {("train", "train"), ("bus", "train"), ("train", "test")},
@@ -64,14 +66,15 @@ def test_a_layout_is_its_classes_and_splits(
 @pytest.mark.parametrize(
     ("folders", "readings"),
     [
-        ("train/a train/b extra/a extra/b", ("folders extra, train is named", "rename 'train'")),
-        ("train/a val/a dev/a", ("folders dev, train, val is named", "if they are splits, use")),
-        ("train test bus", ("folders bus, test, train is named", "rename 'test'")),
+        ("train/a train/b extra/a extra/b", ("folders extra, train may be", "rename 'train'")),
+        ("train/a val/a dev/a", ("folders dev, train, val may be", "if they are, name each")),
+        ("train test bus", ("folders bus, test, train may be", "rename 'test'")),
         (
             "seg_train/seg_train/a seg_train/seg_train/b seg_pred/seg_pred",
             ("if they are", "rename"),
         ),
-        ("seg_train seg_test", ("if they are splits", "if they are classes, rename 'seg_test'")),
+        ("trainA trainB testA testB", ("folders testA, testB, trainA, trainB may be", "rename")),
+        ("seg_train seg_test", ("if they are, name", "if they are classes, rename 'seg_test'")),
         ("animals/cat animals/dog cars/vw", ("if 'animals' is a class", "if 'cat' is one")),
         ("a b b/more", ("if 'b' is a class, move all", "if 'more' is one, move it")),
         ("a/train a/test b", ("the folder 'a' holds the folder 'test'", "or list file")),
@@ -86,9 +89,13 @@ def test_fails_for_a_layout_with_two_readings(folders: str, readings: tuple[str,
         class_names([file])
 
 
-def test_what_lies_beside_splits_is_no_sample_but_text_is() -> None:
-    images = ["train/a/1.jpg", "test/a/1.jpg", "train/a/a_boxes.txt"]
-    found = list(places_of([*images, "README.md", "words.txt", "docs/licence.txt"]))
+def test_what_lies_beside_splits_and_classes_is_no_sample_but_text_is() -> None:
+    images = ["set/train/a/1.jpg", "set/test/a/1.jpg", "set/train/a/a_boxes.txt"]
+    beside = ["README.md", "set/words.txt", "docs/licence.txt", "set/best.h5", "set/LICENSE"]
+    beside += ["", "set/", "set/train/", "set/train/a/"]
+    found = list(places_of([*images, *beside]))
     assert [name for name, *_ in found] == images
+    classes = places_of(["Licence.docx", "PetImages/Cat/1.jpg", "PetImages/Dog/1.jpg"])
+    assert [label for _, label, *_ in classes] == [None, "Cat", "Dog"]
     text = ["train/1.txt", "val/2.txt", "3.txt"]
     assert [split for *_, split, _ in places_of(text)] == ["train", "validation", None]

@@ -11,7 +11,6 @@ import re
 import shlex
 import subprocess
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -93,6 +92,7 @@ def _deploy(
     if not is_stored:
         # A folder may have any name, a key prefix may not.
         key = re.sub(r"[^\w.-]+", "-", Path(where).resolve().name, flags=re.ASCII).strip("-._")
+        key = key or "dataset"
     context = {name: text for name, text in context.items() if text} | advised | {"dataset": key}
     if refused := _refused(context):
         print(f"[warning] recipe {recipe} would not deploy: {refused}")
@@ -123,10 +123,8 @@ def _advised(
     options = {"global_batch": "--batch", "micro_batch": "--micro-batch"}
     for name, _, text in (pair.partition("=") for pair in overrides):
         words += [options[name], text] if name in options else []
-    with tempfile.TemporaryDirectory(prefix="advise-") as folder:
-        path = Path(folder, MANIFEST)
-        path.write_text(json.dumps(manifest), encoding="utf-8")
-        done = _run("sizing", "advise", *words, "--manifest", str(path))
+    words += ["--manifest", "/dev/stdin"]
+    done = _run("sizing", "advise", *words, given=json.dumps(manifest))
     if done.returncode != 0:
         return "", context
     said = json.loads(done.stdout)
@@ -153,6 +151,8 @@ def _refused(context: Mapping[str, str]) -> str:
     return done.stderr.strip().removeprefix("parameters: ") if done.returncode == 2 else ""
 
 
-def _run(module: str, *words: str) -> "subprocess.CompletedProcess[str]":
+def _run(module: str, *words: str, given: str = "") -> "subprocess.CompletedProcess[str]":
     command = [sys.executable, "-m", module, *words]
-    return subprocess.run(command, cwd=_ROOT, capture_output=True, text=True, check=False)
+    return subprocess.run(
+        command, cwd=_ROOT, input=given, capture_output=True, text=True, check=False
+    )

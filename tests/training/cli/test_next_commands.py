@@ -60,6 +60,7 @@ def test_few_photographs_get_commands_that_synth_accepts_from_any_folder(
         ("data", "s3://bucket/clips/v2/", "clips/v2"),
         ("s3://bucket/clips/v2", "s3://bucket/clips/v2", "clips/v2"),
         ("my own data!", None, "my-own-data"),
+        ("данные", None, "dataset"),
         ("data", "elsewhere", "data"),
     ],
 )
@@ -75,7 +76,11 @@ def test_a_deploy_reads_the_dataset_where_it_was_stored(
     assert ("dataset_manifest" in given) == (not where.startswith("s3://"))
 
 
-def test_a_dataset_that_a_volume_does_not_hold_gets_a_larger_one() -> None:
+def test_a_dataset_that_a_volume_does_not_hold_gets_a_larger_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also where neither sizing nor stacks are installed."""
+    monkeypatch.setattr(next_commands.sys, "executable", "false")
     manifest = {"meta": META, "files": [{"name": "a", "bytes": 300 << 30}]}
     found = next_commands.show_next("imagenet", IMAGENET, manifest, "s3://b/large", None)
     assert parameters(found["on_ec2"][-1])["data_volume.gib"] == "330"

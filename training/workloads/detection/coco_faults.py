@@ -238,7 +238,8 @@ def _rotation(record: Mapping[str, Any]) -> float:
     """Return by how many degrees a box is rotated about its centre, as CVAT exports it."""
     attributes = record.get("attributes")
     given = attributes.get("rotation") if isinstance(attributes, dict) else None
-    return (_finite(given) or 0.0) % 180
+    degrees = (_finite(given) or 0.0) % 360
+    return degrees if degrees % 180 else 0.0
 
 
 def _rotated(

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from training.errors import UserError
+from training.source_layout import SPLITS, split_within
 from training.workloads.detection.coco import CocoSplit
 from training.workloads.detection.coco_faults import CocoFaults, refuse_layout
 from training.workloads.detection.image_files import IMAGE_SUFFIXES
@@ -20,16 +21,6 @@ from training.workloads.detection.other_formats import convert
 
 # The name of a dataset without splits, which an import divides.
 UNDIVIDED = "all"
-_SPLITS = {
-    "train": "train",
-    "training": "train",
-    "val": "validation",
-    "valid": "validation",
-    "validation": "validation",
-    "test": "test",
-    "testing": "test",
-}
-_ORDER = ("train", "validation", "test")
 # COCO's own files about other tasks, and files that hold no annotations.
 _OTHER = re.compile(
     r"^(captions|person_keypoints|panoptic|stuff|image_info)_|^(manifest|notes)$|^\."
@@ -52,7 +43,7 @@ def find_sources(folder: Path, faults: CocoFaults) -> tuple[Path, list[Source]]:
         what = "is a file" if folder.exists() else "does not exist"
         raise UserError(f"{folder} {what}; pass the folder of a dataset in COCO's format")
     found = list(_candidates(folder))
-    if not found and (converted := convert(folder, _split_of, faults)):
+    if not found and (converted := convert(folder, faults)):
         found = [Source(split or UNDIVIDED, folder, of) for split, of in converted.items()]
     if not found:
         inside = [path for path in folder.iterdir() if not path.name.startswith(".")]
@@ -75,18 +66,18 @@ def find_sources(folder: Path, faults: CocoFaults) -> tuple[Path, list[Source]]:
         by_split[split] = source
     if UNDIVIDED not in by_split:
         _refuse_lacking(folder, by_split)
-    return folder, [by_split[split] for split in (*_ORDER, UNDIVIDED) if split in by_split]
+    return folder, [by_split[split] for split in (*SPLITS, UNDIVIDED) if split in by_split]
 
 
 def divided_by_folder(folder: Path, split: CocoSplit) -> list[CocoSplit]:
     """Divide images that no annotation file divides, if their own folders hold some out."""
     parents = [Path(file).parts[:-1] for file in split.files.tolist()]
-    named = [[name for part in parts if (name := _split_of(part))][-1:] for parts in parents]
+    named = [[name for part in parts if (name := split_within(part))][-1:] for parts in parents]
     names = np.asarray([name[0] if name else UNDIVIDED for name in named])
     if split.name != UNDIVIDED or set(names) <= {"train", UNDIVIDED} or len(set(names)) == 1:
         return [split]
     _refuse_lacking(folder, set(names))
-    return [split.of_images(np.flatnonzero(names == of), of) for of in _ORDER if of in names]
+    return [split.of_images(np.flatnonzero(names == of), of) for of in SPLITS if of in names]
 
 
 def _refuse_lacking(folder: Path, splits: Container[str]) -> None:
@@ -98,9 +89,9 @@ def _candidates(folder: Path) -> Iterator[Source]:
     for path in sorted([*folder.glob("*.json"), *folder.glob("*/*.json")]):
         if _OTHER.search(path.stem) or path.parent.name.startswith(".") or _is_other(path):
             continue
-        split = _split_of(path.stem)
+        split = split_within(path.stem)
         if split is None and path.parent != folder:
-            split = _split_of(path.parent.name)
+            split = split_within(path.parent.name)
         yield Source(split or UNDIVIDED, path)
 
 
@@ -110,26 +101,22 @@ def _is_other(path: Path) -> bool:
         begin = file.read(4096)
     if begin.lstrip().startswith(b"["):
         return b'"coordinates"' in begin
-    return b'"shapes"' in begin and b'"annotations"' not in begin
-
-
-def _split_of(name: str) -> str | None:
-    """Return the split that a word of the name denotes: instances_train2017 is train."""
-    words = re.findall(r"[a-z]+", name.lower())
-    named = {_SPLITS[word] for word in words if word in _SPLITS}
-    return named.pop() if len(named) == 1 else None
+    is_labelme = b'"shapes"' in begin or b'"imageData"' in begin
+    return is_labelme and b'"annotations"' not in begin
 
 
 def find_images(folder: Path, source: Source, files: list[str]) -> Path:
     """Return the folder to which an annotation file's images are relative: where most exist."""
     beside = source.path.parent
     names = [path.name for path in folder.iterdir() if path.is_dir()]
-    own = [name for name in sorted(names) if _split_of(name) == source.split]
+    own = [name for name in sorted(names) if split_within(name) == source.split]
     roots = [beside, *(folder / name for name in own), folder, folder / "images", beside / "images"]
     for images in (folder / "images", folder / "data", folder):
         if images.is_dir():
             inside = sorted(path for path in images.iterdir() if path.is_dir())
-            roots += [p for p in inside if _split_of(p.name) == source.split or p.name == "default"]
+            roots += [
+                p for p in inside if split_within(p.name) == source.split or p.name == "default"
+            ]
     tried = files[:: max(1, len(files) // _TRIED)]
     there = [sum(is_file(root / file) for file in tried) for root in roots]
     if not any(there):

@@ -7,21 +7,21 @@ place without images is refused, as is an image that is named for two splits.
 import os
 import re
 from collections import defaultdict
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 from training.errors import UserError
+from training.source_layout import split_within
 from training.workloads.detection.image_files import IMAGE_SUFFIXES
 from training.workloads.detection.yolo import lines
 
-_SplitOf: TypeAlias = Callable[[str], str | None]
 # In a list of ImageSets/Main about a class: whether an image shows it.
 _SHOWS = re.compile(r"\s+-?[01]$")
 
 
 def named_splits(
-    folder: Path, images: Sequence[Path], described: Mapping[str, Any], split_of: _SplitOf
+    folder: Path, images: Sequence[Path], described: Mapping[str, Any]
 ) -> dict[Path, str]:
     """Return the split of each image for which the content of data.yaml or a list names one."""
     known = defaultdict[str, list[Path]](list)  # by path, with and without suffix, and by folder
@@ -34,9 +34,9 @@ def named_splits(
         for key in keys:
             known[key].append(image)
     found: dict[Path, str] = {}
-    for split, by, base, places in _named(folder, described, split_of):
+    for split, by, base, places in _named(folder, described):
         for place in places:
-            if (own := _located(place, base, known, split_of)) is None:
+            if (own := _located(place, base, known)) is None:
                 if split == "test":  # Roboflow names one that its export does not hold
                     continue
                 raise UserError(
@@ -53,20 +53,22 @@ def named_splits(
 
 
 def _named(
-    folder: Path, described: Mapping[str, Any], split_of: _SplitOf
+    folder: Path, described: Mapping[str, Any]
 ) -> Iterator[tuple[str, str, str, Sequence[str]]]:
     """Yield a split, the file that names it, and its places with what they are relative to."""
     texts = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*.txt"))}
     base, keys = str(described.get("path") or ""), ("train", "val", "validation", "valid", "test")
     given = {key: described[key] for key in keys if described.get(key)}
+    if given.get("val") == given.get("train"):  # as in a tutorial, which holds nothing out
+        given.pop("val", None)
     for key, value in given.items():
         for place in map(str, value if isinstance(value, list) else [value]):
-            if (own := _located(place, base, texts, split_of)) is not None:
-                yield split_of(key) or key, own, str(Path(own).parent), lines(texts[own])
+            if (own := _located(place, base, texts)) is not None:
+                yield split_within(key) or key, own, str(Path(own).parent), lines(texts[own])
             else:
-                yield split_of(key) or key, "data.yaml", base, [place]
+                yield split_within(key) or key, "data.yaml", base, [place]
     for name, path in ({} if given else texts).items():
-        if (split := split_of(path.stem)) and path.parent == folder:
+        if (split := split_within(path.stem)) and path.parent == folder:
             paths = [line for line in lines(path) if Path(line).suffix.lower() in IMAGE_SUFFIXES]
             yield split, name, "", paths
         elif split and path.match("ImageSets/Main/*"):
@@ -74,7 +76,7 @@ def _named(
             yield split, name, f"{inside}/JPEGImages", [_SHOWS.sub("", x) for x in lines(path)]
 
 
-def _located(place: str, base: str, known: Container[str], split_of: _SplitOf) -> str | None:
+def _located(place: str, base: str, known: Container[str]) -> str | None:
     """Return the longest end of a path that is known.
 
     What names a split stays in it, unless the path is absolute: valid/images is not images.
@@ -85,6 +87,6 @@ def _located(place: str, base: str, known: Container[str], split_of: _SplitOf) -
     parts = [part for part in joined.split("/") if part not in ("", ".", "..")]
     for start in range(max(1, len(parts))):
         if (end := "/".join(parts[start:]) or ".") in known:
-            dropped = {part for part in place.split("/") if split_of(part)} - {*end.split("/")}
+            dropped = {part for part in place.split("/") if split_within(part)} - {*end.split("/")}
             return end if is_absolute or not start or not dropped else None
     return None

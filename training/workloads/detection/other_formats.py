@@ -8,11 +8,12 @@ checked like COCO's annotations.
 import csv
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PureWindowsPath
-from typing import Any, TypeAlias
+from typing import Any
 from xml.etree import ElementTree
 
+from training.source_layout import split_within
 from training.workloads.detection.coco_faults import CocoFaults
 from training.workloads.detection.image_files import IMAGE_SUFFIXES, upright_size
 from training.workloads.detection.named_splits import named_splits
@@ -22,12 +23,7 @@ from training.workloads.detection.yolo import Corners, Labelled, Marked, read_yo
 _OF_CORNERS = ("polygon", "rectangle", "oriented_rectangle", "rotation")
 
 
-_SplitOf: TypeAlias = Callable[[str], str | None]
-
-
-def convert(
-    folder: Path, split_of: _SplitOf, faults: CocoFaults
-) -> dict[str, dict[str, Any]] | None:
+def convert(folder: Path, faults: CocoFaults) -> dict[str, dict[str, Any]] | None:
     """Return COCO's lists by split ("" if none is named); None for a folder of no known format.
 
     YOLO's classes keep their order; those of the other formats are sorted by name.
@@ -36,22 +32,22 @@ def convert(
     names, described = yolo = yolo_of(folder)
     found = list(read_yolo(folder, images, yolo, faults)) if names else []
     if not any(each.objects for each in found):  # a list of names alone does not make it YOLO's
-        others = list(_by_file(folder, images, split_of, faults))
+        others = list(_by_file(folder, images, faults))
         names, found = ([], others) if others else (names, found)
     if not found:
         return None
     kinds = names or sorted({each.name for image in found for each in image.objects})
-    named = named_splits(folder, images, described or {}, split_of)
-    if {named.get(each.image) for each in found} == {"train"}:
-        named = {}  # which holds nothing out, so the import divides them
+    named = named_splits(folder, images, described or {})
     # Then the check lists the others as not used.
     is_divided = {"train", "validation"} <= set(named.values())
     splits: dict[str, list[Labelled]] = {}
     for each in found:
         if each.image in named or not is_divided:
-            by_folder = _by_folder(each.image.relative_to(folder), split_of)
+            by_folder = _by_folder(each.image.relative_to(folder))
             split = named.get(each.image) or each.split or by_folder or ""
             splits.setdefault(split, []).append(each)
+    if set(splits) == {"train"}:  # which holds nothing out, so the import divides them
+        splits = {"": splits["train"]}
     return {split: _as_coco(folder, of, kinds) for split, of in splits.items()}
 
 
@@ -78,23 +74,20 @@ def _as_coco(root: Path, found: Sequence[Labelled], kinds: Sequence[str]) -> dic
     return {"images": images, "annotations": annotations, "categories": categories}
 
 
-def _by_folder(path: Path, split_of: _SplitOf) -> str | None:
+def _by_folder(path: Path) -> str | None:
     """Return the split that the lowest of a path's folders names."""
-    named = [split for part in path.parts[:-1] if (split := split_of(part))]
+    named = [split for part in path.parts[:-1] if (split := split_within(part))]
     return named[-1] if named else None
 
 
-def _by_file(
-    folder: Path, images: Sequence[Path], split_of: _SplitOf, faults: CocoFaults
-) -> Iterator[Labelled]:
+def _by_file(folder: Path, images: Sequence[Path], faults: CocoFaults) -> Iterator[Labelled]:
     """Yield the images of all XML, JSON, CSV and text files that a reader understands."""
     by_name = {path.name: path for path in images}
     stems = {path.stem: path for path in by_name.values()}
     found = list(_read_files(folder, faults))
     # train_labels.csv beside test_labels.csv, or XML in folders; one alone may have any name.
     own_splits = [
-        (split_of(path.stem) if len(read) > 1 else None)
-        or _by_folder(path.relative_to(folder), split_of)
+        (split_within(path.stem) if len(read) > 1 else None) or _by_folder(path.relative_to(folder))
         for path, read in found
     ]
     are_splits = len(set(own_splits) - {None}) > 1
@@ -107,7 +100,7 @@ def _by_file(
                 name = str(each.image)
                 faults.add("missing-file", f"{path.relative_to(folder)} names the image {name!r}")
                 continue
-            split = split_of(each.split or "") or (own_split if are_splits else None)
+            split = split_within(each.split or "") or (own_split if are_splits else None)
             yield each._replace(image=own, split=split)
 
 

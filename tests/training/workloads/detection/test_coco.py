@@ -179,7 +179,7 @@ def test_an_import_is_coco_again_and_what_was_annotated(
     for annotation in [*train["annotations"], *validation["annotations"]]:
         annotation["category_id"] = {1: 44, 2: 2}[annotation["category_id"]]
     data = imported(scene.lay_out(tmp_path / "own", train, validation), tmp_path / "out")
-    assert "train: 24 images, validation: 6 images" in capsys.readouterr().out
+    assert "2 classes (room, wall), train 24, validation 6" in capsys.readouterr().out
     assert data.meta["classes"] == ["room", "wall"], "in the order of their ids"
     assert data.meta["category_ids"] == [2, 44]
     split = open_split(data, "train")

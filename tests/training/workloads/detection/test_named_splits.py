@@ -57,8 +57,22 @@ def test_data_yaml_wins_over_folders_and_leaves_out_what_it_does_not_name(tmp_pa
     assert finding.message.startswith("images/test/5.png is in no annotation file (and 1 more)")
 
 
-def test_data_yaml_that_holds_nothing_out_leaves_the_division_to_the_import(tmp_path: Path) -> None:
-    _yolo(tmp_path, "train: images", {"images": range(6)})
+@pytest.mark.parametrize(
+    ("described", "images"),
+    [
+        ("train: images", "images"),
+        ("train: images/train", "images/train"),
+        # As coco128.yaml, with which ultralytics' tutorial begins.
+        ("train: images/train2017\nval: images/train2017", "images/train2017"),
+        # As CVAT exports a task.
+        ("", "obj_train_data"),
+    ],
+)
+def test_what_holds_nothing_out_is_divided_by_the_import(
+    tmp_path: Path, described: str, images: str
+) -> None:
+    _yolo(tmp_path, described, {images: range(6)})
+    put(tmp_path / "train.txt", "".join(f"data/{images}/{n}.png\n" for n in range(6)))
     assert _splits(tmp_path) == {"all": [0, 1, 2, 3, 4, 5]}
 
 

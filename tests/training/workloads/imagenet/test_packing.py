@@ -112,7 +112,7 @@ def test_fails_for_a_class_that_another_split_spells_differently(
     source = fill(tmp_path / "own", 12)
     (source / "val/cats").rename(source / "val/Cats")
     assert main(command(source, tmp_path / "out")) == 2
-    said = "class 'Cats' of validation has no files in train; which has 'cats': use one name for"
+    said = "class 'Cats' of validation has no files in train, which has 'cats'; use one name for"
     assert said in capsys.readouterr().err
 
 
@@ -121,7 +121,9 @@ def test_fails_for_folders_that_may_be_classes_or_splits(
 ) -> None:
     source = fill(tmp_path / "own", 12, splits=("train", "unseen"))
     assert main(command(source, tmp_path / "out")) == 2
-    said = "not each of the folders train, unseen is named like a split of its own: if they are"
+    said = (
+        "the folders train, unseen may be splits: if they are, name each train, validation or test"
+    )
     assert said in capsys.readouterr().err
     assert not any((tmp_path / "out").iterdir())
 
