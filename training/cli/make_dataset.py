@@ -233,8 +233,8 @@ def _finish_making(
 ) -> Mapping[str, Any]:
     manifest: Mapping[str, Any] = write_manifest(out, workload, meta).manifest
     _print_made(manifest["files"], began)
-    if {"vocab_size", "tokenizer"} <= meta.keys():
-        print(f"vocabulary: {meta['vocab_size']:,} tokens, tokenizer: {meta['tokenizer']}")
+    if "vocab_size" in meta:
+        print(f"vocabulary: {meta['vocab_size']:,} tokens, tokenizer: {meta.get('tokenizer', '-')}")
     return manifest
 
 
