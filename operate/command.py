@@ -25,7 +25,7 @@ from operate.status import as_text, cost_of, list_runs, read_status
 from operate.sweeps import find_operated_sweep, open_sweep, resume_sweep, stop_sweep
 from sizing.cli.tables import show
 from training.errors import exit_code_of
-from training.store.protocol import CredentialsError, StoreError
+from training.store.protocol import CredentialsError, StoreError, attended
 
 _RUN = (
     "an id, s3://bucket/runs/ID, or a folder, of a run or a sweep; default: the run of the "
@@ -43,7 +43,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # boto3 reads only AWS_DEFAULT_REGION; the CDK CLI prefers AWS_REGION.
     if region := os.environ.get("AWS_REGION"):
         os.environ["AWS_DEFAULT_REGION"] = region
-    return exit_code_of(lambda: _act(options))
+    with attended():
+        return exit_code_of(lambda: _act(options))
 
 
 def _act(options: argparse.Namespace) -> int:

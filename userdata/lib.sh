@@ -22,8 +22,8 @@ fi
 set +o allexport
 INSTANCE_ID=${INSTANCE_ID:-$(cat "$root/var/lib/cloud/data/instance-id")}
 export INSTANCE_ID
-# AWS CLI v1 reads the region only here, and by default asks the metadata once; S3 gets a minute.
-export AWS_DEFAULT_REGION=$AWS_REGION AWS_RETRY_MODE=standard AWS_MAX_ATTEMPTS=14
+# AWS CLI v1 reads the region only here, and by default asks the metadata once, for one second.
+export AWS_DEFAULT_REGION=$AWS_REGION
 export AWS_METADATA_SERVICE_TIMEOUT=5 AWS_METADATA_SERVICE_NUM_ATTEMPTS=5
 
 # fail TEXT...: ends a step, saying why and what to do.
@@ -44,8 +44,10 @@ carry_on() {
     trap - ERR
 }
 
+# aws_cli ARGUMENT...: gives S3 a minute; exported, this would change the user's own clients.
 aws_cli() {
-    "$(command -v aws || echo "$root/opt/pytorch/bin/aws")" "$@"
+    AWS_RETRY_MODE=standard AWS_MAX_ATTEMPTS=14 \
+        "$(command -v aws || echo "$root/opt/pytorch/bin/aws")" "$@"
 }
 
 # fetch_object URI FILE: leaves no file if there is no object; any other problem is an error.

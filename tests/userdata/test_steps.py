@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -242,7 +243,7 @@ def test_the_trainer_imports_a_workload_of_one_s_own_from_the_bundle(
         (bundle / name).parent.mkdir(exist_ok=True)
         (bundle / name).symlink_to(REPOSITORY / name)
     (bundle / "program/source").mkdir(parents=True)
-    python.write_text('#!/bin/bash\necho "$*"\n')
+    python.write_text('#!/bin/bash\necho "$*"\nenv\n')
     python.chmod(0o755)
     (root / "opt/training").mkdir(parents=True, exist_ok=True)
     (root / "opt/training/program-options").write_text(f"{python}\n")
@@ -251,6 +252,9 @@ def test_the_trainer_imports_a_workload_of_one_s_own_from_the_bundle(
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("-m training run --workload trajectory --recipe full ")
     assert " --source program/source --override " in done.stdout
+    assert "AWS_REGION=" in done.stdout
+    # The retries of our own calls of the AWS CLI are not those of the user's clients.
+    assert not {"AWS_MAX_ATTEMPTS", "AWS_RETRY_MODE"} & set(re.findall(r"(?m)^\w+", done.stdout))
 
 
 def test_the_trainer_never_starts_on_the_root_volume_where_the_data_volume_was_lost(

@@ -12,6 +12,7 @@ from importlib import import_module
 from training.errors import exit_code_of
 from training.registry import check_recipe
 from training.report.progress import configure_logging
+from training.store.protocol import attended
 
 _EXIT_CODES = """exit codes: 0 finished · 75 interrupted and saved · 76 lost the lease to another
 writer · 2 a mistake in what was asked for · 1 failed · 74 the store failed · 3 (data sync)
@@ -37,6 +38,9 @@ _COMMANDS = {
     "torture": ("proof", "kill a small run at random moments and compare"),
 }
 
+# They train, or prepare it, and outlast trouble from their first call on; so does `data sync`.
+_UNATTENDED = {"run", "fail", "sweep", "sagemaker", "check", "torture"}
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; return the exit code."""
@@ -47,7 +51,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options.arguments = given
         configure_logging()
         check_recipe(**{name: vars(options).get(name) for name in ("workload", "recipe")})
-        return int(options.act(options))
+        is_unattended = given[0] in _UNATTENDED or given[:2] == ["data", "sync"]
+        with attended(not is_unattended):
+            return int(options.act(options))
 
     return exit_code_of(act)
 

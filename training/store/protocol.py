@@ -11,13 +11,15 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from training.errors import EXIT_STORE, AttemptEndedError, UserError
 
 # How long a call is repeated: a minute of trouble costs no commit, and S3's is mostly shorter.
 _WINDOW_SECONDS = 90.0
 _LONGEST_PAUSE_SECONDS = 10.0
+# For a person who waits, while no call has been answered: a wrong endpoint, or no network.
+_UNREACHED_SECONDS = 10.0
 
 
 class StoreError(AttemptEndedError):
@@ -49,7 +51,10 @@ class Stored:
 class Patience:
     """How long the calls of one store are repeated: for a window, but not beyond the deadline."""
 
+    is_attended: ClassVar[bool] = False  # a person waits for this process's command
+
     def __init__(self) -> None:
+        self.is_reached = False  # a call was answered
         # Of all calls, on the monotonic clock: a notice may come, and its end come nearer.
         self.deadline: Callable[[], float] = lambda: math.inf
 
@@ -63,12 +68,24 @@ class Patience:
         yield 0.0
         began = time.monotonic()
         for attempt in itertools.count(1):
-            left = min(began + _WINDOW_SECONDS - time.monotonic(), self.seconds_left)
+            is_short = self.is_attended and not self.is_reached
+            window = _UNREACHED_SECONDS if is_short else _WINDOW_SECONDS
+            left = min(began + window - time.monotonic(), self.seconds_left)
             if left <= 0:
                 return
             # Shorter towards the end: the trouble may pass just before.
             longest = min(_LONGEST_PAUSE_SECONDS, max(1.0, left / 8), 0.1 * 2.0**attempt)
             yield min(left, random.uniform(0, longest))
+
+
+@contextmanager
+def attended(is_attended: bool = True) -> Iterator[None]:
+    """While a person waits for a command, fail soon if no call reaches the store."""
+    Patience.is_attended = is_attended
+    try:
+        yield
+    finally:
+        Patience.is_attended = False
 
 
 class Upload:

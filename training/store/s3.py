@@ -219,8 +219,11 @@ class S3Store:
         with self._errors(key):
             while True:
                 try:
-                    return call(self._client_for(_READ_SECONDS))
+                    answer = call(self._client_for(_READ_SECONDS))
+                    self.patience.is_reached = True
+                    return answer
                 except (ClientError, BotoCoreError) as error:
+                    self.patience.is_reached |= isinstance(error, ClientError)
                     pause = next(pauses, None) if _is_repeatable(error) else None
                     if pause is None or stop.is_set():
                         raise

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from tests.training.trouble import Trouble, TroubledWay
-from training.errors import UserError
+from training.cli.main import main
+from training.errors import EXIT_STORE, UserError
 from training.store.folder import open_store
-from training.store.protocol import Patience, StoreError, put_unless_changed
+from training.store.protocol import Patience, StoreError, attended, put_unless_changed
 from training.store.s3 import S3Store
 from training.store.transfer import run_all
 
@@ -114,3 +115,27 @@ def test_pauses_fill_the_window_or_the_time_left(
     assert len(ended) < 150, "S3 is not hammered"
     if window >= 90:
         assert sum(seconds > 60 for seconds in ended) >= 3, "a minute of trouble is outlasted"
+
+
+def test_fails_soon_where_a_person_waits_and_nothing_answers(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "none")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    monkeypatch.setattr("training.store.protocol._UNREACHED_SECONDS", 0.5)
+    began = time.monotonic()
+    assert main(["report", "--run-uri=s3://bucket/runs/one"]) == EXIT_STORE
+    assert time.monotonic() - began < 5
+    assert "Could not connect" in capsys.readouterr().err
+    assert not Patience.is_attended, "what follows in this process is patient again"
+
+
+def test_a_command_that_was_answered_once_waits_as_a_run_does(
+    store: S3Store, way: TroubledWay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("training.store.protocol._UNREACHED_SECONDS", 0.5)
+    with attended():
+        store.put("k", b"1")
+        way.trouble_for("refused", SECONDS)
+        assert store.sizes("") == {"k": 1}
