@@ -19,9 +19,8 @@ if [[ -e $root/opt/training/machine.env ]]; then
     # shellcheck source=/dev/null
     source "$root/opt/training/machine.env"
 fi
-set +o allexport
 INSTANCE_ID=${INSTANCE_ID:-$(cat "$root/var/lib/cloud/data/instance-id")}
-export INSTANCE_ID
+set +o allexport
 # AWS CLI v1 reads the region only here, and by default asks the metadata once, for one second.
 export AWS_DEFAULT_REGION=$AWS_REGION
 export AWS_METADATA_SERVICE_TIMEOUT=5 AWS_METADATA_SERVICE_NUM_ATTEMPTS=5
@@ -46,8 +45,7 @@ carry_on() {
 
 # aws_cli ARGUMENT...: gives S3 a minute; exported, this would change the user's own clients.
 aws_cli() {
-    AWS_RETRY_MODE=standard AWS_MAX_ATTEMPTS=14 \
-        "$(command -v aws || echo "$root/opt/pytorch/bin/aws")" "$@"
+    AWS_RETRY_MODE=standard AWS_MAX_ATTEMPTS=14 PATH=$PATH:$root/opt/pytorch/bin aws "$@"
 }
 
 # fetch_object URI FILE: leaves no file if there is no object; any other problem is an error.
