@@ -278,9 +278,9 @@ def test_metrics_carry_the_stack_and_never_only_the_instance(root: Path) -> None
     collected = config["metrics"]["metrics_collected"]
     assert {"nvidia_gpu", "mem", "disk"} <= collected.keys()
     for plugin in ("nvidia_gpu", "mem", "disk"):
-        assert collected[plugin]["append_dimensions"] == {"Stack": "TrainingStack"}
+        assert collected[plugin]["append_dimensions"] == {"Stack": "SpotTraining-TrainingStack"}
     # Its EBS receiver takes no dimension: it is summed up over the namespace, the stack's own.
-    assert config["metrics"]["namespace"] == "Training/TrainingStack"
+    assert config["metrics"]["namespace"] == "Training/SpotTraining-TrainingStack"
     assert config["metrics"]["aggregation_dimensions"] == [["Stack"], []]
     assert collected["disk"]["resources"] == ["/", "/data"]
 

@@ -131,7 +131,7 @@ class FolderSource(StateSource):
     def facts(self) -> Mapping[str, Any]:
         """Return what was sent, and when the program last changed one of its files, logs aside."""
         assert self.sent is not None
-        listing, is_grown = self.capture.listing, self.capture.reason == "grown"
+        listing, is_grown = self.capture.listing, self.capture.reason == "appended"
         return {
             "snapshot": self._name,
             "reason": self.capture.reason,
@@ -220,7 +220,7 @@ class FolderSource(StateSource):
         sizes = {**self._known.blobs, **self.new_blobs}
         needed = sorted({content.blob for content in contents.values() if content.blob})
         return FolderManifest(
-            reason="quiet" if capture.reason == "grown" else capture.reason,
+            reason="quiet" if capture.reason == "appended" else capture.reason,
             program_says_when=capture.program_says_when,
             files=tuple(
                 SavedFile(path=path, mode=f.mode, mtime_ns=f.mtime_ns, content=contents[path])

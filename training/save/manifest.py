@@ -31,7 +31,7 @@ _READ_BYTES = 4 * 1024 * 1024
 # Why a snapshot was taken: the program asked, the folder was quiet, a notice came, logs grew (in a
 # manifest also `quiet`, as older readers know), the program ended, or it was stopped for the
 # snapshot, which then holds what a crash would have left.
-Reason: TypeAlias = Literal["commit", "quiet", "notice", "grown", "exit", "crash-consistent"]
+Reason: TypeAlias = Literal["commit", "quiet", "notice", "appended", "exit", "crash-consistent"]
 
 
 class Extents(tuple[tuple[int, int], ...]):

@@ -320,7 +320,7 @@ class Watcher:
         self._grown_at = now
         can_stop = self._quiet.program in living_below(os.getpid())
         about = {"is_tentative": self._is_tentative, "is_standstill": can_stop and len(grown) > 1}
-        self.captured = self._capture("grown", self._moment(quiet=listing, **about))
+        self.captured = self._capture("appended", self._moment(quiet=listing, **about))
 
     def _capture_stopped(self, pause: Listing | None) -> Listing:
         """Capture in a pause; if there is none, between two writes if that can be hit."""

@@ -105,7 +105,7 @@ def _supervise(store: FolderStore, disk: Path, seed: int, says_when: bool) -> in
     machine.mirror.start(program)
     _, status = os.waitpid(program, 0)
     if (code := os.waitstatus_to_exitcode(status)) > 0:
-        machine.mirror.count_failure()
+        machine.mirror.count_failure("reading it")
     machine.end(code)
     return 0
 
@@ -144,7 +144,7 @@ def _look(store: FolderStore, disk: Path, found: Series, *, says_when: bool) -> 
         epochs = _epochs(machine.folder)
     except ValueError as error:
         if machine.restored and machine.restored.entry.is_tentative:
-            machine.mirror.count_failure()
+            machine.mirror.count_failure("reading it")
             machine.end(1)
             found.torn += 1
             _look(store, disk, found, says_when=says_when)

@@ -53,7 +53,7 @@ def test_what_only_grows_is_saved_again_and_again(
     machine = new_machine("machine-0", **QUIET)
     machine.write({"config.json": b"{}"})
     machine.mirror.start()
-    _grow_until(machine, lambda: _reasons(store)[-2:] == ["grown", "grown"], name)
+    _grow_until(machine, lambda: _reasons(store)[-2:] == ["appended", "appended"], name)
     assert machine.mirror.last is not None
     assert read_manifest(store, entries(store)[-1]).reason == "quiet", "as older readers know it"
     assert not entries(store)[-1].is_tentative
@@ -80,7 +80,7 @@ def test_several_files_that_grow_are_saved_at_one_moment(
 
     with program(append) as process:
         machine.mirror.start(process)
-        wait_until(lambda: _reasons(store)[-2:] == ["grown", "grown"], machine.mirror)
+        wait_until(lambda: _reasons(store)[-2:] == ["appended", "appended"], machine.mirror)
     machine.vanish()
     again = new_machine("machine-1")
     assert _append(again, "items.jsonl", rows=0) - _append(again, "ids.csv", rows=0) in (0, 1)
@@ -92,7 +92,7 @@ def test_growth_is_saved_to_the_last_line_when_the_program_ends(
 ) -> None:
     machine = new_machine("machine-0", quiet_seconds=0.3)
     machine.mirror.start()
-    _grow_until(machine, lambda: "grown" in _reasons(store), "results.csv")
+    _grow_until(machine, lambda: "appended" in _reasons(store), "results.csv")
     machine.mirror.request("emergency")
     count = _append(machine, rows=3)
     machine.end(exit_code)
@@ -106,7 +106,7 @@ def test_a_notice_saves_growth_at_once_however_big_the_file(
     monkeypatch.setattr("training.save.watcher._GROWTH_BYTES_PER_SECOND", 1e-3)
     machine = new_machine("machine-0", **QUIET)
     machine.mirror.start()
-    _grow_until(machine, lambda: "grown" in _reasons(store), "results.csv")
+    _grow_until(machine, lambda: "appended" in _reasons(store), "results.csv")
     number = entries(store)[-1].step
     _append(machine, rows=20)
     assert entries(store)[-1].step == number, "a big file is sent again as seldom as that asks"
@@ -129,11 +129,11 @@ def test_the_rows_of_a_log_beside_a_checkpoint_are_those_of_its_save_on_every_ma
         wait_until(lambda m=machine: m.mirror._watcher.is_captured(), machine.mirror)
         _append(machine, "metrics.csv", rows=10)
         assert _told(store)[-1] == "treated as logs, and saved with other files: metrics.csv"
-        assert "grown" not in _reasons(store)
+        assert "appended" not in _reasons(store)
         machine.mirror.request("emergency")
         _append(machine, "metrics.csv", rows=10)
         machine.end(-9)
-        assert "grown" not in _reasons(store)
+        assert "appended" not in _reasons(store)
         machine = new_machine(f"machine-{number}", **QUIET)
         rows.append(_append(machine, "metrics.csv", rows=0))
         machine.mirror.start()
