@@ -3,7 +3,7 @@
 Three margins, each a number of seconds or, for a short notice, a share of it. Backwards from the
 end: the process needs `exit_reserve` to stop, a save leaves `save_reserve` before that, and the
 last planned save leaves `last_save_margin` in all. That is more than the other two together, so a
-timely last save ends before the forced exit (training/attempt/supervisor.py) would start.
+timely last save ends before the forced exit (training/durable/attempt/supervisor.py) would start.
 """
 
 from typing import Literal, TypeAlias, get_args

@@ -11,8 +11,8 @@ from contract.errors import UserError
 from contract.keys import FINAL_FILES, RECEIPT, REPORT
 from operate.runs import OperatedRun
 from training.cli.main import main as training
-from training.record.run import find_checkpoint, open_run
-from training.report.page import write_report
+from training.durable.record.run import find_checkpoint, open_run
+from training.durable.report.page import write_report
 
 
 def download(run: OperatedRun, folder: Path | None, checkpoint: str | None) -> dict[str, Any]:

@@ -9,8 +9,8 @@ from itertools import chain
 from typing import Any
 
 from contract.keys import EVENTS, LOGS
-from training.record.history import metrics_reader, read_event
-from training.store.protocol import Store, get_each
+from training.durable.record.history import metrics_reader, read_event
+from training.durable.store.protocol import Store, get_each
 
 # One line for steps per this many seconds of training.
 _STEP_SECONDS = 5.0

@@ -10,10 +10,10 @@ from contract.errors import UserError
 from contract.keys import HEAD, RUNS
 from contract.stack_names import DESCRIPTIONS
 from stacks.guard.settings import GuardSettings, client
-from training.record.head import Head, read_head
-from training.record.run import open_run
-from training.store.folder import open_store
-from training.store.protocol import Store
+from training.durable.record.head import Head, read_head
+from training.durable.record.run import open_run
+from training.durable.store.folder import open_store
+from training.durable.store.protocol import Store
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,12 +16,12 @@ from sizing.cli.tables import cell, heading
 from stacks.guard import fleet
 from stacks.guard.fleet import SPOT, StackInstance
 from stacks.guard.ledger import Ledger
-from training.record.head import Head
-from training.record.history import read_event
-from training.record.run import RunConfig, read_run_config
-from training.report.progress import duration
-from training.store.folder import open_store
-from training.store.protocol import get_each
+from training.durable.record.head import Head
+from training.durable.record.history import read_event
+from training.durable.record.run import RunConfig, read_run_config
+from training.durable.report.progress import duration
+from training.durable.store.folder import open_store
+from training.durable.store.protocol import get_each
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -17,8 +17,8 @@ from contract.keys import SWEEP, SWEEP_JOBS, SWEEPS
 from operate.control import say, stop_process
 from operate.runs import run_buckets
 from stacks.sagemaker.service_jobs import JobState, QueuedSweep, patient_client
-from training.report.sweep import SweptRuns, find_sweep
-from training.store.folder import open_store
+from training.durable.report.sweep import SweptRuns, find_sweep
+from training.durable.store.folder import open_store
 
 _POLL_SECONDS = 2.0
 _QUEUED = ("SUBMITTED", "PENDING", "RUNNABLE")

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from contract.grammar import argument_type, parse_positive, parse_positive_count
 from contract.trainer_options import RANKS
-from rehearsal.drill.action import SYNTAX, Action, parse_interruption
-from rehearsal.drill.workload import PROGRAM_INTERRUPTIONS, by_workload
-from rehearsal.scenarios.scenario import NSPAWN, PROCESS
+from rehearsal.demo.action import SYNTAX, Action, parse_interruption
+from rehearsal.demo.workload import PROGRAM_INTERRUPTIONS, by_workload
+from rehearsal.drills.scenario import NSPAWN, PROCESS
 
 ABOUT = "Rehearse on a laptop: the main job, what can go wrong, every alarm, or the AWS alone."
 

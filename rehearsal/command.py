@@ -20,40 +20,40 @@ from contract.description import describe
 from contract.errors import EXIT_STOPPED
 from contract.stack_names import training_stack
 from contract.trainer_options import RANKS
+from embedded_aws import EmbeddedAws, PortInUse
 from rehearsal.alarms.trial import AlarmTrial, trial_table, try_alarms
 from rehearsal.arguments import parse_arguments
-from rehearsal.aws import EmbeddedAws, PortInUse
-from rehearsal.drill.action import check_stages, parse_interruption
-from rehearsal.drill.children import ChildFailed, Children, run_cdk
-from rehearsal.drill.demo import Demo, usual_seconds
-from rehearsal.drill.demo_log import DemoLog
-from rehearsal.drill.deployment import (
+from rehearsal.demo.action import check_stages, parse_interruption
+from rehearsal.demo.children import ChildFailed, Children, run_cdk
+from rehearsal.demo.demo import Demo, usual_seconds
+from rehearsal.demo.demo_log import DemoLog
+from rehearsal.demo.deployment import (
     REPOSITORY,
     SWEEPS,
     DeployedStacks,
     child_environment,
     embedded_stacks,
 )
-from rehearsal.drill.fleet import RehearsalFailed
-from rehearsal.drill.grants import grants_page
-from rehearsal.drill.hosts_demo import HostsDemo
-from rehearsal.drill.program import PROGRAM_STAGES, RehearsedProgram, find_data
-from rehearsal.drill.receipt import find_faults
-from rehearsal.drill.report import receipt_rows, show_receipt, verdict, write_report
-from rehearsal.drill.workload import (
+from rehearsal.demo.fleet import RehearsalFailed
+from rehearsal.demo.grants import grants_page
+from rehearsal.demo.hosts_demo import HostsDemo
+from rehearsal.demo.program import PROGRAM_STAGES, RehearsedProgram, find_data
+from rehearsal.demo.receipt import find_faults
+from rehearsal.demo.report import receipt_rows, show_receipt, verdict, write_report
+from rehearsal.demo.workload import (
     DEFAULTS,
     PROGRAM_INTERRUPTIONS,
     RehearsedWorkload,
     own_defaults,
 )
-from rehearsal.machines.commands import CommandFailed
-from rehearsal.scenarios.many import ManyRuns, many_table
-from rehearsal.scenarios.scenario import NSPAWN, choose
-from rehearsal.scenarios.series import (
+from rehearsal.drills.many import ManyRuns, many_table
+from rehearsal.drills.scenario import NSPAWN, choose
+from rehearsal.drills.series import (
     DrillSeries,
     outcome_table,
     scenario_table,
 )
+from rehearsal.machines.commands import CommandFailed
 from sizing import catalogue
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from cloudformation import schema
-from cloudformation.template import references
+from embedded_aws.cloudformation import schema
+from embedded_aws.cloudformation.template import references
 from review.assembly import Side, StackSide
 from review.spelling import leaves, path_of
 

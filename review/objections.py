@@ -6,8 +6,8 @@ Also changes that leave data outside any stack, and valid templates that would f
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from cloudformation import schema
-from cloudformation.template import references
+from embedded_aws.cloudformation import schema
+from embedded_aws.cloudformation.template import references
 from review.assembly import Side
 from review.changes import Change, Objection
 from review.spelling import path_of, spell

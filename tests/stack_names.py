@@ -1,7 +1,7 @@
 """The stacks' names in CloudFormation, with the prefix of cdk.json."""
 
 from contract.stack_names import stack_name
-from rehearsal.drill.deployment import PREFIX
+from rehearsal.demo.deployment import PREFIX
 
 
 def named(construct_id: str) -> str:

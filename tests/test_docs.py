@@ -120,7 +120,7 @@ def test_what_is_looked_for_on_the_pages_is_there() -> None:
         assert modules(text), name
         assert options(text), name
     assert ("training", "torture") in commands(page("how-it-works"))
-    assert "training/attempt/notice.py" in re.findall(PATH, page("spot"))
+    assert "training/durable/attempt/notice.py" in re.findall(PATH, page("spot"))
 
 
 def test_the_readme_says_the_main_things_within_twenty_lines() -> None:
@@ -179,7 +179,7 @@ def test_each_of_the_six_ways_has_at_most_seven_stations_that_exist() -> None:
         if not (REPOSITORY / file).is_file() or not has(REPOSITORY / file, name)
     ]
     assert missing == []
-    assert not has(REPOSITORY / "training/record/lease.py", "Lease.no_such_method")
+    assert not has(REPOSITORY / "training/durable/record/lease.py", "Lease.no_such_method")
 
 
 def test_the_cost_of_idling_is_what_the_review_says(tmp_path: Path) -> None:

@@ -10,14 +10,17 @@ from pathlib import Path
 REPOSITORY = Path(__file__).parent.parent
 # Rule, by words of its name -> the file that breaks it, and the line that is planted there.
 PLANTED = {
-    "contract imports nobody": ("contract/notice.py", "import training.errors"),
-    "stacks reads training": ("stacks/fleet.py", "import training.errors"),
+    "contract imports nobody": ("contract/notice.py", "import training.durable.errors"),
+    "stacks reads training": ("stacks/fleet.py", "import training.durable.errors"),
     "sizing knows neither torch": ("sizing/figures.py", "import torch"),
-    "training stands alone": ("training/errors.py", "import sizing.figures"),
-    "rehearsal boots the user data": ("rehearsal/drill/fleet.py", "import training.errors"),
-    "review reads templates": ("review/costs.py", "import rehearsal.drill.fleet"),
-    "only training/store/s3.py imports boto3": ("training/record/head.py", "import boto3"),
-    "the rooms of training/": ("training/save/publish.py", "import training.engine.loop"),
+    "training stands alone": ("training/durable/errors.py", "import sizing.figures"),
+    "rehearsal boots the user data": ("rehearsal/demo/fleet.py", "import training.durable.errors"),
+    "review reads templates": ("review/costs.py", "import rehearsal.demo.fleet"),
+    "only training/durable/store/s3.py imports boto3": (
+        "training/durable/record/head.py",
+        "import boto3",
+    ),
+    "the rooms of training/": ("training/durable/save/publish.py", "import training.engine.loop"),
     "a workload imports the ground floor": (
         "training/workloads/trajectory/model.py",
         "import training.engine.loop",
@@ -26,7 +29,7 @@ PLANTED = {
         "training/workloads/growth/workload.py",
         "import training.workloads.trajectory.model",
     ),
-    "what recognizes a run": ("training/record/metrics.py", "import torch"),
+    "what recognizes a run": ("training/durable/record/metrics.py", "import torch"),
     "expansion stands on torch alone": (
         "training/workloads/expansion/layout.py",
         "import training.randomness",

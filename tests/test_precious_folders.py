@@ -3,8 +3,8 @@
 What alone is replaced is a file that an option names (report, export, predict and review), as `cp`
 does, and only once there is what to write: tests/training/cli/test_outputs.py.
 
-Of commands that need a run first: tests/training/program/test_job.py (export of a snapshot),
-tests/training/report/test_page.py (tensorboard), tests/operate/ (download).
+Of commands that need a run first: tests/training/durable/program/test_job.py (export of a
+snapshot), tests/training/durable/report/test_page.py (tensorboard), tests/operate/ (download).
 """
 
 import shutil
@@ -18,12 +18,12 @@ import pytest
 
 import rehearsal.command as rehearsing
 from operate.command import main as runs
-from rehearsal.drill import deployment
-from rehearsal.drill.deployment import DeployedStacks
+from rehearsal.demo import deployment
+from rehearsal.demo.deployment import DeployedStacks
 from training.cli.main import main as training
-from training.store.dataset import upload_dataset
-from training.store.folder import FolderStore
-from training.store.local_dataset import write_manifest
+from training.durable.store.dataset import upload_dataset
+from training.durable.store.folder import FolderStore
+from training.durable.store.local_dataset import write_manifest
 
 REPOSITORY = Path(__file__).parent.parent
 MINE = {"thesis.tex": "precious", ".git/HEAD": "ref: refs/heads/main", "notes/a.txt": "mine"}

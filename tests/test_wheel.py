@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
-from rehearsal.aws import EmbeddedAws
+from embedded_aws import EmbeddedAws
 from tests.rehearsal.cli import NEVER
 
 REPOSITORY = Path(__file__).parent.parent

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from rehearsal.aws.images import PYTORCH_LINES
+from embedded_aws.images import PYTORCH_LINES
 from review.comment import MARKER
 
 REPOSITORY = Path(__file__).parent.parent

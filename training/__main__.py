@@ -7,7 +7,7 @@ import sys
 
 try:
     from training.cli.main import main
-    from training.errors import EXIT_INTERRUPTED
+    from training.durable.errors import EXIT_INTERRUPTED
 except KeyboardInterrupt:
     print("interrupted before it began", file=sys.stderr)
     sys.exit(130)

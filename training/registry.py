@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from contract.program import WORKLOAD as PROGRAM
-from training.errors import UserError, name_known
+from training.durable.errors import UserError, name_known
 from training.settings import Settings, changed, field_places
 
 if TYPE_CHECKING:

@@ -16,15 +16,15 @@ from torch import Tensor
 
 from benchmarks.gpu.session import Session
 from contract.grammar import Interval
-from training.attempt.context import AttemptContext, RankEnvironment, World
-from training.attempt.supervisor import Supervisor
-from training.record.head import KEEP_NEWEST, CheckpointEntry, Position, checkpoint_name
-from training.record.lease import Lease, acquire
-from training.record.metrics import Events, Metrics
-from training.save.checkpointer import Checkpointer
-from training.save.schedule import Schedule
-from training.save.state import LiveState, SaveRequest
-from training.store.folder import FolderStore
+from training.durable.attempt.context import AttemptContext, RankEnvironment, World
+from training.durable.attempt.supervisor import Supervisor
+from training.durable.record.head import KEEP_NEWEST, CheckpointEntry, Position, checkpoint_name
+from training.durable.record.lease import Lease, acquire
+from training.durable.record.metrics import Events, Metrics
+from training.durable.save.checkpointer import Checkpointer
+from training.durable.save.schedule import Schedule
+from training.durable.save.state import LiveState, SaveRequest
+from training.durable.store.folder import FolderStore
 
 _NUM_SAVES = 6
 _SAVE_SECONDS = 60.0

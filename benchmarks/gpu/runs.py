@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 
 from benchmarks.gpu.session import Session, last_line, override_options, rate_of
-from training.errors import EXIT_FAILED, EXIT_FINISHED
+from training.durable.errors import EXIT_FAILED, EXIT_FINISHED
 
 # The least time of a comparison, and how many share the GPU, as they are not timed.
 _LEAST_SECONDS = 30.0

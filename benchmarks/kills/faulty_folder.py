@@ -12,10 +12,10 @@ from pathlib import Path
 from benchmarks.kills import RATE
 from training.cli import run
 from training.cli.main import main
+from training.durable.store.folder import open_store
+from training.durable.store.protocol import Store
 from training.proof.injector import Injector, StatusFile
 from training.proof.store_faults import misbehaving
-from training.store.folder import open_store
-from training.store.protocol import Store
 
 
 def _open(uri: str) -> Store:

@@ -19,7 +19,7 @@ from typing import Literal, TextIO, TypeAlias, get_args
 from benchmarks import REPOSITORY
 from benchmarks.kills.judge import Account, Said, said_in
 from benchmarks.kills.s3_server import BUCKET, open_server
-from training.errors import EXIT_FAILED, EXIT_USER
+from training.durable.errors import EXIT_FAILED, EXIT_USER
 from training.proof.injector import StatusFile
 from training.proof.machine import live, run_command
 

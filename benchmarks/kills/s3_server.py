@@ -16,7 +16,7 @@ from werkzeug.serving import WSGIRequestHandler, make_server
 from benchmarks import REPOSITORY
 from benchmarks.kills import RATE
 from benchmarks.kills.misbehaving_s3 import Misbehaving
-from rehearsal.aws.front import Front
+from embedded_aws.front import Front
 
 BUCKET = "kills"
 

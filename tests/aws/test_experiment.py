@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rehearsal.aws import EmbeddedAws
+from embedded_aws import EmbeddedAws
 from tests.stack_names import DATASET
 
 ROOT = Path(__file__).parents[2]

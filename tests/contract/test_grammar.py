@@ -12,7 +12,7 @@ from stacks.monitoring.alarms import commit_interval_seconds
 from stacks.parameters import StackParameters
 from tests.sizing.sample_plan import plan
 from training.cli.main import main
-from training.errors import UserError
+from training.durable.errors import UserError
 
 INTERVALS = [
     ("auto", Interval(value=0, unit="auto")),

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from contract.notice import exit_reserve, idle_seconds, last_save_margin, save_reserve
-from training.attempt.notice import ExtraTime, Interruption, Notice
+from training.durable.attempt.notice import ExtraTime, Interruption, Notice
 
 
 @given(notice=st.floats(0.5, 120))

@@ -17,7 +17,7 @@ from cfnlint.jsonschema import StandardValidator
 
 from contract.notice import MAX_SECONDS
 from training.cli.main import main
-from training.errors import EXIT_INTERRUPTED
+from training.durable.errors import EXIT_INTERRUPTED
 
 FOLDER = Path(__file__).parents[2] / "examples" / "engines"
 SCHEMAS = Path(__file__).parent / "schemas"

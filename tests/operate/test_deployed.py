@@ -19,20 +19,20 @@ from typing import Any
 import botocore.client
 import pytest
 
+from embedded_aws import EmbeddedAws
+from embedded_aws.event_bus import EventBus
 from operate import control
 from operate.command import main
-from rehearsal.aws import EmbeddedAws
-from rehearsal.aws.event_bus import EventBus
-from rehearsal.drill.fleet import Fleet
+from rehearsal.demo.fleet import Fleet
 from rehearsal.machines.metadata import RehearsedInstance
 from stacks.guard.settings import client
 from tests.page_policies import action, allowed
 from tests.rehearsal.cli import NEVER, REPOSITORY, Cli
-from tests.rehearsal.drill.no_machine import NoMachine
+from tests.rehearsal.demo.no_machine import NoMachine
 from tests.stack_names import TRAINING
-from training.record.head import read_head
-from training.store.folder import open_store
-from training.store.protocol import Store
+from training.durable.record.head import read_head
+from training.durable.store.folder import open_store
+from training.durable.store.protocol import Store
 
 # A script that knows nothing of this project: it counts, saves, and goes on from what it saved.
 SCRIPT = """

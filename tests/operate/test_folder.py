@@ -26,9 +26,9 @@ from stacks.guard.fleet import ON_DEMAND, SPOT, StackInstance
 from stacks.guard.ledger import Ledger
 from stacks.guard.settings import client
 from training.cli.main import main as training
-from training.record.head import mark_failed, read_head
-from training.record.metrics import Events
-from training.store.folder import FolderStore
+from training.durable.record.head import mark_failed, read_head
+from training.durable.record.metrics import Events
+from training.durable.store.folder import FolderStore
 
 REPOSITORY = Path(__file__).parents[2]
 # Begins again where it was, and never ends by itself.

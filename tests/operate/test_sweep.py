@@ -17,9 +17,9 @@ import pytest
 from aws_cdk import App, BootstraplessSynthesizer
 
 from contract.sweep import Sweep, drawn_runs
+from embedded_aws import EmbeddedAws
 from operate.command import main
 from operate.sweeps import OperatedSweep, find_operated_sweep
-from rehearsal.aws import EmbeddedAws
 from stacks.guard.settings import client
 from stacks.parameters import StackParameters
 from stacks.sagemaker.__main__ import main as sagemaker
@@ -28,8 +28,8 @@ from tests.training.forked import ForkedTrainer
 from tests.training.runs import WORKLOAD
 from training.cli import sweep as training_sweep
 from training.cli.main import main as training
-from training.record.head import read_head
-from training.store.folder import open_store
+from training.durable.record.head import read_head
+from training.durable.store.folder import open_store
 
 NUM_RUNS, NUM_TAKEN, LIMIT = 12, 4, 3
 # Of ml.g5.xlarge, which stacks/sagemaker/prices.py knows; what of it a run may use at most.

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rehearsal.aws import EmbeddedAws
+from embedded_aws import EmbeddedAws
 
 REPOSITORY = Path(__file__).parents[2]
 NEVER = ("--require-approval", "never")

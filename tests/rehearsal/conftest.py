@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from rehearsal.drill.deployment import processes_below
+from rehearsal.demo.deployment import processes_below
 
 # The arguments of `python -m rehearsal`.
 Rehearse = Callable[..., subprocess.Popen[str]]

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from rehearsal.drill.deployment import processes_below
-from rehearsal.scenarios.scenario import NSPAWN, PROCESS
+from rehearsal.demo.deployment import processes_below
+from rehearsal.drills.scenario import NSPAWN, PROCESS
 from tests.training import documented
 
 EPOCHS = "baselines=false epochs=18"
@@ -50,7 +50,7 @@ def test_an_interrupted_run_equals_the_uninterrupted_one_bit_for_bit(
     assert '<p class="verdict good">' in (tmp_path / "report.html").read_text()
 
 
-@pytest.mark.slow  # its parts run in each run of the tests: rehearsal/aws/test_service_jobs.py
+@pytest.mark.slow  # its parts run in each run of the tests: embedded_aws/test_service_jobs.py
 def test_two_hosts_of_one_job_lose_one_and_equal_one_rank(
     tmp_path: Path, rehearse: Callable[..., subprocess.Popen[str]]
 ) -> None:

@@ -13,9 +13,9 @@ import pytest
 from moto.ec2.models import ec2_backends
 from moto.ssm.models import ssm_backends
 
-from cloudformation import schema
-from rehearsal.aws import EmbeddedAws
-from rehearsal.aws.event_bus import EventBus
+from embedded_aws import EmbeddedAws
+from embedded_aws.cloudformation import schema
+from embedded_aws.event_bus import EventBus
 from rehearsal.machines import ProcessMachine
 from rehearsal.machines.metadata import MetadataServer, RehearsedInstance
 from tests.rehearsal.cli import NEVER, REPOSITORY, Cli

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from embedded_aws import EmbeddedAws
 from rehearsal import command as commands
-from rehearsal.aws import EmbeddedAws
 from rehearsal.command import STOP_SIGNALS, main, parse_arguments
-from rehearsal.drill import deployment
+from rehearsal.demo import deployment
 
 
 def handlers() -> dict[signal.Signals, Any]:

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from werkzeug.wrappers import Response
 
-from rehearsal.aws import EmbeddedAws
-from rehearsal.aws.front import Front
-from rehearsal.aws.moto_services import signed_for
+from embedded_aws import EmbeddedAws
+from embedded_aws.front import Front
+from embedded_aws.moto_services import signed_for
 from review.__main__ import main
 from review.assembly import CannotReview, deployed
 from tests.review.conftest import REPOSITORY

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rehearsal.aws import EmbeddedAws
+from embedded_aws import EmbeddedAws
 from stacks.data_key import main
 from tests.stacks.templates import only
 

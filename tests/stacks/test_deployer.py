@@ -13,15 +13,15 @@ import cfnlint
 import pytest
 from botocore.exceptions import ClientError
 
-from rehearsal.aws import EmbeddedAws
+from embedded_aws import EmbeddedAws
+from tests.embedded_aws.iam.roles import make_role, signed_by
 from tests.page_policies import allowed, policy
-from tests.rehearsal.aws.iam.roles import make_role, signed_by
 from tests.rehearsal.cli import NEVER, REPOSITORY, Cli
 from tests.stack_names import DATASET
-from training.dataset_output import RECORDS, clean_up
-from training.sources import UNFINISHED
-from training.store.dataset import StoreOutput
-from training.store.protocol import StoreError
+from training.durable.dataset_output import RECORDS, clean_up
+from training.durable.sources import UNFINISHED
+from training.durable.store.dataset import StoreOutput
+from training.durable.store.protocol import StoreError
 
 
 @pytest.mark.parametrize("page", ["deployer.md", "runs.md"])

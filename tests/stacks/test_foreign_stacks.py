@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from rehearsal.aws import EmbeddedAws
+from embedded_aws import EmbeddedAws
 from tests.rehearsal.cli import NEVER, REPOSITORY, Cli
 from tests.stack_names import named
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from cloudformation import schema
-from cloudformation.schema import changed_properties, replaces
+from embedded_aws.cloudformation import schema
+from embedded_aws.cloudformation.schema import changed_properties, replaces
 
 Synthesize = Callable[..., Any]
 CHANGES = {

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from cloudformation.schema import schema_of, tag_property
+from embedded_aws.cloudformation.schema import schema_of, tag_property
 from tests.stacks.templates import every, only
 
 PROVIDER = "arn:aws:iam::123456789012:oidc-provider/token.actions.githubusercontent.com"

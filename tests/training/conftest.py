@@ -11,10 +11,10 @@ import pytest
 from tests.training import hooks, tiny
 from tests.training.forked import ForkedTrainer
 from tests.training.runs import AVERAGED, SHARDED, WORKLOAD, Run
-from training.attempt.notice import Interruption
 from training.cli import next_commands, sweep
 from training.cli.main import main
-from training.report.progress import configure_logging
+from training.durable.attempt.notice import Interruption
+from training.durable.report.progress import configure_logging
 
 # What the first optimizer, ranks and models that ranks share import late, and a check's counting.
 IMPORTED_ONCE = (
@@ -94,7 +94,7 @@ def forked_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
 def s3_endpoint() -> Iterator[str]:
     """The embedded AWS's own front, without the account that it fills at a start."""
     # A machine with a GPU may have neither moto nor boto3.
-    from rehearsal.aws.front import Front
+    from embedded_aws.front import Front
     from tests.training.serving import served
 
     with served(Front({})) as endpoint:

@@ -14,7 +14,7 @@ from contextlib import redirect_stderr, redirect_stdout
 from typing import IO, NamedTuple, TypeVar
 
 from training.cli.main import main
-from training.report.progress import configure_logging
+from training.durable.report.progress import configure_logging
 
 T = TypeVar("T")
 _ATTEMPTS = 3

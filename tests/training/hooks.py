@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from tests.training import tiny
 from tests.training.runs import Run, assert_equal
-from training.attempt.notice import Interruption
+from training.durable.attempt.notice import Interruption
 
 # Seconds of a notice; work that outlasts it by far; and when a process that waits for it counts as
 # hung: each limit is generous, so that a busy machine fails nothing.

@@ -18,11 +18,11 @@ from typing import Any
 import pytest
 
 from training.cli.main import main
-from training.record.head import Head, read_head
-from training.record.history import metrics_reader
-from training.record.metrics import read_events
-from training.store.folder import open_store
-from training.store.protocol import Store
+from training.durable.record.head import Head, read_head
+from training.durable.record.history import metrics_reader
+from training.durable.record.metrics import read_events
+from training.durable.store.folder import open_store
+from training.durable.store.protocol import Store
 
 ROOT = Path(__file__).parents[2]
 WORKLOAD = "tests.training.tiny:TINY"

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from contract.grammar import parse_interval
-from training.attempt.context import AttemptContext, RankEnvironment, World
-from training.attempt.notice import Notice
-from training.attempt.supervisor import Supervisor
-from training.record.head import (
+from training.durable.attempt.context import AttemptContext, RankEnvironment, World
+from training.durable.attempt.notice import Notice
+from training.durable.attempt.supervisor import Supervisor
+from training.durable.record.head import (
     KEEP_NEWEST,
     CheckpointEntry,
     Kind,
@@ -21,14 +21,14 @@ from training.record.head import (
     checkpoint_name,
     read_head,
 )
-from training.record.lease import Lease, acquire
-from training.record.metrics import Events, Metrics
-from training.save.checkpointer import Checkpointer
-from training.save.resume import read_checkpoint
-from training.save.schedule import Schedule
-from training.save.state import LiveState, SaveRequest
-from training.store.folder import FolderStore
-from training.store.protocol import Upload
+from training.durable.record.lease import Lease, acquire
+from training.durable.record.metrics import Events, Metrics
+from training.durable.save.checkpointer import Checkpointer
+from training.durable.save.resume import read_checkpoint
+from training.durable.save.schedule import Schedule
+from training.durable.save.state import LiveState, SaveRequest
+from training.durable.store.folder import FolderStore
+from training.durable.store.protocol import Upload
 
 CPU = torch.device("cpu")
 

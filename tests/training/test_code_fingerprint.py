@@ -28,10 +28,10 @@ def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize(
     "path",
     [
-        "training/report/page.py",
+        "training/durable/report/page.py",
         "training/engine/loop.py",
         "training/cli/main.py",
-        "training/save/write.py",
+        "training/durable/save/write.py",
     ],
 )
 @pytest.mark.parametrize("module", ["moons", "training.workloads.trajectory.features"])

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from tests.training.forked import in_fork
+from training.durable.record.run import changed_parts
 from training.numerics import configure, device_of, numerics_key
-from training.record.run import changed_parts
 
 CPU = torch.device("cpu")
 

@@ -8,13 +8,14 @@ from pathlib import Path
 import pytest
 
 from tests.training.tiny import TINY
-from training.errors import UserError
-from training.record.run import (
+from training.durable.errors import UserError
+from training.durable.record.run import (
     RunConfig,
     ensure_run_config,
     parse_prediction,
     read_run_config,
 )
+from training.durable.store.folder import FolderStore, open_store
 from training.registry import (
     _RECIPES,
     WORKLOADS,
@@ -23,7 +24,6 @@ from training.registry import (
     resolve_config,
 )
 from training.settings import recorded
-from training.store.folder import FolderStore, open_store
 from training.workloads.detection.workload import DETECTION
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.training.tiny import tiny_config
-from training.errors import UserError
+from training.durable.errors import UserError
 from training.settings import Milestones, Settings, changed, field_places, recorded
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rehearsal.aws import EmbeddedAws
+from embedded_aws import EmbeddedAws
 from tests.userdata.rig import Rig, make_bundle, wait
 
 

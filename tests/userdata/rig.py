@@ -15,7 +15,7 @@ from typing import Any
 
 from moto.ec2.models import ec2_backends
 
-from rehearsal.aws import EmbeddedAws
+from embedded_aws import EmbeddedAws
 from rehearsal.machines import ProcessMachine
 from rehearsal.machines.json_disks import EC2_DISKS
 from rehearsal.machines.metadata import MetadataServer, RehearsedInstance

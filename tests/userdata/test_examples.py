@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from rehearsal.drill.program import RehearsedProgram
+from rehearsal.demo.program import RehearsedProgram
 from rehearsal.machines import ProcessMachine
 from stacks.bundle import EXCLUDED_FOLDERS, FOLDERS
 from stacks.guard import records
@@ -22,7 +22,7 @@ from stacks.guard.settings import GuardSettings
 from stacks.parameters import StackParameters
 from stacks.program_source import write_source
 from tests.userdata.rig import REPOSITORY, Rig, run_on, wait, wait_until
-from training.store.local_dataset import write_manifest
+from training.durable.store.local_dataset import write_manifest
 
 EXAMPLES = REPOSITORY / "examples"
 # The import takes seconds, and is no part of what a program does.

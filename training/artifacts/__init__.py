@@ -1,4 +1,4 @@
 """Derived data of Prepare stages: made shard by shard, verified, reused, shared between runs.
 
-Uses training/attempt, training/report and training/store.
+Uses training/durable/attempt, training/durable/report and training/store.
 """

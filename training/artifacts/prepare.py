@@ -25,13 +25,13 @@ from torch import Tensor
 
 from contract.keys import artifact_prefix
 from training.artifact_key import artifact_key
-from training.attempt.context import AttemptContext, World
+from training.durable.attempt.context import AttemptContext, World
+from training.durable.report.progress import ProgressBar
+from training.durable.store.folder import UnfinishedFile, sweep
+from training.durable.store.protocol import Store, StoreError, put_unless_changed
+from training.durable.store.verified import sha256_of
 from training.numerics import code_fingerprint
 from training.randomness import seed_torch
-from training.report.progress import ProgressBar
-from training.store.folder import UnfinishedFile, sweep
-from training.store.protocol import Store, StoreError, put_unless_changed
-from training.store.verified import sha256_of
 from training.workload import Inputs, Prepare
 
 _log = logging.getLogger(__name__)

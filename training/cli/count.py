@@ -13,7 +13,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from training.cli.run import positive_int
-from training.errors import EXIT_FINISHED, UserError
+from training.durable.errors import EXIT_FINISHED, UserError
 
 
 def add_count(parser: argparse.ArgumentParser) -> None:

@@ -15,13 +15,13 @@ from contract.program import WORKLOAD as PROGRAM
 from contract.progress import progress_record
 from training.cli.make_dataset import URI, add_import, add_make, send
 from training.cli.run import add_writer, checked_folder
-from training.errors import EXIT_FINISHED, EXIT_NO_MANIFEST, UserError
-from training.record.metrics import Events
-from training.report.progress import FileProgressBar, ProgressBar, table
-from training.sources import UNFINISHED
-from training.store.dataset import sync_dataset, wait_for_manifest
-from training.store.folder import open_store
-from training.store.local_dataset import is_programs_own, list_files, open_dataset
+from training.durable.errors import EXIT_FINISHED, EXIT_NO_MANIFEST, UserError
+from training.durable.record.metrics import Events
+from training.durable.report.progress import FileProgressBar, ProgressBar, table
+from training.durable.sources import UNFINISHED
+from training.durable.store.dataset import sync_dataset, wait_for_manifest
+from training.durable.store.folder import open_store
+from training.durable.store.local_dataset import is_programs_own, list_files, open_dataset
 
 
 def add_data(parser: argparse.ArgumentParser) -> None:

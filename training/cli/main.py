@@ -9,10 +9,10 @@ import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
 
-from training.errors import exit_code_of
+from training.durable.errors import exit_code_of
+from training.durable.report.progress import configure_logging
+from training.durable.store.protocol import attended
 from training.registry import check_recipe
-from training.report.progress import configure_logging
-from training.store.protocol import attended
 
 _EXIT_CODES = """exit codes: 0 finished · 75 interrupted and saved · 76 lost the lease to another
 writer · 2 a mistake in what was asked for · 1 failed · 74 the store failed · 3 (data sync)

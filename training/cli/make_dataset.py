@@ -20,15 +20,15 @@ from contract.grammar import argument_type, parse_place
 from contract.keys import MANIFEST
 from training.cli.next_commands import show_next
 from training.cli.run import add_override, checked_folder, positive_int
-from training.dataset_output import FolderOutput, Output, clean_up
-from training.errors import EXIT_FINISHED, MachineError, UserError
-from training.report.progress import FileProgressBar, ProgressBar, RateBar
-from training.sources import UNFINISHED, Brought, open_folder, open_source
-from training.store.dataset import StoreOutput, stored_source, upload_dataset
-from training.store.folder import open_store
-from training.store.local_dataset import facts_of, manifest_of, write_manifest
-from training.store.protocol import Store
-from training.store.verified import VerifiedFiles
+from training.durable.dataset_output import FolderOutput, Output, clean_up
+from training.durable.errors import EXIT_FINISHED, MachineError, UserError
+from training.durable.report.progress import FileProgressBar, ProgressBar, RateBar
+from training.durable.sources import UNFINISHED, Brought, open_folder, open_source
+from training.durable.store.dataset import StoreOutput, stored_source, upload_dataset
+from training.durable.store.folder import open_store
+from training.durable.store.local_dataset import facts_of, manifest_of, write_manifest
+from training.durable.store.protocol import Store
+from training.durable.store.verified import VerifiedFiles
 
 if TYPE_CHECKING:
     from training.workload import Workload

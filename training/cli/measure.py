@@ -17,8 +17,8 @@ from typing import Any
 
 from contract.description import WorkloadDescription
 from training.cli.run import add_override, checked_file, import_from
-from training.errors import EXIT_FAILED, EXIT_FINISHED, UserError
-from training.report.progress import table
+from training.durable.errors import EXIT_FAILED, EXIT_FINISHED, UserError
+from training.durable.report.progress import table
 from training.settings import changed
 
 _DEFAULT_OUT = Path("sizing/footprints.json")

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from contract.keys import MANIFEST
+from training.durable.store.local_dataset import facts_of
 from training.registry import WORKLOADS, fitted, module_of, workable
-from training.store.local_dataset import facts_of
 
 if TYPE_CHECKING:
     from training.workload import Workload

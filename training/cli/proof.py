@@ -12,7 +12,7 @@ from typing import Any
 
 from training.cli import run_program
 from training.cli.run import add_override, positive, positive_int
-from training.errors import UserError
+from training.durable.errors import UserError
 
 _PROOF = "training.proof"
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 
 from contract.keys import ADAPTATION, CONFIG, HEAD, RECEIPT
 from training.cli.run import RUN_URI, add_override, add_writer, count, positive
-from training.errors import EXIT_FINISHED, UserError
-from training.record.head import (
+from training.durable.errors import EXIT_FINISHED, UserError
+from training.durable.record.head import (
     CheckpointEntry,
     Head,
     find_head,
@@ -21,10 +21,10 @@ from training.record.head import (
     read_head,
     write_head,
 )
-from training.record.metrics import Events
-from training.record.run import read_run_config
-from training.store.folder import open_store
-from training.store.protocol import PreconditionFailedError, Store
+from training.durable.record.metrics import Events
+from training.durable.record.run import read_run_config
+from training.durable.store.folder import open_store
+from training.durable.store.protocol import PreconditionFailedError, Store
 
 _POLL_SECONDS = 1.0
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 from contract.keys import REPORT
 from training.cli.run import RUN_URI, checked_file, positive
-from training.errors import EXIT_FINISHED
-from training.record.run import open_run
-from training.report.page import summary, write_report
-from training.report.sweep import find_sweep
+from training.durable.errors import EXIT_FINISHED
+from training.durable.record.run import open_run
+from training.durable.report.page import summary, write_report
+from training.durable.report.sweep import find_sweep
 
 
 def add_report(parser: argparse.ArgumentParser) -> None:

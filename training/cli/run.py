@@ -26,16 +26,16 @@ from contract.grammar import (
 from contract.notice import MAX_SECONDS
 from contract.source import source_sha256
 from contract.trainer_options import OPTIONS
-from training.attempt.ranks import PORT, end_with_rank_0, parse_hosts
-from training.attempt.supervisor import Supervisor
 from training.cli import run_program
-from training.errors import EXIT_FINISHED, MachineError, UserError
-from training.record.head import Retention, mark_failed, read_head, with_way_back
-from training.record.run import parse_prediction, planned_price, read_run_config
+from training.durable.attempt.ranks import PORT, end_with_rank_0, parse_hosts
+from training.durable.attempt.supervisor import Supervisor
+from training.durable.errors import EXIT_FINISHED, MachineError, UserError
+from training.durable.record.head import Retention, mark_failed, read_head, with_way_back
+from training.durable.record.run import parse_prediction, planned_price, read_run_config
+from training.durable.report.receipt import conclude
+from training.durable.store.folder import open_store
+from training.durable.store.protocol import Store
 from training.registry import parse_overrides
-from training.report.receipt import conclude
-from training.store.folder import open_store
-from training.store.protocol import Store
 
 if TYPE_CHECKING:
     from training.engine.job import RunOptions
@@ -68,7 +68,7 @@ def import_from(source: Path | None) -> None:
 
 def _attempt_options(arguments: argparse.Namespace, store: Store, scratch: Path) -> dict[str, Any]:
     """Return the options of every attempt (`AttemptOptions`), by name."""
-    from training.attempt.attempt import AttemptOptions
+    from training.durable.attempt.attempt import AttemptOptions
 
     hosts, (newest, every) = arguments.hosts, arguments.keep
     price = arguments.usd_per_hour or planned_price(arguments.prediction)
@@ -86,7 +86,7 @@ def _parse(
     arguments: argparse.Namespace, store: Store, scratch: Path, environ: Mapping[str, str]
 ) -> "RunOptions":
     """Return the options of one attempt: argparse's values by name, and those with a grammar."""
-    from training.attempt.context import RankEnvironment
+    from training.durable.attempt.context import RankEnvironment
     from training.engine.job import RunOptions
 
     parsed = {

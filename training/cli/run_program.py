@@ -7,12 +7,12 @@ from typing import Any
 
 from contract.program import NOTICE_SIGNALS, PLACEMENT, WORKLOAD, Program
 from contract.source import source_sha256
-from training.attempt.supervisor import Supervisor
-from training.errors import EXIT_FINISHED, UserError
-from training.record.head import read_head
-from training.record.run import read_run_config
+from training.durable.attempt.supervisor import Supervisor
+from training.durable.errors import EXIT_FINISHED, UserError
+from training.durable.record.head import read_head
+from training.durable.record.run import read_run_config
+from training.durable.store.protocol import Store
 from training.registry import parse_overrides
-from training.store.protocol import Store
 
 # Options of `run` that a program has no use for, with their defaults.
 _OF_WORKLOADS: dict[str, object] = {
@@ -69,9 +69,9 @@ def run(arguments: argparse.Namespace, supervisor: Supervisor, common: Mapping[s
     program = _program(arguments)
     source = _source(arguments)
     store: Store = common["store"]
-    from training.program.container import SAGEMAKER_ROOT
-    from training.program.job import identity, run_program
-    from training.program.options import ProgramOptions
+    from training.durable.program.container import SAGEMAKER_ROOT
+    from training.durable.program.job import identity, run_program
+    from training.durable.program.options import ProgramOptions
 
     usual = SAGEMAKER_ROOT if SAGEMAKER_ROOT.is_dir() else common["scratch"] / "ml"
     options = ProgramOptions(

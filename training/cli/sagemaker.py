@@ -28,16 +28,16 @@ from contract.grammar import parse_positive
 from contract.keys import CONFIG, FINAL, MANIFEST, RECEIPT, REPORT
 from contract.trainer_options import SAGEMAKER_OPTIONS, recipe_field
 from training.cli.run import checked_folder
-from training.errors import (
+from training.durable.errors import (
     EXIT_FAILED,
     EXIT_FINISHED,
     EXIT_INTERRUPTED,
     EXIT_STORE,
     UserError,
 )
-from training.record.head import read_head
-from training.store.folder import open_store
-from training.store.protocol import StoreError
+from training.durable.record.head import read_head
+from training.durable.store.folder import open_store
+from training.durable.store.protocol import StoreError
 
 _CHANNELS = Path("input/data")
 _REQUIRED = ("workload", "recipe", "run-uri")

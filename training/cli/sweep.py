@@ -22,13 +22,13 @@ from typing import Any
 from contract.keys import ARTIFACTS, RECEIPT, SWEEP
 from contract.sweep import Sweep, drawn_runs
 from training.cli.run import add_override, count, positive_int
-from training.errors import EXIT_FAILED, EXIT_FINISHED, EXIT_INTERRUPTED, UserError
-from training.record.head import read_head
-from training.report.page import parse_receipt
-from training.report.progress import table
-from training.store.dataset import local_dataset
-from training.store.folder import open_store
-from training.store.protocol import put_unless_changed
+from training.durable.errors import EXIT_FAILED, EXIT_FINISHED, EXIT_INTERRUPTED, UserError
+from training.durable.record.head import read_head
+from training.durable.report.page import parse_receipt
+from training.durable.report.progress import table
+from training.durable.store.dataset import local_dataset
+from training.durable.store.folder import open_store
+from training.durable.store.protocol import put_unless_changed
 
 _POLL_SECONDS = 0.2
 # Started together, all would load and map data at the same time.

@@ -18,11 +18,11 @@ from types import TracebackType
 from contract.cleared_folder import cleared_folder
 from contract.lineage import Line
 from training.cli.run import RUN_URI, checked_folder, positive
-from training.errors import EXIT_FINISHED, UserError
-from training.record.head import read_head
-from training.record.history import metrics_reader
-from training.record.run import open_run
-from training.store.protocol import Store, StoreError
+from training.durable.errors import EXIT_FINISHED, UserError
+from training.durable.record.head import read_head
+from training.durable.record.history import metrics_reader
+from training.durable.record.run import open_run
+from training.durable.store.protocol import Store, StoreError
 
 _log = logging.getLogger(__name__)
 

@@ -1,6 +1,6 @@
 """The training in one attempt of a workload: ranks, stages, and retries after a divergence.
 
-Rank 0 holds the run (training/attempt/attempt.py); the others follow it.
+Rank 0 holds the run (training/durable/attempt/attempt.py); the others follow it.
 """
 
 import contextlib
@@ -17,13 +17,11 @@ import torch
 import torch.distributed as dist
 
 from contract.source import source_sha256
-from training.attempt.attempt import HeldRun, opened_dataset, run_attempt
-from training.attempt.context import AttemptContext, RankEnvironment, World
-from training.attempt.ranks import OtherRanks, interpreters, meet
-from training.attempt.supervisor import Supervisor
-from training.engine.job import ResolvedWorkload, RunOptions, depends_on_ranks
-from training.engine.stages import StageSequence
-from training.errors import (
+from training.durable.attempt.attempt import HeldRun, opened_dataset, run_attempt
+from training.durable.attempt.context import AttemptContext, RankEnvironment, World
+from training.durable.attempt.ranks import OtherRanks, interpreters, meet
+from training.durable.attempt.supervisor import Supervisor
+from training.durable.errors import (
     EXIT_FINISHED,
     AttemptEndedError,
     Divergence,
@@ -32,15 +30,17 @@ from training.errors import (
     RunFailedError,
     UserError,
 )
+from training.durable.record.lease import LeaseLostError
+from training.durable.record.metrics import SilentEvents, SilentMetrics
+from training.durable.record.run import RunConfig
+from training.durable.report.profiler import StepProfiler
+from training.durable.report.receipt import RunResult
+from training.durable.store.local_dataset import LocalDataset, facts_of
+from training.engine.job import ResolvedWorkload, RunOptions, depends_on_ranks
+from training.engine.stages import StageSequence
 from training.numerics import code_fingerprint, configure, numerics_key
-from training.record.lease import LeaseLostError
-from training.record.metrics import SilentEvents, SilentMetrics
-from training.record.run import RunConfig
 from training.registry import module_of
-from training.report.profiler import StepProfiler
-from training.report.receipt import RunResult
 from training.settings import recorded
-from training.store.local_dataset import LocalDataset, facts_of
 
 _log = logging.getLogger(__name__)
 

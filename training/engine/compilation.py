@@ -20,8 +20,8 @@ from torch import nn
 
 from contract.keys import artifact_prefix
 from training.artifact_key import artifact_key
+from training.durable.store.protocol import Store, StoreError
 from training.engine.parallel import named_blocks
-from training.store.protocol import Store, StoreError
 from training.workload import Train
 
 _DIGEST_BYTES = hashlib.sha256().digest_size

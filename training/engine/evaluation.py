@@ -18,23 +18,23 @@ from torch import Tensor, nn
 
 from contract.keys import artifact_prefix
 from training.artifacts.prepare import INDEX, make_shard, open_artifact
-from training.attempt.context import AttemptContext
+from training.durable.attempt.context import AttemptContext
+from training.durable.errors import RunFailedError, UserError
+from training.durable.record.run import OpenRun
+from training.durable.report.page import EVALUATION
+from training.durable.report.progress import ProgressBar
+from training.durable.save.resume import WEIGHTS, read_checkpoint
+from training.durable.save.weights import Weights, load_weights
+from training.durable.store.local_dataset import LocalDataset
 from training.engine.batches import MicroBatch, to_device
 from training.engine.learner import Learner
 from training.engine.loader import Loader
 from training.engine.optimizer import OPTIMIZER, autocast, state_by_name
 from training.engine.parallel import Parallel
 from training.engine.stage_checks import checked_metrics, checked_partial, samples_of
-from training.errors import RunFailedError, UserError
 from training.numerics import configure
 from training.randomness import seed_torch
-from training.record.run import OpenRun
 from training.registry import load_workload, resolve_config
-from training.report.page import EVALUATION
-from training.report.progress import ProgressBar
-from training.save.resume import WEIGHTS, read_checkpoint
-from training.save.weights import Weights, load_weights
-from training.store.local_dataset import LocalDataset
 from training.workload import Batch, Inputs, Partial, Prepare, Prior, Samples, Train, implements
 
 _log = logging.getLogger(__name__)

@@ -17,13 +17,13 @@ from torch import nn
 
 from contract.grammar import Interval
 from contract.trainer_options import RANKS
-from training.attempt.attempt import AttemptOptions
-from training.attempt.context import RankEnvironment
-from training.attempt.ranks import StartRank
-from training.errors import RunFailedError, UserError
+from training.durable.attempt.attempt import AttemptOptions
+from training.durable.attempt.context import RankEnvironment
+from training.durable.attempt.ranks import StartRank
+from training.durable.errors import RunFailedError, UserError
+from training.durable.save.weights import load_weights, read_weights
+from training.durable.store.protocol import Store
 from training.registry import resolve_config
-from training.save.weights import load_weights, read_weights
-from training.store.protocol import Store
 from training.workload import Inputs, Prepare, Samples, Settings, Start, Train, Workload
 
 _Stages: TypeAlias = Callable[[Any], Sequence[Prepare | Train]]

@@ -9,7 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from training.attempt.context import SHARES, World
+from training.durable.attempt.context import SHARES, World
+from training.durable.errors import RunFailedError, UserError
+from training.durable.save.layout import is_sharded as has_shards
+from training.durable.save.resume import CheckpointContent, ShardedContent, misfit
+from training.durable.save.state import LiveState
 from training.engine.batches import MicroBatch
 from training.engine.compilation import compile_blocks
 from training.engine.optimizer import (
@@ -33,11 +37,7 @@ from training.engine.stage_checks import (
     checked_start,
     checked_weight,
 )
-from training.errors import RunFailedError, UserError
 from training.randomness import seed_torch
-from training.save.layout import is_sharded as has_shards
-from training.save.resume import CheckpointContent, ShardedContent, misfit
-from training.save.state import LiveState
 from training.stage_data import release_prior
 from training.workload import Batch, Inputs, Start, Train, implements
 

@@ -20,12 +20,12 @@ from multiprocessing.util import Finalize
 import numpy as np
 import torch
 
+from training.durable.errors import AttemptEndedError
+from training.durable.tally import Tally, taken, timed
 from training.engine.batches import Maker, MicroBatch, pinned
 from training.engine.loader_worker import Answer, BatchMemory, Task, header_bytes, read, work
-from training.errors import AttemptEndedError
 from training.settings import LoaderWorkers
 from training.stacking import ItemLayout, differing
-from training.tally import Tally, taken, timed
 from training.workload import Batch, Inputs, Samples, Settings
 
 _BATCHES_AHEAD_PER_WORKER = 2

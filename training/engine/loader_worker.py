@@ -26,11 +26,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from training.durable.errors import UserError
+from training.durable.save.memory import page_lock
+from training.durable.tally import Tally, taken, timed
 from training.engine.batches import Maker
-from training.errors import UserError
-from training.save.memory import page_lock
 from training.stacking import ALIGNMENT, ItemLayout
-from training.tally import Tally, taken, timed
 from training.workload import Batch
 
 _SLOT_BYTES = 2**32

@@ -13,8 +13,15 @@ from collections.abc import Container, Mapping, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import asdict, replace
 
-from training.attempt.context import SHARES, AttemptContext
-from training.attempt.supervisor import Work
+from training.durable.attempt.context import SHARES, AttemptContext
+from training.durable.attempt.supervisor import Work
+from training.durable.errors import InterruptedRunError, RunFailedError
+from training.durable.record.head import Position
+from training.durable.save.checkpointer import Checkpointer
+from training.durable.save.policy import CheckpointPolicy
+from training.durable.save.resume import CheckpointContent, ShardedContent
+from training.durable.save.state import LiveState
+from training.durable.tally import Tally
 from training.engine.batches import BatchPlan, CompiledShapes, MicroBatch, to_device
 from training.engine.compilation import CompileCache
 from training.engine.evaluation import evaluate
@@ -23,14 +30,7 @@ from training.engine.loader import Loader
 from training.engine.reduction import share_of, tree_sum
 from training.engine.stage_checks import samples_of
 from training.engine.step_log import DeviceTime, Pace, StepLog, StepTime, TimesSoFar
-from training.errors import InterruptedRunError, RunFailedError
-from training.record.head import Position
-from training.save.checkpointer import Checkpointer
-from training.save.policy import CheckpointPolicy
-from training.save.resume import CheckpointContent, ShardedContent
-from training.save.state import LiveState
 from training.settings import schedule_factor
-from training.tally import Tally
 from training.workload import Batch, Inputs, Samples, Train, implements
 
 _log = logging.getLogger(__name__)

@@ -16,11 +16,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from training.attempt.context import World
+from training.durable.attempt.context import World
+from training.durable.errors import RunFailedError, UserError
 from training.engine.optimizer import names_by_id
 from training.engine.reduction import BucketLayout, Reduction, Turn, add, buckets, turns
 from training.engine.stage_checks import checked_loss
-from training.errors import RunFailedError, UserError
 from training.workload import Batch, Settings, Train
 
 

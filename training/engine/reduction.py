@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from contract.trainer_options import RANKS
-from training.attempt.context import SHARES, World
+from training.durable.attempt.context import SHARES, World
 from training.engine.batches import own_micro_batches
 from training.stacking import ALIGNMENT
 

@@ -12,18 +12,13 @@ import torch
 from torch import Tensor
 
 from training.artifacts.prepare import ensure_artifact, open_artifact
-from training.attempt.context import AttemptContext
-from training.engine.job import ResolvedWorkload
-from training.engine.loop import StageLoop
-from training.engine.optimizer import OPTIMIZER, state_by_name
-from training.engine.parallel import is_sharded
-from training.engine.step_log import longest, sentence
-from training.record.head import CheckpointEntry, Position
-from training.record.run import DamagedCheckpointError, RunConfig, changed_parts
-from training.report.receipt import RunResult
-from training.save.checkpointer import Checkpointer
-from training.save.policy import SPENT_SECONDS
-from training.save.resume import (
+from training.durable.attempt.context import AttemptContext
+from training.durable.record.head import CheckpointEntry, Position
+from training.durable.record.run import DamagedCheckpointError, RunConfig, changed_parts
+from training.durable.report.receipt import RunResult
+from training.durable.save.checkpointer import Checkpointer
+from training.durable.save.policy import SPENT_SECONDS
+from training.durable.save.resume import (
     WEIGHTS,
     AnyContent,
     CheckpointContent,
@@ -32,11 +27,16 @@ from training.save.resume import (
     read_checkpoint,
     share_snapshot,
 )
-from training.save.schedule import Schedule
-from training.save.weights import export_final
+from training.durable.save.schedule import Schedule
+from training.durable.save.weights import export_final
+from training.durable.store.local_dataset import LocalDataset
+from training.durable.store.protocol import Store, StoreError
+from training.engine.job import ResolvedWorkload
+from training.engine.loop import StageLoop
+from training.engine.optimizer import OPTIMIZER, state_by_name
+from training.engine.parallel import is_sharded
+from training.engine.step_log import longest, sentence
 from training.stage_data import PriorTensors
-from training.store.local_dataset import LocalDataset
-from training.store.protocol import Store, StoreError
 from training.workload import Inputs, OptimizerState, Prepare, Prior, Train
 
 _log = logging.getLogger(__name__)

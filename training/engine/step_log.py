@@ -14,12 +14,12 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import numpy as np
 import torch
 
-from training.attempt.context import AttemptContext
+from training.durable.attempt.context import AttemptContext
+from training.durable.errors import DivergedError, Divergence
+from training.durable.record.head import Position
+from training.durable.report.progress import ProgressBar, readable
 from training.engine.batches import BatchPlan
 from training.engine.learner import StepResult
-from training.errors import DivergedError, Divergence
-from training.record.head import Position
-from training.report.progress import ProgressBar, readable
 from training.workload import Train
 
 _Bound: TypeAlias = Literal["GPU", "CPU", "host", "decode", "make", "disk", "network"]

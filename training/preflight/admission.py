@@ -20,9 +20,9 @@ from pathlib import Path
 
 import torch
 
-from training.errors import MachineError, UserError
-from training.save.memory import data_bytes, free_bytes
-from training.save.process_tree import living_below
+from training.durable.errors import MachineError, UserError
+from training.durable.save.memory import data_bytes, free_bytes
+from training.durable.save.process_tree import living_below
 
 _log = logging.getLogger(__name__)
 

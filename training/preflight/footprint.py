@@ -24,9 +24,9 @@ from torch.utils.flop_counter import (
     sdpa_flop_count,
 )
 
+from training.durable.errors import UserError
 from training.engine.optimizer import autocast, step_in_backward
 from training.engine.reduction import sums_set_aside
-from training.errors import UserError
 from training.preflight.counting import Convolutions, KeptForBackward, LiveMemory
 from training.preflight.standalone import LAST_STEP, refusing_reads, standalone_inputs
 from training.workload import Batch, Loss, Probe, Train, implements

@@ -22,16 +22,16 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._pytree import tree_map_only
 
 from contract.keys import ADAPTATION
+from training.durable.errors import AttemptEndedError, RunFailedError, UserError
+from training.durable.record.head import read_head, read_json_record
+from training.durable.store.protocol import Store, Stored, put_unless_changed
 from training.engine.job import Restaged
 from training.engine.optimizer import Scaling, autocast, step_in_backward
 from training.engine.reduction import sums_set_aside
-from training.errors import AttemptEndedError, RunFailedError, UserError
 from training.numerics import configure
 from training.preflight.admission import is_out_of_memory, limit_memory
 from training.preflight.standalone import LAST_STEP, standalone_inputs
-from training.record.head import read_head, read_json_record
 from training.registry import load_workload, resolve_config
-from training.store.protocol import Store, Stored, put_unless_changed
 from training.workload import Batch, Rung, Train, Workload, implements
 
 _log = logging.getLogger(__name__)

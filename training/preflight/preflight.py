@@ -20,6 +20,15 @@ import torch
 
 from contract.grammar import parse_span
 from contract.keys import CHECKPOINTS, CONFIG, MANIFEST, artifact_prefix, checkpoint_prefix
+from training.durable.errors import UserError
+from training.durable.record.head import CheckpointEntry, Head, read_head, write_head
+from training.durable.record.run import OpenRun, RunConfig, read_run_config
+from training.durable.save.state import STATE
+from training.durable.save.weights import open_trained
+from training.durable.store.folder import open_store
+from training.durable.store.local_dataset import parse_manifest
+from training.durable.store.protocol import PreconditionFailedError, Store
+from training.durable.store.transfer import put_text
 from training.engine.job import (
     Origin,
     ResolvedWorkload,
@@ -32,19 +41,10 @@ from training.engine.job import (
 from training.engine.loader import num_workers
 from training.engine.parallel import is_sharded
 from training.engine.stage_checks import problems
-from training.errors import UserError
 from training.numerics import device_of
 from training.preflight.admission import ResourceRequest, is_out_of_memory, limit_memory
 from training.preflight.ladder import TrialRequest, adapted, explain, resolve_adaptation
-from training.record.head import CheckpointEntry, Head, read_head, write_head
-from training.record.run import OpenRun, RunConfig, read_run_config
 from training.registry import dataset_refusals, fitted, load_workload, resolve_config
-from training.save.state import STATE
-from training.save.weights import open_trained
-from training.store.folder import open_store
-from training.store.local_dataset import parse_manifest
-from training.store.protocol import PreconditionFailedError, Store
-from training.store.transfer import put_text
 from training.workload import Prepare, Train, Workload, implements
 
 _log = logging.getLogger(__name__)

@@ -20,19 +20,19 @@ from pathlib import Path
 from typing import IO, Any, Literal, TypeAlias
 
 from contract.grammar import parse_interval
-from training.attempt.context import RankEnvironment
-from training.attempt.ranks import Hosts, RankProcess, StartRank, end_with_rank_0
-from training.attempt.supervisor import Supervisor
+from training.durable.attempt.context import RankEnvironment
+from training.durable.attempt.ranks import Hosts, RankProcess, StartRank, end_with_rank_0
+from training.durable.attempt.supervisor import Supervisor
+from training.durable.errors import exit_code_of
+from training.durable.report.progress import configure_logging
+from training.durable.save.state import HostCopies
+from training.durable.store.folder import open_store
 from training.engine.attempt import run_workload
 from training.engine.job import RunOptions, resolve_workload
-from training.errors import exit_code_of
 from training.proof.injector import NOTICE_FILE, Injector, Kill, StatusFile
 from training.proof.stages import observed, shortened
 from training.proof.store_faults import misbehaving
 from training.registry import load_workload
-from training.report.progress import configure_logging
-from training.save.state import HostCopies
-from training.store.folder import open_store
 
 EXIT_CRASHED = 70
 # streamed: as on a host without memory for a copy of the state.
@@ -202,7 +202,7 @@ def _run(request: AttemptRequest, rank: int, start_rank: StartRank | None) -> in
 class _ForkedRanks:
     """A host's other ranks, forked from its first rank's process while that has one thread.
 
-    For the engine they replace the ranks of its own launcher (training/attempt/ranks.py), but start
+    For the engine they replace the ranks of its own launcher (durable/attempt/ranks.py), but start
     seconds sooner: a rank waits at its pipe for its environment, and exits when the pipe closes, as
     the first rank has then exited.
     """

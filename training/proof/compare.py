@@ -14,12 +14,12 @@ from torch import Tensor
 from contract.keys import CHECKPOINTS, FINAL, checkpoint_prefix
 from contract.lineage import Line, generation_of, newest_by_step
 from contract.samples import lineage_problems
-from training.program.progress import LOSSES
-from training.record.head import Head, read_head
-from training.record.history import metrics_reader
-from training.save.weights import weights_sha256
-from training.store.protocol import Store
-from training.store.transfer import receive
+from training.durable.program.progress import LOSSES
+from training.durable.record.head import Head, read_head
+from training.durable.record.history import metrics_reader
+from training.durable.save.weights import weights_sha256
+from training.durable.store.protocol import Store
+from training.durable.store.transfer import receive
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 
-from training.errors import UserError
+from training.durable.errors import UserError
+from training.durable.store.local_dataset import open_dataset, write_manifest
 from training.proof.attempt import AttemptRequest, fork, spawn
 from training.proof.injector import Kill, send, send_signal
-from training.store.local_dataset import open_dataset, write_manifest
 from training.workload import Workload
 
 _POLL_SECONDS = 0.002

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, cast
 
 from contract.keys import CONFIG, HEAD, RECEIPT
+from training.durable.store.protocol import AnswerLostError, Store, StoreError, Upload
 from training.proof.injector import Injector
-from training.store.protocol import AnswerLostError, Store, StoreError, Upload
 
 _log = logging.getLogger(__name__)
 # Possible faults of each kind of operation, with weights.

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from embedded_aws import EmbeddedAws
 from rehearsal.alarms.evaluation import Alarm, Metric
 from rehearsal.alarms.scenarios import FAULTS, HEALTHY, hanging, interruption, no_notice
 from rehearsal.alarms.streams import MINUTE, Stream
 from rehearsal.alarms.trial import describe, first_alarm, play, read_alarms, try_alarms
-from rehearsal.aws import EmbeddedAws
 from rehearsal.command import main
 from stacks.parameters import StackParameters
 from tests.stacks.conftest import synthesize, templates  # noqa: F401

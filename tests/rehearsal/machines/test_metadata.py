@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from rehearsal.faults import Fault
+from embedded_aws.faults import Fault
 from rehearsal.machines.metadata import (
     TOKEN_HEADER,
     TTL_HEADER,

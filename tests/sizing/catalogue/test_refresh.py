@@ -8,7 +8,7 @@ import boto3
 import pytest
 from botocore.stub import ANY, Stubber
 
-from rehearsal.aws import EmbeddedAws
+from embedded_aws import EmbeddedAws
 from sizing.__main__ import main
 from sizing.catalogue import age_note
 from sizing.catalogue import refresh as asked

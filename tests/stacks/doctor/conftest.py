@@ -13,8 +13,8 @@ from botocore.config import Config
 from botocore.stub import Stubber
 
 from contract.stack_names import description_of
-from rehearsal.aws import EmbeddedAws
-from rehearsal.drill.deployment import PREFIX
+from embedded_aws import EmbeddedAws
+from rehearsal.demo.deployment import PREFIX
 from stacks.doctor.__main__ import main
 from tests.page_policies import action, allowed
 

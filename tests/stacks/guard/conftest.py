@@ -7,7 +7,7 @@ from contextlib import contextmanager
 import pytest
 from moto import mock_aws
 
-from rehearsal.aws import moto_patches
+from embedded_aws import moto_patches
 from stacks.guard.settings import client
 from tests.stacks.guard.scene import ACCOUNT, MOTOS_IMAGE, REGION, TAGS, Scene
 

@@ -9,7 +9,7 @@ from moto.ec2.models import ec2_backends
 from moto.ec2.models.instances import StateReason
 from moto.sns.models import sns_backends
 
-from rehearsal.aws import spot_fleet
+from embedded_aws import spot_fleet
 from stacks.guard import handler as guard
 from stacks.guard.settings import GuardSettings, client
 

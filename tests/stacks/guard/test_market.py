@@ -8,8 +8,8 @@ import pytest
 from moto.ec2.models import ec2_backends
 from moto.ec2.models.instances import StateReason
 
-from rehearsal.aws import spot_fleet
-from rehearsal.aws.capacity import Capacity, Course
+from embedded_aws import spot_fleet
+from embedded_aws.capacity import Capacity, Course
 from stacks.guard.market import work_left
 from stacks.guard.settings import Forecast, client
 from tests.stacks.guard.scene import ACCOUNT, REGION, SPOT, Scene

@@ -8,9 +8,9 @@ from types import SimpleNamespace
 import pytest
 
 from contract.sweep import Sweep, drawn_runs
+from embedded_aws import EmbeddedAws
+from embedded_aws.faults import SUBMITTERS, Fault
 from operate.command import main as runs
-from rehearsal.aws import EmbeddedAws
-from rehearsal.faults import SUBMITTERS, Fault
 from stacks.sagemaker.__main__ import main
 
 _ACCOUNT = "123456789012"

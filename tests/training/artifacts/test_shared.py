@@ -13,7 +13,7 @@ from tests.training.tiny import Doubled
 from training.artifacts import prepare
 from training.artifacts.prepare import _shared_key, _SharedArtifacts
 from training.cli.main import main
-from training.store.folder import FolderStore, open_store
+from training.durable.store.folder import FolderStore, open_store
 
 NUMERICS = {"torch": "2", "device": "cpu", "threads": 1, "deterministic": True, "world": 1}
 

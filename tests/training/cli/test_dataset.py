@@ -9,7 +9,7 @@ import pytest
 
 from contract.progress import progress_record
 from training.cli.main import main
-from training.store.local_dataset import ARRIVING
+from training.durable.store.local_dataset import ARRIVING
 
 
 def test_a_programs_folder_is_uploaded_as_it_is_and_again_as_it_became(tmp_path: Path) -> None:

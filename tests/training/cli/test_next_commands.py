@@ -12,8 +12,8 @@ from stacks.parameters import StackParameters
 from tests.training.workloads.imagenet.photographs import command, fill
 from training.cli import next_commands
 from training.cli.main import main
+from training.durable.sources import SourceFile
 from training.registry import load_workload, workable
-from training.sources import SourceFile
 from training.workload import Progress, Workload
 from training.workloads.imagenet.workload import IMAGENET
 

@@ -10,7 +10,7 @@ import pytest
 
 import training
 from training.cli.proof import add_check, add_torture
-from training.errors import UserError
+from training.durable.errors import UserError
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,9 @@ from tests.training import tiny
 from tests.training.hooks import interrupt_at
 from tests.training.runs import Run, assert_equal
 from training.cli.main import main
-from training.record.history import read_history
-from training.record.lease import Lease, acquire
-from training.store.folder import FolderStore
+from training.durable.record.history import read_history
+from training.durable.record.lease import Lease, acquire
+from training.durable.store.folder import FolderStore
 
 
 def reopen(run: Run, *more: str) -> int:

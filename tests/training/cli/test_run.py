@@ -17,11 +17,11 @@ from safetensors.torch import load_file
 
 from tests.training import tiny
 from tests.training.runs import ROOT, Run, wait_for
-from training.attempt.notice import Interruption
 from training.cli.main import main
-from training.record.head import mark_failed
-from training.record.lease import acquire
-from training.save.weights import weights_sha256
+from training.durable.attempt.notice import Interruption
+from training.durable.record.head import mark_failed
+from training.durable.record.lease import acquire
+from training.durable.save.weights import weights_sha256
 
 
 def fork_into_the_middle(run: Run) -> BaseProcess:

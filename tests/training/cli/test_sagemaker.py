@@ -20,7 +20,7 @@ from tests.training.runs import ROOT, WORKLOAD, Run
 from training.cli import sagemaker
 from training.cli.main import main
 from training.cli.sagemaker import _read_job, _Trainer
-from training.errors import UserError
+from training.durable.errors import UserError
 
 _CHANNEL = {"TrainingInputMode": "File", "S3DistributionType": "FullyReplicated"}
 

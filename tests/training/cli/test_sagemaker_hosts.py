@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from rehearsal.aws.job_network import JobNetwork, has_namespaces
-from rehearsal.aws.training_jobs import JobContainer, TrainingJob
+from embedded_aws.job_network import JobNetwork, has_namespaces
+from embedded_aws.training_jobs import JobContainer, TrainingJob
 from tests.training.runs import WORKLOAD, KeptRun, Run
-from training.record.head import read_head
+from training.durable.record.head import read_head
 
 # Eight micro-batches a step, so that eight ranks have one each.
 _SMALL = {"micro_batch": "1", "batch_norm": "false"}

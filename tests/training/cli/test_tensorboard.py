@@ -13,7 +13,7 @@ import pytest
 from tests.training import tiny
 from tests.training.runs import ROOT, Run, wait_for
 from training.cli.tensorboard import _EventFiles, _Follower
-from training.store.folder import FolderStore
+from training.durable.store.folder import FolderStore
 
 pytest.importorskip("tensorboard")
 
@@ -59,7 +59,7 @@ def follow(run: Run, tmp_path: Path) -> Iterator[Callable[[Run], "subprocess.Pop
 
 
 @pytest.mark.parametrize(
-    # Reading from S3: tests/training/record and tests/training/store.
+    # Reading from S3: tests/training/durable/record and tests/training/store.
     "store_uri",
     ["folder", pytest.param("s3", marks=pytest.mark.slow)],
     indirect=True,

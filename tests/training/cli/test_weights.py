@@ -14,8 +14,8 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from tests.training.runs import WORKLOAD, Run
 from tests.training.tiny import TinyTrain
 from training.cli.main import main
-from training.errors import UserError
-from training.save.weights import read_weights, weights_sha256
+from training.durable.errors import UserError
+from training.durable.save.weights import read_weights, weights_sha256
 
 
 @pytest.fixture

@@ -11,10 +11,10 @@ import torch
 
 from tests.training.forked import in_fork
 from tests.training.tiny import TinyConfig, TinyTrain
+from training.durable.errors import UserError
 from training.engine.batches import BatchPlan, CompiledShapes
 from training.engine.job import TrainProxy
 from training.engine.step_log import _sample_digest
-from training.errors import UserError
 from training.randomness import shuffled
 from training.workload import Batch, Samples, Settings
 

@@ -15,9 +15,9 @@ from torch.compiler._cache import CacheArtifactManager
 from tests.training import tiny
 from tests.training.hooks import HUNG_SECONDS, notice
 from tests.training.runs import Run
+from training.durable.store.folder import open_store
+from training.durable.store.protocol import Store
 from training.engine.compilation import CompileCache
-from training.store.folder import open_store
-from training.store.protocol import Store
 
 NUMERICS = {"torch": "2.14.1", "device": "cpu", "code": "a"}
 

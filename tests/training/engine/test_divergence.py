@@ -13,7 +13,7 @@ from tests.training import tiny
 from tests.training.hooks import at_rank, interrupt_at, notice
 from tests.training.runs import AVERAGED, Run, assert_equal
 from training.cli.tensorboard import _write_event_files
-from training.record.history import read_history
+from training.durable.record.history import read_history
 from training.workload import Inputs
 
 NewRun = Callable[[str], Run]

@@ -8,8 +8,8 @@ from torch import nn
 
 from tests.training import hooks, tiny
 from tests.training.runs import Run, assert_equal
+from training.durable.save.resume import read_checkpoint
 from training.engine.optimizer import MovingAverage
-from training.save.resume import read_checkpoint
 from training.workload import Batch, Partial
 
 AVERAGED = [

@@ -10,16 +10,16 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
-from tests.training.attempt.processes import CPU
+from tests.training.durable.attempt.processes import CPU
 from tests.training.forked import in_fork
 from tests.training.tiny import TinyTrain, tiny_config
-from training.attempt.context import RankEnvironment, World
+from training.durable.attempt.context import RankEnvironment, World
+from training.durable.errors import UserError
+from training.durable.save.resume import CheckpointContent
 from training.engine.batches import MicroBatch
 from training.engine.job import TrainProxy
 from training.engine.learner import Learner
-from training.errors import UserError
 from training.preflight.standalone import standalone_inputs
-from training.save.resume import CheckpointContent
 from training.settings import changed
 from training.stage_data import PriorTensors
 from training.workload import Batch, Inputs, Loss, Prior, Start, Train

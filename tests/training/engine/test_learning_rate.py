@@ -11,7 +11,7 @@ from torch.optim import AdamW, Optimizer
 from tests.training.hooks import interrupt_at
 from tests.training.runs import Run, assert_equal
 from tests.training.tiny import TinyTrain
-from training.errors import UserError
+from training.durable.errors import UserError
 from training.settings import Milestones, Settings, schedule_factor
 
 

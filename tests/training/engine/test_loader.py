@@ -27,15 +27,15 @@ from tests.training.loading import (
     loaded,
 )
 from tests.training.runs import Run, assert_equal, wait_for
-from training.attempt.notice import Interruption
+from training.durable.attempt.notice import Interruption
+from training.durable.errors import EXIT_FAILED, EXIT_INTERRUPTED, UserError, exit_code_of
+from training.durable.tally import count, timed
 from training.engine import loader as engine_loader
 from training.engine.batches import Maker, MicroBatch
 from training.engine.loader import Loader, num_workers
 from training.engine.loader_worker import read, write
-from training.errors import EXIT_FAILED, EXIT_INTERRUPTED, UserError, exit_code_of
 from training.randomness import derive_seed, derive_seeds
 from training.settings import LoaderWorkers
-from training.tally import count, timed
 
 
 @pytest.mark.parametrize(

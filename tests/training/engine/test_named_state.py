@@ -9,6 +9,8 @@ from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
 
 from tests.training.tiny import TinyConfig, TinyTrain
+from training.durable.errors import UserError
+from training.durable.save.resume import CheckpointContent
 from training.engine.optimizer import (
     OPTIMIZER_NAMES,
     flatten_state,
@@ -16,8 +18,6 @@ from training.engine.optimizer import (
     start_state,
     state_by_name,
 )
-from training.errors import UserError
-from training.save.resume import CheckpointContent
 from training.workload import OptimizerState
 
 STAGE = TinyTrain(config=TinyConfig(), name="grown", width=4)

@@ -12,11 +12,11 @@ from safetensors.torch import load_file, save_file
 from tests.training import hooks, tiny
 from tests.training.runs import Run
 from training.cli.main import main
+from training.durable.record.head import read_head
+from training.durable.save.resume import read_checkpoint
+from training.durable.save.weights import open_trained, read_weights
+from training.durable.store.folder import FolderStore
 from training.preflight.preflight import _create_extended
-from training.record.head import read_head
-from training.save.resume import read_checkpoint
-from training.save.weights import open_trained, read_weights
-from training.store.folder import FolderStore
 
 CONSTANT = "--override=schedule=constant"
 NewRun = Callable[[str], Run]

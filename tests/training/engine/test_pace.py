@@ -7,8 +7,8 @@ import torch
 
 from tests.training.hooks import interrupt_at
 from tests.training.runs import Run
+from training.durable.errors import EXIT_INTERRUPTED
 from training.engine.step_log import DeviceTime, StepTime, TimesSoFar
-from training.errors import EXIT_INTERRUPTED
 
 
 def test_the_first_step_of_an_attempt_counts_only_as_waited_for() -> None:

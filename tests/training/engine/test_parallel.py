@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.training.attempt.processes import CPU, on_ranks
+from tests.training.durable.attempt.processes import CPU, on_ranks
 from tests.training.tiny import TinyTrain, tiny_config
-from training.attempt.context import RankEnvironment, World
+from training.durable.attempt.context import RankEnvironment, World
+from training.durable.errors import RunFailedError, UserError
 from training.engine.batches import own_micro_batches
 from training.engine.parallel import Parallel, is_sharded, parallel
-from training.errors import RunFailedError, UserError
 from training.workload import Loss, Settings, Train
 
 STAGE = TinyTrain(config=tiny_config(sharding="full"), name="first", width=4)

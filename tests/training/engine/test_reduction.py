@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from contract.trainer_options import RANKS
-from tests.training.attempt.processes import on_ranks
-from training.attempt.context import SHARES, World
+from tests.training.durable.attempt.processes import on_ranks
+from training.durable.attempt.context import SHARES, World
 from training.engine import reduction
 from training.engine.batches import own_micro_batches
 from training.engine.reduction import (

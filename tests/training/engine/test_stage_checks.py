@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from training.cli.main import main
+from training.durable.errors import UserError
 from training.engine import stage_checks
-from training.errors import UserError
 from training.workload import Loss, Partial, Samples, Start, Train
 
 

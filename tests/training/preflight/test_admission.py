@@ -22,8 +22,8 @@ from tests.training.forked import in_fork
 from tests.training.runs import WORKLOAD, Run, wait_for
 from tests.training.tiny import Tiny
 from training.cli.main import main
+from training.durable.errors import MachineError, UserError
 from training.engine.job import WorkloadProxy
-from training.errors import MachineError, UserError
 from training.preflight.admission import (
     MachineCapacity,
     Reservations,

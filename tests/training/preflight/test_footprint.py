@@ -16,9 +16,9 @@ from torch.profiler import ProfilerActivity, profile
 from tests.training.forked import in_fork
 from tests.training.runs import Run
 from tests.training.tiny import TinyConfig, TinyTrain
-from training.attempt.context import RankEnvironment, World
+from training.durable.attempt.context import RankEnvironment, World
+from training.durable.errors import UserError
 from training.engine.parallel import parallel
-from training.errors import UserError
 from training.preflight.footprint import measure_evaluation, measure_probe, measure_step
 from training.workload import Batch, Inputs, Loss, Probe, Settings, Train
 from training.workloads.trajectory.config import laptop

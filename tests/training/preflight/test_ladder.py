@@ -19,8 +19,11 @@ from tests.training.big import BIG, BigConfig
 from tests.training.forked import Done, command, in_fork
 from tests.training.runs import WORKLOAD
 from tests.training.tiny import TINY, TinyConfig
+from training.durable.errors import RunFailedError, UserError
+from training.durable.record.head import CheckpointEntry, Head, checkpoint_name
+from training.durable.save.memory import data_bytes
+from training.durable.store.folder import FolderStore
 from training.engine.stage_checks import problems
-from training.errors import RunFailedError, UserError
 from training.preflight import ladder
 from training.preflight.ladder import (
     TrialRequest,
@@ -29,12 +32,9 @@ from training.preflight.ladder import (
     adapted,
     resolve_adaptation,
 )
-from training.record.head import CheckpointEntry, Head, checkpoint_name
 from training.registry import WORKLOADS, load_workload, resolve_config
 from training.rungs import KINDS, offered_rung
-from training.save.memory import data_bytes
 from training.settings import changed
-from training.store.folder import FolderStore
 from training.workload import Rung, Train
 
 NAME = "tests.training.big:BIG"

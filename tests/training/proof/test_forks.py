@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[3]
 # A process of its own: the tests before this one may have asked for GPUs in pytest's.
 PROGRAM = """
 import torch
-from training.errors import UserError
+from training.durable.errors import UserError
 from training.proof.experiment import refuse_started_cuda
 
 torch.cuda.device_count = lambda: 1

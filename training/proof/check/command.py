@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from contract.grammar import parse_interval
+from training.durable.errors import EXIT_FAILED, EXIT_FINISHED, EXIT_INTERRUPTED, UserError
+from training.durable.record.head import read_head
+from training.durable.store.folder import open_store
 from training.engine.stage_checks import describe, problems
-from training.errors import EXIT_FAILED, EXIT_FINISHED, EXIT_INTERRUPTED, UserError
 from training.proof.attempt import AttemptRequest
 from training.proof.compare import RunOutcome, differences, read_outcome
 from training.proof.experiment import (
@@ -24,9 +26,7 @@ from training.proof.experiment import (
     run_experiment,
 )
 from training.proof.injector import Kill
-from training.record.head import read_head
 from training.registry import load_workload, parse_overrides, resolve_config
-from training.store.folder import open_store
 from training.workload import Train
 
 # The next attempt waits this long after a kill. It may be short, as no two attempts run at once.

@@ -21,16 +21,22 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from contract.keys import RECEIPT
-from training.errors import EXIT_FAILED, EXIT_FINISHED, EXIT_INTERRUPTED, EXIT_USER, UserError
+from training.durable.errors import (
+    EXIT_FAILED,
+    EXIT_FINISHED,
+    EXIT_INTERRUPTED,
+    EXIT_USER,
+    UserError,
+)
+from training.durable.record.head import read_head
+from training.durable.record.history import read_history
+from training.durable.record.metrics import read_events
+from training.durable.save.listing import SnapshotError, list_folder
+from training.durable.save.quiet import QuietTime
+from training.durable.store.folder import open_store
+from training.durable.store.protocol import Store
 from training.proof.compare import Difference, ProgramRun, difference, losses_by_step
 from training.proof.machine import live, recorded, run_command
-from training.record.head import read_head
-from training.record.history import read_history
-from training.record.metrics import read_events
-from training.save.listing import SnapshotError, list_folder
-from training.save.quiet import QuietTime
-from training.store.folder import open_store
-from training.store.protocol import Store
 
 # Short enough for a notice to come while a save is being written.
 _NOTICE_POLL_SECONDS = 0.02

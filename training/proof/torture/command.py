@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from contract.grammar import parse_interval
+from training.durable.errors import EXIT_FAILED, EXIT_FINISHED, UserError
 from training.engine.job import depends_on_ranks
-from training.errors import EXIT_FAILED, EXIT_FINISHED, UserError
 from training.proof.attempt import AttemptRequest
 from training.proof.experiment import made_dataset, refuse_started_cuda
 from training.proof.injector import SIGNALS

@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from training.attempt.ranks import LATE
-from training.errors import (
+from training.durable.attempt.ranks import LATE
+from training.durable.errors import (
     EXIT_FAILED,
     EXIT_FINISHED,
     EXIT_INTERRUPTED,
@@ -20,6 +20,9 @@ from training.errors import (
     EXIT_STORE,
     UserError,
 )
+from training.durable.record.head import read_head
+from training.durable.store.folder import open_store
+from training.durable.store.protocol import Store
 from training.proof.attempt import EXIT_CRASHED, AttemptRequest
 from training.proof.compare import (
     RunOutcome,
@@ -31,9 +34,6 @@ from training.proof.compare import (
 from training.proof.experiment import AttemptResult, Experiment, run_experiment
 from training.proof.injector import SIGNALS, Kill, Kind
 from training.proof.torture.plan import KINDS, SAVINGS, Deck, Size, Variant, draw_experiment
-from training.record.head import read_head
-from training.store.folder import open_store
-from training.store.protocol import Store
 
 _MOST_KILLS_OF_ONE_RUN = 12
 _FRESH_ONE_IN = 10

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from training.errors import UserError
-from training.source_layout import SPLITS, split_within
+from training.durable.errors import UserError
+from training.durable.source_layout import SPLITS, split_within
 from training.workloads.detection.coco import CocoSplit
 from training.workloads.detection.coco_faults import CocoFaults, refuse_layout
 from training.workloads.detection.image_files import IMAGE_SUFFIXES

@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from training.errors import UserError
-from training.tally import timed
+from training.durable.errors import UserError
+from training.durable.tally import timed
 
 IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".tif", ".tiff", ".webp", ".gif"})
 _ORIENTATION = 0x0112

@@ -18,7 +18,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from training.errors import EXIT_FINISHED, EXIT_USER, RunFailedError, UserError
+from training.durable.errors import EXIT_FINISHED, EXIT_USER, RunFailedError, UserError
 from training.workloads.detection.config import Architecture
 from training.workloads.detection.detector import Detector
 

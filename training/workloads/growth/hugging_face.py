@@ -20,7 +20,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from training.errors import EXIT_FINISHED, EXIT_USER, UserError
+from training.durable.errors import EXIT_FINISHED, EXIT_USER, UserError
 from training.workloads.growth.config import DenseBlock, ExpertBlock, ModelConfig
 from training.workloads.growth.model import LanguageModel
 

@@ -18,9 +18,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from training.errors import UserError
+from training.durable.errors import UserError
+from training.durable.sources import SourceFile
 from training.rungs import autocast_rungs, micro_batch_rungs, rung
-from training.sources import SourceFile
 from training.workload import (
     Batch,
     Inputs,

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 from PIL import Image, UnidentifiedImageError
 
-from training.errors import UserError
+from training.durable.errors import UserError
+from training.durable.sources import Brought
 from training.settings import check_fields
-from training.sources import Brought
 
 _PLAIN = ("RGB", "L")
 

@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from training.dataset_output import RECORDS, FinishedFiles, Output
-from training.errors import UserError
+from training.durable.dataset_output import RECORDS, FinishedFiles, Output
+from training.durable.errors import UserError
+from training.durable.sources import UNFINISHED
 from training.processes import in_processes
-from training.sources import UNFINISHED
 from training.workloads.imagenet.images import Encoded, NoImageError
 from training.workloads.imagenet.shards import INDEX, index_name, shard_name, write_shard
 

@@ -18,11 +18,11 @@ from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
 from torchvision.transforms import v2
 
-from training.dataset_output import FinishedFiles, Output
-from training.errors import UserError
+from training.durable.dataset_output import FinishedFiles, Output
+from training.durable.errors import UserError
+from training.durable.sources import Brought
 from training.evaluation_files import Captioned, write_sheet, write_table
 from training.rungs import autocast_rungs, micro_batch_rungs
-from training.sources import Brought
 from training.workload import (
     Batch,
     Inputs,

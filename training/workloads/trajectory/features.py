@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from training.artifact_key import artifact_key
-from training.errors import RunFailedError, UserError
+from training.durable.errors import RunFailedError, UserError
 from training.randomness import derive_seed
 from training.workload import Inputs, Prepare, Probe
 from training.workloads.trajectory.config import LAYERS, RecipeConfig, TrajectoryConfig

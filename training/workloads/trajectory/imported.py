@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from training.dataset_output import FolderOutput
-from training.errors import UserError
+from training.durable.dataset_output import FolderOutput
+from training.durable.errors import UserError
+from training.durable.sources import UNFINISHED, SourceFile, class_names
 from training.processes import in_processes
-from training.sources import UNFINISHED, SourceFile, class_names
 from training.workloads.trajectory.clips import CLIP_BYTES, TRACK_SHAPE
 from training.workloads.trajectory.config import ClipOptions
 from training.workloads.trajectory.dataset import (

@@ -10,8 +10,8 @@ from typing import Any
 # Names only: in this package, `torch` is the submodule.
 from torch import Tensor, frombuffer, uint8
 
-from training.save.layout import header_bytes, parse_header
-from training.save.state import tensor_at
+from training.durable.save.layout import header_bytes, parse_header
+from training.durable.save.state import tensor_at
 
 SafetensorError = ValueError
 

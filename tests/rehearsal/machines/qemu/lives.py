@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rehearsal.aws import EmbeddedAws
+from embedded_aws import EmbeddedAws
 from rehearsal.machines.commands import CommandFailed
 from rehearsal.machines.metadata import MetadataServer, RehearsedInstance
 from rehearsal.machines.nspawn.namespaces import enter_namespaces

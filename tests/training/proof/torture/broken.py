@@ -11,11 +11,11 @@ from collections.abc import Callable
 from typing import Any
 
 import training.randomness
+from training.durable.save.resume import CheckpointContent
+from training.durable.store.folder import FolderStore
 from training.engine import learner
 from training.engine.learner import Learner
 from training.engine.optimizer import MovingAverage, Scaling
-from training.save.resume import CheckpointContent
-from training.store.folder import FolderStore
 
 
 def answers_before_it_wrote() -> None:

@@ -9,7 +9,7 @@ import numpy as np
 from PIL import Image
 
 from tests.training.tiny import Tiny
-from training.data_report import DataReport
+from training.durable.data_report import DataReport
 from training.engine.job import WorkloadProxy
 from training.workload import Progress
 from training.workloads.detection import dataset

@@ -13,7 +13,7 @@ from PIL import Image
 
 from tests.training.workloads.detection import coco_scene as scene
 from training.cli.main import main
-from training.errors import UserError
+from training.durable.errors import UserError
 from training.workloads.detection.coco_faults import _REFUSED, _WARNED
 
 Content = dict[str, Any]

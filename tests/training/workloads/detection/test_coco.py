@@ -14,8 +14,8 @@ from pycocotools.coco import COCO
 
 from tests.training.workloads.detection import coco_scene as scene
 from training.cli.main import main
-from training.errors import UserError
-from training.store.local_dataset import LocalDataset, open_dataset
+from training.durable.errors import UserError
+from training.durable.store.local_dataset import LocalDataset, open_dataset
 from training.workloads.detection.coco import CocoSplit
 from training.workloads.detection.coco_faults import CocoFaults, _Extent, _extent_of, exact_id
 from training.workloads.detection.dataset import import_folder, open_split

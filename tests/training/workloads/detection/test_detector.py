@@ -17,7 +17,7 @@ from tests.training.workloads.detection.detectors import (
     parameter_count,
     small_detector,
 )
-from training.errors import UserError
+from training.durable.errors import UserError
 from training.workloads.detection.config import Architecture
 from training.workloads.detection.detector import (
     Detector,

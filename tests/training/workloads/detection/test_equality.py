@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.training import hooks, tiny
-from tests.training.attempt import machine as interruption
-from tests.training.attempt.machine import Clock, Machine
+from tests.training.durable.attempt import machine as interruption
+from tests.training.durable.attempt.machine import Clock, Machine
 from tests.training.runs import Run, assert_equal
 from tests.training.workloads.detection.watched import WORKLOAD, make_sparse_dataset
 
@@ -42,7 +42,7 @@ def kill_at(step: int, rank: int | None = None) -> None:
         tiny.HOOKS["first"] = lambda reached: act() if reached == step else None
 
 
-@pytest.mark.slow  # the test below has one rank, tests/training/attempt ranks of another workload
+@pytest.mark.slow  # the test below has one rank, durable/attempt ranks of another workload
 def test_two_ranks_train_on_after_a_notice_are_killed_and_end_as_if_nothing_had_been(
     new: Callable[..., Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

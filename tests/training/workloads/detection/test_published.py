@@ -18,8 +18,8 @@ from torchvision.models import resnet18
 
 from tests.training.workloads.detection.detectors import SMALL, images, small_detector
 from tests.training.workloads.detection.watched import small
+from training.durable.errors import RunFailedError, UserError
 from training.engine.job import origin_from_weights, with_origin
-from training.errors import RunFailedError, UserError
 from training.preflight.standalone import standalone_inputs
 from training.workload import Train
 from training.workloads.detection.coco import Category

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.training.workloads.detection.detectors import parameter_count
-from training.errors import UserError
+from training.durable.errors import UserError
 from training.settings import changed
 from training.workload import Milestones
 from training.workloads.detection.config import Architecture, coco_12, full, laptop

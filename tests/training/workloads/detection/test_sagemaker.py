@@ -12,7 +12,7 @@ from tests.training.workloads.detection.watched import WORKLOAD, make_sparse_dat
 from training.cli import sagemaker
 from training.cli.main import main
 from training.cli.sagemaker import _read_job, _Trainer
-from training.errors import UserError
+from training.durable.errors import UserError
 from training.workloads.detection.dataset import _annotations_file
 
 _CHANNEL = {"TrainingInputMode": "File", "S3DistributionType": "FullyReplicated"}

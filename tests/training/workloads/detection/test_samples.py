@@ -14,8 +14,8 @@ from PIL import Image
 from torch import nn
 
 from tests.training.workloads.detection import coco_scene as scene
-from training.errors import UserError
-from training.store.local_dataset import write_manifest
+from training.durable.errors import UserError
+from training.durable.store.local_dataset import write_manifest
 from training.workload import Inputs
 from training.workloads.detection.config import laptop
 from training.workloads.detection.dataset import (

@@ -12,9 +12,9 @@ from torch import nn
 
 from tests.training.tiny import reached
 from training.cli.main import main
+from training.durable.store.local_dataset import write_manifest
 from training.engine.job import TrainProxy, WorkloadProxy
 from training.settings import changed
-from training.store.local_dataset import write_manifest
 from training.workload import Batch, Loss, Partial, Prepare, Train
 from training.workloads.detection.config import DetectionConfig, laptop
 from training.workloads.detection.dataset import _annotations_file

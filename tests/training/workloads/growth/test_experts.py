@@ -10,10 +10,10 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.parallel import DistributedDataParallel
 
-from tests.training.attempt.processes import on_ranks
+from tests.training.durable.attempt.processes import on_ranks
 from tests.training.forked import in_fork
 from tests.training.workloads.growth.models import small_config
-from training.attempt.context import World
+from training.durable.attempt.context import World
 from training.workloads.growth import experts
 from training.workloads.growth.config import Activation, ExpertBlock, GrowthConfig, full
 from training.workloads.growth.expert_products import ExpertProducts

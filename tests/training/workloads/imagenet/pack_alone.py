@@ -8,10 +8,10 @@ import sys
 from pathlib import Path
 
 from contract.keys import MANIFEST
-from training.dataset_output import FolderOutput, Output, clean_up
-from training.sources import open_source
-from training.store.dataset import StoreOutput
-from training.store.local_dataset import manifest_of
+from training.durable.dataset_output import FolderOutput, Output, clean_up
+from training.durable.sources import open_source
+from training.durable.store.dataset import StoreOutput
+from training.durable.store.local_dataset import manifest_of
 from training.workloads.imagenet import packing
 from training.workloads.imagenet.dataset import pack_dataset
 

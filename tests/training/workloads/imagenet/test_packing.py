@@ -19,8 +19,8 @@ from tests.training.workloads.imagenet.photographs import (
     photograph,
 )
 from training.cli.main import main
-from training.errors import UserError
-from training.store.folder import open_store
+from training.durable.errors import UserError
+from training.durable.store.folder import open_store
 from training.workloads.imagenet import packing
 from training.workloads.imagenet.dataset import _read_validation_classes
 from training.workloads.imagenet.shards import INDEX

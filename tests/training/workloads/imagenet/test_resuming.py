@@ -7,8 +7,8 @@ import pytest
 
 from tests.training.workloads.imagenet.photographs import command, content, fill, photograph
 from training.cli.main import main
-from training.dataset_output import FolderOutput
-from training.sources import UNFINISHED, SourceFile
+from training.durable.dataset_output import FolderOutput
+from training.durable.sources import UNFINISHED, SourceFile
 from training.workloads.imagenet import packing
 
 

@@ -16,12 +16,12 @@ from torchvision.transforms import v2
 from tests.training.loading import CPU, assert_same
 from tests.training.workloads.imagenet.photographs import fill
 from training.cli.main import main
+from training.durable.errors import UserError
+from training.durable.store.local_dataset import open_dataset, write_manifest
+from training.durable.tally import taken
 from training.engine.batches import MicroBatch
 from training.engine.loader import Loader
-from training.errors import UserError
 from training.randomness import derive_seed
-from training.store.local_dataset import open_dataset, write_manifest
-from training.tally import taken
 from training.workloads.imagenet import samples
 from training.workloads.imagenet import samples as module
 from training.workloads.imagenet import shards as shards_module

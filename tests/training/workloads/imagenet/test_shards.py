@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.training.workloads.imagenet.photographs import photograph
-from training.errors import UserError
+from training.durable.errors import UserError
 from training.workloads.imagenet import shards
 from training.workloads.imagenet.shards import (
     INDEX,

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from training.store.local_dataset import write_manifest
+from training.durable.store.local_dataset import write_manifest
 from training.workloads.trajectory.dataset import _LABELS_FILE, make_dataset
 
 pytestmark = pytest.mark.slow

@@ -19,8 +19,8 @@ import numpy as np
 import pytest
 
 from training.cli.main import main
-from training.errors import UserError
-from training.sources import SourceFile
+from training.durable.errors import UserError
+from training.durable.sources import SourceFile
 from training.workloads.trajectory.clips import CLIP_BYTES, CLIP_SHAPE, NUM_FRAMES, Frames
 from training.workloads.trajectory.dataset import open_dataset
 from training.workloads.trajectory.imported import DECODED, import_dataset

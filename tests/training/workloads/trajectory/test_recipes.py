@@ -15,8 +15,8 @@ from torch import nn
 
 from contract.grammar import Interval, parse_interval
 from training.cli.run import add_run
+from training.durable.store.local_dataset import write_manifest
 from training.settings import changed
-from training.store.local_dataset import write_manifest
 from training.workload import Train
 from training.workloads.trajectory.dataset import make_dataset
 from training.workloads.trajectory.workload import RECIPES, TRAJECTORY

@@ -18,7 +18,7 @@ from tests.training.workloads.trajectory.scene import (
     started,
     train_stage,
 )
-from training.errors import UserError
+from training.durable.errors import UserError
 from training.settings import changed
 from training.workload import Inputs, Partial, Prepare, Train
 from training.workloads.trajectory.clips import CLASSES

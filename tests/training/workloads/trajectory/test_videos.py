@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from training.sources import SourceFile
+from training.durable.sources import SourceFile
 from training.workloads.trajectory.clips import NUM_FRAMES, Frames
 from training.workloads.trajectory.videos import FrameChoice, _NoClipError, _read_clip
 

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from training.dataset_output import FolderOutput
-from training.errors import UserError
+from training.durable.dataset_output import FolderOutput
+from training.durable.errors import UserError
+from training.durable.sources import UNFINISHED, SourceFile
 from training.randomness import derive_seed
-from training.sources import UNFINISHED, SourceFile
 from training.workloads.growth.text.documents import Piece, check_kinds, read_pieces
 from training.workloads.growth.text.stories import STORY_BYTES, write_story
 from training.workloads.growth.text.tokens import TOKENIZER_FILE, shard_name, token_type

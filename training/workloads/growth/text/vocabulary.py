@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from training.errors import UserError
+from training.durable.errors import UserError
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer, models

@@ -7,7 +7,7 @@ import pytest
 
 from training.cli import make_dataset as dataset_command
 from training.cli.main import main
-from training.sources import UNFINISHED
+from training.durable.sources import UNFINISHED
 from training.workloads.growth.text import dataset as dataset_module
 from training.workloads.growth.text.stories import write_story
 

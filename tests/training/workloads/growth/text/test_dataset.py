@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-from training.dataset_output import FolderOutput
-from training.errors import UserError
-from training.sources import UNFINISHED, open_source
-from training.store.local_dataset import LocalDataset, write_manifest
+from training.durable.dataset_output import FolderOutput
+from training.durable.errors import UserError
+from training.durable.sources import UNFINISHED, open_source
+from training.durable.store.local_dataset import LocalDataset, write_manifest
 from training.workloads.growth.text import dataset as dataset_module
 from training.workloads.growth.text.dataset import TextOptions, import_dataset, make_dataset
 from training.workloads.growth.text.stories import STORY_BYTES, write_story

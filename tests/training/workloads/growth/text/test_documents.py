@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from training.errors import UserError
-from training.sources import open_source
+from training.durable.errors import UserError
+from training.durable.sources import open_source
 from training.workloads.growth.text import documents as documents_module
 from training.workloads.growth.text.documents import check_kinds, read_pieces
 

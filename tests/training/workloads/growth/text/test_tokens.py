@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from training.errors import UserError
-from training.store.local_dataset import LocalDataset, write_manifest
+from training.durable.errors import UserError
+from training.durable.store.local_dataset import LocalDataset, write_manifest
 from training.workload import Inputs, Samples
 from training.workloads.growth.config import GrowthConfig
 from training.workloads.growth.text.dataset import _write_tokens

@@ -1,0 +1,326 @@
+"""CloudFormation's operations: each reads a request, calls the engine and returns a response."""
+
+import uuid
+from typing import Any
+
+from embedded_aws.cloudformation.described import (
+    described_change_set,
+    described_plan,
+    described_resource,
+    described_stack,
+    description_of,
+    validation_event,
+)
+from embedded_aws.cloudformation.engine import Engine
+from embedded_aws.cloudformation.errors import CloudFormationError, no_such_stack
+from embedded_aws.cloudformation.records import ChangeSet, Stack, StackPlan
+from embedded_aws.cloudformation.template import parse_template
+
+Request = dict[str, Any]
+Response = dict[str, Any]
+
+NO_CHANGES = (
+    "The submitted information didn't contain changes. Submit different information to create a "
+    "change set."
+)
+EARLY_VALIDATION = (
+    "The following hook(s)/validation failed: [AWS::EarlyValidation::PropertyValidation]. To "
+    "troubleshoot Early Validation errors, use the DescribeEvents API for detailed failure "
+    "information."
+)
+
+
+class CloudFormation:
+    """The API operations that the engine supports, under their boto3 names."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+
+    # Stacks
+
+    def create_stack(self, request: Request) -> Response:
+        name = request["StackName"]
+        if self.engine.find_active(name):
+            raise CloudFormationError(f"Stack [{name}] already exists", "AlreadyExistsException")
+        plan = self.engine.plan(request, None)
+        # Predict for an unregistered stack, so that a refusal leaves no stack behind.
+        prediction = self.engine.predict(Stack(name=name, id="", status=""), plan)
+        stack = self.engine.new_stack(name, "REVIEW_IN_PROGRESS")
+        stack.termination_protection = bool(request.get("EnableTerminationProtection"))
+        stack.on_failure = request.get("OnFailure", "ROLLBACK")
+        self.engine.carry_out(
+            stack,
+            plan,
+            creating=True,
+            token=request.get("ClientRequestToken"),
+            problems=prediction.problems,
+        )
+        return {"StackId": stack.id}
+
+    def update_stack(self, request: Request) -> Response:
+        stack = self.engine.find(request["StackName"])
+        self.engine.check_updatable(stack)
+        plan = self.engine.plan(request, stack)
+        prediction = self.engine.predict(stack, plan)
+        if self.engine.is_unchanged(stack, plan, prediction):
+            raise CloudFormationError("No updates are to be performed.")
+        self.engine.carry_out(
+            stack,
+            plan,
+            creating=False,
+            token=request.get("ClientRequestToken"),
+            problems=prediction.problems,
+        )
+        return {"StackId": stack.id}
+
+    def delete_stack(self, request: Request) -> None:
+        try:
+            stack = self.engine.find(request["StackName"])
+        except CloudFormationError:  # deleting what does not exist succeeds, as on AWS
+            return
+        if stack.deleted:
+            return
+        self.engine.delete(
+            stack, set(request.get("RetainResources", [])), request.get("ClientRequestToken")
+        )
+
+    def describe_stacks(self, request: Request) -> Response:
+        if request.get("StackName"):
+            return {"Stacks": [described_stack(self.engine.find(request["StackName"]))]}
+        stacks = [item for item in list(self.engine.stacks.values()) if item.deleted is None]
+        return {"Stacks": [described_stack(item) for item in stacks]}
+
+    def list_stacks(self, request: Request) -> Response:
+        wanted = request.get("StackStatusFilter")
+        return {
+            "StackSummaries": [
+                described_stack(item) | {"TemplateDescription": description_of(item)}
+                for item in list(self.engine.stacks.values())
+                if not wanted or item.status in wanted
+            ]
+        }
+
+    def update_termination_protection(self, request: Request) -> Response:
+        stack = self.engine.find(request["StackName"])
+        stack.termination_protection = bool(request["EnableTerminationProtection"])
+        return {"StackId": stack.id}
+
+    # Change sets
+
+    def create_change_set(self, request: Request) -> Response:
+        """Create a change set; on return it is complete or has failed."""
+        name, kind = request["StackName"], request.get("ChangeSetType", "UPDATE")
+        stack = self.engine.find_active(name)
+        if kind not in ("CREATE", "UPDATE"):
+            raise CloudFormationError(
+                f"The embedded AWS does not create change sets of type {kind}"
+            )
+        if kind == "CREATE" and stack and stack.status != "REVIEW_IN_PROGRESS":
+            raise CloudFormationError(
+                f"Stack [{name}] already exists and cannot be created again with the changeSet "
+                f"[{request['ChangeSetName']}]."
+            )
+        if kind == "UPDATE":
+            if stack is None:
+                raise no_such_stack(name)
+            self.engine.check_updatable(stack)
+        plan = self.engine.plan(request, stack)
+        stack = stack or self.engine.new_stack(name, "REVIEW_IN_PROGRESS")
+        change_set = self._draft(request, kind, stack, plan)
+        if change_set.name in stack.change_sets:
+            raise CloudFormationError(
+                f"ChangeSet {change_set.name} already exists", "AlreadyExistsException"
+            )
+        stack.change_sets[change_set.name] = change_set
+        if not stack.events:
+            stack.set_status("REVIEW_IN_PROGRESS", "User Initiated")
+        return {"Id": change_set.id, "StackId": stack.id}
+
+    def _draft(self, request: Request, kind: str, stack: Stack, plan: StackPlan) -> ChangeSet:
+        change_set = ChangeSet(
+            name=request["ChangeSetName"],
+            id=self.engine.account.arn(
+                "cloudformation", f"changeSet/{request['ChangeSetName']}/{uuid.uuid4()}"
+            ),
+            type=kind,
+            plan=plan,
+            changes=[],
+            description=request.get("Description"),
+            on_stack_failure=request.get("OnStackFailure"),
+        )
+        try:
+            prediction = self.engine.predict(stack, plan)
+        except CloudFormationError as error:
+            return _failed(change_set, str(error))
+        change_set.changes = [
+            {"Type": "Resource", "ResourceChange": change} for change in prediction.changes
+        ]
+        if prediction.problems:
+            change_set.problems = [
+                validation_event(stack, change_set, name, problem)
+                for name, found in prediction.problems.items()
+                for problem in found
+            ]
+            return _failed(change_set, EARLY_VALIDATION)
+        if self.engine.is_unchanged(stack, plan, prediction):
+            return _failed(change_set, NO_CHANGES)
+        return change_set
+
+    def describe_change_set(self, request: Request) -> Response:
+        stack, change_set = self.find_change_set(request)
+        return {
+            **described_change_set(stack, change_set),
+            **described_plan(change_set.plan),
+            "Changes": change_set.changes,
+        }
+
+    def list_change_sets(self, request: Request) -> Response:
+        stack = self.engine.find(request["StackName"])
+        return {
+            "Summaries": [described_change_set(stack, item) for item in stack.change_sets.values()]
+        }
+
+    def execute_change_set(self, request: Request) -> Response:
+        stack, change_set = self.find_change_set(request)
+        if change_set.execution_status != "AVAILABLE":
+            raise CloudFormationError(
+                f"ChangeSet [{change_set.id}] cannot be executed in its current status of "
+                f"[{change_set.status}]",
+                "InvalidChangeSetStatus",
+            )
+        change_set.plan.disable_rollback = bool(request.get("DisableRollback"))
+        if change_set.on_stack_failure:
+            stack.on_failure = change_set.on_stack_failure
+        # Executing one change set makes the others obsolete.
+        stack.change_sets.clear()
+        self.engine.carry_out(
+            stack,
+            change_set.plan,
+            creating=change_set.type == "CREATE",
+            token=request.get("ClientRequestToken"),
+        )
+        return {}
+
+    def delete_change_set(self, request: Request) -> Response:
+        try:
+            stack, change_set = self.find_change_set(request)
+        except CloudFormationError:
+            return {}
+        del stack.change_sets[change_set.name]
+        return {}
+
+    def find_change_set(self, request: Request) -> tuple[Stack, ChangeSet]:
+        """Return the change set that a request names, by its ARN or by its name and stack."""
+        wanted = request["ChangeSetName"]
+        stacks = (
+            [self.engine.find(request["StackName"])]
+            if request.get("StackName")
+            else list(self.engine.stacks.values())
+        )
+        for stack in stacks:
+            for change_set in stack.change_sets.values():
+                if wanted in (change_set.name, change_set.id):
+                    return stack, change_set
+        raise CloudFormationError(f"ChangeSet [{wanted}] does not exist", "ChangeSetNotFound")
+
+    def list_hook_results(self, request: Request) -> Response:
+        """Return none: the account has no hooks. The CLI asks after a failed change set."""
+        return {"HookResults": []}
+
+    # Events, resources, exports, templates
+
+    def describe_stack_events(self, request: Request) -> Response:
+        stack = self.engine.find(request["StackName"])
+        return {"StackEvents": list(reversed(stack.events))}
+
+    def describe_events(self, request: Request) -> Response:
+        if request.get("ChangeSetName"):
+            _, change_set = self.find_change_set(request)
+            return {"OperationEvents": change_set.problems}
+        stack = self.engine.find(request["StackName"])
+        failed_only = (request.get("Filters") or {}).get("FailedEvents")
+        return {
+            "OperationEvents": [
+                event | {"EventType": "STACK_EVENT"}
+                for event in reversed(stack.events)
+                if not failed_only or event["ResourceStatus"].endswith("FAILED")
+            ]
+        }
+
+    def describe_stack_resource(self, request: Request) -> Response:
+        stack = self.engine.find(request["StackName"])
+        name = request["LogicalResourceId"]
+        if name not in stack.resources:
+            raise CloudFormationError(f"Resource {name} does not exist for stack {stack.name}")
+        return {"StackResourceDetail": described_resource(stack, stack.resources[name])}
+
+    def describe_stack_resources(self, request: Request) -> Response:
+        stack = self.engine.find(request["StackName"])
+        wanted = request.get("LogicalResourceId")
+        return {
+            "StackResources": [
+                described_resource(stack, item)
+                for item in list(stack.resources.values())
+                if not wanted or item.logical_id == wanted
+            ]
+        }
+
+    def list_stack_resources(self, request: Request) -> Response:
+        stack = self.engine.find(request["StackName"])
+        resources = list(stack.resources.values())
+        return {"StackResourceSummaries": [described_resource(stack, item) for item in resources]}
+
+    def list_exports(self, _request: Request) -> Response:
+        return {
+            "Exports": [
+                {"Name": name, "Value": value, "ExportingStackId": stack.id}
+                for name, (value, stack) in self.engine.exports().items()
+            ]
+        }
+
+    def list_imports(self, request: Request) -> Response:
+        importers = self.engine.importers(request["ExportName"])
+        if not importers:
+            raise CloudFormationError(
+                f"Export '{request['ExportName']}' is not imported by any stack."
+            )
+        return {"Imports": importers}
+
+    def get_template(self, request: Request) -> Response:
+        if request.get("ChangeSetName"):
+            return {"TemplateBody": self.find_change_set(request)[1].plan.template.body}
+        stack = self.engine.find(request["StackName"])
+        if stack.plan is None:
+            return {}
+        return {"TemplateBody": stack.plan.template.body, "StagesAvailable": ["Original"]}
+
+    def get_template_summary(self, request: Request) -> Response:
+        if request.get("StackName"):
+            plan = self.engine.find(request["StackName"]).plan
+            if plan is None:
+                raise no_such_stack(request["StackName"])
+            template = plan.template
+        else:
+            body = request.get("TemplateBody") or self.engine.account.read_template(
+                request["TemplateURL"]
+            )
+            template = parse_template(body)
+        return {
+            "Description": template.content.get("Description"),
+            "Parameters": [
+                {"ParameterKey": name, "DefaultValue": item.get("Default"),
+                 "ParameterType": item["Type"], "NoEcho": item.get("NoEcho", False),
+                 "Description": item.get("Description")}
+                for name, item in template.section("Parameters").items()
+            ],
+            "ResourceTypes": sorted({item["Type"] for item in template.resources.values()}),
+        }  # fmt: skip
+
+    validate_template = get_template_summary
+
+
+def _failed(change_set: ChangeSet, reason: str) -> ChangeSet:
+    change_set.status = "FAILED"
+    change_set.execution_status = "UNAVAILABLE"
+    change_set.reason = reason
+    return change_set

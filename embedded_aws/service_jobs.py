@@ -1,0 +1,291 @@
+"""SageMaker's training jobs, and AWS Batch's service jobs (queued ones), in the embedded AWS.
+
+A service job starts when it is first in its queue and its environment has instances left; if it
+fails, it is retried. https://docs.aws.amazon.com/batch/latest/userguide/service-jobs.html
+"""
+
+import json
+import logging
+import threading
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import botocore.session
+from botocore.validate import ParamValidator
+from werkzeug.wrappers import Response
+
+from embedded_aws.iam.access import AccessControl
+from embedded_aws.iam.requests import read_call
+from embedded_aws.job_queues import RUNNING, JobQueues, Refused, ServiceJob
+from embedded_aws.training_jobs import NOTICE_SECONDS, TrainingJob, new_name
+
+_log = logging.getLogger(__name__)
+
+_POLL_SECONDS = 0.1
+# Batch's reason for blocking a job that asks for more instances than its environment has.
+_TOO_LARGE = "MISCONFIGURATION:SERVICE_ENVIRONMENT_MAX_RESOURCE"
+Publish = Callable[[str, str, Mapping[str, Any], Sequence[str]], None]
+
+
+class ServiceJobs:
+    """The account's environments, queues and jobs; a thread starts and ends jobs when due."""
+
+    def __init__(
+        self,
+        access: AccessControl,
+        environment: Callable[[], Mapping[str, str]],
+        application: Any,
+    ) -> None:
+        """`environment` returns the variables that point a container to the AWS `application`."""
+        self.notice_seconds = NOTICE_SECONDS
+        self.variables: dict[str, str] = {}  # set by the image
+        self.folder: Path | None = None  # for the containers' files
+        self.publish: Publish | None = None
+        self.jobs: dict[str, ServiceJob] = {}
+        self.trainings: dict[str, TrainingJob] = {}  # by name
+        self._said: dict[str, str] = {}  # each training's last published secondary status
+        self._access, self._environment, self._application = access, environment, application
+        self._here = f"arn:aws:batch:{access.region}:{access.account}"
+        self._queues = JobQueues(access.account, access.region)
+        self._lock = threading.RLock()
+        self._is_over = threading.Event()
+        self._thread: threading.Thread | None = None
+        session = botocore.session.get_session()
+        self._models = {name: session.get_service_model(name) for name in ("batch", "sagemaker")}
+        self._operations: dict[str, Callable[[Any], dict[str, Any]]] = {
+            "SubmitServiceJob": self._submit,
+            "DescribeServiceJob": lambda asked: self._job(asked).describe(),
+            "TerminateServiceJob": self._terminate,
+            "CreateTrainingJob": self._create_training,
+            "DescribeTrainingJob": lambda asked: self._training(asked).describe(),
+            "StopTrainingJob": self._stop_training,
+            **self._queues.operations(),
+        }
+
+    def answer(self, service: str, environ: Mapping[str, Any], body: bytes) -> Response | None:
+        """Answer a request to Batch or SageMaker; return None if it is for moto."""
+        if service not in self._models:
+            return None
+        operation, asked = read_call(service, environ, body)
+        if (act := self._operations.get(operation)) is None:
+            return None
+        kind = "application/x-amz-json-1.1"
+        try:
+            self._validate(service, operation, asked)
+            with self._lock:
+                return Response(json.dumps(act(asked)), content_type=kind)
+        except Refused as refused:
+            code = "ClientException" if service == "batch" else "ValidationException"
+            headers = {"x-amzn-errortype": code}
+            content = json.dumps({"__type": code, "message": str(refused)})
+            return Response(content, status=400, headers=headers, content_type=kind)
+
+    def _validate(self, service: str, operation: str, asked: Any) -> None:
+        shape = self._models[service].operation_model(operation).input_shape
+        report = ParamValidator().validate(asked, shape)
+        if report.has_errors():
+            raise Refused(report.generate_report())
+        needed = {"ResourceConfig": "InstanceCount", "StoppingCondition": "MaxRuntimeInSeconds"}
+        for name, part in needed.items() if operation == "CreateTrainingJob" else ():
+            if part not in asked.get(name, {}):
+                raise Refused(f"{name} lacks {part}, which the embedded AWS requires")
+
+    def stop(self) -> None:
+        """End every container and remove everything."""
+        self._is_over.set()
+        if self._thread is not None:
+            self._thread.join()
+        for each in self.trainings.values():
+            each.forget()
+
+    def training(self, name: str) -> TrainingJob:
+        """Return the training job of this name, or a service job's latest one."""
+        return self.jobs[name].attempts[-1] if name in self.jobs else self.trainings[name]
+
+    def interrupt(self, name: str, host: str = "") -> None:
+        """Take back one or all instances of a managed Spot training, with SageMaker's notice."""
+        with self._lock:
+            assert self.training(name).request["EnableManagedSpotTraining"]
+            self.training(name).tell("interruption", host)
+
+    def lose(self, name: str, host: str = "") -> None:
+        """Take back one or all instances of a training, without a notice."""
+        with self._lock:
+            self.training(name).lose(host)
+
+    def step(self) -> None:
+        """Do what is due: register ended jobs, retry, start the first jobs that fit."""
+        with self._lock:
+            for training in self.trainings.values():
+                try:
+                    training.step()
+                except Exception as error:  # as on AWS, only that job ends
+                    _log.exception("[failed] training job %s", training.name)
+                    training.fail(f"InternalServerError: {error}")
+                self._tell(training)
+            for job in self.jobs.values():
+                if job.status in RUNNING:
+                    self._follow(job)
+            for queue in self._queues.queues():
+                while first := self._queues.first(queue, self.jobs.values()):
+                    if not self._queues.has_room(queue, first, self.jobs.values()):
+                        self._wait(queue, first)
+                        break
+                    self._start(first)
+
+    def _wait(self, queue: Mapping[str, Any], first: ServiceJob) -> None:
+        """Publish that a queue is blocked; end its first job if it has been first for too long.
+
+        Batch names the reason, and only a limit with that reason counts; a job that waits for its
+        turn has none. Here SageMaker never runs out of capacity.
+        """
+        if first.first_since is None:
+            first.first_since = time.time()
+        if first.num_instances <= self._queues.limit(queue):
+            return
+        if not first.reason.startswith(_TOO_LARGE):
+            first.reason = f"{_TOO_LARGE} - Service environment(s) associated with the job queue "
+            first.reason += "cannot meet the capacity requirement of the job."
+            if self.publish is not None:
+                what = "Batch Service Job Queue Blocked"
+                self.publish("aws.batch", what, first.describe(), [first.arn])
+        for limit in queue.get("jobStateTimeLimitActions", ()):
+            is_due = time.time() > first.first_since + limit["maxTimeSeconds"]
+            if is_due and limit["reason"] == _TOO_LARGE:
+                said = f"Terminated by JobStateTimeLimit action due to reason: {_TOO_LARGE}"
+                self._enter(first, "FAILED", said)
+
+    def _follow(self, job: ServiceJob) -> None:
+        """Update a job to the state of its training."""
+        training, allowed = job.attempts[-1], job.asked.get("retryStrategy", {}).get("attempts", 1)
+        said = f"Received status from SageMaker: {training.reason or training.secondary}"
+        if training.status == "Completed":
+            self._enter(job, "SUCCEEDED", said)
+        elif training.is_over:
+            is_last = job.is_terminated or len(job.attempts) >= allowed
+            self._enter(job, "FAILED" if is_last else "RUNNABLE", said)
+        elif training.secondary == "Training":
+            self._enter(job, "RUNNING", "")
+
+    def _enter(self, job: ServiceJob, status: str, reason: str) -> None:
+        if job.status == status:
+            return
+        job.status, job.reason = status, reason
+        if status in ("SUCCEEDED", "FAILED"):
+            job.ended = time.time()
+        if self.publish is not None:
+            what = "Batch Service Job State Change"
+            self.publish("aws.batch", what, job.describe(), [job.arn])
+
+    def _tell(self, training: TrainingJob) -> None:
+        """Publish a training job's new state."""
+        if self.publish is not None and self._said.get(training.name) != training.secondary:
+            self._said[training.name] = training.secondary
+            what = "SageMaker Training Job State Change"
+            self.publish("aws.sagemaker", what, training.describe(), [training.arn])
+
+    def _start(self, job: ServiceJob) -> None:
+        training = self._new_training(new_name(job.asked["jobName"]), job.payload)
+        job.attempts.append(training)
+        job.first_since = None
+        self.trainings[training.name] = training
+        self._enter(job, "SCHEDULED", "")
+        try:
+            self._begin(training)
+        except PermissionError as error:
+            training.fail(f"ValidationException: {error}")
+            self._follow(job)
+
+    def _new_training(self, name: str, request: Mapping[str, Any]) -> TrainingJob:
+        return TrainingJob(
+            arn=f"{self._here.replace(':batch:', ':sagemaker:')}:training-job/{name}",
+            request=request,
+            environment={},
+            notice_seconds=self.notice_seconds,
+            below=self.folder,
+            application=self._application,
+        )
+
+    def _begin(self, training: TrainingJob) -> None:
+        """Let it start with its role's credentials; raise PermissionError if these are denied."""
+        training.environment = self._given(training.request["RoleArn"], training.arn)
+        self._watch()
+
+    def _given(self, role: str, arn: str) -> dict[str, str]:
+        """Return a container's variables: for this AWS, and the credentials of the job's role."""
+        session = self._access.assume(role, service="sagemaker", source_arn=arn, name="SageMaker")
+        return {
+            **self._environment(),
+            **self.variables,
+            "AWS_ACCESS_KEY_ID": session.access_key_id,
+            "AWS_SECRET_ACCESS_KEY": session.secret_access_key,
+            "AWS_SESSION_TOKEN": session.session_token,
+        }
+
+    def _submit(self, asked: Mapping[str, Any]) -> dict[str, Any]:
+        queue = self._queues.found(asked["jobQueue"])
+        if queue["state"] != "ENABLED":
+            raise Refused(f"Job queue {queue['jobQueueArn']} is disabled")
+        if bool(queue.get("schedulingPolicyArn")) != bool(asked.get("shareIdentifier")):
+            raise Refused("shareIdentifier is for a queue with a fair-share scheduling policy")
+        identifier, arn = str(uuid.uuid4()), queue["jobQueueArn"]
+        job = ServiceJob(
+            id=identifier, arn=f"{self._here}:service-job/{identifier}", queue=arn, asked=asked
+        )
+        try:
+            payload = job.payload
+        except ValueError as error:
+            raise Refused(f"serviceRequestPayload is not JSON: {error}") from error
+        self._validate("sagemaker", "CreateTrainingJob", payload)
+        self.jobs[identifier] = job
+        self._watch()
+        return {"jobId": job.id, "jobArn": job.arn, "jobName": asked["jobName"]}
+
+    def _watch(self) -> None:
+        """Start the thread that calls `step`."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._poll, name="service-jobs", daemon=True)
+            self._thread.start()
+
+    def _poll(self) -> None:
+        while not self._is_over.wait(_POLL_SECONDS):
+            self.step()
+
+    def _terminate(self, asked: Mapping[str, Any]) -> dict[str, Any]:
+        job = self._job(asked)
+        job.is_terminated = True
+        if job.status in RUNNING:
+            job.attempts[-1].tell("stop")
+        elif job.status == "RUNNABLE":
+            self._enter(job, "FAILED", asked["reason"])
+        return {}
+
+    def _job(self, asked: Mapping[str, Any]) -> ServiceJob:
+        if asked["jobId"] not in self.jobs:
+            raise Refused(f"Job {asked['jobId']} does not exist")
+        return self.jobs[asked["jobId"]]
+
+    def _training(self, asked: Mapping[str, Any]) -> TrainingJob:
+        if asked["TrainingJobName"] not in self.trainings:
+            raise Refused("Requested resource not found.")
+        return self.trainings[asked["TrainingJobName"]]
+
+    def _create_training(self, asked: Mapping[str, Any]) -> dict[str, Any]:
+        training = self._new_training(asked["TrainingJobName"], asked)
+        if training.name in self.trainings:
+            raise Refused("Training job names must be unique within an AWS account and region")
+        try:
+            self._begin(training)
+        except PermissionError as error:
+            raise Refused(str(error)) from error
+        self.trainings[training.name] = training
+        return {"TrainingJobArn": training.arn}
+
+    def _stop_training(self, asked: Mapping[str, Any]) -> dict[str, Any]:
+        if (training := self._training(asked)).is_over:
+            raise Refused(f"The job is already {training.status}")
+        training.tell("stop")
+        return {}

@@ -1,0 +1,186 @@
+"""The main job, end to end: deploy, train, interrupt, resume, finish, prove (`make demo`)."""
+
+import argparse
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from contract.keys import HEAD
+from embedded_aws.event_bus import EventBus
+from rehearsal.demo.action import Action
+from rehearsal.demo.children import Child
+from rehearsal.demo.demo_log import DemoLog
+from rehearsal.demo.deployment import DATASET, NOTICE_SECONDS, DeployedStacks
+from rehearsal.demo.fleet import (
+    POLL_SECONDS,
+    BootableMachine,
+    Fleet,
+    RehearsalFailed,
+)
+from rehearsal.demo.grants import keep
+from rehearsal.demo.interruptions import Drill
+from rehearsal.demo.program import RehearsedProgram
+from rehearsal.demo.receipt import Curves, Rehearsed, loss_curves, make_receipt
+from rehearsal.demo.run_files import Files, FolderFiles, read_json
+from rehearsal.demo.workload import RehearsedWorkload, stack_context
+from rehearsal.machines.metadata import RehearsedInstance
+from rehearsal.machines.quirks import Quirks
+
+# The Guard runs every ten minutes, too rarely for a rehearsal of a few minutes.
+_GUARD_TICK_SECONDS = 30.0
+_NOTICE_SECONDS = 15.0
+# On an idle machine, and at most: after each kill, the run waits that long.
+_LEASE_TTL_SECONDS, _MAX_LEASE_TTL_SECONDS = 3.0, 6.0
+# On an idle machine, for the fleet and then for each wait.
+_PATIENCE_SECONDS = 1500.0
+# After a trainer's end, the time for its machine to send the rest.
+_QUIET_SECONDS = 2.0
+
+
+def usual_seconds(num_interruptions: int) -> list[float]:
+    """Return each phase's seconds: three to deploy, one for each machine, one to compare."""
+    return [6.0, 8.0, 5.0, *[25.0] * (num_interruptions + 1), 5.0]
+
+
+@dataclass(kw_only=True, slots=True)
+class Demo:
+    """One rehearsal from deploy to receipt, phase by phase; its times follow the log's pace."""
+
+    trained: RehearsedWorkload | RehearsedProgram
+    plan: Sequence[Action]
+    options: argparse.Namespace  # of the command `demo`
+    stacks: DeployedStacks
+    log: DemoLog
+    started: float = field(default_factory=time.monotonic)
+    notice_seconds: float = 0.0
+    context: dict[str, str] = field(default_factory=dict)  # the stack's parameters
+    _ends: dict[str, float] = field(default_factory=dict)  # when trainers ended, by instance
+
+    @property
+    def _machines(self) -> Path:
+        return self.stacks.folder / "machines"
+
+    def rehearse(self) -> tuple[dict[str, Any], Curves]:
+        """Run all phases; return receipt and losses, or raise RehearsalFailed or ChildFailed."""
+        rehearsed = self._run()
+        receipt = make_receipt(rehearsed)
+        return receipt, loss_curves(rehearsed.run, rehearsed.reference, receipt)
+
+    def _run(self) -> Rehearsed:
+        stacks, folder = self.stacks, self.stacks.folder / "uninterrupted"
+        reference = self._deploy(folder)
+        resources = stacks.check_resources()
+        bus = EventBus(aws=stacks.aws, code_folder=stacks.folder / "functions")
+        fleet, run = stacks.fleet(bus, self._machine, self.log), stacks.run_files()
+        fleet.step()
+        if not fleet.running():
+            raise RehearsalFailed(f"fleet {fleet.id} started no instance")
+        drill = Drill(fleet=fleet, run=run, plan=self.plan)
+
+        def is_over() -> bool:
+            drill.step()
+            self._skip_idle_notices(fleet)
+            if reference.process.poll() not in (None, 0):
+                reference.expect()
+            return self._is_over(fleet, run)
+
+        try:
+            fleet.follow(
+                is_over,
+                tell=self.log.hear,
+                tick_seconds=_GUARD_TICK_SECONDS,
+                timeout_seconds=_PATIENCE_SECONDS * self.log.pace,
+                logs=self._machines,
+            )
+        finally:
+            fleet.close()
+        for life in fleet.lives.values():
+            life.read_metrics()
+        self._finish(reference)
+        self._wait(lambda: "the Guard, which still has events to handle", lambda: bus.is_idle)
+        bus.close()
+        return Rehearsed(
+            permissions=keep(stacks.aws.access.evidence.report(), stacks.folder),
+            run=run,
+            reference=FolderFiles(folder=folder),
+            drill=drill,
+            resources=resources,
+            processes_left=stacks.processes_left(stacks.folder),
+            notice_seconds=self.notice_seconds,
+            seconds=time.monotonic() - self.started,
+        )
+
+    def _finish(self, reference: Child) -> None:
+        """Wait for the uninterrupted run."""
+        self.log.begin("the comparison with the uninterrupted run", is_last=True)
+        self._wait(
+            lambda: "the uninterrupted run, " + " ".join(list(reference.tail)[-1:]),
+            lambda: reference.process.poll() is not None,
+        )
+        reference.expect()
+
+    def _wait(self, what: Callable[[], str], is_done: Callable[[], bool]) -> None:
+        seconds = _PATIENCE_SECONDS * self.log.pace
+        end = time.monotonic() + seconds
+        while not is_done():
+            if time.monotonic() > end:
+                raise RehearsalFailed(f"gave up after waiting {seconds:.0f} s for {what()}")
+            self.log.hear(f"waiting for {what()}")
+            time.sleep(POLL_SECONDS)
+
+    def _deploy(self, uninterrupted: Path) -> Child:
+        """Deploy; as soon as the data exist, start the uninterrupted run in this folder."""
+        stacks, options, log = self.stacks, self.options, self.log
+        log.begin("the account and, at the same time, the data")
+        making = self.trained.make_data(stacks)
+        stacks.bootstrap()
+        log.begin("the stacks' templates")
+        usual = min(NOTICE_SECONDS, round(_NOTICE_SECONDS * log.pace))
+        self.notice_seconds = options.notice_seconds or usual
+        assembly = stacks.folder / "cdk.out"
+        self.context = stack_context(
+            self.trained.context(),
+            size=options.size,
+            notice_seconds=self.notice_seconds,
+            lease_ttl_seconds=min(_MAX_LEASE_TTL_SECONDS, _LEASE_TTL_SECONDS * log.pace),
+        )
+        hosts = {"sweep.instances": str(options.hosts)} if options.hosts > 1 else {}
+        stacks.synthesize(assembly, self.context | hosts).expect()
+        if making is not None:
+            making.expect()
+        reference = self.trained.start_reference(stacks, uninterrupted)
+        log.begin(f"DatasetStack, the upload and {stacks.training}")
+        stacks.deploy(assembly, DATASET)
+        stacks.upload(self.trained.dataset)
+        stacks.aws.capacity.notice_seconds = self.notice_seconds
+        stacks.deploy(assembly, stacks.training)
+        return reference
+
+    def _is_over(self, fleet: Fleet, run: Files) -> bool:
+        if not fleet.is_over():
+            return False
+        head = read_json(run, HEAD)
+        if head is None or head["state"] != "finished":
+            state = "no head" if head is None else f"{head['state']}: {head['reason']}"
+            raise RehearsalFailed(
+                f"the fleet went to zero but the run did not finish ({state}); "
+                f"the machines' logs are in {self._machines}"
+            )
+        return True
+
+    def _skip_idle_notices(self, fleet: Fleet) -> None:
+        """End each notice in which the trainer has ended; EC2 would wait for the notice's end."""
+        for life in fleet.running():
+            lines = life.machine.log_lines() if life.ends_at else ()
+            if any(line.startswith("after training: ") for line in lines):
+                since = self._ends.setdefault(life.instance.id, time.monotonic())
+                if time.monotonic() - since > _QUIET_SECONDS * self.log.pace:
+                    fleet.skip_notice(life)
+
+    def _machine(self, instance: RehearsedInstance) -> BootableMachine:
+        number = len(list(self._machines.glob("*")))
+        until = f"until {self.plan[number]}" if number < len(self.plan) else "to the end"
+        self.log.begin(f"machine {number + 1} of {max(number, len(self.plan)) + 1}, {until}")
+        return self.stacks.machine(instance, self._machines, self.notice_seconds, Quirks())

@@ -1,0 +1,272 @@
+"""The format of a drill: docs/rehearsal.md describes it; an unknown or missing name is refused."""
+
+import math
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass
+from pathlib import Path
+from types import UnionType
+from typing import Any, TypeVar, cast, get_args, get_origin
+
+from embedded_aws.capacity import Course, trace_steps
+from embedded_aws.faults import Fault
+from rehearsal.demo.action import Action, check_choice
+from rehearsal.machines.quirks import Quirks, Volume
+
+FOLDER = Path(__file__).parent
+EQUAL, FAILURE = "equal result", "failure event"
+_ENDS = (EQUAL, FAILURE)
+PROCESS, NSPAWN = "process", "nspawn"
+MACHINES = (PROCESS, NSPAWN)
+# What an update of the fleet does, on which AWS's documents disagree.
+REPLACEMENT, IN_PLACE = "replacement", "in place"
+# bootstrap.sh runs its steps through run_step, except the first, the fetch, which is cloud-init's.
+FETCH = "fetch"
+_Made = TypeVar("_Made")
+# TOML's types for a field's type; an integer may stand for a float.
+_TAKES: Mapping[object, tuple[type, ...]] = {
+    bool: (bool,),
+    int: (int,),
+    float: (int, float),
+    str: (str,),
+    tuple: (list,),
+    Mapping: (dict,),
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Machines:
+    """The quirks of the machines `which`, counted from 1; by default of all."""
+
+    which: tuple[int, ...] = ()
+    quirks: Quirks
+
+    def covers(self, number: int) -> bool:
+        return not self.which or number in self.which
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Expectation:
+    """How a run must end; each of `events` (patterns) must match an event's name and message.
+
+    `within_hours` counts from the deploy to the last machine's end.
+    """
+
+    ends: str
+    machines: int | None = None
+    within_hours: float | None = None
+    markets: tuple[str, ...] = ()
+    ranks: tuple[int, ...] = ()
+    events: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_choice("ends", self.ends, _ENDS)
+        for pattern in self.events:
+            re.compile(pattern)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Scenario:
+    """One drill; `needs` is the only kind of machine that can show it, empty if both can.
+
+    `fleet_update` is how CloudFormation updates the fleet for a new launch template version.
+    """
+
+    name: str
+    about: str
+    expect: Expectation
+    parameters: Mapping[str, str] = field(default_factory=dict)
+    capacity: tuple[Course, ...] = ()
+    machines: tuple[Machines, ...] = ()
+    actions: tuple[Action, ...] = ()
+    faults: tuple[Fault, ...] = ()
+    needs: str = ""
+    guard: Mapping[str, str] = field(default_factory=dict)
+    guard_is_invoked: bool = True
+    fleet_update: str = REPLACEMENT
+    timeout_seconds: float = 600.0
+
+    def __post_init__(self) -> None:
+        if self.needs:
+            check_choice("needs", self.needs, MACHINES)
+        check_choice("fleet_update", self.fleet_update, (REPLACEMENT, IN_PLACE))
+        if self.guard_is_invoked and any(each.do == "guard" for each in self.actions):
+            raise ValueError(
+                "do = 'guard' starts the Guard's calls: it needs guard_is_invoked = false"
+            )
+
+    def can_have(self, machine: str) -> bool:
+        """Whether machines of this kind can show it; True for an empty kind."""
+        return not machine or self.needs in ("", machine)
+
+    def quirks(self, number: int) -> Quirks:
+        """Return all quirks of one machine."""
+        found = [each.quirks for each in self.machines if each.covers(number)]
+        programs = {name: text for each in found for name, text in each.programs.items()}
+        environment = {name: text for each in found for name, text in each.environment.items()}
+        files = {path: text for each in found for path, text in each.files.items()}
+        return Quirks(
+            programs=programs,
+            files=files,
+            environment=environment,
+            lacks=tuple(package for each in found for package in each.lacks),
+            disks=next((each.disks for each in found if each.disks is not None), None),
+            memory_mib=next((each.memory_mib for each in found if each.memory_mib), None),
+        )
+
+
+def known_scenarios() -> list[Scenario]:
+    """Return all drills of this folder, by name."""
+    return [found for path in sorted(FOLDER.glob("*.toml")) for found in read_scenarios(path)]
+
+
+def choose(names: Sequence[str], machine: str = "") -> list[Scenario]:
+    """Return the drills with these names or in these files, by default all.
+
+    `machine` is the available kind: a drill that needs another is refused if it was named, and left
+    out otherwise.
+    """
+    if not names:
+        return [each for each in known_scenarios() if each.can_have(machine)]
+    chosen = [found for name in names for found in _named(name)]
+    for each in chosen:
+        if not each.can_have(machine):
+            raise ValueError(
+                f"the drill {each.name} needs machines of kind {each.needs}: add "
+                f"--machine {each.needs}"
+            )
+    return chosen
+
+
+def _named(name: str) -> list[Scenario]:
+    if name.endswith(".toml"):
+        return read_scenarios(Path(name))
+    known = known_scenarios()
+    found = [each for each in known if name in (each.name, each.name.partition(" ")[0])]
+    if not found:
+        raise ValueError(
+            f"unknown drill {name!r}; `python -m rehearsal drill --list` shows them all"
+        )
+    return found
+
+
+def read_scenarios(path: Path) -> list[Scenario]:
+    """Read a file: one drill, or one for each word of `for_each`, which replaces {each}."""
+    try:
+        text = path.read_text(encoding="utf-8")
+        document = tomllib.loads(text)
+        words = document.pop("for_each", None)
+        if words is None:
+            return [_build(Scenario, {**document, "name": path.stem}, path.parent)]
+        if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
+            raise ValueError(f"for_each is {words!r}; it must be a list of words")
+        found = []
+        for word in words:
+            document = tomllib.loads(text.replace("{each}", word))
+            del document["for_each"]
+            document["name"] = f"{path.stem} {word}"
+            found.append(_build(Scenario, document, path.parent))
+        return found
+    except FileNotFoundError:
+        raise ValueError(f"no drill found at {path}") from None
+    except (ValueError, re.error) as error:
+        raise ValueError(f"{path}: {error}") from error
+
+
+# The names of tables in messages.
+_TABLES: Mapping[type, str] = {
+    Scenario: "a drill",
+    Expectation: "[expect]",
+    Machines: "[[machine]]",
+    Quirks: "[[machine]]",
+    Volume: "disks",
+    Action: "[[action]]",
+    Fault: "fault",
+    Course: "capacity",
+}
+# In TOML, a list of tables has the name of a single one.
+_LISTS = {"machine": "machines", "action": "actions", "fault": "faults"}
+_SIGNED = "seconds of [[action]]"  # negative if a clock is behind
+_FAILING_FETCH = """case "$*" in
+*bundle.zip) echo "fatal error: rehearsed" >&2; exit 1 ;;
+esac
+exec "$real" "$@"
+"""
+_FAILING_STEP = """case " $* " in
+*" userdata.run_step {step} "*)
+    exec "$real" -m userdata.run_step {step} sh -c 'echo "rehearsed: {step} fails"; exit 1' ;;
+esac
+exec "$real" "$@"
+"""
+
+
+def _boot_steps() -> list[str]:
+    """Return the steps at which a boot can fail."""
+    script = (FOLDER.parents[1] / "userdata/bootstrap.sh").read_text(encoding="utf-8")
+    step = r"^ *(?:step|python3 -m userdata\.run_step) ([a-z-]+)"
+    return [FETCH, *re.findall(step, script, re.MULTILINE)]
+
+
+def _build(kind: type[_Made], table: Mapping[str, Any], folder: Path) -> _Made:
+    """Build a dataclass; raise a ValueError that names an unknown or missing field."""
+    where = _TABLES[kind]
+    known = {each.name: each.type for each in fields(cast(Any, kind))}
+    values = {}
+    for name, value in _by_field(kind, table, folder).items():
+        of = name if name in known else _LISTS.get(name)
+        if of not in known:
+            raise ValueError(f"{where} has no {name!r}; it has {', '.join(known)}")
+        values[of] = _read(known[of], value, f"{name} of {where}", folder)
+    try:
+        return kind(**values)
+    except TypeError as error:
+        raise ValueError(f"{where}: {str(error).partition('() ')[2]}") from None
+
+
+def _read(kind: Any, value: Any, name: str, folder: Path) -> Any:
+    """Convert a value to its field's type; refuse another type, such as text for a number."""
+    if isinstance(kind, UnionType):
+        kind = get_args(kind)[0]  # the other is None
+    origin = Mapping if is_dataclass(kind) else get_origin(kind) or kind
+    taken = _TAKES[origin]
+    if type(value) not in taken:
+        names = " or ".join(each.__name__ for each in taken)
+        raise ValueError(f"{name} is {value!r}; expected {names}")
+    if origin in (int, float) and not (math.isfinite(value) and (value >= 0 or name == _SIGNED)):
+        raise ValueError(f"{name} is {value}; use a finite number of at least 0")
+    if is_dataclass(kind):
+        return _build(cast(Any, kind), value, folder)
+    if origin is tuple:
+        return tuple(_read(get_args(kind)[0], each, name, folder) for each in value)
+    # Tables hold texts, such as the values of variables.
+    return {key: str(each) for key, each in value.items()} if origin is Mapping else value
+
+
+def _by_field(kind: type, table: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """Return a table with the names of the fields, with shorthands written out."""
+    given = dict(table)
+    if kind is Machines:
+        programs = dict(
+            _read(Mapping, given.pop("programs", {}), "programs of [[machine]]", folder)
+        )
+        step = given.pop("fails_at", None)
+        if step is not None:
+            check_choice("fails_at", step, _boot_steps())
+        if step == FETCH:
+            programs["aws"] = _FAILING_FETCH
+        elif step is not None:
+            programs["python3"] = _FAILING_STEP.format(step=step)
+        return {"which": given.pop("which", []), "quirks": {**given, "programs": programs}}
+    if kind is Course and "machines" in given:
+        given["steps"] = [[0.0, given.pop("machines")]]
+    elif kind is Course and "trace" in given:
+        if "hour_seconds" not in given:
+            raise ValueError("capacity has a trace; it needs hour_seconds, too")
+        hour = _read(float, given.pop("hour_seconds"), "hour_seconds of capacity", folder)
+        trace = _read(str, given.pop("trace"), "trace of capacity", folder)
+        steps = trace_steps(folder / trace, hour_seconds=hour)
+        given["steps"] = [list(step) for step in steps]
+    elif kind is Scenario:
+        given.setdefault("expect", {})
+    return given

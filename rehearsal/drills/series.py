@@ -1,0 +1,181 @@
+"""Many drills on one embedded AWS, set up once: each drill is a new run id of the stack."""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from rich.table import Table
+
+from contract.keys import RECEIPT
+from embedded_aws.faults import GUARD
+from rehearsal.demo.children import Child, ChildFailed
+from rehearsal.demo.deployment import DeployedStacks
+from rehearsal.demo.fleet import RehearsalFailed, instances_of
+from rehearsal.demo.grants import keep
+from rehearsal.demo.run_files import FolderFiles
+from rehearsal.demo.workload import RehearsedWorkload, prepare, stack_context
+from rehearsal.drills.scenario import EQUAL, Scenario
+from rehearsal.drills.trial import ScenarioTrial
+from rehearsal.drills.verdict import judge, why
+from rehearsal.machines.commands import CommandFailed
+
+NOTICE_SECONDS = 5.0
+# A run of a few seconds with all kinds of stages, whose parameters scenarios may change.
+WORKLOAD = RehearsedWorkload(
+    name="trajectory",
+    recipe="laptop",
+    overrides="tracker_epochs=1 single_frame_epochs=1 time_average_epochs=1 shuffled_epochs=1 "
+    "epochs=20",
+    count=132,
+    checkpoint_interval="2epochs",
+)
+CONTEXT = stack_context(
+    WORKLOAD.context(), size="g5.xlarge", notice_seconds=NOTICE_SECONDS, lease_ttl_seconds=3
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DrillOutcome:
+    """The outcome of one drill; without faults, it went as written."""
+
+    name: str
+    about: str
+    ends: str
+    why: str
+    machines: int
+    guard: int
+    seconds: float
+    faults: tuple[str, ...]
+
+
+@dataclass(kw_only=True, slots=True)
+class DrillSeries:
+    """Rehearses scenarios one after the other; each stack is synthesized one drill ahead."""
+
+    scenarios: Sequence[Scenario]
+    stacks: DeployedStacks
+    say: Callable[[str], None]
+    _references: dict[str, Child] = field(default_factory=dict)
+
+    def run(self) -> Iterator[DrillOutcome]:
+        """Rehearse one after the other; after one that breaks, the next runs all the same."""
+        started = time.monotonic()
+        synthesis = self._synthesize(0)
+        prepare(self.stacks, WORKLOAD, synthesis, self._assembly(0), NOTICE_SECONDS)
+        self.say(f"ready after {time.monotonic() - started:.1f} s")
+        for index, scenario in enumerate(self.scenarios):
+            synthesis.wait()
+            ready = synthesis
+            if index + 1 < len(self.scenarios):
+                synthesis = self._synthesize(index + 1)
+            yield self._rehearse(index, scenario, ready)
+
+    def _rehearse(self, index: int, scenario: Scenario, synthesis: Child) -> DrillOutcome:
+        started = time.monotonic()
+        self.say(f"{scenario.name} ...")
+        overrides = self._context(index)["overrides"]
+        if scenario.expect.ends == EQUAL:
+            self._start_reference(overrides)
+        folder = self._folder(index)
+        with (folder / "rehearsal.log").open("a", encoding="utf-8") as log:
+            trial = ScenarioTrial(
+                scenario=scenario,
+                stacks=self.stacks,
+                context=self._context(index),
+                folder=folder,
+                say=self.say,
+                log=lambda text: print(text, file=log, flush=True),
+            )
+            try:
+                synthesis.expect()
+                trial.run(self._assembly(index))
+                faults = self._faults(trial, overrides)
+            except (RehearsalFailed, ChildFailed, CommandFailed) as error:
+                faults = [str(error)]
+        if trial.is_deployed and (receipt := trial.drill.run.read(RECEIPT)) is not None:
+            (folder / RECEIPT).write_bytes(receipt)
+        trial.end_what_is_left()
+        evidence = self.stacks.aws.access.evidence
+        keep(evidence.report(), folder)
+        evidence.forget()
+        seconds = time.monotonic() - started
+        self.say(f"{scenario.name}: {'; '.join(faults) or 'as written'}, {seconds:.1f} s")
+        invocations = trial.drill.fleet.bus.invocations if trial.is_deployed else []
+        return DrillOutcome(
+            name=scenario.name,
+            about=scenario.about,
+            ends=scenario.expect.ends,
+            why=why(trial.drill.run) if trial.is_deployed else "",
+            machines=len(trial.drill.fleet.lives) if trial.is_deployed else 0,
+            guard=len(invocations),
+            seconds=round(seconds, 1),
+            faults=tuple(faults),
+        )
+
+    def _faults(self, trial: ScenarioTrial, overrides: str) -> list[str]:
+        if trial.scenario.expect.ends == EQUAL:
+            self._references[overrides].expect()
+        is_faulty = any(each.of == GUARD for each in trial.scenario.faults)
+        return judge(
+            trial.drill,
+            trial.scenario.expect,
+            FolderFiles(folder=self._reference(overrides)),
+            [
+                each.error
+                for each in trial.drill.fleet.bus.invocations
+                if each.error and not (is_faulty and "GuardError" in each.error)
+            ],
+            alive=list(instances_of(self.stacks.aws)),
+            processes_left=self.stacks.processes_left(trial.folder),
+            unmet=[f"a request of {each.action}" for each in trial.unmet],
+        )
+
+    def _start_reference(self, overrides: str) -> None:
+        """Start the uninterrupted run with these overrides, once for all drills that share them."""
+        if overrides not in self._references:
+            trained = replace(WORKLOAD, overrides=overrides)
+            folder = self._reference(overrides)
+            self._references[overrides] = trained.start_reference(self.stacks, folder)
+
+    def _reference(self, overrides: str) -> Path:
+        number = [*self._references, overrides].index(overrides)
+        return self.stacks.folder / f"uninterrupted-{number}"
+
+    def _context(self, index: int) -> dict[str, str]:
+        run_id = {"run_id": f"drill-{index + 1}"}
+        return {**CONTEXT, **run_id, **self.scenarios[index].parameters}
+
+    def _folder(self, index: int) -> Path:
+        folder = self.stacks.folder / self.scenarios[index].name.replace(" ", "-")
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder
+
+    def _assembly(self, index: int) -> Path:
+        return self._folder(index) / "cdk.out"
+
+    def _synthesize(self, index: int) -> Child:
+        return self.stacks.synthesize(self._assembly(index), self._context(index))
+
+
+def outcome_table(outcomes: Sequence[DrillOutcome]) -> Table:
+    """Return the drills' outcomes as a table."""
+    table = Table(title="drills", title_justify="left")
+    for name in ("drill", "ends in", "machines", "seconds", "as written"):
+        table.add_column(name, overflow="fold")
+    for each in outcomes:
+        verdict = "NO: " + "; ".join(each.faults) if each.faults else "yes"
+        ends = f"{each.ends}: {each.why}" if each.why else each.ends
+        table.add_row(each.name, ends, str(each.machines), f"{each.seconds:.1f}", verdict)
+    total = sum(each.seconds for each in outcomes)
+    table.add_section()
+    table.add_row("all", "", str(sum(each.machines for each in outcomes)), f"{total:.1f}", "")
+    return table
+
+
+def scenario_table(scenarios: Sequence[Scenario]) -> Table:
+    """Return the drills that can be rehearsed as a table."""
+    table = Table("drill", "ends in", "machines", "about", title="drills", title_justify="left")
+    for each in scenarios:
+        table.add_row(each.name, each.expect.ends, each.needs or "any", each.about)
+    return table

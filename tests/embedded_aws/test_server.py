@@ -1,0 +1,65 @@
+"""The embedded AWS as a server: port, variables, images, start and stop."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import boto3
+import pytest
+from botocore.exceptions import ClientError
+
+from embedded_aws import EmbeddedAws
+from embedded_aws.images import offered_images
+
+AMI = (
+    "/aws/service/deeplearning/ami/x86_64/"
+    "oss-nvidia-driver-gpu-pytorch-2.12-ubuntu-24.04/latest/ami-id"
+)
+
+
+def test_the_printed_variables_are_enough_for_the_aws_cli(aws: EmbeddedAws) -> None:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
+    command = [str(Path(sys.executable).with_name("aws")), "ssm", "get-parameter", "--name", AMI]
+    done = subprocess.run(
+        [*command, "--query", "Parameter.Value", "--output", "text"],
+        env={**kept, **aws.environment()},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.startswith("ami-")
+
+
+def test_every_offered_image_exists_in_ec2(aws: EmbeddedAws) -> None:
+    ssm, ec2 = aws.client("ssm"), aws.client("ec2")
+    images = offered_images()
+    assert AMI in images
+    for name, wanted in images.items():
+        image = ssm.get_parameter(Name=name)["Parameter"]["Value"]
+        assert ec2.describe_images(ImageIds=[image])["Images"][0]["Name"] == wanted
+
+
+def test_the_account_and_region_are_the_ones_that_sts_says(aws: EmbeddedAws) -> None:
+    caller = aws.client("sts").get_caller_identity()
+    assert caller["Account"] == aws.account
+    zones = aws.client("ec2").describe_availability_zones()["AvailabilityZones"]
+    assert all(zone["RegionName"] == aws.region for zone in zones)
+
+
+def test_fails_to_run_twice_in_one_process(aws: EmbeddedAws) -> None:
+    with pytest.raises(ValueError, match="already running in this process"):
+        EmbeddedAws().start()
+
+
+def test_fails_on_a_service_that_does_not_exist(aws: EmbeddedAws) -> None:
+    client = boto3.client(
+        "braket",
+        endpoint_url=aws.endpoint,
+        region_name=aws.region,
+        aws_access_key_id="x",
+        aws_secret_access_key="x",
+    )
+    with pytest.raises(ClientError, match="does not have the service braket"):
+        client.search_devices(filters=[])
+    client.close()

@@ -1,0 +1,118 @@
+"""A drill of which nothing came about is told apart from one that went as written."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from embedded_aws import EmbeddedAws
+from embedded_aws.event_bus import EventBus
+from embedded_aws.faults import Fault
+from rehearsal.demo.action import Action
+from rehearsal.demo.fleet import Fleet
+from rehearsal.demo.run_files import FolderFiles
+from rehearsal.drills.scenario import Expectation, Scenario
+from rehearsal.drills.trial import ScenarioTrial
+from rehearsal.machines.commands import run
+
+MET, UNMET = Fault(action="s3:GetObject", status=503), Fault(action="ec2:*", status=403)
+LATER, NEVER = Fault(action="s3:PutObject", status=500), Fault(action="sts:*", status=500)
+
+
+class Deployed:
+    """A deployment without machines."""
+
+    training = "TrainingStack"
+
+    def __init__(self, aws: EmbeddedAws) -> None:
+        self.aws = aws
+
+    def deploy(self, assembly: Path, stack: str) -> None:
+        """All is there."""
+
+    def fleet(self, bus: EventBus, boot: Any, say: Any) -> Fleet:
+        return Fleet(aws=self.aws, bus=bus, id="sfr-1", boot=boot, say=say, stack="s")
+
+    def run_files(self) -> FolderFiles:
+        return FolderFiles(folder=Path())
+
+
+@pytest.fixture(scope="module")
+def aws() -> Iterator[EmbeddedAws]:
+    with EmbeddedAws() as running:
+        yield running
+
+
+@pytest.fixture
+def trial(tmp_path: Path, aws: EmbeddedAws) -> ScenarioTrial:
+    scenario = Scenario(
+        name="mine",
+        about="faults",
+        expect=Expectation(ends="equal result"),
+        faults=(MET, UNMET),
+        actions=(
+            Action(at="head:1", do="faults", faults=(LATER,)),
+            Action(at="head:2", do="faults", faults=(NEVER,)),
+        ),
+    )
+    stacks: Any = Deployed(aws)
+    return ScenarioTrial(
+        scenario=scenario, stacks=stacks, context={}, folder=tmp_path, say=print, log=print
+    )
+
+
+def test_a_fault_that_no_request_met_is_undone(
+    trial: ScenarioTrial, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    faults = trial.stacks.aws.faults
+
+    def follow(fleet: Fleet, *_: object, **__: object) -> None:
+        faults.meet("s3:GetObject")
+        trial.drill.done = 1
+        faults.begin((LATER,))
+        faults.clock_ahead_seconds = 60
+
+    monkeypatch.setattr(Fleet, "follow", follow)
+    trial.run(Path())
+    assert trial.drill.undone == ["faults at head:2"]
+    assert trial.unmet == [UNMET, LATER]
+    assert faults.meet("s3:PutObject") is None
+    assert faults.clock_ahead_seconds == 0
+
+
+def test_the_guard_is_invoked_from_its_action_on(
+    trial: ScenarioTrial, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    guard = Action(at="log:denied", do="guard")
+    trial.scenario = replace(trial.scenario, guard_is_invoked=False, actions=(guard,))
+    seen = []
+
+    def follow(fleet: Fleet, *_: object, **__: object) -> None:
+        seen.append(fleet.bus.invokes)
+        trial._do(guard, None)
+        seen.append(fleet.bus.invokes)
+
+    monkeypatch.setattr(Fleet, "follow", follow)
+    trial.run(Path())
+    assert seen == [False, True]
+
+
+def test_paths_of_a_command_begin_with_the_root_of_a_process_machine_or_nothing(
+    trial: ScenarioTrial, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    action = Action(at="head:1", do="execute", command='echo "$MACHINE_ROOT/data"')
+    trial.scenario = replace(trial.scenario, actions=(action,))
+    monkeypatch.setattr(Fleet, "follow", lambda *_, **__: None)
+    trial.run(Path())
+    trial.log = said.append
+    life: Any = SimpleNamespace(machine=SimpleNamespace(execute=run))
+    for root in ("", "/machines/i-1"):
+        monkeypatch.delenv("MACHINE_ROOT", raising=False)
+        if root:
+            monkeypatch.setenv("MACHINE_ROOT", root)
+        trial._do(action, life)
+    assert [each.strip() for each in said] == ["/data", "/machines/i-1/data"]

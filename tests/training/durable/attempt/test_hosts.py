@@ -1,0 +1,208 @@
+"""Several hosts as one run: one result, one commit at a notice, and nobody outlives a lost one."""
+
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import pytest
+
+from tests.training import tiny
+from tests.training.hooks import notice, send
+from tests.training.runs import Run, assert_equal, ended, free_port
+from training.durable.attempt.ranks import Hosts, _Meeting, meet, parse_hosts
+from training.durable.attempt.supervisor import Supervisor
+from training.durable.errors import AttemptEndedError, InterruptedRunError, UserError
+
+_FIRST, _SECOND = "127.0.0.1", "127.0.0.2"
+
+
+def at_host(name: str, step: int, act: Callable[[], None]) -> None:
+    """Act once, at a step, in one host of those forked from here."""
+
+    def hook(reached: int) -> None:
+        if reached == step and os.environ["TEST_HOST"] == name:
+            tiny.HOOKS.clear()
+            act()
+
+    tiny.HOOKS["first"] = hook
+
+
+def kill() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_two_hosts_give_the_bits_of_one_whatever_happens_to_either(run: Run, pair: Run) -> None:
+    at_host(_SECOND, 3, lambda: send(signal.SIGTERM))
+    assert ended(run.fork_hosts(2)) == [75, 75], "SageMaker's notice to one host ends both"
+    assert run.head.state == "released"
+    assert run.head.checkpoints[-1].step == run.lines("step")[-1]["step"], "nothing was lost"
+    at_host(_SECOND, 7, kill)
+    assert ended(run.fork_hosts(2)) == [1, -9]
+    at_host(_FIRST, 9, kill)
+    assert ended(run.fork_hosts(2)) == [-9, 1]
+    tiny.HOOKS.clear()
+    assert ended(run.fork_hosts(2)) == [0, 0]
+    assert_equal(run, pair)
+    assert len(run.events("take-over")) == 4, "the first host alone holds the run"
+
+
+def test_a_host_that_holds_the_others_up_is_named_once(run: Run) -> None:
+    def hold_up(_: int) -> None:
+        if os.environ["TEST_HOST"] == _SECOND:
+            time.sleep(0.3)
+
+    tiny.HOOKS["first"] = hold_up
+    assert ended(run.fork_hosts(2)) == [0, 0]
+    events = [event for event in run.events("slow-rank") if event["stage"] == "first"]
+    assert len(events) == 1
+    assert f"all ranks wait for rank 1 of host {_SECOND}: " in events[0]["message"]
+    (usual, slow), *_ = (line["own_seconds"] for line in run.lines("ranks"))
+    assert slow >= 0.3 > usual
+    page = run.store.get("report.html")
+    assert page and f"<td>first</td><td>rank 1 of host {_SECOND}</td>".encode() in page.data
+
+
+def test_the_report_names_each_stage_s_own_ranks(run: Run) -> None:
+    tiny.HOOKS["second"] = lambda _: notice()
+    assert ended(run.fork_hosts(2)) == [75, 75]
+    tiny.HOOKS.clear()
+    assert ended([run.fork("--num-processes=2")]) == [0]
+    page = run.store.get("report.html")
+    assert page and f"<td>first</td><td>rank 1 of host {_SECOND}</td>".encode() in page.data
+    assert b"<td>second</td><td>rank 1</td>" in page.data
+
+
+def test_a_rank_that_hangs_ends_the_attempt_on_all_hosts(run: Run, pair: Run) -> None:
+    at_host(_SECOND, 5, lambda: time.sleep(90))
+    assert ended(run.fork_hosts(2, "--watchdog-seconds=3")) == [1, 1]
+    assert run.head.checkpoints[-1].step == 3
+    tiny.HOOKS.clear()
+    assert ended(run.fork_hosts(2)) == [0, 0]
+    assert_equal(run, pair)
+
+
+def test_an_evaluation_before_the_first_step_names_no_host(run: Run) -> None:
+    at_host(_SECOND, 6, kill)
+    assert ended(run.fork_hosts(2, "--checkpoint-interval=4steps")) == [1, -9]
+    assert run.head.checkpoints[-1].step == 4, "an epoch, not yet evaluated"
+    tiny.HOOKS.clear()
+    assert ended(run.fork_hosts(2)) == [0, 0]
+    assert not [event for event in run.events("slow-rank") if "takes it 0 s" in event["message"]]
+
+
+def test_a_run_of_two_hosts_goes_on_with_one(run: Run, whole: Run) -> None:
+    at_host(_FIRST, 5, notice)
+    assert ended(run.fork_hosts(2, "--usd-per-hour=1.5")) == [75, 75]
+    assert run.events("take-over")[0]["usd_per_hour"] == 3.0, "of both machines"
+    tiny.HOOKS.clear()
+    assert run.attempt() == 0
+    assert_equal(run, whole)
+
+
+def _on(number: int, port: int) -> Hosts:
+    return Hosts(names=(_FIRST, _SECOND), own=(_FIRST, _SECOND)[number], port=port)
+
+
+@contextmanager
+def _joined(facts: dict[str, int], port: int) -> Iterator[list[BaseException | _Meeting]]:
+    """The second host in a thread; what comes of it is there at the end."""
+    found: list[BaseException | _Meeting] = []
+
+    def join() -> None:
+        try:
+            found.append(meet(_on(1, port), facts, lambda: None))
+        except (UserError, AttemptEndedError) as error:
+            found.append(error)
+
+    thread = threading.Thread(target=join)
+    thread.start()
+    yield found
+    thread.join(30)
+
+
+def test_hosts_meet_and_hear_of_each_others_end() -> None:
+    port, heard = free_port(), threading.Event()
+    said: list[tuple[str, float]] = []
+
+    def tell(why: str, grace_seconds: float = 0.0) -> None:
+        said.append((why, grace_seconds))
+        heard.set()
+
+    with _joined({"ranks": 1}, port) as found:
+        # What is no host of ours is let in by the port, and sent away.
+        stranger = threading.Thread(target=_call, args=(port,))
+        stranger.start()
+        first = meet(_on(0, port), {"ranks": 1}, lambda: None)
+        stranger.join(30)
+    (second,) = found
+    assert isinstance(second, _Meeting)
+    assert first.address == second.address and first.address.startswith(f"tcp://{_FIRST}:")
+    first.watch(tell)
+    second.close()
+    assert heard.wait(30) and said == [(f"host {_SECOND} has ended", 5.0)]
+    first.close()
+
+
+def _call(port: int) -> None:
+    while True:
+        try:
+            with socket.create_connection((_FIRST, port), 5) as stranger:
+                stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
+                stranger.recv(1)
+                return
+        except ConnectionRefusedError:
+            continue  # the first host does not listen yet
+        except ConnectionResetError:
+            return
+
+
+def test_a_connection_that_breaks_is_a_lost_host() -> None:
+    ours, theirs = socket.socketpair()
+    said: list[str] = []
+    heard = threading.Event()
+
+    def tell(why: str, grace_seconds: float = 0.0) -> None:
+        said.append(why)
+        heard.set()
+
+    _Meeting("", {"algo-2": ours}).watch(tell)
+    theirs.close()
+    assert heard.wait(30) and said == ["host algo-2 is lost"]
+    ours.close()
+
+
+def test_fails_for_hosts_that_would_not_train_the_same() -> None:
+    port = free_port()
+    words = "host 127.0.0.2 has the ranks 4, and 127.0.0.1 2; give all hosts the same"
+    with _joined({"ranks": 4}, port) as found, pytest.raises(UserError, match=words):
+        meet(_on(0, port), {"ranks": 2}, lambda: None)
+    assert [str(error) for error in found] == [words]
+
+
+def test_fails_for_a_host_that_does_not_come() -> None:
+    for number, missing in ((0, _SECOND), (1, _FIRST)):
+        hosts = replace(_on(number, free_port()), meeting_seconds=0.0)
+        with pytest.raises(AttemptEndedError, match=f"host {missing} did not come within 0 s"):
+            meet(hosts, {}, lambda: None)
+
+
+def test_a_notice_ends_the_wait_for_other_hosts() -> None:
+    supervisor = Supervisor(budget_seconds=20)
+    supervisor.interruption.tell("shutdown")
+    for number in (0, 1):
+        with pytest.raises(InterruptedRunError, match="shutdown"):
+            meet(_on(number, free_port()), {}, supervisor.wait_for_others)
+
+
+def test_hosts_are_named_with_ones_own_first() -> None:
+    assert parse_hosts("b@a:70,b") == Hosts(names=("a", "b"), own="b", port=70)
+    assert parse_hosts("a@a,b") == Hosts(names=("a", "b"), own="a")
+    assert parse_hosts("a@a") is None
+    for text in ("a,b", "c@a,b", "a@a,a", "a@a:x,b"):
+        with pytest.raises(UserError, match="pass this machine's name and then all, each once"):
+            parse_hosts(text)

@@ -1,0 +1,145 @@
+"""A failure counts against a snapshot only if a traceback says that it was being read."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.training.durable.program.programs import ProgramRun
+from training.cli.main import main
+from training.durable.program.container import Container
+from training.durable.program.failure import blamed_place
+
+FILES = ["state.json", "checkpoint-5/model.pt", "latest"]
+TRAIN = '  File "/opt/ml/code/train.py", line {}, in {}\n    {}\n'
+
+
+def traceback(*frames: tuple[int, str, str], error: str) -> list[str]:
+    text = "Traceback (most recent call last):\n"
+    text += "".join(TRAIN.format(*frame) for frame in frames) + error
+    return ["step=4", *text.splitlines()]
+
+
+def place(lines: list[str], files: list[str] = FILES) -> str:
+    return blamed_place(lines, files, Container(root=Path("/opt/ml")))
+
+
+LOAD = (8, "<module>", "n = json.load(open(p))")
+TORCH = (9, "<module>", "state = torch.load(path, map_location='cuda')")
+HTTP = [
+    "Traceback (most recent call last):",
+    '  File "/venv/site-packages/requests/models.py", line 976, in json',
+    "    return complexjson.loads(self.text, **kwargs)",
+    "requests.exceptions.JSONDecodeError: Expecting value: line 1 column 1 (char 0)",
+]
+# As torchrun ends after one of its processes.
+LAUNCHER = traceback(
+    (901, "launch_agent", "raise ChildFailedError("), error="ChildFailedError: train.py FAILED"
+)
+
+
+@pytest.mark.parametrize(
+    ("lines", "where"),
+    [
+        (traceback(LOAD, error="json.decoder.JSONDecodeError: Expecting value"), "train.py:8"),
+        (traceback(TORCH, error="RuntimeError: PytorchStreamReader failed"), "train.py:9"),
+        (
+            traceback((5, "resume", "x = f['w']"), error="KeyError: 'w'"),
+            "train.py:5",
+        ),
+        (
+            traceback(LOAD, error="ValueError: state.json is cut"),
+            "a file of it is named",
+        ),
+        (
+            traceback((3, "<module>", "f = h5py.File(p)"), error="OSError: '/x/model.pt'"),
+            "a file of it is named",
+        ),
+        (
+            traceback((3, "<module>", "f(p)"), error="OSError: '/opt/ml/checkpoints/latest'"),
+            "a file of it is named",
+        ),
+        (
+            traceback((3, "<module>", "f(p)"), error="OSError: '/opt/ml/checkpoints/5/missing'"),
+            "a file of it is named",
+        ),
+        (
+            traceback((3, "<module>", 'assert os.path.exists(f"{d}/s")'), error="AssertionError"),
+            "train.py:3",
+        ),
+        (traceback(TORCH, error="RuntimeError: Missing key(s): network.0.weight"), "train.py:9"),
+        (traceback(TORCH, error="KeyError: 'cuda_rng_state'"), "train.py:9"),
+        (
+            [*("[rank1]: " + line for line in traceback(TORCH, error="EOFError")), *LAUNCHER],
+            "train.py:9",
+        ),
+    ],
+)
+def test_what_fails_to_read_a_state_is_known_by_its_place(lines: list[str], where: str) -> None:
+    assert place(lines) == where
+    assert place(lines, []) == "", "the program has committed it"
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ["ConnectionError: could not reach the tracking server"],
+        ["state.json is cut", "Segmentation fault"],
+        traceback((4, "<module>", "wandb.init()"), error="CommError: Run initialization failed"),
+        traceback((4, "<module>", "load_dataset('x')"), error="ConnectionError: refused"),
+        traceback(TORCH, error="RuntimeError: CUDA error: uncorrectable ECC error encountered"),
+        traceback(TORCH, error="torch.OutOfMemoryError: CUDA out of memory"),
+        traceback(LOAD, error="OSError: [Errno 5] Input/output error: 'state.json'"),
+        traceback((4, "save", "json.dump(s, f)"), error="OSError: [Errno 28] No space left"),
+        traceback((4, "<module>", "for x in loader:"), error="RuntimeError: NaN"),
+        traceback((4, "<module>", "SharedMemory(n, True)"), error="FileExistsError: '/psm'"),
+        traceback((4, "<module>", "np.load(p)"), error="ValueError: /opt/ml/input/data/x.npy"),
+        traceback((4, "<module>", "download(p)"), error="OSError: state.json.tmp"),
+        traceback((4, "<module>", "train(x)"), error="RuntimeError: cuDNN error: CUDNN_STATUS"),
+        traceback((4, "<module>", "save(s, 'a/model.pt')"), error="RuntimeError: Parent directory"),
+        traceback((4, "<module>", "resume(s)"), error="RuntimeError: PytorchStreamWriter failed"),
+        HTTP,
+        [*traceback(LOAD, error="ValueError"), "and then", *traceback(error="KeyError: 'a'")],
+    ],
+)
+def test_any_other_failure_says_nothing_of_the_snapshot(lines: list[str]) -> None:
+    assert place(lines, [*FILES, "code/train.py"]) == ""
+
+
+def test_a_service_that_is_down_costs_no_snapshot_and_a_torn_one_is_passed_over(
+    run: ProgramRun, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run.write("""
+        import json, os, sys, time
+        outage, head = sys.argv[1:]
+        path = os.environ["SM_CHECKPOINT_DIR"] + "/state.json"
+        if os.path.exists(outage):
+            raise ConnectionError("the tracker cannot be reached")
+        step = json.load(open(path))["step"] if os.path.exists(path) else 0
+        print("begins after", step)
+        while step < 3:
+            step += 1
+            with open(path, "w") as file:
+                file.write('{"step": 3' if step == 3 else json.dumps({"step": step}))
+            while len(json.load(open(head))["checkpoints"]) < step:
+                time.sleep(0.1)
+        raise RuntimeError("a fault of the GPU")
+    """)
+    outage = run.folder / "outage"
+    command = f"python train.py {outage} {run.uri}/head.json"
+    assert run.attempt(command=command) == 1
+    assert [entry.step for entry in run.head.checkpoints] == [1, 2, 3]
+    capfd.readouterr()
+    outage.touch()
+    for _ in range(2):
+        assert run.attempt(command=command) == 1
+    assert [entry.failed_starts for entry in run.head.checkpoints] == [0, 0, 0]
+    back = f"python -m training reopen --from-checkpoint 2 --run-uri {run.store.uri}"
+    assert capfd.readouterr().err.splitlines()[-1].endswith(f"if its files are, go back: {back}")
+    outage.unlink()
+    for _ in range(2):
+        assert run.attempt(command=command) == 1
+    assert [entry.failed_starts for entry in run.head.checkpoints] == [0, 0, 2]
+    assert run.attempt(command=command) == 1
+    assert run.log(6).splitlines()[0] == "begins after 2"
+    assert main(["reopen", f"--run-uri={run.uri}", "--from-checkpoint=3"]) == 0
+    assert [entry.failed_starts for entry in run.head.checkpoints] == [0, 0, 0]

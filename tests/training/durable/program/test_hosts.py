@@ -1,0 +1,78 @@
+"""A program on several hosts: each is told who it is, all begin alike, and all end together."""
+
+import json
+import signal
+from pathlib import Path
+from subprocess import Popen
+
+from contract.program import Program
+from tests.training.durable.program.programs import ProgramRun, tell
+from tests.training.runs import free_port
+from training.durable.attempt.ranks import Hosts
+from training.durable.program.container import Container, ContainerHost
+
+
+def test_a_program_is_told_its_hosts_as_sagemaker_tells_them(tmp_path: Path) -> None:
+    hosts = Hosts(names=("algo-1", "algo-2"), own="algo-2")
+    host = ContainerHost(num_gpus=1, num_cpus=4, instance_type="ml.g5.xlarge", hosts=hosts)
+    program, container = Program(command="python train.py"), Container(root=tmp_path)
+    found = container.variables(program, host, "run-1", ())
+    told = {
+        "SM_HOSTS": '["algo-1","algo-2"]',
+        "SM_CURRENT_HOST": "algo-2",
+        "CURRENT_HOST": "algo-2",
+        "SM_HOST_COUNT": "2",
+        "SM_CURRENT_HOST_RANK": "1",
+        "SM_MASTER_ADDR": "algo-1",
+        "SM_MASTER_PORT": "7777",
+    }
+    assert {name: found[name] for name in told} == told
+    environment = json.loads(found["SM_TRAINING_ENV"])
+    assert (environment["is_master"], environment["master_hostname"]) == (False, "algo-1")
+    container.prepare(program, host, None)
+    resources = json.loads((container.config / "resourceconfig.json").read_text())
+    assert (resources["current_host"], resources["hosts"]) == ("algo-2", ["algo-1", "algo-2"])
+    assert resources["instance_groups"][0]["hosts"] == ["algo-1", "algo-2"]
+
+
+# Says what each host begins with, and goes on until it is told; one of them keeps what is done.
+_LONG = """
+    import os, time
+    from pathlib import Path
+    from training.program import commit
+    told, state = Path("{folder}"), Path(os.environ["SM_CHECKPOINT_DIR"], "count")
+    count = int(state.read_text()) if state.exists() else 0
+    (told / f"{{os.environ['SM_CURRENT_HOST']}} began after {{count}}").touch()
+    while not (told / "stop").exists():
+        count += 1
+        if os.environ["SM_CURRENT_HOST_RANK"] == "0":
+            state.write_text(str(count))
+            commit()
+        time.sleep(0.05)
+"""
+
+
+def _spawned(run: ProgramRun) -> "list[Popen[str]]":
+    listed = f"127.0.0.1:{free_port()},b"
+    return [
+        run.spawn(f"--hosts={name}@{listed}", f"--ml-root={run.folder / name}")
+        for name in ("127.0.0.1", "b")
+    ]
+
+
+def test_hosts_begin_with_one_snapshot_and_a_notice_to_one_ends_both(run: ProgramRun) -> None:
+    run.write(_LONG.format(folder=run.folder))
+    first, second = _spawned(run)
+    run.wait_for_snapshots(2)
+    tell(second, signal.SIGTERM)
+    assert "host b has ended, so the program ends here, too" in first.communicate(timeout=60)[0]
+    assert (first.returncode, second.returncode) == (75, 75)
+    assert run.head.state == "released"
+    kept = Path(run.folder / "127.0.0.1" / "checkpoints" / "count").read_text()
+    again = _spawned(run)
+    began = [run.folder / f"{name} began after {kept}" for name in ("127.0.0.1", "b")]
+    run.wait_until(lambda: all(path.exists() for path in began))
+    (run.folder / "stop").touch()
+    said = [process.communicate(timeout=60)[0] for process in again]
+    assert [process.returncode for process in again] == [0, 0], said
+    assert run.head.state == "finished"

@@ -1,0 +1,76 @@
+"""What a loss would cost is said while there is time to do something about it."""
+
+import pytest
+
+from tests.training.durable.program.programs import ProgramRun
+
+
+def test_a_program_that_writes_no_checkpoint_is_warned_of(
+    run: ProgramRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run.write("import time; time.sleep(0.6)")
+    monkeypatch.setattr("training.durable.program.watch._NO_SNAPSHOT_SECONDS", 0.2)
+    assert run.attempt("--usd-per-hour=3600") == 0
+    (event,) = run.events("no-snapshot")
+    assert "losing the machine costs all of it, 0." in event["message"]
+    assert run.json("receipt.json")["warnings"] == [event["message"]]
+
+
+@pytest.mark.parametrize(
+    ("writes", "says"),
+    [
+        ("(folder / 'log.txt').write_text(str(number))", "'log.txt' keeps changing"),
+        ("kept = kept or (folder / 'cache.db').open('w')", "'cache.db' stays open for writing"),
+    ],
+)
+def test_a_folder_that_is_never_quiet_is_told_with_the_file_that_changes(
+    run: ProgramRun, monkeypatch: pytest.MonkeyPatch, writes: str, says: str
+) -> None:
+    run.write(f"""
+        import os, time
+        from pathlib import Path
+        folder, kept = Path(os.environ["SM_CHECKPOINT_DIR"]), None
+        (folder / "model.pt").write_text("x")
+        for number in range(30):
+            {writes}
+            time.sleep(0.1)
+    """)
+    monkeypatch.setattr("training.durable.program.watch._NEVER_QUIET_SECONDS", 0.7)
+    monkeypatch.setattr(
+        "training.durable.save.watcher._FIRST_TIMES", 12
+    )  # else it is taken before that
+    assert run.attempt() == 0
+    (event,) = run.events("no-snapshot")
+    assert f"in {run.root / 'checkpoints'} {says}, and a snapshot needs 0.2 s" in event["message"]
+    assert "after 2.4 s the program is stopped for a moment to take one" in event["message"]
+    assert run.json("receipt.json")["warnings"] == [event["message"]]
+
+
+@pytest.mark.parametrize("begins_at", [1, 39])
+def test_a_program_that_does_not_read_what_it_was_given_is_told_of(
+    run: ProgramRun, begins_at: int
+) -> None:
+    run.write(f"""
+        import os, sys, time
+        from pathlib import Path
+        from training.program import commit
+        state = Path(os.environ["SM_CHECKPOINT_DIR"], "state")
+        if state.exists():
+            print("step={begins_at} loss=1", flush=True)
+            time.sleep(1)
+            sys.exit(0)
+        state.write_text("torn")
+        print("step=40 loss=1", flush=True)
+        time.sleep(1)
+        commit()
+        sys.exit(1)
+    """)
+    assert (run.attempt(), run.attempt()) == (1, 0)
+    told = [event["step"] for event in run.events("started-over")]
+    assert told == ([1] if begins_at == 1 else [])
+    entry = run.head.checkpoints[-1]
+    assert entry.program_step == 40
+    warnings = run.json("receipt.json")["warnings"]
+    assert [
+        f"snapshot {entry.step}, of step 40, but begins at step 1" in one for one in warnings
+    ] == ([True] if told else [])

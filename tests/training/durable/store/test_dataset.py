@@ -1,0 +1,302 @@
+"""Datasets: made, uploaded, synced again only where something is missing, and always verified."""
+
+import contextlib
+import errno
+import fcntl
+import json
+import multiprocessing
+import os
+import shutil
+import signal
+import threading
+from pathlib import Path
+from typing import TextIO
+
+import pytest
+
+from tests.training.damage import flip
+from tests.training.hooks import interrupt_at
+from tests.training.runs import WORKLOAD, Run
+from training.cli.main import main
+from training.durable.errors import UserError
+from training.durable.store import verified
+from training.durable.store.dataset import sync_dataset, upload_dataset
+from training.durable.store.folder import open_store
+from training.durable.store.local_dataset import LocalDataset, is_syncing, open_dataset
+from training.durable.store.protocol import StoreError
+from training.durable.store.verified import sha256_of
+
+
+def silent(done: int, total: int, size: int) -> None:
+    pass
+
+
+def test_what_is_uploaded_comes_back(store_uri: str, dataset: Path, tmp_path: Path) -> None:
+    store = open_store(store_uri)
+    assert upload_dataset(dataset, store, silent).fetched_files == 2
+    assert upload_dataset(dataset, store, silent).fetched_files == 0
+    synced = sync_dataset(store, tmp_path / "out", silent)
+    assert (synced.files, synced.fetched_files) == (2, 2)
+    assert open_dataset(tmp_path / "out", again=True).meta == {"rows": 42}
+    assert (tmp_path / "out" / "notes" / "about.txt").read_text() == "42 rows\n"
+
+
+def test_a_sync_fetches_only_what_is_missing_or_damaged(
+    store_uri: str, dataset: Path, tmp_path: Path
+) -> None:
+    store = open_store(store_uri)
+    upload_dataset(dataset, store, silent)
+    out = tmp_path / "out"
+    sync_dataset(store, out, silent)
+    assert sync_dataset(store, out, silent).fetched_files == 0
+    damaged = bytearray((out / "x.safetensors").read_bytes())
+    damaged[-1] ^= 1
+    (out / "x.safetensors").write_bytes(damaged)
+    assert sync_dataset(store, out, silent).fetched_files == 1
+    (out / "notes" / "about.txt").unlink()
+    assert sync_dataset(store, out, silent).fetched_files == 1
+    open_dataset(out, again=True)
+
+
+def test_killed_syncs_leave_nothing_behind(
+    store_uri: str, dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, out = open_store(store_uri), tmp_path / "out"
+    upload_dataset(dataset, store, silent)
+
+    def kill(*_: object) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    for _ in range(3):
+        before = set(out.rglob(".*.????????.part"))
+        with monkeypatch.context() as patched:
+            patched.setattr("training.durable.store.fetching._ArrivingFile._place", kill)
+            process = multiprocessing.get_context("fork").Process(
+                target=sync_dataset, args=(store, out, silent)
+            )
+            process.start()
+            process.join(120)
+        assert process.exitcode == -signal.SIGKILL
+        left = set(out.rglob(".*.????????.part"))
+        assert left, "it was killed with a file that was fetched and not yet verified"
+        assert not left & before
+    sync_dataset(store, out, silent)
+    open_dataset(out)
+    assert list(out.rglob("*.part*")) == []
+
+
+def test_fails_to_sync_a_wrong_upload(store_uri: str, dataset: Path, tmp_path: Path) -> None:
+    store = open_store(store_uri)
+    upload_dataset(dataset, store, silent)
+    content = (dataset / "x.safetensors").read_bytes()
+    for kind, data in ((UserError, content[1:]), (StoreError, content[1:] + b"?")):
+        store.put("x.safetensors", data)
+        with pytest.raises(kind, match=r"x\.safetensors (has \d+ bytes|does not match)"):
+            sync_dataset(store, tmp_path / "out", silent)
+    assert not (tmp_path / "out" / "manifest.json").exists()
+    store.put("x.safetensors", content)
+    store.delete_below("notes/")
+    with pytest.raises(UserError, match=r"notes/about\.txt"):
+        sync_dataset(store, tmp_path / "again", silent)
+
+
+def test_fails_for_a_manifest_that_points_outside(dataset: Path, tmp_path: Path) -> None:
+    store = open_store(str(tmp_path / "store"))
+    manifest = json.loads((dataset / "manifest.json").read_text())
+    manifest["files"][0]["name"] = "../outside"
+    store.put("manifest.json", json.dumps(manifest).encode())
+    with pytest.raises(UserError, match="outside the dataset"):
+        sync_dataset(store, tmp_path / "out", silent)
+
+
+def test_the_sync_command_says_what_it_did_and_leaves_an_event(
+    bucket_uri: str, dataset: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["data", "upload", str(dataset), "--dataset-uri", f"{bucket_uri}/tiny"]) == 0
+    run_uri = f"{bucket_uri}/runs/run-1"
+    arguments = [
+        "data",
+        "sync",
+        "--dataset-uri",
+        f"{bucket_uri}/tiny",
+        "--out",
+        str(tmp_path / "o"),
+    ]
+    assert main([*arguments, "--run-uri", run_uri, "--writer", "i-1"]) == 0
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last.startswith("[ok] dataset synced: 2 files, 0.0 MB, ")
+    assert last.endswith(" MB/s")
+    store = open_store(run_uri)
+    (key,) = store.sizes("events/")
+    assert key.endswith("-i-1-dataset-synced.json")
+    found = store.get(key)
+    assert found is not None
+    event = json.loads(found.data)
+    assert event["files"] == 2
+    assert event["bytes"] > 0
+    assert event["seconds"] >= 0
+
+
+def test_the_sync_command_waits_for_a_manifest(
+    dataset: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    uri = str(tmp_path / "late")
+    later = threading.Timer(0.5, upload_dataset, (dataset, open_store(uri), silent))
+    later.start()
+    out = str(tmp_path / "out")
+    assert main(["data", "sync", "--dataset-uri", uri, "--out", out, "--wait-seconds", "20"]) == 0
+    assert "data upload DIR --dataset-uri" in capsys.readouterr().out
+
+
+def test_the_sync_command_ends_with_3_when_no_manifest_came(tmp_path: Path) -> None:
+    uri, out = str(tmp_path / "empty"), str(tmp_path / "out")
+    assert main(["data", "sync", "--dataset-uri", uri, "--out", out, "--wait-seconds", "0.2"]) == 3
+
+
+def test_the_check_command_verifies_checksums(dataset: Path, tmp_path: Path) -> None:
+    store = open_store(str(tmp_path / "copy"))
+    upload_dataset(dataset, store, silent)
+    assert main(["data", "check", str(tmp_path / "copy")]) == 0
+    store.put("notes/about.txt", b"43 rows\n")
+    assert main(["data", "check", str(tmp_path / "copy")]) == 2
+
+
+def test_what_is_made_is_uploaded_too_where_a_uri_is_given(tmp_path: Path) -> None:
+    out, uri = tmp_path / "made", str(tmp_path / "store")
+    arguments = ["data", "make", "--workload", WORKLOAD, "--out", str(out), "--count", "3"]
+    assert main([*arguments, "--dataset-uri", uri]) == 0
+    sync_dataset(open_store(uri), tmp_path / "back", silent)
+    made, back = open_dataset(out), open_dataset(tmp_path / "back", again=True)
+    assert made.fingerprint == back.fingerprint
+
+
+def test_fails_to_make_a_dataset_where_something_is(
+    dataset: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["data", "make", "--workload", WORKLOAD, "--out", str(dataset), "--count", "3"]
+    assert main(arguments) == 2
+    assert "is not empty; use a new folder" in capsys.readouterr().err
+
+
+def test_the_fingerprint_depends_on_every_checksum() -> None:
+    files = [{"name": "a", "bytes": 1, "sha256": "x"}, {"name": "b", "bytes": 1, "sha256": "y"}]
+    one = LocalDataset(folder=Path(), manifest={"files": files, "meta": {}})
+    files_two = [files[0], {**files[1], "sha256": "z"}]
+    two = LocalDataset(folder=Path(), manifest={"files": files_two, "meta": {}})
+    assert one.fingerprint != two.fingerprint
+
+
+def test_a_file_is_hashed_once_per_machine(
+    dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, hashed = tmp_path / "out", list[str]()
+    sync_dataset(open_store(str(dataset)), out, silent)
+
+    def hash_and_tell(path: Path) -> str:
+        hashed.append(path.name)
+        return sha256_of(path)
+
+    monkeypatch.setattr(verified, "sha256_of", hash_and_tell)
+    open_dataset(out)
+    assert hashed == []
+    (out / "notes" / "about.txt").touch()
+    open_dataset(out)
+    assert hashed == ["about.txt"]
+    monkeypatch.setattr(verified, "_machine", lambda: "a machine with a copy of the disk")
+    open_dataset(out)
+    open_dataset(out)
+    assert sorted(hashed) == ["about.txt", "about.txt", "x.safetensors"]
+
+
+@pytest.mark.parametrize("line", [b'["half a li', b'["\xff', b"7\n", b"[1, 2, 3]\n"])
+def test_a_damaged_record_of_what_was_verified_only_costs_time(
+    dataset: Path, tmp_path: Path, line: bytes
+) -> None:
+    out = tmp_path / "out"
+    sync_dataset(open_store(str(dataset)), out, silent)
+    with (out / ".verified.jsonl").open("ab") as record:
+        record.write(line)
+    open_dataset(out)
+    flip(out / "x.safetensors", 100)
+    with pytest.raises(UserError, match=r"x\.safetensors does not match its checksum"):
+        open_dataset(out)
+
+
+def test_a_bit_flipped_between_two_attempts_is_found(
+    run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run.dataset = shutil.copytree(run.dataset, tmp_path / "data")
+    interrupt_at("first", 5)
+    assert run.attempt() == 75
+    flip(run.dataset / "x.safetensors", 100)
+    assert run.attempt() == 2
+    assert "x.safetensors does not match its checksum" in capsys.readouterr().err
+
+
+def test_a_run_syncs_from_s3_and_leaves_no_sync_behind(
+    bucket_uri: str, dataset: Path, run: Run, whole: Run
+) -> None:
+    upload_dataset(dataset, open_store(f"{bucket_uri}/tiny"), silent)
+    run.options = [f"--dataset-uri={bucket_uri}/tiny"]
+    assert run.attempt() == 0
+    assert run.losses() == whole.losses()
+    commands = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):  # it has ended
+            commands.append(path.read_bytes().split(b"\0"))
+    scratch = str(run.scratch).encode()
+    syncs = [words for words in commands if b"sync" in words and words[-2].startswith(scratch)]
+    assert syncs == []
+
+
+def test_an_attempt_whose_sync_fails_may_be_restarted(
+    bucket_uri: str, dataset: Path, run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """2 would say that the user made a mistake, and end the run on a machine."""
+    upload_dataset(dataset, open_store(f"{bucket_uri}/tiny"), silent)
+    (tmp_path / "dataset" / "x.safetensors" / "in the way").mkdir(parents=True)
+    assert run.attempt(f"--dataset-uri={bucket_uri}/tiny", f"--scratch={tmp_path}") == 74
+    assert "sync" in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_a_process_forked_while_another_looks_for_a_sync_keeps_none_from_starting(
+    dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, flock, copies = tmp_path / "out", fcntl.flock, list[int]()
+    sync_dataset(open_store(str(dataset)), out, silent)
+
+    def keep(file: TextIO, operation: int) -> None:
+        flock(file, operation)
+        copies.append(os.dup(file.fileno()))  # what a fork does at this moment
+
+    with monkeypatch.context() as patched:
+        patched.setattr(fcntl, "flock", keep)
+        assert not is_syncing(out)
+    with (out / ".sync.lock").open() as lock:
+        flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    for copy in copies:
+        os.close(copy)
+
+
+def test_fails_to_sync_where_no_file_can_be_locked(
+    dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(file: object, operation: int) -> None:
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    out, store = tmp_path / "out", open_store(str(dataset))
+    sync_dataset(store, out, silent)
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    open_dataset(out)
+    (out / "x.safetensors").unlink()
+    for _ in range(3):
+        with pytest.raises(StoreError, match=r"manifest\.json\.part: Function not implemented"):
+            sync_dataset(store, out, silent)
+    assert list(out.rglob("*.part")) == []
+
+
+def test_fails_to_train_on_a_dataset_that_is_not_in_s3(
+    bucket_uri: str, run: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run.attempt(f"--dataset-uri={bucket_uri}/tiny") == 2
+    assert "has no manifest.json; upload a dataset with" in capsys.readouterr().err

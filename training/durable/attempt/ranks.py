@@ -1,0 +1,354 @@
+"""The other ranks of an attempt: those of this machine, started from its first, and other hosts.
+
+Does not use torchrun: signals must reach the process that saves, torchrun turns exit code 75 into
+1, and it kills a rank 0 that is still uploading 30 s after the first other rank has exited. If
+torchrun is used anyway, its variables are honoured.
+
+The first host leads: it listens, and the others connect and say what they are about to train. These
+connections stay open during the attempt and carry one byte, at an orderly end; one that breaks
+means a lost host, unless that host has finished. The kernel probes them, so that no long call into
+C++ looks like a lost host; rank 0's watchdog finds a host that hangs. Imports no torch.
+"""
+
+import contextlib
+import ctypes
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, Protocol, TypeAlias
+
+from training.durable.errors import AttemptEndedError, UserError
+
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+# How long another rank may take to notice that rank 0 has exited, before it is killed.
+_EXIT_SECONDS = 5.0
+# Next to 7777, which SageMaker's own toolkit uses for torch.
+PORT = 7778
+_POLL_SECONDS = 0.2
+_HELLO_SECONDS = 5.0
+# A machine that is gone, or cut off, answers no probe: it is lost 7 s after its last answer.
+_PROBE_AFTER_SECONDS, _PROBE_EVERY_SECONDS, _MOST_PROBES = 2, 1, 5
+# How long a host may take to end by itself after another one has ended in order.
+_GRACE_SECONDS = 5.0
+LATE = "did not come within"  # in the message of an attempt that waited for hosts in vain
+_LEFT, _FINISHED = b"l", b"f"
+_MOST_LINE_BYTES = 65536
+
+
+class RankProcess(Protocol):
+    """A rank's process: the part of subprocess.Popen that is used here."""
+
+    @property
+    def stdin(self) -> IO[bytes] | None:
+        """The pipe whose closing tells the rank that its machine's first one has exited."""
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Return the exit code; TimeoutExpired after `timeout` seconds. For any thread."""
+
+    def send_signal(self, sig: int) -> None:
+        """Send a signal; no-op once the process has exited."""
+
+    def kill(self) -> None:
+        """Send SIGKILL."""
+
+
+# Starts one rank, given its environment variables besides this process's own.
+StartRank: TypeAlias = Callable[[Mapping[str, str]], RankProcess]
+
+
+def interpreters(arguments: Sequence[str], scratch: Path) -> StartRank:
+    """Start each rank in a new interpreter with this process's arguments."""
+
+    def start(variables: Mapping[str, str]) -> RankProcess:
+        return subprocess.Popen(
+            [sys.executable, "-m", "training", *arguments, f"--scratch={scratch}"],
+            env={**os.environ, **variables},
+            # The pipe closes when this process exits, however that happens.
+            stdin=subprocess.PIPE,
+        )
+
+    return start
+
+
+class OtherRanks:
+    """The other ranks of this machine; each exits by itself when this process does."""
+
+    def __init__(
+        self, start: StartRank, own_rank: int, num_here: int, num_ranks: int, rendezvous: str
+    ) -> None:
+        """This process is `own_rank`, the first of `num_here` here, of `num_ranks` in all."""
+        self._processes = {
+            own_rank + local: start(_variables(own_rank + local, local, num_ranks, rendezvous))
+            for local in range(1, num_here)
+        }
+
+    def watch(self, when_lost: Callable[[str], None]) -> None:
+        """Call `when_lost` with one sentence if a rank exits by itself."""
+        for rank, process in self._processes.items():
+
+            def wait(rank: int = rank, process: RankProcess = process) -> None:
+                when_lost(f"rank {rank} exited with {process.wait()}")
+
+            threading.Thread(target=wait, name=f"rank-{rank}", daemon=True).start()
+
+    def show_stacks(self) -> None:
+        """Make each rank print the stacks of its threads (faulthandler) and exit."""
+        for process in self._processes.values():
+            process.send_signal(signal.SIGABRT)
+
+    def close(self) -> None:
+        """End the other ranks, because this process ends."""
+        for process in self._processes.values():
+            if process.stdin is not None:
+                process.stdin.close()
+        for process in self._processes.values():
+            try:
+                process.wait(_EXIT_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def end_with_rank_0() -> None:
+    """In a rank started by rank 0, exit when rank 0 does, even during a call that hangs.
+
+    A process that is stopped, or hangs with the interpreter's lock, runs no thread to see the pipe
+    close; Linux kills it when the thread that started it, rank 0's main one, has ended.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+    def wait() -> None:
+        # Not sys.stdin.buffer: a thread that reads from it holds its lock, and Python aborts if it
+        # cannot take that lock to close the stream at exit.
+        while os.read(sys.stdin.fileno(), 1):
+            pass
+        os._exit(1)  # nothing reads this exit code
+
+    threading.Thread(target=wait, name="rank-0", daemon=True).start()
+
+
+def _variables(rank: int, local: int, num_ranks: int, rendezvous: str) -> Mapping[str, str]:
+    return {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(local),
+        "WORLD_SIZE": str(num_ranks),
+        "TRAINING_RENDEZVOUS": rendezvous,
+        "TRAINING_LEADER": "stdin",
+    }
+
+
+# Is told why a host is lost, and ends the attempt unless it ends by itself within these seconds.
+_Tell: TypeAlias = Callable[[str, float], None]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Hosts:
+    """The hosts of an attempt by name, in an order that all of them know; the first one leads."""
+
+    names: tuple[str, ...]
+    own: str
+    port: int = PORT  # on the first one
+    # As long as SageMaker's toolkit waits for all names: other machines may still be starting.
+    meeting_seconds: float = 15 * 60.0
+
+    @property
+    def number(self) -> int:
+        """This host's number, from 0."""
+        return self.names.index(self.own)
+
+
+def parse_hosts(text: str) -> Hosts | None:
+    """Parse OWN@FIRST:PORT,SECOND,...; None if one machine trains alone."""
+    own, _, rest = text.partition("@")
+    first, *others = rest.split(",")
+    first, _, port = first.partition(":")
+    names = (first, *others)
+    if own not in names or len(set(names)) < len(names) or not (port or "1").isdecimal():
+        raise UserError(
+            f"{text!r} is not a list of hosts; pass this machine's name and then all, each once, "
+            "as in b@a,b"
+        )
+    return Hosts(names=names, own=own, port=int(port or PORT)) if others else None
+
+
+class _Meeting:
+    """The connections of one host while an attempt goes on: to the leader, or to all others."""
+
+    def __init__(
+        self, address: str, connections: Mapping[str, socket.socket], said: str = ""
+    ) -> None:
+        self.address = address  # where the ranks meet, in torch.distributed's form
+        self.said = said  # the first host's message to all
+        self._connections = connections
+        self._is_over = False
+
+    def watch(self, tell: _Tell) -> None:
+        """Call `tell` when a host is lost, or has ended before this one."""
+        for name, connection in self._connections.items():
+            listen = threading.Thread(
+                target=self._listen, args=(name, connection, tell), name=f"host-{name}", daemon=True
+            )
+            listen.start()
+
+    def close(self, *, has_finished: bool = False) -> None:
+        """Tell the others that this host ends in order, or that they may go on without it."""
+        self._is_over = True
+        for connection in self._connections.values():
+            with contextlib.suppress(OSError):  # it may be gone already
+                connection.sendall(_FINISHED if has_finished else _LEFT)
+                connection.shutdown(socket.SHUT_RDWR)
+            connection.close()
+
+    def _listen(self, name: str, connection: socket.socket, tell: _Tell) -> None:
+        try:
+            said = connection.recv(1)
+        except OSError:
+            said = b""
+        if self._is_over or said == _FINISHED:
+            return
+        if said == _LEFT:
+            tell(f"host {name} has ended", _GRACE_SECONDS)
+        else:
+            tell(f"host {name} is lost", 0.0)
+
+
+def meet(
+    hosts: Hosts, facts: Mapping[str, Any], waiting: Callable[[], None], said: str = ""
+) -> _Meeting:
+    """Wait for all hosts, calling `waiting` all the while; UserError if their facts differ.
+
+    What the first host says is in `_Meeting.said` on all of them.
+    """
+    end = time.monotonic() + hosts.meeting_seconds
+    if hosts.number:
+        return _join(hosts, facts, waiting, end)
+    found: dict[str, socket.socket] = {}
+    try:
+        _gather(hosts, facts, waiting, end, found)
+        # A free port: that of the meeting may still be in use by an earlier attempt.
+        with socket.create_server(("", 0)) as free:
+            address = f"tcp://{hosts.own}:{free.getsockname()[1]}"
+        for connection in found.values():
+            _say(connection, {"address": address, "said": said})
+    except BaseException:
+        for connection in found.values():
+            connection.close()
+        raise
+    return _Meeting(address, found, said)
+
+
+def _gather(
+    hosts: Hosts,
+    facts: Mapping[str, Any],
+    waiting: Callable[[], None],
+    end: float,
+    found: dict[str, socket.socket],
+) -> None:
+    """Accept every other host into `found`; one that connects again was restarted."""
+    with socket.create_server(("", hosts.port)) as server:
+        server.settimeout(_POLL_SECONDS)
+        while missing := [name for name in hosts.names[1:] if name not in found]:
+            waiting()
+            if time.monotonic() > end:
+                raise _late(hosts, missing)
+            try:
+                connection, _ = server.accept()
+            except TimeoutError:
+                continue
+            _probe(connection)
+            try:
+                said = _hear(connection)
+                name, theirs = str(said["host"]), said["facts"]
+            except (OSError, ValueError, KeyError, TypeError):
+                connection.close()  # not one of our hosts
+                continue
+            if name in found:
+                found[name].close()
+            found[name] = connection
+            if differing := [what for what, fact in facts.items() if theirs.get(what) != fact]:
+                what = differing[0]
+                refused = (
+                    f"host {name} has the {what} {theirs.get(what)!r}, and {hosts.own} "
+                    f"{facts[what]!r}; give all hosts the same"
+                )
+                _say(connection, {"refused": refused})
+                raise UserError(refused)
+
+
+def _join(
+    hosts: Hosts, facts: Mapping[str, Any], waiting: Callable[[], None], end: float
+) -> _Meeting:
+    """Connect to the first host, whose name may not be known yet, and wait for its answer."""
+    leader = hosts.names[0]
+    while True:
+        waiting()
+        try:
+            connection = socket.create_connection((leader, hosts.port), _HELLO_SECONDS)
+            break
+        except OSError:
+            if time.monotonic() > end:
+                raise _late(hosts, [leader]) from None
+            time.sleep(_POLL_SECONDS)
+    with contextlib.ExitStack() as failing:
+        failing.enter_context(connection)
+        try:
+            _probe(connection)
+            _say(connection, {"host": hosts.own, "facts": dict(facts)})
+            while not select.select([connection], [], [], _POLL_SECONDS)[0]:
+                waiting()
+            answer = _hear(connection)
+        except OSError as error:
+            raise AttemptEndedError(f"host {leader} was lost before all hosts had met") from error
+        if "refused" in answer:
+            raise UserError(answer["refused"])
+        failing.pop_all()
+    return _Meeting(answer["address"], {leader: connection}, answer["said"])
+
+
+def _late(hosts: Hosts, missing: list[str]) -> AttemptEndedError:
+    return AttemptEndedError(
+        f"host {', '.join(missing)} {LATE} {hosts.meeting_seconds:g} s; see its log, and whether a "
+        "security group lets the hosts reach each other"
+    )
+
+
+def _probe(connection: socket.socket) -> None:
+    """Have the kernel check that the other machine is there (with Linux's option names)."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (
+        ("TCP_KEEPIDLE", _PROBE_AFTER_SECONDS),
+        ("TCP_KEEPINTVL", _PROBE_EVERY_SECONDS),
+        ("TCP_KEEPCNT", _MOST_PROBES),
+    ):
+        if hasattr(socket, name):
+            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+
+def _say(connection: socket.socket, record: Mapping[str, Any]) -> None:
+    connection.sendall(json.dumps(record).encode() + b"\n")
+
+
+def _hear(connection: socket.socket) -> dict[str, Any]:
+    """Read one line and not a byte more, which would be lost to the next reader."""
+    connection.settimeout(_HELLO_SECONDS)
+    line = b""
+    while not line.endswith(b"\n"):
+        read = connection.recv(1)
+        if not read or len(line) > _MOST_LINE_BYTES:
+            raise OSError("closed")
+        line += read
+    connection.settimeout(None)
+    record = json.loads(line)
+    if not isinstance(record, dict):
+        raise ValueError("not an object")
+    return record

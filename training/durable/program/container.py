@@ -1,0 +1,325 @@
+"""SageMaker's container contract: the folders below one root, their files, the SM_* variables.
+
+tests/training/durable/program/test_container.py compares them with the documented list.
+"""
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from contract.program import Program
+from training.durable.attempt.ranks import Hosts
+from training.durable.errors import MachineError, UserError
+from training.durable.store.folder import write_whole
+
+SAGEMAKER_ROOT = Path("/opt/ml")
+_LOCK, _RUN = ".lock", ".run"
+_ALONE = Hosts(names=("algo-1",), own="algo-1")
+_GROUP = "homogeneousCluster"
+_NVIDIA_SMI_SECONDS = 30
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ContainerHost:
+    """What a program is told about its machine."""
+
+    num_gpus: int
+    num_cpus: int
+    instance_type: str = "local"
+    hosts: Hosts = _ALONE
+
+    @classmethod
+    def here(cls, instance_type: str = "local", hosts: Hosts | None = None) -> "ContainerHost":
+        """Describe this machine as SageMaker's toolkit counts: nvidia-smi's GPUs, usable CPUs."""
+        return cls(
+            num_gpus=_num_gpus(),
+            num_cpus=len(os.sched_getaffinity(0))
+            if hasattr(os, "sched_getaffinity")
+            else os.cpu_count() or 1,
+            instance_type=instance_type,
+            hosts=hosts or _ALONE,
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Container:
+    """The folders of one program's run; SageMaker's root is /opt/ml."""
+
+    root: Path
+
+    @property
+    def code(self) -> Path:
+        """A copy of the source folder; the program starts in it."""
+        return self.root / "code"
+
+    @property
+    def checkpoints(self) -> Path:
+        """What is mirrored, and restored on another machine."""
+        return self.root / "checkpoints"
+
+    @property
+    def model(self) -> Path:
+        """What the program leaves as its result."""
+        return self.root / "model"
+
+    @property
+    def output(self) -> Path:
+        """The folder of `failure`, `data` and `intermediate`."""
+        return self.root / "output"
+
+    @property
+    def config(self) -> Path:
+        """hyperparameters.json, resourceconfig.json, inputdataconfig.json."""
+        return self.root / "input" / "config"
+
+    def channel(self, name: str) -> Path:
+        """The folder of one channel's files."""
+        return self.root / "input" / "data" / name
+
+    def prepare(self, program: Program, host: ContainerHost, dataset: Path | None) -> None:
+        """Make every folder except the checkpoints as on a new machine; write the config files.
+
+        UserError if the dataset has no folder for a channel.
+        """
+        for folder in (self.root / "input", self.model, self.output):
+            shutil.rmtree(folder, ignore_errors=True)
+        for folder in (
+            *(self.config, self.root / "input" / "data", self.checkpoints, self.model),
+            *(self.output / "data", self.output / "intermediate"),
+        ):
+            folder.mkdir(parents=True, exist_ok=True)
+        if dataset is not None:
+            for name, source in _channel_folders(program.channels, dataset).items():
+                self.channel(name).symlink_to(source.absolute(), target_is_directory=True)
+        files = {
+            "hyperparameters.json": _encoded(program.hyperparameters),
+            "resourceconfig.json": _resources(host),
+            "inputdataconfig.json": _inputs(program.channels if dataset else ()),
+        }
+        for name, content in files.items():
+            (self.config / name).write_text(json.dumps(content))
+
+    def variables(
+        self, program: Program, host: ContainerHost, job_name: str, channels: Sequence[str]
+    ) -> dict[str, str]:
+        """The variables that the toolkit sets in SageMaker's containers, and SM_CHECKPOINT_DIR."""
+        values = self._environment(program, host, job_name, channels)
+        only_in_training_env = (
+            *("additional_framework_parameters", "channel_input_dirs", "distribution_hosts"),
+            *("hyperparameters", "is_master", "is_modelparallel_enabled", "job_name"),
+            "master_hostname",
+        )
+        named = {name: v for name, v in values.items() if name not in only_in_training_env}
+        named |= {
+            "channels": sorted(channels),
+            "checkpoint_dir": str(self.checkpoints),
+            "framework_params": {},
+            "hps": values["hyperparameters"],
+            "num_neurons": 0,
+            "training_env": values,
+            "user_args": command_arguments(program.hyperparameters),
+            # What the drivers of SageMaker's SDK 3 set for torchrun.
+            "host_count": len(host.hosts.names),
+            "current_host_rank": host.hosts.number,
+            "master_addr": host.hosts.names[0],
+            "master_port": 7777,
+            **{f"channel_{name}": str(self.channel(name)) for name in channels},
+            **{f"hp_{name}": value for name, value in values["hyperparameters"].items()},
+        }
+        return {
+            **{f"SM_{name.upper()}": _text(value) for name, value in named.items()},
+            "CURRENT_HOST": host.hosts.own,
+            "SAGEMAKER_JOB_NAME": job_name,
+            "TRAINING_JOB_NAME": job_name,
+        }
+
+    def _environment(
+        self, program: Program, host: ContainerHost, job_name: str, channels: Sequence[str]
+    ) -> dict[str, Any]:
+        """The toolkit's Environment, by its own names."""
+        entry_point, names = _entry_point_of(program.words), list(host.hosts.names)
+        return {
+            "additional_framework_parameters": {},
+            "channel_input_dirs": {name: str(self.channel(name)) for name in channels},
+            "current_host": host.hosts.own,
+            "current_instance_group": _GROUP,
+            "current_instance_group_hosts": names,
+            "current_instance_type": host.instance_type,
+            "distribution_hosts": names,
+            "distribution_instance_groups": [],
+            "framework_module": None,
+            "hosts": names,
+            "hyperparameters": _decoded(program.hyperparameters),
+            "input_config_dir": str(self.config),
+            "input_data_config": _inputs(channels),
+            "input_dir": str(self.root / "input"),
+            "instance_groups": [_GROUP],
+            "instance_groups_dict": {_GROUP: _group(host)},
+            "is_hetero": False,
+            "is_master": host.hosts.number == 0,
+            "is_modelparallel_enabled": None,
+            "job_name": job_name,
+            "log_level": 20,
+            "master_hostname": names[0],
+            "model_dir": str(self.model),
+            "module_dir": str(self.code),
+            "module_name": entry_point.removesuffix(".py"),
+            "network_interface_name": "eth0",
+            "num_cpus": host.num_cpus,
+            "num_gpus": host.num_gpus,
+            "output_data_dir": str(self.output / "data"),
+            "output_dir": str(self.output),
+            "output_intermediate_dir": str(self.output / "intermediate"),
+            "resource_config": _resources(host),
+            "user_entry_point": entry_point,
+        }
+
+
+def _channel_folders(channels: Sequence[str], dataset: Path) -> dict[str, Path]:
+    """Return each channel's folder; a lone channel without a folder gets the whole dataset."""
+    if len(channels) == 1 and not (dataset / channels[0]).is_dir():
+        return {channels[0]: dataset}
+    for name in channels:
+        if not (dataset / name).is_dir():
+            there = sorted(path.name for path in dataset.iterdir() if path.is_dir())
+            raise UserError(
+                f"the dataset {dataset} has no folder for the channel {name!r}; "
+                f"its folders are {', '.join(there) or '(none)'}"
+            )
+    return {name: dataset / name for name in channels}
+
+
+def _entry_point_of(words: Sequence[str]) -> str:
+    """The script among the command's words, or the command itself."""
+    return next((word for word in words if word.endswith(".py")), words[0])
+
+
+def _decoded(hyperparameters: Mapping[str, str]) -> dict[str, Any]:
+    """Decode values as the toolkit does: as JSON if the text is valid JSON, else as the text."""
+    found: dict[str, Any] = {}
+    for name, text in hyperparameters.items():
+        try:
+            found[name] = json.loads(text)
+        except ValueError:
+            found[name] = text
+    return found
+
+
+def command_arguments(hyperparameters: Mapping[str, str]) -> list[str]:
+    """Hyperparameters as arguments, in the toolkit's order and form: --name value, sorted."""
+    values = _decoded(hyperparameters)
+    found = []
+    for name in sorted(values):
+        value = values[name]
+        if isinstance(value, dict):
+            value = ",".join(f"{key}={one}" for key, one in sorted(value.items()))
+        found += [f"--{name}" if len(name) > 1 else f"-{name}", "" if value is None else str(value)]
+    return found
+
+
+def _encoded(hyperparameters: Mapping[str, str]) -> dict[str, str]:
+    """Encode values as SageMaker's SDK stores them: each as JSON."""
+    return {
+        name: json.dumps(text) if value == text else text
+        for (name, text), value in zip(
+            hyperparameters.items(), _decoded(hyperparameters).values(), strict=True
+        )
+    }
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, str):
+        return value
+    return json.dumps(value, sort_keys=True, separators=(",", ":"))
+
+
+def _group(host: ContainerHost) -> dict[str, Any]:
+    return {
+        "instance_group_name": _GROUP,
+        "instance_type": host.instance_type,
+        "hosts": list(host.hosts.names),
+    }
+
+
+def _resources(host: ContainerHost) -> dict[str, Any]:
+    return {
+        "current_host": host.hosts.own,
+        "current_instance_type": host.instance_type,
+        "current_group_name": _GROUP,
+        "hosts": list(host.hosts.names),
+        "instance_groups": [_group(host)],
+        "network_interface_name": "eth0",
+    }
+
+
+def _inputs(channels: Sequence[str]) -> dict[str, Any]:
+    described = {
+        "TrainingInputMode": "File",
+        "S3DistributionType": "FullyReplicated",
+        "RecordWrapperType": "None",
+    }
+    return {name: dict(described) for name in channels}
+
+
+def _num_gpus() -> int:
+    try:
+        listed = subprocess.run(
+            ["nvidia-smi", "--list-gpus"],
+            capture_output=True,
+            text=True,
+            timeout=_NVIDIA_SMI_SECONDS,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return 0  # no driver: no GPU that a program could use
+    return sum(line.startswith("GPU ") for line in listed.stdout.splitlines())
+
+
+@contextlib.contextmanager
+def claimed(root: Path, run_uri: str) -> Iterator[None]:
+    """Hold the root for one run; UserError if another one uses it, or has left files there."""
+    with contextlib.ExitStack() as stack:
+        try:
+            root.mkdir(parents=True, exist_ok=True)
+            lock = stack.enter_context((root / _LOCK).open("a"))
+        except OSError as error:
+            raise (MachineError if error.errno == errno.ENOSPC else UserError)(
+                f"the folder {root} cannot be used ({error.strerror}); choose another --ml-root"
+            ) from error
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(
+                f"another program runs in {root}; wait for its end, or choose another --ml-root"
+            ) from None
+        _claim_files(root, run_uri)
+        yield
+
+
+def _claim_files(root: Path, run_uri: str) -> None:
+    container, marker = Container(root=root), root / _RUN
+    checkpoints, whose = container.checkpoints, marker.read_text() if marker.is_file() else ""
+    if not whose:
+        # What `Container.prepare` and `copy_source` replace.
+        for folder in (container.code, root / "input", container.model, container.output):
+            if folder.is_dir() and any(folder.iterdir()):
+                raise UserError(
+                    f"{folder} has files of something else, which this run would replace; "
+                    "move them away, or choose another --ml-root"
+                )
+    if whose != run_uri and checkpoints.is_dir() and any(checkpoints.iterdir()):
+        raise UserError(
+            f"{checkpoints} has files of {whose or 'something else'}, which this run would "
+            "replace; move them away, or choose another --ml-root"
+        )
+    if whose != run_uri:  # else not written again: what this run left may have filled the disk
+        write_whole(marker, run_uri.encode())

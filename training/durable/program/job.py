@@ -1,0 +1,231 @@
+"""One attempt of a program: restored, started, mirrored and concluded."""
+
+import contextlib
+import hashlib
+import logging
+import os
+import queue
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any, TypeAlias, TypeVar
+
+from contract.keys import MANIFEST
+from contract.program import PLACEMENT, WORKLOAD
+from contract.source import copy_source, source_sha256
+from training.durable.attempt.attempt import HeldRun, opened_dataset, run_attempt
+from training.durable.attempt.notice import Notice
+from training.durable.attempt.ranks import meet
+from training.durable.attempt.supervisor import Supervisor, Watchdog
+from training.durable.errors import EXIT_FINISHED, AttemptEndedError, InterruptedRunError, UserError
+from training.durable.program.container import ContainerHost, claimed
+from training.durable.program.options import ProgramOptions, build_command
+from training.durable.program.process import ProgramProcess
+from training.durable.program.watch import ProgramWatch
+from training.durable.record.run import RunConfig
+from training.durable.report.receipt import RunResult
+from training.durable.save.mirror import restore_as
+from training.durable.store.local_dataset import ARRIVING
+
+_log = logging.getLogger(__name__)
+
+_POLL_SECONDS = 0.2
+_T = TypeVar("_T")
+
+
+def run_program(options: ProgramOptions, supervisor: Supervisor) -> int:
+    """Run the program until the run or this attempt ends; return the exit code of an ended run."""
+    with (
+        _opened_input(options.dataset_uri, options.scratch, supervisor.watchdog) as dataset,
+        claimed(options.root, options.store.uri),
+    ):
+        job = _ProgramJob(options, dataset)
+        if options.hosts is not None and options.hosts.number:
+            return job.follow(supervisor)
+        return run_attempt(options, job, supervisor)
+
+
+# A program's dataset: its fingerprint, and a function that waits for a sync and returns the folder
+# whose files become the program's channels, or None without a dataset.
+_InputData: TypeAlias = tuple[str, Callable[[], Path | None]]
+
+
+class _ProgramJob:
+    """A program in its container; refuses what no machine could start."""
+
+    placement = PLACEMENT
+    ranks: int | None = None
+
+    def __init__(self, options: ProgramOptions, dataset: _InputData) -> None:
+        self._options = options
+        self._fingerprint, self._dataset_folder = dataset
+        self._source_sha256 = source_sha256(options.source)
+        copy_source(options.source, options.container.code)
+        self._host = ContainerHost.here(options.instance_type, options.hosts)
+        channels = options.program.channels if options.dataset_uri else ()
+        self._command = build_command(options, self._host, channels, os.environ)
+
+    def run_config(self) -> RunConfig:
+        """Return what config.json says of the run, if this is its first attempt."""
+        return self._options.run_config(
+            workload=WORKLOAD,
+            recipe=WORKLOAD,
+            overrides={},
+            config=identity(self._options, self._source_sha256),
+            dataset=self._fingerprint,
+            numerics_key={},
+        )
+
+    def train(self, run: HeldRun) -> RunResult:
+        """Restore the newest snapshot and run the program to its end."""
+        options, command = self._options, self._command
+        with contextlib.closing(ProgramWatch(options, run)) as watch:
+            snapshot = _beating(run, watch.restore)
+            run.lease.sweep()
+            _beating(run, self._prepare)
+            options.notice_file.unlink(missing_ok=True)
+            variables = {**command.variables, "TRAINING_COMMIT_FILE": str(watch.commit_file)}
+            with self._meeting(run.supervisor, run.lease.check, snapshot):
+                with watch.log() as output, self._process(variables, output) as process:
+                    watch.begin(process)
+                    watch.until_end()
+                # Uploads may take minutes; those that end before a notice's deadline count.
+                return _beating(run, watch.conclude, until_notice=False)
+
+    def follow(self, supervisor: Supervisor) -> int:
+        """On hosts after the first, run the program on the same snapshot, and keep nothing."""
+        options = self._options
+        with self._meeting(supervisor) as snapshot:
+            supervisor.follow()
+            restore_as(options.store, snapshot, options.container.checkpoints)
+            self._prepare()
+            options.notice_file.unlink(missing_ok=True)
+            with self._process(self._command.variables, sys.stdout.fileno()) as process:
+                while process.wait(_POLL_SECONDS) is None:
+                    if (notice := supervisor.interruption.notice) is not None:
+                        supervisor.last_resort.stand_down()
+                        _end_in_time(process, options.program.notice_signal, notice)
+                        raise InterruptedRunError(notice.cause)
+            if process.exit_code:
+                raise AttemptEndedError(f"the program ended with exit code {process.exit_code}")
+        return EXIT_FINISHED
+
+    @contextlib.contextmanager
+    def _process(self, variables: Mapping[str, str], output: int) -> Iterator[ProgramProcess]:
+        words, folder = self._command.words, self._command.folder
+        process = ProgramProcess(words, folder=folder, variables=variables, output=output)
+        with contextlib.closing(process):
+            yield process
+
+    @contextlib.contextmanager
+    def _meeting(
+        self, supervisor: Supervisor, check: Callable[[], None] = lambda: None, snapshot: str = ""
+    ) -> Iterator[str]:
+        """Meet all hosts on the first one's snapshot; the loss of one is a notice to all."""
+        options = self._options
+        if options.hosts is None:
+            yield snapshot
+            return
+
+        def waiting() -> None:
+            supervisor.wait_for_others()
+            check()
+
+        def tell(why: str, grace_seconds: float = 0.0) -> None:
+            _log.warning("[program] %s, so the program ends here, too", why)
+            supervisor.interruption.tell("shutdown")
+
+        facts = {
+            "source": self._source_sha256,
+            "dataset": self._fingerprint,
+            "run": options.store.uri,
+        }
+        meeting, has_finished = meet(options.hosts, facts, waiting, snapshot), False
+        try:
+            meeting.watch(tell)
+            yield meeting.said
+            has_finished = True
+        finally:
+            meeting.close(has_finished=has_finished)
+
+    def _prepare(self) -> None:
+        options = self._options
+        options.container.prepare(options.program, self._host, self._dataset_folder())
+
+
+def _end_in_time(process: ProgramProcess, signal_name: str, notice: Notice) -> None:
+    """Signal a program whose files are not kept, if it listens, and allow it the notice's time."""
+    if signal_name == "none" or not process.catches(number := signal.Signals[signal_name]):
+        return
+    process.signal(number)
+    while process.wait(_POLL_SECONDS) is None and time.monotonic() < notice.save_by:
+        pass
+
+
+def identity(options: ProgramOptions, source: str) -> dict[str, Any]:
+    """The `config` of config.json; `source` is the checksum of the source folder."""
+    program = options.program
+    return {
+        **asdict(program),
+        "channels": list(program.channels),
+        "metric_definitions": [list(pair) for pair in program.metric_definitions],
+        "source_sha256": source,
+    }
+
+
+def _beating(run: HeldRun, act: Callable[[], _T], *, until_notice: bool = True) -> _T:
+    """Do long work in a thread, and keep telling the watchdog; a lost lease ends it."""
+    results: queue.SimpleQueue[tuple[_T | None, BaseException | None]] = queue.SimpleQueue()
+
+    def work() -> None:
+        try:
+            results.put((act(), None))
+        except BaseException as error:
+            results.put((None, error))
+
+    threading.Thread(target=work, name="prepare", daemon=True).start()
+    while True:
+        with contextlib.suppress(queue.Empty):
+            result, error = results.get(timeout=_POLL_SECONDS)
+            if error is not None:
+                raise error
+            return result  # type: ignore[return-value]
+        run.supervisor.watchdog.beat()
+        run.lease.check()
+        notice = run.supervisor.interruption.notice
+        if until_notice and notice is not None:
+            raise InterruptedRunError(notice.cause)
+
+
+@contextlib.contextmanager
+def _opened_input(uri: str | None, scratch: Path, watchdog: Watchdog) -> Iterator[_InputData]:
+    """Open the dataset; a local folder needs no manifest."""
+    if uri is None:
+        yield "none", lambda: None
+        return
+    folder = Path(uri)
+    if folder.is_dir() and not any((folder / name).exists() for name in (MANIFEST, ARRIVING)):
+        yield _fingerprint(folder), lambda: folder
+        return
+    with opened_dataset(uri, scratch, watchdog) as opened:
+        yield opened.fingerprint, lambda: opened.folder
+
+
+def _fingerprint(folder: Path) -> str:
+    """Return the fingerprint of a folder without a manifest: names and sizes."""
+    lines = []
+    for below, _, names in os.walk(folder):
+        # A dangling link is not a file, as for an upload; an index is the program's own.
+        data = (name for name in names if not fnmatch(name, "*.cache"))
+        for path in filter(Path.is_file, (Path(below, name) for name in data)):
+            lines.append(f"{path.relative_to(folder).as_posix()} {path.stat().st_size}\n")
+    if not lines:
+        raise UserError(
+            f"the dataset folder {folder} is empty; name one with files, or leave it out"
+        )
+    return "sizes-" + hashlib.sha256(os.fsencode("".join(sorted(lines)))).hexdigest()

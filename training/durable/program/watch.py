@@ -1,0 +1,389 @@
+"""Watches a program from its start to its end: metrics, snapshots, notices and the outcome."""
+
+import contextlib
+import hashlib
+import json
+import logging
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from contract.keys import FINAL_FILES
+from contract.program import WORKLOAD
+from training.durable.attempt.attempt import HeldRun
+from training.durable.attempt.notice import Notice
+from training.durable.errors import AttemptEndedError, InterruptedRunError
+from training.durable.program.container import Container
+from training.durable.program.failure import blamed_place, failure_reason
+from training.durable.program.log import ProgramLog
+from training.durable.program.metrics import MetricReader
+from training.durable.program.options import ProgramOptions
+from training.durable.program.process import ProgramProcess
+from training.durable.program.progress import ReportedProgress
+from training.durable.program.shared_memory import SharedMemory
+from training.durable.record.history import read_history
+from training.durable.record.lease import Lease
+from training.durable.report.receipt import RunResult, interruption_facts
+from training.durable.save.mirror import Mirror
+from training.durable.save.publish import CheckpointPublisher
+from training.durable.store.folder import write_whole
+from training.durable.store.protocol import Store
+from training.durable.store.verified import sha256_of
+
+_log = logging.getLogger(__name__)
+
+# After this long without a snapshot, warn of what a loss costs: where nothing was written, and
+# where something was that is never quiet.
+_NO_SNAPSHOT_SECONDS = 600.0
+_NEVER_QUIET_SECONDS = 45.0
+_POLL_SECONDS = 0.2
+_LOG_SECONDS = 30.0
+
+
+class ProgramWatch:
+    """The main thread's share of one attempt: its program, and the mirror of its checkpoints."""
+
+    def __init__(self, options: ProgramOptions, run: HeldRun) -> None:
+        container = options.container
+        self._options = options
+        self._run = run
+        self._progress = ReportedProgress(run.metrics)
+        self._reader = MetricReader(
+            definitions=options.program.metric_definitions,
+            folders=[container.output, container.checkpoints],
+        )
+        self._reading = threading.Lock()
+        self._shared_memory = SharedMemory(run.store.uri)
+        publisher = CheckpointPublisher(
+            run.store,
+            run.lease,
+            events=run.events,
+            metrics=run.metrics,
+            retention=options.retention,
+        )
+        self._mirror = Mirror(
+            publisher,
+            folder=container.checkpoints,
+            work=options.root / ".mirror",
+            quiet_seconds=options.program.quiet_seconds,
+            note=self._note,
+        )
+        self.commit_file = self._mirror.commit_file
+        self._warnings: list[str] = []
+        self._is_warned = False  # about the missing snapshot
+        self._log: ProgramLog | None = None
+        self._process: ProgramProcess
+        self._number = 0  # of the last snapshot
+        self._restored = 0, 0  # the number of the snapshot that the program was given, and its step
+        self._files: tuple[str, ...] = ()  # of it, if its failures may be their fault
+        self._save_seconds = 0.0  # the longest of a snapshot so far
+        self._notice: Notice | None = None
+
+    def restore(self) -> str:
+        """Begin from the newest intact snapshot, or from the start; return its name, or ""."""
+        restored, passed_over = self._mirror.restore()
+        if restored is None:
+            self._progress.resume(0, None)
+            return ""
+        name, self._number = restored.entry.name, restored.entry.step
+        saved = restored.content.manifest
+        # The program itself vouches for what it has committed.
+        self._files = () if saved.program_says_when else tuple(file.path for file in saved.files)
+        step = int(saved.note.get("step", restored.entry.step))
+        self._progress.resume(step, name)
+        self._restored = self._number, int(saved.note.get("step", 0))
+        self._run.events.emit(
+            "resumed",
+            "ok",
+            checkpoint=name,
+            step=step,
+            bytes=saved.num_bytes,
+            passed_over=[{"name": name, "why": why} for name, why in passed_over],
+        )
+        return name
+
+    @contextlib.contextmanager
+    def log(self) -> Iterator[int]:
+        """Yield the log's descriptor for the program; at the end, read what the program left."""
+        # Earlier attempts have reported what is already in files.
+        self._reader.skip_history()
+        head, options = self._run.lease.head, self._options
+        writer = f"{head.generation:04d}-{head.nonce}"
+        local = options.scratch / "logs" / f"{writer}.log"
+        self._log = ProgramLog(options.store, writer, local, self._reader.read_line)
+        try:
+            yield self._log.output
+        finally:
+            notice = self._notice
+            self._log.close(_LOG_SECONDS if notice is None else min(1.0, notice.seconds_left / 4))
+            self._read_metrics(is_last=True)
+
+    def begin(self, process: ProgramProcess) -> None:
+        """Begin to watch the program, which has been started."""
+        assert self._log is not None
+        self._process = process
+        self._mirror.start(process.pid)
+        self._log.start()
+        self._progress.begin()
+        _log.info("[program] started as process %d", process.pid)
+
+    def until_end(self) -> None:
+        """Return once the program has ended, or its machine is about to."""
+        interruption = self._run.supervisor.interruption
+        while self._process.wait(_POLL_SECONDS) is None:
+            self._look()
+            self._warn_without_snapshot()
+            if interruption.notice is not None:
+                self._answer(interruption.notice)
+                break
+            if interruption.take_rebalance():
+                self._run.events.emit("rebalance", unsaved_seconds=self._unsaved())
+                self._mirror.request("rebalance")
+        self._progress.stopped()
+
+    def conclude(self) -> RunResult:
+        """Save what the program left; return the result of a finished run, else raise an error."""
+        exit_code, notice, run = self._process.exit_code, self._notice, self._run
+        assert exit_code is not None and self._log is not None
+        self._mirror.final(
+            exit_code=exit_code,
+            deadline=None if notice is None else notice.save_by,
+            release=notice is not None,
+        )
+        self._count_snapshots()
+        has_finished = exit_code == 0 and notice is None
+        unsaved = 0.0 if has_finished else self._unsaved()
+        self._progress.end(exit_code, unsaved)
+        if notice is not None:
+            run.events.emit("program-ended", exit_code=exit_code, unsaved_seconds=unsaved)
+            _log.info(
+                "[program] %s: %.1f s since its last snapshot are lost", notice.cause, unsaved
+            )
+            raise InterruptedRunError(notice.cause)
+        if exit_code != 0:
+            tail, container = list(self._log.tail), self._options.container
+            reason = failure_reason(container, exit_code, tail)
+            if not (self._progress.has_steps and self._progress.step > self._restored[1]):
+                place = blamed_place(tail, self._files, container)
+                reason += self._mirror.count_failure(place)
+            run.events.emit(
+                "program-failed",
+                "failed",
+                message=reason,
+                exit_code=exit_code,
+                unsaved_seconds=unsaved,
+            )
+            raise AttemptEndedError(reason)
+        return self._result()
+
+    def close(self) -> None:
+        """Stop mirroring; what is being sent is never committed later."""
+        self._run.supervisor.last_resort.stand_down()
+        self._mirror.close()
+        self._shared_memory.remove()
+
+    def _note(self) -> Mapping[str, Any]:
+        """Return what is kept with a snapshot: the program's step.
+
+        Called by the mirror's thread at a capture, whose commit waits for the metrics until then.
+        """
+        self._read_metrics()
+        return {"step": self._progress.step} if self._progress.has_steps else {}
+
+    def _result(self) -> RunResult:
+        run = self._run
+        sums, size = _upload_final(self._options.container, run.store, run.lease)
+        _log.info("[program] %d final files, %d bytes", len(sums), size)
+        if not sums and not self._number:
+            _log.warning(
+                "[program] it left nothing in SM_MODEL_DIR, SM_OUTPUT_DATA_DIR or "
+                "SM_CHECKPOINT_DIR; what it wrote elsewhere is lost with this machine"
+            )
+        digest = _digest_of_model(sums)
+        run.metrics.flush()
+        history = read_history(run.store)
+        return RunResult(
+            steps=max(history.steps["step"], default=0),
+            weights_sha256=digest,
+            stages={WORKLOAD: self._progress.last},
+            facts={
+                "program": self._options.program.command,
+                "exit_code": 0,
+                "snapshots": max((entry.step for entry in run.lease.head.checkpoints), default=0),
+                **interruption_facts(history),
+                "warnings": self._warnings,
+                "final_files": sums,
+                "checkpoint_files": {} if digest else self._mirror.checksums(),
+                "final_bytes": size,
+            },
+        )
+
+    def _look(self) -> None:
+        """Do what is due a few times a second."""
+        self._run.supervisor.watchdog.beat()
+        self._run.lease.check()
+        self._mirror.check()
+        self._shared_memory.look()
+        self._read_metrics()
+        self._count_snapshots()
+        self._warn_if_started_over()
+        self._progress.tell()
+
+    def _read_metrics(self, *, is_last: bool = False) -> None:
+        with self._reading:
+            self._progress.add(self._reader.poll(is_last=is_last))
+
+    def _count_snapshots(self) -> None:
+        last = self._mirror.last
+        if last is not None and last.number != self._number:
+            self._number = last.number
+            if not self._progress.snapshot:
+                seconds = self._progress.seconds
+                _log.info(
+                    f"[program] the first snapshot of this attempt, {last.snapshot}, is committed "
+                    f"after {seconds:.1f} s: {last.num_files} files ({last.reason})"
+                )
+            self._save_seconds = max(self._save_seconds, last.seconds)
+            self._progress.committed(last.number, time.time() - last.written_at)
+
+    def _unsaved(self) -> float:
+        return round(self._progress.unsaved_seconds, 3)
+
+    def _answer(self, notice: Notice) -> None:
+        """Tell the program, wait for it, and end it when its time is up."""
+        self._notice = notice
+        number, why = self._signal_to_send()
+        now = time.monotonic()
+        until = max(now, notice.last_save_at(self._save_seconds))
+        if number is None and notice.cause == "shutdown":
+            # Nothing takes the machine away: one more quiet moment, then the end.
+            until = min(until, now + self._options.program.quiet_seconds + self._save_seconds)
+        _write_notice(self._options.notice_file, notice)
+        self._progress.notice()
+        if number is not None:
+            with self._mirror.telling():
+                self._process.signal(number)
+        name = "none" if number is None else number.name
+        left, own = notice.seconds_left, until - time.monotonic()
+        _log.info(
+            f"[notice] {left:.1f} s: {f'{name} sent' if number else f'no signal, as {why}'}; the "
+            f"program has {own:.1f} s, its last snapshot takes about {self._save_seconds:.1f} s, "
+            "the rest is reserve"
+        )
+        self._run.events.emit(
+            "notice",
+            cause=notice.cause,
+            seconds_left=round(left, 3),
+            program_seconds=round(own, 3),
+            snapshot_seconds=round(self._save_seconds, 3),
+            signal=name,
+        )
+        self._mirror.request("emergency")
+        self._wait_until(until)
+
+    def _signal_to_send(self) -> tuple[signal.Signals | None, str]:
+        """Return the signal of a notice, or None and why.
+
+        A program that does not handle it would only die of it. So it goes on, mirrored, until just
+        before the last snapshot must begin, like one that wants no signal.
+        """
+        name = self._options.program.notice_signal
+        if name == "none":
+            return None, "the program wants none"
+        number = signal.Signals[name]
+        if self._process.catches(number) is False:
+            return None, f"the program does not handle {name}"
+        return number, ""
+
+    def _wait_until(self, until: float) -> None:
+        """Wait for the program's end, but not once another machine could take over."""
+        extra_time = self._run.supervisor.extra_time
+        extra_time.watch_candidates()
+        while (left := until - time.monotonic()) > 0 and not extra_time.is_lease_wanted:
+            if self._process.wait(min(_POLL_SECONDS, left)) is not None:
+                return
+            self._look()
+        if not extra_time.is_lease_wanted:
+            _log.info("[notice] out of time; stopping the program")
+
+    def _warn_without_snapshot(self) -> None:
+        """Warn once that a loss would now cost everything since the start."""
+        options, seconds = self._options, self._progress.seconds
+        if self._is_warned or self._progress.snapshot:
+            return
+        folder, quiet = options.container.checkpoints, options.program.quiet_seconds
+        if (obstacle := self._mirror.obstacle(max(_NEVER_QUIET_SECONDS, 3 * quiet))) is not None:
+            what, outlook = obstacle
+            why = f"in {folder} {what}, and a snapshot needs {quiet:g} s without a change"
+            remedy = f"; {outlook}. Call commit() after each save, or write that file elsewhere"
+        elif seconds >= _NO_SNAPSHOT_SECONDS:
+            why, remedy = f"the program has written nothing to {folder}", ""
+        else:
+            return
+        usd = options.usd_per_hour
+        cost = "" if usd is None else f", {seconds * usd / 3600:.2f} dollars so far"
+        text = (
+            f"no snapshot after {seconds:.0f} s: {why}, so losing the machine costs all of "
+            f"it{cost}{remedy}"
+        )
+        self._is_warned = True
+        self._warnings.append(text)
+        self._run.events.emit("no-snapshot", "info", message=text, seconds=round(seconds, 1))
+        _log.warning("[program] %s", text)
+
+    def _warn_if_started_over(self) -> None:
+        """Warn once that the program seems not to have read the snapshot it was given."""
+        at, (number, step) = self._progress.first_step, self._restored
+        if at is None or 2 * at >= step:
+            return
+        self._restored = 0, 0
+        text = (
+            f"the program was given snapshot {number}, of step {step}, but begins at step {at}; "
+            "the furthest snapshot is kept until another passes it: if the run has started over, "
+            f"python -m training reopen --from-checkpoint {number} goes back to it"
+        )
+        self._warnings.append(text)
+        self._run.events.emit("started-over", "info", message=text, step=at)
+        _log.warning("[program] %s", text)
+
+
+def _write_notice(path: Path, notice: Notice) -> None:
+    """Write the file that tells the program, atomically."""
+    left = notice.seconds_left
+    record = {"deadline": round(time.time() + left, 3), "seconds": round(left, 3)}
+    write_whole(path, json.dumps(record).encode())
+
+
+def _upload_final(container: Container, store: Store, lease: Lease) -> tuple[dict[str, str], int]:
+    """Upload the artifacts; return their checksums by name below final/, and their bytes.
+
+    The lease is renewed before each, so that no stale writer uploads one.
+    """
+    sums, size = {}, 0
+    folders = {"model": container.model, "output/data": container.output / "data"}
+    for name, path in sorted(_files(folders)):
+        lease.beat()
+        sums[name] = sha256_of(path)
+        size += path.stat().st_size
+        store.put_file(f"{FINAL_FILES}{name}", path)
+    return sums, size
+
+
+def _digest_of_model(sums: Mapping[str, str]) -> str | None:
+    """One checksum of all names and contents in model/; None if it is empty."""
+    model = {name: one for name, one in sums.items() if name.startswith("model/")}
+    return hashlib.sha256(json.dumps(model, sort_keys=True).encode()).hexdigest() if model else None
+
+
+def _files(folders: Mapping[str, Path]) -> Iterator[tuple[str, Path]]:
+    for prefix, folder in folders.items():
+        for below, _, names in os.walk(folder):
+            for path in (Path(below, name) for name in names):
+                if path.is_file():
+                    # Neither keys nor reports can hold a name that is not text.
+                    name = os.fsencode(path.relative_to(folder)).decode(errors="backslashreplace")
+                    yield f"{prefix}/{name}", path

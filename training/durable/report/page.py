@@ -1,0 +1,399 @@
+"""report.html: a run on one self-contained page: curves, results, attempts, lost work.
+
+Written at the end of every run, and by `python -m training report` at any time. Imports no torch.
+"""
+
+import base64
+import csv
+import gzip
+import html
+import itertools
+import json
+import logging
+import math
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import PurePosixPath
+from typing import Any
+
+from contract.keys import EVENTS, LOGS, RECEIPT, REPORT
+from contract.lineage import Line
+from contract.program import WORKLOAD as PROGRAM
+from contract.report import Bar, Curve, Kind, Tone, chart, page, table, timeline
+from training.durable.record.head import Head
+from training.durable.record.history import AttemptSummary, History, read_history
+from training.durable.record.run import RunConfig
+from training.durable.store.protocol import (
+    Store,
+    Stored,
+    get_each,
+    put_unless_changed,
+)
+
+_log = logging.getLogger(__name__)
+
+EVALUATION = "evaluation/"
+_PICTURES = {
+    ".png": "image/png",
+    ".svg": "image/svg+xml",
+    ".jpg": "image/jpeg",
+    ".webp": "image/webp",
+}
+_TEXTS = (".txt", ".md", ".csv")
+# Limits for each kind of file; more, and larger ones, become links.
+_MOST_BYTES = 400_000
+_MOST_SHOWN = 12
+_MOST_CURVES = 4
+_MOST_METRICS = 12
+_MOST_SNAPSHOTS = 20
+_MOST_PASSED_OVER = 5
+_TAIL_LINES = 60
+_KINDS: dict[str, Kind] = {
+    "finished": "done",
+    "failed": "bad-end",
+    "released": "trained",
+    "silent": "lost",
+    "diverged": "bad-end",
+}
+_TONES: dict[str, Tone] = {"finished": "good", "failed": "bad"}
+
+
+def write_report(
+    store: Store,
+    record: RunConfig,
+    head: Head,
+    usd_per_hour: float | None = None,
+    *,
+    first: Callable[[History], None] = lambda history: None,
+) -> History:
+    """Write the page into the run, but not over a newer one; return the history that it shows.
+
+    `first` is called with that history beforehand, for a receipt that the page shows.
+    """
+    before = store.get(REPORT)
+    history = read_history(store)
+    first(history)
+    if usd_per_hour is None and history.attempts:
+        usd_per_hour = history.attempts[-1].usd_per_hour
+    verdict, _, more = summary(history, record, head, usd_per_hour).partition(". ")
+    written = page(
+        title=f"{record.run_id}: {record.workload} / {record.recipe}",
+        verdict=f"{verdict}.",
+        tone=_TONES.get(head.state, "open"),
+        sections={
+            "": f"<p>{html.escape(more)}</p>",
+            "Results": _results(store, record, history),
+            **_starts(history),
+            **_sections(store, record, history),
+            **_ranks(history),
+            "Attempts": _attempts(history, usd_per_hour),
+            "The run": table(_about(store, record, head)),
+        },
+    )
+    if not put_unless_changed(store, REPORT, written.encode(), before.etag if before else None):
+        _log.info(f"[report] another attempt has just written {store.uri}/{REPORT}")
+    return history
+
+
+def summary(history: History, record: RunConfig, head: Head, usd_per_hour: float | None) -> str:
+    """Describe the run in a few sentences."""
+    attempts = history.attempts
+    lost, gaps = history.repeated_seconds, sum(history.gaps())
+    num_steps, what = len(history.steps), f"{len(history.steps)} steps"
+    if record.workload == PROGRAM:
+        # Some report every tenth step only, others none.
+        num_steps = max(history.steps["step"], default=0)
+        num_snapshots = max((entry.step for entry in head.checkpoints), default=0)
+        what = f"{num_steps} steps and " if num_steps else ""
+        what += f"{num_snapshots} snapshot{'s' * (num_snapshots != 1)}"
+    text = f"{head.state}: {what} in {len(attempts)} attempt{'s' * (len(attempts) != 1)}. "
+    if num_steps or record.workload != PROGRAM:
+        cost = "" if usd_per_hour is None else f", {lost * usd_per_hour / 3600:.4f} dollars"
+        num_repeated = sum(a.num_repeated for a in attempts)
+        text += f"{num_repeated} steps were computed twice ({lost:.1f} s{cost}), and nothing"
+    else:
+        text += "Nothing"
+    text += f" trained for {gaps:.1f} s between attempts."
+    if usd_per_hour is not None:
+        busy = sum(attempt.seconds for attempt in attempts)
+        text += (
+            f" Computing took {busy:.0f} s: {busy * usd_per_hour / 3600:.4f} dollars at the "
+            f"given {usd_per_hour:g} dollars per hour; booting is not included."
+        )
+    if skipped := ", ".join(map(str, head.skipped_steps)):
+        text += f" These steps diverged and were skipped: {skipped}."
+    if history.passed_over:
+        named = "; ".join(history.passed_over[:_MOST_PASSED_OVER])
+        text += f" Passed over ({len(history.passed_over)}): {named}."
+    return text + (f" It failed: {head.reason}" if head.reason else "")
+
+
+def _sections(store: Store, record: RunConfig, history: History) -> dict[str, str]:
+    """Return the sections of a program's run, or of a workload's, by heading."""
+    if record.workload == PROGRAM:
+        return {
+            "Metrics": _metrics(history),
+            "Snapshots": _snapshots(store),
+            "End of the log": _log_tail(store),
+        }
+    return {
+        "Loss": _loss(history),
+        "Evaluations": _evaluations(history),
+        "Files of the last evaluations": _files(store, history),
+    }
+
+
+def _loss(history: History) -> str:
+    parts = []
+    for stage, steps in history.steps.by_stage().items():
+        pairs = itertools.pairwise(zip(steps["generation"], steps["step"], strict=True))
+        resumed = [step for (before, _), (after, step) in pairs if before != after]
+        for key, label in (("loss", "loss"), ("gradient_norm", "norm of the gradients")):
+            shown = steps.take(row for row, value in enumerate(steps[key]) if math.isfinite(value))
+            curve = Curve(name=stage, x=shown["step"], y=shown[key])
+            parts.append(chart([curve], y_label=label, marks=resumed))
+    said = "Each step once; a dotted line marks where another attempt resumed."
+    return "".join(parts) + f'<p class="quiet">{said}</p>'
+
+
+def _results(store: Store, record: RunConfig, history: History) -> str:
+    """Show each stage's last evaluation side by side: results next to their baselines."""
+    if record.workload == PROGRAM:
+        return _left_by_program(store, history)
+    last = {stage: lines[-1]["metrics"] for stage, lines in history.evaluations().items()}
+    if not last:
+        return "<p>None yet.</p>"
+    names = dict.fromkeys(name for metrics in last.values() for name in metrics)
+    rows = [
+        [name, *(_readable(metrics.get(name, "")) for metrics in last.values())] for name in names
+    ]
+    return table(rows, ["", *last])
+
+
+def _starts(history: History) -> dict[str, str]:
+    """Show what each stage's start has found, such as how exactly a model has grown."""
+    lines = [line for line in history.lines if line["kind"] == "start" and line["facts"]]
+    facts = {line["stage"]: line["facts"] for line in lines}  # once: a resumed stage has none
+    rows = [[s, n, _readable(value)] for s, found in facts.items() for n, value in found.items()]
+    return {"At the stages' starts": table(rows)} if rows else {}
+
+
+def _ranks(history: History) -> dict[str, str]:
+    """Show what a step took each rank by itself before each stage's last evaluation."""
+    lines = [line for line in history.lines if line["kind"] == "ranks" and "names" in line]
+    last = {line["stage"]: zip(line["names"], line["own_seconds"], strict=True) for line in lines}
+    rows = [[stage, name, _readable(s)] for stage, each in last.items() for name, s in each]
+    return {"Seconds of a step's own work and data": table(rows)} if rows else {}
+
+
+def _evaluations(history: History) -> str:
+    # A workload lists its most important metrics first. Stages with the same metrics share a chart:
+    # a model with its baselines.
+    groups: dict[tuple[str, ...], dict[str, Sequence[Line]]] = {}
+    for stage, lines in history.evaluations().items():
+        names = [n for n in lines[0]["metrics"] if all(n in line["metrics"] for line in lines)]
+        groups.setdefault(tuple(names[:_MOST_CURVES]), {})[stage] = lines
+    parts = []
+    for shared, stages in groups.items():
+        for name in shared:
+            curves = [_curve(stage, name, lines) for stage, lines in stages.items()]
+            parts.append(chart(curves, y_label=name))
+    return "".join(parts) or "<p>None yet.</p>"
+
+
+def _curve(stage: str, name: str, lines: Sequence[Line]) -> Curve:
+    pairs = [(line["step"], line["metrics"][name]) for line in lines]
+    shown = [(step, value) for step, value in pairs if value is not None]
+    return Curve(name=stage, x=[step for step, _ in shown], y=[value for _, value in shown])
+
+
+def _metrics(history: History) -> str:
+    """Plot each metric over the program's steps; a repeated step counts as last done."""
+    points: dict[str, dict[int, tuple[int, float]]] = {}  # name -> step -> attempt, value
+    resumed = [line["step"] for line in history.lines if line["kind"] == "resume" and line["step"]]
+    for line in history.lines:
+        if line["kind"] == "metrics" and isinstance(line.get("values"), dict):
+            _add(points, line)
+    curves = []
+    for name, by_step in points.items():
+        steps = sorted(by_step)
+        curves.append(Curve(name=name, x=steps, y=[by_step[step][1] for step in steps]))
+    more = len(curves) - _MOST_METRICS
+    rest = f"<p>And {more} more.</p>" if more > 0 else ""
+    drawings = (
+        chart([curve], y_label=curve.name, marks=resumed) for curve in curves[:_MOST_METRICS]
+    )
+    return "".join(drawings) + rest or (
+        "<p>None: the program printed none that match its metric definitions, and wrote no "
+        "TensorBoard files.</p>"
+    )
+
+
+def _left_by_program(store: Store, history: History) -> str:
+    """Show the last value of each metric, and what the program left."""
+    told = [line["values"] for line in history.lines if line["kind"] == "metrics"]
+    found = {name: _readable(value) for values in told for name, value in values.items()}
+    receipt = parse_receipt(store.get(RECEIPT))
+    if files := receipt.get("final_files"):
+        found["final files"] = ", ".join(files)
+    if "exit_code" in receipt:
+        found["exit code"] = _readable(receipt["exit_code"])
+    return table([*found.items()]) if found else "<p>None yet.</p>"
+
+
+def _add(points: dict[str, dict[int, tuple[int, float]]], line: Line) -> None:
+    generation = int(line["generation"])
+    for name, value in line["values"].items():
+        if isinstance(value, int | float) and math.isfinite(value):
+            known = points.setdefault(name, {})
+            # A value without a step of its own is shown in the order of arrival.
+            at = line.get("at")
+            step = len(known) if at is None else int(at)
+            if known.get(step, (0, 0.0))[0] <= generation:
+                known[step] = generation, value
+
+
+def _snapshots(store: Store) -> str:
+    keys = [key for key in store.sizes(EVENTS) if key.endswith("-committed.json")]
+    events = []
+    for found in get_each(store, keys[-_MOST_SNAPSHOTS:]):
+        try:
+            events.append(json.loads(found.data) if found else {})
+        except ValueError:
+            continue
+    rows = [
+        [
+            str(event.get("step", "")),
+            str(event["time"]),
+            str(event.get("kind", "")),
+            str(event.get("num_files", "")),
+            f"{event.get('changed_bytes', 0) / 1e6:.1f}",
+            f"{event.get('sent_bytes', 0) / 1e6:.1f}",
+            f"{event.get('seconds', 0):.2f}",
+        ]
+        for event in events
+        if "time" in event
+    ]
+    if not rows:
+        return "<p>None: losing the machine would cost everything since the start.</p>"
+    head = ["snapshot", "time", "kind", "files", "MB changed", "MB sent", "seconds"]
+    earlier = len(keys) - _MOST_SNAPSHOTS
+    more = f"<p>And {earlier} before these.</p>" if earlier > 0 else ""
+    return table(rows, head) + more
+
+
+def _log_tail(store: Store) -> str:
+    """Show the last lines of the last attempt, from its last parts."""
+    keys = sorted(store.sizes(LOGS))
+    lines: list[str] = []
+    for key in reversed(keys[-2:]):
+        found = store.get(key)
+        try:
+            text = gzip.decompress(found.data).decode(errors="replace") if found else ""
+        except (OSError, EOFError, zlib.error):
+            continue
+        lines = [*text.splitlines(), *lines]
+        if len(lines) >= _TAIL_LINES:
+            break
+    if not lines:
+        return "<p>None.</p>"
+    names = ", ".join(html.escape(key) for key in keys[-2:])
+    shown = html.escape("\n".join(lines[-_TAIL_LINES:]))
+    return f"<pre>{shown}</pre><p>From {names}, which hold all of it.</p>"
+
+
+def _attempts(history: History, usd_per_hour: float | None) -> str:
+    attempts = history.attempts
+    if not attempts:
+        return "<p>None yet.</p>"
+    zero = attempts[0].began
+    lines = []
+    for a in attempts:
+        start = (a.began - zero).total_seconds()
+        bar = Bar(start=start, seconds=a.seconds, kind=_KINDS[a.ended])
+        steps = f", steps {a.first_step} to {a.last_step}" if a.last_step else ""
+        lines.append((f"{a.generation} {a.writer}", [bar], f"{a.ended}{steps}"))
+    head = ["attempt", "machine", "start", "seconds", "steps", "end", "notice to commit", "lost"]
+    rows = [_attempt_row(attempt, usd_per_hour) for attempt in attempts]
+    return timeline(lines) + table(rows, head)
+
+
+def _attempt_row(a: AttemptSummary, usd_per_hour: float | None) -> list[str]:
+    lost = f"{a.num_repeated} steps, {a.repeated_seconds:.1f} s" if a.num_repeated else "nothing"
+    if usd_per_hour is not None and a.num_repeated:
+        lost += f", {a.repeated_seconds * usd_per_hour / 3600:.4f} dollars"
+    steps = "none" if a.first_step is None else f"{a.first_step} to {a.last_step}"
+    commit = "" if a.seconds_to_commit is None else f"{a.seconds_to_commit:.2f} s"
+    if a.gained_steps:
+        commit += f", then {a.gained_steps} more steps"
+    ended = f"{a.ended} ({a.cause})" if a.cause else a.ended
+    began = a.began.isoformat(timespec="seconds")
+    machine = f"{a.writer}, {a.ranks} ranks" if (a.ranks or 1) > 1 else a.writer
+    return [str(a.generation), machine, began, f"{a.seconds:.1f}", steps, ended, commit, lost]
+
+
+def _about(store: Store, record: RunConfig, head: Head) -> Iterator[tuple[str, str]]:
+    yield "URI", store.uri
+    yield "state", head.state
+    receipt = parse_receipt(store.get(RECEIPT))
+    for name, value in receipt.items():
+        if (
+            name not in ("config", "stages", "facts", "times", "format", "state")
+            and value is not None
+        ):
+            yield name, _readable(value)
+    if not receipt:
+        yield "overrides", json.dumps(dict(record.overrides))
+        yield "dataset", record.dataset
+    yield "config", json.dumps(dict(record.config))
+
+
+def _files(store: Store, history: History) -> str:
+    """Embed pictures, texts and tables in the page, and link other files."""
+    sizes = store.sizes(EVALUATION)
+    last = {f"{s}-{steps['stage_step'][-1]}" for s, steps in history.steps.by_stage().items()}
+    keys = [key for key in sizes if key.removeprefix(EVALUATION).partition("/")[0] in last]
+    parts, num_shown = [], Counter[bool]()
+    for key in keys:
+        suffix = PurePosixPath(key).suffix.lower()
+        name, is_picture = html.escape(key.removeprefix(EVALUATION)), suffix in _PICTURES
+        found = None
+        if (is_picture or suffix in _TEXTS) and sizes[key] <= _MOST_BYTES:
+            found = store.get(key) if num_shown[is_picture] < _MOST_SHOWN else None
+        if found is not None:
+            num_shown[is_picture] += 1
+            parts.append(f"<p>{name}</p>{_shown(name, suffix, found.data)}")
+        else:
+            parts.append(f'<p><a href="{html.escape(key)}">{name}</a> ({sizes[key]} bytes)</p>')
+    return "".join(parts) or "<p>None.</p>"
+
+
+def _shown(name: str, suffix: str, data: bytes) -> str:
+    if kind := _PICTURES.get(suffix):
+        return f'<img alt="{name}" src="data:{kind};base64,{base64.b64encode(data).decode()}">'
+    text = data.decode(errors="replace")
+    if suffix != ".csv":
+        return f"<pre>{html.escape(text)}</pre>"
+    head, *rows = list(csv.reader(text.splitlines())) or [[]]
+    return table(rows, head, is_confusion=name.endswith("/confusion.csv"))
+
+
+def _readable(value: Any) -> str:
+    if isinstance(value, dict | list):
+        return json.dumps(value)
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def parse_receipt(found: Stored | None) -> dict[str, Any]:
+    """Return the receipt; {} if it is missing or damaged: nothing depends on it."""
+    if found is None:
+        return {}
+    try:
+        receipt = json.loads(found.data)
+        if isinstance(receipt, dict):
+            return receipt
+    except ValueError:
+        pass
+    _log.warning(f"{RECEIPT} is damaged ({len(found.data)} bytes) and is passed over")
+    return {}

@@ -1,0 +1,335 @@
+"""A dataset in a local folder: its manifest, and files that are used only once verified.
+
+A sync may still be filling the folder: then `file` waits for one file, and `folder` for all.
+"""
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from contract.keys import MANIFEST
+from contract.program import WORKLOAD as PROGRAM
+from contract.source import NOT_TEXT
+from training.durable.errors import UserError
+from training.durable.sources import UNFINISHED
+from training.durable.store.folder import write_whole
+from training.durable.store.protocol import StoreError, writing
+from training.durable.store.verified import READS, RECORD, Entry, VerifiedFiles, announce, sha256_of
+from training.durable.tally import timed
+
+# The manifest of a folder that a sync is filling; the sync renames it when every file is there.
+ARRIVING = f".{MANIFEST}.part"
+_LOCK = ".sync.lock"
+_NUM_THREADS = 8
+_POLL_SECONDS = 0.2
+
+# files done, files in total, bytes done so far
+FileProgress: TypeAlias = Callable[[int, int, int], None]
+
+
+def no_progress(done: int, total: int, size: int) -> None:
+    """Show nothing."""
+
+
+class LocalDataset:
+    """A dataset whose files are in a folder, or will be once the sync has fetched them."""
+
+    def __init__(
+        self,
+        folder: Path,
+        manifest: Mapping[str, Any],
+        *,
+        arriving: VerifiedFiles | None = None,
+        waiting: Callable[[], None] = lambda: None,
+        patience_seconds: float = 0.0,
+    ) -> None:
+        """`waiting` is called a few times per second while `file` or `folder` waits.
+
+        A failed sync may be retried, so another one is awaited for `patience_seconds`.
+        """
+        self.manifest = manifest
+        self.fingerprint = _fingerprint_of(manifest)
+        self._folder = folder
+        self._arriving = arriving
+        self._waiting = waiting
+        self._patience_seconds = patience_seconds
+
+    @property
+    def folder(self) -> Path:
+        """The folder, with every file in it. Waits for the sync if one is filling it."""
+        if self._arriving is not None:
+            for entry in self.manifest["files"]:
+                self._wait_for(entry, self._arriving, lambda: None)
+            self._arriving = None
+        return self._folder
+
+    def file(self, name: str) -> Path:
+        """Return one verified file. Waits for the sync if one is filling the folder."""
+        entry = self._entries.get(name)
+        if entry is None:
+            raise UserError(f"the dataset {self._folder} has no file {name!r} in its {MANIFEST}")
+        if self._arriving is not None:
+            self._wait_for(entry, self._arriving, lambda: announce(self._folder, [name]))
+        return self._folder / name
+
+    def expect(self, names: Sequence[str]) -> None:
+        """Tell a sync that is filling the folder to fetch these files first, in this order."""
+        if self.is_arriving:
+            announce(self._folder, names)
+
+    @cached_property
+    def _entries(self) -> Mapping[str, Entry]:
+        """The entries by name: a workload may ask for a file for every sample."""
+        return {entry["name"]: entry for entry in self.manifest["files"]}
+
+    @property
+    def is_arriving(self) -> bool:
+        """Whether a sync is still filling the folder."""
+        return self._arriving is not None and is_syncing(self._folder)
+
+    @property
+    def meta(self) -> Mapping[str, Any]:
+        """What the workload's `make_dataset` returned."""
+        meta: Mapping[str, Any] = self.manifest["meta"]
+        return meta
+
+    def _wait_for(self, entry: Entry, arriving: VerifiedFiles, ask: Callable[[], None]) -> None:
+        if arriving.holds(entry):
+            return
+        ask()
+        with timed("sync"):
+            seen = time.monotonic()
+            while not arriving.holds(entry):
+                if is_syncing(self._folder):
+                    seen = time.monotonic()
+                # Hashed here if the sync could not record what it had verified.
+                elif arriving.verify(entry):
+                    return
+                elif time.monotonic() - seen >= self._patience_seconds:
+                    raise StoreError(
+                        f"the sync of {self._folder} ended without {entry['name']}; sync it again"
+                    )
+                self._waiting()
+                time.sleep(_POLL_SECONDS)
+
+
+def _fingerprint_of(manifest: Mapping[str, Any]) -> str:
+    """Return the SHA-256 over names and checksums of all files."""
+    lines = [f"{entry['name']} {entry['sha256']}\n" for entry in manifest["files"]]
+    return hashlib.sha256("".join(sorted(lines)).encode()).hexdigest()
+
+
+def write_manifest(folder: Path, workload: str, meta: Mapping[str, Any]) -> LocalDataset:
+    """Write a manifest.json of every file in `folder`, which completes the dataset."""
+    content = list_files(folder, workload, meta)
+    write_whole(folder / MANIFEST, content)
+    (folder / UNFINISHED).unlink(missing_ok=True)
+    verified, manifest = VerifiedFiles(folder), json.loads(content)
+    for entry in manifest["files"]:
+        verified.add(entry)
+    return LocalDataset(folder, manifest)
+
+
+def list_files(folder: Path, workload: str, meta: Mapping[str, Any]) -> bytes:
+    """Return the content of a manifest.json of every file in `folder`; write nothing there."""
+    own = [folder / name for name in (MANIFEST, ARRIVING, RECORD, READS, _LOCK, UNFINISHED)]
+    paths = sorted(p for p in folder.rglob("*") if p.is_file() and p not in own)
+    if not paths:
+        raise UserError(f"{folder} contains no files; put the dataset's files there")
+    for path in paths:
+        if NOT_TEXT.search(str(path.relative_to(folder))):
+            raise UserError(f"{os.fsencode(path)!r} has a name that is not UTF-8; rename it")
+    with ThreadPoolExecutor(_NUM_THREADS) as pool:
+        sums = list(pool.map(sha256_of, paths))
+    files = [
+        {
+            "name": path.relative_to(folder).as_posix(),
+            "bytes": path.stat().st_size,
+            "sha256": digest,
+        }
+        for path, digest in zip(paths, sums, strict=True)
+    ]
+    return manifest_of(folder.resolve().name, workload, meta, files)
+
+
+def manifest_of(name: str, workload: str, meta: Mapping[str, Any], files: Sequence[Entry]) -> bytes:
+    """Return the content of a manifest.json."""
+    manifest = {
+        "format": 1,
+        "workload": workload,
+        "name": name,
+        "files": files,
+        "meta": dict(meta),
+    }
+    return json.dumps(manifest, indent=1).encode()
+
+
+def is_programs_own(folder: Path) -> bool:
+    """Whether no workload made this folder: its files may change, with or without a manifest."""
+    path = folder / MANIFEST
+    if is_syncing(folder) or not folder.is_dir():
+        return False
+    if not path.is_file():
+        return not (folder / ARRIVING).exists()
+    return bool(parse_manifest(path.read_bytes(), str(folder))["workload"] == PROGRAM)
+
+
+def open_dataset(
+    folder: Path,
+    *,
+    again: bool = False,
+    progress: FileProgress = no_progress,
+    waiting: Callable[[], None] = lambda: None,
+    patience_seconds: float = 0.0,
+) -> LocalDataset:
+    """Open a local dataset. Each file is hashed once per machine (with `again`, now).
+
+    While a sync is filling the folder, the dataset opens at once and waits for its files (with
+    `again`, for the sync to end), and for `patience_seconds` even where a sync has failed.
+    """
+    if not folder.is_dir() or not any(folder.iterdir()):
+        state = "does not exist"
+        if folder.exists():
+            state = "is empty" if folder.is_dir() else "is a file"
+        raise UserError(
+            f"the dataset folder {folder} {state}; make one with "
+            "`python -m training data make` or fetch one with `data sync`"
+        )
+    verified = VerifiedFiles(folder)
+    deadline = time.monotonic() + patience_seconds
+    while (again and is_syncing(folder)) or (
+        _is_left_unfinished(folder) and time.monotonic() < deadline
+    ):
+        waiting()
+        time.sleep(_POLL_SECONDS)
+    with contextlib.suppress(FileNotFoundError):  # the sync has just ended
+        if is_syncing(folder):
+            manifest = parse_manifest((folder / ARRIVING).read_bytes(), str(folder))
+            return LocalDataset(
+                folder,
+                manifest,
+                arriving=verified,
+                waiting=waiting,
+                patience_seconds=patience_seconds,
+            )
+    path = folder / MANIFEST
+    if not path.is_file():
+        if (folder / ARRIVING).is_file():
+            # Not a UserError, which would end the run: a machine's boot syncs again.
+            raise StoreError(f"the sync of {folder} was interrupted; sync it again")
+        raise UserError(f"the dataset folder {folder} has no {MANIFEST}; sync it again")
+    manifest = parse_manifest(path.read_bytes(), str(path))
+
+    def check(entry: Entry) -> bool:
+        return _checked(folder, entry, verified, again=again)
+
+    for_each_file(manifest["files"], check, progress)
+    return LocalDataset(folder, manifest)
+
+
+def _is_left_unfinished(folder: Path) -> bool:
+    return (
+        (folder / ARRIVING).is_file()
+        and not (folder / MANIFEST).is_file()
+        and not is_syncing(folder)
+    )
+
+
+def _checked(folder: Path, entry: Entry, verified: VerifiedFiles, *, again: bool) -> bool:
+    file = folder / entry["name"]
+    if verified.verify(entry, again=again):
+        return True
+    if not file.is_file():
+        raise UserError(f"{file} is missing; sync the dataset again")
+    if file.stat().st_size != entry["bytes"]:
+        raise UserError(
+            f"{file} has {file.stat().st_size} bytes, not {entry['bytes']} as in the manifest; "
+            "sync it again"
+        )
+    raise UserError(f"{file} does not match its checksum in the manifest; sync it again")
+
+
+@contextlib.contextmanager
+def syncing(folder: Path) -> Iterator[None]:
+    """Hold the folder's lock, which ends with this process; wait for another sync to end."""
+    path = folder / _LOCK
+    with contextlib.ExitStack() as stack:
+        with writing(path):
+            lock = stack.enter_context(path.open("a"))
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def is_syncing(folder: Path) -> bool:
+    """Whether a sync holds the folder's lock."""
+    try:
+        with (folder / _LOCK).open() as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            # Closing is not enough: a process forked since then has the file open too.
+            fcntl.flock(lock, fcntl.LOCK_UN)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False  # there is no lock, or the file system has none
+    return False
+
+
+def for_each_file(
+    files: Iterable[Entry], act: Callable[[Entry], bool], progress: FileProgress
+) -> list[Entry]:
+    """Call `act` for all files in parallel; return those for which it returned True."""
+    entries, acted, done, size = list(files), list[Entry](), 0, 0
+    pool = ThreadPoolExecutor(_NUM_THREADS)
+    try:
+        for entry, did in zip(entries, pool.map(act, entries), strict=True):
+            done, size = done + 1, size + entry["bytes"]
+            if did:
+                acted.append(entry)
+            progress(done, len(entries), size)
+    finally:
+        # After an error, files that have not begun are skipped.
+        pool.shutdown(cancel_futures=True)
+    return acted
+
+
+def parse_manifest(data: bytes, where: str) -> dict[str, Any]:
+    """Parse a manifest; UserError if it is invalid or names a file outside the dataset."""
+    try:
+        manifest = json.loads(data)
+        entries, meta = manifest["files"], manifest["meta"]
+        paths = [Path(e["name"]) for e in entries if e["bytes"] >= 0 and e["sha256"]]
+        is_known = manifest["format"] == 1 and isinstance(manifest["workload"], str)
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{where}: invalid {MANIFEST} ({error!r}); make it again") from error
+    if not is_known or not isinstance(meta, dict):
+        raise UserError(f"{where}: {MANIFEST} has an unknown format; make it again")
+    for path in paths:
+        if path.is_absolute() or ".." in path.parts:
+            raise UserError(
+                f"{where}: {MANIFEST} lists {str(path)!r}, which is outside the dataset"
+            )
+    return dict(manifest)
+
+
+def facts_of(meta: Mapping[str, Any]) -> str:
+    """Format what a manifest's `meta` has counted, in one line, with the first ten classes."""
+    facts, classes, splits = list[str](), meta.get("classes"), meta.get("splits")
+    if isinstance(classes, list | tuple):
+        more = f", {len(classes) - 10:,} more" if classes[10:] else ""
+        # Names of folders need not be UTF-8.
+        names = ", ".join(map(str, classes[:10])).encode(errors="backslashreplace").decode()
+        facts.append(f"{len(classes):,} classes ({names}{more})")
+    for name, count in splits.items() if isinstance(splits, Mapping) else ():
+        if isinstance(count, Mapping):
+            count = ", ".join(f"{value:,} {unit}" for unit, value in count.items())
+        facts.append(f"{name} {count:,}" if isinstance(count, int) else f"{name} {count}")
+    numbers = {n: v for n, v in meta.items() if isinstance(v, int | float) and n != "seed"}
+    return ", ".join([*facts, *(f"{n.replace('_', ' ')} {v:,.10g}" for n, v in numbers.items())])

@@ -1,0 +1,340 @@
+"""A store in an S3 bucket. The only file that imports boto3.
+
+A conditional write is tried once and never retried without the caller's knowledge: after a lost
+response the nonce (record/head.py) decides. All else is retried here, request by request:
+botocore's own retries, which differ between its versions, are off.
+"""
+
+import base64
+import hashlib
+import logging
+import math
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
+
+from training.durable.errors import UserError
+from training.durable.store.part_process import PartProcess
+from training.durable.store.protocol import (
+    AnswerLostError,
+    CredentialsError,
+    Patience,
+    PreconditionFailedError,
+    Stored,
+    StoreError,
+    Upload,
+    refuse_outside,
+    writing,
+)
+from training.durable.store.s3_transfer import Body, RangeReader, S3Upload, UnsureError, reader_like
+from training.durable.store.transfer import receive_file, send_file
+
+_log = logging.getLogger(__name__)
+
+_Answer = TypeVar("_Answer")
+
+_CONNECT_SECONDS = 5.0
+# The longest silence of a connection, in powers of two; less when the time left is short.
+_READ_SECONDS, _CONDITIONAL_SECONDS = 32.0, 8.0
+# Trouble is reported once it has lasted for so long, and again after as long.
+_LINE_SECONDS = 5.0
+# How many of our own requests may fail, before any has worked, until botocore makes them all.
+_MOST_DOUBTS = 8
+# Errors that are not our mistake, whatever their status: the body was cut off or damaged in
+# transit (400), or one of many keys could not be deleted (200).
+_REPEATABLE = {"BadDigest", "IncompleteBody", "RequestTimeout", "XAmzContentSHA256Mismatch"}
+_REPEATABLE |= {"InternalError", "ServiceUnavailable", "SlowDown"}
+
+
+class S3Store:
+    """A prefix of a bucket; region, credentials and endpoint are found as the AWS CLI does."""
+
+    # One connection carries 50 to 100 MB/s; 16 saturate 10 Gb/s.
+    num_threads = 16
+
+    def __init__(self, bucket: str, prefix: str) -> None:
+        import boto3
+        import botocore.session
+
+        self._bucket = bucket
+        self._prefix = f"{prefix}/" if prefix else ""
+        self.part_process = PartProcess(bucket, prefix)
+        self._session = botocore.session.Session()
+        # The CLI, the other SDKs and SageMaker's containers use this variable, which botocore does
+        # not read: without a region each request would go to us-east-1 first.
+        if not self._session.get_config_variable("region"):
+            self._session.set_config_variable("region", os.environ.get("AWS_REGION"))
+        self._boto = boto3.session.Session(botocore_session=self._session)
+        self.patience = Patience()
+        self._clients: dict[float, Any] = {}  # by the seconds of their timeouts
+        self._lock = threading.Lock()
+        self._told = 0.0
+        self._reader: RangeReader | None = None
+        self._doubts = 0
+        self._client_for(_READ_SECONDS)  # finds wrong settings now
+
+    @property
+    def uri(self) -> str:
+        return f"s3://{self._bucket}/{self._prefix}".rstrip("/")
+
+    def get(self, key: str) -> Stored | None:
+        def read(client: Any) -> Stored:
+            answer = client.get_object(Bucket=self._bucket, Key=self._prefix + key)
+            # botocore reports a body that breaks off, but does not request it again.
+            return Stored(data=answer["Body"].read(), etag=answer["ETag"])
+
+        try:
+            return self.repeating(key, threading.Event(), read)
+        except FileNotFoundError:
+            return None
+
+    def put(self, key: str, data: bytes) -> None:
+        where = {"Bucket": self._bucket, "Key": self._prefix + key}
+        digest = hashlib.sha256(data).digest()
+        self.put_part(threading.Event(), where, 0, memoryview(data), digest)
+
+    def put_if(self, key: str, data: bytes, etag: str | None) -> str:
+        condition = {"IfNoneMatch": "*"} if etag is None else {"IfMatch": etag}
+        with self._errors(key, conditional=True):
+            answer = self._client_for(_CONDITIONAL_SECONDS).put_object(
+                Bucket=self._bucket, Key=self._prefix + key, Body=data, **condition
+            )
+            return str(answer["ETag"])
+
+    def get_file(self, key: str, path: Path) -> None:
+        where = {"Bucket": self._bucket, "Key": self._prefix + key}
+        size = self.repeating(
+            key, threading.Event(), lambda client: client.head_object(**where)["ContentLength"]
+        )
+        with writing(path):
+            receive_file(self, key, size, path)
+
+    def put_file(self, key: str, path: Path) -> None:
+        with writing(path):
+            send_file(self, key, path)
+
+    def upload(self, key: str, size: int, part_bytes: int, stop: threading.Event) -> Upload:
+        """Start an upload: one request if it is one part, else a multipart upload."""
+        where = {"Bucket": self._bucket, "Key": self._prefix + key}
+        return S3Upload(self, key, stop, where, max(1, -(-size // part_bytes)))
+
+    def put_part(
+        self,
+        stop: threading.Event,
+        where: dict[str, str],
+        number: int,
+        data: memoryview,
+        sha256: bytes,
+    ) -> str:
+        """Send a part of an upload, or the whole object if it has no others; return its ETag.
+
+        The upload may be one that another process started.
+        """
+        checksum = base64.b64encode(sha256).decode()
+
+        def send(client: Any) -> Any:
+            body: Any = Body(data) if len(data) else b""
+            if "UploadId" not in where:
+                return client.put_object(**where, Body=body, ChecksumSHA256=checksum)
+            return client.upload_part(
+                **where, PartNumber=number + 1, Body=body, ChecksumSHA256=checksum
+            )
+
+        key = where["Key"].removeprefix(self._prefix)
+        return str(self.repeating(key, stop, send)["ETag"])
+
+    def read_into(self, key: str, start: int, data: memoryview) -> None:
+        refuse_outside(self.uri, key)
+        if not len(data) or self._has_read(key, start, data):
+            return
+        where = {"Bucket": self._bucket, "Key": self._prefix + key}
+
+        def read(client: Any) -> None:
+            span = f"bytes={start}-{start + len(data) - 1}"
+            body = client.get_object(**where, Range=span)["Body"]
+            done = 0
+            while done < len(data):
+                count = body.readinto(data[done:])
+                if not count:
+                    raise StoreError(f"{self.uri}/{key} ends before byte {start + len(data)}")
+                done += count
+
+        self.repeating(key, threading.Event(), read)
+
+    def _learn(self, request: Any, **_: Any) -> None:
+        """Learn from botocore's first request where the bucket answers, and how to sign."""
+        from botocore.httpsession import get_cert_path
+        from botocore.utils import get_environ_proxies
+
+        if self._reader is None and not get_environ_proxies(request.url):
+            trusted = self._session.get_config_variable("ca_bundle") or get_cert_path(True)
+            found = self._session.get_credentials()
+            with suppress(OSError):  # no such certificates: botocore will say so
+                self._reader = reader_like(request, self._bucket, found, trusted)
+
+    def _has_read(self, key: str, start: int, data: memoryview) -> bool:
+        """Read with our own request; False leaves anything unusual to botocore."""
+        if self._reader is None or self._doubts >= _MOST_DOUBTS:
+            return False
+        try:
+            self._reader.read_into(self._prefix + key, start, data)
+        except UnsureError:
+            # Counted until one has worked; after that, only the one request is at fault.
+            self._doubts += self._doubts >= 0
+            return False
+        self._doubts = -1
+        return True
+
+    def _client_for(self, longest: float) -> Any:
+        """Return a client that tries once, and is silent for `longest` or half of the time left."""
+        from botocore.config import Config
+
+        seconds = min(longest, max(1.0, self.patience.seconds_left / 2))
+        seconds = 2.0 ** int(math.log2(seconds))
+        with self._lock:
+            if seconds not in self._clients:
+                config = Config(
+                    retries={"mode": "standard", "total_max_attempts": 1},
+                    connect_timeout=min(_CONNECT_SECONDS, seconds),
+                    read_timeout=seconds,
+                    max_pool_connections=32,
+                    # Each body's SHA-256 is in a signed header; signing it would hash it again.
+                    s3={"payload_signing_enabled": False},
+                )
+                client = self._clients[seconds] = self._boto.client("s3", config=config)
+                client.meta.events.register("before-send.s3.GetObject", self._learn)
+            return self._clients[seconds]
+
+    def repeating(self, key: str, stop: threading.Event, call: Callable[[Any], _Answer]) -> _Answer:
+        """Repeat the call, given a client, until it succeeds, is answered or patience ends."""
+        from botocore.exceptions import BotoCoreError, ClientError
+
+        pauses, began = self.patience.pauses(), time.monotonic()
+        next(pauses)
+        with self._errors(key):
+            while True:
+                try:
+                    answer = call(self._client_for(_READ_SECONDS))
+                    self.patience.is_reached = True
+                    return answer
+                except (ClientError, BotoCoreError) as error:
+                    self.patience.is_reached |= isinstance(error, ClientError)
+                    pause = next(pauses, None) if _is_repeatable(error) else None
+                    if pause is None or stop.is_set():
+                        raise
+                    now = time.monotonic()
+                    if now - max(began, self._told) >= _LINE_SECONDS:
+                        self._told = now
+                        _log.warning("[store] %s/%s: %s; retrying", self.uri, key, error)
+                    if stop.wait(pause):
+                        raise
+
+    def _pages(self, prefix: str, **more: str) -> Iterator[dict[str, Any]]:
+        """Yield the pages of a listing."""
+        asked = {"Bucket": self._bucket, "Prefix": self._prefix + prefix, **more}
+        while True:
+            page = self.repeating(
+                prefix, threading.Event(), lambda client: client.list_objects_v2(**asked)
+            )
+            yield page
+            if not page.get("IsTruncated"):
+                return
+            asked["ContinuationToken"] = page["NextContinuationToken"]
+
+    def sizes(self, prefix: str) -> dict[str, int]:
+        return {
+            entry["Key"].removeprefix(self._prefix): entry["Size"]
+            for page in self._pages(prefix)
+            for entry in page.get("Contents", [])
+        }
+
+    def folders(self, prefix: str) -> set[str]:
+        return {
+            entry["Prefix"].removeprefix(self._prefix + prefix).removesuffix("/")
+            for page in self._pages(prefix, Delimiter="/")
+            for entry in page.get("CommonPrefixes", [])
+        }
+
+    def delete_below(self, prefix: str) -> None:
+        self.delete(self.sizes(prefix))
+
+    def delete(self, keys: Iterable[str]) -> None:
+        from botocore.exceptions import ClientError
+
+        def delete(some: list[dict[str, str]], client: Any) -> None:
+            answer = client.delete_objects(
+                Bucket=self._bucket, Delete={"Objects": some, "Quiet": True}
+            )
+            # The call succeeds even if single objects are refused, or fail.
+            for error in answer.get("Errors", ()):
+                said = {"Error": error, "ResponseMetadata": answer["ResponseMetadata"]}
+                raise ClientError(said, "DeleteObjects")
+
+        found = [{"Key": self._prefix + key} for key in keys]
+        for some in (found[start : start + 1000] for start in range(0, len(found), 1000)):
+            first = some[0]["Key"].removeprefix(self._prefix)
+            self.repeating(first, threading.Event(), partial(delete, some))
+
+    def sweep(self, prefix: str) -> None:
+        """No-op: the bucket's lifecycle rule deletes unfinished uploads after a day."""
+
+    def abort(self, where: dict[str, str]) -> None:
+        """Try once: the bucket's lifecycle rule deletes what is left after a day."""
+        from botocore.exceptions import BotoCoreError, ClientError
+
+        with suppress(ClientError, BotoCoreError):
+            self._client_for(_CONDITIONAL_SECONDS).abort_multipart_upload(**where)
+
+    @contextmanager
+    def _errors(self, key: str, *, conditional: bool = False) -> Iterator[None]:
+        from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError
+
+        refuse_outside(self.uri, key)
+        try:
+            yield
+        except ClientError as error:
+            self._refuse(key, error, conditional=conditional)
+        except NoCredentialsError as error:
+            # Not necessarily the user's mistake: an instance's metadata may be down for a moment.
+            raise CredentialsError(
+                f"{self.uri}: no AWS credentials found; configure a role or a profile"
+            ) from error
+        except BotoCoreError as error:
+            kind = AnswerLostError if conditional else StoreError
+            raise kind(f"{self.uri}/{key}: {error}") from error
+
+    def _refuse(self, key: str, error: Any, *, conditional: bool) -> NoReturn:
+        code, status = error.response["Error"]["Code"], _status(error)
+        where = f"{self.uri}/{key}"
+        if code == "NoSuchBucket":
+            raise UserError(f"no such bucket: {self._bucket!r}; check {self.uri}") from error
+        if conditional and status in (404, 412):
+            raise PreconditionFailedError(f"{where} has changed") from error
+        # A 409: another conditional write of the key is in progress.
+        if conditional and _is_repeatable(error):
+            raise AnswerLostError(f"{where}: {error}") from error
+        if status == 404:
+            raise FileNotFoundError(where) from error
+        raise StoreError(f"{where}: {error}") from error
+
+
+def _is_repeatable(error: Any) -> bool:
+    """Whether it is trouble that passes, and not an answer, such as 403, or a wrong setting."""
+    from botocore import exceptions as known
+
+    if isinstance(error, known.ClientError):
+        code, status = error.response["Error"]["Code"], _status(error)
+        return status in (409, 429) or status >= 500 or code in _REPEATABLE or "Throttl" in code
+    sent = known.ConnectionError, known.HTTPClientError, known.IncompleteReadError
+    role = known.CredentialRetrievalError, known.MetadataRetrievalError
+    read = known.ChecksumError, known.FlexibleChecksumError
+    return isinstance(error, (*sent, *role, *read))
+
+
+def _status(error: Any) -> int:
+    return int(error.response["ResponseMetadata"]["HTTPStatusCode"])

@@ -1,5 +1,0 @@
-"""Where runs and datasets are kept: an S3 prefix or a folder behind one protocol.
-
-Promises complete objects, conditional writes that exactly one writer wins, and one error class.
-Uses only the ground floor of training/. Only s3.py imports boto3.
-"""
