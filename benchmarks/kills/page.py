@@ -3,17 +3,22 @@
 import json
 import textwrap
 from collections.abc import Mapping, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 from benchmarks import REPOSITORY
-from benchmarks.kills import RATE
-from benchmarks.kills.rows import ROWS
+from benchmarks.kills import QUIET_SECONDS, RATE
+from benchmarks.kills.rows import ROWS, WAYS
 from sizing.cli.tables import markdown_table
+from training.proof.check.player import MOST_FAILED_STARTS, NOTICE_SECONDS
 
 RESULTS = Path(__file__).with_name("results.json")
 PAGE = REPOSITORY / "docs" / "kill-table.md"
-_WAYS = {"alone": "alone", "folder": "ours, folder", "s3": "ours, S3"}
+_COLUMNS = (
+    *("kills", "bits equal", "samples", "torn", "mismatched", "s lost", "saves lost"),
+    "never back",
+)
 _HEAD = """# The kill table: public trainers and plain save habits, killed on purpose
 
 Written by `python -m benchmarks kill_table --page` from benchmarks/kills/results.json; rows that
@@ -38,76 +43,45 @@ slowed down, a notice is {notice:g} s ahead instead of two minutes, and a folder
 """
 
 
-def text(results: Sequence[Mapping[str, Any]]) -> str:
+def text(lines: Sequence[Mapping[str, Any]]) -> str:
     """Return the page."""
-    from benchmarks.kills.lives import MOST_FAILED_STARTS
-
-    row = ROWS[0]
-    said = {row.name: row.users_must for row in ROWS}
-    parts = [
-        _HEAD.format(
-            notice=row.notice_seconds,
-            quiet=row.quiet_seconds,
-            rate=RATE,
-            failed=MOST_FAILED_STARTS,
-        )
-    ]
+    times = {"notice": NOTICE_SECONDS, "quiet": QUIET_SECONDS}
+    parts = [_HEAD.format(rate=RATE, failed=MOST_FAILED_STARTS, **times)]
     for title, is_trainer in (("Public trainers", True), ("Save habits", False)):
-        chosen = [record for record in results if bool(record["versions"]) == is_trainer]
-        if chosen:
-            table = markdown_table([row for record in chosen for row in _rows(record)])
-            parts += [f"## {title}", "", table, ""]
-            parts += [
-                textwrap.fill(
-                    f"- **{record['row']}** ({_versions(record)}): {said[record['row']]}",
-                    width=100,
-                    subsequent_indent="  ",
-                    break_on_hyphens=False,
-                )
-                for record in chosen
-                if said[record["row"]]
-            ]
-            parts += [""] * is_trainer
+        chosen = [line for line in lines if bool(line["versions"]) == is_trainer]
+        rows = [
+            {
+                "script": one["script"],
+                "": WAYS[one["way"]],
+                **{name: one[name] for name in _COLUMNS},
+            }
+            for one in chosen
+        ]
+        versions = {line["script"]: line["versions"] for line in chosen}
+        notes = [
+            textwrap.fill(
+                f"- **{row.name}** ({versions[row.name]}): {row.users_must}",
+                width=100,
+                subsequent_indent="  ",
+                break_on_hyphens=False,
+            )
+            for row in ROWS
+            if row.users_must and row.name in versions
+        ]
+        parts += [f"## {title}", "", markdown_table(rows), "", *notes, *[""] * bool(notes)]
     return "\n".join(parts).rstrip() + "\n"
 
 
-def write(results: Sequence[Mapping[str, Any]]) -> None:
-    """Merge these results into the kept ones, and write the page."""
-    kept = {record["row"]: record for record in read()}
-    for record in results:
-        known = kept.get(record["row"], {}).get("lines", [])
-        ways = {line["way"] for line in record["lines"]}
-        more = [line for line in known if line["way"] not in ways]
-        kept[record["row"]] = {**record, "lines": [*record["lines"], *more]}
-    ordered = [kept[row.name] for row in ROWS if row.name in kept]
-    RESULTS.write_text(json.dumps(ordered, indent=1) + "\n")
-    PAGE.write_text(text(ordered))
+def write(lines: Sequence[Mapping[str, Any]]) -> None:
+    """Add these lines to the kept ones, or replace them, and write the page."""
+    known = {(line["script"], line["way"]): line for line in [*read(), *lines]}
+    order = product((row.name for row in ROWS), WAYS)
+    kept = [known[key] for key in order if key in known]
+    RESULTS.write_text(json.dumps(kept, indent=1) + "\n")
+    PAGE.write_text(text(kept))
 
 
 def read() -> list[dict[str, Any]]:
-    """Return the kept results."""
+    """Return the kept lines."""
     found: list[dict[str, Any]] = json.loads(RESULTS.read_text()) if RESULTS.exists() else []
     return found
-
-
-def _rows(record: Mapping[str, Any]) -> list[dict[str, Any]]:
-    lines = sorted(record["lines"], key=lambda line: list(_WAYS).index(line["way"]))
-    return [
-        {
-            "script": record["row"],
-            "": _WAYS[line["way"]],
-            "kills": line["kills"],
-            "bits equal": line["bits equal"],
-            "samples": f"{line['samples repeated']} / {line['skipped']}",
-            "torn": line["torn"],
-            "mismatched": line["mismatched"],
-            "s lost": f"{line['s lost per kill']:g} (most {line['most']:g})",
-            "saves lost": f"{line['finished saves lost, s']:g}",
-            "never back": line["never came back"],
-        }
-        for line in lines
-    ]
-
-
-def _versions(record: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name} {version}" for name, version in record["versions"].items())

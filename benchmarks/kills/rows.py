@@ -1,33 +1,40 @@
-"""The scripts to kill: save habits with and without commit(), and public trainers."""
+"""The rows of the table: save habits with and without commit(), and public trainers."""
 
 from collections.abc import Sequence
-from pathlib import Path
+from dataclasses import dataclass
 
-from benchmarks.kills.lives import ANSWERS, Row
-from benchmarks.kills.scripts.habits import HABITS
+from benchmarks.kills.programs.habits import HABITS
 
+# How each row is played, in the page's words.
+WAYS = {"alone": "alone", "folder": "ours, folder", "s3": "ours, S3"}
 _RESTLESS = ("sqlite", "mapped")  # their files never stop changing
-_SCRIPTS = Path(__file__).with_name("scripts")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Row:
+    """A program of programs/: how it is started and killed, and in which environment."""
+
+    name: str
+    words: str  # its file and its arguments
+    requirements: Sequence[str] = ()  # for its own environment; empty: use this one
+    answers: Sequence[str] = ("its own",)  # to SIGTERM
+    span_seconds: float = 4.0  # a kill comes within this time after a life's first step
+    bound_seconds: float = 10.0  # the most lost work that a finished save had held
+    users_must: str = ""  # what users must do for an exact resume
 
 
 def _habit(name: str, *, commits: bool) -> Row:
     return Row(
         name=f"{name}, commit()" if commits else name,
-        files=[_SCRIPTS / "habits.py"],
-        arguments=[name, *["--commit"] * commits],
-        answers=ANSWERS,
+        words=f"habits.py {name}{' --commit' * commits}",
+        answers=("ignored", "exit 0", "exit 143", "works 200 s"),
         bound_seconds=120.0 if name in _RESTLESS and not commits else 10.0,
     )
 
 
 def _trainer(name: str, *requirements: str, users_must: str = "") -> Row:
-    return Row(
-        name=name,
-        files=[_SCRIPTS / f"train_{name}.py", _SCRIPTS / "told.py"],
-        arguments=(),
-        requirements=requirements,
-        users_must=users_must,
-    )
+    words = f"train_{name}.py"
+    return Row(name=name, words=words, requirements=requirements, users_must=users_must)
 
 
 ROWS: Sequence[Row] = (
