@@ -26,13 +26,12 @@ from typing import Any
 
 from benchmarks import REPOSITORY
 from benchmarks.kills import QUIET_SECONDS, RATE, page
-from benchmarks.kills.rows import ROWS, WAYS, Row
+from benchmarks.kills.rows import PROGRAMS, ROWS, WAYS, Row
 from benchmarks.kills.s3 import misbehaving_s3
-from training.proof.check.player import EXITS, NOTICE_SECONDS, Killed, Lives, killed, uninterrupted
+from training.proof.check.player import EXITS, NOTICE_SECONDS, Exit, Lives, killed, uninterrupted
 from training.proof.check.reports import Account
 from training.proof.injector import StatusFile
 
-_PROGRAMS = Path(__file__).with_name("programs")
 _HABITS = "habits"  # stands for all rows that need no environment of their own
 _MOST_NEVER_BACK = 3  # after which an exit is given up
 _UV = Path(sys.executable).with_name("uv")
@@ -46,8 +45,12 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     add("--kills", type=int, default=8, help="per exit, default: %(default)s")
     add("--seed", type=int, default=0, help="for the moments, default: %(default)s")
     add("--hours", type=float, default=3.0, help="start no line after this, default: %(default)s")
-    add("--out", type=Path, default=Path("out/kills"), help="logs; default: %(default)s")
-    add("--keep", action="store_true", help="keep the trainers' environments")
+    add(
+        "--out",
+        type=Path,
+        default=Path("out/kills"),
+        help="environments, logs; default: %(default)s",
+    )
     add("--page", action="store_true", help="write the results to docs/kill-table.md")
 
 
@@ -98,7 +101,7 @@ def _lines(row: Row, given: argparse.Namespace, ends: float) -> Iterator[dict[st
     for way in given.ways:
         if time.monotonic() > ends:
             break
-        cells, num_faults = {how: list[Killed]() for how in EXITS}, 0
+        cells, num_faults = {how: list[Account]() for how in EXITS}, 0
         for how, runs in cells.items():
             while (kills := sum(one.kills for one in runs)) < given.kills:
                 if sum(len(one.never_back) for one in runs) >= _MOST_NEVER_BACK:
@@ -107,28 +110,25 @@ def _lines(row: Row, given: argparse.Namespace, ends: float) -> Iterator[dict[st
                 answers = [*islice(cycle(row.answers), kills, given.kills)]
                 rng = random.Random(f"{given.seed} {what}")
                 with _placed(row, python, way, logs / way / f"{how}-{len(runs)}") as (lives, met):
-                    runs.append(killed(lives, how, answers, rng, row.span_seconds))
+                    runs.append(killed(lives, how, answers, rng))
                     num_faults += met()
-                found, run = runs[-1], runs[-1].run
-                bad = "; ".join([*run.torn, *run.mismatched, *found.never_back])
-                print(f"[kills] {what}: {found.kills} kills; {bad or 'ok'}", file=sys.stderr)
+                bad = "; ".join([*runs[-1].torn, *runs[-1].mismatched, *runs[-1].never_back])
+                print(f"[kills] {what}: {runs[-1].kills} kills; {bad or 'ok'}", file=sys.stderr)
         yield {**table_line(row, way, whole, cells), "faults": num_faults, "versions": versions}
-    if row.requirements and not given.keep:
-        shutil.rmtree(environment)
 
 
 def table_line(
-    row: Row, way: str, whole: Sequence[Account], cells: Mapping[str, Sequence[Killed]]
+    row: Row, way: str, whole: Sequence[Account], cells: Mapping[Exit, Sequence[Account]]
 ) -> dict[str, Any]:
     """Return the row's line of one way, from its runs by exit."""
-    runs = [one.run for runs in cells.values() for one in runs]
+    runs = [run for runs in cells.values() for run in runs]
     finished = [run for run in runs if run.final is not None]
     lost = [seconds for run in runs for seconds in run.lost] or [0.0]
     lost_saves = [seconds for run in runs for seconds in run.lost_saves] or [0.0]
     more = [run.samples(whole[0]) for run in finished]
     samples = [sum(pair) for pair in zip((0, 0), *more, strict=True)]
 
-    def by_exit(found: Callable[[Killed], Sequence[str]]) -> str:
+    def by_exit(found: Callable[[Account], Sequence[str]]) -> str:
         counts = {how: sum(len(found(one)) for one in runs) for how, runs in cells.items()}
         return ", ".join(f"{number} ({how})" for how, number in counts.items() if number) or "0"
 
@@ -137,14 +137,14 @@ def table_line(
     return {
         "script": row.name,
         "way": way,
-        "kills": sum(one.kills for runs in cells.values() for one in runs),
+        "kills": sum(run.kills for run in runs),
         "bits equal": f"{equal} of {len(finished)}" if is_repeatable else "not repeatable",
         "samples": " / ".join(map(str, samples)),
-        "torn": by_exit(lambda one: one.run.torn),
-        "mismatched": by_exit(lambda one: one.run.mismatched),
+        "torn": by_exit(lambda run: run.torn),
+        "mismatched": by_exit(lambda run: run.mismatched),
         "s lost": f"{round(statistics.mean(lost), 1):g} (most {round(max(lost), 1):g})",
         "saves lost": f"{round(max(lost_saves), 1):g}",
-        "never back": by_exit(lambda one: one.never_back),
+        "never back": by_exit(lambda run: run.never_back),
     }
 
 
@@ -158,7 +158,7 @@ def _placed(
     """
     shutil.rmtree(folder, ignore_errors=True)
     source, faults = folder / "source", folder / "faults"
-    shutil.copytree(_PROGRAMS, source, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(PROGRAMS, source, ignore=shutil.ignore_patterns("__pycache__"))
     environment = {name: value for name, value in os.environ.items() if name != "VIRTUAL_ENV"}
     more = {"PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1", "FAULTS": str(faults)}
     ours = [f"--program=python {row.words}", f"--source={source}", f"--interpreter={python}"]

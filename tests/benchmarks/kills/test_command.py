@@ -10,13 +10,13 @@ import pytest
 from benchmarks.kills import command
 from benchmarks.kills.command import is_damaged, measure, table_line
 from benchmarks.kills.rows import ROWS, WAYS, Row
-from training.proof.check.player import EXITS, Killed, Lives
+from training.proof.check.player import EXITS, Exit, Lives
 from training.proof.check.reports import Account
 
 
 def given(out: Path, **more: object) -> Namespace:
     told = {"rows": [], "ways": [*WAYS], "kills": 1, "seed": 0, "hours": 3.0, "out": out}
-    return Namespace(**{**told, "keep": False, "page": False, **more})
+    return Namespace(**{**told, "page": False, **more})
 
 
 def test_each_exit_is_played_until_it_has_its_kills(
@@ -24,16 +24,14 @@ def test_each_exit_is_played_until_it_has_its_kills(
 ) -> None:
     row = Row(name="in-place", words="habits.py in-place", answers=["a", "b"])
     monkeypatch.setattr(command, "ROWS", [row])
-    account = Account(final="a", ids={1: [1]})
+    account = Account(final="a", ids={1: [1]}, kills=2)
     monkeypatch.setattr(command, "uninterrupted", lambda lives: account)
     played = []
 
-    def killed(
-        lives: Lives, how: str, answers: Sequence[str], rng: random.Random, span: float
-    ) -> Killed:
+    def killed(lives: Lives, how: str, answers: Sequence[str], rng: random.Random) -> Account:
         played.append((how, *answers))
         assert (lives.folder / "source" / "habits.py").exists()
-        return Killed(kills=2, run=account)
+        return account
 
     monkeypatch.setattr(command, "killed", killed)
     (line,) = measure(given(tmp_path, ways=["alone"], kills=3))
@@ -43,9 +41,9 @@ def test_each_exit_is_played_until_it_has_its_kills(
 
 
 def test_a_line_says_which_exits_tore_and_what_is_beyond_the_bound() -> None:
-    torn = Account(torn=["a", "b"], lost=[1.0], lost_saves=[12.0])
-    well = Killed(kills=2, run=Account(final="b", lost=[3.0]))
-    cells = {"kill": [well], "notice": [Killed(kills=2, run=torn)], "shutdown": [well]}
+    torn = Account(kills=2, torn=["a", "b"], lost=[1.0], lost_saves=[12.0])
+    well = Account(kills=2, final="b", lost=[3.0])
+    cells: dict[Exit, list[Account]] = {"kill": [well], "notice": [torn], "shutdown": [well]}
     rows = {row.name: row for row in ROWS}
     line = table_line(rows["mapped"], "s3", [Account(final="a")] * 2, cells)
     assert (line["torn"], line["mismatched"]) == ("2 (notice)", "0")
@@ -58,7 +56,7 @@ def test_a_line_says_which_exits_tore_and_what_is_beyond_the_bound() -> None:
 
 
 def test_fails_rows_that_are_not_there(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="unknown rows: caffe; known: nanogpt"):
+    with pytest.raises(ValueError, match="unknown rows: caffe; known: accelerate"):
         measure(given(tmp_path, rows=["caffe"]))
 
 
@@ -67,7 +65,7 @@ def test_a_row_that_does_not_run_here_is_left_out(
 ) -> None:
     (tmp_path / "programs").mkdir()
     (tmp_path / "programs" / "fails.py").write_text("raise SystemExit(3)")
-    monkeypatch.setattr(command, "_PROGRAMS", tmp_path / "programs")
+    monkeypatch.setattr(command, "PROGRAMS", tmp_path / "programs")
     monkeypatch.setattr(command, "ROWS", [Row(name="fails", words="fails.py")])
     assert measure(given(tmp_path, rows=["habits"])) == []
     assert "fails is skipped: it ends with exit code 3 uninterrupted" in capsys.readouterr().err

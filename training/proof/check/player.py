@@ -68,7 +68,7 @@ class Lives:
         """The folder to which the program saves."""
         return self.folder / ("disk" if self.alone else "machine/ml") / "checkpoints"
 
-    def said(self) -> list[Said]:
+    def said(self) -> Sequence[Said]:
         """Return what the program reports in the current life."""
         return recorded(self.log, "at")
 
@@ -95,12 +95,14 @@ class Lives:
             )
         ends, is_told = time.monotonic() + limit, end is None
         try:
-            while process.poll() is None and time.monotonic() < ends:
+            while process.poll() is None:
                 if end and not is_told and end.is_due():
                     ends, is_told = min(ends, time.monotonic() + end.seconds), True
                     if end.exit != "kill":
                         is_noticed = end.exit == "notice" and not self.alone
                         process.send_signal(signal.SIGUSR1 if is_noticed else signal.SIGTERM)
+                if time.monotonic() >= ends:
+                    break
                 time.sleep(end.poll_seconds if end else _POLL_SECONDS)
         finally:
             with suppress(ProcessLookupError):
@@ -137,15 +139,6 @@ def is_saving(folder: Path, quiet: QuietTime) -> bool:
     return before is not None and now is not None and before.difference(now) is not None
 
 
-@dataclass(kw_only=True, slots=True)
-class Killed:
-    """A run that was killed again and again, as its program reports it."""
-
-    run: Account = field(default_factory=Account)
-    kills: int = 0
-    never_back: list[str] = field(default_factory=list)  # why, if it does not end
-
-
 def uninterrupted(lives: Lives) -> Account:
     """Run a program that reports to its end; RuntimeError if it does not come there."""
     code, account = lives.live(limit=_LIMIT_SECONDS), Account()
@@ -156,43 +149,39 @@ def uninterrupted(lives: Lives) -> Account:
 
 
 def killed(
-    lives: Lives, how: Exit, answers: Sequence[str], rng: random.Random, span: float
-) -> Killed:
+    lives: Lives, how: Exit, answers: Sequence[str], rng: random.Random, span: float = 4.0
+) -> Account:
     """Run a program that reports to its end; kills hit it while it trains, one for each answer.
 
-    An answer is the program's to SIGTERM, which it reads from ANSWER; `span` is `_Moment`'s.
+    An answer is the program's to SIGTERM, which it reads from ANSWER. A kill comes within `span`
+    seconds after a life's first step, or twice as much if it was to hit a save.
     """
-    found, failed_starts = Killed(), 0
-    while found.run.final is None:
-        is_hit = found.kills < len(answers)
-        answer = lives.environment["ANSWER"] = answers[found.kills % len(answers)]
-        end = _end(lives, how, _Moment(lives, rng, span)) if is_hit else None
-        code, said = lives.live(end=end, limit=_LIMIT_SECONDS), lives.said()
-        name = f"{lives.log} ({answer})"
-        found.run.live(said, name)
+    run, failed_starts = Account(), 0
+    shutdown_seconds = _ALONE_SECONDS if lives.alone else _SHUTDOWN_SECONDS
+    seconds = {"kill": 0.0, "notice": NOTICE_SECONDS, "shutdown": shutdown_seconds}[how]
+    while run.final is None:
+        is_hit = run.kills < len(answers)
+        answer = lives.environment["ANSWER"] = answers[run.kills % len(answers)]
+        end = End(exit=how, is_due=_Moment(lives, rng, span).is_due, seconds=seconds)
+        code = lives.live(end=end if is_hit else None, limit=_LIMIT_SECONDS)
+        said, name = lives.said(), f"{lives.log} ({answer})"
+        run.live(said, name)
         is_trained = any("step" in one for one in said)
-        found.kills += is_hit and is_trained and found.run.final is None
+        run.kills += is_hit and is_trained and run.final is None
         # After anything else, such as an unreadable store, another machine continues.
-        is_failed = code in (EXIT_FAILED, EXIT_USER) or code == -signal.SIGKILL
+        is_failed = code in (EXIT_FAILED, EXIT_USER, -signal.SIGKILL)
         if is_failed and not is_trained and not any("torn" in one for one in said):
-            found.run.torn.append(f"{name}: exit code {code}")
+            run.torn.append(f"{name}: exit code {code}")
         failed_starts = 0 if is_trained else failed_starts + is_failed
-        if found.run.final is None and (
-            failed_starts == MOST_FAILED_STARTS or (not is_hit and code == -signal.SIGKILL)
-        ):
-            found.never_back.append(f"{lives.log}: exit code {code}")
+        is_stuck = not is_hit and code == -signal.SIGKILL
+        if run.final is None and (is_stuck or failed_starts == MOST_FAILED_STARTS):
+            run.never_back.append(f"{lives.log}: exit code {code}")
             break
-    return found
-
-
-def _end(lives: Lives, how: Exit, moment: "_Moment") -> End:
-    shutdown = _ALONE_SECONDS if lives.alone else _SHUTDOWN_SECONDS
-    seconds = {"kill": 0.0, "notice": NOTICE_SECONDS, "shutdown": shutdown}
-    return End(exit=how, is_due=moment.is_due, seconds=seconds[how])
+    return run
 
 
 class _Moment:
-    """A moment after a life's first step, and within twice `span` seconds of it."""
+    """A moment after a life's first step."""
 
     def __init__(self, lives: Lives, rng: random.Random, span: float) -> None:
         self._lives, self._quiet = lives, QuietTime()

@@ -11,12 +11,12 @@ import math
 import signal
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from contract.keys import RECEIPT
 from training.durable.errors import (
@@ -39,6 +39,10 @@ from training.proof.compare import Difference, ProgramRun, difference, losses_by
 _POLL_SECONDS = 0.1
 # A notice's time: enough for a save, not the two minutes that a program without a handler takes.
 _NOTICE_SECONDS = 20
+_OF_RUN = (
+    *("program", "program_file", "source", "dataset_uri", "working_folder", "interpreter"),
+    *("notice_signal", "quiet_seconds", "hyperparameter", "env", "channel", "metric"),
+)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -100,7 +104,7 @@ class _ProgramRun:
     """A run of the program in a folder, under the options of `run` that were given."""
 
     def __init__(self, options: argparse.Namespace, folder: Path) -> None:
-        self._lives = Lives(folder=folder, options=list(_given(options)))
+        self._lives = Lives(folder=folder, options=[*_given(options)])
         self._store = open_store(self._lives.run_uri)
         self._interruptions: list[_Interruption] = []
         self._began = time.monotonic()
@@ -203,28 +207,33 @@ def _first_snapshot(store: Store) -> float | None:
     return None
 
 
-def _given(options: argparse.Namespace) -> list[str]:
-    """Return the options of `run` among those of `check`, as they were given."""
-    single = ("program", "program_file", "source", "dataset_uri", "working_folder", "interpreter")
-    given = []
-    for name in (*single, "notice_signal", "quiet_seconds"):
-        if (value := getattr(options, name)) not in (None, ""):
-            given.append(f"--{name.replace('_', '-')}={value}")
-    for name in ("hyperparameter", "env", "channel", "metric"):
-        given += [f"--{name}={value}" for value in getattr(options, name)]
-    return given
+def _given(options: argparse.Namespace) -> Iterator[str]:
+    """Yield the options of `run` among those of `check`, as they were given."""
+    for name in _OF_RUN:
+        given = getattr(options, name)
+        for value in given if isinstance(given, list) else [given]:
+            if value not in (None, ""):
+                yield f"--{name.replace('_', '-')}={value}"
 
 
 def check_program(options: argparse.Namespace) -> int:
     """Run the program three times and compare; exit code 1: an interruption changes the result."""
     if options.name is not None:
         raise UserError(f"got both {options.name!r} and a program; check one at a time")
+
+    def say(line: str) -> None:
+        if not options.json:
+            print(line, flush=True)
+
     with tempfile.TemporaryDirectory(prefix="check-") as folder:
         whole = _ProgramRun(options, Path(folder, "whole")).finish()
         _refuse_untestable(whole)
-        _say(options, f"[ok] uninterrupted: {_described(whole)}")
+        say(
+            f"[ok] uninterrupted: {len(whole.losses)} losses, {whole.num_snapshots} snapshots, "
+            f"{len(whole.files)} final files, {whole.seconds:.0f} s"
+        )
         own = difference(_ProgramRun(options, Path(folder, "again")).finish(), whole)
-        _say(options, f"{'[ok]' if own.is_none else '[note]'} once more: {_compared(own)}")
+        say(f"{'[ok]' if own.is_none else '[note]'} once more: {_compared(own)}")
         interrupted = _ProgramRun(options, Path(folder, "killed")).interrupted(whole, options.kills)
     late = [one for one in interrupted.interruptions if one["is_late"]]
     if not late:
@@ -233,11 +242,19 @@ def check_program(options: argparse.Namespace) -> int:
             "was tested; let it save sooner, train longer, or lower --quiet-seconds"
         )
     found = difference(interrupted, whole)
+    costs_all = any(one["costs_all"] for one in late)
     if options.json:
-        print(json.dumps(_record(whole, interrupted, own, found), indent=1))
+        record = {
+            "is_equal": found.is_none,
+            "costs_all": costs_all,
+            "uninterrupted": asdict(whole),
+            "interrupted": asdict(interrupted),
+            "difference_of_two_uninterrupted": asdict(own),
+            "difference": asdict(found),
+        }
+        print(json.dumps(record, indent=1))
     else:
         _show(interrupted, own, found)
-    costs_all = any(one["costs_all"] for one in late)
     return EXIT_FINISHED if found.is_none and not costs_all else EXIT_FAILED
 
 
@@ -254,31 +271,6 @@ def _refuse_untestable(whole: ProgramRun) -> None:
             "--metric 'step=step ([0-9]+)' --metric 'loss=loss ([0-9.]+)', or write its model to "
             "$SM_MODEL_DIR"
         )
-
-
-def _record(
-    whole: ProgramRun, interrupted: ProgramRun, own: Difference, found: Difference
-) -> dict[str, Any]:
-    return {
-        "is_equal": found.is_none,
-        "costs_all": any(one["costs_all"] for one in interrupted.interruptions),
-        "uninterrupted": asdict(whole),
-        "interrupted": asdict(interrupted),
-        "difference_of_two_uninterrupted": asdict(own),
-        "difference": asdict(found),
-    }
-
-
-def _say(options: argparse.Namespace, line: str) -> None:
-    if not options.json:
-        print(line, flush=True)
-
-
-def _described(run: ProgramRun) -> str:
-    return (
-        f"{len(run.losses)} losses, {run.num_snapshots} snapshots, {len(run.files)} final files, "
-        f"{run.seconds:.0f} s"
-    )
 
 
 def _compared(found: Difference) -> str:

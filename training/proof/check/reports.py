@@ -30,11 +30,13 @@ def recorded(path: Path, name: str) -> list[dict[str, Any]]:
 
 @dataclass(kw_only=True, slots=True)
 class Account:
-    """A run through its lives: what was restored, lost, and consumed.
+    """A run through its lives: its kills, and what was restored, lost, and consumed.
 
     Its clock counts the seconds of the work that stands: a restore sets it back.
     """
 
+    kills: int = 0
+    never_back: list[str] = field(default_factory=list)  # why, if it does not end
     torn: list[str] = field(default_factory=list)
     mismatched: list[str] = field(default_factory=list)
     lost: list[float] = field(default_factory=list)  # seconds of repeated work, by kill

@@ -35,6 +35,6 @@ def test_a_torn_restore_on_a_local_disk_never_comes_back(tmp_path: Path, how: Ex
 
     assert uninterrupted(lives("whole")).final == "a"
     found = killed(lives("killed"), how, ["slow"], random.Random(0), 0.5)
-    assert found.kills == 1 and found.run.final is None
-    assert len(found.run.torn) == 4 and "killed/log-2 (slow): state" in found.run.torn[0]
+    assert found.kills == 1 and found.final is None
+    assert len(found.torn) == 4 and "killed/log-2 (slow): state" in found.torn[0]
     assert len(found.never_back) == 1
