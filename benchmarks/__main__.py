@@ -19,6 +19,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
         "benchmarks.kills.command",
     ),
     "walks": ("files and functions behind a start, a save, a notice", "benchmarks.walks"),
+    "house": ("lines, doors and flags of this checkout or another", "benchmarks.house"),
 }
 
 
