@@ -1,7 +1,7 @@
 """The constants fitted to published runs, with the errors for similar runs.
 
-`python -m benchmarks evidence --fit` wrote fitted.json, last at f99a62e3, the last commit with that
-command. A test fits anew (sizing/evidence/fit.py) and compares.
+`python -m benchmarks evidence --fit` wrote fitted.json; its last commit is f99a62e3. A test fits
+again with sizing/evidence/fit.py and compares.
 """
 
 import json
