@@ -49,7 +49,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
         "--out",
         type=Path,
         default=Path("out/kills"),
-        help="environments, logs; default: %(default)s",
+        help="for logs; default: %(default)s",
     )
     add("--page", action="store_true", help="write the results to docs/kill-table.md")
 
@@ -115,6 +115,8 @@ def _lines(row: Row, given: argparse.Namespace, ends: float) -> Iterator[dict[st
                 bad = "; ".join([*runs[-1].torn, *runs[-1].mismatched, *runs[-1].never_back])
                 print(f"[kills] {what}: {runs[-1].kills} kills; {bad or 'ok'}", file=sys.stderr)
         yield {**table_line(row, way, whole, cells), "faults": num_faults, "versions": versions}
+    if row.requirements:
+        shutil.rmtree(environment)
 
 
 def table_line(
