@@ -10,9 +10,9 @@ import pytest
 
 from embedded_aws import EmbeddedAws
 from rehearsal.alarms.evaluation import Alarm, Metric
-from rehearsal.alarms.scenarios import FAULTS, HEALTHY, hanging, interruption, no_notice
+from rehearsal.alarms.scenarios import FAULTS, HEALTHY, interruption, no_notice
 from rehearsal.alarms.streams import MINUTE, Stream
-from rehearsal.alarms.trial import describe, first_alarm, play, read_alarms, try_alarms
+from rehearsal.alarms.trial import first_alarm, play, read_alarms, try_alarms
 from rehearsal.command import main
 from stacks.parameters import StackParameters
 from tests.stacks.conftest import synthesize, templates  # noqa: F401
@@ -68,7 +68,7 @@ def test_an_impatient_alarm_is_found_out(template: Any) -> None:
             resource["Properties"] |= {"EvaluationPeriods": 1, "DatapointsToAlarm": 1}
     (trial,) = [trial for trial in try_alarms(changed, PLANNED[0]) if not trial.is_passed]
     assert trial.alarm == "FleetBelowTarget"
-    assert trial.false_alarms == [describe(interruption), describe(no_notice)]
+    assert [HEALTHY[text] for text in trial.false_alarms] == [interruption, no_notice]
 
 
 def test_a_threshold_above_what_the_plan_calls_busy_is_found_out(template: Any) -> None:
@@ -79,7 +79,7 @@ def test_a_threshold_above_what_the_plan_calls_busy_is_found_out(template: Any) 
             resource["Properties"]["Threshold"] = PLANNED[0] + 1.0
     (trial,) = [each for each in try_alarms(changed, PLANNED[0]) if not each.is_passed]
     assert trial.alarm == "GpuUtilizationLow"
-    assert describe(HEALTHY[0]) in trial.false_alarms
+    assert next(iter(HEALTHY)) in trial.false_alarms
 
 
 def test_fails_for_an_alarm_without_a_fault(template: Any) -> None:
@@ -146,7 +146,7 @@ class Published:
 
 
 def test_alarms_behave_the_same_through_the_embedded_aws(template: Any) -> None:
-    stream = play(template, hanging)
+    stream = play(template, FAULTS["StepsStandStill"][1])
     with EmbeddedAws() as aws:
         published = Published(aws, stream)
         for resource in template["Resources"].values():
