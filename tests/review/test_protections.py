@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from constructs import Construct
 
 from review.__main__ import parse_arguments
 from review.assembly import Side
@@ -235,16 +234,3 @@ def test_a_runs_own_role_is_that_of_the_run_before(base: Side) -> None:
     review = judge(name_after("run-1", base), name_after("run-2", base), [])
     assert {"added", "removed"} <= {each.action for each in review.changes}
     assert review.security == []
-
-
-def test_the_real_app_without_an_alarm(review_of: Reviewer) -> None:
-    def drop(app: Construct) -> None:
-        assert (
-            app.node.find_child("TrainingStack")
-            .node.find_child("Alarms")
-            .node.try_remove_child("GuardErrors")
-        )
-
-    review = review_of(drop)
-    assert [each.what for each in review.weakened] == ["the alarm is removed"]
-    assert review.exit_code("data-loss") == 1

@@ -83,11 +83,6 @@ def test_every_verdict_depends_on_the_value_of_its_signal(
     assert verdict(one) != verdict(other)
 
 
-def test_fails_on_a_count_that_is_none(plan: Plan) -> None:
-    with pytest.raises(ValueError, match=r"parallel_jobs is 2.5; use a whole number from 1"):
-        as_given(plan.request, {"parallel_jobs": 2.5})
-
-
 def test_every_shipped_rule_can_fire(plan: Plan) -> None:
     known = signals(plan)
     for rule in load_rules():
