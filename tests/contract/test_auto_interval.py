@@ -29,7 +29,9 @@ def test_an_interval_and_why(
 
 
 def test_it_is_where_the_expected_loss_is_least() -> None:
-    best = choose_interval(cost_seconds=4.0, durable_seconds=0.0, life_seconds=7200.0).seconds
+    best = choose_interval(
+        cost_seconds=4.0, durable_seconds=0.0, life_seconds=7200.0, epoch_seconds=None
+    ).seconds
 
     def loss(interval: float) -> float:
         return 4.0 / interval + interval / 2 / 7200.0

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,20 +10,11 @@ from review.__main__ import parse_arguments
 from review.assembly import Side
 from review.comment import write_comment
 from review.verdict import Review, judge
-from tests.review.conftest import MakeSide
-from tests.stack_names import DATASET, TRAINING
+from tests.review.conftest import MakeSide, edited
+from tests.stack_names import DATASET
 
 Reviewer = Callable[..., Review]
 PUBLIC = {"Effect": "Allow", "Principal": "*", "Action": "s3:GetObject", "Resource": "*"}
-
-
-def edited(side: Side, edit: Callable[[dict[str, Any]], None], stack: str = TRAINING) -> Side:
-    """The same side after an edit of a template's resources."""
-    template = json.loads(json.dumps(side.stacks[stack].template))
-    edit(template["Resources"])
-    return replace(
-        side, stacks={**side.stacks, stack: replace(side.stacks[stack], template=template)}
-    )
 
 
 def first(resources: dict[str, Any], kind: str, having: str = "") -> str:
