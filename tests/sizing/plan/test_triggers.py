@@ -6,18 +6,13 @@ from pathlib import Path
 import pytest
 
 from sizing.plan.plan import Plan, make_plan
-from sizing.plan.request import Request
 from sizing.plan.triggers import SIGNALS, as_given, fire, load_rules, signals
-from tests.sizing import sample_footprints
+from tests.sizing import sample_plan
 
 
 @pytest.fixture
 def plan(tmp_path: Path) -> Plan:
-    return make_plan(
-        Request(workload="trajectory", recipe="full", size="g5.2xlarge"),
-        footprints_file=sample_footprints.write(tmp_path / "footprints.json"),
-        calibration_file=tmp_path / "none.json",
-    )
+    return sample_plan.plan(tmp_path)
 
 
 def test_a_large_batch_fires_its_rule_and_the_verdict_is_that_the_gpu_is_the_same(
