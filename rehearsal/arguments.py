@@ -9,9 +9,9 @@ from contract.grammar import argument_type, parse_positive, parse_positive_count
 from contract.trainer_options import RANKS
 from rehearsal.demo.action import SYNTAX, Action, parse_interruption
 from rehearsal.demo.workload import PROGRAM_INTERRUPTIONS, by_workload
-from rehearsal.drills.scenario import NSPAWN, PROCESS
+from rehearsal.drills.drill import NSPAWN, PROCESS
 
-ABOUT = "Rehearse on a laptop: the main job, what can go wrong, every alarm, or the AWS alone."
+ABOUT = "Rehearse on a laptop: the demo, the drills, every alarm, or the embedded AWS alone."
 
 
 def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -19,7 +19,7 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     parser = argparse.ArgumentParser(prog="python -m rehearsal", description=ABOUT)
     commands = parser.add_subparsers(dest="command", required=True)
     _add_demo(commands.add_parser("demo", help="deploy, train, interrupt, resume, finish, prove"))
-    drill = commands.add_parser("drill", help="rehearse what can go wrong, one scenario each")
+    drill = commands.add_parser("drill", help="rehearse what can go wrong, each to its end")
     drill.add_argument(
         "names", nargs="*", metavar="NAME", help="a drill of --list, or a .toml file; default: all"
     )

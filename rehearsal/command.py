@@ -1,4 +1,4 @@
-"""Rehearse on a laptop: the main job, what can go wrong, every alarm, or the AWS alone."""
+"""Rehearse on a laptop: the demo, the drills, every alarm, or the embedded AWS alone."""
 
 import argparse
 import json
@@ -46,12 +46,12 @@ from rehearsal.demo.workload import (
     RehearsedWorkload,
     own_defaults,
 )
+from rehearsal.drills.drill import NSPAWN, choose
 from rehearsal.drills.many import ManyRuns, many_table
-from rehearsal.drills.scenario import NSPAWN, choose
 from rehearsal.drills.series import (
     DrillSeries,
+    drill_table,
     outcome_table,
-    scenario_table,
 )
 from rehearsal.machines.commands import CommandFailed
 from sizing import catalogue
@@ -222,20 +222,18 @@ def _embedded(
 
 
 def run_drills(arguments: argparse.Namespace, say: Callable[[str], None]) -> int:
-    """Rehearse the chosen scenarios; return 1 if one did not end as written."""
-    scenarios = choose(arguments.names, "" if arguments.list else arguments.machine)
+    """Rehearse the chosen drills; return 1 if one did not end as written."""
+    drills = choose(arguments.names, "" if arguments.list else arguments.machine)
     if arguments.list:
-        records = [
-            {"name": each.name, "about": each.about, "needs": each.needs} for each in scenarios
-        ]
-        _show(arguments, records, scenario_table(scenarios))
+        records = [{"name": each.name, "about": each.about, "needs": each.needs} for each in drills]
+        _show(arguments, records, drill_table(drills))
         return 0
     left_out = [each.name for each in choose([]) if not each.can_have(arguments.machine)]
     if left_out and not arguments.names:
         say(f"skipped, as {arguments.machine} machines cannot show them: {', '.join(left_out)}")
     outcomes, records = [], []
     with _embedded(arguments, say) as stacks:
-        for outcome in DrillSeries(scenarios=scenarios, stacks=stacks, say=say).run():
+        for outcome in DrillSeries(drills=drills, stacks=stacks, say=say).run():
             outcomes.append(outcome)
             # Write after each drill, so that Ctrl-C keeps the earlier ones.
             records = [asdict(each) for each in outcomes]

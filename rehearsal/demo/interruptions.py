@@ -1,4 +1,4 @@
-"""A drill: the actions on a run, one after the other, and the cost of its interruptions."""
+"""A rehearsed run: the actions on it, one after the other, and the cost of its interruptions."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -37,14 +37,15 @@ class SeenInterruption:
 
 
 @dataclass(kw_only=True, slots=True)
-class Drill:
-    """The planned actions in order; `step` carries out the one that is due and returns at once.
+class RehearsedRun:
+    """A run and its planned actions; `step` carries out the one that is due and returns at once.
 
-    `tell` gets a line before each action. `do` carries out those that do more than interrupt.
+    `files` are what the run publishes. `tell` gets a line before each action; `do` carries out
+    those that do more than interrupt.
     """
 
     fleet: Fleet
-    run: Files
+    files: Files
     plan: Sequence[Action]
     tell: Callable[[str], None] = lambda _: None
     do: Callable[[Action, MachineLife | None], None] | None = None
@@ -104,7 +105,7 @@ class Drill:
             return
         interruption = self.interruptions[-1]
         if interruption.committed is None and interruption.life.ended is None:
-            head = read_json(self.run, HEAD)
+            head = read_json(self.files, HEAD)
             if head is not None and is_safe(head, interruption.life.noticed):
                 interruption.committed = time.monotonic()
 

@@ -1,4 +1,4 @@
-"""The verdict on a rehearsed drill: how it ended, and which of its promises it broke."""
+"""The verdict on a drill: how it ended, and which of its promises it broke."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -6,14 +6,14 @@ from typing import Any
 
 from contract.keys import HEAD, RECEIPT
 from rehearsal.demo.fleet import MachineLife, user_data_faults
-from rehearsal.demo.interruptions import Drill
+from rehearsal.demo.interruptions import RehearsedRun
 from rehearsal.demo.receipt import compare_runs, inequalities
 from rehearsal.demo.run_files import Files, read_events, read_json
-from rehearsal.drills.scenario import EQUAL, FAILURE, Expectation
+from rehearsal.drills.drill import EQUAL, FAILURE, Expectation
 
 
 def judge(
-    drill: Drill,
+    run: RehearsedRun,
     expect: Expectation,
     reference: Files,
     guard_errors: Sequence[str] = (),
@@ -26,19 +26,19 @@ def judge(
 
     `reference` has the uninterrupted run's files.
     """
-    run, lives = drill.run, list(drill.fleet.lives.values())
-    head, events = read_json(run, HEAD) or {}, read_events(run)
+    files, lives = run.files, list(run.fleet.lives.values())
+    head, events = read_json(files, HEAD) or {}, read_events(files)
     is_equal = expect.ends == EQUAL
-    faults = _equality(run, reference, head) if is_equal else _failure(head, events)
+    faults = _equality(files, reference, head) if is_equal else _failure(head, events)
     for pattern in expect.events:
         if not any(re.search(pattern, told(event)) for event in events):
             faults.append(f"no event matches {pattern!r}")
     markets = tuple(life.instance.market for life in lives)
-    attempts = (read_json(run, RECEIPT) or {}).get("machines", [])
+    attempts = (read_json(files, RECEIPT) or {}).get("machines", [])
     ranks = tuple(attempt["ranks"] for attempt in attempts)
     # From the deploy to the last machine's end, also if no machine ever booted.
-    hours = seconds_taken(lives, drill.started) / 3600
-    capacity, undone = drill.fleet.target_capacity(), [*drill.undone, *unmet]
+    hours = seconds_taken(lives, run.started) / 3600
+    capacity, undone = run.fleet.target_capacity(), [*run.undone, *unmet]
     checks = {
         f"{len(lives)} machines booted, not {expect.machines}": expect.machines
         not in (None, len(lives)),

@@ -10,8 +10,8 @@ import pytest
 
 from rehearsal.demo.action import Action
 from rehearsal.demo.fleet import MachineLife
-from rehearsal.demo.interruptions import Drill
-from rehearsal.drills.scenario import Expectation
+from rehearsal.demo.interruptions import RehearsedRun
+from rehearsal.drills.drill import Expectation
 from rehearsal.drills.verdict import judge, why
 from tests.rehearsal.demo.no_machine import life
 
@@ -58,8 +58,8 @@ def faults_of(
     **left: Any,
 ) -> list[str]:
     fleet = SimpleNamespace(lives=dict(enumerate(lives)), target_capacity=lambda: target_capacity)
-    drill = Drill(fleet=cast(Any, fleet), run=run, plan=plan, started=deployed)
-    return judge(drill, expect, finished(), **left)
+    ran = RehearsedRun(fleet=cast(Any, fleet), files=run, plan=plan, started=deployed)
+    return judge(ran, expect, finished(), **left)
 
 
 TO_ZERO = {

@@ -1,4 +1,4 @@
-"""One drill on deployed stacks: boot, apply the scenario's faults, follow the run to its end."""
+"""A drill on deployed stacks: boot, apply the drill's faults, follow the run to its end."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -10,8 +10,8 @@ from embedded_aws.faults import Fault
 from rehearsal.demo.action import Action
 from rehearsal.demo.deployment import DeployedStacks, handler_poll
 from rehearsal.demo.fleet import BootableMachine, MachineLife, instances_of
-from rehearsal.demo.interruptions import Drill
-from rehearsal.drills.scenario import IN_PLACE, Scenario
+from rehearsal.demo.interruptions import RehearsedRun
+from rehearsal.drills.drill import IN_PLACE, Drill
 from rehearsal.machines.metadata import RehearsedInstance
 
 # Replaces the Guard's ten minutes in a run of seconds.
@@ -21,49 +21,49 @@ WAITS = {"STEP_RETRY_SECONDS": "0.5", "FETCH_ATTEMPTS": "1", "TERMINATE_RETRY_SE
 
 
 @dataclass(kw_only=True, slots=True)
-class ScenarioTrial:
-    """One scenario on its own run id; `context` has its stack's parameters."""
+class DrillRun:
+    """One drill on its own run id; `context` has its stack's parameters."""
 
-    scenario: Scenario
+    drill: Drill
     stacks: DeployedStacks
     context: dict[str, str]
     folder: Path
     say: Callable[[str], None]
     log: Callable[[str], None]
     unmet: list[Fault] = field(default_factory=list)
-    _drill: Drill | None = None
+    _run: RehearsedRun | None = None
 
     @property
-    def drill(self) -> Drill:
-        assert self._drill is not None
-        return self._drill
+    def run(self) -> RehearsedRun:
+        assert self._run is not None
+        return self._run
 
     @property
     def is_deployed(self) -> bool:
-        return self._drill is not None
+        return self._run is not None
 
-    def run(self, assembly: Path) -> None:
+    def rehearse(self, assembly: Path) -> None:
         """Deploy, follow the run to its end, leave nothing running; raise if it does not end."""
         aws = self.stacks.aws
         self._synthesize()
-        in_place = {"AWS::EC2::SpotFleet"} if self.scenario.fleet_update == IN_PLACE else set()
+        in_place = {"AWS::EC2::SpotFleet"} if self.drill.fleet_update == IN_PLACE else set()
         schema.IN_PLACE.clear()
         schema.IN_PLACE.update(in_place)
         aws.capacity.reset()
-        aws.capacity.follow(self.scenario.capacity)
-        aws.faults.begin(self.scenario.faults)
+        aws.capacity.follow(self.drill.capacity)
+        aws.faults.begin(self.drill.faults)
         self.stacks.deploy(assembly, self.stacks.training)
         bus = EventBus(
             aws=aws,
             code_folder=self.folder / "functions",
-            variables=self.scenario.guard,
-            invokes=self.scenario.guard_is_invoked,
+            variables=self.drill.guard,
+            invokes=self.drill.guard_is_invoked,
         )
         fleet = self.stacks.fleet(bus, self._machine, self._tell)
-        self._drill = Drill(
+        self._run = RehearsedRun(
             fleet=fleet,
-            run=self.stacks.run_files(),
-            plan=self.scenario.actions,
+            files=self.stacks.run_files(),
+            plan=self.drill.actions,
             tell=self._tell,
             do=self._do,
         )
@@ -72,13 +72,13 @@ class ScenarioTrial:
                 self._step,
                 tell=self.log,
                 tick_seconds=_TICK_SECONDS,
-                timeout_seconds=self.scenario.timeout_seconds,
+                timeout_seconds=self.drill.timeout_seconds,
                 logs=self.folder / "machines",
             )
         finally:
             fleet.close()
-            done = self.scenario.actions[: self.drill.done]
-            begun = [*self.scenario.faults, *(fault for each in done for fault in each.faults)]
+            done = self.drill.actions[: self.run.done]
+            begun = [*self.drill.faults, *(fault for each in done for fault in each.faults)]
             self.unmet = [fault for fault in begun if fault not in aws.faults.met]
             # First, as closing the bus may raise, and the next drill uses the same AWS.
             aws.faults.end()
@@ -86,13 +86,13 @@ class ScenarioTrial:
 
     def _step(self) -> bool:
         """Do the next action if it is due; return whether everything is over."""
-        fleet = self.drill.fleet
+        fleet = self.run.fleet
         # Actions after the end wait until all events are delivered: the Guard reacts late.
-        is_over = fleet.is_over() and (not self.drill.undone or fleet.bus.is_idle)
-        return not self.drill.step(is_over=is_over) and is_over
+        is_over = fleet.is_over() and (not self.run.undone or fleet.bus.is_idle)
+        return not self.run.step(is_over=is_over) and is_over
 
     def _do(self, action: Action, life: MachineLife | None) -> None:
-        aws, fleet = self.stacks.aws, self.drill.fleet
+        aws, fleet = self.stacks.aws, self.run.fleet
         if life is not None and action.do == "execute":
             # Only process machines have this variable; for others it is empty.
             command = f': "${{MACHINE_ROOT=}}"\n{action.command}'
@@ -113,7 +113,7 @@ class ScenarioTrial:
             self.stacks.children.start("operate", owner, FLEET_ID=fleet.id, RUN_URI=uri).expect()
         elif action.do == "deploy":
             # Keep stepping the fleet: CloudFormation waits for machines that it shuts down.
-            assembly = self._assembly(self.drill.done)
+            assembly = self._assembly(self.run.done)
             self.stacks.deploy(assembly, self.stacks.training, meanwhile=fleet.step)
             fleet.id = self.stacks.fleet(fleet.bus, self._machine, self._tell).id
 
@@ -122,13 +122,13 @@ class ScenarioTrial:
 
     def _synthesize(self) -> None:
         """Synthesize what the actions deploy beforehand, as it would take too long in mid-run."""
-        for number, action in enumerate(self.scenario.actions, start=1):
+        for number, action in enumerate(self.drill.actions, start=1):
             if action.do == "deploy":
                 context = {**self.context, **action.parameters}
                 self.stacks.synthesize(self._assembly(number), context).expect()
 
     def _machine(self, instance: RehearsedInstance) -> BootableMachine:
-        quirks = self.scenario.quirks(len(self.drill.fleet.lives) + 1)
+        quirks = self.drill.quirks(len(self.run.fleet.lives) + 1)
         notice_seconds = self.stacks.aws.capacity.notice_seconds
         environment = {**WAITS, **handler_poll(notice_seconds), **quirks.environment}
         return self.stacks.machine(
@@ -139,7 +139,7 @@ class ScenarioTrial:
         )
 
     def _tell(self, text: str) -> None:
-        self.say(f"{self.scenario.name}: {text}")
+        self.say(f"{self.drill.name}: {text}")
         self.log(text)
 
     def end_what_is_left(self) -> None:

@@ -14,8 +14,8 @@ from embedded_aws.faults import Fault
 from rehearsal.demo.action import Action
 from rehearsal.demo.fleet import Fleet
 from rehearsal.demo.run_files import FolderFiles
-from rehearsal.drills.scenario import Expectation, Scenario
-from rehearsal.drills.trial import ScenarioTrial
+from rehearsal.drills.drill import Drill, Expectation
+from rehearsal.drills.drill_run import DrillRun
 from rehearsal.machines.commands import run
 
 MET, UNMET = Fault(action="s3:GetObject", status=503), Fault(action="ec2:*", status=403)
@@ -47,8 +47,8 @@ def aws() -> Iterator[EmbeddedAws]:
 
 
 @pytest.fixture
-def trial(tmp_path: Path, aws: EmbeddedAws) -> ScenarioTrial:
-    scenario = Scenario(
+def drill_run(tmp_path: Path, aws: EmbeddedAws) -> DrillRun:
+    drill = Drill(
         name="mine",
         about="faults",
         expect=Expectation(ends="equal result"),
@@ -59,60 +59,58 @@ def trial(tmp_path: Path, aws: EmbeddedAws) -> ScenarioTrial:
         ),
     )
     stacks: Any = Deployed(aws)
-    return ScenarioTrial(
-        scenario=scenario, stacks=stacks, context={}, folder=tmp_path, say=print, log=print
-    )
+    return DrillRun(drill=drill, stacks=stacks, context={}, folder=tmp_path, say=print, log=print)
 
 
 def test_a_fault_that_no_request_met_is_undone(
-    trial: ScenarioTrial, monkeypatch: pytest.MonkeyPatch
+    drill_run: DrillRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    faults = trial.stacks.aws.faults
+    faults = drill_run.stacks.aws.faults
 
     def follow(fleet: Fleet, *_: object, **__: object) -> None:
         faults.meet("s3:GetObject")
-        trial.drill.done = 1
+        drill_run.run.done = 1
         faults.begin((LATER,))
         faults.clock_ahead_seconds = 60
 
     monkeypatch.setattr(Fleet, "follow", follow)
-    trial.run(Path())
-    assert trial.drill.undone == ["faults at head:2"]
-    assert trial.unmet == [UNMET, LATER]
+    drill_run.rehearse(Path())
+    assert drill_run.run.undone == ["faults at head:2"]
+    assert drill_run.unmet == [UNMET, LATER]
     assert faults.meet("s3:PutObject") is None
     assert faults.clock_ahead_seconds == 0
 
 
 def test_the_guard_is_invoked_from_its_action_on(
-    trial: ScenarioTrial, monkeypatch: pytest.MonkeyPatch
+    drill_run: DrillRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     guard = Action(at="log:denied", do="guard")
-    trial.scenario = replace(trial.scenario, guard_is_invoked=False, actions=(guard,))
+    drill_run.drill = replace(drill_run.drill, guard_is_invoked=False, actions=(guard,))
     seen = []
 
     def follow(fleet: Fleet, *_: object, **__: object) -> None:
         seen.append(fleet.bus.invokes)
-        trial._do(guard, None)
+        drill_run._do(guard, None)
         seen.append(fleet.bus.invokes)
 
     monkeypatch.setattr(Fleet, "follow", follow)
-    trial.run(Path())
+    drill_run.rehearse(Path())
     assert seen == [False, True]
 
 
 def test_paths_of_a_command_begin_with_the_root_of_a_process_machine_or_nothing(
-    trial: ScenarioTrial, monkeypatch: pytest.MonkeyPatch
+    drill_run: DrillRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said: list[str] = []
     action = Action(at="head:1", do="execute", command='echo "$MACHINE_ROOT/data"')
-    trial.scenario = replace(trial.scenario, actions=(action,))
+    drill_run.drill = replace(drill_run.drill, actions=(action,))
     monkeypatch.setattr(Fleet, "follow", lambda *_, **__: None)
-    trial.run(Path())
-    trial.log = said.append
+    drill_run.rehearse(Path())
+    drill_run.log = said.append
     life: Any = SimpleNamespace(machine=SimpleNamespace(execute=run))
     for root in ("", "/machines/i-1"):
         monkeypatch.delenv("MACHINE_ROOT", raising=False)
         if root:
             monkeypatch.setenv("MACHINE_ROOT", root)
-        trial._do(action, life)
+        drill_run._do(action, life)
     assert [each.strip() for each in said] == ["/data", "/machines/i-1/data"]
