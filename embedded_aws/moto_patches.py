@@ -25,7 +25,6 @@ from moto.iam.models import IAMBackend
 from moto.s3.models import FakeBucket, FakeKey
 
 from embedded_aws.spot_fleet import CAPACITY, TemplateFleet, refuse_subnets_of_one_zone
-from sizing import UnknownPriceError, catalogue
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -157,9 +156,10 @@ def delete_security_group(
 def describe_spot_price_history(moto: Any, self: Any) -> Any:
     """Moto's Spot price is 0.00001 dollars, whatever the size."""
     found = moto(self)
-    for each in found.result["SpotPriceHistory"]:
-        with suppress(UnknownPriceError):  # a size that the catalogue does not have
-            each["SpotPrice"] = str(catalogue.spot_price(each["InstanceType"]).usd_per_hour)
+    spot_usd = CAPACITY[0].spot_usd
+    for each in found.result["SpotPriceHistory"] if spot_usd else ():
+        with suppress(ValueError):
+            each["SpotPrice"] = str(spot_usd(each["InstanceType"]))
     return found
 
 

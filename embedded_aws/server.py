@@ -7,6 +7,7 @@ does not do.
 import errno
 import socket
 import threading
+from collections.abc import Callable, Collection
 from typing import Any, Self
 
 import boto3
@@ -21,6 +22,7 @@ from werkzeug.serving import BaseWSGIServer, make_server
 
 from embedded_aws import moto_patches, spot_fleet
 from embedded_aws.capacity import Capacity
+from embedded_aws.cloudformation import schema
 from embedded_aws.cloudformation.account import RegionalAccount
 from embedded_aws.cloudformation.engine import Engine
 from embedded_aws.cloudformation.resources import REGISTRY
@@ -43,12 +45,23 @@ class PortInUse(ValueError):
 
 
 class EmbeddedAws:
-    """An AWS account on a local port, empty at each start; a context manager."""
+    """An AWS account on a local port, empty at each start; a context manager.
 
-    def __init__(self, *, port: int = 0, region: str = "us-east-1") -> None:
+    `spot_usd` returns a size's Spot price in dollars per hour, or raises ValueError for a size that
+    it does not know; those have moto's price, as have all by default.
+    """
+
+    def __init__(
+        self,
+        *,
+        port: int = 0,
+        region: str = "us-east-1",
+        spot_usd: Callable[[str], float] | None = None,
+    ) -> None:
         self.port = port
         self.region = region
         self.account = DEFAULT_ACCOUNT_ID
+        self._spot_usd = spot_usd
         self._clients: dict[tuple[str, str], Any] = {}
         self._stack_sessions: dict[str, AssumedRole] = {}
         self._lock = threading.Lock()
@@ -74,7 +87,7 @@ class EmbeddedAws:
         moto_patches.install()
         account = RegionalAccount(id=self.account, region=self.region, client=self.client)
         self.engine = Engine(account, REGISTRY)
-        self.capacity = spot_fleet.CAPACITY[0] = Capacity()
+        self.capacity = spot_fleet.CAPACITY[0] = Capacity(spot_usd=self._spot_usd)
         self.access = AccessControl(
             account=self.account, region=self.region, stacks=lambda: self.engine.stacks.values()
         )
@@ -139,6 +152,10 @@ class EmbeddedAws:
             "AWS_EC2_METADATA_DISABLED": "true",
         }
 
+    def exports(self) -> str:
+        """Return the variables as lines of a shell script."""
+        return "".join(f"export {name}={value}\n" for name, value in self.environment().items())
+
     def client(self, service: str, role_arn: str = "") -> Any:
         """Return a boto3 client of the root user, or of CloudFormation in a role's session.
 
@@ -174,6 +191,11 @@ class EmbeddedAws:
     def faults(self) -> FaultInjector:
         """The injector of faults that instances, the Guard and submitters of jobs meet."""
         return self._front.faults
+
+    def update_in_place(self, types: Collection[str]) -> None:
+        """Update resources of these types where AWS's documents disagree, and replace others."""
+        schema.IN_PLACE.clear()
+        schema.IN_PLACE.update(types)
 
     def maintain_fleets(self) -> None:
         """Do what EC2 does by itself as time passes: take back, end and replace instances."""

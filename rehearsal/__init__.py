@@ -5,3 +5,5 @@ the room embedded_aws/ for AWS. Commands: python -m rehearsal
 """
 
 import contract.environment  # noqa: F401
+
+__all__: list[str] = []

@@ -20,7 +20,7 @@ from contract.description import describe
 from contract.errors import EXIT_STOPPED
 from contract.stack_names import training_stack
 from contract.trainer_options import RANKS
-from embedded_aws import EmbeddedAws, PortInUse
+from embedded_aws import EmbeddedAws
 from rehearsal.alarms.trial import AlarmTrial, trial_table, try_alarms
 from rehearsal.arguments import parse_arguments
 from rehearsal.demo.action import check_stages, parse_interruption
@@ -33,6 +33,7 @@ from rehearsal.demo.deployment import (
     DeployedStacks,
     child_environment,
     embedded_stacks,
+    spot_usd,
 )
 from rehearsal.demo.fleet import RehearsalFailed
 from rehearsal.demo.grants import grants_page
@@ -101,14 +102,7 @@ def main() -> int:
         except KeyboardInterrupt:
             say("interrupted: everything that the rehearsal started has been stopped")
             return EXIT_STOPPED
-        except (
-            RehearsalFailed,
-            ChildFailed,
-            CommandFailed,
-            PortInUse,
-            OSError,
-            ValueError,
-        ) as error:
+        except (RehearsalFailed, ChildFailed, CommandFailed, OSError, ValueError) as error:
             print(f"rehearsal: {error}", file=sys.stderr)
             return 1
 
@@ -268,7 +262,7 @@ def run_many(arguments: argparse.Namespace, say: Callable[[str], None]) -> int:
 def serve(arguments: argparse.Namespace, say: Callable[[str], None]) -> int:
     """Start the embedded AWS, bootstrap it, print its variables and wait for Ctrl-C."""
     with (
-        EmbeddedAws(port=arguments.port) as aws,
+        EmbeddedAws(port=arguments.port, spot_usd=spot_usd) as aws,
         Children(
             say=lambda _: None, environment=child_environment(aws), folder=REPOSITORY
         ) as children,
@@ -276,7 +270,7 @@ def serve(arguments: argparse.Namespace, say: Callable[[str], None]) -> int:
         say("bootstrapping the embedded AWS ...")
         folder = REPOSITORY / "out"
         DeployedStacks(folder=folder, aws=aws, children=children).bootstrap()
-        variables = "".join(f"export {k}={v}\n" for k, v in aws.environment().items())
+        variables = aws.exports()
         path = folder / "aws-local.env"
         folder.mkdir(exist_ok=True)
         path.write_text(variables)

@@ -9,8 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from embedded_aws.capacity import Course
-from embedded_aws.faults import Fault
+from embedded_aws import Course, Fault
 
 SYNTAX = "kill:STAGE:N or notice:STAGE:N; for a program kill:program:STEP or kill:snapshot:N"
 # What is done to one machine, to AWS, and by the run's owner.

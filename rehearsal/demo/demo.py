@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from contract.keys import HEAD
-from embedded_aws.event_bus import EventBus
+from embedded_aws import EventBus
 from rehearsal.demo.action import Action
 from rehearsal.demo.children import Child
 from rehearsal.demo.demo_log import DemoLog

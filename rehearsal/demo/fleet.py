@@ -13,9 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from embedded_aws import EmbeddedAws
-from embedded_aws.capacity import ON_DEMAND
-from embedded_aws.event_bus import EventBus
+from embedded_aws import EmbeddedAws, EventBus
 from rehearsal.machines import ProcessMachine
 from rehearsal.machines.machine import new_lines
 from rehearsal.machines.metadata import RehearsedInstance
@@ -240,7 +238,8 @@ class Fleet:
             zone=found["Placement"]["AvailabilityZone"],
             user_data=base64.b64decode(user_data),
             tags={tag["Key"]: tag["Value"] for tag in found["Tags"]},
-            market=found.get("InstanceLifecycle", ON_DEMAND),
+            # On-demand instances have no lifecycle.
+            market=found.get("InstanceLifecycle", "on-demand"),
         )
         life = MachineLife(
             instance=instance,

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 from contract.keys import GUARD, HEAD, RECEIPT
 from contract.lineage import Line
 from contract.samples import lineage_problems
-from embedded_aws.event_bus import TRIES
+from embedded_aws import EventBus
 from rehearsal.demo.fleet import MachineLife, user_data_faults
 from rehearsal.demo.grants import usage
 from rehearsal.demo.interruptions import RehearsedRun, SeenInterruption, steps_lost
@@ -134,7 +134,9 @@ def _fleet_checks(receipt: Mapping[str, Any]) -> dict[str, bool]:
         ),
         "the Guard never ran": receipt["guard_invocations"] == 0,
         f"the Guard failed on {len(receipt['guard_errors'])} events, each of them tried "
-        f"{TRIES} times: {'; '.join(receipt['guard_errors'][:1])}": bool(receipt["guard_errors"]),
+        f"{EventBus.TRIES} times: {'; '.join(receipt['guard_errors'][:1])}": bool(
+            receipt["guard_errors"]
+        ),
     }
 
 

@@ -9,10 +9,10 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, TypeVar, cast, get_args, get_origin
 
-from embedded_aws.capacity import Course, trace_steps
-from embedded_aws.faults import Fault
+from embedded_aws import Course, Fault
 from rehearsal.demo.action import Action, check_choice
 from rehearsal.machines.quirks import Quirks, Volume
+from sizing import read_spot_counts
 
 FOLDER = Path(__file__).parent
 EQUAL, FAILURE = "equal result", "failure event"
@@ -241,6 +241,16 @@ def _read(kind: Any, value: Any, name: str, folder: Path) -> Any:
         return tuple(_read(get_args(kind)[0], each, name, folder) for each in value)
     # Tables hold texts, such as the values of variables.
     return {key: str(each) for key, each in value.items()} if origin is Mapping else value
+
+
+def trace_steps(path: Path, *, hour_seconds: float) -> tuple[tuple[float, float], ...]:
+    """Read a Spot trace (skypilot-org/spot-traces), with an hour scaled to `hour_seconds`."""
+    if not hour_seconds > 0:
+        raise ValueError(f"hour_seconds is {hour_seconds}; it must be above 0")
+    gap, counts = read_spot_counts(path)
+    scale = gap / 3600 * hour_seconds
+    changes = [0, *(i for i in range(1, len(counts)) if counts[i] != counts[i - 1])]
+    return tuple((index * scale, counts[index]) for index in changes)
 
 
 def _by_field(kind: type, table: Mapping[str, Any], folder: Path) -> dict[str, Any]:

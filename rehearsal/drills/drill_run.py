@@ -4,9 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from embedded_aws.cloudformation import schema
-from embedded_aws.event_bus import EventBus
-from embedded_aws.faults import Fault
+from embedded_aws import EventBus, Fault
 from rehearsal.demo.action import Action
 from rehearsal.demo.deployment import DeployedStacks, handler_poll
 from rehearsal.demo.fleet import BootableMachine, MachineLife, instances_of
@@ -46,9 +44,7 @@ class DrillRun:
         """Deploy, follow the run to its end, leave nothing running; raise if it does not end."""
         aws = self.stacks.aws
         self._synthesize()
-        in_place = {"AWS::EC2::SpotFleet"} if self.drill.fleet_update == IN_PLACE else set()
-        schema.IN_PLACE.clear()
-        schema.IN_PLACE.update(in_place)
+        aws.update_in_place(["AWS::EC2::SpotFleet"] if self.drill.fleet_update == IN_PLACE else [])
         aws.capacity.reset()
         aws.capacity.follow(self.drill.capacity)
         aws.faults.begin(self.drill.faults)

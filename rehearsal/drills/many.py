@@ -12,8 +12,7 @@ from pathlib import Path
 from rich.table import Table
 
 from contract.stack_names import stack_name, training_stack
-from embedded_aws.capacity import Course
-from embedded_aws.event_bus import EventBus
+from embedded_aws import Course, EventBus
 from rehearsal.demo.action import parse_interruption
 from rehearsal.demo.children import Child
 from rehearsal.demo.deployment import PREFIX, DeployedStacks, handler_poll

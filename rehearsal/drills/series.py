@@ -8,7 +8,6 @@ from pathlib import Path
 from rich.table import Table
 
 from contract.keys import RECEIPT
-from embedded_aws.faults import GUARD
 from rehearsal.demo.children import Child, ChildFailed
 from rehearsal.demo.deployment import DeployedStacks
 from rehearsal.demo.fleet import RehearsalFailed, instances_of
@@ -116,7 +115,7 @@ class DrillSeries:
     def _faults(self, ran: DrillRun, overrides: str) -> list[str]:
         if ran.drill.expect.ends == EQUAL:
             self._references[overrides].expect()
-        is_faulty = any(each.of == GUARD for each in ran.drill.faults)
+        is_faulty = any(each.is_of_guard for each in ran.drill.faults)
         return judge(
             ran.run,
             ran.drill.expect,

@@ -10,7 +10,7 @@ import pytest
 from embedded_aws.capacity import Course
 from embedded_aws.faults import Fault
 from rehearsal.demo.action import Action, Seen
-from rehearsal.drills.drill import FETCH, choose, known_drills, read_drills
+from rehearsal.drills.drill import FETCH, choose, known_drills, read_drills, trace_steps
 from rehearsal.machines.quirks import Quirks, Volume
 
 REPOSITORY = Path(__file__).parents[3]
@@ -256,3 +256,18 @@ def test_a_program_of_a_quirk_hides_the_real_one_and_may_call_it(tmp_path: Path)
         command = ["sh", "-c", script, "sh", str(real), *call.split()]
         done = subprocess.run(command, capture_output=True, text=True, check=True)
         assert done.stdout.startswith(said)
+
+
+def test_a_trace_is_read_as_its_changes_at_the_rehearsals_speed(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    document = {"metadata": {"gap_seconds": 1800}, "data": [1, 1, 0, 0, 0, 2]}
+    path.write_text(json.dumps(document))
+    assert trace_steps(path, hour_seconds=60) == ((0, 1), (60, 0), (150, 2))
+
+
+@pytest.mark.parametrize("text", ["[1, 0]", "{}", '{"metadata": {"gap_seconds": 0}, "data": [1]}'])
+def test_fails_a_file_that_is_no_trace(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    path.write_text(text)
+    with pytest.raises(ValueError, match="trace"):
+        trace_steps(path, hour_seconds=60)
