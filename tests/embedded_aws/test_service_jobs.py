@@ -1,4 +1,4 @@
-"""Batch's service jobs in the embedded AWS: real containers, in order, within the limit."""
+"""Batch's service jobs in the embedded AWS: containers in order, within the limit."""
 
 import json
 import os
@@ -16,9 +16,14 @@ from botocore.validate import ParamValidator
 from embedded_aws import EmbeddedAws, job_network, training_jobs
 from embedded_aws.training_jobs import TrainingJob
 
-# A container that says at once what its job lacks: it needs no torch for that.
-_LACKS = {"workload": "trajectory", "recipe": "laptop"}
-_REASON = "the job has no hyperparameter run-uri"
+# In place of our image: a program that says why it fails, as SageMaker's containers do.
+_REASON = "no epochs are left"
+_IMAGE = f"""#!/bin/sh
+for last in "$@"; do :; done
+sleep 0.3
+echo "{_REASON}" | tee "${{last#--ml-root=}}/output/failure"
+exit 2
+"""
 _TRUST = {
     "Statement": {
         "Effect": "Allow",
@@ -36,8 +41,16 @@ def role(aws: EmbeddedAws) -> str:
     return str(made["Role"]["Arn"])
 
 
+@pytest.fixture(autouse=True)
+def _image(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    image = tmp_path / "image"
+    image.write_text(_IMAGE)
+    image.chmod(0o755)
+    monkeypatch.setattr(training_jobs, "sys", SimpleNamespace(executable=str(image)))
+
+
 @pytest.fixture
-def _instant(monkeypatch: pytest.MonkeyPatch) -> None:
+def _instant(_image: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Containers that end at once."""
     monkeypatch.setattr(training_jobs, "sys", SimpleNamespace(executable="false"))
 
@@ -98,7 +111,7 @@ def _payload(role: str, instances: int = 1) -> str:
             "TrainingJobName": "run-1",
             "RoleArn": role,
             "AlgorithmSpecification": {"TrainingImage": "x", "TrainingInputMode": "File"},
-            "HyperParameters": _LACKS,
+            "HyperParameters": {"epochs": "0"},
             "OutputDataConfig": {"S3OutputPath": "s3://runs/sweeps/x/sagemaker"},
             "ResourceConfig": {"InstanceType": "ml.g5.xlarge", "InstanceCount": instances},
             "StoppingCondition": {"MaxRuntimeInSeconds": 3600},

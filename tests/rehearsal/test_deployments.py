@@ -18,7 +18,7 @@ from embedded_aws.cloudformation import schema
 from embedded_aws.event_bus import EventBus
 from rehearsal.machines import ProcessMachine
 from rehearsal.machines.metadata import MetadataServer, RehearsedInstance
-from tests.rehearsal.cli import NEVER, REPOSITORY, Cli
+from tests.embedded_aws.cdk_cli import NEVER, REPOSITORY, Cli
 from tests.stack_names import DATASET, PREFIX, TRAINING, named
 
 pytestmark = pytest.mark.slow
