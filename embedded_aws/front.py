@@ -17,14 +17,7 @@ from werkzeug.wrappers import Request, Response
 
 from embedded_aws.checks import find_mistake
 from embedded_aws.cloudformation.wire import answer
-from embedded_aws.faults import (
-    GUARD,
-    JOB_SERVICES,
-    MACHINES,
-    SUBMITTERS,
-    Fault,
-    FaultInjector,
-)
+from embedded_aws.faults import GUARD, JOB_SERVICES, MACHINES, SUBMITTERS, Fault, FaultInjector
 from embedded_aws.iam.access import AccessControl
 from embedded_aws.iam.requests import asked
 from embedded_aws.iam.sessions import FUNCTION_KEY, NOBODY

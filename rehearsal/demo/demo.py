@@ -13,12 +13,7 @@ from rehearsal.demo.action import Action
 from rehearsal.demo.children import Child
 from rehearsal.demo.demo_log import DemoLog
 from rehearsal.demo.deployment import DATASET, NOTICE_SECONDS, DeployedStacks
-from rehearsal.demo.fleet import (
-    POLL_SECONDS,
-    BootableMachine,
-    Fleet,
-    RehearsalFailed,
-)
+from rehearsal.demo.fleet import POLL_SECONDS, BootableMachine, Fleet, RehearsalFailed
 from rehearsal.demo.grants import keep
 from rehearsal.demo.interruptions import RehearsedRun
 from rehearsal.demo.program import RehearsedProgram

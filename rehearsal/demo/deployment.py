@@ -159,12 +159,7 @@ class DeployedStacks:
         outputs = {item["OutputKey"]: item["OutputValue"] for item in found["Outputs"]}
         return str(outputs[name])
 
-    def start_python(
-        self,
-        name: str,
-        *arguments: str,
-        **variables: str,
-    ) -> Child:
+    def start_python(self, name: str, *arguments: str, **variables: str) -> Child:
         """Start a Python program of this repository; do not wait."""
         command = [sys.executable, *arguments]
         own = {"PYTHONUNBUFFERED": "1", **variables}

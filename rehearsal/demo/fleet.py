@@ -197,9 +197,7 @@ class Fleet:
         """Send a rebalance recommendation: EC2 may take the instance back some day, or never."""
         life.machine.rebalance()
         self.bus.publish(
-            "aws.ec2",
-            "EC2 Instance Rebalance Recommendation",
-            {"instance-id": life.instance.id},
+            "aws.ec2", "EC2 Instance Rebalance Recommendation", {"instance-id": life.instance.id}
         )
 
     def close(self) -> None:

@@ -15,14 +15,7 @@ from embedded_aws import EventBus
 from rehearsal.demo.fleet import MachineLife, user_data_faults
 from rehearsal.demo.grants import usage
 from rehearsal.demo.interruptions import RehearsedRun, SeenInterruption, steps_lost
-from rehearsal.demo.run_files import (
-    Files,
-    losses,
-    read_events,
-    read_json,
-    read_metrics,
-    read_steps,
-)
+from rehearsal.demo.run_files import Files, losses, read_events, read_json, read_metrics, read_steps
 from sizing import catalogue
 
 # By stage: the steps of the interrupted run, and of the uninterrupted one.

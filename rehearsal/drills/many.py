@@ -16,11 +16,7 @@ from embedded_aws import Course, EventBus
 from rehearsal.demo.action import parse_interruption
 from rehearsal.demo.children import Child
 from rehearsal.demo.deployment import PREFIX, DeployedStacks, handler_poll
-from rehearsal.demo.fleet import (
-    BootableMachine,
-    RehearsalFailed,
-    instances_of,
-)
+from rehearsal.demo.fleet import BootableMachine, RehearsalFailed, instances_of
 from rehearsal.demo.interruptions import RehearsedRun
 from rehearsal.demo.receipt import spending
 from rehearsal.demo.run_files import Files, FolderFiles

@@ -1,6 +1,6 @@
 """What a share of a queue has had, by which Batch's queues are ordered."""
 
-from embedded_aws.job_queues import ServiceJob
+from embedded_aws.service_jobs import ServiceJob
 from embedded_aws.training_jobs import TrainingJob
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rehearsal.alarms.expressions import evaluate
+from rehearsal.alarms.evaluation import evaluate
 
 Series = list[float | None]
 
