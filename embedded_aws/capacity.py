@@ -114,12 +114,9 @@ class Capacity:
         self, instance_id: str, reason: str, *, has_notice: bool, is_excess: bool = False
     ) -> None:
         """Mark an instance: it ends when its notice is over, or now without one."""
-        seconds = self.notice_seconds if has_notice else 0.0
+        ends_at = self.clock() + (self.notice_seconds if has_notice else 0.0)
         self.endings[instance_id] = Ending(
-            ends_at=self.clock() + seconds,
-            reason=reason,
-            has_notice=has_notice,
-            is_excess=is_excess,
+            ends_at=ends_at, reason=reason, has_notice=has_notice, is_excess=is_excess
         )
 
     def _course(self, pool: Pool) -> tuple[float, Course] | None:

@@ -198,14 +198,9 @@ class EventBus:
                 process = FunctionProcess(handler=handler, variables=variables, folder=folder)
                 self._warm[name] = process
             answer, error = process.invoke(event, configured.get("Timeout", 3))
+        seconds = time.monotonic() - started
         self.invocations.append(
-            Invocation(
-                function=name,
-                answer=answer,
-                error=error,
-                seconds=time.monotonic() - started,
-                tries=tries,
-            )
+            Invocation(function=name, answer=answer, error=error, seconds=seconds, tries=tries)
         )
 
 

@@ -59,11 +59,6 @@ class Fault:
         if not 0 < self.share <= 1:
             raise ValueError(f"share is {self.share}; it must be above 0 and at most 1")
 
-    @property
-    def is_of_guard(self) -> bool:
-        """Whether the Guard meets it."""
-        return self.of == GUARD
-
     def covers(self, action: str, key: str) -> bool:
         """Whether the fault applies to requests for this action and key."""
         return fnmatchcase(action, self.action) and fnmatchcase(key, self.key)

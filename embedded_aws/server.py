@@ -27,7 +27,6 @@ from embedded_aws.cloudformation.account import RegionalAccount
 from embedded_aws.cloudformation.engine import Engine
 from embedded_aws.cloudformation.resources import REGISTRY
 from embedded_aws.cloudformation.service import CloudFormation
-from embedded_aws.faults import FaultInjector
 from embedded_aws.front import Front
 from embedded_aws.iam.access import AccessControl
 from embedded_aws.iam.sessions import INSTANCE_KEY
@@ -92,12 +91,15 @@ class EmbeddedAws:
             account=self.account, region=self.region, stacks=lambda: self.engine.stacks.values()
         )
         spot_fleet.ACCESS[0] = self.access
-        self._front = Front(CloudFormation(self.engine), self.access)
-        self._front.jobs = self.service_jobs = ServiceJobs(
-            self.access, self.environment, self._front
+        # The WSGI application may be served at other addresses too; instances, the Guard and
+        # submitters of jobs meet its faults.
+        self.application = Front(CloudFormation(self.engine), self.access)
+        self.faults = self.application.faults
+        self.application.jobs = self.service_jobs = ServiceJobs(
+            self.access, self.environment, self.application
         )
         self._server = make_server(
-            HOST, self.port, self._front, threaded=True, request_handler=QuietHandler,
+            HOST, self.port, self.application, threaded=True, request_handler=QuietHandler,
             fd=listener.fileno(),
         )  # fmt: skip
         listener.close()  # the server has its own copy of the descriptor
@@ -129,11 +131,6 @@ class EmbeddedAws:
         default_user_config["iam"] = {"load_aws_managed_policies": False}
         moto_api_backend.reset()
         _RUNNING.remove(self)
-
-    @property
-    def application(self) -> Any:
-        """The WSGI application, to be served at other addresses too."""
-        return self._front
 
     @property
     def endpoint(self) -> str:
@@ -187,11 +184,6 @@ class EmbeddedAws:
         config = Config(retries={"max_attempts": 1}, max_pool_connections=32)
         return session.client(service, endpoint_url=self.endpoint, config=config)
 
-    @property
-    def faults(self) -> FaultInjector:
-        """The injector of faults that instances, the Guard and submitters of jobs meet."""
-        return self._front.faults
-
     def update_in_place(self, types: Collection[str]) -> None:
         """Update resources of these types where AWS's documents disagree, and replace others."""
         schema.IN_PLACE.clear()
@@ -199,19 +191,19 @@ class EmbeddedAws:
 
     def maintain_fleets(self) -> None:
         """Do what EC2 does by itself as time passes: take back, end and replace instances."""
-        with self._front.alone_in("ec2"):
+        with self.application.alone_in("ec2"):
             spot_fleet.maintain_fleets(ec2_backends[self.account][self.region])
 
     def running_instances(self, stack: str) -> set[str]:
         """Return the ids of a stack's running instances, more cheaply than by a request."""
-        with self._front.alone_in("ec2"):
+        with self.application.alone_in("ec2"):
             ec2 = ec2_backends[self.account][self.region]
             ids = {instance.id for instance in ec2.all_running_instances()}
             return {each for each in ids if ec2.tags[each].get("Stack") == stack}
 
     def power_off(self, instance_id: str) -> None:
         """Register that an instance's machine is off; if it was shutting down, it is terminated."""
-        with self._front.alone_in("ec2"):
+        with self.application.alone_in("ec2"):
             self.capacity.powered.discard(instance_id)
             instance = ec2_backends[self.account][self.region].get_instance(instance_id)
             if instance.state == "shutting-down":

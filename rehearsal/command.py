@@ -23,7 +23,7 @@ from contract.stack_names import training_stack
 from contract.trainer_options import RANKS
 from embedded_aws import EmbeddedAws
 from rehearsal.alarms.trial import AlarmTrial, trial_table, try_alarms
-from rehearsal.demo.action import SYNTAX, Action, check_stages, parse_interruption
+from rehearsal.demo.actions import SYNTAX, Action, check_stages, parse_interruption
 from rehearsal.demo.children import ChildFailed, Children, run_cdk
 from rehearsal.demo.demo import Demo, usual_seconds
 from rehearsal.demo.demo_log import DemoLog
@@ -38,14 +38,16 @@ from rehearsal.demo.deployment import (
 from rehearsal.demo.fleet import RehearsalFailed
 from rehearsal.demo.grants import grants_page
 from rehearsal.demo.hosts_demo import HostsDemo
-from rehearsal.demo.program import PROGRAM_STAGES, RehearsedProgram, find_data
 from rehearsal.demo.receipt import find_faults
 from rehearsal.demo.report import receipt_rows, show_receipt, verdict, write_report
-from rehearsal.demo.workload import (
+from rehearsal.demo.trained import (
     DEFAULTS,
     PROGRAM_INTERRUPTIONS,
+    PROGRAM_STAGES,
+    RehearsedProgram,
     RehearsedWorkload,
     by_workload,
+    find_data,
     own_defaults,
 )
 from rehearsal.drills.drill import NSPAWN, PROCESS, choose
@@ -320,12 +322,9 @@ def show_grants(arguments: argparse.Namespace, _say: Callable[[str], None]) -> i
     return 1 if unexplained else 0
 
 
-ABOUT = "Rehearse on a laptop: the demo, the drills, every alarm, or the embedded AWS alone."
-
-
 def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """Read the command line."""
-    parser = argparse.ArgumentParser(prog="python -m rehearsal", description=ABOUT)
+    parser = argparse.ArgumentParser(prog="python -m rehearsal", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     _add_demo(commands.add_parser("demo", help="deploy, train, interrupt, resume, finish, prove"))
     drill = commands.add_parser("drill", help="rehearse what can go wrong, each to its end")

@@ -222,8 +222,7 @@ class CloudFormation:
     # Events, resources, exports, templates
 
     def describe_stack_events(self, request: Request) -> Response:
-        stack = self.engine.find(request["StackName"])
-        return {"StackEvents": list(reversed(stack.events))}
+        return {"StackEvents": self.engine.find(request["StackName"]).events[::-1]}
 
     def describe_events(self, request: Request) -> Response:
         if request.get("ChangeSetName"):

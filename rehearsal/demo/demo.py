@@ -9,17 +9,15 @@ from typing import Any
 
 from contract.keys import HEAD
 from embedded_aws import EventBus
-from rehearsal.demo.action import Action
+from rehearsal.demo.actions import Action, RehearsedRun
 from rehearsal.demo.children import Child
 from rehearsal.demo.demo_log import DemoLog
 from rehearsal.demo.deployment import DATASET, NOTICE_SECONDS, DeployedStacks
 from rehearsal.demo.fleet import POLL_SECONDS, BootableMachine, Fleet, RehearsalFailed
 from rehearsal.demo.grants import keep
-from rehearsal.demo.interruptions import RehearsedRun
-from rehearsal.demo.program import RehearsedProgram
 from rehearsal.demo.receipt import Curves, Rehearsed, loss_curves, make_receipt
 from rehearsal.demo.run_files import Files, FolderFiles, read_json
-from rehearsal.demo.workload import RehearsedWorkload, stack_context
+from rehearsal.demo.trained import RehearsedProgram, RehearsedWorkload, stack_context
 from rehearsal.machines.metadata import RehearsedInstance
 from rehearsal.machines.quirks import Quirks
 

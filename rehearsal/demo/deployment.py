@@ -21,13 +21,13 @@ from embedded_aws import EmbeddedAws, EventBus
 from rehearsal.demo.children import Child, Children, run_cdk, start_cdk
 from rehearsal.demo.fleet import BootableMachine, Fleet, RehearsalFailed
 from rehearsal.demo.run_files import BucketFiles, bucket_files
-from rehearsal.machines import ProcessMachine
 from rehearsal.machines.metadata import Credentials, MetadataServer, RehearsedInstance
 from rehearsal.machines.nspawn.control_groups import all_processes
 from rehearsal.machines.nspawn.machine import NspawnMachine
 from rehearsal.machines.nspawn.namespaces import check_host, enter_namespaces
 from rehearsal.machines.nspawn.network import MachineNetwork
 from rehearsal.machines.nspawn.root_image import root_image
+from rehearsal.machines.process import ProcessMachine
 from rehearsal.machines.quirks import Quirks
 from sizing import catalogue
 

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from embedded_aws import EmbeddedAws, EventBus
-from rehearsal.machines import ProcessMachine
 from rehearsal.machines.machine import new_lines
 from rehearsal.machines.metadata import RehearsedInstance
 from rehearsal.machines.nspawn.machine import NspawnMachine
+from rehearsal.machines.process import ProcessMachine
 
 FLEET_TAG = "aws:ec2spot:fleet-request-id"
 # How long EC2 waits for an operating system to shut down is undocumented; it is some minutes.

@@ -12,12 +12,11 @@ from contract.keys import HEAD, METRICS, RECEIPT
 from contract.lineage import Line
 from contract.metrics import LineReader
 from embedded_aws import TrainingJob
-from rehearsal.demo.action import Action, Seen
+from rehearsal.demo.actions import Action, Seen, is_safe
 from rehearsal.demo.demo import Demo
 from rehearsal.demo.deployment import DATASET, SWEEPS
 from rehearsal.demo.fleet import RehearsalFailed
 from rehearsal.demo.grants import keep, usage
-from rehearsal.demo.interruptions import is_safe
 from rehearsal.demo.receipt import Curves, loss_curves, results, where
 from rehearsal.demo.run_files import (
     BucketFiles,

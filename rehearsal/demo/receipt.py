@@ -12,9 +12,9 @@ from contract.keys import GUARD, HEAD, RECEIPT
 from contract.lineage import Line
 from contract.samples import lineage_problems
 from embedded_aws import EventBus
+from rehearsal.demo.actions import RehearsedRun, SeenInterruption, steps_lost
 from rehearsal.demo.fleet import MachineLife, user_data_faults
 from rehearsal.demo.grants import usage
-from rehearsal.demo.interruptions import RehearsedRun, SeenInterruption, steps_lost
 from rehearsal.demo.run_files import Files, losses, read_events, read_json, read_metrics, read_steps
 from sizing import catalogue
 

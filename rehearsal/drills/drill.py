@@ -10,7 +10,7 @@ from types import UnionType
 from typing import Any, TypeVar, cast, get_args, get_origin
 
 from embedded_aws import Course, Fault
-from rehearsal.demo.action import Action, check_choice
+from rehearsal.demo.actions import Action, check_choice
 from rehearsal.machines.quirks import Quirks, Volume
 from sizing import read_spot_counts
 

@@ -13,17 +13,15 @@ from rich.table import Table
 
 from contract.stack_names import stack_name, training_stack
 from embedded_aws import Course, EventBus
-from rehearsal.demo.action import parse_interruption
+from rehearsal.demo.actions import RehearsedRun, parse_interruption
 from rehearsal.demo.children import Child
 from rehearsal.demo.deployment import PREFIX, DeployedStacks, handler_poll
 from rehearsal.demo.fleet import BootableMachine, RehearsalFailed, instances_of
-from rehearsal.demo.interruptions import RehearsedRun
 from rehearsal.demo.receipt import spending
 from rehearsal.demo.run_files import Files, FolderFiles
-from rehearsal.demo.workload import RehearsedWorkload, prepare, stack_context
+from rehearsal.demo.trained import RehearsedWorkload, prepare, stack_context
 from rehearsal.drills.drill import EQUAL, Expectation
-from rehearsal.drills.drill_run import WAITS
-from rehearsal.drills.verdict import judge, seconds_taken
+from rehearsal.drills.drill_run import WAITS, judge, seconds_taken
 from rehearsal.machines.metadata import RehearsedInstance
 from rehearsal.machines.quirks import Quirks
 

@@ -13,10 +13,9 @@ from rehearsal.demo.deployment import DeployedStacks
 from rehearsal.demo.fleet import RehearsalFailed, instances_of
 from rehearsal.demo.grants import keep
 from rehearsal.demo.run_files import FolderFiles
-from rehearsal.demo.workload import RehearsedWorkload, prepare, stack_context
+from rehearsal.demo.trained import RehearsedWorkload, prepare, stack_context
 from rehearsal.drills.drill import EQUAL, Drill
-from rehearsal.drills.drill_run import DrillRun
-from rehearsal.drills.verdict import judge, why
+from rehearsal.drills.drill_run import DrillRun, judge, why
 from rehearsal.machines.commands import CommandFailed
 
 NOTICE_SECONDS = 5.0
@@ -115,7 +114,7 @@ class DrillSeries:
     def _faults(self, ran: DrillRun, overrides: str) -> list[str]:
         if ran.drill.expect.ends == EQUAL:
             self._references[overrides].expect()
-        is_faulty = any(each.is_of_guard for each in ran.drill.faults)
+        is_faulty = any(each.of == "guard" for each in ran.drill.faults)
         return judge(
             ran.run,
             ran.drill.expect,

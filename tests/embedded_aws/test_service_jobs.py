@@ -14,6 +14,7 @@ from botocore.exceptions import ClientError
 from botocore.validate import ParamValidator
 
 from embedded_aws import EmbeddedAws, job_network, training_jobs
+from embedded_aws.service_jobs import ServiceJob
 from embedded_aws.training_jobs import TrainingJob
 
 # In place of our image: a program that says why it fails, as SageMaker's containers do.
@@ -410,3 +411,16 @@ def test_a_role_that_does_not_trust_sagemaker_starts_nothing(
     made = aws.client("iam").create_role(RoleName="Other", AssumeRolePolicyDocument=trust)
     job = submit("denied", text=_payload(made["Role"]["Arn"]))
     assert "sts:AssumeRole" in _ended(aws, job)["statusReason"]
+
+
+def test_a_share_has_had_what_its_jobs_ran_since_and_not_what_they_did_before() -> None:
+    def attempt(created: float, ended: float) -> TrainingJob:
+        return TrainingJob(
+            arn="x", request={}, environment={}, notice_seconds=1.0, created=created, ended=ended
+        )
+
+    old, cut, late = attempt(0.0, 5_000.0), attempt(8_000.0, 9_200.0), attempt(9_300.0, 9_400.0)
+    job = ServiceJob(id="1", arn="1", queue="gpus", asked={}, attempts=[old, cut, late])
+    assert job.seconds_since(9_000.0) == 300.0
+    assert job.seconds_since(9_350.0) == 60.0, "a minute at least"
+    assert job.seconds_since(9_500.0) == 0.0

@@ -9,7 +9,7 @@ import pytest
 
 from embedded_aws.capacity import Course
 from embedded_aws.faults import Fault
-from rehearsal.demo.action import Action, Seen
+from rehearsal.demo.actions import Action, Seen
 from rehearsal.drills.drill import FETCH, choose, known_drills, read_drills, trace_steps
 from rehearsal.machines.quirks import Quirks, Volume
 

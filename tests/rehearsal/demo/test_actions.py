@@ -6,11 +6,17 @@ from typing import cast
 
 import pytest
 
-from rehearsal.demo.action import Action, parse_interruption
+from rehearsal.demo.actions import (
+    Action,
+    RehearsedRun,
+    SeenInterruption,
+    is_safe,
+    parse_interruption,
+    steps_lost,
+)
 from rehearsal.demo.fleet import Fleet, MachineLife
-from rehearsal.demo.interruptions import RehearsedRun, SeenInterruption, is_safe, steps_lost
 from rehearsal.demo.run_files import FolderFiles
-from rehearsal.demo.workload import PROGRAM_INTERRUPTIONS
+from rehearsal.demo.trained import PROGRAM_INTERRUPTIONS
 from tests.rehearsal.demo.no_machine import NoMachine, life
 
 
