@@ -1,7 +1,7 @@
 """The embedded AWS: moto's services and our CloudFormation behind one local endpoint.
 
 To the CDK CLI, boto3 and the aws CLI it looks like a real account; docs/rehearsal.md lists what it
-does not do. `event_bus` runs deployed functions.
+does not do.
 """
 
 from typing import TYPE_CHECKING

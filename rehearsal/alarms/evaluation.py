@@ -1,7 +1,8 @@
 """The state of an alarm: its own definition evaluated over the published data.
 
 The rules are those of "Using Amazon CloudWatch alarms" in the CloudWatch user guide: M out of N,
-and how missing data counts. Tests check `decide` against the tables printed there.
+and how missing data counts. Tests check `decide` against the tables printed there. Of metric math
+it knows what our alarms use: arithmetic, comparisons, AND, OR, IF; it refuses anything else.
 """
 
 import ast

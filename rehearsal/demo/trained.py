@@ -1,6 +1,7 @@
-"""A program to rehearse: a folder with its files and program.json, and the data it trains on.
+"""A workload or a program to rehearse, with its data, and the stacks' parameters for it.
 
-If no data are passed, make_data.py in that folder or the one above makes them.
+A program is a folder with its files and program.json. If no data are passed, make_data.py in that
+folder or the one above makes them.
 """
 
 import shutil

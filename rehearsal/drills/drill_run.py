@@ -1,4 +1,4 @@
-"""A drill on deployed stacks: boot, apply the drill's faults, follow the run to its end."""
+"""A drill on deployed stacks: boot, apply its faults, follow it to its end, judge it."""
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
