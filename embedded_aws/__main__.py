@@ -1,4 +1,4 @@
-"""`python -m embedded_aws`: an empty AWS account on this machine, until Ctrl-C."""
+"""An empty AWS account on this machine, until Ctrl-C: python -m embedded_aws"""
 
 import argparse
 import contextlib
@@ -9,7 +9,9 @@ from embedded_aws.server import EmbeddedAws, PortInUse
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="python -m embedded_aws", description=__doc__)
-    parser.add_argument("--port", type=int, default=5566, help="0 for a free one, %(default)s")
+    parser.add_argument(
+        "--port", type=int, default=5566, help="0 for a free one, default: %(default)s"
+    )
     parser.add_argument("--region", default="us-east-1", help="default: %(default)s")
     options = parser.parse_args()
     try:
