@@ -147,10 +147,10 @@ def delete_security_group(
 def describe_spot_price_history(moto: Any, self: Any) -> Any:
     """Moto's Spot price is 0.00001 dollars, whatever the size."""
     found = moto(self)
-    spot_usd = CAPACITY[0].spot_usd
-    for each in found.result["SpotPriceHistory"] if spot_usd else ():
-        with suppress(ValueError):
-            each["SpotPrice"] = str(spot_usd(each["InstanceType"]))
+    if (spot_usd := CAPACITY[0].spot_usd) is not None:
+        for each in found.result["SpotPriceHistory"]:
+            with suppress(ValueError):
+                each["SpotPrice"] = str(spot_usd(each["InstanceType"]))
     return found
 
 
